@@ -53,15 +53,20 @@ class ContentKeys {
   int64_t block_tokens() const { return block_tokens_; }
 
  private:
-  absl::uint128 NextKeyOfRuns(const TraceRequest& request);
-  absl::uint128 NextKeyOfTokens(const TraceRequest& request);
-  bool PathOf(const TraceRequest& request, int64_t position, absl::uint128* path, int64_t* first,
-              int64_t* end);
+  // Symbols first .. first + count - 1 of `path`.
+  struct Run {
+    absl::uint128 path;
+    int64_t first;
+    int64_t count;
+  };
+  // The longest run from `position` on that ends at `end` or before. Positions never go back.
+  Run RunAt(const TraceRequest& request, int64_t position, int64_t end);
 
   int64_t block_tokens_;        // B
   int64_t trace_block_tokens_;  // Bt
   int64_t content_end_;         // first position that no content id describes
   int64_t num_blocks_ = 0;
+  int64_t next_ = 0;      // first token of the next block
   absl::uint128 parent_;  // key of the last appended block
   absl::uint128 path_;    // of the first path_length_ content ids
   int64_t path_length_ = 0;
