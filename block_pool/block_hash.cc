@@ -1,5 +1,5 @@
-// The low-level SHA-256 calls are deprecated in OpenSSL 3 in favour of EVP, whose fetch and context cost more than hashing
-// one block of tokens.
+// The low-level SHA-256 calls are deprecated in OpenSSL 3 in favour of EVP, whose fetch and context
+// cost more than hashing one block of tokens.
 #define OPENSSL_SUPPRESS_DEPRECATED
 
 #include "block_pool/block_hash.h"

@@ -2,13 +2,14 @@
 //
 //   hash_k = H(hash_{k-1}, tokens of block k, extra keys of block k),   hash_{-1} = root
 //
-// so equal hashes mean equal whole prefixes. H hashes an injective encoding: the parent, the counts, the tokens, then the
-// extra keys; absent extra keys differ from empty ones. SHA-256 (default) resists collisions made on purpose. XXH3-128 is
-// about ten times faster and keyed with a secret; use it only where whoever sends prompts may not profit from a collision,
-// because a collision serves one request the KV of another.
+// so equal hashes mean equal whole prefixes. H hashes an injective encoding: the parent, the
+// counts, the tokens, then the extra keys; absent extra keys differ from empty ones. SHA-256
+// (default) resists collisions made on purpose. XXH3-128 is about ten times faster and keyed with a
+// secret; use it only where whoever sends prompts may not profit from a collision, because a
+// collision serves one request the KV of another.
 //
-// The root comes from the seed, so that processes with equal seeds agree on every hash; without a seed it is 32 random
-// bytes, drawn once per process.
+// The root comes from the seed, so that processes with equal seeds agree on every hash; without a
+// seed it is 32 random bytes, drawn once per process.
 
 #ifndef KVBLOCKS_BLOCK_POOL_BLOCK_HASH_H_
 #define KVBLOCKS_BLOCK_POOL_BLOCK_HASH_H_

@@ -35,9 +35,8 @@ BlockPool::BlockPool(const Options& options)
 absl::Status BlockPool::CheckIds(absl::Span<const BlockId> ids, const char* operation) const {
   for (BlockId id : ids) {
     if (id < 0 || id >= num_blocks()) {
-      return absl::InvalidArgumentError(absl::StrCat(operation, ": block ", id,
-                                                     " is outside the pool's blocks 0..",
-                                                     num_blocks() - 1));
+      return absl::InvalidArgumentError(absl::StrCat(
+          operation, ": block ", id, " is outside the pool's blocks 0..", num_blocks() - 1));
     }
   }
   return absl::OkStatus();
@@ -73,8 +72,8 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
 
 absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
   if (k < 0 || k > num_free()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        k, " permanent blocks asked for, ", num_free(), " of ", num_blocks(), " blocks are free"));
+    return absl::ResourceExhaustedError(absl::StrCat(k, " permanent blocks asked for, ", num_free(),
+                                                     " of ", num_blocks(), " blocks are free"));
   }
   std::vector<BlockId> ids;
   TakeBlocks(k, ids);
@@ -122,7 +121,8 @@ void BlockPool::TouchBlocks(absl::Span<const BlockId> ids) {
 
 absl::Status BlockPool::FreeBlocks(absl::Span<const BlockId> ids) {
   if (absl::Status status = CheckIds(ids, "FreeBlocks"); !status.ok()) return status;
-  // A trial run finds a block that is listed more often than it is referenced; then it is taken back.
+  // A trial run finds a block that is listed more often than it is referenced; then it is taken
+  // back.
   absl::Status status;
   size_t tried = 0;
   for (; tried < ids.size(); ++tried) {
@@ -208,9 +208,9 @@ absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
     return absl::InvalidArgumentError(absl::StrCat("CacheFullBlocks: a mask of ", mask.size(),
                                                    " entries for ", to - from, " positions"));
   }
-  if (absl::Status status = CheckIds(table.subspan(static_cast<size_t>(from),
-                                                   static_cast<size_t>(to - from)),
-                                     "CacheFullBlocks");
+  if (absl::Status status =
+          CheckIds(table.subspan(static_cast<size_t>(from), static_cast<size_t>(to - from)),
+                   "CacheFullBlocks");
       !status.ok()) {
     return status;
   }
@@ -227,7 +227,8 @@ absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
     if (block.has_key() || block.is_permanent || block.is_marked) break;
     block.is_marked = true;
   }
-  for (int64_t i = from; i < checked; ++i) records_[table[static_cast<size_t>(i)]].is_marked = false;
+  for (int64_t i = from; i < checked; ++i)
+    records_[table[static_cast<size_t>(i)]].is_marked = false;
   if (checked < to) {
     return absl::InvalidArgumentError(
         absl::StrCat("CacheFullBlocks: block ", table[static_cast<size_t>(checked)],
@@ -306,7 +307,8 @@ absl::Status BlockPool::CheckInvariants() const {
   const KvCacheBlock& null_block = records_[kNullBlockId];
   if (!null_block.is_null || null_block.has_key() || null_block.is_linked() ||
       null_block.is_permanent || null_block.ref_count != 1) {
-    return absl::InternalError("the null block has a key, is queued or changed its reference count");
+    return absl::InternalError(
+        "the null block has a key, is queued or changed its reference count");
   }
   int32_t permanent = 0;
   int32_t cached = 0;
@@ -314,7 +316,8 @@ absl::Status BlockPool::CheckInvariants() const {
     const KvCacheBlock& block = records_[id];
     if (block.is_null) return absl::InternalError(absl::StrCat("block ", id, " is marked null"));
     if (block.ref_count < 0) {
-      return absl::InternalError(absl::StrCat("block ", id, " has ", block.ref_count, " references"));
+      return absl::InternalError(
+          absl::StrCat("block ", id, " has ", block.ref_count, " references"));
     }
     if (block.is_permanent) {
       ++permanent;
@@ -325,9 +328,9 @@ absl::Status BlockPool::CheckInvariants() const {
       continue;
     }
     if (block.is_linked() != (block.ref_count == 0)) {
-      return absl::InternalError(absl::StrCat("block ", id, " has ", block.ref_count,
-                                              " references and is ",
-                                              block.is_linked() ? "" : "not ", "in the free queue"));
+      return absl::InternalError(
+          absl::StrCat("block ", id, " has ", block.ref_count, " references and is ",
+                       block.is_linked() ? "" : "not ", "in the free queue"));
     }
     if (block.has_key() && !enable_caching_) {
       return absl::InternalError(absl::StrCat("block ", id, " has a key although caching is off"));

@@ -1,17 +1,21 @@
-// BlockPool: the physical KV-cache blocks of one worker - who references them, which are free, which are cached.
+// BlockPool: the physical KV-cache blocks of one worker - who references them, which are free,
+// which are cached.
 //
-// Counts blocks, not bytes, and knows nothing of requests. A block is taken from the front of the free queue, referenced by
-// any number of holders, and goes back to the queue when the last one frees it. A block that was registered under a key
-// (CacheFullBlocks) keeps key and content while it waits in the queue: a look-up can find it and Touch pins it again, until
-// GetNewBlocks reaches it and drops its key.
+// Counts blocks, not bytes, and knows nothing of requests. A block is taken from the front of the
+// free queue, referenced by any number of holders, and goes back to the queue when the last one
+// frees it. A block that was registered under a key (CacheFullBlocks) keeps key and content while
+// it waits in the queue: a look-up can find it and Touch pins it again, until GetNewBlocks reaches
+// it and drops its key.
 //
 //   auto pool = BlockPool::Create({.num_blocks = 1000});
-//   std::optional<std::vector<BlockId>> blocks = (*pool)->GetNewBlocks(4).value();   // empty: does not fit
+//   std::optional<std::vector<BlockId>> blocks = (*pool)->GetNewBlocks(4).value();   // empty: does
+//   not fit
 //
-// Always: 1 (null) + permanent + live + cached + free = num_blocks, where live blocks are referenced, cached ones are not but
-// have a key, and free ones are neither; a non-permanent block is in the free queue iff nobody references it.
-// Cost: O(1) per block moved, plus O(1) expected per key removed. No allocation apart from returned lists and events.
-// Thread-compatible: one thread at a time.
+// Always: 1 (null) + permanent + live + cached + free = num_blocks, where live blocks are
+// referenced, cached ones are not but have a key, and free ones are neither; a non-permanent block
+// is in the free queue iff nobody references it. Cost: O(1) per block moved, plus O(1) expected per
+// key removed. No allocation apart from returned lists and events. Thread-compatible: one thread at
+// a time.
 
 #ifndef KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_
 #define KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_
@@ -33,7 +37,8 @@
 namespace kvblocks {
 
 enum class FreeOrder {
-  // Freed blocks without a key go to the front as one batch, since they can never be hit; those with a key to the back.
+  // Freed blocks without a key go to the front as one batch, since they can never be hit; those
+  // with a key to the back.
   kUnhashedFirst,
   // Every freed block goes to the back, as older engines do.
   kAppendAll,
@@ -55,24 +60,27 @@ class BlockPool {
 
   // --- Taking and giving back ---
 
-  // Takes k blocks off the front of the queue; each loses its key and has one reference. Empty if fewer are free, and then
-  // nothing changed. InvalidArgument if k is negative.
+  // Takes k blocks off the front of the queue; each loses its key and has one reference. Empty if
+  // fewer are free, and then nothing changed. InvalidArgument if k is negative.
   absl::StatusOr<std::optional<std::vector<BlockId>>> GetNewBlocks(int64_t k);
 
-  // Adds a reference to each block, taking unreferenced ones out of the queue. Null blocks are skipped. InvalidArgument, and
-  // nothing changed, for an id outside the pool or a permanent block.
+  // Adds a reference to each block, taking unreferenced ones out of the queue. Null blocks are
+  // skipped. InvalidArgument, and nothing changed, for an id outside the pool or a permanent block.
   absl::Status Touch(absl::Span<const BlockId> ids);
 
-  // Drops a reference from each block, in list order, which is the order of their eviction. Null blocks are skipped.
-  // InvalidArgument, and nothing changed, for an id outside the pool, a permanent block, or more occurrences than references.
+  // Drops a reference from each block, in list order, which is the order of their eviction. Null
+  // blocks are skipped. InvalidArgument, and nothing changed, for an id outside the pool, a
+  // permanent block, or more occurrences than references.
   absl::Status FreeBlocks(absl::Span<const BlockId> ids);
 
-  // Takes k blocks for the life of the pool (attention sinks). ResourceExhausted if they are not free.
+  // Takes k blocks for the life of the pool (attention sinks). ResourceExhausted if they are not
+  // free.
   absl::StatusOr<std::vector<BlockId>> TakePermanentBlocks(int64_t k);
 
   // --- Prefix cache ---
 
-  // One block per group whose content has this hash, the earliest registered; empty if any group has none.
+  // One block per group whose content has this hash, the earliest registered; empty if any group
+  // has none.
   std::optional<std::vector<BlockId>> GetCachedBlocks(const BlockHash& hash,
                                                       absl::Span<const GroupId> groups) const;
 
@@ -82,15 +90,18 @@ class BlockPool {
   }
   void PrefetchCached(const BlockHash& hash, GroupId group) const { table_.Prefetch(hash, group); }
 
-  // Registers positions [from, to) of a block table whose blocks hold `content`. Null blocks and positions whose mask entry
-  // is 0 are left out (an empty mask registers all). InvalidArgument, and nothing changed, if a block is cached already or listed twice, the range exceeds the table or
-  // the hashed tokens, the mask has another length, or block_size is no multiple of the hash block size.
+  // Registers positions [from, to) of a block table whose blocks hold `content`. Null blocks and
+  // positions whose mask entry is 0 are left out (an empty mask registers all). InvalidArgument,
+  // and nothing changed, if a block is cached already or listed twice, the range exceeds the table
+  // or the hashed tokens, the mask has another length, or block_size is no multiple of the hash
+  // block size.
   absl::Status CacheFullBlocks(const PrefixContent& content, absl::Span<const BlockId> table,
                                int64_t from, int64_t to, int64_t block_size, GroupId group,
                                absl::Span<const uint8_t> mask = {});
 
-  // Takes these blocks out of the prefix cache, in ascending order; blocks in use stay in use, queued ones keep their place.
-  // InvalidArgument, and nothing changed, if an id is outside the pool.
+  // Takes these blocks out of the prefix cache, in ascending order; blocks in use stay in use,
+  // queued ones keep their place. InvalidArgument, and nothing changed, if an id is outside the
+  // pool.
   absl::Status EvictBlocks(absl::Span<const BlockId> ids);
 
   // Forgets all cached content. False, and nothing changed, while any block is referenced.
@@ -103,7 +114,7 @@ class BlockPool {
   int32_t num_free() const { return queue_.size(); }  // cached ones included
   int32_t num_live() const { return num_blocks() - 1 - num_permanent_ - queue_.size(); }
   int32_t num_cached_unreferenced() const { return num_cached_unreferenced_; }
-  int32_t num_keys() const { return table_.num_keys(); }           // distinct contents
+  int32_t num_keys() const { return table_.num_keys(); }            // distinct contents
   int32_t num_keyed_blocks() const { return table_.num_blocks(); }  // blocks, duplicates included
   // Referenced share of what can be handed out; 0 if nothing can.
   double usage() const;

@@ -26,10 +26,9 @@ absl::Status ValidateFeatures(absl::Span<const MultimodalFeature> features) {
                                                      feature.length, ", expected at least 1"));
     }
     if (feature.offset < end) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("multimodal feature ", i, " starts at token ", feature.offset,
-                       ", expected at least ", end,
-                       ": features must be sorted by offset and must not overlap"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "multimodal feature ", i, " starts at token ", feature.offset, ", expected at least ",
+          end, ": features must be sorted by offset and must not overlap"));
     }
     if (feature.length > std::numeric_limits<int64_t>::max() - feature.offset) {
       return absl::InvalidArgumentError(absl::StrCat("multimodal feature ", i, " of length ",

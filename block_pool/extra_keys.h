@@ -1,8 +1,10 @@
-// Extra keys: what besides the tokens makes the content of a block - adapter, images, salt, embeddings.
+// Extra keys: what besides the tokens makes the content of a block - adapter, images, salt,
+// embeddings.
 //
-// Per block, in this order: the LoRA name; one entry per multimodal feature that reaches into the block, with the feature's
-// offset relative to the block's start (negative if it began earlier); the cache salt, in the block that starts at token 0
-// only, since the hash chain carries it on; the digest of the block's prompt embeddings. No entry at all is "none".
+// Per block, in this order: the LoRA name; one entry per multimodal feature that reaches into the
+// block, with the feature's offset relative to the block's start (negative if it began earlier);
+// the cache salt, in the block that starts at token 0 only, since the hash chain carries it on; the
+// digest of the block's prompt embeddings. No entry at all is "none".
 
 #ifndef KVBLOCKS_BLOCK_POOL_EXTRA_KEYS_H_
 #define KVBLOCKS_BLOCK_POOL_EXTRA_KEYS_H_
@@ -17,7 +19,8 @@
 
 namespace kvblocks {
 
-// An image, a sound, ...: `length` placeholder tokens from `offset` on, whose content `identifier` names.
+// An image, a sound, ...: `length` placeholder tokens from `offset` on, whose content `identifier`
+// names.
 struct MultimodalFeature {
   std::string identifier;
   int64_t offset = 0;
@@ -37,7 +40,8 @@ struct ExtraKey {
 };
 using ExtraKeys = std::vector<ExtraKey>;
 
-// InvalidArgument for a feature of no length, a negative offset, or features that are unsorted or overlap.
+// InvalidArgument for a feature of no length, a negative offset, or features that are unsorted or
+// overlap.
 absl::Status ValidateFeatures(absl::Span<const MultimodalFeature> features);
 
 // An injective byte form, for hashing. Never called for an empty list: that is "none".

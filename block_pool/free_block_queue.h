@@ -1,11 +1,11 @@
 // FreeBlockQueue: the blocks nobody references, in the order in which they will be reused.
 //
-// A circular doubly linked list threaded through the block records by int32 index, so that a block hit by a prefix look-up
-// leaves the middle of the queue in O(1) and nothing is allocated after construction. The front is handed out next: the
-// queue order is the eviction order.
+// A circular doubly linked list threaded through the block records by int32 index, so that a block
+// hit by a prefix look-up leaves the middle of the queue in O(1) and nothing is allocated after
+// construction. The front is handed out next: the queue order is the eviction order.
 //
-// Always: size() is the number of linked records; walking forwards and backwards visits the same blocks.
-// Cost: every operation O(1) per block. Single-threaded (see BlockPool).
+// Always: size() is the number of linked records; walking forwards and backwards visits the same
+// blocks. Cost: every operation O(1) per block. Single-threaded (see BlockPool).
 
 #ifndef KVBLOCKS_BLOCK_POOL_FREE_BLOCK_QUEUE_H_
 #define KVBLOCKS_BLOCK_POOL_FREE_BLOCK_QUEUE_H_
@@ -40,8 +40,8 @@ class FreeBlockQueue {
   // Unlinks a block from wherever it stands. InvalidArgument if it is not in the queue.
   absl::Status Remove(BlockId id);
 
-  // Adds in list order at the back, or as one batch in list order at the front. InvalidArgument, and nothing added, if a
-  // block is out of range, already linked or listed twice.
+  // Adds in list order at the back, or as one batch in list order at the front. InvalidArgument,
+  // and nothing added, if a block is out of range, already linked or listed twice.
   absl::Status Append(absl::Span<const BlockId> ids);
   absl::Status Prepend(absl::Span<const BlockId> ids);
 

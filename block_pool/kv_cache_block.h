@@ -1,9 +1,12 @@
-// KvCacheBlock: what the pool knows about one physical block, and BlockRecords, the arrays that hold all of them.
+// KvCacheBlock: what the pool knows about one physical block, and BlockRecords, the arrays that
+// hold all of them.
 //
-// The record is 16 bytes, so that four share a cache line on the paths that take, touch and free; the 32-byte hash of a
-// cached block lies in an array of its own, which only look-ups, registration and eviction read.
+// The record is 16 bytes, so that four share a cache line on the paths that take, touch and free;
+// the 32-byte hash of a cached block lies in an array of its own, which only look-ups, registration
+// and eviction read.
 //
-// Always: a block is linked into the free queue iff ref_count == 0 and it is neither null nor permanent;
+// Always: a block is linked into the free queue iff ref_count == 0 and it is neither null nor
+// permanent;
 //         key_group >= 0 iff the block is in the prefix-hash table, and then hash(id) is its hash.
 
 #ifndef KVBLOCKS_BLOCK_POOL_KV_CACHE_BLOCK_H_
@@ -19,7 +22,8 @@ namespace kvblocks {
 using BlockId = int32_t;  // 0 .. num_blocks-1
 using GroupId = int32_t;  // index of a KV-cache group
 
-// Stands for "no data needed here" in any number of block tables; never handed out, cached or freed.
+// Stands for "no data needed here" in any number of block tables; never handed out, cached or
+// freed.
 inline constexpr BlockId kNullBlockId = 0;
 
 // What a link holds while the block is in no queue.
@@ -29,10 +33,10 @@ inline constexpr BlockId kUnlinked = -1;
 inline constexpr GroupId kMaxGroupId = 32766;
 
 struct KvCacheBlock {
-  int32_t ref_count = 0;       // holders: block tables, popped lists, pins; 1 for ever if permanent
-  BlockId prev = kUnlinked;    // free-queue links: both set or both kUnlinked
+  int32_t ref_count = 0;     // holders: block tables, popped lists, pins; 1 for ever if permanent
+  BlockId prev = kUnlinked;  // free-queue links: both set or both kUnlinked
   BlockId next = kUnlinked;
-  int16_t key_group = -1;      // group of the block's key, -1: no key
+  int16_t key_group = -1;  // group of the block's key, -1: no key
   bool is_null : 1 = false;
   bool is_permanent : 1 = false;
   bool has_duplicates : 1 = false;  // another block carries the same key (see PrefixHashTable)
@@ -43,7 +47,8 @@ struct KvCacheBlock {
 };
 static_assert(sizeof(KvCacheBlock) == 16);
 
-// The records of all blocks, by id. One more record than blocks: the last is the free queue's sentinel.
+// The records of all blocks, by id. One more record than blocks: the last is the free queue's
+// sentinel.
 class BlockRecords {
  public:
   explicit BlockRecords(int32_t num_blocks)

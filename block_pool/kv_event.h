@@ -1,8 +1,9 @@
 // KV events: what happened to the prefix-hash table, for routers and other caches that mirror it.
 //
-// Appended in the order of the state changes and taken in batches. A consumer that counts, per (hash, group), +1 for each
-// stored hash and -1 for each removed one, and clears on AllBlocksCleared, knows how many blocks hold each key; several
-// blocks may hold the same one. The field set is that of vLLM's KV events, plus the reason of a removal.
+// Appended in the order of the state changes and taken in batches. A consumer that counts, per
+// (hash, group), +1 for each stored hash and -1 for each removed one, and clears on
+// AllBlocksCleared, knows how many blocks hold each key; several blocks may hold the same one. The
+// field set is that of vLLM's KV events, plus the reason of a removal.
 
 #ifndef KVBLOCKS_BLOCK_POOL_KV_EVENT_H_
 #define KVBLOCKS_BLOCK_POOL_KV_EVENT_H_
@@ -23,8 +24,8 @@ namespace kvblocks {
 inline constexpr std::string_view kGpuMedium = "GPU";
 
 // A run of consecutive block positions of one request entered the table.
-// Always: extra_keys.size() == block_hashes.size(); token_ids.size() == block_size * block_hashes.size(), or 0 for a request
-// that has no token ids.
+// Always: extra_keys.size() == block_hashes.size(); token_ids.size() == block_size *
+// block_hashes.size(), or 0 for a request that has no token ids.
 struct BlockStored {
   std::vector<BlockHash> block_hashes;
   std::optional<BlockHash> parent_block_hash;  // of the content before the run; none at token 0

@@ -9,9 +9,9 @@ namespace kvblocks {
 namespace {
 
 absl::Status WrongHashCount(size_t got, int64_t expected, int64_t num_tokens, int64_t block_size) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "got ", got, " block hashes, expected ", expected, ": one per complete block of ", block_size,
-      " tokens among ", num_tokens, " tokens"));
+  return absl::InvalidArgumentError(absl::StrCat("got ", got, " block hashes, expected ", expected,
+                                                 ": one per complete block of ", block_size,
+                                                 " tokens among ", num_tokens, " tokens"));
 }
 
 }  // namespace
@@ -88,8 +88,8 @@ absl::Status PrefixContent::AppendHashedTokens(int64_t num_tokens,
 absl::StatusOr<BlockHash> PrefixContent::HashOfBlockAt(int64_t index, int64_t block_size) const {
   if (hash_block_size_ == 0 || block_size <= 0 || block_size % hash_block_size_ != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("block size ", block_size, " is not a positive multiple of the hash block size ",
-                     hash_block_size_));
+        absl::StrCat("block size ", block_size,
+                     " is not a positive multiple of the hash block size ", hash_block_size_));
   }
   const int64_t per_block = block_size / hash_block_size_;
   const int64_t available = static_cast<int64_t>(hashes_.size()) / per_block;
@@ -126,8 +126,9 @@ void PrefixContent::HashCompleteBlocks() {
   for (int64_t i = static_cast<int64_t>(hashes_.size()); i < complete; ++i) {
     const int64_t begin = i * hash_block_size_;
     const BlockHash& parent = i == 0 ? hashing_->hasher.root() : hashes_.back();
-    const auto tokens = absl::MakeConstSpan(token_ids_).subspan(
-        static_cast<size_t>(begin), static_cast<size_t>(hash_block_size_));
+    const auto tokens =
+        absl::MakeConstSpan(token_ids_)
+            .subspan(static_cast<size_t>(begin), static_cast<size_t>(hash_block_size_));
     if (!has_extra_keys()) {
       hashes_.push_back(hashing_->hasher.Hash(parent, tokens, std::nullopt));
       continue;
@@ -135,8 +136,7 @@ void PrefixContent::HashCompleteBlocks() {
     const ExtraKeys keys = ExtraKeysOf(begin, begin + hash_block_size_);
     const std::string encoded = keys.empty() ? std::string() : EncodeExtraKeys(keys);
     hashes_.push_back(hashing_->hasher.Hash(
-        parent, tokens,
-        keys.empty() ? std::nullopt : std::optional<std::string_view>(encoded)));
+        parent, tokens, keys.empty() ? std::nullopt : std::optional<std::string_view>(encoded)));
   }
 }
 

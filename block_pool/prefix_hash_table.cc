@@ -84,7 +84,8 @@ void PrefixHashTable::Erase(BlockId id) {
     duplicates_[ring.prev].next = ring.next;
     duplicates_[ring.next].prev = ring.prev;
     duplicates_.erase(id);
-    // Only the earliest block of a ring is in a slot; the walk ends at it or, for the others, finds the earliest first.
+    // Only the earliest block of a ring is in a slot; the walk ends at it or, for the others, finds
+    // the earliest first.
     const size_t slot = FindSlot(records_->hash(id), block.key_group);
     if (slots_[slot].id == id) slots_[slot].id = ring.next;
     if (ring.next == ring.prev) {  // one block is left
@@ -100,7 +101,8 @@ void PrefixHashTable::Erase(BlockId id) {
 void PrefixHashTable::EraseSlot(size_t hole) {
   const size_t capacity = slots_.size();
   for (size_t slot = Next(hole); slots_[slot].id != kNullBlockId; slot = Next(slot)) {
-    // A slot may move into the hole unless its home lies behind the hole, on the circle from hole to slot.
+    // A slot may move into the hole unless its home lies behind the hole, on the circle from hole
+    // to slot.
     const size_t home = Home(slots_[slot].tag);
     const size_t from_home = slot >= home ? slot - home : slot + capacity - home;
     const size_t from_hole = slot >= hole ? slot - hole : slot + capacity - hole;
@@ -151,9 +153,8 @@ absl::Status PrefixHashTable::CheckInvariants() const {
     ++keyed;
     const std::vector<BlockId> holders = FindAll(records_->hash(id), block.key_group);
     if (std::find(holders.begin(), holders.end(), id) == holders.end()) {
-      return absl::InternalError(
-          absl::StrCat("block ", id, " has a key of group ", block.key_group,
-                       " but a look-up of that key does not give it"));
+      return absl::InternalError(absl::StrCat("block ", id, " has a key of group ", block.key_group,
+                                              " but a look-up of that key does not give it"));
     }
   }
   int32_t occupied = 0;

@@ -1,12 +1,14 @@
 // PrefixHashTable: from the key of a block's content, (hash, group), to the blocks that hold it.
 //
-// Open addressing with linear probing over 8-byte slots of a 32-bit tag and a block id; the full hash is compared in the
-// block's own record, so it is stored once. The table is sized for the whole pool at construction (load at most 3/4) and
-// neither grows nor rehashes; erasing shifts later slots back, so there are no tombstones. The tag mixes in a secret of this
-// table, so nobody can choose contents that cluster.
+// Open addressing with linear probing over 8-byte slots of a 32-bit tag and a block id; the full
+// hash is compared in the block's own record, so it is stored once. The table is sized for the
+// whole pool at construction (load at most 3/4) and neither grows nor rehashes; erasing shifts
+// later slots back, so there are no tombstones. The tag mixes in a secret of this table, so nobody
+// can choose contents that cluster.
 //
-// Several blocks may carry one key (a block that becomes full is registered even if its content is known already): the slot
-// holds the earliest, a ring beside the table the others in order of insertion.
+// Several blocks may carry one key (a block that becomes full is registered even if its content is
+// known already): the slot holds the earliest, a ring beside the table the others in order of
+// insertion.
 //
 // Always: a block's record has a key iff the block is in the table under that key.
 // Cost: Find, Insert and Erase O(1) expected. Nothing depends on iteration order. Single-threaded.
@@ -40,11 +42,13 @@ class PrefixHashTable {
     __builtin_prefetch(&slots_[Home(Tag(hash, group))]);
   }
 
-  // Registers a block behind those that have the key already, and writes the key into its record. False, and no change, if
-  // the block has this key already. REQUIRES: 0 < id < number of blocks, no other key.
+  // Registers a block behind those that have the key already, and writes the key into its record.
+  // False, and no change, if the block has this key already. REQUIRES: 0 < id < number of blocks,
+  // no other key.
   bool Insert(const BlockHash& hash, GroupId group, BlockId id);
 
-  // Takes a block out of the table and clears its key. False, and no change, if it does not have this key.
+  // Takes a block out of the table and clears its key. False, and no change, if it does not have
+  // this key.
   bool Erase(const BlockHash& hash, GroupId group, BlockId id);
   // The same for whatever key the block has. REQUIRES: it has one.
   void Erase(BlockId id);

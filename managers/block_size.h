@@ -1,5 +1,6 @@
-// BlockSize: a number of tokens to divide by, with the division as a shift where it is a power of two, as nearly all are:
-// a 64-bit division costs more than the rest of a decode step's book-keeping.
+// BlockSize: a number of tokens to divide by, with the division as a shift where it is a power of
+// two, as nearly all are: a 64-bit division costs more than the rest of a decode step's
+// book-keeping.
 
 #ifndef KVBLOCKS_MANAGERS_BLOCK_SIZE_H_
 #define KVBLOCKS_MANAGERS_BLOCK_SIZE_H_

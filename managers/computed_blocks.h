@@ -1,8 +1,9 @@
-// ComputedBlocks: the answer of a prefix look-up, to be handed to AllocateSlots of the same request.
+// ComputedBlocks: the answer of a prefix look-up, to be handed to AllocateSlots of the same
+// request.
 //
-// Per group a list of blocks that hold the request's first num_tokens() tokens; null blocks stand where no later token needs
-// the data. A value without references: nothing is pinned, so blocks may be reused until AllocateSlots adopts them, which
-// refuses a list gone stale.
+// Per group a list of blocks that hold the request's first num_tokens() tokens; null blocks stand
+// where no later token needs the data. A value without references: nothing is pinned, so blocks may
+// be reused until AllocateSlots adopts them, which refuses a list gone stale.
 
 #ifndef KVBLOCKS_MANAGERS_COMPUTED_BLOCKS_H_
 #define KVBLOCKS_MANAGERS_COMPUTED_BLOCKS_H_
@@ -31,8 +32,8 @@ class ComputedBlocks {
   // Tokens that need not be computed.
   int64_t num_tokens() const { return num_tokens_; }
 
-  // Length of the longest prefix any group could have served if it is longer than the hit, else 0: a prefix that other
-  // requests share but a sparsely kept group does not hold.
+  // Length of the longest prefix any group could have served if it is longer than the hit, else 0:
+  // a prefix that other requests share but a sparsely kept group does not hold.
   int64_t shared_prefix_boundary() const { return shared_prefix_boundary_; }
 
   // REQUIRES: 0 <= group < num_groups().
@@ -54,7 +55,8 @@ class ComputedBlocks {
   HitLists lists_;
   int64_t num_tokens_ = 0;
   int64_t shared_prefix_boundary_ = 0;
-  // Whose look-up this was, and the pool's removal epoch then: at the same epoch no block can have lost its key.
+  // Whose look-up this was, and the pool's removal epoch then: at the same epoch no block can have
+  // lost its key.
   uint64_t request_serial_ = 0;
   uint64_t manager_serial_ = 0;
   uint64_t removal_epoch_ = 0;

@@ -1,7 +1,9 @@
-// KvCacheCoordinator: the groups of a model together - one hit length all of them can serve, one budget of free blocks.
+// KvCacheCoordinator: the groups of a model together - one hit length all of them can serve, one
+// budget of free blocks.
 //
-// Three kinds: without prefix cache (look-ups give nothing, nothing is registered), unitary (one group) and hybrid (several
-// groups, whose look-ups are repeated with shrinking lengths until all agree). Called by KvCacheManager only.
+// Three kinds: without prefix cache (look-ups give nothing, nothing is registered), unitary (one
+// group) and hybrid (several groups, whose look-ups are repeated with shrinking lengths until all
+// agree). Called by KvCacheManager only.
 //
 // Always: hits of all groups cover the same number of tokens, a multiple of alignment().
 

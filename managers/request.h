@@ -1,5 +1,6 @@
-// Request: one sequence as the block manager sees it. The scheduler owns it and moves its counters; the manager keeps the
-// block tables inside it, private to itself, so that no step looks anything up in a map.
+// Request: one sequence as the block manager sees it. The scheduler owns it and moves its counters;
+// the manager keeps the block tables inside it, private to itself, so that no step looks anything
+// up in a map.
 //
 //   auto request = manager->NewRequest({.id = "r1", .content = {.token_ids = prompt}});
 //   ... GetComputedBlocks, AllocateSlots, run the step ...
@@ -34,10 +35,11 @@ enum class RequestStatus { kWaiting, kRunning, kPreempted, kFinished };
 // What one request holds in one KV-cache group.
 // Always: table = num_leading_nulls null blocks, then real ones; num_cached <= table.size().
 struct GroupBlocks {
-  std::vector<BlockId> table;     // position i covers tokens [i * block_size, (i + 1) * block_size)
-  int64_t num_cached = 0;         // leading positions already dealt with for registration
+  std::vector<BlockId> table;  // position i covers tokens [i * block_size, (i + 1) * block_size)
+  int64_t num_cached = 0;      // leading positions already dealt with for registration
   int64_t num_leading_nulls = 0;
-  int64_t num_new = 0;            // blocks at the end of the table that the last allocation took as its result
+  int64_t num_new =
+      0;  // blocks at the end of the table that the last allocation took as its result
 };
 
 class Request {
@@ -53,7 +55,8 @@ class Request {
   int64_t num_prompt_tokens() const { return num_prompt_tokens_; }
   int64_t num_tokens() const { return content_.num_tokens(); }
 
-  // Accepted output. InvalidArgument if the request was made from hashes (then AppendHashedTokens), and the other way round.
+  // Accepted output. InvalidArgument if the request was made from hashes (then AppendHashedTokens),
+  // and the other way round.
   absl::Status AppendOutputTokens(absl::Span<const TokenId> tokens) {
     return content_.AppendTokens(tokens);
   }
@@ -61,11 +64,13 @@ class Request {
     return content_.AppendHashedTokens(num_tokens, hashes);
   }
 
-  // Tokens counted as computed, advanced by the scheduler when it schedules a step; may fall when drafts are rejected.
+  // Tokens counted as computed, advanced by the scheduler when it schedules a step; may fall when
+  // drafts are rejected.
   int64_t num_computed_tokens() const { return num_computed_tokens_; }
   void set_num_computed_tokens(int64_t n) { num_computed_tokens_ = n; }
 
-  // The part of num_computed_tokens whose step has not been processed yet; 0 for a synchronous scheduler.
+  // The part of num_computed_tokens whose step has not been processed yet; 0 for a synchronous
+  // scheduler.
   int64_t num_inflight_tokens() const { return num_inflight_tokens_; }
   void set_num_inflight_tokens(int64_t n) { num_inflight_tokens_ = n; }
 
@@ -82,7 +87,8 @@ class Request {
     ++num_preemptions_;
   }
 
-  // Look-ups give nothing for this request, because its prompt must be computed (prompt log-probabilities, pooling).
+  // Look-ups give nothing for this request, because its prompt must be computed (prompt
+  // log-probabilities, pooling).
   bool skip_reading_prefix_cache() const { return skip_reading_prefix_cache_; }
 
   // Distinguishes requests of one process, also those with equal ids.
