@@ -9,6 +9,7 @@
 //   OnFinish                    for each request that the step finished, in that order
 //   OnKvEvents                  if the manager records events
 // Every request that arrives gets exactly one OnRejection or OnFinish, unless the run ends early.
+// A turn that is given up before it arrived, because its session was aborted, gets OnFinish alone.
 //
 // Per-token work is batched: one virtual call per step with spans of plain records in scheduling
 // order. Spans, records and references are valid during the call; a request stays valid until its

@@ -58,7 +58,8 @@ struct SimRequest {
   int32_t num_preemptions = 0;
   // Preemptions by itself while it ran alone, since its last token.
   int32_t num_lonely_preemptions = 0;
-  SimTime arrival = 0;  // when it was delivered to the engine, dependencies included
+  SimTime arrival = 0;       // when it was delivered to the engine, dependencies included
+  uint64_t session_key = 0;  // for counting active sessions; 0: belongs to none
   std::optional<ContentKeys> keys;
   TraceRequest spec;
   std::string finish_text;  // rejected: why
