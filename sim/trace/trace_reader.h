@@ -51,16 +51,18 @@ struct TraceReaderOptions {
   int64_t max_line_bytes = 64 << 20;  // of a text line or a native record
   int64_t trace_block_size = 0;       // overrides Bt of block-id formats; 0: as the file says
 
-  // Selection, by the trace's own times: start <= arrival < end, sessions whose hash falls under
+  // Requests with one common timestamp are spread evenly up to the next timestamp (the last ones
+  // stay).
+  bool spread = false;
+  // Selection, by the times in the file: start <= arrival < end, sessions whose hash falls under
   // `sample` (requests without a session: by row), then the first `limit` of these. Dependencies on
   // requests that are left out are dropped.
   std::optional<int64_t> start_ns;
   std::optional<int64_t> end_ns;
   Rational sample = {1, 1};
   std::optional<int64_t> limit;
-  // Then: requests with one common timestamp are spread evenly up to the next timestamp, the first
-  // arrival is shifted to 0, and arrivals are divided by the speed-up (rounded down to 1 ns).
-  bool spread = false;
+  // Then the first arrival is shifted to 0, and arrivals are divided by the speed-up (rounded down
+  // to 1 ns).
   bool rebase = false;
   Rational speedup = {1, 1};
 };
@@ -103,6 +105,11 @@ class TraceReader {
 // name.
 absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path,
                                                        const TraceReaderOptions& options);
+
+// The same for content in memory; `name` stands for the file in messages.
+absl::StatusOr<std::unique_ptr<TraceReader>> OpenTraceString(std::string content,
+                                                             const std::string& name,
+                                                             const TraceReaderOptions& options);
 
 }  // namespace kvblocks::sim
 
