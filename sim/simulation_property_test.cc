@@ -1,12 +1,11 @@
 // Random workloads on random configurations: the invariants after every step, every request's end,
 // determinism, and that leaving out useless questions to the manager changes nothing.
 
-#include <rapidcheck/gtest.h>
-
 #include <numeric>
 #include <random>
 
 #include "gtest/gtest.h"
+#include "rapidcheck/gtest.h"
 #include "sim/replay_for_test.h"
 
 namespace kvblocks::sim {

@@ -257,7 +257,7 @@ TEST(SimulationTest, TraceIsReadNoFurtherThanTheClock) {
   }
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_LE(replay.peak_read_ahead, 1);
-  EXPECT_EQ(replay.result.peak_live_requests, 2);
+  EXPECT_EQ(replay.result.peak_live_requests, 1);
 }
 
 TEST(SimulationTest, ArrivalBeyondTheClockIsAnError) {
