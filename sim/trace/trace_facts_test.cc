@@ -61,8 +61,8 @@ TEST(TraceFactsTest, TableSaysWhenThereIsNoContent) {
 
 TEST(TraceFactsTest, SpecialTracesHaveFacts) {
   // One request: no gaps, no median of nothing.
-  const TraceFacts facts = FactsOf(
-      R"({"timestamp":7,"input_length":0,"output_length":0,"hash_ids":[]})");
+  const TraceFacts facts =
+      FactsOf(R"({"timestamp":7,"input_length":0,"output_length":0,"hash_ids":[]})");
   EXPECT_EQ(facts.requests, 1);
   EXPECT_EQ(facts.gap_cv, 0);
   EXPECT_EQ(facts.mean_of_ratios, 0);
@@ -87,8 +87,8 @@ class PublishedTraceFacts : public testing::Test {
   }
 };
 
-#define SKIP_WITHOUT_TRACES()                                                          \
-  if (Folder().empty()) {                                                              \
+#define SKIP_WITHOUT_TRACES()                                                           \
+  if (Folder().empty()) {                                                               \
     GTEST_SKIP() << "the published traces are found through KVBLOCKS_SHARED (not set)"; \
   }
 
