@@ -1,6 +1,6 @@
 #include "sim/trace/convert.h"
 
-#include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -65,8 +65,7 @@ std::vector<TraceRequest> RandomTrace(int64_t block_tokens) {
       if (r.input_length % block_tokens != 0 && *rc::gen::inRange(0, 2) == 0) ++n;
       for (int64_t k = 0; k < n; ++k) {
         const int64_t small = *rc::gen::inRange<int64_t>(0, 3);
-        r.content_ids.push_back(*rc::gen::inRange(0, 9) == 0 ? INT64_MAX - small * INT64_MAX
-                                                             : small);
+        r.content_ids.push_back(*rc::gen::inRange(0, 9) == 0 ? INT64_MIN + small : small);
       }
     }
     if (*rc::gen::inRange(0, 2) == 0) {

@@ -107,7 +107,7 @@ class MooncakeReader : public RowSource {
         log_(log),
         override_block_size_(options.trace_block_size) {
     info_.format = "mooncake";
-    info_.name = log->file;
+    info_.name = NameOfFile(*log);
   }
 
   // The first row decides the block size.

@@ -272,6 +272,10 @@ TEST(NativeWriterTest, CopiesFromTheLongestCommonPrefix) {
 
 TEST(NativeWriterTest, MisuseIsRefused) {
   std::string out;
+  NativeWriterOptions wide;
+  wide.copy_window = int64_t{1} << 40;
+  EXPECT_FALSE(MakeNativeWriter(ByteSinkToString(&out), wide)->Begin({}).ok())
+      << "no reader would accept it";
   auto writer = MakeNativeWriter(ByteSinkToString(&out));
   ASSERT_TRUE(writer->Begin({}).ok());
   TraceRequest r;

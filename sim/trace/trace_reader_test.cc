@@ -1,6 +1,9 @@
 #include "sim/trace/trace_reader.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -105,6 +108,20 @@ TEST(TraceReaderTest, RestartBeginsAgain) {
   EXPECT_EQ(*AllRequests(**reader), *first);
   EXPECT_EQ((*reader)->counters().rows, 2);
   EXPECT_EQ((*reader)->progress().bytes_read, (*reader)->progress().bytes_total);
+}
+
+TEST(TraceReaderTest, StandardInputIsReadOnce) {
+  const std::string path = testing::TempDir() + "/stdin.jsonl";
+  std::ofstream(path) << Row("1") << Row("2");
+  ASSERT_NE(std::freopen(path.c_str(), "r", stdin), nullptr);
+  auto reader = OpenTrace("-", {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ(AllRequests(**reader)->size(), 2u);
+  EXPECT_THAT(std::string((*reader)->Restart().message()), HasSubstr("standard input"));
+}
+
+TEST(TraceReaderTest, NameIsThatOfTheFileWithoutFolders) {
+  EXPECT_EQ((*OpenTraceString(Row("1"), "a/b/c.jsonl", {}))->info().name, "c.jsonl");
 }
 
 TEST(TraceReaderTest, BlankLinesAreAWarningExceptAtTheEnd) {
@@ -234,6 +251,54 @@ TEST(TraceReaderTest, FirstLineBeyondTheLimitIsAnError) {
   options.format = "mooncake";
   EXPECT_THAT(TraceError(std::string(100000, '{') + "\n" + Row("1"), options),
               HasSubstr("t:1: error: line length: got 100000 bytes"));
+}
+
+// Whatever the bytes, reading ends with requests or with a message.
+TEST(TraceReaderTest, DamagedFilesNeverDoMoreThanFail) {
+  const std::string mooncake =
+      R"({"request_id": "a", "timestamp": 0.5, "input_length": 20, "output_length": 2, "block_size": 16, "hash_ids": [1, 2], "session_id": "s", "output_token_ids": [7, 8], "x": {"y": [null, true, "\u00e9"]}})"
+      "\n"
+      R"({"request_id": 7, "wait_for": ["a"], "delay": 1.5, "input_length": 40, "output_length": 1, "block_size": 16, "hash_ids": [1, 2]})"
+      "\n";
+  const std::string azure =
+      "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n"
+      "2023-11-16T18:17:04+01:00,3180,8";
+  const std::string text =
+      "header { version: 1 block_tokens: 16 }\n\nrequest { id: 4 input_length: 40 ids: [7, 1] }\n\n"
+      "request { id: 5 input_length: 32 copy_from: 1 copy_ids: 2 waits_for: 1 }\n";
+  std::mt19937_64 random(11);
+  int64_t read_well = 0;
+  for (const std::string& good : {mooncake, azure, text}) {
+    ASSERT_TRUE(ReadTrace(good).ok()) << TraceError(good);
+    for (int round = 0; round < 4000; ++round) {
+      std::string bad = good;
+      const size_t changes = 1 + random() % 3;
+      for (size_t i = 0; i < changes; ++i) {
+        const size_t at = random() % bad.size();
+        switch (random() % 4) {
+          case 0:
+            bad[at] = static_cast<char>(random());
+            break;
+          case 1:
+            bad.erase(at, 1 + random() % 8);
+            break;
+          case 2:
+            bad.insert(at, 1, "0-[]{}\",:eE.\n\0"[random() % 15]);
+            break;
+          default:
+            bad.insert(at, bad.substr(random() % bad.size(), random() % 16));
+        }
+        if (bad.empty()) bad = "{";
+      }
+      TraceReaderOptions options;
+      options.skip_bad_rows = round % 2 == 0;
+      options.check_ids = true;
+      const auto requests = ReadTrace(bad, options);
+      ASSERT_EQ(requests.ok(), requests.status().message().empty());
+      if (requests.ok()) ++read_well;
+    }
+  }
+  EXPECT_GT(read_well, 100) << "some damage is harmless";
 }
 
 }  // namespace
