@@ -29,32 +29,31 @@ struct Place {
   int column = 0;
 };
 
-std::string_view LineAt(std::string_view text, int line) {
-  for (; line > 0; --line) {
-    const size_t end = text.find('\n');
-    if (end == std::string_view::npos) return "";
-    text.remove_prefix(end + 1);
+// The byte in `text` at which `place` begins; the end of the text if it is beyond.
+size_t OffsetOf(std::string_view text, Place place) {
+  size_t offset = 0;
+  for (int line = 0; line < place.line; ++line) {
+    const size_t end = text.find('\n', offset);
+    if (end == std::string_view::npos) return text.size();
+    offset = end + 1;
   }
-  return text.substr(0, text.find('\n'));
+  for (int column = 0; column < place.column && offset < text.size(); ++offset) {
+    column = text[offset] == '\t' ? (column / 8 + 1) * 8 : column + 1;
+  }
+  return offset;
 }
 
-// The byte at which protobuf's column begins.
-size_t ByteInLine(std::string_view line, int column) {
-  size_t byte = 0;
-  for (int at = 0; byte < line.size() && at < column; ++byte) {
-    at = line[byte] == '\t' ? (at / 8 + 1) * 8 : at + 1;
-  }
-  return byte;
-}
-
-absl::Status ErrorAt(std::string_view text, std::string_view file_name, Place place,
+absl::Status ErrorAt(std::string_view text, std::string_view file_name, size_t offset,
                      std::string_view message) {
-  const size_t byte = ByteInLine(LineAt(text, place.line), place.column);
+  const std::string_view before = text.substr(0, offset);
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const size_t column = offset - (before.rfind('\n') + 1) + 1;
   std::string full(file_name);
-  full.append(":").append(std::to_string(place.line + 1));
-  full.append(":").append(std::to_string(byte + 1)).append(": error: ").append(message);
-  return absl::InvalidArgumentError(full);
+  full.append(":").append(std::to_string(line)).append(":").append(std::to_string(column));
+  return absl::InvalidArgumentError(full.append(": error: ").append(message));
 }
+
+std::string MessageOf(const absl::Status& status) { return std::string(status.message()); }
 
 // What stands between the first `before` and the last `after` that follows it.
 std::optional<std::string_view> Between(std::string_view text, std::string_view before,
@@ -67,17 +66,16 @@ std::optional<std::string_view> Between(std::string_view text, std::string_view 
   return text.substr(0, end);
 }
 
-// The field whose value stands at `place`: the word before the colon.
-std::string_view FieldBefore(std::string_view text, Place place) {
-  const std::string_view line = LineAt(text, place.line);
-  const std::string_view head = line.substr(0, ByteInLine(line, place.column));
+// The field whose value begins at `offset`: the word before the colon.
+std::string_view FieldBefore(std::string_view text, size_t offset) {
+  const std::string_view head = text.substr(0, offset);
   const size_t colon = head.find_last_not_of(" \t-");
   if (colon == std::string_view::npos || head[colon] != ':') return "";
-  const size_t end = head.substr(0, colon).find_last_not_of(" \t");
-  if (end == std::string_view::npos) return "";
-  const size_t before = head.substr(0, end).find_last_of(" \t{}<>;,\"'");
-  const size_t start = before == std::string_view::npos ? 0 : before + 1;
-  return head.substr(start, end + 1 - start);
+  const size_t last = head.substr(0, colon).find_last_not_of(" \t");
+  if (last == std::string_view::npos) return "";
+  const size_t before = head.substr(0, last).find_last_of(" \t\n{}<>;,\"'");
+  const size_t first = before == std::string_view::npos ? 0 : before + 1;
+  return head.substr(first, last + 1 - first);
 }
 
 std::string FieldNames(const Descriptor& message) {
@@ -88,34 +86,47 @@ std::string FieldNames(const Descriptor& message) {
   return names;
 }
 
-// Puts the parser's commonest complaints into the form of our own; leaves others as they are.
-std::string Reworded(std::string_view text, Place place, const std::string& message) {
-  const auto type = Between(message, "Message type \"", "\" has no field named");
-  const auto name = Between(message, "has no field named \"", "\"");
-  if (type.has_value() && name.has_value()) {
-    const Descriptor* descriptor =
-        config::v1::KvCacheConfig::descriptor()->file()->pool()->FindMessageTypeByName(
-            std::string(*type));
-    if (descriptor != nullptr) {
-      const bool kind = descriptor == config::v1::KvCacheSpec::descriptor();
-      const absl::Status status =
-          kind ? FieldError("spec", "unsupported kind " + std::string(*name),
-                            FieldNames(*descriptor))
-               : FieldError(std::string(*name),
-                            "a field that " + descriptor->name() + " does not have",
-                            FieldNames(*descriptor));
-      return std::string(status.message());
+// The parser's complaint about an unknown field in our own form, if it is one. The parser points
+// behind the field's name; `offset` is moved to the name.
+std::optional<absl::Status> UnknownField(std::string_view text, std::string_view complaint,
+                                         size_t* offset) {
+  const auto type = Between(complaint, "Message type \"", "\" has no field named");
+  const auto name = Between(complaint, "has no field named \"", "\"");
+  if (!type.has_value() || !name.has_value()) return std::nullopt;
+  const Descriptor* message =
+      config::v1::KvCacheConfig::descriptor()->file()->pool()->FindMessageTypeByName(
+          std::string(*type));
+  if (message == nullptr) return std::nullopt;
+  if (const size_t at = text.substr(0, *offset).rfind(*name); at != std::string_view::npos) {
+    *offset = at;
+  }
+  if (message == config::v1::KvCacheSpec::descriptor()) {
+    return FieldError("spec", "unsupported kind " + std::string(*name), SupportedKinds());
+  }
+  return FieldError(*name, "a field that " + message->name() + " does not have",
+                    FieldNames(*message));
+}
+
+absl::Status SyntaxError(std::string_view text, std::string_view file_name, Place place,
+                         std::string complaint) {
+  size_t offset = OffsetOf(text, place);
+  if (const auto unknown = UnknownField(text, complaint, &offset)) {
+    return ErrorAt(text, file_name, offset, MessageOf(*unknown));
+  }
+  const std::string_view field = FieldBefore(text, offset);
+  if (!field.empty()) {
+    if (const auto got = Between(complaint, "Integer out of range (", ")")) {
+      // The parser reads a minus sign and its number apart.
+      const bool negative = text[text.substr(0, offset).find_last_not_of(" \t")] == '-';
+      complaint = MessageOf(
+          FieldError(field, (negative ? "-" : "") + std::string(*got), "a 64-bit integer"));
+    } else if (complaint.rfind("Expected integer, got: ", 0) == 0) {
+      complaint = MessageOf(FieldError(field, complaint.substr(23), "an integer"));
+    } else {
+      complaint = std::string(field) + ": " + complaint;
     }
   }
-  const std::string_view field = FieldBefore(text, place);
-  if (field.empty()) return message;
-  if (const auto got = Between(message, "Integer out of range (", ")")) {
-    return std::string(FieldError(field, *got, "a 64-bit integer").message());
-  }
-  if (message.rfind("Expected integer, got: ", 0) == 0) {
-    return std::string(FieldError(field, message.substr(23), "an integer").message());
-  }
-  return std::string(field) + ": " + message;
+  return ErrorAt(text, file_name, offset, complaint);
 }
 
 // Keeps the first error.
@@ -152,7 +163,10 @@ Place PlaceOf(const std::string& path, const TextFormat::ParseInfoTree& root) {
     }
     const FieldDescriptor* field = message->FindFieldByName(name);
     if (field == nullptr) break;
-    const TextFormat::ParseLocation location = tree->GetLocation(field, index);
+    if (field->is_repeated() && index < 0) break;  // a list that is missing altogether
+    TextFormat::ParseLocation location = tree->GetLocation(field, index);
+    // Values written as [one, list] have a single location, that of the first.
+    for (int i = index; location.line < 0 && i > 0; --i) location = tree->GetLocation(field, i - 1);
     if (location.line < 0) break;
     place = {location.line, location.column};
     message = field->message_type();
@@ -185,14 +199,12 @@ absl::StatusOr<KvCacheConfig> ParseKvCacheConfig(std::string_view text,
   parser.WriteLocationsTo(&tree);
   parser.SetRecursionLimit(16);
   if (!parser.ParseFromString(std::string(text), &message)) {
-    return ErrorAt(text, file_name, errors.place(),
-                   Reworded(text, errors.place(), errors.error().value_or("not text format")));
+    return SyntaxError(text, file_name, errors.place(), errors.error().value_or("not text format"));
   }
   absl::StatusOr<KvCacheConfig> config = FromProto(message);
   if (config.ok()) return config;
   const Place place = PlaceOf(FieldOfError(config.status()).value_or(""), tree);
-  const auto reason = config.status().message();
-  return ErrorAt(text, file_name, place, {reason.data(), reason.size()});
+  return ErrorAt(text, file_name, OffsetOf(text, place), MessageOf(config.status()));
 }
 
 absl::StatusOr<KvCacheConfig> LoadKvCacheConfig(const std::string& path) {
