@@ -46,7 +46,7 @@ struct KvCacheManagerOptions {
   int64_t max_model_len = 0;  // longest sequence, in tokens; required
   // Most tokens scheduled but not yet settled, all requests and concurrent batches together.
   // Default: max_model_len, with which the caps of windowed groups never bind.
-  std::optional<int64_t> max_in_flight_tokens;
+  std::optional<int64_t> max_in_flight_tokens = std::nullopt;
   bool enable_caching = true;
   bool use_eagle = false;  // drop the last matched block of draft groups, so that the draft head
                            // sees hidden states
@@ -108,8 +108,8 @@ struct PrefixCacheStats {
 class KvCacheManager {
  public:
   struct RequestOptions {
-    std::string id;
-    PrefixContent::Options content;
+    std::string id = {};
+    PrefixContent::Options content = {};
     bool skip_reading_prefix_cache = false;
   };
 
