@@ -1,0 +1,220 @@
+#include "sim/trace/content_keys.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "rapidcheck/gtest.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using Keys = std::vector<absl::uint128>;
+
+TraceRequest Prompt(int64_t row, int64_t input, std::vector<int64_t> ids) {
+  TraceRequest request;
+  request.row = row;
+  request.input_length = input;
+  request.content_ids = std::move(ids);
+  return request;
+}
+
+TraceInfo BlockIds(int64_t block_tokens) {
+  TraceInfo info;
+  info.block_tokens = block_tokens;
+  return info;
+}
+
+Keys KeysOf(const TraceInfo& info, const TraceRequest& request, int64_t block, int64_t tokens) {
+  Keys keys;
+  ContentKeys(info, request, block).AppendBlocks(request, tokens, &keys);
+  return keys;
+}
+
+int64_t CommonBlocks(const Keys& a, const Keys& b) {
+  return std::mismatch(a.begin(), a.begin() + static_cast<int64_t>(std::min(a.size(), b.size())),
+                       b.begin())
+             .first -
+         a.begin();
+}
+
+TEST(ContentKeysExamples, WE32_KeysFromTraceIds) {
+  const TraceInfo info = BlockIds(512);
+  const TraceRequest first = Prompt(0, 1300, {7, 9, 12});
+  const TraceRequest later = Prompt(1, 1100, {7, 9, 13});
+  const TraceRequest same = Prompt(2, 1300, {7, 9, 12});
+
+  EXPECT_EQ(KeysOf(info, first, 64, 1300).size(), 20u);
+  EXPECT_EQ(CommonBlocks(KeysOf(info, first, 64, 1300), KeysOf(info, later, 64, 1100)), 16);
+  EXPECT_EQ(CommonBlocks(KeysOf(info, first, 512, 1300), KeysOf(info, later, 512, 1100)), 2);
+  EXPECT_EQ(CommonBlocks(KeysOf(info, first, 1024, 1300), KeysOf(info, later, 1024, 1100)), 1);
+  EXPECT_EQ(CommonBlocks(KeysOf(info, first, 64, 1300), KeysOf(info, same, 64, 1299)), 20);
+  // Blocks 0-7 depend on id 7 only, 8-15 on 7>9, 16-19 on all three.
+  EXPECT_EQ(CommonBlocks(KeysOf(info, first, 64, 1300),
+                         KeysOf(info, Prompt(3, 1300, {7, 8, 12}), 64, 1300)),
+            8);
+}
+
+TEST(ContentKeysTest, SameIdUnderAnotherParentIsOtherContent) {
+  const TraceInfo info = BlockIds(16);
+  const Keys a = KeysOf(info, Prompt(0, 32, {1, 5}), 16, 32);
+  const Keys b = KeysOf(info, Prompt(1, 32, {2, 5}), 16, 32);
+  EXPECT_NE(a[1], b[1]);
+}
+
+TEST(ContentKeysTest, PartialBlockMatchesTheStartOfTheFullOne) {
+  const TraceInfo info = BlockIds(512);
+  const Keys part = KeysOf(info, Prompt(0, 600, {1, 2}), 16, 600);
+  const Keys full = KeysOf(info, Prompt(1, 1024, {1, 2}), 16, 1024);
+  EXPECT_EQ(part.size(), 37u);
+  EXPECT_EQ(CommonBlocks(part, full), 37);
+}
+
+TEST(ContentKeysTest, TokensWithoutContentAreSharedWithNobody) {
+  const TraceInfo lengths = BlockIds(0);
+  EXPECT_EQ(CommonBlocks(KeysOf(lengths, Prompt(0, 64, {}), 16, 64),
+                         KeysOf(lengths, Prompt(1, 64, {}), 16, 64)),
+            0);
+  // The same request finds its own blocks again, which is what resuming after a preemption needs.
+  EXPECT_EQ(CommonBlocks(KeysOf(lengths, Prompt(0, 64, {}), 16, 64),
+                         KeysOf(lengths, Prompt(0, 64, {}), 16, 64)),
+            4);
+  // floor(input / Bt) ids: the rest of the prompt is unique.
+  const TraceInfo info = BlockIds(32);
+  EXPECT_EQ(CommonBlocks(KeysOf(info, Prompt(0, 60, {4}), 4, 60),
+                         KeysOf(info, Prompt(1, 60, {4}), 4, 60)),
+            8);
+}
+
+TEST(ContentKeysTest, ScopeSeparatesSaltsAdaptersSessionsTenantsAndTraces) {
+  TraceInfo info = BlockIds(16);
+  TraceRequest base = Prompt(0, 16, {1});
+  const auto key = [&](const TraceInfo& i, const TraceRequest& r, const char* trace = "") {
+    Keys keys;
+    ContentKeys(i, r, 16, trace).AppendBlocks(r, 16, &keys);
+    return keys.at(0);
+  };
+  TraceRequest salted = base;
+  salted.salt = "x";
+  TraceRequest adapted = base;
+  adapted.adapter = "x";
+  EXPECT_NE(key(info, base), key(info, salted));
+  EXPECT_NE(key(info, base), key(info, adapted));
+  EXPECT_NE(key(info, salted), key(info, adapted));
+  EXPECT_NE(key(info, base, "a"), key(info, base, "b"));
+
+  TraceRequest other = base;
+  other.session = 2;
+  other.tenant = "t";
+  EXPECT_EQ(key(info, base), key(info, other));
+  info.scope = ContentScope::kTenant;
+  EXPECT_NE(key(info, base), key(info, other));
+  info.scope = ContentScope::kSession;
+  EXPECT_NE(key(info, base), key(info, other));
+  TraceRequest same_session = other;
+  same_session.row = 5;
+  EXPECT_EQ(key(info, same_session), key(info, other));
+}
+
+TEST(ContentKeysTest, PromptThatRepeatsOutputTokenIdsHitsTheOutput) {
+  const TraceInfo tokens = BlockIds(1);
+  TraceRequest first = Prompt(0, 3, {10, 11, 12});
+  first.output_ids = {20, 21, 22, 23, 24};
+  first.output_length = 5;
+  const TraceRequest next = Prompt(1, 9, {10, 11, 12, 20, 21, 22, 23, 24, 30});
+  EXPECT_EQ(CommonBlocks(KeysOf(tokens, first, 4, 8), KeysOf(tokens, next, 4, 9)), 2);
+}
+
+TEST(ContentKeysTest, BlockSizesFarAboveThePromptGiveNothing) {
+  EXPECT_TRUE(KeysOf(BlockIds(16), Prompt(0, 64, {1, 2, 3, 4}), int64_t{1} << 62, 64).empty());
+  EXPECT_TRUE(KeysOf(BlockIds(int64_t{1} << 62), Prompt(0, 64, {1}), 128, 64).empty());
+  EXPECT_EQ(KeysOf(BlockIds(int64_t{1} << 62), Prompt(0, 64, {1}), 32, 64).size(), 2u);
+}
+
+// One symbol per token, spelled out: kind, the ids so far or the request, offset or token id.
+using Symbol = std::tuple<int, std::vector<int64_t>, int64_t>;
+
+std::vector<Symbol> NaiveSymbols(const TraceInfo& info, const TraceRequest& r, int64_t tokens) {
+  std::vector<Symbol> symbols;
+  for (int64_t p = 0; p < tokens; ++p) {
+    const int64_t id_index = info.block_tokens > 0 ? p / info.block_tokens : 0;
+    const int64_t output = p - r.input_length;
+    if (p < r.input_length && id_index < static_cast<int64_t>(r.content_ids.size())) {
+      if (info.block_tokens == 1) {
+        symbols.push_back({1, {}, r.content_ids[static_cast<size_t>(p)]});
+      } else {
+        symbols.push_back({0,
+                           {r.content_ids.begin(), r.content_ids.begin() + id_index + 1},
+                           p % info.block_tokens});
+      }
+    } else if (output >= 0 && output < static_cast<int64_t>(r.output_ids.size())) {
+      symbols.push_back({1, {}, r.output_ids[static_cast<size_t>(output)]});
+    } else {
+      symbols.push_back({2, {r.row}, p});
+    }
+  }
+  return symbols;
+}
+
+TraceRequest RandomRequest(int64_t row, int64_t bt) {
+  TraceRequest r;
+  r.row = *rc::gen::inRange<int64_t>(0, 2) == 0 ? row : 7;
+  r.input_length = *rc::gen::inRange<int64_t>(1, 60);
+  r.output_length = *rc::gen::inRange<int64_t>(0, 20);
+  if (bt > 0) {
+    const int64_t floor_ids = r.input_length / bt;
+    const bool partial = *rc::gen::inRange(0, 2) == 0;
+    const int64_t n = partial || bt == 1 ? (r.input_length + bt - 1) / bt : floor_ids;
+    for (int64_t i = 0; i < n; ++i) r.content_ids.push_back(*rc::gen::inRange<int64_t>(0, 2));
+  }
+  if (*rc::gen::inRange(0, 2) == 0) {
+    for (int64_t i = 0; i < r.output_length; ++i) {
+      r.output_ids.push_back(*rc::gen::inRange<uint32_t>(0, 2));
+    }
+  }
+  return r;
+}
+
+RC_GTEST_PROP(ContentKeysProperty, KeysAreEqualIffSymbolsAre, ()) {
+  const TraceInfo info = BlockIds(*rc::gen::element<int64_t>(0, 1, 2, 3, 4, 8, 16));
+  const int64_t block = *rc::gen::element<int64_t>(1, 2, 3, 4, 8, 12, 32);
+  const TraceRequest a = RandomRequest(0, info.block_tokens);
+  const TraceRequest b = RandomRequest(1, info.block_tokens);
+  if (a.row == b.row) RC_PRE(a.input_length == b.input_length && a.output_ids == b.output_ids);
+  const int64_t tokens_a = a.input_length + a.output_length;
+  const int64_t tokens_b = b.input_length + b.output_length;
+  const std::vector<Symbol> symbols_a = NaiveSymbols(info, a, tokens_a);
+  const std::vector<Symbol> symbols_b = NaiveSymbols(info, b, tokens_b);
+  const Keys keys_a = KeysOf(info, a, block, tokens_a);
+  const Keys keys_b = KeysOf(info, b, block, tokens_b);
+  RC_ASSERT(static_cast<int64_t>(keys_a.size()) == tokens_a / block);
+  for (size_t i = 0; i < keys_a.size(); ++i) {
+    for (size_t j = 0; j < keys_b.size(); ++j) {
+      const int64_t end = static_cast<int64_t>(i + 1) * block;
+      const bool equal = i == j && std::equal(symbols_a.begin(), symbols_a.begin() + end,
+                                              symbols_b.begin(), symbols_b.begin() + end);
+      RC_ASSERT((keys_a[i] == keys_b[j]) == equal);
+    }
+  }
+}
+
+RC_GTEST_PROP(ContentKeysProperty, GrowingInAnyStepsGivesTheSameKeys, ()) {
+  const TraceInfo info = BlockIds(*rc::gen::element<int64_t>(0, 1, 2, 3, 4, 8, 16));
+  const int64_t block = *rc::gen::element<int64_t>(1, 2, 3, 4, 8, 12, 32);
+  const TraceRequest r = RandomRequest(0, info.block_tokens);
+  const int64_t tokens = r.input_length + r.output_length;
+  ContentKeys grown(info, r, block);
+  Keys keys;
+  for (int64_t known = 0; known < tokens;) {
+    known += *rc::gen::inRange<int64_t>(1, 9);
+    grown.AppendBlocks(r, std::min(known, tokens), &keys);
+  }
+  RC_ASSERT(keys == KeysOf(info, r, block, tokens));
+  RC_ASSERT(grown.num_blocks() == static_cast<int64_t>(keys.size()));
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

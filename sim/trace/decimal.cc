@@ -1,0 +1,139 @@
+#include "sim/trace/decimal.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr int64_t kMaxRationalPart = 1000000000000000000;
+
+absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
+
+// Long values are cut, so that a message never carries a megabyte of digits.
+std::string Quoted(std::string_view text) {
+  constexpr size_t kShown = 60;
+  return absl::StrCat("\"", View(text.substr(0, kShown)), text.size() > kShown ? "...\"" : "\"");
+}
+
+absl::Status Bad(std::string_view text, std::string_view expected) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("got ", Quoted(text), ", expected ", View(expected)));
+}
+
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+// A number taken apart: digits (without sign and point, no leading zeros) times 10^exponent.
+struct Parts {
+  bool negative = false;
+  std::string digits;
+  int64_t exponent = 0;
+};
+
+bool TakeApart(std::string_view text, Parts* out) {
+  size_t i = 0;
+  if (i < text.size() && text[i] == '-') {
+    out->negative = true;
+    ++i;
+  }
+  const size_t whole_begin = i;
+  while (i < text.size() && IsDigit(text[i])) out->digits.push_back(text[i++]);
+  if (i == whole_begin) return false;
+  if (i < text.size() && text[i] == '.') {
+    const size_t fraction_begin = ++i;
+    while (i < text.size() && IsDigit(text[i])) out->digits.push_back(text[i++]);
+    if (i == fraction_begin) return false;
+    out->exponent -= static_cast<int64_t>(i - fraction_begin);
+  }
+  if (i < text.size() && (text[i] == 'e' || text[i] == 'E')) {
+    ++i;
+    bool negative = false;
+    if (i < text.size() && (text[i] == '+' || text[i] == '-')) negative = text[i++] == '-';
+    const size_t begin = i;
+    int64_t exponent = 0;
+    // Saturates: beyond this every non-zero number is out of range anyway.
+    for (; i < text.size() && IsDigit(text[i]); ++i) {
+      exponent = std::min<int64_t>(exponent * 10 + (text[i] - '0'), 1000000000000);
+    }
+    if (i == begin) return false;
+    out->exponent += negative ? -exponent : exponent;
+  }
+  if (i != text.size()) return false;
+  while (!out->digits.empty() && out->digits.back() == '0') {
+    out->digits.pop_back();
+    ++out->exponent;
+  }
+  out->digits.erase(0, out->digits.find_first_not_of('0'));
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> ParseScaledDecimal(std::string_view text, int exponent) {
+  Parts parts;
+  if (!TakeApart(text, &parts)) return Bad(text, "a decimal number");
+  if (parts.digits.empty()) return int64_t{0};
+  if (parts.negative) return Bad(text, "a number that is not negative");
+  parts.exponent += exponent;
+  if (parts.exponent < 0) {
+    return Bad(text, absl::StrCat("at most ", exponent, " digits after the point"));
+  }
+  constexpr int64_t kMaxDigits = 19;
+  if (static_cast<int64_t>(parts.digits.size()) + parts.exponent > kMaxDigits) {
+    return Bad(text, absl::StrCat("a number below 2^63 / 10^", exponent));
+  }
+  unsigned __int128 value = 0;
+  for (char c : parts.digits) value = value * 10 + static_cast<unsigned>(c - '0');
+  for (int64_t i = 0; i < parts.exponent; ++i) value *= 10;
+  if (value > static_cast<unsigned __int128>(std::numeric_limits<int64_t>::max())) {
+    return Bad(text, absl::StrCat("a number below 2^63 / 10^", exponent));
+  }
+  return static_cast<int64_t>(value);
+}
+
+absl::StatusOr<Rational> ParseRational(std::string_view text) {
+  constexpr std::string_view kExpected = "a ratio such as 3, 0.25 or 3/2";
+  Rational result;
+  if (const size_t slash = text.find('/'); slash != std::string_view::npos) {
+    absl::StatusOr<int64_t> numerator = ParseScaledDecimal(text.substr(0, slash), 0);
+    absl::StatusOr<int64_t> denominator = ParseScaledDecimal(text.substr(slash + 1), 0);
+    if (!numerator.ok() || !denominator.ok() || *denominator == 0) return Bad(text, kExpected);
+    result = {*numerator, *denominator};
+  } else {
+    Parts parts;
+    if (!TakeApart(text, &parts) || (parts.negative && !parts.digits.empty())) {
+      return Bad(text, kExpected);
+    }
+    const int64_t places = parts.digits.empty() ? 0 : std::max<int64_t>(0, -parts.exponent);
+    if (places > 18) return Bad(text, "a ratio with at most 18 digits after the point");
+    absl::StatusOr<int64_t> numerator = ParseScaledDecimal(text, static_cast<int>(places));
+    if (!numerator.ok()) return Bad(text, "a ratio whose parts are at most 10^18");
+    int64_t denominator = 1;
+    for (int64_t i = 0; i < places; ++i) denominator *= 10;
+    result = {*numerator, denominator};
+  }
+  const int64_t divisor = std::gcd(result.numerator, result.denominator);
+  result.numerator /= divisor;
+  result.denominator /= divisor;
+  if (result.numerator > kMaxRationalPart || result.denominator > kMaxRationalPart) {
+    return Bad(text, "a ratio whose parts are at most 10^18");
+  }
+  return result;
+}
+
+std::string FormatScaledDecimal(int64_t value, int exponent) {
+  std::string digits = absl::StrCat(value);
+  const size_t places = static_cast<size_t>(exponent);
+  if (digits.size() <= places) digits.insert(0, places + 1 - digits.size(), '0');
+  std::string fraction = digits.substr(digits.size() - places);
+  digits.resize(digits.size() - places);
+  while (!fraction.empty() && fraction.back() == '0') fraction.pop_back();
+  return fraction.empty() ? digits : digits + "." + fraction;
+}
+
+}  // namespace kvblocks::sim

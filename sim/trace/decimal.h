@@ -1,0 +1,38 @@
+// Exact decimal parsing of times and ratios. Nothing passes through binary floating point.
+//
+// Numbers are written as in JSON: -12, 0.5, 1.25e3. NaN, infinities, hexadecimal and thousands
+// separators are errors.
+
+#ifndef KVBLOCKS_SIM_TRACE_DECIMAL_H_
+#define KVBLOCKS_SIM_TRACE_DECIMAL_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace kvblocks::sim {
+
+// A non-negative ratio; the denominator is positive.
+struct Rational {
+  int64_t numerator = 0;
+  int64_t denominator = 1;
+
+  friend bool operator==(const Rational&, const Rational&) = default;
+};
+
+// The number `text` times 10^exponent as an integer, for example milliseconds to nanoseconds with
+// exponent 6. Errors: not a number, negative, not a whole number after scaling, above int64.
+absl::StatusOr<int64_t> ParseScaledDecimal(std::string_view text, int exponent);
+
+// "3", "1.5" or "3/2", in lowest terms, both parts at most 10^18.
+absl::StatusOr<Rational> ParseRational(std::string_view text);
+
+// `value` (>= 0) divided by 10^exponent, exactly and without trailing zeros: (46926808, 6) is
+// "46.926808".
+std::string FormatScaledDecimal(int64_t value, int exponent);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_TRACE_DECIMAL_H_

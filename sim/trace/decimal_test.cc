@@ -1,0 +1,64 @@
+#include "sim/trace/decimal.h"
+
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace kvblocks::sim {
+namespace {
+
+TEST(DecimalTest, MillisecondsBecomeNanosecondsExactly) {
+  EXPECT_EQ(*ParseScaledDecimal("46.926808", 6), 46926808);
+  EXPECT_EQ(*ParseScaledDecimal("0", 6), 0);
+  EXPECT_EQ(*ParseScaledDecimal("-0.0", 6), 0);
+  EXPECT_EQ(*ParseScaledDecimal("1.5e3", 6), 1500000000);
+  EXPECT_EQ(*ParseScaledDecimal("1500E-3", 6), 1500000);
+  EXPECT_EQ(*ParseScaledDecimal("0.1000000000", 6), 100000);
+  EXPECT_EQ(*ParseScaledDecimal("0e999999999999999999999", 9), 0);
+  // 0.1 + 0.2 style values that binary floating point rounds.
+  EXPECT_EQ(*ParseScaledDecimal("9007199254.740993", 6), 9007199254740993);
+  EXPECT_EQ(*ParseScaledDecimal("9223372036.854775807", 9), 9223372036854775807);
+}
+
+TEST(DecimalTest, RejectsWhatIsNotAnExactNonNegativeNumber) {
+  for (const char* text :
+       {"",   "-",  "NaN", "nan", "Infinity", "-Infinity", "inf",   "0x10", "1,5",   "1.",
+        ".5", "1e", "1e+", "1 ",  " 1",       "+1",        "1_000", "--1",  "1e5.5", "1..2"}) {
+    EXPECT_FALSE(ParseScaledDecimal(text, 6).ok()) << text;
+  }
+  EXPECT_FALSE(ParseScaledDecimal("-1", 6).ok());
+  EXPECT_FALSE(ParseScaledDecimal("-0.000001", 6).ok());
+  EXPECT_FALSE(ParseScaledDecimal("0.0000001", 6).ok()) << "a tenth of a nanosecond";
+  EXPECT_FALSE(ParseScaledDecimal("9223372036.854775808", 9).ok());
+  EXPECT_FALSE(ParseScaledDecimal("1e400", 6).ok());
+  EXPECT_FALSE(ParseScaledDecimal("1e999999999999999999999", 6).ok());
+  EXPECT_FALSE(ParseScaledDecimal("1e-999999999999999999999", 6).ok());
+}
+
+TEST(DecimalTest, MessageNamesTheValueAndStaysShort) {
+  EXPECT_EQ(ParseScaledDecimal("abc", 6).status().message(),
+            "got \"abc\", expected a decimal number");
+  EXPECT_LT(ParseScaledDecimal(std::string(1000000, '9'), 6).status().message().size(), 200u);
+}
+
+TEST(DecimalTest, RatiosAreInLowestTerms) {
+  EXPECT_EQ(*ParseRational("3"), (Rational{3, 1}));
+  EXPECT_EQ(*ParseRational("1.50"), (Rational{3, 2}));
+  EXPECT_EQ(*ParseRational("6/4"), (Rational{3, 2}));
+  EXPECT_EQ(*ParseRational("0"), (Rational{0, 1}));
+  EXPECT_EQ(*ParseRational("0.1"), (Rational{1, 10}));
+  for (const char* text :
+       {"", "x", "1/0", "-1", "1/2/3", "1/", "/2", "1e30", "0.0000000000000000001"}) {
+    EXPECT_FALSE(ParseRational(text).ok()) << text;
+  }
+}
+
+TEST(DecimalTest, FormatIsTheShortestExactForm) {
+  EXPECT_EQ(FormatScaledDecimal(46926808, 6), "46.926808");
+  EXPECT_EQ(FormatScaledDecimal(1000000, 6), "1");
+  EXPECT_EQ(FormatScaledDecimal(1, 6), "0.000001");
+  EXPECT_EQ(FormatScaledDecimal(0, 6), "0");
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,172 @@
+#include "sim/trace/format_detection.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "sim/trace/json_values.h"
+#include "sim/trace/row_source.h"
+
+namespace kvblocks::sim {
+namespace {
+
+class PeekedSource : public ByteSource {
+ public:
+  PeekedSource(std::string head, std::unique_ptr<ByteSource> rest)
+      : head_(std::move(head)), rest_(std::move(rest)) {}
+
+  absl::StatusOr<size_t> Read(char* out, size_t size) override {
+    if (position_ == head_.size()) return rest_->Read(out, size);
+    const size_t n = std::min(size, head_.size() - position_);
+    std::memcpy(out, head_.data() + position_, n);
+    position_ += n;
+    if (position_ == head_.size()) {
+      head_ = std::string();
+      position_ = 0;
+    }
+    return n;
+  }
+  int64_t bytes_read() const override { return rest_->bytes_read(); }
+  int64_t bytes_total() const override { return rest_->bytes_total(); }
+
+ private:
+  std::string head_;
+  size_t position_ = 0;
+  std::unique_ptr<ByteSource> rest_;
+};
+
+bool Contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+struct FirstLine {
+  size_t begin;
+  size_t end;
+  int64_t number;
+  bool complete;
+};
+
+// The first line that is not blank, or nothing but blanks if begin == end.
+FirstLine FindFirstLine(std::string_view head) {
+  size_t begin = head.substr(0, 3) == "\xef\xbb\xbf" ? 3 : 0;
+  for (int64_t number = 1;; ++number) {
+    const size_t end = std::min(head.find('\n', begin), head.size());
+    const std::string_view line = head.substr(begin, end - begin);
+    const size_t text = line.find_first_not_of(" \t\r");
+    const bool complete = end < head.size();
+    if (text != std::string_view::npos || !complete) {
+      size_t trimmed = end;
+      while (trimmed > begin && std::strchr(" \t\r", head[trimmed - 1]) != nullptr) --trimmed;
+      const size_t skip = text == std::string_view::npos ? trimmed - begin : text;
+      return {begin + skip, trimmed, number, complete};
+    }
+    begin = end + 1;
+  }
+}
+
+absl::Status Unsupported(const RowLog& log, int64_t line, const std::string& format) {
+  return absl::UnimplementedError(
+      RowError(log, line,
+               absl::StrCat("format: got ", format,
+                            ", which is not supported yet by this version, expected Mooncake "
+                            "JSONL, Azure CSV or a native trace")));
+}
+
+absl::StatusOr<std::string> DetectObject(std::string_view text, const RowLog& log, int64_t line) {
+  std::set<std::string, std::less<>> keys;
+  bool hash_ids_is_object = false;
+  int64_t column = 0;
+  JsonObjectReader reader;
+  const absl::Status status = reader.ForEachField(
+      text, LineReader::kPadding,
+      [&](std::string_view key, JsonValue& value) {
+        if (key == "hash_ids") hash_ids_is_object = value.IsObject();
+        keys.emplace(key);
+        return value.Skip();
+      },
+      &column);
+  if (!status.ok()) {
+    const std::string message(status.message());
+    return absl::InvalidArgumentError(column > 0 ? RowError(log, line, column, message)
+                                                 : RowError(log, line, message));
+  }
+  std::vector<std::string> candidates;
+  const bool hash_ids = keys.contains("hash_ids");
+  if (hash_ids && keys.contains("chat_id")) candidates.push_back("Qwen-Bailian JSONL");
+  if (keys.contains("sub_requests") || keys.contains("arrival_time_ns")) {
+    candidates.push_back("LLMServingSim JSONL");
+  }
+  if (keys.contains("requests") && keys.contains("hash_id_scope")) {
+    candidates.push_back("coding-agent session");
+  }
+  if (hash_ids && hash_ids_is_object) candidates.push_back("RAGPulse JSONL");
+  if (hash_ids && !hash_ids_is_object && !keys.contains("chat_id")) {
+    candidates.push_back("Mooncake JSONL");
+  }
+  if (keys.contains("prompt")) candidates.push_back("vLLM custom JSONL");
+  if (candidates.size() > 1) {
+    return absl::InvalidArgumentError(
+        RowError(log, line,
+                 absl::StrCat("format: got a record that fits ", absl::StrJoin(candidates, " and "),
+                              ", expected exactly one (--format)")));
+  }
+  if (candidates.empty()) {
+    return absl::InvalidArgumentError(
+        RowError(log, line,
+                 "format: got a JSON object without hash_ids, requests, sub_requests or prompt, "
+                 "expected a known trace record (--format)"));
+  }
+  if (candidates[0] == "Mooncake JSONL") return std::string("mooncake");
+  return Unsupported(log, line, candidates[0]);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> DetectFormat(std::string head, const std::string& file) {
+  RowLog log;
+  log.file = file;
+  if (head.substr(0, kNativeMagic.size()) == kNativeMagic) return std::string("native");
+  const FirstLine line = FindFirstLine(head);
+  if (line.begin == line.end) {
+    return absl::InvalidArgumentError(
+        RowError(log, line.number, "format: got an empty file, expected a first record"));
+  }
+  const size_t size = head.size();
+  head.resize(size + LineReader::kPadding, ' ');
+  const std::string_view text = std::string_view(head).substr(line.begin, line.end - line.begin);
+  if (text[0] == '{') return DetectObject(text, log, line.number);
+  if (text[0] == '[') return Unsupported(log, line.number, "ShareGPT JSON");
+  if (text.substr(0, 10) == "TIMESTAMP,") return std::string("azure");
+  if (Contains(text, "Request tokens")) return Unsupported(log, line.number, "BurstGPT CSV");
+  if (Contains(text, "num_prefill_tokens")) return Unsupported(log, line.number, "Vidur CSV");
+  if (text.substr(0, 6) == "header") return std::string("native-text");
+  return absl::InvalidArgumentError(RowError(
+      log, line.number,
+      absl::StrCat("format: got ", Shown(text), ", expected a JSON object, a known CSV header or ",
+                   Shown(kNativeMagic), " (--format)")));
+}
+
+absl::StatusOr<std::string> PeekHead(std::unique_ptr<ByteSource>* source, size_t max_bytes) {
+  std::string head;
+  while (head.size() < max_bytes) {
+    // A native file is recognised by its first bytes and may have no line end for long.
+    if (head.substr(0, kNativeMagic.size()) == kNativeMagic) break;
+    const FirstLine line = FindFirstLine(head);
+    if (line.complete && line.begin != line.end) break;
+    const size_t before = head.size();
+    head.resize(before + 64 * 1024);
+    absl::StatusOr<size_t> n = (*source)->Read(head.data() + before, head.size() - before);
+    if (!n.ok()) return n.status();
+    head.resize(before + *n);
+    if (*n == 0) break;
+  }
+  *source = std::make_unique<PeekedSource>(head, std::move(*source));
+  return head;
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,261 @@
+#include "sim/trace/json_values.h"
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "sim/trace/decimal.h"
+#include "simdjson.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace od = simdjson::ondemand;
+
+constexpr const char* kNotJson = "JSON: got ";
+constexpr int kMaxDepth = 64;
+
+absl::Status NotJson(simdjson::error_code error) {
+  return absl::DataLossError(absl::StrCat(kNotJson, simdjson::error_message(error),
+                                          ", expected one JSON object per line"));
+}
+
+std::string Raw(od::value& value) {
+  std::string_view token = value.raw_json_token();
+  while (!token.empty() && (token.back() == ' ' || token.back() == '\t' || token.back() == '\r')) {
+    token.remove_suffix(1);
+  }
+  constexpr size_t kShown = 60;
+  return std::string(token.substr(0, kShown)) + (token.size() > kShown ? "..." : "");
+}
+
+absl::Status Wrong(od::value& value, const std::string& expected) {
+  return absl::InvalidArgumentError(absl::StrCat("got ", Raw(value), ", expected ", expected));
+}
+
+std::string RangeText(int64_t min, int64_t max) {
+  return absl::StrCat("a whole number from ", min, " to ", max);
+}
+
+absl::Status SkipValue(od::value value, int depth) {
+  if (depth > kMaxDepth) {
+    return absl::DataLossError(
+        absl::StrCat(kNotJson, "more than ", kMaxDepth, " nested levels, expected fewer"));
+  }
+  od::json_type type;
+  if (auto error = value.type().get(type)) return NotJson(error);
+  simdjson::error_code error = simdjson::SUCCESS;
+  switch (type) {
+    case od::json_type::array: {
+      od::array array;
+      if ((error = value.get_array().get(array))) return NotJson(error);
+      for (auto element : array) {
+        od::value inner;
+        if ((error = element.get(inner))) return NotJson(error);
+        if (absl::Status status = SkipValue(inner, depth + 1); !status.ok()) return status;
+      }
+      return absl::OkStatus();
+    }
+    case od::json_type::object: {
+      od::object object;
+      if ((error = value.get_object().get(object))) return NotJson(error);
+      for (auto field : object) {
+        od::field inner;
+        if ((error = std::move(field).get(inner))) return NotJson(error);
+        std::string_view key;
+        if ((error = inner.unescaped_key().get(key))) return NotJson(error);
+        if (absl::Status status = SkipValue(inner.value(), depth + 1); !status.ok()) return status;
+      }
+      return absl::OkStatus();
+    }
+    case od::json_type::number: {
+      double number;
+      error = value.get_double().get(number);
+      // Too large for a double is still JSON.
+      if (error == simdjson::NUMBER_ERROR && ParseScaledDecimal(Raw(value), 18).ok()) {
+        error = simdjson::SUCCESS;
+      }
+      break;
+    }
+    case od::json_type::string: {
+      std::string_view text;
+      error = value.get_string().get(text);
+      break;
+    }
+    case od::json_type::boolean: {
+      bool flag;
+      error = value.get_bool().get(flag);
+      break;
+    }
+    case od::json_type::null:
+      if (!value.is_null()) error = simdjson::N_ATOM_ERROR;
+      break;
+  }
+  return error ? NotJson(error) : absl::OkStatus();
+}
+
+bool IsNumber(od::value& value) {
+  od::json_type type;
+  return !value.type().get(type) && type == od::json_type::number;
+}
+
+absl::Status ReadIdFrom(od::value& value, JsonId* out) {
+  *out = JsonId();
+  if (IsNumber(value)) {
+    if (value.get_int64().get(out->integer)) {
+      return Wrong(value, "a string or a whole number below 2^63");
+    }
+    out->is_integer = true;
+    out->text = absl::StrCat(out->integer);
+    return absl::OkStatus();
+  }
+  std::string_view text;
+  if (value.get_string().get(text)) return Wrong(value, "a string or a whole number");
+  out->text = std::string(text);
+  return absl::OkStatus();
+}
+
+// Calls read(element) for each element of an array.
+template <typename Read>
+absl::Status ForEachElement(od::value& value, const char* expected, Read read) {
+  od::array array;
+  if (auto error = value.get_array().get(array)) {
+    if (error == simdjson::INCORRECT_TYPE) return Wrong(value, expected);
+    return NotJson(error);
+  }
+  for (auto element : array) {
+    od::value inner;
+    if (auto error = element.get(inner)) return NotJson(error);
+    if (absl::Status status = read(inner); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+od::value& ValueOf(void* value) { return *static_cast<od::value*>(value); }
+
+}  // namespace
+
+absl::StatusOr<bool> JsonValue::IsNull() {
+  od::json_type type;
+  if (ValueOf(value_).type().get(type)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got ", Raw(ValueOf(value_)), ", expected a JSON value"));
+  }
+  if (type != od::json_type::null) return false;
+  if (!ValueOf(value_).is_null()) return NotJson(simdjson::N_ATOM_ERROR);
+  return true;
+}
+
+bool JsonValue::IsObject() {
+  od::json_type type;
+  return !ValueOf(value_).type().get(type) && type == od::json_type::object;
+}
+
+absl::Status JsonValue::Skip() { return SkipValue(ValueOf(value_), 1); }
+
+absl::Status JsonValue::ReadInteger(int64_t min, int64_t max, int64_t* out) {
+  od::value& value = ValueOf(value_);
+  if (value.get_int64().get(*out) || *out < min || *out > max) {
+    return Wrong(value, RangeText(min, max));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JsonValue::ReadDecimal(int exponent, int64_t* out) {
+  od::value& value = ValueOf(value_);
+  double checked;
+  // The parser checks the number's grammar; its value is not used, and a range error is left to the
+  // exact reading.
+  const auto error = IsNumber(value) ? value.get_double().get(checked) : simdjson::INCORRECT_TYPE;
+  if (error == simdjson::INCORRECT_TYPE) return Wrong(value, "a number");
+  std::string_view token = value.raw_json_token();
+  while (!token.empty() && (token.back() == ' ' || token.back() == '\t')) token.remove_suffix(1);
+  absl::StatusOr<int64_t> scaled = ParseScaledDecimal(token, exponent);
+  if (!scaled.ok()) return scaled.status();
+  if (error) return Wrong(value, "a JSON number");
+  *out = *scaled;
+  return absl::OkStatus();
+}
+
+absl::Status JsonValue::ReadString(std::string* out) {
+  std::string_view text;
+  if (ValueOf(value_).get_string().get(text)) return Wrong(ValueOf(value_), "a string");
+  *out = std::string(text);
+  return absl::OkStatus();
+}
+
+absl::Status JsonValue::ReadId(JsonId* out) { return ReadIdFrom(ValueOf(value_), out); }
+
+absl::Status JsonValue::ReadIds(std::vector<JsonId>* out) {
+  return ForEachElement(ValueOf(value_), "a list of request ids", [&](od::value& element) {
+    return ReadIdFrom(element, &out->emplace_back());
+  });
+}
+
+absl::Status JsonValue::ReadIntegers(std::vector<int64_t>* out) {
+  return ForEachElement(ValueOf(value_), "a list of whole numbers", [&](od::value& element) {
+    int64_t number;
+    if (element.get_int64().get(number)) return Wrong(element, "whole numbers within 64 bits");
+    out->push_back(number);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status JsonValue::ReadUint32s(std::vector<uint32_t>* out) {
+  constexpr int64_t kMax = std::numeric_limits<uint32_t>::max();
+  return ForEachElement(ValueOf(value_), "a list of whole numbers", [&](od::value& element) {
+    int64_t number;
+    if (element.get_int64().get(number) || number < 0 || number > kMax) {
+      return Wrong(element, RangeText(0, kMax));
+    }
+    out->push_back(static_cast<uint32_t>(number));
+    return absl::OkStatus();
+  });
+}
+
+struct JsonObjectReader::Parser {
+  od::parser parser;
+};
+
+JsonObjectReader::JsonObjectReader() : parser_(std::make_unique<Parser>()) {}
+JsonObjectReader::~JsonObjectReader() = default;
+
+absl::Status JsonObjectReader::ForEachField(
+    std::string_view text, size_t padding,
+    const std::function<absl::Status(std::string_view key, JsonValue& value)>& on_field,
+    int64_t* column) {
+  *column = 0;
+  od::document document;
+  od::object object;
+  const simdjson::padded_string_view padded(text.data(), text.size(), text.size() + padding);
+  if (auto error = parser_->parser.iterate(padded).get(document)) {
+    absl::Status status = NotJson(error);
+    return absl::InvalidArgumentError(status.message());
+  }
+  const auto fail = [&](const absl::Status& status) {
+    // Syntax errors know where they are; wrong values are named by their field.
+    const char* at;
+    if (status.code() == absl::StatusCode::kDataLoss && !document.current_location().get(at) &&
+        at >= text.data() && at <= text.data() + text.size()) {
+      *column = at - text.data() + 1;
+    }
+    return absl::InvalidArgumentError(status.message());
+  };
+  if (auto error = document.get_object().get(object)) return fail(NotJson(error));
+  for (auto result : object) {
+    od::field field;
+    if (auto error = std::move(result).get(field)) return fail(NotJson(error));
+    std::string_view key;
+    if (auto error = field.unescaped_key().get(key)) return fail(NotJson(error));
+    od::value inner = field.value();
+    JsonValue value(&inner);
+    if (absl::Status status = on_field(key, value); !status.ok()) return fail(status);
+  }
+  const char* rest;
+  if (!document.current_location().get(rest)) {
+    return fail(absl::DataLossError(
+        "JSON: got more after the object's end, expected one JSON object per line"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,283 @@
+#include "sim/trace/native_reader.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/message.h"
+#include "google/protobuf/unknown_field_set.h"
+#include "sim/trace/id_window.h"
+#include "sim/trace/record_stream.h"
+#include "sim/trace/trace.pb.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = kvblocks::trace::v1;
+
+constexpr int64_t kMostCopyWindow = int64_t{1} << 20;
+constexpr int64_t kMostCopyWindowIds = int64_t{1} << 27;
+
+std::string UnknownFieldsOf(const google::protobuf::Message& message) {
+  std::string bytes;
+  message.GetReflection()->GetUnknownFields(message).SerializeToString(&bytes);
+  return bytes;
+}
+
+class NativeReader : public RowSource {
+ public:
+  NativeReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log)
+      : stream_(std::move(source), options.max_line_bytes),
+        log_(log),
+        window_(kDefaultCopyWindow, kDefaultCopyWindowIds) {}
+
+  absl::Status Open() {
+    if (absl::Status status = stream_.Start(); !status.ok()) return Damage(status);
+    absl::StatusOr<bool> more = NextRecord();
+    if (!more.ok()) return more.status();
+    if (!*more || !record_.has_header()) {
+      return Damage(
+          absl::DataLossError("first record: got none or another one, expected a header"));
+    }
+    return TakeHeader();
+  }
+
+  absl::StatusOr<RowOutcome> Next(RawRow* row, std::string* error) override {
+    while (!ended_) {
+      absl::StatusOr<bool> more = NextRecord();
+      if (!more.ok()) return more.status();
+      if (!*more) {
+        return Damage(absl::DataLossError(absl::StrCat("truncated file: got ", num_requests_,
+                                                       " requests and no footer, "
+                                                       "expected a footer at the end")));
+      }
+      switch (record_.kind_case()) {
+        case pb::Record::kRequest:
+          return TakeRequest(row, error);
+        case pb::Record::kStrings:
+          for (std::string& value : *record_.mutable_strings()->mutable_value()) {
+            strings_.push_back(std::move(value));
+          }
+          break;
+        case pb::Record::kFooter:
+          if (absl::Status status = TakeFooter(); !status.ok()) return status;
+          break;
+        case pb::Record::kHeader:
+          return Damage(absl::DataLossError("record: got a second header, expected one"));
+        case pb::Record::KIND_NOT_SET:
+          log_->Warn(stream_.record_number(),
+                     "record: got a kind that this version does not know, expected a request, "
+                     "strings or the footer; it is left out");
+          break;
+      }
+    }
+    return RowOutcome::kEnd;
+  }
+
+  const TraceInfo& info() const override { return info_; }
+  ReadProgress progress() const override {
+    return {stream_.source().bytes_read(), stream_.source().bytes_total()};
+  }
+
+ private:
+  absl::Status Damage(const absl::Status& status) const {
+    return absl::Status(
+        status.code(),
+        absl::StrCat(log_->file, ":", stream_.record_number(), ": error: ", status.message(),
+                     " (record ", stream_.record_number(), " at byte ", stream_.record_offset(),
+                     "; ", num_requests_, " good requests before it)"));
+  }
+
+  absl::StatusOr<bool> NextRecord() {
+    absl::StatusOr<bool> more = stream_.Next(&bytes_);
+    if (!more.ok()) return Damage(more.status());
+    if (*more && !record_.ParseFromString(bytes_)) {
+      return Damage(absl::DataLossError("record: got bytes that do not parse, expected a Record"));
+    }
+    return more;
+  }
+
+  absl::Status TakeHeader() {
+    const pb::Header& header = record_.header();
+    if (header.version() != 1) {
+      return Damage(absl::InvalidArgumentError(
+          absl::StrCat("version: got ", header.version(), ", expected 1")));
+    }
+    if (!pb::Header::Scope_IsValid(header.scope())) {
+      return Damage(
+          absl::InvalidArgumentError(absl::StrCat("scope: got ", static_cast<int>(header.scope()),
+                                                  ", expected GLOBAL, SESSION or TENANT")));
+    }
+    info_.format = "native";
+    info_.name = header.name();
+    info_.source = header.source();
+    info_.license = header.license();
+    info_.block_tokens = header.block_tokens();
+    info_.scope = static_cast<ContentScope>(header.scope());
+    info_.sorted = header.sorted();
+    info_.pseudo_tokens = header.pseudo_tokens();
+    info_.num_requests = header.num_requests();
+    info_.notes.insert(header.notes().begin(), header.notes().end());
+    info_.unknown_fields = UnknownFieldsOf(header);
+    int64_t requests = kDefaultCopyWindow;
+    int64_t ids = kDefaultCopyWindowIds;
+    if (absl::Status s = ReadNote("copy_window", kMostCopyWindow, &requests); !s.ok()) return s;
+    if (absl::Status s = ReadNote("copy_window_ids", kMostCopyWindowIds, &ids); !s.ok()) return s;
+    window_ = IdWindow(requests, ids);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadNote(const char* name, int64_t most, int64_t* value) const {
+    const auto found = info_.notes.find(name);
+    if (found == info_.notes.end()) return absl::OkStatus();
+    if (!absl::SimpleAtoi(found->second, value) || *value < 0 || *value > most) {
+      return Damage(absl::InvalidArgumentError(
+          absl::StrCat("note ", name, ": got ", Shown(found->second), ", expected 0 to ", most)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<RowOutcome> TakeRequest(RawRow* row, std::string* error) {
+    pb::Request& from = *record_.mutable_request();
+    *row = RawRow();
+    TraceRequest& to = row->request;
+    to.row = num_requests_;
+    to.line = stream_.record_number();
+    // What later records build on comes first: without it nothing after this record can be read.
+    if (__builtin_add_overflow(arrival_ns_, from.arrival_delta_ns(), &arrival_ns_)) {
+      return Damage(absl::DataLossError("arrival: got a sum beyond 64 bits, expected less"));
+    }
+    if (absl::Status status = DecodeIds(from, &to.content_ids); !status.ok()) return status;
+    window_.Push(to.content_ids, [](int64_t) {});
+    ++num_requests_;
+    input_tokens_ += from.input_length();
+    output_tokens_ += from.output_length();
+
+    row->timestamp_ns = arrival_ns_;
+    to.id = absl::StrCat(from.id());
+    to.input_length = from.input_length();
+    to.output_length = from.output_length();
+    to.output_ids.assign(from.output_ids().begin(), from.output_ids().end());
+    to.accepted_drafts.assign(from.accepted_drafts().begin(), from.accepted_drafts().end());
+    to.min_tokens = from.min_tokens();
+    to.priority = from.priority();
+    to.session = from.session();
+    to.turn = from.turn();
+    row->has_turn = true;
+    to.unknown_fields = UnknownFieldsOf(from);
+    const std::string problem = TakeReferences(from, &to);
+    if (problem.empty()) return RowOutcome::kRow;
+    *error = RowError(
+        *log_, to.line,
+        absl::StrCat(problem, " (record ", to.line, " at byte ", stream_.record_offset(), ")"));
+    return RowOutcome::kBad;
+  }
+
+  absl::Status DecodeIds(const pb::Request& from, std::vector<int64_t>* ids) const {
+    const int64_t total = int64_t{from.copy_ids()} + from.ids_size();
+    if (total > kMostCopyWindowIds) {
+      return Damage(absl::ResourceExhaustedError(
+          absl::StrCat("content ids: got ", total, ", expected at most ", kMostCopyWindowIds)));
+    }
+    ids->reserve(static_cast<size_t>(from.ids_size()));
+    if (from.copy_from() == 0 && from.copy_ids() != 0) {
+      return Damage(absl::DataLossError(
+          absl::StrCat("copy_ids: got ", from.copy_ids(), " without copy_from, expected 0")));
+    }
+    if (from.copy_from() != 0) {
+      const std::vector<int64_t>* source = window_.Find(num_requests_ - from.copy_from());
+      if (source == nullptr) {
+        return Damage(absl::DataLossError(absl::StrCat(
+            "copy_from: got ", from.copy_from(), " records back, expected one within the window ",
+            "(header notes copy_window and copy_window_ids)")));
+      }
+      if (from.copy_ids() > source->size()) {
+        return Damage(absl::DataLossError(absl::StrCat("copy_ids: got ", from.copy_ids(),
+                                                       ", expected at most ", source->size())));
+      }
+      ids->reserve(static_cast<size_t>(total));
+      ids->assign(source->begin(), source->begin() + from.copy_ids());
+    }
+    // Deltas wrap around, so that any two ids can follow each other.
+    uint64_t id = ids->empty() ? 0 : static_cast<uint64_t>(ids->back());
+    for (const int64_t delta : from.ids()) {
+      id += static_cast<uint64_t>(delta);
+      ids->push_back(static_cast<int64_t>(id));
+    }
+    return absl::OkStatus();
+  }
+
+  std::string TakeReferences(const pb::Request& from, TraceRequest* to) const {
+    constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
+    if (from.think_ns() > kMax || from.abort_after_ns() > kMax) {
+      return "think_ns or abort_after_ns: got more than 2^63 ns, expected less";
+    }
+    to->think_ns = static_cast<int64_t>(from.think_ns());
+    to->abort_after_ns = static_cast<int64_t>(from.abort_after_ns());
+    for (const uint32_t back : from.waits_for()) {
+      if (back == 0 || int64_t{back} > to->row) {
+        return absl::StrCat("waits_for: got ", back, " records back, expected 1 to ", to->row);
+      }
+      to->waits_for.push_back(to->row - back);
+    }
+    for (const auto& [index, text] :
+         {std::pair(from.tenant(), &to->tenant), std::pair(from.slo_class(), &to->slo_class),
+          std::pair(from.adapter(), &to->adapter), std::pair(from.salt(), &to->salt)}) {
+      if (index >= strings_.size()) {
+        return absl::StrCat("string index: got ", index, ", expected below ", strings_.size());
+      }
+      *text = strings_[index];
+    }
+    return "";
+  }
+
+  absl::Status TakeFooter() {
+    const pb::Footer footer = record_.footer();
+    const auto check = [&](const char* what, uint64_t got, uint64_t expected) {
+      if (got == expected) return absl::OkStatus();
+      return Damage(absl::DataLossError(absl::StrCat("footer ", what, ": got ", got, ", expected ",
+                                                     expected, ", which the records give")));
+    };
+    const uint64_t hash = stream_.hash_before_record();
+    const uint64_t requests = static_cast<uint64_t>(num_requests_);
+    if (auto s = check("num_requests", footer.num_requests(), requests); !s.ok()) return s;
+    if (auto s = check("input_tokens", footer.input_tokens(), input_tokens_); !s.ok()) return s;
+    if (auto s = check("output_tokens", footer.output_tokens(), output_tokens_); !s.ok()) return s;
+    if (auto s = check("xxh64_of_records", footer.xxh64_of_records(), hash); !s.ok()) return s;
+    absl::StatusOr<bool> more = stream_.Next(&bytes_);
+    if (!more.ok()) return Damage(more.status());
+    if (*more)
+      return Damage(absl::DataLossError("end: got a record after the footer, expected none"));
+    ended_ = true;
+    return absl::OkStatus();
+  }
+
+  RecordStream stream_;
+  RowLog* log_;
+  TraceInfo info_;
+  IdWindow window_;
+  std::string bytes_;
+  pb::Record record_;
+  std::vector<std::string> strings_ = {""};
+  int64_t arrival_ns_ = 0;
+  int64_t num_requests_ = 0;
+  uint64_t input_tokens_ = 0;
+  uint64_t output_tokens_ = 0;
+  bool ended_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RowSource>> MakeNativeReader(std::unique_ptr<ByteSource> source,
+                                                            const TraceReaderOptions& options,
+                                                            RowLog* log) {
+  auto reader = std::make_unique<NativeReader>(std::move(source), options, log);
+  if (absl::Status status = reader->Open(); !status.ok()) return status;
+  return std::unique_ptr<RowSource>(std::move(reader));
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,68 @@
+// RowChecker: the checks and completions that all trace formats share, row by row in file order.
+//
+// Lengths and their sum, numbers of content and output ids, duplicate request ids, dependencies (by
+// name, by row and within a session), and, if asked for, what content ids say about themselves. A
+// good row leaves with its final id, turn, waits_for and an arrival that is not before that of any
+// row it waits for.
+//
+// Memory: 8 bytes per row, plus one table entry per named request, per session, and (with
+// check_ids) per content id.
+
+#ifndef KVBLOCKS_SIM_TRACE_ROW_CHECKER_H_
+#define KVBLOCKS_SIM_TRACE_ROW_CHECKER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/numeric/int128.h"
+#include "absl/status/status.h"
+#include "sim/trace/row_source.h"
+
+namespace kvblocks::sim {
+
+class RowChecker {
+ public:
+  RowChecker(const TraceReaderOptions& options, const TraceInfo& info, RowLog* log);
+
+  // On success row->request is complete. On an error, which is the whole message, the row counts as
+  // bad and nothing may depend on it.
+  absl::Status Check(RawRow* row);
+
+ private:
+  struct Session {
+    int64_t last_row = -1;
+    uint32_t next_turn = 0;
+  };
+  struct IdUse {
+    absl::uint128 parent;
+    int64_t tokens;
+    int64_t line;
+  };
+
+  absl::Status CheckLengths(const TraceRequest& request) const;
+  absl::Status CheckOrder(RawRow* row);
+  absl::Status CheckDependencies(RawRow* row);
+  absl::Status CheckIds(const TraceRequest& request);
+  absl::Status Error(const TraceRequest& request, std::string_view text) const;
+
+  const bool require_sorted_;
+  const bool check_ids_;
+  const bool ids_are_unique_;
+  const TraceInfo& info_;
+  RowLog* log_;
+
+  std::vector<int64_t> arrivals_;  // by row; -1: bad
+  absl::flat_hash_map<std::string, int64_t> row_of_id_;
+  absl::flat_hash_map<uint64_t, Session> sessions_;
+  absl::flat_hash_map<int64_t, IdUse> id_uses_;
+  int64_t num_good_ = 0;
+  bool all_named_ = false;  // of the good rows; either all have a request id or none has
+  int64_t last_timestamp_ns_ = 0;
+  int64_t last_line_ = 0;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_TRACE_ROW_CHECKER_H_

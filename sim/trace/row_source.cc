@@ -1,0 +1,77 @@
+#include "sim/trace/row_source.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace kvblocks::sim {
+namespace {
+
+absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
+
+}  // namespace
+
+void RowLog::Warn(int64_t line, std::string_view text) {
+  if (static_cast<int>(warnings.size()) >= max_warnings) return;
+  warnings.push_back(absl::StrCat(file, ":", line, ": warning: ", View(text)));
+}
+
+std::string RowError(const RowLog& log, int64_t line, std::string_view text) {
+  return absl::StrCat(log.file, ":", line, ": error: ", View(text));
+}
+
+std::string RowError(const RowLog& log, int64_t line, int64_t column, std::string_view text) {
+  return absl::StrCat(log.file, ":", line, ":", column, ": error: ", View(text));
+}
+
+absl::Status StreamError(const RowLog& log, const absl::Status& status, std::string_view unit,
+                         int64_t last_good) {
+  return absl::Status(status.code(),
+                      absl::StrCat(log.file, ":", last_good + 1, ": error: ", status.message(),
+                                   " (the last good ", View(unit), " is ", last_good, ")"));
+}
+
+std::string Shown(std::string_view value) {
+  constexpr size_t kShown = 60;
+  return absl::StrCat("\"", absl::CHexEscape(View(value.substr(0, kShown))),
+                      value.size() > kShown ? "...\"" : "\"");
+}
+
+RowLines::RowLines(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
+                   RowLog* log)
+    : reader_(std::move(source), options.max_line_bytes),
+      max_line_bytes_(options.max_line_bytes),
+      log_(log) {}
+
+absl::StatusOr<RowOutcome> RowLines::Next(Line* line, std::string* error) {
+  while (true) {
+    absl::StatusOr<bool> more = reader_.Next(line);
+    if (!more.ok()) return StreamError(*log_, more.status(), "line", reader_.line_number());
+    if (!*more) return RowOutcome::kEnd;
+    if (line->too_long) {
+      *error = RowError(
+          *log_, line->number,
+          absl::StrCat("line length: got ", line->bytes, " bytes, expected at most ",
+                       max_line_bytes_, " (is this one JSON document instead of one per line?)"));
+      return RowOutcome::kBad;
+    }
+    if (line->text.find_first_not_of(" \t") != std::string_view::npos) break;
+    if (num_blank_++ == 0) first_blank_ = line->number;
+  }
+  if (num_blank_ > 0) {
+    log_->counters.blank_lines += num_blank_;
+    log_->Warn(first_blank_, absl::StrCat("blank lines: got ", num_blank_,
+                                          ", expected none before the end of the file"));
+    num_blank_ = 0;
+  }
+  return RowOutcome::kRow;
+}
+
+ReadProgress RowLines::progress() const {
+  return {reader_.source().bytes_read(), reader_.source().bytes_total()};
+}
+
+}  // namespace kvblocks::sim

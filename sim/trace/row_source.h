@@ -1,0 +1,84 @@
+// RowSource: the rows of one trace file in file order. Every format implements it; TraceReader puts
+// the common checks, the reorder window and the selection on top.
+//
+// A row that cannot be used is an outcome, not a status: the caller decides whether bad rows end
+// the trace. A status means that nothing more can be read (a truncated stream, a record that cannot
+// be decoded).
+
+#ifndef KVBLOCKS_SIM_TRACE_ROW_SOURCE_H_
+#define KVBLOCKS_SIM_TRACE_ROW_SOURCE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "sim/trace/line_reader.h"
+#include "sim/trace/trace_reader.h"
+#include "sim/trace/trace_request.h"
+
+namespace kvblocks::sim {
+
+struct RawRow {
+  TraceRequest
+      request;  // row is set; id is empty if the file gives none; waits_for may be set (native)
+  bool has_timestamp = true;
+  int64_t timestamp_ns = 0;
+  std::vector<std::string> wait_names;  // request ids
+  bool waits_for_session = false;       // for the row before it in the session, if there is one
+  bool has_turn = false;                // otherwise counted within the session
+};
+
+enum class RowOutcome { kRow, kBad, kEnd };
+
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  // kBad: `error` is the whole message.
+  virtual absl::StatusOr<RowOutcome> Next(RawRow* row, std::string* error) = 0;
+  virtual const TraceInfo& info() const = 0;
+  virtual ReadProgress progress() const = 0;
+};
+
+// What a source needs to report, shared with the reader above it.
+struct RowLog {
+  std::string file;
+  int max_warnings = 20;
+  TraceReaderCounters counters;
+  std::vector<std::string> warnings;
+
+  void Warn(int64_t line, std::string_view text);
+};
+
+// FILE:LINE: error: TEXT, with TEXT = WHAT: got VALUE, expected EXPECTATION (hint).
+std::string RowError(const RowLog& log, int64_t line, std::string_view text);
+std::string RowError(const RowLog& log, int64_t line, int64_t column, std::string_view text);
+// What a damaged or truncated stream becomes: the same form plus the last good line or record.
+absl::Status StreamError(const RowLog& log, const absl::Status& status, std::string_view unit,
+                         int64_t last_good);
+
+// At most 60 characters of a value, quoted, with unprintable bytes escaped.
+std::string Shown(std::string_view value);
+
+// The lines of a text format: skips blank lines (a warning unless they end the file) and reports
+// lines that are too long.
+class RowLines {
+ public:
+  RowLines(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log);
+
+  absl::StatusOr<RowOutcome> Next(Line* line, std::string* error);
+  ReadProgress progress() const;
+
+ private:
+  LineReader reader_;
+  int64_t max_line_bytes_;
+  RowLog* log_;
+  int64_t first_blank_ = 0;
+  int64_t num_blank_ = 0;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_TRACE_ROW_SOURCE_H_

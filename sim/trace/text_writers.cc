@@ -1,0 +1,164 @@
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "sim/trace/azure_reader.h"
+#include "sim/trace/decimal.h"
+#include "sim/trace/trace_writer.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr int64_t kNsPerDay = 86400000000000;
+
+std::string JsonString(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      out += absl::StrFormat("\\u%04x", static_cast<int>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+// A number where the name is one, so that files stay like those of the recorders.
+std::string JsonName(const std::string& id) {
+  int64_t number;
+  return absl::SimpleAtoi(id, &number) && absl::StrCat(number) == id ? id : JsonString(id);
+}
+
+class MooncakeWriter : public TraceWriter {
+ public:
+  explicit MooncakeWriter(std::unique_ptr<ByteSink> sink) : sink_(std::move(sink)) {}
+
+  absl::Status Begin(const TraceInfo& info) override {
+    block_tokens_ = info.block_tokens;
+    if (info.scope != ContentScope::kGlobal) losses_.insert("the scope of content ids");
+    if (!info.unknown_fields.empty()) losses_.insert("unknown fields");
+    return absl::OkStatus();
+  }
+
+  absl::Status Write(const TraceRequest& r) override {
+    std::string line = absl::StrCat("{\"request_id\": ", JsonName(r.id));
+    if (r.has_arrival) {
+      absl::StrAppend(&line, ", \"timestamp\": ", FormatScaledDecimal(r.arrival_ns, 6));
+    }
+    absl::StrAppend(&line, ", \"input_length\": ", r.input_length,
+                    ", \"output_length\": ", r.output_length, ", \"block_size\": ", block_tokens_,
+                    ", \"hash_ids\": [", absl::StrJoin(r.content_ids, ", "), "]");
+    if (r.session != 0) {
+      const bool integer = r.session < uint64_t{1} << 63;
+      absl::StrAppend(&line, ", \"session_id\": ", integer ? "" : "\"", r.session,
+                      integer ? "" : "\"");
+      if (!integer) losses_.insert("session numbers from 2^63 on (numbered anew)");
+    }
+    if (r.turn != 0 || r.session != 0) absl::StrAppend(&line, ", \"turn\": ", r.turn);
+    // Written for every turn: without it a row of a session waits for the row before.
+    if (!r.waits_for.empty() || r.session != 0) {
+      std::vector<std::string> names;
+      for (const int64_t row : r.waits_for) {
+        const auto found = id_of_row_.find(row);
+        if (found == id_of_row_.end()) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("waits_for: got row ", row, ", expected a row written before"));
+        }
+        names.push_back(JsonName(found->second));
+      }
+      absl::StrAppend(&line, ", \"wait_for\": [", absl::StrJoin(names, ", "), "]");
+    }
+    if (r.think_ns != 0) {
+      absl::StrAppend(&line, ", \"delay\": ", FormatScaledDecimal(r.think_ns, 6));
+    }
+    if (!r.output_ids.empty()) {
+      absl::StrAppend(&line, ", \"output_token_ids\": [", absl::StrJoin(r.output_ids, ", "), "]");
+    }
+    if (r.priority != 0) absl::StrAppend(&line, ", \"priority\": ", r.priority);
+    if (r.min_tokens != 0) absl::StrAppend(&line, ", \"min_tokens\": ", r.min_tokens);
+    if (r.abort_after_ns != 0) {
+      absl::StrAppend(&line, ", \"abort_after_ms\": ", FormatScaledDecimal(r.abort_after_ns, 6));
+    }
+    for (const auto& [name, text] :
+         {std::pair("tenant", &r.tenant), std::pair("slo_class", &r.slo_class),
+          std::pair("adapter", &r.adapter), std::pair("cache_salt", &r.salt)}) {
+      if (!text->empty()) absl::StrAppend(&line, ", \"", name, "\": ", JsonString(*text));
+    }
+    if (!r.accepted_drafts.empty()) {
+      absl::StrAppend(&line, ", \"accepted_drafts\": [", absl::StrJoin(r.accepted_drafts, ", "),
+                      "]");
+    }
+    if (!r.unknown_fields.empty()) losses_.insert("unknown fields");
+    line += "}\n";
+    id_of_row_[r.row] = r.id;
+    return sink_->Write(line);
+  }
+
+  absl::Status Finish() override { return sink_->Close(); }
+
+ private:
+  std::unique_ptr<ByteSink> sink_;
+  int64_t block_tokens_ = 0;
+  absl::flat_hash_map<int64_t, std::string> id_of_row_;
+};
+
+class CsvWriter : public TraceWriter {
+ public:
+  explicit CsvWriter(std::unique_ptr<ByteSink> sink) : sink_(std::move(sink)) {}
+
+  absl::Status Begin(const TraceInfo& info) override {
+    if (info.block_tokens != 0) losses_.insert("the content of prompts");
+    const auto note = info.notes.find("day_one");
+    if (note != info.notes.end()) {
+      absl::StatusOr<CivilTime> time = ParseAzureTimestamp(note->second + " 00:00:00");
+      if (time.ok()) day_ = time->day;
+    }
+    return sink_->Write("TIMESTAMP,ContextTokens,GeneratedTokens\n");
+  }
+
+  absl::Status Write(const TraceRequest& r) override {
+    if (first_ && r.arrival_ns >= kNsPerDay) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "first arrival: got ", FormatScaledDecimal(r.arrival_ns, 9),
+          " s, expected less than a day, since CSV times count from the first row's midnight "
+          "(--rebase)"));
+    }
+    first_ = false;
+    TraceRequest plain;
+    plain.row = r.row;
+    plain.line = r.line;
+    plain.id = r.id;
+    plain.arrival_ns = r.arrival_ns;
+    plain.input_length = r.input_length;
+    plain.output_length = r.output_length;
+    plain.content_ids = r.content_ids;
+    if (!(plain == r)) losses_.insert("fields other than arrival and lengths");
+    return sink_->Write(absl::StrCat(FormatAzureTimestamp(day_, r.arrival_ns), ",", r.input_length,
+                                     ",", r.output_length, "\n"));
+  }
+
+  absl::Status Finish() override { return sink_->Close(); }
+
+ private:
+  std::unique_ptr<ByteSink> sink_;
+  int64_t day_ = 0;
+  bool first_ = true;
+};
+
+}  // namespace
+
+std::unique_ptr<TraceWriter> MakeMooncakeWriter(std::unique_ptr<ByteSink> sink) {
+  return std::make_unique<MooncakeWriter>(std::move(sink));
+}
+
+std::unique_ptr<TraceWriter> MakeCsvWriter(std::unique_ptr<ByteSink> sink) {
+  return std::make_unique<CsvWriter>(std::move(sink));
+}
+
+}  // namespace kvblocks::sim

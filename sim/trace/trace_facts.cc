@@ -1,0 +1,235 @@
+#include "sim/trace/trace_facts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/decimal.h"
+
+namespace kvblocks::sim {
+namespace {
+
+// Nearest rank on a sorted list that is not empty.
+int64_t Percentile(const std::vector<int64_t>& sorted, int64_t percent) {
+  const int64_t n = static_cast<int64_t>(sorted.size());
+  const int64_t rank = (percent * n + 99) / 100;
+  return sorted[static_cast<size_t>(std::max<int64_t>(rank, 1) - 1)];
+}
+
+LengthFacts Summarize(std::vector<int64_t> lengths) {
+  LengthFacts facts;
+  if (lengths.empty()) return facts;
+  std::sort(lengths.begin(), lengths.end());
+  for (const int64_t length : lengths) facts.total += length;
+  facts.mean = static_cast<double>(facts.total) / static_cast<double>(lengths.size());
+  facts.median = Percentile(lengths, 50);
+  facts.p90 = Percentile(lengths, 90);
+  facts.p99 = Percentile(lengths, 99);
+  facts.max = lengths.back();
+  return facts;
+}
+
+std::string Grouped(int64_t value) {
+  std::string digits = absl::StrCat(value);
+  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) {
+    digits.insert(static_cast<size_t>(i), ",");
+  }
+  return digits;
+}
+
+std::string Share(int64_t part, int64_t whole) {
+  if (whole == 0) return "no share";
+  return absl::StrFormat("%.3f %%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+void Row(const std::string& name, const std::string& value, std::string* out) {
+  absl::StrAppend(out, absl::StrFormat("%-34s%s\n", name, value));
+}
+
+std::string Lengths(const LengthFacts& facts) {
+  return absl::StrFormat("%s (mean %.2f, median %s, p90 %s, p99 %s, max %s)", Grouped(facts.total),
+                         facts.mean, Grouped(facts.median), Grouped(facts.p90), Grouped(facts.p99),
+                         Grouped(facts.max));
+}
+
+}  // namespace
+
+TraceFactsBuilder::TraceFactsBuilder(const TraceInfo& info,
+                                     std::vector<int64_t> engine_block_sizes) {
+  facts_.info = info;
+  for (const int64_t size : engine_block_sizes) {
+    if (size > 0) facts_.engine.push_back({size, 0, 0, 0});
+  }
+}
+
+void TraceFactsBuilder::AddContent(const TraceRequest& request, int64_t* shared) {
+  const int64_t bt = facts_.info.block_tokens;
+  const int64_t refs = static_cast<int64_t>(request.content_ids.size());
+  facts_.block_refs += refs;
+  facts_.most_refs = std::max(facts_.most_refs, refs);
+  facts_.full_block_refs += std::min(refs, bt > 0 ? request.input_length / bt : 0);
+  path_of_id_.clear();
+  absl::uint128 path = ScopeKey(facts_.info, request);
+  for (const int64_t id : request.content_ids) path_of_id_.push_back(path = PathKey(path, id));
+
+  bool leading = true;
+  int64_t left = request.input_length;
+  for (size_t i = 0; i < path_of_id_.size(); ++i) {
+    const int64_t tokens = std::min(left, bt);
+    left -= tokens;
+    PathUse& use = paths_[path_of_id_[i]];
+    // A path cannot occur twice in one request, so every use seen here is of an earlier one.
+    if (use.uses == 0) {
+      leading = false;
+      use.id = request.content_ids[i];
+      use.order = static_cast<int64_t>(paths_.size());
+    }
+    if (leading) {
+      ++facts_.prefix_hits;
+      *shared += std::min(tokens, use.tokens);
+      if (tokens == bt && use.tokens == bt) ++facts_.full_block_hits;
+    }
+    ++use.uses;
+    use.tokens = std::max(use.tokens, tokens);
+  }
+}
+
+void TraceFactsBuilder::Add(const TraceRequest& request) {
+  if (facts_.requests == 0) {
+    facts_.first_arrival_ns = request.arrival_ns;
+    facts_.distinct_timestamps = 1;
+  } else {
+    const int64_t gap = request.arrival_ns - facts_.last_arrival_ns;
+    if (gap != 0) ++facts_.distinct_timestamps;
+    const double seconds = static_cast<double>(gap) / 1e9;
+    sum_of_gap_squares_ += seconds * seconds;
+  }
+  facts_.last_arrival_ns = request.arrival_ns;
+  ++facts_.requests;
+  if (!request.waits_for.empty()) ++facts_.closed_loop_requests;
+  if (request.session != 0) sessions_[request.session] = true;
+
+  int64_t shared = 0;
+  AddContent(request, &shared);
+  facts_.shared_tokens += shared;
+  if (shared > 0) ++facts_.requests_with_hit;
+  if (request.input_length > 0) {
+    sum_of_ratios_ += static_cast<double>(shared) / static_cast<double>(request.input_length);
+  }
+  for (EngineFacts& engine : facts_.engine) {
+    const int64_t usable = std::max<int64_t>(std::min(shared, request.input_length - 1), 0);
+    engine.full_blocks += request.input_length / engine.block_tokens;
+    engine.hit_blocks += usable / engine.block_tokens;
+    engine.hit_tokens += usable / engine.block_tokens * engine.block_tokens;
+  }
+  inputs_.push_back(request.input_length);
+  outputs_.push_back(request.output_length);
+  shared_.push_back(shared);
+}
+
+TraceFacts TraceFactsBuilder::Finish() {
+  TraceFacts facts = facts_;
+  facts.input = Summarize(inputs_);
+  facts.output = Summarize(outputs_);
+  facts.sessions = static_cast<int64_t>(sessions_.size());
+  facts.distinct_paths = static_cast<int64_t>(paths_.size());
+  int64_t hottest_order = 0;
+  for (const auto& [path, use] : paths_) {
+    facts.paths_used_once += use.uses == 1 ? 1 : 0;
+    // The order decides between equals, so that the table's own order never shows.
+    if (use.uses > facts.hottest_uses ||
+        (use.uses == facts.hottest_uses && use.order < hottest_order)) {
+      facts.hottest_uses = use.uses;
+      facts.hottest_id = use.id;
+      hottest_order = use.order;
+    }
+  }
+  if (facts.requests > 0)
+    facts.mean_of_ratios = sum_of_ratios_ / static_cast<double>(facts.requests);
+  for (size_t i = inputs_.size() / 2; i < inputs_.size(); ++i) {
+    facts.second_half_input += inputs_[i];
+    facts.second_half_shared += shared_[i];
+  }
+  const int64_t gaps = facts.requests - 1;
+  const double span = static_cast<double>(facts.last_arrival_ns - facts.first_arrival_ns) / 1e9;
+  if (gaps > 0 && span > 0) {
+    const double mean = span / static_cast<double>(gaps);
+    const double variance = sum_of_gap_squares_ / static_cast<double>(gaps) - mean * mean;
+    facts.gap_cv = std::sqrt(std::max(variance, 0.0)) / mean;
+  }
+  return facts;
+}
+
+std::vector<int64_t> DefaultEngineBlockSizes() { return {16, 64, 512, 1024}; }
+
+absl::StatusOr<TraceFacts> ComputeTraceFacts(TraceReader& reader,
+                                             const std::vector<int64_t>& engine_block_sizes) {
+  TraceFactsBuilder builder(reader.info(), engine_block_sizes);
+  TraceRequest request;
+  while (true) {
+    absl::StatusOr<bool> more = reader.Next(request);
+    if (!more.ok()) return more.status();
+    if (!*more) return builder.Finish();
+    builder.Add(request);
+  }
+}
+
+std::string FormatTraceFacts(const TraceFacts& f) {
+  std::string out;
+  Row("trace", absl::StrCat(f.info.name, " (", f.info.format, ")"), &out);
+  Row("requests", Grouped(f.requests), &out);
+  Row("input tokens", Lengths(f.input), &out);
+  Row("output tokens", Lengths(f.output), &out);
+  Row("arrivals",
+      absl::StrCat("first ", FormatScaledDecimal(f.first_arrival_ns, 9), " s, span ",
+                   FormatScaledDecimal(f.last_arrival_ns - f.first_arrival_ns, 9), " s, ",
+                   Grouped(f.distinct_timestamps), " distinct, gap CV ",
+                   absl::StrFormat("%.2f", f.gap_cv)),
+      &out);
+  if (f.sessions > 0 || f.closed_loop_requests > 0) {
+    Row("sessions; requests that wait",
+        absl::StrCat(Grouped(f.sessions), "; ", Grouped(f.closed_loop_requests)), &out);
+  }
+  if (f.block_refs == 0) {
+    Row("content", "no content identity in this trace; cross-request hits are 0 by construction",
+        &out);
+    return out;
+  }
+  Row("tokens per content id", Grouped(f.info.block_tokens), &out);
+  Row("block refs; distinct; used once",
+      absl::StrCat(Grouped(f.block_refs), "; ", Grouped(f.distinct_paths), "; ",
+                   Grouped(f.paths_used_once)),
+      &out);
+  Row("most refs of one request", Grouped(f.most_refs), &out);
+  Row("prefix hits",
+      absl::StrCat(Grouped(f.prefix_hits), " (", Share(f.prefix_hits, f.block_refs), ")"), &out);
+  Row("full blocks; hits",
+      absl::StrCat(Grouped(f.full_block_refs), "; ", Grouped(f.full_block_hits), " (",
+                   Share(f.full_block_hits, f.full_block_refs), ")"),
+      &out);
+  Row("hit tokens, infinite cache",
+      absl::StrCat(Grouped(f.shared_tokens), " (", Share(f.shared_tokens, f.input.total), ")"),
+      &out);
+  for (const EngineFacts& engine : f.engine) {
+    Row(absl::StrCat("  engine blocks of ", engine.block_tokens),
+        absl::StrCat(Grouped(engine.hit_tokens), " (", Share(engine.hit_tokens, f.input.total),
+                     "), ", Grouped(engine.hit_blocks), " of ", Grouped(engine.full_blocks),
+                     " full blocks"),
+        &out);
+  }
+  Row("requests with a hit",
+      absl::StrCat(Grouped(f.requests_with_hit), " (", Share(f.requests_with_hit, f.requests), ")"),
+      &out);
+  Row("mean of per-request ratios", absl::StrFormat("%.3f %%", 100.0 * f.mean_of_ratios), &out);
+  Row("second half of requests",
+      absl::StrCat(Grouped(f.second_half_shared), " of ", Grouped(f.second_half_input), " tokens (",
+                   Share(f.second_half_shared, f.second_half_input), ")"),
+      &out);
+  Row("hottest id", absl::StrCat(f.hottest_id, ", ", Grouped(f.hottest_uses), " times"), &out);
+  return out;
+}
+
+}  // namespace kvblocks::sim

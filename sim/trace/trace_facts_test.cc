@@ -1,0 +1,238 @@
+#include "sim/trace/trace_facts.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "sim/trace/convert.h"
+#include "sim/trace/trace_reader.h"
+
+namespace kvblocks::sim {
+namespace {
+
+TraceFacts FactsOf(const std::string& jsonl) {
+  auto reader = OpenTraceString(jsonl, "t", {});
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  return *ComputeTraceFacts(**reader, {1, 4, 8});
+}
+
+// Rounded as the published tables are.
+double Rounded(double value, int places) {
+  const double scale = std::pow(10.0, places);
+  return std::round(value * scale) / scale;
+}
+
+TEST(TraceFactsTest, CountsHitsByPathAndPartialBlocksByTokens) {
+  const TraceFacts facts = FactsOf(
+      R"({"timestamp":0,"input_length":10,"output_length":3,"block_size":4,"hash_ids":[1,2,3]}
+{"timestamp":5,"input_length":12,"output_length":1,"block_size":4,"hash_ids":[1,2,3]}
+{"timestamp":5,"input_length":12,"output_length":1,"block_size":4,"hash_ids":[9,2,3]}
+{"timestamp":20,"input_length":11,"output_length":1,"block_size":4,"hash_ids":[1,2,3]}
+)");
+  EXPECT_EQ(facts.requests, 4);
+  EXPECT_EQ(facts.input.total, 45);
+  EXPECT_EQ(facts.input.median, 11);
+  EXPECT_EQ(facts.input.p90, 12);
+  EXPECT_EQ(facts.block_refs, 12);
+  EXPECT_EQ(facts.distinct_paths, 6);
+  EXPECT_EQ(facts.paths_used_once, 3);
+  EXPECT_EQ(facts.prefix_hits, 6);
+  EXPECT_EQ(facts.full_block_refs, 10);
+  EXPECT_EQ(facts.full_block_hits, 4) << "the third block was partial at first";
+  EXPECT_EQ(facts.shared_tokens, 10 + 11);
+  EXPECT_EQ(facts.requests_with_hit, 2);
+  EXPECT_EQ(facts.engine[0].hit_tokens, 10 + 10) << "the last token is always computed";
+  EXPECT_EQ(facts.engine[1].hit_tokens, 8 + 8);
+  EXPECT_EQ(facts.engine[2].full_blocks, 4);
+  EXPECT_EQ(facts.distinct_timestamps, 3);
+  EXPECT_EQ(facts.second_half_input, 23);
+  EXPECT_EQ(facts.second_half_shared, 11);
+  EXPECT_EQ(facts.hottest_id, 1);
+  EXPECT_EQ(facts.hottest_uses, 3);
+}
+
+TEST(TraceFactsTest, TableSaysWhenThereIsNoContent) {
+  const TraceFacts facts = FactsOf(
+      R"({"timestamp":0,"input_length":10,"output_length":3,"block_size":0,"hash_ids":[]})");
+  EXPECT_NE(FormatTraceFacts(facts).find("no content identity in this trace"), std::string::npos);
+}
+
+TEST(TraceFactsTest, SpecialTracesHaveFacts) {
+  // One request: no gaps, no median of nothing.
+  const TraceFacts facts = FactsOf(
+      R"({"timestamp":7,"input_length":0,"output_length":0,"hash_ids":[]})");
+  EXPECT_EQ(facts.requests, 1);
+  EXPECT_EQ(facts.gap_cv, 0);
+  EXPECT_EQ(facts.mean_of_ratios, 0);
+  EXPECT_EQ(facts.engine[0].hit_tokens, 0);
+}
+
+class PublishedTraceFacts : public testing::Test {
+ protected:
+  // Empty, and the test is skipped, where the published traces are not at hand.
+  static std::string Folder() {
+    const char* folder = std::getenv("KVBLOCKS_SHARED");
+    return folder == nullptr ? "" : std::string(folder) + "/traces/";
+  }
+
+  TraceFacts Facts(const std::string& file, std::vector<int64_t> blocks = {16, 64, 512, 1024}) {
+    auto reader = OpenTrace(Folder() + file, {});
+    EXPECT_TRUE(reader.ok()) << reader.status();
+    if (!reader.ok()) return {};
+    auto facts = ComputeTraceFacts(**reader, blocks);
+    EXPECT_TRUE(facts.ok()) << facts.status();
+    return facts.ok() ? *facts : TraceFacts();
+  }
+};
+
+#define SKIP_WITHOUT_TRACES()                                                          \
+  if (Folder().empty()) {                                                              \
+    GTEST_SKIP() << "the published traces are found through KVBLOCKS_SHARED (not set)"; \
+  }
+
+TEST_F(PublishedTraceFacts, MooncakeConversation) {
+  SKIP_WITHOUT_TRACES();
+  const TraceFacts f = Facts("mooncake/conversation_trace.jsonl.gz");
+  SCOPED_TRACE(FormatTraceFacts(f));
+  EXPECT_EQ(f.requests, 12031);
+  EXPECT_EQ(f.input.total, 144793823);
+  EXPECT_EQ(f.output.total, 4122048);
+  EXPECT_EQ(Rounded(f.input.mean, 2), 12035.06);
+  EXPECT_EQ(Rounded(f.output.mean, 2), 342.62);
+  EXPECT_EQ(f.input.max, 126195);
+  EXPECT_EQ(f.output.max, 2000);
+  EXPECT_EQ(f.input.median, 6909);
+  EXPECT_EQ(f.input.p90, 27367);
+  EXPECT_EQ(f.input.p99, 85401);
+  EXPECT_EQ(f.last_arrival_ns, int64_t{3536999} * 1000000);
+  EXPECT_EQ(f.distinct_timestamps, 1180);
+  EXPECT_EQ(f.block_refs, 288500);
+  EXPECT_EQ(f.distinct_paths, 182790);
+  EXPECT_EQ(f.paths_used_once, 138646);
+  EXPECT_EQ(f.most_refs, 247);
+  EXPECT_EQ(f.prefix_hits, 105710);
+  EXPECT_EQ(f.full_block_refs, 276491);
+  EXPECT_EQ(f.full_block_hits, 105592);
+  EXPECT_EQ(f.shared_tokens, 54098411);
+  EXPECT_EQ(f.engine[0].hit_tokens, 54097440);
+  EXPECT_EQ(f.engine[1].hit_tokens, 54093952);
+  EXPECT_EQ(f.engine[2].hit_tokens, 54063104);
+  EXPECT_EQ(f.engine[3].hit_tokens, 49173504);
+  EXPECT_EQ(f.engine[0].full_blocks, 9044013);
+  EXPECT_EQ(f.engine[0].hit_blocks, 3381090);
+  EXPECT_EQ(f.requests_with_hit, 12030);
+  EXPECT_EQ(Rounded(100 * f.mean_of_ratios, 3), 40.938);
+  EXPECT_EQ(f.second_half_shared, 27038068);
+  EXPECT_EQ(f.second_half_input, 67915607);
+  EXPECT_EQ(f.hottest_id, 0);
+  EXPECT_EQ(f.hottest_uses, 12031);
+}
+
+TEST_F(PublishedTraceFacts, MooncakeSynthetic) {
+  SKIP_WITHOUT_TRACES();
+  const TraceFacts f = Facts("mooncake/synthetic_trace.jsonl.gz");
+  SCOPED_TRACE(FormatTraceFacts(f));
+  EXPECT_EQ(f.requests, 3993);
+  EXPECT_EQ(f.input.total, 61194628);
+  EXPECT_EQ(f.output.total, 595432);
+  EXPECT_EQ(Rounded(f.input.mean, 2), 15325.48);
+  EXPECT_EQ(Rounded(f.output.mean, 2), 149.12);
+  EXPECT_EQ(f.input.max, 191378);
+  EXPECT_EQ(f.output.max, 893);
+  EXPECT_EQ(f.input.median, 11587);
+  EXPECT_EQ(f.input.p90, 38615);
+  EXPECT_EQ(f.input.p99, 66458);
+  EXPECT_EQ(f.last_arrival_ns, int64_t{1022025} * 1000000);
+  EXPECT_EQ(f.distinct_timestamps, 3982);
+  EXPECT_EQ(f.block_refs, 121877);
+  EXPECT_EQ(f.distinct_paths, 43924);
+  EXPECT_EQ(f.paths_used_once, 25673);
+  EXPECT_EQ(f.most_refs, 374);
+  EXPECT_EQ(f.prefix_hits, 77953);
+  EXPECT_EQ(f.full_block_refs, 117888);
+  EXPECT_EQ(f.full_block_hits, 77740);
+  EXPECT_EQ(f.shared_tokens, 39852661);
+  EXPECT_EQ(f.engine[0].hit_tokens, 39850800);
+  EXPECT_EQ(f.engine[1].hit_tokens, 39846336);
+  EXPECT_EQ(f.engine[2].hit_tokens, 39802880);
+  EXPECT_EQ(f.engine[3].hit_tokens, 39306240);
+  EXPECT_EQ(f.engine[0].full_blocks, 3822794);
+  EXPECT_EQ(f.engine[0].hit_blocks, 2490675);
+  EXPECT_EQ(f.requests_with_hit, 1782);
+  EXPECT_EQ(Rounded(100 * f.mean_of_ratios, 3), 43.152);
+  EXPECT_EQ(f.second_half_shared, 31535563);
+  EXPECT_EQ(f.second_half_input, 36552394);
+  EXPECT_EQ(f.hottest_id, 5457);
+  EXPECT_EQ(f.hottest_uses, 24);
+}
+
+TEST_F(PublishedTraceFacts, Azure2023) {
+  SKIP_WITHOUT_TRACES();
+  const TraceFacts code = Facts("azure/AzureLLMInferenceTrace_code.csv.gz");
+  EXPECT_EQ(code.requests, 8819);
+  EXPECT_EQ(code.input.total, 18059974);
+  EXPECT_EQ(Rounded(code.input.mean, 1), 2047.8);
+  EXPECT_EQ(code.input.median, 1469);
+  EXPECT_EQ(code.input.max, 7437);
+  EXPECT_EQ(code.output.total, 245896);
+  EXPECT_EQ(Rounded(code.output.mean, 1), 27.9);
+  EXPECT_EQ(code.output.median, 13);
+  EXPECT_EQ(code.output.max, 1899);
+  EXPECT_EQ(code.first_arrival_ns, ((18 * 60 + 17) * 60 + 3) * int64_t{1000000000} + 979960000);
+  EXPECT_EQ(code.last_arrival_ns - code.first_arrival_ns, 3435948056000);
+  EXPECT_EQ(Rounded(code.gap_cv, 2), 13.15);
+  const TraceFacts conv = Facts("azure/AzureLLMInferenceTrace_conv.csv.gz");
+  EXPECT_EQ(conv.requests, 19366);
+  EXPECT_EQ(conv.input.total, 22361870);
+  EXPECT_EQ(Rounded(conv.input.mean, 1), 1154.7);
+  EXPECT_EQ(conv.input.median, 1020);
+  EXPECT_EQ(conv.input.max, 14050);
+  EXPECT_EQ(conv.output.total, 4088665);
+  EXPECT_EQ(conv.output.median, 129);
+  EXPECT_EQ(conv.output.max, 1000);
+  EXPECT_EQ(conv.first_arrival_ns, ((18 * 60 + 15) * 60 + 46) * int64_t{1000000000} + 680590000);
+  EXPECT_EQ(conv.last_arrival_ns - conv.first_arrival_ns, 3501721937000);
+  EXPECT_EQ(Rounded(conv.gap_cv, 2), 1.09);
+}
+
+TEST_F(PublishedTraceFacts, MeasuredWorkload) {
+  SKIP_WITHOUT_TRACES();
+  const TraceFacts f = Facts("vllm-measured/sharegpt-llama-3.1-8b-300-sps10.blocks16.jsonl.gz");
+  EXPECT_EQ(f.requests, 300);
+  EXPECT_EQ(f.input.total, 257239);
+  EXPECT_EQ(f.output.total, 195753);
+  EXPECT_EQ(f.engine[0].hit_tokens, 19520);
+}
+
+TEST_F(PublishedTraceFacts, FormatsWithoutReaderAreNamed) {
+  SKIP_WITHOUT_TRACES();
+  for (const auto& [file, name] :
+       {std::pair("ragpulse/0_trace.jsonl.gz", "RAGPulse"),
+        std::pair("kv-cache-tester/sessions_40_small.jsonl.gz", "coding-agent session"),
+        std::pair("lengths/vidur_arxiv_summarization_llama2.csv.gz", "Vidur")}) {
+    auto reader = OpenTrace(Folder() + file, {});
+    ASSERT_FALSE(reader.ok()) << file;
+    EXPECT_NE(reader.status().message().find(name), std::string::npos) << reader.status();
+    EXPECT_NE(reader.status().message().find("not supported yet"), std::string::npos);
+  }
+}
+
+TEST_F(PublishedTraceFacts, ConversationKeepsItsFactsThroughTheNativeForm) {
+  SKIP_WITHOUT_TRACES();
+  const std::string native = testing::TempDir() + "/conversation.kvt.zst";
+  ASSERT_TRUE(ConvertTrace(Folder() + "mooncake/conversation_trace.jsonl.gz", native,
+                           TraceFormat::kNative, {})
+                  .ok());
+  auto reader = OpenTrace(native, {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_LT((*reader)->progress().bytes_total, 700000) << "below the 788,651 of the JSONL in gzip";
+  auto facts = ComputeTraceFacts(**reader, {16});
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_EQ(facts->shared_tokens, 54098411);
+  EXPECT_EQ((*reader)->counters().peak_held_requests, 1) << "a sorted file needs no window";
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,332 @@
+#include "sim/trace/trace_reader.h"
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "sim/trace/azure_reader.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/format_detection.h"
+#include "sim/trace/mooncake_reader.h"
+#include "sim/trace/native_reader.h"
+#include "sim/trace/row_checker.h"
+#include "sim/trace/row_source.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using SourceFactory = std::function<absl::StatusOr<std::unique_ptr<ByteSource>>()>;
+
+absl::StatusOr<std::unique_ptr<RowSource>> MakeRowSource(std::unique_ptr<ByteSource> bytes,
+                                                         const TraceReaderOptions& options,
+                                                         RowLog* log) {
+  std::string format = options.format;
+  if (format == "auto") {
+    absl::StatusOr<std::string> head =
+        PeekHead(&bytes, static_cast<size_t>(std::max<int64_t>(options.max_line_bytes, 64)));
+    if (!head.ok()) return StreamError(*log, head.status(), "line", 0);
+    absl::StatusOr<std::string> detected = DetectFormat(*std::move(head), log->file);
+    if (!detected.ok()) return detected.status();
+    format = *std::move(detected);
+  }
+  if (format == "mooncake") return MakeMooncakeReader(std::move(bytes), options, log);
+  if (format == "azure") return MakeAzureReader(std::move(bytes), options, log);
+  if (format == "native") return MakeNativeReader(std::move(bytes), options, log);
+  if (format == "native-text") return MakeNativeTextReader(std::move(bytes), options, log);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--format: got ", Shown(format), ", expected auto, mooncake, azure, native or native-text"));
+}
+
+// A well-mixed 64-bit hash (the finaliser of splitmix64), fixed so that a sample is the same
+// everywhere.
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+class TraceReaderImpl : public TraceReader {
+ public:
+  TraceReaderImpl(std::string file, SourceFactory factory, const TraceReaderOptions& options)
+      : file_(std::move(file)), factory_(std::move(factory)), options_(options) {}
+
+  absl::StatusOr<bool> Next(TraceRequest& out) override {
+    if (!final_.ok()) return final_;
+    absl::StatusOr<bool> more = NextSelected(out);
+    if (!more.ok()) final_ = more.status();
+    return more;
+  }
+
+  const TraceInfo& info() const override { return source_->info(); }
+  ReadProgress progress() const override { return source_->progress(); }
+  const TraceReaderCounters& counters() const override { return log_.counters; }
+  const std::vector<std::string>& warnings() const override { return log_.warnings; }
+
+  absl::Status Restart() override {
+    absl::StatusOr<std::unique_ptr<ByteSource>> bytes = factory_();
+    if (!bytes.ok()) return bytes.status();
+    log_ = RowLog();
+    log_.file = file_;
+    log_.max_warnings = std::max(options_.max_errors, 0);
+    absl::StatusOr<std::unique_ptr<RowSource>> source =
+        MakeRowSource(*std::move(bytes), options_, &log_);
+    if (!source.ok()) return source.status();
+    source_ = *std::move(source);
+    checker_ = std::make_unique<RowChecker>(options_, source_->info(), &log_);
+    window_ = options_.require_sorted || source_->info().sorted
+                  ? 0
+                  : static_cast<size_t>(std::max<int64_t>(options_.reorder_window, 0));
+    heap_.clear();
+    group_.clear();
+    left_out_.clear();
+    errors_.clear();
+    num_errors_ = 0;
+    rows_ended_ = false;
+    last_popped_ns_ = -1;
+    last_popped_line_ = 0;
+    base_ns_ = 0;
+    num_selected_ = 0;
+    final_ = absl::OkStatus();
+    return absl::OkStatus();
+  }
+
+ private:
+  // In file order: rows that pass all checks.
+  absl::StatusOr<bool> NextGoodRow(TraceRequest* out) {
+    while (true) {
+      std::string error;
+      absl::StatusOr<RowOutcome> outcome = source_->Next(&row_, &error);
+      if (!outcome.ok()) {
+        if (errors_.empty()) return outcome.status();
+        errors_.push_back(std::string(outcome.status().message()));
+        ++num_errors_;
+        return false;
+      }
+      if (*outcome == RowOutcome::kEnd) return false;
+      ++log_.counters.rows;
+      if (*outcome == RowOutcome::kRow) {
+        absl::Status status = checker_->Check(&row_);
+        if (status.ok() && row_.request.arrival_ns < last_popped_ns_) status = TooLate();
+        if (status.ok()) {
+          *out = std::move(row_.request);
+          return true;
+        }
+        error = std::string(status.message());
+      }
+      NoteError(std::move(error));
+    }
+  }
+
+  absl::Status TooLate() const {
+    return absl::InvalidArgumentError(RowError(
+        log_, row_.request.line,
+        absl::StrCat("timestamp: got ", row_.request.arrival_ns, " ns, expected at least ",
+                     last_popped_ns_, " ns as on line ", last_popped_line_,
+                     window_ == 0 ? " (the file says that it is sorted"
+                                  : absl::StrCat(" (more than --reorder=", window_, " rows late"),
+                     "; kvsim convert --sort)")));
+  }
+
+  void NoteError(std::string error) {
+    if (options_.skip_bad_rows) {
+      ++log_.counters.bad_rows;
+      if (static_cast<int>(log_.warnings.size()) < log_.max_warnings) {
+        log_.warnings.push_back(std::move(error));
+      }
+      return;
+    }
+    if (num_errors_++ < log_.max_warnings || errors_.empty()) errors_.push_back(std::move(error));
+  }
+
+  absl::Status AllErrors() const {
+    const int64_t more = num_errors_ - static_cast<int64_t>(errors_.size());
+    return absl::InvalidArgumentError(
+        absl::StrCat(absl::StrJoin(errors_, "\n"),
+                     more > 0 ? absl::StrCat("\nand ", more, " more errors") : ""));
+  }
+
+  static bool Later(const TraceRequest& a, const TraceRequest& b) {
+    return a.arrival_ns != b.arrival_ns ? a.arrival_ns > b.arrival_ns : a.row > b.row;
+  }
+
+  // In arrival order, by way of the heap.
+  absl::StatusOr<bool> NextInOrder(TraceRequest* out) {
+    while (!rows_ended_ && heap_.size() <= window_) {
+      TraceRequest request;
+      absl::StatusOr<bool> more = NextGoodRow(&request);
+      if (!more.ok()) return more;
+      rows_ended_ = !*more;
+      if (rows_ended_) break;
+      if (!errors_.empty()) continue;  // only looking for further errors
+      heap_.push_back(std::move(request));
+      std::push_heap(heap_.begin(), heap_.end(), Later);
+    }
+    if (!errors_.empty()) return AllErrors();
+    log_.counters.peak_held_requests =
+        std::max(log_.counters.peak_held_requests, static_cast<int64_t>(heap_.size()));
+    if (heap_.empty()) return false;
+    std::pop_heap(heap_.begin(), heap_.end(), Later);
+    *out = std::move(heap_.back());
+    heap_.pop_back();
+    last_popped_ns_ = out->arrival_ns;
+    last_popped_line_ = out->line;
+    return true;
+  }
+
+  struct Timed {
+    TraceRequest request;
+    int64_t arrival_ns = 0;  // what it arrives at; request.arrival_ns is what the file says
+  };
+
+  // Keeps the requests of one timestamp until the next timestamp is known.
+  absl::StatusOr<bool> NextSpread(Timed* out) {
+    if (!options_.spread) {
+      absl::StatusOr<bool> more = NextInOrder(&out->request);
+      out->arrival_ns = out->request.arrival_ns;
+      return more;
+    }
+    while (group_ready_ == 0) {
+      TraceRequest request;
+      absl::StatusOr<bool> more = NextInOrder(&request);
+      if (!more.ok()) return more;
+      if (!*more) {
+        group_ready_ = group_.size();
+        break;
+      }
+      const int64_t arrival = request.arrival_ns;
+      if (!group_.empty() && group_.front().request.arrival_ns < arrival) {
+        const __int128 gap = arrival - group_.front().request.arrival_ns;
+        for (size_t i = 0; i < group_.size(); ++i) {
+          group_[i].arrival_ns += static_cast<int64_t>(gap * static_cast<__int128>(i) /
+                                                       static_cast<__int128>(group_.size()));
+        }
+        group_ready_ = group_.size();
+      }
+      group_.push_back({std::move(request), arrival});
+    }
+    if (group_.empty()) return false;
+    *out = std::move(group_.front());
+    group_.pop_front();
+    if (group_ready_ > 0) --group_ready_;
+    return true;
+  }
+
+  bool Selects(const TraceRequest& request) const {
+    if (options_.start_ns && request.arrival_ns < *options_.start_ns) return false;
+    const uint64_t hash =
+        request.session != 0 ? Mix(request.session) : ~Mix(static_cast<uint64_t>(request.row));
+    using Wide = unsigned __int128;
+    return static_cast<Wide>(hash) * static_cast<uint64_t>(options_.sample.denominator) <
+           static_cast<Wide>(static_cast<uint64_t>(options_.sample.numerator)) << 64;
+  }
+
+  absl::StatusOr<bool> NextSelected(TraceRequest& out) {
+    Timed timed;
+    while (true) {
+      if (options_.limit && num_selected_ >= *options_.limit) return false;
+      absl::StatusOr<bool> more = NextSpread(&timed);
+      if (!more.ok() || !*more) return more;
+      if (options_.end_ns && timed.request.arrival_ns >= *options_.end_ns) return false;
+      if (Selects(timed.request)) break;
+      ++log_.counters.not_selected;
+      const size_t row = static_cast<size_t>(timed.request.row);
+      if (left_out_.size() <= row) left_out_.resize(row + 1, false);
+      left_out_[row] = true;
+    }
+    out = std::move(timed.request);
+    std::erase_if(out.waits_for, [&](int64_t row) {
+      return static_cast<size_t>(row) < left_out_.size() && left_out_[static_cast<size_t>(row)];
+    });
+    if (out.waits_for.empty()) out.has_arrival = true;
+    if (num_selected_++ == 0 && options_.rebase) base_ns_ = timed.arrival_ns;
+    const __int128 shifted = timed.arrival_ns - base_ns_;
+    const __int128 arrival = shifted * options_.speedup.denominator / options_.speedup.numerator;
+    if (arrival > INT64_MAX) {
+      return absl::InvalidArgumentError(RowError(
+          log_, out.line, "arrival after --speedup: got more than 2^63 ns, expected less"));
+    }
+    out.arrival_ns = static_cast<int64_t>(arrival);
+    return true;
+  }
+
+  const std::string file_;
+  const SourceFactory factory_;
+  const TraceReaderOptions options_;
+  RowLog log_;
+  std::unique_ptr<RowSource> source_;
+  std::unique_ptr<RowChecker> checker_;
+  RawRow row_;
+
+  size_t window_ = 0;
+  std::vector<TraceRequest> heap_;
+  int64_t last_popped_ns_ = -1;
+  int64_t last_popped_line_ = 0;
+  std::deque<Timed> group_;
+  size_t group_ready_ = 0;  // leading members of group_ whose time is final
+  std::vector<bool> left_out_;
+  int64_t base_ns_ = 0;
+  int64_t num_selected_ = 0;
+
+  std::vector<std::string> errors_;
+  int64_t num_errors_ = 0;
+  bool rows_ended_ = false;
+  absl::Status final_;
+};
+
+absl::Status CheckOptions(const TraceReaderOptions& options) {
+  if (options.speedup.numerator <= 0 || options.speedup.denominator <= 0) {
+    return absl::InvalidArgumentError("--speedup: got 0 or less, expected a positive ratio");
+  }
+  if (options.sample.numerator < 0 || options.sample.denominator <= 0) {
+    return absl::InvalidArgumentError("--sample: got a negative ratio, expected 0 to 1");
+  }
+  if (options.max_line_bytes < 1 || options.max_line_bytes > int64_t{1} << 40) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("longest line: got ", options.max_line_bytes, ", expected 1 to 2^40 bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<TraceReader>> Open(std::string file, SourceFactory factory,
+                                                  const TraceReaderOptions& options) {
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  auto reader = std::make_unique<TraceReaderImpl>(std::move(file), std::move(factory), options);
+  if (absl::Status status = reader->Restart(); !status.ok()) return status;
+  return std::unique_ptr<TraceReader>(std::move(reader));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path,
+                                                       const TraceReaderOptions& options) {
+  const int window_log = options.zstd_window_log;
+  bool opened = false;
+  return Open(
+      path == "-" ? "<stdin>" : path,
+      [path, window_log, opened]() mutable -> absl::StatusOr<std::unique_ptr<ByteSource>> {
+        if (path == "-" && std::exchange(opened, true)) {
+          return absl::FailedPreconditionError(
+              "<stdin>: error: restart: got standard input, expected a file to read again");
+        }
+        return OpenByteSource(path, window_log);
+      },
+      options);
+}
+
+absl::StatusOr<std::unique_ptr<TraceReader>> OpenTraceString(std::string content,
+                                                             const std::string& name,
+                                                             const TraceReaderOptions& options) {
+  const int window_log = options.zstd_window_log;
+  return Open(
+      name,
+      [content = std::move(content), window_log]() -> absl::StatusOr<std::unique_ptr<ByteSource>> {
+        return ByteSourceOfString(content, window_log);
+      },
+      options);
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,116 @@
+// TraceReader: requests of a trace file, in arrival order, from any supported format and
+// compression.
+//
+//   absl::StatusOr<std::unique_ptr<TraceReader>> reader = OpenTrace("trace.jsonl.gz", {});
+//   TraceRequest request;
+//   while (true) {
+//     absl::StatusOr<bool> more = (*reader)->Next(request);
+//     if (!more.ok() || !*more) break;
+//   }
+//
+// Always: arrival_ns never decreases; equal arrivals come in file order; what a request waits for
+// was yielded before it, or was left out by the selection and is no longer in waits_for. Memory:
+// rows may be out of order within TraceReaderOptions::reorder_window requests, which is also the
+// most that a reader holds (one, if the file says that it is sorted). Beyond that a dozen bytes per
+// request for dependencies and, for files that name their requests or sessions, one table entry per
+// name. Nothing else grows with the file. Errors: FILE:LINE[:COLUMN]: error: WHAT: got VALUE,
+// expected EXPECTATION (hint). The first bad row ends the trace: Next reads on to the end to list
+// up to max_errors of them and to count the rest, and returns all that as one InvalidArgument;
+// afterwards it keeps returning it. With skip_bad_rows they are counted and listed instead.
+// Single-threaded.
+
+#ifndef KVBLOCKS_SIM_TRACE_TRACE_READER_H_
+#define KVBLOCKS_SIM_TRACE_TRACE_READER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "sim/trace/decimal.h"
+#include "sim/trace/trace_request.h"
+
+namespace kvblocks::sim {
+
+struct TraceReaderOptions {
+  std::string format = "auto";  // or mooncake, azure, native, native-text
+
+  int64_t reorder_window = 65536;  // requests
+  bool require_sorted = false;     // a timestamp that goes backwards is an error
+  bool skip_bad_rows = false;
+  int max_errors = 20;
+  // Keeps one table entry per content id, to report ids under two parents and ids with two token
+  // counts.
+  bool check_ids = false;
+  bool ids_are_unique = false;  // the same id under two parents is an error; implies check_ids
+
+  int zstd_window_log = 27;
+  int64_t max_line_bytes = 64 << 20;  // of a text line or a native record
+  int64_t trace_block_size = 0;       // overrides Bt of block-id formats; 0: as the file says
+
+  // Requests with one common timestamp are spread evenly up to the next timestamp (the last ones
+  // stay).
+  bool spread = false;
+  // Selection, by the times in the file: start <= arrival < end, sessions whose hash falls under
+  // `sample` (requests without a session: by row), then the first `limit` of these. Dependencies on
+  // requests that are left out are dropped.
+  std::optional<int64_t> start_ns;
+  std::optional<int64_t> end_ns;
+  Rational sample = {1, 1};
+  std::optional<int64_t> limit;
+  // Then the first arrival is shifted to 0, and arrivals are divided by the speed-up (rounded down
+  // to 1 ns).
+  bool rebase = false;
+  Rational speedup = {1, 1};
+};
+
+struct TraceReaderCounters {
+  int64_t rows = 0;                       // read, bad ones included
+  int64_t bad_rows = 0;                   // skipped with skip_bad_rows
+  int64_t not_selected = 0;               // left out by start, end, sample or limit
+  int64_t backwards = 0;                  // timestamps smaller than that of the row before
+  int64_t blank_lines = 0;                // other than at the end
+  int64_t ids_with_two_parents = 0;       // with check_ids
+  int64_t ids_with_two_token_counts = 0;  // with check_ids
+  int64_t peak_held_requests = 0;         // in the reorder window
+};
+
+struct ReadProgress {
+  int64_t bytes_read = 0;   // of the file as stored, compressed or not
+  int64_t bytes_total = 0;  // 0: unknown (a pipe)
+};
+
+class TraceReader {
+ public:
+  virtual ~TraceReader() = default;
+
+  // Fills `out` with the next request and returns true, or returns false at the end.
+  virtual absl::StatusOr<bool> Next(TraceRequest& out) = 0;
+
+  // Valid from the start; block_tokens never changes afterwards.
+  virtual const TraceInfo& info() const = 0;
+  virtual ReadProgress progress() const = 0;
+  // Begins again at the first request. Standard input cannot be restarted.
+  virtual absl::Status Restart() = 0;
+
+  virtual const TraceReaderCounters& counters() const = 0;
+  // Complete messages, at most max_errors of them.
+  virtual const std::vector<std::string>& warnings() const = 0;
+};
+
+// Opens a trace; "-" is standard input. The first record decides the format, whatever the file's
+// name.
+absl::StatusOr<std::unique_ptr<TraceReader>> OpenTrace(const std::string& path,
+                                                       const TraceReaderOptions& options);
+
+// The same for content in memory; `name` stands for the file in messages.
+absl::StatusOr<std::unique_ptr<TraceReader>> OpenTraceString(std::string content,
+                                                             const std::string& name,
+                                                             const TraceReaderOptions& options);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_TRACE_TRACE_READER_H_
