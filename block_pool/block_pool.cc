@@ -1,0 +1,351 @@
+#include "block_pool/block_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "block_pool/check.h"
+
+namespace kvblocks {
+namespace {
+constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 2;  // one more id is the queue's sentinel
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& options) {
+  if (options.num_blocks < 1 || options.num_blocks > kMaxBlocks) {
+    return absl::InvalidArgumentError(absl::StrCat("num_blocks is ", options.num_blocks,
+                                                   ", expected 1 to ", kMaxBlocks,
+                                                   " (the null block counts)"));
+  }
+  return std::unique_ptr<BlockPool>(new BlockPool(options));
+}
+
+BlockPool::BlockPool(const Options& options)
+    : enable_caching_(options.enable_caching),
+      enable_events_(options.enable_events),
+      free_order_(options.free_order),
+      records_(static_cast<int32_t>(options.num_blocks)),
+      queue_(&records_),
+      table_(&records_) {
+  records_[kNullBlockId].is_null = true;
+  records_[kNullBlockId].ref_count = 1;
+  for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
+}
+
+absl::Status BlockPool::CheckIds(absl::Span<const BlockId> ids, const char* operation) const {
+  for (BlockId id : ids) {
+    if (id < 0 || id >= num_blocks()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          operation, ": block ", id, " is outside the pool's blocks 0..", num_blocks() - 1));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int64_t k) {
+  if (k < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("GetNewBlocks: ", k, " blocks asked for, expected 0 or more"));
+  }
+  if (k > num_free()) return std::optional<std::vector<BlockId>>();
+  std::vector<BlockId> ids;
+  TakeBlocks(k, ids);
+  return std::optional<std::vector<BlockId>>(std::move(ids));
+}
+
+void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
+  KVBLOCKS_CHECK(k >= 0 && k <= num_free(),
+                 absl::StrCat(k, " blocks to take, ", num_free(), " free"));
+  for (int64_t i = 0; i < k; ++i) {
+    const BlockId id = queue_.front();
+    queue_.Unlink(id);
+    KvCacheBlock& block = records_[id];
+    if (block.has_key()) {
+      --num_cached_unreferenced_;
+      ++num_evictions_;
+      EvictOne(id, RemovalReason::kReused);
+    }
+    block.ref_count = 1;
+    table.push_back(id);
+  }
+}
+
+absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
+  if (k < 0 || k > num_free()) {
+    return absl::ResourceExhaustedError(absl::StrCat(k, " permanent blocks asked for, ", num_free(),
+                                                     " of ", num_blocks(), " blocks are free"));
+  }
+  std::vector<BlockId> ids;
+  TakeBlocks(k, ids);
+  for (BlockId id : ids) records_[id].is_permanent = true;
+  num_permanent_ += static_cast<int32_t>(k);
+  return ids;
+}
+
+bool BlockPool::EvictOne(BlockId id, RemovalReason reason) {
+  const KvCacheBlock& block = records_[id];
+  if (!block.has_key()) return false;
+  const GroupId group = block.key_group;
+  table_.Erase(id);
+  ++removal_epoch_;
+  if (enable_events_) {
+    // Built in place: GCC 12 warns about the moved-from variant that push_back would make.
+    auto& removed = events_.emplace_back().emplace<BlockRemoved>();
+    removed.block_hash = records_.hash(id);
+    removed.group_idx = group;
+    removed.reason = reason;
+  }
+  return true;
+}
+
+absl::Status BlockPool::Touch(absl::Span<const BlockId> ids) {
+  if (absl::Status status = CheckIds(ids, "Touch"); !status.ok()) return status;
+  for (BlockId id : ids) {
+    if (records_[id].is_permanent) {
+      return absl::InvalidArgumentError(absl::StrCat("Touch: block ", id, " is permanent"));
+    }
+  }
+  TouchBlocks(ids);
+  return absl::OkStatus();
+}
+
+void BlockPool::TouchBlocks(absl::Span<const BlockId> ids) {
+  for (BlockId id : ids) {
+    if (id == kNullBlockId) continue;
+    KvCacheBlock& block = records_[id];
+    if (block.ref_count++ == 0) {
+      KVBLOCKS_CHECK(block.is_linked(),
+                     absl::StrCat("block ", id, " has no reference but is not in the free queue"));
+      queue_.Unlink(id);
+      if (block.has_key()) --num_cached_unreferenced_;
+    }
+  }
+}
+
+absl::Status BlockPool::FreeBlocks(absl::Span<const BlockId> ids) {
+  if (absl::Status status = CheckIds(ids, "FreeBlocks"); !status.ok()) return status;
+  // A trial run finds a block that is listed more often than it is referenced; then it is taken
+  // back.
+  absl::Status status;
+  size_t tried = 0;
+  for (; tried < ids.size(); ++tried) {
+    KvCacheBlock& block = records_[ids[tried]];
+    if (block.is_null) continue;
+    if (block.is_permanent || block.ref_count == 0) {
+      status = absl::InvalidArgumentError(absl::StrCat(
+          "FreeBlocks: block ", ids[tried],
+          block.is_permanent ? " is permanent" : " is freed more often than it is referenced"));
+      break;
+    }
+    --block.ref_count;
+  }
+  for (size_t i = 0; i < tried; ++i) {
+    if (KvCacheBlock& block = records_[ids[i]]; !block.is_null) ++block.ref_count;
+  }
+  if (!status.ok()) return status;
+  Release(ids.begin(), ids.end());
+  return absl::OkStatus();
+}
+
+void BlockPool::ReleaseBlocksReversed(absl::Span<const BlockId> ids) {
+  Release(ids.rbegin(), ids.rend());
+}
+
+template <typename Iterator>
+void BlockPool::Release(Iterator begin, Iterator end) {
+  BlockId last_in_front = kUnlinked;
+  for (Iterator it = begin; it != end; ++it) {
+    KvCacheBlock& block = records_[*it];
+    if (block.is_null || --block.ref_count > 0) continue;
+    KVBLOCKS_CHECK(block.ref_count == 0,
+                   absl::StrCat("block ", *it, " was freed more often than it was referenced"));
+    if (block.has_key()) {
+      ++num_cached_unreferenced_;
+      queue_.LinkBack(*it);
+    } else if (free_order_ == FreeOrder::kUnhashedFirst) {
+      queue_.LinkAfter(last_in_front, *it);
+      last_in_front = *it;
+    } else {
+      queue_.LinkBack(*it);
+    }
+  }
+}
+
+std::optional<std::vector<BlockId>> BlockPool::GetCachedBlocks(
+    const BlockHash& hash, absl::Span<const GroupId> groups) const {
+  std::vector<BlockId> ids;
+  ids.reserve(groups.size());
+  for (GroupId group : groups) {
+    ids.push_back(table_.Find(hash, group));
+    if (ids.back() == kNullBlockId) return std::nullopt;
+  }
+  return ids;
+}
+
+absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
+                                        absl::Span<const BlockId> table, int64_t from, int64_t to,
+                                        int64_t block_size, GroupId group,
+                                        absl::Span<const uint8_t> mask) {
+  if (from >= to || !enable_caching_) return absl::OkStatus();
+  if (from < 0 || to > static_cast<int64_t>(table.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("CacheFullBlocks: positions ", from, " to ", to,
+                                                   " of a block table of ", table.size()));
+  }
+  if (group < 0 || group > kMaxGroupId) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("CacheFullBlocks: group ", group, ", expected 0 to ", kMaxGroupId));
+  }
+  const int64_t hash_block_size = content.hash_block_size();
+  if (hash_block_size == 0 || block_size <= 0 || block_size % hash_block_size != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("CacheFullBlocks: block size ", block_size,
+                     " is not a positive multiple of the hash block size ", hash_block_size));
+  }
+  const int64_t per_block = block_size / hash_block_size;
+  if (to > static_cast<int64_t>(content.hashes().size()) / per_block) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("CacheFullBlocks: up to position ", to, " at ", block_size,
+                     " tokens each, but only ", content.num_hashed_tokens(), " tokens are hashed"));
+  }
+  if (!mask.empty() && static_cast<int64_t>(mask.size()) != to - from) {
+    return absl::InvalidArgumentError(absl::StrCat("CacheFullBlocks: a mask of ", mask.size(),
+                                                   " entries for ", to - from, " positions"));
+  }
+  if (absl::Status status =
+          CheckIds(table.subspan(static_cast<size_t>(from), static_cast<size_t>(to - from)),
+                   "CacheFullBlocks");
+      !status.ok()) {
+    return status;
+  }
+
+  const auto registers = [&](int64_t i) {
+    return table[static_cast<size_t>(i)] != kNullBlockId &&
+           (mask.empty() || mask[static_cast<size_t>(i - from)] != 0);
+  };
+  // A mark on each record finds a block that is listed twice without sorting.
+  int64_t checked = from;
+  for (; checked < to; ++checked) {
+    KvCacheBlock& block = records_[table[static_cast<size_t>(checked)]];
+    if (!registers(checked)) continue;
+    if (block.has_key() || block.is_permanent || block.is_marked) break;
+    block.is_marked = true;
+  }
+  for (int64_t i = from; i < checked; ++i)
+    records_[table[static_cast<size_t>(i)]].is_marked = false;
+  if (checked < to) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("CacheFullBlocks: block ", table[static_cast<size_t>(checked)],
+                     " at position ", checked, " is cached already, permanent or listed twice"));
+  }
+
+  int64_t run_begin = -1;  // first position of the run being registered, -1: none
+  for (int64_t i = from; i < to; ++i) {
+    if (!registers(i)) {
+      if (run_begin >= 0) EmitStored(content, run_begin, i, block_size, group);
+      run_begin = -1;
+      continue;
+    }
+    const BlockId id = table[static_cast<size_t>(i)];
+    table_.Insert(content.HashOfBlock(i, per_block), group, id);
+    if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
+    if (run_begin < 0) run_begin = i;
+  }
+  if (run_begin >= 0) EmitStored(content, run_begin, to, block_size, group);
+  return absl::OkStatus();
+}
+
+void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t to,
+                           int64_t block_size, GroupId group) {
+  if (!enable_events_) return;
+  const int64_t per_block = block_size / content.hash_block_size();
+  BlockStored event;
+  event.block_size = block_size;
+  event.group_idx = group;
+  event.lora_id = content.lora_id();
+  event.lora_name = content.lora_name();
+  if (from > 0) event.parent_block_hash = content.HashOfBlock(from - 1, per_block);
+  for (int64_t i = from; i < to; ++i) {
+    event.block_hashes.push_back(content.HashOfBlock(i, per_block));
+    ExtraKeys keys = content.ExtraKeysOf(i * block_size, (i + 1) * block_size);
+    event.extra_keys.push_back(keys.empty() ? std::nullopt
+                                            : std::optional<ExtraKeys>(std::move(keys)));
+  }
+  if (content.has_token_ids()) {
+    event.token_ids.assign(content.token_ids().begin() + from * block_size,
+                           content.token_ids().begin() + to * block_size);
+  }
+  events_.emplace_back().emplace<BlockStored>(std::move(event));
+}
+
+absl::Status BlockPool::EvictBlocks(absl::Span<const BlockId> ids) {
+  if (absl::Status status = CheckIds(ids, "EvictBlocks"); !status.ok()) return status;
+  std::vector<BlockId> ascending(ids.begin(), ids.end());
+  std::sort(ascending.begin(), ascending.end());
+  for (BlockId id : ascending) {
+    const bool unreferenced = records_[id].ref_count == 0;
+    if (EvictOne(id, RemovalReason::kEvicted) && unreferenced) --num_cached_unreferenced_;
+  }
+  return absl::OkStatus();
+}
+
+bool BlockPool::ResetPrefixCache() {
+  if (num_live() > 0) return false;
+  table_.Clear();
+  num_cached_unreferenced_ = 0;
+  ++removal_epoch_;
+  if (enable_events_) events_.emplace_back().emplace<AllBlocksCleared>();
+  return true;
+}
+
+double BlockPool::usage() const {
+  const int32_t usable = num_blocks() - 1 - num_permanent_;
+  return usable == 0 ? 0.0 : 1.0 - static_cast<double>(num_free()) / usable;
+}
+
+std::vector<KvEvent> BlockPool::TakeEvents() { return std::exchange(events_, {}); }
+
+absl::Status BlockPool::CheckInvariants() const {
+  if (absl::Status status = queue_.CheckInvariants(); !status.ok()) return status;
+  if (absl::Status status = table_.CheckInvariants(); !status.ok()) return status;
+  const KvCacheBlock& null_block = records_[kNullBlockId];
+  if (!null_block.is_null || null_block.has_key() || null_block.is_linked() ||
+      null_block.is_permanent || null_block.ref_count != 1) {
+    return absl::InternalError(
+        "the null block has a key, is queued or changed its reference count");
+  }
+  int32_t permanent = 0;
+  int32_t cached = 0;
+  for (BlockId id = 1; id < num_blocks(); ++id) {
+    const KvCacheBlock& block = records_[id];
+    if (block.is_null) return absl::InternalError(absl::StrCat("block ", id, " is marked null"));
+    if (block.ref_count < 0) {
+      return absl::InternalError(
+          absl::StrCat("block ", id, " has ", block.ref_count, " references"));
+    }
+    if (block.is_permanent) {
+      ++permanent;
+      if (block.ref_count < 1 || block.is_linked() || block.has_key()) {
+        return absl::InternalError(
+            absl::StrCat("permanent block ", id, " is queued, unreferenced or has a key"));
+      }
+      continue;
+    }
+    if (block.is_linked() != (block.ref_count == 0)) {
+      return absl::InternalError(
+          absl::StrCat("block ", id, " has ", block.ref_count, " references and is ",
+                       block.is_linked() ? "" : "not ", "in the free queue"));
+    }
+    if (block.has_key() && !enable_caching_) {
+      return absl::InternalError(absl::StrCat("block ", id, " has a key although caching is off"));
+    }
+    if (block.has_key() && block.ref_count == 0) ++cached;
+  }
+  if (permanent != num_permanent_ || cached != num_cached_unreferenced_) {
+    return absl::InternalError(absl::StrCat("pool counts ", num_permanent_, " permanent and ",
+                                            num_cached_unreferenced_, " cached blocks, found ",
+                                            permanent, " and ", cached));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks

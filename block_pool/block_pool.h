@@ -1,0 +1,176 @@
+// BlockPool: the physical KV-cache blocks of one worker - who references them, which are free,
+// which are cached.
+//
+// Counts blocks, not bytes, and knows nothing of requests. A block is taken from the front of the
+// free queue, referenced by any number of holders, and goes back to the queue when the last one
+// frees it. A block that was registered under a key (CacheFullBlocks) keeps key and content while
+// it waits in the queue: a look-up can find it and Touch pins it again, until GetNewBlocks reaches
+// it and drops its key.
+//
+//   auto pool = BlockPool::Create({.num_blocks = 1000});
+//   std::optional<std::vector<BlockId>> blocks = (*pool)->GetNewBlocks(4).value();   // empty: does
+//   not fit
+//
+// Always: 1 (null) + permanent + live + cached + free = num_blocks, where live blocks are
+// referenced, cached ones are not but have a key, and free ones are neither; a non-permanent block
+// is in the free queue iff nobody references it. Cost: O(1) per block moved, plus O(1) expected per
+// key removed. No allocation apart from returned lists and events. Thread-compatible: one thread at
+// a time.
+
+#ifndef KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_
+#define KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "block_pool/free_block_queue.h"
+#include "block_pool/kv_cache_block.h"
+#include "block_pool/kv_event.h"
+#include "block_pool/prefix_content.h"
+#include "block_pool/prefix_hash_table.h"
+
+namespace kvblocks {
+
+enum class FreeOrder {
+  // Freed blocks without a key go to the front as one batch, since they can never be hit; those
+  // with a key to the back.
+  kUnhashedFirst,
+  // Every freed block goes to the back, as older engines do.
+  kAppendAll,
+};
+
+class BlockPool {
+ public:
+  struct Options {
+    int64_t num_blocks = 0;  // null block included; 1 .. 2^31-2
+    bool enable_caching = true;
+    bool enable_events = false;
+    FreeOrder free_order = FreeOrder::kUnhashedFirst;
+  };
+
+  static absl::StatusOr<std::unique_ptr<BlockPool>> Create(const Options& options);
+
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  // --- Taking and giving back ---
+
+  // Takes k blocks off the front of the queue; each loses its key and has one reference. Empty if
+  // fewer are free, and then nothing changed. InvalidArgument if k is negative.
+  absl::StatusOr<std::optional<std::vector<BlockId>>> GetNewBlocks(int64_t k);
+
+  // Adds a reference to each block, taking unreferenced ones out of the queue. Null blocks are
+  // skipped. InvalidArgument, and nothing changed, for an id outside the pool or a permanent block.
+  absl::Status Touch(absl::Span<const BlockId> ids);
+
+  // Drops a reference from each block, in list order, which is the order of their eviction. Null
+  // blocks are skipped. InvalidArgument, and nothing changed, for an id outside the pool, a
+  // permanent block, or more occurrences than references.
+  absl::Status FreeBlocks(absl::Span<const BlockId> ids);
+
+  // Takes k blocks for the life of the pool (attention sinks). ResourceExhausted if they are not
+  // free.
+  absl::StatusOr<std::vector<BlockId>> TakePermanentBlocks(int64_t k);
+
+  // --- Prefix cache ---
+
+  // One block per group whose content has this hash, the earliest registered; empty if any group
+  // has none.
+  std::optional<std::vector<BlockId>> GetCachedBlocks(const BlockHash& hash,
+                                                      absl::Span<const GroupId> groups) const;
+
+  // The same for one group; kNullBlockId: a miss.
+  BlockId FindCached(const BlockHash& hash, GroupId group) const {
+    return table_.Find(hash, group);
+  }
+  void PrefetchCached(const BlockHash& hash, GroupId group) const { table_.Prefetch(hash, group); }
+
+  // Registers positions [from, to) of a block table whose blocks hold `content`. Null blocks and
+  // positions whose mask entry is 0 are left out (an empty mask registers all). InvalidArgument,
+  // and nothing changed, if a block is cached already or listed twice, the range exceeds the table
+  // or the hashed tokens, the mask has another length, or block_size is no multiple of the hash
+  // block size.
+  absl::Status CacheFullBlocks(const PrefixContent& content, absl::Span<const BlockId> table,
+                               int64_t from, int64_t to, int64_t block_size, GroupId group,
+                               absl::Span<const uint8_t> mask = {});
+
+  // Takes these blocks out of the prefix cache, in ascending order; blocks in use stay in use,
+  // queued ones keep their place. InvalidArgument, and nothing changed, if an id is outside the
+  // pool.
+  absl::Status EvictBlocks(absl::Span<const BlockId> ids);
+
+  // Forgets all cached content. False, and nothing changed, while any block is referenced.
+  bool ResetPrefixCache();
+
+  // --- Counts, all O(1) ---
+
+  int32_t num_blocks() const { return records_.num_blocks(); }
+  int32_t num_permanent() const { return num_permanent_; }
+  int32_t num_free() const { return queue_.size(); }  // cached ones included
+  int32_t num_live() const { return num_blocks() - 1 - num_permanent_ - queue_.size(); }
+  int32_t num_cached_unreferenced() const { return num_cached_unreferenced_; }
+  int32_t num_keys() const { return table_.num_keys(); }            // distinct contents
+  int32_t num_keyed_blocks() const { return table_.num_blocks(); }  // blocks, duplicates included
+  // Referenced share of what can be handed out; 0 if nothing can.
+  double usage() const;
+
+  bool enable_caching() const { return enable_caching_; }
+  bool enable_events() const { return enable_events_; }
+  FreeOrder free_order() const { return free_order_; }
+  const KvCacheBlock& block(BlockId id) const { return records_[id]; }
+  // REQUIRES: the block has a key.
+  const BlockHash& hash(BlockId id) const { return records_.hash(id); }
+  const FreeBlockQueue& free_queue() const { return queue_; }
+  const PrefixHashTable& table() const { return table_; }
+
+  // Grows whenever a block loses its key: hits looked up at the same value are still good.
+  uint64_t removal_epoch() const { return removal_epoch_; }
+  // Cached blocks lost to reuse since construction.
+  int64_t num_evictions() const { return num_evictions_; }
+
+  // Returns and clears the events so far; always empty unless enabled.
+  std::vector<KvEvent> TakeEvents();
+
+  // OK, or what is wrong, in words. O(number of blocks).
+  absl::Status CheckInvariants() const;
+
+  // --- For managers, which keep their own books: nothing is validated ---
+
+  // Appends k new blocks to a table. REQUIRES: 0 <= k <= num_free().
+  void TakeBlocks(int64_t k, std::vector<BlockId>& table);
+  // REQUIRES: ids inside the pool, not permanent.
+  void TouchBlocks(absl::Span<const BlockId> ids);
+  // Frees the list from its back to its front. REQUIRES: referenced or null, not permanent.
+  void ReleaseBlocksReversed(absl::Span<const BlockId> ids);
+
+ private:
+  explicit BlockPool(const Options& options);
+
+  absl::Status CheckIds(absl::Span<const BlockId> ids, const char* operation) const;
+  bool EvictOne(BlockId id, RemovalReason reason);
+  void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
+                  GroupId group);
+  template <typename Iterator>
+  void Release(Iterator begin, Iterator end);
+
+  const bool enable_caching_;
+  const bool enable_events_;
+  const FreeOrder free_order_;
+  BlockRecords records_;
+  FreeBlockQueue queue_;
+  PrefixHashTable table_;
+  int32_t num_permanent_ = 0;
+  int32_t num_cached_unreferenced_ = 0;
+  uint64_t removal_epoch_ = 0;
+  int64_t num_evictions_ = 0;
+  std::vector<KvEvent> events_;
+};
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_

@@ -1,0 +1,87 @@
+// FreeBlockQueue: the blocks nobody references, in the order in which they will be reused.
+//
+// A circular doubly linked list threaded through the block records by int32 index, so that a block
+// hit by a prefix look-up leaves the middle of the queue in O(1) and nothing is allocated after
+// construction. The front is handed out next: the queue order is the eviction order.
+//
+// Always: size() is the number of linked records; walking forwards and backwards visits the same
+// blocks. Cost: every operation O(1) per block. Single-threaded (see BlockPool).
+
+#ifndef KVBLOCKS_BLOCK_POOL_FREE_BLOCK_QUEUE_H_
+#define KVBLOCKS_BLOCK_POOL_FREE_BLOCK_QUEUE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "block_pool/kv_cache_block.h"
+
+namespace kvblocks {
+
+class FreeBlockQueue {
+ public:
+  // An empty queue over `records`, which must outlive it.
+  explicit FreeBlockQueue(BlockRecords* records);
+
+  int32_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+  // The block handed out next, or the sentinel (records' num_blocks()) when empty.
+  BlockId front() const { return (*records_)[sentinel_].next; }
+  BlockId next(BlockId id) const { return (*records_)[id].next; }
+
+  // Removes and returns the first block, or the first n in order. Shortage: empty, nothing removed.
+  std::optional<BlockId> PopFront();
+  std::optional<std::vector<BlockId>> PopFront(int64_t n);
+
+  // Unlinks a block from wherever it stands. InvalidArgument if it is not in the queue.
+  absl::Status Remove(BlockId id);
+
+  // Adds in list order at the back, or as one batch in list order at the front. InvalidArgument,
+  // and nothing added, if a block is out of range, already linked or listed twice.
+  absl::Status Append(absl::Span<const BlockId> ids);
+  absl::Status Prepend(absl::Span<const BlockId> ids);
+
+  // Front to back, for tests and diagnostics: O(size).
+  std::vector<BlockId> Walk() const;
+
+  // The same without validation, for the pool. REQUIRES: linked, respectively not linked.
+  void Unlink(BlockId id) {
+    KvCacheBlock& block = (*records_)[id];
+    (*records_)[block.prev].next = block.next;
+    (*records_)[block.next].prev = block.prev;
+    block.prev = block.next = kUnlinked;
+    --size_;
+  }
+  void LinkBack(BlockId id) { LinkBetween((*records_)[sentinel_].prev, id, sentinel_); }
+  // Links `id` behind `after`; kUnlinked stands for the very front.
+  void LinkAfter(BlockId after, BlockId id) {
+    const BlockId left = after == kUnlinked ? sentinel_ : after;
+    LinkBetween(left, id, (*records_)[left].next);
+  }
+
+  // OK, or what is wrong with links and counter. O(number of blocks).
+  absl::Status CheckInvariants() const;
+
+ private:
+  void LinkBetween(BlockId left, BlockId id, BlockId right) {
+    KvCacheBlock& block = (*records_)[id];
+    block.prev = left;
+    block.next = right;
+    (*records_)[left].next = id;
+    (*records_)[right].prev = id;
+    ++size_;
+  }
+  absl::Status CheckAddable(absl::Span<const BlockId> ids) const;
+
+  BlockRecords* records_;
+  BlockId sentinel_;  // the record behind the last block closes the circle
+  int32_t size_ = 0;
+};
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_BLOCK_POOL_FREE_BLOCK_QUEUE_H_

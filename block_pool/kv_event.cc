@@ -1,0 +1,15 @@
+#include "block_pool/kv_event.h"
+
+namespace kvblocks {
+
+std::string_view RemovalReasonName(RemovalReason reason) {
+  switch (reason) {
+    case RemovalReason::kReused:
+      return "reused";
+    case RemovalReason::kEvicted:
+      return "evicted";
+  }
+  return "unknown";
+}
+
+}  // namespace kvblocks

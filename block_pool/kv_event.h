@@ -1,0 +1,72 @@
+// KV events: what happened to the prefix-hash table, for routers and other caches that mirror it.
+//
+// Appended in the order of the state changes and taken in batches. A consumer that counts, per
+// (hash, group), +1 for each stored hash and -1 for each removed one, and clears on
+// AllBlocksCleared, knows how many blocks hold each key; several blocks may hold the same one. The
+// field set is that of vLLM's KV events, plus the reason of a removal.
+
+#ifndef KVBLOCKS_BLOCK_POOL_KV_EVENT_H_
+#define KVBLOCKS_BLOCK_POOL_KV_EVENT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "block_pool/block_hash.h"
+#include "block_pool/extra_keys.h"
+#include "block_pool/kv_cache_block.h"
+
+namespace kvblocks {
+
+inline constexpr std::string_view kGpuMedium = "GPU";
+
+// A run of consecutive block positions of one request entered the table.
+// Always: extra_keys.size() == block_hashes.size(); token_ids.size() == block_size *
+// block_hashes.size(), or 0 for a request that has no token ids.
+struct BlockStored {
+  std::vector<BlockHash> block_hashes = {};
+  std::optional<BlockHash> parent_block_hash =
+      std::nullopt;  // of the content before the run; none at token 0
+  std::vector<TokenId> token_ids = {};
+  int64_t block_size = 0;
+  std::optional<int64_t> lora_id = std::nullopt;
+  std::string lora_name = {};
+  std::string_view medium = kGpuMedium;
+  std::vector<std::optional<ExtraKeys>> extra_keys = {};
+  GroupId group_idx = 0;
+  std::string_view kv_cache_spec_kind = {};  // filled in by KvCacheManager
+  std::optional<int64_t> kv_cache_spec_sliding_window = std::nullopt;
+
+  friend bool operator==(const BlockStored&, const BlockStored&) = default;
+};
+
+enum class RemovalReason {
+  kReused,   // the block was handed out again
+  kEvicted,  // EvictBlocks named it
+};
+
+// One block lost one key.
+struct BlockRemoved {
+  BlockHash block_hash = {};
+  std::string_view medium = kGpuMedium;
+  GroupId group_idx = 0;
+  RemovalReason reason = RemovalReason::kReused;
+
+  friend bool operator==(const BlockRemoved&, const BlockRemoved&) = default;
+};
+
+// ResetPrefixCache emptied the table.
+struct AllBlocksCleared {
+  friend bool operator==(const AllBlocksCleared&, const AllBlocksCleared&) = default;
+};
+
+using KvEvent = std::variant<BlockStored, BlockRemoved, AllBlocksCleared>;
+
+std::string_view RemovalReasonName(RemovalReason reason);
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_BLOCK_POOL_KV_EVENT_H_

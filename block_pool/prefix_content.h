@@ -1,0 +1,116 @@
+// PrefixContent: a request as prefix caching sees it - its tokens, what else colours them, and the
+// chain of block hashes.
+//
+// Always: there is one hash per complete run of hash_block_size tokens, and the hashes are a
+// function of the content alone: growing it in any number of steps gives the hashes of a fresh
+// content with the same tokens. Draft tokens are never part of it.
+//
+// Two ways in. With token ids, hashes are computed here, each token once. Without them, whoever
+// knows the content (a simulator, a gateway that hashed already) hands over one hash per block;
+// such a content has no token ids to report.
+//
+// Cost: appending is O(new tokens); HashOfBlock is O(1) at any multiple of the hash block size.
+// Single-threaded.
+
+#ifndef KVBLOCKS_BLOCK_POOL_PREFIX_CONTENT_H_
+#define KVBLOCKS_BLOCK_POOL_PREFIX_CONTENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "block_pool/block_hash.h"
+#include "block_pool/extra_keys.h"
+
+namespace kvblocks {
+
+// How contents are hashed: shared by all requests of one manager.
+struct PrefixHashing {
+  BlockHasher hasher;
+  int64_t hash_block_size = 16;
+};
+
+class PrefixContent {
+ public:
+  struct Options {
+    std::vector<TokenId> token_ids = {};
+    std::string lora_name = {};  // empty: none
+    std::optional<int64_t> lora_id = std::nullopt;
+    std::string cache_salt = {};  // empty: none
+    std::vector<MultimodalFeature> features = {};
+    // For a prompt given as embeddings: a digest of rows [begin, end), or "" where the rows are
+    // ordinary tokens.
+    std::function<std::string(int64_t begin, int64_t end)> embedding_digest = nullptr;
+  };
+
+  // `hashing` null: nothing is hashed (prefix caching off). InvalidArgument for invalid features.
+  static absl::StatusOr<PrefixContent> FromTokens(Options options,
+                                                  std::shared_ptr<const PrefixHashing> hashing);
+
+  // A content of `num_tokens` whose block hashes the caller computed: floor(num_tokens /
+  // hash_block_size) of them, else InvalidArgument.
+  static absl::StatusOr<PrefixContent> FromHashes(int64_t num_tokens, std::vector<BlockHash> hashes,
+                                                  std::shared_ptr<const PrefixHashing> hashing);
+
+  // Accepted output tokens, at the end. InvalidArgument if this content was made from hashes.
+  absl::Status AppendTokens(absl::Span<const TokenId> tokens);
+  // The same for a content made from hashes: exactly the blocks that `num_tokens` more tokens
+  // complete.
+  absl::Status AppendHashedTokens(int64_t num_tokens, absl::Span<const BlockHash> hashes);
+
+  int64_t num_tokens() const { return num_tokens_; }
+  bool has_token_ids() const { return has_token_ids_; }
+  const std::vector<TokenId>& token_ids() const { return token_ids_; }
+  // Null where nothing is hashed.
+  const std::shared_ptr<const PrefixHashing>& hashing() const { return hashing_; }
+  const std::string& lora_name() const { return lora_name_; }
+  std::optional<int64_t> lora_id() const { return lora_id_; }
+
+  // 0 without hashing.
+  int64_t hash_block_size() const { return hash_block_size_; }
+  absl::Span<const BlockHash> hashes() const { return hashes_; }
+  int64_t num_hashed_tokens() const {
+    return static_cast<int64_t>(hashes_.size()) * hash_block_size_;
+  }
+
+  // Hash of block `index` at a block size of `hashes_per_block` hash blocks: the last fine hash
+  // inside the block. REQUIRES: (index + 1) * hashes_per_block <= hashes().size().
+  const BlockHash& HashOfBlock(int64_t index, int64_t hashes_per_block) const {
+    return hashes_[static_cast<size_t>((index + 1) * hashes_per_block - 1)];
+  }
+  // The same, checked: InvalidArgument out of range or for a block size that is no multiple of the
+  // hash block size.
+  absl::StatusOr<BlockHash> HashOfBlockAt(int64_t index, int64_t block_size) const;
+
+  // Extra keys of tokens [begin, end); empty means none.
+  ExtraKeys ExtraKeysOf(int64_t begin, int64_t end) const;
+
+ private:
+  PrefixContent() = default;
+  void HashCompleteBlocks();
+  bool has_extra_keys() const {
+    return !lora_name_.empty() || !cache_salt_.empty() || !features_.empty() || embedding_digest_;
+  }
+
+  std::shared_ptr<const PrefixHashing> hashing_;
+  int64_t hash_block_size_ = 0;
+  int64_t num_tokens_ = 0;
+  bool has_token_ids_ = true;
+  std::vector<TokenId> token_ids_;
+  std::vector<BlockHash> hashes_;
+  std::string lora_name_;
+  std::optional<int64_t> lora_id_;
+  std::string cache_salt_;
+  std::vector<MultimodalFeature> features_;
+  std::function<std::string(int64_t, int64_t)> embedding_digest_;
+};
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_BLOCK_POOL_PREFIX_CONTENT_H_

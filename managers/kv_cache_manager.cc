@@ -1,0 +1,475 @@
+#include "managers/kv_cache_manager.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "block_pool/check.h"
+#include "managers/kv_cache_manager_setup.h"
+#include "managers/token_limits.h"
+
+namespace kvblocks {
+namespace {
+
+std::atomic<uint64_t> next_manager_serial{1};
+
+// Tables of freed requests kept for the next ones; enough for the running requests of a large
+// server.
+constexpr size_t kMaxSpareTables = 4096;
+
+absl::Status NotInRange(absl::string_view call, const Request& request, absl::string_view what,
+                        int64_t value, int64_t low, int64_t high) {
+  return absl::InvalidArgumentError(absl::StrCat(call, "(", request.id(), "): ", what, " is ",
+                                                 value, ", expected ", low, " to ", high));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
+    const KvCacheConfig& config, const KvCacheManagerOptions& options) {
+  if (absl::Status status = Validate(config); !status.ok()) return status;
+  const auto sizes = ResolveBlockSizes(config, options.enable_caching);
+  if (!sizes.ok()) return sizes.status();
+  if (absl::Status status = ValidateSetup(config, options, *sizes); !status.ok()) return status;
+  auto pool = BlockPool::Create({.num_blocks = config.num_blocks,
+                                 .enable_caching = options.enable_caching,
+                                 .enable_events = options.enable_events,
+                                 .free_order = options.free_order});
+  if (!pool.ok()) return pool.status();
+
+  std::unique_ptr<KvCacheManager> manager(new KvCacheManager(config, options));
+  manager->pool_ = *std::move(pool);
+  if (options.enable_caching) {
+    std::optional<std::string_view> seed;
+    if (options.hash_seed) seed = *options.hash_seed;
+    manager->hashing_ = std::make_shared<const PrefixHashing>(
+        PrefixHashing{BlockHasher(options.hash_algorithm, seed), sizes->hash_block_size});
+  }
+  manager->num_watermark_blocks_ =
+      static_cast<int64_t>(options.watermark * static_cast<double>(config.num_blocks));
+
+  const RequestLimits limits{
+      .max_model_len = options.max_model_len,
+      .max_in_flight_tokens = options.max_in_flight_tokens.value_or(options.max_model_len)};
+  const std::vector<bool> draft = EffectiveDraftFlags(config, options.use_eagle);
+  KvCacheCoordinator::Managers managers;
+  for (size_t g = 0; g < config.groups.size(); ++g) {
+    const KvCacheSpec& spec = config.groups[g].spec;
+    const auto cap = AdmissionCap(spec, limits, options.block_count_formula);
+    if (!cap.ok()) return cap.status();
+    auto group = SingleTypeManager::Create(
+        spec,
+        {.group = static_cast<GroupId>(g),
+         .is_draft = draft[g],
+         .enable_caching = options.enable_caching,
+         .hash_block_size = options.enable_caching ? sizes->hash_block_size : 0,
+         .admission_cap = *cap,
+         .reachable_alignment = config.groups.size() > 1 ? sizes->scheduler_block_size : 0},
+        manager->pool_.get());
+    if (!group.ok()) return group.status();
+    managers.push_back(*std::move(group));
+  }
+  manager->coordinator_ =
+      KvCacheCoordinator::Create(std::move(managers), options.enable_caching,
+                                 sizes->scheduler_block_size, sizes->hash_block_size);
+  return manager;
+}
+
+KvCacheManager::KvCacheManager(KvCacheConfig config, KvCacheManagerOptions options)
+    : config_(std::move(config)),
+      options_(std::move(options)),
+      serial_(next_manager_serial.fetch_add(1, std::memory_order_relaxed)) {}
+
+KvCacheManager::~KvCacheManager() {
+  for (Request* request : holders_) {
+    request->holder_ = nullptr;
+    request->groups_.clear();
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptions options) const {
+  auto content = PrefixContent::FromTokens(std::move(options.content), hashing_);
+  if (!content.ok()) return content.status();
+  return std::unique_ptr<Request>(
+      new Request(std::move(options.id), *std::move(content), options.skip_reading_prefix_cache));
+}
+
+absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequestFromHashes(
+    std::string id, int64_t num_tokens, std::vector<BlockHash> hashes) const {
+  auto content = PrefixContent::FromHashes(num_tokens, std::move(hashes), hashing_);
+  if (!content.ok()) return content.status();
+  return std::unique_ptr<Request>(
+      new Request(std::move(id), *std::move(content), /*skip_reading_prefix_cache=*/false));
+}
+
+absl::Status KvCacheManager::CheckOwner(const Request& request) const {
+  if (request.holder_ == this ||
+      (request.holder_ == nullptr && request.content_.hashing() == hashing_)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("request ", request.id(),
+                   " belongs to another KvCacheManager; make it with this one's NewRequest"));
+}
+
+// --- Look-up ---
+
+absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedBlocks& out) const {
+  if (absl::Status status = CheckOwner(request); !status.ok()) return status;
+  if (request.num_tokens() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("GetComputedBlocks(", request.id(), "): the request has no tokens"));
+  }
+  out.lists_.resize(static_cast<size_t>(num_groups()));
+  out.request_serial_ = request.serial_;
+  out.manager_serial_ = serial_;
+  out.removal_epoch_ = pool_->removal_epoch();
+  out.num_tokens_ = out.shared_prefix_boundary_ = 0;
+  if (!options_.enable_caching || request.skip_reading_prefix_cache_) {
+    for (std::vector<BlockId>& list : out.lists_) list.clear();
+    return absl::OkStatus();
+  }
+  // The logits of the last token are needed, so it is computed in any case.
+  const KvCacheCoordinator::Hit hit =
+      coordinator_->FindLongestCacheHit(request.content_, request.num_tokens() - 1, out.lists_);
+  out.num_tokens_ = hit.num_tokens;
+  out.shared_prefix_boundary_ = hit.longest_lookup > hit.num_tokens ? hit.longest_lookup : 0;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& request) const {
+  ComputedBlocks computed;
+  if (absl::Status status = GetComputedBlocks(request, computed); !status.ok()) return status;
+  return computed;
+}
+
+// --- Allocation ---
+
+absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
+                                                 const AllocateSlotsParams& params) const {
+  constexpr absl::string_view kCall = "AllocateSlots";
+  if (absl::Status status = CheckOwner(request); !status.ok()) return status;
+  const auto in_range = [](int64_t n) { return n >= 0 && n <= kMaxTokens; };
+  if (!in_range(params.num_new_tokens)) {
+    return NotInRange(kCall, request, "num_new_tokens", params.num_new_tokens, 0, kMaxTokens);
+  }
+  if (!in_range(params.num_lookahead_tokens)) {
+    return NotInRange(kCall, request, "num_lookahead_tokens", params.num_lookahead_tokens, 0,
+                      kMaxTokens);
+  }
+  if (!in_range(params.num_external_computed_tokens)) {
+    return NotInRange(kCall, request, "num_external_computed_tokens",
+                      params.num_external_computed_tokens, 0, kMaxTokens);
+  }
+  if (!in_range(params.reserved_blocks)) {
+    return NotInRange(kCall, request, "reserved_blocks", params.reserved_blocks, 0, kMaxTokens);
+  }
+  if (!in_range(request.num_computed_tokens_)) {
+    return NotInRange(kCall, request, "num_computed_tokens", request.num_computed_tokens_, 0,
+                      kMaxTokens);
+  }
+  if (!in_range(request.num_inflight_tokens_)) {
+    return NotInRange(kCall, request, "num_inflight_tokens", request.num_inflight_tokens_, 0,
+                      kMaxTokens);
+  }
+  if (params.num_new_tokens == 0 && params.num_external_computed_tokens == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kCall, "(", request.id(),
+                     "): num_new_tokens is 0 without external tokens, expected at least 1"));
+  }
+  if (request.status_ == RequestStatus::kFinished) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kCall, "(", request.id(), "): the request is finished"));
+  }
+  const bool has_hits =
+      params.computed_blocks != nullptr &&
+      (params.computed_blocks->num_tokens() != 0 || !params.computed_blocks->empty());
+  if (HoldsBlocks(request)) {
+    if (has_hits || params.num_external_computed_tokens > 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kCall, "(", request.id(),
+                       "): hits and external tokens are for a request that holds no blocks yet; "
+                       "this one does"));
+    }
+    return absl::OkStatus();
+  }
+  const int64_t hit_tokens = has_hits ? params.computed_blocks->num_tokens() : 0;
+  if (!in_range(hit_tokens)) {
+    return NotInRange(kCall, request, "hit length", hit_tokens, 0, kMaxTokens);
+  }
+  const int64_t total =
+      request.num_computed_tokens_ + hit_tokens + params.num_external_computed_tokens;
+  if (total > options_.max_model_len) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kCall, "(", request.id(), "): ", total,
+                     " tokens computed, hit and external together exceed max_model_len ",
+                     options_.max_model_len));
+  }
+  return has_hits ? CheckHits(request, *params.computed_blocks, total) : absl::OkStatus();
+}
+
+absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlocks& computed,
+                                       int64_t total_computed) const {
+  const auto refuse = [&](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat("AllocateSlots(", request.id(), "): ", what));
+  };
+  if (computed.num_groups() != static_cast<size_t>(num_groups())) {
+    return refuse(
+        absl::StrCat("hits for ", computed.num_groups(), " groups, expected ", num_groups()));
+  }
+  // Between the look-up and now no block has lost its key, so every hit is as good as it was.
+  const bool fresh = computed.request_serial_ == request.serial_ &&
+                     computed.manager_serial_ == serial_ &&
+                     computed.removal_epoch_ == pool_->removal_epoch();
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    const SingleTypeManager& manager = group(g);
+    const absl::Span<const BlockId> hits = computed.blocks(g);
+    const int64_t size = static_cast<int64_t>(hits.size());
+    const BlockSize block_size(manager.block_size());
+    if (size != block_size.CeilDiv(computed.num_tokens())) {
+      return refuse(absl::StrCat(size, " hit blocks in group ", g, ", expected ",
+                                 block_size.CeilDiv(computed.num_tokens()), " for ",
+                                 computed.num_tokens(), " tokens"));
+    }
+    const int64_t first_needed =
+        std::min(size, block_size.FloorDiv(manager.NumSkippedTokens(total_computed)));
+    const int64_t per_block =
+        options_.enable_caching ? manager.block_size() / hash_block_size() : 0;
+    for (int64_t i = fresh ? first_needed : 0; i < size; ++i) {
+      const BlockId id = hits[static_cast<size_t>(i)];
+      if (id == kNullBlockId) {
+        if (i >= first_needed) {
+          return refuse(absl::StrCat("group ", g, " has no block at position ", i,
+                                     " although the next tokens need its data"));
+        }
+        continue;
+      }
+      if (fresh) break;  // nulls come before real blocks in every list a look-up made
+      if (id < 0 || id >= pool_->num_blocks()) {
+        return refuse(absl::StrCat("hit block ", id, " of group ", g,
+                                   " is outside the pool's blocks 0..", pool_->num_blocks() - 1));
+      }
+      const bool has_hash =
+          per_block > 0 && (i + 1) * manager.block_size() <= request.content_.num_hashed_tokens();
+      if (!has_hash || pool_->block(id).key_group != g ||
+          !(pool_->hash(id) == request.content_.HashOfBlock(i, per_block))) {
+        return refuse(absl::StrCat("hit block ", id, " of group ", g, " at position ", i,
+                                   " no longer holds that content; look up again"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
+    Request& request, const AllocateSlotsParams& params) {
+  if (absl::Status status = CheckAllocateParams(request, params); !status.ok()) return status;
+
+  const bool known = HoldsBlocks(request);
+  static const ComputedBlocks kNoHits;
+  const ComputedBlocks& computed =
+      known || params.computed_blocks == nullptr ? kNoHits : *params.computed_blocks;
+  const bool has_lists = !computed.lists_.empty();
+  const auto hits_of = [&](GroupId g) {
+    return has_lists ? computed.blocks(g) : absl::Span<const BlockId>();
+  };
+  const auto held_by = [&](GroupId g) {
+    return known ? &request.groups_[static_cast<size_t>(g)] : nullptr;
+  };
+  const int64_t total =
+      request.num_computed_tokens_ + computed.num_tokens() + params.num_external_computed_tokens;
+  const int64_t main = total + params.num_new_tokens;
+  const int64_t num_slots = std::min(main + params.num_lookahead_tokens, options_.max_model_len);
+  const int64_t processed = std::max<int64_t>(0, total - request.num_inflight_tokens_);
+  const bool watermarked =
+      params.has_scheduled_requests &&
+      (request.status_ == RequestStatus::kWaiting || request.status_ == RequestStatus::kPreempted);
+  const int64_t watermark = watermarked ? num_watermark_blocks_ : 0;
+
+  const auto needed_for = [&](int64_t slots, bool apply_cap) {
+    int64_t needed = 0;
+    for (GroupId g = 0; g < num_groups(); ++g) {
+      needed += group(g).NumBlocksNeeded(held_by(g), slots, hits_of(g), total, apply_cap);
+    }
+    return needed;
+  };
+  if (params.full_sequence_must_fit &&
+      needed_for(std::min(request.num_tokens(), options_.max_model_len), /*apply_cap=*/true) +
+              watermark >
+          pool_->num_free()) {
+    return std::optional<NewBlocks>();
+  }
+
+  // Trimming first keeps evictions low; steps in flight still read what lies below `processed` +
+  // window.
+  if (known) {
+    for (GroupId g = 0; g < num_groups(); ++g) {
+      coordinator_->group(g).RemoveSkippedBlocks(request.groups_[static_cast<size_t>(g)],
+                                                 processed);
+    }
+  }
+  if (needed_for(num_slots, /*apply_cap=*/false) + watermark >
+      pool_->num_free() - params.reserved_blocks) {
+    return std::optional<NewBlocks>();
+  }
+
+  if (!known) {
+    Adopt(request);
+    // First all hits, then all external blocks: else one group's fresh blocks could take another's
+    // untouched hits.
+    for (GroupId g = 0; g < num_groups(); ++g) {
+      coordinator_->group(g).AdoptHits(request.groups_[static_cast<size_t>(g)], hits_of(g), total);
+    }
+    if (params.num_external_computed_tokens > 0) {
+      for (GroupId g = 0; g < num_groups(); ++g) {
+        coordinator_->group(g).AllocateExternal(request.groups_[static_cast<size_t>(g)], total);
+      }
+    }
+  }
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    coordinator_->group(g).AllocateNew(request.groups_[static_cast<size_t>(g)], num_slots);
+  }
+  if (options_.enable_caching && !params.delay_cache_blocks) {
+    // Drafts and lookahead are never registered.
+    const int64_t verified = std::min({main, request.num_tokens(), options_.max_model_len});
+    for (GroupId g = 0; g < num_groups(); ++g) {
+      SingleTypeManager& manager = coordinator_->group(g);
+      const absl::Status status =
+          manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
+                              coordinator_->NumTokensToRegister(manager, verified));
+      KVBLOCKS_CHECK(status.ok(), status.ToString());
+    }
+  }
+  return std::optional<NewBlocks>(NewBlocks(request.groups_));
+}
+
+void KvCacheManager::Adopt(Request& request) {
+  request.holder_ = this;
+  request.holder_index_ = holders_.size();
+  holders_.push_back(&request);
+  request.groups_.resize(static_cast<size_t>(num_groups()));
+  for (GroupBlocks& held : request.groups_) {
+    if (spare_tables_.empty()) break;
+    held.table = std::move(spare_tables_.back());
+    spare_tables_.pop_back();
+  }
+}
+
+// Frees what the request's tables still hold and forgets it.
+void KvCacheManager::Release(Request& request) {
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
+    coordinator_->group(g).Free(held);
+    if (spare_tables_.size() < kMaxSpareTables) spare_tables_.push_back(std::move(held.table));
+  }
+  request.groups_.clear();
+  holders_[request.holder_index_] = holders_.back();
+  holders_[request.holder_index_]->holder_index_ = request.holder_index_;
+  holders_.pop_back();
+  request.holder_ = nullptr;
+}
+
+absl::Status KvCacheManager::Free(Request& request) {
+  if (absl::Status status = CheckOwner(request); !status.ok()) return status;
+  if (HoldsBlocks(request)) Release(request);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<BlockId>> KvCacheManager::PopBlocksForFree(Request& request) {
+  if (absl::Status status = CheckOwner(request); !status.ok()) return status;
+  std::vector<BlockId> popped;
+  if (!HoldsBlocks(request)) return popped;
+  for (GroupBlocks& held : request.groups_) {
+    popped.insert(popped.end(), held.table.begin(), held.table.end());
+    held = GroupBlocks();
+  }
+  for (BlockId id : popped) {
+    if (id != kNullBlockId) ++outside_references_[id];
+  }
+  Release(request);
+  return popped;
+}
+
+absl::Status KvCacheManager::PinBlocks(absl::Span<const BlockId> ids) {
+  if (absl::Status status = pool_->Touch(ids); !status.ok()) return status;
+  for (BlockId id : ids) {
+    if (id != kNullBlockId) ++outside_references_[id];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvCacheManager::FreeBlocks(absl::Span<const BlockId> ids) {
+  // Only references from outside the block tables may be given back this way; a trial run finds the
+  // others.
+  size_t tried = 0;
+  for (; tried < ids.size(); ++tried) {
+    if (ids[tried] == kNullBlockId) continue;
+    const auto it = outside_references_.find(ids[tried]);
+    if (it == outside_references_.end() || it->second == 0) break;
+    --it->second;
+  }
+  if (tried < ids.size()) {
+    for (size_t i = 0; i < tried; ++i) {
+      if (ids[i] != kNullBlockId) ++outside_references_[ids[i]];
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "FreeBlocks: block ", ids[tried],
+        " is given back more often than PopBlocksForFree and PinBlocks handed it out"));
+  }
+  for (BlockId id : ids) {
+    if (const auto it = outside_references_.find(id);
+        it != outside_references_.end() && it->second == 0) {
+      outside_references_.erase(it);
+    }
+  }
+  return pool_->FreeBlocks(ids);
+}
+
+absl::Status KvCacheManager::RemoveSkippedBlocks(Request& request, int64_t num_processed_tokens) {
+  if (absl::Status status = CheckOwner(request); !status.ok()) return status;
+  if (num_processed_tokens < 0 || num_processed_tokens > kMaxTokens) {
+    return NotInRange("RemoveSkippedBlocks", request, "num_processed_tokens", num_processed_tokens,
+                      0, kMaxTokens);
+  }
+  if (!HoldsBlocks(request)) return absl::OkStatus();
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    coordinator_->group(g).RemoveSkippedBlocks(request.groups_[static_cast<size_t>(g)],
+                                               num_processed_tokens);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
+  if (absl::Status status = CheckOwner(request); !status.ok()) return status;
+  if (!options_.enable_caching) return absl::OkStatus();
+  int64_t most = HoldsBlocks(request) ? request.num_tokens() : 0;
+  if (HoldsBlocks(request)) {
+    for (GroupId g = 0; g < num_groups(); ++g) {
+      most = std::min(most,
+                      static_cast<int64_t>(GetBlocks(request, g).size()) * group(g).block_size());
+    }
+  }
+  if (num_tokens < 0 || num_tokens > most) {
+    return NotInRange("CacheBlocks", request, "num_tokens", num_tokens, 0, most);
+  }
+  if (!HoldsBlocks(request)) return absl::OkStatus();
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    SingleTypeManager& manager = coordinator_->group(g);
+    if (absl::Status status =
+            manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
+                                coordinator_->NumTokensToRegister(manager, num_tokens));
+        !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool KvCacheManager::ResetPrefixCache() {
+  if (!pool_->ResetPrefixCache()) return false;
+  stats_.reset = true;
+  return true;
+}
+
+}  // namespace kvblocks

@@ -1,0 +1,243 @@
+// KvCacheManager: what a scheduler calls - prefix look-up, slot allocation, freeing - over all
+// KV-cache groups of a model.
+//
+//   auto manager = KvCacheManager::Create(config, {.max_model_len = 8192}).value();
+//   auto request = manager->NewRequest({.id = "r1", .content = {.token_ids = prompt}}).value();
+//   ComputedBlocks hits;
+//   manager->GetComputedBlocks(*request, hits);
+//   auto slots = manager->AllocateSlots(*request, {.num_new_tokens = n, .computed_blocks = &hits});
+//   if (!slots.ok()) ...            // misuse: says what, nothing changed
+//   if (!slots->has_value()) ...    // does not fit now: preempt or wait, and try again
+//   Span<const BlockId> table = manager->GetBlocks(*request, /*group=*/0);
+//   manager->Free(*request);
+//
+// Semantics are those of vLLM V1's KV-cache core; docs/semantics.md lists versions and differences.
+//
+// Always: look-ups and queries change nothing; a refused call changes nothing, except that a call
+// that finds no space keeps the trim of the request's own out-of-window blocks.
+//
+// Cost, with G groups: AllocateSlots O(G) plus blocks moved and hashes registered; a decode step
+// that takes no block and fills none walks no table and allocates nothing. GetComputedBlocks
+// O(hit positions) per group.
+//
+// One scheduler thread at a time. Requests may outlive their manager: they then hold no blocks.
+
+#ifndef KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_H_
+#define KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "block_pool/block_pool.h"
+#include "managers/computed_blocks.h"
+#include "managers/kv_cache_coordinator.h"
+#include "managers/request.h"
+#include "specs/kv_cache_config.h"
+#include "specs/request_footprint.h"
+
+namespace kvblocks {
+
+struct KvCacheManagerOptions {
+  int64_t max_model_len = 0;  // longest sequence, in tokens; required
+  // Most tokens scheduled but not yet settled, all requests and concurrent batches together.
+  // Default: max_model_len, with which the caps of windowed groups never bind.
+  std::optional<int64_t> max_in_flight_tokens = std::nullopt;
+  bool enable_caching = true;
+  // Drop the last matched block of draft groups, so that the draft head sees hidden states.
+  bool use_eagle = false;
+  bool enable_events = false;
+  bool log_stats = true;
+  // Share of the pool that admissions leave free while something is scheduled.
+  double watermark = 0.0;
+  FreeOrder free_order = FreeOrder::kUnhashedFirst;
+  HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
+  // Processes that exchange hashes need the same. Default: random.
+  std::optional<std::string> hash_seed = std::nullopt;
+  // How many blocks a windowed group may hold per request: the tight bound, or the engines'
+  // formula, at most one higher.
+  BlockCountFormula block_count_formula = BlockCountFormula::kExact;
+};
+
+struct AllocateSlotsParams {
+  int64_t num_new_tokens = 0;                       // to compute now, unverified drafts included
+  const ComputedBlocks* computed_blocks = nullptr;  // only for a request that holds no blocks yet
+  int64_t num_lookahead_tokens = 0;                 // further slots for drafting
+  int64_t num_external_computed_tokens =
+      0;                            // KV that an external store provides; only as computed_blocks
+  bool delay_cache_blocks = false;  // register nothing now: the load completes later (CacheBlocks)
+  bool full_sequence_must_fit = false;  // gate on all known tokens, not only on this chunk
+  int64_t reserved_blocks = 0;          // free blocks that must remain for other sequences
+  bool has_scheduled_requests = false;  // this step has work already: the watermark applies
+};
+
+// The blocks that one AllocateSlots call took for new tokens, per group, possibly none: the end of
+// each block table. Valid until the request's next AllocateSlots or Free.
+class NewBlocks {
+ public:
+  explicit NewBlocks(absl::Span<const GroupBlocks> groups) : groups_(groups) {}
+  size_t num_groups() const { return groups_.size(); }
+  absl::Span<const BlockId> blocks(GroupId group) const {
+    const GroupBlocks& held = groups_[static_cast<size_t>(group)];
+    return absl::MakeConstSpan(held.table).last(static_cast<size_t>(held.num_new));
+  }
+  // Over all groups.
+  int64_t num_blocks() const {
+    int64_t sum = 0;
+    for (const GroupBlocks& held : groups_) sum += held.num_new;
+    return sum;
+  }
+
+ private:
+  absl::Span<const GroupBlocks> groups_;
+};
+
+// Counted in tokens, at admission, since the last MakePrefixCacheStats.
+struct PrefixCacheStats {
+  int64_t requests = 0, queries = 0, hits = 0;
+  int64_t preempted_requests = 0, preempted_queries = 0, preempted_hits = 0;
+  bool reset = false;  // the prefix cache was reset in between
+
+  friend bool operator==(const PrefixCacheStats&, const PrefixCacheStats&) = default;
+};
+
+class KvCacheManager {
+ public:
+  struct RequestOptions {
+    std::string id = {};
+    PrefixContent::Options content = {};
+    bool skip_reading_prefix_cache = false;
+  };
+
+  // InvalidArgument names the field, the value and the limit.
+  static absl::StatusOr<std::unique_ptr<KvCacheManager>> Create(
+      const KvCacheConfig& config, const KvCacheManagerOptions& options);
+  ~KvCacheManager();
+  KvCacheManager(const KvCacheManager&) = delete;
+  KvCacheManager& operator=(const KvCacheManager&) = delete;
+
+  // A request whose content is hashed as this manager needs it.
+  absl::StatusOr<std::unique_ptr<Request>> NewRequest(RequestOptions options) const;
+  // The same from block hashes of hash_block_size() tokens each, computed by the caller. `hashes`
+  // may stay empty when hashing() is null.
+  absl::StatusOr<std::unique_ptr<Request>> NewRequestFromHashes(
+      std::string id, int64_t num_tokens, std::vector<BlockHash> hashes) const;
+
+  // --- The step path ---
+
+  // The longest cached prefix of a request, at most num_tokens() - 1: the last token is always
+  // computed. Reuses the lists of `out`. InvalidArgument for a request without tokens.
+  absl::Status GetComputedBlocks(const Request& request, ComputedBlocks& out) const;
+  absl::StatusOr<ComputedBlocks> GetComputedBlocks(const Request& request) const;
+
+  // Makes room for a request's next tokens: frees its out-of-window blocks, adopts hits, makes
+  // blocks for external, new and lookahead tokens, and registers the full blocks of known tokens.
+  // Empty: does not fit now.
+  absl::StatusOr<std::optional<NewBlocks>> AllocateSlots(Request& request,
+                                                         const AllocateSlotsParams& params);
+
+  // Frees all blocks, the deepest of each table first. No-op for a request that holds none.
+  // InvalidArgument if another manager's.
+  absl::Status Free(Request& request);
+
+  // --- Around the step ---
+
+  // Takes the blocks from the request without freeing them: tables of all groups in group order.
+  // The caller frees the reversed list with FreeBlocks when nothing reads them any more.
+  absl::StatusOr<std::vector<BlockId>> PopBlocksForFree(Request& request);
+  // Frees blocks obtained from PopBlocksForFree or PinBlocks, in list order. InvalidArgument, and
+  // nothing changed, for others.
+  absl::Status FreeBlocks(absl::Span<const BlockId> ids);
+  // Keeps blocks from being reused while something outside reads them, until FreeBlocks.
+  absl::Status PinBlocks(absl::Span<const BlockId> ids);
+
+  // Frees blocks that no token after the first num_processed_tokens needs, as AllocateSlots does by
+  // itself.
+  absl::Status RemoveSkippedBlocks(Request& request, int64_t num_processed_tokens);
+
+  // Registers what delay_cache_blocks held back, up to num_tokens.
+  absl::Status CacheBlocks(Request& request, int64_t num_tokens);
+
+  absl::Status EvictBlocks(absl::Span<const BlockId> ids) { return pool_->EvictBlocks(ids); }
+  bool ResetPrefixCache();
+
+  // --- Queries ---
+
+  // One group's block table, null blocks as 0; empty for a request that holds none. Valid until the
+  // next change.
+  absl::Span<const BlockId> GetBlocks(const Request& request, GroupId group) const;
+  // Copies for all groups; with num_tokens, clipped to the blocks that cover them.
+  std::vector<std::vector<BlockId>> GetBlockIds(const Request& request) const;
+  std::vector<std::vector<BlockId>> GetBlockIds(const Request& request, int64_t num_tokens) const;
+  // As GetBlockIds, but empty if all tables are.
+  std::optional<std::vector<std::vector<BlockId>>> GetBlockIdsIfAny(const Request& request) const;
+  // Real blocks without a key, per group.
+  std::vector<std::vector<BlockId>> GetUnhashedBlockIds(const Request& request) const;
+  // Leading blocks that all requests holding blocks share, per group; 0 for windowed groups.
+  std::vector<int64_t> GetNumCommonPrefixBlocks(const Request& request) const;
+  // The first num_tokens of a hit. InvalidArgument unless every group's block size divides it and
+  // the lists cover it.
+  absl::StatusOr<ComputedBlocks> TruncateComputedBlocks(const ComputedBlocks& computed,
+                                                        int64_t num_tokens) const;
+  bool HoldsBlocks(const Request& request) const { return request.holder_ == this; }
+
+  double usage() const { return pool_->usage(); }
+  int64_t num_free_blocks() const { return pool_->num_free(); }
+  int64_t num_requests_holding_blocks() const { return static_cast<int64_t>(holders_.size()); }
+
+  // Events since the last call, with group kinds filled in.
+  std::vector<KvEvent> TakeEvents();
+
+  // Called on admission with the tokens hit; counted in tokens, resumed requests apart.
+  void RecordPrefixCacheStats(const Request& request, int64_t num_hit_tokens);
+  // Returns and zeroes.
+  PrefixCacheStats MakePrefixCacheStats();
+
+  const KvCacheConfig& config() const { return config_; }
+  const KvCacheManagerOptions& options() const { return options_; }
+  const BlockPool& pool() const { return *pool_; }
+  const SingleTypeManager& group(GroupId group) const { return coordinator_->group(group); }
+  int64_t num_groups() const { return coordinator_->num_groups(); }
+  int64_t scheduler_block_size() const { return coordinator_->scheduler_block_size(); }
+  int64_t hash_block_size() const { return coordinator_->hash_block_size(); }
+  // Null if nothing is hashed.
+  const std::shared_ptr<const PrefixHashing>& hashing() const { return hashing_; }
+
+  // OK, or what is wrong, in words: pool, tables and references must agree. O(number of blocks).
+  absl::Status CheckInvariants() const;
+
+ private:
+  KvCacheManager(KvCacheConfig config, KvCacheManagerOptions options);
+
+  absl::Status CheckOwner(const Request& request) const;
+  absl::Status CheckAllocateParams(const Request& request, const AllocateSlotsParams& params) const;
+  absl::Status CheckHits(const Request& request, const ComputedBlocks& computed,
+                         int64_t total_computed) const;
+  void Adopt(Request& request);
+  void Release(Request& request);
+  friend class Request;  // a destroyed request gives its blocks back
+
+  KvCacheConfig config_;
+  KvCacheManagerOptions options_;
+  uint64_t serial_;
+  std::unique_ptr<BlockPool> pool_;
+  std::shared_ptr<const PrefixHashing> hashing_;
+  std::unique_ptr<KvCacheCoordinator> coordinator_;
+  int64_t num_watermark_blocks_ = 0;
+  std::vector<Request*> holders_;
+  // References that are in no block table: popped lists and pins, per block.
+  absl::flat_hash_map<BlockId, int32_t> outside_references_;
+  std::vector<std::vector<BlockId>>
+      spare_tables_;  // capacity of freed tables, for the next requests
+  PrefixCacheStats stats_;
+};
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_H_

@@ -1,0 +1,183 @@
+// KvCacheManager's queries, statistics and events: nothing here changes a block.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "managers/kv_cache_manager.h"
+
+namespace kvblocks {
+
+absl::Span<const BlockId> KvCacheManager::GetBlocks(const Request& request, GroupId group) const {
+  if (!HoldsBlocks(request) || group < 0 || group >= num_groups()) return {};
+  return request.groups_[static_cast<size_t>(group)].table;
+}
+
+std::vector<std::vector<BlockId>> KvCacheManager::GetBlockIds(const Request& request) const {
+  std::vector<std::vector<BlockId>> ids(static_cast<size_t>(num_groups()));
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    const absl::Span<const BlockId> table = GetBlocks(request, g);
+    ids[static_cast<size_t>(g)].assign(table.begin(), table.end());
+  }
+  return ids;
+}
+
+std::vector<std::vector<BlockId>> KvCacheManager::GetBlockIds(const Request& request,
+                                                              int64_t num_tokens) const {
+  std::vector<std::vector<BlockId>> ids = GetBlockIds(request);
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    std::vector<BlockId>& list = ids[static_cast<size_t>(g)];
+    const int64_t clipped =
+        BlockSize(group(g).block_size()).CeilDiv(std::max<int64_t>(0, num_tokens));
+    if (clipped < static_cast<int64_t>(list.size())) list.resize(static_cast<size_t>(clipped));
+  }
+  return ids;
+}
+
+std::optional<std::vector<std::vector<BlockId>>> KvCacheManager::GetBlockIdsIfAny(
+    const Request& request) const {
+  std::vector<std::vector<BlockId>> ids = GetBlockIds(request);
+  const bool all_empty =
+      std::all_of(ids.begin(), ids.end(), [](const auto& list) { return list.empty(); });
+  if (all_empty) return std::nullopt;
+  return ids;
+}
+
+std::vector<std::vector<BlockId>> KvCacheManager::GetUnhashedBlockIds(
+    const Request& request) const {
+  std::vector<std::vector<BlockId>> ids = GetBlockIds(request);
+  for (std::vector<BlockId>& list : ids) {
+    std::erase_if(list,
+                  [&](BlockId id) { return id == kNullBlockId || pool_->block(id).has_key(); });
+  }
+  return ids;
+}
+
+std::vector<int64_t> KvCacheManager::GetNumCommonPrefixBlocks(const Request& request) const {
+  std::vector<int64_t> common(static_cast<size_t>(num_groups()), 0);
+  if (!HoldsBlocks(request) || !options_.enable_caching) return common;
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    common[static_cast<size_t>(g)] =
+        group(g).NumCommonPrefixBlocks(request.groups_[static_cast<size_t>(g)],
+                                       num_requests_holding_blocks(), outside_references_);
+  }
+  return common;
+}
+
+absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
+    const ComputedBlocks& computed, int64_t num_tokens) const {
+  if (num_tokens < 0 || num_tokens > computed.num_tokens()) {
+    return absl::InvalidArgumentError(absl::StrCat("TruncateComputedBlocks: num_tokens is ",
+                                                   num_tokens, ", expected 0 to ",
+                                                   computed.num_tokens()));
+  }
+  ComputedBlocks cut = computed;
+  cut.num_tokens_ = num_tokens;
+  for (size_t g = 0; g < cut.lists_.size(); ++g) {
+    const int64_t block_size = group(static_cast<GroupId>(g)).block_size();
+    if (num_tokens % block_size != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("TruncateComputedBlocks: num_tokens is ",
+                                                     num_tokens, ", expected a multiple of group ",
+                                                     g, "'s block size ", block_size));
+    }
+    const int64_t blocks = num_tokens / block_size;
+    if (blocks > static_cast<int64_t>(cut.lists_[g].size())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("TruncateComputedBlocks: ", blocks, " blocks for ", num_tokens,
+                       " tokens, but group ", g, " lists ", cut.lists_[g].size()));
+    }
+    cut.lists_[g].resize(static_cast<size_t>(blocks));
+  }
+  return cut;
+}
+
+std::vector<KvEvent> KvCacheManager::TakeEvents() {
+  std::vector<KvEvent> events = pool_->TakeEvents();
+  for (KvEvent& event : events) {
+    auto* stored = std::get_if<BlockStored>(&event);
+    if (stored == nullptr) continue;
+    const KvCacheSpec& spec = group(stored->group_idx).spec();
+    stored->kv_cache_spec_kind = KindName(spec.kind());
+    stored->kv_cache_spec_sliding_window = spec.sliding_window();
+  }
+  return events;
+}
+
+void KvCacheManager::RecordPrefixCacheStats(const Request& request, int64_t num_hit_tokens) {
+  if (!options_.log_stats || !options_.enable_caching || request.skip_reading_prefix_cache_) {
+    return;
+  }
+  if (request.num_preemptions_ == 0) {
+    ++stats_.requests;
+    stats_.queries += request.num_tokens();
+    stats_.hits += num_hit_tokens;
+  } else {
+    ++stats_.preempted_requests;
+    stats_.preempted_queries += request.num_tokens();
+    stats_.preempted_hits += num_hit_tokens;
+  }
+}
+
+PrefixCacheStats KvCacheManager::MakePrefixCacheStats() { return std::exchange(stats_, {}); }
+
+absl::Status KvCacheManager::CheckInvariants() const {
+  if (absl::Status status = pool_->CheckInvariants(); !status.ok()) return status;
+  // References as the tables and the lists outside them add up, and the group whose tables use a
+  // block.
+  std::vector<int64_t> references(static_cast<size_t>(pool_->num_blocks()), 0);
+  std::vector<GroupId> used_by(static_cast<size_t>(pool_->num_blocks()), -1);
+  for (const Request* request : holders_) {
+    for (GroupId g = 0; g < num_groups(); ++g) {
+      const GroupBlocks& held = request->groups_[static_cast<size_t>(g)];
+      const auto wrong = [&](int64_t position, const std::string& what) {
+        return absl::InternalError(absl::StrCat("request ", request->id(), ", group ", g,
+                                                ", position ", position, ": ", what));
+      };
+      const int64_t size = static_cast<int64_t>(held.table.size());
+      if (held.num_leading_nulls > size || held.num_cached > size) {
+        return wrong(size, absl::StrCat("the table has ", size, " blocks but counts ",
+                                        held.num_leading_nulls, " nulls and ", held.num_cached,
+                                        " registered"));
+      }
+      const bool hashed = options_.enable_caching;
+      const int64_t per_block = hashed ? group(g).block_size() / hash_block_size() : 0;
+      for (int64_t i = 0; i < size; ++i) {
+        const BlockId id = held.table[static_cast<size_t>(i)];
+        if ((id == kNullBlockId) != (i < held.num_leading_nulls)) {
+          return wrong(
+              i, absl::StrCat("block ", id, " but ", held.num_leading_nulls, " leading nulls"));
+        }
+        if (id == kNullBlockId) continue;
+        const KvCacheBlock& block = pool_->block(id);
+        if (block.is_permanent) return wrong(i, absl::StrCat("block ", id, " is permanent"));
+        ++references[static_cast<size_t>(id)];
+        GroupId& user = used_by[static_cast<size_t>(id)];
+        if (user != -1 && user != g) {
+          return wrong(i, absl::StrCat("block ", id, " is used by group ", user, ", too"));
+        }
+        user = g;
+        if (!block.has_key()) continue;
+        if (block.key_group != g) {
+          return wrong(i, absl::StrCat("block ", id, " has a key of group ", block.key_group));
+        }
+        const bool has_hash =
+            (i + 1) * group(g).block_size() <= request->content_.num_hashed_tokens();
+        if (!has_hash || !(pool_->hash(id) == request->content_.HashOfBlock(i, per_block))) {
+          return wrong(i, absl::StrCat("block ", id, " has the key of another content"));
+        }
+      }
+    }
+  }
+  for (const auto& [id, count] : outside_references_) references[static_cast<size_t>(id)] += count;
+  for (BlockId id = 1; id < pool_->num_blocks(); ++id) {
+    const KvCacheBlock& block = pool_->block(id);
+    const int64_t expected = references[static_cast<size_t>(id)] + (block.is_permanent ? 1 : 0);
+    if (block.ref_count != expected) {
+      return absl::InternalError(absl::StrCat("block ", id, " counts ", block.ref_count,
+                                              " references, tables and lists hold ", expected));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks

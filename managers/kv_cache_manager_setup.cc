@@ -1,0 +1,137 @@
+#include "managers/kv_cache_manager_setup.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "managers/token_limits.h"
+
+namespace kvblocks {
+namespace {
+
+std::string GroupName(size_t g, const KvCacheSpec& spec) {
+  const std::string_view kind = KindName(spec.kind());
+  return absl::StrCat("groups[", g, "] (", absl::string_view(kind.data(), kind.size()), ")");
+}
+
+}  // namespace
+
+absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool enable_caching) {
+  BlockSizes sizes;
+  if (config.groups.empty()) return sizes;
+  int64_t lcm = 1;
+  int64_t gcd = 0;
+  for (size_t g = 0; g < config.groups.size(); ++g) {
+    const int64_t size = config.groups[g].spec.block_size();
+    gcd = std::gcd(gcd, size);
+    const int64_t factor = size / std::gcd(lcm, size);
+    if (lcm > kMaxTokens / factor) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("block sizes: their least common multiple exceeds ", kMaxTokens, " at ",
+                       GroupName(g, config.groups[g].spec), " with block size ", size));
+    }
+    lcm *= factor;
+  }
+  sizes.scheduler_block_size = config.scheduler_block_size.value_or(lcm);
+  // Without caching nothing is hashed, so the finest unit is the scheduler's.
+  sizes.hash_block_size =
+      enable_caching ? config.hash_block_size.value_or(gcd) : sizes.scheduler_block_size;
+  const auto [scheduler, hash] = sizes;
+  if (scheduler < 1 || scheduler > kMaxTokens || hash < 1 || hash > kMaxTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("scheduler_block_size is ", scheduler,
+                                                   " and hash_block_size ", hash,
+                                                   ", expected 1 to ", kMaxTokens));
+  }
+  if (scheduler % hash != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("scheduler_block_size is ", scheduler,
+                     ", expected a multiple of hash_block_size, which is ", hash));
+  }
+  for (size_t g = 0; g < config.groups.size(); ++g) {
+    const int64_t size = config.groups[g].spec.block_size();
+    if (scheduler % size != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("scheduler_block_size is ", scheduler, ", expected a multiple of ",
+                       GroupName(g, config.groups[g].spec), "'s block size ", size));
+    }
+    if (enable_caching && size % hash != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hash_block_size is ", hash, ", expected a divisor of ",
+                       GroupName(g, config.groups[g].spec), "'s block size ", size));
+    }
+  }
+  return sizes;
+}
+
+std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config, bool use_eagle) {
+  const auto& groups = config.groups;
+  const bool any_flagged =
+      std::any_of(groups.begin(), groups.end(), [](const KvCacheGroup& g) { return g.is_draft; });
+  std::vector<bool> flags(groups.size(), use_eagle && !any_flagged);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const KvCacheGroup& other : groups) {
+      if (other.is_draft && other.spec == groups[g].spec) flags[g] = true;
+    }
+  }
+  return flags;
+}
+
+absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOptions& options,
+                           const BlockSizes& sizes) {
+  if (options.max_model_len < 1 || options.max_model_len > kMaxTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("max_model_len is ", options.max_model_len,
+                                                   " tokens, expected 1 to ", kMaxTokens));
+  }
+  if (options.max_in_flight_tokens &&
+      (*options.max_in_flight_tokens < 1 || *options.max_in_flight_tokens > kMaxTokens)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_in_flight_tokens is ", *options.max_in_flight_tokens, ", expected 1 to ", kMaxTokens));
+  }
+  if (!(options.watermark >= 0.0 && options.watermark <= 1.0)) {  // also refuses NaN
+    return absl::InvalidArgumentError(absl::StrCat(
+        "watermark is ", options.watermark, ", expected a share of the pool between 0 and 1"));
+  }
+  if (config.groups.empty() && options.enable_caching) {
+    return absl::InvalidArgumentError(
+        "groups is empty, expected at least one KV-cache group for prefix caching "
+        "(set enable_caching to false for a model without KV cache)");
+  }
+  if (config.groups.size() > static_cast<size_t>(kMaxGroupId) + 1) {
+    return absl::InvalidArgumentError(absl::StrCat("groups has ", config.groups.size(),
+                                                   " entries, expected at most ", kMaxGroupId + 1));
+  }
+  if (options.enable_caching && config.groups.size() == 1 &&
+      sizes.hash_block_size != config.groups[0].spec.block_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("hash_block_size is ", sizes.hash_block_size,
+                                                   ", expected the only group's block size ",
+                                                   config.groups[0].spec.block_size()));
+  }
+  const std::vector<bool> draft = EffectiveDraftFlags(config, options.use_eagle);
+  int64_t num_sink_blocks = 0;
+  for (size_t g = 0; g < config.groups.size(); ++g) {
+    const KvCacheSpec& spec = config.groups[g].spec;
+    num_sink_blocks += spec.sink_length() / spec.block_size();
+    if (num_sink_blocks >= config.num_blocks) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "num_blocks is ", config.num_blocks, ", expected more than the ", num_sink_blocks,
+          " blocks that attention sinks take for good, up to ", GroupName(g, spec)));
+    }
+    if (spec.kind() != KvCacheSpecKind::kChunkedLocalAttention) continue;
+    if (draft[g]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(GroupName(g, spec),
+                       " is a draft group, but speculative drafting is not supported with chunked "
+                       "local attention (unset use_eagle, or flag other groups as draft)"));
+    }
+    if (options.enable_caching && config.groups.size() > 1 &&
+        spec.block_size() != sizes.scheduler_block_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(GroupName(g, spec), " has block size ", spec.block_size(),
+                       ", expected the scheduler block size ", sizes.scheduler_block_size,
+                       " next to other groups with prefix caching on"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks

@@ -1,0 +1,36 @@
+// ResolveBlockSizes and ValidateSetup: what KvCacheManager::Create checks and derives before it
+// builds anything.
+
+#ifndef KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_SETUP_H_
+#define KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_SETUP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "managers/kv_cache_manager.h"
+#include "specs/kv_cache_config.h"
+
+namespace kvblocks {
+
+struct BlockSizes {
+  int64_t scheduler_block_size = 1;  // hit lengths of hybrid models are multiples of it
+  int64_t hash_block_size = 1;
+};
+
+// Least common multiple and greatest common divisor of the groups' block sizes, unless the config
+// says otherwise. InvalidArgument if they do not fit together.
+absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool enable_caching);
+
+// Which groups count as draft groups: the flagged ones; all, if none is flagged but use_eagle is
+// set; and siblings with the spec of one, since they are looked up together.
+std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config, bool use_eagle);
+
+// InvalidArgument names the field, its value and what is allowed.
+absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOptions& options,
+                           const BlockSizes& sizes);
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_SETUP_H_

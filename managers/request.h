@@ -1,0 +1,120 @@
+// Request: one sequence as the block manager sees it. The scheduler owns it and moves its counters;
+// the manager keeps the block tables inside it, private to itself, so that no step looks anything
+// up in a map.
+//
+//   auto request = manager->NewRequest({.id = "r1", .content = {.token_ids = prompt}});
+//   ... GetComputedBlocks, AllocateSlots, run the step ...
+//   request->set_num_computed_tokens(request->num_computed_tokens() + scheduled);
+//   request->AppendOutputTokens(sampled);
+//
+// Destroying a request that still holds blocks frees them, as KvCacheManager::Free does.
+// Not movable: its manager points to it while it holds blocks. Thread-compatible.
+
+#ifndef KVBLOCKS_MANAGERS_REQUEST_H_
+#define KVBLOCKS_MANAGERS_REQUEST_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "block_pool/kv_cache_block.h"
+#include "block_pool/prefix_content.h"
+
+namespace kvblocks {
+
+class KvCacheManager;
+
+enum class RequestStatus { kWaiting, kRunning, kPreempted, kFinished };
+
+// What one request holds in one KV-cache group.
+// Always: table = num_leading_nulls null blocks, then real ones; num_cached <= table.size().
+struct GroupBlocks {
+  std::vector<BlockId> table;  // position i covers tokens [i * block_size, (i + 1) * block_size)
+  int64_t num_cached = 0;      // leading positions already dealt with for registration
+  int64_t num_leading_nulls = 0;
+  int64_t num_new =
+      0;  // blocks at the end of the table that the last allocation took as its result
+};
+
+class Request {
+ public:
+  ~Request();
+  Request(const Request&) = delete;
+  Request& operator=(const Request&) = delete;
+
+  const std::string& id() const { return id_; }
+  const PrefixContent& content() const { return content_; }
+
+  // Prompt tokens, and prompt plus accepted output; drafts are never counted.
+  int64_t num_prompt_tokens() const { return num_prompt_tokens_; }
+  int64_t num_tokens() const { return content_.num_tokens(); }
+
+  // Accepted output. InvalidArgument if the request was made from hashes (then AppendHashedTokens),
+  // and the other way round.
+  absl::Status AppendOutputTokens(absl::Span<const TokenId> tokens) {
+    return content_.AppendTokens(tokens);
+  }
+  absl::Status AppendHashedTokens(int64_t num_tokens, absl::Span<const BlockHash> hashes) {
+    return content_.AppendHashedTokens(num_tokens, hashes);
+  }
+
+  // Tokens counted as computed, advanced by the scheduler when it schedules a step; may fall when
+  // drafts are rejected.
+  int64_t num_computed_tokens() const { return num_computed_tokens_; }
+  void set_num_computed_tokens(int64_t n) { num_computed_tokens_ = n; }
+
+  // The part of num_computed_tokens whose step has not been processed yet; 0 for a synchronous
+  // scheduler.
+  int64_t num_inflight_tokens() const { return num_inflight_tokens_; }
+  void set_num_inflight_tokens(int64_t n) { num_inflight_tokens_ = n; }
+
+  RequestStatus status() const { return status_; }
+  void set_status(RequestStatus status) { status_ = status; }
+
+  int64_t num_preemptions() const { return num_preemptions_; }
+
+  // After KvCacheManager::Free: computed tokens to 0, status preempted, one more preemption.
+  void MarkPreempted() {
+    num_computed_tokens_ = 0;
+    num_inflight_tokens_ = 0;
+    status_ = RequestStatus::kPreempted;
+    ++num_preemptions_;
+  }
+
+  // Look-ups give nothing for this request, because its prompt must be computed (prompt
+  // log-probabilities, pooling).
+  bool skip_reading_prefix_cache() const { return skip_reading_prefix_cache_; }
+
+  // Distinguishes requests of one process, also those with equal ids.
+  uint64_t serial() const { return serial_; }
+
+ private:
+  friend class KvCacheManager;
+
+  Request(std::string id, PrefixContent content, bool skip_reading_prefix_cache);
+
+  std::string id_;
+  PrefixContent content_;
+  int64_t num_prompt_tokens_;
+  int64_t num_computed_tokens_ = 0;
+  int64_t num_inflight_tokens_ = 0;
+  int64_t num_preemptions_ = 0;
+  RequestStatus status_ = RequestStatus::kWaiting;
+  bool skip_reading_prefix_cache_;
+  uint64_t serial_;
+
+  // The manager's part. Holds block tables iff holder_ is set.
+  KvCacheManager* holder_ = nullptr;
+  size_t holder_index_ = 0;  // in the manager's list of requests that hold blocks
+  absl::InlinedVector<GroupBlocks, 1> groups_;
+};
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_MANAGERS_REQUEST_H_

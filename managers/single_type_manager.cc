@@ -1,0 +1,106 @@
+#include "managers/single_type_manager.h"
+
+#include "block_pool/check.h"
+
+namespace kvblocks {
+
+SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& options,
+                                     BlockPool* pool, bool is_full_type)
+    : spec_(spec),
+      options_(options),
+      pool_(pool),
+      block_size_(spec.block_size()),
+      hashes_per_block_(options.hash_block_size > 0 ? spec.block_size() / options.hash_block_size
+                                                    : 0),
+      is_full_type_(is_full_type) {}
+
+int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, int64_t num_slots,
+                                           absl::Span<const BlockId> hits, int64_t total_computed,
+                                           bool apply_cap) const {
+  const int64_t required = block_size_.CeilDiv(num_slots);
+  int64_t skipped;
+  int64_t available;
+  if (held != nullptr) {
+    skipped = held->num_leading_nulls;
+    available = static_cast<int64_t>(held->table.size());
+  } else {
+    skipped = block_size_.FloorDiv(NumSkippedTokens(total_computed));
+    available = static_cast<int64_t>(hits.size());
+  }
+  // The cap bounds real blocks, so it applies to what is left after the skipped positions.
+  int64_t suffix = std::max<int64_t>(required - skipped, 0);
+  if (apply_cap && options_.admission_cap) suffix = std::min(suffix, *options_.admission_cap);
+  int64_t needed = std::max<int64_t>(suffix - std::max<int64_t>(available - skipped, 0), 0);
+  // Touching an unreferenced hit takes it out of the free queue, too.
+  for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
+    needed += hits[i] != kNullBlockId && pool_->block(hits[i]).ref_count == 0;
+  }
+  return needed;
+}
+
+void SingleTypeManager::AdoptHits(GroupBlocks& held, absl::Span<const BlockId> hits,
+                                  int64_t total_computed) {
+  const int64_t skipped = block_size_.FloorDiv(NumSkippedTokens(total_computed));
+  held.table.assign(static_cast<size_t>(skipped), kNullBlockId);
+  held.num_leading_nulls = skipped;
+  if (static_cast<int64_t>(hits.size()) > skipped) {
+    const auto kept = hits.subspan(static_cast<size_t>(skipped));
+    pool_->TouchBlocks(kept);
+    held.table.insert(held.table.end(), kept.begin(), kept.end());
+  }
+  held.num_cached = static_cast<int64_t>(held.table.size());
+}
+
+void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_computed) {
+  if (NumSkippedTokens(total_computed) >= total_computed) return;
+  const int64_t missing =
+      block_size_.CeilDiv(total_computed) - static_cast<int64_t>(held.table.size());
+  if (missing > 0) pool_->TakeBlocks(missing, held.table);
+}
+
+absl::Status SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held,
+                                                int64_t full) {
+  mask_.clear();
+  if (options_.reachable_alignment > 0 && !is_full_type_) {
+    for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsReachable(i));
+  }
+  if (absl::Status status = pool_->CacheFullBlocks(content, held.table, held.num_cached, full,
+                                                   block_size(), group(), mask_);
+      !status.ok()) {
+    return status;
+  }
+  held.num_cached = full;
+  return absl::OkStatus();
+}
+
+bool SingleTypeManager::IsReachable(int64_t position) const {
+  const int64_t tail = NumTailBlocksNeeded();
+  if (options_.reachable_alignment == 0 || tail == 0) return true;
+  if (options_.reachable_alignment % block_size() != 0) return true;
+  const int64_t period = options_.reachable_alignment / block_size();
+  const int64_t margin = options_.is_draft ? 1 : 0;
+  const int64_t kept = tail + margin;
+  if (kept >= period) return true;
+  return position >= margin && (position - margin) % period >= period - kept;
+}
+
+void SingleTypeManager::TrimTo(GroupBlocks& held, int64_t num_skipped_tokens) {
+  const int64_t end =
+      std::min(block_size_.FloorDiv(num_skipped_tokens), static_cast<int64_t>(held.table.size()));
+  const int64_t begin = held.num_leading_nulls;
+  if (end <= begin) return;
+  const auto reals = absl::MakeSpan(held.table)
+                         .subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+  pool_->ReleaseBlocksReversed(reals);
+  std::fill(reals.begin(), reals.end(), kNullBlockId);
+  held.num_leading_nulls = end;
+}
+
+void SingleTypeManager::Free(GroupBlocks& held) {
+  pool_->ReleaseBlocksReversed(
+      absl::MakeConstSpan(held.table).subspan(static_cast<size_t>(held.num_leading_nulls)));
+  held.table.clear();
+  held.num_cached = held.num_leading_nulls = held.num_new = 0;
+}
+
+}  // namespace kvblocks

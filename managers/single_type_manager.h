@@ -1,0 +1,156 @@
+// SingleTypeManager: one KV-cache group's rules - which blocks a request needs, which it may give
+// back, which it can reuse.
+//
+// The common part is here; a kind of attention adds its skip function (how many leading tokens no
+// later token needs), its prefix look-up and, where cascade attention is possible, the common
+// prefix. FullAttentionManager also serves MLA and, with permanent sink blocks,
+// SinkFullAttentionManager; SlidingWindowManager also serves sliding-window MLA.
+//
+// Keeps no state per request: that lives in the request's GroupBlocks. Prediction equals
+// consumption: NumBlocksNeeded is exactly what AdoptHits, AllocateExternal and AllocateNew then
+// take out of the free queue. Called by the coordinator only. Costs as stated at each function, in
+// blocks of this group.
+
+#ifndef KVBLOCKS_MANAGERS_SINGLE_TYPE_MANAGER_H_
+#define KVBLOCKS_MANAGERS_SINGLE_TYPE_MANAGER_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "block_pool/block_pool.h"
+#include "managers/block_size.h"
+#include "managers/computed_blocks.h"
+#include "managers/request.h"
+#include "specs/kv_cache_spec.h"
+
+namespace kvblocks {
+
+// What a look-up of one or several groups with equal specs is asked.
+struct LookupQuery {
+  const PrefixContent* content = nullptr;
+  absl::Span<const GroupId> groups = {};  // a position counts as cached only if all of them hold it
+  int64_t max_tokens = 0;                 // the hit may not be longer
+  bool drop_last_block = false;           // draft group: the block after the hit must match too
+  int64_t alignment = 1;                  // hit lengths are multiples of it
+};
+
+class SingleTypeManager {
+ public:
+  struct Options {
+    GroupId group = 0;
+    bool is_draft = false;
+    bool enable_caching = true;
+    int64_t hash_block_size = 0;
+    // Most real blocks one request may hold; empty: no limit but the sequence length.
+    std::optional<int64_t> admission_cap = std::nullopt;
+    // Registration leaves out positions that no hit of this alignment can use; 0: register all (one
+    // group only).
+    int64_t reachable_alignment = 0;
+  };
+
+  // The manager for a kind of spec. ResourceExhausted if the pool cannot hold the sink blocks.
+  static absl::StatusOr<std::unique_ptr<SingleTypeManager>> Create(const KvCacheSpec& spec,
+                                                                   const Options& options,
+                                                                   BlockPool* pool);
+  virtual ~SingleTypeManager() = default;
+
+  const KvCacheSpec& spec() const { return spec_; }
+  GroupId group() const { return options_.group; }
+  bool is_draft() const { return options_.is_draft; }
+  int64_t block_size() const { return block_size_.value(); }
+  const std::optional<int64_t>& admission_cap() const { return options_.admission_cap; }
+
+  // Every prefix of a hit is a hit, blocks are kept until the request ends (full attention, MLA,
+  // sinks).
+  bool is_full_type() const { return is_full_type_; }
+
+  // Leading tokens that no token after the first n needs; never falls with n. O(1).
+  int64_t NumSkippedTokens(int64_t n) const { return is_full_type_ ? 0 : NumSkippedTokensImpl(n); }
+
+  // The longest hit: fills lists[g] for each group of the query and returns its length in tokens.
+  // Changes nothing else.
+  virtual int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const = 0;
+
+  // Leading blocks that all `num_tables` block tables of this group share. `outside` gives
+  // references that are in no table.
+  virtual int64_t NumCommonPrefixBlocks(
+      const GroupBlocks& held, int64_t num_tables,
+      const absl::flat_hash_map<BlockId, int32_t>& outside) const {
+    (void)held, (void)num_tables, (void)outside;
+    return 0;
+  }
+
+  // Blocks permanently taken for attention sinks.
+  virtual absl::Span<const BlockId> sink_blocks() const { return {}; }
+
+  // Blocks that making `num_slots` slots takes out of the free queue, unreferenced hit blocks
+  // included. `held` is null for a request without blocks; then `total_computed` tokens count as
+  // computed. With `apply_cap`, as if the rest of the sequence were computed step by step under the
+  // admission cap. O(1 + hits).
+  int64_t NumBlocksNeeded(const GroupBlocks* held, int64_t num_slots,
+                          absl::Span<const BlockId> hits, int64_t total_computed,
+                          bool apply_cap) const;
+
+  // For a request without blocks: nulls up to what is skipped, then the hits from there on,
+  // touched. O(hits).
+  void AdoptHits(GroupBlocks& held, absl::Span<const BlockId> hits, int64_t total_computed);
+  // Blocks for tokens an external store provides, if any of them lies in reach of later tokens.
+  void AllocateExternal(GroupBlocks& held, int64_t total_computed);
+  // Blocks up to `num_slots` slots; counts them in held.num_new. O(new blocks).
+  void AllocateNew(GroupBlocks& held, int64_t num_slots) {
+    const int64_t target = block_size_.CeilDiv(num_slots);
+    const int64_t size = static_cast<int64_t>(held.table.size());
+    held.num_new = std::max<int64_t>(0, target - size);
+    if (held.num_new > 0) pool_->TakeBlocks(held.num_new, held.table);
+  }
+
+  // Registers the blocks filled by the first n tokens that are not dealt with yet. O(newly full
+  // positions).
+  absl::Status CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n) {
+    const int64_t full = block_size_.FloorDiv(n);
+    return full <= held.num_cached ? absl::OkStatus() : CacheFullBlocks(content, held, full);
+  }
+
+  // Frees what the first `num_processed` tokens made unreachable, deepest first, leaving nulls. O(1
+  // + blocks freed).
+  void RemoveSkippedBlocks(GroupBlocks& held, int64_t num_processed) {
+    if (!is_full_type_) TrimTo(held, NumSkippedTokensImpl(num_processed));
+  }
+
+  // Frees the table back to front and leaves `held` empty.
+  void Free(GroupBlocks& held);
+
+  // Whether registration would keep position i (see Options::reachable_alignment).
+  bool IsReachable(int64_t position) const;
+
+ protected:
+  SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
+                    bool is_full_type);
+
+  virtual int64_t NumSkippedTokensImpl(int64_t n) const = 0;
+  // Positions before a hit's end that the hit needs; what the reachable mask is made of. Full
+  // types: unused.
+  virtual int64_t NumTailBlocksNeeded() const { return 0; }
+
+  const KvCacheSpec spec_;
+  const Options options_;
+  BlockPool* const pool_;
+  const BlockSize block_size_;
+  const int64_t hashes_per_block_;  // 0 when nothing is hashed
+
+ private:
+  absl::Status CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full);
+  void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);
+
+  const bool is_full_type_;
+  std::vector<uint8_t> mask_;  // scratch
+};
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_MANAGERS_SINGLE_TYPE_MANAGER_H_

@@ -1,0 +1,33 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "managers/chunked_local_attention_manager.h"
+#include "managers/full_attention_manager.h"
+#include "managers/single_type_manager.h"
+#include "managers/sliding_window_manager.h"
+
+namespace kvblocks {
+
+absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
+    const KvCacheSpec& spec, const Options& options, BlockPool* pool) {
+  using Pointer = std::unique_ptr<SingleTypeManager>;
+  switch (spec.kind()) {
+    case KvCacheSpecKind::kFullAttention:
+    case KvCacheSpecKind::kMlaAttention:
+    case KvCacheSpecKind::kSinkFullAttention: {
+      auto sinks = pool->TakePermanentBlocks(spec.sink_length() / spec.block_size());
+      if (!sinks.ok()) return sinks.status();
+      return Pointer(
+          std::make_unique<FullAttentionManager>(spec, options, pool, *std::move(sinks)));
+    }
+    case KvCacheSpecKind::kSlidingWindow:
+    case KvCacheSpecKind::kSlidingWindowMla:
+      return Pointer(std::make_unique<SlidingWindowManager>(spec, options, pool));
+    case KvCacheSpecKind::kChunkedLocalAttention:
+      return Pointer(std::make_unique<ChunkedLocalAttentionManager>(spec, options, pool));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("group ", options.group, ": a spec kind without a block manager"));
+}
+
+}  // namespace kvblocks

@@ -1,0 +1,31 @@
+#include "sim/cost/step_time_model.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::sim {
+namespace {
+
+class FixedStepTime final : public StepTimeModel {
+ public:
+  explicit FixedStepTime(SimTime step_time) : step_time_(step_time) {}
+
+  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork>) const override {
+    return step_time_;
+  }
+  std::string_view source() const override { return "fixed"; }
+
+ private:
+  SimTime step_time_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeFixedStepTime(SimTime step_time) {
+  if (step_time < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step_time is ", step_time, " ps, expected at least 1 ps"));
+  }
+  return std::unique_ptr<StepTimeModel>(std::make_unique<FixedStepTime>(step_time));
+}
+
+}  // namespace kvblocks::sim

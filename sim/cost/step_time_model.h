@@ -1,0 +1,43 @@
+// StepTimeModel: how long a step takes on the device, from what was scheduled.
+//
+// Integer picoseconds. Every coefficient is rounded once, when a model is made; from then on all
+// sums are exact, so a run of steps can be added up in any order or in closed form. Deterministic:
+// the same work gives the same time on every machine. Cost: O(scheduled requests) additions.
+
+#ifndef KVBLOCKS_SIM_COST_STEP_TIME_MODEL_H_
+#define KVBLOCKS_SIM_COST_STEP_TIME_MODEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "sim/cost/sim_time.h"
+
+namespace kvblocks::sim {
+
+// One request's part of a step.
+struct SequenceWork {
+  int64_t num_context = 0;  // tokens computed before
+  int64_t num_new = 0;      // tokens computed now, drafts included; at least 1
+  int64_t num_sampled = 0;  // positions whose next token is drawn
+};
+
+class StepTimeModel {
+ public:
+  virtual ~StepTimeModel() = default;
+
+  // OutOfRange if the time does not fit the clock. REQUIRES: work is not empty.
+  virtual absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work) const = 0;
+
+  // Where the times come from, for reports: no latency travels without it.
+  virtual std::string_view source() const = 0;
+};
+
+// Every step takes `step_time`. InvalidArgument unless it is at least 1 ps.
+absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeFixedStepTime(SimTime step_time);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COST_STEP_TIME_MODEL_H_

@@ -1,0 +1,149 @@
+// EngineObserver: what a simulation tells to whoever measures it. Observers see, they never steer:
+// nothing they do changes a schedule.
+//
+// Order of calls, per engine iteration at time t:
+//   OnArrival | OnRejection, then OnFinish of aborted requests
+//   OnPreemption, OnAdmissionAttempt and OnAdmission, in scheduling order
+//   OnStepScheduled(step)       once per call of the scheduler, also when the step is empty
+//   OnStepFinished(step)        once per step that is not empty, at its end time
+//   OnFinish                    for each request that the step finished, in that order
+//   OnKvEvents                  if the manager records events
+// Every request that arrives gets exactly one OnRejection or OnFinish, unless the run ends early.
+// A turn that is given up before it arrived, because its session was aborted, gets OnFinish alone.
+//
+// Per-token work is batched: one virtual call per step with spans of plain records in scheduling
+// order. Spans, records and references are valid during the call; a request stays valid until its
+// OnFinish or OnRejection returns. All methods do nothing by default.
+
+#ifndef KVBLOCKS_SIM_ENGINE_ENGINE_OBSERVER_H_
+#define KVBLOCKS_SIM_ENGINE_ENGINE_OBSERVER_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/types/span.h"
+#include "block_pool/kv_event.h"
+#include "managers/computed_blocks.h"
+#include "managers/kv_cache_manager.h"
+#include "sim/cost/sim_time.h"
+#include "sim/engine/sim_request.h"
+#include "sim/trace/trace_request.h"
+
+namespace kvblocks::sim {
+
+struct SchedulerOptions;
+
+// What is fixed for a run.
+struct RunInfo {
+  const KvCacheManager* manager = nullptr;
+  const SchedulerOptions* scheduler = nullptr;
+  const TraceInfo* trace = nullptr;
+  std::string_view time_source;  // "fixed", "roofline, uncalibrated", ...
+};
+
+// A look-up and what it found.
+struct AdmissionRecord {
+  const SimRequest* request = nullptr;
+  // All hashes of known full blocks are in request->kv->content(); blocks(group) of `hits` are the
+  // blocks found.
+  const ComputedBlocks* hits = nullptr;
+  int64_t num_queried_tokens = 0;  // n
+  int64_t num_hit_tokens = 0;
+  bool is_resume = false;  // after a preemption
+};
+
+struct PreemptionRecord {
+  const SimRequest* request = nullptr;
+  int64_t num_computed_lost = 0;      // computed tokens given up; a resume may find some again
+  int64_t num_refunded_tokens = 0;    // scheduled in this very step and withdrawn
+  const SimRequest* cause = nullptr;  // who needed the block; may be the request itself
+};
+
+// One request's part of a step.
+struct ScheduledRecord {
+  SimRequest* request = nullptr;
+  int64_t num_context = 0;  // computed before the step, hits included
+  int32_t num_tokens = 0;   // in the step, drafts included
+  int32_t num_verified_drafts = 0;
+  bool is_prefill = false;               // more than one known token was left to compute
+  bool is_chunk = false;                 // known tokens remain after the step: no token comes out
+  bool is_admission = false;             // entered (or re-entered) the running list in this step
+  bool is_padded = false;                // its drafts are padding, all of them rejected
+  int32_t num_new_blocks = 0;            // over all groups
+  NewBlocks new_blocks = NewBlocks({});  // per group; no groups if num_new_blocks is 0
+};
+
+// What came out of one scheduled request, same index as its ScheduledRecord.
+struct OutputRecord {
+  SimRequest* request = nullptr;
+  int32_t num_emitted = 0;  // output tokens, all at the end of the step; 0 for a chunk
+  int32_t num_accepted_drafts = 0;
+  int32_t num_rejected_drafts = 0;
+  // Tokens of the step by what became of them; their sum is num_tokens - num_rejected_drafts.
+  int32_t num_first_time = 0;
+  int32_t num_recomputed = 0;  // computed before, lost by preemption
+  int32_t num_wasted = 0;      // beyond the token that ended the request
+  FinishReason finish_reason = FinishReason::kNone;
+};
+
+struct PoolState {
+  int64_t num_blocks = 0;  // null block included
+  int64_t num_free = 0;    // cached ones included
+  int64_t num_cached_unreferenced = 0;
+  int64_t num_keyed = 0;      // blocks with a key, duplicates included
+  int64_t num_keys = 0;       // distinct
+  int64_t num_evictions = 0;  // since the start
+};
+
+struct StepRecord {
+  int64_t step = 0;   // counts steps that are not empty, from 0
+  SimTime start = 0;  // when it was scheduled
+  SimTime end = 0;    // equal to start until OnStepFinished
+  int64_t num_tokens = 0;
+  int64_t num_prefill_tokens = 0;
+  int64_t num_decode_tokens = 0;  // drafts included
+  absl::Span<const ScheduledRecord> scheduled;
+  absl::Span<const OutputRecord> outputs;  // empty until OnStepFinished
+  int64_t num_preempted = 0;               // in this call of the scheduler
+  int64_t num_running = 0;
+  int64_t num_waiting = 0;  // preempted requests included
+  PoolState pool;
+};
+
+class EngineObserver {
+ public:
+  virtual ~EngineObserver() = default;
+
+  virtual void OnRunStart(const RunInfo& info) { (void)info; }
+  virtual void OnArrival(const SimRequest& request, SimTime now) { (void)request, (void)now; }
+  // request.finish_text says why.
+  virtual void OnRejection(const SimRequest& request, SimTime now) { (void)request, (void)now; }
+
+  // Right before each attempt to admit a request: neither its blocks nor those of this step's later
+  // admissions are registered yet. A request at the head of the queue may be tried many times;
+  // attempts that can only fail again are left out.
+  virtual void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) {
+    (void)record, (void)now;
+  }
+  // After the attempt succeeded: blocks are taken, and the full ones among them registered.
+  virtual void OnAdmission(const AdmissionRecord& record, SimTime now) { (void)record, (void)now; }
+  virtual void OnPreemption(const PreemptionRecord& record, SimTime now) {
+    (void)record, (void)now;
+  }
+
+  // Block tables and new blocks can be read here.
+  virtual void OnStepScheduled(const StepRecord& step) { (void)step; }
+  // Finished requests have given their blocks back already; new_blocks is no longer valid.
+  virtual void OnStepFinished(const StepRecord& step) { (void)step; }
+  // reason: finish_reason of the request; never kRejected.
+  virtual void OnFinish(const SimRequest& request, SimTime now) { (void)request, (void)now; }
+
+  virtual void OnKvEvents(absl::Span<const KvEvent> events, SimTime now) {
+    (void)events, (void)now;
+  }
+  virtual void OnRunEnd(SimTime now) { (void)now; }
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_ENGINE_ENGINE_OBSERVER_H_

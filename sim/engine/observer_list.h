@@ -1,0 +1,57 @@
+// ObserverList: several observers as one. Calls go out in the order of Add.
+
+#ifndef KVBLOCKS_SIM_ENGINE_OBSERVER_LIST_H_
+#define KVBLOCKS_SIM_ENGINE_OBSERVER_LIST_H_
+
+#include <vector>
+
+#include "sim/engine/engine_observer.h"
+
+namespace kvblocks::sim {
+
+class ObserverList final : public EngineObserver {
+ public:
+  // Not owned.
+  void Add(EngineObserver* observer) { observers_.push_back(observer); }
+
+  void OnRunStart(const RunInfo& info) override {
+    for (EngineObserver* o : observers_) o->OnRunStart(info);
+  }
+  void OnArrival(const SimRequest& request, SimTime now) override {
+    for (EngineObserver* o : observers_) o->OnArrival(request, now);
+  }
+  void OnRejection(const SimRequest& request, SimTime now) override {
+    for (EngineObserver* o : observers_) o->OnRejection(request, now);
+  }
+  void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) override {
+    for (EngineObserver* o : observers_) o->OnAdmissionAttempt(record, now);
+  }
+  void OnAdmission(const AdmissionRecord& record, SimTime now) override {
+    for (EngineObserver* o : observers_) o->OnAdmission(record, now);
+  }
+  void OnPreemption(const PreemptionRecord& record, SimTime now) override {
+    for (EngineObserver* o : observers_) o->OnPreemption(record, now);
+  }
+  void OnStepScheduled(const StepRecord& step) override {
+    for (EngineObserver* o : observers_) o->OnStepScheduled(step);
+  }
+  void OnStepFinished(const StepRecord& step) override {
+    for (EngineObserver* o : observers_) o->OnStepFinished(step);
+  }
+  void OnFinish(const SimRequest& request, SimTime now) override {
+    for (EngineObserver* o : observers_) o->OnFinish(request, now);
+  }
+  void OnKvEvents(absl::Span<const KvEvent> events, SimTime now) override {
+    for (EngineObserver* o : observers_) o->OnKvEvents(events, now);
+  }
+  void OnRunEnd(SimTime now) override {
+    for (EngineObserver* o : observers_) o->OnRunEnd(now);
+  }
+
+ private:
+  std::vector<EngineObserver*> observers_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_ENGINE_OBSERVER_LIST_H_

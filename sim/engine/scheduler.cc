@@ -1,0 +1,195 @@
+#include "sim/engine/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "block_pool/check.h"
+
+namespace kvblocks::sim {
+
+absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(const SchedulerOptions& options,
+                                                             KvCacheManager* manager,
+                                                             const TraceInfo& trace,
+                                                             EngineObserver* observer) {
+  if (absl::Status status = Validate(options); !status.ok()) return status;
+  return std::unique_ptr<Scheduler>(new Scheduler(options, manager, trace, observer));
+}
+
+Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
+                     const TraceInfo& trace, EngineObserver* observer)
+    : options_(options),
+      manager_(manager),
+      trace_(trace),
+      observer_(observer),
+      sampler_(options.acceptance, options.num_draft_tokens),
+      max_model_len_(manager->options().max_model_len),
+      waiting_(options.policy) {
+  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    const SingleTypeManager& group = manager_->group(g);
+    is_all_full_attention_ = is_all_full_attention_ && group.is_full_type();
+    smallest_block_size_ =
+        g == 0 ? group.block_size() : std::min(smallest_block_size_, group.block_size());
+  }
+  if (manager_->num_groups() == 0) is_all_full_attention_ = false;
+  num_usable_blocks_ = manager_->pool().num_blocks() - 1 - manager_->pool().num_permanent();
+}
+
+// --- Requests coming and going ---
+
+int64_t Scheduler::NumBlocksFor(int64_t num_tokens) const {
+  int64_t sum = 0;
+  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    const SingleTypeManager& group = manager_->group(g);
+    const int64_t blocks = BlockSize(group.block_size()).CeilDiv(num_tokens);
+    sum += group.admission_cap() ? std::min(blocks, *group.admission_cap()) : blocks;
+  }
+  return sum;
+}
+
+int64_t Scheduler::LongestNumBlocks(const SimRequest& request) const {
+  // The last output token is never computed; drafts and lookahead reach beyond it.
+  const int64_t longest = request.num_prompt + request.max_output;
+  const int64_t reach = longest - 1 + options_.num_draft_tokens + options_.num_lookahead_tokens;
+  return NumBlocksFor(std::min(std::max(longest, reach), max_model_len_));
+}
+
+bool Scheduler::Submit(SimRequest& request) {
+  const int64_t prompt = request.num_prompt;
+  if (prompt <= 0) {
+    request.finish_text = absl::StrCat("prompt has ", prompt, " tokens, expected at least 1");
+  } else if (prompt >= max_model_len_) {
+    request.finish_text =
+        absl::StrCat("prompt has ", prompt, " tokens, expected less than max_model_len, which is ",
+                     max_model_len_);
+  } else if (options_.too_big == TooBigRequest::kReject &&
+             LongestNumBlocks(request) > num_usable_blocks_) {
+    request.finish_text =
+        absl::StrCat("prompt ", prompt, " + output ", request.max_output, " tokens need ",
+                     LongestNumBlocks(request), " blocks, but the pool has ", num_usable_blocks_,
+                     " usable ones (raise --num-blocks; --too-big=run admits such requests)");
+  }
+  if (!request.finish_text.empty()) {
+    request.state = RequestState::kFinished;
+    request.finish_reason = FinishReason::kRejected;
+    return false;
+  }
+  request.end_tokens = std::min(prompt + request.max_output, max_model_len_);
+  request.state = RequestState::kWaiting;
+  waiting_.AddArrived(&request);
+  return true;
+}
+
+void Scheduler::Leave(SimRequest& request, FinishReason reason) {
+  if (request.kv != nullptr) {
+    const absl::Status status = manager_->Free(*request.kv);
+    KVBLOCKS_CHECK(status.ok(), status.ToString());
+    request.kv->set_status(RequestStatus::kFinished);
+  }
+  request.num_drafts = 0;
+  request.state = RequestState::kFinished;
+  request.finish_reason = reason;
+  blocked_.head = nullptr;
+}
+
+void Scheduler::Abort(SimRequest& request, AbortCause cause) {
+  if (request.state == RequestState::kRunning) {
+    running_.erase(std::find(running_.begin(), running_.end(), &request));
+  } else if (request.state == RequestState::kWaiting || request.state == RequestState::kPreempted) {
+    waiting_.Remove(&request);
+  } else {
+    KVBLOCKS_CHECK(request.state == RequestState::kPending,
+                   absl::StrCat("request ", request.spec.id, " is finished already"));
+  }
+  Leave(request, FinishReason::kAbort);
+  request.abort_cause = cause;
+}
+
+// --- What is said when nothing moves ---
+
+std::string Scheduler::DescribeNoProgress() const {
+  const SimRequest* request = stuck_;
+  if (request == nullptr && !waiting_.empty()) request = waiting_.front();
+  if (request == nullptr && !running_.empty()) request = running_.front();
+  if (request == nullptr) return "no progress: no request is left";
+  std::string text = absl::StrCat("no progress: request ", request->spec.id, " (");
+  if (request->spec.line > 0) absl::StrAppend(&text, "line ", request->spec.line, ", ");
+  absl::StrAppend(&text, "prompt ", request->num_prompt, ", output ", request->num_outputs(),
+                  " of ", request->max_output, " tokens) ");
+  if (!options_.enable_chunked_prefill && request->num_known > options_.max_num_batched_tokens) {
+    absl::StrAppend(&text, "needs ", request->num_known,
+                    " tokens in one step, but a step has max_num_batched_tokens = ",
+                    options_.max_num_batched_tokens,
+                    "; raise --max-num-batched-tokens or turn chunked prefill on");
+    return text;
+  }
+  const int64_t needed = NumBlocksFor(std::min(request->num_known, max_model_len_));
+  const int64_t longest = LongestNumBlocks(*request);
+  absl::StrAppend(&text, "needs ", needed, " blocks for its ", request->num_known,
+                  " known tokens and up to ", longest, " in all, but the pool has ",
+                  num_usable_blocks_, " usable blocks; raise --num-blocks to at least ",
+                  longest + 1 + manager_->pool().num_permanent(),
+                  ", or leave such requests out with --too-big=reject");
+  return text;
+}
+
+// --- Invariants ---
+
+absl::Status Scheduler::CheckInvariants() const {
+  const auto broken = [](const SimRequest& request, absl::string_view what) {
+    return absl::InternalError(absl::StrCat("request ", request.spec.id, ": ", what, " (known ",
+                                            request.num_known, ", computed ", request.num_computed,
+                                            ", drafts ", request.num_drafts, ")"));
+  };
+  if (step_.num_tokens > options_.max_num_batched_tokens) {
+    return absl::InternalError(absl::StrCat("step of ", step_.num_tokens, " tokens, limit ",
+                                            options_.max_num_batched_tokens));
+  }
+  if (num_running() > options_.max_num_seqs) {
+    return absl::InternalError(
+        absl::StrCat(num_running(), " running requests, limit ", options_.max_num_seqs));
+  }
+  int64_t num_holding = 0;
+  for (const SimRequest* request : running_) {
+    if (request->state != RequestState::kRunning) return broken(*request, "runs in another state");
+    if (request->num_computed > request->num_known + options_.num_draft_tokens) {
+      return broken(*request, "computed beyond its known tokens and drafts");
+    }
+    if (request->num_known >= request->end_tokens) return broken(*request, "runs beyond its end");
+    if (request->kv == nullptr) return broken(*request, "runs without content");
+    if (request->kv->num_tokens() > request->num_known) {
+      return broken(*request, "more content than known tokens");
+    }
+    for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+      const int64_t capacity = static_cast<int64_t>(manager_->GetBlocks(*request->kv, g).size()) *
+                               manager_->group(g).block_size();
+      if (capacity < request->num_computed) {
+        return broken(*request, absl::StrCat("holds ", capacity, " slots in group ", g));
+      }
+    }
+    num_holding += manager_->HoldsBlocks(*request->kv);
+  }
+  absl::Status status;
+  waiting_.ForEach([&](const SimRequest& request) {
+    if (request.state != RequestState::kWaiting && request.state != RequestState::kPreempted) {
+      status = broken(request, "waits in another state");
+    } else if (request.num_computed != 0 ||
+               (request.kv != nullptr && manager_->HoldsBlocks(*request.kv))) {
+      status = broken(request, "waits with computed tokens or blocks");
+    }
+  });
+  if (!status.ok()) return status;
+  if (num_holding != manager_->num_requests_holding_blocks()) {
+    return absl::InternalError(absl::StrCat(num_holding, " running requests hold blocks, but ",
+                                            manager_->num_requests_holding_blocks(), " do in all"));
+  }
+  const int64_t accounted = totals_.num_first_time + totals_.num_recomputed + totals_.num_wasted +
+                            totals_.num_rejected_drafts;
+  if (totals_.num_computed != accounted) {
+    return absl::InternalError(
+        absl::StrCat(totals_.num_computed, " tokens computed, ", accounted, " accounted for"));
+  }
+  return manager_->CheckInvariants();
+}
+
+}  // namespace kvblocks::sim

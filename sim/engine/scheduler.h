@@ -1,0 +1,167 @@
+// Scheduler: continuous batching as in vLLM V1's core, for requests whose output lengths are known.
+//
+// One engine iteration is Schedule(), which gives tokens to requests, then ProcessOutputs(), which
+// emits tokens and ends requests. There is no prefill and no decode phase: first every running
+// request gets what its computed tokens lack, preempting others when blocks run out; then waiting
+// requests are admitted in order, until one does not fit. Knows neither clock nor trace: `now` is
+// passed on to the observer, and a request's content comes with it.
+//
+// Always, between two iterations (CheckInvariants): a request is in exactly one of waiting queue
+// and running list, or in neither when pending or finished; tokens of a step <=
+// max_num_batched_tokens; running <= max_num_seqs; every running request holds blocks for all its
+// computed tokens. Cost: about 10 ns per running request and step while it decodes inside a block
+// (models with full attention only; else one AllocateSlots each), nothing allocated in steady
+// state. Single-threaded. The manager and the observer must outlive the scheduler; requests must
+// outlive their time in it.
+
+#ifndef KVBLOCKS_SIM_ENGINE_SCHEDULER_H_
+#define KVBLOCKS_SIM_ENGINE_SCHEDULER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/numeric/int128.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "managers/kv_cache_manager.h"
+#include "sim/engine/acceptance.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/engine/scheduler_options.h"
+#include "sim/engine/sim_request.h"
+#include "sim/engine/waiting_queue.h"
+
+namespace kvblocks::sim {
+
+struct SchedulerTotals {
+  int64_t num_steps = 0;        // not empty
+  int64_t num_empty_steps = 0;  // something was preempted and nothing scheduled
+  int64_t num_preemptions = 0;
+  int64_t num_output_tokens = 0;
+  // num_computed = first_time + recomputed + wasted + rejected_drafts.
+  int64_t num_computed = 0;
+  int64_t num_first_time = 0;
+  int64_t num_recomputed = 0;
+  int64_t num_wasted = 0;
+  int64_t num_rejected_drafts = 0;
+
+  friend bool operator==(const SchedulerTotals&, const SchedulerTotals&) = default;
+};
+
+class Scheduler {
+ public:
+  // InvalidArgument for options that Validate refuses. `trace` says how contents are named.
+  static absl::StatusOr<std::unique_ptr<Scheduler>> Create(const SchedulerOptions& options,
+                                                           KvCacheManager* manager,
+                                                           const TraceInfo& trace,
+                                                           EngineObserver* observer);
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // Takes a pending request in. False: it can never be served; then finish_text says why and the
+  // request is finished. REQUIRES: num_prompt, max_output and arrival are set.
+  bool Submit(SimRequest& request);
+
+  // Ends a waiting, preempted or running request between two iterations and frees its blocks.
+  void Abort(SimRequest& request, AbortCause cause);
+
+  // Decides the next step. step().scheduled is empty if nothing can run.
+  void Schedule(SimTime now);
+
+  // Emits the step's tokens and ends requests. REQUIRES: after a Schedule that was not empty.
+  void ProcessOutputs();
+
+  // Of the last Schedule, completed by ProcessOutputs; start and end are the caller's to fill.
+  StepRecord& step() { return step_; }
+  bool step_is_empty() const { return records_.empty(); }
+  // In the order in which their blocks were freed, by the last ProcessOutputs.
+  absl::Span<SimRequest* const> finished() const { return finished_; }
+  // A request that ran alone preempted itself twice without a token in between, or null: it can
+  // never finish.
+  const SimRequest* stuck() const { return stuck_; }
+
+  int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  absl::Span<SimRequest* const> running() const { return running_; }
+  const WaitingQueue& waiting() const { return waiting_; }
+  const SchedulerTotals& totals() const { return totals_; }
+  const SchedulerOptions& options() const { return options_; }
+  const KvCacheManager& manager() const { return *manager_; }
+
+  // Why nothing moves: the request, the blocks it needs, the blocks there are, and what would help.
+  std::string DescribeNoProgress() const;
+
+  // OK, or what is wrong, in words. O(number of blocks): for tests and debug builds.
+  absl::Status CheckInvariants() const;
+
+ private:
+  Scheduler(const SchedulerOptions& options, KvCacheManager* manager, const TraceInfo& trace,
+            EngineObserver* observer);
+
+  // scheduler.cc: requests coming and going.
+  int64_t LongestNumBlocks(const SimRequest& request) const;
+  int64_t NumBlocksFor(int64_t num_tokens) const;
+  void Leave(SimRequest& request, FinishReason reason);
+
+  // scheduler_step.cc: one step.
+  void ScheduleRunning(SimTime now);
+  bool AllocateRunning(SimRequest& request, int64_t num_tokens, size_t& index, SimTime now);
+  SimRequest* TakeVictim(size_t& index);
+  void Preempt(SimRequest& victim, const SimRequest& cause, SimTime now);
+  void ScheduleWaiting(SimTime now);
+  bool IsStillBlocked(const SimRequest& head) const;
+  void RememberBlocked(const SimRequest& head, int64_t num_tokens);
+  void Record(SimRequest& request, const ScheduledRecord& record);
+  void SyncContent(SimRequest& request);
+  void UpdateQuietRange(SimRequest& request, int64_t target);
+
+  // scheduler_outputs.cc: what a step yields.
+  void ProcessOutput(const ScheduledRecord& record, OutputRecord& output);
+
+  const SchedulerOptions options_;
+  KvCacheManager* const manager_;
+  const TraceInfo trace_;
+  EngineObserver* const observer_;
+  const AcceptanceSampler sampler_;
+  const int64_t max_model_len_;
+  // Only then a step inside a block leaves the pool alone, and only then the quiet range is used.
+  bool is_all_full_attention_ = true;
+  int64_t smallest_block_size_ = 0;
+  int64_t num_usable_blocks_ = 0;
+
+  WaitingQueue waiting_;
+  std::vector<SimRequest*> running_;  // in admission order
+
+  // The step under way.
+  int64_t budget_ = 0;
+  int64_t num_prefills_ = 0;  // entries that compute more than one known token
+  std::vector<ScheduledRecord> records_;
+  std::vector<OutputRecord> outputs_;
+  std::vector<SimRequest*> finished_;
+  StepRecord step_;
+  const SimRequest* stuck_ = nullptr;
+
+  // The head that did not fit last time. While no block is freed, no preemption happens and the key
+  // of its first missing block stays unknown, it can only fail again with as many tokens.
+  struct Blocked {
+    const SimRequest* head = nullptr;  // null: try
+    int64_t num_tokens = 0;
+    bool has_missing = false;
+    BlockHash first_missing = {};
+  };
+  Blocked blocked_;
+
+  // Scratch.
+  ComputedBlocks hits_;
+  std::vector<absl::uint128> keys_;
+  std::vector<BlockHash> hashes_;
+  NewBlocks last_new_blocks_ = NewBlocks({});
+
+  SchedulerTotals totals_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_ENGINE_SCHEDULER_H_

@@ -1,0 +1,44 @@
+#include "sim/engine/scheduler_options.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::sim {
+namespace {
+
+// Far beyond any engine, and small enough that sums of a few never leave 64 bits.
+constexpr int64_t kMaxBatchedTokens = int64_t{1} << 31;
+constexpr int64_t kMaxSeqs = 1 << 20;
+constexpr int64_t kMaxDraftTokens = 1024;
+
+absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("scheduler.", field, " is ", value, ", expected ", low, " to ", high));
+}
+
+}  // namespace
+
+absl::Status Validate(const SchedulerOptions& options) {
+  struct {
+    absl::string_view field;
+    int64_t value, low, high;
+  } const ranges[] = {
+      {"max_num_batched_tokens", options.max_num_batched_tokens, 1, kMaxBatchedTokens},
+      {"max_num_seqs", options.max_num_seqs, 1, kMaxSeqs},
+      {"long_prefill_token_threshold", options.long_prefill_token_threshold, 0, kMaxBatchedTokens},
+      {"num_draft_tokens", options.num_draft_tokens, 0, kMaxDraftTokens},
+      {"num_lookahead_tokens", options.num_lookahead_tokens, 0, kMaxDraftTokens},
+  };
+  for (const auto& range : ranges) {
+    absl::Status status = CheckRange(range.field, range.value, range.low, range.high);
+    if (!status.ok()) return status;
+  }
+  if (options.num_draft_tokens >= options.max_num_batched_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "scheduler.num_draft_tokens is ", options.num_draft_tokens,
+        ", expected less than max_num_batched_tokens, which is ", options.max_num_batched_tokens));
+  }
+  return Validate(options.acceptance, options.num_draft_tokens);
+}
+
+}  // namespace kvblocks::sim

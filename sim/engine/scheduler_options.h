@@ -1,0 +1,45 @@
+// SchedulerOptions: the scheduler's knobs, under the names that serving engines give them.
+//
+// Plain data; Validate refuses what no schedule can be made from. Every message names the field,
+// its value and the limit.
+
+#ifndef KVBLOCKS_SIM_ENGINE_SCHEDULER_OPTIONS_H_
+#define KVBLOCKS_SIM_ENGINE_SCHEDULER_OPTIONS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "sim/engine/acceptance.h"
+
+namespace kvblocks::sim {
+
+enum class SchedulingPolicy {
+  kFcfs,      // by arrival; the request admitted last is preempted first
+  kPriority,  // by (priority, arrival, submission index), the largest is preempted first
+};
+
+enum class TooBigRequest { kReject, kRun };
+
+struct SchedulerOptions {
+  int64_t max_num_batched_tokens = 8192;  // T, per step
+  int64_t max_num_seqs = 256;             // S, running at once
+  // Longest prefill part of one request per step; 0: no limit.
+  int64_t long_prefill_token_threshold = 0;
+  bool enable_chunked_prefill = true;
+  SchedulingPolicy policy = SchedulingPolicy::kFcfs;
+  // Admit only what could hold all its known tokens at once.
+  bool reserve_full_isl = true;
+
+  int64_t num_draft_tokens = 0;      // K, proposed after each step that emits a token
+  int64_t num_lookahead_tokens = 0;  // LA, slots the drafter writes ahead
+  AcceptanceModel acceptance;
+
+  // A request that the whole pool could not hold when it is longest.
+  TooBigRequest too_big = TooBigRequest::kReject;
+};
+
+absl::Status Validate(const SchedulerOptions& options);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_ENGINE_SCHEDULER_OPTIONS_H_

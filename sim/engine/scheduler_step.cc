@@ -1,0 +1,281 @@
+// Scheduler: what one step is made of.
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "block_pool/check.h"
+#include "sim/engine/scheduler.h"
+
+namespace kvblocks::sim {
+
+void Scheduler::Schedule(SimTime now) {
+  budget_ = options_.max_num_batched_tokens;
+  num_prefills_ = 0;
+  records_.clear();
+  outputs_.clear();
+  finished_.clear();
+  stuck_ = nullptr;
+  step_ = StepRecord();
+  step_.step = totals_.num_steps;
+
+  ScheduleRunning(now);
+  if (step_.num_preempted == 0) ScheduleWaiting(now);
+
+  for (ScheduledRecord& record : records_) {
+    SimRequest& request = *record.request;
+    request.num_computed += record.num_tokens;
+    record.is_chunk = request.num_computed < request.num_known;
+    step_.num_tokens += record.num_tokens;
+    if (record.is_prefill) step_.num_prefill_tokens += record.num_tokens;
+  }
+  step_.num_decode_tokens = step_.num_tokens - step_.num_prefill_tokens;
+  step_.start = step_.end = now;
+  step_.scheduled = records_;
+  step_.num_running = num_running();
+  step_.num_waiting = num_waiting();
+  const BlockPool& pool = manager_->pool();
+  step_.pool = {.num_blocks = pool.num_blocks(),
+                .num_free = pool.num_free(),
+                .num_cached_unreferenced = pool.num_cached_unreferenced(),
+                .num_keyed = pool.num_keyed_blocks(),
+                .num_keys = pool.num_keys(),
+                .num_evictions = pool.num_evictions()};
+  if (records_.empty() && step_.num_preempted > 0) ++totals_.num_empty_steps;
+}
+
+void Scheduler::Record(SimRequest& request, const ScheduledRecord& record) {
+  records_.push_back(record);
+  records_.back().request = &request;
+  budget_ -= record.num_tokens;
+  num_prefills_ += record.is_prefill;
+}
+
+// --- Running requests ---
+
+void Scheduler::ScheduleRunning(SimTime now) {
+  const int64_t threshold = options_.long_prefill_token_threshold > 0
+                                ? options_.long_prefill_token_threshold
+                                : std::numeric_limits<int64_t>::max();
+  for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
+    SimRequest& request = *running_[i];
+    const int64_t computed = request.num_computed;
+    const int64_t num_tokens = std::min({request.num_known + request.num_drafts - computed,
+                                         threshold, budget_, max_model_len_ - 1 - computed});
+    if (num_tokens <= 0) continue;
+
+    ScheduledRecord record{.num_context = computed,
+                           .num_tokens = static_cast<int32_t>(num_tokens),
+                           .is_prefill = request.num_known - computed > 1};
+    if (computed + num_tokens > request.quiet_until) {
+      if (!AllocateRunning(request, num_tokens, i, now)) return;
+      record.new_blocks = last_new_blocks_;
+      record.num_new_blocks = static_cast<int32_t>(record.new_blocks.num_blocks());
+    }
+    if (request.num_drafts > 0) {
+      record.num_verified_drafts = static_cast<int32_t>(
+          std::clamp<int64_t>(num_tokens + computed - request.num_known, 0, request.num_drafts));
+      request.num_drafts = 0;
+    }
+    Record(request, record);
+  }
+}
+
+// Gets the blocks, by preempting others if need be. False: the request was preempted itself.
+bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t& index,
+                                SimTime now) {
+  SyncContent(request);
+  while (true) {
+    const auto slots = manager_->AllocateSlots(
+        *request.kv,
+        {.num_new_tokens = num_tokens, .num_lookahead_tokens = options_.num_lookahead_tokens});
+    KVBLOCKS_CHECK(slots.ok(), slots.status().ToString());
+    if (slots->has_value()) {
+      last_new_blocks_ = **slots;
+      UpdateQuietRange(request, request.num_computed + num_tokens);
+      return true;
+    }
+    const bool was_alone = running_.size() == 1;
+    SimRequest* victim = TakeVictim(index);
+    if (victim == &request && was_alone && ++request.num_lonely_preemptions >= 2) {
+      stuck_ = &request;
+    }
+    Preempt(*victim, request, now);
+    if (victim == &request) return false;
+  }
+}
+
+// Takes the least deserving request off the running list; `index`, the walk's position, goes on
+// naming the same request.
+SimRequest* Scheduler::TakeVictim(size_t& index) {
+  if (options_.policy == SchedulingPolicy::kFcfs) {
+    SimRequest* victim = running_.back();
+    running_.pop_back();
+    return victim;
+  }
+  const auto worst = std::max_element(running_.begin(), running_.end(), MoreUrgent());
+  SimRequest* victim = *worst;
+  if (static_cast<size_t>(worst - running_.begin()) < index) --index;
+  running_.erase(worst);
+  return victim;
+}
+
+void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now) {
+  PreemptionRecord preemption{
+      .request = &victim, .num_computed_lost = victim.num_computed, .cause = &cause};
+  // Only the priority policy takes a request that has its part of this step already.
+  const auto scheduled =
+      std::find_if(records_.begin(), records_.end(),
+                   [&](const ScheduledRecord& record) { return record.request == &victim; });
+  if (scheduled != records_.end()) {
+    preemption.num_refunded_tokens = scheduled->num_tokens;
+    budget_ += scheduled->num_tokens;
+    num_prefills_ -= scheduled->is_prefill;
+    records_.erase(scheduled);
+  }
+  const absl::Status status = manager_->Free(*victim.kv);
+  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  victim.kv->MarkPreempted();
+  victim.num_computed = 0;
+  victim.num_drafts = 0;
+  victim.quiet_until = 0;
+  ++victim.num_preemptions;
+  victim.state = RequestState::kPreempted;
+  waiting_.AddPreempted(&victim);
+  blocked_.head = nullptr;
+  ++step_.num_preempted;
+  ++totals_.num_preemptions;
+  observer_->OnPreemption(preemption, now);
+}
+
+// --- Waiting requests ---
+
+void Scheduler::ScheduleWaiting(SimTime now) {
+  const int64_t num_drafts = options_.num_draft_tokens;
+  while (!waiting_.empty() && budget_ > 0 && num_running() < options_.max_num_seqs) {
+    SimRequest& request = *waiting_.front();
+    if (IsStillBlocked(request)) return;
+    SyncContent(request);
+    absl::Status status = manager_->GetComputedBlocks(*request.kv, hits_);
+    KVBLOCKS_CHECK(status.ok(), status.ToString());
+    const int64_t num_hits = hits_.num_tokens();
+
+    int64_t num_tokens = request.num_known - num_hits;
+    ScheduledRecord record{
+        .num_context = num_hits, .is_prefill = num_tokens > 1, .is_admission = true};
+    if (num_tokens == 1 && num_drafts > 0 && !records_.empty() && num_prefills_ == 0) {
+      // Filled up to the shape of the decodes around it, so that the whole step has one shape.
+      num_tokens = 1 + num_drafts;
+      if (num_tokens > budget_ || num_hits + num_tokens > max_model_len_) return;
+      record.is_padded = true;
+    }
+    if (options_.long_prefill_token_threshold > 0) {
+      num_tokens = std::min(num_tokens, options_.long_prefill_token_threshold);
+    }
+    if (!options_.enable_chunked_prefill && num_tokens > budget_) return;
+    num_tokens = std::min(num_tokens, budget_);
+    record.num_tokens = static_cast<int32_t>(num_tokens);
+    if (record.is_padded) record.num_verified_drafts = record.num_tokens - 1;
+
+    const AdmissionRecord admission{.request = &request,
+                                    .hits = &hits_,
+                                    .num_queried_tokens = request.num_known,
+                                    .num_hit_tokens = num_hits,
+                                    .is_resume = request.was_preempted()};
+    observer_->OnAdmissionAttempt(admission, now);
+    const auto slots =
+        manager_->AllocateSlots(*request.kv, {.num_new_tokens = num_tokens,
+                                              .computed_blocks = &hits_,
+                                              .num_lookahead_tokens = options_.num_lookahead_tokens,
+                                              .full_sequence_must_fit = options_.reserve_full_isl,
+                                              .has_scheduled_requests = !running_.empty()});
+    KVBLOCKS_CHECK(slots.ok(), slots.status().ToString());
+    if (!slots->has_value()) {
+      RememberBlocked(request, num_tokens);
+      return;
+    }
+    record.new_blocks = **slots;
+    record.num_new_blocks = static_cast<int32_t>(record.new_blocks.num_blocks());
+    manager_->RecordPrefixCacheStats(*request.kv, num_hits);
+
+    blocked_.head = nullptr;
+    waiting_.PopFront();
+    running_.push_back(&request);
+    request.state = RequestState::kRunning;
+    request.kv->set_status(RequestStatus::kRunning);
+    request.num_computed = num_hits;
+    UpdateQuietRange(request, num_hits + num_tokens);
+    Record(request, record);
+    observer_->OnAdmission(admission, now);
+  }
+}
+
+bool Scheduler::IsStillBlocked(const SimRequest& head) const {
+  if (blocked_.head != &head || budget_ < blocked_.num_tokens) return false;
+  return !blocked_.has_missing ||
+         manager_->pool().FindCached(blocked_.first_missing, 0) == kNullBlockId;
+}
+
+void Scheduler::RememberBlocked(const SimRequest& head, int64_t num_tokens) {
+  // Several groups, windows and dropped blocks have more ways to find a longer hit.
+  const KvCacheManagerOptions& options = manager_->options();
+  if (manager_->num_groups() != 1 || !is_all_full_attention_ || manager_->group(0).is_draft()) {
+    return;
+  }
+  blocked_ = {.head = &head, .num_tokens = num_tokens};
+  if (!options.enable_caching) return;
+  const int64_t block_size = smallest_block_size_;
+  const int64_t index = hits_.num_tokens() / block_size;
+  blocked_.has_missing = (index + 1) * block_size < head.num_known;
+  if (blocked_.has_missing) blocked_.first_missing = head.kv->content().HashOfBlock(index, 1);
+}
+
+// --- Content and quiet ranges ---
+
+// Brings the manager's view of a request up to date. Tokens are handed over when the manager next
+// looks at them, not one by one.
+void Scheduler::SyncContent(SimRequest& request) {
+  const bool is_new = request.kv == nullptr;
+  const int64_t handed_over = is_new ? 0 : request.kv->num_tokens();
+  hashes_.clear();
+  if (request.num_known > handed_over && manager_->hashing() != nullptr) {
+    if (!request.keys) {
+      request.keys.emplace(trace_, request.spec, manager_->hash_block_size());
+    }
+    keys_.clear();
+    request.keys->AppendBlocks(request.spec, request.num_known, &keys_);
+    for (absl::uint128 key : keys_) hashes_.push_back(BlockHash::FromUint128(key));
+  }
+  if (is_new) {
+    auto kv = manager_->NewRequestFromHashes(request.spec.id, request.num_known,
+                                             {hashes_.begin(), hashes_.end()});
+    KVBLOCKS_CHECK(kv.ok(), kv.status().ToString());
+    request.kv = *std::move(kv);
+  } else if (request.num_known > handed_over) {
+    const absl::Status status =
+        request.kv->AppendHashedTokens(request.num_known - handed_over, hashes_);
+    KVBLOCKS_CHECK(status.ok(), status.ToString());
+  }
+  request.kv->set_num_computed_tokens(request.num_computed);
+}
+
+// After an allocation that computes up to `target`: until where the next ones neither need a block
+// nor complete one.
+void Scheduler::UpdateQuietRange(SimRequest& request, int64_t target) {
+  if (!is_all_full_attention_) {
+    request.quiet_until = 0;
+    return;
+  }
+  int64_t capacity = std::numeric_limits<int64_t>::max();
+  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    capacity = std::min(capacity, static_cast<int64_t>(manager_->GetBlocks(*request.kv, g).size()) *
+                                      manager_->group(g).block_size());
+  }
+  if (capacity < max_model_len_) capacity -= options_.num_lookahead_tokens;
+  const BlockSize block_size(smallest_block_size_);
+  const int64_t registered = std::min(target, request.num_known);
+  request.quiet_until =
+      std::min(capacity, block_size.RoundDown(registered) + block_size.value() - 1);
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,73 @@
+// SimRequest: one request while the simulator knows it - what the trace asks for, how far it got,
+// and the block manager's part of it.
+//
+// The scheduler moves the counters; everyone else reads. Two moments matter to readers: between
+// Schedule and ProcessOutputs num_computed already includes the step under way. `kv` exists from
+// the first prefix look-up on, and its token counters may lag behind num_known and num_computed
+// while a request decodes inside a block: read the counters here, and use `kv` for block tables
+// (KvCacheManager::GetBlocks) and for hashes.
+//
+// Always: num_known = spec.input_length + num_outputs; draft tokens are never part of it.
+//         slot is unique among live requests, small, and reused after the request is gone.
+
+#ifndef KVBLOCKS_SIM_ENGINE_SIM_REQUEST_H_
+#define KVBLOCKS_SIM_ENGINE_SIM_REQUEST_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "managers/request.h"
+#include "sim/cost/sim_time.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/trace_request.h"
+
+namespace kvblocks::sim {
+
+enum class RequestState : uint8_t { kPending, kWaiting, kRunning, kPreempted, kFinished };
+
+enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kRejected, kError };
+
+// Why an aborted request was aborted; counted apart.
+enum class AbortCause : uint8_t { kNone, kAbortTime, kQueueTime, kSession };
+
+std::string_view StateName(RequestState state);
+std::string_view FinishReasonName(FinishReason reason);
+std::string_view AbortCauseName(AbortCause cause);
+
+struct SimRequest {
+  // --- Read and written in every step ---
+  int64_t num_known = 0;     // n: prompt plus accepted output
+  int64_t num_computed = 0;  // c: scheduled or adopted from the prefix cache
+  int64_t end_tokens = 0;    // finished when num_known reaches it: min(P + M, longest sequence)
+  int64_t quiet_until = 0;   // computing up to here needs no block and completes none
+  int32_t num_drafts = 0;    // d: attached for the next step
+  int32_t slot = -1;
+  RequestState state = RequestState::kPending;
+  FinishReason finish_reason = FinishReason::kNone;
+  AbortCause abort_cause = AbortCause::kNone;
+  std::unique_ptr<Request> kv;
+
+  // --- Now and then ---
+  int64_t num_prompt = 0;         // P
+  int64_t max_output = 0;         // M, after --zero-output
+  int64_t highest_computed = 0;   // of all admissions: below it, computing is recomputing
+  int64_t num_verifications = 0;  // steps with drafts; indexes the acceptance stream
+  int32_t num_preemptions = 0;
+  // Preemptions by itself while it ran alone, since its last token.
+  int32_t num_lonely_preemptions = 0;
+  SimTime arrival = 0;       // when it was delivered to the engine, dependencies included
+  uint64_t session_key = 0;  // for counting active sessions; 0: belongs to none
+  std::optional<ContentKeys> keys;
+  TraceRequest spec;
+  std::string finish_text;  // rejected: why
+
+  int64_t num_outputs() const { return num_known - num_prompt; }
+  bool was_preempted() const { return num_preemptions > 0; }
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_ENGINE_SIM_REQUEST_H_

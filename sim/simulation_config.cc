@@ -1,0 +1,80 @@
+#include "sim/simulation_config.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr int64_t kMaxConcurrency = int64_t{1} << 31;
+// The longest sequence and the longest single delay, far from where sums would leave 64 bits.
+constexpr int64_t kMaxModelLen = int64_t{1} << 32;
+constexpr SimTime kMaxDelay = 24 * 3600 * kSecond;
+
+absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, ", expected ", low, " to ", high));
+}
+
+absl::Status CheckDelay(absl::string_view field, SimTime value) {
+  if (value >= 0 && value <= kMaxDelay) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", FormatDuration(value),
+                                                 ", expected 0s to ", FormatDuration(kMaxDelay)));
+}
+
+}  // namespace
+
+absl::Status Validate(const SimulationConfig& config) {
+  if (absl::Status status = Validate(config.kv_cache); !status.ok()) return status;
+  // The null block takes one.
+  if (absl::Status status =
+          CheckRange("kv_cache.num_blocks", config.kv_cache.num_blocks, 2, kMaxNumBlocks);
+      !status.ok()) {
+    return status;
+  }
+  if (config.kv_cache.groups.empty()) {
+    return absl::InvalidArgumentError(
+        "kv_cache.groups is empty, expected at least one KV-cache group");
+  }
+  if (absl::Status status =
+          CheckRange("manager.max_model_len", config.manager.max_model_len, 2, kMaxModelLen);
+      !status.ok()) {
+    return status;
+  }
+  if (!(config.manager.watermark >= 0.0 && config.manager.watermark <= 1.0)) {
+    return absl::InvalidArgumentError(absl::StrCat("manager.watermark is ",
+                                                   config.manager.watermark,
+                                                   ", expected a share of the pool from 0 to 1"));
+  }
+  if (absl::Status status = Validate(config.scheduler); !status.ok()) return status;
+  if (absl::Status status = CheckRange("concurrency", config.concurrency, 0, kMaxConcurrency);
+      !status.ok()) {
+    return status;
+  }
+  struct {
+    absl::string_view field;
+    SimTime value;
+  } const delays[] = {{"max_queue_time", config.max_queue_time},
+                      {"empty_step_time", config.empty_step_time},
+                      {"host_time_per_step", config.host_time_per_step},
+                      {"host_time_per_request", config.host_time_per_request}};
+  for (const auto& delay : delays) {
+    if (absl::Status status = CheckDelay(delay.field, delay.value); !status.ok()) return status;
+  }
+  return CheckRange("progress_interval", config.progress_interval, 1, kMaxSimTime);
+}
+
+absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config) {
+  if (name != "vllm-0.10" && name != "vllm-0.19" && name != "vllm-main") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("engine is \"", absl::string_view(name.data(), name.size()),
+                     "\", expected one of vllm-0.10, vllm-0.19, vllm-main"));
+  }
+  config->scheduler.reserve_full_isl = name != "vllm-0.10";
+  config->manager.free_order =
+      name == "vllm-main" ? FreeOrder::kUnhashedFirst : FreeOrder::kAppendAll;
+  if (name != "vllm-main") config->manager.watermark = 0.0;
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::sim

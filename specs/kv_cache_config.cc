@@ -1,0 +1,85 @@
+#include "specs/kv_cache_config.h"
+
+#include <algorithm>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
+#include "specs/field_error.h"
+
+namespace kvblocks {
+namespace {
+
+std::string Indexed(std::string_view name, size_t index) {
+  return std::string(name) + "[" + std::to_string(index) + "]";
+}
+
+// Names travel into reports and logs, where control characters and broken encodings would do harm.
+bool IsPrintable(std::string_view name) {
+  return std::all_of(name.begin(), name.end(), [](char c) { return c >= 0x20 && c < 0x7f; });
+}
+
+// Every layer cache is in exactly one group, once.
+absl::Status CheckLayerNames(const std::vector<KvCacheGroup>& groups) {
+  absl::flat_hash_map<std::string, std::string> path_of_name;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t i = 0; i < groups[g].layer_names.size(); ++i) {
+      const std::string& name = groups[g].layer_names[i];
+      const std::string path = Indexed("groups", g) + "." + Indexed("layer_names", i);
+      if (name.empty()) return FieldError(path, "\"\"", "a name");
+      if (!IsPrintable(name)) {
+        return FieldError(path, '"' + absl::CHexEscape(name) + '"', "printable ASCII");
+      }
+      const auto [earlier, inserted] = path_of_name.emplace(name, path);
+      if (!inserted) {
+        return FieldError(path, '"' + name + '"', "every layer cache in exactly one group",
+                          "also at " + earlier->second);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSchedulerBlockSize(const KvCacheConfig& config) {
+  const int64_t scheduler = *config.scheduler_block_size;
+  const std::string got = std::to_string(scheduler);
+  if (config.hash_block_size.has_value() && scheduler % *config.hash_block_size != 0) {
+    return FieldError("scheduler_block_size", got,
+                      "a multiple of hash_block_size " + std::to_string(*config.hash_block_size));
+  }
+  for (size_t g = 0; g < config.groups.size(); ++g) {
+    const int64_t block_size = config.groups[g].spec.block_size();
+    if (scheduler % block_size != 0) {
+      return FieldError("scheduler_block_size", got, "a multiple of every group's block size",
+                        Indexed("groups", g) + " has block size " + std::to_string(block_size));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Validate(const KvCacheConfig& config) {
+  if (config.num_blocks < 1 || config.num_blocks > kMaxNumBlocks) {
+    return FieldError("num_blocks", std::to_string(config.num_blocks),
+                      "a number from 1 to " + std::to_string(kMaxNumBlocks));
+  }
+  absl::Status status = CheckLayerNames(config.groups);
+  status.Update(CheckPositive("hash_block_size", config.hash_block_size));
+  status.Update(CheckPositive("scheduler_block_size", config.scheduler_block_size));
+  if (status.ok() && config.scheduler_block_size.has_value()) {
+    status = CheckSchedulerBlockSize(config);
+  }
+  return status;
+}
+
+bool IsMixedPrecision(const KvCacheConfig& config) {
+  for (const KvCacheGroup& group : config.groups) {
+    const KvCacheSpec& first = config.groups.front().spec;
+    if (group.spec.dtype() != first.dtype() || group.spec.quant_mode() != first.quant_mode()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace kvblocks

@@ -1,0 +1,55 @@
+// KvCacheConfig: the pool and the groups of layer caches that share it - what a block manager is
+// built from.
+//
+// A group is a set of layer caches with one block table: a request needs the same block ids for all
+// of them. The ids of all groups come from one pool of num_blocks, the null block included. Plain
+// data; Validate says whether it makes sense, and the managers check what depends on their own
+// options.
+
+#ifndef KVBLOCKS_SPECS_KV_CACHE_CONFIG_H_
+#define KVBLOCKS_SPECS_KV_CACHE_CONFIG_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "specs/kv_cache_spec.h"
+
+namespace kvblocks {
+
+// Block ids are 32-bit.
+inline constexpr int64_t kMaxNumBlocks = (int64_t{1} << 31) - 1;
+
+struct KvCacheGroup {
+  KvCacheSpec spec;
+  std::vector<std::string> layer_names = {};
+  bool is_draft = false;  // contains layers of a speculative drafter (EAGLE, MTP)
+
+  friend bool operator==(const KvCacheGroup&, const KvCacheGroup&) = default;
+};
+
+struct KvCacheConfig {
+  int64_t num_blocks = 0;
+  std::vector<KvCacheGroup> groups = {};
+  // Default: derived from the groups' block sizes by the manager.
+  std::optional<int64_t> scheduler_block_size = std::nullopt;
+  std::optional<int64_t> hash_block_size = std::nullopt;
+
+  friend bool operator==(const KvCacheConfig&, const KvCacheConfig&) = default;
+};
+
+// Refuses: num_blocks outside [1, 2^31 - 1]; a layer name that is empty, not printable ASCII or
+// there twice; a scheduler block size that is not a multiple of every group's block size or of the
+// hash block size. The status names the field as a path, groups[1].layer_names[0] for one (see
+// FieldOfError).
+absl::Status Validate(const KvCacheConfig& config);
+
+// Whether groups store different (dtype, quantisation) pairs. Newly handed-out blocks must then be
+// zeroed: bytes that served one format may decode to NaN in another.
+bool IsMixedPrecision(const KvCacheConfig& config);
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_SPECS_KV_CACHE_CONFIG_H_

@@ -1,0 +1,271 @@
+#include "specs/kv_cache_spec.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks {
+namespace {
+
+template <typename Spec>
+int64_t PageOf(const typename Spec::Options& options) {
+  const absl::StatusOr<Spec> spec = Spec::Create(options);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  return spec.ok() ? KvCacheSpec(*spec).page_bytes() : -1;
+}
+
+FullAttentionSpec::Options Full(int64_t block, int64_t heads, int64_t head_size) {
+  return {.block_size = block, .num_kv_heads = heads, .head_size = head_size};
+}
+
+MlaAttentionSpec::Options V4(int64_t block, int64_t ratio) {
+  return {.block_size = block,
+          .head_size = 512,
+          .dtype = DataType::kUint8,
+          .quant_mode = QuantMode::kFp8DsMla,
+          .alignment = 576,
+          .compress_ratio = ratio,
+          .model_version = ModelVersion::kDeepseekV4};
+}
+
+SlidingWindowMlaSpec::Options State(int64_t block, int64_t width, int64_t window) {
+  return {.block_size = block,
+          .head_size = width,
+          .sliding_window = window,
+          .dtype = DataType::kFloat32,
+          .alignment = 576,
+          .model_version = ModelVersion::kDeepseekV4};
+}
+
+TEST(KvCacheSpecExamples, WE_A1_FullBf16) {
+  EXPECT_EQ(PageOf<FullAttentionSpec>(Full(16, 8, 128)), 65'536);
+}
+
+TEST(KvCacheSpecExamples, WE_A2_FullFp8PerTensor) {
+  for (const char* option : {"fp8", "fp8_e4m3", "fp8_e5m2"}) {
+    const auto dtype = ParseCacheDtype(option, DataType::kBFloat16);
+    ASSERT_TRUE(dtype.ok());
+    auto options = Full(16, 8, 128);
+    options.dtype = dtype->storage;
+    options.quant_mode = dtype->mode;
+    EXPECT_EQ(PageOf<FullAttentionSpec>(options), 32'768) << option;
+  }
+}
+
+TEST(KvCacheSpecExamples, WE_A3_FullPerTokenHeadScales) {
+  auto options = Full(16, 8, 128);
+  options.dtype = DataType::kInt8;
+  options.quant_mode = QuantMode::kInt8PerTokenHead;
+  EXPECT_EQ(PageOf<FullAttentionSpec>(options), 33'792);
+  options.dtype = DataType::kFp8E4m3;
+  options.quant_mode = QuantMode::kFp8PerTokenHead;
+  EXPECT_EQ(PageOf<FullAttentionSpec>(options), 33'792);
+}
+
+TEST(KvCacheSpecExamples, WE_A4_FullInt4) {
+  auto options = Full(16, 8, 128);
+  options.dtype = DataType::kUint8;
+  options.quant_mode = QuantMode::kInt4PerTokenHead;
+  EXPECT_EQ(PageOf<FullAttentionSpec>(options), 17'408);
+}
+
+TEST(KvCacheSpecExamples, WE_A5_FullNvfp4) {
+  auto options = Full(16, 8, 128);
+  options.dtype = DataType::kUint8;
+  options.quant_mode = QuantMode::kNvfp4;
+  EXPECT_EQ(PageOf<FullAttentionSpec>(options), 18'432);
+}
+
+TEST(KvCacheSpecExamples, WE_A6_SlidingInt4UpstreamCompatibleAndPacked) {
+  SlidingWindowSpec::Options options = {.block_size = 16,
+                                        .num_kv_heads = 8,
+                                        .head_size = 128,
+                                        .sliding_window = 1024,
+                                        .dtype = DataType::kUint8,
+                                        .quant_mode = QuantMode::kInt4PerTokenHead};
+  EXPECT_EQ(PageOf<SlidingWindowSpec>(options), 17'408);
+  options.page_bytes_formula = PageBytesFormula::kUpstreamCompatible;
+  EXPECT_EQ(PageOf<SlidingWindowSpec>(options), 33'792);
+}
+
+TEST(KvCacheSpecExamples, WE_A7_GptOssLayer) {
+  EXPECT_EQ(PageOf<FullAttentionSpec>(Full(16, 8, 64)), 32'768);
+}
+
+TEST(KvCacheSpecExamples, WE_A8_Gemma27BLayer) {
+  EXPECT_EQ(PageOf<FullAttentionSpec>(Full(16, 16, 128)), 131'072);
+}
+
+TEST(KvCacheSpecExamples, WE_A9_Phi3MiniLayer) {
+  EXPECT_EQ(PageOf<FullAttentionSpec>(Full(16, 32, 96)), 196'608);
+}
+
+TEST(KvCacheSpecExamples, WE_A10_DifferentKeyAndValueSizes) {
+  auto options = Full(16, 16, 192);
+  options.head_size_v = 128;
+  EXPECT_EQ(PageOf<FullAttentionSpec>(options), 163'840);
+}
+
+TEST(KvCacheSpecExamples, WE_A11_OneHeadPerWorker) {
+  EXPECT_EQ(PageOf<FullAttentionSpec>(Full(16, 1, 128)), 8'192);
+}
+
+TEST(KvCacheSpecExamples, WE_A12_MlaBf16Block64) {
+  EXPECT_EQ(PageOf<MlaAttentionSpec>({.block_size = 64, .head_size = 576}), 73'728);
+}
+
+TEST(KvCacheSpecExamples, WE_A13_MlaBf16Block16) {
+  EXPECT_EQ(PageOf<MlaAttentionSpec>({.block_size = 16, .head_size = 576}), 18'432);
+}
+
+TEST(KvCacheSpecExamples, WE_A14_MlaFp8PerTensor) {
+  EXPECT_EQ(PageOf<MlaAttentionSpec>({.block_size = 64,
+                                      .head_size = 576,
+                                      .dtype = DataType::kFp8E4m3,
+                                      .quant_mode = QuantMode::kFp8PerTensor}),
+            36'864);
+}
+
+TEST(KvCacheSpecExamples, WE_A15_MlaFp8DsMlaV32) {
+  MlaAttentionSpec::Options options = {.block_size = 64,
+                                       .head_size = 576,
+                                       .dtype = DataType::kUint8,
+                                       .quant_mode = QuantMode::kFp8DsMla};
+  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 41'984);
+  options.model_version = ModelVersion::kDeepseekV32;
+  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 41'984);
+}
+
+TEST(KvCacheSpecExamples, WE_A16_V32Indexer) {
+  EXPECT_EQ(
+      PageOf<MlaAttentionSpec>({.block_size = 64, .head_size = 132, .dtype = DataType::kUint8}),
+      8'448);
+}
+
+TEST(KvCacheSpecExamples, WE_A17_V4MainCacheRatio4) {
+  EXPECT_EQ(PageOf<MlaAttentionSpec>(V4(256, 4)), 37'440);
+}
+
+TEST(KvCacheSpecExamples, WE_A18_V4MainCacheRatio128) {
+  EXPECT_EQ(PageOf<MlaAttentionSpec>(V4(256, 128)), 1'728);
+}
+
+TEST(KvCacheSpecExamples, WE_A19_V4IndexerRatio4) {
+  auto options = V4(256, 4);
+  options.quant_mode = QuantMode::kNone;
+  options.head_size = 132;
+  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 8'640);
+}
+
+TEST(KvCacheSpecExamples, WE_A20_V4SlidingCache) {
+  EXPECT_EQ(PageOf<SlidingWindowMlaSpec>({.block_size = 64,
+                                          .head_size = 512,
+                                          .sliding_window = 128,
+                                          .dtype = DataType::kUint8,
+                                          .quant_mode = QuantMode::kFp8DsMla,
+                                          .alignment = 576,
+                                          .model_version = ModelVersion::kDeepseekV4}),
+            37'440);
+}
+
+TEST(KvCacheSpecExamples, WE_A21_V4CompressorStateRatio4) {
+  EXPECT_EQ(PageOf<SlidingWindowMlaSpec>(State(4, 2048, 8)), 32'832);
+}
+
+TEST(KvCacheSpecExamples, WE_A22_V4IndexerCompressorState) {
+  EXPECT_EQ(PageOf<SlidingWindowMlaSpec>(State(4, 512, 8)), 8'640);
+}
+
+TEST(KvCacheSpecExamples, WE_A23_V4CompressorStateRatio128) {
+  EXPECT_EQ(PageOf<SlidingWindowMlaSpec>(State(8, 1024, 128)), 32'832);
+}
+
+TEST(KvCacheSpecExamples, WE_A24_V4PlainBf16) {
+  MlaAttentionSpec::Options options = {.block_size = 256,
+                                       .head_size = 512,
+                                       .alignment = 512,
+                                       .compress_ratio = 4,
+                                       .model_version = ModelVersion::kDeepseekV4};
+  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 65'536);
+  options.compress_ratio = 128;
+  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 2'048);
+  options.compress_ratio = 4;
+  options.head_size = 132;
+  options.dtype = DataType::kUint8;
+  EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 8'704);
+}
+
+TEST(KvCacheSpecTest, EveryKindAnswersTheCommonQuestions) {
+  const auto full = FullAttentionSpec::Create(
+      {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .sliding_window = 4096});
+  const auto mla =
+      MlaAttentionSpec::Create({.block_size = 256, .head_size = 576, .compress_ratio = 4});
+  const auto sink = SinkFullAttentionSpec::Create(
+      {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .sink_length = 32});
+  const auto window = SlidingWindowSpec::Create({.block_size = 16,
+                                                 .num_kv_heads = 8,
+                                                 .head_size = 128,
+                                                 .head_size_v = 64,
+                                                 .sliding_window = 1024});
+  const auto window_mla = SlidingWindowMlaSpec::Create(State(4, 2048, 8));
+  const auto chunked = ChunkedLocalAttentionSpec::Create(
+      {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .attention_chunk_size = 8192});
+  ASSERT_TRUE(full.ok() && mla.ok() && sink.ok() && window.ok() && window_mla.ok() && chunked.ok());
+  const std::vector<KvCacheSpec> specs = {*full, *mla, *sink, *window, *window_mla, *chunked};
+
+  const std::vector<std::string> names = {"full_attention",      "mla_attention",
+                                          "sink_full_attention", "sliding_window",
+                                          "sliding_window_mla",  "chunked_local_attention"};
+  for (size_t i = 0; i < specs.size(); ++i) {
+    EXPECT_EQ(static_cast<size_t>(specs[i].kind()), i);
+    EXPECT_EQ(KindName(specs[i].kind()), names[i]);
+    EXPECT_THAT(specs[i].ToString(), ::testing::StartsWith(names[i] + "(block_size="));
+    EXPECT_EQ(specs[i].sink_length(), i == 2 ? 32 : 0);
+    EXPECT_EQ(specs[i].attention_chunk_size(),
+              i == 5 ? std::optional<int64_t>(8192) : std::nullopt);
+  }
+  EXPECT_EQ(specs[0].sliding_window(), std::nullopt) << "a label is not a window";
+  EXPECT_EQ(specs[3].sliding_window(), 1024);
+  EXPECT_EQ(specs[4].sliding_window(), 8);
+  EXPECT_EQ(specs[1].num_kv_heads(), 1);
+  EXPECT_EQ(specs[1].storage_block_size(), 64);
+  EXPECT_EQ(specs[3].head_size_v(), 64);
+  ASSERT_NE(specs[0].get_if<FullAttentionSpec>(), nullptr);
+  EXPECT_EQ(specs[0].get_if<FullAttentionSpec>()->options().sliding_window, 4096);
+  EXPECT_EQ(specs[0].get_if<SlidingWindowSpec>(), nullptr);
+}
+
+TEST(KvCacheSpecTest, ValueHeadSizeDefaultsToHeadSize) {
+  const auto defaulted = FullAttentionSpec::Create(Full(16, 8, 128));
+  auto options = Full(16, 8, 128);
+  options.head_size_v = 128;
+  const auto stated = FullAttentionSpec::Create(options);
+  ASSERT_TRUE(defaulted.ok() && stated.ok());
+  EXPECT_EQ(*defaulted, *stated);
+  EXPECT_EQ(KvCacheSpec(*defaulted).head_size_v(), 128);
+  const auto window_mla = SlidingWindowMlaSpec::Create(State(4, 2048, 8));
+  ASSERT_TRUE(window_mla.ok());
+  EXPECT_EQ(KvCacheSpec(*window_mla).head_size_v(), 2048);
+}
+
+TEST(KvCacheSpecTest, ToStringNamesWhatDiffersFromTheDefault) {
+  auto options = Full(16, 8, 128);
+  options.head_size_v = 64;
+  options.page_size_padded = 65'536;
+  const auto spec = FullAttentionSpec::Create(options);
+  ASSERT_TRUE(spec.ok());
+  EXPECT_EQ(KvCacheSpec(*spec).ToString(),
+            "full_attention(block_size=16, num_kv_heads=8, head_size=128, head_size_v=64, "
+            "dtype=bf16, page_size_padded=65536, page_bytes=65536)");
+  const auto window = SlidingWindowSpec::Create(
+      {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .sliding_window = 1024});
+  ASSERT_TRUE(window.ok());
+  EXPECT_EQ(KvCacheSpec(*window).ToString(),
+            "sliding_window(block_size=16, num_kv_heads=8, head_size=128, dtype=bf16, "
+            "sliding_window=1024, page_bytes=65536)");
+}
+
+}  // namespace
+}  // namespace kvblocks

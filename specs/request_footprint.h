@@ -1,0 +1,49 @@
+// How much of the pool one request can hold at once, for every kind of spec.
+//
+// The same functions size the pool at start-up and bound a request at admission. Using one function
+// for both is what keeps a request that start-up promised to serve from waiting for ever.
+//
+// All answers are closed forms, O(1), and refuse limits for which a result would not fit 63 bits.
+
+#ifndef KVBLOCKS_SPECS_REQUEST_FOOTPRINT_H_
+#define KVBLOCKS_SPECS_REQUEST_FOOTPRINT_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "specs/kv_cache_spec.h"
+
+namespace kvblocks {
+
+struct RequestLimits {
+  int64_t max_model_len = 0;         // tokens of the longest request
+  int64_t max_in_flight_tokens = 0;  // most tokens scheduled but not yet settled
+  int64_t decode_context_parallel = 1;
+};
+
+// How blocks of windowed kinds are counted. kExact is the true worst case; kUpstream repeats vLLM's
+// formulas for comparisons, which are at most one block higher.
+enum class BlockCountFormula { kExact, kUpstream };
+
+// The most blocks that a request of a windowed or chunked kind holds at once; empty for kinds that
+// keep every token.
+absl::StatusOr<std::optional<int64_t>> AdmissionCap(
+    const KvCacheSpec& spec, const RequestLimits& limits,
+    BlockCountFormula formula = BlockCountFormula::kExact);
+
+// The most blocks that a request of the longest length holds at once.
+absl::StatusOr<int64_t> MaxBlocksPerRequest(const KvCacheSpec& spec, const RequestLimits& limits,
+                                            BlockCountFormula formula = BlockCountFormula::kExact);
+
+// MaxBlocksPerRequest times the page.
+absl::StatusOr<int64_t> MaxBytesPerRequest(const KvCacheSpec& spec, const RequestLimits& limits,
+                                           BlockCountFormula formula = BlockCountFormula::kExact);
+
+// Entries of one row of the block table. A windowed kind has entries for the tokens it no longer
+// stores, too.
+absl::StatusOr<int64_t> BlockTableWidth(const KvCacheSpec& spec, const RequestLimits& limits);
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_SPECS_REQUEST_FOOTPRINT_H_
