@@ -46,7 +46,7 @@ struct KvCacheManagerOptions {
   int64_t max_model_len = 0;  // longest sequence, in tokens; required
   // Most tokens scheduled but not yet settled, all requests and concurrent batches together.
   // Default: max_model_len, with which the caps of windowed groups never bind.
-  std::optional<int64_t> max_in_flight_tokens;
+  std::optional<int64_t> max_in_flight_tokens = {};
   bool enable_caching = true;
   bool use_eagle = false;  // drop the last matched block of draft groups, so that the draft head
                            // sees hidden states
@@ -56,8 +56,8 @@ struct KvCacheManagerOptions {
       0.0;  // share of the pool that admissions leave free while something is scheduled
   FreeOrder free_order = FreeOrder::kUnhashedFirst;
   HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
-  std::optional<std::string>
-      hash_seed;  // processes that exchange hashes need the same; default: random
+  std::optional<std::string> hash_seed =
+      {};  // processes that exchange hashes need the same; default: random
   // How many blocks a windowed group may hold per request: the tight bound, or the engines'
   // formula, at most one higher.
   BlockCountFormula block_count_formula = BlockCountFormula::kExact;
@@ -108,8 +108,8 @@ struct PrefixCacheStats {
 class KvCacheManager {
  public:
   struct RequestOptions {
-    std::string id;
-    PrefixContent::Options content;
+    std::string id = {};
+    PrefixContent::Options content = {};
     bool skip_reading_prefix_cache = false;
   };
 
