@@ -71,7 +71,11 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
 }
 
 absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
-  if (k < 0 || k > num_free()) {
+  if (k < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("TakePermanentBlocks: ", k, " blocks asked for, expected 0 or more"));
+  }
+  if (k > num_free()) {
     return absl::ResourceExhaustedError(absl::StrCat(k, " permanent blocks asked for, ", num_free(),
                                                      " of ", num_blocks(), " blocks are free"));
   }
