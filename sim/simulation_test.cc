@@ -383,6 +383,21 @@ TEST(SimulationTest, WithdrawingAnEarlierRequestSkipsNoLaterOne) {
   EXPECT_EQ(replay.lines[2], "2: B:1 [2], C:1 [] preempt A");
 }
 
+TEST(SimulationTest, WithdrawnTokensReturnToTheBudget) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 5;
+  replay.config.kv_cache.groups = {FullGroup(16)};
+  replay.config.scheduler.policy = SchedulingPolicy::kPriority;
+  replay.config.scheduler.max_num_batched_tokens = 18;
+  replay.config.scheduler.reserve_full_isl = false;
+  replay.Add({.id = "A", .prompt = 17, .output = 10, .at = 0, .priority = 5});
+  replay.Add({.id = "B", .prompt = 16, .output = 4, .at = 1, .priority = 1});
+  replay.Add({.id = "C", .prompt = 20, .output = 1, .at = 1, .priority = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.lines[1], "1: A:1 [], B:16 [3], C:1 [4]");
+  EXPECT_EQ(replay.lines[2], "2: B:1 [2], C:17 [1] preempt A");
+}
+
 TEST(SimulationTest, ChunkedPrefillOffWithALongPromptMakesNoProgress) {
   Replay replay;
   replay.config.scheduler.enable_chunked_prefill = false;
