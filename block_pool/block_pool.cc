@@ -56,9 +56,11 @@ absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int6
 void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
   KVBLOCKS_CHECK(k >= 0 && k <= num_free(),
                  absl::StrCat(k, " blocks to take, ", num_free(), " free"));
-  for (int64_t i = 0; i < k; ++i) {
-    const BlockId id = queue_.front();
-    queue_.Unlink(id);
+  const size_t old_size = table.size();
+  table.resize(old_size + static_cast<size_t>(k));
+  const auto taken = absl::MakeSpan(table).subspan(old_size);
+  queue_.PopFront(taken);
+  for (BlockId id : taken) {
     KvCacheBlock& block = records_[id];
     if (block.has_key()) {
       --num_cached_unreferenced_;
@@ -66,7 +68,6 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
       EvictOne(id, RemovalReason::kReused);
     }
     block.ref_count = 1;
-    table.push_back(id);
   }
 }
 
