@@ -1,13 +1,15 @@
 #include "sim/commands/option_table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
-#include <map>
 #include <sstream>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
@@ -141,7 +143,7 @@ absl::StatusOr<ReplayConfig> DefaultConfig(std::string_view engine) {
   config.set_reserve_full_isl(preset.scheduler.reserve_full_isl);
   config.set_watermark(preset.manager.watermark);
   config.set_free_order(preset.manager.free_order == FreeOrder::kUnhashedFirst ? "unhashed_first"
-                                                                                : "append_all");
+                                                                               : "append_all");
   return config;
 }
 
@@ -163,10 +165,9 @@ absl::Status CheckOptionRanges(const ReplayConfig& config) {
       const std::string value = reflection->GetString(config, field);
       const std::vector<std::string> choices = absl::StrSplit(row.unit, '|');
       if (std::count(choices.begin(), choices.end(), value) > 0) continue;
-      return absl::InvalidArgumentError(absl::StrCat(FlagName(row.field), ": got \"", value,
-                                                     "\", expected one of ",
-                                                     absl::StrJoin(choices, ", "), " (", row.help,
-                                                     ")"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(FlagName(row.field), ": got \"", value, "\", expected one of ",
+                       absl::StrJoin(choices, ", "), " (", row.help, ")"));
     } else {
       continue;
     }

@@ -25,7 +25,7 @@ inline constexpr const char* kWorkloadGroup = "Workload";
 
 struct OptionRow {
   const char* field;
-  const char* unit;   // shown after the name; for texts with few values: "a|b|c"
+  const char* unit;  // shown after the name; for texts with few values: "a|b|c"
   const char* group;
   const char* initial;  // default, as text
   double low;           // of numbers
