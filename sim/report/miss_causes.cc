@@ -33,13 +33,13 @@ const char* MissCauseMeaning(MissCause cause) {
     case MissCause::kFirstUse:
       return "never computed before: no cache could help";
     case MissCause::kEvicted:
-      return "computed before and gone: a larger pool would help";
+      return "computed before: a larger pool would help";
     case MissCause::kNotYetComputed:
       return "another request is about to compute it";
     case MissCause::kLastToken:
       return "cached, but the last token must be computed";
     case MissCause::kShort:
-      return "shares less than one block: a smaller block size would help";
+      return "under one block shared: use smaller blocks";
     case MissCause::kSaltOrAdapter:
       return "cached under another salt or adapter only";
     case MissCause::kLookahead:
