@@ -43,6 +43,7 @@ void ReplayMetrics::AdvanceTo(SimTime now) {
 void ReplayMetrics::OnArrival(const SimRequest& request, SimTime now) {
   AdvanceTo(now);
   requests_.Reset(request);
+  ++gauges_.waiting;
   last_arrival_ = std::max(last_arrival_, request.arrival);
   input_tokens_ += request.num_prompt;
   requested_output_ += request.max_output;
@@ -53,6 +54,7 @@ void ReplayMetrics::OnRejection(const SimRequest& request, SimTime now) {
   if (first_rejection_.empty()) {
     first_rejection_ = "request " + request.spec.id + ": " + request.finish_text;
   }
+  --gauges_.waiting;
   EndRequest(request, now);
 }
 

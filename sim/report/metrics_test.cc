@@ -3,6 +3,7 @@
 #include "sim/report/metrics.h"
 
 #include <map>
+#include <random>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -261,6 +262,137 @@ TEST(MissCausesTest, HybridGroupsAgreeOnAShorterHit) {
   EXPECT_EQ(m.report.whole_run().full_block_hit_rate().numerator() +
                 Blocks(misses, MissCause::kEvicted) + Blocks(misses, MissCause::kWindowOrAlignment),
             4);
+}
+
+// Requests as they are, for what Replay has no field for.
+pb::Report MeasureRequests(std::vector<TraceRequest> requests, const TraceInfo& info) {
+  SimulationConfig config;
+  config.kv_cache.num_blocks = 100;
+  config.kv_cache.groups = {FullGroup(4)};
+  config.manager.max_model_len = 1000;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].row = static_cast<int64_t>(i);
+    requests[i].arrival_ns = static_cast<int64_t>(i) * 10'000'000'000;
+    requests[i].output_length = 1;
+  }
+  VectorTraceReader reader(info, std::move(requests));
+  const auto step_time = MakeFixedStepTime(kSecond);
+  ReplayMetrics metrics({});
+  const auto simulation = Simulation::Create(config, &reader, step_time->get(), {&metrics});
+  EXPECT_TRUE(simulation.ok()) << simulation.status();
+  EXPECT_TRUE((*simulation)->Run().ok());
+  pb::Report report;
+  metrics.Fill((*simulation)->result(), &report);
+  return report;
+}
+
+TEST(MissCausesTest, SaltAndAdapterSeparateEqualContents) {
+  TraceInfo info;
+  info.block_tokens = 1;
+  TraceRequest plain, salted, adapted, other;
+  plain.input_length = salted.input_length = adapted.input_length = 9;
+  plain.content_ids = salted.content_ids = adapted.content_ids = Content(9, 0, 9);
+  salted.salt = "s";
+  adapted.adapter = "a";
+  other = salted;
+  other.content_ids = Content(0, 500, 9);
+  // First use; under another salt; again: hits; under an adapter; other content under the salt.
+  const pb::Report report = MeasureRequests({plain, salted, salted, adapted, other}, info);
+  ExpectCausesAddUp(report);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissCause::kSaltOrAdapter), 2 + 2);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissCause::kFirstUse), 2 + 2);
+  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 8);
+  // The plain content comes second: it exists under the salt only.
+  const pb::Report reversed = MeasureRequests({salted, plain}, info);
+  EXPECT_EQ(Blocks(reversed.first_admission_misses(), MissCause::kSaltOrAdapter), 2);
+}
+
+TEST(MissCausesTest, SessionLocalIdsAreNoSharedContent) {
+  TraceInfo info;
+  info.block_tokens = 1;
+  info.scope = ContentScope::kSession;
+  TraceRequest one;
+  one.input_length = 9;
+  one.content_ids = Content(9, 0, 9);
+  one.session = 1;
+  TraceRequest two = one;
+  two.session = 2;
+  const pb::Report report = MeasureRequests({one, two}, info);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissCause::kFirstUse), 4);
+}
+
+// Random small workloads: prompts branch off a few stems, pools are tight, requests are aborted.
+void AddRandomRequests(uint64_t seed, Replay& replay) {
+  std::mt19937_64 random(seed);
+  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(random() % n); };
+  for (int i = 0; i < 25; ++i) {
+    const int64_t prompt = 1 + draw(30);
+    const int64_t shared = draw(static_cast<uint64_t>(prompt) + 1);
+    const int64_t stem = 10'000 * draw(3);
+    std::vector<int64_t> content;
+    for (int64_t t = 0; t < prompt; ++t) {
+      content.push_back(t < shared ? stem + t : 100'000 + 1000 * i + t);
+    }
+    replay.Add({.id = std::to_string(i),
+                .prompt = prompt,
+                .output = 1 + draw(12),
+                .at = static_cast<double>(draw(40)) / 2,
+                .content = content,
+                .abort_after = draw(5) == 0 ? 0.5 + static_cast<double>(draw(8)) : 0.0});
+  }
+}
+
+TEST(MissCausesTest, CausesAddUpOnRandomWorkloads) {
+  int64_t preemptions = 0, evicted = 0, pending = 0, window = 0;
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    Replay replay;
+    AddRandomRequests(seed, replay);
+    replay.config.scheduler.max_num_batched_tokens = 8 + static_cast<int64_t>(seed % 20);
+    replay.config.kv_cache.num_blocks = seed % 3 == 2 ? 40 : 14 + static_cast<int64_t>(seed % 7);
+    if (seed % 3 == 1) replay.config.manager.use_eagle = true;
+    if (seed % 3 == 2) replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 6)};
+    Measured m;
+    Measure(replay, &m);
+    ASSERT_TRUE(m.status.ok()) << m.status;
+    ExpectCausesAddUp(m.report);
+    const auto& first = m.report.first_admission_misses();
+    const auto& possible = m.report.whole_run().possible_hit_rate();
+    ASSERT_LE(possible.numerator(), possible.denominator());
+    ASSERT_LE(possible.denominator(), m.report.whole_run().token_hit_rate().denominator());
+    // Resumes: known full blocks less those found.
+    preemptions += m.report.preemption().preemptions();
+    evicted += Blocks(first, MissCause::kEvicted);
+    pending += Blocks(first, MissCause::kNotYetComputed);
+    window += Blocks(first, MissCause::kWindowOrAlignment);
+    if (seed % 3 != 1) {
+      ASSERT_EQ(Blocks(first, MissCause::kLookahead), 0);
+    }
+    if (seed % 3 != 2) {
+      ASSERT_EQ(Blocks(first, MissCause::kWindowOrAlignment), 0);
+    }
+  }
+  // The workloads reach what they are for.
+  EXPECT_GT(preemptions, 50);
+  EXPECT_GT(evicted, 100);
+  EXPECT_GT(pending, 20);
+  EXPECT_GT(window, 5);
+}
+
+TEST(MissCausesTest, NothingIsEvictedFromALargePool) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    Replay replay;
+    AddRandomRequests(seed, replay);
+    Measured m;
+    Measure(replay, &m);
+    ExpectCausesAddUp(m.report);
+    const auto& first = m.report.first_admission_misses();
+    ASSERT_EQ(Blocks(first, MissCause::kEvicted), 0);
+    // What an infinite cache could serve was hit, or was not computed yet.
+    const auto& possible = m.report.whole_run().possible_hit_rate();
+    ASSERT_LE(possible.denominator() - possible.numerator(),
+              4 * Blocks(first, MissCause::kNotYetComputed));
+    ASSERT_EQ(m.report.pool().evictions(), 0);
+  }
 }
 
 TEST(MissCausesTest, PrefixCachingOffClassifiesNothing) {

@@ -5,6 +5,11 @@
 #include "sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
+namespace {
+
+constexpr int64_t kPrefetchDistance = 12;
+
+}  // namespace
 
 const char* MissCauseName(MissCause cause) {
   switch (cause) {
@@ -183,6 +188,10 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   bool is_possible = true;  // an infinite cache holds all blocks so far
   for (int64_t block = misses.num_hit_blocks; block < misses.num_full_blocks; ++block) {
     const uint64_t key = KeyOf(content, block);
+    // A table of all blocks ever computed is in no cache; the next look-ups are known already.
+    if (block + kPrefetchDistance < misses.num_full_blocks) {
+      owner_of_block_.prefetch(KeyOf(content, block + kPrefetchDistance));
+    }
     const auto [it, is_new] = owner_of_block_.try_emplace(key, self);
     const bool is_computed = !is_new && IsComputed(it->second, block);
     const bool is_pending =
