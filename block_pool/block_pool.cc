@@ -71,7 +71,11 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
 }
 
 absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
-  if (k < 0 || k > num_free()) {
+  if (k < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("TakePermanentBlocks: ", k, " blocks asked for, expected 0 or more"));
+  }
+  if (k > num_free()) {
     return absl::ResourceExhaustedError(absl::StrCat(k, " permanent blocks asked for, ", num_free(),
                                                      " of ", num_blocks(), " blocks are free"));
   }
@@ -89,8 +93,11 @@ bool BlockPool::EvictOne(BlockId id, RemovalReason reason) {
   table_.Erase(id);
   ++removal_epoch_;
   if (enable_events_) {
-    events_.push_back(
-        BlockRemoved{.block_hash = records_.hash(id), .group_idx = group, .reason = reason});
+    // Built in place: GCC 12 warns about the moved-from variant that push_back would make.
+    auto& removed = events_.emplace_back().emplace<BlockRemoved>();
+    removed.block_hash = records_.hash(id);
+    removed.group_idx = group;
+    removed.reason = reason;
   }
   return true;
 }
@@ -271,7 +278,7 @@ void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t t
     event.token_ids.assign(content.token_ids().begin() + from * block_size,
                            content.token_ids().begin() + to * block_size);
   }
-  events_.push_back(std::move(event));
+  events_.emplace_back().emplace<BlockStored>(std::move(event));
 }
 
 absl::Status BlockPool::EvictBlocks(absl::Span<const BlockId> ids) {
@@ -290,7 +297,7 @@ bool BlockPool::ResetPrefixCache() {
   table_.Clear();
   num_cached_unreferenced_ = 0;
   ++removal_epoch_;
-  if (enable_events_) events_.push_back(AllBlocksCleared{});
+  if (enable_events_) events_.emplace_back().emplace<AllBlocksCleared>();
   return true;
 }
 

@@ -27,17 +27,18 @@ inline constexpr std::string_view kGpuMedium = "GPU";
 // Always: extra_keys.size() == block_hashes.size(); token_ids.size() == block_size *
 // block_hashes.size(), or 0 for a request that has no token ids.
 struct BlockStored {
-  std::vector<BlockHash> block_hashes;
-  std::optional<BlockHash> parent_block_hash;  // of the content before the run; none at token 0
-  std::vector<TokenId> token_ids;
+  std::vector<BlockHash> block_hashes = {};
+  std::optional<BlockHash> parent_block_hash =
+      std::nullopt;  // of the content before the run; none at token 0
+  std::vector<TokenId> token_ids = {};
   int64_t block_size = 0;
-  std::optional<int64_t> lora_id;
-  std::string lora_name;
+  std::optional<int64_t> lora_id = std::nullopt;
+  std::string lora_name = {};
   std::string_view medium = kGpuMedium;
-  std::vector<std::optional<ExtraKeys>> extra_keys;
+  std::vector<std::optional<ExtraKeys>> extra_keys = {};
   GroupId group_idx = 0;
-  std::string_view kv_cache_spec_kind;  // filled in by KvCacheManager
-  std::optional<int64_t> kv_cache_spec_sliding_window;
+  std::string_view kv_cache_spec_kind = {};  // filled in by KvCacheManager
+  std::optional<int64_t> kv_cache_spec_sliding_window = std::nullopt;
 
   friend bool operator==(const BlockStored&, const BlockStored&) = default;
 };
@@ -49,7 +50,7 @@ enum class RemovalReason {
 
 // One block lost one key.
 struct BlockRemoved {
-  BlockHash block_hash;
+  BlockHash block_hash = {};
   std::string_view medium = kGpuMedium;
   GroupId group_idx = 0;
   RemovalReason reason = RemovalReason::kReused;

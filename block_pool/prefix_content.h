@@ -39,17 +39,18 @@ struct PrefixHashing {
 class PrefixContent {
  public:
   struct Options {
-    std::vector<TokenId> token_ids;
-    std::string lora_name;  // empty: none
-    std::optional<int64_t> lora_id;
-    std::string cache_salt;  // empty: none
-    std::vector<MultimodalFeature> features;
+    std::vector<TokenId> token_ids = {};
+    std::string lora_name = {};  // empty: none
+    std::optional<int64_t> lora_id = std::nullopt;
+    std::string cache_salt = {};  // empty: none
+    std::vector<MultimodalFeature> features = {};
     // For a prompt given as embeddings: a digest of rows [begin, end), or "" where the rows are
     // ordinary tokens.
-    std::function<std::string(int64_t begin, int64_t end)> embedding_digest;
+    std::function<std::string(int64_t begin, int64_t end)> embedding_digest = nullptr;
   };
 
-  // `hashing` null: nothing is hashed (prefix caching off). InvalidArgument for invalid features.
+  // `hashing` null: nothing is hashed (prefix caching off). InvalidArgument for invalid features
+  // or a hash block size below 1.
   static absl::StatusOr<PrefixContent> FromTokens(Options options,
                                                   std::shared_ptr<const PrefixHashing> hashing);
 

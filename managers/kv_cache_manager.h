@@ -14,11 +14,13 @@
 // Semantics are those of vLLM V1's KV-cache core; docs/semantics.md lists versions and differences.
 //
 // Always: look-ups and queries change nothing; a refused call changes nothing, except that a call
-// that finds no space keeps the trim of the request's own out-of-window blocks. Cost, with G
-// groups: AllocateSlots O(G) plus blocks moved and hashes registered; a decode step that takes no
-// block and fills none walks no table and allocates nothing. GetComputedBlocks O(hit positions) per
-// group. One scheduler thread at a time. The manager must outlive nothing: requests that still hold
-// blocks when it is destroyed simply hold none afterwards.
+// that finds no space keeps the trim of the request's own out-of-window blocks.
+//
+// Cost, with G groups: AllocateSlots O(G) plus blocks moved and hashes registered; a decode step
+// that takes no block and fills none walks no table and allocates nothing. GetComputedBlocks
+// O(hit positions) per group.
+//
+// One scheduler thread at a time. Requests may outlive their manager: they then hold no blocks.
 
 #ifndef KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_H_
 #define KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_H_
@@ -46,18 +48,18 @@ struct KvCacheManagerOptions {
   int64_t max_model_len = 0;  // longest sequence, in tokens; required
   // Most tokens scheduled but not yet settled, all requests and concurrent batches together.
   // Default: max_model_len, with which the caps of windowed groups never bind.
-  std::optional<int64_t> max_in_flight_tokens;
+  std::optional<int64_t> max_in_flight_tokens = std::nullopt;
   bool enable_caching = true;
-  bool use_eagle = false;  // drop the last matched block of draft groups, so that the draft head
-                           // sees hidden states
+  // Drop the last matched block of draft groups, so that the draft head sees hidden states.
+  bool use_eagle = false;
   bool enable_events = false;
   bool log_stats = true;
-  double watermark =
-      0.0;  // share of the pool that admissions leave free while something is scheduled
+  // Share of the pool that admissions leave free while something is scheduled.
+  double watermark = 0.0;
   FreeOrder free_order = FreeOrder::kUnhashedFirst;
   HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
-  std::optional<std::string>
-      hash_seed;  // processes that exchange hashes need the same; default: random
+  // Processes that exchange hashes need the same. Default: random.
+  std::optional<std::string> hash_seed = std::nullopt;
   // How many blocks a windowed group may hold per request: the tight bound, or the engines'
   // formula, at most one higher.
   BlockCountFormula block_count_formula = BlockCountFormula::kExact;
@@ -108,8 +110,8 @@ struct PrefixCacheStats {
 class KvCacheManager {
  public:
   struct RequestOptions {
-    std::string id;
-    PrefixContent::Options content;
+    std::string id = {};
+    PrefixContent::Options content = {};
     bool skip_reading_prefix_cache = false;
   };
 

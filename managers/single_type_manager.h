@@ -33,10 +33,10 @@ namespace kvblocks {
 // What a look-up of one or several groups with equal specs is asked.
 struct LookupQuery {
   const PrefixContent* content = nullptr;
-  absl::Span<const GroupId> groups;  // a position counts as cached only if all of them hold it
-  int64_t max_tokens = 0;            // the hit may not be longer
-  bool drop_last_block = false;      // draft group: the block after the hit must match too
-  int64_t alignment = 1;             // hit lengths are multiples of it
+  absl::Span<const GroupId> groups = {};  // a position counts as cached only if all of them hold it
+  int64_t max_tokens = 0;                 // the hit may not be longer
+  bool drop_last_block = false;           // draft group: the block after the hit must match too
+  int64_t alignment = 1;                  // hit lengths are multiples of it
 };
 
 class SingleTypeManager {
@@ -47,7 +47,7 @@ class SingleTypeManager {
     bool enable_caching = true;
     int64_t hash_block_size = 0;
     // Most real blocks one request may hold; empty: no limit but the sequence length.
-    std::optional<int64_t> admission_cap;
+    std::optional<int64_t> admission_cap = std::nullopt;
     // Registration leaves out positions that no hit of this alignment can use; 0: register all (one
     // group only).
     int64_t reachable_alignment = 0;

@@ -1,16 +1,18 @@
 // Random workloads on random configurations: the invariants after every step, every request's end,
 // determinism, and that leaving out useless questions to the manager changes nothing.
 
-#include <rapidcheck/gtest.h>
-
 #include <numeric>
 #include <random>
 
 #include "gtest/gtest.h"
+#include "rapidcheck/gtest.h"
 #include "sim/replay_for_test.h"
 
 namespace kvblocks::sim {
 namespace {
+
+// Cases per property and seed of RapidCheck.
+constexpr uint64_t kCasesPerSeed = 10;
 
 // Draws from RapidCheck's randomness by one seed: shrinking a seed says little, but a failing seed
 // repeats the case.
@@ -117,56 +119,67 @@ void CheckEndOfAll(const Replay& replay, size_t num_requests) {
             replay.config.kv_cache.num_blocks - 1);
 }
 
-RC_GTEST_PROP(SimulationProperty, EveryAcceptedRequestFinishes, (uint64_t seed)) {
-  Replay replay;
-  const absl::Status status = RunCase(replay, seed, {}, false);
-  if (!status.ok()) RC_LOG() << status.ToString() << "\n";
-  RC_ASSERT(status.ok());
-  CheckEndOfAll(replay, static_cast<size_t>(replay.result.num_arrived + replay.result.num_skipped));
-  for (const auto& [id, reason] : replay.ends) RC_ASSERT(reason == "length");
-  RC_ASSERT(replay.result.num_finished == static_cast<int64_t>(replay.ends.size()));
+RC_GTEST_PROP(SimulationProperty, EveryAcceptedRequestFinishes, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < kCasesPerSeed; ++seed) {
+    Replay replay;
+    const absl::Status status = RunCase(replay, seed, {}, false);
+    if (!status.ok()) RC_LOG() << status.ToString() << "\n";
+    RC_ASSERT(status.ok());
+    CheckEndOfAll(replay,
+                  static_cast<size_t>(replay.result.num_arrived + replay.result.num_skipped));
+    for (const auto& [id, reason] : replay.ends) RC_ASSERT(reason == "length");
+    RC_ASSERT(replay.result.num_finished == static_cast<int64_t>(replay.ends.size()));
+  }
 }
 
-RC_GTEST_PROP(SimulationProperty, AbortsAndDependenciesLeaveNothingBehind, (uint64_t seed)) {
-  Replay replay;
-  const absl::Status status =
-      RunCase(replay, seed, {.with_aborts = true, .with_dependencies = true}, false);
-  if (!status.ok()) RC_LOG() << status.ToString() << "\n";
-  RC_ASSERT(status.ok());
-  size_t ended = replay.ends.size() + replay.rejections.size();
-  RC_ASSERT(static_cast<int64_t>(ended) == replay.result.num_finished + replay.result.num_rejected +
-                                               replay.result.num_aborted_time +
-                                               replay.result.num_aborted_queue +
-                                               replay.result.num_aborted_session);
-  CheckEndOfAll(replay, ended + static_cast<size_t>(replay.result.num_skipped));
+RC_GTEST_PROP(SimulationProperty, AbortsAndDependenciesLeaveNothingBehind, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < kCasesPerSeed; ++seed) {
+    Replay replay;
+    const absl::Status status =
+        RunCase(replay, seed, {.with_aborts = true, .with_dependencies = true}, false);
+    if (!status.ok()) RC_LOG() << status.ToString() << "\n";
+    RC_ASSERT(status.ok());
+    size_t ended = replay.ends.size() + replay.rejections.size();
+    RC_ASSERT(static_cast<int64_t>(ended) ==
+              replay.result.num_finished + replay.result.num_rejected +
+                  replay.result.num_aborted_time + replay.result.num_aborted_queue +
+                  replay.result.num_aborted_session);
+    CheckEndOfAll(replay, ended + static_cast<size_t>(replay.result.num_skipped));
+  }
 }
 
-RC_GTEST_PROP(SimulationProperty, TooBigRequestsEndTheRunWithoutLooping, (uint64_t seed)) {
-  Replay replay;
-  const absl::Status status = RunCase(replay, seed, {.too_big = true}, false);
-  if (!status.ok() && !IsNoProgress(status)) RC_LOG() << status.ToString() << "\n";
-  RC_ASSERT(status.ok() || IsNoProgress(status));
+RC_GTEST_PROP(SimulationProperty, TooBigRequestsEndTheRunWithoutLooping, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < kCasesPerSeed; ++seed) {
+    Replay replay;
+    const absl::Status status = RunCase(replay, seed, {.too_big = true}, false);
+    if (!status.ok() && !IsNoProgress(status)) RC_LOG() << status.ToString() << "\n";
+    RC_ASSERT(status.ok() || IsNoProgress(status));
+  }
 }
 
-RC_GTEST_PROP(SimulationProperty, SkippingUselessQuestionsChangesNothing, (uint64_t seed)) {
-  const Case which{.with_aborts = seed % 2 == 0, .with_dependencies = seed % 3 == 0};
-  Replay fast, exact;
-  const absl::Status fast_status = RunCase(fast, seed, which, false);
-  const absl::Status exact_status = RunCase(exact, seed, which, true);
-  RC_ASSERT(fast_status == exact_status);
-  RC_ASSERT(fast.lines == exact.lines);
-  RC_ASSERT(fast.token_times == exact.token_times);
-  RC_ASSERT(fast.free_queue == exact.free_queue);
-  RC_ASSERT(fast.result == exact.result);
-  RC_ASSERT(fast.admission_attempts <= exact.admission_attempts);
+RC_GTEST_PROP(SimulationProperty, SkippingUselessQuestionsChangesNothing, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < kCasesPerSeed; ++seed) {
+    const Case which{.with_aborts = seed % 2 == 0, .with_dependencies = seed % 3 == 0};
+    Replay fast, exact;
+    const absl::Status fast_status = RunCase(fast, seed, which, false);
+    const absl::Status exact_status = RunCase(exact, seed, which, true);
+    RC_ASSERT(fast_status == exact_status);
+    RC_ASSERT(fast.lines == exact.lines);
+    RC_ASSERT(fast.token_times == exact.token_times);
+    RC_ASSERT(fast.free_queue == exact.free_queue);
+    RC_ASSERT(fast.result == exact.result);
+    RC_ASSERT(fast.admission_attempts <= exact.admission_attempts);
+  }
 }
 
-RC_GTEST_PROP(SimulationProperty, SameInputGivesTheSameRun, (uint64_t seed)) {
-  const Case which{.with_aborts = true, .with_dependencies = true};
-  Replay a, b;
-  RC_ASSERT(RunCase(a, seed, which, false) == RunCase(b, seed, which, false));
-  RC_ASSERT(a.lines == b.lines);
-  RC_ASSERT(a.result == b.result);
+RC_GTEST_PROP(SimulationProperty, SameInputGivesTheSameRun, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < kCasesPerSeed; ++seed) {
+    const Case which{.with_aborts = true, .with_dependencies = true};
+    Replay a, b;
+    RC_ASSERT(RunCase(a, seed, which, false) == RunCase(b, seed, which, false));
+    RC_ASSERT(a.lines == b.lines);
+    RC_ASSERT(a.result == b.result);
+  }
 }
 
 }  // namespace

@@ -257,7 +257,7 @@ TEST(SimulationTest, TraceIsReadNoFurtherThanTheClock) {
   }
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_LE(replay.peak_read_ahead, 1);
-  EXPECT_EQ(replay.result.peak_live_requests, 2);
+  EXPECT_EQ(replay.result.peak_live_requests, 1);
 }
 
 TEST(SimulationTest, ArrivalBeyondTheClockIsAnError) {
@@ -342,6 +342,60 @@ TEST(SimulationTest, HeadThatCannotFitIsNotTriedAgainUntilSomethingChanges) {
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_EQ(replay.first_scheduled["B"], 12);
   EXPECT_EQ(replay.admission_attempts, 3);  // A; B in vain; B after A's end
+}
+
+TEST(SimulationTest, BlockedHeadIsTriedAgainWhenItsFirstMissingBlockIsRegistered) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 6;
+  replay.config.scheduler.long_prefill_token_threshold = 2;
+  const std::vector<int64_t> shared = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  replay.Add({.id = "C", .prompt = 1, .output = 3});
+  replay.Add({.id = "A", .prompt = 12, .output = 1, .content = shared});
+  replay.Add({.id = "B", .prompt = 13, .output = 1, .content = shared});
+  ASSERT_TRUE(replay.Run().ok());
+  // B needs 4 of 3 free blocks, then, with A's first block complete, 3 of 3.
+  EXPECT_EQ(replay.lines[0], "0: C:1 [1], A:2 [2]");
+  EXPECT_EQ(replay.lines[1], "1: C:1 [], A:2 [], B:2h4 [3]");
+}
+
+TEST(SimulationTest, BlockedHeadIsTriedAgainWithASmallerBudget) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 3;
+  replay.config.scheduler.reserve_full_isl = false;
+  replay.config.scheduler.max_num_batched_tokens = 6;
+  replay.config.scheduler.num_draft_tokens = 2;
+  replay.Add({.id = "A", .prompt = 1, .output = 3});
+  replay.Add({.id = "B", .prompt = 5, .output = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  // 5 tokens need two blocks, the 3 that A's drafts leave need one.
+  EXPECT_EQ(replay.lines[0], "0: A:1 [1]");
+  EXPECT_EQ(replay.lines[1], "1: A:3 [], B:3 [2]");
+}
+
+TEST(SimulationTest, WithdrawingAnEarlierRequestSkipsNoLaterOne) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 7;
+  replay.config.scheduler.policy = SchedulingPolicy::kPriority;
+  replay.Add({.id = "A", .prompt = 6, .output = 4, .at = 0, .priority = 5});
+  replay.Add({.id = "B", .prompt = 8, .output = 4, .at = 1, .priority = 1});
+  replay.Add({.id = "C", .prompt = 5, .output = 4, .at = 1, .priority = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.lines[2], "2: B:1 [2], C:1 [] preempt A");
+}
+
+TEST(SimulationTest, WithdrawnTokensReturnToTheBudget) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 5;
+  replay.config.kv_cache.groups = {FullGroup(16)};
+  replay.config.scheduler.policy = SchedulingPolicy::kPriority;
+  replay.config.scheduler.max_num_batched_tokens = 18;
+  replay.config.scheduler.reserve_full_isl = false;
+  replay.Add({.id = "A", .prompt = 17, .output = 10, .at = 0, .priority = 5});
+  replay.Add({.id = "B", .prompt = 16, .output = 4, .at = 1, .priority = 1});
+  replay.Add({.id = "C", .prompt = 20, .output = 1, .at = 1, .priority = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.lines[1], "1: A:1 [], B:16 [3], C:1 [4]");
+  EXPECT_EQ(replay.lines[2], "2: B:1 [2], C:17 [1] preempt A");
 }
 
 TEST(SimulationTest, ChunkedPrefillOffWithALongPromptMakesNoProgress) {

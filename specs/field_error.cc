@@ -25,6 +25,16 @@ std::optional<std::string> FieldOfError(const absl::Status& status) {
   return std::string(*payload);
 }
 
+absl::Status WithFieldPrefix(const absl::Status& status, std::string_view prefix) {
+  const std::optional<std::string> field = FieldOfError(status);
+  if (!field.has_value()) return status;
+  // The message begins with the field, so both grow at the front by the same text.
+  const std::string dotted = std::string(prefix) + ".";
+  absl::Status result(status.code(), dotted + std::string(status.message()));
+  result.SetPayload(kFieldUrl, absl::Cord(dotted + *field));
+  return result;
+}
+
 absl::Status CheckPositive(std::string_view field, int64_t value) {
   if (value >= 1) return absl::OkStatus();
   return FieldError(field, std::to_string(value), "at least 1");

@@ -23,6 +23,10 @@ absl::Status FieldError(std::string_view field, std::string_view got, std::strin
 // The field that `status` complains about, if it was made by FieldError.
 std::optional<std::string> FieldOfError(const absl::Status& status);
 
+// The same refusal for a field that lies inside `prefix`: "prefix.FIELD: got ...". Other statuses
+// are returned as they are.
+absl::Status WithFieldPrefix(const absl::Status& status, std::string_view prefix);
+
 // Refuses a value below 1.
 absl::Status CheckPositive(std::string_view field, int64_t value);
 absl::Status CheckPositive(std::string_view field, const std::optional<int64_t>& value);

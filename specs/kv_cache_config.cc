@@ -1,6 +1,9 @@
 #include "specs/kv_cache_config.h"
 
+#include <algorithm>
+
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
 #include "specs/field_error.h"
 
 namespace kvblocks {
@@ -8,6 +11,11 @@ namespace {
 
 std::string Indexed(std::string_view name, size_t index) {
   return std::string(name) + "[" + std::to_string(index) + "]";
+}
+
+// Names travel into reports and logs, where control characters and broken encodings would do harm.
+bool IsPrintable(std::string_view name) {
+  return std::all_of(name.begin(), name.end(), [](char c) { return c >= 0x20 && c < 0x7f; });
 }
 
 // Every layer cache is in exactly one group, once.
@@ -18,6 +26,9 @@ absl::Status CheckLayerNames(const std::vector<KvCacheGroup>& groups) {
       const std::string& name = groups[g].layer_names[i];
       const std::string path = Indexed("groups", g) + "." + Indexed("layer_names", i);
       if (name.empty()) return FieldError(path, "\"\"", "a name");
+      if (!IsPrintable(name)) {
+        return FieldError(path, '"' + absl::CHexEscape(name) + '"', "printable ASCII");
+      }
       const auto [earlier, inserted] = path_of_name.emplace(name, path);
       if (!inserted) {
         return FieldError(path, '"' + name + '"', "every layer cache in exactly one group",

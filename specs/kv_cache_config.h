@@ -40,9 +40,10 @@ struct KvCacheConfig {
   friend bool operator==(const KvCacheConfig&, const KvCacheConfig&) = default;
 };
 
-// Refuses: num_blocks outside [1, 2^31 - 1]; a layer name that is empty or occurs twice; a
-// scheduler block size that is not a multiple of every group's block size or of the hash block
-// size. The status names the field as a path, groups[1].layer_names[0] for one (see FieldOfError).
+// Refuses: num_blocks outside [1, 2^31 - 1]; a layer name that is empty, not printable ASCII or
+// there twice; a scheduler block size that is not a multiple of every group's block size or of the
+// hash block size. The status names the field as a path, groups[1].layer_names[0] for one (see
+// FieldOfError).
 absl::Status Validate(const KvCacheConfig& config);
 
 // Whether groups store different (dtype, quantisation) pairs. Newly handed-out blocks must then be

@@ -1,6 +1,7 @@
 #include "specs/kv_cache_spec.h"
 
 #include <array>
+#include <concepts>
 #include <type_traits>
 
 namespace kvblocks {
@@ -9,9 +10,6 @@ namespace {
 constexpr std::array<std::string_view, 6> kKindNames = {
     "full_attention", "mla_attention",      "sink_full_attention",
     "sliding_window", "sliding_window_mla", "chunked_local_attention"};
-
-template <typename T>
-using OptionsOf = std::remove_cvref_t<decltype(std::declval<T>().options())>;
 
 // Appends ", name=value" for the fields that differ from their default.
 class FieldWriter {
@@ -24,7 +22,8 @@ class FieldWriter {
   void Write(std::string_view name, const std::optional<int64_t>& value) {
     if (value.has_value()) Append(name, std::to_string(*value));
   }
-  void Write(std::string_view name, bool value) {
+  // Constrained, because an int64_t would rather become a bool than an optional.
+  void Write(std::string_view name, std::same_as<bool> auto value) {
     if (value) Append(name, "true");
   }
   void Append(std::string_view name, std::string_view value) {

@@ -1,35 +1,19 @@
 #include "specs/kv_cache_spec.h"
 
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "absl/hash/hash_testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "specs/field_error.h"
 
 namespace kvblocks {
 namespace {
-
-using ::testing::HasSubstr;
-
-constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 
 template <typename Spec>
 int64_t PageOf(const typename Spec::Options& options) {
   const absl::StatusOr<Spec> spec = Spec::Create(options);
   EXPECT_TRUE(spec.ok()) << spec.status();
   return spec.ok() ? KvCacheSpec(*spec).page_bytes() : -1;
-}
-
-// The message that `options` is refused with.
-template <typename Spec>
-std::string Refusal(const typename Spec::Options& options) {
-  const absl::StatusOr<Spec> spec = Spec::Create(options);
-  if (spec.ok()) return "accepted";
-  EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
-  return std::string(spec.status().message());
 }
 
 FullAttentionSpec::Options Full(int64_t block, int64_t heads, int64_t head_size) {
@@ -275,6 +259,12 @@ TEST(KvCacheSpecTest, ToStringNamesWhatDiffersFromTheDefault) {
   EXPECT_EQ(KvCacheSpec(*spec).ToString(),
             "full_attention(block_size=16, num_kv_heads=8, head_size=128, head_size_v=64, "
             "dtype=bf16, page_size_padded=65536, page_bytes=65536)");
+  const auto window = SlidingWindowSpec::Create(
+      {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .sliding_window = 1024});
+  ASSERT_TRUE(window.ok());
+  EXPECT_EQ(KvCacheSpec(*window).ToString(),
+            "sliding_window(block_size=16, num_kv_heads=8, head_size=128, dtype=bf16, "
+            "sliding_window=1024, page_bytes=65536)");
 }
 
 }  // namespace

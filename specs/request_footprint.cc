@@ -1,6 +1,7 @@
 #include "specs/request_footprint.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "specs/checked_int64.h"
@@ -58,6 +59,13 @@ absl::StatusOr<std::optional<int64_t>> AdmissionCap(const KvCacheSpec& spec,
   if (absl::Status status = CheckLimits(spec, limits); !status.ok()) return status;
   std::optional<int64_t> cap;
   if (const auto window = spec.sliding_window()) {
+    // Only here can a result leave the range: the block that upstream adds to a request of 2^63 - 1
+    // one-token blocks.
+    if (formula == BlockCountFormula::kUpstream &&
+        limits.max_model_len == std::numeric_limits<int64_t>::max()) {
+      return FieldError("max_model_len", std::to_string(limits.max_model_len),
+                        "a length below 9223372036854775807", "for upstream's formula");
+    }
     cap = SlidingCap(*window, spec.block_size(), limits, formula);
   } else if (const auto chunk = spec.attention_chunk_size()) {
     cap = ChunkedCap(*chunk, spec.block_size(), limits, formula);

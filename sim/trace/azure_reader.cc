@@ -96,7 +96,7 @@ class AzureReader : public RowSource {
   AzureReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log)
       : lines_(std::move(source), options, log), log_(log) {
     info_.format = "azure";
-    info_.name = log->file;
+    info_.name = NameOfFile(*log);
   }
 
   absl::Status Open() {

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <string>
 
-#include "absl/container/inlined_vector.h"
-
 #define XXH_INLINE_ALL
 #include "xxhash.h"
 
@@ -15,7 +13,14 @@ namespace {
 
 // One seed per kind of thing that is hashed, so that no path is ever mistaken for a block or a
 // scope.
-enum Seed : uint64_t { kScopeSeed = 1, kPathSeed, kOwnSeed, kTokensSeed, kBlockSeed };
+enum Seed : uint64_t {
+  kScopeSeed = 1,
+  kPathSeed,
+  kOwnSeed,
+  kTokensSeed,
+  kBlockSeed,
+  kMoreRunsSeed
+};
 
 absl::uint128 Hash(const void* data, size_t bytes, Seed seed) {
   const XXH128_hash_t hash = XXH3_128bits_withSeed(data, bytes, seed);
@@ -80,10 +85,9 @@ ContentKeys::ContentKeys(const TraceInfo& info, const TraceRequest& request, int
 }
 
 ContentKeys::Run ContentKeys::RunAt(const TraceRequest& request, int64_t position, int64_t end) {
-  const int64_t num_output_ids = static_cast<int64_t>(request.output_ids.size());
-  const int64_t ids_end = request.input_length + num_output_ids;
-  const bool token_prompt = trace_block_tokens_ == 1 && position < content_end_;
-  if (position < content_end_ && !token_prompt) {
+  const int64_t input = request.input_length;
+  if (position < content_end_) {
+    if (trace_block_tokens_ == 1) return TokenRun(request, position, end);
     while (position >= path_length_ * trace_block_tokens_) {
       path_ = PathKey(path_, request.content_ids[static_cast<size_t>(path_length_++)]);
     }
@@ -91,30 +95,36 @@ ContentKeys::Run ContentKeys::RunAt(const TraceRequest& request, int64_t positio
     return {path_, position - (path_end - trace_block_tokens_),
             std::min({end, path_end, content_end_}) - position};
   }
-  if (token_prompt || (position >= request.input_length && position < ids_end)) {
-    // Token ids of the prompt and of the output are one kind of symbol: a later prompt may repeat
-    // an output.
-    absl::InlinedVector<int64_t, 64> ids;
-    const int64_t prompt_end = token_prompt ? std::min(end, content_end_) : position;
-    int64_t run_end = prompt_end;
-    if (prompt_end == request.input_length || !token_prompt) {
-      run_end = std::max(prompt_end, std::min(end, ids_end));
-    }
-    const int64_t* prompt = request.content_ids.data();
-    if (run_end == prompt_end) {
-      return {Hash(prompt + position, static_cast<size_t>(run_end - position) * sizeof(int64_t),
-                   kTokensSeed),
-              0, run_end - position};
-    }
-    if (token_prompt) ids.insert(ids.end(), prompt + position, prompt + prompt_end);
-    const uint32_t* output = request.output_ids.data();
-    ids.insert(ids.end(), output + (prompt_end - request.input_length),
-               output + (run_end - request.input_length));
-    return {Hash(ids.data(), ids.size() * sizeof(int64_t), kTokensSeed), 0, run_end - position};
+  const int64_t num_output_ids = static_cast<int64_t>(request.output_ids.size());
+  if (position >= input && position - input < num_output_ids) {
+    return TokenRun(request, position, end);
   }
   // Symbols of this request alone. They end where the prompt does only if output ids follow.
-  const bool ids_follow = position < request.input_length && num_output_ids > 0;
-  return {own_, position, (ids_follow ? std::min(end, request.input_length) : end) - position};
+  const bool ids_follow = position < input && num_output_ids > 0;
+  return {own_, position, (ids_follow ? std::min(end, input) : end) - position};
+}
+
+// Token ids of the prompt and of the output are one kind of symbol: a later prompt may repeat an
+// output.
+ContentKeys::Run ContentKeys::TokenRun(const TraceRequest& request, int64_t position,
+                                       int64_t end) const {
+  const int64_t input = request.input_length;
+  const int64_t ids_end = input + static_cast<int64_t>(request.output_ids.size());
+  const int64_t prompt_end = std::max(position, std::min(end, content_end_));
+  const int64_t run_end =
+      prompt_end >= input ? std::max(prompt_end, std::min(end, ids_end)) : prompt_end;
+  const int64_t count = run_end - position;
+  const int64_t* prompt = request.content_ids.data();
+  if (run_end == prompt_end) {
+    return {Hash(prompt + position, static_cast<size_t>(count) * sizeof(int64_t), kTokensSeed), 0,
+            count};
+  }
+  std::vector<int64_t> ids;
+  ids.reserve(static_cast<size_t>(count));
+  if (prompt_end > position) ids.assign(prompt + position, prompt + prompt_end);
+  const uint32_t* output = request.output_ids.data();
+  ids.insert(ids.end(), output + (prompt_end - input), output + (run_end - input));
+  return {Hash(ids.data(), ids.size() * sizeof(int64_t), kTokensSeed), 0, count};
 }
 
 void ContentKeys::AppendBlocks(const TraceRequest& request, int64_t num_tokens,
@@ -122,26 +132,19 @@ void ContentKeys::AppendBlocks(const TraceRequest& request, int64_t num_tokens,
   if (block_tokens_ < 1) return;
   while (num_tokens - next_ >= block_tokens_) {
     const int64_t end = next_ + block_tokens_;
-    Run run = RunAt(request, next_, end);
-    std::array<uint64_t, 6> words = {
-        absl::Uint128Low64(parent_),      absl::Uint128High64(parent_),
-        absl::Uint128Low64(run.path),     absl::Uint128High64(run.path),
-        static_cast<uint64_t>(run.first), static_cast<uint64_t>(run.count)};
-    if (run.count == block_tokens_) {
-      parent_ = Hash(words.data(), sizeof(words), kBlockSeed);
-    } else {
-      absl::InlinedVector<uint64_t, 64> list(words.begin(), words.end());
-      for (int64_t position = next_ + run.count; position < end; position += run.count) {
-        run = RunAt(request, position, end);
-        list.push_back(absl::Uint128Low64(run.path));
-        list.push_back(absl::Uint128High64(run.path));
-        list.push_back(static_cast<uint64_t>(run.first));
-        list.push_back(static_cast<uint64_t>(run.count));
-      }
-      parent_ = Hash(list.data(), list.size() * sizeof(uint64_t), kBlockSeed);
+    Seed seed = kBlockSeed;
+    while (next_ < end) {
+      const Run run = RunAt(request, next_, end);
+      const std::array<uint64_t, 6> words = {
+          absl::Uint128Low64(parent_),      absl::Uint128High64(parent_),
+          absl::Uint128Low64(run.path),     absl::Uint128High64(run.path),
+          static_cast<uint64_t>(run.first), static_cast<uint64_t>(run.count)};
+      parent_ = Hash(words.data(), sizeof(words), seed);
+      next_ += run.count;
+      // Further runs have a seed of their own: a block of two runs is not two blocks.
+      seed = kMoreRunsSeed;
     }
     keys->push_back(parent_);
-    next_ = end;
     ++num_blocks_;
   }
 }

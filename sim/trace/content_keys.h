@@ -61,6 +61,7 @@ class ContentKeys {
   };
   // The longest run from `position` on that ends at `end` or before. Positions never go back.
   Run RunAt(const TraceRequest& request, int64_t position, int64_t end);
+  Run TokenRun(const TraceRequest& request, int64_t position, int64_t end) const;
 
   int64_t block_tokens_;        // B
   int64_t trace_block_tokens_;  // Bt

@@ -19,13 +19,42 @@ absl::Status NotJson(simdjson::error_code error) {
                                           ", expected one JSON object per line"));
 }
 
-std::string Raw(od::value& value) {
+std::string_view Token(od::value& value) {
   std::string_view token = value.raw_json_token();
   while (!token.empty() && (token.back() == ' ' || token.back() == '\t' || token.back() == '\r')) {
     token.remove_suffix(1);
   }
+  return token;
+}
+
+std::string Raw(od::value& value) {
+  const std::string_view token = Token(value);
   constexpr size_t kShown = 60;
   return std::string(token.substr(0, kShown)) + (token.size() > kShown ? "..." : "");
+}
+
+// -?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?
+bool IsJsonNumber(std::string_view text) {
+  size_t i = 0;
+  const auto digits = [&] {
+    const size_t begin = i;
+    while (i < text.size() && text[i] >= '0' && text[i] <= '9') ++i;
+    return i - begin;
+  };
+  if (i < text.size() && text[i] == '-') ++i;
+  const size_t whole = i;
+  const size_t num_whole = digits();
+  if (num_whole == 0 || (num_whole > 1 && text[whole] == '0')) return false;
+  if (i < text.size() && text[i] == '.') {
+    ++i;
+    if (digits() == 0) return false;
+  }
+  if (i < text.size() && (text[i] == 'e' || text[i] == 'E')) {
+    ++i;
+    if (i < text.size() && (text[i] == '+' || text[i] == '-')) ++i;
+    if (digits() == 0) return false;
+  }
+  return i == text.size();
 }
 
 absl::Status Wrong(od::value& value, const std::string& expected) {
@@ -67,15 +96,10 @@ absl::Status SkipValue(od::value value, int depth) {
       }
       return absl::OkStatus();
     }
-    case od::json_type::number: {
-      double number;
-      error = value.get_double().get(number);
-      // Too large for a double is still JSON.
-      if (error == simdjson::NUMBER_ERROR && ParseScaledDecimal(Raw(value), 18).ok()) {
-        error = simdjson::SUCCESS;
-      }
+    case od::json_type::number:
+      // Checked as text: a number too large for a double is still JSON.
+      if (!IsJsonNumber(Token(value))) error = simdjson::NUMBER_ERROR;
       break;
-    }
     case od::json_type::string: {
       std::string_view text;
       error = value.get_string().get(text);
@@ -86,9 +110,11 @@ absl::Status SkipValue(od::value value, int depth) {
       error = value.get_bool().get(flag);
       break;
     }
-    case od::json_type::null:
-      if (!value.is_null()) error = simdjson::N_ATOM_ERROR;
+    case od::json_type::null: {
+      bool null;
+      error = value.is_null().get(null);
       break;
+    }
   }
   return error ? NotJson(error) : absl::OkStatus();
 }
@@ -141,8 +167,9 @@ absl::StatusOr<bool> JsonValue::IsNull() {
         absl::StrCat("got ", Raw(ValueOf(value_)), ", expected a JSON value"));
   }
   if (type != od::json_type::null) return false;
-  if (!ValueOf(value_).is_null()) return NotJson(simdjson::N_ATOM_ERROR);
-  return true;
+  bool null;
+  if (auto error = ValueOf(value_).is_null().get(null)) return NotJson(error);
+  return null;
 }
 
 bool JsonValue::IsObject() {
@@ -162,16 +189,11 @@ absl::Status JsonValue::ReadInteger(int64_t min, int64_t max, int64_t* out) {
 
 absl::Status JsonValue::ReadDecimal(int exponent, int64_t* out) {
   od::value& value = ValueOf(value_);
-  double checked;
-  // The parser checks the number's grammar; its value is not used, and a range error is left to the
-  // exact reading.
-  const auto error = IsNumber(value) ? value.get_double().get(checked) : simdjson::INCORRECT_TYPE;
-  if (error == simdjson::INCORRECT_TYPE) return Wrong(value, "a number");
-  std::string_view token = value.raw_json_token();
-  while (!token.empty() && (token.back() == ' ' || token.back() == '\t')) token.remove_suffix(1);
+  if (!IsNumber(value)) return Wrong(value, "a number");
+  const std::string_view token = Token(value);
   absl::StatusOr<int64_t> scaled = ParseScaledDecimal(token, exponent);
   if (!scaled.ok()) return scaled.status();
-  if (error) return Wrong(value, "a JSON number");
+  if (!IsJsonNumber(token)) return Wrong(value, "a JSON number");
   *out = *scaled;
   return absl::OkStatus();
 }

@@ -107,7 +107,7 @@ class MooncakeReader : public RowSource {
         log_(log),
         override_block_size_(options.trace_block_size) {
     info_.format = "mooncake";
-    info_.name = log->file;
+    info_.name = NameOfFile(*log);
   }
 
   // The first row decides the block size.
@@ -200,7 +200,7 @@ class MooncakeReader : public RowSource {
     // `key` points into the parser's buffer for strings, which reading the value may overwrite.
     const std::string_view name = found->name;
     absl::StatusOr<bool> null = value.IsNull();
-    if (!null.ok()) return null.status();
+    if (!null.ok()) return Named(name, null.status());
     if (*null) return absl::OkStatus();
     if (Seen(found->field)) {
       return absl::InvalidArgumentError(
@@ -208,7 +208,10 @@ class MooncakeReader : public RowSource {
                        ": got it twice (or under two names), expected once"));
     }
     seen_ |= uint64_t{1} << found->field;
-    absl::Status status = ReadField(found->field, value, row);
+    return Named(name, ReadField(found->field, value, row));
+  }
+
+  static absl::Status Named(std::string_view name, const absl::Status& status) {
     if (status.ok()) return status;
     return absl::Status(status.code(), absl::StrCat(absl::string_view(name.data(), name.size()),
                                                     ": ", status.message()));

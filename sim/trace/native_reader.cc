@@ -19,9 +19,6 @@ namespace {
 
 namespace pb = kvblocks::trace::v1;
 
-constexpr int64_t kMostCopyWindow = int64_t{1} << 20;
-constexpr int64_t kMostCopyWindowIds = int64_t{1} << 27;
-
 std::string UnknownFieldsOf(const google::protobuf::Message& message) {
   std::string bytes;
   message.GetReflection()->GetUnknownFields(message).SerializeToString(&bytes);

@@ -32,6 +32,12 @@ class NativeWriter : public TraceWriter {
       return absl::InvalidArgumentError(
           absl::StrCat("block_tokens: got ", info.block_tokens, ", expected 0 to 2^32-1"));
     }
+    if (options_.copy_window < 0 || options_.copy_window > kMostCopyWindow ||
+        options_.copy_window_ids < 0 || options_.copy_window_ids > kMostCopyWindowIds) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "copy window: got ", options_.copy_window, " requests and ", options_.copy_window_ids,
+          " ids, expected at most ", kMostCopyWindow, " and ", kMostCopyWindowIds));
+    }
     pb::Record record;
     pb::Header& header = *record.mutable_header();
     header.set_version(1);

@@ -34,6 +34,10 @@ absl::Status StreamError(const RowLog& log, const absl::Status& status, std::str
                                    " (the last good ", View(unit), " is ", last_good, ")"));
 }
 
+std::string NameOfFile(const RowLog& log) {
+  return log.file.substr(log.file.find_last_of('/') + 1);
+}
+
 std::string Shown(std::string_view value) {
   constexpr size_t kShown = 60;
   return absl::StrCat("\"", absl::CHexEscape(View(value.substr(0, kShown))),

@@ -59,6 +59,9 @@ std::string RowError(const RowLog& log, int64_t line, int64_t column, std::strin
 absl::Status StreamError(const RowLog& log, const absl::Status& status, std::string_view unit,
                          int64_t last_good);
 
+// The file's name without its folders: what a trace is called if it does not say itself.
+std::string NameOfFile(const RowLog& log);
+
 // At most 60 characters of a value, quoted, with unprintable bytes escaped.
 std::string Shown(std::string_view value);
 

@@ -6,7 +6,10 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "sim/trace/byte_source.h"
 #include "sim/trace/convert.h"
+#include "sim/trace/record_stream.h"
+#include "sim/trace/trace.pb.h"
 #include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
@@ -51,6 +54,11 @@ TEST(TraceFactsTest, CountsHitsByPathAndPartialBlocksByTokens) {
   EXPECT_EQ(facts.second_half_shared, 11);
   EXPECT_EQ(facts.hottest_id, 1);
   EXPECT_EQ(facts.hottest_uses, 3);
+  const std::string table = FormatTraceFacts(facts);
+  EXPECT_NE(table.find("prefix hits                       6 (50.000 %)\n"), std::string::npos)
+      << table;
+  EXPECT_NE(table.find("hit tokens, infinite cache        21 (46.667 %)\n"), std::string::npos)
+      << table;
 }
 
 TEST(TraceFactsTest, TableSaysWhenThereIsNoContent) {
@@ -61,8 +69,8 @@ TEST(TraceFactsTest, TableSaysWhenThereIsNoContent) {
 
 TEST(TraceFactsTest, SpecialTracesHaveFacts) {
   // One request: no gaps, no median of nothing.
-  const TraceFacts facts = FactsOf(
-      R"({"timestamp":7,"input_length":0,"output_length":0,"hash_ids":[]})");
+  const TraceFacts facts =
+      FactsOf(R"({"timestamp":7,"input_length":0,"output_length":0,"hash_ids":[]})");
   EXPECT_EQ(facts.requests, 1);
   EXPECT_EQ(facts.gap_cv, 0);
   EXPECT_EQ(facts.mean_of_ratios, 0);
@@ -87,8 +95,8 @@ class PublishedTraceFacts : public testing::Test {
   }
 };
 
-#define SKIP_WITHOUT_TRACES()                                                          \
-  if (Folder().empty()) {                                                              \
+#define SKIP_WITHOUT_TRACES()                                                           \
+  if (Folder().empty()) {                                                               \
     GTEST_SKIP() << "the published traces are found through KVBLOCKS_SHARED (not set)"; \
   }
 
@@ -232,6 +240,18 @@ TEST_F(PublishedTraceFacts, ConversationKeepsItsFactsThroughTheNativeForm) {
   ASSERT_TRUE(facts.ok()) << facts.status();
   EXPECT_EQ(facts->shared_tokens, 54098411);
   EXPECT_EQ((*reader)->counters().peak_held_requests, 1) << "a sorted file needs no window";
+
+  // Of the 288,500 ids only those of new paths are stored.
+  RecordStream stream(*OpenByteSource(native), 1 << 26);
+  ASSERT_TRUE(stream.Start().ok());
+  std::string bytes;
+  int64_t stored_ids = 0;
+  while (*stream.Next(&bytes)) {
+    trace::v1::Record record;
+    ASSERT_TRUE(record.ParseFromString(bytes));
+    stored_ids += record.request().ids_size();
+  }
+  EXPECT_EQ(stored_ids, 182790);
 }
 
 }  // namespace

@@ -1,0 +1,79 @@
+#include "sim/trace/azure_reader.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sim/trace/trace_testing.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kHeader[] = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n";
+
+TEST(AzureReaderTest, ReadsThePublishedForm) {
+  auto reader = OpenTraceString(std::string(kHeader) +
+                                    "2023-11-16 18:17:03.9799600,4808,10\r\n"
+                                    "2023-11-16 18:17:04.0319600,3180,8",
+                                "t", {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ((*reader)->info().block_tokens, 0);
+  EXPECT_EQ((*reader)->info().notes.at("day_one"), "2023-11-16");
+  const auto requests = AllRequests(**reader);
+  ASSERT_EQ(requests->size(), 2u);
+  EXPECT_EQ((*requests)[0].arrival_ns, 65823979960000);
+  EXPECT_EQ((*requests)[1].arrival_ns - (*requests)[0].arrival_ns, 52000000);
+  EXPECT_EQ((*requests)[0].input_length, 4808);
+  EXPECT_EQ((*requests)[1].output_length, 8);
+  EXPECT_EQ((*requests)[1].line, 3);
+}
+
+TEST(AzureReaderTest, TimestampForms) {
+  const auto ns = [](const char* text) { return ParseAzureTimestamp(text)->ns_of_day; };
+  EXPECT_EQ(ns("1970-01-02 00:00:01"), 1000000000);
+  EXPECT_EQ(ParseAzureTimestamp("1970-01-02 00:00:01")->day, 1);
+  EXPECT_EQ(ns("2024-05-10T00:00:00.123456789Z"), 123456789);
+  EXPECT_EQ(ns("2024-05-10 00:00:00.1+00:00"), 100000000);
+  EXPECT_EQ(ParseAzureTimestamp("2024-03-01 00:30:00+01:00")->day,
+            ParseAzureTimestamp("2024-02-29 23:30:00")->day);
+  EXPECT_EQ(ns("2024-03-01 00:30:00+01:00"), ns("2024-02-29 23:30:00"));
+  EXPECT_EQ(ParseAzureTimestamp("2023-12-31 23:30:00-01:00")->day,
+            ParseAzureTimestamp("2024-01-01 00:30:00")->day);
+  for (const char* bad :
+       {"", "2023-11-16", "2023-13-01 00:00:00", "2023-02-29 00:00:00", "2023-11-16 24:00:00",
+        "2023-11-16 00:60:00", "2023-11-16 00:00:60", "2023-11-16 00:00:00.", "x",
+        "2023-11-16 00:00:00.1234567890", "2023-11-16 00:00:00+0100", "2023-11-16 00:00:00 ",
+        "23-11-16 00:00:00", "2023-11-16 00:00:00Zx", "2023/11/16 00:00:00"}) {
+    EXPECT_FALSE(ParseAzureTimestamp(bad).ok()) << bad;
+  }
+}
+
+TEST(AzureReaderTest, BadRowsNameTheField) {
+  const auto error = [](const std::string& row) {
+    return TraceError(std::string(kHeader) + "2023-11-16 10:00:00,1,1\n" + row + "\n");
+  };
+  EXPECT_THAT(error("2023-11-16 10:00:01,1"), HasSubstr("t:3: error: CSV row: got 2 fields"));
+  EXPECT_THAT(error("2023-11-16 10:00:01,1,1,1"), HasSubstr("got 4 fields"));
+  EXPECT_THAT(error("2023-11-16 10:00:01,-1,1"), HasSubstr("ContextTokens: got \"-1\""));
+  EXPECT_THAT(error("2023-11-16 10:00:01,1,1e3"), HasSubstr("GeneratedTokens: got \"1e3\""));
+  EXPECT_THAT(error("2023-11-16 10:00:01,,1"), HasSubstr("ContextTokens: got \"\""));
+  EXPECT_THAT(error("2023-11-16 10:00:01,2147483648,1"), HasSubstr("input length"));
+  EXPECT_THAT(error("yesterday,1,1"), HasSubstr("TIMESTAMP: got \"yesterday\""));
+  EXPECT_THAT(error("2023-11-15 10:00:01,1,1"), HasSubstr("expected a day from 2023-11-16 on"));
+  EXPECT_THAT(error("2923-11-15 10:00:01,1,1"), HasSubstr("expected a day"));
+}
+
+TEST(AzureReaderTest, HeaderMustMatchAndMayStandAlone) {
+  EXPECT_THAT(TraceError("TIMESTAMP,Tokens\n"), HasSubstr("CSV header: got"));
+  EXPECT_TRUE(ReadTrace(kHeader)->empty());
+}
+
+TEST(AzureReaderTest, FormattedTimestampsReadBack) {
+  EXPECT_EQ(FormatAzureTimestamp(19677, 65823979960000), "2023-11-16 18:17:03.9799600");
+  EXPECT_EQ(FormatAzureTimestamp(0, 86400000000000 + 1), "1970-01-02 00:00:00.000000001");
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,254 @@
+#include "sim/trace/byte_source.h"
+
+#include <zlib.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "sim/trace/byte_sink.h"
+#include "sim/trace/line_reader.h"
+
+namespace kvblocks::sim {
+namespace {
+
+std::string Gzip(const std::string& text) {
+  const std::string path = testing::TempDir() + "/member.gz";
+  gzFile file = gzopen(path.c_str(), "wb");
+  gzwrite(file, text.data(), static_cast<unsigned>(text.size()));
+  gzclose(file);
+  std::ifstream in(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+std::string Zstd(const std::string& text) {
+  std::string out(ZSTD_compressBound(text.size()), '\0');
+  out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+  return out;
+}
+
+absl::StatusOr<std::string> ReadAll(ByteSource& source) {
+  std::string all;
+  std::string chunk(1000, '\0');
+  while (true) {
+    absl::StatusOr<size_t> n = source.Read(chunk.data(), chunk.size());
+    if (!n.ok()) return n.status();
+    if (*n == 0) return all;
+    all.append(chunk, 0, *n);
+  }
+}
+
+absl::StatusOr<std::string> ReadString(std::string stored, int window_log = 27) {
+  return ReadAll(*ByteSourceOfString(std::move(stored), window_log));
+}
+
+std::string Text() {
+  std::string text;
+  for (int i = 0; i < 60000; ++i) text += std::to_string(i * 7919) + "\n";
+  return text;
+}
+
+TEST(ByteSourceTest, CompressionIsDetectedByContent) {
+  const std::string text = Text();
+  EXPECT_EQ(*ReadString(text), text);
+  EXPECT_EQ(*ReadString(Gzip(text)), text);
+  EXPECT_EQ(*ReadString(Zstd(text)), text);
+  EXPECT_EQ(*ReadString(""), "");
+  EXPECT_EQ(*ReadString("\x1f"), "\x1f");
+  EXPECT_EQ(*ReadString(Gzip("")), "");
+}
+
+TEST(ByteSourceTest, MembersAndFramesAreJoined) {
+  EXPECT_EQ(*ReadString(Gzip("one\n") + Gzip("") + Gzip("two\n")), "one\ntwo\n");
+  EXPECT_EQ(*ReadString(Zstd("one\n") + Zstd("two\n")), "one\ntwo\n");
+  EXPECT_EQ(*ReadString(Gzip("one\n") + std::string(512, '\0')), "one\n") << "padding";
+}
+
+TEST(ByteSourceTest, TruncatedStreamsAreErrorsAtEveryLength) {
+  const std::string text = Text().substr(0, 2000);
+  for (const std::string& whole : {Gzip(text), Zstd(text)}) {
+    for (size_t size = 5; size < whole.size(); size += 13) {
+      absl::StatusOr<std::string> read = ReadString(whole.substr(0, size));
+      ASSERT_FALSE(read.ok()) << size;
+      EXPECT_NE(read.status().message().find("truncated"), std::string::npos) << read.status();
+    }
+  }
+}
+
+TEST(ByteSourceTest, DamageIsAnError) {
+  std::string gzip = Gzip(Text());
+  gzip[gzip.size() / 2] ^= 0x55;
+  EXPECT_FALSE(ReadString(gzip).ok());
+  std::string bad_sum = Gzip("one\n");
+  bad_sum[bad_sum.size() - 6] ^= 1;
+  EXPECT_FALSE(ReadString(bad_sum).ok());
+  EXPECT_FALSE(ReadString(Gzip("one\n") + "junk").ok());
+  std::string zstd = Zstd(Text());
+  zstd[zstd.size() / 2] ^= 0x55;
+  EXPECT_FALSE(ReadString(zstd).ok() && *ReadString(zstd) == Text());
+}
+
+TEST(ByteSourceTest, ZstdWindowAboveTheLimitNamesTheOption) {
+  ZSTD_CCtx* context = ZSTD_createCCtx();
+  ZSTD_CCtx_setParameter(context, ZSTD_c_windowLog, 20);
+  std::string out(1 << 20, '\0');
+  std::string text(600000, 'x');
+  ZSTD_inBuffer in = {text.data(), text.size(), 0};
+  ZSTD_outBuffer to = {out.data(), out.size(), 0};
+  ZSTD_compressStream2(context, &to, &in, ZSTD_e_continue);  // the size stays unknown
+  ZSTD_inBuffer none = {nullptr, 0, 0};
+  ZSTD_compressStream2(context, &to, &none, ZSTD_e_end);
+  ZSTD_freeCCtx(context);
+  out.resize(to.pos);
+  EXPECT_EQ(*ReadString(out, 20), text);
+  const absl::StatusOr<std::string> small = ReadString(out, 12);
+  ASSERT_FALSE(small.ok());
+  EXPECT_NE(small.status().message().find("--zstd-window-log"), std::string::npos);
+}
+
+TEST(ByteSourceTest, FilesReportProgressInStoredBytes) {
+  const std::string path = testing::TempDir() + "/progress.bin";
+  const std::string stored = Gzip(Text());
+  std::ofstream(path, std::ios::binary) << stored;
+  auto source = OpenByteSource(path);
+  ASSERT_TRUE(source.ok());
+  EXPECT_EQ((*source)->bytes_total(), static_cast<int64_t>(stored.size()));
+  EXPECT_TRUE(ReadAll(**source).ok());
+  EXPECT_EQ((*source)->bytes_read(), static_cast<int64_t>(stored.size()));
+}
+
+TEST(ByteSourceTest, MissingFilesAndFoldersAreNamed) {
+  EXPECT_EQ(OpenByteSource("/nonexistent/x").status().message(),
+            "/nonexistent/x: error: cannot open: No such file or directory");
+  EXPECT_NE(OpenByteSource("/tmp").status().message().find("directory"), std::string::npos);
+}
+
+TEST(ByteSinkTest, NameDecidesCompressionAndCloseMakesTheFile) {
+  const std::string text = Text();
+  for (const char* name : {"/sink.txt", "/sink.gz", "/sink.zst"}) {
+    const std::string path = testing::TempDir() + name;
+    std::remove(path.c_str());
+    auto sink = OpenByteSink(path);
+    ASSERT_TRUE(sink.ok()) << sink.status();
+    ASSERT_TRUE((*sink)->Write(text).ok());
+    EXPECT_FALSE(OpenByteSource(path).ok()) << "not before Close";
+    ASSERT_TRUE((*sink)->Close().ok());
+    auto source = OpenByteSource(path);
+    ASSERT_TRUE(source.ok());
+    EXPECT_EQ(*ReadAll(**source), text);
+    EXPECT_EQ((*source)->bytes_total() < static_cast<int64_t>(text.size()),
+              std::string(name) != "/sink.txt");
+  }
+}
+
+TEST(ByteSinkTest, AbandonedSinkLeavesNothing) {
+  const std::string path = testing::TempDir() + "/abandoned.gz";
+  {
+    auto sink = OpenByteSink(path);
+    ASSERT_TRUE((*sink)->Write("x").ok());
+  }
+  EXPECT_FALSE(OpenByteSource(path).ok());
+  EXPECT_FALSE(OpenByteSource(path + ".part").ok());
+  EXPECT_FALSE(OpenByteSink("/nonexistent/x").ok());
+}
+
+// Delivers a line of any length without having it.
+class EndlessLine : public ByteSource {
+ public:
+  explicit EndlessLine(int64_t bytes) : left_(bytes) {}
+  absl::StatusOr<size_t> Read(char* out, size_t size) override {
+    if (left_ == 0 && !tail_) return size_t{0};
+    if (left_ == 0) {
+      tail_ = false;
+      out[0] = '\n';
+      out[1] = 'b';
+      return size_t{2};
+    }
+    const size_t n = static_cast<size_t>(std::min<int64_t>(left_, static_cast<int64_t>(size)));
+    std::fill(out, out + n, 'a');
+    left_ -= static_cast<int64_t>(n);
+    most_ = std::max(most_, size);
+    return n;
+  }
+  int64_t bytes_read() const override { return 0; }
+  int64_t bytes_total() const override { return 0; }
+  size_t most() const { return most_; }
+
+ private:
+  int64_t left_;
+  bool tail_ = true;
+  size_t most_ = 0;
+};
+
+struct Seen {
+  std::string text;
+  int64_t number;
+  bool operator==(const Seen&) const = default;
+};
+
+std::vector<Seen> Lines(const std::string& content) {
+  LineReader reader(ByteSourceOfString(content), 1000);
+  std::vector<Seen> lines;
+  Line line;
+  while (*reader.Next(&line)) lines.push_back({std::string(line.text), line.number});
+  return lines;
+}
+
+TEST(LineReaderTest, EndsMarksAndMissingEnds) {
+  EXPECT_EQ(Lines("\xef\xbb\xbf"
+                  "a\r\n\nb"),
+            (std::vector<Seen>{{"a", 1}, {"", 2}, {"b", 3}}));
+  EXPECT_EQ(Lines("a\n"), (std::vector<Seen>{{"a", 1}}));
+  EXPECT_TRUE(Lines("").empty());
+  EXPECT_EQ(Lines("\n\n").size(), 2u);
+  EXPECT_EQ(Lines("a\rb\n"), (std::vector<Seen>{{"a\rb", 1}})) << "a lone CR ends no line";
+}
+
+TEST(LineReaderTest, TwoGigabyteLineIsSkippedWithoutBeingHeld) {
+  constexpr int64_t kBytes = int64_t{2} << 30;
+  auto endless = std::make_unique<EndlessLine>(kBytes);
+  const EndlessLine* source = endless.get();
+  LineReader reader(std::move(endless), 1 << 20);
+  Line line;
+  ASSERT_TRUE(*reader.Next(&line));
+  EXPECT_TRUE(line.too_long);
+  EXPECT_EQ(line.bytes, kBytes);
+  ASSERT_TRUE(*reader.Next(&line));
+  EXPECT_EQ(line.text, "b");
+  EXPECT_EQ(line.number, 2);
+  EXPECT_LT(source->most(), size_t{4} << 20) << "the buffer stays near the limit";
+}
+
+TEST(LineReaderTest, LinesUpToTheLimitArePassed) {
+  const std::string at(1000, 'x');
+  LineReader reader(ByteSourceOfString(at + "\n" + at + "y\n" + "z\n"), 1000);
+  Line line;
+  ASSERT_TRUE(*reader.Next(&line));
+  EXPECT_FALSE(line.too_long);
+  EXPECT_EQ(line.text.size(), 1000u);
+  ASSERT_TRUE(*reader.Next(&line));
+  EXPECT_TRUE(line.too_long);
+  ASSERT_TRUE(*reader.Next(&line));
+  EXPECT_EQ(line.text, "z");
+  EXPECT_FALSE(*reader.Next(&line));
+}
+
+TEST(LineReaderTest, CompleteLinesComeBeforeTheErrorOfTheSource) {
+  const std::string whole = Gzip(Text());
+  LineReader reader(ByteSourceOfString(whole.substr(0, whole.size() - 9)), 1000);
+  Line line;
+  while (true) {
+    absl::StatusOr<bool> more = reader.Next(&line);
+    if (!more.ok()) break;
+    ASSERT_TRUE(*more) << "a truncated stream must not look like the end";
+  }
+  EXPECT_GT(reader.line_number(), 50000);
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

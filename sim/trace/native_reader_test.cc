@@ -1,0 +1,293 @@
+#include "sim/trace/native_reader.h"
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sim/trace/convert.h"
+#include "sim/trace/record_stream.h"
+#include "sim/trace/trace.pb.h"
+#include "sim/trace/trace_testing.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+namespace pb = kvblocks::trace::v1;
+
+constexpr char kText[] = R"(header { version: 1 name: "hand" block_tokens: 16 sorted: true }
+
+strings { value: "acme" value: "fast" }
+
+request { id: 4 arrival_delta_ns: 1000 input_length: 40 output_length: 2 ids: [7, 1, 1] tenant: 1 }
+
+request {
+  id: 9 arrival_delta_ns: 5 input_length: 48 output_length: 1
+  copy_from: 1 copy_ids: 2 ids: -3 output_ids: 77
+  priority: -2 session: 3 turn: 1 waits_for: 1 think_ns: 12 abort_after_ns: 99
+  tenant: 1 slo_class: 2 accepted_drafts: [1, 0] min_tokens: 1
+}
+)";
+
+std::string Binary(const std::string& text) {
+  auto binary = NativeTextToBinary(text, "t");
+  EXPECT_TRUE(binary.ok()) << binary.status();
+  return binary.ok() ? *binary : "";
+}
+
+// A header and the given records.
+std::string WithHeader(const std::string& records, const std::string& header = "block_tokens: 16") {
+  return Binary("header { version: 1 " + header + " }\n\n" + records);
+}
+
+TEST(NativeReaderTest, ReadsEveryField) {
+  auto reader = OpenTraceString(kText, "t", {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ((*reader)->info().format, "native");
+  EXPECT_EQ((*reader)->info().name, "hand");
+  EXPECT_EQ((*reader)->info().block_tokens, 16);
+  const auto requests = AllRequests(**reader);
+  ASSERT_TRUE(requests.ok()) << requests.status();
+  ASSERT_EQ(requests->size(), 2u);
+  EXPECT_THAT((*requests)[0].content_ids, ElementsAre(7, 8, 9));
+  EXPECT_EQ((*requests)[0].tenant, "acme");
+  EXPECT_EQ((*requests)[0].line, 3) << "the record's number";
+  const TraceRequest& r = (*requests)[1];
+  EXPECT_EQ(r.id, "9");
+  EXPECT_EQ(r.arrival_ns, 1005);
+  EXPECT_THAT(r.content_ids, ElementsAre(7, 8, 5));
+  EXPECT_THAT(r.output_ids, ElementsAre(77));
+  EXPECT_EQ(r.priority, -2);
+  EXPECT_EQ(r.session, 3u);
+  EXPECT_EQ(r.turn, 1u);
+  EXPECT_THAT(r.waits_for, ElementsAre(0));
+  EXPECT_EQ(r.think_ns, 12);
+  EXPECT_EQ(r.abort_after_ns, 99);
+  EXPECT_EQ(r.slo_class, "fast");
+  EXPECT_THAT(r.accepted_drafts, ElementsAre(1, 0));
+  EXPECT_EQ(r.min_tokens, 1);
+}
+
+TEST(NativeReaderTest, TextAndBinaryAreTheSameTrace) {
+  const std::string binary = Binary(kText);
+  EXPECT_EQ(*ReadTrace(binary), *ReadTrace(kText));
+  const auto text = NativeBinaryToText(binary, "t");
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(Binary(*text), binary);
+}
+
+TEST(NativeReaderTest, TextErrorsNameTheLine) {
+  EXPECT_THAT(TraceError("header { version: 1 }\n\nrequest {\n  nonsense: 1\n}\n"),
+              HasSubstr("t:4:"));
+}
+
+TEST(NativeReaderTest, EveryTruncationIsAnError) {
+  const std::string binary = Binary(kText);
+  for (size_t size = 8; size < binary.size(); ++size) {
+    const std::string error = TraceError(binary.substr(0, size));
+    ASSERT_NE(error, "") << size;
+  }
+  EXPECT_THAT(TraceError(binary.substr(0, binary.size() - 3)), HasSubstr("truncated"));
+}
+
+TEST(NativeReaderTest, MissingFooterIsATruncatedFile) {
+  const std::string binary = Binary(kText);
+  RecordStream stream(ByteSourceOfString(binary), 1 << 20);
+  ASSERT_TRUE(stream.Start().ok());
+  std::string record;
+  pb::Record parsed;
+  while (!parsed.has_footer()) {
+    ASSERT_TRUE(*stream.Next(&record));
+    ASSERT_TRUE(parsed.ParseFromString(record));
+  }
+  EXPECT_THAT(TraceError(binary.substr(0, static_cast<size_t>(stream.record_offset()))),
+              HasSubstr("truncated file: got 2 requests and no footer"));
+}
+
+TEST(NativeReaderTest, FlippedBytesNeverPassUnseen) {
+  const std::string binary = Binary(kText);
+  const auto good = *ReadTrace(binary);
+  for (size_t i = 0; i < binary.size(); ++i) {
+    for (const char flip : {'\x01', '\x80', '\xff'}) {
+      std::string bad = binary;
+      bad[i] = static_cast<char>(bad[i] ^ flip);
+      ASSERT_FALSE(ReadTrace(bad).ok()) << "byte " << i;
+    }
+  }
+}
+
+TEST(NativeReaderTest, RandomBytesAfterTheMagicAreErrors) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 2000; ++round) {
+    std::string bytes = "KVTRACE1";
+    const size_t size = random() % 60;
+    for (size_t i = 0; i < size; ++i) bytes.push_back(static_cast<char>(random()));
+    ASSERT_FALSE(ReadTrace(bytes).ok());
+  }
+}
+
+TEST(NativeReaderTest, HugeLengthsAllocateNothing) {
+  EXPECT_THAT(TraceError(std::string("KVTRACE1\xff\xff\xff\xff\x7f", 13)),
+              HasSubstr("record length: got 34359738367 bytes, expected at most 67108864"));
+  EXPECT_THAT(TraceError("KVTRACE1" + std::string(11, '\xff')), HasSubstr("64 bits"));
+  EXPECT_THAT(TraceError(std::string("KVTRACE1\x80\x80\x80\x1f", 12)),
+              HasSubstr("truncated record"));
+}
+
+TEST(NativeReaderTest, HeaderComesFirstOnceAndOfThisVersion) {
+  EXPECT_THAT(TraceError(Binary("request { id: 1 }\n")), HasSubstr("expected a header"));
+  EXPECT_THAT(TraceError(Binary("header { version: 2 }\n")), HasSubstr("version: got 2"));
+  EXPECT_THAT(TraceError(WithHeader("header { version: 1 }\n")), HasSubstr("second header"));
+  EXPECT_THAT(TraceError(WithHeader("", R"(notes { key: "copy_window" value: "9999999999" })")),
+              HasSubstr("note copy_window: got \"9999999999\""));
+  EXPECT_THAT(TraceError("KVTRACE1"), HasSubstr("expected a header"));
+  EXPECT_TRUE(ReadTrace(WithHeader(""))->empty());
+}
+
+TEST(NativeReaderTest, CopiesMustStayWithinTheWindow) {
+  const std::string first = "request { id: 1 input_length: 32 ids: [1, 2] }\n\n";
+  const auto second = [&](const std::string& fields,
+                          const std::string& header = "block_tokens: 16") {
+    return TraceError(
+        WithHeader(first + "request { id: 2 input_length: 32 ids: 5 " + fields + " }\n", header));
+  };
+  EXPECT_EQ(second("copy_from: 1 copy_ids: 1"), "");
+  EXPECT_THAT(second("copy_from: 2 copy_ids: 1"), HasSubstr("copy_from: got 2 records back"));
+  EXPECT_THAT(second("copy_from: 4294967295 copy_ids: 1"), HasSubstr("copy_from"));
+  EXPECT_THAT(second("copy_from: 1 copy_ids: 3"), HasSubstr("copy_ids: got 3, expected at most 2"));
+  EXPECT_THAT(second("copy_ids: 1"), HasSubstr("without copy_from"));
+  EXPECT_THAT(second("copy_from: 1 copy_ids: 4294967295"), HasSubstr("content ids: got"));
+  EXPECT_THAT(TraceError(WithHeader(
+                  first + "request { id: 2 }\n\nrequest { id: 3 input_length: 16 copy_from: 2 "
+                          "copy_ids: 1 }\n",
+                  R"(block_tokens: 16 notes { key: "copy_window" value: "1" })")),
+              HasSubstr("copy_from: got 2 records back"));
+}
+
+TEST(NativeReaderTest, BadRequestsAreNamedByRecordAndByte) {
+  const auto error = [](const std::string& fields) {
+    return TraceError(WithHeader("request { id: 1 }\n\nrequest { id: 2 " + fields + " }\n"));
+  };
+  EXPECT_THAT(error("waits_for: 2"),
+              HasSubstr("waits_for: got 2 records back, expected 1 to 1 (rec"));
+  EXPECT_THAT(error("waits_for: 0"), HasSubstr("waits_for: got 0"));
+  EXPECT_THAT(error("tenant: 1"), HasSubstr("string index: got 1, expected below 1"));
+  EXPECT_THAT(error("think_ns: 9223372036854775808"), HasSubstr("think_ns"));
+  EXPECT_THAT(error("input_length: 4294967295"), HasSubstr("input length: got 4294967295"));
+  EXPECT_THAT(error("input_length: 32 ids: 1 ids: 2 ids: 3"),
+              HasSubstr("number of block ids: got 3"));
+  EXPECT_THAT(error("arrival_delta_ns: -5"), HasSubstr("timestamp"));
+  EXPECT_THAT(TraceError(WithHeader("request { arrival_delta_ns: 9223372036854775807 }\n\n"
+                                    "request { id: 1 arrival_delta_ns: 1 }\n")),
+              HasSubstr("beyond 64 bits"));
+  EXPECT_THAT(TraceError(WithHeader("request { id: 1 }\n\nrequest { id: 1 }\n")),
+              HasSubstr("request_id: got \"1\""));
+}
+
+TEST(NativeReaderTest, SortedIsAPromise) {
+  const std::string records =
+      "request { id: 1 arrival_delta_ns: 9 }\n\nrequest { id: 2 arrival_delta_ns: -5 }\n";
+  EXPECT_EQ(TraceError(WithHeader(records)), "");
+  EXPECT_THAT(TraceError(WithHeader(records, "sorted: true")), HasSubstr("says that it is sorted"));
+}
+
+TEST(NativeReaderTest, FooterMustFitTheRecords) {
+  const auto error = [](const std::string& footer) {
+    return TraceError(WithHeader(
+        "request { id: 1 input_length: 3 output_length: 4 }\n\nfooter { " + footer + " }\n",
+        "block_tokens: 0"));
+  };
+  EXPECT_THAT(error("num_requests: 2"), HasSubstr("footer num_requests: got 2, expected 1"));
+  EXPECT_THAT(error("num_requests: 1 input_tokens: 4"), HasSubstr("footer input_tokens: got 4"));
+  EXPECT_THAT(error("num_requests: 1 input_tokens: 3"), HasSubstr("footer output_tokens: got 0"));
+  EXPECT_THAT(error("num_requests: 1 input_tokens: 3 output_tokens: 4 xxh64_of_records: 5"),
+              HasSubstr("footer xxh64_of_records: got 5"));
+  EXPECT_THAT(TraceError(Binary(kText) + Binary(kText).substr(8)), HasSubstr("after the footer"));
+}
+
+TEST(NativeReaderTest, UnknownFieldsAreKeptWhenRewritten) {
+  // Field 300 of a newer version, in the header and in a request.
+  const auto with_field = [](auto* message) {
+    message->GetReflection()->MutableUnknownFields(message)->AddVarint(300, 42);
+  };
+  std::string records;
+  RecordHash hash;
+  const auto put = [&](const pb::Record& record) {
+    std::string bytes;
+    AppendRecordLength(record.ByteSizeLong(), &bytes);
+    bytes += record.SerializeAsString();
+    hash.Add(bytes);
+    records += bytes;
+  };
+  pb::Record header;
+  header.mutable_header()->set_version(1);
+  with_field(header.mutable_header());
+  put(header);
+  pb::Record request;
+  request.mutable_request()->set_id(5);
+  with_field(request.mutable_request());
+  put(request);
+  pb::Record footer;
+  footer.mutable_footer()->set_num_requests(1);
+  footer.mutable_footer()->set_xxh64_of_records(hash.value());
+  put(footer);
+
+  auto reader = OpenTraceString("KVTRACE1" + records, "t", {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::string out;
+  auto writer = MakeNativeWriter(ByteSinkToString(&out));
+  ASSERT_TRUE(CopyTrace(**reader, *writer).ok());
+  auto again = OpenTraceString(out, "t", {});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_FALSE((*again)->info().unknown_fields.empty());
+  EXPECT_EQ((*again)->info().unknown_fields, (*reader)->info().unknown_fields);
+  EXPECT_EQ((*AllRequests(**again))[0].unknown_fields, (*reader)->info().unknown_fields);
+}
+
+TEST(NativeWriterTest, CopiesFromTheLongestCommonPrefix) {
+  std::string out;
+  auto writer = MakeNativeWriter(ByteSinkToString(&out));
+  TraceInfo info;
+  info.block_tokens = 16;
+  ASSERT_TRUE(writer->Begin(info).ok());
+  const std::vector<std::vector<int64_t>> ids = {{1, 2, 3}, {1, 9, 8}, {1, 2, 4}, {1, 9, 8}};
+  for (size_t i = 0; i < ids.size(); ++i) {
+    TraceRequest r;
+    r.row = static_cast<int64_t>(i);
+    r.id = std::to_string(i);
+    r.input_length = 48;
+    r.content_ids = ids[i];
+    ASSERT_TRUE(writer->Write(r).ok());
+  }
+  ASSERT_TRUE(writer->Finish().ok());
+  const std::string text = *NativeBinaryToText(out, "t");
+  EXPECT_THAT(text, HasSubstr("copy_from: 2\n  copy_ids: 2\n  ids: 2"));
+  EXPECT_THAT(text, HasSubstr("copy_from: 2\n  copy_ids: 3\n}"));
+}
+
+TEST(NativeWriterTest, MisuseIsRefused) {
+  std::string out;
+  NativeWriterOptions wide;
+  wide.copy_window = int64_t{1} << 40;
+  EXPECT_FALSE(MakeNativeWriter(ByteSinkToString(&out), wide)->Begin({}).ok())
+      << "no reader would accept it";
+  auto writer = MakeNativeWriter(ByteSinkToString(&out));
+  ASSERT_TRUE(writer->Begin({}).ok());
+  TraceRequest r;
+  r.id = "0";
+  r.arrival_ns = 5;
+  ASSERT_TRUE(writer->Write(r).ok());
+  r.arrival_ns = 4;
+  EXPECT_FALSE(writer->Write(r).ok()) << "not in arrival order";
+  r.arrival_ns = 6;
+  r.waits_for = {17};
+  EXPECT_FALSE(writer->Write(r).ok()) << "a row that was not written";
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,305 @@
+#include "sim/trace/trace_reader.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sim/trace/trace_testing.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr int64_t kMs = 1000000;
+
+std::vector<int64_t> Arrivals(const std::string& content, const TraceReaderOptions& options = {}) {
+  auto requests = ReadTrace(content, options);
+  EXPECT_TRUE(requests.ok()) << requests.status();
+  std::vector<int64_t> arrivals;
+  if (requests.ok()) {
+    for (const TraceRequest& r : *requests) arrivals.push_back(r.arrival_ns);
+  }
+  return arrivals;
+}
+
+std::vector<int64_t> Rows(const std::string& content, const TraceReaderOptions& options = {}) {
+  auto requests = ReadTrace(content, options);
+  EXPECT_TRUE(requests.ok()) << requests.status();
+  std::vector<int64_t> rows;
+  if (requests.ok()) {
+    for (const TraceRequest& r : *requests) rows.push_back(r.row);
+  }
+  return rows;
+}
+
+TEST(TraceReaderTest, OrderIsByArrivalThenRow) {
+  const std::string trace = Row("5") + Row("1") + Row("5") + Row("0") + Row("1");
+  EXPECT_THAT(Rows(trace), ElementsAre(3, 1, 4, 0, 2));
+  auto reader = OpenTraceString(trace, "t", {});
+  ASSERT_TRUE(AllRequests(**reader).ok());
+  EXPECT_EQ((*reader)->counters().backwards, 2);
+}
+
+TEST(TraceReaderTest, WindowBoundsWhatIsHeldAndHowLateARowMayBe) {
+  TraceReaderOptions options;
+  options.reorder_window = 2;
+  const std::string late = Row("3") + Row("4") + Row("1") + Row("5");
+  EXPECT_THAT(Rows(late, options), ElementsAre(2, 0, 1, 3));
+  const std::string error =
+      TraceError(Row("3") + Row("4") + Row("5") + Row("1") + Row("6"), options);
+  EXPECT_THAT(error, HasSubstr("t:4: error: timestamp"));
+  EXPECT_THAT(error, HasSubstr("as on line 1"));
+  EXPECT_THAT(error, HasSubstr("kvsim convert --sort"));
+
+  std::string longer;
+  for (int i = 0; i < 100; ++i) longer += Row(std::to_string(i));
+  auto reader = OpenTraceString(longer, "t", options);
+  ASSERT_TRUE(AllRequests(**reader).ok());
+  EXPECT_EQ((*reader)->counters().peak_held_requests, 3);
+}
+
+TEST(TraceReaderTest, RequireSortedNamesBothLines) {
+  TraceReaderOptions options;
+  options.require_sorted = true;
+  EXPECT_EQ(TraceError(Row("3") + "\n" + Row("1"), options),
+            "t:3: error: timestamp: got 1 ms, expected at least 3 ms as on line 1 (kvsim convert "
+            "--sort)");
+}
+
+TEST(TraceReaderTest, BadRowsAreListedUpToALimitAndCounted) {
+  TraceReaderOptions options;
+  options.max_errors = 2;
+  const std::string trace = Row("1") + "{\n" + Row("-1") + Row("2") + "[]\n" + "x\n";
+  const std::string error = TraceError(trace, options);
+  EXPECT_THAT(error, HasSubstr("t:2"));
+  EXPECT_THAT(error, HasSubstr("t:3: error: timestamp: got \"-1\""));
+  EXPECT_THAT(error, HasSubstr("and 2 more errors"));
+  EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 2);
+
+  options.skip_bad_rows = true;
+  auto reader = OpenTraceString(trace, "t", options);
+  ASSERT_TRUE(reader.ok());
+  EXPECT_EQ(AllRequests(**reader)->size(), 2u);
+  EXPECT_EQ((*reader)->counters().bad_rows, 4);
+  EXPECT_EQ((*reader)->counters().rows, 6);
+  EXPECT_EQ((*reader)->warnings().size(), 2u);
+}
+
+TEST(TraceReaderTest, ErrorsStayAfterTheFirst) {
+  auto reader = OpenTraceString(Row("1") + "{\n", "t", {});
+  TraceRequest request;
+  EXPECT_FALSE((*reader)->Next(request).ok());
+  EXPECT_FALSE((*reader)->Next(request).ok());
+  ASSERT_TRUE((*reader)->Restart().ok());
+  EXPECT_FALSE((*reader)->Next(request).ok());
+}
+
+TEST(TraceReaderTest, RestartBeginsAgain) {
+  auto reader = OpenTraceString(Row("1") + Row("2"), "t", {});
+  const auto first = AllRequests(**reader);
+  ASSERT_TRUE((*reader)->Restart().ok());
+  EXPECT_EQ(*AllRequests(**reader), *first);
+  EXPECT_EQ((*reader)->counters().rows, 2);
+  EXPECT_EQ((*reader)->progress().bytes_read, (*reader)->progress().bytes_total);
+}
+
+TEST(TraceReaderTest, StandardInputIsReadOnce) {
+  const std::string path = testing::TempDir() + "/stdin.jsonl";
+  std::ofstream(path) << Row("1") << Row("2");
+  ASSERT_NE(std::freopen(path.c_str(), "r", stdin), nullptr);
+  auto reader = OpenTrace("-", {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ(AllRequests(**reader)->size(), 2u);
+  EXPECT_THAT(std::string((*reader)->Restart().message()), HasSubstr("standard input"));
+}
+
+TEST(TraceReaderTest, NameIsThatOfTheFileWithoutFolders) {
+  EXPECT_EQ((*OpenTraceString(Row("1"), "a/b/c.jsonl", {}))->info().name, "c.jsonl");
+}
+
+TEST(TraceReaderTest, BlankLinesAreAWarningExceptAtTheEnd) {
+  auto reader = OpenTraceString(Row("1") + "\n \n" + Row("2") + "\n\n", "t", {});
+  ASSERT_TRUE(AllRequests(**reader).ok());
+  EXPECT_EQ((*reader)->counters().blank_lines, 2);
+  EXPECT_THAT((*reader)->warnings(), ElementsAre(HasSubstr("t:2: warning: blank lines: got 2")));
+}
+
+TEST(TraceReaderTest, MarksCarriageReturnsAndAMissingEndAreAccepted) {
+  std::string row = Row("1");
+  row.pop_back();
+  EXPECT_EQ(Rows("\xef\xbb\xbf" + row + "\r\n" + row).size(), 2u);
+}
+
+TEST(TraceReaderTest, TruncatedStreamNamesTheLastGoodLine) {
+  // A gzip stream with a stored (uncompressed) block that ends too early.
+  const std::string rows = Row("1") + Row("2");
+  std::string stored = std::string("\x1f\x8b\x08\0\0\0\0\0\0\x03\x00", 11);
+  stored += {static_cast<char>(rows.size() + 50), 0};
+  stored += {static_cast<char>(~(rows.size() + 50)), static_cast<char>(0xff)};
+  stored += rows;
+  EXPECT_EQ(TraceError(stored),
+            "t:3: error: truncated gzip stream: got its end, expected more data (the last good "
+            "line is 2)");
+}
+
+TEST(TraceReaderTest, SelectionByTimeSampleAndLimit) {
+  std::string trace;
+  for (int i = 0; i < 10; ++i) trace += Row(std::to_string(i));
+  TraceReaderOptions options;
+  options.start_ns = 3 * kMs;
+  options.end_ns = 8 * kMs;
+  EXPECT_THAT(Rows(trace, options), ElementsAre(3, 4, 5, 6, 7));
+  options.limit = 2;
+  EXPECT_THAT(Rows(trace, options), ElementsAre(3, 4));
+  options.limit = 0;
+  EXPECT_TRUE(Rows(trace, options).empty());
+}
+
+TEST(TraceReaderTest, SampleKeepsWholeSessionsAndGrowsWithTheRatio) {
+  std::string trace;
+  for (int i = 0; i < 2000; ++i) {
+    trace += Row(std::to_string(i), "\"session_id\": " + std::to_string(1 + i % 500));
+  }
+  TraceReaderOptions options;
+  options.sample = {1, 4};
+  const std::vector<int64_t> quarter = Rows(trace, options);
+  EXPECT_GT(quarter.size(), 350u);
+  EXPECT_LT(quarter.size(), 650u);
+  EXPECT_EQ(quarter.size() % 4, 0u) << "all four turns or none";
+  options.sample = {1, 2};
+  const std::vector<int64_t> half = Rows(trace, options);
+  EXPECT_TRUE(std::includes(half.begin(), half.end(), quarter.begin(), quarter.end()));
+  options.sample = {1, 1};
+  EXPECT_EQ(Rows(trace, options).size(), 2000u);
+  options.sample = {0, 1};
+  EXPECT_TRUE(Rows(trace, options).empty());
+}
+
+TEST(TraceReaderTest, DependenciesOnWhatIsLeftOutAreDropped) {
+  const std::string trace =
+      Row("1", "\"session_id\": 1") + Row("5", "\"session_id\": 1") + Row("6", "\"session_id\": 1");
+  TraceReaderOptions options;
+  options.start_ns = 2 * kMs;
+  const auto requests = ReadTrace(trace, options);
+  ASSERT_EQ(requests->size(), 2u);
+  EXPECT_TRUE((*requests)[0].waits_for.empty());
+  EXPECT_THAT((*requests)[1].waits_for, ElementsAre(1));
+}
+
+TEST(TraceReaderTest, SpreadRebaseAndSpeedup) {
+  const std::string trace = Row("10") + Row("10") + Row("10") + Row("16") + Row("16");
+  TraceReaderOptions options;
+  options.spread = true;
+  EXPECT_THAT(Arrivals(trace, options),
+              ElementsAre(10 * kMs, 12 * kMs, 14 * kMs, 16 * kMs, 16 * kMs));
+  options.rebase = true;
+  EXPECT_THAT(Arrivals(trace, options), ElementsAre(0, 2 * kMs, 4 * kMs, 6 * kMs, 6 * kMs));
+  options.speedup = {3, 2};
+  EXPECT_THAT(Arrivals(trace, options), ElementsAre(0, 4 * kMs / 3, 8 * kMs / 3, 4 * kMs, 4 * kMs));
+  options.speedup = {0, 1};
+  EXPECT_THAT(TraceError(trace, options), HasSubstr("--speedup"));
+}
+
+TEST(TraceReaderTest, SlowDownBeyondTheClockIsAnError) {
+  TraceReaderOptions options;
+  options.speedup = {1, 1000000000000};
+  EXPECT_THAT(TraceError(Row("10000000"), options), HasSubstr("--speedup"));
+}
+
+TEST(TraceReaderTest, FormatsAreDetectedByTheFirstRecord) {
+  const auto error = [](const std::string& content) { return TraceError(content); };
+  EXPECT_THAT(error(R"({"chat_id": 1, "hash_ids": [1]})"), HasSubstr("Qwen-Bailian"));
+  EXPECT_THAT(error(R"({"arrival_time_ns": 1})"), HasSubstr("LLMServingSim"));
+  EXPECT_THAT(error(R"({"sub_requests": []})"), HasSubstr("LLMServingSim"));
+  EXPECT_THAT(error(R"({"requests": [], "hash_id_scope": "local"})"),
+              HasSubstr("coding-agent session, which is not supported yet by this version"));
+  EXPECT_THAT(error(R"({"hash_ids": {"a": [1]}})"), HasSubstr("RAGPulse"));
+  EXPECT_THAT(error(R"({"prompt": "x"})"), HasSubstr("vLLM custom"));
+  EXPECT_THAT(error("[{}]"), HasSubstr("ShareGPT"));
+  EXPECT_THAT(error("Timestamp,Model,Request tokens\n"), HasSubstr("BurstGPT"));
+  EXPECT_THAT(error("num_prefill_tokens,num_decode_tokens\n"), HasSubstr("Vidur"));
+  EXPECT_THAT(error(R"({"hash_ids": [1], "prompt": "x"})"),
+              HasSubstr("fits Mooncake JSONL and vLLM custom JSONL"));
+  EXPECT_THAT(error(R"({"a": 1})"), HasSubstr("--format"));
+  EXPECT_THAT(error(""), HasSubstr("empty file"));
+  EXPECT_THAT(error("\n\n"), HasSubstr("empty file"));
+  EXPECT_THAT(error("%PDF-1.4"), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(error("{\n"), HasSubstr("t:1"));
+  EXPECT_THAT(error(std::string(3, '\0') + "\xff"), HasSubstr("\\x00"));
+  TraceReaderOptions options;
+  options.format = "parquet";
+  EXPECT_THAT(TraceError("x", options), HasSubstr("--format: got \"parquet\""));
+}
+
+TEST(TraceReaderTest, FormatOptionOverridesDetection) {
+  TraceReaderOptions options;
+  options.format = "azure";
+  EXPECT_THAT(TraceError(Row("1"), options), HasSubstr("CSV header"));
+}
+
+TEST(TraceReaderTest, FirstLineBeyondTheLimitIsAnError) {
+  TraceReaderOptions options;
+  options.max_line_bytes = 100;
+  EXPECT_FALSE(ReadTrace(std::string(100000, ' ') + Row("1"), options).ok());
+  options.format = "mooncake";
+  EXPECT_THAT(TraceError(std::string(100000, '{') + "\n" + Row("1"), options),
+              HasSubstr("t:1: error: line length: got 100000 bytes"));
+}
+
+// Whatever the bytes, reading ends with requests or with a message.
+TEST(TraceReaderTest, DamagedFilesNeverDoMoreThanFail) {
+  const std::string mooncake =
+      R"({"request_id": "a", "timestamp": 0.5, "input_length": 20, "output_length": 2, "block_size": 16, "hash_ids": [1, 2], "session_id": "s", "output_token_ids": [7, 8], "x": {"y": [null, true, "\u00e9"]}})"
+      "\n"
+      R"({"request_id": 7, "wait_for": ["a"], "delay": 1.5, "input_length": 40, "output_length": 1, "block_size": 16, "hash_ids": [1, 2]})"
+      "\n";
+  const std::string azure =
+      "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n"
+      "2023-11-16T18:17:04+01:00,3180,8";
+  const std::string text =
+      "header { version: 1 block_tokens: 16 }\n\nrequest { id: 4 input_length: 40 ids: [7, 1] }\n\n"
+      "request { id: 5 input_length: 32 copy_from: 1 copy_ids: 2 waits_for: 1 }\n";
+  std::mt19937_64 random(11);
+  int64_t read_well = 0;
+  for (const std::string& good : {mooncake, azure, text}) {
+    ASSERT_TRUE(ReadTrace(good).ok()) << TraceError(good);
+    for (int round = 0; round < 4000; ++round) {
+      std::string bad = good;
+      const size_t changes = 1 + random() % 3;
+      for (size_t i = 0; i < changes; ++i) {
+        const size_t at = random() % bad.size();
+        switch (random() % 4) {
+          case 0:
+            bad[at] = static_cast<char>(random());
+            break;
+          case 1:
+            bad.erase(at, 1 + random() % 8);
+            break;
+          case 2:
+            bad.insert(at, 1, "0-[]{}\",:eE.\n\0"[random() % 15]);
+            break;
+          default:
+            bad.insert(at, bad.substr(random() % bad.size(), random() % 16));
+        }
+        if (bad.empty()) bad = "{";
+      }
+      TraceReaderOptions options;
+      options.skip_bad_rows = round % 2 == 0;
+      options.check_ids = true;
+      const auto requests = ReadTrace(bad, options);
+      ASSERT_EQ(requests.ok(), requests.status().message().empty());
+      if (requests.ok()) ++read_well;
+    }
+  }
+  EXPECT_GT(read_well, 100) << "some damage is harmless";
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

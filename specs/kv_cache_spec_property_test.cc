@@ -1,0 +1,200 @@
+// Properties of all specs: value semantics over every field, and pages that scale with the block.
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "absl/hash/hash_testing.h"
+#include "gtest/gtest.h"
+#include "rapidcheck/gtest.h"
+#include "specs/kv_cache_spec.h"
+
+namespace kvblocks {
+namespace {
+
+template <typename Spec>
+KvCacheSpec Make(const typename Spec::Options& options) {
+  const absl::StatusOr<Spec> spec = Spec::Create(options);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  return *spec;
+}
+
+FullAttentionSpec::Options Full() {
+  return {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .dtype = DataType::kUint8};
+}
+MlaAttentionSpec::Options Mla() {
+  return {.block_size = 16, .head_size = 128, .dtype = DataType::kUint8};
+}
+SinkFullAttentionSpec::Options Sink() {
+  return {.block_size = 16,
+          .num_kv_heads = 8,
+          .head_size = 128,
+          .sink_length = 32,
+          .dtype = DataType::kUint8};
+}
+SlidingWindowSpec::Options Window() {
+  return {.block_size = 16,
+          .num_kv_heads = 8,
+          .head_size = 128,
+          .sliding_window = 100,
+          .dtype = DataType::kUint8};
+}
+SlidingWindowMlaSpec::Options WindowMla() {
+  return {.block_size = 16, .head_size = 128, .sliding_window = 100, .dtype = DataType::kUint8};
+}
+ChunkedLocalAttentionSpec::Options Chunked() {
+  return {.block_size = 16,
+          .num_kv_heads = 8,
+          .head_size = 128,
+          .attention_chunk_size = 64,
+          .dtype = DataType::kUint8};
+}
+
+// `base`, and for each field of the options one spec that differs from it in that field alone.
+template <typename Options, typename... Change>
+std::vector<Options> Variants(const Options& base, Change... changes) {
+  std::vector<Options> variants = {base};
+  const auto add = [&](auto change) {
+    variants.push_back(base);
+    change(variants.back());
+  };
+  add([](Options& o) { o.block_size = 32; });
+  add([](Options& o) { o.head_size = 256; });
+  add([](Options& o) { o.dtype = DataType::kInt8; });
+  add([](Options& o) { o.quant_mode = QuantMode::kNvfp4; });
+  add([](Options& o) { o.page_size_padded = 1 << 20; });
+  add([](Options& o) { o.indexes_kv_by_block_stride = true; });
+  if constexpr (requires(Options o) { o.num_kv_heads; })
+    add([](Options& o) { o.num_kv_heads = 4; });
+  if constexpr (requires(Options o) { o.head_size_v; }) add([](Options& o) { o.head_size_v = 64; });
+  if constexpr (requires(Options o) { o.non_causal; }) add([](Options& o) { o.non_causal = true; });
+  if constexpr (requires(Options o) { o.alignment; }) {
+    add([](Options& o) { o.alignment = 64; });
+    add([](Options& o) { o.compress_ratio = 4; });
+    add([](Options& o) { o.model_version = ModelVersion::kDeepseekV4; });
+  }
+  if constexpr (requires(Options o) { o.page_bytes_formula; }) {
+    add([](Options& o) { o.page_bytes_formula = PageBytesFormula::kUpstreamCompatible; });
+  }
+  (add(changes), ...);
+  return variants;
+}
+
+std::vector<KvCacheSpec> AllVariants() {
+  std::vector<KvCacheSpec> all;
+  for (const auto& o : Variants(
+           Full(), [](auto& v) { v.sliding_window = 100; },
+           [](auto& v) { v.attention_chunk_size = 100; })) {
+    all.push_back(Make<FullAttentionSpec>(o));
+  }
+  for (const auto& o : Variants(Mla(), [](auto& v) { v.is_draft = true; })) {
+    all.push_back(Make<MlaAttentionSpec>(o));
+  }
+  for (const auto& o : Variants(
+           Sink(), [](auto& v) { v.sink_length = 64; }, [](auto& v) { v.sliding_window = 100; },
+           [](auto& v) { v.attention_chunk_size = 100; })) {
+    all.push_back(Make<SinkFullAttentionSpec>(o));
+  }
+  for (const auto& o : Variants(Window(), [](auto& v) { v.sliding_window = 101; })) {
+    all.push_back(Make<SlidingWindowSpec>(o));
+  }
+  for (const auto& o : Variants(WindowMla(), [](auto& v) { v.sliding_window = 101; })) {
+    all.push_back(Make<SlidingWindowMlaSpec>(o));
+  }
+  for (const auto& o : Variants(Chunked(), [](auto& v) { v.attention_chunk_size = 128; })) {
+    all.push_back(Make<ChunkedLocalAttentionSpec>(o));
+  }
+  return all;
+}
+
+// KS-7. The checker also fails on types whose hash ignores what == sees.
+TEST(KvCacheSpecProperty, EqualityAndHashCoverEveryField) {
+  const std::vector<KvCacheSpec> all = AllVariants();
+  ASSERT_EQ(all.size(), 12u + 12u + 13u + 11u + 12u + 9u);
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (size_t j = 0; j < all.size(); ++j) EXPECT_EQ(all[i] == all[j], i == j) << i << " " << j;
+  }
+  EXPECT_TRUE(absl::VerifyTypeImplementsAbslHashCorrectly(all));
+}
+
+TEST(KvCacheSpecProperty, DifferentSpecsPrintDifferently) {
+  std::vector<std::string> texts;
+  for (const KvCacheSpec& spec : AllVariants()) texts.push_back(spec.ToString());
+  std::sort(texts.begin(), texts.end());
+  EXPECT_EQ(std::adjacent_find(texts.begin(), texts.end()), texts.end());
+}
+
+DataType StorageFor(QuantMode mode) {
+  return mode == QuantMode::kNone ? DataType::kBFloat16 : DataType::kUint8;
+}
+
+// P-8, without alignment: all bytes of a page are per token.
+RC_GTEST_PROP(KvCacheSpecProperty, PagesScaleWithTheBlockSize, ()) {
+  const int64_t factor = *rc::gen::inRange(1, 9);
+  const auto mode = static_cast<QuantMode>(*rc::gen::inRange(0, 6));
+  const int64_t block = *rc::gen::inRange(1, 65);
+  const int64_t head_size = 16 * *rc::gen::inRange(1, 17);
+  std::vector<KvCacheSpec> specs;
+  const auto add = [&]<typename Spec>(typename Spec::Options o, std::type_identity<Spec>) {
+    o.block_size = block;
+    o.head_size = head_size;
+    o.quant_mode = mode;
+    o.dtype = StorageFor(mode);
+    if constexpr (requires { o.sink_length; }) o.sink_length = block * factor;
+    if constexpr (std::is_same_v<Spec, ChunkedLocalAttentionSpec>) {
+      o.attention_chunk_size = block * factor;
+    }
+    specs.push_back(Make<Spec>(o));
+  };
+  add(Full(), std::type_identity<FullAttentionSpec>());
+  add(Mla(), std::type_identity<MlaAttentionSpec>());
+  add(Sink(), std::type_identity<SinkFullAttentionSpec>());
+  add(Window(), std::type_identity<SlidingWindowSpec>());
+  add(WindowMla(), std::type_identity<SlidingWindowMlaSpec>());
+  add(Chunked(), std::type_identity<ChunkedLocalAttentionSpec>());
+  for (const KvCacheSpec& spec : specs) {
+    const auto scaled = spec.WithBlockSize(block * factor);
+    RC_ASSERT(scaled.ok());
+    RC_ASSERT(scaled->page_bytes() == factor * spec.page_bytes());
+  }
+}
+
+// P-8, KS-29: the padding follows from the new data size.
+RC_GTEST_PROP(KvCacheSpecProperty, AlignmentIsRecomputedForTheNewBlockSize, ()) {
+  auto options = Mla();
+  options.block_size = *rc::gen::inRange(1, 65);
+  options.head_size = *rc::gen::inRange(1, 600);
+  options.alignment = *rc::gen::inRange(1, 600);
+  const KvCacheSpec spec = Make<MlaAttentionSpec>(options);
+  const int64_t block = *rc::gen::inRange(1, 257);
+  const auto changed = spec.WithBlockSize(block);
+  RC_ASSERT(changed.ok());
+  const int64_t data = block * options.head_size;
+  RC_ASSERT(changed->page_bytes() >= data);
+  RC_ASSERT(changed->page_bytes() < data + *options.alignment);
+  RC_ASSERT(changed->page_bytes() % *options.alignment == 0);
+}
+
+TEST(KvCacheSpecProperty, NoStalePaddingWhenTheNewSizeIsAligned) {
+  auto options = Mla();
+  options.block_size = 1;
+  options.alignment = 576;
+  const KvCacheSpec spec = Make<MlaAttentionSpec>(options);
+  EXPECT_EQ(spec.page_bytes(), 576);
+  EXPECT_EQ(spec.WithBlockSize(9)->page_bytes(), 1152);  // 9 * 128, a multiple already
+}
+
+TEST(KvCacheSpecProperty, ExplicitPaddingIsKeptOrRefusedWhenTheBlockChanges) {
+  const KvCacheSpec spec = Make<MlaAttentionSpec>(Mla());
+  const auto padded = spec.WithPageSizePadded(5000);
+  ASSERT_TRUE(padded.ok());
+  EXPECT_EQ(padded->page_bytes(), 5000);
+  EXPECT_EQ(padded->WithBlockSize(32)->page_bytes(), 5000);
+  EXPECT_FALSE(padded->WithBlockSize(64).ok());
+  EXPECT_EQ(*padded->WithPageSizePadded(std::nullopt), spec);
+  EXPECT_FALSE(spec.WithBlockSize(0).ok());
+}
+
+}  // namespace
+}  // namespace kvblocks

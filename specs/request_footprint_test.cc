@@ -1,0 +1,257 @@
+#include "specs/request_footprint.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "specs/checked_int64.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+constexpr auto kExact = BlockCountFormula::kExact;
+constexpr auto kUpstream = BlockCountFormula::kUpstream;
+
+KvCacheSpec Full(int64_t block) {
+  return *FullAttentionSpec::Create({.block_size = block, .num_kv_heads = 1, .head_size = 1});
+}
+KvCacheSpec Window(int64_t block, int64_t window) {
+  return *SlidingWindowSpec::Create(
+      {.block_size = block, .num_kv_heads = 1, .head_size = 1, .sliding_window = window});
+}
+KvCacheSpec Chunked(int64_t block, int64_t chunk) {
+  return *ChunkedLocalAttentionSpec::Create(
+      {.block_size = block, .num_kv_heads = 1, .head_size = 1, .attention_chunk_size = chunk});
+}
+KvCacheSpec Mla(int64_t block, int64_t ratio) {
+  return *MlaAttentionSpec::Create(
+      {.block_size = block, .head_size = 512, .compress_ratio = ratio});
+}
+KvCacheSpec WindowMla(int64_t block, int64_t window) {
+  return *SlidingWindowMlaSpec::Create(
+      {.block_size = block, .head_size = 512, .sliding_window = window});
+}
+
+RequestLimits Limits(int64_t length, int64_t in_flight) {
+  return {.max_model_len = length, .max_in_flight_tokens = in_flight};
+}
+
+int64_t Blocks(const KvCacheSpec& spec, const RequestLimits& limits,
+               BlockCountFormula formula = kExact) {
+  const auto blocks = MaxBlocksPerRequest(spec, limits, formula);
+  EXPECT_TRUE(blocks.ok()) << blocks.status();
+  return blocks.value_or(-1);
+}
+
+TEST(RequestFootprintExamples, WE_B1_FullBlocks) {
+  EXPECT_EQ(Blocks(Full(16), Limits(131'072, 8'192)), 8'192);
+}
+
+TEST(RequestFootprintExamples, WE_B2_FullBlocksWithContextParallelism) {
+  RequestLimits limits = Limits(131'072, 8'192);
+  limits.decode_context_parallel = 4;
+  EXPECT_EQ(Blocks(Full(16), limits), 2'048);
+  EXPECT_EQ(BlockTableWidth(Full(16), limits).value(), 2'048);
+}
+
+TEST(RequestFootprintExamples, WE_B3_SlidingBlocksByInFlightTokens) {
+  for (const auto formula : {kExact, kUpstream}) {
+    EXPECT_EQ(Blocks(Window(16, 4'096), Limits(32'768, 2'048), formula), 385);
+    EXPECT_EQ(Blocks(Window(16, 4'096), Limits(32'768, 8'192), formula), 769);
+    EXPECT_EQ(Blocks(Window(16, 4'096), Limits(32'768, 16'384), formula), 1'281);
+  }
+}
+
+TEST(RequestFootprintExamples, WE_B4_Gemma3LocalLayer) {
+  EXPECT_EQ(Blocks(Window(16, 1'024), Limits(131'072, 8'192)), 577);
+}
+
+TEST(RequestFootprintExamples, WE_B5_GptOssLocalLayer) {
+  EXPECT_EQ(Blocks(Window(16, 128), Limits(131'072, 8'192)), 521);
+}
+
+TEST(RequestFootprintExamples, WE_B6_ShortRequestNeverCostsMoreThanFullAttention) {
+  EXPECT_EQ(Blocks(Window(16, 1'024), Limits(128, 8'192), kUpstream), 9);
+  EXPECT_EQ(Blocks(Window(16, 1'024), Limits(128, 8'192), kExact), 8);
+  EXPECT_EQ(Blocks(Full(16), Limits(128, 8'192)), 8);
+}
+
+TEST(RequestFootprintExamples, WE_B7_SpanOneAboveABlockBoundary) {
+  EXPECT_EQ(Blocks(Window(16, 1'026), Limits(131'072, 1'024), kUpstream), 130);
+  EXPECT_EQ(Blocks(Window(16, 1'026), Limits(131'072, 1'024), kExact), 129);
+}
+
+TEST(RequestFootprintExamples, WE_B8_ChunkedLocal) {
+  for (const auto formula : {kExact, kUpstream}) {
+    EXPECT_EQ(Blocks(Chunked(16, 8'192), Limits(1'048'576, 8'192), formula), 1'024);
+    EXPECT_EQ(Blocks(Chunked(16, 8'192), Limits(4'096, 8'192), formula), 256);
+  }
+}
+
+void ExpectV4Blocks(int64_t in_flight, int64_t window, int64_t state4, int64_t state128) {
+  const RequestLimits limits = Limits(1'048'576, in_flight);
+  for (const auto formula : {kExact, kUpstream}) {
+    EXPECT_EQ(Blocks(Mla(256, 4), limits, formula), 4'096);
+    EXPECT_EQ(Blocks(WindowMla(64, 128), limits, formula), window);
+    EXPECT_EQ(Blocks(WindowMla(4, 8), limits, formula), state4);
+    EXPECT_EQ(Blocks(WindowMla(8, 128), limits, formula), state128);
+  }
+}
+
+TEST(RequestFootprintExamples, WE_B9_V4OneBatchInFlight) {
+  ExpectV4Blocks(8'192, 131, 2'051, 1'041);
+}
+
+TEST(RequestFootprintExamples, WE_B10_V4TwoBatchesInFlight) {
+  ExpectV4Blocks(16'384, 259, 4'099, 2'065);
+}
+
+// The most blocks held over all states of a request: `settled` tokens processed, up to `in_flight`
+// more scheduled, and whole blocks before the first token still needed given back.
+template <typename FirstNeeded>
+int64_t SimulatedWorst(int64_t block, const RequestLimits& limits, FirstNeeded first_needed) {
+  int64_t worst = 0;
+  for (int64_t settled = 0; settled < limits.max_model_len; ++settled) {
+    const int64_t last = std::min(settled + limits.max_in_flight_tokens, limits.max_model_len);
+    for (int64_t scheduled = settled; scheduled <= last; ++scheduled) {
+      const int64_t given_back = first_needed(settled) / block;
+      worst = std::max(worst, CeilDiv(scheduled, block) - given_back);
+    }
+  }
+  return worst;
+}
+
+// P-1, KS-37.
+TEST(RequestFootprintExhaustive, ExactSlidingCapIsTheSimulatedWorstCase) {
+  int cases = 0;
+  for (int64_t block = 1; block <= 5; ++block) {
+    for (int64_t window = 1; window <= 10; ++window) {
+      for (int64_t in_flight = 1; in_flight <= 9; ++in_flight) {
+        for (int64_t length = 1; length <= 26; ++length, ++cases) {
+          const RequestLimits limits = Limits(length, in_flight);
+          const KvCacheSpec spec = Window(block, window);
+          const int64_t exact = *AdmissionCap(spec, limits, kExact).value();
+          const int64_t upstream = *AdmissionCap(spec, limits, kUpstream).value();
+          const int64_t worst = SimulatedWorst(block, limits, [&](int64_t settled) {
+            return std::max<int64_t>(0, settled - window + 1);
+          });
+          ASSERT_EQ(exact, worst) << spec.ToString() << " L=" << length << " T=" << in_flight;
+          ASSERT_LE(exact, upstream);
+          ASSERT_LE(upstream, exact + 1);
+          ASSERT_LE(exact, Blocks(Full(block), limits));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(cases, 5 * 10 * 9 * 26);
+}
+
+TEST(RequestFootprintExhaustive, ExactChunkedCapIsTheSimulatedWorstCase) {
+  for (int64_t block = 1; block <= 5; ++block) {
+    for (int64_t chunk = block; chunk <= 4 * block; chunk += block) {
+      for (int64_t in_flight = 1; in_flight <= 12; ++in_flight) {
+        for (int64_t length = 1; length <= 50; ++length) {
+          const RequestLimits limits = Limits(length, in_flight);
+          const KvCacheSpec spec = Chunked(block, chunk);
+          const int64_t exact = *AdmissionCap(spec, limits, kExact).value();
+          const int64_t upstream = *AdmissionCap(spec, limits, kUpstream).value();
+          const int64_t worst = SimulatedWorst(
+              block, limits, [&](int64_t settled) { return settled / chunk * chunk; });
+          ASSERT_EQ(exact, worst) << spec.ToString() << " L=" << length << " T=" << in_flight;
+          ASSERT_LE(exact, upstream);
+          ASSERT_LE(upstream, exact + 1);
+        }
+      }
+    }
+  }
+}
+
+TEST(RequestFootprintTest, OnlyLocalKindsHaveACap) {
+  const RequestLimits limits = Limits(1'000, 100);
+  EXPECT_EQ(AdmissionCap(Full(16), limits).value(), std::nullopt);
+  EXPECT_EQ(AdmissionCap(Mla(16, 4), limits).value(), std::nullopt);
+  const auto sink = SinkFullAttentionSpec::Create(
+      {.block_size = 16, .num_kv_heads = 1, .head_size = 1, .sink_length = 16});
+  ASSERT_TRUE(sink.ok());
+  EXPECT_EQ(AdmissionCap(*sink, limits).value(), std::nullopt);
+  EXPECT_EQ(Blocks(*sink, limits), 63);
+  const auto labelled = FullAttentionSpec::Create(
+      {.block_size = 16, .num_kv_heads = 1, .head_size = 1, .sliding_window = 32});
+  ASSERT_TRUE(labelled.ok());
+  EXPECT_EQ(AdmissionCap(*labelled, limits).value(), std::nullopt);
+  EXPECT_EQ(AdmissionCap(Window(16, 32), limits).value(), 10);
+  EXPECT_EQ(AdmissionCap(WindowMla(16, 32), limits).value(), 10);
+  EXPECT_EQ(AdmissionCap(Chunked(16, 32), limits).value(), 9);
+}
+
+// KS-42: the table keeps an entry for every token, stored or not.
+TEST(RequestFootprintTest, TableWidthCoversTheWholeRequestForEveryKind) {
+  const RequestLimits limits = Limits(1'001, 100);
+  for (const KvCacheSpec& spec : {Full(16), Mla(16, 4), Window(16, 32), Chunked(16, 32)}) {
+    EXPECT_EQ(BlockTableWidth(spec, limits).value(), 63) << spec.ToString();
+  }
+}
+
+// KS-41, and KS-44's O(W + T).
+TEST(RequestFootprintTest, BytesAreBlocksTimesPage) {
+  EXPECT_EQ(MaxBytesPerRequest(Mla(256, 4), Limits(1'000, 10)).value(), 4 * 65'536);
+  const int64_t near = MaxBytesPerRequest(Window(16, 128), Limits(100'000, 64)).value();
+  EXPECT_EQ(MaxBytesPerRequest(Window(16, 128), Limits(100'000'000, 64)).value(), near);
+}
+
+TEST(RequestFootprintTest, LimitsBelowOneAreRefused) {
+  for (const int64_t bad : {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min()}) {
+    const std::string reason = ": got " + std::to_string(bad) + ", expected at least 1";
+    for (const KvCacheSpec& spec : {Full(16), Window(16, 32)}) {
+      EXPECT_EQ(AdmissionCap(spec, Limits(bad, 1)).status().message(), "max_model_len" + reason);
+      EXPECT_EQ(MaxBlocksPerRequest(spec, Limits(1, bad)).status().message(),
+                "max_in_flight_tokens" + reason);
+      RequestLimits limits = Limits(1, 1);
+      limits.decode_context_parallel = bad;
+      EXPECT_EQ(BlockTableWidth(spec, limits).status().message(),
+                "decode_context_parallel" + reason);
+      EXPECT_FALSE(MaxBytesPerRequest(spec, limits).ok());
+    }
+  }
+}
+
+// E-9
+TEST(RequestFootprintTest, LocalKindsRefuseContextParallelism) {
+  RequestLimits limits = Limits(1'000, 100);
+  limits.decode_context_parallel = 2;
+  for (const KvCacheSpec& spec : {Window(16, 32), WindowMla(16, 32), Chunked(16, 32)}) {
+    const auto cap = AdmissionCap(spec, limits);
+    ASSERT_FALSE(cap.ok());
+    EXPECT_THAT(std::string(cap.status().message()),
+                HasSubstr("decode_context_parallel: got 2, expected 1 for " + spec.ToString()));
+    EXPECT_FALSE(BlockTableWidth(spec, limits).ok());
+  }
+}
+
+TEST(RequestFootprintTest, HugeLimitsNeverWrap) {
+  EXPECT_EQ(Blocks(Full(1), Limits(kHuge, kHuge)), kHuge);
+  EXPECT_EQ(Blocks(Window(1, kHuge), Limits(kHuge, kHuge)), kHuge);
+  EXPECT_EQ(Blocks(Chunked(1, kHuge), Limits(kHuge, kHuge), kUpstream), kHuge);
+  EXPECT_EQ(Blocks(Window(16, 128), Limits(kHuge, 64)), 13);
+  const auto bytes = MaxBytesPerRequest(Full(1), Limits(kHuge, 1));
+  ASSERT_FALSE(bytes.ok());
+  EXPECT_THAT(std::string(bytes.status().message()), HasSubstr("fits 63 bits"));
+  RequestLimits limits = Limits(kHuge, 1);
+  limits.decode_context_parallel = kHuge;
+  EXPECT_EQ(Blocks(Full(16), limits), 1);
+}
+
+TEST(RequestFootprintTest, UpstreamFormulaReachesTheEndOfTheRange) {
+  // cdiv(n, 1) + 1 does not fit: refused, not wrapped.
+  const auto cap = AdmissionCap(Window(1, kHuge), Limits(kHuge, kHuge), kUpstream);
+  ASSERT_FALSE(cap.ok());
+  EXPECT_THAT(std::string(cap.status().message()), HasSubstr("max_model_len: got "));
+}
+
+}  // namespace
+}  // namespace kvblocks

@@ -1,0 +1,210 @@
+// Every factory refuses what makes no sense, and says which field, which value and what would do.
+
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "specs/field_error.h"
+#include "specs/kv_cache_spec.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+
+template <typename Spec>
+typename Spec::Options Good() {
+  typename Spec::Options o;
+  o.block_size = 16;
+  if constexpr (requires { o.num_kv_heads; }) o.num_kv_heads = 8;
+  o.head_size = 128;
+  if constexpr (std::is_same_v<Spec, SinkFullAttentionSpec>) o.sink_length = 32;
+  if constexpr (std::is_same_v<Spec, ChunkedLocalAttentionSpec>) o.attention_chunk_size = 64;
+  if constexpr (std::is_same_v<Spec, SlidingWindowSpec> ||
+                std::is_same_v<Spec, SlidingWindowMlaSpec>) {
+    o.sliding_window = 100;
+  }
+  return o;
+}
+
+// The message with which Good<Spec>() is refused after `spoil`.
+template <typename Spec>
+std::string Refusal(const std::function<void(typename Spec::Options&)>& spoil) {
+  typename Spec::Options options = Good<Spec>();
+  spoil(options);
+  const absl::StatusOr<Spec> spec = Spec::Create(options);
+  if (spec.ok()) return "accepted";
+  EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(FieldOfError(spec.status()).has_value());
+  return std::string(spec.status().message());
+}
+
+template <typename Spec>
+class EverySpecTest : public ::testing::Test {};
+using AllSpecs =
+    ::testing::Types<FullAttentionSpec, MlaAttentionSpec, SinkFullAttentionSpec, SlidingWindowSpec,
+                     SlidingWindowMlaSpec, ChunkedLocalAttentionSpec>;
+TYPED_TEST_SUITE(EverySpecTest, AllSpecs);
+
+TYPED_TEST(EverySpecTest, AcceptsSensibleOptions) {
+  EXPECT_EQ(Refusal<TypeParam>([](auto&) {}), "accepted");
+}
+
+TYPED_TEST(EverySpecTest, RefusesSizesBelowOne) {
+  for (const int64_t bad : {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min()}) {
+    const std::string reason = ": got " + std::to_string(bad) + ", expected at least 1";
+    EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.block_size = bad; }), "block_size" + reason);
+    EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.head_size = bad; }), "head_size" + reason);
+    EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.page_size_padded = bad; }),
+              "page_size_padded" + reason);
+    if constexpr (requires(typename TypeParam::Options o) { o.num_kv_heads; }) {
+      EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.num_kv_heads = bad; }),
+                "num_kv_heads" + reason);
+    }
+    if constexpr (requires(typename TypeParam::Options o) { o.head_size_v; }) {
+      EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.head_size_v = bad; }), "head_size_v" + reason);
+    }
+    if constexpr (requires(typename TypeParam::Options o) { o.sliding_window; }) {
+      EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.sliding_window = bad; }),
+                "sliding_window" + reason);
+    }
+    if constexpr (requires(typename TypeParam::Options o) { o.alignment; }) {
+      EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.alignment = bad; }), "alignment" + reason);
+      EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.compress_ratio = bad; }),
+                "compress_ratio" + reason);
+    }
+  }
+}
+
+TYPED_TEST(EverySpecTest, RefusesPagesBeyond63BitsInsteadOfWrapping) {
+  EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.head_size = kHuge; }), HasSubstr("fits 63 bits"));
+  EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.head_size = kHuge / 16; }),
+              HasSubstr("fits 63 bits"));
+  if constexpr (requires(typename TypeParam::Options o) { o.num_kv_heads; }) {
+    EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.num_kv_heads = kHuge; }),
+                HasSubstr("fits 63 bits"));
+  }
+  if constexpr (requires(typename TypeParam::Options o) { o.alignment; }) {
+    EXPECT_EQ(Refusal<TypeParam>([](auto& o) { o.alignment = kHuge; }), "accepted");
+    EXPECT_THAT(Refusal<TypeParam>([](auto& o) {
+                  o.head_size = kHuge / 64;
+                  o.alignment = kHuge / 2 + 2;
+                  o.block_size = 32;
+                }),
+                HasSubstr("fits 63 bits"));
+  }
+}
+
+// E-4
+TYPED_TEST(EverySpecTest, RefusesPaddingBelowTheUnpaddedPage) {
+  const auto good = TypeParam::Create(Good<TypeParam>());
+  ASSERT_TRUE(good.ok());
+  const int64_t page = good->page_bytes();
+  EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.page_size_padded = page - 1; }),
+            "page_size_padded: got " + std::to_string(page - 1) +
+                ", expected at least the unpadded page of " + std::to_string(page) + " bytes");
+  auto options = Good<TypeParam>();
+  options.page_size_padded = page + 1;
+  const auto padded = TypeParam::Create(options);
+  ASSERT_TRUE(padded.ok());
+  EXPECT_EQ(padded->page_bytes(), page + 1);
+}
+
+TYPED_TEST(EverySpecTest, QuantisedValuesNeedAOneByteType) {
+  EXPECT_EQ(Refusal<TypeParam>([](auto& o) { o.quant_mode = QuantMode::kFp8PerTensor; }),
+            "dtype: got bf16, expected uint8, int8, fp8_e4m3 or fp8_e5m2 (quant_mode "
+            "fp8_per_tensor stores bytes)");
+}
+
+TYPED_TEST(EverySpecTest, PackedModesRefuseHeadSizesTheyCannotPack) {
+  EXPECT_EQ(Refusal<TypeParam>([](auto& o) {
+              o.dtype = DataType::kUint8;
+              o.quant_mode = QuantMode::kNvfp4;
+              o.head_size = 72;
+            }),
+            "head_size: got 72, expected a multiple of 16 (nvfp4 keeps one scale per 16 values)");
+  EXPECT_THAT(Refusal<TypeParam>([](auto& o) {
+                o.dtype = DataType::kUint8;
+                o.quant_mode = QuantMode::kInt4PerTokenHead;
+                o.head_size = 127;
+              }),
+              HasSubstr("head_size: got 127, expected an even number"));
+}
+
+TEST(SpecRefusalTest, PackedModesRefuseValueHeadSizesTheyCannotPack) {
+  EXPECT_THAT(Refusal<FullAttentionSpec>([](auto& o) {
+                o.dtype = DataType::kUint8;
+                o.quant_mode = QuantMode::kNvfp4;
+                o.head_size_v = 72;
+              }),
+              HasSubstr("head_size_v: got 72"));
+}
+
+// E-1
+TEST(SpecRefusalTest, CompressRatioMustDivideTheBlock) {
+  EXPECT_EQ(Refusal<MlaAttentionSpec>([](auto& o) { o.compress_ratio = 3; }),
+            "compress_ratio: got 3, expected a divisor of block_size 16");
+  EXPECT_EQ(Refusal<SlidingWindowMlaSpec>([](auto& o) { o.compress_ratio = 32; }),
+            "compress_ratio: got 32, expected a divisor of block_size 16");
+}
+
+// E-14
+TEST(SpecRefusalTest, SinkLengthIsAPositiveMultipleOfTheBlock) {
+  for (const int64_t bad : {int64_t{0}, int64_t{-16}, int64_t{8}, int64_t{17}, kHuge}) {
+    EXPECT_EQ(Refusal<SinkFullAttentionSpec>([&](auto& o) { o.sink_length = bad; }),
+              "sink_length: got " + std::to_string(bad) +
+                  ", expected a positive multiple of block_size 16");
+  }
+}
+
+// D-13
+TEST(SpecRefusalTest, ChunkIsAPositiveMultipleOfTheBlock) {
+  for (const int64_t bad : {int64_t{0}, int64_t{-16}, int64_t{8}, int64_t{65}, kHuge}) {
+    EXPECT_THAT(Refusal<ChunkedLocalAttentionSpec>([&](auto& o) { o.attention_chunk_size = bad; }),
+                HasSubstr("attention_chunk_size: got " + std::to_string(bad) +
+                          ", expected a positive multiple of block_size 16"));
+  }
+}
+
+// E-5
+TEST(SpecRefusalTest, ModelVersionMustBeKnownToTheFormat) {
+  EXPECT_EQ(
+      Refusal<SlidingWindowMlaSpec>([](auto& o) { o.model_version = ModelVersion::kDeepseekV32; }),
+      "model_version: got deepseek_v3_2, expected none or deepseek_v4");
+  EXPECT_EQ(ParseModelVersion("deepseek_v5").status().message(),
+            "model_version: got \"deepseek_v5\", expected one of none, deepseek_v3_2, deepseek_v4");
+  EXPECT_EQ(ParseModelVersion("deepseek_v4").value(), ModelVersion::kDeepseekV4);
+}
+
+TEST(SpecRefusalTest, Fp8DsMlaIsForMlaKindsAndCompressedOnlyInV4) {
+  EXPECT_THAT(Refusal<FullAttentionSpec>([](auto& o) {
+                o.dtype = DataType::kUint8;
+                o.quant_mode = QuantMode::kFp8DsMla;
+              }),
+              HasSubstr("quant_mode: got fp8_ds_mla"));
+  EXPECT_THAT(Refusal<MlaAttentionSpec>([](auto& o) {
+                o.dtype = DataType::kUint8;
+                o.quant_mode = QuantMode::kFp8DsMla;
+                o.compress_ratio = 4;
+              }),
+              HasSubstr("compress_ratio: got 4, expected 1"));
+}
+
+// E-15
+TEST(SpecRefusalTest, FullSpecCarriesOneLabelAtMost) {
+  EXPECT_EQ(Refusal<FullAttentionSpec>([](auto& o) {
+              o.sliding_window = 128;
+              o.attention_chunk_size = 256;
+            }),
+            "attention_chunk_size: got 256, expected unset next to sliding_window 128 (a layer is "
+            "local in one way only)");
+  EXPECT_EQ(Refusal<FullAttentionSpec>([](auto& o) { o.attention_chunk_size = 0; }),
+            "attention_chunk_size: got 0, expected at least 1");
+}
+
+}  // namespace
+}  // namespace kvblocks

@@ -1,0 +1,170 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/replayer.h"
+
+namespace kvblocks::conformance {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> TranscriptsIn(const fs::path& folder) {
+  std::vector<std::string> files;
+  if (!fs::is_directory(folder)) return files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".gz") files.push_back(entry.path().string());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+void ExpectAgrees(const std::string& file) {
+  const auto result = ReplayFile(file);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->differing_line, 0)
+      << file << ":" << result->differing_line << ": " << result->difference;
+  EXPECT_GT(result->num_lines, 100) << file;
+}
+
+TEST(ConformanceTest, ShippedTranscriptsAgree) {
+  const auto files = TranscriptsIn("tests/conformance/testdata");
+  ASSERT_EQ(files.size(), 4u);
+  for (const std::string& file : files) ExpectAgrees(file);
+}
+
+TEST(ConformanceTest, AllTranscriptsAgree) {
+  const char* folder = std::getenv("KVBLOCKS_SHARED");
+  if (folder == nullptr) {
+    GTEST_SKIP() << "set KVBLOCKS_SHARED to a folder with transcripts/ to replay them all";
+  }
+  const auto files = TranscriptsIn(fs::path(folder) / "transcripts");
+  ASSERT_FALSE(files.empty()) << folder;
+  for (const std::string& file : files) ExpectAgrees(file);
+}
+
+// A transcript of given lines, as a plain file.
+absl::StatusOr<ReplayResult> ReplayLines(const std::vector<std::string>& lines) {
+  const std::string path = ::testing::TempDir() + "/transcript.jsonl";
+  std::ofstream out(path);
+  for (const std::string& line : lines) out << line << "\n";
+  out.close();
+  return ReplayFile(path);
+}
+
+const char kConfig[] =
+    R"({"format":1,"family":"a","name":"t","num_blocks":8,"groups":[{"kind":"full_attention",)"
+    R"("block_size":4,"sliding_window":null,"attention_chunk_size":null,"draft":false}],)"
+    R"("hash_block_size":4,"scheduler_block_size":4,"enable_caching":true,"use_eagle":false,)"
+    R"("max_model_len":64,"max_in_flight_tokens":64,"free_order":"fifo","watermark":0,)"
+    R"("enable_events":true})";
+const char kNew[] = R"({"op":"new","id":"r","p":[[0,0,6]]})";
+const char kDigest[] =
+    R"({"op":"digest","queue":[1,2,3,4,5,6,7],"cached":[[]],"keys":0,"usage":0.0})";
+
+TEST(ConformanceTest, FirstDifferenceIsNamedWithBothAnswers) {
+  const auto result = ReplayLines(
+      {kConfig, kNew, kDigest, R"({"op":"get","id":"r","hits":[[5]],"h":4})", "not reached"});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->differing_line, 4);
+  EXPECT_EQ(result->difference, "get r: h: recorded 4, got 0");
+}
+
+TEST(ConformanceTest, WrongAllocationIsADifference) {
+  const auto result = ReplayLines(
+      {kConfig, kNew, R"({"op":"alloc","id":"r","new":6,"out":[[2,1]],"f":5,"q":0,"k":0,"r":0})"});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->difference, "alloc r: out: recorded [[2,1]], got [[1,2]]");
+}
+
+TEST(ConformanceTest, WrongChecksumIsADifference) {
+  const auto result = ReplayLines(
+      {kConfig, kNew, R"({"op":"alloc","id":"r","new":6,"out":[[1,2]],"f":5,"q":0,"k":0,"r":0})"});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->differing_line, 3);
+  EXPECT_NE(result->difference.find("q: recorded 0, got "), std::string::npos)
+      << result->difference;
+}
+
+TEST(ConformanceTest, EventsMustBeThoseRecorded) {
+  const std::string alloc =
+      R"({"op":"alloc","id":"r","new":6,"out":[[1,2]],"f":5,"q":3075923182,"k":3010630956,"r":14741459)";
+  const auto agreed = ReplayLines({kConfig, kNew, alloc + R"(,"ev":[["S",0,0,1,[1]]]})"});
+  ASSERT_TRUE(agreed.ok()) << agreed.status();
+  EXPECT_EQ(agreed->differing_line, 0) << agreed->difference;
+  const auto lost = ReplayLines({kConfig, kNew, alloc + "}"});
+  ASSERT_TRUE(lost.ok()) << lost.status();
+  EXPECT_EQ(lost->difference, "alloc r: ev: recorded 0 events, got 1, of which the first 0 agree");
+  const auto moved = ReplayLines({kConfig, kNew, alloc + R"(,"ev":[["S",0,0,1,[2]]]})"});
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  EXPECT_EQ(moved->difference, "alloc r: ev: block 2 was recorded at position 0 of group 0");
+}
+
+TEST(ConformanceTest, RefusedCallIsADifference) {
+  const auto result = ReplayLines(
+      {kConfig, R"({"op":"new","id":"r","p":[]})", R"({"op":"get","id":"r","hits":[[]],"h":0})"});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_NE(result->difference.find("refused"), std::string::npos) << result->difference;
+}
+
+TEST(ConformanceTest, BadFilesAreReportedWithTheirLine) {
+  const auto message = [](const std::vector<std::string>& lines) {
+    const auto result = ReplayLines(lines);
+    return result.ok() ? std::string("accepted") : std::string(result.status().message());
+  };
+  const auto expect_error = [&](const std::vector<std::string>& lines, const std::string& part) {
+    EXPECT_NE(message(lines).find(part), std::string::npos) << message(lines);
+  };
+  expect_error({}, ":1: the file is empty");
+  expect_error({"{"}, ":1: not a JSON object");
+  expect_error({"[1]"}, ":1: not a JSON object");
+  expect_error({R"({"format":2})"}, ":1: field \"format\"");
+  expect_error({R"({"format":1,"name":"t"})"}, ":1: field");
+  expect_error({kConfig, ""}, ":2: not a JSON object");
+  expect_error({kConfig, R"({"op":"fly"})"}, ":2: field \"op\"");
+  expect_error({kConfig, R"({"op":"new","id":"r"})"}, ":2: field \"p\"");
+  expect_error({kConfig, R"({"op":"new","id":"r","p":7})"}, ":2: field \"p\"");
+  expect_error({kConfig, R"({"op":"new","id":"r","p":[[0,0,-1]]})"}, ":2: field \"p\"");
+  expect_error({kConfig, R"({"op":"new","id":"r","p":[[0,0,99999999999]]})"}, ":2: field \"p\"");
+  expect_error({kConfig, kNew, kNew}, ":3: new r: the id is in use");
+  expect_error({kConfig, R"({"op":"get","id":"x","hits":[[]],"h":0})"}, ":2: request \"x\"");
+  expect_error({kConfig, R"({"op":"comp","set":[["x",1]]})"}, ":2: request \"x\"");
+  expect_error({kConfig, R"({"op":"comp","set":[["x"]]})"}, ":2: field \"set\"");
+  expect_error({kConfig, kNew, R"({"op":"alloc","id":"r","new":6,"f":1,"q":1,"k":1,"r":1})"},
+               ":3: field \"out\"");
+  expect_error({kConfig, R"({"op":"evict","ids":[1],"f":7,"q":-1,"k":1,"r":1})"},
+               ":2: field \"q\"");
+  expect_error(
+      {kConfig, R"({"op":"evict","ids":[1],"f":7,"q":1,"k":1,"r":1,"ev":[["S",0,3,1,[]]]})"},
+      ":2: field \"ev\"");
+  expect_error({kConfig, R"({"op":"evict","ids":[1],"f":7,"q":1,"k":1,"r":1,"ev":[["X"]]})"},
+               ":2: field \"ev\"");
+}
+
+TEST(ConformanceTest, UnknownGroupKindIsReported) {
+  std::string config = kConfig;
+  config.replace(config.find("full_attention"), 14, "some_attention");
+  const auto result = ReplayLines({config});
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(std::string(result.status().message()).find("some_attention"), std::string::npos);
+}
+
+TEST(ConformanceTest, MissingAndDamagedFilesAreReported) {
+  EXPECT_EQ(ReplayFile("no/such/file.gz").status().code(), absl::StatusCode::kNotFound);
+
+  const auto files = TranscriptsIn("tests/conformance/testdata");
+  ASSERT_FALSE(files.empty());
+  std::ifstream in(files[0], std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::string cut = ::testing::TempDir() + "/cut.jsonl.gz";
+  std::ofstream(cut, std::ios::binary) << bytes.substr(0, bytes.size() / 2);
+  EXPECT_EQ(ReplayFile(cut).status().code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace kvblocks::conformance

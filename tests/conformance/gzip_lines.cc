@@ -1,0 +1,38 @@
+#include "tests/conformance/gzip_lines.h"
+
+#include <zlib.h>
+
+#include <array>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::conformance {
+
+absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path) {
+  gzFile file = gzopen(path.c_str(), "rb");
+  if (file == nullptr) return absl::NotFoundError(absl::StrCat(path, ": cannot be opened"));
+  std::string text;
+  std::array<char, 1 << 16> buffer;
+  int count = 0;
+  while ((count = gzread(file, buffer.data(), buffer.size())) > 0) {
+    text.append(buffer.data(), static_cast<size_t>(count));
+  }
+  int error = Z_OK;
+  const std::string message = gzerror(file, &error);
+  gzclose(file);
+  if (count < 0 || (error != Z_OK && error != Z_STREAM_END)) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": damaged or cut off after ", text.size(), " bytes: ", message));
+  }
+  std::vector<std::string> lines;
+  size_t begin = 0;
+  while (begin < text.size()) {
+    size_t end = text.find('\n', begin);
+    if (end == std::string::npos) end = text.size();
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+}  // namespace kvblocks::conformance

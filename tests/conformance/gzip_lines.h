@@ -1,0 +1,18 @@
+// ReadLines: the lines of a text file, gzip or plain.
+
+#ifndef KVBLOCKS_TESTS_CONFORMANCE_GZIP_LINES_H_
+#define KVBLOCKS_TESTS_CONFORMANCE_GZIP_LINES_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace kvblocks::conformance {
+
+// NotFound if the file cannot be opened, DataLoss if its compressed data is damaged or cut off.
+absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path);
+
+}  // namespace kvblocks::conformance
+
+#endif  // KVBLOCKS_TESTS_CONFORMANCE_GZIP_LINES_H_

@@ -1,0 +1,33 @@
+// replay: replays transcripts of a reference KV-cache manager and says whether this library answers
+// the same.
+//
+//   replay FILE...
+//
+// Prints "FILE: N lines, ok", or the first line that differs with both answers. Exit status: 0 all
+// files agree, 1 some differ, 2 some cannot be read.
+
+#include <algorithm>
+#include <iostream>
+
+#include "tests/conformance/replayer.h"
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::cerr << "usage: replay FILE...\n";
+    return 2;
+  }
+  int exit_status = 0;
+  for (int i = 1; i < argc; ++i) {
+    const auto result = kvblocks::conformance::ReplayFile(argv[i]);
+    if (!result.ok()) {
+      std::cerr << result.status().message() << "\n";
+      exit_status = 2;
+    } else if (result->differing_line > 0) {
+      std::cout << argv[i] << ":" << result->differing_line << ": " << result->difference << "\n";
+      exit_status = std::max(exit_status, 1);
+    } else {
+      std::cout << argv[i] << ": " << result->num_lines << " lines, ok\n";
+    }
+  }
+  return exit_status;
+}

@@ -1,0 +1,321 @@
+#include "tests/conformance/transcript.h"
+
+#include <simdjson.h>
+
+#include <limits>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::conformance {
+namespace {
+
+using simdjson::dom::array;
+using simdjson::dom::element;
+using simdjson::dom::object;
+
+constexpr int64_t kMaxTokensPerSegment = int64_t{1} << 24;
+
+// Reads typed fields of one object; the first problem is kept and later reads give defaults.
+class FieldReader {
+ public:
+  explicit FieldReader(object fields) : fields_(fields) {}
+
+  const absl::Status& status() const { return status_; }
+  bool Has(const char* name) const { return !fields_[name].error(); }
+
+  int64_t Int(const char* name, int64_t low = 0,
+              int64_t high = std::numeric_limits<int64_t>::max()) {
+    int64_t value = 0;
+    if (fields_[name].get_int64().get(value) || value < low || value > high) {
+      Fail(name, "a number in range");
+      return low;
+    }
+    return value;
+  }
+  int64_t IntOr(const char* name, int64_t fallback) { return Has(name) ? Int(name) : fallback; }
+
+  std::optional<int64_t> OptionalInt(const char* name) {
+    element value;
+    if (fields_[name].get(value) || value.is_null()) return std::nullopt;
+    return Int(name);
+  }
+
+  bool Bool(const char* name) {
+    bool value = false;
+    if (fields_[name].get_bool().get(value)) Fail(name, "true or false");
+    return value;
+  }
+
+  std::string String(const char* name) {
+    std::string_view value;
+    if (fields_[name].get_string().get(value)) Fail(name, "a string");
+    return std::string(value);
+  }
+  std::string StringOrEmpty(const char* name) { return Has(name) ? String(name) : std::string(); }
+
+  double Double(const char* name) {
+    double value = 0;
+    if (fields_[name].get_double().get(value)) Fail(name, "a number");
+    return value;
+  }
+
+  std::vector<element> Array(const char* name) {
+    element value;
+    if (!fields_[name].get(value)) return ItemsOf(value, name);
+    Fail(name, "a list");
+    return {};
+  }
+
+  // Empty if `value` is no list.
+  std::vector<element> ItemsOf(element value, const char* name) {
+    array list;
+    if (!value.get_array().get(list)) return std::vector<element>(list.begin(), list.end());
+    Fail(name, "a list");
+    return {};
+  }
+
+  std::vector<int64_t> Ints(const char* name) { return IntsOf(Array(name), name); }
+
+  std::vector<int64_t> IntsOf(const std::vector<element>& list, const char* name) {
+    std::vector<int64_t> values;
+    for (element item : list) {
+      int64_t value = 0;
+      if (item.get_int64().get(value)) Fail(name, "a list of numbers");
+      values.push_back(value);
+    }
+    return values;
+  }
+
+  std::vector<BlockId> BlockIds(const std::vector<element>& list, const char* name) {
+    std::vector<BlockId> ids;
+    for (int64_t value : IntsOf(list, name)) {
+      if (value < 0 || value > std::numeric_limits<BlockId>::max()) Fail(name, "block ids");
+      ids.push_back(static_cast<BlockId>(value));
+    }
+    return ids;
+  }
+
+  BlockLists Lists(const char* name) {
+    BlockLists lists;
+    for (element item : Array(name)) lists.push_back(BlockIds(ItemsOf(item, name), name));
+    return lists;
+  }
+
+  // [[doc, start, length], ...]
+  std::vector<TokenId> Tokens(const std::vector<element>& segments, const char* name) {
+    std::vector<TokenId> tokens;
+    for (element item : segments) {
+      const std::vector<int64_t> parts = IntsOf(ItemsOf(item, name), name);
+      if (parts.size() != 3 || parts[0] < 0 || parts[1] < 0 || parts[2] < 0 ||
+          parts[2] > kMaxTokensPerSegment) {
+        Fail(name, "segments [document, start, length]");
+        break;
+      }
+      for (int64_t i = 0; i < parts[2]; ++i) {
+        tokens.push_back(TranscriptToken(parts[0], parts[1] + i));
+      }
+    }
+    return tokens;
+  }
+
+  void Fail(const char* name, const char* expected) {
+    if (status_.ok()) {
+      status_ =
+          absl::InvalidArgumentError(absl::StrCat("field \"", name, "\": expected ", expected));
+    }
+  }
+
+ private:
+  object fields_;
+  absl::Status status_;
+};
+
+absl::StatusOr<object> ParseObject(simdjson::dom::parser& parser, const std::string& line) {
+  object fields;
+  if (const auto error = parser.parse(line).get_object().get(fields)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("not a JSON object: ", simdjson::error_message(error)));
+  }
+  return fields;
+}
+
+RecordedState ParseState(FieldReader& in) {
+  RecordedState state;
+  constexpr int64_t kMaxCrc = std::numeric_limits<uint32_t>::max();
+  state.num_free = in.Int("f");
+  state.queue_crc = static_cast<uint32_t>(in.Int("q", 0, kMaxCrc));
+  state.key_crc = static_cast<uint32_t>(in.Int("k", 0, kMaxCrc));
+  state.ref_crc = static_cast<uint32_t>(in.Int("r", 0, kMaxCrc));
+  if (!in.Has("ev")) return state;
+  for (element item : in.Array("ev")) {
+    const std::vector<element> parts = in.ItemsOf(item, "ev");
+    std::string_view kind;
+    if (parts.empty() || parts[0].get_string().get(kind)) {
+      in.Fail("ev", "a list of changes");
+      break;
+    }
+    TableChange change;
+    int64_t group = 0;
+    if (kind == "S") {
+      change.kind = TableChange::Kind::kStored;
+      if (parts.size() != 5 || parts[1].get_int64().get(group) ||
+          parts[2].get_int64().get(change.from) || parts[3].get_int64().get(change.to)) {
+        in.Fail("ev", "[\"S\", group, from, to, blocks]");
+        break;
+      }
+      change.blocks = in.BlockIds(in.ItemsOf(parts[4], "ev"), "ev");
+      if (change.from < 0 || change.to < change.from ||
+          static_cast<int64_t>(change.blocks.size()) != change.to - change.from) {
+        in.Fail("ev", "one block per position of \"S\"");
+        break;
+      }
+    } else if (kind == "R") {
+      change.kind = TableChange::Kind::kRemoved;
+      if (parts.size() != 3 || parts[1].get_int64().get(group)) {
+        in.Fail("ev", "[\"R\", group, block]");
+        break;
+      }
+      change.blocks = in.BlockIds({parts[2]}, "ev");
+    } else if (kind != "C") {
+      in.Fail("ev", "changes \"S\", \"R\" or \"C\"");
+      break;
+    }
+    change.group = static_cast<GroupId>(group);
+    state.changes.push_back(std::move(change));
+  }
+  return state;
+}
+
+// [[id, value], ...]; `read` gets the second part.
+template <typename Read>
+void ParsePairs(FieldReader& in, const char* name, Read read) {
+  for (element item : in.Array(name)) {
+    const std::vector<element> pair = in.ItemsOf(item, name);
+    std::string_view id;
+    if (pair.size() != 2 || pair[0].get_string().get(id)) {
+      in.Fail(name, "a list of [id, value]");
+      return;
+    }
+    read(std::string(id), pair[1]);
+  }
+}
+
+}  // namespace
+
+TokenId TranscriptToken(int64_t doc, int64_t position) {
+  const uint64_t mixed =
+      static_cast<uint64_t>(doc) * 1315423911u + static_cast<uint64_t>(position) * 2654435761u;
+  return static_cast<TokenId>((mixed & 0xffffffffu) % 128000u);
+}
+
+absl::StatusOr<TranscriptConfig> ParseConfig(const std::string& line) {
+  simdjson::dom::parser parser;
+  const auto fields = ParseObject(parser, line);
+  if (!fields.ok()) return fields.status();
+  FieldReader in(*fields);
+  TranscriptConfig config;
+  in.Int("format", 1, 1);
+  config.name = in.String("name");
+  config.num_blocks = in.Int("num_blocks", 1, std::numeric_limits<int32_t>::max() - 1);
+  config.hash_block_size = in.Int("hash_block_size", 1);
+  config.scheduler_block_size = in.Int("scheduler_block_size", 1);
+  config.enable_caching = in.Bool("enable_caching");
+  config.use_eagle = in.Bool("use_eagle");
+  config.enable_events = in.Bool("enable_events");
+  config.max_model_len = in.Int("max_model_len", 1);
+  config.max_in_flight_tokens = in.Int("max_in_flight_tokens", 1);
+  const std::string order = in.String("free_order");
+  if (order != "fifo" && order != "unhashed_first") {
+    in.Fail("free_order", "\"fifo\" or \"unhashed_first\"");
+  }
+  config.append_all = order == "fifo";
+  for (element item : in.Array("groups")) {
+    object group_fields;
+    if (item.get_object().get(group_fields)) {
+      in.Fail("groups", "a list of objects");
+      break;
+    }
+    FieldReader group_in(group_fields);
+    TranscriptGroup group;
+    group.kind = group_in.String("kind");
+    group.block_size = group_in.Int("block_size", 1);
+    group.sliding_window = group_in.OptionalInt("sliding_window");
+    group.attention_chunk_size = group_in.OptionalInt("attention_chunk_size");
+    group.is_draft = group_in.Bool("draft");
+    if (!group_in.status().ok()) return group_in.status();
+    config.groups.push_back(std::move(group));
+  }
+  if (!in.status().ok()) return in.status();
+  return config;
+}
+
+absl::StatusOr<Operation> ParseOperation(const std::string& line) {
+  simdjson::dom::parser parser;
+  const auto fields = ParseObject(parser, line);
+  if (!fields.ok()) return fields.status();
+  FieldReader in(*fields);
+  Operation out;
+  out.op = in.String("op");
+  const std::string& op = out.op;
+  if (op == "new") {
+    out.prompt = in.Tokens(in.Array("p"), "p");
+    out.skip_reading = in.IntOr("skip", 0) != 0;
+    out.salt = in.StringOrEmpty("salt");
+    out.lora = in.StringOrEmpty("lora");
+  } else if (op == "get") {
+    out.hits = in.Lists("hits");
+    out.hit_tokens = in.Int("h");
+  } else if (op == "alloc") {
+    out.num_new = in.Int("new");
+    out.use_hits = in.IntOr("use", 0) != 0;
+    out.num_hit_tokens = in.IntOr("hc", 0);
+    out.num_lookahead = in.IntOr("la", 0);
+    out.num_external = in.IntOr("ext", 0);
+    out.delay = in.IntOr("delay", 0) != 0;
+    out.gate = in.IntOr("gate", 0) != 0;
+    element blocks;
+    if (in.Has("out") && !(*fields)["out"].get(blocks) && !blocks.is_null()) {
+      out.blocks = in.Lists("out");
+    } else if (!in.Has("out")) {
+      in.Fail("out", "block ids per group, or null");
+    }
+  } else if (op == "comp") {
+    ParsePairs(in, "set", [&](std::string id, element value) {
+      int64_t n = 0;
+      if (value.get_int64().get(n)) in.Fail("set", "[id, number]");
+      out.computed.emplace_back(std::move(id), n);
+    });
+  } else if (op == "app") {
+    ParsePairs(in, "add", [&](std::string id, element value) {
+      out.appended.emplace_back(std::move(id), in.Tokens(in.ItemsOf(value, "add"), "add"));
+    });
+  } else if (op == "cache" || op == "trim") {
+    out.n = in.Int("n");
+  } else if (op == "evict") {
+    out.ids = in.BlockIds(in.Array("ids"), "ids");
+  } else if (op == "reset") {
+    out.ok = in.Bool("ok");
+  } else if (op == "ids") {
+    out.tables = in.Lists("t");
+  } else if (op == "common") {
+    out.common = in.Ints("n");
+  } else if (op == "digest") {
+    out.digest = RecordedDigest{.queue = in.BlockIds(in.Array("queue"), "queue"),
+                                .cached = in.Lists("cached"),
+                                .num_keys = in.Int("keys"),
+                                .usage = in.Double("usage")};
+  } else if (op != "free" && op != "preempt") {
+    in.Fail("op", "a known operation");
+  }
+  const bool changes_blocks = op == "alloc" || op == "free" || op == "preempt" || op == "cache" ||
+                              op == "trim" || op == "evict" || op == "reset";
+  const bool names_request =
+      op != "comp" && op != "app" && op != "evict" && op != "reset" && op != "digest";
+  if (names_request) out.id = in.String("id");
+  if (changes_blocks) out.state = ParseState(in);
+  if (!in.status().ok()) return in.status();
+  return out;
+}
+
+}  // namespace kvblocks::conformance

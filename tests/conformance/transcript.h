@@ -1,0 +1,115 @@
+// Transcript: recorded calls to a KV-cache manager and what it answered, one JSON object per line.
+//
+// The first line is the configuration, every other line one operation with its inputs and the
+// observed outputs. Parsing checks the format, the kind of every value and the ranges that
+// replaying relies on; it knows nothing of block managers.
+
+#ifndef KVBLOCKS_TESTS_CONFORMANCE_TRANSCRIPT_H_
+#define KVBLOCKS_TESTS_CONFORMANCE_TRANSCRIPT_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "block_pool/kv_cache_block.h"
+
+namespace kvblocks::conformance {
+
+using BlockLists = std::vector<std::vector<BlockId>>;  // one per group
+
+struct TranscriptGroup {
+  std::string kind;
+  int64_t block_size = 0;
+  std::optional<int64_t> sliding_window;
+  std::optional<int64_t> attention_chunk_size;
+  bool is_draft = false;
+};
+
+struct TranscriptConfig {
+  std::string name;
+  int64_t num_blocks = 0;
+  std::vector<TranscriptGroup> groups;
+  int64_t hash_block_size = 0;
+  int64_t scheduler_block_size = 0;
+  bool enable_caching = false;
+  bool use_eagle = false;
+  bool enable_events = false;
+  int64_t max_model_len = 0;
+  int64_t max_in_flight_tokens = 0;
+  bool append_all = false;  // free order "fifo"; otherwise "unhashed_first"
+};
+
+// What happened to the hash table, in order.
+struct TableChange {
+  enum class Kind { kStored, kRemoved, kCleared };
+
+  Kind kind = Kind::kCleared;
+  GroupId group = 0;
+  int64_t from = 0;  // kStored: positions [from, to), and the block of each, 0 where not registered
+  int64_t to = 0;
+  std::vector<BlockId> blocks;  // kRemoved: the one block
+};
+
+// State after an operation: number of free blocks, checksums of queue, keys and references, changes
+// of the hash table.
+struct RecordedState {
+  int64_t num_free = 0;
+  uint32_t queue_crc = 0;
+  uint32_t key_crc = 0;
+  uint32_t ref_crc = 0;
+  std::vector<TableChange> changes;
+};
+
+struct RecordedDigest {
+  std::vector<BlockId> queue;
+  BlockLists cached;
+  int64_t num_keys = 0;
+  double usage = 0;
+};
+
+struct Operation {
+  std::string op;
+  std::string id;
+
+  // Inputs.
+  std::vector<TokenId> prompt;
+  std::string salt;
+  std::string lora;
+  bool skip_reading = false;
+  int64_t num_new = 0;
+  bool use_hits = false;
+  int64_t num_hit_tokens = 0;
+  int64_t num_lookahead = 0;
+  int64_t num_external = 0;
+  bool delay = false;
+  bool gate = false;
+  int64_t n = 0;  // cache, trim
+  std::vector<BlockId> ids;
+  std::vector<std::pair<std::string, int64_t>> computed;               // comp
+  std::vector<std::pair<std::string, std::vector<TokenId>>> appended;  // app
+
+  // Outputs; what an operation does not record stays empty.
+  std::optional<RecordedState> state;
+  std::optional<RecordedDigest> digest;
+  std::optional<BlockLists> hits;    // get
+  int64_t hit_tokens = 0;            // get
+  std::optional<BlockLists> blocks;  // alloc; empty: no space
+  std::optional<BlockLists> tables;  // ids
+  std::vector<int64_t> common;       // common
+  bool ok = false;                   // reset
+};
+
+// InvalidArgument says which field is missing or wrong.
+absl::StatusOr<TranscriptConfig> ParseConfig(const std::string& line);
+absl::StatusOr<Operation> ParseOperation(const std::string& line);
+
+// Token of document `doc` at `position`.
+TokenId TranscriptToken(int64_t doc, int64_t position);
+
+}  // namespace kvblocks::conformance
+
+#endif  // KVBLOCKS_TESTS_CONFORMANCE_TRANSCRIPT_H_

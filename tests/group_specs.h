@@ -1,0 +1,54 @@
+// Short names for the KV-cache specs that tests talk about: only what the block manager looks at,
+// with a tiny head.
+
+#ifndef KVBLOCKS_TESTS_GROUP_SPECS_H_
+#define KVBLOCKS_TESTS_GROUP_SPECS_H_
+
+#include <cstdint>
+
+#include "specs/kv_cache_spec.h"
+
+namespace kvblocks::testing {
+
+inline KvCacheSpec Full(int64_t block_size) {
+  return FullAttentionSpec::Create({.block_size = block_size, .num_kv_heads = 1, .head_size = 16})
+      .value();
+}
+
+inline KvCacheSpec Mla(int64_t block_size) {
+  return MlaAttentionSpec::Create({.block_size = block_size, .head_size = 16}).value();
+}
+
+inline KvCacheSpec Sink(int64_t block_size, int64_t sink_length) {
+  return SinkFullAttentionSpec::Create({.block_size = block_size,
+                                        .num_kv_heads = 1,
+                                        .head_size = 16,
+                                        .sink_length = sink_length})
+      .value();
+}
+
+inline KvCacheSpec Window(int64_t block_size, int64_t window) {
+  return SlidingWindowSpec::Create({.block_size = block_size,
+                                    .num_kv_heads = 1,
+                                    .head_size = 16,
+                                    .sliding_window = window})
+      .value();
+}
+
+inline KvCacheSpec WindowMla(int64_t block_size, int64_t window) {
+  return SlidingWindowMlaSpec::Create(
+             {.block_size = block_size, .head_size = 16, .sliding_window = window})
+      .value();
+}
+
+inline KvCacheSpec Chunked(int64_t block_size, int64_t chunk) {
+  return ChunkedLocalAttentionSpec::Create({.block_size = block_size,
+                                            .num_kv_heads = 1,
+                                            .head_size = 16,
+                                            .attention_chunk_size = chunk})
+      .value();
+}
+
+}  // namespace kvblocks::testing
+
+#endif  // KVBLOCKS_TESTS_GROUP_SPECS_H_

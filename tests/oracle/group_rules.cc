@@ -1,0 +1,84 @@
+#include "tests/oracle/group_rules.h"
+
+#include <algorithm>
+
+namespace kvblocks::oracle {
+
+int64_t GroupRules::SkippedTokens(int64_t n) const {
+  if (const auto window = spec.sliding_window()) return std::max<int64_t>(0, n - *window + 1);
+  if (const auto chunk = spec.attention_chunk_size()) return RoundDown(n, *chunk);
+  return 0;
+}
+
+int64_t GroupRules::WindowBlocksNeeded() const {
+  return std::max<int64_t>(1, CeilDiv(*spec.sliding_window() - 1, block_size()));
+}
+
+Found GroupRules::Find(const IsCached& is_cached, int64_t max_tokens, bool drop,
+                       int64_t alignment) const {
+  const int64_t bs = block_size();
+  const int64_t positions = max_tokens / bs;
+  if (is_full()) {
+    int64_t matched = 0;
+    while (matched < positions && is_cached(matched)) ++matched;
+    if (drop && matched > 0) --matched;
+    return {.tokens = RoundDown(matched * bs, alignment), .first_real = 0};
+  }
+  if (const auto chunk = spec.attention_chunk_size()) {
+    const int64_t start = RoundDown(max_tokens, *chunk) / bs;
+    int64_t end = start;
+    while (end < positions && is_cached(end)) ++end;
+    return {.tokens = end * bs, .first_real = start};
+  }
+  const int64_t need = WindowBlocksNeeded();
+  const int64_t d = drop ? 1 : 0;
+  for (int64_t end = positions - d; end >= 1; --end) {
+    if (end * bs % alignment != 0) continue;
+    const int64_t first = std::max<int64_t>(0, end - need);
+    bool all = true;
+    for (int64_t i = first; i <= end + d - 1; ++i) all = all && is_cached(i);
+    if (all) return {.tokens = end * bs, .first_real = first};
+  }
+  return {};
+}
+
+bool GroupRules::CanServe(const IsCached& is_cached, int64_t tokens, int64_t alignment) const {
+  if (tokens % alignment != 0 || tokens % block_size() != 0) return false;
+  const int64_t end = tokens / block_size();
+  int64_t first = 0;
+  if (spec.sliding_window()) {
+    first = std::max<int64_t>(0, end - WindowBlocksNeeded());
+  } else {
+    first = SkippedBlocks(tokens);
+  }
+  for (int64_t i = first; i < end; ++i) {
+    if (!is_cached(i)) return false;
+  }
+  return true;
+}
+
+bool GroupRules::IsReachable(int64_t position, int64_t alignment) const {
+  if (!spec.sliding_window() || alignment % block_size() != 0) return true;
+  const int64_t d = is_draft ? 1 : 0;
+  const int64_t period = alignment / block_size();
+  const int64_t tail = WindowBlocksNeeded() + d;
+  if (tail >= period) return true;
+  return position >= d && (position - d) % period >= period - tail;
+}
+
+std::optional<int64_t> AdmissionCapOf(const KvCacheSpec& spec, int64_t max_model_len,
+                                      int64_t max_in_flight_tokens, bool exact) {
+  const int64_t bs = spec.block_size();
+  if (const auto window = spec.sliding_window()) {
+    const int64_t span = std::min(*window - 1 + max_in_flight_tokens, max_model_len);
+    if (!exact) return CeilDiv(span, bs) + 1;
+    return std::min(CeilDiv(span - 1, bs) + 1, CeilDiv(max_model_len, bs));
+  }
+  if (const auto chunk = spec.attention_chunk_size()) {
+    const int64_t history = exact ? *chunk - 1 : *chunk;
+    return CeilDiv(std::min(history + max_in_flight_tokens, max_model_len), bs);
+  }
+  return std::nullopt;
+}
+
+}  // namespace kvblocks::oracle

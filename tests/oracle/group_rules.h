@@ -1,0 +1,59 @@
+// GroupRules: one KV-cache group's rules by kind of attention (BM-55 to BM-78), as plain formulas
+// and brute force.
+
+#ifndef KVBLOCKS_TESTS_ORACLE_GROUP_RULES_H_
+#define KVBLOCKS_TESTS_ORACLE_GROUP_RULES_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "specs/kv_cache_spec.h"
+
+namespace kvblocks::oracle {
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t RoundDown(int64_t a, int64_t b) { return a / b * b; }
+
+// A look-up's answer: `tokens` are hit, positions before `first_real` need no block.
+struct Found {
+  int64_t tokens = 0;
+  int64_t first_real = 0;
+};
+// Whether a position's content is cached in all groups that are looked up together.
+using IsCached = std::function<bool(int64_t position)>;
+
+struct GroupRules {
+  KvCacheSpec spec;
+  bool is_draft = false;
+  std::optional<int64_t> admission_cap = std::nullopt;
+
+  int64_t block_size() const { return spec.block_size(); }
+  bool is_full() const { return !spec.sliding_window() && !spec.attention_chunk_size(); }
+
+  // BM-55: leading tokens that no later token needs once n are computed.
+  int64_t SkippedTokens(int64_t n) const;
+  int64_t SkippedBlocks(int64_t n) const { return SkippedTokens(n) / block_size(); }
+
+  // BM-72: blocks before a hit's end that a window needs.
+  int64_t WindowBlocksNeeded() const;
+
+  // BM-67, BM-72, BM-77: every length is tried, longest first.
+  Found Find(const IsCached& is_cached, int64_t max_tokens, bool drop, int64_t alignment) const;
+
+  // INV-12, INV-13: whether a hit of exactly `tokens` is usable by this group, draft rule aside.
+  bool CanServe(const IsCached& is_cached, int64_t tokens, int64_t alignment) const;
+
+  // BM-73: whether registration keeps a position when several groups share hits.
+  bool IsReachable(int64_t position, int64_t alignment) const;
+};
+
+// BM-57 with the engines' formula, or the tight bound: the most blocks that W - 1 (or C - 1) tokens
+// of history and the tokens in flight can touch.
+std::optional<int64_t> AdmissionCapOf(const KvCacheSpec& spec, int64_t max_model_len,
+                                      int64_t max_in_flight_tokens, bool exact);
+
+}  // namespace kvblocks::oracle
+
+#endif  // KVBLOCKS_TESTS_ORACLE_GROUP_RULES_H_

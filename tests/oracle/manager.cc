@@ -1,0 +1,402 @@
+#include "tests/oracle/manager.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+namespace kvblocks::oracle {
+namespace {
+
+// More than this is refused as a number of tokens or blocks.
+constexpr int64_t kMaxTokens = int64_t{1} << 40;
+
+bool InRange(int64_t n) { return n >= 0 && n <= kMaxTokens; }
+
+// Callers may pass any number; no sum may wrap.
+int64_t Add(int64_t a, int64_t b) {
+  return a > std::numeric_limits<int64_t>::max() - b ? std::numeric_limits<int64_t>::max() : a + b;
+}
+
+int64_t HitTokens(const AllocateParams& params) { return params.hits ? params.hits->tokens : 0; }
+
+int64_t TotalComputed(const Request& request, const AllocateParams& params) {
+  return request.num_computed + HitTokens(params) + params.num_external;
+}
+
+}  // namespace
+
+int64_t GroupTable::leading_nulls() const {
+  return std::find_if(blocks.begin(), blocks.end(), [](BlockId id) { return id != kNullBlockId; }) -
+         blocks.begin();
+}
+
+Manager::Manager(const KvCacheConfig& config, const Options& options)
+    : options_(options),
+      num_blocks_(config.num_blocks),
+      pool_(config.num_blocks, options.enable_caching, options.enable_events,
+            options.unhashed_first),
+      outside_references_(static_cast<size_t>(config.num_blocks)) {
+  bool any_draft = false;
+  for (const KvCacheGroup& group : config.groups) any_draft = any_draft || group.is_draft;
+  int64_t lcm = 1;
+  int64_t gcd = 0;
+  for (const KvCacheGroup& group : config.groups) {
+    groups_.push_back(
+        {.spec = group.spec,
+         .is_draft = group.is_draft || (options.use_eagle && !any_draft),  // BM-80
+         .admission_cap = AdmissionCapOf(group.spec, options.max_model_len,
+                                         options.max_in_flight_tokens, options.exact_caps)});
+    lcm = std::lcm(lcm, group.spec.block_size());
+    gcd = std::gcd(gcd, group.spec.block_size());
+    if (group.spec.sink_length() > 0) {
+      pool_.TakePermanent(group.spec.sink_length() / group.spec.block_size());  // BM-70
+    }
+  }
+  // Siblings with an equal spec share the flag (BM-73, BM-82).
+  for (GroupRules& a : groups_) {
+    for (const GroupRules& b : groups_) a.is_draft = a.is_draft || (a.spec == b.spec && b.is_draft);
+  }
+  scheduler_block_size_ = config.scheduler_block_size.value_or(lcm);  // BM-4
+  hash_block_size_ = !options.enable_caching
+                         ? scheduler_block_size_
+                         : config.hash_block_size.value_or(std::max<int64_t>(gcd, 1));
+}
+
+int64_t Manager::alignment() const {  // BM-79
+  return groups_.size() == 1 ? groups_[0].block_size() : scheduler_block_size_;
+}
+
+Request Manager::NewRequest(Content content, bool skip_reading) const {
+  Request request;
+  request.content = std::move(content);
+  request.skip_reading = skip_reading;
+  Append(request, {});
+  return request;
+}
+
+void Manager::Append(Request& request, const std::vector<TokenId>& tokens) const {
+  request.content.tokens.insert(request.content.tokens.end(), tokens.begin(), tokens.end());
+  if (options_.enable_caching) {
+    request.prefix_names = PrefixNames(request.content, hash_block_size_);
+  }
+}
+
+LookupQuery Manager::QueryFor(const Request& request) const {
+  return {.prefix_names = &request.prefix_names,
+          .hash_block_size = hash_block_size_,
+          .max_tokens = request.content.num_tokens() - 1,
+          .alignment = alignment()};
+}
+
+std::optional<Hits> Manager::GetComputedBlocks(const Request& request) const {  // BM-89
+  if (request.content.num_tokens() == 0) return std::nullopt;
+  if (!options_.enable_caching || request.skip_reading || groups_.empty()) {
+    Hits none;
+    none.lists.resize(groups_.size());
+    return none;
+  }
+  return FindHits(pool_, groups_, QueryFor(request));
+}
+
+bool Manager::IsValid(const Request& request, const AllocateParams& params) const {  // BM-91
+  static const Hits kNoHits;
+  const Hits& hits = params.hits ? *params.hits : kNoHits;
+  for (int64_t n : {params.num_new, params.num_lookahead, params.num_external, params.reserved,
+                    hits.tokens, request.num_computed, request.num_inflight}) {
+    if (!InRange(n)) return false;
+  }
+  if (params.num_new == 0 && params.num_external == 0) return false;
+  if (request.status == Status::kFinished) return false;
+  if (Add(Add(request.num_computed, hits.tokens), params.num_external) > options_.max_model_len) {
+    return false;
+  }
+  if (request.is_known && (hits.has_blocks() || hits.tokens > 0 || params.num_external > 0)) {
+    return false;
+  }
+  if (hits.lists.empty() && hits.tokens == 0) return true;
+  if (hits.lists.size() != groups_.size()) return false;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const int64_t bs = groups_[g].block_size();
+    const std::vector<BlockId>& list = hits.lists[g];
+    if (static_cast<int64_t>(list.size()) != CeilDiv(hits.tokens, bs)) return false;
+    for (int64_t i = 0; i < static_cast<int64_t>(list.size()); ++i) {
+      const BlockId id = list[static_cast<size_t>(i)];
+      if (id == kNullBlockId) {
+        // A hand-made or truncated list may lack what the next token needs.
+        const int64_t total = TotalComputed(request, params);
+        if (i >= groups_[g].SkippedBlocks(total)) return false;
+        continue;
+      }
+      const int64_t last = (i + 1) * bs / hash_block_size_ - 1;
+      if (last >= static_cast<int64_t>(request.prefix_names.size()) ||
+          !pool_.HasKey(
+              id, {request.prefix_names[static_cast<size_t>(last)], static_cast<GroupId>(g)})) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+int64_t Manager::Need(const Request& request, const AllocateParams& params, int64_t num_slots,
+                      bool apply_cap) const {  // BM-56
+  int64_t sum = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const GroupRules& rules = groups_[g];
+    std::vector<BlockId> hits;
+    if (!request.is_known && params.hits && g < params.hits->lists.size()) {
+      hits = params.hits->lists[g];
+    }
+    int64_t skipped = rules.SkippedBlocks(TotalComputed(request, params));
+    int64_t have = static_cast<int64_t>(hits.size());
+    if (request.is_known) {
+      skipped = request.tables[g].leading_nulls();
+      have = request.tables[g].size();
+    }
+    int64_t suffix = std::max<int64_t>(CeilDiv(num_slots, rules.block_size()) - skipped, 0);
+    if (apply_cap && rules.admission_cap) suffix = std::min(suffix, *rules.admission_cap);
+    sum += std::max<int64_t>(suffix - std::max<int64_t>(have - skipped, 0), 0);
+    for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
+      if (hits[i] != kNullBlockId && pool_.blocks()[static_cast<size_t>(hits[i])].ref_count == 0) {
+        ++sum;
+      }
+    }
+  }
+  return sum;
+}
+
+Outcome Manager::Allocate(Request& request, const AllocateParams& params,
+                          std::vector<std::vector<BlockId>>* out) {  // BM-92 to BM-99
+  if (!IsValid(request, params)) return Outcome::kInvalid;
+  const int64_t total = TotalComputed(request, params);
+  const int64_t main = Add(total, params.num_new);
+  const int64_t num_slots = std::min(Add(main, params.num_lookahead), options_.max_model_len);
+  const int64_t processed = std::max<int64_t>(0, total - request.num_inflight);
+  const bool is_admission =
+      request.status == Status::kWaiting || request.status == Status::kPreempted;
+  const int64_t watermark =
+      params.has_scheduled && is_admission
+          ? static_cast<int64_t>(std::floor(options_.watermark * static_cast<double>(num_blocks_)))
+          : 0;
+
+  if (params.gate) {
+    const int64_t known = std::min(request.content.num_tokens(), options_.max_model_len);
+    if (Need(request, params, known, /*apply_cap=*/true) + watermark > pool_.num_free()) {
+      return Outcome::kNoSpace;
+    }
+  }
+  Trim(request, processed);
+  if (Need(request, params, num_slots, /*apply_cap=*/false) + watermark >
+      pool_.num_free() - params.reserved) {
+    return Outcome::kNoSpace;
+  }
+  if (!request.is_known) {
+    request.is_known = true;
+    request.tables.assign(groups_.size(), {});
+    Adopt(request, params);
+  }
+  out->assign(groups_.size(), {});
+  for (size_t g = 0; g < groups_.size(); ++g) {  // BM-60
+    GroupTable& table = request.tables[g];
+    const int64_t missing = CeilDiv(num_slots, groups_[g].block_size()) - table.size();
+    (*out)[g] = pool_.Take(std::max<int64_t>(0, missing)).value();
+    table.blocks.insert(table.blocks.end(), (*out)[g].begin(), (*out)[g].end());
+  }
+  if (!params.delay) {
+    Register(request, std::min({main, request.content.num_tokens(), options_.max_model_len}));
+  }
+  return Outcome::kOk;
+}
+
+void Manager::Adopt(Request& request, const AllocateParams& params) {  // BM-58, BM-59, BM-86
+  const int64_t total = TotalComputed(request, params);
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    GroupTable& table = request.tables[g];
+    const int64_t skipped = groups_[g].SkippedBlocks(total);
+    table.blocks.assign(static_cast<size_t>(skipped), kNullBlockId);
+    if (params.hits && g < params.hits->lists.size()) {
+      const std::vector<BlockId>& list = params.hits->lists[g];
+      for (size_t i = static_cast<size_t>(skipped); i < list.size(); ++i) {
+        table.blocks.push_back(list[i]);
+      }
+    }
+    table.num_cached = table.size();
+    pool_.Touch(table.blocks);
+  }
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (params.num_external == 0 || groups_[g].SkippedTokens(total) >= total) continue;
+    GroupTable& table = request.tables[g];
+    const int64_t missing = CeilDiv(total, groups_[g].block_size()) - table.size();
+    const auto taken = pool_.Take(std::max<int64_t>(0, missing)).value();
+    table.blocks.insert(table.blocks.end(), taken.begin(), taken.end());
+  }
+}
+
+void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73, BM-85
+  if (!options_.enable_caching) return;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const GroupRules& rules = groups_[g];
+    int64_t n = num_tokens;
+    if (groups_.size() > 1) {
+      n = RoundDown(num_tokens, scheduler_block_size_);
+      if (rules.is_draft && n > 0) n = std::min(num_tokens, n + rules.block_size());
+    }
+    GroupTable& table = request.tables[g];
+    const int64_t full = n / rules.block_size();
+    if (full <= table.num_cached) continue;
+    std::vector<bool> mask;
+    for (int64_t i = table.num_cached; i < full; ++i) {
+      mask.push_back(groups_.size() == 1 || rules.IsReachable(i, alignment()));
+    }
+    pool_.Register({.content = &request.content,
+                    .prefix_names = &request.prefix_names,
+                    .hash_block_size = hash_block_size_,
+                    .block_size = rules.block_size(),
+                    .group = static_cast<GroupId>(g)},
+                   table.blocks, table.num_cached, full, mask);
+    table.num_cached = full;
+  }
+}
+
+void Manager::Trim(Request& request, int64_t num_processed) {  // BM-62
+  if (!request.is_known) return;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    GroupTable& table = request.tables[g];
+    std::vector<BlockId> freed;
+    for (int64_t i = std::min(groups_[g].SkippedBlocks(num_processed), table.size()) - 1; i >= 0;
+         --i) {
+      BlockId& id = table.blocks[static_cast<size_t>(i)];
+      if (id == kNullBlockId) break;
+      freed.push_back(std::exchange(id, kNullBlockId));
+    }
+    pool_.Free(freed);
+  }
+}
+
+bool Manager::RemoveSkippedBlocks(Request& request, int64_t num_processed) {
+  if (num_processed < 0) return false;
+  Trim(request, num_processed);
+  return true;
+}
+
+bool Manager::CacheBlocks(Request& request, int64_t num_tokens) {  // BM-103
+  if (!options_.enable_caching) return true;
+  if (num_tokens < 0 || num_tokens > request.content.num_tokens()) return false;
+  if (!request.is_known) return num_tokens == 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (num_tokens > request.tables[g].size() * groups_[g].block_size()) return false;
+  }
+  Register(request, num_tokens);
+  return true;
+}
+
+void Manager::Free(Request& request) {  // BM-63, BM-101
+  for (GroupTable& table : request.tables) {
+    pool_.Free({table.blocks.rbegin(), table.blocks.rend()});
+  }
+  request.tables.clear();
+  request.is_known = false;
+}
+
+std::vector<BlockId> Manager::Pop(Request& request) {
+  std::vector<BlockId> popped;
+  for (const GroupTable& table : request.tables) {
+    popped.insert(popped.end(), table.blocks.begin(), table.blocks.end());
+  }
+  for (BlockId id : popped) {
+    if (id != kNullBlockId) ++outside_references_[static_cast<size_t>(id)];
+  }
+  request.tables.clear();
+  request.is_known = false;
+  return popped;
+}
+
+void Manager::Pin(const std::vector<BlockId>& ids) {
+  pool_.Touch(ids);
+  for (BlockId id : ids) {
+    if (id != kNullBlockId) ++outside_references_[static_cast<size_t>(id)];
+  }
+}
+
+bool Manager::FreeBlocks(const std::vector<BlockId>& ids) {
+  std::vector<int> left = outside_references_;
+  for (BlockId id : ids) {
+    if (id < 0 || id >= static_cast<BlockId>(left.size())) return false;
+    if (id != kNullBlockId && --left[static_cast<size_t>(id)] < 0) return false;
+  }
+  outside_references_ = left;
+  return pool_.Free(ids);
+}
+
+bool Manager::Reset() {
+  if (!pool_.Reset()) return false;
+  stats_.reset = true;
+  return true;
+}
+
+std::optional<Hits> Manager::Truncate(const Hits& hits, int64_t num_tokens) const {  // BM-104
+  if (num_tokens < 0 || num_tokens > hits.tokens || hits.lists.size() != groups_.size()) {
+    return std::nullopt;
+  }
+  Hits cut;
+  cut.tokens = num_tokens;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (num_tokens % groups_[g].block_size() != 0) return std::nullopt;
+    const auto begin = hits.lists[g].begin();
+    cut.lists.emplace_back(begin, begin + num_tokens / groups_[g].block_size());
+  }
+  return cut;
+}
+
+std::vector<int64_t> Manager::CommonPrefix(const Request& request,
+                                           const std::vector<const Request*>& all) const {
+  std::vector<int64_t> lengths(groups_.size(), 0);
+  if (!options_.enable_caching || !request.is_known) return lengths;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (!groups_[g].is_full()) continue;
+    const std::vector<BlockId>& mine = request.tables[g].blocks;
+    const auto shared_by_all = [&](int64_t i) {
+      return std::all_of(all.begin(), all.end(), [&](const Request* other) {
+        if (!other->is_known) return true;
+        const GroupTable& theirs = other->tables[g];
+        return i < theirs.size() &&
+               theirs.blocks[static_cast<size_t>(i)] == mine[static_cast<size_t>(i)];
+      });
+    };
+    while (lengths[g] < static_cast<int64_t>(mine.size()) && shared_by_all(lengths[g])) {
+      ++lengths[g];
+    }
+  }
+  return lengths;
+}
+
+void Manager::RecordStats(const Request& request, int64_t num_hit_tokens) {  // BM-105
+  if (!options_.log_stats || !options_.enable_caching || request.skip_reading) return;
+  const int64_t num_tokens = request.content.num_tokens();
+  if (request.num_preemptions == 0) {
+    stats_.requests += 1;
+    stats_.queries += num_tokens;
+    stats_.hits += num_hit_tokens;
+  } else {
+    stats_.preempted_requests += 1;
+    stats_.preempted_queries += num_tokens;
+    stats_.preempted_hits += num_hit_tokens;
+  }
+}
+
+Stats Manager::MakeStats() { return std::exchange(stats_, {}); }
+
+std::vector<Event> Manager::TakeEvents() {  // BM-52
+  std::vector<Event> events = pool_.TakeEvents();
+  for (Event& event : events) {
+    if (event.kind != Event::Kind::kStored) continue;
+    const KvCacheSpec& spec = groups_[static_cast<size_t>(event.group)].spec;
+    event.spec_kind = std::string(KindName(spec.kind()));
+    event.sliding_window = spec.sliding_window();
+  }
+  return events;
+}
+
+}  // namespace kvblocks::oracle

@@ -1,0 +1,139 @@
+// Manager: the request-facing rules (BM-85 to BM-105) over the naive pool and groups.
+//
+// Mirrors the calls of KvCacheManager, so that a test can make each call on both and compare.
+// Requests are plain structs that the test advances itself.
+
+#ifndef KVBLOCKS_TESTS_ORACLE_MANAGER_H_
+#define KVBLOCKS_TESTS_ORACLE_MANAGER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "specs/kv_cache_config.h"
+#include "tests/oracle/content.h"
+#include "tests/oracle/group_rules.h"
+#include "tests/oracle/lookup.h"
+#include "tests/oracle/pool.h"
+
+namespace kvblocks::oracle {
+
+struct Options {
+  int64_t max_model_len = 0;
+  int64_t max_in_flight_tokens = 0;
+  bool enable_caching = true;
+  bool use_eagle = false;
+  bool enable_events = false;
+  bool log_stats = true;
+  double watermark = 0;
+  bool unhashed_first = true;
+  bool exact_caps = true;
+};
+
+enum class Status { kWaiting, kRunning, kPreempted, kFinished };
+
+struct GroupTable {
+  std::vector<BlockId> blocks;
+  int64_t num_cached = 0;
+
+  int64_t size() const { return static_cast<int64_t>(blocks.size()); }
+  int64_t leading_nulls() const;
+  int64_t num_real() const { return size() - leading_nulls(); }
+};
+
+struct Request {
+  Content content;
+  std::vector<std::string> prefix_names;
+  bool skip_reading = false;
+  int64_t num_computed = 0;
+  int64_t num_inflight = 0;
+  int64_t num_preemptions = 0;
+  Status status = Status::kWaiting;
+
+  bool is_known = false;  // BM-54
+  std::vector<GroupTable> tables;
+};
+
+struct AllocateParams {
+  int64_t num_new = 0;
+  const Hits* hits = nullptr;
+  int64_t num_lookahead = 0;
+  int64_t num_external = 0;
+  bool delay = false;
+  bool gate = false;
+  int64_t reserved = 0;
+  bool has_scheduled = false;
+};
+
+enum class Outcome { kOk, kNoSpace, kInvalid };
+
+struct Stats {
+  int64_t requests = 0, queries = 0, hits = 0;
+  int64_t preempted_requests = 0, preempted_queries = 0, preempted_hits = 0;
+  bool reset = false;
+};
+
+class Manager {
+ public:
+  // REQUIRES: a configuration that the rules accept.
+  Manager(const KvCacheConfig& config, const Options& options);
+
+  const Pool& pool() const { return pool_; }
+  const std::vector<GroupRules>& groups() const { return groups_; }
+  int64_t scheduler_block_size() const { return scheduler_block_size_; }
+  int64_t hash_block_size() const { return hash_block_size_; }
+  int64_t alignment() const;
+
+  Request NewRequest(Content content, bool skip_reading) const;
+  void Append(Request& request, const std::vector<TokenId>& tokens) const;
+
+  // Empty: refused.
+  std::optional<Hits> GetComputedBlocks(const Request& request) const;
+  LookupQuery QueryFor(const Request& request) const;
+
+  // On kOk, `out` gets the stage-3 blocks of each group.
+  Outcome Allocate(Request& request, const AllocateParams& params,
+                   std::vector<std::vector<BlockId>>* out);
+  // Blocks that stages 2 and 3 of this call take from the queue, had the trim happened already.
+  int64_t Need(const Request& request, const AllocateParams& params, int64_t num_slots,
+               bool apply_cap) const;
+
+  void Free(Request& request);
+  std::vector<BlockId> Pop(Request& request);
+  // Pins and popped lists.
+  void Pin(const std::vector<BlockId>& ids);
+  bool FreeBlocks(const std::vector<BlockId>& ids);
+
+  bool RemoveSkippedBlocks(Request& request, int64_t num_processed);
+  bool CacheBlocks(Request& request, int64_t num_tokens);
+  bool Evict(const std::vector<BlockId>& ids) { return pool_.Evict(ids); }
+  bool Reset();
+  std::optional<Hits> Truncate(const Hits& hits, int64_t num_tokens) const;
+  // Brute force over the tables of all requests that hold blocks.
+  std::vector<int64_t> CommonPrefix(const Request& request,
+                                    const std::vector<const Request*>& all) const;
+
+  void RecordStats(const Request& request, int64_t num_hit_tokens);
+  Stats MakeStats();
+  std::vector<Event> TakeEvents();
+
+ private:
+  bool IsValid(const Request& request, const AllocateParams& params) const;
+  void Trim(Request& request, int64_t num_processed);
+  void Adopt(Request& request, const AllocateParams& params);
+  void Register(Request& request, int64_t num_tokens);
+
+  Options options_;
+  int64_t num_blocks_;
+  std::vector<GroupRules> groups_;
+  int64_t scheduler_block_size_ = 1;
+  int64_t hash_block_size_ = 1;
+  Pool pool_;
+  std::vector<int> outside_references_;  // pins and popped lists, per block
+  Stats stats_;
+};
+
+}  // namespace kvblocks::oracle
+
+#endif  // KVBLOCKS_TESTS_ORACLE_MANAGER_H_

@@ -1,0 +1,171 @@
+#include "tests/oracle/pool.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <utility>
+
+namespace kvblocks::oracle {
+namespace {
+
+// Internal errors of the rules ("must stop the process").
+void Require(bool condition) {
+  if (!condition) std::abort();
+}
+
+}  // namespace
+
+Pool::Pool(int64_t num_blocks, bool enable_caching, bool enable_events, bool unhashed_first)
+    : enable_caching_(enable_caching),
+      enable_events_(enable_events),
+      unhashed_first_(unhashed_first),
+      blocks_(static_cast<size_t>(num_blocks)) {
+  for (BlockId id = 1; id < num_blocks; ++id) queue_.push_back(id);  // BM-14
+}
+
+int64_t Pool::num_permanent() const {
+  return std::count_if(blocks_.begin(), blocks_.end(),
+                       [](const Block& block) { return block.is_permanent; });
+}
+
+double Pool::usage() const {  // BM-47
+  const int64_t usable = static_cast<int64_t>(blocks_.size()) - 1 - num_permanent();
+  return usable == 0 ? 0.0 : 1.0 - static_cast<double>(num_free()) / static_cast<double>(usable);
+}
+
+BlockId Pool::Find(const Key& key) const {  // BM-31
+  const auto it = table_.find(key);
+  return it == table_.end() ? kNullBlockId : it->second.front();
+}
+
+bool Pool::HasKey(BlockId id, const Key& key) const {
+  return IsValid(id) && blocks_[static_cast<size_t>(id)].key == key;
+}
+
+std::optional<std::vector<BlockId>> Pool::Take(int64_t k) {  // BM-37
+  if (k > num_free()) return std::nullopt;
+  const std::vector<BlockId> taken(queue_.begin(), queue_.begin() + k);
+  queue_.erase(queue_.begin(), queue_.begin() + k);
+  for (BlockId id : taken) {
+    DropKey(id, Event::Kind::kReused);
+    blocks_[static_cast<size_t>(id)].ref_count = 1;
+  }
+  return taken;
+}
+
+std::vector<BlockId> Pool::TakePermanent(int64_t k) {  // BM-12, BM-70
+  const std::vector<BlockId> taken = Take(k).value();
+  for (BlockId id : taken) blocks_[static_cast<size_t>(id)].is_permanent = true;
+  return taken;
+}
+
+void Pool::Touch(const std::vector<BlockId>& ids) {  // BM-40
+  for (BlockId id : ids) {
+    if (id == kNullBlockId) continue;
+    Block& block = blocks_[static_cast<size_t>(id)];
+    if (block.ref_count == 0) {
+      const auto it = std::find(queue_.begin(), queue_.end(), id);
+      Require(it != queue_.end());
+      queue_.erase(it);
+    }
+    ++block.ref_count;
+  }
+}
+
+bool Pool::Free(const std::vector<BlockId>& ids) {  // BM-41
+  std::map<BlockId, int> occurrences;
+  for (BlockId id : ids) {
+    if (!IsValid(id)) return false;
+    if (id != kNullBlockId) ++occurrences[id];
+  }
+  for (const auto& [id, count] : occurrences) {
+    const Block& block = blocks_[static_cast<size_t>(id)];
+    if (block.is_permanent || count > block.ref_count) return false;
+  }
+  std::vector<BlockId> front;  // BM-42
+  for (BlockId id : ids) {
+    if (id == kNullBlockId) continue;
+    Block& block = blocks_[static_cast<size_t>(id)];
+    if (--block.ref_count > 0) continue;
+    if (unhashed_first_ && !block.key) {
+      front.push_back(id);
+    } else {
+      queue_.push_back(id);
+    }
+  }
+  queue_.insert(queue_.begin(), front.begin(), front.end());
+  return true;
+}
+
+void Pool::Register(const Registration& what, const std::vector<BlockId>& table, int64_t from,
+                    int64_t to, const std::vector<bool>& mask) {  // BM-44, BM-49
+  if (!enable_caching_) return;
+  const int64_t per_block = what.block_size / what.hash_block_size;
+  const auto prefix_at = [&](int64_t position) {
+    return what.prefix_names->at(static_cast<size_t>((position + 1) * per_block - 1));
+  };
+  std::optional<Event> run;
+  for (int64_t i = from; i < to; ++i) {
+    const BlockId id = table.at(static_cast<size_t>(i));
+    if (id == kNullBlockId || !mask.at(static_cast<size_t>(i - from))) {
+      if (run) Emit(*std::exchange(run, std::nullopt));
+      continue;
+    }
+    Block& block = blocks_[static_cast<size_t>(id)];
+    Require(!block.key && !block.is_permanent);
+    block.key = Key{prefix_at(i), what.group};
+    table_[*block.key].push_back(id);
+    if (!run) {
+      run = Event{.kind = Event::Kind::kStored,
+                  .group = what.group,
+                  .parent = i == 0 ? "" : prefix_at(i - 1),
+                  .block_size = what.block_size,
+                  .lora_name = what.content->lora_name};
+    }
+    const int64_t begin = i * what.block_size;
+    const int64_t end = begin + what.block_size;
+    run->prefixes.push_back(prefix_at(i));
+    run->extra_keys.push_back(ExtraKeysOf(*what.content, begin, end));
+    run->token_ids.insert(run->token_ids.end(), what.content->tokens.begin() + begin,
+                          what.content->tokens.begin() + end);
+  }
+  if (run) Emit(*run);
+}
+
+void Pool::DropKey(BlockId id, Event::Kind reason) {  // BM-39
+  Block& block = blocks_[static_cast<size_t>(id)];
+  if (!block.key) return;
+  std::vector<BlockId>& holders = table_.at(*block.key);
+  holders.erase(std::find(holders.begin(), holders.end(), id));
+  if (holders.empty()) table_.erase(*block.key);
+  Emit({.kind = reason, .group = block.key->group, .prefixes = {block.key->prefix}});
+  block.key.reset();
+}
+
+bool Pool::Evict(const std::vector<BlockId>& ids) {  // BM-45
+  for (BlockId id : ids) {
+    if (!IsValid(id)) return false;
+  }
+  for (BlockId id : std::set<BlockId>(ids.begin(), ids.end())) {
+    DropKey(id, Event::Kind::kEvicted);
+  }
+  return true;
+}
+
+bool Pool::Reset() {  // BM-46
+  for (const Block& block : blocks_) {
+    if (block.ref_count > 0 && !block.is_permanent) return false;
+  }
+  table_.clear();
+  for (Block& block : blocks_) block.key.reset();
+  Emit({.kind = Event::Kind::kCleared});
+  return true;
+}
+
+void Pool::Emit(Event event) {
+  if (enable_events_) events_.push_back(std::move(event));
+}
+
+std::vector<Event> Pool::TakeEvents() { return std::exchange(events_, {}); }
+
+}  // namespace kvblocks::oracle
