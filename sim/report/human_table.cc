@@ -35,8 +35,8 @@ std::string Span(double seconds) {
 }
 
 std::string Milliseconds(double ms) {
-  if (ms >= 1e6) return absl::StrFormat("%.3g s", ms / 1e3);
-  if (ms >= 1e5) return absl::StrFormat("%.0f", ms);
+  if (ms >= 1e8) return absl::StrFormat("%.3e", ms);
+  if (ms >= 1e5) return WithThousands(std::llround(ms));
   return absl::StrFormat("%.1f", ms);
 }
 
@@ -71,7 +71,7 @@ class Page {
     std::string padded = label;
     padded.resize(std::max(kLabelWidth, label.size() + 1), ' ');
     if (color_ && !label.empty()) padded = absl::StrCat("\033[1m", padded, "\033[0m");
-    std::string line = absl::StrCat(padded, text);
+    std::string line = absl::StrCat(padded, text.substr(0, kWidth - kLabelWidth));
     while (!line.empty() && line.back() == ' ') line.pop_back();
     absl::StrAppend(&out_, line, "\n");
   }
@@ -143,11 +143,11 @@ void AddPromptTokens(const pb::Report& report, Page& page) {
     return Percent(static_cast<double>(tokens) / static_cast<double>(prompt.known()));
   };
   const auto row = [&](const std::string& label, int64_t tokens, const std::string& meaning) {
-    page.Line("", absl::StrFormat("%-17s %15s %9s  %s", label, WithThousands(tokens), share(tokens),
+    page.Line("", absl::StrFormat("%-17s %13s %9s  %s", label, WithThousands(tokens), share(tokens),
                                   meaning));
   };
   page.Line("prompt tokens",
-            absl::StrFormat("%-17s %15s %9s  %s", "went to", "tokens", "share", ""));
+            absl::StrFormat("%-17s %13s %9s  %s", "went to", "tokens", "share", ""));
   row("hit", prompt.hit(), "");
   for (const pb::MissCause& cause : report.first_admission_misses().causes()) {
     if (cause.blocks() > 0) row(cause.cause(), cause.tokens(), cause.meaning());
@@ -159,10 +159,10 @@ void AddPromptTokens(const pb::Report& report, Page& page) {
 void AddPool(const pb::Report& report, Page& page) {
   const pb::Pool& pool = report.pool();
   const auto gauge = [&](const std::string& label, const pb::Gauge& g, const std::string& note) {
-    page.Line(label, absl::StrFormat("%-17s %15s %9s  %s", note, Percent(g.mean()),
+    page.Line(label, absl::StrFormat("%-17s %13s %9s  %s", note, Percent(g.mean()),
                                      Percent(g.peak()), ""));
   };
-  page.Line("pool use", absl::StrFormat("%-17s %15s %9s", "", "mean", "peak"));
+  page.Line("pool use", absl::StrFormat("%-17s %13s %9s", "", "mean", "peak"));
   gauge("", pool.usage(), "referenced");
   gauge("", pool.resident(), "with cached");
   if (report.groups_size() == 1) gauge("", pool.fragmentation(), "unused slots");
@@ -246,7 +246,7 @@ std::string WithThousands(int64_t value) {
   const size_t sign = value < 0 ? 1 : 0;
   for (size_t i = digits.size(); i > sign + 3;) {
     i -= 3;
-    digits.insert(i, ",");
+    digits.insert(i, 1, ',');
   }
   return digits;
 }

@@ -12,11 +12,16 @@ ReplayMetrics::ReplayMetrics(const ReplayMetricsOptions& options)
       series_(options.series_tick, options.series_max_points) {}
 
 void ReplayMetrics::OnRunStart(const RunInfo& info) {
-  manager_ = info.manager;
-  scheduler_ = info.scheduler;
   trace_ = *info.trace;
   time_source_ = info.time_source;
-  groups_.resize(static_cast<size_t>(manager_->num_groups()));
+  num_blocks_ = info.manager->pool().num_blocks();
+  block_tokens_ = info.manager->scheduler_block_size();
+  max_num_batched_tokens_ = info.scheduler->max_num_batched_tokens;
+  for (GroupId g = 0; g < info.manager->num_groups(); ++g) {
+    const SingleTypeManager& group = info.manager->group(g);
+    groups_.push_back(
+        {.kind = std::string(KindName(group.spec().kind())), .block_tokens = group.block_size()});
+  }
   misses_.OnRunStart(info);
   pool_.OnRunStart(info);
 }
@@ -38,6 +43,7 @@ void ReplayMetrics::AdvanceTo(SimTime now) {
 void ReplayMetrics::OnArrival(const SimRequest& request, SimTime now) {
   AdvanceTo(now);
   requests_.Reset(request);
+  ++gauges_.waiting;
   last_arrival_ = std::max(last_arrival_, request.arrival);
   input_tokens_ += request.num_prompt;
   requested_output_ += request.max_output;
@@ -48,6 +54,7 @@ void ReplayMetrics::OnRejection(const SimRequest& request, SimTime now) {
   if (first_rejection_.empty()) {
     first_rejection_ = "request " + request.spec.id + ": " + request.finish_text;
   }
+  --gauges_.waiting;
   EndRequest(request, now);
 }
 
@@ -63,6 +70,7 @@ void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
   const AdmissionMisses misses = misses_.OnAdmission(record, progress);
   hit_rates_.OnAdmission(record, misses, misses_.block_tokens(), now);
   pool_.OnAdmission(record);
+  progress.is_running = true;
   if (record.is_resume) {
     preempted_time_ += now - progress.preempted_at;
     progress.preempted_time += now - progress.preempted_at;
@@ -100,6 +108,7 @@ void ReplayMetrics::OnPreemption(const PreemptionRecord& record, SimTime now) {
   misses_.OnPreemption(record, progress);
   pool_.OnPreemption(record, progress);
   progress.preempted_at = now;
+  progress.is_running = false;
   ++counts_.preemptions;
   const int64_t preemptions = record.request->num_preemptions;
   requests_preempted_ += preemptions == 1;
@@ -185,7 +194,10 @@ void ReplayMetrics::EndRequest(const SimRequest& request, SimTime now) {
 void ReplayMetrics::OnFinish(const SimRequest& request, SimTime now) {
   AdvanceTo(now);
   if (request.finish_reason == FinishReason::kAbort && requests_.Has(request)) {
-    pool_.OnAbort(request, requests_[request]);
+    RequestProgress& progress = requests_[request];
+    pool_.OnAbort(request, progress);
+    // The next step sets both anew; until then nobody else comes or goes.
+    (progress.is_running ? gauges_.running : gauges_.waiting) -= 1;
   }
   EndRequest(request, now);
 }

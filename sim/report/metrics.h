@@ -55,8 +55,8 @@ class ReplayMetrics final : public EngineObserver {
   void OnFinish(const SimRequest& request, SimTime now) override;
   void OnRunEnd(SimTime now) override;
 
-  // All measured sections; configuration, outcome and notes are the caller's. Call it once, while
-  // the simulation is still there.
+  // All measured sections; configuration, outcome and notes are the caller's. After the run; the
+  // simulation may be gone.
   void Fill(const SimulationResult& result, ::kvblocks::report::v1::Report* out);
 
   // Of first admissions so far, for progress displays.
@@ -64,7 +64,9 @@ class ReplayMetrics final : public EngineObserver {
   int64_t num_hit_tokens() const { return num_hit_; }
 
  private:
-  struct GroupCounts {
+  struct Group {
+    std::string kind;
+    int64_t block_tokens = 0;
     int64_t hit_blocks = 0, skipped_blocks = 0, resume_hit_blocks = 0, new_blocks = 0;
   };
 
@@ -86,9 +88,10 @@ class ReplayMetrics final : public EngineObserver {
   GoodputMetrics goodput_;
   TimeSeries series_;
 
-  const KvCacheManager* manager_ = nullptr;
-  const SchedulerOptions* scheduler_ = nullptr;
   TraceInfo trace_;
+  int64_t num_blocks_ = 0;
+  int64_t block_tokens_ = 0;
+  int64_t max_num_batched_tokens_ = 0;
   std::string time_source_;
 
   // The time line.
@@ -111,7 +114,7 @@ class ReplayMetrics final : public EngineObserver {
   std::string worst_request_;
   int64_t worst_preemptions_ = 0;
   int64_t verified_drafts_ = 0, accepted_drafts_ = 0, rejected_drafts_ = 0, verifications_ = 0;
-  std::vector<GroupCounts> groups_;
+  std::vector<Group> groups_;
 };
 
 }  // namespace kvblocks::sim

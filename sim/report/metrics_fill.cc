@@ -66,10 +66,10 @@ void ReplayMetrics::FillWorkload(const SimulationResult& result, pb::Report* out
 
   auto* setup = out->mutable_setup();
   setup->set_time_source(time_source_);
-  setup->set_num_blocks(manager_->pool().num_blocks());
+  setup->set_num_blocks(num_blocks_);
   setup->set_usable_blocks(pool_.usable_blocks());
-  setup->set_block_tokens(manager_->scheduler_block_size());
-  setup->set_capacity_tokens(pool_.usable_blocks() * manager_->group(0).block_size());
+  setup->set_block_tokens(block_tokens_);
+  setup->set_capacity_tokens(pool_.usable_blocks() * groups_.front().block_tokens);
 }
 
 void ReplayMetrics::FillTotals(const SimulationResult& result, pb::Report* out) const {
@@ -105,17 +105,15 @@ void ReplayMetrics::FillThroughput(const SimulationResult& result, pb::Throughpu
   out->set_busy_share(duration > 0 ? Seconds(result.busy_time) / duration : 0.0);
   out->set_mean_batch_requests(Ratio(scheduled_requests_, totals.num_steps));
   out->set_mean_step_tokens(Ratio(totals.num_computed, totals.num_steps));
-  out->set_budget_use(out->mean_step_tokens() /
-                      static_cast<double>(scheduler_->max_num_batched_tokens));
+  out->set_budget_use(out->mean_step_tokens() / static_cast<double>(max_num_batched_tokens_));
 }
 
 void ReplayMetrics::FillGroups(pb::Report* out) const {
   for (size_t g = 0; g < groups_.size(); ++g) {
-    const SingleTypeManager& group = manager_->group(static_cast<GroupId>(g));
     auto* entry = out->add_groups();
     entry->set_id(static_cast<int32_t>(g));
-    entry->set_kind(std::string(KindName(group.spec().kind())));
-    entry->set_block_tokens(group.block_size());
+    entry->set_kind(groups_[g].kind);
+    entry->set_block_tokens(groups_[g].block_tokens);
     entry->set_hit_blocks(groups_[g].hit_blocks);
     entry->set_skipped_blocks(groups_[g].skipped_blocks);
     entry->set_resume_hit_blocks(groups_[g].resume_hit_blocks);

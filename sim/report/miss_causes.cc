@@ -5,6 +5,11 @@
 #include "sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
+namespace {
+
+constexpr int64_t kPrefetchDistance = 12;
+
+}  // namespace
 
 const char* MissCauseName(MissCause cause) {
   switch (cause) {
@@ -33,13 +38,13 @@ const char* MissCauseMeaning(MissCause cause) {
     case MissCause::kFirstUse:
       return "never computed before: no cache could help";
     case MissCause::kEvicted:
-      return "computed before and gone: a larger pool would help";
+      return "computed before: a larger pool would help";
     case MissCause::kNotYetComputed:
       return "another request is about to compute it";
     case MissCause::kLastToken:
       return "cached, but the last token must be computed";
     case MissCause::kShort:
-      return "shares less than one block: a smaller block size would help";
+      return "under one block shared: use smaller blocks";
     case MissCause::kSaltOrAdapter:
       return "cached under another salt or adapter only";
     case MissCause::kLookahead:
@@ -183,6 +188,10 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   bool is_possible = true;  // an infinite cache holds all blocks so far
   for (int64_t block = misses.num_hit_blocks; block < misses.num_full_blocks; ++block) {
     const uint64_t key = KeyOf(content, block);
+    // A table of all blocks ever computed is in no cache; the next look-ups are known already.
+    if (block + kPrefetchDistance < misses.num_full_blocks) {
+      owner_of_block_.prefetch(KeyOf(content, block + kPrefetchDistance));
+    }
     const auto [it, is_new] = owner_of_block_.try_emplace(key, self);
     const bool is_computed = !is_new && IsComputed(it->second, block);
     const bool is_pending =

@@ -27,6 +27,7 @@ void PoolMetrics::ReadPool() {
   gauges_.referenced = usable_ - pool.num_free();
   gauges_.resident = gauges_.referenced + pool.num_cached_unreferenced();
   gauges_.duplicates = pool.num_keyed_blocks() - pool.num_keys();
+  evictions_ = pool.num_evictions();
 }
 
 void PoolMetrics::SetSlots(const SimRequest& request, RequestProgress& progress) {
@@ -113,7 +114,7 @@ void PoolMetrics::Fill(::kvblocks::report::v1::Pool* out) const {
   out->mutable_duplicate_blocks()->set_peak(static_cast<double>(peak_duplicates_));
   out->set_time_above_90_percent_s(Seconds(time_above_90_));
   out->set_time_above_90_percent_share(Share(time_above_90_, total_time_));
-  out->set_evictions(manager_->pool().num_evictions());
+  out->set_evictions(evictions_);
   out->set_peak_referenced_blocks(peak_referenced_);
 }
 

@@ -55,6 +55,7 @@ class PoolMetrics {
   std::optional<GroupId> full_group_;
   int64_t usable_ = 0;
   PoolGauges gauges_;
+  int64_t evictions_ = 0;
   std::optional<SimTime> last_;
 
   SimTime total_time_ = 0;

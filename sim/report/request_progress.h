@@ -31,6 +31,7 @@ struct RequestProgress {
   int64_t num_recomputed_tokens = 0;
   int64_t num_slots = 0;  // of the first group that keeps all tokens
   int64_t ordinal = -1;   // counts first admissions
+  bool is_running = false;
 };
 
 class RequestProgressTable {
