@@ -1,7 +1,9 @@
 // kvsim: replays request traces through the scheduler and the KV-cache block pool of an LLM server.
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -58,13 +60,25 @@ ExitStatus ParseFailed(const CLI::ParseError& error, const CLI::App& app, int ar
   return kBadInput;
 }
 
+// Writes a flag and its negation as one name: --[no-]spread.
+class Formatter final : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    const std::string name = CLI::Formatter::make_option_name(option, is_positional);
+    const size_t negative = name.find(",--no-");
+    return negative == std::string::npos ? name : "--[no-]" + name.substr(2, negative - 2);
+  }
+};
+
 int Main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   CLI::App app("kvsim replays request traces through an LLM server's scheduler and KV-cache pool.");
   app.name("kvsim");
   app.footer(kFooter);
   app.require_subcommand(0, 1);
-  app.get_formatter()->column_width(36);
+  const auto formatter = std::make_shared<Formatter>();
+  formatter->column_width(36);
+  app.formatter(formatter);
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(AddReplayCommand(&app));
   commands.push_back(AddStatsCommand(&app));
@@ -73,7 +87,8 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     const auto chosen = app.get_subcommands();
-    return WriteStdout(chosen.empty() ? app.help() : chosen.front()->help()) ? kDone : kBadInput;
+    return WriteStdout(chosen.empty() ? app.help() : chosen.front()->help("kvsim")) ? kDone
+                                                                                    : kBadInput;
   } catch (const CLI::ParseError& error) {
     return ParseFailed(error, app, argc, argv);
   }

@@ -31,6 +31,8 @@ grep -q 'replay' out || fail "kvsim alone prints no help"
 for command in replay stats convert; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
+  grep -q "^Usage: kvsim $command" out || fail "$command --help names another command"
+  grep -q '{false}' out && fail "$command --help shows internals"
 done
 expect 0 '' replay
 grep -q '^hit rate .* of prompt tokens' out || fail "replay prints no hit rate"

@@ -64,7 +64,7 @@ class ReplayCommand final : public Command {
     app_->add_flag("--quiet", quiet_, "neither table nor progress")->group(kOutput);
     app_->add_option("--color", color_, "headings in bold [auto]")
         ->type_name("auto|always|never")
-        ->check(CLI::IsMember({"auto", "always", "never"}))
+        ->check(CLI::IsMember({"auto", "always", "never"}).description(""))
         ->group(kOutput);
     BindOptions("", app_, &given_);
     app_->footer(kFooter);

@@ -1,5 +1,6 @@
 #include "sim/report/human_table.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -14,6 +15,7 @@ namespace pb = ::kvblocks::report::v1;
 
 constexpr size_t kWidth = 100;
 constexpr size_t kLabelWidth = 14;
+constexpr int kMaxLines = 45;
 constexpr int kMaxNotes = 4;
 
 std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100.0 * share); }
@@ -77,7 +79,13 @@ class Page {
   }
 
   void Blank() { out_ += "\n"; }
-  std::string Take() { return std::move(out_); }
+  // A page that is too long gives up its blank lines.
+  std::string Take() {
+    if (std::count(out_.begin(), out_.end(), '\n') > kMaxLines) {
+      for (size_t at; (at = out_.find("\n\n")) != std::string::npos;) out_.erase(at, 1);
+    }
+    return std::move(out_);
+  }
 
  private:
   bool color_;

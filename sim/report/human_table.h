@@ -1,5 +1,7 @@
-// The report as people read it: one screen of plain ASCII, at most 45 lines of 100 columns, the
-// most telling facts first.
+// The report as people read it: one screen of plain ASCII, the most telling facts first.
+//
+// Lines have at most 100 columns. There are about 35 of them; a run with everything at once
+// (hybrid groups, drafts, salts, preemptions, objectives, rejections) has at most 50.
 
 #ifndef KVBLOCKS_SIM_REPORT_HUMAN_TABLE_H_
 #define KVBLOCKS_SIM_REPORT_HUMAN_TABLE_H_

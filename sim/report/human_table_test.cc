@@ -85,7 +85,7 @@ std::vector<std::string> Lines(const std::string& text) {
 
 TEST(HumanTableTest, FitsOneScreen) {
   const auto lines = Lines(FormatReport(Crowded(), /*color=*/false));
-  EXPECT_LE(lines.size(), 60u);
+  EXPECT_LE(lines.size(), 50u);
   for (const std::string& line : lines) {
     EXPECT_LE(line.size(), 100u) << line;
     EXPECT_TRUE(std::all_of(line.begin(), line.end(), [](char c) { return c >= ' ' && c <= '~'; }))
