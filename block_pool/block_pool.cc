@@ -56,9 +56,11 @@ absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int6
 void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
   KVBLOCKS_CHECK(k >= 0 && k <= num_free(),
                  absl::StrCat(k, " blocks to take, ", num_free(), " free"));
-  for (int64_t i = 0; i < k; ++i) {
-    const BlockId id = queue_.front();
-    queue_.Unlink(id);
+  const size_t old_size = table.size();
+  table.resize(old_size + static_cast<size_t>(k));
+  const auto taken = absl::MakeSpan(table).subspan(old_size);
+  queue_.PopFront(taken);
+  for (BlockId id : taken) {
     KvCacheBlock& block = records_[id];
     if (block.has_key()) {
       --num_cached_unreferenced_;
@@ -66,12 +68,15 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
       EvictOne(id, RemovalReason::kReused);
     }
     block.ref_count = 1;
-    table.push_back(id);
   }
 }
 
 absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
-  if (k < 0 || k > num_free()) {
+  if (k < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("TakePermanentBlocks: ", k, " blocks asked for, expected 0 or more"));
+  }
+  if (k > num_free()) {
     return absl::ResourceExhaustedError(absl::StrCat(k, " permanent blocks asked for, ", num_free(),
                                                      " of ", num_blocks(), " blocks are free"));
   }
@@ -89,11 +94,10 @@ bool BlockPool::EvictOne(BlockId id, RemovalReason reason) {
   table_.Erase(id);
   ++removal_epoch_;
   if (enable_events_) {
-    // Built in place: GCC 12 warns about the moved-from variant that push_back would make.
-    auto& removed = events_.emplace_back().emplace<BlockRemoved>();
-    removed.block_hash = records_.hash(id);
-    removed.group_idx = group;
-    removed.reason = reason;
+    // Built in place: g++ 12 -O2 warns of uninitialised members in a moved variant.
+    events_.emplace_back(
+        std::in_place_type<BlockRemoved>,
+        BlockRemoved{.block_hash = records_.hash(id), .group_idx = group, .reason = reason});
   }
   return true;
 }
@@ -274,7 +278,7 @@ void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t t
     event.token_ids.assign(content.token_ids().begin() + from * block_size,
                            content.token_ids().begin() + to * block_size);
   }
-  events_.emplace_back().emplace<BlockStored>(std::move(event));
+  events_.emplace_back(std::in_place_type<BlockStored>, std::move(event));
 }
 
 absl::Status BlockPool::EvictBlocks(absl::Span<const BlockId> ids) {
@@ -293,7 +297,7 @@ bool BlockPool::ResetPrefixCache() {
   table_.Clear();
   num_cached_unreferenced_ = 0;
   ++removal_epoch_;
-  if (enable_events_) events_.emplace_back().emplace<AllBlocksCleared>();
+  if (enable_events_) events_.emplace_back(std::in_place_type<AllBlocksCleared>);
   return true;
 }
 

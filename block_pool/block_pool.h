@@ -74,7 +74,7 @@ class BlockPool {
   absl::Status FreeBlocks(absl::Span<const BlockId> ids);
 
   // Takes k blocks for the life of the pool (attention sinks). ResourceExhausted if they are not
-  // free.
+  // free, InvalidArgument if k is negative.
   absl::StatusOr<std::vector<BlockId>> TakePermanentBlocks(int64_t k);
 
   // --- Prefix cache ---

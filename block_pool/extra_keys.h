@@ -22,7 +22,7 @@ namespace kvblocks {
 // An image, a sound, ...: `length` placeholder tokens from `offset` on, whose content `identifier`
 // names.
 struct MultimodalFeature {
-  std::string identifier;
+  std::string identifier = {};
   int64_t offset = 0;
   int64_t length = 0;
 
@@ -33,7 +33,7 @@ struct ExtraKey {
   enum class Kind : uint8_t { kLora = 1, kMultimodal = 2, kSalt = 3, kPromptEmbedding = 4 };
 
   Kind kind = Kind::kLora;
-  std::string value;
+  std::string value = {};
   int64_t offset = 0;  // kMultimodal only
 
   friend bool operator==(const ExtraKey&, const ExtraKey&) = default;

@@ -48,7 +48,20 @@ class FreeBlockQueue {
   // Front to back, for tests and diagnostics: O(size).
   std::vector<BlockId> Walk() const;
 
-  // The same without validation, for the pool. REQUIRES: linked, respectively not linked.
+  // The same without validation, for the pool. REQUIRES: out.size() <= size().
+  void PopFront(absl::Span<BlockId> out) {
+    BlockId id = front();
+    for (BlockId& popped : out) {
+      popped = id;
+      KvCacheBlock& block = (*records_)[id];
+      id = block.next;
+      block.prev = block.next = kUnlinked;
+    }
+    (*records_)[sentinel_].next = id;
+    (*records_)[id].prev = sentinel_;
+    size_ -= static_cast<int32_t>(out.size());
+  }
+  // REQUIRES: linked, respectively not linked.
   void Unlink(BlockId id) {
     KvCacheBlock& block = (*records_)[id];
     (*records_)[block.prev].next = block.next;

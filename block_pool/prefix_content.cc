@@ -1,6 +1,7 @@
 #include "block_pool/prefix_content.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,10 +15,17 @@ absl::Status WrongHashCount(size_t got, int64_t expected, int64_t num_tokens, in
                                                  " tokens among ", num_tokens, " tokens"));
 }
 
+absl::Status CheckHashing(const PrefixHashing* hashing) {
+  if (hashing == nullptr || hashing->hash_block_size >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "hash_block_size is ", hashing->hash_block_size, ", expected at least 1 token"));
+}
+
 }  // namespace
 
 absl::StatusOr<PrefixContent> PrefixContent::FromTokens(
     Options options, std::shared_ptr<const PrefixHashing> hashing) {
+  if (absl::Status status = CheckHashing(hashing.get()); !status.ok()) return status;
   if (absl::Status status = ValidateFeatures(options.features); !status.ok()) return status;
   PrefixContent content;
   content.hash_block_size_ = hashing ? hashing->hash_block_size : 0;
@@ -36,6 +44,7 @@ absl::StatusOr<PrefixContent> PrefixContent::FromTokens(
 absl::StatusOr<PrefixContent> PrefixContent::FromHashes(
     int64_t num_tokens, std::vector<BlockHash> hashes,
     std::shared_ptr<const PrefixHashing> hashing) {
+  if (absl::Status status = CheckHashing(hashing.get()); !status.ok()) return status;
   if (num_tokens < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("number of tokens is ", num_tokens, ", expected 0 or more"));
@@ -73,6 +82,11 @@ absl::Status PrefixContent::AppendHashedTokens(int64_t num_tokens,
   if (num_tokens < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("number of appended tokens is ", num_tokens, ", expected 0 or more"));
+  }
+  if (num_tokens > std::numeric_limits<int64_t>::max() - num_tokens_) {
+    return absl::InvalidArgumentError(absl::StrCat("number of appended tokens is ", num_tokens,
+                                                   ": with the ", num_tokens_,
+                                                   " before them, more than 64 bits can count"));
   }
   const int64_t total = num_tokens_ + num_tokens;
   const int64_t expected =

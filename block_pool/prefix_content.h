@@ -49,7 +49,8 @@ class PrefixContent {
     std::function<std::string(int64_t begin, int64_t end)> embedding_digest = nullptr;
   };
 
-  // `hashing` null: nothing is hashed (prefix caching off). InvalidArgument for invalid features.
+  // `hashing` null: nothing is hashed (prefix caching off). InvalidArgument for invalid features
+  // or a hash block size below 1.
   static absl::StatusOr<PrefixContent> FromTokens(Options options,
                                                   std::shared_ptr<const PrefixHashing> hashing);
 

@@ -8,6 +8,19 @@
 #include "block_pool/check.h"
 
 namespace kvblocks {
+namespace {
+#ifndef NDEBUG
+thread_local int64_t num_searches = 0;
+#endif
+}  // namespace
+
+int64_t PrefixHashTable::NumSearchesForTest() {
+#ifdef NDEBUG
+  return 0;
+#else
+  return num_searches;
+#endif
+}
 
 PrefixHashTable::PrefixHashTable(BlockRecords* records)
     : records_(records),
@@ -17,6 +30,9 @@ PrefixHashTable::PrefixHashTable(BlockRecords* records)
 }
 
 size_t PrefixHashTable::FindSlot(const BlockHash& hash, GroupId group) const {
+#ifndef NDEBUG
+  ++num_searches;
+#endif
   const uint32_t tag = Tag(hash, group);
   size_t slot = Home(tag);
   while (slots_[slot].id != kNullBlockId &&

@@ -63,6 +63,10 @@ class PrefixHashTable {
   // Blocks in the table: more than num_keys() where contents are held twice.
   int32_t num_blocks() const { return num_blocks_; }
 
+  // Searches that this thread made in any table, for tests of look-up costs. Always 0 in builds
+  // with NDEBUG, where nothing is counted.
+  static int64_t NumSearchesForTest();
+
   // OK, or what is wrong. O(number of blocks).
   absl::Status CheckInvariants() const;
 

@@ -47,8 +47,8 @@ TEST_F(SimulatorExamples, WE2_ChunkedByTheBudget) {
   Budget(8);
   replay_.Add({.id = "A", .prompt = 20, .output = 2});
   RunToTheEnd();
-  EXPECT_THAT(replay_.lines, ElementsAre("0: A:8 [1,2]", "1: A:8 [3,4]", "2: A:4 [5]",
-                                         "3: A:1 [6] fin A"));
+  EXPECT_THAT(replay_.lines,
+              ElementsAre("0: A:8 [1,2]", "1: A:8 [3,4]", "2: A:4 [5]", "3: A:1 [6] fin A"));
   EXPECT_EQ(replay_.token_times["A"], (Times{3, 4}));
 }
 
@@ -58,9 +58,8 @@ TEST_F(SimulatorExamples, WE3_LongPrefillThreshold) {
   replay_.Add({.id = "A", .prompt = 10, .output = 2});
   replay_.Add({.id = "B", .prompt = 3, .output = 3});
   RunToTheEnd();
-  EXPECT_THAT(replay_.lines,
-              ElementsAre("0: A:4 [1], B:3 [2]", "1: A:4 [3], B:1 []",
-                          "2: A:2 [4], B:1 [5] fin B", "3: A:1 [] fin A"));
+  EXPECT_THAT(replay_.lines, ElementsAre("0: A:4 [1], B:3 [2]", "1: A:4 [3], B:1 []",
+                                         "2: A:2 [4], B:1 [5] fin B", "3: A:1 [] fin A"));
 }
 
 TEST_F(SimulatorExamples, WE4_LastTokenRuleAndDuplicates) {
@@ -84,7 +83,6 @@ TEST_F(SimulatorExamples, WE5_SharingWithinAStep) {
 
 TEST_F(SimulatorExamples, WE6_DecodeAndPrefillShareTheBudget) {
   Budget(8);
-  Blocks(7);  // so that the ids that A frees and takes again are those of the example
   replay_.Add({.id = "A", .prompt = 4, .output = 6, .at = 0});
   replay_.Add({.id = "B", .prompt = 12, .output = 2, .at = 1});
   RunToTheEnd();
@@ -181,10 +179,9 @@ TEST_F(SimulatorExamples, WE11_WholeSequenceGateOff) {
   AddSixteenTwice(replay_);
   replay_.config.scheduler.reserve_full_isl = false;
   RunToTheEnd();
-  EXPECT_THAT(replay_.lines,
-              ElementsAre("0: A:8 [1,2]", "1: A:8 [3,4]", "2: A:1 [5], B:7 [6,7]",
-                          "3: A:1 [] preempt B", "4: A:1 [], B:7h4 [7,8] fin A", "5: B:5 [5]",
-                          "6: B:1 [4] fin B"));
+  EXPECT_THAT(replay_.lines, ElementsAre("0: A:8 [1,2]", "1: A:8 [3,4]", "2: A:1 [5], B:7 [6,7]",
+                                         "3: A:1 [] preempt B", "4: A:1 [], B:7h4 [7,8] fin A",
+                                         "5: B:5 [5]", "6: B:1 [4] fin B"));
   EXPECT_EQ(replay_.result.scheduler.num_preemptions, 1);
 }
 
@@ -214,7 +211,6 @@ TEST_F(SimulatorExamples, WE12_WatermarkOfThreeBlocks) {
 
 TEST_F(SimulatorExamples, WE13_SequenceLimit) {
   replay_.config.scheduler.max_num_seqs = 1;
-  Blocks(4);  // so that B's second block is the one that the example names
   replay_.Add({.id = "A", .prompt = 4, .output = 3});
   replay_.Add({.id = "B", .prompt = 4, .output = 2});
   RunToTheEnd();
@@ -254,15 +250,10 @@ TEST_F(SimulatorExamples, WE15_DraftsWithoutLookahead) {
 TEST_F(SimulatorExamples, WE16_Padding) {
   replay_.config.scheduler.num_draft_tokens = 2;
   replay_.config.scheduler.num_lookahead_tokens = 2;
-  Blocks(9);
   replay_.Add({.id = "C", .prompt = 9, .output = 1, .at = 0, .content = Tokens(1, 9)});
   replay_.Add({.id = "A", .prompt = 6, .output = 9, .at = 1, .accepted = {2, 1, 2}});
-  replay_.Add({.id = "B",
-               .prompt = 9,
-               .output = 4,
-               .at = 3,
-               .content = Tokens(1, 9),
-               .accepted = {1, 2}});
+  replay_.Add(
+      {.id = "B", .prompt = 9, .output = 4, .at = 3, .content = Tokens(1, 9), .accepted = {1, 2}});
   RunToTheEnd();
   ASSERT_EQ(replay_.lines.size(), 6);
   EXPECT_EQ(replay_.lines[3], "3: A:3 [6], B:3h8 [7,8]");
@@ -294,9 +285,8 @@ TEST_F(SimulatorExamples, WE21_FreeOrderAppendAll) {
 TEST_F(SimulatorExamples, WE21_FreeOrderUnhashedFirst) {
   AddForFreeOrder(replay_);
   RunToTheEnd();
-  EXPECT_THAT(replay_.lines,
-              ElementsAre("0: A:9 [1,2,3] fin A", "10: B:5 [3,4] fin B", "20: C:5 [4,2] fin C",
-                          "30: D:5h4 [2,3] fin D"));
+  EXPECT_THAT(replay_.lines, ElementsAre("0: A:9 [1,2,3] fin A", "10: B:5 [3,4] fin B",
+                                         "20: C:5 [4,2] fin C", "30: D:5h4 [2,3] fin D"));
   EXPECT_EQ(replay_.evictions, 2);
 }
 
@@ -316,12 +306,11 @@ TEST_F(SimulatorExamples, WE23_ResumeWithoutHits) {
   replay_.Add({.id = "B", .prompt = 8, .output = 6});
   replay_.Add({.id = "C", .prompt = 8, .output = 6});
   RunToTheEnd();
-  EXPECT_THAT(
-      replay_.lines,
-      ElementsAre("0: A:12 [1,2,3], B:8 [4,5], C:8 [6,7]", "1: A:1 [8], B:1 [9] preempt C",
-                  "2: A:1 [], B:1 []", "3: A:1 [], B:1 []", "4: A:1 [], B:1 []",
-                  "5: A:1 [7], B:1 [6] fin A fin B", "6: C:9 [6,7,8]", "7: C:1 []", "8: C:1 []",
-                  "9: C:1 []", "10: C:1 [3] fin C"));
+  EXPECT_THAT(replay_.lines,
+              ElementsAre("0: A:12 [1,2,3], B:8 [4,5], C:8 [6,7]", "1: A:1 [8], B:1 [9] preempt C",
+                          "2: A:1 [], B:1 []", "3: A:1 [], B:1 []", "4: A:1 [], B:1 []",
+                          "5: A:1 [7], B:1 [6] fin A fin B", "6: C:9 [6,7,8]", "7: C:1 []",
+                          "8: C:1 []", "9: C:1 []", "10: C:1 [3] fin C"));
 }
 
 TEST_F(SimulatorExamples, WE24_LengthLimit) {
@@ -334,7 +323,6 @@ TEST_F(SimulatorExamples, WE24_LengthLimit) {
 
 TEST_F(SimulatorExamples, WE25_Abort) {
   replay_.config.scheduler.max_num_seqs = 1;
-  Blocks(5);
   replay_.Add({.id = "A", .prompt = 4, .output = 10, .abort_after = 2});
   replay_.Add({.id = "B", .prompt = 4, .output = 3});
   RunToTheEnd();
@@ -345,12 +333,8 @@ TEST_F(SimulatorExamples, WE25_Abort) {
 }
 
 TEST_F(SimulatorExamples, WE26_Turns) {
-  Blocks(10);
-  replay_.Add({.id = "T1",
-               .prompt = 6,
-               .output = 3,
-               .content = Tokens(1, 6),
-               .output_ids = {7, 8, 9}});
+  replay_.Add(
+      {.id = "T1", .prompt = 6, .output = 3, .content = Tokens(1, 6), .output_ids = {7, 8, 9}});
   replay_.Add({.id = "T2", .prompt = 12, .output = 1, .at = 10, .content = Tokens(1, 12)});
   RunToTheEnd();
   EXPECT_EQ(replay_.lines.back(), "10: T2:4h8 [3] fin T2");
@@ -358,7 +342,6 @@ TEST_F(SimulatorExamples, WE26_Turns) {
 
 TEST_F(SimulatorExamples, WE27_EagleDrop) {
   replay_.config.manager.use_eagle = true;
-  Blocks(5);
   replay_.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Tokens(1, 9)});
   replay_.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = Tokens(1, 9)});
   RunToTheEnd();

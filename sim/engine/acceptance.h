@@ -24,7 +24,7 @@ struct AcceptanceModel {
   };
   Kind kind = Kind::kFixed;
   int64_t fixed = 0;
-  std::vector<double> probabilities;
+  std::vector<double> probabilities = {};
   uint64_t seed = 0;
 };
 

@@ -155,7 +155,8 @@ absl::Status Scheduler::CheckInvariants() const {
     if (request->num_computed > request->num_known + options_.num_draft_tokens) {
       return broken(*request, "computed beyond its known tokens and drafts");
     }
-    if (request->num_known >= request->end_tokens) return broken(*request, "runs beyond its end");
+    if (request->num_known >= request->end_tokens && request->max_output > 0)
+      return broken(*request, "runs beyond its end");
     if (request->kv == nullptr) return broken(*request, "runs without content");
     if (request->kv->num_tokens() > request->num_known) {
       return broken(*request, "more content than known tokens");

@@ -36,6 +36,10 @@ struct SchedulerOptions {
 
   // A request that the whole pool could not hold when it is longest.
   TooBigRequest too_big = TooBigRequest::kReject;
+
+  // Asks the manager in every step and for every head of the queue, also where the answer is known.
+  // Changes no result; slower.
+  bool exact_steps = false;
 };
 
 absl::Status Validate(const SchedulerOptions& options);

@@ -219,7 +219,8 @@ bool Scheduler::IsStillBlocked(const SimRequest& head) const {
 void Scheduler::RememberBlocked(const SimRequest& head, int64_t num_tokens) {
   // Several groups, windows and dropped blocks have more ways to find a longer hit.
   const KvCacheManagerOptions& options = manager_->options();
-  if (manager_->num_groups() != 1 || !is_all_full_attention_ || manager_->group(0).is_draft()) {
+  if (options_.exact_steps || manager_->num_groups() != 1 || !is_all_full_attention_ ||
+      manager_->group(0).is_draft()) {
     return;
   }
   blocked_ = {.head = &head, .num_tokens = num_tokens};
@@ -262,7 +263,7 @@ void Scheduler::SyncContent(SimRequest& request) {
 // After an allocation that computes up to `target`: until where the next ones neither need a block
 // nor complete one.
 void Scheduler::UpdateQuietRange(SimRequest& request, int64_t target) {
-  if (!is_all_full_attention_) {
+  if (!is_all_full_attention_ || options_.exact_steps) {
     request.quiet_until = 0;
     return;
   }

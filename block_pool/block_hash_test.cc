@@ -1,0 +1,147 @@
+#include "block_pool/block_hash.h"
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace kvblocks {
+namespace {
+
+std::vector<TokenId> Tokens(TokenId first, size_t count) {
+  std::vector<TokenId> tokens(count);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+// Computed with another implementation of SHA-256 over the documented encoding. A change of these
+// values cuts processes of different versions off from each other's hashes.
+TEST(BlockHashTest, Sha256ChainHasItsDocumentedValues) {
+  const BlockHasher hasher(HashAlgorithm::kSha256, "seed");
+  EXPECT_EQ(hasher.root().ToHex(),
+            "fa3e49328c8454ec40692c2be2f5e84992cce06f37c7e131a7672180b0735a63");
+  const BlockHash first = hasher.Hash(hasher.root(), Tokens(0, 16), std::nullopt);
+  EXPECT_EQ(first.ToHex(), "3ac3f2ae205bdc537ee8cac9f1b3a11545659a24f000652b9b63971d6831b18d");
+  const BlockHash second = hasher.Hash(first, Tokens(16, 16), "abc");
+  EXPECT_EQ(second.ToHex(), "df6bcd512bc9a8a916dc68f28b0ccd0ed86cd0173621a58d9a9f60354bb1cded");
+  EXPECT_EQ(hasher.ToUint64(second), 11141729785157373421u);
+}
+
+TEST(BlockHashTest, HexShowsBytesInOrder) {
+  const BlockHash hash{{0x0807060504030201u, 0, 0, 0xff00000000000000u}};
+  EXPECT_EQ(hash.ToHex(), "0102030405060708" + std::string(46, '0') + "ff");
+}
+
+TEST(BlockHashTest, FromUint128FillsTheFront) {
+  const BlockHash hash = BlockHash::FromUint128(absl::MakeUint128(7, 9));
+  EXPECT_EQ(hash, (BlockHash{{9, 7, 0, 0}}));
+}
+
+TEST(BlockHashTest, EqualityLooksAtEveryWord) {
+  const BlockHash base{{1, 2, 3, 4}};
+  for (size_t word = 0; word < 4; ++word) {
+    for (int bit : {0, 31, 32, 63}) {
+      BlockHash other = base;
+      other.words[word] ^= uint64_t{1} << bit;
+      EXPECT_FALSE(base == other) << word << " " << bit;
+    }
+  }
+}
+
+class BlockHasherTest : public testing::TestWithParam<HashAlgorithm> {
+ protected:
+  const BlockHasher hasher_{GetParam(), "seed"};
+};
+
+TEST_P(BlockHasherTest, EqualSeedsAgreeAndOthersDoNot) {
+  const auto tokens = Tokens(0, 16);
+  const auto hash = [&](const BlockHasher& h) { return h.Hash(h.root(), tokens, std::nullopt); };
+  EXPECT_EQ(BlockHasher(GetParam(), "seed").root(), hasher_.root());
+  EXPECT_EQ(hash(BlockHasher(GetParam(), "seed")), hash(hasher_));
+  EXPECT_FALSE(hash(BlockHasher(GetParam(), "seeD")) == hash(hasher_));
+  EXPECT_FALSE(hash(BlockHasher(GetParam(), "")) == hash(hasher_));
+}
+
+TEST_P(BlockHasherTest, WithoutSeedTheRootIsOnePerProcess) {
+  EXPECT_EQ(BlockHasher(GetParam()).root(), BlockHasher(GetParam()).root());
+  EXPECT_FALSE(BlockHasher(GetParam()).root() == BlockHasher(GetParam(), "").root());
+}
+
+TEST_P(BlockHasherTest, KeyIsPartOfTheHashFunction) {
+  // Same parent, same tokens: only XXH3 has a secret besides the root.
+  const BlockHasher other(GetParam(), "other");
+  const bool equal = hasher_.Hash(BlockHash{}, Tokens(0, 16), std::nullopt) ==
+                     other.Hash(BlockHash{}, Tokens(0, 16), std::nullopt);
+  EXPECT_EQ(equal, GetParam() == HashAlgorithm::kSha256);
+}
+
+TEST_P(BlockHasherTest, EveryInputCounts) {
+  const auto tokens = Tokens(0, 16);
+  std::vector<BlockHash> hashes = {
+      hasher_.Hash(hasher_.root(), tokens, std::nullopt),
+      hasher_.Hash(hasher_.root(), tokens, ""),
+      hasher_.Hash(hasher_.root(), tokens, std::string_view("\0", 1)),
+      hasher_.Hash(hasher_.root(), tokens, "a"),
+      hasher_.Hash(BlockHash{}, tokens, std::nullopt),
+      hasher_.Hash(hasher_.root(), Tokens(0, 15), std::nullopt),
+      hasher_.Hash(hasher_.root(), Tokens(1, 16), std::nullopt),
+      hasher_.Hash(hasher_.root(), {}, std::nullopt),
+      hasher_.Hash(hasher_.root(), {}, ""),
+  };
+  auto swapped = tokens;
+  std::swap(swapped[0], swapped[15]);
+  hashes.push_back(hasher_.Hash(hasher_.root(), swapped, std::nullopt));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    auto negated = tokens;
+    negated[i] = -1 - negated[i];
+    hashes.push_back(hasher_.Hash(hasher_.root(), negated, std::nullopt));
+  }
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) EXPECT_FALSE(hashes[i] == hashes[j]) << i << " " << j;
+  }
+}
+
+TEST_P(BlockHasherTest, TokensAndExtraKeysDoNotRunIntoEachOther) {
+  const std::vector<TokenId> two = {1, 2};
+  const std::vector<TokenId> one = {1};
+  const std::string_view bytes_of_2("\2\0\0\0", 4);
+  EXPECT_FALSE(hasher_.Hash(hasher_.root(), two, "") ==
+               hasher_.Hash(hasher_.root(), one, bytes_of_2));
+}
+
+TEST_P(BlockHasherTest, InputsAroundTheStackBufferAgreeWithThemselves) {
+  // 1,024 bytes are 40 of preamble and 246 tokens: one size below, at and above it.
+  for (size_t count : {245u, 246u, 247u, 4096u}) {
+    const auto tokens = Tokens(0, count);
+    auto last_differs = tokens;
+    last_differs.back() ^= 1;
+    EXPECT_EQ(hasher_.Hash(hasher_.root(), tokens, "x"), hasher_.Hash(hasher_.root(), tokens, "x"));
+    EXPECT_FALSE(hasher_.Hash(hasher_.root(), tokens, "x") ==
+                 hasher_.Hash(hasher_.root(), last_differs, "x"))
+        << count;
+    EXPECT_FALSE(hasher_.Hash(hasher_.root(), tokens, "x") ==
+                 hasher_.Hash(hasher_.root(), tokens, "y"))
+        << count;
+  }
+}
+
+TEST_P(BlockHasherTest, ExternalFormsAreTheDigestsBytes) {
+  const BlockHash hash = hasher_.Hash(hasher_.root(), Tokens(0, 16), std::nullopt);
+  const std::string bytes = hasher_.ToBytes(hash);
+  ASSERT_EQ(bytes.size(), hasher_.digest_size());
+  EXPECT_EQ(bytes.size(), GetParam() == HashAlgorithm::kSha256 ? 32u : 16u);
+  uint64_t last = 0;
+  for (char byte : bytes.substr(bytes.size() - 8)) last = last << 8 | static_cast<uint8_t>(byte);
+  EXPECT_EQ(hasher_.ToUint64(hash), last);
+  for (size_t i = hasher_.digest_size() / 8; i < 4; ++i) EXPECT_EQ(hash.words[i], 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, BlockHasherTest,
+                         testing::Values(HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128),
+                         [](const auto& test) {
+                           return test.param == HashAlgorithm::kSha256 ? "Sha256" : "Xxh3";
+                         });
+
+}  // namespace
+}  // namespace kvblocks

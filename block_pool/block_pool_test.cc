@@ -1,0 +1,450 @@
+#include "block_pool/block_pool.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+
+std::unique_ptr<BlockPool> Pool(const BlockPool::Options& options) {
+  auto pool = BlockPool::Create(options);
+  EXPECT_TRUE(pool.ok()) << pool.status();
+  return *std::move(pool);
+}
+
+// Blocks of 4 tokens: `first`, first + 1, ...
+PrefixContent Content(int64_t num_tokens, TokenId first = 0, std::string lora_name = "") {
+  static const auto hashing = std::make_shared<const PrefixHashing>(
+      PrefixHashing{BlockHasher(HashAlgorithm::kXxh3_128, "seed"), 4});
+  std::vector<TokenId> tokens(static_cast<size_t>(num_tokens));
+  std::iota(tokens.begin(), tokens.end(), first);
+  auto content = PrefixContent::FromTokens(
+      {.token_ids = std::move(tokens), .lora_name = std::move(lora_name), .lora_id = 3}, hashing);
+  EXPECT_TRUE(content.ok()) << content.status();
+  return *std::move(content);
+}
+
+std::vector<BlockId> Take(BlockPool& pool, int64_t k) {
+  const auto ids = pool.GetNewBlocks(k);
+  EXPECT_TRUE(ids.ok() && ids->has_value());
+  return **ids;
+}
+
+std::vector<BlockId> Queue(const BlockPool& pool) { return pool.free_queue().Walk(); }
+
+// Everything a caller can see, so that "nothing changed" is one comparison.
+std::string State(const BlockPool& pool) {
+  std::string state =
+      absl::StrCat("queue ", absl::StrJoin(Queue(pool), ","), " keys ", pool.num_keys(), "/",
+                   pool.num_keyed_blocks(), " live ", pool.num_live(), " free ", pool.num_free(),
+                   " cached ", pool.num_cached_unreferenced(), " permanent ", pool.num_permanent(),
+                   " epoch ", pool.removal_epoch(), " evictions ", pool.num_evictions());
+  for (BlockId id = 0; id < pool.num_blocks(); ++id) {
+    const KvCacheBlock& block = pool.block(id);
+    absl::StrAppend(&state, "\n", id, ": ref ", block.ref_count, " group ", block.key_group,
+                    " marked ", block.is_marked);
+  }
+  return state;
+}
+
+// The message of a refused call, which must have left `pool` in `before`.
+std::string Refusal(const BlockPool& pool, const std::string& before, const absl::Status& status) {
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_EQ(State(pool), before);
+  EXPECT_TRUE(pool.CheckInvariants().ok()) << pool.CheckInvariants();
+  return std::string(status.message());
+}
+
+TEST(BlockPoolTest, ImpossibleSizesAreRefused) {
+  for (int64_t size : {int64_t{0}, int64_t{-1}, (int64_t{1} << 31) - 1, kMax, kMin}) {
+    const auto pool = BlockPool::Create({.num_blocks = size});
+    EXPECT_EQ(pool.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(pool.status().message()),
+                HasSubstr(absl::StrCat("num_blocks is ", size, ", expected 1 to 2147483646")));
+  }
+}
+
+TEST(BlockPoolTest, PoolOfTheNullBlockAloneIsNeverFull) {
+  const auto pool = Pool({.num_blocks = 1});
+  EXPECT_EQ(pool->usage(), 0.0);
+  EXPECT_EQ(pool->num_free(), 0);
+  EXPECT_EQ(*pool->GetNewBlocks(1), std::nullopt);
+  EXPECT_THAT(Take(*pool, 0), IsEmpty());
+  EXPECT_TRUE(pool->ResetPrefixCache());
+  EXPECT_TRUE(pool->CheckInvariants().ok());
+}
+
+TEST(BlockPoolTest, TakenBlocksHaveOneReferenceAndShortageChangesNothing) {
+  const auto pool = Pool({.num_blocks = 4});
+  EXPECT_THAT(Take(*pool, 2), ElementsAre(1, 2));
+  EXPECT_EQ(pool->block(1).ref_count, 1);
+  EXPECT_EQ(pool->num_live(), 2);
+  EXPECT_DOUBLE_EQ(pool->usage(), 2.0 / 3.0);
+  const std::string before = State(*pool);
+  EXPECT_EQ(*pool->GetNewBlocks(2), std::nullopt);
+  EXPECT_EQ(*pool->GetNewBlocks(kMax), std::nullopt);
+  EXPECT_EQ(State(*pool), before);
+  EXPECT_THAT(Refusal(*pool, before, pool->GetNewBlocks(-1).status()),
+              HasSubstr("-1 blocks asked for"));
+}
+
+TEST(BlockPoolTest, CountsTellLiveCachedAndFreeApart) {
+  const auto pool = Pool({.num_blocks = 10});
+  const auto permanent = pool->TakePermanentBlocks(2);
+  ASSERT_TRUE(permanent.ok());
+  const auto table = Take(*pool, 4);
+  ASSERT_TRUE(pool->CacheFullBlocks(Content(16), table, 0, 3, 4, 0).ok());
+  ASSERT_TRUE(pool->FreeBlocks({table[3], table[1], table[0]}).ok());
+  EXPECT_EQ(pool->num_permanent(), 2);
+  EXPECT_EQ(pool->num_live(), 1);
+  EXPECT_EQ(pool->num_free(), 6);
+  EXPECT_EQ(pool->num_cached_unreferenced(), 2);
+  EXPECT_EQ(pool->num_keys(), 3);
+  EXPECT_DOUBLE_EQ(pool->usage(), 1.0 / 7.0);
+  EXPECT_TRUE(pool->CheckInvariants().ok()) << pool->CheckInvariants();
+}
+
+TEST(BlockPoolTest, FreeOrderSaysWhereKeylessBlocksGo) {
+  const auto freed = [](FreeOrder order) {
+    const auto pool = Pool({.num_blocks = 9, .free_order = order});
+    const auto table = Take(*pool, 6);
+    EXPECT_TRUE(pool->CacheFullBlocks(Content(24), table, 1, 3, 4, 0).ok());  // blocks 2, 3
+    EXPECT_TRUE(pool->FreeBlocks({6, 3, 5, 0, 2, 1}).ok());
+    EXPECT_TRUE(pool->CheckInvariants().ok()) << pool->CheckInvariants();
+    return Queue(*pool);
+  };
+  EXPECT_THAT(freed(FreeOrder::kUnhashedFirst), ElementsAre(6, 5, 1, 7, 8, 3, 2));
+  EXPECT_THAT(freed(FreeOrder::kAppendAll), ElementsAre(7, 8, 6, 3, 5, 2, 1));
+}
+
+TEST(BlockPoolTest, SharedBlockIsFreeWhenItsLastHolderFreesIt) {
+  const auto pool = Pool({.num_blocks = 4});
+  Take(*pool, 1);
+  ASSERT_TRUE(pool->Touch({1, 0, 1}).ok());
+  EXPECT_EQ(pool->block(1).ref_count, 3);
+  EXPECT_EQ(pool->block(0).ref_count, 1);
+  ASSERT_TRUE(pool->FreeBlocks({1, 0, 1}).ok());
+  EXPECT_FALSE(pool->block(1).is_linked());
+  ASSERT_TRUE(pool->FreeBlocks({1}).ok());
+  EXPECT_THAT(Queue(*pool), ElementsAre(1, 2, 3));
+}
+
+TEST(BlockPoolTest, TouchedBlockLeavesTheQueueAndKeepsItsKey) {
+  const auto pool = Pool({.num_blocks = 5});
+  const PrefixContent content = Content(8);
+  const auto table = Take(*pool, 2);
+  ASSERT_TRUE(pool->CacheFullBlocks(content, table, 0, 2, 4, 0).ok());
+  ASSERT_TRUE(pool->FreeBlocks({2, 1}).ok());
+  EXPECT_THAT(Queue(*pool), ElementsAre(3, 4, 2, 1));
+  ASSERT_TRUE(pool->Touch({2}).ok());
+  EXPECT_THAT(Queue(*pool), ElementsAre(3, 4, 1));
+  EXPECT_EQ(pool->num_cached_unreferenced(), 1);
+  EXPECT_EQ(pool->FindCached(content.hashes()[1], 0), 2);
+}
+
+TEST(BlockPoolTest, BadTouchesAndFreesChangeNothing) {
+  const auto pool = Pool({.num_blocks = 6});
+  ASSERT_TRUE(pool->TakePermanentBlocks(1).ok());  // block 1
+  Take(*pool, 2);                                  // blocks 2, 3
+  const std::string before = State(*pool);
+  for (BlockId id : {-1, 6, std::numeric_limits<BlockId>::max()}) {
+    EXPECT_THAT(Refusal(*pool, before, pool->Touch({2, id})),
+                HasSubstr(absl::StrCat("Touch: block ", id, " is outside the pool's blocks 0..5")));
+    EXPECT_THAT(Refusal(*pool, before, pool->FreeBlocks({2, id})), HasSubstr("FreeBlocks: block"));
+    EXPECT_THAT(Refusal(*pool, before, pool->EvictBlocks({2, id})),
+                HasSubstr("EvictBlocks: block"));
+  }
+  EXPECT_THAT(Refusal(*pool, before, pool->Touch({2, 1})), HasSubstr("block 1 is permanent"));
+  EXPECT_THAT(Refusal(*pool, before, pool->FreeBlocks({2, 1})), HasSubstr("block 1 is permanent"));
+  EXPECT_THAT(Refusal(*pool, before, pool->FreeBlocks({2, 3, 2})),
+              HasSubstr("block 2 is freed more often than it is referenced"));
+  EXPECT_THAT(Refusal(*pool, before, pool->FreeBlocks({3, 4})), HasSubstr("block 4 is freed more"));
+}
+
+TEST(BlockPoolTest, PermanentBlocksLeaveForGood) {
+  const auto pool = Pool({.num_blocks = 4});
+  EXPECT_EQ(*pool->TakePermanentBlocks(2), (std::vector<BlockId>{1, 2}));
+  EXPECT_EQ(pool->usage(), 0.0);
+  EXPECT_TRUE(pool->ResetPrefixCache());
+  EXPECT_EQ(pool->TakePermanentBlocks(2).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool->TakePermanentBlocks(-1).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(*pool->TakePermanentBlocks(1), (std::vector<BlockId>{3}));
+  EXPECT_EQ(pool->usage(), 0.0);  // nothing is left to hand out
+  EXPECT_TRUE(pool->CheckInvariants().ok());
+}
+
+TEST(BlockPoolTest, ReusedBlockLosesItsKey) {
+  const auto pool = Pool({.num_blocks = 3, .enable_events = true});
+  const PrefixContent content = Content(8);
+  const auto table = Take(*pool, 2);
+  ASSERT_TRUE(pool->CacheFullBlocks(content, table, 0, 2, 4, 5).ok());
+  ASSERT_TRUE(pool->FreeBlocks({2, 1}).ok());
+  pool->TakeEvents();
+  const uint64_t epoch = pool->removal_epoch();
+  EXPECT_THAT(Take(*pool, 1), ElementsAre(2));
+  EXPECT_EQ(pool->FindCached(content.hashes()[1], 5), kNullBlockId);
+  EXPECT_EQ(pool->FindCached(content.hashes()[0], 5), 1);
+  EXPECT_GT(pool->removal_epoch(), epoch);
+  EXPECT_EQ(pool->num_evictions(), 1);
+  EXPECT_THAT(
+      pool->TakeEvents(),
+      ElementsAre(KvEvent(BlockRemoved{
+          .block_hash = content.hashes()[1], .group_idx = 5, .reason = RemovalReason::kReused})));
+}
+
+TEST(BlockPoolTest, EvictionByIdIsAscendingAndKeepsThePlaceInTheQueue) {
+  const auto pool = Pool({.num_blocks = 6, .enable_events = true});
+  const PrefixContent content = Content(16);
+  const auto table = Take(*pool, 4);
+  ASSERT_TRUE(pool->CacheFullBlocks(content, table, 0, 3, 4, 0).ok());
+  ASSERT_TRUE(pool->FreeBlocks({3, 1}).ok());  // block 2 stays in use
+  pool->TakeEvents();
+  const auto queue = Queue(*pool);
+  ASSERT_TRUE(pool->EvictBlocks({3, 2, 0, 3, 4, 5}).ok());
+  EXPECT_EQ(Queue(*pool), queue);
+  EXPECT_EQ(pool->block(2).ref_count, 1);
+  EXPECT_EQ(pool->num_keys(), 1);
+  EXPECT_EQ(pool->num_cached_unreferenced(), 1);
+  EXPECT_EQ(pool->num_evictions(), 0);  // nothing was lost to reuse
+  const auto removed = [&](size_t block) {
+    return KvEvent(
+        BlockRemoved{.block_hash = content.hashes()[block], .reason = RemovalReason::kEvicted});
+  };
+  EXPECT_THAT(pool->TakeEvents(), ElementsAre(removed(1), removed(2)));
+  EXPECT_TRUE(pool->CheckInvariants().ok()) << pool->CheckInvariants();
+}
+
+TEST(BlockPoolTest, ResetWaitsUntilNothingIsReferenced) {
+  const auto pool = Pool({.num_blocks = 6, .enable_events = true});
+  const auto table = Take(*pool, 3);
+  ASSERT_TRUE(pool->CacheFullBlocks(Content(8), table, 0, 2, 4, 0).ok());
+  ASSERT_TRUE(pool->FreeBlocks({2, 1}).ok());
+  pool->TakeEvents();
+  const std::string before = State(*pool);
+  EXPECT_FALSE(pool->ResetPrefixCache());
+  EXPECT_EQ(State(*pool), before);
+  EXPECT_THAT(pool->TakeEvents(), IsEmpty());
+  ASSERT_TRUE(pool->FreeBlocks({3}).ok());
+  const auto queue = Queue(*pool);
+  const uint64_t epoch = pool->removal_epoch();
+  EXPECT_TRUE(pool->ResetPrefixCache());
+  EXPECT_EQ(Queue(*pool), queue);
+  EXPECT_EQ(pool->num_keyed_blocks(), 0);
+  EXPECT_EQ(pool->num_cached_unreferenced(), 0);
+  EXPECT_GT(pool->removal_epoch(), epoch);
+  EXPECT_THAT(pool->TakeEvents(), ElementsAre(KvEvent(AllBlocksCleared{})));
+  EXPECT_TRUE(pool->CheckInvariants().ok());
+}
+
+TEST(BlockPoolTest, LookupNeedsEveryGroup) {
+  const auto pool = Pool({.num_blocks = 6});
+  const PrefixContent content = Content(4);
+  Take(*pool, 3);
+  ASSERT_TRUE(pool->CacheFullBlocks(content, {2}, 0, 1, 4, 0).ok());
+  ASSERT_TRUE(pool->CacheFullBlocks(content, {1}, 0, 1, 4, 1).ok());
+  const BlockHash& hash = content.hashes()[0];
+  EXPECT_EQ(pool->GetCachedBlocks(hash, {0, 1}), (std::vector<BlockId>{2, 1}));
+  EXPECT_EQ(pool->GetCachedBlocks(hash, {1}), (std::vector<BlockId>{1}));
+  EXPECT_EQ(pool->GetCachedBlocks(hash, {0, 2}), std::nullopt);
+  EXPECT_EQ(pool->GetCachedBlocks(hash, {}), std::vector<BlockId>{});
+}
+
+TEST(BlockPoolTest, EqualContentIsRegisteredTwiceAndTheEarliestIsFound) {
+  const auto pool = Pool({.num_blocks = 4});
+  const PrefixContent content = Content(4);
+  Take(*pool, 2);
+  ASSERT_TRUE(pool->CacheFullBlocks(content, {2}, 0, 1, 4, 0).ok());
+  ASSERT_TRUE(pool->CacheFullBlocks(content, {1}, 0, 1, 4, 0).ok());
+  EXPECT_EQ(pool->num_keys(), 1);
+  EXPECT_EQ(pool->num_keyed_blocks(), 2);
+  EXPECT_EQ(pool->FindCached(content.hashes()[0], 0), 2);
+  ASSERT_TRUE(pool->EvictBlocks({2}).ok());
+  EXPECT_EQ(pool->FindCached(content.hashes()[0], 0), 1);
+}
+
+TEST(BlockPoolTest, CachingOffRegistersNothing) {
+  const auto pool = Pool({.num_blocks = 4, .enable_caching = false, .enable_events = true});
+  const auto table = Take(*pool, 2);
+  EXPECT_TRUE(pool->CacheFullBlocks(Content(8), table, 0, 2, 4, 0).ok());
+  EXPECT_EQ(pool->num_keyed_blocks(), 0);
+  EXPECT_THAT(pool->TakeEvents(), IsEmpty());
+}
+
+TEST(BlockPoolTest, BadRegistrationsChangeNothing) {
+  const auto pool = Pool({.num_blocks = 8, .enable_events = true});
+  ASSERT_TRUE(pool->TakePermanentBlocks(1).ok());  // block 1
+  const auto table = Take(*pool, 4);               // blocks 2 to 5
+  const PrefixContent content = Content(15);       // 3 hashes
+  ASSERT_TRUE(pool->CacheFullBlocks(content, table, 0, 1, 4, 0).ok());
+  pool->TakeEvents();
+  const std::string before = State(*pool);
+  const auto refusal = [&](std::vector<BlockId> ids, int64_t from, int64_t to, int64_t block_size,
+                           GroupId group = 0, std::vector<uint8_t> mask = {}) {
+    const std::string message = Refusal(
+        *pool, before, pool->CacheFullBlocks(content, ids, from, to, block_size, group, mask));
+    EXPECT_THAT(pool->TakeEvents(), IsEmpty());
+    return message;
+  };
+  EXPECT_THAT(refusal(table, -1, 1, 4), HasSubstr("positions -1 to 1 of a block table of 4"));
+  EXPECT_THAT(refusal(table, 0, 5, 4), HasSubstr("positions 0 to 5 of a block table of 4"));
+  EXPECT_THAT(refusal(table, 1, kMax, 4), HasSubstr("of a block table of 4"));
+  EXPECT_THAT(refusal(table, 1, 4, 4), HasSubstr("only 12 tokens are hashed"));
+  EXPECT_THAT(refusal(table, 0, 2, 8), HasSubstr("only 12 tokens are hashed"));
+  for (int64_t size : {int64_t{0}, int64_t{-4}, int64_t{2}, int64_t{6}, kMin}) {
+    EXPECT_THAT(refusal(table, 1, 2, size), HasSubstr("not a positive multiple"));
+  }
+  EXPECT_THAT(refusal(table, 1, 3, kMax / 4 * 4), HasSubstr("tokens are hashed"));
+  EXPECT_THAT(refusal(table, 1, 2, 4, -1), HasSubstr("group -1, expected 0 to 32766"));
+  EXPECT_THAT(refusal(table, 1, 2, 4, kMaxGroupId + 1), HasSubstr("group 32767"));
+  EXPECT_THAT(refusal(table, 1, 3, 4, 0, {1}), HasSubstr("a mask of 1 entries for 2 positions"));
+  EXPECT_THAT(refusal(table, 0, 3, 4), HasSubstr("block 2 at position 0 is cached already"));
+  EXPECT_THAT(refusal({2, 3, 3}, 1, 3, 4), HasSubstr("block 3 at position 2"));
+  EXPECT_THAT(refusal({2, 3, 1}, 1, 3, 4), HasSubstr("block 1 at position 2"));
+  EXPECT_THAT(refusal({2, 3, 8}, 1, 3, 4), HasSubstr("block 8 is outside"));
+  EXPECT_THAT(refusal({2, -1, 3}, 1, 3, 4), HasSubstr("block -1 is outside"));
+
+  auto unhashed = PrefixContent::FromTokens({.token_ids = {1, 2, 3, 4}}, nullptr);
+  ASSERT_TRUE(unhashed.ok());
+  EXPECT_THAT(Refusal(*pool, before, pool->CacheFullBlocks(*unhashed, table, 0, 1, 4, 0)),
+              HasSubstr("hash block size 0"));
+}
+
+TEST(BlockPoolTest, EmptyRangeIsNoRegistration) {
+  const auto pool = Pool({.num_blocks = 4});
+  const std::string before = State(*pool);
+  EXPECT_TRUE(pool->CacheFullBlocks(Content(8), {}, 2, 2, 4, 0).ok());
+  EXPECT_TRUE(pool->CacheFullBlocks(Content(8), {}, 3, 2, 4, 0).ok());
+  EXPECT_EQ(State(*pool), before);
+}
+
+TEST(BlockPoolTest, NullAndMaskedPositionsSplitTheStoredRuns) {
+  const auto pool = Pool({.num_blocks = 8, .enable_events = true});
+  Take(*pool, 5);
+  const PrefixContent content = Content(28, 100, "adapter");
+  const std::vector<BlockId> table = {1, 2, 0, 3, 4, 5};
+  ASSERT_TRUE(pool->CacheFullBlocks(content, table, 1, 6, 4, 2, {1, 1, 1, 0, 1}).ok());
+  EXPECT_FALSE(pool->block(4).has_key());
+  const auto stored = [&](size_t position) {
+    const TokenId first = 100 + static_cast<TokenId>(position) * 4;
+    return KvEvent(
+        BlockStored{.block_hashes = {content.hashes()[position]},
+                    .parent_block_hash = content.hashes()[position - 1],
+                    .token_ids = {first, first + 1, first + 2, first + 3},
+                    .block_size = 4,
+                    .lora_id = 3,
+                    .lora_name = "adapter",
+                    .extra_keys = {ExtraKeys{ExtraKey{ExtraKey::Kind::kLora, "adapter"}}},
+                    .group_idx = 2});
+  };
+  EXPECT_THAT(pool->TakeEvents(), ElementsAre(stored(1), stored(3), stored(5)));
+}
+
+TEST(BlockPoolTest, RunAtTheStartHasNoParentAndOneEntryPerBlock) {
+  const auto pool = Pool({.num_blocks = 8, .enable_events = true});
+  const auto table = Take(*pool, 2);
+  const PrefixContent content = Content(16);
+  ASSERT_TRUE(pool->CacheFullBlocks(content, table, 0, 2, 8, 0).ok());
+  const auto events = pool->TakeEvents();
+  ASSERT_EQ(events.size(), 1u);
+  const auto& stored = std::get<BlockStored>(events[0]);
+  EXPECT_EQ(stored.parent_block_hash, std::nullopt);
+  EXPECT_THAT(stored.block_hashes, ElementsAre(content.hashes()[1], content.hashes()[3]));
+  EXPECT_EQ(stored.token_ids, content.token_ids());
+  EXPECT_THAT(stored.extra_keys, ElementsAre(std::nullopt, std::nullopt));
+}
+
+TEST(BlockPoolTest, ContentMadeFromHashesReportsNoTokens) {
+  const auto pool = Pool({.num_blocks = 8, .enable_events = true});
+  const auto table = Take(*pool, 2);
+  const PrefixContent tokens = Content(8);
+  auto content = PrefixContent::FromHashes(8, {tokens.hashes().begin(), tokens.hashes().end()},
+                                           tokens.hashing());
+  ASSERT_TRUE(content.ok());
+  ASSERT_TRUE(pool->CacheFullBlocks(*content, table, 0, 2, 4, 0).ok());
+  const auto events = pool->TakeEvents();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(std::get<BlockStored>(events[0]).token_ids, IsEmpty());
+  EXPECT_EQ(std::get<BlockStored>(events[0]).extra_keys.size(), 2u);
+}
+
+TEST(BlockPoolTest, FreeBlocksCanBeRegisteredAndCount) {
+  const auto pool = Pool({.num_blocks = 4});
+  Take(*pool, 1);
+  ASSERT_TRUE(pool->FreeBlocks({1}).ok());
+  ASSERT_TRUE(pool->CacheFullBlocks(Content(4), {1}, 0, 1, 4, 0).ok());
+  EXPECT_EQ(pool->num_cached_unreferenced(), 1);
+  EXPECT_TRUE(pool->CheckInvariants().ok()) << pool->CheckInvariants();
+}
+
+TEST(BlockPoolTest, WithoutEventsNothingIsCollected) {
+  const auto pool = Pool({.num_blocks = 4});
+  const auto table = Take(*pool, 2);
+  ASSERT_TRUE(pool->CacheFullBlocks(Content(8), table, 0, 2, 4, 0).ok());
+  ASSERT_TRUE(pool->EvictBlocks(table).ok());
+  EXPECT_THAT(pool->TakeEvents(), IsEmpty());
+}
+
+// The pool hands out its records as const, so what a bug could do to them is done by casting.
+TEST(BlockPoolTest, BrokenInvariantsAreSaidInWords) {
+  const auto pool = Pool({.num_blocks = 6});
+  ASSERT_TRUE(pool->TakePermanentBlocks(1).ok());
+  const auto table = Take(*pool, 2);  // blocks 2, 3
+  ASSERT_TRUE(pool->CacheFullBlocks(Content(8), table, 0, 2, 4, 0).ok());
+  ASSERT_TRUE(pool->FreeBlocks({3}).ok());
+  const auto problem_if = [&](BlockId id, auto&& damage) {
+    KvCacheBlock& block = const_cast<KvCacheBlock&>(pool->block(id));
+    const KvCacheBlock saved = block;
+    damage(block);
+    const absl::Status status = pool->CheckInvariants();
+    block = saved;
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_TRUE(pool->CheckInvariants().ok());
+    return std::string(status.message());
+  };
+  EXPECT_THAT(problem_if(0, [](KvCacheBlock& b) { ++b.ref_count; }), HasSubstr("the null block"));
+  EXPECT_THAT(problem_if(4, [](KvCacheBlock& b) { b.is_null = true; }),
+              HasSubstr("block 4 is marked null"));
+  EXPECT_THAT(problem_if(2, [](KvCacheBlock& b) { b.ref_count = -1; }),
+              HasSubstr("block 2 has -1 references"));
+  EXPECT_THAT(problem_if(1, [](KvCacheBlock& b) { b.ref_count = 0; }),
+              HasSubstr("permanent block 1 is queued, unreferenced or has a key"));
+  EXPECT_THAT(problem_if(2, [](KvCacheBlock& b) { b.ref_count = 0; }),
+              HasSubstr("block 2 has 0 references and is not in the free queue"));
+  EXPECT_THAT(problem_if(3, [](KvCacheBlock& b) { b.ref_count = 1; }),
+              HasSubstr("block 3 has 1 references and is in the free queue"));
+  EXPECT_THAT(problem_if(2, [](KvCacheBlock& b) { b.is_permanent = true; }),
+              HasSubstr("permanent block 2"));
+  EXPECT_THAT(problem_if(1, [](KvCacheBlock& b) { b.is_permanent = false; }),
+              HasSubstr("pool counts 1 permanent and 1 cached blocks, found 0 and 1"));
+  EXPECT_THAT(problem_if(2, [](KvCacheBlock& b) { b.key_group = -1; }),
+              HasSubstr("maps a key to block 2, which has none"));
+  EXPECT_THAT(problem_if(4, [](KvCacheBlock& b) { b.prev = kUnlinked; }),
+              HasSubstr("one free-queue link"));
+}
+
+TEST(BlockPoolDeathTest, ManagersBreakingTheirContractStopTheProcess) {
+  const auto pool = Pool({.num_blocks = 3});
+  std::vector<BlockId> table;
+  EXPECT_DEATH(pool->TakeBlocks(3, table), "3 blocks to take, 2 free");
+  EXPECT_DEATH(pool->ReleaseBlocksReversed({1}), "block 1 was freed more often");
+}
+
+}  // namespace
+}  // namespace kvblocks

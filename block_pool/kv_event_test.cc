@@ -1,0 +1,37 @@
+#include "block_pool/kv_event.h"
+
+#include "gtest/gtest.h"
+
+namespace kvblocks {
+namespace {
+
+TEST(KvEventTest, ReasonsHaveNames) {
+  EXPECT_EQ(RemovalReasonName(RemovalReason::kReused), "reused");
+  EXPECT_EQ(RemovalReasonName(RemovalReason::kEvicted), "evicted");
+  EXPECT_EQ(RemovalReasonName(static_cast<RemovalReason>(99)), "unknown");
+}
+
+TEST(KvEventTest, EventsCompareByEveryField) {
+  BlockStored stored{.block_hashes = {BlockHash{{1, 2, 3, 4}}}, .token_ids = {1}, .block_size = 1};
+  BlockStored other = stored;
+  EXPECT_EQ(KvEvent(stored), KvEvent(other));
+  other.parent_block_hash = BlockHash{};
+  EXPECT_FALSE(stored == other);
+  other = stored;
+  other.kv_cache_spec_sliding_window = 4;
+  EXPECT_FALSE(stored == other);
+
+  BlockRemoved removed{.block_hash = BlockHash{{1, 2, 3, 4}}, .group_idx = 2};
+  BlockRemoved evicted = removed;
+  evicted.reason = RemovalReason::kEvicted;
+  EXPECT_FALSE(removed == evicted);
+  EXPECT_FALSE(KvEvent(removed) == KvEvent(AllBlocksCleared{}));
+}
+
+TEST(KvEventTest, MediumIsTheGpuUnlessSaidOtherwise) {
+  EXPECT_EQ(BlockStored().medium, "GPU");
+  EXPECT_EQ(BlockRemoved().medium, "GPU");
+}
+
+}  // namespace
+}  // namespace kvblocks

@@ -1,0 +1,269 @@
+#include "block_pool/prefix_content.h"
+
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+std::shared_ptr<const PrefixHashing> Hashing(int64_t hash_block_size) {
+  return std::make_shared<const PrefixHashing>(
+      PrefixHashing{BlockHasher(HashAlgorithm::kSha256, "seed"), hash_block_size});
+}
+
+std::vector<TokenId> Tokens(size_t count, TokenId first = 0) {
+  std::vector<TokenId> tokens(count);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+PrefixContent Content(PrefixContent::Options options, int64_t hash_block_size = 4) {
+  auto content = PrefixContent::FromTokens(std::move(options), Hashing(hash_block_size));
+  EXPECT_TRUE(content.ok()) << content.status();
+  return *std::move(content);
+}
+
+std::vector<BlockHash> Hashes(const PrefixContent& content) {
+  return {content.hashes().begin(), content.hashes().end()};
+}
+
+template <typename T>
+std::string Refusal(const T& result) {
+  absl::Status status;
+  if constexpr (std::is_same_v<T, absl::Status>) {
+    status = result;
+  } else {
+    status = result.status();
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+
+TEST(PrefixContentTest, OnlyCompleteBlocksAreHashed) {
+  for (size_t tokens : {0u, 1u, 3u, 4u, 5u, 7u, 8u, 9u}) {
+    const PrefixContent content = Content({.token_ids = Tokens(tokens)});
+    EXPECT_EQ(content.hashes().size(), tokens / 4) << tokens;
+    EXPECT_EQ(content.num_hashed_tokens(), static_cast<int64_t>(tokens / 4 * 4));
+    EXPECT_EQ(content.num_tokens(), static_cast<int64_t>(tokens));
+  }
+}
+
+TEST(PrefixContentTest, HashesChainFromTheRoot) {
+  const PrefixContent content = Content({.token_ids = Tokens(8)});
+  const BlockHasher& hasher = content.hashing()->hasher;
+  const BlockHash first = hasher.Hash(hasher.root(), Tokens(4), std::nullopt);
+  EXPECT_EQ(content.hashes()[0], first);
+  EXPECT_EQ(content.hashes()[1], hasher.Hash(first, Tokens(4, 4), std::nullopt));
+}
+
+TEST(PrefixContentTest, WithoutHashingTokensAreKeptAndNothingIsHashed) {
+  auto content = PrefixContent::FromTokens({.token_ids = Tokens(9)}, nullptr);
+  ASSERT_TRUE(content.ok());
+  EXPECT_TRUE(content->AppendTokens(Tokens(3)).ok());
+  EXPECT_EQ(content->num_tokens(), 12);
+  EXPECT_EQ(content->token_ids().size(), 12u);
+  EXPECT_EQ(content->hash_block_size(), 0);
+  EXPECT_THAT(Hashes(*content), IsEmpty());
+  EXPECT_THAT(Refusal(content->HashOfBlockAt(0, 4)), HasSubstr("hash block size 0"));
+}
+
+// Any way of growing gives the hashes of a fresh content, whatever colours the tokens.
+TEST(PrefixContentTest, GrowthInAnyStepsGivesTheSameHashes) {
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 300; ++round) {
+    PrefixContent::Options options;
+    options.token_ids = Tokens(random() % 60);
+    if (random() % 2) options.lora_name = "adapter";
+    if (random() % 2) options.cache_salt = "salt";
+    if (random() % 2) {
+      options.embedding_digest = [](int64_t begin, int64_t end) {
+        return begin < 16 ? std::to_string(begin) + "-" + std::to_string(end) : std::string();
+      };
+    }
+    for (int64_t at = 0; at < 60;) {
+      at += static_cast<int64_t>(random() % 9);
+      const int64_t length = 1 + static_cast<int64_t>(random() % 9);
+      options.features.push_back({"image" + std::to_string(random() % 3), at, length});
+      at += length;
+    }
+    const int64_t block = 1 + static_cast<int64_t>(random() % 8);
+    const PrefixContent fresh = Content(options, block);
+    PrefixContent::Options start = options;
+    start.token_ids.resize(random() % (options.token_ids.size() + 1));
+    PrefixContent grown = Content(start, block);
+    while (grown.num_tokens() < fresh.num_tokens()) {
+      const auto at = static_cast<size_t>(grown.num_tokens());
+      const size_t step =
+          std::min<size_t>(1 + random() % 12, static_cast<size_t>(fresh.num_tokens()) - at);
+      ASSERT_TRUE(
+          grown.AppendTokens(absl::MakeConstSpan(fresh.token_ids()).subspan(at, step)).ok());
+    }
+    ASSERT_EQ(Hashes(grown), Hashes(fresh));
+    ASSERT_EQ(grown.token_ids(), fresh.token_ids());
+  }
+}
+
+TEST(PrefixContentTest, WhateverDiffersColoursAllLaterBlocks) {
+  const auto base = [] {
+    return PrefixContent::Options{.token_ids = Tokens(16), .features = {{"cat", 5, 2}}};
+  };
+  const PrefixContent reference = Content(base());
+  const auto first_difference = [&](const PrefixContent::Options& options) {
+    const PrefixContent other = Content(options);
+    size_t block = 0;
+    while (block < 4 && other.hashes()[block] == reference.hashes()[block]) ++block;
+    for (size_t i = block; i < 4; ++i) EXPECT_FALSE(other.hashes()[i] == reference.hashes()[i]);
+    return block;
+  };
+  EXPECT_EQ(first_difference(base()), 4u);
+  auto options = base();
+  options.lora_name = "adapter";
+  EXPECT_EQ(first_difference(options), 0u);
+  options = base();
+  options.cache_salt = "salt";
+  EXPECT_EQ(first_difference(options), 0u);
+  options = base();
+  options.features[0].identifier = "dog";
+  EXPECT_EQ(first_difference(options), 1u);
+  options = base();
+  options.features[0].offset = 4;  // the same image, one token earlier
+  EXPECT_EQ(first_difference(options), 1u);
+  options = base();
+  options.features.push_back({"cat", 15, 40});
+  EXPECT_EQ(first_difference(options), 3u);
+  options = base();
+  options.token_ids[9] = -1;
+  EXPECT_EQ(first_difference(options), 2u);
+  options = base();
+  options.embedding_digest = [](int64_t begin, int64_t) {
+    return begin == 8 ? std::string("rows") : std::string();
+  };
+  EXPECT_EQ(first_difference(options), 2u);
+  options = base();
+  options.lora_id = 7;  // reported in events, no part of the content
+  EXPECT_EQ(first_difference(options), 4u);
+}
+
+TEST(PrefixContentTest, ExtraKeysComeInOrderAndOnlyWhereTheyBelong) {
+  const PrefixContent content = Content({.token_ids = Tokens(12),
+                                         .lora_name = "adapter",
+                                         .cache_salt = "salt",
+                                         .features = {{"a", 1, 2}, {"b", 3, 4}},
+                                         .embedding_digest = [](int64_t, int64_t end) {
+                                           return end <= 4 ? std::string("rows") : std::string();
+                                         }});
+  using Kind = ExtraKey::Kind;
+  EXPECT_THAT(content.ExtraKeysOf(0, 4),
+              ElementsAre(ExtraKey{Kind::kLora, "adapter"}, ExtraKey{Kind::kMultimodal, "a", 1},
+                          ExtraKey{Kind::kMultimodal, "b", 3}, ExtraKey{Kind::kSalt, "salt"},
+                          ExtraKey{Kind::kPromptEmbedding, "rows"}));
+  EXPECT_THAT(content.ExtraKeysOf(4, 8),
+              ElementsAre(ExtraKey{Kind::kLora, "adapter"}, ExtraKey{Kind::kMultimodal, "b", -1}));
+  EXPECT_THAT(content.ExtraKeysOf(8, 12), ElementsAre(ExtraKey{Kind::kLora, "adapter"}));
+}
+
+TEST(PrefixContentTest, FeatureEdgesAreHalfOpen) {
+  const PrefixContent content = Content({.token_ids = Tokens(12), .features = {{"a", 4, 4}}});
+  EXPECT_THAT(content.ExtraKeysOf(0, 4), IsEmpty());
+  EXPECT_EQ(content.ExtraKeysOf(4, 8).size(), 1u);
+  EXPECT_THAT(content.ExtraKeysOf(8, 12), IsEmpty());
+}
+
+TEST(PrefixContentTest, CoarseBlockHasTheHashOfItsLastFineBlock) {
+  const PrefixContent content = Content({.token_ids = Tokens(21)});  // 5 hashes
+  EXPECT_EQ(content.HashOfBlock(0, 2), content.hashes()[1]);
+  EXPECT_EQ(content.HashOfBlock(1, 2), content.hashes()[3]);
+  EXPECT_EQ(*content.HashOfBlockAt(1, 8), content.hashes()[3]);
+  EXPECT_EQ(*content.HashOfBlockAt(4, 4), content.hashes()[4]);
+  EXPECT_EQ(*content.HashOfBlockAt(0, 20), content.hashes()[4]);
+}
+
+TEST(PrefixContentTest, BlocksThatDoNotExistAreRefused) {
+  const PrefixContent content = Content({.token_ids = Tokens(21)});
+  EXPECT_THAT(Refusal(content.HashOfBlockAt(2, 8)),
+              HasSubstr("block 2 of 8 tokens has no hash: there are 2 complete blocks"));
+  EXPECT_THAT(Refusal(content.HashOfBlockAt(-1, 4)), HasSubstr("block -1"));
+  EXPECT_THAT(Refusal(content.HashOfBlockAt(kMax, 4)), HasSubstr("has no hash"));
+  for (int64_t size : {int64_t{0}, int64_t{-4}, int64_t{3}, int64_t{6}, kMax}) {
+    EXPECT_THAT(Refusal(content.HashOfBlockAt(0, size)),
+                HasSubstr("not a positive multiple of the hash block size 4"));
+  }
+}
+
+TEST(PrefixContentTest, InvalidFeaturesAreRefused) {
+  EXPECT_THAT(Refusal(PrefixContent::FromTokens({.features = {{"a", 0, 0}}}, Hashing(4))),
+              HasSubstr("multimodal feature 0 has length 0"));
+}
+
+TEST(PrefixContentTest, HashBlockSizeMustBePositive) {
+  for (int64_t size : {int64_t{0}, int64_t{-16}}) {
+    EXPECT_THAT(Refusal(PrefixContent::FromTokens({.token_ids = Tokens(4)}, Hashing(size))),
+                HasSubstr("hash_block_size is " + std::to_string(size)));
+    EXPECT_THAT(Refusal(PrefixContent::FromHashes(4, {}, Hashing(size))),
+                HasSubstr("hash_block_size is " + std::to_string(size)));
+  }
+}
+
+TEST(PrefixContentTest, ReadyHashesAreTakenAsTheyAre) {
+  const std::vector<BlockHash> hashes = {{{1, 1, 1, 1}}, {{2, 2, 2, 2}}};
+  auto content = PrefixContent::FromHashes(11, hashes, Hashing(4));
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_EQ(Hashes(*content), hashes);
+  EXPECT_FALSE(content->has_token_ids());
+  EXPECT_THAT(content->token_ids(), IsEmpty());
+  EXPECT_TRUE(content->AppendHashedTokens(0, {}).ok());
+  EXPECT_TRUE(content->AppendHashedTokens(1, {BlockHash{{3, 3, 3, 3}}}).ok());
+  EXPECT_TRUE(content->AppendHashedTokens(3, {}).ok());
+  EXPECT_EQ(content->num_tokens(), 15);
+  EXPECT_EQ(content->hashes().size(), 3u);
+}
+
+TEST(PrefixContentTest, WrongNumberOfReadyHashesIsRefused) {
+  EXPECT_THAT(Refusal(PrefixContent::FromHashes(11, std::vector<BlockHash>(3), Hashing(4))),
+              HasSubstr("got 3 block hashes, expected 2"));
+  EXPECT_THAT(Refusal(PrefixContent::FromHashes(8, std::vector<BlockHash>(1), Hashing(4))),
+              HasSubstr("got 1 block hashes, expected 2"));
+  EXPECT_THAT(Refusal(PrefixContent::FromHashes(8, std::vector<BlockHash>(2), nullptr)),
+              HasSubstr("got 2 block hashes, expected 0"));
+  EXPECT_THAT(Refusal(PrefixContent::FromHashes(-1, {}, Hashing(4))),
+              HasSubstr("number of tokens is -1"));
+
+  auto content = PrefixContent::FromHashes(7, std::vector<BlockHash>(1), Hashing(4));
+  ASSERT_TRUE(content.ok());
+  EXPECT_THAT(Refusal(content->AppendHashedTokens(1, {})), HasSubstr("got 0 block hashes"));
+  EXPECT_THAT(Refusal(content->AppendHashedTokens(1, std::vector<BlockHash>(2))),
+              HasSubstr("got 2 block hashes, expected 1"));
+  EXPECT_THAT(Refusal(content->AppendHashedTokens(-1, {})), HasSubstr("is -1"));
+  EXPECT_THAT(Refusal(content->AppendHashedTokens(kMax, {})), HasSubstr("64 bits"));
+  EXPECT_EQ(content->num_tokens(), 7);
+  EXPECT_EQ(content->hashes().size(), 1u);
+}
+
+TEST(PrefixContentTest, TokensAndReadyHashesDoNotMix) {
+  PrefixContent from_tokens = Content({.token_ids = Tokens(4)});
+  EXPECT_THAT(Refusal(from_tokens.AppendHashedTokens(1, {})),
+              HasSubstr("made from token ids: append with AppendTokens"));
+  auto from_hashes = PrefixContent::FromHashes(4, std::vector<BlockHash>(1), Hashing(4));
+  ASSERT_TRUE(from_hashes.ok());
+  EXPECT_THAT(Refusal(from_hashes->AppendTokens(Tokens(1))),
+              HasSubstr("made from block hashes: append with AppendHashedTokens"));
+  EXPECT_EQ(from_tokens.num_tokens(), 4);
+  EXPECT_EQ(from_hashes->num_tokens(), 4);
+}
+
+}  // namespace
+}  // namespace kvblocks

@@ -1,0 +1,241 @@
+#include "block_pool/prefix_hash_table.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+BlockHash Hash(uint64_t n) { return {{n, ~n, n * 3, n * 7}}; }
+
+std::string Problem(const PrefixHashTable& table) {
+  return std::string(table.CheckInvariants().message());
+}
+
+TEST(PrefixHashTableTest, EmptyTableFindsNothing) {
+  BlockRecords records(4);
+  PrefixHashTable table(&records);
+  EXPECT_EQ(table.Find(Hash(1), 0), kNullBlockId);
+  EXPECT_EQ(table.Find(BlockHash{}, 0), kNullBlockId);
+  EXPECT_THAT(table.FindAll(Hash(1), 0), IsEmpty());
+  EXPECT_FALSE(table.Erase(Hash(1), 0, 1));
+  EXPECT_EQ(table.num_keys(), 0);
+  table.Prefetch(Hash(1), 0);
+}
+
+TEST(PrefixHashTableTest, SmallestPoolWorks) {
+  BlockRecords records(1);
+  PrefixHashTable table(&records);
+  EXPECT_EQ(table.Find(Hash(1), 0), kNullBlockId);
+  table.Clear();
+  EXPECT_EQ(Problem(table), "");
+}
+
+TEST(PrefixHashTableTest, GroupIsPartOfTheKey) {
+  BlockRecords records(4);
+  PrefixHashTable table(&records);
+  EXPECT_TRUE(table.Insert(Hash(1), 0, 1));
+  EXPECT_TRUE(table.Insert(Hash(1), 7, 2));
+  EXPECT_TRUE(table.Insert(Hash(1), kMaxGroupId, 3));
+  EXPECT_EQ(table.Find(Hash(1), 0), 1);
+  EXPECT_EQ(table.Find(Hash(1), 7), 2);
+  EXPECT_EQ(table.Find(Hash(1), kMaxGroupId), 3);
+  EXPECT_EQ(table.Find(Hash(1), 1), kNullBlockId);
+  EXPECT_EQ(table.num_keys(), 3);
+}
+
+TEST(PrefixHashTableTest, InsertWritesTheRecordAndEraseClearsIt) {
+  BlockRecords records(4);
+  PrefixHashTable table(&records);
+  EXPECT_TRUE(table.Insert(Hash(1), 5, 2));
+  EXPECT_EQ(records[2].key_group, 5);
+  EXPECT_EQ(records.hash(2), Hash(1));
+  EXPECT_FALSE(table.Insert(Hash(1), 5, 2));  // present already
+  EXPECT_EQ(table.num_blocks(), 1);
+  table.Erase(2);
+  EXPECT_FALSE(records[2].has_key());
+  EXPECT_EQ(table.num_blocks(), 0);
+}
+
+TEST(PrefixHashTableTest, EraseOfAbsentPairsChangesNothing) {
+  BlockRecords records(4);
+  PrefixHashTable table(&records);
+  ASSERT_TRUE(table.Insert(Hash(1), 0, 1));
+  for (BlockId id : {-1, 0, 2, 3, 4, 1000}) EXPECT_FALSE(table.Erase(Hash(1), 0, id)) << id;
+  EXPECT_FALSE(table.Erase(Hash(2), 0, 1));
+  EXPECT_FALSE(table.Erase(Hash(1), 1, 1));
+  EXPECT_EQ(table.Find(Hash(1), 0), 1);
+  EXPECT_EQ(Problem(table), "");
+}
+
+TEST(PrefixHashTableDeathTest, SecondKeyOfABlockStopsTheProcess) {
+  BlockRecords records(4);
+  PrefixHashTable table(&records);
+  ASSERT_TRUE(table.Insert(Hash(1), 0, 1));
+  EXPECT_DEATH(table.Insert(Hash(2), 0, 1), "block 1 already has the key");
+}
+
+// Rings of 1 to 5 blocks with one key, taken apart in every order.
+TEST(PrefixHashTableTest, DuplicatesLeaveInAnyOrder) {
+  for (int size = 1; size <= 5; ++size) {
+    std::vector<BlockId> order;
+    for (BlockId id = 1; id <= size; ++id) order.push_back(id);
+    do {
+      BlockRecords records(8);
+      PrefixHashTable table(&records);
+      std::vector<BlockId> left;
+      for (BlockId id = 1; id <= size; ++id) {
+        ASSERT_TRUE(table.Insert(Hash(1), 0, id));
+        left.push_back(id);
+      }
+      ASSERT_TRUE(table.Insert(Hash(2), 0, 7));
+      for (BlockId id : order) {
+        ASSERT_EQ(table.FindAll(Hash(1), 0), left);
+        ASSERT_EQ(table.Find(Hash(1), 0), left.front());
+        ASSERT_TRUE(table.Erase(Hash(1), 0, id));
+        std::erase(left, id);
+        ASSERT_EQ(table.num_keys(), left.empty() ? 1 : 2);
+        ASSERT_EQ(table.num_blocks(), static_cast<int32_t>(left.size()) + 1);
+        ASSERT_EQ(Problem(table), "");
+      }
+      ASSERT_THAT(table.FindAll(Hash(1), 0), IsEmpty());
+      ASSERT_EQ(table.Find(Hash(2), 0), 7);
+    } while (std::next_permutation(order.begin(), order.end()));
+  }
+}
+
+TEST(PrefixHashTableTest, BlockCanComeBackToItsRing) {
+  BlockRecords records(5);
+  PrefixHashTable table(&records);
+  for (BlockId id : {1, 2, 3}) ASSERT_TRUE(table.Insert(Hash(1), 0, id));
+  ASSERT_TRUE(table.Erase(Hash(1), 0, 1));
+  ASSERT_TRUE(table.Insert(Hash(1), 0, 1));
+  EXPECT_THAT(table.FindAll(Hash(1), 0), ElementsAre(2, 3, 1));
+}
+
+TEST(PrefixHashTableTest, ClearForgetsKeysAndDuplicates) {
+  BlockRecords records(6);
+  PrefixHashTable table(&records);
+  for (BlockId id : {1, 2, 3}) ASSERT_TRUE(table.Insert(Hash(1), 0, id));
+  ASSERT_TRUE(table.Insert(Hash(2), 1, 4));
+  table.Clear();
+  EXPECT_EQ(table.num_keys(), 0);
+  EXPECT_EQ(table.num_blocks(), 0);
+  EXPECT_EQ(table.Find(Hash(1), 0), kNullBlockId);
+  EXPECT_FALSE(records[2].has_duplicates);
+  EXPECT_EQ(Problem(table), "");
+  EXPECT_TRUE(table.Insert(Hash(1), 0, 3));
+  EXPECT_THAT(table.FindAll(Hash(1), 0), ElementsAre(3));
+}
+
+// A full table has the longest chains; erasing from it in random order shifts slots back, also
+// across the end of the array, and must lose nobody.
+TEST(PrefixHashTableTest, FullTableCanBeTakenApartInAnyOrder) {
+  std::mt19937_64 random(2);
+  for (int32_t num_blocks : {2, 5, 11, 12, 13, 40, 1'000}) {
+    const int rounds = num_blocks < 100 ? 300 : 3;
+    for (int round = 0; round < rounds; ++round) {
+      BlockRecords records(num_blocks);
+      PrefixHashTable table(&records);  // a new secret, so other chains
+      std::vector<std::pair<BlockHash, BlockId>> keys;
+      for (BlockId id = 1; id < num_blocks; ++id) {
+        keys.push_back({Hash(random()), id});
+        ASSERT_TRUE(table.Insert(keys.back().first, 0, id));
+      }
+      for (size_t i = keys.size(); i > 1; --i) std::swap(keys[i - 1], keys[random() % i]);
+      while (!keys.empty()) {
+        ASSERT_TRUE(table.Erase(keys.back().first, 0, keys.back().second));
+        ASSERT_EQ(table.Find(keys.back().first, 0), kNullBlockId);
+        keys.pop_back();
+        for (const auto& [hash, id] : keys) ASSERT_EQ(table.Find(hash, 0), id);
+      }
+      ASSERT_EQ(Problem(table), "");
+    }
+  }
+}
+
+TEST(PrefixHashTableTest, RandomOperationsMatchAMultimap) {
+  for (int32_t num_blocks : {3, 12, 30, 200}) {
+    std::mt19937_64 random(static_cast<uint64_t>(num_blocks));
+    BlockRecords records(num_blocks);
+    PrefixHashTable table(&records);
+    using Key = std::pair<uint64_t, GroupId>;
+    std::multimap<Key, BlockId> expected;  // keeps equal keys in order of insertion
+    std::vector<Key> key_of(static_cast<size_t>(num_blocks));
+    const uint64_t num_contents = static_cast<uint64_t>(num_blocks) / 2 + 1;
+    for (int step = 0; step < 40'000; ++step) {
+      const BlockId id = static_cast<BlockId>(1 + random() % static_cast<uint64_t>(num_blocks - 1));
+      const Key key = {random() % num_contents, static_cast<GroupId>(random() % 3)};
+      if (!records[id].has_key()) {
+        ASSERT_TRUE(table.Insert(Hash(key.first), key.second, id));
+        expected.emplace(key, id);
+        key_of[static_cast<size_t>(id)] = key;
+      } else {
+        const Key held = key_of[static_cast<size_t>(id)];
+        ASSERT_EQ(table.Erase(Hash(key.first), key.second, id), key == held);
+        if (!(key == held)) table.Erase(id);
+        const auto [begin, end] = expected.equal_range(held);
+        expected.erase(std::find_if(begin, end, [&](const auto& e) { return e.second == id; }));
+      }
+      ASSERT_EQ(table.num_blocks(), static_cast<int32_t>(expected.size()));
+      const auto [begin, end] = expected.equal_range(key);
+      std::vector<BlockId> holders;
+      for (auto it = begin; it != end; ++it) holders.push_back(it->second);
+      ASSERT_EQ(table.FindAll(Hash(key.first), key.second), holders);
+      ASSERT_EQ(table.Find(Hash(key.first), key.second),
+                holders.empty() ? kNullBlockId : holders.front());
+      if (step % 64 == 0) {
+        ASSERT_EQ(Problem(table), "") << step;
+      }
+      if (step % 10'000 == 9'999) {
+        table.Clear();
+        expected.clear();
+      }
+    }
+  }
+}
+
+TEST(PrefixHashTableTest, BrokenBooksAreNamed) {
+  BlockRecords records(6);
+  PrefixHashTable table(&records);
+  ASSERT_TRUE(table.Insert(Hash(1), 0, 1));
+  ASSERT_TRUE(table.Insert(Hash(1), 0, 2));
+  ASSERT_TRUE(table.Insert(Hash(3), 0, 3));
+  ASSERT_EQ(Problem(table), "");
+
+  records[3].has_duplicates = true;
+  EXPECT_THAT(Problem(table), HasSubstr("block 3: mark and ring of duplicates disagree"));
+  records[3].has_duplicates = false;
+
+  records.hash(3).words[0] ^= 1;
+  EXPECT_THAT(Problem(table), HasSubstr("block 3 has a key of group 0 but a look-up"));
+  records.hash(3).words[0] ^= 1;
+
+  records[4].key_group = 0;
+  records.hash(4) = Hash(4);
+  EXPECT_THAT(Problem(table), HasSubstr("block 4 has a key of group 0 but a look-up"));
+  records[4].key_group = -1;
+
+  records[2].key_group = -1;
+  EXPECT_THAT(Problem(table), HasSubstr("block 2 has duplicates but no key"));
+  records[2].key_group = 0;
+
+  records[3].key_group = -1;
+  EXPECT_THAT(Problem(table), HasSubstr("maps a key to block 3, which has none"));
+  records[3].key_group = 0;
+  EXPECT_EQ(Problem(table), "");
+}
+
+}  // namespace
+}  // namespace kvblocks

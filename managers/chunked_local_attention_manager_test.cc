@@ -1,0 +1,82 @@
+#include "managers/chunked_local_attention_manager.h"
+
+#include <memory>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "managers/test_models.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(ChunkedLocalAttentionManagerTest, SkipsWholeChunksOnly) {
+  const auto manager = Manager(20, {Chunked(4, 12)});
+  const SingleTypeManager& group = manager->group(0);
+  for (int64_t n = 0; n < 50; ++n) EXPECT_EQ(group.NumSkippedTokens(n), n / 12 * 12) << n;
+}
+
+// Every pattern of cached positions and every length: nulls up to the last chunk, then the cached
+// run of that chunk.
+TEST(ChunkedLocalAttentionManagerTest, EveryPatternGivesTheRunOfTheLastChunk) {
+  constexpr int64_t kBlock = 2;
+  constexpr int kPositions = 8;
+  const auto hashing = std::make_shared<const PrefixHashing>(
+      PrefixHashing{BlockHasher(HashAlgorithm::kXxh3_128, "seed"), kBlock});
+  const PrefixContent content =
+      PrefixContent::FromTokens({.token_ids = Tokens(kPositions * kBlock + 1)}, hashing).value();
+  for (int64_t chunk : {2, 4, 6, 16, 64}) {
+    auto pool = BlockPool::Create({.num_blocks = kPositions + 1}).value();
+    const auto manager =
+        SingleTypeManager::Create(Chunked(kBlock, chunk), {.hash_block_size = kBlock}, pool.get())
+            .value();
+    const auto table = **pool->GetNewBlocks(kPositions);
+    for (unsigned bits = 0; bits < 1u << kPositions; ++bits) {
+      std::vector<uint8_t> mask(kPositions);
+      for (int i = 0; i < kPositions; ++i) mask[static_cast<size_t>(i)] = bits >> i & 1;
+      ASSERT_TRUE(pool->CacheFullBlocks(content, table, 0, kPositions, kBlock, 0, mask).ok());
+      for (int64_t max_tokens = 0; max_tokens <= 16; ++max_tokens) {
+        std::vector<BlockId> list(static_cast<size_t>(max_tokens / chunk * chunk / kBlock),
+                                  kNullBlockId);
+        while (static_cast<int64_t>(list.size()) < max_tokens / kBlock && mask[list.size()]) {
+          list.push_back(table[list.size()]);
+        }
+        HitLists lists(1);
+        static constexpr GroupId kGroup[] = {0};
+        ASSERT_EQ(manager->FindLongestCacheHit({.content = &content,
+                                                .groups = kGroup,
+                                                .max_tokens = max_tokens,
+                                                .alignment = kBlock},
+                                               lists),
+                  static_cast<int64_t>(list.size()) * kBlock);
+        ASSERT_EQ(lists[0], list) << "chunk " << chunk << " bits " << bits << " of " << max_tokens;
+      }
+      ASSERT_TRUE(pool->EvictBlocks(table).ok());
+    }
+  }
+}
+
+TEST(ChunkedLocalAttentionManagerTest, FinishedChunkReturnsItsBlocks) {
+  const auto manager = Manager(12, {Chunked(4, 8)}, {.enable_caching = false});
+  const auto request = NewRequest(*manager, Tokens(20));
+  ASSERT_TRUE(Step(*manager, *request, 15));
+  ASSERT_TRUE(Step(*manager, *request, 1));
+  EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(0, 0, 3, 4));
+  ASSERT_TRUE(Step(*manager, *request, 1));
+  EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(0, 0, 0, 0, 4));
+}
+
+TEST(ChunkedLocalAttentionManagerTest, HitOfNullsCanBeAdopted) {
+  const auto manager = Manager(12, {Chunked(4, 8)});
+  const auto request = NewRequest(*manager, Tokens(17));
+  const ComputedBlocks hits = Hits(*manager, *request);
+  EXPECT_EQ(hits.num_tokens(), 16);
+  EXPECT_EQ(*Step(*manager, *request, 1), (Lists{{1}}));
+  EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(0, 0, 0, 0, 1));
+  EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*request), ElementsAre(0));
+}
+
+}  // namespace
+}  // namespace kvblocks

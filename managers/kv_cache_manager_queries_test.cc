@@ -1,0 +1,220 @@
+// Queries, statistics, events and the invariants' words.
+
+#include <limits>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "managers/kv_cache_manager.h"
+#include "managers/test_models.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+class QueriesTest : public testing::Test {
+ protected:
+  std::unique_ptr<KvCacheManager> manager_ = Manager(20, {Full(4), Window(4, 5)});
+  std::unique_ptr<Request> request_ = NewRequest(*manager_, Tokens(14));
+};
+
+TEST_F(QueriesTest, UnknownRequestHoldsNothing) {
+  EXPECT_THAT(manager_->GetBlocks(*request_, 0), IsEmpty());
+  EXPECT_EQ(manager_->GetBlockIds(*request_), (Lists{{}, {}}));
+  EXPECT_EQ(manager_->GetBlockIds(*request_, 8), (Lists{{}, {}}));
+  EXPECT_EQ(manager_->GetBlockIdsIfAny(*request_), std::nullopt);
+  EXPECT_EQ(manager_->GetUnhashedBlockIds(*request_), (Lists{{}, {}}));
+  EXPECT_THAT(manager_->GetNumCommonPrefixBlocks(*request_), ElementsAre(0, 0));
+  EXPECT_EQ(manager_->num_requests_holding_blocks(), 0);
+}
+
+TEST_F(QueriesTest, TablesShowNullsAndCanBeClipped) {
+  ASSERT_TRUE(Step(*manager_, *request_, 12));
+  ASSERT_TRUE(Step(*manager_, *request_, 2));
+  EXPECT_EQ(manager_->GetBlockIds(*request_), (Lists{{1, 2, 3, 7}, {0, 0, 6, 8}}));
+  EXPECT_EQ(manager_->GetBlockIdsIfAny(*request_), (Lists{{1, 2, 3, 7}, {0, 0, 6, 8}}));
+  EXPECT_EQ(manager_->GetBlockIds(*request_, 9), (Lists{{1, 2, 3}, {0, 0, 6}}));
+  EXPECT_EQ(manager_->GetBlockIds(*request_, 0), (Lists{{}, {}}));
+  EXPECT_EQ(manager_->GetBlockIds(*request_, -5), (Lists{{}, {}}));
+  EXPECT_EQ(manager_->GetBlockIds(*request_, kMax), manager_->GetBlockIds(*request_));
+  EXPECT_EQ(manager_->GetUnhashedBlockIds(*request_), (Lists{{7}, {8}}));
+  EXPECT_THAT(manager_->GetBlocks(*request_, -1), IsEmpty());
+  EXPECT_THAT(manager_->GetBlocks(*request_, 2), IsEmpty());
+}
+
+TEST_F(QueriesTest, TruncatedHitsCoverTheirTokens) {
+  const auto manager = Manager(60, {Full(4), Full(6)});
+  const auto donor = NewRequest(*manager, Tokens(37));
+  ASSERT_TRUE(Step(*manager, *donor, 37));
+  const auto request = NewRequest(*manager, Tokens(37));
+  const ComputedBlocks hits = Hits(*manager, *request);
+  ASSERT_EQ(hits.num_tokens(), 36);
+  const auto cut = manager->TruncateComputedBlocks(hits, 24);
+  ASSERT_TRUE(cut.ok()) << cut.status();
+  EXPECT_EQ(cut->num_tokens(), 24);
+  EXPECT_EQ(cut->blocks(0).size(), 6u);
+  EXPECT_EQ(cut->blocks(1).size(), 4u);
+  EXPECT_EQ(hits.blocks(0).size(), 9u);
+  EXPECT_EQ(manager->pool().block(1).ref_count, 1);
+  EXPECT_TRUE(manager->TruncateComputedBlocks(hits, 0)->empty());
+  EXPECT_EQ(manager->TruncateComputedBlocks(hits, 36)->num_tokens(), 36);
+  ASSERT_TRUE(Step(*manager, *request, 13, {.computed_blocks = &*cut}));
+  EXPECT_EQ(manager->pool().block(6).ref_count, 2);
+
+  const auto refusal = [&](const ComputedBlocks& computed, int64_t n) {
+    const auto result = manager->TruncateComputedBlocks(computed, n);
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(result.status().message());
+  };
+  EXPECT_THAT(refusal(hits, 48), HasSubstr("num_tokens is 48, expected 0 to 36"));
+  EXPECT_THAT(refusal(hits, -12), HasSubstr("num_tokens is -12, expected 0 to 36"));
+  EXPECT_THAT(refusal(hits, 30), HasSubstr("a multiple of group 0's block size 4"));
+  EXPECT_THAT(refusal(hits, 28), HasSubstr("a multiple of group 1's block size 6"));
+  EXPECT_THAT(refusal(ComputedBlocks({{1}, {2}}, 36), 24),
+              HasSubstr("6 blocks for 24 tokens, but group 0 lists 1"));
+}
+
+TEST_F(QueriesTest, TruncationOfForeignListsIsRefused) {
+  const ComputedBlocks three_groups({{1}, {2}, {3}}, 4);
+  const auto result = manager_->TruncateComputedBlocks(three_groups, 4);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("3 groups, expected 2"));
+}
+
+// A window's hit is cut below the window: what the next tokens need is null then.
+TEST_F(QueriesTest, TruncatedWindowThatLacksItsBlocksIsRefusedAtAllocation) {
+  const auto manager = Manager(20, {Window(4, 5)});
+  const auto donor = NewRequest(*manager, Tokens(17));
+  ASSERT_TRUE(Step(*manager, *donor, 17));
+  const auto request = NewRequest(*manager, Tokens(17));
+  const auto cut = manager->TruncateComputedBlocks(Hits(*manager, *request), 8);
+  ASSERT_TRUE(cut.ok());
+  const auto result =
+      manager->AllocateSlots(*request, {.num_new_tokens = 1, .computed_blocks = &*cut});
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(result.status().message()),
+              HasSubstr("group 0 has no block at position 1"));
+  EXPECT_FALSE(manager->HoldsBlocks(*request));
+}
+
+TEST_F(QueriesTest, StatisticsCountTokensAndResumedRequestsApart) {
+  manager_->RecordPrefixCacheStats(*request_, 8);
+  manager_->RecordPrefixCacheStats(*request_, 0);
+  request_->MarkPreempted();
+  manager_->RecordPrefixCacheStats(*request_, 12);
+  EXPECT_EQ(manager_->MakePrefixCacheStats(), (PrefixCacheStats{.requests = 2,
+                                                                .queries = 28,
+                                                                .hits = 8,
+                                                                .preempted_requests = 1,
+                                                                .preempted_queries = 14,
+                                                                .preempted_hits = 12}));
+  EXPECT_EQ(manager_->MakePrefixCacheStats(), PrefixCacheStats());
+}
+
+TEST_F(QueriesTest, LookupsAndAllocationsCountNothingByThemselves) {
+  ASSERT_TRUE(Step(*manager_, *request_, 12));
+  EXPECT_EQ(manager_->MakePrefixCacheStats(), PrefixCacheStats());
+}
+
+TEST(StatisticsTest, NotCountedWhereNothingIsReadOrLogged) {
+  const auto counted = [](const KvCacheManagerOptions& options, bool skip) {
+    const auto manager = Manager(20, {Full(4)}, options);
+    manager->RecordPrefixCacheStats(*NewRequest(*manager, Tokens(9), "r", skip), 8);
+    return manager->MakePrefixCacheStats().requests;
+  };
+  EXPECT_EQ(counted({}, false), 1);
+  EXPECT_EQ(counted({}, true), 0);
+  EXPECT_EQ(counted({.enable_caching = false}, false), 0);
+  EXPECT_EQ(counted({.log_stats = false}, false), 0);
+}
+
+TEST(EventsTest, StoredRunsNameKindAndWindowOfTheirGroup) {
+  const auto manager =
+      Manager(40,
+              {Full(4), Window(4, 9), Chunked(4, 8), Mla(4), Sink(4, 4),
+               SlidingWindowMlaSpec::Create({.block_size = 4, .head_size = 64, .sliding_window = 7})
+                   .value()},
+              {.enable_events = true});
+  const auto request = NewRequest(*manager, Tokens(8));
+  ASSERT_TRUE(Step(*manager, *request, 8));
+  std::vector<std::string> kinds;
+  std::vector<std::optional<int64_t>> windows;
+  for (const KvEvent& event : manager->TakeEvents()) {
+    const auto& stored = std::get<BlockStored>(event);
+    EXPECT_EQ(stored.group_idx, static_cast<GroupId>(kinds.size()));
+    EXPECT_EQ(stored.token_ids, Tokens(8));
+    kinds.emplace_back(stored.kv_cache_spec_kind);
+    windows.push_back(stored.kv_cache_spec_sliding_window);
+  }
+  EXPECT_THAT(kinds, ElementsAre("full_attention", "sliding_window", "chunked_local_attention",
+                                 "mla_attention", "sink_full_attention", "sliding_window_mla"));
+  EXPECT_THAT(windows, ElementsAre(std::nullopt, 9, std::nullopt, std::nullopt, std::nullopt, 7));
+  EXPECT_THAT(manager->TakeEvents(), IsEmpty());
+}
+
+TEST(EventsTest, RefusedAndUnsuccessfulCallsEmitNothing) {
+  const auto manager = Manager(4, {Full(4)}, {.enable_events = true});
+  const auto request = NewRequest(*manager, Tokens(20));
+  EXPECT_EQ(Step(*manager, *request, 20), std::nullopt);
+  EXPECT_FALSE(manager->AllocateSlots(*request, {}).ok());
+  EXPECT_FALSE(manager->EvictBlocks({9}).ok());
+  EXPECT_THAT(manager->TakeEvents(), IsEmpty());
+}
+
+TEST(EventsTest, EvictionByIdHasItsReason) {
+  const auto manager = Manager(8, {Full(4)}, {.enable_events = true});
+  const auto request = NewRequest(*manager, Tokens(8));
+  ASSERT_TRUE(Step(*manager, *request, 8));
+  manager->TakeEvents();
+  ASSERT_TRUE(manager->EvictBlocks({2}).ok());
+  const auto events = manager->TakeEvents();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(std::get<BlockRemoved>(events[0]).reason, RemovalReason::kEvicted);
+  EXPECT_EQ(std::get<BlockRemoved>(events[0]).block_hash, request->content().hashes()[1]);
+}
+
+// What a bug could do to the books is done by casting.
+TEST(CheckInvariantsTest, SaysWhichRequestBlockAndCount) {
+  const auto manager = Manager(20, {Full(4), Window(4, 5)});
+  const auto request = NewRequest(*manager, Tokens(13), "r1");
+  ASSERT_TRUE(Step(*manager, *request, 12));
+  ASSERT_TRUE(Step(*manager, *request, 1));  // [1,2,3,7] and [0,0,6,8]
+  const auto problem = [&] {
+    const absl::Status status = manager->CheckInvariants();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    return std::string(status.message());
+  };
+  ASSERT_TRUE(manager->CheckInvariants().ok());
+
+  int32_t& references = const_cast<KvCacheBlock&>(manager->pool().block(3)).ref_count;
+  ++references;
+  EXPECT_EQ(problem(), "block 3 counts 2 references, tables and lists hold 1");
+  --references;
+
+  BlockId* full = const_cast<BlockId*>(manager->GetBlocks(*request, 0).data());
+  BlockId* window = const_cast<BlockId*>(manager->GetBlocks(*request, 1).data());
+  const auto with = [&](BlockId& entry, BlockId value) {
+    const BlockId saved = std::exchange(entry, value);
+    const std::string message = problem();
+    entry = saved;
+    return message;
+  };
+  EXPECT_EQ(with(full[3], 0), "request r1, group 0, position 3: block 0 but 0 leading nulls");
+  EXPECT_EQ(with(window[1], 9), "request r1, group 1, position 1: block 9 but 2 leading nulls");
+  EXPECT_EQ(with(full[3], 8), "request r1, group 1, position 3: block 8 is used by group 0, too");
+  EXPECT_EQ(with(full[1], 6), "request r1, group 0, position 1: block 6 has a key of group 1");
+  EXPECT_EQ(with(full[1], 3),
+            "request r1, group 0, position 1: block 3 has the key of another content");
+  EXPECT_EQ(with(full[3], 9), "block 7 counts 1 references, tables and lists hold 0");
+  EXPECT_TRUE(manager->CheckInvariants().ok());
+}
+
+}  // namespace
+}  // namespace kvblocks

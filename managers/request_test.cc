@@ -1,0 +1,142 @@
+#include "managers/request.h"
+
+#include <memory>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "managers/test_models.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(RequestTest, CountsPromptAndOutputApart) {
+  const auto manager = Manager(10, {Full(4)});
+  const auto request = NewRequest(*manager, Tokens(6), "prompt");
+  EXPECT_EQ(request->id(), "prompt");
+  ASSERT_TRUE(request->AppendOutputTokens({90, 91}).ok());
+  EXPECT_EQ(request->num_prompt_tokens(), 6);
+  EXPECT_EQ(request->num_tokens(), 8);
+  EXPECT_EQ(request->content().hashes().size(), 2u);
+  EXPECT_EQ(request->status(), RequestStatus::kWaiting);
+  EXPECT_EQ(request->AppendHashedTokens(1, {}).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(RequestTest, SerialsTellEqualIdsApart) {
+  const auto manager = Manager(10, {Full(4)});
+  EXPECT_NE(NewRequest(*manager, Tokens(1))->serial(), NewRequest(*manager, Tokens(1))->serial());
+}
+
+TEST(RequestTest, RequestMadeFromHashesNeedsNoTokens) {
+  const auto manager = Manager(10, {Full(4)});
+  const auto donor = NewRequest(*manager, Tokens(9));
+  auto request = manager->NewRequestFromHashes(
+      "h", 9, {donor->content().hashes().begin(), donor->content().hashes().end()});
+  ASSERT_TRUE(request.ok()) << request.status();
+  ASSERT_TRUE(Step(*manager, *donor, 9));
+  EXPECT_EQ(Hits(*manager, **request).num_tokens(), 8);
+  EXPECT_EQ((*request)->AppendOutputTokens({1}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE((*request)->AppendHashedTokens(2, {}).ok());
+  EXPECT_EQ((*request)->num_prompt_tokens(), 9);
+  EXPECT_EQ((*request)->num_tokens(), 11);
+
+  EXPECT_EQ(manager->NewRequestFromHashes("h", 9, {}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(manager->NewRequestFromHashes("h", -1, {}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(RequestTest, DestroyedRequestGivesItsBlocksBack) {
+  const auto manager = Manager(8, {Full(4)});
+  auto shared = NewRequest(*manager, Tokens(8));
+  ASSERT_TRUE(Step(*manager, *shared, 8));
+  {
+    const auto other = NewRequest(*manager, Tokens(9));
+    ASSERT_TRUE(Step(*manager, *other, 5));
+    EXPECT_EQ(manager->num_requests_holding_blocks(), 2);
+    EXPECT_EQ(manager->pool().block(1).ref_count, 2);
+  }
+  EXPECT_EQ(manager->num_requests_holding_blocks(), 1);
+  EXPECT_EQ(manager->pool().block(1).ref_count, 1);
+  shared.reset();
+  EXPECT_EQ(manager->usage(), 0.0);
+  EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+}
+
+TEST(RequestTest, HoldersLeaveInAnyOrder) {
+  const auto manager = Manager(8, {Full(4)});
+  for (int victim = 0; victim < 3; ++victim) {
+    std::vector<std::unique_ptr<Request>> requests;
+    for (int i = 0; i < 3; ++i) {
+      requests.push_back(NewRequest(*manager, Tokens(3, 100 * i)));
+      ASSERT_TRUE(Step(*manager, *requests.back(), 3));
+    }
+    requests.erase(requests.begin() + victim);
+    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+    for (const auto& request : requests) EXPECT_TRUE(manager->Free(*request).ok());
+    EXPECT_EQ(manager->num_requests_holding_blocks(), 0);
+  }
+}
+
+TEST(RequestTest, OutlivesItsManager) {
+  auto manager = Manager(8, {Full(4)});
+  const auto request = NewRequest(*manager, Tokens(8));
+  ASSERT_TRUE(Step(*manager, *request, 8));
+  manager.reset();
+  EXPECT_EQ(request->num_tokens(), 8);
+  ASSERT_TRUE(request->AppendOutputTokens(Tokens(4)).ok());
+  EXPECT_EQ(request->content().hashes().size(), 3u);
+
+  const auto next = Manager(8, {Full(4)});
+  EXPECT_FALSE(next->HoldsBlocks(*request));
+  EXPECT_EQ(next->Free(*request).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(RequestTest, EveryCallRefusesTheRequestOfAnotherManager) {
+  const auto mine = Manager(8, {Full(4)});
+  const auto other = Manager(8, {Full(4)});
+  for (bool holds : {false, true}) {
+    const auto request = NewRequest(*other, Tokens(8), "foreign");
+    if (holds) {
+      ASSERT_TRUE(Step(*other, *request, 8));
+    }
+    const std::string before = State(*mine) + State(*other, {request.get()});
+    const auto refused = [&](const absl::Status& status) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("request foreign belongs to another KvCacheManager"));
+      EXPECT_EQ(State(*mine) + State(*other, {request.get()}), before);
+    };
+    refused(mine->GetComputedBlocks(*request).status());
+    refused(mine->AllocateSlots(*request, {.num_new_tokens = 1}).status());
+    refused(mine->Free(*request));
+    refused(mine->PopBlocksForFree(*request).status());
+    refused(mine->RemoveSkippedBlocks(*request, 1));
+    refused(mine->CacheBlocks(*request, 1));
+    EXPECT_FALSE(mine->HoldsBlocks(*request));
+    EXPECT_THAT(mine->GetBlocks(*request, 0), IsEmpty());
+    EXPECT_THAT(mine->GetNumCommonPrefixBlocks(*request), ElementsAre(0));
+  }
+}
+
+TEST(RequestTest, MarkPreemptedStartsOver) {
+  const auto manager = Manager(8, {Full(4)});
+  const auto request = NewRequest(*manager, Tokens(8));
+  ASSERT_TRUE(Step(*manager, *request, 8));
+  request->set_status(RequestStatus::kRunning);
+  request->set_num_inflight_tokens(3);
+  ASSERT_TRUE(manager->Free(*request).ok());
+  request->MarkPreempted();
+  EXPECT_EQ(request->num_computed_tokens(), 0);
+  EXPECT_EQ(request->num_inflight_tokens(), 0);
+  EXPECT_EQ(request->num_preemptions(), 1);
+  EXPECT_EQ(request->status(), RequestStatus::kPreempted);
+  EXPECT_EQ(*Step(*manager, *request, 4), (Lists{{3}}));  // its own first block is a hit
+}
+
+}  // namespace
+}  // namespace kvblocks

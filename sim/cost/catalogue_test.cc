@@ -1,0 +1,104 @@
+#include "sim/cost/catalogue.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(CatalogueTest, BuiltInKnowsDevicesAndModels) {
+  const Catalogue& catalogue = Catalogue::BuiltIn();
+  EXPECT_EQ(catalogue.devices().size(), 8);
+  const auto h100 = catalogue.FindDevice("h100-sxm");
+  ASSERT_TRUE(h100.ok());
+  EXPECT_EQ(h100->bf16_tflops, 989);
+  EXPECT_EQ(h100->memory_gb_per_s, 3350);
+  EXPECT_EQ(h100->memory_gb, 80);
+  EXPECT_EQ(h100->link_gb_per_s, 450);
+  const auto llama = catalogue.FindModel("llama-3.1-8b");
+  ASSERT_TRUE(llama.ok());
+  EXPECT_EQ(llama->full_layers, 32);
+  EXPECT_EQ(llama->window_layers, 0);
+  EXPECT_EQ(llama->active_params_b, llama->params_b);
+  EXPECT_DOUBLE_EQ(llama->weight_bytes(), 16.06e9);
+  EXPECT_NEAR(llama->embedding_params_b(), 1.0507, 1e-4);
+}
+
+// The parts of the published totals that the configurations give must fit together.
+TEST(CatalogueTest, EveryModelIsConsistent) {
+  for (const auto& [name, model] : Catalogue::BuiltIn().models()) {
+    EXPECT_TRUE(Validate(model).ok()) << name;
+    if (model.num_experts == 0) continue;
+    const double active_experts = model.routed_params_b() *
+                                  static_cast<double>(model.experts_per_token) /
+                                  static_cast<double>(model.num_experts);
+    const double shared = model.params_b - model.routed_params_b();
+    EXPECT_NEAR(shared + active_experts, model.active_params_b, 0.02 * model.active_params_b)
+        << name;
+  }
+}
+
+TEST(CatalogueTest, UnknownNamesListTheKnownOnes) {
+  const auto device = Catalogue::BuiltIn().FindDevice("h1000");
+  EXPECT_EQ(device.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(device.status().message(), HasSubstr("\"h1000\""));
+  EXPECT_THAT(device.status().message(), HasSubstr("h100-sxm, h200-sxm"));
+  EXPECT_THAT(Catalogue::BuiltIn().FindModel("gpt-9").status().message(), HasSubstr("qwen3-8b"));
+}
+
+TEST(CatalogueTest, MergedEntriesReplaceThoseOfTheSameName) {
+  Catalogue catalogue = Catalogue::BuiltIn();
+  ASSERT_TRUE(catalogue
+                  .Merge(R"(device { name: "b200" bf16_tflops: 2000 memory_gb_per_s: 7000
+                                     memory_gb: 170 link_gb_per_s: 800 }
+                            device { name: "mine" bf16_tflops: 1 memory_gb_per_s: 1
+                                     memory_gb: 1 })",
+                         "my.textproto")
+                  .ok());
+  EXPECT_EQ(catalogue.FindDevice("b200")->bf16_tflops, 2000);
+  EXPECT_EQ(catalogue.FindDevice("mine")->link_gb_per_s, 0);
+  EXPECT_EQ(catalogue.devices().size(), 9);
+  EXPECT_EQ(Catalogue::BuiltIn().FindDevice("b200")->bf16_tflops, 2250);
+}
+
+TEST(CatalogueTest, BadTextIsRefusedAndChangesNothing) {
+  const std::pair<const char*, std::vector<const char*>> bad[] = {
+      {"device { name: \"a\"\n  speed: 3 }", {"my.textproto:2:", "speed"}},
+      {"device {", {"my.textproto:1:"}},
+      {"device { bf16_tflops: 1 }", {"device without a name"}},
+      {"device { name: \"a\" bf16_tflops: -1 }", {"device a", "bf16_tflops is -1", "expected"}},
+      {"device { name: \"a\" bf16_tflops: nan }", {"bf16_tflops is nan"}},
+      {"device { name: \"a\" bf16_tflops: 1e30 }", {"bf16_tflops is 1e+30"}},
+      {"device { name: \"a\" bf16_tflops: 1 memory_gb: 1 }", {"memory_gb_per_s is 0"}},
+      {"model { name: \"m\" }", {"model m", "full_layers + window_layers is 0"}},
+      {"model { name: \"m\" full_layers: -3 }", {"full_layers is -3"}},
+      {"model { name: \"m\" window_layers: 3 }", {"window is 0"}},
+      {"model { name: \"m\" full_layers: 3 hidden_size: 8 num_heads: 1 num_kv_heads: 1 "
+       "head_size: 8 vocab_size: 10 params_b: 1 active_params_b: 2 }",
+       {"active_params_b is 2", "to 1"}},
+      {"model { name: \"m\" full_layers: 3 hidden_size: 8 num_heads: 1 num_kv_heads: 1 "
+       "head_size: 8 vocab_size: 10 params_b: 1 moe { num_experts: 2 experts_per_token: 3 "
+       "intermediate_size: 4 num_layers: 3 } }",
+       {"moe.experts_per_token is 3", "1 to 2"}},
+  };
+  for (const auto& [text, parts] : bad) {
+    Catalogue catalogue;
+    ASSERT_TRUE(
+        catalogue
+            .Merge("device { name: \"z\" bf16_tflops: 1 memory_gb_per_s: 1 memory_gb: 1 }", "first")
+            .ok());
+    const absl::Status status =
+        catalogue.Merge(std::string("device { name: \"z\" bf16_tflops: 2 memory_gb_per_s: 1 "
+                                    "memory_gb: 1 } ") +
+                            text,
+                        "my.textproto");
+    ASSERT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    for (const char* part : parts) EXPECT_THAT(status.message(), HasSubstr(part)) << text;
+    EXPECT_EQ(catalogue.FindDevice("z")->bf16_tflops, 1);
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,240 @@
+#include "sim/cost/roofline.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::sim {
+namespace {
+
+// Sums of int64 coefficients times int64 counts.
+using Wide = __int128;
+
+constexpr double kPicosecondsPerSecond = 1e12;
+// Beyond it a coefficient alone fills the clock.
+constexpr double kMaxCoefficient = 9e18;
+
+// Every coefficient passes through here, once.
+int64_t Round(double seconds) {
+  return static_cast<int64_t>(
+      std::llround(std::min(seconds * kPicosecondsPerSecond, kMaxCoefficient)));
+}
+
+// Pairs (new token, token it attends to) of `count` new tokens after `context`, within a window.
+Wide AttendedPairs(Wide context, Wide count, Wide window) {
+  const Wide growing = std::clamp<Wide>(window - context, 0, count);
+  return growing * context + growing * (growing + 1) / 2 + (count - growing) * window;
+}
+
+class Roofline final : public StepTimeModel {
+ public:
+  explicit Roofline(const RooflineOptions& options);
+
+  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work) const override;
+  std::string_view source() const override { return "roofline, uncalibrated"; }
+
+ private:
+  int64_t WeightTime(int64_t num_tokens) const {
+    return num_tokens < static_cast<int64_t>(weight_times_.size())
+               ? weight_times_[static_cast<size_t>(num_tokens)]
+               : all_weights_time_;
+  }
+
+  const bool per_operation_;
+  const int64_t window_;
+  bool has_full_ = false;
+  bool has_window_ = false;
+  // Picoseconds per unit.
+  int64_t linear_per_token_, head_per_sample_, full_per_pair_, window_per_pair_;
+  int64_t full_per_kv_row_, window_per_kv_row_;
+  int64_t comm_per_step_ = 0, comm_per_token_ = 0;
+  int64_t fixed_time_, time_per_sequence_;
+  int64_t all_weights_time_;
+  // Reading the weights for t tokens while not all experts are expected to be hit.
+  std::vector<int64_t> weight_times_;
+};
+
+Roofline::Roofline(const RooflineOptions& options)
+    : per_operation_(options.per_operation),
+      window_(options.model.window),
+      has_full_(options.model.full_layers > 0),
+      has_window_(options.model.window_layers > 0),
+      fixed_time_(options.fixed_time),
+      time_per_sequence_(options.time_per_sequence) {
+  const ModelFacts& model = options.model;
+  const DeviceFacts& device = options.device;
+  const double ranks = static_cast<double>(options.tensor_parallel);
+  const double flops = ranks * device.bf16_tflops * 1e12 * options.compute_efficiency;
+  const double bytes = ranks * device.memory_gb_per_s * 1e9 * options.memory_efficiency;
+  const double hidden = static_cast<double>(model.hidden_size);
+
+  linear_per_token_ = Round(2e9 * (model.active_params_b - model.embedding_params_b()) / flops);
+  head_per_sample_ = Round(2 * hidden * static_cast<double>(model.vocab_size) / flops);
+  const double pair =
+      4.0 * static_cast<double>(model.num_heads) * static_cast<double>(model.head_size) / flops;
+  full_per_pair_ = Round(pair * static_cast<double>(model.full_layers));
+  window_per_pair_ = Round(pair * static_cast<double>(model.window_layers));
+  const double row = 2.0 * static_cast<double>(model.num_kv_heads) *
+                     static_cast<double>(model.head_size) * options.kv_bytes_per_element / bytes;
+  full_per_kv_row_ = Round(row * static_cast<double>(model.full_layers));
+  window_per_kv_row_ = Round(row * static_cast<double>(model.window_layers));
+
+  if (options.tensor_parallel > 1) {
+    const double allreduces = 2.0 * static_cast<double>(model.num_layers());
+    comm_per_step_ = Round(
+        allreduces * (static_cast<double>(options.allreduce_latency) / kPicosecondsPerSecond));
+    comm_per_token_ =
+        Round(allreduces * 2 * (ranks - 1) / ranks * hidden * 2 / (device.link_gb_per_s * 1e9));
+  }
+
+  const double routed = model.routed_params_b() * model.bytes_per_expert_param * 1e9;
+  const double shared = model.weight_bytes() - routed;
+  all_weights_time_ = Round((shared + routed) / bytes);
+  if (routed > 0) {
+    const double miss =
+        1.0 - static_cast<double>(model.experts_per_token) / static_cast<double>(model.num_experts);
+    // The share of experts that none of t tokens goes to, until it no longer matters. Repeated
+    // products, unlike pow, give the same bits everywhere.
+    constexpr double kNegligible = 1e-9;
+    constexpr size_t kMostEntries = 1 << 20;
+    double unread = 1.0;
+    while (unread > kNegligible && weight_times_.size() < kMostEntries) {
+      const double read = routed * (1.0 - unread);
+      weight_times_.push_back(Round((shared + read) / bytes));
+      unread *= miss;
+    }
+  }
+}
+
+absl::StatusOr<SimTime> Roofline::StepTime(absl::Span<const SequenceWork> work) const {
+  int64_t num_tokens = 0;
+  int64_t num_sampled = 0;
+  Wide full_pairs = 0, window_pairs = 0;
+  int64_t full_rows = 0, window_rows = 0;
+  for (const SequenceWork& sequence : work) {
+    const int64_t context = sequence.num_context;
+    const int64_t count = sequence.num_new;
+    num_tokens += count;
+    num_sampled += sequence.num_sampled;
+    if (has_full_) {
+      full_pairs += Wide{count} * context + Wide{count} * (count + 1) / 2;
+      full_rows += context + count;
+    }
+    if (has_window_) {
+      window_pairs += AttendedPairs(context, count, window_);
+      window_rows += std::min(context, window_) + count;
+    }
+  }
+  const Wide linear_compute =
+      Wide{linear_per_token_} * num_tokens + Wide{head_per_sample_} * num_sampled;
+  const Wide attention_compute = full_pairs * full_per_pair_ + window_pairs * window_per_pair_;
+  const Wide weights = WeightTime(num_tokens);
+  const Wide kv = Wide{full_per_kv_row_} * full_rows + Wide{window_per_kv_row_} * window_rows;
+  const Wide device = per_operation_
+                          ? std::max(linear_compute, weights) + std::max(attention_compute, kv)
+                          : std::max(linear_compute + attention_compute, weights + kv);
+  const Wide total = device + comm_per_step_ + Wide{comm_per_token_} * num_tokens + fixed_time_ +
+                     Wide{time_per_sequence_} * static_cast<int64_t>(work.size());
+  if (total > kMaxSimTime) {
+    return absl::OutOfRangeError(
+        absl::StrCat("a step of ", num_tokens, " tokens takes longer than the clock's 106 days"));
+  }
+  return static_cast<SimTime>(total);
+}
+
+absl::Status CheckRange(absl::string_view field, double value, double low, double high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, ", expected ", low, " to ", high));
+}
+
+absl::Status CheckTime(absl::string_view field, SimTime value) {
+  constexpr SimTime kLongest = 3600 * kSecond;
+  if (value >= 0 && value <= kLongest) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("roofline.", field, " is ", FormatDuration(value),
+                                                 ", expected 0s to ", FormatDuration(kLongest)));
+}
+
+}  // namespace
+
+absl::Status Validate(const RooflineOptions& options) {
+  if (absl::Status status = Validate(options.device); !status.ok()) return status;
+  if (absl::Status status = Validate(options.model); !status.ok()) return status;
+  if (options.tensor_parallel < 1 || options.tensor_parallel > 1024) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "roofline.tensor_parallel is ", options.tensor_parallel, ", expected 1 to 1024"));
+  }
+  if (options.tensor_parallel > 1 && !(options.device.link_gb_per_s > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "device ", options.device.name, ": link_gb_per_s is ", options.device.link_gb_per_s,
+        ", expected more than 0 with tensor_parallel ", options.tensor_parallel));
+  }
+  struct {
+    absl::string_view field;
+    double value, low, high;
+  } const shares[] = {
+      {"roofline.compute_efficiency", options.compute_efficiency, 1e-3, 1.0},
+      {"roofline.memory_efficiency", options.memory_efficiency, 1e-3, 1.0},
+      {"roofline.kv_bytes_per_element", options.kv_bytes_per_element, 0.125, 8.0},
+  };
+  for (const auto& share : shares) {
+    absl::Status status = CheckRange(share.field, share.value, share.low, share.high);
+    if (!status.ok()) return status;
+  }
+  for (const auto& [field, value] :
+       {std::pair<absl::string_view, SimTime>{"fixed_time", options.fixed_time},
+        {"time_per_sequence", options.time_per_sequence},
+        {"allreduce_latency", options.allreduce_latency}}) {
+    if (absl::Status status = CheckTime(field, value); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeRoofline(const RooflineOptions& options) {
+  if (absl::Status status = Validate(options); !status.ok()) return status;
+  return std::unique_ptr<StepTimeModel>(std::make_unique<Roofline>(options));
+}
+
+absl::StatusOr<int64_t> NumBlocksInMemory(const PoolMemory& memory) {
+  if (absl::Status status = Validate(memory.device); !status.ok()) return status;
+  if (absl::Status status = Validate(memory.model); !status.ok()) return status;
+  if (memory.tensor_parallel < 1 || memory.tensor_parallel > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pool.tensor_parallel is ", memory.tensor_parallel, ", expected 1 to 1024"));
+  }
+  if (memory.block_bytes < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pool.block_bytes is ", memory.block_bytes, ", expected at least 1"));
+  }
+  struct {
+    absl::string_view field;
+    double value, low, high;
+  } const fields[] = {
+      {"pool.utilization", memory.utilization, 0.01, 1.0},
+      {"pool.activation_gb", memory.activation_gb, 0.0, memory.device.memory_gb},
+      {"pool.graph_gb", memory.graph_gb, 0.0, memory.device.memory_gb},
+  };
+  for (const auto& f : fields) {
+    if (absl::Status status = CheckRange(f.field, f.value, f.low, f.high); !status.ok()) {
+      return status;
+    }
+  }
+  const double weights_gb =
+      memory.model.weight_bytes() / 1e9 / static_cast<double>(memory.tensor_parallel);
+  const double left_gb = memory.device.memory_gb * memory.utilization - weights_gb -
+                         memory.activation_gb - memory.graph_gb;
+  const double blocks = std::floor(left_gb * 1e9 / static_cast<double>(memory.block_bytes));
+  // The null block and one more.
+  if (!(blocks >= 2)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no room for the KV cache: ", memory.device.memory_gb, " GB of ", memory.device.name,
+        " x utilization ", memory.utilization, " - weights ", weights_gb, " GB - activations ",
+        memory.activation_gb, " GB - graphs ", memory.graph_gb, " GB leaves ", left_gb,
+        " GB; use more tensor parallel ranks, a larger device or a higher utilization"));
+  }
+  return static_cast<int64_t>(std::min(blocks, 2147483647.0));
+}
+
+}  // namespace kvblocks::sim

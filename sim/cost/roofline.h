@@ -1,0 +1,65 @@
+// Roofline: a step takes as long as its arithmetic at peak rate or its memory traffic at peak
+// bandwidth, whichever is longer, each divided by an efficiency; plus communication between tensor
+// parallel ranks and fixed host costs.
+//
+// Counted: reading the weights (of a mixture of experts, the expected share that the step's tokens
+// route to), reading keys and values of the context within the window, writing those of new tokens,
+// matrix products, attention, and the output head at sampled positions. Not counted: graph padding,
+// kernel quantisation, imbalance. The default efficiencies are starting values for a calibration,
+// not promises.
+//
+// Coefficients are whole picoseconds per token, per context token and per attended pair, rounded
+// once; on fast devices with many ranks the rounding of the last can reach a few percent of the
+// attention's arithmetic.
+
+#ifndef KVBLOCKS_SIM_COST_ROOFLINE_H_
+#define KVBLOCKS_SIM_COST_ROOFLINE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "sim/cost/catalogue.h"
+#include "sim/cost/sim_time.h"
+#include "sim/cost/step_time_model.h"
+
+namespace kvblocks::sim {
+
+struct RooflineOptions {
+  DeviceFacts device;
+  ModelFacts model;
+  int64_t tensor_parallel = 1;
+  double compute_efficiency = 0.6;  // eta_F
+  double memory_efficiency = 0.85;  // eta_B
+  double kv_bytes_per_element = 2;
+  SimTime fixed_time = kMillisecond;             // per step; 0.2 ms where the runtime overlaps it
+  SimTime time_per_sequence = 0;                 // per scheduled request
+  SimTime allreduce_latency = 5 * kMicrosecond;  // each, with tensor parallelism; two per layer
+  // The longer of arithmetic and traffic for linear and attention parts apart, then summed.
+  bool per_operation = false;
+};
+
+absl::Status Validate(const RooflineOptions& options);
+
+absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeRoofline(const RooflineOptions& options);
+
+// How many KV-cache blocks fit beside the weights.
+struct PoolMemory {
+  DeviceFacts device;
+  ModelFacts model;
+  int64_t tensor_parallel = 1;
+  double utilization = 0.9;  // share of the device memory that may be used
+  // Memory that is neither weights nor cache. Estimates; without measured values the result is an
+  // upper bound.
+  double activation_gb = 2.0;
+  double graph_gb = 1.0;
+  int64_t block_bytes = 0;  // on one device, all layers
+};
+
+// InvalidArgument for bad fields; ResourceExhausted, with the sums, if not even two blocks fit.
+absl::StatusOr<int64_t> NumBlocksInMemory(const PoolMemory& memory);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COST_ROOFLINE_H_

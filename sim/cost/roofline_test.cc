@@ -1,0 +1,220 @@
+#include "sim/cost/roofline.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "rapidcheck/gtest.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::testing::HasSubstr;
+
+RooflineOptions Llama8bOnH100() {
+  RooflineOptions options;
+  options.device = *Catalogue::BuiltIn().FindDevice("h100-sxm");
+  options.model = *Catalogue::BuiltIn().FindModel("llama-3.1-8b");
+  return options;
+}
+
+SimTime Time(const RooflineOptions& options, std::vector<SequenceWork> work) {
+  const auto model = MakeRoofline(options);
+  EXPECT_TRUE(model.ok()) << model.status();
+  const auto time = (*model)->StepTime(work);
+  EXPECT_TRUE(time.ok()) << time.status();
+  return *time;
+}
+
+double Seconds(SimTime time) { return static_cast<double>(time) / 1e12; }
+
+TEST(RooflineTest, OneDecodeReadsTheWeights) {
+  // 16.06 GB of weights and 1,001 rows of 131,072 bytes at 85 % of 3,350 GB/s, and 1 ms.
+  const double expected = (16.06e9 + 1001 * 131072.0) / (3350e9 * 0.85) + 1e-3;
+  EXPECT_NEAR(Seconds(Time(Llama8bOnH100(), {{1000, 1, 1}})), expected, 1e-7);
+}
+
+TEST(RooflineTest, LongPrefillIsBoundByArithmetic) {
+  const double tokens = 8192;
+  const double flops = 2 * (8.03e9 - 2 * 4096.0 * 128256) * tokens + 2 * 4096.0 * 128256 +
+                       4.0 * 32 * 128 * 32 * tokens * (tokens + 1) / 2;
+  const double expected = flops / (989e12 * 0.6) + 1e-3;
+  EXPECT_NEAR(Seconds(Time(Llama8bOnH100(), {{0, 8192, 1}})), expected, expected * 1e-3);
+}
+
+TEST(RooflineTest, ChunksOfAPrefillAttendToAllPairsOnce) {
+  RooflineOptions options = Llama8bOnH100();
+  options.fixed_time = 0;
+  const SimTime whole = Time(options, {{0, 8192, 0}});
+  const SimTime parts = Time(options, {{0, 4096, 0}}) + Time(options, {{4096, 4096, 0}});
+  EXPECT_EQ(whole, parts);
+}
+
+TEST(RooflineTest, DecodeTimeGrowsByAConstantPerContextToken) {
+  // So that a run of decode steps has a closed form: k a + b (k S + R k (k - 1) / 2).
+  const RooflineOptions options = Llama8bOnH100();
+  const SimTime first = Time(options, {{1000, 1, 1}, {2000, 1, 1}});
+  const SimTime per_token = Time(options, {{1001, 1, 1}, {2000, 1, 1}}) - first;
+  SimTime sum = 0;
+  const int64_t k = 10;
+  for (int64_t i = 0; i < k; ++i) sum += Time(options, {{1000 + i, 1, 1}, {2000 + i, 1, 1}});
+  EXPECT_EQ(sum, k * first + per_token * 2 * k * (k - 1) / 2);
+}
+
+TEST(RooflineTest, WindowLayersReadNoMoreThanTheWindow) {
+  RooflineOptions options = Llama8bOnH100();
+  options.model = *Catalogue::BuiltIn().FindModel("mistral-7b-v0.1");
+  EXPECT_LT(Time(options, {{100, 1, 1}}), Time(options, {{4096, 1, 1}}));
+  EXPECT_EQ(Time(options, {{4096, 1, 1}}), Time(options, {{400000, 1, 1}}));
+}
+
+TEST(RooflineTest, MoreTokensReadMoreExpertsUpToAll) {
+  RooflineOptions options = Llama8bOnH100();
+  options.model = *Catalogue::BuiltIn().FindModel("mixtral-8x7b-v0.1");
+  options.per_operation = true;
+  options.fixed_time = 0;
+  const double bytes_per_s = 3350e9 * 0.85;
+  const double routed = options.model.routed_params_b() * 2e9;
+  const double shared = options.model.weight_bytes() - routed;
+  const auto weights = [&](int64_t tokens) {
+    // Attention of one token without context costs next to nothing.
+    std::vector<SequenceWork> work(static_cast<size_t>(tokens), SequenceWork{0, 1, 0});
+    return Seconds(Time(options, work));
+  };
+  EXPECT_NEAR(weights(1), (shared + routed * 0.25) / bytes_per_s, 1e-6);
+  EXPECT_NEAR(weights(4), (shared + routed * (1 - std::pow(0.75, 4))) / bytes_per_s, 1e-6);
+  EXPECT_NEAR(weights(100), (shared + routed) / bytes_per_s, 1e-5);
+}
+
+TEST(RooflineTest, RanksShareTheWorkAndPayForCommunication) {
+  RooflineOptions options = Llama8bOnH100();
+  options.fixed_time = 0;
+  const double alone = Seconds(Time(options, {{1000, 1, 1}}));
+  options.tensor_parallel = 4;
+  const double messages = 2 * 32 * (5e-6 + 2 * 0.75 * 4096 * 2 / 450e9);
+  EXPECT_NEAR(Seconds(Time(options, {{1000, 1, 1}})), alone / 4 + messages, 1e-8);
+}
+
+TEST(RooflineTest, HostTimesAreAdded) {
+  RooflineOptions options = Llama8bOnH100();
+  const SimTime before = Time(options, {{10, 1, 1}, {10, 1, 1}});
+  options.fixed_time += 7;
+  options.time_per_sequence = 100;
+  EXPECT_EQ(Time(options, {{10, 1, 1}, {10, 1, 1}}), before + 7 + 200);
+}
+
+TEST(RooflineTest, PerOperationIsNeverShorter) {
+  RooflineOptions options = Llama8bOnH100();
+  const std::vector<SequenceWork> work = {{0, 2000, 1}, {30000, 1, 1}, {60000, 1, 1}};
+  const SimTime together = Time(options, work);
+  options.per_operation = true;
+  EXPECT_GE(Time(options, work), together);
+}
+
+TEST(RooflineTest, StepBeyondTheClockIsAnError) {
+  const auto model = MakeRoofline(Llama8bOnH100());
+  const std::vector<SequenceWork> work = {{int64_t{1} << 32, int64_t{1} << 31, 1}};
+  EXPECT_EQ((*model)->StepTime(work).status().code(), absl::StatusCode::kOutOfRange);
+}
+
+TEST(RooflineTest, EveryBuiltInPairMakesAModel) {
+  for (const auto& [device_name, device] : Catalogue::BuiltIn().devices()) {
+    for (const auto& [model_name, model] : Catalogue::BuiltIn().models()) {
+      RooflineOptions options;
+      options.device = device;
+      options.model = model;
+      EXPECT_GT(Time(options, {{100, 1, 1}}), kMillisecond) << device_name << " " << model_name;
+    }
+  }
+}
+
+TEST(RooflineTest, BadOptionsAreRefusedWithFieldValueAndLimit) {
+  struct {
+    std::function<void(RooflineOptions&)> spoil;
+    const char* message;
+  } const bad[] = {
+      {[](auto& o) { o.tensor_parallel = 0; }, "tensor_parallel is 0, expected 1 to 1024"},
+      {[](auto& o) { o.tensor_parallel = -2; }, "tensor_parallel is -2"},
+      {[](auto& o) { o.tensor_parallel = 1 << 20; }, "tensor_parallel is 1048576"},
+      {[](auto& o) { o.compute_efficiency = 0; }, "compute_efficiency is 0, expected"},
+      {[](auto& o) { o.memory_efficiency = 1.2; }, "memory_efficiency is 1.2"},
+      {[](auto& o) { o.memory_efficiency = std::numeric_limits<double>::quiet_NaN(); },
+       "memory_efficiency is nan"},
+      {[](auto& o) { o.kv_bytes_per_element = 0; }, "kv_bytes_per_element is 0"},
+      {[](auto& o) { o.fixed_time = -1; }, "fixed_time is -1ps"},
+      {[](auto& o) { o.time_per_sequence = kMaxSimTime; }, "time_per_sequence is 9223372"},
+      {[](auto& o) { o.device.bf16_tflops = 0; }, "bf16_tflops is 0"},
+      {[](auto& o) { o.model.num_heads = 0; }, "num_heads is 0"},
+      {[](auto& o) {
+         o.tensor_parallel = 2;
+         o.device.link_gb_per_s = 0;
+       },
+       "link_gb_per_s is 0"},
+  };
+  for (const auto& field : bad) {
+    RooflineOptions options = Llama8bOnH100();
+    field.spoil(options);
+    const auto model = MakeRoofline(options);
+    ASSERT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument) << field.message;
+    EXPECT_THAT(model.status().message(), HasSubstr(field.message));
+  }
+}
+
+RC_GTEST_PROP(RooflineProperty, WindowPairsAreThoseCountedOneByOne, ()) {
+  RooflineOptions options = Llama8bOnH100();
+  options.model.full_layers = 0;
+  options.model.window_layers = 32;
+  options.model.window = *rc::gen::inRange<int64_t>(1, 50);
+  options.fixed_time = 0;
+  // So slow an arithmetic that it decides every step.
+  options.device.bf16_tflops = 1e-3;
+  const int64_t context = *rc::gen::inRange<int64_t>(0, 100);
+  const int64_t count = *rc::gen::inRange<int64_t>(1, 100);
+  SimTime one_by_one = 0;
+  for (int64_t i = 0; i < count; ++i) one_by_one += Time(options, {{context + i, 1, 0}});
+  RC_ASSERT(Time(options, {{context, count, 0}}) == one_by_one);
+}
+
+// --- Pool size ---
+
+PoolMemory Llama8bPool() {
+  PoolMemory memory;
+  memory.device = *Catalogue::BuiltIn().FindDevice("h100-sxm");
+  memory.model = *Catalogue::BuiltIn().FindModel("llama-3.1-8b");
+  memory.block_bytes = 16 * 131072;
+  return memory;
+}
+
+TEST(NumBlocksInMemoryTest, IsWhatWeightsAndReservesLeave) {
+  // 72 - 16.06 - 2 - 1 = 52.94 GB; 72 - 8.03 - 2 - 1 = 60.97 GB.
+  EXPECT_EQ(*NumBlocksInMemory(Llama8bPool()), 25243);
+  PoolMemory two = Llama8bPool();
+  two.tensor_parallel = 2;
+  two.block_bytes /= 2;
+  EXPECT_EQ(*NumBlocksInMemory(two), 58145);
+}
+
+TEST(NumBlocksInMemoryTest, NoRoomIsSaidWithTheSums) {
+  PoolMemory memory = Llama8bPool();
+  memory.model = *Catalogue::BuiltIn().FindModel("llama-3.1-70b");
+  const auto blocks = NumBlocksInMemory(memory);
+  EXPECT_EQ(blocks.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(blocks.status().message(), HasSubstr("weights 141.1 GB"));
+}
+
+TEST(NumBlocksInMemoryTest, BadFieldsAreRefused) {
+  PoolMemory memory = Llama8bPool();
+  memory.block_bytes = 0;
+  EXPECT_THAT(NumBlocksInMemory(memory).status().message(), HasSubstr("block_bytes is 0"));
+  memory = Llama8bPool();
+  memory.utilization = 1.5;
+  EXPECT_THAT(NumBlocksInMemory(memory).status().message(), HasSubstr("utilization is 1.5"));
+  memory = Llama8bPool();
+  memory.activation_gb = -1;
+  EXPECT_THAT(NumBlocksInMemory(memory).status().message(), HasSubstr("activation_gb is -1"));
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

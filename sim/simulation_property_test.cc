@@ -1,0 +1,186 @@
+// Random workloads on random configurations: the invariants after every step, every request's end,
+// determinism, and that leaving out useless questions to the manager changes nothing.
+
+#include <numeric>
+#include <random>
+
+#include "gtest/gtest.h"
+#include "rapidcheck/gtest.h"
+#include "sim/replay_for_test.h"
+
+namespace kvblocks::sim {
+namespace {
+
+// Cases per property and seed of RapidCheck.
+constexpr uint64_t kCasesPerSeed = 10;
+
+// Draws from RapidCheck's randomness by one seed: shrinking a seed says little, but a failing seed
+// repeats the case.
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : engine_(seed) {}
+  int64_t operator()(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1));
+  }
+  bool OneIn(int64_t n) { return (*this)(1, n) == 1; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+struct Case {
+  bool with_aborts = false;
+  bool with_dependencies = false;
+  bool too_big = false;
+};
+
+void Fill(Replay& replay, uint64_t seed, const Case& which) {
+  Draw draw(seed);
+  SimulationConfig& config = replay.config;
+  const int64_t block_size = draw(1, 4);
+  config.kv_cache.num_blocks = draw(4, 40);
+  const int64_t groups = draw(0, 4);
+  config.kv_cache.groups.clear();
+  if (groups != 1) config.kv_cache.groups.push_back(FullGroup(block_size));
+  if (groups <= 1) config.kv_cache.groups.push_back(WindowGroup(block_size, draw(2, 9)));
+  config.manager.max_model_len = draw(8, 60);
+  config.manager.enable_caching = !draw.OneIn(5);
+  config.manager.free_order = draw.OneIn(3) ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  if (draw.OneIn(3)) config.manager.watermark = 0.1;
+  SchedulerOptions& scheduler = config.scheduler;
+  scheduler.max_num_batched_tokens = draw(5, 40);
+  scheduler.max_num_seqs = draw(1, 6);
+  if (draw.OneIn(3)) scheduler.long_prefill_token_threshold = draw(2, 8);
+  if (draw.OneIn(4)) {
+    scheduler.enable_chunked_prefill = false;
+    scheduler.max_num_batched_tokens = config.manager.max_model_len;
+  }
+  if (draw.OneIn(2)) scheduler.policy = SchedulingPolicy::kPriority;
+  scheduler.reserve_full_isl = !draw.OneIn(3);
+  if (draw.OneIn(2)) {
+    scheduler.num_draft_tokens = draw(1, 3);
+    scheduler.num_lookahead_tokens = draw.OneIn(2) ? scheduler.num_draft_tokens : 0;
+    scheduler.acceptance = {
+        .kind = AcceptanceModel::Kind::kIid, .probabilities = {0.6}, .seed = seed};
+    config.manager.use_eagle = scheduler.num_lookahead_tokens > 0 && draw.OneIn(2);
+  }
+  if (which.too_big) scheduler.too_big = TooBigRequest::kRun;
+  config.zero_output = static_cast<ZeroOutput>(draw(0, 2));
+  if (which.with_aborts && draw.OneIn(2)) config.max_queue_time = draw(1, 20) * kSecond;
+  if (which.with_dependencies && draw.OneIn(2)) config.concurrency = draw(1, 3);
+
+  const int64_t count = draw(1, 14);
+  for (int64_t i = 0; i < count; ++i) {
+    ReplayRequest request;
+    request.id = std::to_string(i);
+    request.prompt = draw(draw.OneIn(10) ? 0 : 1, 30);
+    request.output = draw(0, 12);
+    request.at = static_cast<double>(draw(0, 40)) / 4.0;
+    if (which.with_dependencies) request.at = static_cast<double>(i);  // rows in arrival order
+    request.priority = static_cast<int32_t>(draw(0, 2));
+    if (!draw.OneIn(3)) {
+      // One of three documents, which begin alike.
+      const int64_t document = draw(0, 2);
+      for (int64_t t = 0; t < request.prompt; ++t) {
+        request.content.push_back(t < 5 ? t : 1000 * document + t);
+      }
+    }
+    if (which.with_aborts && draw.OneIn(3)) {
+      request.abort_after = static_cast<double>(draw(1, 60)) / 4.0;
+    }
+    if (which.with_dependencies && i > 0 && draw.OneIn(2)) {
+      request.waits_for = {draw(0, i - 1)};
+      request.think = static_cast<double>(draw(0, 8)) / 4.0;
+      request.has_arrival = draw.OneIn(2);
+    }
+    if (which.with_dependencies && draw.OneIn(2)) {
+      request.session = static_cast<uint64_t>(draw(1, 3));
+    }
+    replay.Add(request);
+  }
+}
+
+// Runs with the invariants checked after every step.
+absl::Status RunCase(Replay& replay, uint64_t seed, const Case& which, bool exact_steps) {
+  Fill(replay, seed, which);
+  replay.config.scheduler.exact_steps = exact_steps;
+  return replay.Run();
+}
+
+void CheckEndOfAll(const Replay& replay, size_t num_requests) {
+  RC_ASSERT(replay.ends.size() + replay.rejections.size() +
+                static_cast<size_t>(replay.result.num_skipped) ==
+            num_requests);
+  const SchedulerTotals& totals = replay.result.scheduler;
+  RC_ASSERT(totals.num_computed == totals.num_first_time + totals.num_recomputed +
+                                       totals.num_wasted + totals.num_rejected_drafts);
+  // Everything was given back.
+  RC_ASSERT(static_cast<int64_t>(replay.free_queue.size()) ==
+            replay.config.kv_cache.num_blocks - 1);
+}
+
+RC_GTEST_PROP(SimulationProperty, EveryAcceptedRequestFinishes, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < kCasesPerSeed; ++seed) {
+    Replay replay;
+    const absl::Status status = RunCase(replay, seed, {}, false);
+    if (!status.ok()) RC_LOG() << status.ToString() << "\n";
+    RC_ASSERT(status.ok());
+    CheckEndOfAll(replay,
+                  static_cast<size_t>(replay.result.num_arrived + replay.result.num_skipped));
+    for (const auto& [id, reason] : replay.ends) RC_ASSERT(reason == "length");
+    RC_ASSERT(replay.result.num_finished == static_cast<int64_t>(replay.ends.size()));
+  }
+}
+
+RC_GTEST_PROP(SimulationProperty, AbortsAndDependenciesLeaveNothingBehind, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < kCasesPerSeed; ++seed) {
+    Replay replay;
+    const absl::Status status =
+        RunCase(replay, seed, {.with_aborts = true, .with_dependencies = true}, false);
+    if (!status.ok()) RC_LOG() << status.ToString() << "\n";
+    RC_ASSERT(status.ok());
+    size_t ended = replay.ends.size() + replay.rejections.size();
+    RC_ASSERT(static_cast<int64_t>(ended) ==
+              replay.result.num_finished + replay.result.num_rejected +
+                  replay.result.num_aborted_time + replay.result.num_aborted_queue +
+                  replay.result.num_aborted_session);
+    CheckEndOfAll(replay, ended + static_cast<size_t>(replay.result.num_skipped));
+  }
+}
+
+RC_GTEST_PROP(SimulationProperty, TooBigRequestsEndTheRunWithoutLooping, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < kCasesPerSeed; ++seed) {
+    Replay replay;
+    const absl::Status status = RunCase(replay, seed, {.too_big = true}, false);
+    if (!status.ok() && !IsNoProgress(status)) RC_LOG() << status.ToString() << "\n";
+    RC_ASSERT(status.ok() || IsNoProgress(status));
+  }
+}
+
+RC_GTEST_PROP(SimulationProperty, SkippingUselessQuestionsChangesNothing, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < kCasesPerSeed; ++seed) {
+    const Case which{.with_aborts = seed % 2 == 0, .with_dependencies = seed % 3 == 0};
+    Replay fast, exact;
+    const absl::Status fast_status = RunCase(fast, seed, which, false);
+    const absl::Status exact_status = RunCase(exact, seed, which, true);
+    RC_ASSERT(fast_status == exact_status);
+    RC_ASSERT(fast.lines == exact.lines);
+    RC_ASSERT(fast.token_times == exact.token_times);
+    RC_ASSERT(fast.free_queue == exact.free_queue);
+    RC_ASSERT(fast.result == exact.result);
+    RC_ASSERT(fast.admission_attempts <= exact.admission_attempts);
+  }
+}
+
+RC_GTEST_PROP(SimulationProperty, SameInputGivesTheSameRun, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < kCasesPerSeed; ++seed) {
+    const Case which{.with_aborts = true, .with_dependencies = true};
+    Replay a, b;
+    RC_ASSERT(RunCase(a, seed, which, false) == RunCase(b, seed, which, false));
+    RC_ASSERT(a.lines == b.lines);
+    RC_ASSERT(a.result == b.result);
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,463 @@
+#include "sim/simulation.h"
+
+#include <numeric>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sim/replay_for_test.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Times = std::vector<double>;
+
+// --- Rejection and zero output ---
+
+TEST(SimulationTest, EmptyPromptIsRejected) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 0, .output = 3});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.rejections["A"], HasSubstr("prompt has 0 tokens"));
+  EXPECT_EQ(replay.result.num_rejected, 1);
+  EXPECT_THAT(replay.lines, IsEmpty());
+}
+
+TEST(SimulationTest, PromptAsLongAsTheLongestSequenceIsRejected) {
+  Replay replay;
+  replay.config.manager.max_model_len = 10;
+  replay.Add({.id = "A", .prompt = 10, .output = 1});
+  replay.Add({.id = "B", .prompt = 9, .output = 5});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.rejections["A"], HasSubstr("prompt has 10 tokens"));
+  EXPECT_THAT(replay.rejections["A"], HasSubstr("max_model_len, which is 10"));
+  EXPECT_EQ(replay.token_times["B"], (Times{1}));
+}
+
+TEST(SimulationTest, PoolThatJustFitsTheRequestServesIt) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 5;  // 4 usable
+  replay.Add({.id = "A", .prompt = 8, .output = 8});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.ends["A"], "length");
+}
+
+TEST(SimulationTest, DraftsCountTowardsWhatARequestNeeds) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 5;
+  replay.config.scheduler.num_draft_tokens = 2;
+  replay.Add({.id = "A", .prompt = 8, .output = 8});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.rejections["A"], HasSubstr("need 5 blocks"));
+}
+
+TEST(SimulationTest, ZeroOutputProducesOneTokenByDefault) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 5, .output = 0});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.token_times["A"], (Times{1}));
+}
+
+TEST(SimulationTest, ZeroOutputSkippedIsCounted) {
+  Replay replay;
+  replay.config.zero_output = ZeroOutput::kSkip;
+  replay.Add({.id = "A", .prompt = 5, .output = 0});
+  replay.Add({.id = "B", .prompt = 5, .output = 1, .at = 3, .waits_for = {0}, .think = 4});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.result.num_skipped, 1);
+  EXPECT_EQ(replay.result.num_arrived, 1);
+  EXPECT_THAT(replay.lines, ElementsAre("4: B:5 [1,2] fin B"));
+}
+
+TEST(SimulationTest, ZeroOutputPrefillEndsWithThePrompt) {
+  Replay replay;
+  replay.config.zero_output = ZeroOutput::kPrefill;
+  replay.config.scheduler.max_num_batched_tokens = 4;
+  replay.Add({.id = "A", .prompt = 6, .output = 0});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines, ElementsAre("0: A:4 [1]", "1: A:2 [2] fin A"));
+  EXPECT_EQ(replay.result.scheduler.num_output_tokens, 0);
+  EXPECT_EQ(replay.result.scheduler.num_first_time, 6);
+}
+
+// --- Closed loop ---
+
+TEST(SimulationTest, DependentArrivesAfterFinishAndThinkTime) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 4, .output = 3});
+  replay.Add({.id = "B", .prompt = 4, .output = 1, .waits_for = {0}, .think = 2.5});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.first_scheduled["B"], 5.5);
+}
+
+TEST(SimulationTest, OwnTimeWinsIfItIsLater) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 4, .output = 3});
+  replay.Add({.id = "B", .prompt = 4, .output = 1, .at = 20, .waits_for = {0}, .think = 2});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.first_scheduled["B"], 20);
+}
+
+TEST(SimulationTest, DependencyFinishedBeforeTheRowWasReadStillCounts) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 4, .output = 3});
+  replay.Add({.id = "B", .prompt = 4, .output = 1, .at = 10, .waits_for = {0}, .think = 9});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.first_scheduled["B"], 12);
+}
+
+TEST(SimulationTest, AllDependenciesMustFinish) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 4, .output = 3});
+  replay.Add({.id = "B", .prompt = 4, .output = 6});
+  replay.Add({.id = "C", .prompt = 4, .output = 1, .waits_for = {0, 1}, .has_arrival = false});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.first_scheduled["C"], 6);
+}
+
+TEST(SimulationTest, DependencyOnARejectedRequestIsMet) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 0, .output = 3});
+  replay.Add({.id = "B", .prompt = 4, .output = 1, .waits_for = {0}, .think = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.first_scheduled["B"], 1);
+}
+
+TEST(SimulationTest, ConcurrencyStartsTheNextSessionWhenOneEnds) {
+  Replay replay;
+  replay.config.concurrency = 2;
+  // Requests without a session are sessions of their own; their times do not matter.
+  replay.Add({.id = "A", .prompt = 4, .output = 2, .at = 100});
+  replay.Add({.id = "B", .prompt = 4, .output = 4, .at = 200});
+  replay.Add({.id = "C", .prompt = 4, .output = 1, .at = 300});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.first_scheduled["A"], 0);
+  EXPECT_EQ(replay.first_scheduled["B"], 0);
+  EXPECT_EQ(replay.first_scheduled["C"], 2);
+}
+
+TEST(SimulationTest, ConcurrencyCountsASessionUntilItsLastTurn) {
+  Replay replay;
+  replay.config.concurrency = 1;
+  // The turns of two sessions alternate in the trace.
+  replay.Add({.id = "A1", .prompt = 4, .output = 2, .session = 1});
+  replay.Add({.id = "B1", .prompt = 4, .output = 1, .session = 2});
+  replay.Add({.id = "A2",
+              .prompt = 4,
+              .output = 2,
+              .session = 1,
+              .waits_for = {0},
+              .think = 3,
+              .has_arrival = false});
+  replay.Add(
+      {.id = "B2", .prompt = 4, .output = 1, .session = 2, .waits_for = {1}, .has_arrival = false});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.first_scheduled["A1"], 0);
+  EXPECT_EQ(replay.first_scheduled["A2"], 5);
+  EXPECT_EQ(replay.first_scheduled["B1"], 7);
+  EXPECT_EQ(replay.first_scheduled["B2"], 8);
+}
+
+TEST(SimulationTest, TurnsKeepTheirDistanceToTheFirstUnderConcurrency) {
+  Replay replay;
+  replay.config.concurrency = 1;
+  replay.Add({.id = "A1", .prompt = 4, .output = 1, .at = 50, .session = 1});
+  replay.Add({.id = "A2", .prompt = 4, .output = 1, .at = 57, .session = 1, .waits_for = {0}});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.first_scheduled["A1"], 0);
+  EXPECT_EQ(replay.first_scheduled["A2"], 7);
+}
+
+// --- Aborts ---
+
+TEST(SimulationTest, AbortTakesEffectAtTheNextIteration) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 4, .output = 10, .abort_after = 2.5});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.token_times["A"], (Times{1, 2, 3}));
+  EXPECT_EQ(replay.ends["A"], "abort");
+  EXPECT_EQ(replay.result.num_aborted_time, 1);
+  EXPECT_EQ(replay.free_queue.size(), 999);
+}
+
+TEST(SimulationTest, AbortAfterTheEndDoesNothing) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 4, .output = 2, .abort_after = 50});
+  replay.Add({.id = "B", .prompt = 4, .output = 2, .at = 10});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.ends["A"], "length");
+  EXPECT_EQ(replay.ends["B"], "length");
+  EXPECT_EQ(replay.result.end_time, 12 * kSecond);
+}
+
+TEST(SimulationTest, GivesUpAfterWaitingTooLong) {
+  Replay replay;
+  replay.config.scheduler.max_num_seqs = 1;
+  replay.config.max_queue_time = 3 * kSecond;
+  replay.Add({.id = "A", .prompt = 4, .output = 6});
+  replay.Add({.id = "B", .prompt = 4, .output = 1});
+  replay.Add({.id = "C", .prompt = 4, .output = 1, .at = 4});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.ends["A"], "length");
+  EXPECT_EQ(replay.ends["B"], "abort");
+  EXPECT_EQ(replay.ends["C"], "length");
+  EXPECT_EQ(replay.result.num_aborted_queue, 1);
+}
+
+TEST(SimulationTest, PreemptedRequestDoesNotGiveUp) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 7;
+  replay.config.max_queue_time = 2 * kSecond;
+  replay.Add({.id = "A", .prompt = 8, .output = 9});
+  replay.Add({.id = "B", .prompt = 8, .output = 9});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.result.num_finished, 2);
+}
+
+TEST(SimulationTest, AbortingASessionAbortsItsUnstartedTurns) {
+  Replay replay;
+  replay.Add({.id = "A1", .prompt = 4, .output = 9, .abort_after = 3, .session = 1});
+  replay.Add({.id = "A2", .prompt = 4, .output = 1, .session = 1, .waits_for = {0}});
+  replay.Add({.id = "A3", .prompt = 4, .output = 1, .at = 30, .session = 1, .waits_for = {1}});
+  replay.Add({.id = "B1", .prompt = 4, .output = 1, .at = 40, .session = 2});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.ends["A1"], "abort");
+  EXPECT_EQ(replay.ends["A2"], "abort");
+  EXPECT_EQ(replay.ends["A3"], "abort");
+  EXPECT_EQ(replay.ends["B1"], "length");
+  EXPECT_EQ(replay.result.num_aborted_time, 1);
+  EXPECT_EQ(replay.result.num_aborted_session, 2);
+  EXPECT_EQ(replay.token_times.count("A2"), 0);
+}
+
+// --- Clock, trace, progress ---
+
+TEST(SimulationTest, IdleClockJumpsToTheNextArrival) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 4, .output = 1, .at = 1.5});
+  replay.Add({.id = "B", .prompt = 4, .output = 1, .at = 86400});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines, ElementsAre("1.5: A:4 [1] fin A", "86400: B:4 [2] fin B"));
+  EXPECT_EQ(replay.result.busy_time, 2 * kSecond);
+}
+
+TEST(SimulationTest, EmptyTraceEndsAtOnce) {
+  Replay replay;
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.result.end_time, 0);
+}
+
+TEST(SimulationTest, TraceIsReadNoFurtherThanTheClock) {
+  Replay replay;
+  for (int i = 0; i < 50; ++i) {
+    replay.Add({.id = std::to_string(i), .prompt = 4, .output = 2, .at = 10.0 * i});
+  }
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_LE(replay.peak_read_ahead, 1);
+  EXPECT_EQ(replay.result.peak_live_requests, 1);
+}
+
+TEST(SimulationTest, ArrivalBeyondTheClockIsAnError) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 4, .output = 1, .at = 9.3e9});
+  const absl::Status status = replay.Run();
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_THAT(status.message(), HasSubstr("request A (line 1)"));
+}
+
+TEST(SimulationTest, ClockOverflowIsAnError) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 4, .output = 100, .at = 9223370.0});
+  const absl::Status status = replay.Run();
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_THAT(status.message(), HasSubstr("106 days"));
+}
+
+TEST(SimulationTest, HostTimeIsAddedToEveryStep) {
+  Replay replay;
+  replay.config.host_time_per_step = 100 * kMillisecond;
+  replay.config.host_time_per_request = 50 * kMillisecond;
+  replay.Add({.id = "A", .prompt = 4, .output = 1});
+  replay.Add({.id = "B", .prompt = 4, .output = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.result.end_time, kSecond + 200 * kMillisecond);
+}
+
+TEST(SimulationTest, EmptyStepTakesItsTime) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 7;
+  replay.config.scheduler.policy = SchedulingPolicy::kPriority;
+  replay.config.empty_step_time = 250 * kMillisecond;
+  replay.Add({.id = "A", .prompt = 8, .output = 6, .at = 0, .priority = 5});
+  replay.Add({.id = "B", .prompt = 8, .output = 6, .at = 0.5, .priority = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines, Contains("5.25: B:1 []"));
+  EXPECT_EQ(replay.result.scheduler.num_empty_steps, 1);
+}
+
+TEST(SimulationTest, BadTraceEndsTheRunWithItsError) {
+  TraceInfo info;
+  TraceRequest request;
+  request.id = "A";
+  request.input_length = 4;
+  request.output_length = 1;
+  VectorTraceReader reader(info, {request, request});
+  reader.set_fail_after(1);
+  Replay defaults;
+  const auto step_time = MakeFixedStepTime(kSecond);
+  const auto simulation = Simulation::Create(defaults.config, &reader, step_time->get(), {});
+  ASSERT_TRUE(simulation.ok());
+  EXPECT_EQ((*simulation)->Run().message(), "trace:7: error: bad row");
+}
+
+TEST(SimulationTest, ProgressCallbackCanStopTheRun) {
+  TraceRequest request;
+  request.input_length = 4;
+  request.output_length = 1000;
+  VectorTraceReader reader(TraceInfo(), {request});
+  Replay defaults;
+  defaults.config.progress_interval = 10;
+  const auto step_time = MakeFixedStepTime(kSecond);
+  const auto simulation = Simulation::Create(defaults.config, &reader, step_time->get(), {});
+  ASSERT_TRUE(simulation.ok());
+  int calls = 0;
+  (*simulation)->set_progress([&](const SimulationProgress& progress) {
+    EXPECT_EQ(progress.num_running, 1);
+    return ++calls < 3;
+  });
+  EXPECT_EQ((*simulation)->Run().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ((*simulation)->result().scheduler.num_output_tokens, 29);
+}
+
+// --- Observers and scheduling ---
+
+TEST(SimulationTest, HeadThatCannotFitIsNotTriedAgainUntilSomethingChanges) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 9;
+  replay.Add({.id = "A", .prompt = 16, .output = 12});
+  replay.Add({.id = "B", .prompt = 20, .output = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.first_scheduled["B"], 12);
+  EXPECT_EQ(replay.admission_attempts, 3);  // A; B in vain; B after A's end
+}
+
+TEST(SimulationTest, BlockedHeadIsTriedAgainWhenItsFirstMissingBlockIsRegistered) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 6;
+  replay.config.scheduler.long_prefill_token_threshold = 2;
+  const std::vector<int64_t> shared = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  replay.Add({.id = "C", .prompt = 1, .output = 3});
+  replay.Add({.id = "A", .prompt = 12, .output = 1, .content = shared});
+  replay.Add({.id = "B", .prompt = 13, .output = 1, .content = shared});
+  ASSERT_TRUE(replay.Run().ok());
+  // B needs 4 of 3 free blocks, then, with A's first block complete, 3 of 3.
+  EXPECT_EQ(replay.lines[0], "0: C:1 [1], A:2 [2]");
+  EXPECT_EQ(replay.lines[1], "1: C:1 [], A:2 [], B:2h4 [3]");
+}
+
+TEST(SimulationTest, BlockedHeadIsTriedAgainWithASmallerBudget) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 3;
+  replay.config.scheduler.reserve_full_isl = false;
+  replay.config.scheduler.max_num_batched_tokens = 6;
+  replay.config.scheduler.num_draft_tokens = 2;
+  replay.Add({.id = "A", .prompt = 1, .output = 3});
+  replay.Add({.id = "B", .prompt = 5, .output = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  // 5 tokens need two blocks, the 3 that A's drafts leave need one.
+  EXPECT_EQ(replay.lines[0], "0: A:1 [1]");
+  EXPECT_EQ(replay.lines[1], "1: A:3 [], B:3 [2]");
+}
+
+TEST(SimulationTest, WithdrawingAnEarlierRequestSkipsNoLaterOne) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 7;
+  replay.config.scheduler.policy = SchedulingPolicy::kPriority;
+  replay.Add({.id = "A", .prompt = 6, .output = 4, .at = 0, .priority = 5});
+  replay.Add({.id = "B", .prompt = 8, .output = 4, .at = 1, .priority = 1});
+  replay.Add({.id = "C", .prompt = 5, .output = 4, .at = 1, .priority = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.lines[2], "2: B:1 [2], C:1 [] preempt A");
+}
+
+TEST(SimulationTest, WithdrawnTokensReturnToTheBudget) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 5;
+  replay.config.kv_cache.groups = {FullGroup(16)};
+  replay.config.scheduler.policy = SchedulingPolicy::kPriority;
+  replay.config.scheduler.max_num_batched_tokens = 18;
+  replay.config.scheduler.reserve_full_isl = false;
+  replay.Add({.id = "A", .prompt = 17, .output = 10, .at = 0, .priority = 5});
+  replay.Add({.id = "B", .prompt = 16, .output = 4, .at = 1, .priority = 1});
+  replay.Add({.id = "C", .prompt = 20, .output = 1, .at = 1, .priority = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.lines[1], "1: A:1 [], B:16 [3], C:1 [4]");
+  EXPECT_EQ(replay.lines[2], "2: B:1 [2], C:17 [1] preempt A");
+}
+
+TEST(SimulationTest, ChunkedPrefillOffWithALongPromptMakesNoProgress) {
+  Replay replay;
+  replay.config.scheduler.enable_chunked_prefill = false;
+  replay.config.scheduler.max_num_batched_tokens = 8;
+  replay.Add({.id = "A", .prompt = 9, .output = 1});
+  const absl::Status status = replay.Run();
+  EXPECT_TRUE(IsNoProgress(status));
+  EXPECT_THAT(status.message(), HasSubstr("request A (line 1"));
+  EXPECT_THAT(status.message(), HasSubstr("--max-num-batched-tokens"));
+}
+
+TEST(SimulationTest, RequestThatKeepsPreemptingItselfIsStopped) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 4;
+  replay.config.scheduler.too_big = TooBigRequest::kRun;
+  replay.config.scheduler.reserve_full_isl = false;
+  replay.config.scheduler.max_num_batched_tokens = 4;
+  replay.config.manager.enable_caching = false;
+  replay.Add({.id = "A", .prompt = 14, .output = 1});
+  const absl::Status status = replay.Run();
+  EXPECT_TRUE(IsNoProgress(status)) << status;
+  EXPECT_EQ(replay.result.scheduler.num_preemptions, 2);
+}
+
+TEST(SimulationTest, WindowedModelHoldsFewBlocksForALongSequence) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 8;
+  replay.config.kv_cache.groups = {WindowGroup(4, 8)};
+  replay.config.scheduler.max_num_batched_tokens = 8;
+  replay.Add({.id = "A", .prompt = 40, .output = 40});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.ends["A"], "length");
+  EXPECT_EQ(replay.result.scheduler.num_preemptions, 0);
+}
+
+TEST(SimulationTest, KvEventsAreDeliveredOncePerIteration) {
+  struct Counter : EngineObserver {
+    void OnKvEvents(absl::Span<const KvEvent> events, SimTime now) override {
+      batches.push_back({now, events.size()});
+    }
+    std::vector<std::pair<SimTime, size_t>> batches;
+  } counter;
+  Replay replay;
+  replay.config.manager.enable_events = true;
+  replay.further_observers = {&counter};
+  replay.Add({.id = "A", .prompt = 8, .output = 6});
+  ASSERT_TRUE(replay.Run().ok());
+  ASSERT_EQ(counter.batches.size(), 2);  // the prompt's blocks, then the one that output fills
+  EXPECT_EQ(counter.batches[0].first, kSecond);
+  EXPECT_EQ(counter.batches[1].first, 5 * kSecond);
+}
+
+TEST(SimulationTest, NullArgumentsAreRefused) {
+  Replay defaults;
+  VectorTraceReader reader(TraceInfo(), {});
+  const auto step_time = MakeFixedStepTime(kSecond);
+  EXPECT_FALSE(Simulation::Create(defaults.config, nullptr, step_time->get(), {}).ok());
+  EXPECT_FALSE(Simulation::Create(defaults.config, &reader, nullptr, {}).ok());
+  EXPECT_FALSE(Simulation::Create(defaults.config, &reader, step_time->get(), {nullptr}).ok());
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

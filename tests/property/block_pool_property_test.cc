@@ -1,0 +1,243 @@
+// BlockPool alone against the oracle's pool: taking, touching, freeing, registering, evicting,
+// resetting, and misuse of each.
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <map>
+
+#include "block_pool/block_pool.h"
+#include "tests/oracle/pool.h"
+#include "tests/property/check_property.h"
+#include "tests/property/operation.h"
+
+namespace kvblocks::property {
+namespace {
+
+constexpr int64_t kHashBlockSize = 2;
+constexpr int64_t kNumTokens = 25;
+
+// A content that tables of random blocks pretend to hold.
+struct Document {
+  oracle::Content content;
+  std::vector<std::string> names;
+  PrefixContent real;
+};
+
+std::vector<Document> Documents() {
+  const auto hashing = std::make_shared<const PrefixHashing>(
+      PrefixHashing{BlockHasher(HashAlgorithm::kXxh3_128, "pool"), kHashBlockSize});
+  std::vector<Document> documents;
+  for (int d = 0; d < 3; ++d) {
+    oracle::Content content;
+    // The third shares its first half with the first.
+    for (int64_t p = 0; p < kNumTokens; ++p) {
+      content.tokens.push_back(static_cast<TokenId>(p + (d == 2 && p < 12 ? 0 : 100 * d)));
+    }
+    if (d == 1) content.cache_salt = "salt";
+    auto real = PrefixContent::FromTokens(
+        {.token_ids = content.tokens, .cache_salt = content.cache_salt}, hashing);
+    documents.push_back({content, oracle::PrefixNames(content, kHashBlockSize), *std::move(real)});
+  }
+  return documents;
+}
+
+class PoolPair {
+ public:
+  PoolPair(const BlockPool::Options& options, int64_t num_permanent)
+      : real_(BlockPool::Create(options).value()),
+        model_(options.num_blocks, options.enable_caching, options.enable_events,
+               options.free_order == FreeOrder::kUnhashedFirst),
+        caching_(options.enable_caching),
+        documents_(Documents()) {
+    const auto permanent = real_->TakePermanentBlocks(num_permanent);
+    RC_ASSERT(permanent.ok());
+    RC_ASSERT(*permanent == model_.TakePermanent(num_permanent));
+    for (const Document& document : documents_) {
+      for (size_t i = 0; i < document.names.size(); ++i) {
+        names_[document.real.hashes()[i].words] = document.names[i];
+      }
+    }
+    Check();
+  }
+
+  void Run(const Operation& operation) {
+    Numbers numbers(operation.numbers);
+    if (operation.kind < 25) {
+      const int64_t k = numbers.Below(6) - 1;
+      const auto ids = real_->GetNewBlocks(k);
+      RC_ASSERT(ids.ok() == (k >= 0));
+      if (k >= 0) RC_ASSERT(*ids == model_.Take(k));
+    } else if (operation.kind < 40) {
+      const std::vector<BlockId> ids = DrawIds(numbers);
+      const bool valid = std::all_of(ids.begin(), ids.end(), [&](BlockId id) {
+        return id >= 0 && id < real_->num_blocks() && !real_->block(id).is_permanent;
+      });
+      RC_ASSERT(real_->Touch(ids).ok() == valid);
+      if (valid) model_.Touch(ids);
+    } else if (operation.kind < 60) {
+      const std::vector<BlockId> ids = DrawIds(numbers);
+      RC_ASSERT(real_->FreeBlocks(ids).ok() == model_.Free(ids));
+    } else if (operation.kind < 85) {
+      Register(numbers);
+    } else if (operation.kind < 95) {
+      const std::vector<BlockId> ids = DrawIds(numbers);
+      RC_ASSERT(real_->EvictBlocks(ids).ok() == model_.Evict(ids));
+    } else {
+      RC_ASSERT(real_->ResetPrefixCache() == model_.Reset());
+    }
+    Check();
+  }
+
+ private:
+  // Now and then out of range, often repeated.
+  std::vector<BlockId> DrawIds(Numbers& numbers) const {
+    std::vector<BlockId> ids;
+    const int64_t count = numbers.Below(5);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t num_blocks = real_->num_blocks();
+      ids.push_back(static_cast<BlockId>(numbers.OneIn(20) ? (numbers.OneIn(2) ? -1 : num_blocks)
+                                                           : numbers.Below(num_blocks)));
+    }
+    return ids;
+  }
+
+  void Register(Numbers numbers) {
+    const Document& document = documents_[static_cast<size_t>(numbers.Below(3))];
+    const std::vector<BlockId> table = DrawIds(numbers);
+    const int64_t block_size = numbers.OneIn(8) ? 3 : numbers.OneIn(3) ? 4 : 2;
+    const int64_t from = numbers.Below(3);
+    const int64_t to = numbers.Below(7);
+    const GroupId group = static_cast<GroupId>(numbers.Below(3));
+    std::vector<uint8_t> mask;
+    if (numbers.OneIn(2)) {
+      for (int64_t i = from; i < to; ++i) mask.push_back(static_cast<uint8_t>(numbers.Below(2)));
+      if (numbers.OneIn(10)) mask.push_back(1);
+    }
+    std::vector<bool> keep(mask.begin(), mask.end());
+    if (keep.empty()) keep.assign(static_cast<size_t>(std::max<int64_t>(0, to - from)), true);
+    const bool nothing_to_do = from >= to || !caching_;
+    bool valid = block_size % kHashBlockSize == 0 && to <= static_cast<int64_t>(table.size()) &&
+                 to * block_size <= static_cast<int64_t>(document.names.size()) * kHashBlockSize &&
+                 static_cast<int64_t>(keep.size()) == to - from;
+    std::vector<BlockId> registered;
+    for (int64_t i = from; i < to && valid; ++i) {
+      const BlockId id = table[static_cast<size_t>(i)];
+      if (id < 0 || id >= real_->num_blocks()) {
+        valid = false;
+      } else if (id != kNullBlockId && keep[static_cast<size_t>(i - from)]) {
+        const oracle::Block& block = model_.blocks()[static_cast<size_t>(id)];
+        valid = !block.key && !block.is_permanent &&
+                std::count(registered.begin(), registered.end(), id) == 0;
+        registered.push_back(id);
+      }
+    }
+    const absl::Status status =
+        real_->CacheFullBlocks(document.real, table, from, to, block_size, group, mask);
+    RC_ASSERT(status.ok() == (nothing_to_do || valid));
+    RC_ASSERT(status.ok() || absl::IsInvalidArgument(status));
+    if (nothing_to_do || !valid) return;
+    model_.Register({.content = &document.content,
+                     .prefix_names = &document.names,
+                     .hash_block_size = kHashBlockSize,
+                     .block_size = block_size,
+                     .group = group},
+                    table, from, to, keep);
+  }
+
+  void Check() {
+    RC_ASSERT(real_->free_queue().Walk() == model_.queue());
+    int32_t live = 0;
+    int32_t cached = 0;
+    int32_t keyed = 0;
+    for (BlockId id = 1; id < real_->num_blocks(); ++id) {
+      const KvCacheBlock& real = real_->block(id);
+      const oracle::Block& block = model_.blocks()[static_cast<size_t>(id)];
+      RC_ASSERT(real.ref_count == block.ref_count);
+      RC_ASSERT(real.is_permanent == block.is_permanent);
+      RC_ASSERT(real.has_key() == block.key.has_value());
+      if (block.key) {
+        RC_ASSERT(real.key_group == block.key->group);
+        RC_ASSERT(names_.at(real_->hash(id).words) == block.key->prefix);
+        RC_ASSERT(real_->FindCached(real_->hash(id), real.key_group) == model_.Find(*block.key));
+      }
+      live += !real.is_permanent && real.ref_count > 0;
+      cached += real.has_key() && real.ref_count == 0;
+      keyed += real.has_key();
+    }
+    RC_ASSERT(real_->num_live() == live);
+    RC_ASSERT(real_->num_cached_unreferenced() == cached);
+    RC_ASSERT(real_->num_keyed_blocks() == keyed);
+    RC_ASSERT(real_->num_keys() == static_cast<int32_t>(model_.table().size()));
+    RC_ASSERT(real_->usage() == model_.usage());
+    RC_ASSERT(real_->CheckInvariants().ok());
+    CheckEvents();
+    // BM-35: all listed groups or none.
+    const std::vector<GroupId> groups = {0, 1};
+    for (const auto& [words, name] : names_) {
+      const auto found = real_->GetCachedBlocks(BlockHash{words}, groups);
+      const std::vector<BlockId> expected = {model_.Find({name, 0}), model_.Find({name, 1})};
+      const bool all = expected[0] != kNullBlockId && expected[1] != kNullBlockId;
+      RC_ASSERT(found.has_value() == all);
+      if (all) RC_ASSERT(*found == expected);
+    }
+  }
+
+  void CheckEvents() {
+    const std::vector<KvEvent> real = real_->TakeEvents();
+    const std::vector<oracle::Event> model = model_.TakeEvents();
+    RC_ASSERT(real.size() == model.size());
+    for (size_t i = 0; i < real.size(); ++i) {
+      const oracle::Event& expected = model[i];
+      if (const auto* stored = std::get_if<BlockStored>(&real[i])) {
+        RC_ASSERT(expected.kind == oracle::Event::Kind::kStored);
+        RC_ASSERT(stored->group_idx == expected.group);
+        RC_ASSERT(stored->block_size == expected.block_size);
+        RC_ASSERT(stored->token_ids == expected.token_ids);
+        RC_ASSERT(stored->block_hashes.size() == expected.prefixes.size());
+        for (size_t k = 0; k < expected.prefixes.size(); ++k) {
+          RC_ASSERT(names_.at(stored->block_hashes[k].words) == expected.prefixes[k]);
+          RC_ASSERT(stored->extra_keys[k].value_or(ExtraKeys()) == expected.extra_keys[k]);
+        }
+        const std::string parent =
+            stored->parent_block_hash ? names_.at(stored->parent_block_hash->words) : "";
+        RC_ASSERT(parent == expected.parent);
+      } else if (const auto* removed = std::get_if<BlockRemoved>(&real[i])) {
+        RC_ASSERT(expected.kind == (removed->reason == RemovalReason::kReused
+                                        ? oracle::Event::Kind::kReused
+                                        : oracle::Event::Kind::kEvicted));
+        RC_ASSERT(removed->group_idx == expected.group);
+        RC_ASSERT(names_.at(removed->block_hash.words) == expected.prefixes.at(0));
+      } else {
+        RC_ASSERT(expected.kind == oracle::Event::Kind::kCleared);
+      }
+    }
+  }
+
+  std::unique_ptr<BlockPool> real_;
+  oracle::Pool model_;
+  bool caching_;
+  std::vector<Document> documents_;
+  std::map<std::array<uint64_t, 4>, std::string> names_;
+};
+
+TEST(BlockPoolPropertyTest, AgreesWithTheOracle) {
+  CheckProperty(1500, [] {
+    const int64_t num_blocks = *rc::gen::inRange<int64_t>(1, 16);
+    const bool append_all = *rc::gen::arbitrary<bool>();
+    const bool events = *rc::gen::arbitrary<bool>();
+    const bool caching = *rc::gen::inRange<int>(0, 6) != 5;
+    const int64_t permanent = *rc::gen::inRange<int64_t>(0, std::min<int64_t>(3, num_blocks));
+    const auto operations = *Operations(100);
+    PoolPair pools({.num_blocks = num_blocks,
+                    .enable_caching = caching,
+                    .enable_events = events,
+                    .free_order = append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst},
+                   permanent);
+    for (const Operation& operation : operations) pools.Run(operation);
+  });
+}
+
+}  // namespace
+}  // namespace kvblocks::property

@@ -1,0 +1,86 @@
+// INV-31: a pool that holds one request of the longest length, by the caps, never answers "no
+// space" to a single request, whatever the cache holds, with or without the gate.
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+
+#include "tests/property/check_property.h"
+#include "tests/property/operation.h"
+#include "tests/property/scenario.h"
+
+namespace kvblocks::property {
+namespace {
+
+int64_t BlocksForOneRequest(const Scenario& scenario, bool exact) {
+  int64_t sum = 1;
+  for (const KvCacheGroup& group : scenario.config.groups) {
+    const KvCacheSpec& spec = group.spec;
+    const auto cap = oracle::AdmissionCapOf(spec, scenario.options.max_model_len,
+                                            *scenario.options.max_in_flight_tokens, exact);
+    sum += cap.value_or(oracle::CeilDiv(scenario.options.max_model_len, spec.block_size()));
+    sum += spec.sink_length() / spec.block_size();
+  }
+  return sum;
+}
+
+class LivenessPropertyTest : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(LivenessPropertyTest, OneRequestAlwaysProceeds) {
+  CheckProperty(100, [&] {
+    Scenario scenario = MakeScenario(GetParam(), *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40));
+    scenario.options.watermark = 0;
+    scenario.options.enable_events = false;
+    const bool exact = scenario.oracle_options.exact_caps;
+    scenario.config.num_blocks = BlocksForOneRequest(scenario, exact);
+    const auto manager = KvCacheManager::Create(scenario.config, scenario.options);
+    RC_ASSERT(manager.ok());
+    const int64_t limit = scenario.options.max_model_len;
+    const int64_t in_flight = *scenario.options.max_in_flight_tokens;
+    const int requests = *rc::gen::inRange<int>(1, 6);
+    for (int r = 0; r < requests; ++r) {
+      Numbers numbers(*rc::gen::inRange<uint64_t>(0, uint64_t{1} << 62));
+      std::vector<TokenId> prompt;
+      const int64_t shared = numbers.Below(limit);
+      const int64_t length = shared + 1 + numbers.Below(limit - shared);
+      for (int64_t i = 0; i < length; ++i) {
+        prompt.push_back(static_cast<TokenId>(i < shared ? i : 1000 * (r + 1) + i));
+      }
+      const auto request =
+          (*manager)->NewRequest({.id = "r", .content = {.token_ids = prompt}}).value();
+      const bool gate = numbers.OneIn(2);
+      const bool lagging = in_flight > 1 && numbers.OneIn(2);
+      // With a step behind, two steps share what may be in flight.
+      const int64_t step =
+          std::max<int64_t>(1, 1 + numbers.Below(lagging ? in_flight / 2 : in_flight));
+      ComputedBlocks hits = (*manager)->GetComputedBlocks(*request).value();
+      while (request->num_computed_tokens() < limit) {
+        if (request->num_computed_tokens() == request->num_tokens()) {
+          RC_ASSERT(
+              request->AppendOutputTokens({static_cast<TokenId>(7000 + request->num_tokens())})
+                  .ok());
+        }
+        const bool first = !(*manager)->HoldsBlocks(*request);
+        const int64_t computed = request->num_computed_tokens() + (first ? hits.num_tokens() : 0);
+        const int64_t n = std::min(step, request->num_tokens() - computed);
+        const auto slots =
+            (*manager)->AllocateSlots(*request, {.num_new_tokens = n,
+                                                 .computed_blocks = first ? &hits : nullptr,
+                                                 .full_sequence_must_fit = gate});
+        RC_ASSERT(slots.ok());
+        RC_ASSERT(slots->has_value());
+        request->set_num_computed_tokens(computed + n);
+        request->set_num_inflight_tokens(lagging ? n : 0);
+      }
+      RC_ASSERT((*manager)->CheckInvariants().ok());
+      RC_ASSERT((*manager)->Free(*request).ok());
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, LivenessPropertyTest, ::testing::ValuesIn(Shapes()),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace kvblocks::property
