@@ -111,7 +111,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
 
   if (requests.front().arrival_ns < 86400000000000) {
-    const std::vector<TraceRequest> plain = ReadBack(Write(info, requests, TraceFormat::kCsv));
+    const Copy csv = Write(info, requests, TraceFormat::kCsv);
+    // Counted from the day in this note a time can fall behind the year 9999.
+    if (!csv.written.ok() && info.notes.count("day_one") > 0) return 0;
+    const std::vector<TraceRequest> plain = ReadBack(csv);
     FUZZ_EXPECT(plain.size() == requests.size(), "number of rows");
     for (size_t i = 0; i < plain.size(); ++i) {
       FUZZ_EXPECT(plain[i].arrival_ns == requests[i].arrival_ns &&
