@@ -21,6 +21,10 @@ targets=("$@")
 if [ "${#targets[@]}" -eq 0 ]; then
   mapfile -t targets < <(bazel query 'attr(tags, "libfuzzer", //...)' 2>/dev/null)
 fi
+if [ "${#targets[@]}" -eq 0 ]; then
+  echo "fuzz.sh: no fuzzer found: bazel query 'attr(tags, \"libfuzzer\", //...)' names none" >&2
+  exit 2
+fi
 options=(--config=fuzz --color=no --curses=no --noshow_progress)
 # gold warns about a hundred symbols of AddressSanitizer.
 if ! bazel build "${options[@]}" "${targets[@]}" 2> >(grep -v 'ld.gold: warning: Cannot export' >&2); then
