@@ -1,5 +1,7 @@
 #include "block_pool/block_pool.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -16,6 +18,15 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
     return absl::InvalidArgumentError(absl::StrCat("num_blocks is ", options.num_blocks,
                                                    ", expected 1 to ", kMaxBlocks,
                                                    " (the null block counts)"));
+  }
+  // Refused here rather than by the kernel, half-way through filling the arrays.
+  const int64_t bytes = options.num_blocks * (sizeof(KvCacheBlock) + sizeof(BlockHash)) +
+                        PrefixHashTable::BytesFor(options.num_blocks);
+  const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  if (bytes > memory) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("num_blocks is ", options.num_blocks, ", whose book-keeping takes ",
+                     bytes >> 20, " MiB of host memory; this machine has ", memory >> 20, " MiB"));
   }
   return std::unique_ptr<BlockPool>(new BlockPool(options));
 }

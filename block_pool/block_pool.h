@@ -53,6 +53,8 @@ class BlockPool {
     FreeOrder free_order = FreeOrder::kUnhashedFirst;
   };
 
+  // InvalidArgument for an impossible number of blocks, ResourceExhausted for one whose records do
+  // not fit this machine's memory (about 60 bytes a block).
   static absl::StatusOr<std::unique_ptr<BlockPool>> Create(const Options& options);
 
   BlockPool(const BlockPool&) = delete;

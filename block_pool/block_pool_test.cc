@@ -81,6 +81,14 @@ TEST(BlockPoolTest, ImpossibleSizesAreRefused) {
   }
 }
 
+TEST(BlockPoolTest, PoolLargerThanTheMemoryOfTheMachineIsRefused) {
+  const auto pool = BlockPool::Create({.num_blocks = (int64_t{1} << 31) - 2});
+  if (pool.ok()) GTEST_SKIP() << "this machine has the memory";
+  EXPECT_EQ(pool.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(pool.status().message()),
+              testing::HasSubstr("num_blocks is 2147483646, whose book-keeping takes"));
+}
+
 TEST(BlockPoolTest, PoolOfTheNullBlockAloneIsNeverFull) {
   const auto pool = Pool({.num_blocks = 1});
   EXPECT_EQ(pool->usage(), 0.0);

@@ -10,15 +10,15 @@ namespace kvblocks {
 namespace {
 
 absl::Status WrongHashCount(size_t got, int64_t expected, int64_t num_tokens, int64_t block_size) {
-  return absl::InvalidArgumentError(absl::StrCat("got ", got, " block hashes, expected ", expected,
-                                                 ": one per complete block of ", block_size,
-                                                 " tokens among ", num_tokens, " tokens"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("got ", got, " block hashes with ", num_tokens, " tokens, expected ", expected,
+                   ": one per block of ", block_size, " tokens that they complete"));
 }
 
 absl::Status CheckHashing(const PrefixHashing* hashing) {
   if (hashing == nullptr || hashing->hash_block_size >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "hash_block_size is ", hashing->hash_block_size, ", expected at least 1 token"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("hash_block_size is ", hashing->hash_block_size, ", expected at least 1 token"));
 }
 
 }  // namespace

@@ -234,11 +234,11 @@ TEST(PrefixContentTest, ReadyHashesAreTakenAsTheyAre) {
 
 TEST(PrefixContentTest, WrongNumberOfReadyHashesIsRefused) {
   EXPECT_THAT(Refusal(PrefixContent::FromHashes(11, std::vector<BlockHash>(3), Hashing(4))),
-              HasSubstr("got 3 block hashes, expected 2"));
+              HasSubstr("got 3 block hashes with 11 tokens, expected 2"));
   EXPECT_THAT(Refusal(PrefixContent::FromHashes(8, std::vector<BlockHash>(1), Hashing(4))),
-              HasSubstr("got 1 block hashes, expected 2"));
+              HasSubstr("got 1 block hashes with 8 tokens, expected 2"));
   EXPECT_THAT(Refusal(PrefixContent::FromHashes(8, std::vector<BlockHash>(2), nullptr)),
-              HasSubstr("got 2 block hashes, expected 0"));
+              HasSubstr("got 2 block hashes with 8 tokens, expected 0"));
   EXPECT_THAT(Refusal(PrefixContent::FromHashes(-1, {}, Hashing(4))),
               HasSubstr("number of tokens is -1"));
 
@@ -246,7 +246,7 @@ TEST(PrefixContentTest, WrongNumberOfReadyHashesIsRefused) {
   ASSERT_TRUE(content.ok());
   EXPECT_THAT(Refusal(content->AppendHashedTokens(1, {})), HasSubstr("got 0 block hashes"));
   EXPECT_THAT(Refusal(content->AppendHashedTokens(1, std::vector<BlockHash>(2))),
-              HasSubstr("got 2 block hashes, expected 1"));
+              HasSubstr("got 2 block hashes with 1 tokens, expected 1"));
   EXPECT_THAT(Refusal(content->AppendHashedTokens(-1, {})), HasSubstr("is -1"));
   EXPECT_THAT(Refusal(content->AppendHashedTokens(kMax, {})), HasSubstr("64 bits"));
   EXPECT_EQ(content->num_tokens(), 7);

@@ -23,8 +23,7 @@ int64_t PrefixHashTable::NumSearchesForTest() {
 }
 
 PrefixHashTable::PrefixHashTable(BlockRecords* records)
-    : records_(records),
-      slots_(std::max<size_t>(16, static_cast<size_t>(records->num_blocks()) * 4 / 3 + 2)) {
+    : records_(records), slots_(NumSlots(records->num_blocks())) {
   const int ok = RAND_bytes(reinterpret_cast<unsigned char*>(secret_), sizeof(secret_));
   KVBLOCKS_CHECK(ok == 1, "the system gives no random bytes for the prefix-hash table");
 }

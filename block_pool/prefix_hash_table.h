@@ -16,6 +16,7 @@
 #ifndef KVBLOCKS_BLOCK_POOL_PREFIX_HASH_TABLE_H_
 #define KVBLOCKS_BLOCK_POOL_PREFIX_HASH_TABLE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -31,6 +32,11 @@ class PrefixHashTable {
  public:
   // An empty table over `records`, which must outlive it.
   explicit PrefixHashTable(BlockRecords* records);
+
+  // Bytes that a table for so many blocks takes, duplicates aside.
+  static int64_t BytesFor(int64_t num_blocks) {
+    return static_cast<int64_t>(NumSlots(num_blocks) * sizeof(Slot));
+  }
 
   // The earliest inserted block with this key, or kNullBlockId.
   BlockId Find(const BlockHash& hash, GroupId group) const {
@@ -75,6 +81,10 @@ class PrefixHashTable {
     uint32_t tag = 0;
     BlockId id = kNullBlockId;  // the null block has no key, so its id marks an empty slot
   };
+  // A load of at most 3/4.
+  static size_t NumSlots(int64_t num_blocks) {
+    return std::max<size_t>(16, static_cast<size_t>(num_blocks) * 4 / 3 + 2);
+  }
   struct Ring {
     BlockId prev;
     BlockId next;

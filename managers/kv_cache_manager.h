@@ -233,8 +233,9 @@ class KvCacheManager {
   std::vector<Request*> holders_;
   // References that are in no block table: popped lists and pins, per block.
   absl::flat_hash_map<BlockId, int32_t> outside_references_;
-  std::vector<std::vector<BlockId>>
-      spare_tables_;  // capacity of freed tables, for the next requests
+  // Freed tables, whose capacity the next requests use; in all at most one entry per block.
+  std::vector<std::vector<BlockId>> spare_tables_;
+  size_t spare_capacity_ = 0;
   PrefixCacheStats stats_;
 };
 

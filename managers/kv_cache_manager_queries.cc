@@ -72,9 +72,9 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
                                                    computed.num_tokens()));
   }
   if (computed.num_groups() != 0 && computed.num_groups() != static_cast<size_t>(num_groups())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("TruncateComputedBlocks: hits for ", computed.num_groups(),
-                     " groups, expected ", num_groups()));
+    return absl::InvalidArgumentError(absl::StrCat("TruncateComputedBlocks: hits for ",
+                                                   computed.num_groups(), " groups, expected ",
+                                                   num_groups()));
   }
   ComputedBlocks cut = computed;
   cut.num_tokens_ = num_tokens;

@@ -49,7 +49,7 @@ TEST(KvCacheManagerSetupTest, NumbersOutOfRangeAreRefusedByFieldValueAndLimit) {
   EXPECT_THAT(Refusal(Config(10, {Full(4)}), {.max_model_len = kMaxTokens + 1}),
               HasSubstr("expected 1 to " + most));
   EXPECT_THAT(Refusal(Config((int64_t{1} << 31) - 1, {Full(4)}), {.max_model_len = 100}),
-              HasSubstr("num_blocks is 2147483647, expected 1 to 2147483646"));
+              HasSubstr("num_blocks: got 2147483647, expected a number from 1 to 2147483646"));
 }
 
 TEST(KvCacheManagerSetupTest, WatermarkIsAShareOfThePool) {

@@ -528,5 +528,18 @@ TEST(KvCacheManagerTest, ManyRequestsComeAndGo) {
   EXPECT_EQ(manager->usage(), 0.0);
 }
 
+// Blocks that nobody computed would be registered otherwise.
+TEST(KvCacheManagerTest, ComputedTokensWithoutBlocksAreRefused) {
+  const auto manager = Manager(10, {Full(4)});
+  const auto request = NewRequest(*manager, Tokens(12), "r");
+  ASSERT_TRUE(Step(*manager, *request, 8));
+  ASSERT_TRUE(manager->Free(*request).ok());
+  request->set_num_computed_tokens(8);
+  EXPECT_THAT(Refusal(*manager, *request, {.num_new_tokens = 4}),
+              HasSubstr("num_computed_tokens is 8, expected 0: the request holds no blocks"));
+  request->MarkPreempted();
+  EXPECT_TRUE(manager->AllocateSlots(*request, {.num_new_tokens = 4})->has_value());
+}
+
 }  // namespace
 }  // namespace kvblocks

@@ -19,8 +19,8 @@
 
 namespace kvblocks {
 
-// Block ids are 32-bit.
-inline constexpr int64_t kMaxNumBlocks = (int64_t{1} << 31) - 1;
+// Block ids are 32-bit, and the pool's queue needs one more than there are blocks.
+inline constexpr int64_t kMaxNumBlocks = (int64_t{1} << 31) - 2;
 
 struct KvCacheGroup {
   KvCacheSpec spec;
@@ -40,7 +40,7 @@ struct KvCacheConfig {
   friend bool operator==(const KvCacheConfig&, const KvCacheConfig&) = default;
 };
 
-// Refuses: num_blocks outside [1, 2^31 - 1]; a layer name that is empty, not printable ASCII or
+// Refuses: num_blocks outside [1, 2^31 - 2]; a layer name that is empty, not printable ASCII or
 // there twice; a scheduler block size that is not a multiple of every group's block size or of the
 // hash block size. The status names the field as a path, groups[1].layer_names[0] for one (see
 // FieldOfError).

@@ -29,7 +29,7 @@ TEST(KvCacheConfigTest, NumBlocksFitsABlockId) {
        {int64_t{0}, int64_t{-1}, kMaxNumBlocks + 1, std::numeric_limits<int64_t>::max()}) {
     EXPECT_EQ(
         Validate({.num_blocks = bad}).message(),
-        "num_blocks: got " + std::to_string(bad) + ", expected a number from 1 to 2147483647");
+        "num_blocks: got " + std::to_string(bad) + ", expected a number from 1 to 2147483646");
   }
 }
 

@@ -78,7 +78,7 @@ TEST(KvCacheConfigTextTest, EmptyAndBlankFilesLackNumBlocks) {
   for (const char* text : {"", "\n\n", "# nothing\n"}) {
     EXPECT_EQ(ErrorOf(text),
               "pool.txtpb:1:1: error: num_blocks: got nothing, expected a number from 1 to "
-              "2147483647");
+              "2147483646");
   }
 }
 
@@ -99,7 +99,7 @@ constexpr char kWindow[] = "groups[1].spec.sliding_window.";
 
 std::vector<BadField> BadFields() {
   std::vector<BadField> rows;
-  const std::string range = ", expected a number from 1 to 2147483647";
+  const std::string range = ", expected a number from 1 to 2147483646";
   const std::string positive = ", expected at least 1";
   for (const std::string bad : {"0", "-1", "2147483648", "9223372036854775807"}) {
     rows.push_back({"1024", bad, "2:1: error: num_blocks: got " + bad + range});
@@ -291,7 +291,7 @@ TEST_F(LoadKvCacheConfigTest, ReadsAFile) {
 TEST_F(LoadKvCacheConfigTest, ErrorsBeginWithThePath) {
   const std::string path = Write("bad.txtpb", "num_blocks: 0\n");
   EXPECT_EQ(LoadKvCacheConfig(path).status().message(),
-            path + ":1:1: error: num_blocks: got 0, expected a number from 1 to 2147483647");
+            path + ":1:1: error: num_blocks: got 0, expected a number from 1 to 2147483646");
 }
 
 TEST_F(LoadKvCacheConfigTest, MissingFileIsNotFound) {

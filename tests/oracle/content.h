@@ -18,9 +18,9 @@ namespace kvblocks::oracle {
 
 struct Content {
   std::vector<TokenId> tokens;
-  std::string lora_name;
-  std::string cache_salt;
-  std::vector<MultimodalFeature> features;
+  std::string lora_name = {};
+  std::string cache_salt = {};
+  std::vector<MultimodalFeature> features = {};
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
 };

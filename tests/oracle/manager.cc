@@ -115,6 +115,7 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
   if (request.is_known && (hits.has_blocks() || hits.tokens > 0 || params.num_external > 0)) {
     return false;
   }
+  if (!request.is_known && request.num_computed > 0) return false;
   if (hits.lists.empty() && hits.tokens == 0) return true;
   if (hits.lists.size() != groups_.size()) return false;
   for (size_t g = 0; g < groups_.size(); ++g) {

@@ -507,8 +507,16 @@ void Harness::CacheBlocks(LiveRequest& request, Numbers numbers) {
 void Harness::Evict(Numbers numbers) {
   std::vector<BlockId> ids;
   const int64_t count = 1 + numbers.Below(5);
+  std::vector<BlockId> keyed;
+  for (BlockId id = 1; id < manager_->pool().num_blocks(); ++id) {
+    if (manager_->pool().block(id).has_key()) keyed.push_back(id);
+  }
   for (int64_t i = 0; i < count; ++i) {
-    ids.push_back(static_cast<BlockId>(numbers.Below(scenario_.config.num_blocks)));
+    if (!keyed.empty() && !numbers.OneIn(4)) {
+      ids.push_back(keyed[static_cast<size_t>(numbers.Below(static_cast<int64_t>(keyed.size())))]);
+    } else {
+      ids.push_back(static_cast<BlockId>(numbers.Below(scenario_.config.num_blocks)));
+    }
   }
   Log(absl::StrCat("evict ", Show(ids)));
   Expect(manager_->EvictBlocks(ids).ok() && model_.Evict(ids), "eviction refused");

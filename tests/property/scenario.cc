@@ -52,6 +52,8 @@ const std::vector<Shape>& Shapes() {
       {"DraftOfThree", {Group(Full(8)), Group(Window(4, 6)), Draft(Window(2, 7))}},
       {"TwoDrafts", {Group(Window(2, 5)), Draft(Full(4)), Draft(Window(2, 9))}},
       {"DraftSibling", {Group(Full(4)), Group(Window(2, 4)), Draft(Window(2, 4))}},
+      {"SparseDraft", {Group(Full(16)), Draft(Window(2, 4))}},
+      {"DraftBetween", {Group(Full(4)), Draft(Window(4, 5)), Group(Window(4, 13))}},
       {"CoarserAlignment", {Group(Full(4)), Group(Window(2, 3))}, 16, 1},
       {"ManyGroups",
        {Group(Mla(8)), Group(WindowMla(4, 8)), Group(WindowMla(1, 3)), Group(WindowMla(2, 8))}},

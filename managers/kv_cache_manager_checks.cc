@@ -1,0 +1,143 @@
+// KvCacheManager's checks of what a caller hands in. A refused call has changed nothing.
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "managers/kv_cache_manager.h"
+#include "managers/token_limits.h"
+
+namespace kvblocks {
+
+absl::Status KvCacheManager::CheckOwner(const Request& request) const {
+  if (request.holder_ == this ||
+      (request.holder_ == nullptr && request.content_.hashing() == hashing_)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("request ", request.id(),
+                   " belongs to another KvCacheManager; make it with this one's NewRequest"));
+}
+
+absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
+                                                 const AllocateSlotsParams& params) const {
+  constexpr absl::string_view kCall = "AllocateSlots";
+  if (absl::Status status = CheckOwner(request); !status.ok()) return status;
+  const auto in_range = [](int64_t n) { return n >= 0 && n <= kMaxTokens; };
+  if (!in_range(params.num_new_tokens)) {
+    return TokenCountError(kCall, request.id(), "num_new_tokens", params.num_new_tokens, 0,
+                           kMaxTokens);
+  }
+  if (!in_range(params.num_lookahead_tokens)) {
+    return TokenCountError(kCall, request.id(), "num_lookahead_tokens", params.num_lookahead_tokens,
+                           0, kMaxTokens);
+  }
+  if (!in_range(params.num_external_computed_tokens)) {
+    return TokenCountError(kCall, request.id(), "num_external_computed_tokens",
+                           params.num_external_computed_tokens, 0, kMaxTokens);
+  }
+  if (!in_range(params.reserved_blocks)) {
+    return TokenCountError(kCall, request.id(), "reserved_blocks", params.reserved_blocks, 0,
+                           kMaxTokens);
+  }
+  if (!in_range(request.num_computed_tokens_)) {
+    return TokenCountError(kCall, request.id(), "num_computed_tokens", request.num_computed_tokens_,
+                           0, kMaxTokens);
+  }
+  if (!in_range(request.num_inflight_tokens_)) {
+    return TokenCountError(kCall, request.id(), "num_inflight_tokens", request.num_inflight_tokens_,
+                           0, kMaxTokens);
+  }
+  if (params.num_new_tokens == 0 && params.num_external_computed_tokens == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kCall, "(", request.id(),
+                     "): num_new_tokens is 0 without external tokens, expected at least 1"));
+  }
+  if (request.status_ == RequestStatus::kFinished) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kCall, "(", request.id(), "): the request is finished"));
+  }
+  const bool has_hits =
+      params.computed_blocks != nullptr &&
+      (params.computed_blocks->num_tokens() != 0 || !params.computed_blocks->empty());
+  if (HoldsBlocks(request)) {
+    if (has_hits || params.num_external_computed_tokens > 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kCall, "(", request.id(),
+                       "): hits and external tokens are for a request that holds no blocks yet; "
+                       "this one does"));
+    }
+  }
+  if (!HoldsBlocks(request) && request.num_computed_tokens_ > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kCall, "(", request.id(), "): num_computed_tokens is ", request.num_computed_tokens_,
+        ", expected 0: the request holds no blocks (MarkPreempted resets it)"));
+  }
+  const int64_t hit_tokens = has_hits ? params.computed_blocks->num_tokens() : 0;
+  if (!in_range(hit_tokens)) {
+    return TokenCountError(kCall, request.id(), "hit length", hit_tokens, 0, kMaxTokens);
+  }
+  const int64_t total =
+      request.num_computed_tokens_ + hit_tokens + params.num_external_computed_tokens;
+  if (total > options_.max_model_len) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kCall, "(", request.id(), "): ", total,
+                     " tokens computed, hit and external together exceed max_model_len ",
+                     options_.max_model_len));
+  }
+  return has_hits ? CheckHits(request, *params.computed_blocks, total) : absl::OkStatus();
+}
+
+absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlocks& computed,
+                                       int64_t total_computed) const {
+  const auto refuse = [&](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat("AllocateSlots(", request.id(), "): ", what));
+  };
+  if (computed.num_groups() != static_cast<size_t>(num_groups())) {
+    return refuse(
+        absl::StrCat("hits for ", computed.num_groups(), " groups, expected ", num_groups()));
+  }
+  // Between the look-up and now no block has lost its key, so every hit is as good as it was.
+  const bool fresh = computed.request_serial_ == request.serial_ &&
+                     computed.manager_serial_ == serial_ &&
+                     computed.removal_epoch_ == pool_->removal_epoch();
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    const SingleTypeManager& manager = group(g);
+    const absl::Span<const BlockId> hits = computed.blocks(g);
+    const int64_t size = static_cast<int64_t>(hits.size());
+    const BlockSize block_size(manager.block_size());
+    if (size != block_size.CeilDiv(computed.num_tokens())) {
+      return refuse(absl::StrCat(size, " hit blocks in group ", g, ", expected ",
+                                 block_size.CeilDiv(computed.num_tokens()), " for ",
+                                 computed.num_tokens(), " tokens"));
+    }
+    const int64_t first_needed =
+        std::min(size, block_size.FloorDiv(manager.NumSkippedTokens(total_computed)));
+    const int64_t per_block =
+        options_.enable_caching ? manager.block_size() / hash_block_size() : 0;
+    for (int64_t i = fresh ? first_needed : 0; i < size; ++i) {
+      const BlockId id = hits[static_cast<size_t>(i)];
+      if (id == kNullBlockId) {
+        if (i >= first_needed) {
+          return refuse(absl::StrCat("group ", g, " has no block at position ", i,
+                                     " although the next tokens need its data"));
+        }
+        continue;
+      }
+      if (fresh) break;  // nulls come before real blocks in every list a look-up made
+      if (id < 0 || id >= pool_->num_blocks()) {
+        return refuse(absl::StrCat("hit block ", id, " of group ", g,
+                                   " is outside the pool's blocks 0..", pool_->num_blocks() - 1));
+      }
+      const bool has_hash =
+          per_block > 0 && (i + 1) * manager.block_size() <= request.content_.num_hashed_tokens();
+      if (!has_hash || pool_->block(id).key_group != g ||
+          !(pool_->hash(id) == request.content_.HashOfBlock(i, per_block))) {
+        return refuse(absl::StrCat("hit block ", id, " of group ", g, " at position ", i,
+                                   " no longer holds that content; look up again"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks

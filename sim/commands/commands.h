@@ -1,0 +1,31 @@
+// The commands of kvsim. Each adds itself to the application and runs after the parse; Run returns
+// the exit status. Results go to standard output, messages to standard error; after an error
+// nothing has been written to standard output.
+
+#ifndef KVBLOCKS_SIM_COMMANDS_COMMANDS_H_
+#define KVBLOCKS_SIM_COMMANDS_COMMANDS_H_
+
+#include <memory>
+
+#include "sim/commands/exit_status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace kvblocks::sim {
+
+class Command {
+ public:
+  virtual ~Command() = default;
+  virtual CLI::App* app() const = 0;
+  virtual ExitStatus Run() = 0;
+};
+
+std::unique_ptr<Command> AddReplayCommand(CLI::App* parent);
+std::unique_ptr<Command> AddStatsCommand(CLI::App* parent);
+std::unique_ptr<Command> AddConvertCommand(CLI::App* parent);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COMMANDS_COMMANDS_H_

@@ -1,0 +1,85 @@
+// kvsim convert: a trace in another form.
+
+#include <cstdio>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/trace/convert.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr const char* kFooter =
+    R"(OUT is compressed if its name ends in .gz or .zst. Reading it gives the same requests, apart from
+what the format cannot hold, which is listed.
+
+Examples
+  kvsim convert trace.jsonl.gz trace.kvt.zst
+  kvsim convert trace.kvt.zst trace.jsonl --to=mooncake
+  kvsim convert unordered.jsonl ordered.jsonl.gz --to=mooncake --sort)";
+
+class ConvertCommand final : public Command {
+ public:
+  explicit ConvertCommand(CLI::App* parent)
+      : app_(parent->add_subcommand("convert", "Write a trace in another form")) {
+    app_->add_option("IN", in_, "trace file; - is standard input")->required()->type_name("");
+    app_->add_option("OUT", out_, "file to write")->required()->type_name("");
+    app_->add_option("--to", to_, "form to write [native]")->type_name("native|mooncake|csv");
+    app_->add_flag("--sort", sort_, "accept rows in any order; holds the trace in memory");
+    app_->add_flag("--quiet", quiet_, "say nothing about what was written");
+    BindOptions(kWorkloadGroup, app_, &given_);
+    app_->footer(kFooter);
+  }
+
+  CLI::App* app() const override { return app_; }
+
+  ExitStatus Run() override {
+    const auto format = ParseTraceFormat(to_);
+    if (!format.ok()) {
+      return Fail("convert",
+                  absl::InvalidArgumentError(absl::StrCat("--to: ", format.status().message())));
+    }
+    const auto config = EffectiveConfig({}, given_);
+    if (!config.ok()) return Fail("convert", config.status());
+    auto reader = MakeReaderOptions(*config);
+    if (!reader.ok()) return Fail("convert", reader.status());
+    if (IsSameFile(in_, out_)) {
+      return Fail("convert", absl::InvalidArgumentError(absl::StrCat(
+                                 out_, " is the trace itself and would be overwritten")));
+    }
+    ConvertOptions options;
+    options.reader = *reader;
+    options.sort = sort_;
+    const auto report = ConvertTrace(in_, out_, *format, options);
+    if (!report.ok()) return Fail("convert", report.status());
+    for (const std::string& warning : report->warnings) {
+      std::fprintf(stderr, "%s\n", warning.c_str());
+    }
+    if (quiet_) return kDone;
+    for (const std::string& loss : report->losses) {
+      std::fprintf(stderr, "kvsim convert: not written: %s\n", loss.c_str());
+    }
+    std::fprintf(stderr, "%lld requests written to %s\n",
+                 static_cast<long long>(report->num_requests), out_.c_str());
+    return kDone;
+  }
+
+ private:
+  CLI::App* app_;
+  ::kvblocks::config::v1::ReplayConfig given_;
+  std::string in_, out_, to_ = "native";
+  bool sort_ = false, quiet_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> AddConvertCommand(CLI::App* parent) {
+  return std::make_unique<ConvertCommand>(parent);
+}
+
+}  // namespace kvblocks::sim

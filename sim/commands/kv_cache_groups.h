@@ -1,0 +1,30 @@
+// KV-cache groups of a replay: as a file lists them, or as they follow from a model's layers.
+//
+// A model with full and window layers gets groups of equally many layers, as serving engines form
+// them: as many layers per group as the smaller kind has.
+
+#ifndef KVBLOCKS_SIM_COMMANDS_KV_CACHE_GROUPS_H_
+#define KVBLOCKS_SIM_COMMANDS_KV_CACHE_GROUPS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "sim/config.pb.h"
+#include "sim/cost/catalogue.h"
+#include "specs/kv_cache_config.h"
+
+namespace kvblocks::sim {
+
+struct ReplayGroups {
+  std::vector<KvCacheGroup> groups;
+  int64_t block_bytes = 0;  // on one device: of the group with most bytes
+};
+
+// Messages name the group and the field.
+absl::StatusOr<ReplayGroups> MakeKvCacheGroups(const ::kvblocks::config::v1::ReplayConfig& config,
+                                               const ModelFacts& model);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COMMANDS_KV_CACHE_GROUPS_H_

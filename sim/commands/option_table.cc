@@ -1,0 +1,228 @@
+#include "sim/commands/option_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "google/protobuf/io/tokenizer.h"
+#include "google/protobuf/text_format.h"
+#include "sim/simulation_config.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::google::protobuf::FieldDescriptor;
+using ::google::protobuf::Message;
+using ::kvblocks::config::v1::ReplayConfig;
+
+const FieldDescriptor* FieldOf(const OptionRow& row) {
+  return ReplayConfig::descriptor()->FindFieldByName(row.field);
+}
+
+std::string Number(double value) { return absl::StrCat(value); }
+
+// Empty: done; otherwise what was expected instead.
+std::string SetField(const FieldDescriptor* field, const std::string& text, Message* message) {
+  const auto* reflection = message->GetReflection();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT64: {
+      int64_t value;
+      if (!absl::SimpleAtoi(text, &value)) return "a whole number";
+      reflection->SetInt64(message, field, value);
+      return "";
+    }
+    case FieldDescriptor::CPPTYPE_UINT64: {
+      uint64_t value;
+      if (!absl::SimpleAtoi(text, &value)) return "a whole number from 0 to 2^64-1";
+      reflection->SetUInt64(message, field, value);
+      return "";
+    }
+    case FieldDescriptor::CPPTYPE_DOUBLE: {
+      double value;
+      if (!absl::SimpleAtod(text, &value)) return "a number";
+      reflection->SetDouble(message, field, value);
+      return "";
+    }
+    case FieldDescriptor::CPPTYPE_BOOL:
+      if (text != "true" && text != "false") return "true or false";
+      reflection->SetBool(message, field, text == "true");
+      return "";
+    default:
+      reflection->SetString(message, field, text);
+      return "";
+  }
+}
+
+std::string HelpOf(const OptionRow& row) {
+  const std::string initial = row.initial;
+  return initial.empty() ? std::string(row.help) : absl::StrCat(row.help, " [", initial, "]");
+}
+
+class FirstError : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int line, int column, const std::string& message) override {
+    if (text_.empty()) text_ = absl::StrCat(line + 1, ":", column + 1, ": error: ", message);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t changed = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string FlagName(std::string_view field) {
+  std::string flag = "--";
+  for (char c : field) flag += c == '_' ? '-' : c;
+  return flag;
+}
+
+void BindOptions(std::string_view group, CLI::App* app, ReplayConfig* given) {
+  for (const OptionRow& row : ReplayOptionRows()) {
+    // The trace is positional.
+    if (std::string_view(row.group).empty() || (!group.empty() && row.group != group)) continue;
+    const FieldDescriptor* field = FieldOf(row);
+    const std::string flag = FlagName(row.field);
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+      const std::string negative = absl::StrCat("--no-", flag.substr(2));
+      app->add_flag_function(
+             absl::StrCat(flag, ",!", negative),
+             [field, given](int64_t count) {
+               given->GetReflection()->SetBool(given, field, count > 0);
+             },
+             HelpOf(row))
+          ->group(row.group)
+          ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      continue;
+    }
+    app->add_option_function<std::string>(
+           flag,
+           [field, flag, given](const std::string& text) {
+             const std::string expected = SetField(field, text, given);
+             if (!expected.empty()) {
+               throw CLI::ValidationError(
+                   absl::StrCat(flag, ": got \"", text, "\", expected ", expected));
+             }
+           },
+           HelpOf(row))
+        ->type_name(row.unit)
+        ->group(row.group);
+  }
+}
+
+absl::StatusOr<ReplayConfig> DefaultConfig(std::string_view engine) {
+  ReplayConfig config;
+  for (const OptionRow& row : ReplayOptionRows()) SetField(FieldOf(row), row.initial, &config);
+  SimulationConfig preset;
+  if (absl::Status status = ApplyEnginePreset(engine, &preset); !status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", status.message()));
+  }
+  config.set_engine(std::string(engine));
+  config.set_reserve_full_isl(preset.scheduler.reserve_full_isl);
+  config.set_watermark(preset.manager.watermark);
+  config.set_free_order(preset.manager.free_order == FreeOrder::kUnhashedFirst ? "unhashed_first"
+                                                                               : "append_all");
+  return config;
+}
+
+absl::Status CheckOptionRanges(const ReplayConfig& config) {
+  const auto* reflection = config.GetReflection();
+  for (const OptionRow& row : ReplayOptionRows()) {
+    const FieldDescriptor* field = FieldOf(row);
+    std::string got, expected;
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
+      const int64_t value = reflection->GetInt64(config, field);
+      if (static_cast<double>(value) >= row.low && static_cast<double>(value) <= row.high) continue;
+      got = absl::StrCat(value);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
+      const double value = reflection->GetDouble(config, field);
+      if (value >= row.low && value <= row.high) continue;
+      got = Number(value);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING &&
+               absl::StrContains(row.unit, '|')) {
+      const std::string value = reflection->GetString(config, field);
+      const std::vector<std::string> choices = absl::StrSplit(row.unit, '|');
+      if (std::count(choices.begin(), choices.end(), value) > 0) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(FlagName(row.field), ": got \"", value, "\", expected one of ",
+                       absl::StrJoin(choices, ", "), " (", row.help, ")"));
+    } else {
+      continue;
+    }
+    const auto limit = [&](double value) {
+      return value == std::floor(value) && std::abs(value) < 1e15
+                 ? absl::StrCat(static_cast<int64_t>(value))
+                 : Number(value);
+    };
+    return absl::InvalidArgumentError(absl::StrCat(FlagName(row.field), ": got ", got,
+                                                   ", expected ", limit(row.low), " to ",
+                                                   limit(row.high), " (", row.help, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const ReplayConfig& given) {
+  std::string engine = "vllm-main";
+  if (file.has_engine()) engine = file.engine();
+  if (given.has_engine()) engine = given.engine();
+  auto config = DefaultConfig(engine);
+  if (!config.ok()) return config.status();
+  config->MergeFrom(file);
+  // Lists replace each other; they do not add up.
+  if (given.group_size() > 0) config->clear_group();
+  config->MergeFrom(given);
+  if (absl::Status status = CheckOptionRanges(*config); !status.ok()) return status;
+  return config;
+}
+
+absl::Status ReadTextProto(const std::string& path, Message* out) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::NotFoundError(absl::StrCat(path, ": error: cannot be read"));
+  std::stringstream text;
+  text << file.rdbuf();
+  FirstError error;
+  google::protobuf::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&error);
+  if (parser.ParseFromString(text.str(), out)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(path, ":", error.text(), " (expected a ",
+                                                 out->GetDescriptor()->name(),
+                                                 " in protobuf text form)"));
+}
+
+std::string SuggestFlag(std::string_view unknown, const std::vector<std::string>& known) {
+  const std::string_view name = unknown.substr(0, unknown.find('='));
+  std::string best;
+  size_t best_distance = std::max<size_t>(2, name.size() / 4) + 1;
+  for (const std::string& flag : known) {
+    const size_t distance = EditDistance(name, flag);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = flag;
+    }
+  }
+  return best.empty() ? best : absl::StrCat("did you mean ", best, "?");
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,65 @@
+// The options of the replay command, one row each: name, unit, group, limits, default and help.
+//
+// Each row stands for the field of ReplayConfig with the same name (--num-blocks is num_blocks), so
+// command line, configuration file and help cannot drift apart. Limits are checked on the effective
+// configuration, wherever a value came from.
+
+#ifndef KVBLOCKS_SIM_COMMANDS_OPTION_TABLE_H_
+#define KVBLOCKS_SIM_COMMANDS_OPTION_TABLE_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "sim/config.pb.h"
+
+namespace CLI {
+class App;
+}
+
+namespace kvblocks::sim {
+
+inline constexpr const char* kWorkloadGroup = "Workload";
+
+struct OptionRow {
+  const char* field;
+  const char* unit;  // shown after the name; for texts with few values: "a|b|c"
+  const char* group;
+  const char* initial;  // default, as text
+  double low;           // of numbers
+  double high;
+  const char* help;
+};
+
+const std::vector<OptionRow>& ReplayOptionRows();
+
+// "--num-blocks".
+std::string FlagName(std::string_view field);
+
+// Adds the rows of one group (empty: all) to a command; values given land in `given`, which must
+// outlive the parse.
+void BindOptions(std::string_view group, CLI::App* app,
+                 ::kvblocks::config::v1::ReplayConfig* given);
+
+// All fields at their defaults, those of an engine preset included.
+absl::StatusOr<::kvblocks::config::v1::ReplayConfig> DefaultConfig(std::string_view engine);
+
+// Ranges of numbers and values of choices. InvalidArgument names option, value and limit.
+absl::Status CheckOptionRanges(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// Defaults, then the file, then the command line.
+absl::StatusOr<::kvblocks::config::v1::ReplayConfig> EffectiveConfig(
+    const ::kvblocks::config::v1::ReplayConfig& file,
+    const ::kvblocks::config::v1::ReplayConfig& given);
+
+// Reads a protobuf text file. Errors are FILE:LINE:COLUMN: error: ...
+absl::Status ReadTextProto(const std::string& path, google::protobuf::Message* out);
+
+// "did you mean --num-blocks?" for a flag nobody knows; empty if nothing is close.
+std::string SuggestFlag(std::string_view unknown, const std::vector<std::string>& known);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COMMANDS_OPTION_TABLE_H_

@@ -1,0 +1,33 @@
+// What commands write: results to standard output in one piece, everything else to standard error.
+//
+// A reader that goes away (| head) is no failure: writing stops and the command ends as if all had
+// been read.
+
+#ifndef KVBLOCKS_SIM_COMMANDS_OUTPUT_H_
+#define KVBLOCKS_SIM_COMMANDS_OUTPUT_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "sim/commands/exit_status.h"
+
+namespace kvblocks::sim {
+
+// False: it could not be written, and standard error says why.
+bool WriteStdout(const std::string& text);
+
+// The file appears complete or not at all.
+absl::Status WriteFile(const std::string& path, const std::string& text);
+
+// Prints "kvsim COMMAND: MESSAGE" and returns the exit status that fits.
+ExitStatus Fail(const std::string& command, const absl::Status& status);
+
+// Whether two paths name the same existing file.
+bool IsSameFile(const std::string& a, const std::string& b);
+
+// "auto" (a terminal, and NO_COLOR is not set), "always" or "never".
+bool UseColor(const std::string& choice);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COMMANDS_OUTPUT_H_

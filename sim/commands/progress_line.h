@@ -1,0 +1,38 @@
+// ProgressLine: one line on standard error that says how far a replay has come, at most ten times a
+// second, and nothing at all unless standard error is a terminal.
+
+#ifndef KVBLOCKS_SIM_COMMANDS_PROGRESS_LINE_H_
+#define KVBLOCKS_SIM_COMMANDS_PROGRESS_LINE_H_
+
+#include <chrono>
+#include <cstdint>
+
+#include "sim/simulation.h"
+
+namespace kvblocks::sim {
+
+class ProgressLine {
+ public:
+  // `quiet`: never anything.
+  explicit ProgressLine(bool quiet);
+  ~ProgressLine();
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  bool is_shown() const { return is_shown_; }
+  void Update(const SimulationProgress& progress, int64_t hit_tokens, int64_t queried_tokens);
+  // Wipes the line.
+  void Clear();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool is_shown_;
+  bool is_dirty_ = false;
+  Clock::time_point start_;
+  Clock::time_point next_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COMMANDS_PROGRESS_LINE_H_

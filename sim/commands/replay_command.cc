@@ -1,0 +1,214 @@
+// kvsim replay: a trace through scheduler and block pool, and what came of it.
+
+#include <cstdio>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/text_format.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/example_trace.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/commands/progress_line.h"
+#include "sim/commands/replay_notes.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/report/human_table.h"
+#include "sim/report/report_json.h"
+#include "sim/simulation.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::kvblocks::config::v1::ReplayConfig;
+
+constexpr const char* kFooter = R"(Times need a unit (20ms, 1.5s, 2min). Defaults are in brackets.
+
+Examples
+  kvsim replay                                     the workload that comes with kvsim
+  kvsim replay trace.jsonl.gz                      Llama-3.1-8B on an H100, pool as it fits
+  kvsim replay trace.jsonl.gz --model=llama-3.1-70b --device=h200 --tensor-parallel=4
+  kvsim replay trace.jsonl.gz --num-blocks=10000 --block-size=512 --time=fixed
+                                                   cache behaviour only
+  kvsim replay trace.jsonl.gz --slo=ttft:2s:p99,tpot:50ms --json > report.json
+  zcat trace.jsonl.gz | kvsim replay - --csv=requests.csv --quiet
+
+Exit status: 0 done, 1 a percentile of --slo missed, 2 bad input or options, 3 no progress,
+4 internal check failed.)";
+
+class ReplayCommand final : public Command {
+ public:
+  explicit ReplayCommand(CLI::App* parent)
+      : app_(parent->add_subcommand("replay", "Replay a trace and report what happened")) {
+    app_->add_option_function<std::string>(
+            "TRACE", [this](const std::string& path) { given_.set_trace(path); },
+            "trace file, compressed or not; - is standard input; without it the example workload")
+        ->type_name("");
+    app_->add_option("--config", config_file_, "configuration file, protobuf text; options win")
+        ->type_name("FILE");
+    app_->add_flag("--print-config", print_config_,
+                   "print the effective configuration instead of replaying");
+    app_->add_option("--kv-cache-config", groups_file_,
+                     "KV-cache groups instead of the model's, protobuf text (KvCacheGroups)")
+        ->type_name("FILE")
+        ->group("Pool and prefix cache");
+    const char* kOutput = "Output";
+    app_->add_flag("--json", json_, "print the report as JSON instead of the table")
+        ->group(kOutput);
+    app_->add_option("--json-file", json_file_, "write the report as JSON, too")
+        ->type_name("FILE")
+        ->group(kOutput);
+    app_->add_option("--csv", csv_, "one row per request; - is standard output, without a table")
+        ->type_name("FILE")
+        ->group(kOutput);
+    app_->add_flag("--quiet", quiet_, "neither table nor progress")->group(kOutput);
+    app_->add_option("--color", color_, "headings in bold [auto]")
+        ->type_name("auto|always|never")
+        ->check(CLI::IsMember({"auto", "always", "never"}))
+        ->group(kOutput);
+    BindOptions("", app_, &given_);
+    app_->footer(kFooter);
+  }
+
+  CLI::App* app() const override { return app_; }
+  ExitStatus Run() override;
+
+ private:
+  absl::StatusOr<ReplayConfig> Configure();
+  absl::Status CheckOutputs(const ReplayConfig& config) const;
+  absl::StatusOr<std::unique_ptr<TraceReader>> OpenReader(const ReplayConfig& config,
+                                                          const ReplaySetup& setup) const;
+  absl::Status Replay(const ReplayConfig& config, ReplaySetup& setup,
+                      ::kvblocks::report::v1::Report* report);
+  ExitStatus Print(const ::kvblocks::report::v1::Report& report);
+
+  CLI::App* app_;
+  ReplayConfig given_;
+  std::string config_file_, groups_file_, json_file_, csv_;
+  std::string color_ = "auto";
+  bool print_config_ = false, json_ = false, quiet_ = false;
+};
+
+absl::StatusOr<ReplayConfig> ReplayCommand::Configure() {
+  ReplayConfig file;
+  if (!config_file_.empty()) {
+    if (absl::Status status = ReadTextProto(config_file_, &file); !status.ok()) return status;
+  }
+  if (!groups_file_.empty()) {
+    ::kvblocks::config::v1::KvCacheGroups groups;
+    if (absl::Status status = ReadTextProto(groups_file_, &groups); !status.ok()) return status;
+    if (groups.group_size() == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(groups_file_, ": error: no group, expected at least one"));
+    }
+    *given_.mutable_group() = groups.group();
+  }
+  return EffectiveConfig(file, given_);
+}
+
+absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
+  if (json_ && csv_ == "-") {
+    return absl::InvalidArgumentError(
+        "--json and --csv=- both want standard output; write one of them to a file (--json-file, "
+        "--csv=FILE)");
+  }
+  for (const std::string& path : {json_file_, csv_}) {
+    if (!path.empty() && path != "-" && IsSameFile(path, config.trace())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, " is the trace itself and would be overwritten; name another file"));
+    }
+  }
+  if (!csv_.empty() && csv_ == json_file_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--csv and --json-file are both ", csv_, "; name two files"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<TraceReader>> ReplayCommand::OpenReader(
+    const ReplayConfig& config, const ReplaySetup& setup) const {
+  if (config.trace().empty()) return OpenTraceString(ExampleTrace(), "example", setup.reader);
+  return OpenTrace(config.trace(), setup.reader);
+}
+
+absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setup,
+                                   ::kvblocks::report::v1::Report* report) {
+  auto reader = OpenReader(config, setup);
+  if (!reader.ok()) return reader.status();
+  std::unique_ptr<CsvRequestSink> rows;
+  if (!csv_.empty()) {
+    auto sink = CsvRequestSink::Open(csv_);
+    if (!sink.ok()) return sink.status();
+    rows = *std::move(sink);
+    setup.metrics.rows = rows.get();
+  }
+  ReplayMetrics metrics(setup.metrics);
+  auto simulation =
+      Simulation::Create(setup.simulation, reader->get(), setup.step_time.get(), {&metrics});
+  if (!simulation.ok()) return simulation.status();
+  ProgressLine progress(quiet_);
+  if (progress.is_shown()) {
+    (*simulation)->set_progress([&](const SimulationProgress& p) {
+      progress.Update(p, metrics.num_hit_tokens(), metrics.num_queried_tokens());
+      return true;
+    });
+  }
+  if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
+  progress.Clear();
+  if (rows != nullptr) {
+    if (absl::Status status = rows->Close(); !status.ok()) return status;
+  }
+  metrics.Fill((*simulation)->result(), report);
+  DescribeReplay(config, setup, **reader, report);
+  for (const std::string& warning : (*reader)->warnings()) {
+    std::fprintf(stderr, "%s\n", warning.c_str());
+  }
+  return absl::OkStatus();
+}
+
+ExitStatus ReplayCommand::Print(const ::kvblocks::report::v1::Report& report) {
+  if (json_ || !json_file_.empty()) {
+    const auto json = ToJson(report);
+    if (!json.ok()) return Fail("replay", json.status());
+    if (!json_file_.empty()) {
+      if (absl::Status status = WriteFile(json_file_, *json); !status.ok()) {
+        return Fail("replay", status);
+      }
+    }
+    if (json_ && !WriteStdout(*json)) return kBadInput;
+  }
+  if (!json_ && !quiet_ && csv_ != "-" && !WriteStdout(FormatReport(report, UseColor(color_)))) {
+    return kBadInput;
+  }
+  return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
+}
+
+ExitStatus ReplayCommand::Run() {
+  const auto config = Configure();
+  if (!config.ok()) return Fail("replay", config.status());
+  auto setup = MakeReplaySetup(*config);
+  if (!setup.ok()) return Fail("replay", setup.status());
+  if (print_config_) {
+    std::string text;
+    google::protobuf::TextFormat::PrintToString(*config, &text);
+    return WriteStdout(absl::StrCat("# proto-file: sim/config.proto\n"
+                                    "# proto-message: kvblocks.config.v1.ReplayConfig\n",
+                                    text))
+               ? kDone
+               : kBadInput;
+  }
+  if (absl::Status status = CheckOutputs(*config); !status.ok()) return Fail("replay", status);
+  ::kvblocks::report::v1::Report report;
+  if (absl::Status status = Replay(*config, *setup, &report); !status.ok()) {
+    return Fail("replay", status);
+  }
+  return Print(report);
+}
+
+}  // namespace
+
+std::unique_ptr<Command> AddReplayCommand(CLI::App* parent) {
+  return std::make_unique<ReplayCommand>(parent);
+}
+
+}  // namespace kvblocks::sim

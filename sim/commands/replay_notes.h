@@ -1,0 +1,20 @@
+// What a report says beside its figures: configuration, names, and the notes without which a reader
+// would take a figure for something else.
+
+#ifndef KVBLOCKS_SIM_COMMANDS_REPLAY_NOTES_H_
+#define KVBLOCKS_SIM_COMMANDS_REPLAY_NOTES_H_
+
+#include "sim/commands/replay_setup.h"
+#include "sim/config.pb.h"
+#include "sim/report/report.pb.h"
+#include "sim/trace/trace_reader.h"
+
+namespace kvblocks::sim {
+
+// REQUIRES: the measured sections are filled.
+void DescribeReplay(const ::kvblocks::config::v1::ReplayConfig& config, const ReplaySetup& setup,
+                    const TraceReader& reader, ::kvblocks::report::v1::Report* report);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COMMANDS_REPLAY_NOTES_H_

@@ -1,0 +1,340 @@
+#include "sim/commands/replay_setup.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "sim/commands/kv_cache_groups.h"
+#include "sim/cost/catalogue.h"
+#include "sim/cost/roofline.h"
+#include "sim/trace/byte_source.h"
+#include "sim/trace/decimal.h"
+#include "specs/data_type.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::kvblocks::config::v1::ReplayConfig;
+
+absl::Status Bad(absl::string_view flag, const std::string& got, absl::string_view expected) {
+  return absl::InvalidArgumentError(absl::StrCat(flag, ": got \"", got, "\", expected ", expected));
+}
+
+absl::Status SetDuration(absl::string_view flag, const std::string& text, SimTime low,
+                         SimTime* out) {
+  const auto time = ParseDuration(text);
+  if (!time.ok()) return Bad(flag, text, "a time with a unit, like 20ms or 1.5s");
+  if (*time < low) return Bad(flag, text, "more than 0s");
+  *out = *time;
+  return absl::OkStatus();
+}
+
+absl::Status SetRatio(absl::string_view flag, const std::string& text, Rational* out) {
+  const auto ratio = ParseRational(text);
+  if (!ratio.ok() || ratio->numerator <= 0)
+    return Bad(flag, text, "a ratio above 0, like 0.5 or 3/2");
+  *out = *ratio;
+  return absl::OkStatus();
+}
+
+// Traces count nanoseconds.
+absl::Status SetTraceTime(absl::string_view flag, const std::string& text,
+                          std::optional<int64_t>* out) {
+  if (text.empty()) return absl::OkStatus();
+  SimTime time;
+  if (absl::Status status = SetDuration(flag, text, 0, &time); !status.ok()) return status;
+  if (time % kNanosecond != 0) return Bad(flag, text, "whole nanoseconds");
+  *out = time / kNanosecond;
+  return absl::OkStatus();
+}
+
+absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* scheduler) {
+  if (config.num_draft_tokens() == 0) return absl::OkStatus();
+  const std::string& text = config.acceptance();
+  const auto bad = [&] {
+    return Bad("--acceptance", text,
+               "fixed:A with 0 <= A <= drafts, iid:P or table:P1,P2,... with one share from 0 to 1 "
+               "per draft");
+  };
+  const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
+  if (parts.size() != 2) return bad();
+  AcceptanceModel& model = scheduler->acceptance;
+  model.seed = config.seed();
+  if (parts[0] == "fixed") {
+    model.kind = AcceptanceModel::Kind::kFixed;
+    if (!absl::SimpleAtoi(parts[1], &model.fixed)) return bad();
+  } else if (parts[0] == "iid" || parts[0] == "table") {
+    model.kind = parts[0] == "iid" ? AcceptanceModel::Kind::kIid : AcceptanceModel::Kind::kTable;
+    const std::vector<std::string> values = absl::StrSplit(parts[1], ',');
+    for (const std::string& value : values) {
+      double probability;
+      if (!absl::SimpleAtod(value, &probability)) return bad();
+      model.probabilities.push_back(probability);
+    }
+  } else {
+    return bad();
+  }
+  if (!Validate(model, config.num_draft_tokens()).ok()) return bad();
+  return absl::OkStatus();
+}
+
+// "h100" for "h100-sxm", as long as no other name starts with it.
+template <typename Entries>
+std::string CompleteName(const std::string& name, const Entries& entries) {
+  if (entries.find(name) != entries.end()) return name;
+  std::vector<std::string> matches;
+  for (const auto& [known, facts] : entries) {
+    if (known.compare(0, name.size(), name) == 0) matches.push_back(known);
+  }
+  return matches.size() == 1 ? matches[0] : name;
+}
+
+struct Hardware {
+  DeviceFacts device;
+  ModelFacts model;
+};
+
+absl::StatusOr<Hardware> FindHardware(const ReplayConfig& config) {
+  Catalogue catalogue = Catalogue::BuiltIn();
+  if (!config.catalogue().empty()) {
+    auto source = OpenByteSource(config.catalogue(), 27);
+    if (!source.ok()) return source.status();
+    std::string text;
+    std::string chunk(1 << 16, '\0');
+    while (true) {
+      const auto n = (*source)->Read(chunk.data(), chunk.size());
+      if (!n.ok()) return n.status();
+      if (*n == 0) break;
+      text.append(chunk, 0, static_cast<size_t>(*n));
+    }
+    if (absl::Status status = catalogue.Merge(text, config.catalogue()); !status.ok()) {
+      return status;
+    }
+  }
+  auto device = catalogue.FindDevice(CompleteName(config.device(), catalogue.devices()));
+  if (!device.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--device: ", device.status().message()));
+  }
+  auto model = catalogue.FindModel(CompleteName(config.model(), catalogue.models()));
+  if (!model.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--model: ", model.status().message()));
+  }
+  return Hardware{*device, *model};
+}
+
+absl::Status SetPool(const ReplayConfig& config, const Hardware& hardware, ReplaySetup* setup) {
+  const auto groups = MakeKvCacheGroups(config, hardware.model);
+  if (!groups.ok()) return groups.status();
+  SimulationConfig& simulation = setup->simulation;
+  simulation.kv_cache.groups = groups->groups;
+  setup->block_bytes = groups->block_bytes;
+  if (config.num_blocks() > 0) {
+    if (config.num_blocks() < 2) {
+      return Bad("--num-blocks", "1",
+                 "2 or more: the null block takes one; 0 sizes the pool by "
+                 "the device's memory");
+    }
+    simulation.kv_cache.num_blocks = config.num_blocks();
+    setup->num_blocks_source = "given";
+  } else {
+    const PoolMemory memory{.device = hardware.device,
+                            .model = hardware.model,
+                            .tensor_parallel = config.tensor_parallel(),
+                            .utilization = config.memory_utilization(),
+                            .activation_gb = config.activation_gb(),
+                            .graph_gb = config.graph_gb(),
+                            .block_bytes = setup->block_bytes};
+    const auto num_blocks = NumBlocksInMemory(memory);
+    if (!num_blocks.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--num-blocks=0 sizes the pool by the device: ", num_blocks.status().message()));
+    }
+    simulation.kv_cache.num_blocks = *num_blocks;
+    setup->num_blocks_source = absl::StrFormat(
+        "%s: %g GB x %g - weights %.1f GB - activations %g GB - graphs %g GB", hardware.device.name,
+        hardware.device.memory_gb, config.memory_utilization(),
+        hardware.model.weight_bytes() / 1e9 / static_cast<double>(config.tensor_parallel()),
+        config.activation_gb(), config.graph_gb());
+  }
+  KvCacheManagerOptions& manager = simulation.manager;
+  manager.max_model_len = config.max_model_len();
+  manager.enable_caching = config.prefix_caching();
+  manager.use_eagle = config.eagle();
+  manager.watermark = config.watermark();
+  manager.free_order =
+      config.free_order() == "append_all" ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  return absl::OkStatus();
+}
+
+absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulation) {
+  SchedulerOptions& scheduler = simulation->scheduler;
+  scheduler.max_num_batched_tokens = config.max_num_batched_tokens();
+  scheduler.max_num_seqs = config.max_num_seqs();
+  scheduler.long_prefill_token_threshold = config.long_prefill_threshold();
+  scheduler.enable_chunked_prefill = config.chunked_prefill();
+  scheduler.policy =
+      config.policy() == "priority" ? SchedulingPolicy::kPriority : SchedulingPolicy::kFcfs;
+  scheduler.reserve_full_isl = config.reserve_full_isl();
+  scheduler.too_big = config.too_big() == "run" ? TooBigRequest::kRun : TooBigRequest::kReject;
+  scheduler.num_draft_tokens = config.num_draft_tokens();
+  if (config.num_draft_tokens() >= config.max_num_batched_tokens()) {
+    return Bad("--num-draft-tokens", absl::StrCat(config.num_draft_tokens()),
+               absl::StrCat("less than --max-num-batched-tokens, which is ",
+                            config.max_num_batched_tokens()));
+  }
+  scheduler.num_lookahead_tokens = config.lookahead_tokens();
+  if (config.lookahead_tokens() < 0) {
+    scheduler.num_lookahead_tokens = config.eagle() ? config.num_draft_tokens() : 0;
+  }
+  // Attempts that only fail again are counted only by who asks for them.
+  scheduler.exact_steps = config.count() == "vllm-legacy";
+  simulation->zero_output = config.zero_output() == "skip"      ? ZeroOutput::kSkip
+                            : config.zero_output() == "prefill" ? ZeroOutput::kPrefill
+                                                                : ZeroOutput::kOne;
+  simulation->concurrency = config.concurrency();
+  simulation->check_invariants = config.check_invariants();
+  simulation->progress_interval = 1024;
+  struct {
+    const char* flag;
+    const std::string& text;
+    SimTime* out;
+  } const times[] = {
+      {"--max-queue-time", config.max_queue_time(), &simulation->max_queue_time},
+      {"--empty-step-time", config.empty_step_time(), &simulation->empty_step_time},
+      {"--host-time-per-step", config.host_time_per_step(), &simulation->host_time_per_step},
+      {"--host-time-per-request", config.host_time_per_request(),
+       &simulation->host_time_per_request},
+  };
+  for (const auto& time : times) {
+    if (absl::Status status = SetDuration(time.flag, time.text, 0, time.out); !status.ok()) {
+      return status;
+    }
+  }
+  return SetAcceptance(config, &scheduler);
+}
+
+absl::Status SetStepTime(const ReplayConfig& config, const Hardware& hardware, ReplaySetup* setup) {
+  SimTime step_time, fixed_time, time_per_sequence;
+  if (absl::Status status = SetDuration("--step-time", config.step_time(), 1, &step_time);
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = SetDuration("--fixed-time", config.fixed_time(), 0, &fixed_time);
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status =
+          SetDuration("--time-per-sequence", config.time_per_sequence(), 0, &time_per_sequence);
+      !status.ok()) {
+    return status;
+  }
+  setup->latency_is_meaningful = config.time() != "fixed";
+  if (config.time() == "fixed") {
+    auto model = MakeFixedStepTime(step_time);
+    if (!model.ok()) return model.status();
+    setup->step_time = *std::move(model);
+    return absl::OkStatus();
+  }
+  const auto dtype = ParseCacheDtype(config.kv_cache_dtype(), DataType::kBFloat16);
+  if (!dtype.ok()) return dtype.status();
+  auto model =
+      MakeRoofline({.device = hardware.device,
+                    .model = hardware.model,
+                    .tensor_parallel = config.tensor_parallel(),
+                    .compute_efficiency = config.compute_efficiency(),
+                    .memory_efficiency = config.memory_efficiency(),
+                    .kv_bytes_per_element = static_cast<double>(ElementBytes(dtype->storage)),
+                    .fixed_time = fixed_time,
+                    .time_per_sequence = time_per_sequence});
+  if (!model.ok()) return model.status();
+  setup->step_time = *std::move(model);
+  return absl::OkStatus();
+}
+
+absl::Status SetMetrics(const ReplayConfig& config, ReplayMetricsOptions* metrics) {
+  if (absl::Status status = SetDuration("--tick", config.tick(), 1, &metrics->series_tick);
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status =
+          SetDuration("--client-rtt", config.client_rtt(), 0, &metrics->latency.client_rtt);
+      !status.ok()) {
+    return status;
+  }
+  if (metrics->latency.client_rtt > 3600 * kSecond) {
+    return Bad("--client-rtt", config.client_rtt(), "at most 1h");
+  }
+  metrics->latency.stall_factor = config.stall();
+  metrics->hit_rates.legacy_counters = config.count() == "vllm-legacy";
+  auto warmup = ParseWarmup(config.warmup());
+  if (!warmup.ok())
+    return absl::InvalidArgumentError(absl::StrCat("--", warmup.status().message()));
+  metrics->hit_rates.warmup = *warmup;
+  auto objectives = ParseObjectives(config.slo());
+  if (!objectives.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", objectives.status().message()));
+  }
+  metrics->objectives = *std::move(objectives);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config) {
+  TraceReaderOptions reader;
+  reader.format = config.trace_format();
+  reader.trace_block_size = config.trace_block_size();
+  reader.reorder_window = config.reorder();
+  reader.require_sorted = config.require_sorted();
+  reader.skip_bad_rows = config.on_bad_row() == "skip";
+  reader.max_errors = static_cast<int>(config.max_errors());
+  reader.ids_are_unique = config.ids_are_unique();
+  reader.zstd_window_log = static_cast<int>(config.zstd_window_log());
+  reader.spread = config.spread();
+  reader.rebase = config.rebase();
+  if (config.limit() > 0) reader.limit = config.limit();
+  if (absl::Status status = SetTraceTime("--start", config.start(), &reader.start_ns);
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = SetTraceTime("--end", config.end(), &reader.end_ns); !status.ok()) {
+    return status;
+  }
+  if (reader.start_ns && reader.end_ns && *reader.start_ns >= *reader.end_ns) {
+    return Bad("--end", config.end(), absl::StrCat("more than --start, which is ", config.start()));
+  }
+  if (absl::Status status = SetRatio("--sample", config.sample(), &reader.sample); !status.ok()) {
+    return status;
+  }
+  if (reader.sample.numerator > reader.sample.denominator) {
+    return Bad("--sample", config.sample(), "at most 1");
+  }
+  if (absl::Status status = SetRatio("--speedup", config.speedup(), &reader.speedup);
+      !status.ok()) {
+    return status;
+  }
+  return reader;
+}
+
+absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& config) {
+  ReplaySetup setup;
+  auto reader = MakeReaderOptions(config);
+  if (!reader.ok()) return reader.status();
+  setup.reader = *std::move(reader);
+  const auto hardware = FindHardware(config);
+  if (!hardware.ok()) return hardware.status();
+  setup.model = hardware->model.name;
+  setup.device = hardware->device.name;
+  if (absl::Status status = SetPool(config, *hardware, &setup); !status.ok()) return status;
+  if (absl::Status status = SetScheduler(config, &setup.simulation); !status.ok()) return status;
+  if (absl::Status status = SetStepTime(config, *hardware, &setup); !status.ok()) return status;
+  if (absl::Status status = SetMetrics(config, &setup.metrics); !status.ok()) return status;
+  if (absl::Status status = Validate(setup.simulation); !status.ok()) return status;
+  return setup;
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,46 @@
+// ReplaySetup: what a configuration message comes to - the structures that reader, simulation, time
+// model and metrics are made from.
+//
+// Everything that a user can get wrong is found here, before a trace is opened. Messages name the
+// option, its value and what is expected.
+
+#ifndef KVBLOCKS_SIM_COMMANDS_REPLAY_SETUP_H_
+#define KVBLOCKS_SIM_COMMANDS_REPLAY_SETUP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "sim/config.pb.h"
+#include "sim/cost/step_time_model.h"
+#include "sim/report/metrics.h"
+#include "sim/simulation_config.h"
+#include "sim/trace/trace_reader.h"
+
+namespace kvblocks::sim {
+
+struct ReplaySetup {
+  SimulationConfig simulation;
+  std::unique_ptr<StepTimeModel> step_time;
+  TraceReaderOptions reader;
+  ReplayMetricsOptions metrics;
+
+  std::string model;  // names as the catalogue has them
+  std::string device;
+  std::string num_blocks_source;  // "given", or the sum
+  int64_t block_bytes = 0;        // on one device
+  bool latency_is_meaningful = false;
+};
+
+// REQUIRES: an effective configuration, all fields set and in range.
+absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// The reader's part alone.
+absl::StatusOr<TraceReaderOptions> MakeReaderOptions(
+    const ::kvblocks::config::v1::ReplayConfig& config);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COMMANDS_REPLAY_SETUP_H_

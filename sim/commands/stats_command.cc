@@ -1,0 +1,145 @@
+// kvsim stats: what a trace holds, and how much of it any cache could serve.
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/example_trace.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/report/report.pb.h"
+#include "sim/report/report_json.h"
+#include "sim/trace/trace_facts.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+
+constexpr int64_t kMaxBlockSize = 1 << 24;
+
+constexpr const char* kFooter =
+    R"(Hits are those of an infinite cache, in arrival order: the most that any pool can reach.
+
+Examples
+  kvsim stats trace.jsonl.gz
+  kvsim stats trace.jsonl.gz --block-size 16 128 --json | jq .engine
+  zcat trace.jsonl.gz | kvsim stats -)";
+
+void FillLengths(const LengthFacts& facts, pb::TraceFacts::Lengths* out) {
+  out->set_total(facts.total);
+  out->set_mean(facts.mean);
+  out->set_median(facts.median);
+  out->set_p90(facts.p90);
+  out->set_p99(facts.p99);
+  out->set_max(facts.max);
+}
+
+pb::TraceFacts ToProto(const TraceFacts& facts) {
+  pb::TraceFacts out;
+  out.set_schema_version(1);
+  out.set_name(facts.info.name);
+  out.set_format(facts.info.format);
+  out.set_content_block_tokens(facts.info.block_tokens);
+  out.set_requests(facts.requests);
+  FillLengths(facts.input, out.mutable_input());
+  FillLengths(facts.output, out.mutable_output());
+  out.set_first_arrival_s(static_cast<double>(facts.first_arrival_ns) / 1e9);
+  out.set_last_arrival_s(static_cast<double>(facts.last_arrival_ns) / 1e9);
+  out.set_distinct_timestamps(facts.distinct_timestamps);
+  out.set_gap_cv(facts.gap_cv);
+  out.set_closed_loop_requests(facts.closed_loop_requests);
+  out.set_sessions(facts.sessions);
+  out.set_block_refs(facts.block_refs);
+  out.set_distinct_paths(facts.distinct_paths);
+  out.set_paths_used_once(facts.paths_used_once);
+  out.set_most_refs(facts.most_refs);
+  out.set_prefix_hits(facts.prefix_hits);
+  out.set_full_block_refs(facts.full_block_refs);
+  out.set_full_block_hits(facts.full_block_hits);
+  out.set_hottest_id(facts.hottest_id);
+  out.set_hottest_uses(facts.hottest_uses);
+  out.set_shared_tokens(facts.shared_tokens);
+  out.set_requests_with_hit(facts.requests_with_hit);
+  out.set_mean_of_ratios(facts.mean_of_ratios);
+  out.set_second_half_input(facts.second_half_input);
+  out.set_second_half_shared(facts.second_half_shared);
+  for (const EngineFacts& engine : facts.engine) {
+    auto* e = out.add_engine();
+    e->set_block_tokens(engine.block_tokens);
+    e->set_full_blocks(engine.full_blocks);
+    e->set_hit_blocks(engine.hit_blocks);
+    e->set_hit_tokens(engine.hit_tokens);
+    if (facts.input.total > 0) {
+      e->set_token_hit_rate(static_cast<double>(engine.hit_tokens) /
+                            static_cast<double>(facts.input.total));
+    }
+  }
+  return out;
+}
+
+class StatsCommand final : public Command {
+ public:
+  explicit StatsCommand(CLI::App* parent)
+      : app_(parent->add_subcommand("stats", "Print what a trace holds")) {
+    app_->add_option("TRACE", trace_,
+                     "trace file; - is standard input; without it the example workload")
+        ->type_name("");
+    app_->add_option("--block-size", block_sizes_,
+                     "engine block sizes to state hits for [16 64 512 1024]")
+        ->type_name("TOKENS ...");
+    app_->add_flag("--json", json_, "print JSON instead of the table");
+    BindOptions(kWorkloadGroup, app_, &given_);
+    app_->footer(kFooter);
+  }
+
+  CLI::App* app() const override { return app_; }
+
+  ExitStatus Run() override {
+    for (int64_t size : block_sizes_) {
+      if (size >= 1 && size <= kMaxBlockSize) continue;
+      return Fail("stats", absl::InvalidArgumentError(
+                               absl::StrCat("--block-size: got ", size, ", expected 1 to ",
+                                            kMaxBlockSize, " (tokens per block)")));
+    }
+    const auto config = EffectiveConfig({}, given_);
+    if (!config.ok()) return Fail("stats", config.status());
+    const auto options = MakeReaderOptions(*config);
+    if (!options.ok()) return Fail("stats", options.status());
+    auto reader = trace_.empty() ? OpenTraceString(ExampleTrace(), "example", *options)
+                                 : OpenTrace(trace_, *options);
+    if (!reader.ok()) return Fail("stats", reader.status());
+    const auto facts = ComputeTraceFacts(
+        **reader, block_sizes_.empty() ? DefaultEngineBlockSizes() : block_sizes_);
+    if (!facts.ok()) return Fail("stats", facts.status());
+    for (const std::string& warning : (*reader)->warnings()) {
+      std::fprintf(stderr, "%s\n", warning.c_str());
+    }
+    std::string text = FormatTraceFacts(*facts);
+    if (json_) {
+      const auto json = ToJson(ToProto(*facts));
+      if (!json.ok()) return Fail("stats", json.status());
+      text = *json;
+    }
+    return WriteStdout(text) ? kDone : kBadInput;
+  }
+
+ private:
+  CLI::App* app_;
+  ::kvblocks::config::v1::ReplayConfig given_;
+  std::string trace_;
+  std::vector<int64_t> block_sizes_;
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> AddStatsCommand(CLI::App* parent) {
+  return std::make_unique<StatsCommand>(parent);
+}
+
+}  // namespace kvblocks::sim

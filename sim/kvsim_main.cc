@@ -1,0 +1,89 @@
+// kvsim: replays request traces through the scheduler and the KV-cache block pool of an LLM server.
+
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr const char* kFooter = R"(Start here
+  kvsim replay                      replay the workload that comes with kvsim
+  kvsim replay trace.jsonl.gz       hit rate, pool use and latency of your own
+  kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
+  kvsim COMMAND --help              all options, with units and defaults)";
+
+// The flags that `app` knows.
+std::vector<std::string> KnownFlags(const CLI::App& app) {
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) flags.push_back(absl::StrCat("--", name));
+  }
+  return flags;
+}
+
+// The first argument that looks like a flag nobody knows.
+std::string UnknownFlag(int argc, char** argv, const std::vector<std::string>& known) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument.compare(0, 2, "--") != 0) continue;
+    const std::string name = argument.substr(0, argument.find('='));
+    if (std::find(known.begin(), known.end(), name) == known.end()) return name;
+  }
+  return "";
+}
+
+ExitStatus ParseFailed(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
+  const auto chosen = app.get_subcommands();
+  const CLI::App& command = chosen.empty() ? app : *chosen.front();
+  std::string name = "kvsim";
+  if (!chosen.empty()) absl::StrAppend(&name, " ", command.get_name());
+  std::string message = error.what();
+  const std::vector<std::string> known = KnownFlags(command);
+  const std::string unknown = UnknownFlag(argc, argv, known);
+  if (!unknown.empty()) {
+    message = absl::StrCat("unknown option ", unknown);
+    const std::string suggestion = SuggestFlag(unknown, known);
+    if (!suggestion.empty()) absl::StrAppend(&message, "; ", suggestion);
+  }
+  std::fprintf(stderr, "%s: %s\n(%s --help lists all options)\n", name.c_str(), message.c_str(),
+               name.c_str());
+  return kBadInput;
+}
+
+int Main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);
+  CLI::App app("kvsim replays request traces through an LLM server's scheduler and KV-cache pool.");
+  app.name("kvsim");
+  app.footer(kFooter);
+  app.require_subcommand(0, 1);
+  app.get_formatter()->column_width(36);
+  std::vector<std::unique_ptr<Command>> commands;
+  commands.push_back(AddReplayCommand(&app));
+  commands.push_back(AddStatsCommand(&app));
+  commands.push_back(AddConvertCommand(&app));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const auto chosen = app.get_subcommands();
+    return WriteStdout(chosen.empty() ? app.help() : chosen.front()->help()) ? kDone : kBadInput;
+  } catch (const CLI::ParseError& error) {
+    return ParseFailed(error, app, argc, argv);
+  }
+  for (const std::unique_ptr<Command>& command : commands) {
+    if (command->app()->parsed()) return command->Run();
+  }
+  return WriteStdout(app.help()) ? kDone : kBadInput;
+}
+
+}  // namespace
+}  // namespace kvblocks::sim
+
+int main(int argc, char** argv) { return kvblocks::sim::Main(argc, argv); }

@@ -1,0 +1,200 @@
+#!/bin/bash
+# Runs the kvsim command: exit status, streams, messages, and that runs repeat byte for byte.
+set -u
+kvsim="$PWD/$1"
+tmp="${TEST_TMPDIR:-$(mktemp -d)}"
+cd "$tmp" || exit 1
+failures=0
+
+fail() {
+  echo "FAIL: $*" >&2
+  failures=$((failures + 1))
+}
+
+# expect STATUS PATTERN ARGUMENT...: the exit status; PATTERN in standard error; on an error nothing
+# on standard output.
+expect() {
+  local want=$1 pattern=$2
+  shift 2
+  "$kvsim" "$@" >out 2>err </dev/null
+  local got=$?
+  [ $got -eq "$want" ] || fail "kvsim $*: exit status $got, expected $want: $(head -c 300 err)"
+  [ -z "$pattern" ] || grep -q -e "$pattern" err || fail "kvsim $*: '$pattern' is not in: $(head -c 300 err)"
+  if [ "$want" -ge 2 ] && [ -s out ]; then fail "kvsim $*: wrote to standard output"; fi
+}
+
+# --- What works ---
+expect 0 '' --help
+grep -q 'kvsim replay' out || fail "--help does not teach"
+expect 0 ''
+grep -q 'replay' out || fail "kvsim alone prints no help"
+for command in replay stats convert; do
+  expect 0 '' $command --help
+  grep -q 'Examples' out || fail "$command --help has no examples"
+done
+expect 0 '' replay
+grep -q '^hit rate .* of prompt tokens' out || fail "replay prints no hit rate"
+[ "$(wc -l <out)" -le 45 ] || fail "the table has more than 45 lines"
+[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
+  fail "the table is wider than 100 columns"
+grep -q $'\033' out && fail "escapes in a pipe"
+expect 0 '' replay --color=always
+grep -q $'\033' out || fail "no colour with --color=always"
+expect 0 '' replay --quiet
+[ -s out ] && fail "--quiet prints"
+
+# --- The same run gives the same bytes ---
+expect 0 '' replay --json
+cp out first.json
+expect 0 '' replay --json --json-file=second.json --csv=rows.csv
+cmp first.json out || fail "two runs differ"
+cmp first.json second.json || fail "--json-file differs from --json"
+head -c1 first.json | grep -q '{' || fail "--json prints no JSON"
+grep -q '"time_source": "roofline, uncalibrated"' first.json || fail "no time source in the report"
+rows=$(($(wc -l <rows.csv) - 1))
+grep -q "\"requests_arrived\": \"$rows\"" first.json || fail "$rows rows are not all requests"
+[ "$(awk -F, '{ print NF }' rows.csv | sort -u | wc -l)" -eq 1 ] || fail "ragged CSV"
+
+# --- Configurations ---
+expect 0 '' replay --print-config --num-blocks=300 --free-order=append_all --no-chunked-prefill \
+  --slo=ttft:2s --time=fixed
+cp out config.textproto
+expect 0 '' replay --config config.textproto --print-config
+cmp config.textproto out || fail "--print-config does not read back"
+expect 0 '' replay --json --num-blocks=300 --free-order=append_all --no-chunked-prefill \
+  --slo=ttft:2s --time=fixed
+cp out by_flags.json
+expect 0 '' replay --json --config config.textproto
+cmp by_flags.json out || fail "the printed configuration replays differently"
+expect 0 '' replay --config config.textproto --num-blocks=400 --print-config
+grep -q '^num_blocks: 400$' out || fail "options do not win over the file"
+expect 0 '' replay --engine=vllm-0.10 --print-config
+grep -q '^reserve_full_isl: false$' out || fail "the preset sets nothing"
+grep -q '^free_order: "append_all"$' out || fail "the preset sets nothing"
+expect 0 '' replay --engine=vllm-0.10 --reserve-full-isl --print-config
+grep -q '^reserve_full_isl: true$' out || fail "options do not win over the preset"
+
+cat >groups.textproto <<'END'
+group { kind: "full_attention" num_layers: 8 }
+group { kind: "sliding_window" num_layers: 8 window: 128 }
+END
+expect 0 '' replay --kv-cache-config groups.textproto --num-blocks=4000 --json
+grep -q '"kind": "sliding_window"' out || fail "no second group"
+expect 0 '' replay --model=gemma-3-27b --device=h200 --tensor-parallel=2
+grep -q 'KV-cache groups' out || fail "no groups for a hybrid model"
+
+# --- Standard input, conversion, statistics ---
+cat >trace.jsonl <<'END'
+{"timestamp": 0, "input_length": 1024, "output_length": 3, "hash_ids": [1, 2]}
+{"timestamp": 10000, "input_length": 1024, "output_length": 3, "hash_ids": [1, 3]}
+END
+"$kvsim" replay - --json <trace.jsonl >out 2>err || fail "standard input: $(cat err)"
+grep -q '"hit": "512"' out || fail "wrong hits from standard input"
+sed 's/"name": "-"/"name": "trace.jsonl"/; s/"trace": "-"/"trace": "trace.jsonl"/' out >from_pipe
+expect 0 '' replay trace.jsonl --json
+cmp from_pipe out || fail "a pipe and a file differ"
+expect 0 'requests written' convert trace.jsonl trace.kvt
+expect 0 '' stats trace.kvt --json
+grep -q '"shared_tokens": "512"' out || fail "stats of a converted trace"
+expect 0 '' stats trace.jsonl
+grep -q 'requests' out || fail "stats prints nothing"
+expect 0 '' stats
+expect 0 '' replay trace.jsonl --csv=-
+grep -q '^row,id,' out || fail "--csv=- prints no rows"
+head -1 trace.jsonl >one.jsonl
+expect 0 '' replay one.jsonl --time=fixed --step-time=1s
+grep -q 'no latency' out || fail "fixed time without its caveat"
+: >empty.jsonl
+expect 2 'error' replay empty.jsonl
+
+# --- A reader that goes away ---
+set -o pipefail
+"$kvsim" replay --json 2>err | head -c 10 >/dev/null || fail "a closed pipe is an error"
+[ -s err ] && fail "a closed pipe prints: $(cat err)"
+set +o pipefail
+
+# --- Exit status 1, 3 ---
+expect 1 '' replay --slo=ttft:1us:p50
+grep -q 'goodput' out || fail "a missed objective without its report"
+expect 0 '' replay --slo=ttft:1us
+expect 3 'no progress: request .*--num-blocks' replay --num-blocks=20 --too-big=run
+
+# --- Options that make no sense: what, where, limit ---
+while IFS='|' read -r pattern arguments; do
+  [ -z "$pattern" ] && continue
+  # shellcheck disable=SC2086
+  expect 2 "$pattern" $arguments
+done <<'END'
+--num-blocks: got -5, expected 0 to 2147483647|replay --num-blocks=-5
+--num-blocks: got "1", expected 2 or more|replay --num-blocks=1
+--num-blocks: got 9999999999, expected|replay --num-blocks=9999999999
+--num-blocks: got "99999999999999999999", expected a whole number|replay --num-blocks=99999999999999999999
+--num-blocks: got "ten", expected a whole number|replay --num-blocks=ten
+--num-blocks|replay --num-blocks
+--block-size: got 0, expected 1 to|replay --block-size=0
+--max-num-seqs: got 0, expected 1 to|replay --max-num-seqs=0
+--max-num-batched-tokens: got -1, expected 1 to|replay --max-num-batched-tokens=-1
+--max-model-len: got 1, expected 2 to|replay --max-model-len=1
+--watermark: got 1.5, expected 0 to 1|replay --watermark=1.5
+--watermark: got nan|replay --watermark=nan
+--memory-utilization: got 0, expected 0.01 to 1|replay --memory-utilization=0
+--policy: got "lifo", expected one of fcfs, priority|replay --policy=lifo
+--free-order: got "x", expected one of|replay --free-order=x
+--engine|replay --engine=vllm-9
+--time: got "magic", expected one of|replay --time=magic
+--step-time: got "5", expected a time with a unit|replay --step-time=5
+--step-time: got "0s", expected more than 0s|replay --time=fixed --step-time=0s
+--tick: got "0s", expected more than 0s|replay --tick=0s
+--speedup: got "0", expected a ratio|replay --speedup=0
+--sample: got "2", expected at most 1|replay --sample=2
+--end: got "1s", expected more than --start|replay --start=2s --end=1s
+--num-draft-tokens: got "9", expected less than|replay --num-draft-tokens=9 --max-num-batched-tokens=9
+--acceptance: got "iid:2"|replay --num-draft-tokens=2 --acceptance=iid:2
+--acceptance: got "often"|replay --num-draft-tokens=2 --acceptance=often
+--slo "ttft"|replay --slo=ttft
+--warmup is "2.5", expected|replay --warmup=2.5
+--model: .*llama-3.1-8b|replay --model=gpt-9
+--device: .*h100-sxm|replay --device=abacus
+--device: |replay --device=h
+--kv-cache-dtype|replay --kv-cache-dtype=int3
+no room for the KV cache|replay --model=llama-3.1-405b
+--color|replay --color=sometimes
+unknown option --num-block; did you mean --num-blocks?|replay --num-block=5
+unknown option --frobnicate|replay --frobnicate
+nosuchfile|replay nosuchfile
+nosuchfile|replay --config nosuchfile
+nosuchfile|replay --kv-cache-config nosuchfile
+nosuchfile|replay --catalogue nosuchfile
+cannot write|replay --csv=/nosuchfolder/x.csv
+cannot write|replay --json-file=/nosuchfolder/x.json
+both want standard output|replay --json --csv=-
+is the trace itself|replay trace.jsonl --csv=trace.jsonl
+is the trace itself|replay trace.jsonl --json-file=trace.jsonl
+--trace-format|replay --trace-format=csvx
+--block-size: got 0|stats --block-size 0
+nosuchfile|stats nosuchfile
+required|convert trace.jsonl
+--to|convert trace.jsonl other.x --to=parquet
+is the trace itself|convert trace.jsonl trace.jsonl
+kvsim|frobnicate
+END
+[ "$(head -1 trace.jsonl | head -c 12)" = '{"timestamp"' ] || fail "the trace was overwritten"
+
+cat >bad.textproto <<'END'
+num_blocks: 100
+num_blokcs: 5
+END
+expect 2 'bad.textproto:2:.*error' replay --config bad.textproto
+echo 'group { kind: "spiral" }' >bad_groups.textproto
+expect 2 'group\[0\]: kind is "spiral", expected' replay --kv-cache-config bad_groups.textproto
+echo 'group { kind: "sliding_window" }' >bad_groups.textproto
+expect 2 'group\[0\]' replay --kv-cache-config bad_groups.textproto
+echo '{"timestamp": 0, "input_length": -1, "output_length": 3, "hash_ids": []}' >bad.jsonl
+expect 2 'bad.jsonl:1' replay bad.jsonl
+expect 2 'bad.jsonl:1' stats bad.jsonl
+
+if [ $failures -gt 0 ]; then
+  echo "$failures failures" >&2
+  exit 1
+fi
+echo "all passed"

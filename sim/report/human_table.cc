@@ -1,0 +1,265 @@
+#include "sim/report/human_table.h"
+
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+
+constexpr size_t kWidth = 100;
+constexpr size_t kLabelWidth = 14;
+constexpr int kMaxNotes = 4;
+
+std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100.0 * share); }
+
+std::string Rate(const pb::Ratio& ratio) { return Percent(ratio.value()); }
+
+// "58m 57s", "3.20 s", "12.0 ms".
+std::string Span(double seconds) {
+  if (seconds >= 3600) {
+    const auto minutes = static_cast<int64_t>(seconds / 60);
+    return absl::StrFormat("%d h %02d min", minutes / 60, minutes % 60);
+  }
+  if (seconds >= 120) {
+    const auto whole = static_cast<int64_t>(seconds);
+    return absl::StrFormat("%d min %02d s", whole / 60, whole % 60);
+  }
+  if (seconds >= 1 || seconds == 0) return absl::StrFormat("%.2f s", seconds);
+  return absl::StrFormat("%.3g ms", seconds * 1e3);
+}
+
+std::string Milliseconds(double ms) {
+  if (ms >= 1e8) return absl::StrFormat("%.3e", ms);
+  if (ms >= 1e5) return WithThousands(std::llround(ms));
+  return absl::StrFormat("%.1f", ms);
+}
+
+std::string Short(double value) {
+  return value >= 1e4 ? WithThousands(std::llround(value)) : absl::StrFormat("%.4g", value);
+}
+
+class Page {
+ public:
+  explicit Page(bool color) : color_(color) {}
+
+  // A labelled paragraph, wrapped.
+  void Text(const std::string& label, const std::string& text) {
+    const std::vector<std::string> words = absl::StrSplit(text, ' ', absl::SkipEmpty());
+    std::string line;
+    bool is_first = true;
+    const auto flush = [&] {
+      Line(is_first ? label : "", line);
+      is_first = false;
+      line.clear();
+    };
+    for (std::string word : words) {
+      const size_t room = kWidth - kLabelWidth;
+      if (word.size() > room) word = absl::StrCat(word.substr(0, room - 3), "...");
+      if (!line.empty() && line.size() + 1 + word.size() > room) flush();
+      absl::StrAppend(&line, line.empty() ? "" : " ", word);
+    }
+    flush();
+  }
+
+  void Line(const std::string& label, const std::string& text) {
+    std::string padded = label;
+    padded.resize(std::max(kLabelWidth, label.size() + 1), ' ');
+    if (color_ && !label.empty()) padded = absl::StrCat("\033[1m", padded, "\033[0m");
+    std::string line = absl::StrCat(padded, text.substr(0, kWidth - kLabelWidth));
+    while (!line.empty() && line.back() == ' ') line.pop_back();
+    absl::StrAppend(&out_, line, "\n");
+  }
+
+  void Blank() { out_ += "\n"; }
+  std::string Take() { return std::move(out_); }
+
+ private:
+  bool color_;
+  std::string out_;
+};
+
+void AddHead(const pb::Report& report, Page& page) {
+  const auto& workload = report.workload();
+  const auto& setup = report.setup();
+  const auto& config = report.config();
+  page.Text("workload", absl::StrCat(workload.name(), " (", workload.format(), "): ",
+                                     WithThousands(workload.requests_arrived()), " requests, ",
+                                     WithThousands(workload.input_tokens()), " prompt + ",
+                                     WithThousands(workload.requested_output_tokens()),
+                                     " output tokens, arriving over ",
+                                     Span(workload.last_arrival_s() - workload.first_arrival_s())));
+  page.Text("pool",
+            absl::StrCat(
+                WithThousands(setup.num_blocks()), " blocks of ", setup.block_tokens(), " tokens",
+                report.groups_size() > 1
+                    ? absl::StrCat(" in ", report.groups_size(), " KV-cache groups")
+                    : absl::StrCat(" = ", WithThousands(setup.capacity_tokens()), " tokens"),
+                ", ", config.free_order(), ", ", config.policy(), "; ", setup.num_blocks_source()));
+  page.Text("time", setup.latency_is_meaningful()
+                        ? absl::StrCat(setup.time_source(), ": ", config.model(), " on ",
+                                       config.tensor_parallel(), " x ", config.device())
+                        : absl::StrCat(setup.time_source(), ": every step takes ",
+                                       config.step_time(), ", so read no latency from this run"));
+  page.Blank();
+}
+
+void AddHitRates(const pb::Report& report, Page& page) {
+  const pb::HitRates& whole = report.whole_run();
+  if (!report.config().prefix_caching()) {
+    page.Line("hit rate", "prefix caching is off");
+    page.Blank();
+    return;
+  }
+  const pb::Ratio& possible = whole.possible_hit_rate();
+  page.Text("hit rate", absl::StrCat(Rate(whole.token_hit_rate()), " of prompt tokens: ",
+                                     WithThousands(whole.token_hit_rate().numerator()), " of ",
+                                     WithThousands(whole.token_hit_rate().denominator())));
+  if (possible.denominator() > 0) {
+    page.Text("", absl::StrCat("that is ", Rate(possible), " of the ",
+                               WithThousands(possible.denominator()),
+                               " tokens that an infinite cache would have served"));
+  } else {
+    page.Text("", "no prompt shares a full block with an earlier one: no cache could help");
+  }
+  page.Line("", absl::StrCat("blocks ", Rate(whole.full_block_hit_rate()), "   requests ",
+                             Rate(whole.request_hit_rate()), "   mean of ratios ",
+                             Percent(whole.mean_of_ratios())));
+  page.Line("", absl::StrCat("after warm-up ", Rate(report.after_warmup().token_hit_rate()),
+                             "   last ", WithThousands(report.rolling_window().requests()),
+                             " requests ", Rate(report.rolling_window().token_hit_rate())));
+  page.Blank();
+}
+
+void AddPromptTokens(const pb::Report& report, Page& page) {
+  const pb::PromptTokens& prompt = report.prompt_tokens();
+  if (!report.config().prefix_caching() || prompt.known() == 0) return;
+  const auto share = [&](int64_t tokens) {
+    return Percent(static_cast<double>(tokens) / static_cast<double>(prompt.known()));
+  };
+  const auto row = [&](const std::string& label, int64_t tokens, const std::string& meaning) {
+    page.Line("", absl::StrFormat("%-17s %13s %9s  %s", label, WithThousands(tokens), share(tokens),
+                                  meaning));
+  };
+  page.Line("prompt tokens",
+            absl::StrFormat("%-17s %13s %9s  %s", "went to", "tokens", "share", ""));
+  row("hit", prompt.hit(), "");
+  for (const pb::MissCause& cause : report.first_admission_misses().causes()) {
+    if (cause.blocks() > 0) row(cause.cause(), cause.tokens(), cause.meaning());
+  }
+  row("partial blocks", prompt.partial_blocks(), "behind the last full block: never cached");
+  page.Blank();
+}
+
+void AddPool(const pb::Report& report, Page& page) {
+  const pb::Pool& pool = report.pool();
+  const auto gauge = [&](const std::string& label, const pb::Gauge& g, const std::string& note) {
+    page.Line(label, absl::StrFormat("%-17s %13s %9s  %s", note, Percent(g.mean()),
+                                     Percent(g.peak()), ""));
+  };
+  page.Line("pool use", absl::StrFormat("%-17s %13s %9s", "", "mean", "peak"));
+  gauge("", pool.usage(), "referenced");
+  gauge("", pool.resident(), "with cached");
+  if (report.groups_size() == 1) gauge("", pool.fragmentation(), "unused slots");
+  page.Line("",
+            absl::StrCat(Percent(pool.time_above_90_percent_share()), " of the time above 90 %; ",
+                         WithThousands(pool.evictions()), " cached blocks evicted; ",
+                         Short(pool.duplicate_blocks().peak()), " duplicates at most"));
+  const pb::Preemption& preemption = report.preemption();
+  if (preemption.preemptions() == 0) {
+    page.Line("preemptions", "none");
+  } else {
+    page.Text("preemptions",
+              absl::StrCat(WithThousands(preemption.preemptions()), " of ",
+                           WithThousands(preemption.requests_affected()),
+                           " requests: ", WithThousands(preemption.recomputed_tokens()),
+                           " tokens recomputed, ", WithThousands(preemption.resume_hit_tokens()),
+                           " found again, ", Span(preemption.time_lost_s()),
+                           " lost; worst: request ", preemption.worst_request(), " (",
+                           preemption.worst_request_preemptions(), " times)"));
+  }
+  page.Blank();
+}
+
+void AddLatency(const pb::Report& report, Page& page) {
+  const pb::Latency& latency = report.latency();
+  if (report.setup().latency_is_meaningful() && latency.e2e().count() > 0) {
+    const auto row = [&](const std::string& name, const pb::Distribution& d) {
+      page.Line("",
+                absl::StrFormat("%-11s %10s %10s %10s %10s %10s", name, Milliseconds(d.mean_ms()),
+                                Milliseconds(d.p50_ms()), Milliseconds(d.p90_ms()),
+                                Milliseconds(d.p99_ms()), Milliseconds(d.max_ms())));
+    };
+    page.Line("latency, ms", absl::StrFormat("%-11s %10s %10s %10s %10s %10s", "", "mean", "p50",
+                                             "p90", "p99", "max"));
+    row("queueing", latency.queueing());
+    row("TTFT", latency.ttft());
+    row("TPOT", latency.tpot());
+    row("ITL", latency.itl());
+    row("E2E", latency.e2e());
+  }
+  const pb::Throughput& t = report.throughput();
+  page.Text("throughput",
+            absl::StrCat(Span(t.duration_s()), ": ", Short(t.requests_per_s()), " requests/s, ",
+                         Short(t.output_tokens_per_s()), " output tokens/s; ",
+                         WithThousands(report.totals().steps()), " steps of ",
+                         Short(t.mean_batch_requests()), " requests and ",
+                         Short(t.mean_step_tokens()), " tokens; busy ", Percent(t.busy_share())));
+  if (report.drafts().verified() > 0) {
+    const pb::Drafts& drafts = report.drafts();
+    page.Line("drafts", absl::StrCat(WithThousands(drafts.accepted()), " of ",
+                                     WithThousands(drafts.verified()), " accepted, ",
+                                     Short(drafts.mean_accepted()), " per step"));
+  }
+  if (report.has_goodput()) {
+    const pb::Goodput& goodput = report.goodput();
+    page.Text("goodput",
+              absl::StrCat(Percent(goodput.good_share()), " of requests (",
+                           Short(goodput.good_requests_per_s()), "/s) meet ", report.config().slo(),
+                           goodput.met() ? "" : "; a percentile misses its limit"));
+  }
+}
+
+void AddNotes(const pb::Report& report, Page& page) {
+  const pb::Totals& totals = report.totals();
+  if (totals.requests_rejected() > 0) {
+    page.Text("rejected", absl::StrCat(WithThousands(totals.requests_rejected()),
+                                       " requests; first: ", totals.first_rejection()));
+  }
+  if (totals.requests_aborted() > 0) {
+    page.Line("aborted", absl::StrCat(WithThousands(totals.requests_aborted()), " requests"));
+  }
+  for (int i = 0; i < report.notes_size() && i < kMaxNotes; ++i) {
+    page.Text(i == 0 ? "note" : "", report.notes(i));
+  }
+}
+
+}  // namespace
+
+std::string WithThousands(int64_t value) {
+  std::string digits = absl::StrCat(value);
+  const size_t sign = value < 0 ? 1 : 0;
+  for (size_t i = digits.size(); i > sign + 3;) {
+    i -= 3;
+    digits.insert(i, 1, ',');
+  }
+  return digits;
+}
+
+std::string FormatReport(const pb::Report& report, bool color) {
+  Page page(color);
+  AddHead(report, page);
+  AddHitRates(report, page);
+  AddPromptTokens(report, page);
+  AddPool(report, page);
+  AddLatency(report, page);
+  AddNotes(report, page);
+  return page.Take();
+}
+
+}  // namespace kvblocks::sim

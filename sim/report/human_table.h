@@ -1,0 +1,22 @@
+// The report as people read it: one screen of plain ASCII, at most 45 lines of 100 columns, the
+// most telling facts first.
+
+#ifndef KVBLOCKS_SIM_REPORT_HUMAN_TABLE_H_
+#define KVBLOCKS_SIM_REPORT_HUMAN_TABLE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "sim/report/report.pb.h"
+
+namespace kvblocks::sim {
+
+// `color`: headings with terminal escapes, which add no columns. Ends with a line end.
+std::string FormatReport(const ::kvblocks::report::v1::Report& report, bool color);
+
+// "12,031".
+std::string WithThousands(int64_t value);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_REPORT_HUMAN_TABLE_H_

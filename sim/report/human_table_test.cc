@@ -1,0 +1,129 @@
+#include "sim/report/human_table.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "gtest/gtest.h"
+#include "sim/report/miss_causes.h"
+
+namespace kvblocks::sim {
+namespace {
+
+// The largest figures that a report can hold, in every section.
+::kvblocks::report::v1::Report Crowded() {
+  constexpr int64_t kHuge = 999'999'999'999;
+  ::kvblocks::report::v1::Report report;
+  auto* config = report.mutable_config();
+  config->set_prefix_caching(true);
+  config->set_free_order("unhashed_first");
+  config->set_policy("priority");
+  config->set_model("a-model-with-a-rather-long-name");
+  config->set_device("a-device-with-a-long-name-too");
+  config->set_slo("ttft:2s:p99,tpot:50ms,e2e:1min:p99.9,queueing:500ms:p50");
+  auto* workload = report.mutable_workload();
+  workload->set_name(std::string(300, 'x'));
+  workload->set_requests_arrived(kHuge);
+  workload->set_input_tokens(kHuge);
+  workload->set_requested_output_tokens(kHuge);
+  workload->set_last_arrival_s(9e6);
+  auto* setup = report.mutable_setup();
+  setup->set_latency_is_meaningful(true);
+  setup->set_time_source("roofline, uncalibrated");
+  setup->set_num_blocks(2147483647);
+  setup->set_block_tokens(1 << 24);
+  setup->set_capacity_tokens(kHuge);
+  setup->set_num_blocks_source("device: 80 GB x 0.9 - weights 16.1 GB - activations 2 GB");
+  for (auto* ratio : {report.mutable_whole_run()->mutable_token_hit_rate(),
+                      report.mutable_whole_run()->mutable_possible_hit_rate()}) {
+    ratio->set_numerator(kHuge);
+    ratio->set_denominator(kHuge);
+    ratio->set_value(1.0);
+  }
+  report.mutable_prompt_tokens()->set_known(kHuge);
+  report.mutable_prompt_tokens()->set_hit(kHuge);
+  for (size_t i = 0; i < kNumMissCauses; ++i) {
+    auto* c = report.mutable_first_admission_misses()->add_causes();
+    c->set_cause(MissCauseName(static_cast<MissCause>(i)));
+    c->set_blocks(999'999'999);
+    c->set_tokens(999'999'999);
+    c->set_meaning(MissCauseMeaning(static_cast<MissCause>(i)));
+  }
+  report.add_groups();
+  report.mutable_pool()->set_evictions(kHuge);
+  auto* preemption = report.mutable_preemption();
+  preemption->set_preemptions(kHuge);
+  preemption->set_requests_affected(kHuge);
+  preemption->set_recomputed_tokens(kHuge);
+  preemption->set_time_lost_s(1e6);
+  preemption->set_worst_request(std::string(200, 'r'));
+  auto* latency = report.mutable_latency();
+  for (auto* d : {latency->mutable_queueing(), latency->mutable_ttft(), latency->mutable_tpot(),
+                  latency->mutable_itl(), latency->mutable_e2e()}) {
+    d->set_count(kHuge);
+    d->set_mean_ms(9.2e9);
+    d->set_max_ms(9.2e9);
+  }
+  report.mutable_drafts()->set_verified(kHuge);
+  report.mutable_goodput()->set_met(false);
+  report.mutable_totals()->set_requests_rejected(kHuge);
+  report.mutable_totals()->set_requests_aborted(kHuge);
+  report.mutable_totals()->set_first_rejection(
+      "request 17: prompt 100000 + output 2000 tokens need 6375 blocks, but the pool has 99 "
+      "usable");
+  report.add_notes("a note that is long enough to be wrapped at least once, because it goes on");
+  return report;
+}
+
+std::vector<std::string> Lines(const std::string& text) {
+  std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  EXPECT_TRUE(lines.back().empty()) << "the last line is not ended";
+  lines.pop_back();
+  return lines;
+}
+
+TEST(HumanTableTest, FitsOneScreen) {
+  const auto lines = Lines(FormatReport(Crowded(), /*color=*/false));
+  EXPECT_LE(lines.size(), 60u);
+  for (const std::string& line : lines) {
+    EXPECT_LE(line.size(), 100u) << line;
+    EXPECT_TRUE(std::all_of(line.begin(), line.end(), [](char c) { return c >= ' ' && c <= '~'; }))
+        << line;
+    EXPECT_TRUE(line.empty() || line.back() != ' ') << line;
+  }
+}
+
+TEST(HumanTableTest, MeaningsOfMissesAreNotCut) {
+  const std::string text = FormatReport(Crowded(), /*color=*/false);
+  for (size_t i = 0; i < kNumMissCauses; ++i) {
+    const std::string meaning = MissCauseMeaning(static_cast<MissCause>(i));
+    EXPECT_NE(text.find(meaning + "\n"), std::string::npos) << meaning;
+  }
+}
+
+TEST(HumanTableTest, ColorOnlyAddsEscapes) {
+  const std::string plain = FormatReport(Crowded(), false);
+  std::string colored = FormatReport(Crowded(), true);
+  EXPECT_NE(plain, colored);
+  for (const char* escape : {"\033[1m", "\033[0m"}) {
+    for (size_t at; (at = colored.find(escape)) != std::string::npos;) colored.erase(at, 4);
+  }
+  EXPECT_EQ(plain, colored);
+}
+
+TEST(HumanTableTest, AnEmptyReportIsNoDivisionByZero) {
+  const std::string text = FormatReport(::kvblocks::report::v1::Report(), false);
+  EXPECT_EQ(text.find("nan"), std::string::npos);
+  EXPECT_EQ(text.find("inf"), std::string::npos);
+}
+
+TEST(HumanTableTest, ThousandsAreGrouped) {
+  EXPECT_EQ(WithThousands(0), "0");
+  EXPECT_EQ(WithThousands(999), "999");
+  EXPECT_EQ(WithThousands(1000), "1,000");
+  EXPECT_EQ(WithThousands(-1234567), "-1,234,567");
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,100 @@
+#include "sim/report/latency_metrics.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvblocks::sim {
+namespace {
+
+void FillDistribution(Distribution& values, ::kvblocks::report::v1::Distribution* out) {
+  out->set_count(values.count());
+  out->set_mean_ms(Milliseconds(values.mean()));
+  out->set_min_ms(Milliseconds(values.min()));
+  out->set_p50_ms(Milliseconds(values.Percentile(5000)));
+  out->set_p90_ms(Milliseconds(values.Percentile(9000)));
+  out->set_p95_ms(Milliseconds(values.Percentile(9500)));
+  out->set_p99_ms(Milliseconds(values.Percentile(9900)));
+  out->set_max_ms(Milliseconds(values.max()));
+  out->set_method(values.method());
+}
+
+}  // namespace
+
+RequestLatency LatencyOf(const SimRequest& request, const RequestProgress& progress,
+                         SimTime client_rtt) {
+  RequestLatency latency;
+  latency.queueing = progress.first_scheduled - request.arrival;
+  latency.ttft = progress.first_output - request.arrival + client_rtt;
+  latency.prefill = progress.first_output - progress.first_scheduled;
+  latency.e2e = progress.last_output - request.arrival + client_rtt;
+  if (progress.num_outputs > 1) {
+    latency.tpot = (progress.last_output - progress.first_output) / (progress.num_outputs - 1);
+  }
+  latency.normalized = latency.e2e / progress.num_outputs;
+  return latency;
+}
+
+LatencyMetrics::LatencyMetrics(const Options& options)
+    : options_(options),
+      queueing_(options.max_exact_runs),
+      ttft_(options.max_exact_runs),
+      prefill_(options.max_exact_runs),
+      e2e_(options.max_exact_runs),
+      tpot_(options.max_exact_runs),
+      itl_(options.max_exact_runs),
+      normalized_(options.max_exact_runs) {}
+
+void LatencyMetrics::OnStepFinished(const StepRecord& step, RequestProgressTable& requests) {
+  const SimTime now = step.end;
+  // Most requests of a step waited equally long for their token, so gaps come in runs.
+  SimTime run_gap = 0;
+  int64_t run_length = 0;
+  int64_t num_zero_gaps = 0;
+  for (const OutputRecord& output : step.outputs) {
+    RequestProgress& progress = requests[*output.request];
+    progress.num_recomputed_tokens += output.num_recomputed;
+    if (output.num_emitted == 0) continue;
+    progress.num_outputs += output.num_emitted;
+    num_zero_gaps += output.num_emitted - 1;
+    if (progress.first_output == RequestProgress::kNever) {
+      progress.first_output = now;
+    } else {
+      const SimTime gap = now - progress.last_output;
+      if (gap != run_gap && run_length > 0) {
+        itl_.Add(run_gap, run_length);
+        run_length = 0;
+      }
+      run_gap = gap;
+      ++run_length;
+    }
+    progress.last_output = now;
+  }
+  if (run_length > 0) itl_.Add(run_gap, run_length);
+  if (num_zero_gaps > 0) itl_.Add(0, num_zero_gaps);
+}
+
+void LatencyMetrics::OnFinish(const RequestLatency& latency) {
+  queueing_.Add(latency.queueing);
+  ttft_.Add(latency.ttft);
+  prefill_.Add(latency.prefill);
+  e2e_.Add(latency.e2e);
+  if (latency.tpot) tpot_.Add(*latency.tpot);
+  normalized_.Add(latency.normalized);
+}
+
+void LatencyMetrics::Fill(::kvblocks::report::v1::Latency* out) {
+  FillDistribution(queueing_, out->mutable_queueing());
+  FillDistribution(ttft_, out->mutable_ttft());
+  FillDistribution(prefill_, out->mutable_prefill());
+  FillDistribution(e2e_, out->mutable_e2e());
+  FillDistribution(tpot_, out->mutable_tpot());
+  FillDistribution(itl_, out->mutable_itl());
+  FillDistribution(normalized_, out->mutable_normalized());
+  const double threshold = static_cast<double>(itl_.Percentile(5000)) * options_.stall_factor;
+  const auto limit =
+      static_cast<SimTime>(std::min(std::floor(threshold), static_cast<double>(kMaxSimTime / 2)));
+  out->set_stall_threshold_ms(Milliseconds(limit));
+  out->set_stalls(itl_.count() == 0 ? 0 : itl_.CountAbove(limit));
+}
+
+}  // namespace kvblocks::sim

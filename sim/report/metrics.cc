@@ -1,0 +1,209 @@
+#include "sim/report/metrics.h"
+
+#include <algorithm>
+
+namespace kvblocks::sim {
+
+ReplayMetrics::ReplayMetrics(const ReplayMetricsOptions& options)
+    : options_(options),
+      latency_(options.latency),
+      hit_rates_(options.hit_rates),
+      goodput_(options.objectives),
+      series_(options.series_tick, options.series_max_points) {}
+
+void ReplayMetrics::OnRunStart(const RunInfo& info) {
+  trace_ = *info.trace;
+  time_source_ = info.time_source;
+  num_blocks_ = info.manager->pool().num_blocks();
+  block_tokens_ = info.manager->scheduler_block_size();
+  max_num_batched_tokens_ = info.scheduler->max_num_batched_tokens;
+  for (GroupId g = 0; g < info.manager->num_groups(); ++g) {
+    const SingleTypeManager& group = info.manager->group(g);
+    groups_.push_back(
+        {.kind = std::string(KindName(group.spec().kind())), .block_tokens = group.block_size()});
+  }
+  misses_.OnRunStart(info);
+  pool_.OnRunStart(info);
+}
+
+// Gauges that change at `now` held until now.
+void ReplayMetrics::AdvanceTo(SimTime now) {
+  if (first_event_ && now == last_event_) return;
+  if (first_event_) {
+    gauges_.referenced = pool_.gauges().referenced;
+    gauges_.resident = pool_.gauges().resident;
+    series_.AddInterval(last_event_, now, gauges_);
+  } else {
+    first_event_ = now;
+  }
+  pool_.Advance(now);
+  last_event_ = now;
+}
+
+void ReplayMetrics::OnArrival(const SimRequest& request, SimTime now) {
+  AdvanceTo(now);
+  requests_.Reset(request);
+  ++gauges_.waiting;
+  last_arrival_ = std::max(last_arrival_, request.arrival);
+  input_tokens_ += request.num_prompt;
+  requested_output_ += request.max_output;
+}
+
+void ReplayMetrics::OnRejection(const SimRequest& request, SimTime now) {
+  AdvanceTo(now);
+  if (first_rejection_.empty()) {
+    first_rejection_ = "request " + request.spec.id + ": " + request.finish_text;
+  }
+  --gauges_.waiting;
+  EndRequest(request, now);
+}
+
+void ReplayMetrics::OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) {
+  AdvanceTo(now);
+  hit_rates_.OnAdmissionAttempt(record);
+  misses_.OnAdmissionAttempt(record);
+}
+
+void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
+  const SimRequest& request = *record.request;
+  RequestProgress& progress = requests_[request];
+  const AdmissionMisses misses = misses_.OnAdmission(record, progress);
+  hit_rates_.OnAdmission(record, misses, misses_.block_tokens(), now);
+  pool_.OnAdmission(record);
+  progress.is_running = true;
+  if (record.is_resume) {
+    preempted_time_ += now - progress.preempted_at;
+    progress.preempted_time += now - progress.preempted_at;
+    progress.num_resume_hit_tokens += record.num_hit_tokens;
+    resume_hit_tokens_ += record.num_hit_tokens;
+  } else {
+    progress.first_scheduled = now;
+    progress.num_queried_tokens = record.num_queried_tokens;
+    progress.num_hit_tokens = record.num_hit_tokens;
+    progress.num_possible_tokens = misses.num_possible_blocks * misses_.block_tokens();
+    num_queried_ += record.num_queried_tokens;
+    num_hit_ += record.num_hit_tokens;
+    counts_.queried_tokens += record.num_queried_tokens;
+    counts_.hit_tokens += record.num_hit_tokens;
+  }
+  for (size_t g = 0; g < record.hits->num_groups(); ++g) {
+    const auto blocks = record.hits->blocks(static_cast<GroupId>(g));
+    // Nulls come first: what lies before the window.
+    const int64_t nulls =
+        std::find_if(blocks.begin(), blocks.end(), [](BlockId b) { return b != kNullBlockId; }) -
+        blocks.begin();
+    const int64_t found = static_cast<int64_t>(blocks.size()) - nulls;
+    if (record.is_resume) {
+      groups_[g].resume_hit_blocks += found;
+    } else {
+      groups_[g].hit_blocks += found;
+      groups_[g].skipped_blocks += nulls;
+    }
+  }
+}
+
+void ReplayMetrics::OnPreemption(const PreemptionRecord& record, SimTime now) {
+  AdvanceTo(now);
+  RequestProgress& progress = requests_[*record.request];
+  misses_.OnPreemption(record, progress);
+  pool_.OnPreemption(record, progress);
+  progress.preempted_at = now;
+  progress.is_running = false;
+  ++counts_.preemptions;
+  const int64_t preemptions = record.request->num_preemptions;
+  requests_preempted_ += preemptions == 1;
+  if (preemptions > worst_preemptions_) {
+    worst_preemptions_ = preemptions;
+    worst_request_ = record.request->spec.id;
+  }
+}
+
+void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
+  AdvanceTo(step.start);
+  pool_.OnStepScheduled(step, requests_);
+  gauges_.running = step.num_running;
+  gauges_.waiting = step.num_waiting;
+  gauges_.is_busy = !step.scheduled.empty();
+  scheduled_requests_ += static_cast<int64_t>(step.scheduled.size());
+  for (const ScheduledRecord& record : step.scheduled) {
+    if (record.num_new_blocks == 0) continue;
+    if (groups_.size() == 1) {
+      groups_[0].new_blocks += record.num_new_blocks;
+      continue;
+    }
+    for (size_t g = 0; g < record.new_blocks.num_groups(); ++g) {
+      groups_[g].new_blocks +=
+          static_cast<int64_t>(record.new_blocks.blocks(static_cast<GroupId>(g)).size());
+    }
+  }
+  counts_.evictions += step.pool.num_evictions - evictions_seen_;
+  evictions_seen_ = step.pool.num_evictions;
+  if (step.scheduled.empty()) {
+    series_.AddCounts(step.start, counts_);
+    counts_ = {};
+  }
+}
+
+void ReplayMetrics::OnStepFinished(const StepRecord& step) {
+  AdvanceTo(step.end);
+  latency_.OnStepFinished(step, requests_);
+  pool_.OnStepFinished(step, requests_);
+  int64_t finished = 0;
+  for (size_t i = 0; i < step.outputs.size(); ++i) {
+    const OutputRecord& output = step.outputs[i];
+    counts_.output_tokens += output.num_emitted;
+    finished += output.finish_reason != FinishReason::kNone;
+    if (step.scheduled[i].num_verified_drafts == 0) continue;
+    verified_drafts_ += step.scheduled[i].num_verified_drafts;
+    accepted_drafts_ += output.num_accepted_drafts;
+    rejected_drafts_ += output.num_rejected_drafts;
+    verifications_ += !step.scheduled[i].is_padded;
+  }
+  gauges_.running = step.num_running - finished;
+  gauges_.is_busy = false;
+  counts_.prefill_tokens += step.num_prefill_tokens;
+  counts_.decode_tokens += step.num_decode_tokens;
+  ++counts_.steps;
+  series_.AddCounts(step.end, counts_);
+  counts_ = {};
+}
+
+void ReplayMetrics::EndRequest(const SimRequest& request, SimTime now) {
+  RequestProgress* progress = requests_.Has(request) ? &requests_[request] : nullptr;
+  std::optional<RequestLatency> latency;
+  if (progress != nullptr && progress->num_outputs > 0) {
+    latency = LatencyOf(request, *progress, options_.latency.client_rtt);
+  }
+  if (request.finish_reason == FinishReason::kLength ||
+      request.finish_reason == FinishReason::kStop) {
+    finished_input_tokens_ += request.num_prompt;
+    if (latency) {
+      latency_.OnFinish(*latency);
+      goodput_.OnFinish(*latency);
+    }
+  } else {
+    goodput_.OnFailure();
+  }
+  misses_.OnFinish(request, progress);
+  if (options_.rows != nullptr) {
+    options_.rows->OnRow(
+        {.request = &request, .progress = progress, .latency = latency, .end = now});
+  }
+}
+
+void ReplayMetrics::OnFinish(const SimRequest& request, SimTime now) {
+  AdvanceTo(now);
+  if (request.finish_reason == FinishReason::kAbort && requests_.Has(request)) {
+    RequestProgress& progress = requests_[request];
+    pool_.OnAbort(request, progress);
+    // The next step sets both anew; until then nobody else comes or goes.
+    (progress.is_running ? gauges_.running : gauges_.waiting) -= 1;
+  }
+  EndRequest(request, now);
+}
+
+void ReplayMetrics::OnRunEnd(SimTime now) {
+  if (first_event_) AdvanceTo(std::max(now, last_event_));
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,124 @@
+// ReplayMetrics: from sums to the report.
+
+#include "sim/report/metrics.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+
+double PerSecond(int64_t count, double seconds) {
+  return seconds > 0 ? static_cast<double>(count) / seconds : 0.0;
+}
+
+double Ratio(int64_t part, int64_t whole) {
+  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+}  // namespace
+
+double ReplayMetrics::DurationSeconds() const {
+  return first_event_ ? Seconds(last_event_ - *first_event_) : 0.0;
+}
+
+void ReplayMetrics::Fill(const SimulationResult& result, pb::Report* out) {
+  out->set_schema_version(1);
+  FillWorkload(result, out);
+  FillTotals(result, out);
+  FillThroughput(result, out->mutable_throughput());
+  latency_.Fill(out->mutable_latency());
+  out->mutable_setup()->set_quantile_method(out->latency().itl().method());
+  if (goodput_.has_objectives()) goodput_.Fill(DurationSeconds(), out->mutable_goodput());
+  hit_rates_.Fill(out);
+  pool_.Fill(out->mutable_pool());
+
+  auto* preemption = out->mutable_preemption();
+  preemption->set_preemptions(result.scheduler.num_preemptions);
+  preemption->set_requests_affected(requests_preempted_);
+  preemption->set_recomputed_tokens(result.scheduler.num_recomputed);
+  preemption->set_resume_hit_tokens(resume_hit_tokens_);
+  preemption->set_time_lost_s(Seconds(preempted_time_));
+  preemption->set_worst_request(worst_request_);
+  preemption->set_worst_request_preemptions(worst_preemptions_);
+  preemption->set_empty_steps(result.scheduler.num_empty_steps);
+
+  auto* drafts = out->mutable_drafts();
+  drafts->set_verified(verified_drafts_);
+  drafts->set_accepted(accepted_drafts_);
+  drafts->set_rejected(rejected_drafts_);
+  drafts->set_mean_accepted(Ratio(accepted_drafts_, verifications_));
+
+  FillGroups(out);
+  series_.Fill(last_event_, pool_.usable_blocks(), out->mutable_series());
+}
+
+void ReplayMetrics::FillWorkload(const SimulationResult& result, pb::Report* out) const {
+  auto* workload = out->mutable_workload();
+  workload->set_format(trace_.format);
+  workload->set_content_block_tokens(trace_.block_tokens);
+  workload->set_pseudo_tokens(trace_.pseudo_tokens);
+  workload->set_requests_arrived(result.num_arrived);
+  workload->set_requests_skipped(result.num_skipped);
+  workload->set_input_tokens(input_tokens_);
+  workload->set_requested_output_tokens(requested_output_);
+  workload->set_first_arrival_s(Seconds(first_event_.value_or(0)));
+  workload->set_last_arrival_s(Seconds(last_arrival_));
+
+  auto* setup = out->mutable_setup();
+  setup->set_time_source(time_source_);
+  setup->set_num_blocks(num_blocks_);
+  setup->set_usable_blocks(pool_.usable_blocks());
+  setup->set_block_tokens(block_tokens_);
+  setup->set_capacity_tokens(pool_.usable_blocks() * groups_.front().block_tokens);
+}
+
+void ReplayMetrics::FillTotals(const SimulationResult& result, pb::Report* out) const {
+  auto* totals = out->mutable_totals();
+  const int64_t aborted =
+      result.num_aborted_time + result.num_aborted_queue + result.num_aborted_session;
+  totals->set_requests_finished(result.num_finished);
+  totals->set_requests_rejected(result.num_rejected);
+  totals->set_requests_aborted(aborted);
+  totals->set_requests_aborted_by_trace(result.num_aborted_time);
+  totals->set_requests_aborted_in_queue(result.num_aborted_queue);
+  totals->set_requests_aborted_with_session(result.num_aborted_session);
+  totals->set_output_tokens(result.scheduler.num_output_tokens);
+  totals->set_computed_tokens(result.scheduler.num_computed);
+  totals->set_first_time_tokens(result.scheduler.num_first_time);
+  totals->set_recomputed_tokens(result.scheduler.num_recomputed);
+  totals->set_wasted_tokens(result.scheduler.num_wasted);
+  totals->set_rejected_draft_tokens(result.scheduler.num_rejected_drafts);
+  totals->set_steps(result.scheduler.num_steps);
+  totals->set_empty_steps(result.scheduler.num_empty_steps);
+  totals->set_peak_live_requests(result.peak_live_requests);
+  totals->set_first_rejection(first_rejection_);
+}
+
+void ReplayMetrics::FillThroughput(const SimulationResult& result, pb::Throughput* out) const {
+  const double duration = DurationSeconds();
+  const SchedulerTotals& totals = result.scheduler;
+  out->set_duration_s(duration);
+  out->set_requests_per_s(PerSecond(result.num_finished, duration));
+  out->set_input_tokens_per_s(PerSecond(finished_input_tokens_, duration));
+  out->set_computed_tokens_per_s(PerSecond(totals.num_computed, duration));
+  out->set_output_tokens_per_s(PerSecond(totals.num_output_tokens, duration));
+  out->set_busy_share(duration > 0 ? Seconds(result.busy_time) / duration : 0.0);
+  out->set_mean_batch_requests(Ratio(scheduled_requests_, totals.num_steps));
+  out->set_mean_step_tokens(Ratio(totals.num_computed, totals.num_steps));
+  out->set_budget_use(out->mean_step_tokens() / static_cast<double>(max_num_batched_tokens_));
+}
+
+void ReplayMetrics::FillGroups(pb::Report* out) const {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    auto* entry = out->add_groups();
+    entry->set_id(static_cast<int32_t>(g));
+    entry->set_kind(groups_[g].kind);
+    entry->set_block_tokens(groups_[g].block_tokens);
+    entry->set_hit_blocks(groups_[g].hit_blocks);
+    entry->set_skipped_blocks(groups_[g].skipped_blocks);
+    entry->set_resume_hit_blocks(groups_[g].resume_hit_blocks);
+    entry->set_new_blocks(groups_[g].new_blocks);
+  }
+}
+
+}  // namespace kvblocks::sim

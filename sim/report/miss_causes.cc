@@ -1,0 +1,258 @@
+#include "sim/report/miss_causes.h"
+
+#include <algorithm>
+
+#include "sim/trace/content_keys.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr int64_t kPrefetchDistance = 12;
+
+}  // namespace
+
+const char* MissCauseName(MissCause cause) {
+  switch (cause) {
+    case MissCause::kFirstUse:
+      return "first use";
+    case MissCause::kEvicted:
+      return "evicted";
+    case MissCause::kNotYetComputed:
+      return "not yet computed";
+    case MissCause::kLastToken:
+      return "last token";
+    case MissCause::kShort:
+      return "short";
+    case MissCause::kSaltOrAdapter:
+      return "salt/adapter";
+    case MissCause::kLookahead:
+      return "lookahead";
+    case MissCause::kWindowOrAlignment:
+      return "window/alignment";
+  }
+  return "unknown";
+}
+
+const char* MissCauseMeaning(MissCause cause) {
+  switch (cause) {
+    case MissCause::kFirstUse:
+      return "never computed before: no cache could help";
+    case MissCause::kEvicted:
+      return "computed before: a larger pool would help";
+    case MissCause::kNotYetComputed:
+      return "another request is about to compute it";
+    case MissCause::kLastToken:
+      return "cached, but the last token must be computed";
+    case MissCause::kShort:
+      return "under one block shared: use smaller blocks";
+    case MissCause::kSaltOrAdapter:
+      return "cached under another salt or adapter only";
+    case MissCause::kLookahead:
+      return "cached, but dropped for the drafter";
+    case MissCause::kWindowOrAlignment:
+      return "cached in some KV-cache groups only";
+  }
+  return "";
+}
+
+void MissClassifier::OnRunStart(const RunInfo& info) {
+  manager_ = info.manager;
+  trace_ = *info.trace;
+  if (manager_->hashing() == nullptr) return;
+  block_tokens_ = manager_->scheduler_block_size();
+  hashes_per_block_ = block_tokens_ / manager_->hash_block_size();
+  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    if (manager_->group(g).is_full_type()) chain_groups_.push_back(g);
+    has_drafts_ = has_drafts_ || manager_->group(g).is_draft();
+  }
+  probes_always_ = has_drafts_ || manager_->num_groups() > 1 || chain_groups_.empty();
+}
+
+bool MissClassifier::IsComputed(uint32_t ordinal, int64_t block) const {
+  const Owner& owner = owners_[ordinal];
+  const int64_t tokens = owner.live == nullptr
+                             ? owner.num_tokens
+                             : std::max(owner.live->highest_computed,
+                                        std::min(owner.live->num_computed, owner.live->num_known));
+  return tokens >= (block + 1) * block_tokens_;
+}
+
+bool MissClassifier::IsResidentIn(GroupId group, const PrefixContent& content,
+                                  int64_t block) const {
+  const int64_t group_tokens = manager_->group(group).block_size();
+  const int64_t per_block = block_tokens_ / group_tokens;
+  const int64_t hashes = group_tokens / manager_->hash_block_size();
+  for (int64_t j = block * per_block; j < (block + 1) * per_block; ++j) {
+    if (manager_->pool().FindCached(content.HashOfBlock(j, hashes), group) == kNullBlockId) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool MissClassifier::IsResident(const PrefixContent& content, int64_t block) const {
+  if (!chain_groups_.empty()) {
+    return std::any_of(chain_groups_.begin(), chain_groups_.end(),
+                       [&](GroupId g) { return IsResidentIn(g, content, block); });
+  }
+  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    if (IsResidentIn(g, content, block)) return true;
+  }
+  return false;
+}
+
+void MissClassifier::OnAdmissionAttempt(const AdmissionRecord& record) {
+  if (!is_enabled()) return;
+  resident_.clear();
+  const int64_t num_full = record.num_queried_tokens / block_tokens_;
+  const int64_t num_hits = record.num_hit_tokens / block_tokens_;
+  const int64_t num_allowed = (record.num_queried_tokens - 1) / block_tokens_;
+  // With one full-attention group and no drafter the block behind a hit is not resident, unless the
+  // hit had to end there.
+  if (!probes_always_ && (num_hits < num_allowed || num_full == num_allowed)) return;
+  const PrefixContent& content = record.request->kv->content();
+  for (int64_t block = num_hits; block < num_full; ++block) {
+    if (IsResident(content, block)) {
+      resident_.push_back(block);
+    } else if (!chain_groups_.empty()) {
+      return;
+    }
+  }
+}
+
+// --- What separates equal contents, and what unequal ones share ---
+
+bool MissClassifier::StartsLikeEarlier(const SimRequest& request) const {
+  if (trace_.block_tokens == 0 || request.spec.content_ids.empty()) return false;
+  const absl::uint128 path =
+      PathKey(ScopeKey(trace_, request.spec), request.spec.content_ids.front());
+  return starts_.contains(absl::Uint128Low64(path));
+}
+
+void MissClassifier::RememberStart(const SimRequest& request) {
+  if (trace_.block_tokens == 0 || request.spec.content_ids.empty()) return;
+  const absl::uint128 path =
+      PathKey(ScopeKey(trace_, request.spec), request.spec.content_ids.front());
+  starts_.insert(absl::Uint128Low64(path));
+}
+
+std::vector<uint64_t> MissClassifier::UnsaltedKeys(const SimRequest& request,
+                                                   int64_t num_blocks) const {
+  std::vector<uint64_t> result;
+  if (request.spec.salt.empty() && request.spec.adapter.empty()) return result;
+  TraceRequest unsalted = request.spec;
+  unsalted.salt.clear();
+  unsalted.adapter.clear();
+  std::vector<absl::uint128> keys;
+  ContentKeys(trace_, unsalted, block_tokens_ / hashes_per_block_)
+      .AppendBlocks(unsalted, num_blocks * block_tokens_, &keys);
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const auto last = static_cast<size_t>((block + 1) * hashes_per_block_ - 1);
+    result.push_back(absl::Uint128Low64(keys[last]));
+  }
+  return result;
+}
+
+bool MissClassifier::ExistsElsewhere(const SimRequest& request, int64_t block, uint64_t key,
+                                     const std::vector<uint64_t>& unsalted) const {
+  if (unsalted.empty()) {
+    return !unsalted_keys_.empty() && unsalted_keys_.contains(key);
+  }
+  const uint64_t plain = unsalted[static_cast<size_t>(block)];
+  return (block + 1) * block_tokens_ <= request.num_prompt &&
+         (unsalted_keys_.contains(plain) || owner_of_block_.contains(plain));
+}
+
+// --- Admissions ---
+
+AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
+                                            RequestProgress& progress) {
+  AdmissionMisses misses;
+  const SimRequest& request = *record.request;
+  if (progress.ordinal < 0) {
+    progress.ordinal = static_cast<int64_t>(owners_.size());
+    owners_.push_back({.live = &request});
+  }
+  if (!is_enabled()) return misses;
+  const auto self = static_cast<uint32_t>(progress.ordinal);
+  const PrefixContent& content = request.kv->content();
+  const int64_t n = record.num_queried_tokens;
+  const int64_t num_allowed = (n - 1) / block_tokens_;
+  misses.num_full_blocks = n / block_tokens_;
+  misses.num_hit_blocks = record.num_hit_tokens / block_tokens_;
+  misses.num_possible_blocks = misses.num_hit_blocks;
+  const std::vector<uint64_t> unsalted = UnsaltedKeys(request, misses.num_full_blocks);
+  const auto count = [&](MissCause cause) { ++misses.blocks[static_cast<size_t>(cause)]; };
+
+  auto resident = resident_.begin();
+  bool is_possible = true;  // an infinite cache holds all blocks so far
+  for (int64_t block = misses.num_hit_blocks; block < misses.num_full_blocks; ++block) {
+    const uint64_t key = KeyOf(content, block);
+    // A table of all blocks ever computed is in no cache; the next look-ups are known already.
+    if (block + kPrefetchDistance < misses.num_full_blocks) {
+      owner_of_block_.prefetch(KeyOf(content, block + kPrefetchDistance));
+    }
+    const auto [it, is_new] = owner_of_block_.try_emplace(key, self);
+    const bool is_computed = !is_new && IsComputed(it->second, block);
+    const bool is_pending =
+        !is_new && !is_computed && it->second != self && owners_[it->second].live != nullptr;
+    is_possible = is_possible && block < num_allowed && (is_computed || is_pending);
+    misses.num_possible_blocks += is_possible;
+
+    if (resident != resident_.end() && *resident == block) {
+      ++resident;
+      if (block == num_allowed) {
+        count(MissCause::kLastToken);
+      } else if (has_drafts_ && manager_->num_groups() == 1) {
+        count(MissCause::kLookahead);
+      } else if (has_drafts_ && block == misses.num_hit_blocks) {
+        count(MissCause::kLookahead);
+      } else {
+        count(MissCause::kWindowOrAlignment);
+      }
+    } else if (is_computed) {
+      count(MissCause::kEvicted);
+    } else if (is_pending) {
+      count(MissCause::kNotYetComputed);
+    } else {
+      it->second = self;
+      if (ExistsElsewhere(request, block, key, unsalted)) {
+        count(MissCause::kSaltOrAdapter);
+      } else if (block == 0 && StartsLikeEarlier(request)) {
+        count(MissCause::kShort);
+      } else {
+        count(MissCause::kFirstUse);
+      }
+    }
+  }
+  for (uint64_t key : unsalted) unsalted_keys_.insert(key);
+  RememberStart(request);
+  return misses;
+}
+
+// Output blocks get their names as they fill; they matter when someone can ask for them again.
+void MissClassifier::AnnounceOutput(const SimRequest& request, const RequestProgress& progress,
+                                    int64_t num_tokens) {
+  if (!is_enabled() || request.kv == nullptr || progress.ordinal < 0) return;
+  const PrefixContent& content = request.kv->content();
+  const int64_t end = std::min(num_tokens, content.num_hashed_tokens()) / block_tokens_;
+  for (int64_t block = request.num_prompt / block_tokens_; block < end; ++block) {
+    owner_of_block_.try_emplace(KeyOf(content, block), static_cast<uint32_t>(progress.ordinal));
+  }
+}
+
+void MissClassifier::OnPreemption(const PreemptionRecord& record, const RequestProgress& progress) {
+  AnnounceOutput(*record.request, progress, record.num_computed_lost);
+}
+
+void MissClassifier::OnFinish(const SimRequest& request, const RequestProgress* progress) {
+  if (progress == nullptr || progress->ordinal < 0) return;
+  // Others share output only where the trace says what it was.
+  if (!request.spec.output_ids.empty()) {
+    AnnounceOutput(request, *progress, request.highest_computed);
+  }
+  owners_[static_cast<size_t>(progress->ordinal)] = {.live = nullptr,
+                                                     .num_tokens = request.highest_computed};
+}
+
+}  // namespace kvblocks::sim

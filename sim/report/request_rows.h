@@ -1,0 +1,63 @@
+// RequestRow: what is known of one request when it ends; RequestRowSink takes them as they come.
+//
+// CsvRequestSink writes RFC 4180: CRLF line ends, one header line, fields with commas, quotes or
+// line ends in quotes. Times are milliseconds of simulated time; what a request never reached is
+// empty.
+
+#ifndef KVBLOCKS_SIM_REPORT_REQUEST_ROWS_H_
+#define KVBLOCKS_SIM_REPORT_REQUEST_ROWS_H_
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "sim/engine/sim_request.h"
+#include "sim/report/latency_metrics.h"
+#include "sim/report/request_progress.h"
+
+namespace kvblocks::sim {
+
+struct RequestRow {
+  const SimRequest* request = nullptr;
+  const RequestProgress* progress = nullptr;  // null: given up before it arrived
+  std::optional<RequestLatency> latency;      // of requests that emitted a token
+  SimTime end = 0;
+};
+
+class RequestRowSink {
+ public:
+  virtual ~RequestRowSink() = default;
+  virtual void OnRow(const RequestRow& row) = 0;
+};
+
+class CsvRequestSink final : public RequestRowSink {
+ public:
+  // "-" is standard output. The file is complete only after Close.
+  static absl::StatusOr<std::unique_ptr<CsvRequestSink>> Open(const std::string& path);
+  ~CsvRequestSink() override;
+
+  void OnRow(const RequestRow& row) override;
+  // Reports the first error of all writes.
+  absl::Status Close();
+
+  static std::string Header();
+  static std::string Format(const RequestRow& row);
+
+ private:
+  CsvRequestSink(std::string path, std::FILE* file) : path_(std::move(path)), file_(file) {}
+
+  std::string path_;
+  std::FILE* file_;
+  bool failed_ = false;
+};
+
+// The field as it stands in a CSV line.
+std::string CsvField(std::string_view text);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_REPORT_REQUEST_ROWS_H_

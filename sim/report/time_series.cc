@@ -1,0 +1,95 @@
+#include "sim/report/time_series.h"
+
+#include <algorithm>
+
+#include "sim/report/latency_metrics.h"
+
+namespace kvblocks::sim {
+
+void TimeSeries::Add(const Counts& counts, Counts& sum) {
+  sum.prefill_tokens += counts.prefill_tokens;
+  sum.decode_tokens += counts.decode_tokens;
+  sum.output_tokens += counts.output_tokens;
+  sum.queried_tokens += counts.queried_tokens;
+  sum.hit_tokens += counts.hit_tokens;
+  sum.evictions += counts.evictions;
+  sum.preemptions += counts.preemptions;
+  sum.steps += counts.steps;
+}
+
+TimeSeries::Point& TimeSeries::PointAt(SimTime time) {
+  while (time / tick_ >= static_cast<int64_t>(max_points_)) {
+    // The last merge of a very long run may leave the grid's last tick beyond the clock's end.
+    tick_ = tick_ > kMaxSimTime / 2 ? kMaxSimTime : 2 * tick_;
+    for (size_t i = 0; i < points_.size(); i += 2) {
+      Point merged = points_[i];
+      if (i + 1 < points_.size()) {
+        const Point& other = points_[i + 1];
+        merged.running += other.running;
+        merged.waiting += other.waiting;
+        merged.referenced += other.referenced;
+        merged.resident += other.resident;
+        merged.busy += other.busy;
+        Add(other.counts, merged.counts);
+      }
+      points_[i / 2] = merged;
+    }
+    points_.resize((points_.size() + 1) / 2);
+  }
+  const auto index = static_cast<size_t>(time / tick_);
+  if (index >= points_.size()) points_.resize(index + 1);
+  return points_[index];
+}
+
+void TimeSeries::AddInterval(SimTime from, SimTime to, const Gauges& gauges) {
+  if (from >= to) return;
+  // Settles the tick for the whole interval.
+  PointAt(to - 1);
+  while (from < to) {
+    const SimTime index = from / tick_;
+    const SimTime end = index >= kMaxSimTime / tick_ ? to : std::min(to, (index + 1) * tick_);
+    const Integral dt = end - from;
+    Point& point = PointAt(from);
+    point.running += dt * gauges.running;
+    point.waiting += dt * gauges.waiting;
+    point.referenced += dt * gauges.referenced;
+    point.resident += dt * gauges.resident;
+    if (gauges.is_busy) point.busy += end - from;
+    from = end;
+  }
+}
+
+void TimeSeries::AddCounts(SimTime at, const Counts& counts) { Add(counts, PointAt(at).counts); }
+
+void TimeSeries::Fill(SimTime end, int64_t usable_blocks,
+                      ::kvblocks::report::v1::Series* out) const {
+  out->set_tick_s(Seconds(tick_));
+  for (size_t i = 0; i < points_.size(); ++i) {
+    const Point& point = points_[i];
+    const SimTime start = static_cast<SimTime>(i) * tick_;
+    // Events at the very end may open a tick of no length.
+    const SimTime length = std::clamp<SimTime>(end - start, 1, tick_);
+    const auto mean = [&](Integral sum) {
+      return static_cast<double>(sum) / static_cast<double>(length);
+    };
+    auto* p = out->add_points();
+    p->set_start_s(Seconds(start));
+    p->set_running(mean(point.running));
+    p->set_waiting(mean(point.waiting));
+    if (usable_blocks > 0) {
+      p->set_usage(mean(point.referenced) / static_cast<double>(usable_blocks));
+      p->set_resident(mean(point.resident) / static_cast<double>(usable_blocks));
+    }
+    p->set_prefill_tokens(point.counts.prefill_tokens);
+    p->set_decode_tokens(point.counts.decode_tokens);
+    p->set_output_tokens(point.counts.output_tokens);
+    p->set_queried_tokens(point.counts.queried_tokens);
+    p->set_hit_tokens(point.counts.hit_tokens);
+    p->set_evictions(point.counts.evictions);
+    p->set_preemptions(point.counts.preemptions);
+    p->set_steps(point.counts.steps);
+    p->set_busy_share(mean(point.busy));
+  }
+}
+
+}  // namespace kvblocks::sim
