@@ -134,7 +134,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   static const ComputedBlocks kNoHits;
   const ComputedBlocks& computed =
       known || params.computed_blocks == nullptr ? kNoHits : *params.computed_blocks;
-  const bool has_lists = !computed.lists_.empty();
+  const bool has_lists = !computed.empty();  // then there is one per group
   const auto hits_of = [&](GroupId g) {
     return has_lists ? computed.blocks(g) : absl::Span<const BlockId>();
   };

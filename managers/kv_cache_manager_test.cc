@@ -191,6 +191,16 @@ TEST(KvCacheManagerTest, HitsThatCannotBeTrueAreRefused) {
   EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(1, 2, 4, 5));
 }
 
+TEST(KvCacheManagerTest, EmptyListsOfFewerGroupsAreNoHit) {
+  const auto manager = Manager(20, {Full(4), Window(4, 9)});
+  const auto request = NewRequest(*manager, Tokens(9));
+  const ComputedBlocks hits(HitLists(1), 0);
+  const auto slots =
+      manager->AllocateSlots(*request, {.num_new_tokens = 9, .computed_blocks = &hits});
+  ASSERT_TRUE(slots.ok() && slots->has_value()) << slots.status();
+  EXPECT_EQ((*slots)->num_blocks(), 6);
+}
+
 TEST(KvCacheManagerTest, HitsWithoutCachingAreRefused) {
   const auto manager = Manager(20, {Full(4)}, {.enable_caching = false});
   const auto request = NewRequest(*manager, Tokens(13));

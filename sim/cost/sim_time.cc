@@ -47,7 +47,7 @@ absl::StatusOr<SimTime> ParseDuration(std::string_view text) {
 
   const size_t point = number.find('.');
   const std::string_view whole = number.substr(0, point);
-  const std::string_view fraction =
+  std::string_view fraction =
       point == std::string_view::npos ? std::string_view() : number.substr(point + 1);
   if (point != std::string_view::npos && fraction.empty()) {
     return BadDuration(text, "no digit after the point");
@@ -61,15 +61,20 @@ absl::StatusOr<SimTime> ParseDuration(std::string_view text) {
     if (!total) return BadDuration(text, "beyond the clock's 106 days");
   }
   total = CheckedMultiply(*total, unit);
-  // A digit of the fraction is worth unit / 10, then unit / 100, ...: exact as long as it divides.
-  SimTime worth = unit;
-  for (char digit : fraction) {
-    if (digit != '0' && worth % 10 != 0) {
-      return BadDuration(text, "is not a whole number of picoseconds");
-    }
-    worth /= 10;
-    if (total) total = CheckedAdd(*total, worth * (digit - '0'));
+  // The fraction of a unit, exactly. Without its trailing zeros it has at most 16 digits if it is
+  // whole: no unit holds more factors of 2 or 5 than an hour's 2^16.
+  while (!fraction.empty() && fraction.back() == '0') fraction.remove_suffix(1);
+  __int128 part = 0;
+  __int128 scale = 1;
+  for (char digit : fraction.substr(0, 17)) {
+    part = part * 10 + (digit - '0');
+    scale *= 10;
   }
+  part *= unit;
+  if (fraction.size() > 16 || part % scale != 0) {
+    return BadDuration(text, "is not a whole number of picoseconds");
+  }
+  if (total) total = CheckedAdd(*total, static_cast<SimTime>(part / scale));
   if (!total) return BadDuration(text, "beyond the clock's 106 days");
   return *total;
 }

@@ -176,13 +176,17 @@ class AzureReader : public RowSource {
       info_.notes["day_one"] = FormatDay(day_one_);
     }
     const int64_t days = time->day - day_one_;
-    constexpr int64_t kMostDays = std::numeric_limits<int64_t>::max() / kNsPerDay - 1;
-    if (days < 0 || days > kMostDays) {
+    if (days < 0) {
       return absl::InvalidArgumentError(absl::StrCat("TIMESTAMP: got ", Shown(fields[0]),
                                                      ", expected a day from ", FormatDay(day_one_),
                                                      " on, the day of the first row"));
     }
-    row->timestamp_ns = days * kNsPerDay + time->ns_of_day;
+    if (__builtin_mul_overflow(days, kNsPerDay, &row->timestamp_ns) ||
+        __builtin_add_overflow(row->timestamp_ns, time->ns_of_day, &row->timestamp_ns)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("TIMESTAMP: got ", Shown(fields[0]), ", expected a time within 2^63 ns of ",
+                       FormatDay(day_one_), ", the day of the first row"));
+    }
     return absl::OkStatus();
   }
 

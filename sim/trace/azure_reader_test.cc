@@ -62,7 +62,15 @@ TEST(AzureReaderTest, BadRowsNameTheField) {
   EXPECT_THAT(error("2023-11-16 10:00:01,2147483648,1"), HasSubstr("input length"));
   EXPECT_THAT(error("yesterday,1,1"), HasSubstr("TIMESTAMP: got \"yesterday\""));
   EXPECT_THAT(error("2023-11-15 10:00:01,1,1"), HasSubstr("expected a day from 2023-11-16 on"));
-  EXPECT_THAT(error("2923-11-15 10:00:01,1,1"), HasSubstr("expected a day"));
+  EXPECT_THAT(error("2923-11-15 10:00:01,1,1"), HasSubstr("within 2^63 ns of 2023-11-16"));
+}
+
+TEST(AzureReaderTest, TheLastNanosecondOf64BitsIsATime) {
+  const std::string begin = std::string(kHeader) + "1970-01-01 00:00:00,1,1\n";
+  const auto last = ReadTrace(begin + "2262-04-11 23:47:16.854775807,1,1\n");
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_EQ(last->back().arrival_ns, INT64_MAX);
+  EXPECT_THAT(TraceError(begin + "2262-04-11 23:47:16.854775808,1,1\n"), HasSubstr("2^63 ns"));
 }
 
 TEST(AzureReaderTest, HeaderMustMatchAndMayStandAlone) {

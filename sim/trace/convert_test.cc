@@ -203,6 +203,19 @@ TEST_F(ConvertTest, CsvKeepsTheDayAndNeedsAStartWithinIt) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("--rebase"));
 }
 
+TEST_F(ConvertTest, CsvRefusesDaysThatItCannotSay) {
+  const std::string in = WriteFile("last_day.txtpb", R"(header {
+    version: 1 notes { key: "day_one" value: "9999-12-31" } }
+
+    request { id: 1 }
+
+    request { id: 2 arrival_delta_ns: 86400000000000 }
+  )");
+  const auto refused = ConvertTrace(in, Path("last_day.csv"), TraceFormat::kCsv, {});
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("got the day 10000-01-01, expected one up to 9999-12-31"));
+}
+
 TEST_F(ConvertTest, FormatNames) {
   EXPECT_EQ(*ParseTraceFormat("csv"), TraceFormat::kCsv);
   EXPECT_EQ(*ParseTraceFormat("native"), TraceFormat::kNative);

@@ -109,6 +109,10 @@ class NativeReader : public RowSource {
           absl::InvalidArgumentError(absl::StrCat("scope: got ", static_cast<int>(header.scope()),
                                                   ", expected GLOBAL, SESSION or TENANT")));
     }
+    if (header.block_tokens() > kMaxTraceLength) {
+      return Damage(absl::InvalidArgumentError(absl::StrCat(
+          "block_tokens: got ", header.block_tokens(), ", expected 0 to ", kMaxTraceLength)));
+    }
     info_.format = "native";
     info_.name = header.name();
     info_.source = header.source();

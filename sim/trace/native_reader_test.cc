@@ -189,6 +189,16 @@ TEST(NativeReaderTest, BadRequestsAreNamedByRecordAndByte) {
               HasSubstr("request_id: got \"1\""));
 }
 
+// No other form could hold them, so they are refused here and not when the trace is converted.
+TEST(NativeReaderTest, CountsBeyondTheLongestRequestAreRefused) {
+  EXPECT_THAT(TraceError(WithHeader("request { id: 1 min_tokens: 2147483648 }\n")),
+              HasSubstr("min_tokens: got 2147483648, expected 0 to 2147483647"));
+  EXPECT_TRUE(ReadTrace(WithHeader("request { id: 1 min_tokens: 2147483647 }\n")).ok());
+  EXPECT_THAT(TraceError(WithHeader("", "block_tokens: 2147483648")),
+              HasSubstr("block_tokens: got 2147483648, expected 0 to 2147483647"));
+  EXPECT_TRUE(ReadTrace(WithHeader("", "block_tokens: 2147483647")).ok());
+}
+
 TEST(NativeReaderTest, SortedIsAPromise) {
   const std::string records =
       "request { id: 1 arrival_delta_ns: 9 }\n\nrequest { id: 2 arrival_delta_ns: -5 }\n";

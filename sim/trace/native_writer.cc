@@ -28,9 +28,9 @@ class NativeWriter : public TraceWriter {
         window_(options.copy_window, options.copy_window_ids) {}
 
   absl::Status Begin(const TraceInfo& info) override {
-    if (info.block_tokens < 0 || info.block_tokens > std::numeric_limits<uint32_t>::max()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("block_tokens: got ", info.block_tokens, ", expected 0 to 2^32-1"));
+    if (info.block_tokens < 0 || info.block_tokens > kMaxTraceLength) {
+      return absl::InvalidArgumentError(absl::StrCat("block_tokens: got ", info.block_tokens,
+                                                     ", expected 0 to ", kMaxTraceLength));
     }
     if (options_.copy_window < 0 || options_.copy_window > kMostCopyWindow ||
         options_.copy_window_ids < 0 || options_.copy_window_ids > kMostCopyWindowIds) {

@@ -76,6 +76,10 @@ absl::Status RowChecker::CheckLengths(const TraceRequest& request) const {
     return Error(request, absl::StrCat("input plus output length: got ", input + output,
                                        ", expected at most ", kMaxTraceLength));
   }
+  if (request.min_tokens < 0 || request.min_tokens > kMaxTraceLength) {
+    return Error(request, absl::StrCat("min_tokens: got ", request.min_tokens, ", expected 0 to ",
+                                       kMaxTraceLength));
+  }
   const int64_t num_ids = static_cast<int64_t>(request.content_ids.size());
   const int64_t bt = info_.block_tokens;
   if (bt == 0 && num_ids > 0) {

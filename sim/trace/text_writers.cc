@@ -14,6 +14,7 @@ namespace kvblocks::sim {
 namespace {
 
 constexpr int64_t kNsPerDay = 86400000000000;
+constexpr int64_t kLastDay = 2932896;  // 9999-12-31 since 1970-01-01
 
 std::string JsonString(const std::string& text) {
   std::string out = "\"";
@@ -130,6 +131,11 @@ class CsvWriter : public TraceWriter {
           "(--rebase)"));
     }
     first_ = false;
+    if (const int64_t day = day_ + r.arrival_ns / kNsPerDay; day > kLastDay) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("arrival: got the day ", FormatDay(day),
+                       ", expected one up to 9999-12-31, the last that CSV can say"));
+    }
     TraceRequest plain;
     plain.row = r.row;
     plain.line = r.line;

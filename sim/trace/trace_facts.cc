@@ -35,7 +35,7 @@ LengthFacts Summarize(std::vector<int64_t> lengths) {
 std::string Grouped(int64_t value) {
   std::string digits = absl::StrCat(value);
   for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) {
-    digits.insert(static_cast<size_t>(i), ",");
+    digits.insert(static_cast<size_t>(i), 1, ',');
   }
   return digits;
 }

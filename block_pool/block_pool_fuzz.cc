@@ -1,0 +1,225 @@
+// The pool against a naive model: a list for the free queue, a map of lists for the prefix table.
+// The bytes choose the pool and then operations, misuse among them; a refused call must change
+// nothing, and after every call queue, keys, references and counts must be those of the model.
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "block_pool/block_hash.h"
+#include "block_pool/block_pool.h"
+#include "block_pool/prefix_content.h"
+#include "tests/fuzz/fuzz_input.h"
+
+namespace {
+
+using namespace kvblocks;
+using kvblocks::fuzz::FuzzInput;
+
+using Key = std::pair<std::array<uint64_t, 4>, GroupId>;
+
+struct ModelBlock {
+  int references = 0;
+  bool permanent = false;
+  std::optional<Key> key;
+};
+
+struct Model {
+  std::vector<ModelBlock> blocks;
+  std::vector<BlockId> queue;
+  std::map<Key, std::vector<BlockId>> table;  // in order of insertion
+
+  ModelBlock& at(BlockId id) { return blocks[static_cast<size_t>(id)]; }
+
+  void DropKey(BlockId id) {
+    if (!at(id).key) return;
+    std::vector<BlockId>& ids = table[*at(id).key];
+    std::erase(ids, id);
+    if (ids.empty()) table.erase(*at(id).key);
+    at(id).key.reset();
+  }
+  std::vector<BlockId> Take(int64_t k) {
+    std::vector<BlockId> ids(queue.begin(), queue.begin() + k);
+    queue.erase(queue.begin(), queue.begin() + k);
+    for (const BlockId id : ids) {
+      DropKey(id);
+      at(id).references = 1;
+    }
+    return ids;
+  }
+  void Touch(const std::vector<BlockId>& ids) {
+    for (const BlockId id : ids) {
+      if (id == kNullBlockId) continue;
+      if (at(id).references++ == 0) std::erase(queue, id);
+    }
+  }
+  void Free(const std::vector<BlockId>& ids, FreeOrder order) {
+    size_t in_front = 0;
+    for (const BlockId id : ids) {
+      if (id == kNullBlockId || --at(id).references > 0) continue;
+      if (at(id).key || order == FreeOrder::kAppendAll) {
+        queue.push_back(id);
+      } else {
+        queue.insert(queue.begin() + static_cast<std::ptrdiff_t>(in_front++), id);
+      }
+    }
+  }
+};
+
+// Hashes that agree in what the table's tag looks at, or in all but one bit.
+BlockHash SmallHash(FuzzInput& input) {
+  const uint8_t byte = input.Byte();
+  return {{byte & 7u, (byte >> 3) & 1u, (byte >> 4) & 1u, (byte >> 5) & 1u}};
+}
+
+std::vector<BlockId> SomeBlocks(FuzzInput& input, const BlockPool& pool) {
+  std::vector<BlockId> ids;
+  for (int64_t n = input.Small(0, 7); n > 0; --n) {
+    ids.push_back(input.Wild32(0, std::min(pool.num_blocks() - 1, 200)));
+  }
+  return ids;
+}
+
+void Compare(const BlockPool& pool, Model& model) {
+  const absl::Status status = pool.CheckInvariants();
+  FUZZ_EXPECT(status.ok(), status.ToString());
+  FUZZ_EXPECT(pool.free_queue().Walk() == model.queue, "other free queue");
+  int32_t live = 0, cached = 0, keyed = 0;
+  for (BlockId id = 1; id < pool.num_blocks(); ++id) {
+    const ModelBlock& want = model.at(id);
+    const KvCacheBlock& got = pool.block(id);
+    FUZZ_EXPECT(got.ref_count == want.references, "references of block " + std::to_string(id));
+    FUZZ_EXPECT(got.has_key() == want.key.has_value(), "key of block " + std::to_string(id));
+    FUZZ_EXPECT(!want.key || *want.key == Key(pool.hash(id).words, got.key_group), "other key");
+    live += want.references > 0 && !want.permanent;
+    cached += want.references == 0 && want.key;
+    keyed += want.key.has_value();
+  }
+  FUZZ_EXPECT(pool.num_live() == live && pool.num_cached_unreferenced() == cached, "counts");
+  FUZZ_EXPECT(pool.num_keyed_blocks() == keyed, "number of keyed blocks");
+  FUZZ_EXPECT(pool.num_keys() == static_cast<int32_t>(model.table.size()), "number of keys");
+  for (const auto& [key, ids] : model.table) {
+    FUZZ_EXPECT(pool.FindCached({key.first}, key.second) == ids.front(), "not the earliest");
+    FUZZ_EXPECT(pool.table().FindAll({key.first}, key.second) == ids, "other duplicates");
+  }
+}
+
+void CacheSome(FuzzInput& input, BlockPool& pool, Model& model) {
+  static const auto hashing = std::make_shared<const PrefixHashing>(
+      PrefixHashing{BlockHasher(HashAlgorithm::kSha256, "seed"), 2});
+  std::vector<BlockHash> hashes;
+  for (int64_t n = input.Small(0, 8); n > 0; --n) hashes.push_back(SmallHash(input));
+  const int64_t num_hashes = static_cast<int64_t>(hashes.size());
+  const PrefixContent content =
+      PrefixContent::FromHashes(2 * num_hashes + 1, std::move(hashes), hashing).value();
+  const std::vector<BlockId> table = SomeBlocks(input, pool);
+  const int64_t from = input.Wild(0, 3);
+  const int64_t to = input.Wild(0, static_cast<int64_t>(table.size()));
+  const int64_t block_size = input.Wild(1, 4);
+  const GroupId group = input.Wild32(0, 2);
+  std::vector<uint8_t> mask;
+  if (input.Bool() && from >= 0 && to > from && to - from <= 8) {
+    for (int64_t i = from; i < to; ++i) mask.push_back(input.Byte() & 1);
+    if (input.Byte() > 250) mask.push_back(1);
+  }
+  const absl::Status status =
+      pool.CacheFullBlocks(content, table, from, to, block_size, group, mask);
+  if (!status.ok() || !pool.enable_caching()) return;
+  const int64_t per_block = std::max<int64_t>(block_size / 2, 1);
+  for (int64_t i = from; i < to; ++i) {
+    const BlockId id = table[static_cast<size_t>(i)];
+    if (id == kNullBlockId || (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0)) continue;
+    const Key key(content.HashOfBlock(i, per_block).words, group);
+    FUZZ_EXPECT(!model.at(id).key && !model.at(id).permanent, "registered twice");
+    model.at(id).key = key;
+    model.table[key].push_back(id);
+  }
+}
+
+void Operate(FuzzInput& input, BlockPool& pool, Model& model) {
+  switch (input.Byte() % 8) {
+    case 0: {
+      const int64_t k = input.Wild(0, 6);
+      const auto got = pool.GetNewBlocks(k);
+      FUZZ_EXPECT(got.ok() == (k >= 0), "negative counts are refused");
+      if (!got.ok()) break;
+      FUZZ_EXPECT(got->has_value() == (k <= static_cast<int64_t>(model.queue.size())), "fits");
+      if (got->has_value()) FUZZ_EXPECT(**got == model.Take(k), "other blocks");
+      break;
+    }
+    case 1: {
+      const std::vector<BlockId> ids = SomeBlocks(input, pool);
+      if (pool.Touch(ids).ok()) model.Touch(ids);
+      break;
+    }
+    case 2:
+    case 3: {
+      const std::vector<BlockId> ids = SomeBlocks(input, pool);
+      if (pool.FreeBlocks(ids).ok()) model.Free(ids, pool.free_order());
+      break;
+    }
+    case 4:
+    case 5:
+      CacheSome(input, pool, model);
+      break;
+    case 6: {
+      const std::vector<BlockId> ids = SomeBlocks(input, pool);
+      if (!pool.EvictBlocks(ids).ok()) break;
+      for (const BlockId id : ids) model.DropKey(id);
+      break;
+    }
+    default: {
+      const uint8_t kind = input.Byte();
+      if (kind > 240) {
+        const int64_t k = input.Wild(0, 3);
+        const auto got = pool.TakePermanentBlocks(k);
+        if (!got.ok()) break;
+        for (const BlockId id : model.Take(k)) model.at(id).permanent = true;
+      } else if (kind > 200) {
+        bool live = false;
+        for (size_t id = 1; id < model.blocks.size(); ++id) {
+          live |= model.blocks[id].references > 0 && !model.blocks[id].permanent;
+        }
+        FUZZ_EXPECT(pool.ResetPrefixCache() == !live, "reset");
+        if (live) break;
+        model.table.clear();
+        for (ModelBlock& block : model.blocks) block.key.reset();
+      } else {
+        const std::vector<GroupId> groups = {input.Wild32(0, 2), input.Wild32(0, 2)};
+        const BlockHash hash = SmallHash(input);
+        const auto found = pool.GetCachedBlocks(hash, groups);
+        const bool all = model.table.count({hash.words, groups[0]}) > 0 &&
+                         model.table.count({hash.words, groups[1]}) > 0;
+        FUZZ_EXPECT(found.has_value() == all, "look-up");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  FuzzInput input(data, size);
+  BlockPool::Options options;
+  options.num_blocks = input.Wild(1, 40);
+  if (options.num_blocks > 2000 && options.num_blocks < int64_t{1} << 31) return 0;
+  options.enable_caching = input.Byte() != 1;
+  options.enable_events = input.Bool();
+  options.free_order = input.Bool() ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  const auto pool = BlockPool::Create(options);
+  FUZZ_EXPECT(pool.ok() == (options.num_blocks >= 1 && options.num_blocks <= 2000),
+              pool.status().ToString());
+  if (!pool.ok()) return 0;
+  Model model;
+  model.blocks.resize(static_cast<size_t>(options.num_blocks));
+  for (BlockId id = 1; id < options.num_blocks; ++id) model.queue.push_back(id);
+  for (int steps = 0; steps < 200 && !input.empty(); ++steps) {
+    Operate(input, **pool, model);
+    Compare(**pool, model);
+    FUZZ_EXPECT((*pool)->TakeEvents().empty() || options.enable_events, "events although off");
+  }
+  return 0;
+}

@@ -1,0 +1,28 @@
+// Configuration files: any text is either refused at a place in the file or gives a config that is
+// valid and survives the way to its message, to text and back.
+
+#include <string>
+
+#include "google/protobuf/text_format.h"
+#include "specs/kv_cache_config.h"
+#include "specs/kv_cache_config_proto.h"
+#include "specs/kv_cache_config_text.h"
+#include "tests/fuzz/fuzz_input.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  kvblocks::fuzz::FuzzInput input(data, size);
+  const auto config = kvblocks::ParseKvCacheConfig(input.Rest(), "file.txtpb");
+  if (!config.ok()) {
+    const std::string message(config.status().message());
+    FUZZ_EXPECT(message.rfind("file.txtpb:", 0) == 0, message);
+    return 0;
+  }
+  FUZZ_EXPECT(Validate(*config).ok(), Validate(*config).ToString());
+  const auto again = kvblocks::FromProto(kvblocks::ToProto(*config));
+  FUZZ_EXPECT(again.ok() && *again == *config, again.status().ToString());
+  std::string text;
+  FUZZ_EXPECT(google::protobuf::TextFormat::PrintToString(kvblocks::ToProto(*config), &text), "");
+  const auto reread = kvblocks::ParseKvCacheConfig(text, "again.txtpb");
+  FUZZ_EXPECT(reread.ok() && *reread == *config, reread.status().ToString() + "\n" + text);
+  return 0;
+}
