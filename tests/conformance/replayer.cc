@@ -276,7 +276,8 @@ absl::Status Replayer::CheckChanges(const RecordedState& recorded, const Entry* 
         run = nullptr;
         continue;
       }
-      if (i >= static_cast<int64_t>(table.size()) || table[static_cast<size_t>(i)] != block) {
+      if (i >= static_cast<int64_t>(table.size()) || table[static_cast<size_t>(i)] != block ||
+          (i + 1) * size > content.num_hashed_tokens()) {
         return absl::FailedPreconditionError(absl::StrCat(
             "ev: block ", block, " was recorded at position ", i, " of group ", change.group));
       }

@@ -14,7 +14,8 @@ using simdjson::dom::array;
 using simdjson::dom::element;
 using simdjson::dom::object;
 
-constexpr int64_t kMaxTokensPerSegment = int64_t{1} << 24;
+constexpr int64_t kMaxTokens = int64_t{1} << 24;  // of one list
+constexpr int64_t kMaxTokenPosition = int64_t{1} << 32;
 
 // Reads typed fields of one object; the first problem is kept and later reads give defaults.
 class FieldReader {
@@ -107,8 +108,8 @@ class FieldReader {
     std::vector<TokenId> tokens;
     for (element item : segments) {
       const std::vector<int64_t> parts = IntsOf(ItemsOf(item, name), name);
-      if (parts.size() != 3 || parts[0] < 0 || parts[1] < 0 || parts[2] < 0 ||
-          parts[2] > kMaxTokensPerSegment) {
+      if (parts.size() != 3 || parts[0] < 0 || parts[1] < 0 || parts[1] > kMaxTokenPosition ||
+          parts[2] < 0 || parts[2] > kMaxTokens - static_cast<int64_t>(tokens.size())) {
         Fail(name, "segments [document, start, length]");
         break;
       }
