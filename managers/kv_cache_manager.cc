@@ -192,7 +192,6 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                        "): hits and external tokens are for a request that holds no blocks yet; "
                        "this one does"));
     }
-    return absl::OkStatus();
   }
   const int64_t hit_tokens = has_hits ? params.computed_blocks->num_tokens() : 0;
   if (!in_range(hit_tokens)) {

@@ -1,0 +1,89 @@
+// Harness: makes each operation on a KvCacheManager and on the oracle, and stops at the first
+// difference or broken invariant.
+
+#ifndef KVBLOCKS_TESTS_PROPERTY_HARNESS_H_
+#define KVBLOCKS_TESTS_PROPERTY_HARNESS_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/property/comparison.h"
+#include "tests/property/live_request.h"
+#include "tests/property/operation.h"
+#include "tests/property/scenario.h"
+#include "tests/property/snapshot.h"
+
+namespace kvblocks::property {
+
+class Harness {
+ public:
+  // Empty: the pool is too small for the shape's sink blocks.
+  static std::unique_ptr<Harness> Create(const Scenario& scenario);
+
+  // Runs one operation and checks everything. Fails the RapidCheck case with the list of calls so
+  // far.
+  void Run(const Operation& operation);
+  // Gives everything back: INV-27.
+  void Finish();
+
+  // One line per call with its outcome: equal for equal runs (INV-32).
+  const std::vector<std::string>& log() const { return log_; }
+  const KvCacheManager& manager() const { return *manager_; }
+
+ private:
+  Harness(const Scenario& scenario, std::unique_ptr<KvCacheManager> manager);
+
+  // Everyday calls.
+  void NewRequest(Numbers numbers);
+  void LookUp(LiveRequest& request);
+  void Admit(LiveRequest& request, Numbers numbers);
+  void Step(LiveRequest& request, Numbers numbers);
+  void Append(LiveRequest& request, int64_t count);
+  void Free(size_t index, bool preempt);
+  void Pop(LiveRequest& request);
+  void FreePopped(Numbers numbers);
+  void Pin(LiveRequest& request, Numbers numbers);
+  void Trim(LiveRequest& request, Numbers numbers);
+  void CacheBlocks(LiveRequest& request, Numbers numbers);
+  void Evict(Numbers numbers);
+  void Reset();
+  void Truncate(LiveRequest& request, Numbers numbers);
+  void Stats(LiveRequest& request, Numbers numbers);
+  void Query(LiveRequest& request, Numbers numbers);
+  // Calls that must be refused without effect.
+  void Misuse(LiveRequest& request, Numbers numbers);
+  void MisuseLists(LiveRequest& request, Numbers numbers);
+  void MisuseForeign();
+
+  // One AllocateSlots on both sides with INV-16 to INV-24. `hits` of `from`, if given.
+  oracle::Outcome Allocate(LiveRequest& request, oracle::AllocateParams params,
+                           const LiveRequest* from);
+  void CheckAllocation(const LiveRequest& request, const oracle::AllocateParams& params,
+                       const Snapshot& before, int64_t need);
+  void ExpectRefused(const char* what, const Snapshot& before, const absl::Status& status);
+  void CheckAll();
+
+  void Log(std::string line) { log_.push_back(std::move(line)); }
+  void Expect(bool condition, const std::string& message) const;
+  void ExpectEmpty(const std::string& message) const { Expect(message.empty(), message); }
+  LiveRequest& Pick(Numbers& numbers) {
+    return requests_[static_cast<size_t>(numbers.Below(static_cast<int64_t>(requests_.size())))];
+  }
+
+  const Scenario scenario_;
+  std::unique_ptr<KvCacheManager> manager_;
+  oracle::Manager model_;
+  std::vector<LiveRequest> requests_;
+  std::vector<std::vector<BlockId>> popped_;  // lists to be given back, in table order
+  std::vector<int> outside_;                  // references of popped_, per block
+  HashNames names_;
+  EventMirror mirror_;
+  PrefixCacheStats last_stats_;
+  int64_t num_created_ = 0;
+  std::vector<std::string> log_;
+};
+
+}  // namespace kvblocks::property
+
+#endif  // KVBLOCKS_TESTS_PROPERTY_HARNESS_H_

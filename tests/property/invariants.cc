@@ -1,0 +1,215 @@
+#include "tests/property/invariants.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::property {
+namespace {
+
+template <typename... Parts>
+std::string Broken(int number, const Parts&... parts) {
+  return absl::StrCat("INV-", number, ": ", parts...);
+}
+
+std::string BrokenPoolInvariant(const BlockPool& pool, const std::vector<BlockId>& queue) {
+  std::vector<int> queued(static_cast<size_t>(pool.num_blocks()), 0);
+  for (BlockId id : queue) ++queued[static_cast<size_t>(id)];
+  int64_t live = 0;
+  int64_t permanent = 0;
+  for (BlockId id = 1; id < pool.num_blocks(); ++id) {
+    const KvCacheBlock& block = pool.block(id);
+    permanent += block.is_permanent;
+    live += !block.is_permanent && block.ref_count > 0;
+    if (!block.is_permanent && queued[static_cast<size_t>(id)] != (block.ref_count == 0 ? 1 : 0)) {
+      return Broken(2, "block ", id, " with ref ", block.ref_count, " is queued ",
+                    queued[static_cast<size_t>(id)], " times");
+    }
+    if (block.is_null) return Broken(4, "block ", id, " is marked null");
+    if (block.is_permanent &&
+        (block.has_key() || queued[static_cast<size_t>(id)] != 0 || block.ref_count < 1)) {
+      return Broken(9, "permanent block ", id);
+    }
+    if (block.has_key() && !pool.enable_caching()) return Broken(9, "block ", id, " has a key");
+    if (block.has_key()) {
+      const auto holders = pool.table().FindAll(pool.hash(id), block.key_group);
+      if (std::count(holders.begin(), holders.end(), id) != 1) {
+        return Broken(7, "block ", id, " is not in the table under its key");
+      }
+    }
+  }
+  if (pool.num_blocks() != 1 + permanent + static_cast<int64_t>(queue.size()) + live) {
+    return Broken(1, pool.num_blocks(), " blocks, ", permanent, " permanent, ", queue.size(),
+                  " free, ", live, " live");
+  }
+  if (pool.num_free() != static_cast<int32_t>(queue.size())) {
+    return Broken(3, "counter ", pool.num_free(), ", walk ", queue.size());
+  }
+  if (absl::Status status = pool.free_queue().CheckInvariants(); !status.ok()) {
+    return Broken(3, status.ToString());
+  }
+  if (absl::Status status = pool.table().CheckInvariants(); !status.ok()) {
+    return Broken(7, status.ToString());
+  }
+  const KvCacheBlock& null_block = pool.block(kNullBlockId);
+  if (!null_block.is_null || null_block.has_key() || queued[0] != 0 || null_block.ref_count != 1) {
+    return Broken(4, "null block has ref ", null_block.ref_count);
+  }
+  const int64_t usable = pool.num_blocks() - 1 - permanent;
+  const double usage =
+      usable == 0 ? 0.0 : 1.0 - static_cast<double>(queue.size()) / static_cast<double>(usable);
+  if (pool.usage() < 0 || pool.usage() > 1 || std::abs(pool.usage() - usage) > 1e-12) {
+    return Broken(10, "usage ", pool.usage(), ", expected ", usage);
+  }
+  return "";
+}
+
+// Positions that tokens after the first n need.
+int64_t FirstNeeded(const SingleTypeManager& group, int64_t n) {
+  const KvCacheSpec& spec = group.spec();
+  if (const auto window = spec.sliding_window()) {
+    return std::max<int64_t>(0, n - *window + 1) / group.block_size();
+  }
+  if (const auto chunk = spec.attention_chunk_size())
+    return n / *chunk * *chunk / group.block_size();
+  return 0;
+}
+
+std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& request, GroupId g) {
+  const auto table = manager.GetBlocks(*request.real, g);
+  const SingleTypeManager& group = manager.group(g);
+  const PrefixContent& content = request.real->content();
+  const int64_t size = static_cast<int64_t>(table.size());
+  const auto at = [&](int64_t i) { return table[static_cast<size_t>(i)]; };
+  int64_t nulls = 0;
+  while (nulls < size && at(nulls) == kNullBlockId) ++nulls;
+  if (group.is_full_type() && nulls > 0) return Broken(19, "null in a full table of group ", g);
+  for (int64_t i = nulls; i < size; ++i) {
+    const BlockId id = at(i);
+    if (id == kNullBlockId) return Broken(19, "null behind real blocks in group ", g);
+    if (std::count(table.begin(), table.end(), id) != 1) {
+      return Broken(6, "block ", id, " twice in one table");
+    }
+    const KvCacheBlock& block = manager.pool().block(id);
+    if (!block.has_key()) continue;
+    if (block.key_group != g) {
+      return Broken(8, "block ", id, " of group ", g, " has a key of group ", block.key_group);
+    }
+    const auto hash = content.HashOfBlockAt(i, group.block_size());
+    if (!hash.ok() || !(manager.pool().hash(id) == *hash)) {
+      return Broken(11, "block ", id, " at position ", i, " of group ", g, " of ",
+                    request.real->id(), " has the key of another content");
+    }
+  }
+  if (manager.HoldsBlocks(*request.real) && nulls > FirstNeeded(group, request.max_processed)) {
+    return Broken(14, nulls, " nulls in group ", g, " of ", request.real->id(), " although only ",
+                  request.max_processed, " tokens are processed");
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<LiveRequest>& requests,
+                            const std::vector<int>& outside) {
+  const BlockPool& pool = manager.pool();
+  if (std::string broken = BrokenPoolInvariant(pool, pool.free_queue().Walk()); !broken.empty()) {
+    return broken;
+  }
+  std::vector<int> refs = outside;
+  std::vector<GroupId> users(static_cast<size_t>(pool.num_blocks()), -1);
+  for (const LiveRequest& request : requests) {
+    for (GroupId g = 0; g < manager.num_groups(); ++g) {
+      if (std::string broken = BrokenTableOf(manager, request, g); !broken.empty()) return broken;
+      for (BlockId id : manager.GetBlocks(*request.real, g)) {
+        if (id == kNullBlockId) continue;
+        ++refs[static_cast<size_t>(id)];
+        GroupId& user = users[static_cast<size_t>(id)];
+        if (user != -1 && user != g) return Broken(6, "block ", id, " in two groups");
+        user = g;
+      }
+    }
+  }
+  for (BlockId id = 1; id < pool.num_blocks(); ++id) {
+    const int expected = refs[static_cast<size_t>(id)] + (pool.block(id).is_permanent ? 1 : 0);
+    if (pool.block(id).ref_count != expected) {
+      return Broken(5, "block ", id, " has ref ", pool.block(id).ref_count, ", held ", expected,
+                    " times");
+    }
+  }
+  for (const LiveRequest& request : requests) {
+    const auto common = manager.GetNumCommonPrefixBlocks(*request.real);
+    for (GroupId g = 0; g < manager.num_groups(); ++g) {
+      int64_t expected = 0;
+      const auto mine = manager.GetBlocks(*request.real, g);
+      const bool counts = manager.group(g).is_full_type() && pool.enable_caching();
+      while (counts && expected < static_cast<int64_t>(mine.size()) &&
+             std::all_of(requests.begin(), requests.end(), [&](const LiveRequest& other) {
+               if (!manager.HoldsBlocks(*other.real)) return true;
+               const auto theirs = manager.GetBlocks(*other.real, g);
+               return expected < static_cast<int64_t>(theirs.size()) &&
+                      theirs[static_cast<size_t>(expected)] == mine[static_cast<size_t>(expected)];
+             })) {
+        ++expected;
+      }
+      if (common[static_cast<size_t>(g)] != expected) {
+        return Broken(28, "common prefix of group ", g, " is ", common[static_cast<size_t>(g)],
+                      ", brute force finds ", expected);
+      }
+    }
+  }
+  if (absl::Status status = manager.CheckInvariants(); !status.ok()) {
+    return absl::StrCat("CheckInvariants: ", status.ToString());
+  }
+  return "";
+}
+
+std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& request,
+                               const ComputedBlocks& hits) {
+  const int64_t tokens = hits.num_tokens();
+  const int64_t alignment =
+      manager.num_groups() == 1 ? manager.group(0).block_size() : manager.scheduler_block_size();
+  if (tokens > request.num_tokens() - 1) return Broken(12, "hit ", tokens, " is too long");
+  if (tokens % alignment != 0) return Broken(12, "hit ", tokens, " is not aligned");
+  for (GroupId g = 0; g < manager.num_groups(); ++g) {
+    const auto list = hits.blocks(g);
+    const int64_t bs = manager.group(g).block_size();
+    if (static_cast<int64_t>(list.size()) != oracle::CeilDiv(tokens, bs)) {
+      return Broken(12, "list of ", list.size(), " blocks in group ", g, " for ", tokens);
+    }
+    for (int64_t i = 0; i < static_cast<int64_t>(list.size()); ++i) {
+      const BlockId id = list[static_cast<size_t>(i)];
+      if (id == kNullBlockId) {
+        if (i >= FirstNeeded(manager.group(g), tokens)) {
+          return Broken(13, "position ", i, " of group ", g, " is null in a hit of ", tokens);
+        }
+        continue;
+      }
+      const auto hash = request.content().HashOfBlockAt(i, bs);
+      const KvCacheBlock& block = manager.pool().block(id);
+      if (!hash.ok() || block.key_group != g || !(manager.pool().hash(id) == *hash)) {
+        return Broken(12, "hit block ", id, " has no key for position ", i, " of group ", g);
+      }
+    }
+  }
+  return "";
+}
+
+std::string BrokenTableInvariant(const Tables& before, const Tables& after) {
+  for (size_t g = 0; g < before.size(); ++g) {
+    if (after[g].size() < before[g].size()) return Broken(18, "a table of group ", g, " shrank");
+    for (size_t i = 0; i < before[g].size(); ++i) {
+      if (before[g][i] == kNullBlockId && after[g][i] != kNullBlockId) {
+        return Broken(19, "null at position ", i, " of group ", g, " became ", after[g][i]);
+      }
+      if (after[g][i] != before[g][i] && after[g][i] != kNullBlockId) {
+        return Broken(20, "position ", i, " of group ", g, " changed from ", before[g][i], " to ",
+                      after[g][i]);
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace kvblocks::property

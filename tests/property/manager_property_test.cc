@@ -1,0 +1,33 @@
+// Random sequences of calls on KvCacheManager and on the oracle: equal answers, equal state, all
+// invariants, after every call.
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include "tests/property/check_property.h"
+#include "tests/property/harness.h"
+
+namespace kvblocks::property {
+namespace {
+
+class ManagerPropertyTest : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(ManagerPropertyTest, AgreesWithTheOracle) {
+  int64_t ran = 0;
+  CheckProperty(150, [&] {
+    const uint64_t options = *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40);
+    const auto operations = *Operations(100);
+    const auto harness = Harness::Create(MakeScenario(GetParam(), options));
+    if (harness == nullptr) return;
+    ++ran;
+    for (const Operation& operation : operations) harness->Run(operation);
+    harness->Finish();
+  });
+  EXPECT_GT(ran, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ManagerPropertyTest, ::testing::ValuesIn(Shapes()),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace kvblocks::property

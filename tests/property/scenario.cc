@@ -1,0 +1,118 @@
+#include "tests/property/scenario.h"
+
+#include "absl/strings/str_cat.h"
+#include "tests/group_specs.h"
+#include "tests/property/operation.h"
+
+namespace kvblocks::property {
+
+using testing::Chunked;
+using testing::Full;
+using testing::Mla;
+using testing::Sink;
+using testing::Window;
+using testing::WindowMla;
+
+namespace {
+
+KvCacheGroup Draft(KvCacheSpec spec) { return {.spec = std::move(spec), .is_draft = true}; }
+KvCacheGroup Group(KvCacheSpec spec) { return {.spec = std::move(spec)}; }
+
+}  // namespace
+
+const std::vector<Shape>& Shapes() {
+  static const auto* shapes = new std::vector<Shape>{
+      {"Full", {Group(Full(4))}},
+      {"FullBlockOfOne", {Group(Full(1))}},
+      {"Mla", {Group(Mla(3))}},
+      {"Sink", {Group(Sink(4, 8))}},
+      {"Window", {Group(Window(4, 8))}},
+      {"WindowUnaligned", {Group(Window(4, 9))}},
+      {"WindowOfOne", {Group(Window(2, 1))}},
+      {"WindowMla", {Group(WindowMla(2, 7))}},
+      {"Chunked", {Group(Chunked(4, 8))}},
+      {"ChunkedFine", {Group(Chunked(2, 8))}},
+      {"FullEagle", {Group(Full(4))}, {}, {}, true},
+      {"WindowEagle", {Group(Window(4, 9))}, {}, {}, true},
+      {"FullWindow", {Group(Full(4)), Group(Window(4, 8))}},
+      {"CoarseFullWindow", {Group(Full(8)), Group(Window(4, 9))}},
+      {"FullCoarseWindow", {Group(Full(4)), Group(Window(8, 9))}},
+      {"FullWindowUnrelatedSizes", {Group(Full(6)), Group(Window(4, 5))}},
+      {"FullTwoWindows", {Group(Full(4)), Group(Window(4, 5)), Group(Window(4, 13))}},
+      {"FullEqualWindows", {Group(Full(4)), Group(Window(4, 8)), Group(Window(4, 8))}},
+      {"EqualFull", {Group(Full(4)), Group(Full(4))}},
+      {"FullMlaWindow", {Group(Full(4)), Group(Mla(4)), Group(Window(4, 5))}},
+      {"FullChunked", {Group(Full(4)), Group(Chunked(4, 8))}},
+      {"ChunkedWindow", {Group(Chunked(4, 8)), Group(Window(2, 5))}},
+      {"TwoWindows", {Group(Window(4, 8)), Group(Window(2, 5))}},
+      {"SinkWindow", {Group(Sink(4, 4)), Group(Window(4, 6))}},
+      {"FullWindowEagle", {Group(Full(4)), Group(Window(4, 10))}, {}, {}, true},
+      {"FullDraftWindow", {Group(Full(4)), Draft(Window(2, 4))}},
+      {"DraftFullWindow", {Draft(Full(2)), Group(Window(4, 9))}},
+      {"DraftOfThree", {Group(Full(8)), Group(Window(4, 6)), Draft(Window(2, 7))}},
+      {"TwoDrafts", {Group(Window(2, 5)), Draft(Full(4)), Draft(Window(2, 9))}},
+      {"DraftSibling", {Group(Full(4)), Group(Window(2, 4)), Draft(Window(2, 4))}},
+      {"CoarserAlignment", {Group(Full(4)), Group(Window(2, 3))}, 16, 1},
+      {"ManyGroups",
+       {Group(Mla(8)), Group(WindowMla(4, 8)), Group(WindowMla(1, 3)), Group(WindowMla(2, 8))}},
+      {"NoGroups", {}, {}, {}, false, true},
+  };
+  return *shapes;
+}
+
+Scenario MakeScenario(const Shape& shape, uint64_t store) {
+  Numbers numbers(store);
+  Scenario scenario;
+  KvCacheConfig& config = scenario.config;
+  config.groups = shape.groups;
+  config.scheduler_block_size = shape.scheduler_block_size;
+  config.hash_block_size = shape.hash_block_size;
+  const int64_t sizes[] = {24, 12, 40, 80, 6};
+  config.num_blocks = sizes[numbers.Below(5)] + numbers.Below(4);
+  const int64_t lengths[] = {40, 24, 64};
+  const int64_t in_flight[] = {8, 16, 4, 64};
+
+  KvCacheManagerOptions& options = scenario.options;
+  options.max_model_len = lengths[numbers.Below(3)];
+  options.max_in_flight_tokens = in_flight[numbers.Below(4)];
+  options.enable_caching = !shape.always_caching_off && !numbers.OneIn(8);
+  options.use_eagle = shape.use_eagle;
+  options.enable_events = !numbers.OneIn(4);
+  options.log_stats = !numbers.OneIn(8);
+  const double watermarks[] = {0.0, 0.1, 0.25};
+  options.watermark = watermarks[numbers.Below(3)];
+  options.free_order = numbers.OneIn(2) ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  options.hash_algorithm = numbers.OneIn(2) ? HashAlgorithm::kXxh3_128 : HashAlgorithm::kSha256;
+  options.hash_seed = "property";
+  options.block_count_formula =
+      numbers.OneIn(2) ? BlockCountFormula::kUpstream : BlockCountFormula::kExact;
+
+  scenario.oracle_options = {
+      .max_model_len = options.max_model_len,
+      .max_in_flight_tokens = *options.max_in_flight_tokens,
+      .enable_caching = options.enable_caching,
+      .use_eagle = options.use_eagle,
+      .enable_events = options.enable_events,
+      .log_stats = options.log_stats,
+      .watermark = options.watermark,
+      .unhashed_first = options.free_order == FreeOrder::kUnhashedFirst,
+      .exact_caps = options.block_count_formula == BlockCountFormula::kExact,
+  };
+  return scenario;
+}
+
+std::string Scenario::ToString() const {
+  std::string text = absl::StrCat("N=", config.num_blocks, " groups=[");
+  for (const KvCacheGroup& group : config.groups) {
+    absl::StrAppend(&text, group.spec.ToString(), group.is_draft ? " draft; " : "; ");
+  }
+  absl::StrAppend(&text, "] max_model_len=", options.max_model_len,
+                  " in_flight=", *options.max_in_flight_tokens, " caching=", options.enable_caching,
+                  " eagle=", options.use_eagle, " events=", options.enable_events,
+                  " watermark=", options.watermark,
+                  " unhashed_first=", oracle_options.unhashed_first,
+                  " exact_caps=", oracle_options.exact_caps);
+  return text;
+}
+
+}  // namespace kvblocks::property

@@ -1,0 +1,47 @@
+// Scenario: a configuration to test - a shape of KV-cache groups and randomly drawn options, for
+// library and oracle alike.
+
+#ifndef KVBLOCKS_TESTS_PROPERTY_SCENARIO_H_
+#define KVBLOCKS_TESTS_PROPERTY_SCENARIO_H_
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "managers/kv_cache_manager.h"
+#include "tests/oracle/manager.h"
+
+namespace kvblocks::property {
+
+struct Shape {
+  std::string name;  // letters and digits, for test names
+  std::vector<KvCacheGroup> groups;
+  std::optional<int64_t> scheduler_block_size = std::nullopt;
+  std::optional<int64_t> hash_block_size = std::nullopt;
+  bool use_eagle = false;
+  bool always_caching_off = false;
+
+  friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+    return out << shape.name;
+  }
+};
+
+// Every kind of spec alone, and mixes of two to four groups.
+const std::vector<Shape>& Shapes();
+
+struct Scenario {
+  KvCacheConfig config;
+  KvCacheManagerOptions options;
+  oracle::Options oracle_options;
+
+  std::string ToString() const;
+};
+
+// Options drawn from `numbers`: pool size, lengths, caching, events, watermark, free order, hash,
+// cap formula.
+Scenario MakeScenario(const Shape& shape, uint64_t numbers);
+
+}  // namespace kvblocks::property
+
+#endif  // KVBLOCKS_TESTS_PROPERTY_SCENARIO_H_
