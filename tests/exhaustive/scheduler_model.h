@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,10 @@ struct SchedulerSetting {
   KvCacheManagerOptions options;
   std::vector<Job> jobs;
   bool full_sequence_must_fit = false;
+
+  friend std::ostream& operator<<(std::ostream& out, const SchedulerSetting& setting) {
+    return out << setting.name;
+  }
 };
 
 class SchedulerModel {

@@ -4,6 +4,7 @@
 #ifndef KVBLOCKS_TESTS_EXHAUSTIVE_SETTINGS_H_
 #define KVBLOCKS_TESTS_EXHAUSTIVE_SETTINGS_H_
 
+#include <ostream>
 #include <vector>
 
 #include "tests/exhaustive/world.h"
@@ -13,6 +14,10 @@ namespace kvblocks::exhaustive {
 struct SizedSetting {
   Setting setting;
   int length = 0;  // of the sequences an optimised build tries, at most
+
+  friend std::ostream& operator<<(std::ostream& out, const SizedSetting& sized) {
+    return out << sized.setting.name;
+  }
 };
 
 const std::vector<SizedSetting>& Settings();
