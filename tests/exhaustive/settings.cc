@@ -1,0 +1,153 @@
+#include "tests/exhaustive/settings.h"
+
+#include <utility>
+
+#include "tests/group_specs.h"
+
+namespace kvblocks::exhaustive {
+namespace {
+
+using testing::Chunked;
+using testing::Full;
+using testing::Window;
+
+// These settings have few enough states to visit all of them.
+constexpr int kAnyLength = 1000;
+
+constexpr int kA = 0;
+constexpr int kB = 1;
+constexpr int kC = 2;
+
+KvCacheGroup Group(KvCacheSpec spec) { return {.spec = std::move(spec)}; }
+KvCacheGroup Draft(KvCacheSpec spec) { return {.spec = std::move(spec), .is_draft = true}; }
+
+Setting MakeSetting(std::string name, int64_t num_blocks, std::vector<KvCacheGroup> groups,
+                    int64_t max_model_len) {
+  Setting setting;
+  setting.name = std::move(name);
+  setting.config.num_blocks = num_blocks;
+  setting.config.groups = std::move(groups);
+  setting.options = {.max_model_len = max_model_len,
+                     .max_in_flight_tokens = 4,
+                     .enable_events = true,
+                     .watermark = 0.25,
+                     .hash_algorithm = HashAlgorithm::kXxh3_128,
+                     .hash_seed = "exhaustive"};
+  setting.oracle_options = {.max_model_len = max_model_len,
+                            .max_in_flight_tokens = 4,
+                            .enable_events = true,
+                            .watermark = 0.25};
+  return setting;
+}
+
+Setting WithEagle(Setting setting) {
+  setting.options.use_eagle = setting.oracle_options.use_eagle = true;
+  return setting;
+}
+
+Setting WithoutCaching(Setting setting) {
+  setting.options.enable_caching = setting.oracle_options.enable_caching = false;
+  return setting;
+}
+
+Setting WithAppendAll(Setting setting) {
+  setting.options.free_order = FreeOrder::kAppendAll;
+  setting.oracle_options.unhashed_first = false;
+  return setting;
+}
+
+oracle::Content Prompt(std::vector<TokenId> tokens) {
+  oracle::Content content;
+  content.tokens = std::move(tokens);
+  return content;
+}
+
+// B shares two blocks with A, C one; outputs that continue equal prefixes are equal.
+std::vector<oracle::Content> SharedPrompts() {
+  return {Prompt({0, 1, 2, 3, 4}), Prompt({0, 1, 2, 3, 14, 15}), Prompt({0, 1, 22})};
+}
+
+// B has A's tokens under a salt, C with an image.
+std::vector<oracle::Content> MarkedPrompts() {
+  std::vector<oracle::Content> prompts(3, Prompt({0, 1, 2, 3, 4}));
+  prompts[kB].cache_salt = "salt";
+  prompts[kC].features = {{"image", 1, 2}};
+  return prompts;
+}
+
+std::vector<Action> EverydayActions() {
+  using enum ActionKind;
+  std::vector<Action> actions;
+  for (int r : {kA, kB, kC}) {
+    actions.push_back({kAdmit, r});
+    actions.push_back({kAdmit, r, 2});
+    actions.push_back({kStep, r});
+    actions.push_back({kFree, r});
+    actions.push_back({kPreempt, r});
+  }
+  actions.push_back({kReset});
+  return actions;
+}
+
+// Two requests, every kind of call.
+std::vector<Action> AllActions() {
+  using enum ActionKind;
+  std::vector<Action> actions = {{kAdmit, kA},        {kAdmit, kA, 1},     {kAdmitStrict, kB, 2},
+                                 {kAdmit, kB},        {kLookUp, kB},       {kAdmitStale, kB},
+                                 {kExternal, kA, 3},  {kDelayed, kB, 4},   {kRegister, kB},
+                                 {kStep, kA},         {kStep, kB, 1},      {kStepLagging, kA, 2},
+                                 {kStepDrafting, kA}, {kStepDrafting, kB}, {kTrim, kA},
+                                 {kFree, kA},         {kFree, kB, 1},      {kPreempt, kA},
+                                 {kPop, kA},          {kGiveBack},         {kEvictHeld, kA},
+                                 {kEvictFirst},       {kEvictLast},        {kReset}};
+  return actions;
+}
+
+SizedSetting Everyday(Setting setting, int length) {
+  if (setting.prompts.empty()) setting.prompts = SharedPrompts();
+  setting.alphabet = EverydayActions();
+  return {std::move(setting), length};
+}
+
+SizedSetting All(Setting setting, int length) {
+  if (setting.prompts.empty()) setting.prompts = SharedPrompts();
+  setting.prompts.resize(2);
+  setting.alphabet = AllActions();
+  const size_t groups = setting.config.groups.size();
+  for (size_t g = 1; g < groups; ++g) {
+    setting.alphabet.push_back({ActionKind::kEvictHeld, kA, static_cast<int64_t>(g)});
+  }
+  return {std::move(setting), length};
+}
+
+Setting Marked(Setting setting) {
+  setting.prompts = MarkedPrompts();
+  return setting;
+}
+
+}  // namespace
+
+const std::vector<SizedSetting>& Settings() {
+  static const auto* settings = new std::vector<SizedSetting>{
+      Everyday(MakeSetting("FullPoolOf4", 4, {Group(Full(2))}, 6), kAnyLength),
+      Everyday(MakeSetting("FullPoolOf5", 5, {Group(Full(2))}, 8), 10),
+      Everyday(WithAppendAll(MakeSetting("FullAppendAll", 5, {Group(Full(2))}, 8)), 9),
+      Everyday(Marked(MakeSetting("FullMarked", 6, {Group(Full(2))}, 8)), 8),
+      Everyday(WithoutCaching(MakeSetting("FullNoCaching", 5, {Group(Full(2))}, 8)), kAnyLength),
+      All(MakeSetting("FullAll", 5, {Group(Full(2))}, 8), 9),
+      All(WithEagle(MakeSetting("FullEagleAll", 6, {Group(Full(2))}, 8)), 7),
+      Everyday(MakeSetting("WindowPoolOf3", 3, {Group(Window(2, 3))}, 8), kAnyLength),
+      Everyday(MakeSetting("WindowPoolOf5", 5, {Group(Window(2, 4))}, 9), 9),
+      All(MakeSetting("WindowAll", 5, {Group(Window(2, 4))}, 9), 8),
+      All(WithEagle(MakeSetting("WindowEagleAll", 6, {Group(Window(2, 3))}, 9)), 7),
+      All(MakeSetting("ChunkedAll", 5, {Group(Chunked(2, 4))}, 9), 9),
+      Everyday(MakeSetting("FullWindowPoolOf6", 6, {Group(Full(2)), Group(Window(2, 3))}, 8),
+               kAnyLength),
+      Everyday(MakeSetting("CoarseFullWindow", 6, {Group(Full(4)), Group(Window(2, 3))}, 9), 12),
+      All(MakeSetting("FullWindowAll", 6, {Group(Full(2)), Group(Window(2, 3))}, 8), 9),
+      All(MakeSetting("FullDraftWindowAll", 6, {Group(Full(4)), Draft(Window(2, 2))}, 9), 8),
+  };
+  return *settings;
+}
+
+}  // namespace kvblocks::exhaustive

@@ -1,0 +1,490 @@
+#include "tests/exhaustive/world.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace kvblocks::exhaustive {
+namespace {
+
+constexpr TokenId kFirstOutputToken = 1000;
+
+}  // namespace
+
+bool ContentNumbers::Add(const BlockHash& hash, const std::string& name) {
+  const int next = static_cast<int>(by_name_.size());
+  const int by_name = by_name_.try_emplace(name, next).first->second;
+  return by_hash_.try_emplace(hash.words[0], next).first->second == by_name;
+}
+
+int ContentNumbers::Of(const BlockHash& hash) const {
+  const auto it = by_hash_.find(hash.words[0]);
+  return it == by_hash_.end() ? -1 : it->second;
+}
+
+int ContentNumbers::Of(const std::string& name) const {
+  const auto it = by_name_.find(name);
+  return it == by_name_.end() ? -1 : it->second;
+}
+
+World::World(const Setting& setting, ContentNumbers* numbers)
+    : setting_(&setting),
+      numbers_(numbers),
+      real_(KvCacheManager::Create(setting.config, setting.options).value()),
+      model_(setting.config, setting.oracle_options),
+      slots_(setting.prompts.size()) {
+  for (size_t i = 0; i < slots_.size(); ++i) Renew(i);
+}
+
+void World::Renew(size_t index) {
+  Slot& slot = slots_[index];
+  const oracle::Content& content = setting_->prompts[index];
+  slot = Slot();
+  slot.real = real_
+                  ->NewRequest({.id = std::string(1, static_cast<char>('A' + index)),
+                                .content = {.token_ids = content.tokens,
+                                            .lora_name = content.lora_name,
+                                            .cache_salt = content.cache_salt,
+                                            .features = content.features}})
+                  .value();
+  slot.model = model_.NewRequest(content, /*skip_reading=*/false);
+  AddNumbers(slot);
+}
+
+void World::AddNumbers(const Slot& slot) {
+  const auto hashes = slot.real->content().hashes();
+  const std::vector<std::string>& names = slot.model.prefix_names;
+  Expect(hashes.size() == names.size(), "number of hashes");
+  if (failed()) return;
+  for (size_t i = 0; i < names.size(); ++i) {
+    Expect(numbers_->Add(hashes[i], names[i]), "hashes and contents are not a bijection");
+  }
+}
+
+void World::AppendToken(Slot& slot) {
+  const TokenId token = kFirstOutputToken + static_cast<TokenId>(slot.model.content.num_tokens());
+  model_.Append(slot.model, {token});
+  Expect(slot.real->AppendOutputTokens({token}).ok(), "append refused");
+  AddNumbers(slot);
+}
+
+void World::SetComputed(Slot& slot, int64_t computed, int64_t inflight) {
+  slot.model.num_computed = computed;
+  slot.model.num_inflight = inflight;
+  slot.real->set_num_computed_tokens(computed);
+  slot.real->set_num_inflight_tokens(inflight);
+}
+
+bool World::Apply(const Action& action) {
+  Slot& slot = slots_[static_cast<size_t>(action.request)];
+  const bool known = slot.model.is_known;
+  switch (action.kind) {
+    case ActionKind::kAdmit:
+    case ActionKind::kAdmitStrict:
+    case ActionKind::kAdmitStale:
+      return !known && Admit(slot, action);
+    case ActionKind::kExternal:
+    case ActionKind::kDelayed:
+      return !known && AdmitExternal(slot, action);
+    case ActionKind::kLookUp:
+      if (known) return false;
+      LookUp(slot, slot.real_hits, slot.model_hits);
+      slot.has_hits = true;
+      slot.hits_epoch = real_->pool().removal_epoch();
+      return true;
+    case ActionKind::kStep:
+    case ActionKind::kStepLagging:
+    case ActionKind::kStepDrafting:
+      return known && Step(slot, action);
+    case ActionKind::kRegister: {
+      if (!known) return false;
+      const int64_t n = slot.model.num_computed;
+      Expect(real_->CacheBlocks(*slot.real, n).ok() == model_.CacheBlocks(slot.model, n),
+             "registration refused on one side");
+      return true;
+    }
+    case ActionKind::kTrim: {
+      if (!known) return false;
+      const int64_t n = slot.model.num_computed - slot.model.num_inflight;
+      Expect(real_->RemoveSkippedBlocks(*slot.real, n).ok() &&
+                 model_.RemoveSkippedBlocks(slot.model, n),
+             "trim refused");
+      return true;
+    }
+    case ActionKind::kFree:
+      if (!known) return false;
+      // Destroying a request frees it, too.
+      if (action.amount == 0) Expect(real_->Free(*slot.real).ok(), "free refused");
+      model_.Free(slot.model);
+      Renew(static_cast<size_t>(action.request));
+      return true;
+    case ActionKind::kPreempt:
+      if (!known) return false;
+      Expect(real_->Free(*slot.real).ok(), "free refused");
+      model_.Free(slot.model);
+      Preempt(slot);
+      return true;
+    case ActionKind::kPop:
+      return known && popped_.empty() && Pop(slot);
+    case ActionKind::kGiveBack: {
+      if (popped_.empty()) return false;
+      const std::vector<BlockId> list(popped_.rbegin(), popped_.rend());
+      Expect(real_->FreeBlocks(list).ok() && model_.FreeBlocks(list), "list refused");
+      popped_.clear();
+      return true;
+    }
+    case ActionKind::kEvictHeld: {
+      if (!known) return false;
+      const auto& table = slot.model.tables[static_cast<size_t>(action.amount)].blocks;
+      const auto block =
+          std::find_if(table.begin(), table.end(), [](BlockId id) { return id != kNullBlockId; });
+      return block != table.end() && Evict(*block);
+    }
+    case ActionKind::kEvictFirst:
+      return EvictQueued(/*first=*/true);
+    case ActionKind::kEvictLast:
+      return EvictQueued(/*first=*/false);
+    case ActionKind::kReset: {
+      const bool done = real_->ResetPrefixCache();
+      Expect(done == model_.Reset(), "reset on one side only");
+      const PrefixCacheStats stats = real_->MakePrefixCacheStats();
+      Expect(stats.reset == model_.MakeStats().reset, "reset mark of the statistics");
+      return true;
+    }
+  }
+  return false;
+}
+
+void World::LookUp(const Slot& slot, ComputedBlocks& real, oracle::Hits& model) {
+  Expect(real_->GetComputedBlocks(*slot.real, real).ok(), "look-up refused");
+  model = model_.GetComputedBlocks(slot.model).value();
+  Expect(real.num_tokens() == model.tokens, "hit length");
+  Expect(real.shared_prefix_boundary() == model.boundary, "shared prefix boundary");
+  Expect(real.num_groups() == model.lists.size(), "number of hit lists");
+  if (failed()) return;
+  for (size_t g = 0; g < model.lists.size(); ++g) {
+    const auto list = real.blocks(static_cast<GroupId>(g));
+    Expect(std::equal(list.begin(), list.end(), model.lists[g].begin(), model.lists[g].end()),
+           "hit list");
+  }
+}
+
+oracle::Outcome World::Allocate(Slot& slot, const oracle::AllocateParams& params,
+                                const ComputedBlocks* real_hits) {
+  std::vector<std::vector<BlockId>> expected;
+  const oracle::Outcome outcome = model_.Allocate(slot.model, params, &expected);
+  const auto result =
+      real_->AllocateSlots(*slot.real, {.num_new_tokens = params.num_new,
+                                        .computed_blocks = real_hits,
+                                        .num_lookahead_tokens = params.num_lookahead,
+                                        .num_external_computed_tokens = params.num_external,
+                                        .delay_cache_blocks = params.delay,
+                                        .full_sequence_must_fit = params.gate,
+                                        .reserved_blocks = params.reserved,
+                                        .has_scheduled_requests = params.has_scheduled});
+  Expect(result.ok() == (outcome != oracle::Outcome::kInvalid), "allocation refused on one side");
+  if (!result.ok() || failed()) return oracle::Outcome::kInvalid;
+  Expect(result->has_value() == (outcome == oracle::Outcome::kOk), "no space on one side");
+  if (!result->has_value() || failed()) return oracle::Outcome::kNoSpace;
+  for (size_t g = 0; g < expected.size(); ++g) {
+    const auto blocks = (*result)->blocks(static_cast<GroupId>(g));
+    Expect(std::equal(blocks.begin(), blocks.end(), expected[g].begin(), expected[g].end()),
+           "new blocks");
+  }
+  slot.model.status = oracle::Status::kRunning;
+  slot.real->set_status(RequestStatus::kRunning);
+  return outcome;
+}
+
+bool World::Admit(Slot& slot, const Action& action) {
+  if (action.kind == ActionKind::kAdmitStale) {
+    if (!slot.has_hits) return false;
+  } else {
+    LookUp(slot, slot.real_hits, slot.model_hits);
+  }
+  slot.has_hits = false;
+  if (failed()) return true;
+  const int64_t hit = slot.model_hits.tokens;
+  const int64_t rest = slot.model.content.num_tokens() - hit;
+  oracle::AllocateParams params;
+  params.hits = &slot.model_hits;
+  params.num_new = action.amount == 0 ? rest : std::min(rest, action.amount);
+  if (action.kind == ActionKind::kAdmitStrict) {
+    params.gate = params.has_scheduled = true;
+    params.reserved = 1;
+  }
+  if (Allocate(slot, params, &slot.real_hits) != oracle::Outcome::kOk) return true;
+  SetComputed(slot, hit + params.num_new, 0);
+  real_->RecordPrefixCacheStats(*slot.real, hit);
+  model_.RecordStats(slot.model, hit);
+  const PrefixCacheStats real = real_->MakePrefixCacheStats();
+  const oracle::Stats model = model_.MakeStats();
+  Expect(real.requests == model.requests && real.queries == model.queries &&
+             real.hits == model.hits && real.preempted_requests == model.preempted_requests &&
+             real.preempted_queries == model.preempted_queries &&
+             real.preempted_hits == model.preempted_hits,
+         "statistics");
+  return true;
+}
+
+bool World::AdmitExternal(Slot& slot, const Action& action) {
+  ComputedBlocks real_hits;
+  oracle::Hits model_hits;
+  LookUp(slot, real_hits, model_hits);
+  if (failed()) return true;
+  const int64_t hit = model_hits.tokens;
+  oracle::AllocateParams params;
+  params.hits = &model_hits;
+  params.num_external = std::min(action.amount, slot.model.content.num_tokens() - hit - 1);
+  if (params.num_external < 1) return false;
+  slot.has_hits = false;
+  params.delay = action.kind == ActionKind::kDelayed;
+  params.num_new = params.delay ? 0 : 1;
+  if (Allocate(slot, params, &real_hits) == oracle::Outcome::kOk) {
+    SetComputed(slot, hit + params.num_external + params.num_new, 0);
+  }
+  return true;
+}
+
+bool World::Step(Slot& slot, const Action& action) {
+  const int64_t limit = setting_->options.max_model_len;
+  int64_t computed = slot.model.num_computed;
+  if (computed >= slot.model.content.num_tokens()) {
+    if (slot.model.content.num_tokens() >= limit) return false;
+    AppendToken(slot);
+  }
+  const int64_t tokens = slot.model.content.num_tokens();
+  const int64_t verified =
+      action.amount == 0 ? tokens - computed : std::min(tokens - computed, action.amount);
+  oracle::AllocateParams params;
+  params.num_new = verified;
+  if (action.kind == ActionKind::kStepDrafting) {
+    if (computed + verified < tokens) return false;
+    params.num_new = std::min(verified + 2, limit - computed);
+    params.num_lookahead = 1;
+  }
+  if (Allocate(slot, params, nullptr) != oracle::Outcome::kOk) return true;
+  computed += verified;
+  if (params.num_new > verified) {
+    AppendToken(slot);
+    ++computed;
+  }
+  SetComputed(slot, computed, action.kind == ActionKind::kStepLagging ? verified : 0);
+  return true;
+}
+
+void World::Preempt(Slot& slot) {
+  slot.real->MarkPreempted();
+  slot.model.num_computed = slot.model.num_inflight = 0;
+  slot.model.status = oracle::Status::kPreempted;
+  ++slot.model.num_preemptions;
+}
+
+bool World::Pop(Slot& slot) {
+  const auto list = real_->PopBlocksForFree(*slot.real);
+  popped_ = model_.Pop(slot.model);
+  Expect(list.ok() && *list == popped_, "popped list");
+  Preempt(slot);
+  return true;
+}
+
+bool World::Evict(BlockId id) {
+  if (!model_.pool().blocks()[static_cast<size_t>(id)].key) return false;
+  const std::vector<BlockId> ids = {id, kNullBlockId, id};
+  Expect(real_->EvictBlocks(ids).ok() && model_.Evict(ids), "eviction refused");
+  return true;
+}
+
+bool World::EvictQueued(bool first) {
+  BlockId found = kNullBlockId;
+  for (BlockId id : model_.pool().queue()) {
+    if (!model_.pool().blocks()[static_cast<size_t>(id)].key) continue;
+    found = id;
+    if (first) break;
+  }
+  return found != kNullBlockId && Evict(found);
+}
+
+void World::DropEvents() {
+  real_->TakeEvents();
+  for (const oracle::Event& event : model_.TakeEvents()) {
+    num_evictions_ += event.kind == oracle::Event::Kind::kReused;
+  }
+}
+
+void World::CompareState() {
+  if (failed()) return;
+  ComparePool();
+  for (const Slot& slot : slots_) {
+    Expect(real_->HoldsBlocks(*slot.real) == slot.model.is_known, "who holds blocks");
+    for (size_t g = 0; g < slot.model.tables.size() && !failed(); ++g) {
+      const auto table = real_->GetBlocks(*slot.real, static_cast<GroupId>(g));
+      const std::vector<BlockId>& expected = slot.model.tables[g].blocks;
+      Expect(std::equal(table.begin(), table.end(), expected.begin(), expected.end()), "table");
+    }
+  }
+  CompareEvents();
+  if (failed()) return;
+  if (const absl::Status status = real_->CheckInvariants(); !status.ok()) {
+    error_ = std::string(status.message());
+  }
+}
+
+void World::ComparePool() {
+  const BlockPool& pool = real_->pool();
+  const std::vector<BlockId>& queue = model_.pool().queue();
+  Expect(pool.num_free() == static_cast<int64_t>(queue.size()), "number of free blocks");
+  BlockId next = pool.free_queue().front();
+  for (BlockId id : queue) {
+    Expect(next == id, "queue order");
+    if (failed()) return;
+    next = pool.free_queue().next(next);
+  }
+  int32_t cached = 0;
+  for (BlockId id = 0; id < pool.num_blocks(); ++id) {
+    const KvCacheBlock& block = pool.block(id);
+    const oracle::Block& expected = model_.pool().blocks()[static_cast<size_t>(id)];
+    Expect(id == kNullBlockId || block.ref_count == expected.ref_count, "references");
+    Expect(block.is_permanent == expected.is_permanent, "permanent blocks");
+    Expect(block.has_key() == expected.key.has_value(), "whether a block has a key");
+    if (failed()) return;
+    if (!expected.key) continue;
+    cached += block.ref_count == 0;
+    Expect(block.key_group == expected.key->group &&
+               numbers_->Of(pool.hash(id)) == numbers_->Of(expected.key->prefix),
+           "key");
+    Expect(pool.FindCached(pool.hash(id), block.key_group) == model_.pool().Find(*expected.key),
+           "earliest block of a key");
+    if (block.has_duplicates) {
+      Expect(pool.table().FindAll(pool.hash(id), block.key_group) ==
+                 model_.pool().table().at(*expected.key),
+             "blocks of a key in order");
+    }
+  }
+  Expect(pool.num_keys() == static_cast<int64_t>(model_.pool().table().size()), "number of keys");
+  Expect(pool.num_cached_unreferenced() == cached, "number of cached free blocks");
+  Expect(std::abs(pool.usage() - model_.pool().usage()) < 1e-12, "usage");
+}
+
+void World::CompareEvents() {
+  using Kind = oracle::Event::Kind;
+  const std::vector<KvEvent> events = real_->TakeEvents();
+  const std::vector<oracle::Event> expected = model_.TakeEvents();
+  for (const oracle::Event& event : expected) num_evictions_ += event.kind == Kind::kReused;
+  Expect(events.size() == expected.size(), "number of events");
+  Expect(!setting_->options.enable_events || real_->pool().num_evictions() == num_evictions_,
+         "number of evictions");
+  for (size_t i = 0; i < expected.size() && !failed(); ++i) {
+    const oracle::Event& want = expected[i];
+    if (const auto* stored = std::get_if<BlockStored>(&events[i])) {
+      Expect(want.kind == Kind::kStored && stored->group_idx == want.group &&
+                 stored->block_size == want.block_size && stored->token_ids == want.token_ids &&
+                 stored->lora_name == want.lora_name && stored->medium == kGpuMedium &&
+                 stored->kv_cache_spec_kind == want.spec_kind &&
+                 stored->kv_cache_spec_sliding_window == want.sliding_window,
+             "stored event");
+      Expect(stored->parent_block_hash.has_value() != want.parent.empty() &&
+                 (want.parent.empty() ||
+                  numbers_->Of(*stored->parent_block_hash) == numbers_->Of(want.parent)),
+             "parent of a stored event");
+      Expect(stored->block_hashes.size() == want.prefixes.size() &&
+                 stored->extra_keys.size() == want.prefixes.size(),
+             "length of a stored event");
+      for (size_t k = 0; k < want.prefixes.size() && !failed(); ++k) {
+        Expect(numbers_->Of(stored->block_hashes[k]) == numbers_->Of(want.prefixes[k]),
+               "hash of a stored event");
+        Expect(stored->extra_keys[k].has_value() != want.extra_keys[k].empty() &&
+                   stored->extra_keys[k].value_or(ExtraKeys()) == want.extra_keys[k],
+               "extra keys of a stored event");
+      }
+    } else if (const auto* removed = std::get_if<BlockRemoved>(&events[i])) {
+      const Kind kind = removed->reason == RemovalReason::kReused ? Kind::kReused : Kind::kEvicted;
+      Expect(want.kind == kind && removed->group_idx == want.group &&
+                 removed->medium == kGpuMedium &&
+                 numbers_->Of(removed->block_hash) == numbers_->Of(want.prefixes.at(0)),
+             "removed event");
+    } else {
+      Expect(want.kind == Kind::kCleared, "kind of event");
+    }
+  }
+}
+
+void World::CompareAnswers() {
+  if (failed()) return;
+  const bool any_draft =
+      std::any_of(model_.groups().begin(), model_.groups().end(),
+                  [](const oracle::GroupRules& group) { return group.is_draft; });
+  std::vector<const oracle::Request*> all;
+  for (const Slot& slot : slots_) all.push_back(&slot.model);
+  ComputedBlocks real;
+  oracle::Hits model;
+  for (const Slot& slot : slots_) {
+    LookUp(slot, real, model);
+    // Without draft groups, what a look-up must give can be said in one sentence.
+    Expect(any_draft || !setting_->options.enable_caching ||
+               model.tokens == oracle::LongestCommonHit(model_.pool(), model_.groups(),
+                                                        model_.QueryFor(slot.model)),
+           "longest length that all groups can serve");
+    Expect(real_->GetNumCommonPrefixBlocks(*slot.real) == model_.CommonPrefix(slot.model, all),
+           "common prefix");
+  }
+  CompareState();  // none of this changes anything
+}
+
+std::string World::StateKey() const {
+  std::string key;
+  // Blocks are named by their first mention, so that states that differ in ids alone are equal.
+  std::vector<char> names(model_.pool().blocks().size(), 0);
+  std::vector<BlockId> mentioned;
+  const auto put = [&](int64_t value) { key.push_back(static_cast<char>(value)); };
+  const auto put_block = [&](BlockId id) {
+    char& name = names[static_cast<size_t>(id)];
+    if (id != kNullBlockId && name == 0) {
+      mentioned.push_back(id);
+      name = static_cast<char>(mentioned.size());
+    }
+    key.push_back(name);
+  };
+  const auto put_list = [&](const std::vector<BlockId>& ids) {
+    put(static_cast<int64_t>(ids.size()));
+    for (BlockId id : ids) put_block(id);
+  };
+  for (const Slot& slot : slots_) {
+    const oracle::Request& request = slot.model;
+    put(request.content.num_tokens());  // output tokens follow from their positions
+    put(request.num_computed);
+    put(request.num_inflight);
+    put(static_cast<int>(request.status));
+    put(request.num_preemptions > 0);
+    put(request.is_known);
+    for (const oracle::GroupTable& table : request.tables) {
+      put(table.num_cached);
+      put_list(table.blocks);
+    }
+  }
+  put_list(popped_);
+  put_list(model_.pool().queue());
+  for (const Slot& slot : slots_) {
+    put(slot.has_hits);
+    if (!slot.has_hits) continue;
+    put(slot.model_hits.tokens);
+    put(slot.hits_epoch == real_->pool().removal_epoch());
+    for (const std::vector<BlockId>& list : slot.model_hits.lists) put_list(list);
+  }
+  for (BlockId id : mentioned) {
+    const oracle::Block& block = model_.pool().blocks()[static_cast<size_t>(id)];
+    if (!block.key) {
+      put(-1);
+      continue;
+    }
+    const std::vector<BlockId>& holders = model_.pool().table().at(*block.key);
+    const int content = numbers_->Of(block.key->prefix);
+    put(content / 100);
+    put(content % 100);
+    put(block.key->group);
+    put(std::find(holders.begin(), holders.end(), id) - holders.begin());
+  }
+  return key;
+}
+
+}  // namespace kvblocks::exhaustive

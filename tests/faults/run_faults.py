@@ -1,0 +1,105 @@
+"""Runs a test program once per planted fault, and prints what caught each.
+
+    run_faults.py [--gtest_filter=FILTER] PROGRAM [NUMBER...]
+
+Without a fault every test must pass; with one, some test must fail (or the library stop at a broken invariant, or the
+program crash or hang). Builds with debug checks, as those under sanitizers are, try every tenth fault only: there the
+tests are slow, and what counts is that the tests notice, not with which flags.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from faults import FAULTS  # noqa: E402
+
+TIMEOUT_S = 60
+WORKERS = 2
+
+
+def run(program, number, timeout=TIMEOUT_S):
+    """Returns the exit status, None for a hang, and the output."""
+    environment = dict(os.environ)
+    environment.update({
+        "KVBLOCKS_FAULT": str(number),
+        "KVBLOCKS_EXHAUSTIVE_LENGTH": "5",
+        "KVBLOCKS_PROPERTY_SCALE": "0.5",
+        # What fails is of interest, not the smallest case of it.
+        "RC_PARAMS": "seed=20231 noshrink=1",
+    })
+    for name in [name for name in environment if name.startswith(("TEST_", "GTEST_", "XML_"))]:
+        del environment[name]  # a failing child is no failing test
+    try:
+        done = subprocess.run([*program, "--gtest_fail_fast"], env=environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired as hang:
+        return None, (hang.stdout or b"").decode(errors="replace")
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def caught_by(status, output):
+    """The test that noticed, and how: after how many cases, or what the program said when it died."""
+    if status is None:
+        return last_started(output), f"hang, stopped after {TIMEOUT_S} s"
+    if status < 0:
+        broken = re.search(r"broken invariant: (.*)", output)
+        return last_started(output), (broken.group(0) if broken else signal.Signals(-status).name)[:70]
+    test = short(re.search(r"\[  FAILED  \] ([^,\s]+)", output).group(1))
+    falsified = re.search(r"Falsifiable after (\d+) test", output)
+    if falsified:
+        found = re.search(r"\nRC_FAIL.*\n+(.+)", output)
+        return test, f"case {falsified.group(1)}: {found.group(1)[:60] if found else 'an exception'}"
+    found = re.search(r"Which is: \"?(.*? after: .*?)\"?\n", output) or re.search(r"after: .*", output)
+    if found:
+        text = found.group(1) if found.lastindex else found.group(0)
+        return test, f"{text.count(',') + 1} actions: {text.split(' after: ')[0].split(': ')[-1][:50]}"
+    found = re.search(r"Failure\n(.*)", output)
+    return test, found.group(1).strip().rstrip(":")[:60] if found else ""
+
+
+def short(test):
+    """Settings/ExhaustiveTest.AgreesWithTheOracle/Full -> ExhaustiveTest/Full."""
+    parts = test.split("/")
+    return "/".join(parts[-2:]).replace(".AgreesWithTheOracle", "") if len(parts) > 1 else test
+
+
+def last_started(output):
+    return short(re.findall(r"\[ RUN      \] (\S+)", output)[-1])
+
+
+def main():
+    options = [argument for argument in sys.argv[1:] if argument.startswith("--")]
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    program = [os.path.abspath(arguments[0]), *options]
+    status, output = run(program, 0, timeout=600)
+    if status != 0:
+        print(output)
+        sys.exit("run_faults.py: without a fault, the tests must pass")
+    numbers = [int(n) for n in arguments[1:]] or list(range(1, len(FAULTS) + 1))
+    if "build mode: with debug checks" in output:
+        numbers = numbers[::10]
+        print("Built with debug checks: every tenth fault only.")
+
+    begin = time.monotonic()
+    survivors = []
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for number, (status, output) in zip(numbers, pool.map(lambda n: run(program, n), numbers)):
+            name = FAULTS[number - 1].name
+            if status == 0:
+                survivors.append(name)
+                print(f"{number:3} {name:64} SURVIVED")
+                continue
+            test, how = caught_by(status, output)
+            print(f"{number:3} {name:64} {test[:44]:44} {how}")
+    print(f"{len(numbers) - len(survivors)} of {len(numbers)} faults caught in {time.monotonic() - begin:.0f} s.")
+    if survivors:
+        sys.exit("Nobody noticed: " + "; ".join(survivors))
+
+
+if __name__ == "__main__":
+    main()
