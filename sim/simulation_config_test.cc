@@ -56,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(
                  {"kv_cache.num_blocks is 1", "expected 2 to"}},
         BadField{"HugePool",
                  [](C& c) { c.kv_cache.num_blocks = kHuge; },
-                 {"num_blocks", "9223372036854775807", "2147483647"}},
+                 {"num_blocks", "9223372036854775807", "2147483646"}},
         BadField{"NoGroups", [](C& c) { c.kv_cache.groups.clear(); }, {"kv_cache.groups is empty"}},
         BadField{"NoModelLength",
                  [](C& c) { c.manager.max_model_len = 0; },

@@ -13,6 +13,7 @@ _POOL = "block_pool/block_pool.cc"
 _TABLE = "block_pool/prefix_hash_table.cc"
 _CONTENT = "block_pool/prefix_content.cc"
 _MANAGER = "managers/kv_cache_manager.cc"
+_CHECKS = "managers/kv_cache_manager_checks.cc"
 _QUERIES = "managers/kv_cache_manager_queries.cc"
 _GROUP = "managers/single_type_manager.cc"
 _WINDOW = "managers/sliding_window_manager.cc"
@@ -54,12 +55,13 @@ FAULTS = [
     Fault("a block that is handed out keeps its key", _POOL,
           "EvictOne(id, RemovalReason::kReused);", "if (!{F}) EvictOne(id, RemovalReason::kReused);"),
     Fault("a removal is reported twice", _POOL,
-          "removed.reason = reason;", "removed.reason = reason;\n    if ({F}) {\n      const BlockRemoved copy = removed;\n"
-          "      events_.emplace_back().emplace<BlockRemoved>(copy);\n    }"),
+          ".reason = reason});",
+          ".reason = reason});\n    if ({F}) {\n      const KvEvent copy = events_.back();\n"
+          "      events_.push_back(copy);\n    }"),
     Fault("an eviction by id is not reported", _POOL,
           "if (enable_events_) {\n", "if (enable_events_ && !({F} && reason == RemovalReason::kEvicted)) {\n"),
     Fault("a removal is reported for group 0", _POOL,
-          "removed.group_idx = group;", "removed.group_idx = {F} ? 0 : group;"),
+          ".group_idx = group,", ".group_idx = {F} ? 0 : group,"),
     Fault("a removal does not end the freshness of look-ups", _POOL,
           "table_.Erase(id);\n  ++removal_epoch_;", "table_.Erase(id);\n  removal_epoch_ += {F} ? 0 : 1;"),
     Fault("a reset does not end the freshness of look-ups", _POOL,
@@ -73,8 +75,8 @@ FAULTS = [
     Fault("a reset works while blocks are in use", _POOL,
           "if (num_live() > 0) return false;", "if (num_live() > 0 && !{F}) return false;"),
     Fault("a reset is not reported", _POOL,
-          "if (enable_events_) events_.emplace_back().emplace<AllBlocksCleared>();",
-          "if (enable_events_ && !{F}) events_.emplace_back().emplace<AllBlocksCleared>();"),
+          "if (enable_events_) events_.emplace_back(std::in_place_type<AllBlocksCleared>);",
+          "if (enable_events_ && !{F}) events_.emplace_back(std::in_place_type<AllBlocksCleared>);"),
     Fault("a stored run's parent is one block too early", _POOL,
           "content.HashOfBlock(from - 1, per_block);",
           "content.HashOfBlock(from - ({F} && from > 1 ? 2 : 1), per_block);"),
@@ -242,15 +244,15 @@ FAULTS = [
     Fault("slots are not clamped to the longest sequence", _MANAGER,
           "std::min(main + params.num_lookahead_tokens, options_.max_model_len);",
           "std::min(main + params.num_lookahead_tokens, options_.max_model_len + ({F} ? 1000 : 0));"),
-    Fault("stale hits are accepted", _MANAGER, "if (fresh) break;", "if (fresh || {F}) break;"),
-    Fault("a fresh look-up of another request is accepted", _MANAGER,
+    Fault("stale hits are accepted", _CHECKS, "if (fresh) break;", "if (fresh || {F}) break;"),
+    Fault("a fresh look-up of another request is accepted", _CHECKS,
           "computed.request_serial_ == request.serial_ &&", "({F} || computed.request_serial_ == request.serial_) &&"),
-    Fault("a request that holds blocks may bring external tokens", _MANAGER,
+    Fault("a request that holds blocks may bring external tokens", _CHECKS,
           "if (has_hits || params.num_external_computed_tokens > 0) {",
           "if (has_hits || (params.num_external_computed_tokens > 0 && !{F})) {"),
-    Fault("more tokens than the longest sequence are accepted", _MANAGER,
+    Fault("more tokens than the longest sequence are accepted", _CHECKS,
           "if (total > options_.max_model_len) {", "if (total > options_.max_model_len && !{F}) {"),
-    Fault("a finished request may allocate", _MANAGER,
+    Fault("a finished request may allocate", _CHECKS,
           "if (request.status_ == RequestStatus::kFinished) {",
           "if (request.status_ == RequestStatus::kFinished && !{F}) {"),
     Fault("popped blocks are not counted as references outside the tables", _MANAGER,
