@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tests/property/comparison.h"
 #include "tests/property/live_request.h"
 #include "tests/property/operation.h"
@@ -15,6 +17,11 @@
 #include "tests/property/snapshot.h"
 
 namespace kvblocks::property {
+
+// "[1,2,3]", for the log of a run.
+inline std::string Show(const std::vector<BlockId>& ids) {
+  return absl::StrCat("[", absl::StrJoin(ids, ","), "]");
+}
 
 class Harness {
  public:

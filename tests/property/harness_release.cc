@@ -1,0 +1,165 @@
+// Harness: the calls that give blocks back or change what is cached, in library and oracle.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tests/property/harness.h"
+#include "tests/property/invariants.h"
+
+namespace kvblocks::property {
+
+void Harness::Free(size_t index, bool preempt) {
+  LiveRequest& request = requests_[index];
+  const Tables tables = manager_->GetBlockIds(*request.real);
+  Log(absl::StrCat(preempt ? "preempt " : "free ", request.real->id()));
+  if (!preempt && index % 3 == 2) {
+    request.real.reset();  // destroying a request frees it
+  } else {
+    Expect(manager_->Free(*request.real).ok(), "free refused");
+  }
+  model_.Free(request.model);
+  // INV-23: of one table the keyed blocks that became free stand in the queue deepest first.
+  const std::vector<BlockId> queue = manager_->pool().free_queue().Walk();
+  for (const std::vector<BlockId>& table : tables) {
+    auto last = queue.begin();
+    for (auto id = table.rbegin(); id != table.rend(); ++id) {
+      const KvCacheBlock& block = manager_->pool().block(*id);
+      if (*id == kNullBlockId || !block.has_key() || block.ref_count > 0) continue;
+      last = std::find(last, queue.end(), *id);
+      Expect(last != queue.end(), "INV-23: keyed blocks were not freed deepest first");
+    }
+  }
+  request.max_processed = request.max_slots = 0;
+  if (!preempt) {
+    requests_.erase(requests_.begin() + static_cast<int64_t>(index));
+    return;
+  }
+  request.real->MarkPreempted();
+  request.model.num_computed = request.model.num_inflight = 0;
+  request.model.status = oracle::Status::kPreempted;
+  ++request.model.num_preemptions;
+}
+
+void Harness::Pop(LiveRequest& request) {
+  const auto real = manager_->PopBlocksForFree(*request.real);
+  const std::vector<BlockId> model = model_.Pop(request.model);
+  Log(absl::StrCat("pop ", request.real->id(), " -> ", Show(model)));
+  Expect(real.ok() && *real == model, "popped list");
+  for (BlockId id : model) {
+    if (id != kNullBlockId) ++outside_[static_cast<size_t>(id)];
+  }
+  popped_.push_back(model);
+  request.SetComputed(0, 0);
+  request.max_processed = request.max_slots = 0;
+}
+
+void Harness::FreePopped(Numbers numbers) {
+  if (popped_.empty()) return;
+  const auto it = popped_.begin() + numbers.Below(static_cast<int64_t>(popped_.size()));
+  std::vector<BlockId> ids = *it;
+  popped_.erase(it);
+  if (!numbers.OneIn(4)) std::reverse(ids.begin(), ids.end());
+  Log(absl::StrCat("free list ", Show(ids)));
+  Expect(manager_->FreeBlocks(ids).ok() && model_.FreeBlocks(ids), "list refused");
+  for (BlockId id : ids) {
+    if (id != kNullBlockId) --outside_[static_cast<size_t>(id)];
+  }
+}
+
+void Harness::Pin(LiveRequest& request, Numbers numbers) {
+  std::vector<BlockId> ids;
+  for (const auto& table : manager_->GetBlockIds(*request.real)) {
+    ids.insert(ids.end(), table.begin(), table.end());
+  }
+  // Also blocks that nobody references, cached or not.
+  const int64_t extra = numbers.Below(3);
+  for (int64_t i = 0; i < extra; ++i) {
+    const BlockId id = static_cast<BlockId>(numbers.Below(scenario_.config.num_blocks));
+    if (!manager_->pool().block(id).is_permanent) ids.push_back(id);
+  }
+  Log(absl::StrCat("pin ", Show(ids)));
+  Expect(manager_->PinBlocks(ids).ok(), "pin refused");
+  model_.Pin(ids);
+  for (BlockId id : ids) {
+    if (id != kNullBlockId) ++outside_[static_cast<size_t>(id)];
+  }
+  popped_.push_back(ids);
+}
+
+void Harness::Trim(LiveRequest& request, Numbers numbers) {
+  const int64_t processed = request.model.num_computed - request.model.num_inflight;
+  const int64_t n = numbers.Below(std::max<int64_t>(processed, 0) + 1);
+  Log(absl::StrCat("trim ", request.real->id(), " at ", n));
+  Expect(manager_->RemoveSkippedBlocks(*request.real, n).ok() &&
+             model_.RemoveSkippedBlocks(request.model, n),
+         "trim refused");
+  request.max_processed = std::max(request.max_processed, n);
+}
+
+void Harness::CacheBlocks(LiveRequest& request, Numbers numbers) {
+  const int64_t n = numbers.Below(request.model.content.num_tokens() + 2);
+  const Snapshot before = Take(*manager_, requests_);
+  const absl::Status status = manager_->CacheBlocks(*request.real, n);
+  Log(absl::StrCat("cache ", request.real->id(), " to ", n, " -> ", status.ok()));
+  Expect(status.ok() == model_.CacheBlocks(request.model, n),
+         absl::StrCat("refused on one side: ", status.ToString()));
+  if (!status.ok()) ExpectRefused("CacheBlocks", before, status);
+}
+
+void Harness::Evict(Numbers numbers) {
+  std::vector<BlockId> ids;
+  const int64_t count = 1 + numbers.Below(5);
+  std::vector<BlockId> keyed;
+  for (BlockId id = 1; id < manager_->pool().num_blocks(); ++id) {
+    if (manager_->pool().block(id).has_key()) keyed.push_back(id);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (!keyed.empty() && !numbers.OneIn(4)) {
+      ids.push_back(keyed[static_cast<size_t>(numbers.Below(static_cast<int64_t>(keyed.size())))]);
+    } else {
+      ids.push_back(static_cast<BlockId>(numbers.Below(scenario_.config.num_blocks)));
+    }
+  }
+  Log(absl::StrCat("evict ", Show(ids)));
+  Expect(manager_->EvictBlocks(ids).ok() && model_.Evict(ids), "eviction refused");
+}
+
+void Harness::Reset() {
+  const Snapshot before = Take(*manager_, requests_);
+  bool in_use = false;
+  for (BlockId id = 1; id < manager_->pool().num_blocks(); ++id) {
+    const KvCacheBlock& block = manager_->pool().block(id);
+    in_use = in_use || (block.ref_count > 0 && !block.is_permanent);
+  }
+  const bool done = manager_->ResetPrefixCache();
+  Log(absl::StrCat("reset -> ", done));
+  Expect(done == model_.Reset() && done == !in_use, "INV-26: reset");
+  const Snapshot after = Take(*manager_, requests_);
+  if (done) {
+    Expect(after.queue == before.queue && manager_->pool().num_keys() == 0, "INV-26: after reset");
+  } else {
+    Expect(after == before, "INV-26: a refused reset changed something");
+  }
+}
+
+void Harness::Truncate(LiveRequest& request, Numbers numbers) {
+  const int64_t n = numbers.Below(request.model_hits.tokens + 3);
+  const auto real = manager_->TruncateComputedBlocks(request.real_hits, n);
+  const auto model = model_.Truncate(request.model_hits, n);
+  Log(absl::StrCat("truncate hits of ", request.real->id(), " to ", n, " -> ", real.ok()));
+  if (request.model_hits.lists.empty()) return;  // no look-up yet
+  Expect(real.ok() == model.has_value(), "truncation refused on one side");
+  if (!real.ok()) {
+    Expect(absl::IsInvalidArgument(real.status()), real.status().ToString());
+    return;
+  }
+  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    const std::vector<BlockId> list(real->blocks(g).begin(), real->blocks(g).end());
+    Expect(list == model->lists[static_cast<size_t>(g)], "truncated list");
+  }
+  request.real_hits = *real;
+  request.model_hits = *model;
+}
+
+}  // namespace kvblocks::property
