@@ -158,7 +158,14 @@ void AddPromptTokens(const pb::Report& report, Page& page) {
             absl::StrFormat("%-17s %13s %9s  %s", "went to", "tokens", "share", ""));
   row("hit", prompt.hit(), "");
   for (const pb::MissCause& cause : report.first_admission_misses().causes()) {
-    if (cause.blocks() > 0) row(cause.cause(), cause.tokens(), cause.meaning());
+    if (cause.blocks() == 0) continue;
+    row(cause.cause(), cause.tokens(), cause.meaning());
+    const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
+    if (cause.cause() == "evicted" && reuse.blocks() > 0) {
+      page.Line("", absl::StrCat("  last used ", Span(reuse.p50_age_s()), " / ",
+                                 WithThousands(reuse.p50_distance_blocks()),
+                                 " blocks taken earlier at the median"));
+    }
   }
   row("partial blocks", prompt.partial_blocks(), "behind the last full block: never cached");
   page.Blank();

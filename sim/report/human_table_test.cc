@@ -50,6 +50,10 @@ namespace {
     c->set_tokens(999'999'999);
     c->set_meaning(MissCauseMeaning(static_cast<MissCause>(i)));
   }
+  auto* reuse = report.mutable_first_admission_misses()->mutable_evicted();
+  reuse->set_blocks(kHuge);
+  reuse->set_p50_age_s(252.0);
+  reuse->set_p50_distance_blocks(12'000);
   report.add_groups();
   report.mutable_pool()->set_evictions(kHuge);
   auto* preemption = report.mutable_preemption();
@@ -100,6 +104,15 @@ TEST(HumanTableTest, MeaningsOfMissesAreNotCut) {
     const std::string meaning = MissCauseMeaning(static_cast<MissCause>(i));
     EXPECT_NE(text.find(meaning + "\n"), std::string::npos) << meaning;
   }
+}
+
+TEST(HumanTableTest, EvictedBlocksSayWhenTheyWereUsed) {
+  auto report = Crowded();
+  EXPECT_NE(FormatReport(report, false)
+                .find("  last used 4 min 12 s / 12,000 blocks taken earlier at the median\n"),
+            std::string::npos);
+  report.mutable_first_admission_misses()->clear_evicted();
+  EXPECT_EQ(FormatReport(report, false).find("last used"), std::string::npos);
 }
 
 TEST(HumanTableTest, ColorOnlyAddsEscapes) {

@@ -67,7 +67,7 @@ void ReplayMetrics::OnAdmissionAttempt(const AdmissionRecord& record, SimTime no
 void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
   const SimRequest& request = *record.request;
   RequestProgress& progress = requests_[request];
-  const AdmissionMisses misses = misses_.OnAdmission(record, progress);
+  const AdmissionMisses misses = misses_.OnAdmission(record, progress, now);
   hit_rates_.OnAdmission(record, misses, misses_.block_tokens(), now);
   pool_.OnAdmission(record);
   progress.is_running = true;
@@ -105,7 +105,7 @@ void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
 void ReplayMetrics::OnPreemption(const PreemptionRecord& record, SimTime now) {
   AdvanceTo(now);
   RequestProgress& progress = requests_[*record.request];
-  misses_.OnPreemption(record, progress);
+  misses_.OnPreemption(record, progress, now);
   pool_.OnPreemption(record, progress);
   progress.preempted_at = now;
   progress.is_running = false;
@@ -125,8 +125,10 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
   gauges_.waiting = step.num_waiting;
   gauges_.is_busy = !step.scheduled.empty();
   scheduled_requests_ += static_cast<int64_t>(step.scheduled.size());
+  int64_t new_blocks = 0;
   for (const ScheduledRecord& record : step.scheduled) {
     if (record.num_new_blocks == 0) continue;
+    new_blocks += record.num_new_blocks;
     if (groups_.size() == 1) {
       groups_[0].new_blocks += record.num_new_blocks;
       continue;
@@ -136,6 +138,7 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
           static_cast<int64_t>(record.new_blocks.blocks(static_cast<GroupId>(g)).size());
     }
   }
+  misses_.OnStepScheduled(new_blocks);
   counts_.evictions += step.pool.num_evictions - evictions_seen_;
   evictions_seen_ = step.pool.num_evictions;
   if (step.scheduled.empty()) {
@@ -184,7 +187,7 @@ void ReplayMetrics::EndRequest(const SimRequest& request, SimTime now) {
   } else {
     goodput_.OnFailure();
   }
-  misses_.OnFinish(request, progress);
+  misses_.OnFinish(request, progress, now);
   if (options_.rows != nullptr) {
     options_.rows->OnRow(
         {.request = &request, .progress = progress, .latency = latency, .end = now});
