@@ -107,6 +107,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "count look-ups once per admission, or each attempt and resume as old engines did"},
       {"stall", "FACTOR", kReport, "5", 1e-3, 1e9, "gaps above so many medians are stalls"},
       {"client_rtt", "TIME", kReport, "0s", 0, kMaxSeconds, "added to TTFT and E2E"},
+      {"top_prefixes", "N", kReport, "0", 0, 1000,
+       "show the prompt beginnings with most hit tokens; JSON has at least 10"},
       {"check_invariants", "", kReport, "false", 0, 0, "check all state after every step (slow)"},
   };
   return *rows;

@@ -269,6 +269,7 @@ absl::Status SetMetrics(const ReplayConfig& config, ReplayMetricsOptions* metric
     return Bad("--client-rtt", config.client_rtt(), "at most 1h");
   }
   metrics->latency.stall_factor = config.stall();
+  metrics->top_prefixes = static_cast<size_t>(config.top_prefixes());
   metrics->hit_rates.legacy_counters = config.count() == "vllm-legacy";
   auto warmup = ParseWarmup(config.warmup());
   if (!warmup.ok())

@@ -81,6 +81,7 @@ void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
     progress.num_queried_tokens = record.num_queried_tokens;
     progress.num_hit_tokens = record.num_hit_tokens;
     progress.num_possible_tokens = misses.num_possible_blocks * misses_.block_tokens();
+    hit_groups_.OnFirstAdmission(record, misses_.FirstBlockKey(record));
     num_queried_ += record.num_queried_tokens;
     num_hit_ += record.num_hit_tokens;
     counts_.queried_tokens += record.num_queried_tokens;
@@ -148,6 +149,7 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
 }
 
 void ReplayMetrics::OnStepFinished(const StepRecord& step) {
+  gauges_.step_time = step.end - step.start;
   AdvanceTo(step.end);
   latency_.OnStepFinished(step, requests_);
   pool_.OnStepFinished(step, requests_);

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "sim/engine/engine_observer.h"
+#include "sim/report/hit_groups.h"
 #include "sim/report/hit_rate_metrics.h"
 #include "sim/report/latency_metrics.h"
 #include "sim/report/miss_causes.h"
@@ -36,6 +37,7 @@ struct ReplayMetricsOptions {
   HitRateMetrics::Options hit_rates;
   std::vector<Objective> objectives;
   SimTime series_tick = kSecond;
+  size_t top_prefixes = HitGroups::kMinTopPrefixes;  // listed in the report, at least
   size_t series_max_points = TimeSeries::kDefaultMaxPoints;
   RequestRowSink* rows = nullptr;  // not owned
 };
@@ -83,6 +85,7 @@ class ReplayMetrics final : public EngineObserver {
   RequestProgressTable requests_;
   LatencyMetrics latency_;
   HitRateMetrics hit_rates_;
+  HitGroups hit_groups_;
   MissClassifier misses_;
   PoolMetrics pool_;
   GoodputMetrics goodput_;

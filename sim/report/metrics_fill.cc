@@ -30,6 +30,7 @@ void ReplayMetrics::Fill(const SimulationResult& result, pb::Report* out) {
   out->mutable_setup()->set_quantile_method(out->latency().itl().method());
   if (goodput_.has_objectives()) goodput_.Fill(DurationSeconds(), out->mutable_goodput());
   hit_rates_.Fill(out);
+  hit_groups_.Fill(options_.top_prefixes, out->mutable_hit_groups());
   pool_.Fill(out->mutable_pool());
 
   auto* preemption = out->mutable_preemption();

@@ -38,6 +38,19 @@ void Measure(Replay& replay, Measured* out, ReplayMetricsOptions options = {}) {
   metrics.Fill(replay.result, &out->report);
 }
 
+template <typename Groups>
+void ExpectGroupsAddUp(const Groups& groups, const pb::HitRates& whole) {
+  int64_t requests = 0, queried = 0, hit = 0;
+  for (const pb::HitGroup& group : groups) {
+    requests += group.requests();
+    hit += group.token_hit_rate().numerator();
+    queried += group.token_hit_rate().denominator();
+  }
+  EXPECT_EQ(requests, whole.requests());
+  EXPECT_EQ(hit, whole.token_hit_rate().numerator());
+  EXPECT_EQ(queried, whole.token_hit_rate().denominator());
+}
+
 int64_t Blocks(const pb::MissCauses& misses, MissCause cause) {
   return misses.causes(static_cast<int>(cause)).blocks();
 }
@@ -52,6 +65,9 @@ void ExpectCausesAddUp(const pb::Report& report) {
   EXPECT_EQ(report.first_admission_misses().missed_blocks(), rate.denominator() - rate.numerator());
   const auto& prompt = report.prompt_tokens();
   EXPECT_EQ(prompt.hit() + prompt.missed_full_blocks() + prompt.partial_blocks(), prompt.known());
+  ExpectGroupsAddUp(report.hit_groups().tenants(), report.whole_run());
+  ExpectGroupsAddUp(report.hit_groups().classes(), report.whole_run());
+  ExpectGroupsAddUp(report.hit_groups().turns(), report.whole_run());
 }
 
 void AddWe7(Replay& replay) {
@@ -396,6 +412,81 @@ TEST(MissCausesTest, SessionLocalIdsAreNoSharedContent) {
   EXPECT_EQ(Blocks(report.first_admission_misses(), MissCause::kFirstUse), 4);
 }
 
+void ExpectGroup(const pb::HitGroup& group, const std::string& name, int64_t requests, int64_t hit,
+                 int64_t queried) {
+  EXPECT_EQ(group.name(), name);
+  EXPECT_EQ(group.requests(), requests) << name;
+  EXPECT_EQ(group.token_hit_rate().numerator(), hit) << name;
+  EXPECT_EQ(group.token_hit_rate().denominator(), queried) << name;
+}
+
+TEST(HitGroupsTest, TenantsClassesTurnsAndPrefixes) {
+  TraceInfo info;
+  info.block_tokens = 1;
+  TraceRequest first;  // of a session of tenant t
+  first.input_length = 9;
+  first.content_ids = Content(9, 0, 9);
+  first.tenant = "t";
+  first.slo_class = "chat";
+  first.session = 1;
+  TraceRequest second = first;  // hits two blocks
+  second.input_length = 13;
+  second.content_ids = Content(13, 0, 13);
+  second.turn = 1;
+  TraceRequest late = second;  // hits three blocks less the last token's: 12 tokens
+  late.turn = 40;
+  TraceRequest other;  // nobody's
+  other.input_length = 5;
+  other.content_ids = Content(0, 500, 5);
+  TraceRequest again = other;  // hits one block
+  TraceRequest tiny;
+  tiny.input_length = 3;
+  tiny.content_ids = Content(3, 0, 3);
+  const pb::Report report = MeasureRequests({first, second, late, other, again, tiny}, info);
+  ExpectCausesAddUp(report);
+  const pb::HitGroups& groups = report.hit_groups();
+  ASSERT_EQ(groups.tenants_size(), 2);
+  ExpectGroup(groups.tenants(0), "t", 3, 8 + 12, 9 + 13 + 13);
+  ExpectGroup(groups.tenants(1), "", 3, 4, 5 + 5 + 3);
+  ASSERT_EQ(groups.classes_size(), 2);
+  ExpectGroup(groups.classes(0), "chat", 3, 20, 35);
+  ASSERT_EQ(groups.turns_size(), 3);
+  ExpectGroup(groups.turns(0), "0", 4, 4, 9 + 5 + 5 + 3);
+  ExpectGroup(groups.turns(1), "1", 1, 8, 13);
+  ExpectGroup(groups.turns(2), ">= 16", 1, 12, 13);
+  // The prompt of three tokens fills no block.
+  EXPECT_EQ(groups.distinct_prefixes(), 2);
+  ASSERT_EQ(groups.top_prefixes_size(), 2);
+  ExpectGroup(groups.top_prefixes(0).hits(), groups.top_prefixes(0).hits().name(), 3, 20, 35);
+  EXPECT_EQ(groups.top_prefixes(0).hits().name().size(), 16u);
+  EXPECT_EQ(groups.top_prefixes(0).first_row(), 0);
+  ExpectGroup(groups.top_prefixes(1).hits(), groups.top_prefixes(1).hits().name(), 2, 4, 10);
+  EXPECT_EQ(groups.top_prefixes(1).first_row(), 3);
+}
+
+TEST(HitGroupsTest, ListsHaveAnEndAndStillAddUp) {
+  TraceInfo info;
+  info.block_tokens = 1;
+  std::vector<TraceRequest> requests;
+  for (int i = 0; i < 120; ++i) {
+    TraceRequest request;
+    request.input_length = 5;
+    request.content_ids = Content(0, 1000 * (i / 2), 5);
+    request.tenant = "tenant " + std::to_string(i);
+    requests.push_back(request);
+  }
+  const pb::Report report = MeasureRequests(requests, info);
+  ExpectCausesAddUp(report);
+  const pb::HitGroups& groups = report.hit_groups();
+  ASSERT_EQ(groups.tenants_size(), 100);
+  ExpectGroup(groups.tenants(99), "(21 others)", 21,
+              groups.tenants(99).token_hit_rate().numerator(), 21 * 5);
+  EXPECT_EQ(groups.distinct_prefixes(), 60);
+  // All have four hit tokens: the first ones are listed.
+  ASSERT_EQ(groups.top_prefixes_size(), 10);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(groups.top_prefixes(i).first_row(), 2 * i);
+}
+
 // Random small workloads: prompts branch off a few stems, pools are tight, requests are aborted.
 void AddRandomRequests(uint64_t seed, Replay& replay) {
   std::mt19937_64 random(seed);
@@ -507,6 +598,8 @@ TEST(PoolMetricsTest, GaugesAreWeightedWithTime) {
   EXPECT_DOUBLE_EQ(pool.time_above_90_percent_s(), 0.0);
   EXPECT_DOUBLE_EQ(m.report.throughput().duration_s(), 5.0);
   EXPECT_DOUBLE_EQ(m.report.throughput().busy_share(), 0.6);
+  EXPECT_DOUBLE_EQ(m.report.series().points(1).step_time_ms(), 1000.0);
+  EXPECT_DOUBLE_EQ(m.report.series().points(4).step_time_ms(), 0.0);
   EXPECT_EQ(m.report.totals().requests_rejected(), 1);
 }
 

@@ -29,6 +29,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -87,6 +88,12 @@ class MissClassifier {
   }
   // `progress` is null for a request that never arrived.
   void OnFinish(const SimRequest& request, const RequestProgress* progress, SimTime now);
+
+  // Of the looked-up tokens; nothing if they fill no block, or without prefix caching.
+  std::optional<uint64_t> FirstBlockKey(const AdmissionRecord& record) const {
+    if (!is_enabled() || record.num_queried_tokens < block_tokens_) return std::nullopt;
+    return KeyOf(record.request->kv->content(), 0);
+  }
 
   // False: prefix caching is off, blocks have no names, and nothing is classified.
   bool is_enabled() const { return block_tokens_ > 0; }
