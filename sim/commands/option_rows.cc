@@ -102,6 +102,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "goodput under limits, like ttft:2s:p99,tpot:50ms; exit status 1 if a percentile misses"},
       {"warmup", "PART", kReport, "0.5", 0, 0,
        "left out of the rates after warm-up: share (0.5), requests (1000) or time (60s)"},
+      {"cooldown", "PART", kReport, "0", 0, 0,
+       "left out of the steady throughput at the end, as --warmup is at the start"},
       {"tick", "TIME", kReport, "1s", 0, 0, "grid of the time series; doubled for long runs"},
       {"count", "admission|vllm-legacy", kReport, "admission", 0, 0,
        "count look-ups once per admission, or each attempt and resume as old engines did"},

@@ -275,6 +275,11 @@ absl::Status SetMetrics(const ReplayConfig& config, ReplayMetricsOptions* metric
   if (!warmup.ok())
     return absl::InvalidArgumentError(absl::StrCat("--", warmup.status().message()));
   metrics->hit_rates.warmup = *warmup;
+  auto cooldown = ParseWarmup(config.cooldown(), "cooldown");
+  if (!cooldown.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", cooldown.status().message()));
+  }
+  metrics->cooldown = *cooldown;
   auto objectives = ParseObjectives(config.slo());
   if (!objectives.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--", objectives.status().message()));

@@ -25,7 +25,7 @@ size_t HistogramIndex(int64_t tokens) { return std::bit_width(static_cast<uint64
 
 }  // namespace
 
-absl::StatusOr<Warmup> ParseWarmup(std::string_view text) {
+absl::StatusOr<Warmup> ParseWarmup(std::string_view text, const char* name) {
   Warmup warmup;
   if (const auto time = ParseDuration(text); time.ok()) {
     warmup.kind = Warmup::Kind::kTime;
@@ -43,7 +43,7 @@ absl::StatusOr<Warmup> ParseWarmup(std::string_view text) {
     return warmup;
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "warmup is \"", absl::string_view(text.data(), text.size()),
+      name, " is \"", absl::string_view(text.data(), text.size()),
       "\", expected a share of the requests from 0 to 1 (0.5, six digits at most), a number of "
       "requests (1000) or a time (60s)"));
 }

@@ -33,7 +33,8 @@ struct Warmup {
 };
 
 // "0.5" (share), "1000" (requests), "60s" (time).
-absl::StatusOr<Warmup> ParseWarmup(std::string_view text);
+// `name` is for messages: a cool-down is written and leaves out alike, at the end.
+absl::StatusOr<Warmup> ParseWarmup(std::string_view text, const char* name = "warmup");
 std::string DescribeWarmup(const Warmup& warmup);
 
 class HitRateMetrics {

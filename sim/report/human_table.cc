@@ -290,6 +290,13 @@ void AddLatency(const pb::Report& report, Page& page) {
                          WithThousands(report.totals().steps()), " steps of ",
                          Short(t.mean_batch_requests()), " requests and ",
                          Short(t.mean_step_tokens()), " tokens; busy ", Percent(t.busy_share())));
+  if (report.has_steady_throughput()) {
+    const pb::Throughput& steady = report.steady_throughput();
+    page.Line("  steady",
+              absl::StrCat(Short(steady.requests_per_s()), " requests/s, ",
+                           Short(steady.output_tokens_per_s()), " output tokens/s from ",
+                           Span(steady.start_s()), " to ", Span(steady.end_s())));
+  }
   if (report.drafts().verified() > 0) {
     const pb::Drafts& drafts = report.drafts();
     page.Line("drafts", absl::StrCat(WithThousands(drafts.accepted()), " of ",
@@ -302,6 +309,16 @@ void AddLatency(const pb::Report& report, Page& page) {
               absl::StrCat(Percent(goodput.good_share()), " of requests (",
                            Short(goodput.good_requests_per_s()), "/s) meet ", report.config().slo(),
                            goodput.met() ? "" : "; a percentile misses its limit"));
+    constexpr int kMaxClasses = 3;
+    std::string classes;
+    for (int i = 0; i < goodput.classes_size() && i < kMaxClasses; ++i) {
+      absl::StrAppend(&classes, i == 0 ? "" : "   ", Printable(goodput.classes(i).slo_class()), " ",
+                      Percent(goodput.classes(i).good_share()));
+    }
+    if (goodput.classes_size() > kMaxClasses) {
+      absl::StrAppend(&classes, "   and ", goodput.classes_size() - kMaxClasses, " more");
+    }
+    if (!classes.empty()) page.Line("", classes);
   }
 }
 

@@ -82,6 +82,13 @@ namespace {
   }
   report.mutable_drafts()->set_verified(kHuge);
   report.mutable_goodput()->set_met(false);
+  for (int i = 0; i < 9; ++i) {
+    auto* of_class = report.mutable_goodput()->add_classes();
+    of_class->set_slo_class("a class with a long name, too");
+    of_class->set_good_share(1.0);
+  }
+  report.mutable_steady_throughput()->set_output_tokens_per_s(1e12);
+  report.mutable_steady_throughput()->set_end_s(9e6);
   report.mutable_totals()->set_requests_rejected(kHuge);
   report.mutable_totals()->set_requests_aborted(kHuge);
   report.mutable_totals()->set_first_rejection(

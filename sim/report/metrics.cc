@@ -33,11 +33,13 @@ void ReplayMetrics::AdvanceTo(SimTime now) {
     gauges_.referenced = pool_.gauges().referenced;
     gauges_.resident = pool_.gauges().resident;
     series_.AddInterval(last_event_, now, gauges_);
+    if (gauges_.is_busy) sums_.busy += now - last_event_;
   } else {
     first_event_ = now;
   }
   pool_.Advance(now);
   last_event_ = now;
+  sums_.time = now;
 }
 
 void ReplayMetrics::OnArrival(const SimRequest& request, SimTime now) {
@@ -77,6 +79,8 @@ void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
     progress.num_resume_hit_tokens += record.num_hit_tokens;
     resume_hit_tokens_ += record.num_hit_tokens;
   } else {
+    steady_.OnFirstAdmission(sums_);
+    ++sums_.admissions;
     progress.first_scheduled = now;
     progress.num_queried_tokens = record.num_queried_tokens;
     progress.num_hit_tokens = record.num_hit_tokens;
@@ -125,7 +129,6 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
   gauges_.running = step.num_running;
   gauges_.waiting = step.num_waiting;
   gauges_.is_busy = !step.scheduled.empty();
-  scheduled_requests_ += static_cast<int64_t>(step.scheduled.size());
   int64_t new_blocks = 0;
   for (const ScheduledRecord& record : step.scheduled) {
     if (record.num_new_blocks == 0) continue;
@@ -169,8 +172,19 @@ void ReplayMetrics::OnStepFinished(const StepRecord& step) {
   counts_.prefill_tokens += step.num_prefill_tokens;
   counts_.decode_tokens += step.num_decode_tokens;
   ++counts_.steps;
+  ++sums_.steps;
+  sums_.scheduled_requests += static_cast<int64_t>(step.scheduled.size());
+  sums_.computed_tokens += step.num_tokens;
+  sums_.output_tokens += counts_.output_tokens;
   series_.AddCounts(step.end, counts_);
   counts_ = {};
+}
+
+GoodputMetrics& ReplayMetrics::GoodputOfClass(const std::string& name) {
+  const auto it = class_goodput_.find(name);
+  if (it != class_goodput_.end()) return it->second;
+  const bool is_full = class_goodput_.size() >= HitGroups::kMaxNames;
+  return class_goodput_.try_emplace(is_full ? "(others)" : name, options_.objectives).first->second;
 }
 
 void ReplayMetrics::EndRequest(const SimRequest& request, SimTime now) {
@@ -181,13 +195,17 @@ void ReplayMetrics::EndRequest(const SimRequest& request, SimTime now) {
   }
   if (request.finish_reason == FinishReason::kLength ||
       request.finish_reason == FinishReason::kStop) {
-    finished_input_tokens_ += request.num_prompt;
+    ++sums_.finished;
+    sums_.input_tokens += request.num_prompt;
+    steady_.OnFinish(sums_);
     if (latency) {
       latency_.OnFinish(*latency);
       goodput_.OnFinish(*latency);
+      if (goodput_.has_objectives()) GoodputOfClass(request.spec.slo_class).OnFinish(*latency);
     }
   } else {
     goodput_.OnFailure();
+    if (goodput_.has_objectives()) GoodputOfClass(request.spec.slo_class).OnFailure();
   }
   misses_.OnFinish(request, progress, now);
   if (options_.rows != nullptr) {

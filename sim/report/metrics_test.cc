@@ -356,7 +356,8 @@ TEST(MissCausesTest, HybridGroupsAgreeOnAShorterHit) {
 }
 
 // Requests as they are, for what Replay has no field for.
-pb::Report MeasureRequests(std::vector<TraceRequest> requests, const TraceInfo& info) {
+pb::Report MeasureRequests(std::vector<TraceRequest> requests, const TraceInfo& info,
+                           const ReplayMetricsOptions& options = {}) {
   SimulationConfig config;
   config.kv_cache.num_blocks = 100;
   config.kv_cache.groups = {FullGroup(4)};
@@ -368,7 +369,7 @@ pb::Report MeasureRequests(std::vector<TraceRequest> requests, const TraceInfo& 
   }
   VectorTraceReader reader(info, std::move(requests));
   const auto step_time = MakeFixedStepTime(kSecond);
-  ReplayMetrics metrics({});
+  ReplayMetrics metrics(options);
   const auto simulation = Simulation::Create(config, &reader, step_time->get(), {&metrics});
   EXPECT_TRUE(simulation.ok()) << simulation.status();
   EXPECT_TRUE((*simulation)->Run().ok());
@@ -669,6 +670,61 @@ TEST(MetricsTest, WarmupLeavesOutTheFirstRequests) {
     EXPECT_EQ(m.report.after_warmup().token_hit_rate().denominator(), 18) << warmup;
     EXPECT_EQ(m.report.rolling_window().requests(), 4);
   }
+}
+
+TEST(MetricsTest, SteadyThroughputLeavesOutBothEnds) {
+  // One request per 10 s, three tokens in three steps each; the last one ends at 53 s.
+  Replay replay;
+  for (int i = 0; i < 6; ++i) {
+    replay.Add({.id = std::to_string(i), .prompt = 5, .output = 3, .at = 10.0 * i});
+  }
+  ReplayMetricsOptions options;
+  options.hit_rates.warmup = *ParseWarmup("2");
+  options.cooldown = *ParseWarmup("0.2", "cooldown");
+  Measured m;
+  Measure(replay, &m, options);
+  EXPECT_DOUBLE_EQ(m.report.throughput().duration_s(), 53.0);
+  EXPECT_DOUBLE_EQ(m.report.throughput().requests_per_s(), 6 / 53.0);
+  const pb::Throughput& steady = m.report.steady_throughput();
+  // From the third request's admission to the last one's: three requests in 30 s.
+  EXPECT_DOUBLE_EQ(steady.start_s(), 20.0);
+  EXPECT_DOUBLE_EQ(steady.end_s(), 50.0);
+  EXPECT_DOUBLE_EQ(steady.requests_per_s(), 3 / 30.0);
+  EXPECT_DOUBLE_EQ(steady.input_tokens_per_s(), 15 / 30.0);
+  EXPECT_DOUBLE_EQ(steady.output_tokens_per_s(), 9 / 30.0);
+  EXPECT_DOUBLE_EQ(steady.computed_tokens_per_s(), 21 / 30.0);
+  EXPECT_DOUBLE_EQ(steady.busy_share(), 0.3);
+  EXPECT_DOUBLE_EQ(steady.mean_batch_requests(), 1.0);
+  EXPECT_DOUBLE_EQ(steady.mean_step_tokens(), 21 / 9.0);
+  EXPECT_EQ(steady.window(), "without the first 2 requests and the last 20 %");
+}
+
+TEST(MetricsTest, GoodputOfClasses) {
+  // Every request that runs has its token after 1 s.
+  TraceInfo info;
+  TraceRequest chat, batch, none;
+  chat.input_length = batch.input_length = none.input_length = 5;
+  chat.slo_class = "chat";
+  batch.slo_class = "batch";
+  batch.input_length = 5000;  // longer than any sequence may be: rejected
+  ReplayMetricsOptions options;
+  options.objectives = *ParseObjectives("ttft:1s:p99");
+  const pb::Report report = MeasureRequests({chat, chat, batch, none}, info, options);
+  const pb::Goodput& goodput = report.goodput();
+  EXPECT_EQ(goodput.requests_good(), 3);
+  EXPECT_EQ(goodput.requests_total(), 4);
+  ASSERT_EQ(goodput.classes_size(), 3);
+  EXPECT_EQ(goodput.classes(0).slo_class(), "");
+  EXPECT_EQ(goodput.classes(0).requests_good(), 1);
+  EXPECT_EQ(goodput.classes(1).slo_class(), "batch");
+  EXPECT_EQ(goodput.classes(1).requests_good(), 0);
+  EXPECT_EQ(goodput.classes(1).requests_total(), 1);
+  EXPECT_EQ(goodput.classes(2).slo_class(), "chat");
+  EXPECT_EQ(goodput.classes(2).requests_good(), 2);
+  EXPECT_DOUBLE_EQ(goodput.classes(2).good_share(), 1.0);
+  EXPECT_EQ(goodput.classes(2).objectives_size(), 1);
+  // Without classes there is nothing to tell apart.
+  EXPECT_EQ(MeasureRequests({none, none}, info, options).goodput().classes_size(), 0);
 }
 
 TEST(MetricsTest, RefusesOddWarmups) {
