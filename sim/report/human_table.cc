@@ -164,7 +164,7 @@ void AddPromptTokens(const pb::Report& report, Page& page) {
     if (cause.cause() == "evicted" && reuse.blocks() > 0) {
       page.Line("", absl::StrCat("  last used ", Span(reuse.p50_age_s()), " / ",
                                  WithThousands(reuse.p50_distance_blocks()),
-                                 " blocks taken earlier at the median"));
+                                 " blocks earlier at the median"));
     }
   }
   row("partial blocks", prompt.partial_blocks(), "behind the last full block: never cached");

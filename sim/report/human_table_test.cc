@@ -127,7 +127,7 @@ TEST(HumanTableTest, MeaningsOfMissesAreNotCut) {
 TEST(HumanTableTest, EvictedBlocksSayWhenTheyWereUsed) {
   auto report = Crowded();
   EXPECT_NE(FormatReport(report, false)
-                .find("  last used 4 min 12 s / 12,000 blocks taken earlier at the median\n"),
+                .find("  last used 4 min 12 s / 12,000 blocks earlier at the median\n"),
             std::string::npos);
   report.mutable_first_admission_misses()->clear_evicted();
   EXPECT_EQ(FormatReport(report, false).find("last used"), std::string::npos);

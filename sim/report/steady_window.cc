@@ -31,6 +31,7 @@ int64_t NumRequests(const Warmup& part, int64_t total) {
 
 std::string DescribeWindow(const Warmup& warmup, const Warmup& cooldown) {
   const std::string start = DescribeWarmup(warmup);
+  if (IsNone(cooldown)) return start;
   switch (cooldown.kind) {
     case Warmup::Kind::kShare:
       return absl::StrCat(start, " and the last ", static_cast<double>(cooldown.share_ppm) / 1e4,

@@ -47,6 +47,15 @@ TEST(SteadyWindowTest, EdgesOfTenRequests) {
   }
 }
 
+TEST(SteadyWindowTest, SaysWhatIsLeftOut) {
+  const auto describe = [](const char* warmup, const char* cooldown) {
+    return DescribeWindow(*ParseWarmup(warmup), *ParseWarmup(cooldown, "cooldown"));
+  };
+  EXPECT_EQ(describe("0.5", "0"), "without the first 50 % of the requests");
+  EXPECT_EQ(describe("7", "0.1"), "without the first 7 requests and the last 10 %");
+  EXPECT_EQ(describe("7", "8"), "without the first 7 requests and the last 8 requests");
+}
+
 TEST(SteadyWindowTest, NothingIsLeft) {
   const SteadyWindow window = Regular(10);
   for (const auto& [warmup, cooldown] : std::vector<std::pair<const char*, const char*>>{
