@@ -155,6 +155,8 @@ done <<'END'
 --acceptance: got "often"|replay --num-draft-tokens=2 --acceptance=often
 --slo "ttft"|replay --slo=ttft
 --warmup is "2.5", expected|replay --warmup=2.5
+--cooldown is "2.5", expected|replay --cooldown=2.5
+--top-prefixes: got 1001, expected 0 to 1000|replay --top-prefixes=1001
 --model: .*llama-3.1-8b|replay --model=gpt-9
 --device: .*h100-sxm|replay --device=abacus
 --device: |replay --device=h

@@ -102,11 +102,15 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "goodput under limits, like ttft:2s:p99,tpot:50ms; exit status 1 if a percentile misses"},
       {"warmup", "PART", kReport, "0.5", 0, 0,
        "left out of the rates after warm-up: share (0.5), requests (1000) or time (60s)"},
+      {"cooldown", "PART", kReport, "0", 0, 0,
+       "left out of the steady throughput at the end, as --warmup is at the start"},
       {"tick", "TIME", kReport, "1s", 0, 0, "grid of the time series; doubled for long runs"},
       {"count", "admission|vllm-legacy", kReport, "admission", 0, 0,
        "count look-ups once per admission, or each attempt and resume as old engines did"},
       {"stall", "FACTOR", kReport, "5", 1e-3, 1e9, "gaps above so many medians are stalls"},
       {"client_rtt", "TIME", kReport, "0s", 0, kMaxSeconds, "added to TTFT and E2E"},
+      {"top_prefixes", "N", kReport, "0", 0, 1000,
+       "show the prompt beginnings with most hit tokens; JSON has at least 10"},
       {"check_invariants", "", kReport, "false", 0, 0, "check all state after every step (slow)"},
   };
   return *rows;

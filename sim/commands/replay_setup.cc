@@ -269,11 +269,17 @@ absl::Status SetMetrics(const ReplayConfig& config, ReplayMetricsOptions* metric
     return Bad("--client-rtt", config.client_rtt(), "at most 1h");
   }
   metrics->latency.stall_factor = config.stall();
+  metrics->top_prefixes = static_cast<size_t>(config.top_prefixes());
   metrics->hit_rates.legacy_counters = config.count() == "vllm-legacy";
   auto warmup = ParseWarmup(config.warmup());
   if (!warmup.ok())
     return absl::InvalidArgumentError(absl::StrCat("--", warmup.status().message()));
   metrics->hit_rates.warmup = *warmup;
+  auto cooldown = ParseWarmup(config.cooldown(), "cooldown");
+  if (!cooldown.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", cooldown.status().message()));
+  }
+  metrics->cooldown = *cooldown;
   auto objectives = ParseObjectives(config.slo());
   if (!objectives.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--", objectives.status().message()));

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "sim/report/latency_metrics.h"
 #include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
@@ -24,7 +25,7 @@ size_t HistogramIndex(int64_t tokens) { return std::bit_width(static_cast<uint64
 
 }  // namespace
 
-absl::StatusOr<Warmup> ParseWarmup(std::string_view text) {
+absl::StatusOr<Warmup> ParseWarmup(std::string_view text, const char* name) {
   Warmup warmup;
   if (const auto time = ParseDuration(text); time.ok()) {
     warmup.kind = Warmup::Kind::kTime;
@@ -42,7 +43,7 @@ absl::StatusOr<Warmup> ParseWarmup(std::string_view text) {
     return warmup;
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "warmup is \"", absl::string_view(text.data(), text.size()),
+      name, " is \"", absl::string_view(text.data(), text.size()),
       "\", expected a share of the requests from 0 to 1 (0.5, six digits at most), a number of "
       "requests (1000) or a time (60s)"));
 }
@@ -81,6 +82,26 @@ void HitRateMetrics::Sums::Fill(const std::string& window, pb::HitRates* out) co
   out->set_window(window);
 }
 
+void HitRateMetrics::Reuse::Add(absl::Span<const EvictedRun> runs) {
+  for (const EvictedRun& run : runs) {
+    age.Add(run.age, run.num_blocks);
+    distance.Add(run.distance, run.num_blocks);
+  }
+}
+
+void HitRateMetrics::Reuse::Fill(pb::EvictedReuse* out) {
+  out->set_blocks(age.count());
+  out->set_mean_age_s(Seconds(age.mean()));
+  out->set_p50_age_s(Seconds(age.Percentile(5000)));
+  out->set_p90_age_s(Seconds(age.Percentile(9000)));
+  out->set_max_age_s(Seconds(age.max()));
+  out->set_mean_distance_blocks(distance.mean());
+  out->set_p50_distance_blocks(distance.Percentile(5000));
+  out->set_p90_distance_blocks(distance.Percentile(9000));
+  out->set_max_distance_blocks(distance.max());
+  out->set_method(age.is_exact() ? distance.method() : age.method());
+}
+
 void HitRateMetrics::OnAdmissionAttempt(const AdmissionRecord& record) {
   ++attempts_;
   attempt_queried_ += record.num_queried_tokens;
@@ -92,6 +113,7 @@ void HitRateMetrics::OnAdmission(const AdmissionRecord& record, const AdmissionM
   block_tokens_ = block_tokens;
   auto& causes = record.is_resume ? resume_misses_ : first_misses_;
   for (size_t i = 0; i < kNumMissCauses; ++i) causes[i] += misses.blocks[i];
+  (record.is_resume ? resume_reuse_ : first_reuse_).Add(misses.evicted);
   if (record.is_resume) {
     ++resumes_;
     resume_queried_ += record.num_queried_tokens;
@@ -153,7 +175,7 @@ void HitRateMetrics::FillMisses(const std::array<int64_t, kNumMissCauses>& block
   out->set_missed_tokens(sum * block_tokens);
 }
 
-void HitRateMetrics::Fill(pb::Report* out) const {
+void HitRateMetrics::Fill(pb::Report* out) {
   whole_.Fill("all requests", out->mutable_whole_run());
   Sums after = after_warmup_;
   if (options_.warmup.kind == Warmup::Kind::kShare) {
@@ -188,6 +210,8 @@ void HitRateMetrics::Fill(pb::Report* out) const {
 
   FillMisses(first_misses_, block_tokens_, out->mutable_first_admission_misses());
   FillMisses(resume_misses_, block_tokens_, out->mutable_resume_misses());
+  first_reuse_.Fill(out->mutable_first_admission_misses()->mutable_evicted());
+  resume_reuse_.Fill(out->mutable_resume_misses()->mutable_evicted());
   auto* prompt = out->mutable_prompt_tokens();
   prompt->set_known(whole_.queried);
   prompt->set_hit(whole_.hit);

@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "sim/engine/engine_observer.h"
+#include "sim/report/distribution.h"
 #include "sim/report/miss_causes.h"
 #include "sim/report/report.pb.h"
 
@@ -32,7 +33,8 @@ struct Warmup {
 };
 
 // "0.5" (share), "1000" (requests), "60s" (time).
-absl::StatusOr<Warmup> ParseWarmup(std::string_view text);
+// `name` is for messages: a cool-down is written and leaves out alike, at the end.
+absl::StatusOr<Warmup> ParseWarmup(std::string_view text, const char* name = "warmup");
 std::string DescribeWarmup(const Warmup& warmup);
 
 class HitRateMetrics {
@@ -51,7 +53,7 @@ class HitRateMetrics {
                    int64_t block_tokens, SimTime now);
 
   // Whole run, warm-up, rolling window, counters, misses and histograms.
-  void Fill(::kvblocks::report::v1::Report* out) const;
+  void Fill(::kvblocks::report::v1::Report* out);
 
  private:
   // One first admission; lengths of a trace fit 31 bits, and with output 32.
@@ -68,6 +70,13 @@ class HitRateMetrics {
 
     void Add(const Sample& sample);
     void Fill(const std::string& window, ::kvblocks::report::v1::HitRates* out) const;
+  };
+  // Of evicted misses, since their last use.
+  struct Reuse {
+    Distribution age, distance;
+
+    void Add(absl::Span<const EvictedRun> runs);
+    void Fill(::kvblocks::report::v1::EvictedReuse* out);
   };
   using Histogram = std::array<int64_t, 48>;
 
@@ -87,6 +96,7 @@ class HitRateMetrics {
   int64_t attempt_queried_ = 0, attempt_hit_ = 0;
   std::array<int64_t, kNumMissCauses> first_misses_ = {};
   std::array<int64_t, kNumMissCauses> resume_misses_ = {};
+  Reuse first_reuse_, resume_reuse_;
   Histogram hit_lengths_ = {};
   Histogram missing_at_ = {};
 };

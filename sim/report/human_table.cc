@@ -158,10 +158,82 @@ void AddPromptTokens(const pb::Report& report, Page& page) {
             absl::StrFormat("%-17s %13s %9s  %s", "went to", "tokens", "share", ""));
   row("hit", prompt.hit(), "");
   for (const pb::MissCause& cause : report.first_admission_misses().causes()) {
-    if (cause.blocks() > 0) row(cause.cause(), cause.tokens(), cause.meaning());
+    if (cause.blocks() == 0) continue;
+    row(cause.cause(), cause.tokens(), cause.meaning());
+    const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
+    if (cause.cause() == "evicted" && reuse.blocks() > 0) {
+      page.Line("", absl::StrCat("  last used ", Span(reuse.p50_age_s()), " / ",
+                                 WithThousands(reuse.p50_distance_blocks()),
+                                 " blocks earlier at the median"));
+    }
   }
   row("partial blocks", prompt.partial_blocks(), "behind the last full block: never cached");
   page.Blank();
+}
+
+// A name from the trace: short, and nothing that a terminal would obey.
+std::string Printable(const std::string& name) {
+  constexpr size_t kMaxName = 24;
+  std::string text = name.empty() ? "(none)" : name;
+  for (char& c : text) {
+    if (c <= ' ' || c > '~') c = '?';
+  }
+  return text.size() <= kMaxName ? text : absl::StrCat(text.substr(0, kMaxName - 3), "...");
+}
+
+// Two lines at most. A single group says nothing that the whole run does not.
+void AddHitGroups(const std::string& label,
+                  const google::protobuf::RepeatedPtrField<pb::HitGroup>& groups, Page& page) {
+  constexpr int kMaxGroupLines = 2;
+  constexpr size_t kRoomForRest = 18;
+  if (groups.size() < 2) return;
+  std::string line;
+  int lines = 0;
+  for (int i = 0; i < groups.size(); ++i) {
+    const std::string text =
+        absl::StrCat(Printable(groups[i].name()), " ", Rate(groups[i].token_hit_rate()));
+    if (line.size() + 3 + text.size() + kRoomForRest > kWidth - kLabelWidth) {
+      if (lines + 1 == kMaxGroupLines) {
+        absl::StrAppend(&line, "   and ", groups.size() - i, " more");
+        break;
+      }
+      page.Line(lines++ == 0 ? label : "", line);
+      line.clear();
+    }
+    absl::StrAppend(&line, line.empty() ? "" : "   ", text);
+  }
+  page.Line(lines == 0 ? label : "", line);
+}
+
+void AddGroups(const pb::Report& report, Page& page) {
+  const pb::HitGroups& groups = report.hit_groups();
+  if (!report.config().prefix_caching()) return;
+  AddHitGroups("by tenant", groups.tenants(), page);
+  AddHitGroups("by class", groups.classes(), page);
+  // ">= 16" is one word.
+  auto turns = groups.turns();
+  for (pb::HitGroup& turn : turns) {
+    turn.mutable_name()->erase(
+        std::remove(turn.mutable_name()->begin(), turn.mutable_name()->end(), ' '),
+        turn.mutable_name()->end());
+  }
+  AddHitGroups("by turn", turns, page);
+  const auto listed = static_cast<int>(
+      std::min<int64_t>(report.config().top_prefixes(), groups.top_prefixes_size()));
+  if (listed > 0) {
+    page.Line("top prefixes", absl::StrFormat("%-17s %13s %9s %13s %9s", "first block",
+                                              "hit tokens", "hit rate", "requests", "first row"));
+  }
+  for (int i = 0; i < listed; ++i) {
+    const pb::PrefixGroup& prefix = groups.top_prefixes(i);
+    page.Line("", absl::StrFormat("%-17s %13s %9s %13s %9d", prefix.hits().name(),
+                                  WithThousands(prefix.hits().token_hit_rate().numerator()),
+                                  Rate(prefix.hits().token_hit_rate()),
+                                  WithThousands(prefix.hits().requests()), prefix.first_row()));
+  }
+  if (listed > 0 || groups.tenants_size() > 1 || groups.classes_size() > 1 || turns.size() > 1) {
+    page.Blank();
+  }
 }
 
 void AddPool(const pb::Report& report, Page& page) {
@@ -218,6 +290,13 @@ void AddLatency(const pb::Report& report, Page& page) {
                          WithThousands(report.totals().steps()), " steps of ",
                          Short(t.mean_batch_requests()), " requests and ",
                          Short(t.mean_step_tokens()), " tokens; busy ", Percent(t.busy_share())));
+  if (report.has_steady_throughput()) {
+    const pb::Throughput& steady = report.steady_throughput();
+    page.Line("  steady",
+              absl::StrCat(Short(steady.requests_per_s()), " requests/s, ",
+                           Short(steady.output_tokens_per_s()), " output tokens/s from ",
+                           Span(steady.start_s()), " to ", Span(steady.end_s())));
+  }
   if (report.drafts().verified() > 0) {
     const pb::Drafts& drafts = report.drafts();
     page.Line("drafts", absl::StrCat(WithThousands(drafts.accepted()), " of ",
@@ -230,6 +309,16 @@ void AddLatency(const pb::Report& report, Page& page) {
               absl::StrCat(Percent(goodput.good_share()), " of requests (",
                            Short(goodput.good_requests_per_s()), "/s) meet ", report.config().slo(),
                            goodput.met() ? "" : "; a percentile misses its limit"));
+    constexpr int kMaxClasses = 3;
+    std::string classes;
+    for (int i = 0; i < goodput.classes_size() && i < kMaxClasses; ++i) {
+      absl::StrAppend(&classes, i == 0 ? "" : "   ", Printable(goodput.classes(i).slo_class()), " ",
+                      Percent(goodput.classes(i).good_share()));
+    }
+    if (goodput.classes_size() > kMaxClasses) {
+      absl::StrAppend(&classes, "   and ", goodput.classes_size() - kMaxClasses, " more");
+    }
+    if (!classes.empty()) page.Line("", classes);
   }
 }
 
@@ -264,6 +353,7 @@ std::string FormatReport(const pb::Report& report, bool color) {
   AddHead(report, page);
   AddHitRates(report, page);
   AddPromptTokens(report, page);
+  AddGroups(report, page);
   AddPool(report, page);
   AddLatency(report, page);
   AddNotes(report, page);

@@ -1,7 +1,9 @@
 // The report as people read it: one screen of plain ASCII, the most telling facts first.
 //
 // Lines have at most 100 columns. There are about 35 of them; a run with everything at once
-// (hybrid groups, drafts, salts, preemptions, objectives, rejections) has at most 50.
+// (hybrid groups, drafts, salts, tenants, sessions, preemptions, objectives, rejections) has at
+// most
+// 60. --top-prefixes adds its lines.
 
 #ifndef KVBLOCKS_SIM_REPORT_HUMAN_TABLE_H_
 #define KVBLOCKS_SIM_REPORT_HUMAN_TABLE_H_

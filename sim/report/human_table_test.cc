@@ -50,6 +50,21 @@ namespace {
     c->set_tokens(999'999'999);
     c->set_meaning(MissCauseMeaning(static_cast<MissCause>(i)));
   }
+  auto* reuse = report.mutable_first_admission_misses()->mutable_evicted();
+  reuse->set_blocks(kHuge);
+  reuse->set_p50_age_s(252.0);
+  reuse->set_p50_distance_blocks(12'000);
+  for (int i = 0; i < 100; ++i) {
+    for (auto* group :
+         {report.mutable_hit_groups()->add_tenants(), report.mutable_hit_groups()->add_classes(),
+          report.mutable_hit_groups()->add_turns(),
+          report.mutable_hit_groups()->add_top_prefixes()->mutable_hits()}) {
+      group->set_name(i == 3 ? std::string(16, 'f')
+                             : "a\033tenant with a name " + std::to_string(i));
+      group->set_requests(kHuge);
+      *group->mutable_token_hit_rate() = report.whole_run().token_hit_rate();
+    }
+  }
   report.add_groups();
   report.mutable_pool()->set_evictions(kHuge);
   auto* preemption = report.mutable_preemption();
@@ -67,6 +82,13 @@ namespace {
   }
   report.mutable_drafts()->set_verified(kHuge);
   report.mutable_goodput()->set_met(false);
+  for (int i = 0; i < 9; ++i) {
+    auto* of_class = report.mutable_goodput()->add_classes();
+    of_class->set_slo_class("a class with a long name, too");
+    of_class->set_good_share(1.0);
+  }
+  report.mutable_steady_throughput()->set_output_tokens_per_s(1e12);
+  report.mutable_steady_throughput()->set_end_s(9e6);
   report.mutable_totals()->set_requests_rejected(kHuge);
   report.mutable_totals()->set_requests_aborted(kHuge);
   report.mutable_totals()->set_first_rejection(
@@ -85,7 +107,7 @@ std::vector<std::string> Lines(const std::string& text) {
 
 TEST(HumanTableTest, FitsOneScreen) {
   const auto lines = Lines(FormatReport(Crowded(), /*color=*/false));
-  EXPECT_LE(lines.size(), 50u);
+  EXPECT_LE(lines.size(), 60u);
   for (const std::string& line : lines) {
     EXPECT_LE(line.size(), 100u) << line;
     EXPECT_TRUE(std::all_of(line.begin(), line.end(), [](char c) { return c >= ' ' && c <= '~'; }))
@@ -100,6 +122,50 @@ TEST(HumanTableTest, MeaningsOfMissesAreNotCut) {
     const std::string meaning = MissCauseMeaning(static_cast<MissCause>(i));
     EXPECT_NE(text.find(meaning + "\n"), std::string::npos) << meaning;
   }
+}
+
+TEST(HumanTableTest, EvictedBlocksSayWhenTheyWereUsed) {
+  auto report = Crowded();
+  EXPECT_NE(FormatReport(report, false)
+                .find("  last used 4 min 12 s / 12,000 blocks earlier at the median\n"),
+            std::string::npos);
+  report.mutable_first_admission_misses()->clear_evicted();
+  EXPECT_EQ(FormatReport(report, false).find("last used"), std::string::npos);
+}
+
+int LinesBetween(const std::string& text, const std::string& from, const std::string& to) {
+  const size_t a = text.find("\n" + from), b = text.find("\n" + to);
+  EXPECT_NE(a, std::string::npos) << from;
+  EXPECT_NE(b, std::string::npos) << to;
+  return static_cast<int>(std::count(text.begin() + static_cast<std::ptrdiff_t>(a),
+                                     text.begin() + static_cast<std::ptrdiff_t>(b), '\n'));
+}
+
+TEST(HumanTableTest, GroupsTakeTwoLinesEach) {
+  auto report = Crowded();
+  std::string text = FormatReport(report, false);
+  EXPECT_EQ(LinesBetween(text, "by tenant", "by class"), 2);
+  EXPECT_EQ(LinesBetween(text, "by class", "by turn"), 2);
+  EXPECT_EQ(LinesBetween(text, "by turn", "pool use"), 2);
+  EXPECT_NE(text.find(" more\n"), std::string::npos);
+  EXPECT_EQ(text.find("top prefixes"), std::string::npos);
+  // One group is the whole run.
+  auto* groups = report.mutable_hit_groups();
+  groups->clear_tenants();
+  groups->add_tenants()->set_name("only");
+  EXPECT_EQ(FormatReport(report, false).find("by tenant"), std::string::npos);
+  groups->add_tenants();
+  EXPECT_NE(FormatReport(report, false).find("by tenant     only 0.00 %   (none) 0.00 %\n"),
+            std::string::npos);
+}
+
+TEST(HumanTableTest, TopPrefixesAreShownOnRequest) {
+  auto report = Crowded();
+  report.mutable_config()->set_top_prefixes(3);
+  for (const std::string& line : Lines(FormatReport(report, false))) {
+    EXPECT_LE(line.size(), 100u) << line;
+  }
+  EXPECT_EQ(LinesBetween(FormatReport(report, false), "top prefixes", "pool use"), 4);
 }
 
 TEST(HumanTableTest, ColorOnlyAddsEscapes) {

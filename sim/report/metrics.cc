@@ -33,11 +33,13 @@ void ReplayMetrics::AdvanceTo(SimTime now) {
     gauges_.referenced = pool_.gauges().referenced;
     gauges_.resident = pool_.gauges().resident;
     series_.AddInterval(last_event_, now, gauges_);
+    if (gauges_.is_busy) sums_.busy += now - last_event_;
   } else {
     first_event_ = now;
   }
   pool_.Advance(now);
   last_event_ = now;
+  sums_.time = now;
 }
 
 void ReplayMetrics::OnArrival(const SimRequest& request, SimTime now) {
@@ -67,7 +69,7 @@ void ReplayMetrics::OnAdmissionAttempt(const AdmissionRecord& record, SimTime no
 void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
   const SimRequest& request = *record.request;
   RequestProgress& progress = requests_[request];
-  const AdmissionMisses misses = misses_.OnAdmission(record, progress);
+  const AdmissionMisses misses = misses_.OnAdmission(record, progress, now);
   hit_rates_.OnAdmission(record, misses, misses_.block_tokens(), now);
   pool_.OnAdmission(record);
   progress.is_running = true;
@@ -77,10 +79,13 @@ void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
     progress.num_resume_hit_tokens += record.num_hit_tokens;
     resume_hit_tokens_ += record.num_hit_tokens;
   } else {
+    steady_.OnFirstAdmission(sums_);
+    ++sums_.admissions;
     progress.first_scheduled = now;
     progress.num_queried_tokens = record.num_queried_tokens;
     progress.num_hit_tokens = record.num_hit_tokens;
     progress.num_possible_tokens = misses.num_possible_blocks * misses_.block_tokens();
+    hit_groups_.OnFirstAdmission(record, misses_.FirstBlockKey(record));
     num_queried_ += record.num_queried_tokens;
     num_hit_ += record.num_hit_tokens;
     counts_.queried_tokens += record.num_queried_tokens;
@@ -105,7 +110,7 @@ void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
 void ReplayMetrics::OnPreemption(const PreemptionRecord& record, SimTime now) {
   AdvanceTo(now);
   RequestProgress& progress = requests_[*record.request];
-  misses_.OnPreemption(record, progress);
+  misses_.OnPreemption(record, progress, now);
   pool_.OnPreemption(record, progress);
   progress.preempted_at = now;
   progress.is_running = false;
@@ -124,9 +129,10 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
   gauges_.running = step.num_running;
   gauges_.waiting = step.num_waiting;
   gauges_.is_busy = !step.scheduled.empty();
-  scheduled_requests_ += static_cast<int64_t>(step.scheduled.size());
+  int64_t new_blocks = 0;
   for (const ScheduledRecord& record : step.scheduled) {
     if (record.num_new_blocks == 0) continue;
+    new_blocks += record.num_new_blocks;
     if (groups_.size() == 1) {
       groups_[0].new_blocks += record.num_new_blocks;
       continue;
@@ -136,6 +142,7 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
           static_cast<int64_t>(record.new_blocks.blocks(static_cast<GroupId>(g)).size());
     }
   }
+  misses_.OnStepScheduled(new_blocks);
   counts_.evictions += step.pool.num_evictions - evictions_seen_;
   evictions_seen_ = step.pool.num_evictions;
   if (step.scheduled.empty()) {
@@ -145,6 +152,7 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
 }
 
 void ReplayMetrics::OnStepFinished(const StepRecord& step) {
+  gauges_.step_time = step.end - step.start;
   AdvanceTo(step.end);
   latency_.OnStepFinished(step, requests_);
   pool_.OnStepFinished(step, requests_);
@@ -164,8 +172,19 @@ void ReplayMetrics::OnStepFinished(const StepRecord& step) {
   counts_.prefill_tokens += step.num_prefill_tokens;
   counts_.decode_tokens += step.num_decode_tokens;
   ++counts_.steps;
+  ++sums_.steps;
+  sums_.scheduled_requests += static_cast<int64_t>(step.scheduled.size());
+  sums_.computed_tokens += step.num_tokens;
+  sums_.output_tokens += counts_.output_tokens;
   series_.AddCounts(step.end, counts_);
   counts_ = {};
+}
+
+GoodputMetrics& ReplayMetrics::GoodputOfClass(const std::string& name) {
+  const auto it = class_goodput_.find(name);
+  if (it != class_goodput_.end()) return it->second;
+  const bool is_full = class_goodput_.size() >= HitGroups::kMaxNames;
+  return class_goodput_.try_emplace(is_full ? "(others)" : name, options_.objectives).first->second;
 }
 
 void ReplayMetrics::EndRequest(const SimRequest& request, SimTime now) {
@@ -176,15 +195,19 @@ void ReplayMetrics::EndRequest(const SimRequest& request, SimTime now) {
   }
   if (request.finish_reason == FinishReason::kLength ||
       request.finish_reason == FinishReason::kStop) {
-    finished_input_tokens_ += request.num_prompt;
+    ++sums_.finished;
+    sums_.input_tokens += request.num_prompt;
+    steady_.OnFinish(sums_);
     if (latency) {
       latency_.OnFinish(*latency);
       goodput_.OnFinish(*latency);
+      if (goodput_.has_objectives()) GoodputOfClass(request.spec.slo_class).OnFinish(*latency);
     }
   } else {
     goodput_.OnFailure();
+    if (goodput_.has_objectives()) GoodputOfClass(request.spec.slo_class).OnFailure();
   }
-  misses_.OnFinish(request, progress);
+  misses_.OnFinish(request, progress, now);
   if (options_.rows != nullptr) {
     options_.rows->OnRow(
         {.request = &request, .progress = progress, .latency = latency, .end = now});

@@ -13,11 +13,13 @@
 #define KVBLOCKS_SIM_REPORT_METRICS_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "sim/engine/engine_observer.h"
+#include "sim/report/hit_groups.h"
 #include "sim/report/hit_rate_metrics.h"
 #include "sim/report/latency_metrics.h"
 #include "sim/report/miss_causes.h"
@@ -26,6 +28,7 @@
 #include "sim/report/request_progress.h"
 #include "sim/report/request_rows.h"
 #include "sim/report/slo.h"
+#include "sim/report/steady_window.h"
 #include "sim/report/time_series.h"
 #include "sim/simulation.h"
 
@@ -35,7 +38,10 @@ struct ReplayMetricsOptions {
   LatencyMetrics::Options latency;
   HitRateMetrics::Options hit_rates;
   std::vector<Objective> objectives;
+  // Of the steady window; the warm-up is that of the hit rates.
+  Warmup cooldown = {.share_ppm = 0};
   SimTime series_tick = kSecond;
+  size_t top_prefixes = HitGroups::kMinTopPrefixes;  // listed in the report, at least
   size_t series_max_points = TimeSeries::kDefaultMaxPoints;
   RequestRowSink* rows = nullptr;  // not owned
 };
@@ -74,8 +80,10 @@ class ReplayMetrics final : public EngineObserver {
   void EndRequest(const SimRequest& request, SimTime now);
   void FillWorkload(const SimulationResult& result, ::kvblocks::report::v1::Report* out) const;
   void FillTotals(const SimulationResult& result, ::kvblocks::report::v1::Report* out) const;
-  void FillThroughput(const SimulationResult& result,
-                      ::kvblocks::report::v1::Throughput* out) const;
+  void FillThroughput(const ThroughputSums& from, const ThroughputSums& to,
+                      const std::string& window, ::kvblocks::report::v1::Throughput* out) const;
+  void FillGoodput(::kvblocks::report::v1::Goodput* out);
+  GoodputMetrics& GoodputOfClass(const std::string& name);
   void FillGroups(::kvblocks::report::v1::Report* out) const;
   double DurationSeconds() const;
 
@@ -83,9 +91,11 @@ class ReplayMetrics final : public EngineObserver {
   RequestProgressTable requests_;
   LatencyMetrics latency_;
   HitRateMetrics hit_rates_;
+  HitGroups hit_groups_;
   MissClassifier misses_;
   PoolMetrics pool_;
   GoodputMetrics goodput_;
+  std::map<std::string, GoodputMetrics> class_goodput_;
   TimeSeries series_;
 
   TraceInfo trace_;
@@ -100,12 +110,12 @@ class ReplayMetrics final : public EngineObserver {
   TimeSeries::Gauges gauges_;
   TimeSeries::Counts counts_;  // since the last step
   int64_t evictions_seen_ = 0;
+  ThroughputSums sums_;
+  SteadyWindow steady_;
 
   // Sums.
   SimTime last_arrival_ = 0;
   int64_t input_tokens_ = 0, requested_output_ = 0;
-  int64_t finished_input_tokens_ = 0;
-  int64_t scheduled_requests_ = 0;
   int64_t num_queried_ = 0, num_hit_ = 0;
   std::string first_rejection_;
   int64_t requests_preempted_ = 0;

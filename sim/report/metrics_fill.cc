@@ -25,11 +25,18 @@ void ReplayMetrics::Fill(const SimulationResult& result, pb::Report* out) {
   out->set_schema_version(1);
   FillWorkload(result, out);
   FillTotals(result, out);
-  FillThroughput(result, out->mutable_throughput());
+  const ThroughputSums start = {.time = first_event_.value_or(0)};
+  FillThroughput(start, sums_, "all", out->mutable_throughput());
+  const Warmup& warmup = options_.hit_rates.warmup;
+  if (const auto edges = steady_.Find(warmup, options_.cooldown, start, sums_)) {
+    FillThroughput(edges->from, edges->to, DescribeWindow(warmup, options_.cooldown),
+                   out->mutable_steady_throughput());
+  }
   latency_.Fill(out->mutable_latency());
   out->mutable_setup()->set_quantile_method(out->latency().itl().method());
-  if (goodput_.has_objectives()) goodput_.Fill(DurationSeconds(), out->mutable_goodput());
+  if (goodput_.has_objectives()) FillGoodput(out->mutable_goodput());
   hit_rates_.Fill(out);
+  hit_groups_.Fill(options_.top_prefixes, out->mutable_hit_groups());
   pool_.Fill(out->mutable_pool());
 
   auto* preemption = out->mutable_preemption();
@@ -94,18 +101,33 @@ void ReplayMetrics::FillTotals(const SimulationResult& result, pb::Report* out) 
   totals->set_first_rejection(first_rejection_);
 }
 
-void ReplayMetrics::FillThroughput(const SimulationResult& result, pb::Throughput* out) const {
-  const double duration = DurationSeconds();
-  const SchedulerTotals& totals = result.scheduler;
+void ReplayMetrics::FillThroughput(const ThroughputSums& from, const ThroughputSums& to,
+                                   const std::string& window, pb::Throughput* out) const {
+  const double duration = Seconds(to.time - from.time);
+  const int64_t steps = to.steps - from.steps;
   out->set_duration_s(duration);
-  out->set_requests_per_s(PerSecond(result.num_finished, duration));
-  out->set_input_tokens_per_s(PerSecond(finished_input_tokens_, duration));
-  out->set_computed_tokens_per_s(PerSecond(totals.num_computed, duration));
-  out->set_output_tokens_per_s(PerSecond(totals.num_output_tokens, duration));
-  out->set_busy_share(duration > 0 ? Seconds(result.busy_time) / duration : 0.0);
-  out->set_mean_batch_requests(Ratio(scheduled_requests_, totals.num_steps));
-  out->set_mean_step_tokens(Ratio(totals.num_computed, totals.num_steps));
+  out->set_requests_per_s(PerSecond(to.finished - from.finished, duration));
+  out->set_input_tokens_per_s(PerSecond(to.input_tokens - from.input_tokens, duration));
+  out->set_computed_tokens_per_s(PerSecond(to.computed_tokens - from.computed_tokens, duration));
+  out->set_output_tokens_per_s(PerSecond(to.output_tokens - from.output_tokens, duration));
+  out->set_busy_share(duration > 0 ? Seconds(to.busy - from.busy) / duration : 0.0);
+  out->set_mean_batch_requests(Ratio(to.scheduled_requests - from.scheduled_requests, steps));
+  out->set_mean_step_tokens(Ratio(to.computed_tokens - from.computed_tokens, steps));
   out->set_budget_use(out->mean_step_tokens() / static_cast<double>(max_num_batched_tokens_));
+  out->set_start_s(Seconds(from.time));
+  out->set_end_s(Seconds(to.time));
+  out->set_window(window);
+}
+
+void ReplayMetrics::FillGoodput(pb::Goodput* out) {
+  goodput_.Fill(DurationSeconds(), out);
+  // One class without a name: the trace has none.
+  if (class_goodput_.size() == 1 && class_goodput_.begin()->first.empty()) return;
+  for (auto& [name, goodput] : class_goodput_) {
+    auto* entry = out->add_classes();
+    goodput.Fill(DurationSeconds(), entry);
+    entry->set_slo_class(name);
+  }
 }
 
 void ReplayMetrics::FillGroups(pb::Report* out) const {

@@ -38,6 +38,19 @@ void Measure(Replay& replay, Measured* out, ReplayMetricsOptions options = {}) {
   metrics.Fill(replay.result, &out->report);
 }
 
+template <typename Groups>
+void ExpectGroupsAddUp(const Groups& groups, const pb::HitRates& whole) {
+  int64_t requests = 0, queried = 0, hit = 0;
+  for (const pb::HitGroup& group : groups) {
+    requests += group.requests();
+    hit += group.token_hit_rate().numerator();
+    queried += group.token_hit_rate().denominator();
+  }
+  EXPECT_EQ(requests, whole.requests());
+  EXPECT_EQ(hit, whole.token_hit_rate().numerator());
+  EXPECT_EQ(queried, whole.token_hit_rate().denominator());
+}
+
 int64_t Blocks(const pb::MissCauses& misses, MissCause cause) {
   return misses.causes(static_cast<int>(cause)).blocks();
 }
@@ -52,6 +65,9 @@ void ExpectCausesAddUp(const pb::Report& report) {
   EXPECT_EQ(report.first_admission_misses().missed_blocks(), rate.denominator() - rate.numerator());
   const auto& prompt = report.prompt_tokens();
   EXPECT_EQ(prompt.hit() + prompt.missed_full_blocks() + prompt.partial_blocks(), prompt.known());
+  ExpectGroupsAddUp(report.hit_groups().tenants(), report.whole_run());
+  ExpectGroupsAddUp(report.hit_groups().classes(), report.whole_run());
+  ExpectGroupsAddUp(report.hit_groups().turns(), report.whole_run());
 }
 
 void AddWe7(Replay& replay) {
@@ -112,6 +128,10 @@ TEST(MetricsExamples, WE7_Counters) {
   // B resumes with 13 tokens: two of three full blocks hit; the third was evicted.
   EXPECT_EQ(m.report.resume_misses().missed_blocks(), 1);
   EXPECT_EQ(Blocks(m.report.resume_misses(), MissCause::kEvicted), 1);
+  // B lost it at 5 s, when A took one block, and misses it at 9 s.
+  EXPECT_EQ(m.report.resume_misses().evicted().blocks(), 1);
+  EXPECT_DOUBLE_EQ(m.report.resume_misses().evicted().max_age_s(), 4.0);
+  EXPECT_EQ(m.report.resume_misses().evicted().max_distance_blocks(), 1);
 }
 
 TEST(MetricsTest, LegacyCountingTakesEveryAttemptAndResume) {
@@ -179,6 +199,77 @@ TEST(MissCausesTest, EvictedBlocksWereSeen) {
   EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kEvicted), 1);
   EXPECT_EQ(m.report.whole_run().possible_hit_rate().numerator(), 8);
   EXPECT_EQ(m.report.whole_run().possible_hit_rate().denominator(), 12);
+  // A let go of its blocks at 1 s; B took three since, and A2 asks at 10 s.
+  const pb::EvictedReuse& reuse = m.report.first_admission_misses().evicted();
+  EXPECT_EQ(reuse.blocks(), 1);
+  EXPECT_DOUBLE_EQ(reuse.mean_age_s(), 9.0);
+  EXPECT_DOUBLE_EQ(reuse.p50_age_s(), 9.0);
+  EXPECT_DOUBLE_EQ(reuse.max_age_s(), 9.0);
+  EXPECT_EQ(reuse.p50_distance_blocks(), 3);
+  EXPECT_EQ(reuse.max_distance_blocks(), 3);
+  EXPECT_EQ(m.report.resume_misses().evicted().blocks(), 0);
+}
+
+TEST(MissCausesTest, HitsRenewTheLastUse) {
+  // Five usable blocks. A and A2 (which hits all but the tail) share content; X and Y need four
+  // blocks each. All run for one step.
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 6;
+  const auto content = Content(9, 0, 9);
+  replay.Add({.id = "A", .prompt = 9, .output = 1, .content = content});
+  replay.Add({.id = "A2", .prompt = 9, .output = 1, .at = 10, .content = content});
+  replay.Add({.id = "X", .prompt = 13, .output = 1, .at = 20});
+  replay.Add({.id = "Y", .prompt = 13, .output = 1, .at = 30});
+  replay.Add({.id = "A3", .prompt = 9, .output = 1, .at = 40, .content = content});
+  Measured m;
+  Measure(replay, &m);
+  ExpectCausesAddUp(m.report);
+  EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 8);
+  const pb::EvictedReuse& reuse = m.report.first_admission_misses().evicted();
+  // Both blocks, since 11 s, when A2 ended: X and Y took four blocks each.
+  EXPECT_EQ(reuse.blocks(), 2);
+  EXPECT_EQ(reuse.blocks(), Blocks(m.report.first_admission_misses(), MissCause::kEvicted));
+  EXPECT_DOUBLE_EQ(reuse.mean_age_s(), 29.0);
+  EXPECT_EQ(reuse.mean_distance_blocks(), 8);
+}
+
+TEST(MissCausesTest, TheLastOfSeveralUsersCounts) {
+  // A comes first and stays until 6 s; B shares its blocks and is done at 2 s.
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 8;
+  const auto content = Content(9, 0, 9);
+  replay.Add({.id = "A", .prompt = 9, .output = 6, .content = content});
+  replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 1, .content = content});
+  replay.Add({.id = "X", .prompt = 25, .output = 1, .at = 10});
+  replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 20, .content = content});
+  Measured m;
+  Measure(replay, &m);
+  ExpectCausesAddUp(m.report);
+  EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 8);
+  const pb::EvictedReuse& reuse = m.report.first_admission_misses().evicted();
+  EXPECT_EQ(reuse.blocks(), 2);
+  EXPECT_DOUBLE_EQ(reuse.mean_age_s(), 14.0);
+  EXPECT_EQ(reuse.mean_distance_blocks(), 7);
+}
+
+TEST(MissCausesTest, EarlierAdmissionsOfAStepAddToTheDistance) {
+  // X and A2 enter in one step: X, which is first, takes the blocks that A2 asks for.
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 9;
+  const auto content = Content(9, 0, 9);
+  replay.Add({.id = "A", .prompt = 9, .output = 1, .content = content});
+  replay.Add({.id = "Z", .prompt = 9, .output = 1, .at = 5});
+  replay.Add({.id = "X", .prompt = 17, .output = 1, .at = 10});
+  replay.Add({.id = "A2", .prompt = 9, .output = 1, .at = 10, .content = content});
+  Measured m;
+  Measure(replay, &m);
+  ExpectCausesAddUp(m.report);
+  const pb::EvictedReuse& reuse = m.report.first_admission_misses().evicted();
+  EXPECT_EQ(reuse.blocks(), Blocks(m.report.first_admission_misses(), MissCause::kEvicted));
+  ASSERT_GT(reuse.blocks(), 0);
+  EXPECT_DOUBLE_EQ(reuse.max_age_s(), 9.0);
+  // Z took three and X five.
+  EXPECT_EQ(reuse.max_distance_blocks(), 8);
 }
 
 TEST(MissCausesTest, NotYetComputedWhileAnotherRequestIsAtIt) {
@@ -265,7 +356,8 @@ TEST(MissCausesTest, HybridGroupsAgreeOnAShorterHit) {
 }
 
 // Requests as they are, for what Replay has no field for.
-pb::Report MeasureRequests(std::vector<TraceRequest> requests, const TraceInfo& info) {
+pb::Report MeasureRequests(std::vector<TraceRequest> requests, const TraceInfo& info,
+                           const ReplayMetricsOptions& options = {}) {
   SimulationConfig config;
   config.kv_cache.num_blocks = 100;
   config.kv_cache.groups = {FullGroup(4)};
@@ -277,7 +369,7 @@ pb::Report MeasureRequests(std::vector<TraceRequest> requests, const TraceInfo& 
   }
   VectorTraceReader reader(info, std::move(requests));
   const auto step_time = MakeFixedStepTime(kSecond);
-  ReplayMetrics metrics({});
+  ReplayMetrics metrics(options);
   const auto simulation = Simulation::Create(config, &reader, step_time->get(), {&metrics});
   EXPECT_TRUE(simulation.ok()) << simulation.status();
   EXPECT_TRUE((*simulation)->Run().ok());
@@ -321,6 +413,81 @@ TEST(MissCausesTest, SessionLocalIdsAreNoSharedContent) {
   EXPECT_EQ(Blocks(report.first_admission_misses(), MissCause::kFirstUse), 4);
 }
 
+void ExpectGroup(const pb::HitGroup& group, const std::string& name, int64_t requests, int64_t hit,
+                 int64_t queried) {
+  EXPECT_EQ(group.name(), name);
+  EXPECT_EQ(group.requests(), requests) << name;
+  EXPECT_EQ(group.token_hit_rate().numerator(), hit) << name;
+  EXPECT_EQ(group.token_hit_rate().denominator(), queried) << name;
+}
+
+TEST(HitGroupsTest, TenantsClassesTurnsAndPrefixes) {
+  TraceInfo info;
+  info.block_tokens = 1;
+  TraceRequest first;  // of a session of tenant t
+  first.input_length = 9;
+  first.content_ids = Content(9, 0, 9);
+  first.tenant = "t";
+  first.slo_class = "chat";
+  first.session = 1;
+  TraceRequest second = first;  // hits two blocks
+  second.input_length = 13;
+  second.content_ids = Content(13, 0, 13);
+  second.turn = 1;
+  TraceRequest late = second;  // hits three blocks less the last token's: 12 tokens
+  late.turn = 40;
+  TraceRequest other;  // nobody's
+  other.input_length = 5;
+  other.content_ids = Content(0, 500, 5);
+  TraceRequest again = other;  // hits one block
+  TraceRequest tiny;
+  tiny.input_length = 3;
+  tiny.content_ids = Content(3, 0, 3);
+  const pb::Report report = MeasureRequests({first, second, late, other, again, tiny}, info);
+  ExpectCausesAddUp(report);
+  const pb::HitGroups& groups = report.hit_groups();
+  ASSERT_EQ(groups.tenants_size(), 2);
+  ExpectGroup(groups.tenants(0), "t", 3, 8 + 12, 9 + 13 + 13);
+  ExpectGroup(groups.tenants(1), "", 3, 4, 5 + 5 + 3);
+  ASSERT_EQ(groups.classes_size(), 2);
+  ExpectGroup(groups.classes(0), "chat", 3, 20, 35);
+  ASSERT_EQ(groups.turns_size(), 3);
+  ExpectGroup(groups.turns(0), "0", 4, 4, 9 + 5 + 5 + 3);
+  ExpectGroup(groups.turns(1), "1", 1, 8, 13);
+  ExpectGroup(groups.turns(2), ">= 16", 1, 12, 13);
+  // The prompt of three tokens fills no block.
+  EXPECT_EQ(groups.distinct_prefixes(), 2);
+  ASSERT_EQ(groups.top_prefixes_size(), 2);
+  ExpectGroup(groups.top_prefixes(0).hits(), groups.top_prefixes(0).hits().name(), 3, 20, 35);
+  EXPECT_EQ(groups.top_prefixes(0).hits().name().size(), 16u);
+  EXPECT_EQ(groups.top_prefixes(0).first_row(), 0);
+  ExpectGroup(groups.top_prefixes(1).hits(), groups.top_prefixes(1).hits().name(), 2, 4, 10);
+  EXPECT_EQ(groups.top_prefixes(1).first_row(), 3);
+}
+
+TEST(HitGroupsTest, ListsHaveAnEndAndStillAddUp) {
+  TraceInfo info;
+  info.block_tokens = 1;
+  std::vector<TraceRequest> requests;
+  for (int i = 0; i < 120; ++i) {
+    TraceRequest request;
+    request.input_length = 5;
+    request.content_ids = Content(0, 1000 * (i / 2), 5);
+    request.tenant = "tenant " + std::to_string(i);
+    requests.push_back(request);
+  }
+  const pb::Report report = MeasureRequests(requests, info);
+  ExpectCausesAddUp(report);
+  const pb::HitGroups& groups = report.hit_groups();
+  ASSERT_EQ(groups.tenants_size(), 100);
+  ExpectGroup(groups.tenants(99), "(21 others)", 21,
+              groups.tenants(99).token_hit_rate().numerator(), 21 * 5);
+  EXPECT_EQ(groups.distinct_prefixes(), 60);
+  // All have four hit tokens: the first ones are listed.
+  ASSERT_EQ(groups.top_prefixes_size(), 10);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(groups.top_prefixes(i).first_row(), 2 * i);
+}
+
 // Random small workloads: prompts branch off a few stems, pools are tight, requests are aborted.
 void AddRandomRequests(uint64_t seed, Replay& replay) {
   std::mt19937_64 random(seed);
@@ -361,6 +528,10 @@ TEST(MissCausesTest, CausesAddUpOnRandomWorkloads) {
     const auto& possible = m.report.whole_run().possible_hit_rate();
     ASSERT_LE(possible.numerator(), possible.denominator());
     ASSERT_LE(possible.denominator(), m.report.whole_run().token_hit_rate().denominator());
+    // With one group every evicted block was let go of by somebody.
+    if (seed % 3 != 2) {
+      ASSERT_EQ(first.evicted().blocks(), Blocks(first, MissCause::kEvicted));
+    }
     // Resumes: known full blocks less those found.
     preemptions += m.report.preemption().preemptions();
     evicted += Blocks(first, MissCause::kEvicted);
@@ -428,6 +599,8 @@ TEST(PoolMetricsTest, GaugesAreWeightedWithTime) {
   EXPECT_DOUBLE_EQ(pool.time_above_90_percent_s(), 0.0);
   EXPECT_DOUBLE_EQ(m.report.throughput().duration_s(), 5.0);
   EXPECT_DOUBLE_EQ(m.report.throughput().busy_share(), 0.6);
+  EXPECT_DOUBLE_EQ(m.report.series().points(1).step_time_ms(), 1000.0);
+  EXPECT_DOUBLE_EQ(m.report.series().points(4).step_time_ms(), 0.0);
   EXPECT_EQ(m.report.totals().requests_rejected(), 1);
 }
 
@@ -497,6 +670,61 @@ TEST(MetricsTest, WarmupLeavesOutTheFirstRequests) {
     EXPECT_EQ(m.report.after_warmup().token_hit_rate().denominator(), 18) << warmup;
     EXPECT_EQ(m.report.rolling_window().requests(), 4);
   }
+}
+
+TEST(MetricsTest, SteadyThroughputLeavesOutBothEnds) {
+  // One request per 10 s, three tokens in three steps each; the last one ends at 53 s.
+  Replay replay;
+  for (int i = 0; i < 6; ++i) {
+    replay.Add({.id = std::to_string(i), .prompt = 5, .output = 3, .at = 10.0 * i});
+  }
+  ReplayMetricsOptions options;
+  options.hit_rates.warmup = *ParseWarmup("2");
+  options.cooldown = *ParseWarmup("0.2", "cooldown");
+  Measured m;
+  Measure(replay, &m, options);
+  EXPECT_DOUBLE_EQ(m.report.throughput().duration_s(), 53.0);
+  EXPECT_DOUBLE_EQ(m.report.throughput().requests_per_s(), 6 / 53.0);
+  const pb::Throughput& steady = m.report.steady_throughput();
+  // From the third request's admission to the last one's: three requests in 30 s.
+  EXPECT_DOUBLE_EQ(steady.start_s(), 20.0);
+  EXPECT_DOUBLE_EQ(steady.end_s(), 50.0);
+  EXPECT_DOUBLE_EQ(steady.requests_per_s(), 3 / 30.0);
+  EXPECT_DOUBLE_EQ(steady.input_tokens_per_s(), 15 / 30.0);
+  EXPECT_DOUBLE_EQ(steady.output_tokens_per_s(), 9 / 30.0);
+  EXPECT_DOUBLE_EQ(steady.computed_tokens_per_s(), 21 / 30.0);
+  EXPECT_DOUBLE_EQ(steady.busy_share(), 0.3);
+  EXPECT_DOUBLE_EQ(steady.mean_batch_requests(), 1.0);
+  EXPECT_DOUBLE_EQ(steady.mean_step_tokens(), 21 / 9.0);
+  EXPECT_EQ(steady.window(), "without the first 2 requests and the last 20 %");
+}
+
+TEST(MetricsTest, GoodputOfClasses) {
+  // Every request that runs has its token after 1 s.
+  TraceInfo info;
+  TraceRequest chat, batch, none;
+  chat.input_length = batch.input_length = none.input_length = 5;
+  chat.slo_class = "chat";
+  batch.slo_class = "batch";
+  batch.input_length = 5000;  // longer than any sequence may be: rejected
+  ReplayMetricsOptions options;
+  options.objectives = *ParseObjectives("ttft:1s:p99");
+  const pb::Report report = MeasureRequests({chat, chat, batch, none}, info, options);
+  const pb::Goodput& goodput = report.goodput();
+  EXPECT_EQ(goodput.requests_good(), 3);
+  EXPECT_EQ(goodput.requests_total(), 4);
+  ASSERT_EQ(goodput.classes_size(), 3);
+  EXPECT_EQ(goodput.classes(0).slo_class(), "");
+  EXPECT_EQ(goodput.classes(0).requests_good(), 1);
+  EXPECT_EQ(goodput.classes(1).slo_class(), "batch");
+  EXPECT_EQ(goodput.classes(1).requests_good(), 0);
+  EXPECT_EQ(goodput.classes(1).requests_total(), 1);
+  EXPECT_EQ(goodput.classes(2).slo_class(), "chat");
+  EXPECT_EQ(goodput.classes(2).requests_good(), 2);
+  EXPECT_DOUBLE_EQ(goodput.classes(2).good_share(), 1.0);
+  EXPECT_EQ(goodput.classes(2).objectives_size(), 1);
+  // Without classes there is nothing to tell apart.
+  EXPECT_EQ(MeasureRequests({none, none}, info, options).goodput().classes_size(), 0);
 }
 
 TEST(MetricsTest, RefusesOddWarmups) {

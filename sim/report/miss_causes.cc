@@ -160,13 +160,24 @@ bool MissClassifier::ExistsElsewhere(const SimRequest& request, int64_t block, u
   }
   const uint64_t plain = unsalted[static_cast<size_t>(block)];
   return (block + 1) * block_tokens_ <= request.num_prompt &&
-         (unsalted_keys_.contains(plain) || owner_of_block_.contains(plain));
+         (unsalted_keys_.contains(plain) || blocks_.contains(plain));
 }
 
 // --- Admissions ---
 
+void MissClassifier::CountEvicted(const Block& block, SimTime now) {
+  if (block.last_release == kNoRelease) return;
+  const Release& release = releases_[block.last_release];
+  const SimTime age = now - release.time;
+  const int64_t distance = blocks_taken_ + blocks_taken_by_admissions_ - release.blocks_taken;
+  if (evicted_.empty() || evicted_.back().age != age || evicted_.back().distance != distance) {
+    evicted_.push_back({.age = age, .distance = distance});
+  }
+  ++evicted_.back().num_blocks;
+}
+
 AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
-                                            RequestProgress& progress) {
+                                            RequestProgress& progress, SimTime now) {
   AdmissionMisses misses;
   const SimRequest& request = *record.request;
   if (progress.ordinal < 0) {
@@ -184,18 +195,19 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   const std::vector<uint64_t> unsalted = UnsaltedKeys(request, misses.num_full_blocks);
   const auto count = [&](MissCause cause) { ++misses.blocks[static_cast<size_t>(cause)]; };
 
+  evicted_.clear();
   auto resident = resident_.begin();
   bool is_possible = true;  // an infinite cache holds all blocks so far
   for (int64_t block = misses.num_hit_blocks; block < misses.num_full_blocks; ++block) {
     const uint64_t key = KeyOf(content, block);
     // A table of all blocks ever computed is in no cache; the next look-ups are known already.
     if (block + kPrefetchDistance < misses.num_full_blocks) {
-      owner_of_block_.prefetch(KeyOf(content, block + kPrefetchDistance));
+      blocks_.prefetch(KeyOf(content, block + kPrefetchDistance));
     }
-    const auto [it, is_new] = owner_of_block_.try_emplace(key, self);
-    const bool is_computed = !is_new && IsComputed(it->second, block);
-    const bool is_pending =
-        !is_new && !is_computed && it->second != self && owners_[it->second].live != nullptr;
+    const auto [it, is_new] = blocks_.try_emplace(key, Block{.owner = self});
+    const bool is_computed = !is_new && IsComputed(it->second.owner, block);
+    const bool is_pending = !is_new && !is_computed && it->second.owner != self &&
+                            owners_[it->second.owner].live != nullptr;
     is_possible = is_possible && block < num_allowed && (is_computed || is_pending);
     misses.num_possible_blocks += is_possible;
 
@@ -212,10 +224,11 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
       }
     } else if (is_computed) {
       count(MissCause::kEvicted);
+      CountEvicted(it->second, now);
     } else if (is_pending) {
       count(MissCause::kNotYetComputed);
     } else {
-      it->second = self;
+      it->second.owner = self;
       if (ExistsElsewhere(request, block, key, unsalted)) {
         count(MissCause::kSaltOrAdapter);
       } else if (block == 0 && StartsLikeEarlier(request)) {
@@ -227,6 +240,12 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   }
   for (uint64_t key : unsalted) unsalted_keys_.insert(key);
   RememberStart(request);
+  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    blocks_taken_by_admissions_ +=
+        static_cast<int64_t>(manager_->GetBlocks(*request.kv, g).size()) -
+        static_cast<int64_t>(record.hits->blocks(g).size());
+  }
+  misses.evicted = evicted_;
   return misses;
 }
 
@@ -237,20 +256,42 @@ void MissClassifier::AnnounceOutput(const SimRequest& request, const RequestProg
   const PrefixContent& content = request.kv->content();
   const int64_t end = std::min(num_tokens, content.num_hashed_tokens()) / block_tokens_;
   for (int64_t block = request.num_prompt / block_tokens_; block < end; ++block) {
-    owner_of_block_.try_emplace(KeyOf(content, block), static_cast<uint32_t>(progress.ordinal));
+    blocks_.try_emplace(KeyOf(content, block),
+                        Block{.owner = static_cast<uint32_t>(progress.ordinal)});
   }
 }
 
-void MissClassifier::OnPreemption(const PreemptionRecord& record, const RequestProgress& progress) {
-  AnnounceOutput(*record.request, progress, record.num_computed_lost);
+// Requests let go of their blocks in the order of time, so the last one to do so is the last use.
+void MissClassifier::ReleaseBlocks(const SimRequest& request, int64_t num_tokens, SimTime now) {
+  if (!is_enabled() || request.kv == nullptr) return;
+  const PrefixContent& content = request.kv->content();
+  const int64_t end = std::min(num_tokens, content.num_hashed_tokens()) / block_tokens_;
+  if (end <= 0) return;
+  const auto release = static_cast<uint32_t>(releases_.size());
+  releases_.push_back({.time = now, .blocks_taken = blocks_taken_});
+  for (int64_t block = 0; block < end; ++block) {
+    if (block + kPrefetchDistance < end) {
+      blocks_.prefetch(KeyOf(content, block + kPrefetchDistance));
+    }
+    const auto it = blocks_.find(KeyOf(content, block));
+    if (it != blocks_.end()) it->second.last_release = release;
+  }
 }
 
-void MissClassifier::OnFinish(const SimRequest& request, const RequestProgress* progress) {
+void MissClassifier::OnPreemption(const PreemptionRecord& record, const RequestProgress& progress,
+                                  SimTime now) {
+  AnnounceOutput(*record.request, progress, record.num_computed_lost);
+  ReleaseBlocks(*record.request, record.num_computed_lost, now);
+}
+
+void MissClassifier::OnFinish(const SimRequest& request, const RequestProgress* progress,
+                              SimTime now) {
   if (progress == nullptr || progress->ordinal < 0) return;
   // Others share output only where the trace says what it was.
   if (!request.spec.output_ids.empty()) {
     AnnounceOutput(request, *progress, request.highest_computed);
   }
+  ReleaseBlocks(request, request.num_computed, now);
   owners_[static_cast<size_t>(progress->ordinal)] = {.live = nullptr,
                                                      .num_tokens = request.highest_computed};
 }

@@ -16,8 +16,12 @@
 // It also counts what an infinite cache would have served: blocks in a row from the start that an
 // earlier admitted request computed or is about to compute, without the last token's block.
 //
-// Cost: one table look-up per missed block; hits cost nothing. Memory: about 20 bytes per distinct
-// block ever computed and 16 per admitted request. Keys are 64 bits of the blocks' content hashes:
+// Evicted blocks carry the time and the blocks taken from the pool since their last use, as
+// report.proto defines them.
+//
+// Cost: one table look-up per missed block, and one per computed block that a request gives back.
+// Memory: about 20 bytes per distinct block ever computed, 16 per admitted request and 16 per
+// release. Keys are 64 bits of the blocks' content hashes:
 // with 10^8 distinct blocks the odds that any two are confused are 1 in 3,000.
 
 #ifndef KVBLOCKS_SIM_REPORT_MISS_CAUSES_H_
@@ -25,10 +29,12 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/types/span.h"
 #include "sim/engine/engine_observer.h"
 #include "sim/report/request_progress.h"
 
@@ -49,6 +55,13 @@ inline constexpr size_t kNumMissCauses = 8;
 const char* MissCauseName(MissCause cause);
 const char* MissCauseMeaning(MissCause cause);
 
+// Evicted blocks with the same last use.
+struct EvictedRun {
+  SimTime age = 0;
+  int64_t distance = 0;  // blocks taken from the pool
+  int64_t num_blocks = 0;
+};
+
 // One admission.
 struct AdmissionMisses {
   std::array<int64_t, kNumMissCauses> blocks = {};
@@ -56,6 +69,7 @@ struct AdmissionMisses {
   int64_t num_hit_blocks = 0;
   // That an infinite cache would hit; at least num_hit_blocks.
   int64_t num_possible_blocks = 0;
+  absl::Span<const EvictedRun> evicted = {};  // until the next admission
 };
 
 class MissClassifier {
@@ -64,10 +78,22 @@ class MissClassifier {
   // Before the blocks of the request are registered.
   void OnAdmissionAttempt(const AdmissionRecord& record);
   // After the attempt above succeeded. `progress.ordinal` is set at the first admission.
-  AdmissionMisses OnAdmission(const AdmissionRecord& record, RequestProgress& progress);
-  void OnPreemption(const PreemptionRecord& record, const RequestProgress& progress);
+  AdmissionMisses OnAdmission(const AdmissionRecord& record, RequestProgress& progress,
+                              SimTime now);
+  void OnPreemption(const PreemptionRecord& record, const RequestProgress& progress, SimTime now);
+  // `num_new_blocks`: taken by the whole step, over all groups.
+  void OnStepScheduled(int64_t num_new_blocks) {
+    blocks_taken_ += num_new_blocks;
+    blocks_taken_by_admissions_ = 0;
+  }
   // `progress` is null for a request that never arrived.
-  void OnFinish(const SimRequest& request, const RequestProgress* progress);
+  void OnFinish(const SimRequest& request, const RequestProgress* progress, SimTime now);
+
+  // Of the looked-up tokens; nothing if they fill no block, or without prefix caching.
+  std::optional<uint64_t> FirstBlockKey(const AdmissionRecord& record) const {
+    if (!is_enabled() || record.num_queried_tokens < block_tokens_) return std::nullopt;
+    return KeyOf(record.request->kv->content(), 0);
+  }
 
   // False: prefix caching is off, blocks have no names, and nothing is classified.
   bool is_enabled() const { return block_tokens_ > 0; }
@@ -78,6 +104,16 @@ class MissClassifier {
   struct Owner {
     const SimRequest* live = nullptr;
     int64_t num_tokens = 0;
+  };
+  static constexpr uint32_t kNoRelease = 0xFFFFFFFF;
+  struct Block {
+    uint32_t owner;
+    uint32_t last_release = kNoRelease;  // indexes releases_
+  };
+  // Of all blocks of a request.
+  struct Release {
+    SimTime time;
+    int64_t blocks_taken;
   };
 
   uint64_t KeyOf(const PrefixContent& content, int64_t block) const {
@@ -93,6 +129,8 @@ class MissClassifier {
                        const std::vector<uint64_t>& unsalted) const;
   void AnnounceOutput(const SimRequest& request, const RequestProgress& progress,
                       int64_t num_tokens);
+  void ReleaseBlocks(const SimRequest& request, int64_t num_tokens, SimTime now);
+  void CountEvicted(const Block& block, SimTime now);
 
   const KvCacheManager* manager_ = nullptr;
   TraceInfo trace_;
@@ -103,12 +141,17 @@ class MissClassifier {
   bool probes_always_ =
       false;  // resident blocks can be missed for other reasons than the last token
 
-  absl::flat_hash_map<uint64_t, uint32_t> owner_of_block_;
+  absl::flat_hash_map<uint64_t, Block> blocks_;
   std::vector<Owner> owners_;                    // by ordinal
   absl::flat_hash_set<uint64_t> starts_;         // paths of first content ids
   absl::flat_hash_set<uint64_t> unsalted_keys_;  // of blocks computed under a salt or an adapter
   // Of the last attempt: blocks behind the hit that were resident, ascending.
   std::vector<int64_t> resident_;
+
+  std::vector<Release> releases_;
+  int64_t blocks_taken_ = 0;                // by all steps scheduled
+  int64_t blocks_taken_by_admissions_ = 0;  // of the step that is being scheduled
+  std::vector<EvictedRun> evicted_;         // of the last admission
 };
 
 }  // namespace kvblocks::sim

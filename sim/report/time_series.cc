@@ -30,6 +30,7 @@ TimeSeries::Point& TimeSeries::PointAt(SimTime time) {
         merged.referenced += other.referenced;
         merged.resident += other.resident;
         merged.busy += other.busy;
+        merged.step_time += other.step_time;
         Add(other.counts, merged.counts);
       }
       points_[i / 2] = merged;
@@ -54,7 +55,10 @@ void TimeSeries::AddInterval(SimTime from, SimTime to, const Gauges& gauges) {
     point.waiting += dt * gauges.waiting;
     point.referenced += dt * gauges.referenced;
     point.resident += dt * gauges.resident;
-    if (gauges.is_busy) point.busy += end - from;
+    if (gauges.is_busy) {
+      point.busy += end - from;
+      point.step_time += dt * gauges.step_time;
+    }
     from = end;
   }
 }
@@ -89,6 +93,10 @@ void TimeSeries::Fill(SimTime end, int64_t usable_blocks,
     p->set_preemptions(point.counts.preemptions);
     p->set_steps(point.counts.steps);
     p->set_busy_share(mean(point.busy));
+    if (point.busy > 0) {
+      p->set_step_time_ms(static_cast<double>(point.step_time) / static_cast<double>(point.busy) /
+                          static_cast<double>(kMillisecond));
+    }
   }
 }
 

@@ -27,6 +27,7 @@ class TimeSeries {
     int64_t referenced = 0;  // blocks
     int64_t resident = 0;
     bool is_busy = false;
+    SimTime step_time = 0;  // of the step that ran, while busy
   };
   struct Counts {
     int64_t prefill_tokens = 0;
@@ -57,6 +58,7 @@ class TimeSeries {
   struct Point {
     Integral running = 0, waiting = 0, referenced = 0, resident = 0;
     SimTime busy = 0;
+    Integral step_time = 0;  // weighted with busy time
     Counts counts;
   };
 

@@ -25,6 +25,23 @@ TEST(TimeSeriesTest, GaugesAreWeightedWithTime) {
   EXPECT_DOUBLE_EQ(out.points(2).start_s(), 2.0);
 }
 
+TEST(TimeSeriesTest, StepTimesAreWeightedWithTheirTime) {
+  TimeSeries series(kSecond);
+  // Steps of 0.25 s and 0.5 s, idle until 1 s, then a step of 1.5 s.
+  series.AddInterval(0, kSecond / 4, {.is_busy = true, .step_time = kSecond / 4});
+  series.AddInterval(kSecond / 4, 3 * kSecond / 4, {.is_busy = true, .step_time = kSecond / 2});
+  series.AddInterval(3 * kSecond / 4, kSecond, {.step_time = 7 * kSecond});
+  series.AddInterval(kSecond, 5 * kSecond / 2, {.is_busy = true, .step_time = 3 * kSecond / 2});
+  series.AddInterval(5 * kSecond / 2, 4 * kSecond, {});
+  Series out;
+  series.Fill(4 * kSecond, 1, &out);
+  ASSERT_EQ(out.points_size(), 4);
+  EXPECT_DOUBLE_EQ(out.points(0).step_time_ms(), (0.25 * 250 + 0.5 * 500) / 0.75);
+  EXPECT_DOUBLE_EQ(out.points(1).step_time_ms(), 1500.0);
+  EXPECT_DOUBLE_EQ(out.points(2).step_time_ms(), 1500.0);
+  EXPECT_DOUBLE_EQ(out.points(3).step_time_ms(), 0.0);
+}
+
 TEST(TimeSeriesTest, LongRunsDoubleTheTickAndKeepTheSums) {
   TimeSeries series(kSecond, /*max_points=*/10);
   for (int64_t s = 0; s < 100; ++s) {
