@@ -28,7 +28,7 @@ case $status in
   *) exit 2 ;;
 esac
 logs=$(bazel info -c opt "${options[@]}" bazel-testlogs 2>/dev/null)
-bazel query "tests(set(${targets[*]}))" 2>/dev/null | tools/count_tests.sh "$logs"
+bazel query "tests(set(${targets[*]})) except attr(tags, '\bmanual\b', set(${targets[*]}))" 2>/dev/null | tools/count_tests.sh "$logs"
 counted=$?
 [ "$status" -eq 0 ] || [ "$counted" -ne 0 ] || exit 2
 exit "$counted"
