@@ -199,10 +199,8 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     const int64_t verified = std::min({main, request.num_tokens(), options_.max_model_len});
     for (GroupId g = 0; g < num_groups(); ++g) {
       SingleTypeManager& manager = coordinator_->group(g);
-      const absl::Status status =
-          manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
-                              coordinator_->NumTokensToRegister(manager, verified));
-      KVBLOCKS_CHECK(status.ok(), status.ToString());
+      manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
+                          coordinator_->NumTokensToRegister(manager, verified));
     }
   }
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
@@ -326,12 +324,8 @@ absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
   if (!HoldsBlocks(request)) return absl::OkStatus();
   for (GroupId g = 0; g < num_groups(); ++g) {
     SingleTypeManager& manager = coordinator_->group(g);
-    if (absl::Status status =
-            manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
-                                coordinator_->NumTokensToRegister(manager, num_tokens));
-        !status.ok()) {
-      return status;
-    }
+    manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
+                        coordinator_->NumTokensToRegister(manager, num_tokens));
   }
   return absl::OkStatus();
 }
