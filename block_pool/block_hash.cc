@@ -104,12 +104,6 @@ BlockHash BlockHasher::Hash(const BlockHash& parent, absl::Span<const TokenId> t
   const Preamble preamble{
       parent, static_cast<uint32_t>(tokens.size()),
       encoded_extra_keys ? static_cast<uint32_t>(encoded_extra_keys->size()) + 1 : 0};
-  if (tokens.size() == UsualInput::kTokens && !encoded_extra_keys) {
-    UsualInput input = {preamble, {}};
-    std::memcpy(input.tokens.data(), tokens.data(), sizeof(input.tokens));
-    if (algorithm_ == HashAlgorithm::kSha256) return Sha256(input);
-    return FromXxh3(XXH3_128bits_withSecret(&input, sizeof(input), secret_.data(), kSecretBytes));
-  }
   const std::string_view extra = encoded_extra_keys.value_or(std::string_view());
   const std::string_view head = Bytes(&preamble, 1);
   const std::string_view body = Bytes(tokens.data(), tokens.size());
@@ -128,6 +122,30 @@ BlockHash BlockHasher::Hash(const BlockHash& parent, absl::Span<const TokenId> t
   if (!body.empty()) std::memcpy(input + head.size(), body.data(), body.size());
   if (!extra.empty()) std::memcpy(input + head.size() + body.size(), extra.data(), extra.size());
   return FromXxh3(XXH3_128bits_withSecret(input, size, secret_.data(), kSecretBytes));
+}
+
+void BlockHasher::HashChain(const BlockHash& parent, absl::Span<const TokenId> tokens,
+                            absl::Span<BlockHash> out) const {
+  if (out.empty()) return;
+  const size_t block_size = tokens.size() / out.size();
+  if (block_size != UsualInput::kTokens) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = Hash(i == 0 ? parent : out[i - 1], tokens.subspan(i * block_size, block_size),
+                    std::nullopt);
+    }
+    return;
+  }
+  // From here on a hash goes to the next block in registers.
+  UsualInput input = {{parent, UsualInput::kTokens, 0}, {}};
+  BlockHash& hash = input.preamble.parent;
+  for (size_t i = 0; i < out.size(); ++i) {
+    std::memcpy(input.tokens.data(), &tokens[i * UsualInput::kTokens], sizeof(input.tokens));
+    hash = algorithm_ == HashAlgorithm::kSha256
+               ? Sha256(input)
+               : FromXxh3(
+                     XXH3_128bits_withSecret(&input, sizeof(input), secret_.data(), kSecretBytes));
+    out[i] = hash;
+  }
 }
 
 std::string BlockHasher::ToBytes(const BlockHash& hash) const {

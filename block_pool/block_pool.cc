@@ -80,6 +80,16 @@ absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int6
   return std::optional<std::vector<BlockId>>(std::move(ids));
 }
 
+inline void BlockPool::TakeOne(BlockId id) {
+  KvCacheBlock& block = records_[id];
+  if (block.has_key()) {
+    --num_cached_unreferenced_;
+    ++num_evictions_;
+    EvictOne(id, RemovalReason::kReused);
+  }
+  block.ref_count = 1;
+}
+
 void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
   KVBLOCKS_CHECK(k >= 0 && k <= num_free(),
                  absl::StrCat(k, " blocks to take, ", num_free(), " free"));
@@ -88,22 +98,17 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
   const auto taken = absl::MakeSpan(table).subspan(old_size);
   queue_.PopFront(taken);
   const size_t count = taken.size();
-  if (count > 1) {
+  if (num_keyed_blocks() > 0 && count > 1) {
     for (size_t i = 0; i < std::min(count, kHashesAhead); ++i) records_.PrefetchHash(taken[i]);
-  }
-  for (size_t i = 0; i < count; ++i) {
-    if (i + kHashesAhead < count) records_.PrefetchHash(taken[i + kHashesAhead]);
-    if (i + kBucketsAhead < count && records_[taken[i + kBucketsAhead]].has_key()) {
-      table_.PrefetchErase(taken[i + kBucketsAhead]);
+    for (size_t i = 0; i < count; ++i) {
+      if (i + kHashesAhead < count) records_.PrefetchHash(taken[i + kHashesAhead]);
+      if (i + kBucketsAhead < count && records_[taken[i + kBucketsAhead]].has_key()) {
+        table_.PrefetchErase(taken[i + kBucketsAhead]);
+      }
+      TakeOne(taken[i]);
     }
-    const BlockId id = taken[i];
-    KvCacheBlock& block = records_[id];
-    if (block.has_key()) {
-      --num_cached_unreferenced_;
-      ++num_evictions_;
-      EvictOne(id, RemovalReason::kReused);
-    }
-    block.ref_count = 1;
+  } else {
+    for (BlockId id : taken) TakeOne(id);
   }
 }
 
