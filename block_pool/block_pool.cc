@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,9 +15,11 @@ constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 2;  // one more id is the qu
 constexpr int64_t kMaxComparedBlockSize = int64_t{1} << 20;
 
 // How many blocks ahead of its use a cache line is fetched where many blocks are dealt with in a
-// row: first the block's hash, then the bucket it names.
-constexpr size_t kHashesAhead = 16;
-constexpr size_t kBucketsAhead = 8;
+// row.
+constexpr int64_t kBucketsAhead = 12;
+constexpr int64_t kNeighboursAhead = 8;
+constexpr int64_t kRecordsAhead = 16;
+constexpr int64_t kWalkAhead = 8;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& options) {
@@ -80,35 +83,39 @@ absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int6
   return std::optional<std::vector<BlockId>>(std::move(ids));
 }
 
-inline void BlockPool::TakeOne(BlockId id) {
-  KvCacheBlock& block = records_[id];
-  if (block.has_key()) {
-    --num_cached_unreferenced_;
-    ++num_evictions_;
-    EvictOne(id, RemovalReason::kReused);
-  }
-  block.ref_count = 1;
-}
-
 void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
   KVBLOCKS_CHECK(k >= 0 && k <= num_free(),
                  absl::StrCat(k, " blocks to take, ", num_free(), " free"));
   const size_t old_size = table.size();
   table.resize(old_size + static_cast<size_t>(k));
   const auto taken = absl::MakeSpan(table).subspan(old_size);
+  if (k > 1 && num_keyed_blocks() > 0) FetchFront(k);
   queue_.PopFront(taken);
-  const size_t count = taken.size();
-  if (num_keyed_blocks() > 0 && count > 1) {
-    for (size_t i = 0; i < std::min(count, kHashesAhead); ++i) records_.PrefetchHash(taken[i]);
-    for (size_t i = 0; i < count; ++i) {
-      if (i + kHashesAhead < count) records_.PrefetchHash(taken[i + kHashesAhead]);
-      if (i + kBucketsAhead < count && records_[taken[i + kBucketsAhead]].has_key()) {
-        table_.PrefetchErase(taken[i + kBucketsAhead]);
-      }
-      TakeOne(taken[i]);
+  for (BlockId id : taken) {
+    KvCacheBlock& block = records_[id];
+    if (block.has_key()) {
+      --num_cached_unreferenced_;
+      ++num_evictions_;
+      EvictOne(id, RemovalReason::kReused);
     }
-  } else {
-    for (BlockId id : taken) TakeOne(id);
+    block.ref_count = 1;
+  }
+}
+
+// Walks along the first k blocks of the queue, whose links are a chain of cache misses, and has the
+// misses of their hashes and buckets overlap with it.
+void BlockPool::FetchFront(int64_t k) const {
+  std::array<BlockId, kWalkAhead> recent;
+  BlockId id = queue_.front();
+  const auto ring = [&](int64_t i) -> BlockId& {
+    return recent[static_cast<size_t>(i) % recent.size()];
+  };
+  for (int64_t i = 0; i < k + kWalkAhead; ++i) {
+    if (i >= kWalkAhead && records_[ring(i)].has_key()) table_.PrefetchErase(ring(i));
+    if (i >= k) continue;
+    records_.PrefetchHash(id);
+    ring(i) = id;
+    id = queue_.next(id);
   }
 }
 
@@ -155,7 +162,15 @@ absl::Status BlockPool::Touch(absl::Span<const BlockId> ids) {
 }
 
 void BlockPool::TouchBlocks(absl::Span<const BlockId> ids) {
-  for (BlockId id : ids) {
+  const auto count = static_cast<int64_t>(ids.size());
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kRecordsAhead < count) {
+      records_.Prefetch(ids[static_cast<size_t>(i + kRecordsAhead)]);
+    }
+    if (i + kNeighboursAhead < count) {
+      queue_.PrefetchNeighbours(ids[static_cast<size_t>(i + kNeighboursAhead)]);
+    }
+    const BlockId id = ids[static_cast<size_t>(i)];
     if (id == kNullBlockId) continue;
     KvCacheBlock& block = records_[id];
     if (block.ref_count++ == 0) {
@@ -316,13 +331,13 @@ void BlockPool::RegisterBlocks(const PrefixContent& content, absl::Span<const Bl
                                int64_t from, int64_t to, int64_t block_size, GroupId group,
                                absl::Span<const uint8_t> mask) {
   const int64_t per_block = block_size / content.hash_block_size();
-  constexpr auto kAhead = static_cast<int64_t>(kBucketsAhead);
-  for (int64_t i = from + 1; i < std::min(to, from + kAhead); ++i) {
+  for (int64_t i = from + 1; i < std::min(to, from + kBucketsAhead); ++i) {
     table_.Prefetch(content.HashOfBlock(i, per_block), group);
   }
   int64_t run_begin = -1;  // first position of the run being registered, -1: none
   for (int64_t i = from; i < to; ++i) {
-    if (i + kAhead < to) table_.Prefetch(content.HashOfBlock(i + kAhead, per_block), group);
+    if (i + kBucketsAhead < to)
+      table_.Prefetch(content.HashOfBlock(i + kBucketsAhead, per_block), group);
     const BlockId id = table[static_cast<size_t>(i)];
     if (id == kNullBlockId || (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0)) {
       if (run_begin >= 0) EmitStored(content, run_begin, i, block_size, group);

@@ -185,7 +185,7 @@ class BlockPool {
                                  int64_t from, int64_t to, int64_t block_size, GroupId group,
                                  absl::Span<const uint8_t> mask);
   bool EvictOne(BlockId id, RemovalReason reason);
-  void TakeOne(BlockId id);
+  void FetchFront(int64_t k) const;
   void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
                   GroupId group);
   template <typename Iterator>

@@ -107,43 +107,56 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
   out[0] = FindFrom(Mix(hash_of(0), group), hash_of(0), group);
   if (out[0] == kNullBlockId) return 0;
 
-  // Three stages, some keys apart, so that the misses of many keys overlap: fetch the bucket; pick
-  // the first block whose tag matches and fetch its hash; compare.
-  constexpr size_t kBucketsAhead = 24;
-  constexpr size_t kHashesAhead = 12;
-  constexpr size_t kRing = 32;
-  uint64_t mixes[kRing];
-  BlockId candidates[kRing];
+  // Three stages, a batch of keys apart, so that the misses of many keys overlap: fetch the
+  // buckets; pick the first block whose tag matches and fetch its hash; compare.
+  constexpr size_t kBatch = 16;
+  struct Batch {
+    std::array<uint64_t, kBatch> mixes;
+    std::array<BlockId, kBatch> candidates;
+  };
+  std::array<Batch, 3> batches;
   const bool reads_records = only_group_ != group;
-  const auto fetch_bucket = [&](size_t i) {
-    const uint64_t mix = Mix(hash_of(i), group);
-    mixes[i % kRing] = mix;
-    __builtin_prefetch(&buckets_[Home(mix)]);
-  };
-  const auto fetch_hash = [&](size_t i) {
-    const uint64_t mix = mixes[i % kRing];
-    const Bucket& bucket = buckets_[Home(mix)];
-    const uint32_t match = MatchTag(bucket, Tag(mix));
-    const BlockId id =
-        match == 0 ? kNullBlockId : bucket.ids[static_cast<size_t>(std::countr_zero(match))];
-    candidates[i % kRing] = id;
-    __builtin_prefetch(&records_->hash(id));
-    if (reads_records) __builtin_prefetch(&(*records_)[id]);
-  };
-  for (size_t i = 1; i < std::min(count, 1 + kBucketsAhead); ++i) fetch_bucket(i);
-  for (size_t i = 1; i < std::min(count, 1 + kHashesAhead); ++i) fetch_hash(i);
-  for (size_t i = 1; i < count; ++i) {
-    if (i + kBucketsAhead < count) fetch_bucket(i + kBucketsAhead);
-    if (i + kHashesAhead < count) fetch_hash(i + kHashesAhead);
-    CountSearch();
-    const BlockHash& hash = hash_of(i);
-    BlockId id = candidates[i % kRing];
-    // Another key may have the same tag, or the key may stand in a later bucket.
-    if (id == kNullBlockId || !HasKey(id, hash, group)) {
-      id = FindFrom(mixes[i % kRing], hash, group);
-      if (id == kNullBlockId) return i;
+  const auto fetch_buckets = [&](size_t begin, Batch& batch) {
+    const size_t size = begin < count ? std::min(kBatch, count - begin) : 0;
+    for (size_t i = 0; i < size; ++i) {
+      batch.mixes[i] = Mix(hash_of(begin + i), group);
+      __builtin_prefetch(&buckets_[Home(batch.mixes[i])]);
     }
-    out[i] = id;
+  };
+  const auto fetch_hashes = [&](size_t begin, Batch& batch) {
+    const size_t size = begin < count ? std::min(kBatch, count - begin) : 0;
+    for (size_t i = 0; i < size; ++i) {
+      const Bucket& bucket = buckets_[Home(batch.mixes[i])];
+      const uint32_t match = MatchTag(bucket, Tag(batch.mixes[i]));
+      const BlockId id =
+          match == 0 ? kNullBlockId : bucket.ids[static_cast<size_t>(std::countr_zero(match))];
+      batch.candidates[i] = id;
+      records_->PrefetchHash(id);
+      if (reads_records) records_->Prefetch(id);
+    }
+  };
+  fetch_buckets(1, batches[0]);
+  fetch_buckets(1 + kBatch, batches[1]);
+  fetch_hashes(1, batches[0]);
+  size_t current = 0;
+  for (size_t begin = 1; begin < count; begin += kBatch) {
+    const size_t next = current == 2 ? 0 : current + 1;
+    fetch_buckets(begin + 2 * kBatch, batches[3 - current - next]);
+    fetch_hashes(begin + kBatch, batches[next]);
+    const Batch& batch = batches[current];
+    const size_t size = std::min(kBatch, count - begin);
+    for (size_t i = 0; i < size; ++i) {
+      CountSearch();
+      const BlockHash& hash = hash_of(begin + i);
+      BlockId id = batch.candidates[i];
+      // Another key may have the same tag, or the key may stand in a later bucket.
+      if (id == kNullBlockId || !HasKey(id, hash, group)) {
+        id = FindFrom(batch.mixes[i], hash, group);
+        if (id == kNullBlockId) return begin + i;
+      }
+      out[begin + i] = id;
+    }
+    current = next;
   }
   return count;
 }

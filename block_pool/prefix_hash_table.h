@@ -28,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "block_pool/block_hash.h"
+#include "block_pool/huge_page_allocator.h"
 #include "block_pool/kv_cache_block.h"
 
 namespace kvblocks {
@@ -142,7 +143,7 @@ class PrefixHashTable {
 
   BlockRecords* records_;
   uint64_t secret_[2];
-  std::vector<Bucket> buckets_;
+  std::vector<Bucket, HugePageAllocator<Bucket>> buckets_;
   absl::flat_hash_map<BlockId, Ring> duplicates_;  // blocks whose has_duplicates is set
   GroupId only_group_ = kNoGroup;  // of all keys inserted so far, kNoGroup or kSeveralGroups
   int32_t num_keys_ = 0;

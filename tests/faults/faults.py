@@ -101,7 +101,7 @@ FAULTS = [
     Fault("a run takes the first block with the right tag", _TABLE,
           "if (id == kNullBlockId || !HasKey(id, hash, group)) {", "if (id == kNullBlockId || (!{F} && !HasKey(id, hash, group))) {"),
     Fault("a run ends at a key that stands in a later bucket", _TABLE,
-          "id = FindFrom(mixes[i % kRing], hash, group);", "id = {F} ? kNullBlockId : FindFrom(mixes[i % kRing], hash, group);"),
+          "id = FindFrom(batch.mixes[i], hash, group);", "id = {F} ? kNullBlockId : FindFrom(batch.mixes[i], hash, group);"),
     Fault("keys of a second group count as of the first", _TABLE,
           "only_group_ == kNoGroup ? group : kSeveralGroups;", "only_group_ == kNoGroup || {F} ? group : kSeveralGroups;"),
     Fault("the latest duplicate follows the earliest", _TABLE,
