@@ -184,8 +184,8 @@ class BlockPool {
   absl::Status CheckRegistration(const PrefixContent& content, absl::Span<const BlockId> table,
                                  int64_t from, int64_t to, int64_t block_size, GroupId group,
                                  absl::Span<const uint8_t> mask);
-  bool EvictOne(BlockId id, RemovalReason reason);
-  void FetchFront(int64_t k) const;
+  void EvictOne(uint64_t place, BlockId id, RemovalReason reason);
+  void TakeAndEvict(absl::Span<BlockId> batch);
   void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
                   GroupId group);
   template <typename Iterator>

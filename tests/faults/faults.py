@@ -54,7 +54,9 @@ FAULTS = [
 
     # --- Eviction, reset, events ---
     Fault("a block that is handed out keeps its key", _POOL,
-          "EvictOne(id, RemovalReason::kReused);", "if (!{F}) EvictOne(id, RemovalReason::kReused);"),
+          "EvictOne(places[i], batch[i], RemovalReason::kReused);", "if (!{F}) EvictOne(places[i], batch[i], RemovalReason::kReused);"),
+    Fault("a single block that is handed out keeps its key", _POOL,
+          "EvictOne(table_.Place(id), id, RemovalReason::kReused);", "if (!{F}) EvictOne(table_.Place(id), id, RemovalReason::kReused);"),
     Fault("a removal is reported twice", _POOL,
           ".reason = reason});",
           ".reason = reason});\n    if ({F}) {\n      const KvEvent copy = events_.back();\n"
@@ -64,7 +66,7 @@ FAULTS = [
     Fault("a removal is reported for group 0", _POOL,
           ".group_idx = group,", ".group_idx = {F} ? 0 : group,"),
     Fault("a removal does not end the freshness of look-ups", _POOL,
-          "table_.Erase(id);\n  ++removal_epoch_;", "table_.Erase(id);\n  removal_epoch_ += {F} ? 0 : 1;"),
+          "table_.Erase(place, id);\n  ++removal_epoch_;", "table_.Erase(place, id);\n  removal_epoch_ += {F} ? 0 : 1;"),
     Fault("a reset does not end the freshness of look-ups", _POOL,
           "num_cached_unreferenced_ = 0;\n  ++removal_epoch_;",
           "num_cached_unreferenced_ = 0;\n  removal_epoch_ += {F} ? 0 : 1;"),
@@ -72,7 +74,7 @@ FAULTS = [
           "std::sort(ascending.begin(), ascending.end());",
           "if (!{F}) std::sort(ascending.begin(), ascending.end());"),
     Fault("evicting a free block does not count it as free of a key", _POOL,
-          "&& unreferenced) --num_cached_unreferenced_;", "&& unreferenced && !{F}) --num_cached_unreferenced_;"),
+          "if (records_[id].ref_count == 0) --num_cached_unreferenced_;", "if (records_[id].ref_count == 0 && !{F}) --num_cached_unreferenced_;"),
     Fault("a reset works while blocks are in use", _POOL,
           "if (num_live() > 0) return false;", "if (num_live() > 0 && !{F}) return false;"),
     Fault("a reset is not reported", _POOL,
@@ -101,7 +103,7 @@ FAULTS = [
     Fault("a run takes the first block with the right tag", _TABLE,
           "if (id == kNullBlockId || !HasKey(id, hash, group)) {", "if (id == kNullBlockId || (!{F} && !HasKey(id, hash, group))) {"),
     Fault("a run ends at a key that stands in a later bucket", _TABLE,
-          "id = FindFrom(batch.mixes[i], hash, group);", "id = {F} ? kNullBlockId : FindFrom(batch.mixes[i], hash, group);"),
+          "id = FindFrom(batch.places[i], hash, group);", "id = {F} ? kNullBlockId : FindFrom(batch.places[i], hash, group);"),
     Fault("keys of a second group count as of the first", _TABLE,
           "only_group_ == kNoGroup ? group : kSeveralGroups;", "only_group_ == kNoGroup || {F} ? group : kSeveralGroups;"),
     Fault("the latest duplicate follows the earliest", _TABLE,
