@@ -260,9 +260,10 @@ class MooncakeReader : public RowSource {
     const std::string name = Shown(key);
     absl::Status status = value.Skip();
     if (status.ok() && unknown_.insert(name).second) {
-      log_->Tell(ProblemSeverity::kNote, ProblemKind::kUnknownField, row.request.line,
-                 row.request.row,
-                 absl::StrCat("field: got ", name, ", expected one that is read (it is ignored)"));
+      log_->Tell(RowProblem(
+          ProblemKind::kUnknownField, row.request,
+          absl::StrCat("field: got ", name, ", expected one that is read (it is ignored)"),
+          ProblemSeverity::kNote));
     }
     return status;
   }

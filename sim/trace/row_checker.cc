@@ -72,9 +72,7 @@ void RowChecker::Accept(RawRow* row) {
 void RowChecker::Note(const RawRow& row) {
   const TraceRequest& request = row.request;
   const auto tell = [&](ProblemSeverity severity, ProblemKind kind, const std::string& text) {
-    TraceProblem problem = RowProblem(kind, request, text);
-    problem.severity = severity;
-    log_->listener->OnProblem(problem);
+    log_->Tell(RowProblem(kind, request, text, severity));
   };
   if (request.input_length == 0) {
     tell(ProblemSeverity::kWarning, ProblemKind::kEmptyPrompt,
@@ -255,16 +253,17 @@ void RowChecker::CheckIds(const TraceRequest& request) {
         Bad(ProblemKind::kIdParents, request, text);
         return;
       }
-      log_->Tell(ProblemSeverity::kNote, ProblemKind::kIdParents, request.line, request.row, text);
+      log_->Tell(RowProblem(ProblemKind::kIdParents, request, text, ProblemSeverity::kNote));
     } else if (!inserted && it->second.tokens != tokens) {
       const std::string text = absl::StrCat("block id ", id, ": got ", tokens, " tokens, expected ",
                                             it->second.tokens, " as on line ", it->second.line);
+      const TraceProblem problem =
+          RowProblem(ProblemKind::kIdTokens, request, text, ProblemSeverity::kWarning);
       // One in the list stands for all.
       if (log_->counters.ids_with_two_token_counts++ == 0) {
-        log_->Warn(ProblemKind::kIdTokens, request.line, text);
+        log_->Warn(problem);
       } else {
-        log_->Tell(ProblemSeverity::kWarning, ProblemKind::kIdTokens, request.line, request.row,
-                   text);
+        log_->Tell(problem);
       }
     }
     parent = PathKey(parent, id);

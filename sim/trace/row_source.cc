@@ -15,25 +15,25 @@ absl::string_view View(std::string_view s) { return absl::string_view(s.data(), 
 }  // namespace
 
 void RowLog::Warn(ProblemKind kind, int64_t line, std::string_view text) {
-  Tell(ProblemSeverity::kWarning, kind, line, -1, text);
-  if (static_cast<int>(warnings.size()) >= max_warnings) return;
-  warnings.push_back(absl::StrCat(file, ":", line, ": warning: ", View(text)));
-}
-
-void RowLog::Tell(ProblemSeverity severity, ProblemKind kind, int64_t line, int64_t row,
-                  std::string_view text) const {
-  if (listener == nullptr) return;
   TraceProblem problem;
-  problem.severity = severity;
+  problem.severity = ProblemSeverity::kWarning;
   problem.kind = kind;
   problem.line = line;
-  problem.row = row;
   problem.text = std::string(text);
-  listener->OnProblem(problem);
+  Warn(problem);
 }
 
-TraceProblem RowProblem(ProblemKind kind, const TraceRequest& request, std::string_view text) {
+void RowLog::Warn(const TraceProblem& problem) {
+  Tell(problem);
+  if (static_cast<int>(warnings.size()) < max_warnings) {
+    warnings.push_back(ProblemMessage(file, problem));
+  }
+}
+
+TraceProblem RowProblem(ProblemKind kind, const TraceRequest& request, std::string_view text,
+                        ProblemSeverity severity) {
   TraceProblem problem;
+  problem.severity = severity;
   problem.kind = kind;
   problem.line = request.line;
   problem.row = request.row;

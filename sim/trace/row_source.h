@@ -54,13 +54,16 @@ struct RowLog {
 
   // Lists a warning and tells the listener.
   void Warn(ProblemKind kind, int64_t line, std::string_view text);
+  void Warn(const TraceProblem& problem);
   // Tells the listener alone, if there is one.
-  void Tell(ProblemSeverity severity, ProblemKind kind, int64_t line, int64_t row,
-            std::string_view text) const;
+  void Tell(const TraceProblem& problem) const {
+    if (listener != nullptr) listener->OnProblem(problem);
+  }
 };
 
-// An error in a row that came as far as `request` says.
-TraceProblem RowProblem(ProblemKind kind, const TraceRequest& request, std::string_view text);
+// In a row that came as far as `request` says.
+TraceProblem RowProblem(ProblemKind kind, const TraceRequest& request, std::string_view text,
+                        ProblemSeverity severity = ProblemSeverity::kError);
 
 // FILE:LINE: error: TEXT, with TEXT = WHAT: got VALUE, expected EXPECTATION (hint).
 std::string RowError(const RowLog& log, int64_t line, std::string_view text);
