@@ -27,6 +27,7 @@ std::unique_ptr<Command> AddReplayCommand(CLI::App* parent);
 std::unique_ptr<Command> AddStatsCommand(CLI::App* parent);
 std::unique_ptr<Command> AddConvertCommand(CLI::App* parent);
 std::unique_ptr<Command> AddValidateCommand(CLI::App* parent);
+std::unique_ptr<Command> AddCompareCommand(CLI::App* parent);
 
 }  // namespace kvblocks::sim
 
