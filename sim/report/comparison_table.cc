@@ -20,11 +20,14 @@ constexpr size_t kValueWidth = 13;
 constexpr size_t kChangeWidth = 11;
 constexpr size_t kTextWidth = 46;
 
-// Whole numbers with thousands, others with 6 digits, texts cut.
+// Whole numbers with thousands, others and those that do not fit with 6 digits, texts cut.
 std::string Short(const std::string& text, size_t width) {
   int64_t whole;
   double real;
-  if (absl::SimpleAtoi(text, &whole)) return WithThousands(whole);
+  if (absl::SimpleAtoi(text, &whole)) {
+    const std::string grouped = WithThousands(whole);
+    return grouped.size() <= width ? grouped : absl::StrFormat("%.6g", static_cast<double>(whole));
+  }
   if (absl::SimpleAtod(text, &real)) {
     return text.size() <= width ? text : absl::StrFormat("%.6g", real);
   }
@@ -118,6 +121,20 @@ void AddMetrics(const pb::Comparison& comparison, Page& page) {
   for (const pb::MetricChange& change : comparison.changes()) AddMetric(change, page);
 }
 
+// Where the first new block that two lists do not share stands; 0 if that is near the beginning.
+size_t CommonPart(const std::string& a, const std::string& b) {
+  const size_t length =
+      static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  const size_t entry = a.rfind('+', length);
+  constexpr size_t kEarly = 10;
+  return entry == std::string::npos || entry < kEarly ? 0 : entry;
+}
+
+std::string From(const std::string& text, size_t begin) {
+  if (begin == 0 || begin > text.size()) return Short(text, 30);
+  return Short(absl::StrCat("...", text.substr(begin)), 30);
+}
+
 void AddRows(const pb::StepDifference& difference, bool all_columns, Page& page) {
   page.Line(absl::StrFormat(
       "  %-18s %-30s %s", "",
@@ -133,9 +150,10 @@ void AddRows(const pb::StepDifference& difference, bool all_columns, Page& page)
   page.Line(absl::StrCat("  requests by row, tokens+new blocks; ",
                          WithThousands(difference.requests_differ()), " differ"));
   for (const auto& request : difference.requests()) {
+    const size_t common = CommonPart(request.a(), request.b());
     page.Line(absl::StrFormat("! %-18s %-30s %s", Short(request.row(), 18),
-                              request.has_a() ? Short(request.a(), 30) : "-",
-                              request.has_b() ? Short(request.b(), 30) : "-"));
+                              request.has_a() ? From(request.a(), common) : "-",
+                              request.has_b() ? From(request.b(), common) : "-"));
   }
   if (difference.requests_differ() > difference.requests_size()) page.Line("  ...");
 }

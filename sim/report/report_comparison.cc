@@ -4,12 +4,14 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "sim/report/metric_list.h"
 
 namespace kvblocks::sim {
@@ -201,6 +203,22 @@ class MetricComparison {
   absl::flat_hash_map<std::string, const Tolerance*> list_tolerances_;
 };
 
+// A metric whose name has all words of another one, in whatever order; empty if none has.
+std::string Similar(const std::string& name, const std::vector<Pair>& pairs) {
+  const auto words = [](const std::string& text) {
+    const std::vector<std::string> all = absl::StrSplit(text, absl::ByAnyChar("._[]"));
+    return std::set<std::string>(all.begin(), all.end());
+  };
+  const std::set<std::string> wanted = words(name);
+  for (const Pair& pair : pairs) {
+    const std::set<std::string> has = words(pair.any().name);
+    if (std::includes(has.begin(), has.end(), wanted.begin(), wanted.end())) {
+      return pair.any().name;
+    }
+  }
+  return "";
+}
+
 absl::Status CheckNames(const ToleranceSet& tolerances, const std::vector<Pair>& pairs) {
   for (const Tolerance& tolerance : tolerances.all()) {
     if (tolerance.name().empty()) continue;
@@ -209,11 +227,11 @@ absl::Status CheckNames(const ToleranceSet& tolerances, const std::vector<Pair>&
       return tolerance.Matches(SplitMetricName(metric.list.empty() ? metric.name : metric.list));
     });
     if (is_used) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--tolerance: got \"", tolerance.text(),
-                     "\", and no metric of either report is named ", tolerance.name(),
-                     ", expected parts of a name that kvsim compare --all lists, such as "
-                     "whole_run.token_hit_rate or latency.ttft"));
+    const std::string similar = Similar(tolerance.name(), pairs);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tolerance: got \"", tolerance.text(),
+        "\", expected a name, or parts of it, that kvsim compare --all lists, such as ",
+        similar.empty() ? "whole_run.token_hit_rate or latency.ttft" : similar));
   }
   return absl::OkStatus();
 }
