@@ -62,7 +62,8 @@ std::string RawElementName(const Message& element) {
 
 // Printable, and without the brackets that stand around it.
 std::string ElementName(const Message& element) {
-  return absl::StrReplaceAll(absl::CHexEscape(RawElementName(element)),
+  constexpr size_t kMost = 80;
+  return absl::StrReplaceAll(absl::CHexEscape(RawElementName(element).substr(0, kMost)),
                              {{"[", "\\x5b"}, {"]", "\\x5d"}});
 }
 
@@ -78,9 +79,11 @@ class Walk {
  public:
   explicit Walk(std::vector<Metric>* out) : out_(out) {}
 
+  bool is_full() const { return num_bytes_ > kMostMetricBytes; }
+
   void Visit(const Message& message, const Place& place, const std::vector<std::string>& skip) {
     const Descriptor* type = message.GetDescriptor();
-    for (int i = 0; i < type->field_count(); ++i) {
+    for (int i = 0; i < type->field_count() && !is_full(); ++i) {
       const FieldDescriptor* field = type->field(i);
       if (std::find(skip.begin(), skip.end(), field->name()) != skip.end()) continue;
       const Place here = place.Field(field->name());
@@ -101,12 +104,12 @@ class Walk {
     const Reflection* reflection = message.GetReflection();
     const int size = reflection->FieldSize(message, field);
     if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
-      for (int i = 0; i < size; ++i) AddElement(message, field, i, place.Indexed(i));
+      for (int i = 0; i < size && !is_full(); ++i) AddElement(message, field, i, place.Indexed(i));
       return;
     }
     const bool has_name = HasName(field->message_type());
     std::map<std::string, int> seen;
-    for (int i = 0; i < size; ++i) {
+    for (int i = 0; i < size && !is_full(); ++i) {
       const Message& element = reflection->GetRepeatedMessage(message, field, i);
       if (!has_name) {
         Visit(element, place.Indexed(i), {});
@@ -120,6 +123,9 @@ class Walk {
   }
 
   void Put(const Place& place, std::variant<__int128, double, std::string, bool> value) {
+    const std::string* text = std::get_if<std::string>(&value);
+    num_bytes_ += sizeof(Metric) + place.name.size() + place.list.size();
+    if (text != nullptr) num_bytes_ += text->size();
     out_->push_back({place.name, place.list, place.element, std::move(value)});
   }
 
@@ -176,13 +182,21 @@ class Walk {
   }
 
   std::vector<Metric>* out_;
+  size_t num_bytes_ = 0;
 };
 
 }  // namespace
 
-std::vector<Metric> ListMetrics(const Message& message, const std::vector<std::string>& skip) {
+absl::StatusOr<std::vector<Metric>> ListMetrics(const Message& message,
+                                                const std::vector<std::string>& skip) {
   std::vector<Metric> metrics;
-  Walk(&metrics).Visit(message, {}, skip);
+  Walk walk(&metrics);
+  walk.Visit(message, {}, skip);
+  if (walk.is_full()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("metrics: got more than ", kMostMetricBytes,
+                     " bytes of names and values, expected a report of a replay"));
+  }
   return metrics;
 }
 

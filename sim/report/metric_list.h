@@ -5,6 +5,7 @@
 // by their first text field, "first_admission_misses.causes[evicted].tokens" (of several with one
 // text, "[ttft#2]" is the second), or, if they have none, by their index: "series.points[7].usage".
 // Messages that are absent have no metrics; everything else is listed, in the order of the schema.
+// Long names are cut. Memory is bounded, whatever the report: see kMostMetricBytes.
 
 #ifndef KVBLOCKS_SIM_REPORT_METRIC_LIST_H_
 #define KVBLOCKS_SIM_REPORT_METRIC_LIST_H_
@@ -14,6 +15,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "google/protobuf/message.h"
 
 namespace kvblocks::sim {
@@ -27,9 +29,12 @@ struct Metric {
   std::variant<__int128, double, std::string, bool> value;
 };
 
-// `skip`: fields of `message` itself that are left out.
-std::vector<Metric> ListMetrics(const google::protobuf::Message& message,
-                                const std::vector<std::string>& skip = {});
+// Of names and values; a report of a long run has about 2 MB.
+inline constexpr size_t kMostMetricBytes = size_t{256} << 20;
+
+// `skip`: fields of `message` itself that are left out. ResourceExhausted beyond kMostMetricBytes.
+absl::StatusOr<std::vector<Metric>> ListMetrics(const google::protobuf::Message& message,
+                                                const std::vector<std::string>& skip = {});
 
 // All digits that matter and no more: 0.1, 6.5e-05, 18446744073709551615.
 std::string MetricText(const Metric& metric);

@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "google/protobuf/descriptor.h"
@@ -20,9 +22,16 @@ using testing::Pair;
 
 namespace pb = ::kvblocks::report::v1;
 
+std::vector<Metric> MetricsOf(const google::protobuf::Message& message,
+                              const std::vector<std::string>& skip = {}) {
+  auto metrics = ListMetrics(message, skip);
+  EXPECT_TRUE(metrics.ok()) << metrics.status();
+  return metrics.ok() ? *std::move(metrics) : std::vector<Metric>();
+}
+
 std::map<std::string, std::string> Texts(const google::protobuf::Message& message) {
   std::map<std::string, std::string> texts;
-  for (const Metric& metric : ListMetrics(message)) {
+  for (const Metric& metric : MetricsOf(message)) {
     EXPECT_TRUE(texts.emplace(metric.name, MetricText(metric)).second) << metric.name;
   }
   return texts;
@@ -65,7 +74,7 @@ TEST(MetricListTest, ElementsWithoutNamesBelongToAList) {
   report.mutable_series()->add_points()->set_usage(0.25);
   report.mutable_series()->add_points();
   bool found = false;
-  for (const Metric& metric : ListMetrics(report.series())) {
+  for (const Metric& metric : MetricsOf(report.series())) {
     if (metric.name != "points[1].usage") continue;
     found = true;
     EXPECT_EQ(metric.list, "points[].usage");
@@ -77,7 +86,7 @@ TEST(MetricListTest, ElementsWithoutNamesBelongToAList) {
 TEST(MetricListTest, FieldsCanBeLeftOut) {
   pb::Report report;
   report.mutable_config()->set_num_blocks(1);
-  for (const Metric& metric : ListMetrics(report, {"config", "schema_version"})) {
+  for (const Metric& metric : MetricsOf(report, {"config", "schema_version"})) {
     EXPECT_EQ(metric.name.find("config"), std::string::npos);
     EXPECT_NE(metric.name, "schema_version");
   }
@@ -131,10 +140,30 @@ TEST(MetricListTest, EveryFieldOfTheReportIsAMetric) {
   pb::Report report;
   const int64_t leaves = FillAll(&report, 0);
   std::set<std::string> names;
-  for (const Metric& metric : ListMetrics(report)) {
+  for (const Metric& metric : MetricsOf(report)) {
     EXPECT_TRUE(names.insert(metric.name).second) << metric.name;
   }
   EXPECT_EQ(static_cast<int64_t>(names.size()), leaves);
+}
+
+TEST(MetricListTest, NamesAreCutAndStayApart) {
+  pb::Report report;
+  for (const char* end : {"1", "2"}) {
+    report.mutable_resume_misses()->add_causes()->set_cause(std::string(5000, 'x') + end);
+  }
+  EXPECT_THAT(Texts(report),
+              Contains(Key("resume_misses.causes[" + std::string(80, 'x') + "#2].blocks")));
+}
+
+TEST(MetricListTest, AReportThatIsMadeToHurtIsRefused) {
+  pb::Report report;
+  pb::Goodput* goodput = report.mutable_goodput();
+  for (int depth = 0; depth < 90; ++depth) {
+    goodput->set_slo_class(std::string(80, 'x'));
+    goodput = goodput->add_classes();
+  }
+  for (int i = 0; i < 20000; ++i) goodput->add_objectives();
+  EXPECT_EQ(ListMetrics(report).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(MetricListTest, TextsHaveAllDigits) {

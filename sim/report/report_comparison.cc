@@ -109,16 +109,19 @@ void FillValues(const Pair& pair, pb::MetricChange* out) {
   if (std::isfinite(relative)) out->set_relative(relative);
 }
 
-void CompareConfigurations(const pb::Report& a, const pb::Report& b, pb::Comparison* out) {
-  const std::vector<Metric> in_a = ListMetrics(a.config());
-  const std::vector<Metric> in_b = ListMetrics(b.config());
-  for (const Pair& pair : Align(in_a, in_b)) {
+absl::Status CompareConfigurations(const pb::Report& a, const pb::Report& b, pb::Comparison* out) {
+  const auto in_a = ListMetrics(a.config());
+  if (!in_a.ok()) return in_a.status();
+  const auto in_b = ListMetrics(b.config());
+  if (!in_b.ok()) return in_b.status();
+  for (const Pair& pair : Align(*in_a, *in_b)) {
     if (IsEqual(pair)) continue;
     auto* difference = out->add_configuration();
     difference->set_name(pair.any().name);
     if (pair.a != nullptr) difference->set_a(MetricText(*pair.a));
     if (pair.b != nullptr) difference->set_b(MetricText(*pair.b));
   }
+  return absl::OkStatus();
 }
 
 class MetricComparison {
@@ -240,11 +243,13 @@ absl::Status CheckNames(const ToleranceSet& tolerances, const std::vector<Pair>&
 
 absl::Status CompareReports(const pb::Report& a, const pb::Report& b,
                             const ReportComparisonOptions& options, pb::Comparison* out) {
-  CompareConfigurations(a, b, out);
+  if (absl::Status status = CompareConfigurations(a, b, out); !status.ok()) return status;
   const std::vector<std::string> skip = {"schema_version", "config"};
-  const std::vector<Metric> in_a = ListMetrics(a, skip);
-  const std::vector<Metric> in_b = ListMetrics(b, skip);
-  const std::vector<Pair> pairs = Align(in_a, in_b);
+  const auto in_a = ListMetrics(a, skip);
+  if (!in_a.ok()) return in_a.status();
+  const auto in_b = ListMetrics(b, skip);
+  if (!in_b.ok()) return in_b.status();
+  const std::vector<Pair> pairs = Align(*in_a, *in_b);
   if (absl::Status status = CheckNames(options.tolerances, pairs); !status.ok()) return status;
   MetricComparison comparison(options, out);
   for (const Pair& pair : pairs) comparison.Add(pair);

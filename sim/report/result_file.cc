@@ -16,7 +16,7 @@ namespace {
 namespace pb = ::kvblocks::report::v1;
 
 constexpr size_t kHeadBytes = 64 << 10;
-constexpr size_t kMaxReportBytes = size_t{256} << 20;
+constexpr size_t kMaxReportBytes = size_t{64} << 20;
 constexpr const char* kExpected = "expected a report of kvsim replay --json";
 
 absl::Status Error(const std::string& file, const std::string& text) {

@@ -16,6 +16,7 @@ namespace {
 namespace pb = ::kvblocks::report::v1;
 
 constexpr int kMaxRequests = 20;
+constexpr size_t kMostEntries = 200'000;  // of one step that are looked at
 constexpr std::string_view kRequests = "requests";
 
 // Where the columns of `a` stand in both files; those of one file alone are named in `out`.
@@ -51,7 +52,7 @@ std::vector<CommonColumn> Align(const StepReader& a, const StepReader& b,
 // for itself.
 std::vector<std::pair<std::string, std::string>> SplitRequests(std::string_view text) {
   std::vector<std::pair<std::string, std::string>> entries;
-  for (size_t begin = 0; begin < text.size();) {
+  for (size_t begin = 0; begin < text.size() && entries.size() < kMostEntries;) {
     const size_t end = std::min(text.find(' ', begin), text.size());
     const std::string_view entry = text.substr(begin, end - begin);
     begin = end + 1;

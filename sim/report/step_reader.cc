@@ -12,7 +12,7 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr int64_t kMaxLineBytes = 64 << 20;
+constexpr int64_t kMaxLineBytes = 16 << 20;
 constexpr size_t kMaxColumns = 100;
 constexpr std::string_view kFirstColumn = "step,";
 

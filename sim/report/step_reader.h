@@ -3,7 +3,7 @@
 // Columns are found by name, so that a file with more of them can be read: `step` must come first
 // and `digest` must be there. Always: every row has as many fields as the header, steps increase,
 // digests are 16 hexadecimal digits. Everything else is text. Compression is unpacked on the way.
-// Memory: one line, at most 64 MiB.
+// Memory: one line, at most 16 MiB.
 
 #ifndef KVBLOCKS_SIM_REPORT_STEP_READER_H_
 #define KVBLOCKS_SIM_REPORT_STEP_READER_H_
