@@ -17,7 +17,7 @@
 //                    blocks, preempted rows. Times play no part.
 // Two runs with equal digests at a step had equal schedules up to it.
 //
-// Cost: about 10 ns per scheduled request and 300 ns per row, and compression if any. Memory: the
+// Cost: about 10 ns per scheduled request and 1 us per row, more if compressed. Memory: the
 // steps in flight and one buffer.
 
 #ifndef KVBLOCKS_SIM_REPORT_STEP_ROWS_H_
