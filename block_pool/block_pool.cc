@@ -19,14 +19,24 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
                                                    ", expected 1 to ", kMaxBlocks,
                                                    " (the null block counts)"));
   }
+  if (options.history_keys < 0 || options.history_keys > kMaxBlocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("history_keys is ", options.history_keys, ", expected 0 to ", kMaxBlocks));
+  }
   // Refused here rather than by the kernel, half-way through filling the arrays.
   const int64_t bytes = options.num_blocks * (sizeof(KvCacheBlock) + sizeof(BlockHash)) +
-                        PrefixHashTable::BytesFor(options.num_blocks);
+                        PrefixHashTable::BytesFor(options.num_blocks) +
+                        (options.history_keys > 0 ? LookupHistory::BytesFor(options.history_keys)
+                                                  : 0);
   const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   if (bytes > memory) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("num_blocks is ", options.num_blocks, ", whose book-keeping takes ",
-                     bytes >> 20, " MiB of host memory; this machine has ", memory >> 20, " MiB"));
+        absl::StrCat("num_blocks is ", options.num_blocks,
+                     options.history_keys > 0
+                         ? absl::StrCat(" and history_keys ", options.history_keys)
+                         : std::string(),
+                     ", whose book-keeping takes ", bytes >> 20,
+                     " MiB of host memory; this machine has ", memory >> 20, " MiB"));
   }
   return std::unique_ptr<BlockPool>(new BlockPool(options));
 }
@@ -41,6 +51,9 @@ BlockPool::BlockPool(const Options& options)
   records_[kNullBlockId].is_null = true;
   records_[kNullBlockId].ref_count = 1;
   for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
+  if (enable_caching_ && options.history_keys > 0) {
+    history_ = std::make_unique<LookupHistory>(options.history_keys);
+  }
 }
 
 absl::Status BlockPool::CheckIds(absl::Span<const BlockId> ids, const char* operation) const {
@@ -80,6 +93,8 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
     }
     block.ref_count = 1;
   }
+  // Behind the evictions: their age includes the blocks of the call that took them.
+  num_blocks_taken_ += k;
 }
 
 absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
@@ -102,6 +117,11 @@ bool BlockPool::EvictOne(BlockId id, RemovalReason reason) {
   const KvCacheBlock& block = records_[id];
   if (!block.has_key()) return false;
   const GroupId group = block.key_group;
+  if (history_ != nullptr && !block.has_duplicates) {
+    history_->OnRemoved(records_.hash(id), group,
+                        {.num_blocks_taken = num_blocks_taken_,
+                         .was_reused = reason == RemovalReason::kReused});
+  }
   table_.Erase(id);
   ++removal_epoch_;
   if (enable_events_) {
@@ -253,6 +273,8 @@ absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
                      " at position ", checked, " is cached already, permanent or listed twice"));
   }
 
+  const bool has_variants =
+      history_ != nullptr && content.has_extra_keys() && content.knows_plain_hashes();
   int64_t run_begin = -1;  // first position of the run being registered, -1: none
   for (int64_t i = from; i < to; ++i) {
     if (!registers(i)) {
@@ -263,6 +285,10 @@ absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
     const BlockId id = table[static_cast<size_t>(i)];
     table_.Insert(content.HashOfBlock(i, per_block), group, id);
     if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
+    if (has_variants) {
+      history_->OnVariantStored(content.PlainHashOfBlock(i, per_block),
+                                content.HashOfBlock(i, per_block));
+    }
     if (run_begin < 0) run_begin = i;
   }
   if (run_begin >= 0) EmitStored(content, run_begin, to, block_size, group);
@@ -305,11 +331,20 @@ absl::Status BlockPool::EvictBlocks(absl::Span<const BlockId> ids) {
 
 bool BlockPool::ResetPrefixCache() {
   if (num_live() > 0) return false;
+  if (history_ != nullptr) RememberAll();
   table_.Clear();
   num_cached_unreferenced_ = 0;
   ++removal_epoch_;
   if (enable_events_) events_.emplace_back(std::in_place_type<AllBlocksCleared>);
   return true;
+}
+
+void BlockPool::RememberAll() {
+  for (BlockId id = 1; id < num_blocks(); ++id) {
+    const GroupId group = records_[id].key_group;
+    if (group < 0 || table_.Find(records_.hash(id), group) != id) continue;  // or a duplicate
+    history_->OnRemoved(records_.hash(id), group, {.num_blocks_taken = num_blocks_taken_});
+  }
 }
 
 double BlockPool::usage() const {
