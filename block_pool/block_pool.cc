@@ -11,6 +11,12 @@
 namespace kvblocks {
 namespace {
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 2;  // one more id is the queue's sentinel
+constexpr int64_t kMaxComparedBlockSize = int64_t{1} << 20;
+
+// How many blocks ahead of its use a cache line is fetched where many blocks are dealt with in a
+// row: first the block's hash, then the bucket it names.
+constexpr size_t kHashesAhead = 16;
+constexpr size_t kBucketsAhead = 8;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& options) {
@@ -19,15 +25,21 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
                                                    ", expected 1 to ", kMaxBlocks,
                                                    " (the null block counts)"));
   }
+  if (options.compared_block_size < 0 || options.compared_block_size > kMaxComparedBlockSize) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("compared_block_size is ", options.compared_block_size,
+                     " tokens, expected 0 to ", kMaxComparedBlockSize));
+  }
   if (options.history_keys < 0 || options.history_keys > kMaxBlocks) {
     return absl::InvalidArgumentError(
         absl::StrCat("history_keys is ", options.history_keys, ", expected 0 to ", kMaxBlocks));
   }
   // Refused here rather than by the kernel, half-way through filling the arrays.
-  const int64_t bytes = options.num_blocks * (sizeof(KvCacheBlock) + sizeof(BlockHash)) +
-                        PrefixHashTable::BytesFor(options.num_blocks) +
-                        (options.history_keys > 0 ? LookupHistory::BytesFor(options.history_keys)
-                                                  : 0);
+  int64_t bytes =
+      options.num_blocks * static_cast<int64_t>(sizeof(KvCacheBlock) + sizeof(BlockHash)) +
+      PrefixHashTable::BytesFor(options.num_blocks);
+  bytes += options.num_blocks * options.compared_block_size * static_cast<int64_t>(sizeof(TokenId));
+  if (options.history_keys > 0) bytes += LookupHistory::BytesFor(options.history_keys);
   const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   if (bytes > memory) {
     return absl::ResourceExhaustedError(
@@ -48,6 +60,9 @@ BlockPool::BlockPool(const Options& options)
       records_(static_cast<int32_t>(options.num_blocks)),
       queue_(&records_),
       table_(&records_) {
+  if (enable_caching_ && options.compared_block_size > 0) {
+    tokens_.emplace(options.num_blocks, options.compared_block_size);
+  }
   records_[kNullBlockId].is_null = true;
   records_[kNullBlockId].ref_count = 1;
   for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
@@ -77,6 +92,16 @@ absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int6
   return std::optional<std::vector<BlockId>>(std::move(ids));
 }
 
+inline void BlockPool::TakeOne(BlockId id) {
+  KvCacheBlock& block = records_[id];
+  if (block.has_key()) {
+    --num_cached_unreferenced_;
+    ++num_evictions_;
+    EvictOne(id, RemovalReason::kReused);
+  }
+  block.ref_count = 1;
+}
+
 void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
   KVBLOCKS_CHECK(k >= 0 && k <= num_free(),
                  absl::StrCat(k, " blocks to take, ", num_free(), " free"));
@@ -84,14 +109,18 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
   table.resize(old_size + static_cast<size_t>(k));
   const auto taken = absl::MakeSpan(table).subspan(old_size);
   queue_.PopFront(taken);
-  for (BlockId id : taken) {
-    KvCacheBlock& block = records_[id];
-    if (block.has_key()) {
-      --num_cached_unreferenced_;
-      ++num_evictions_;
-      EvictOne(id, RemovalReason::kReused);
+  const size_t count = taken.size();
+  if (num_keyed_blocks() > 0 && count > 1) {
+    for (size_t i = 0; i < std::min(count, kHashesAhead); ++i) records_.PrefetchHash(taken[i]);
+    for (size_t i = 0; i < count; ++i) {
+      if (i + kHashesAhead < count) records_.PrefetchHash(taken[i + kHashesAhead]);
+      if (i + kBucketsAhead < count && records_[taken[i + kBucketsAhead]].has_key()) {
+        table_.PrefetchErase(taken[i + kBucketsAhead]);
+      }
+      TakeOne(taken[i]);
     }
-    block.ref_count = 1;
+  } else {
+    for (BlockId id : taken) TakeOne(id);
   }
   // Behind the evictions: their age includes the blocks of the call that took them.
   num_blocks_taken_ += k;
@@ -217,11 +246,32 @@ std::optional<std::vector<BlockId>> BlockPool::GetCachedBlocks(
   return ids;
 }
 
+size_t BlockPool::FindCachedRun(const PrefixContent& content, int64_t per_block, GroupId group,
+                                absl::Span<BlockId> out) const {
+  const size_t found = table_.FindRun(content.hashes(), static_cast<size_t>(per_block), group, out);
+  if (!tokens_) return found;
+  size_t same = 0;
+  while (same < found && Matches(out[same], content, static_cast<int64_t>(same), per_block)) ++same;
+  return same;
+}
+
 absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
                                         absl::Span<const BlockId> table, int64_t from, int64_t to,
                                         int64_t block_size, GroupId group,
                                         absl::Span<const uint8_t> mask) {
   if (from >= to || !enable_caching_) return absl::OkStatus();
+  if (absl::Status status = CheckRegistration(content, table, from, to, block_size, group, mask);
+      !status.ok()) {
+    return status;
+  }
+  RegisterBlocks(content, table, from, to, block_size, group, mask);
+  return absl::OkStatus();
+}
+
+absl::Status BlockPool::CheckRegistration(const PrefixContent& content,
+                                          absl::Span<const BlockId> table, int64_t from, int64_t to,
+                                          int64_t block_size, GroupId group,
+                                          absl::Span<const uint8_t> mask) {
   if (from < 0 || to > static_cast<int64_t>(table.size())) {
     return absl::InvalidArgumentError(absl::StrCat("CacheFullBlocks: positions ", from, " to ", to,
                                                    " of a block table of ", table.size()));
@@ -272,18 +322,36 @@ absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
         absl::StrCat("CacheFullBlocks: block ", table[static_cast<size_t>(checked)],
                      " at position ", checked, " is cached already, permanent or listed twice"));
   }
+  if (tokens_ && (!content.has_token_ids() || block_size > tokens_->block_size())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "CacheFullBlocks: hits are compared by tokens, which needs a content with token "
+        "ids and a block size of at most ",
+        tokens_->block_size(), ", not ", block_size));
+  }
+  return absl::OkStatus();
+}
 
+void BlockPool::RegisterBlocks(const PrefixContent& content, absl::Span<const BlockId> table,
+                               int64_t from, int64_t to, int64_t block_size, GroupId group,
+                               absl::Span<const uint8_t> mask) {
+  const int64_t per_block = block_size / content.hash_block_size();
+  constexpr auto kAhead = static_cast<int64_t>(kBucketsAhead);
+  for (int64_t i = from + 1; i < std::min(to, from + kAhead); ++i) {
+    table_.Prefetch(content.HashOfBlock(i, per_block), group);
+  }
   const bool has_variants =
       history_ != nullptr && content.has_extra_keys() && content.knows_plain_hashes();
   int64_t run_begin = -1;  // first position of the run being registered, -1: none
   for (int64_t i = from; i < to; ++i) {
-    if (!registers(i)) {
+    if (i + kAhead < to) table_.Prefetch(content.HashOfBlock(i + kAhead, per_block), group);
+    const BlockId id = table[static_cast<size_t>(i)];
+    if (id == kNullBlockId || (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0)) {
       if (run_begin >= 0) EmitStored(content, run_begin, i, block_size, group);
       run_begin = -1;
       continue;
     }
-    const BlockId id = table[static_cast<size_t>(i)];
     table_.Insert(content.HashOfBlock(i, per_block), group, id);
+    if (tokens_) tokens_->Store(id, content, i * block_size, (i + 1) * block_size);
     if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
     if (has_variants) {
       history_->OnVariantStored(content.PlainHashOfBlock(i, per_block),
@@ -292,7 +360,6 @@ absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
     if (run_begin < 0) run_begin = i;
   }
   if (run_begin >= 0) EmitStored(content, run_begin, to, block_size, group);
-  return absl::OkStatus();
 }
 
 void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t to,

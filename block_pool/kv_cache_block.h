@@ -58,6 +58,9 @@ class BlockRecords {
   KvCacheBlock& operator[](BlockId id) { return blocks_[static_cast<size_t>(id)]; }
   const KvCacheBlock& operator[](BlockId id) const { return blocks_[static_cast<size_t>(id)]; }
 
+  // Starts loading a block's hash.
+  void PrefetchHash(BlockId id) const { __builtin_prefetch(&hash(id)); }
+
   // Meaningful only while the block has a key.
   BlockHash& hash(BlockId id) { return hashes_[static_cast<size_t>(id)]; }
   const BlockHash& hash(BlockId id) const { return hashes_[static_cast<size_t>(id)]; }

@@ -61,6 +61,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .reachable_alignment = config.groups.size() > 1 ? sizes->scheduler_block_size : 0},
         manager->pool_.get());
     if (!group.ok()) return group.status();
+    manager->is_all_full_type_ = manager->is_all_full_type_ && (*group)->is_full_type();
     managers.push_back(*std::move(group));
   }
   manager->coordinator_ =
@@ -129,8 +130,40 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& 
 
 // --- Allocation ---
 
+// Whether a call is valid and finds all slots made and nothing to free or register: a decode step
+// inside a block. Unsigned, so that negative counts are too large.
+bool KvCacheManager::IsQuiet(const Request& request, const AllocateSlotsParams& params) const {
+  const auto limit = static_cast<uint64_t>(request.quiet_slots_);
+  const auto computed = static_cast<uint64_t>(request.num_computed_tokens_);
+  const auto added = static_cast<uint64_t>(params.num_new_tokens);
+  const auto lookahead = static_cast<uint64_t>(params.num_lookahead_tokens);
+  return computed < limit && added - 1 < limit && lookahead < limit &&
+         computed + added + lookahead <= limit && params.computed_blocks == nullptr &&
+         params.num_external_computed_tokens == 0 && params.reserved_blocks == 0 &&
+         !params.full_sequence_must_fit &&
+         (!params.has_scheduled_requests || num_watermark_blocks_ == 0) &&
+         request.status_ != RequestStatus::kFinished &&
+         static_cast<uint64_t>(request.num_inflight_tokens_) <= uint64_t{kMaxTokens};
+}
+
+int64_t KvCacheManager::QuietSlots(const Request& request) const {
+  if (!is_all_full_type_) return 0;
+  int64_t slots = options_.max_model_len;
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    const GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
+    const int64_t block_size = group(g).block_size();
+    slots = std::min(slots, static_cast<int64_t>(held.table.size()) * block_size);
+    if (options_.enable_caching) slots = std::min(slots, (held.num_cached + 1) * block_size - 1);
+  }
+  return slots;
+}
+
 absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     Request& request, const AllocateSlotsParams& params) {
+  if (request.holder_ == this && IsQuiet(request, params)) {
+    for (GroupBlocks& held : request.groups_) held.num_new = 0;
+    return std::optional<NewBlocks>(NewBlocks(request.groups_));
+  }
   if (absl::Status status = CheckAllocateParams(request, params); !status.ok()) return status;
 
   const bool known = HoldsBlocks(request);
@@ -202,12 +235,11 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     const int64_t verified = std::min({main, request.num_tokens(), options_.max_model_len});
     for (GroupId g = 0; g < num_groups(); ++g) {
       SingleTypeManager& manager = coordinator_->group(g);
-      const absl::Status status =
-          manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
-                              coordinator_->NumTokensToRegister(manager, verified));
-      KVBLOCKS_CHECK(status.ok(), status.ToString());
+      manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
+                          coordinator_->NumTokensToRegister(manager, verified));
     }
   }
+  request.quiet_slots_ = QuietSlots(request);
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
 }
 
@@ -237,6 +269,7 @@ void KvCacheManager::Release(Request& request) {
     }
   }
   request.groups_.clear();
+  request.quiet_slots_ = 0;
   holders_[request.holder_index_] = holders_.back();
   holders_[request.holder_index_]->holder_index_ = request.holder_index_;
   holders_.pop_back();
@@ -329,12 +362,8 @@ absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
   if (!HoldsBlocks(request)) return absl::OkStatus();
   for (GroupId g = 0; g < num_groups(); ++g) {
     SingleTypeManager& manager = coordinator_->group(g);
-    if (absl::Status status =
-            manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
-                                coordinator_->NumTokensToRegister(manager, num_tokens));
-        !status.ok()) {
-      return status;
-    }
+    manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
+                        coordinator_->NumTokensToRegister(manager, num_tokens));
   }
   return absl::OkStatus();
 }

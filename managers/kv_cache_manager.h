@@ -234,6 +234,8 @@ class KvCacheManager {
   absl::Status CheckAllocateParams(const Request& request, const AllocateSlotsParams& params) const;
   absl::Status CheckHits(const Request& request, const ComputedBlocks& computed,
                          int64_t total_computed) const;
+  bool IsQuiet(const Request& request, const AllocateSlotsParams& params) const;
+  int64_t QuietSlots(const Request& request) const;
   void Adopt(Request& request);
   void Release(Request& request);
   friend class Request;  // a destroyed request gives its blocks back
@@ -245,6 +247,7 @@ class KvCacheManager {
   std::shared_ptr<const PrefixHashing> hashing_;
   std::unique_ptr<KvCacheCoordinator> coordinator_;
   int64_t num_watermark_blocks_ = 0;
+  bool is_all_full_type_ = true;
   std::vector<Request*> holders_;
   // References that are in no block table: popped lists and pins, per block.
   absl::flat_hash_map<BlockId, int32_t> outside_references_;

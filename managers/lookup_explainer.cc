@@ -23,9 +23,8 @@ LookupExplainer::LookupExplainer(const KvCacheManager& manager, const Request& r
 
 bool LookupExplainer::IsCached(GroupId g, int64_t block) const {
   if ((block + 1) * BlockTokens(g) > content_.num_hashed_tokens()) return false;
-  const BlockHash& hash =
-      content_.HashOfBlock(block, BlockTokens(g) / manager_.hash_block_size());
-  return manager_.pool().FindCached(hash, g) != kNullBlockId;
+  const int64_t per_block = BlockTokens(g) / manager_.hash_block_size();
+  return manager_.pool().FindCached(content_, block, per_block, g) != kNullBlockId;
 }
 
 Absence LookupExplainer::WhyAbsent(GroupId g, int64_t block) const {

@@ -112,6 +112,8 @@ class Request {
   // The manager's part. Holds block tables iff holder_ is set.
   KvCacheManager* holder_ = nullptr;
   size_t holder_index_ = 0;  // in the manager's list of requests that hold blocks
+  // Making up to so many slots takes, frees and registers nothing; 0: unknown.
+  int64_t quiet_slots_ = 0;
   absl::InlinedVector<GroupBlocks, 1> groups_;
 };
 
