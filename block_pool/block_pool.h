@@ -56,7 +56,7 @@ class BlockPool {
     // Size of the largest blocks whose tokens are kept and compared on a hit (see BlockTokens); 0:
     // hits trust the hash.
     int64_t compared_block_size = 0;
-    // Keys that left the cache to be remembered for explanations; 0: none. 86 bytes each.
+    // Keys that left the cache to be remembered for explanations; 0: none. 96 bytes each.
     int64_t history_keys = 0;
   };
 

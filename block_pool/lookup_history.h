@@ -8,7 +8,7 @@
 //              the hash that its tokens have without any; the latest for each.
 // Variants are known of contents made from tokens only (PrefixContent::PlainHashOfBlock).
 //
-// Cost: O(1) per event; BytesFor says the memory, 86 bytes per key, all taken at construction.
+// Cost: O(1) per event; BytesFor says the memory, 96 bytes per key, all taken at construction.
 // Written by BlockPool only.
 
 #ifndef KVBLOCKS_BLOCK_POOL_LOOKUP_HISTORY_H_

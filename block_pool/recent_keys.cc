@@ -7,6 +7,9 @@
 #include "block_pool/check.h"
 
 namespace kvblocks {
+namespace {
+constexpr size_t kForgottenAhead = 8;
+}  // namespace
 
 RecentKeys::RecentKeys(int64_t capacity) {
   KVBLOCKS_CHECK(capacity >= 1 && capacity < (int64_t{1} << 31),
@@ -35,10 +38,18 @@ size_t RecentKeys::FindSlot(const uint64_t (&words)[2], GroupId group, uint32_t 
 }
 
 void RecentKeys::Remember(const BlockHash& hash, GroupId group, int64_t number, bool flag) {
-  if (num_remembered_ >= capacity()) ForgetPlace(next_);
+  const uint64_t words[2] = {hash.words[0], hash.words[1]};
+  const uint32_t tag = Tag(words, group);
+  __builtin_prefetch(&slots_[Home(tag)]);
+  if (num_remembered_ >= capacity()) {
+    // The oldest go in the order of the ring, so whose slot is read soon is known.
+    const size_t ahead = next_ + kForgottenAhead;
+    const Record& soon = ring_[ahead < ring_.size() ? ahead : 0];
+    __builtin_prefetch(&slots_[Home(Tag(soon.words, soon.group))]);
+    ForgetPlace(next_);
+  }
   Record& record = ring_[next_];
-  record = {{hash.words[0], hash.words[1]}, number, group, flag};
-  const uint32_t tag = Tag(record.words, group);
+  record = {{words[0], words[1]}, number, group, flag};
   slots_[FindSlot(record.words, group, tag)] = {tag, static_cast<uint32_t>(next_ + 1)};
   next_ = next_ + 1 == ring_.size() ? 0 : next_ + 1;
   ++num_remembered_;

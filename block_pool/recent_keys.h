@@ -9,7 +9,7 @@
 // look-ups, not for what serves data.
 //
 // Cost: O(1) expected, about two cache misses, and no allocation after construction; BytesFor says
-// how much memory, 43 bytes per key. Nothing observable depends on the index's order, which a
+// how much memory, 48 bytes per key. Nothing observable depends on the index's order, which a
 // secret decides so that nobody can choose keys that cluster. Single-threaded.
 
 #ifndef KVBLOCKS_BLOCK_POOL_RECENT_KEYS_H_
@@ -55,9 +55,9 @@ class RecentKeys {
     uint32_t tag = 0;
     uint32_t place = 0;  // in the ring, counted from 1; 0: empty
   };
-  // A load of at most 3/4.
+  // A load of at most 1/2: it is full all the time, and every call erases and inserts.
   static size_t NumSlots(int64_t capacity) {
-    return std::max<size_t>(16, static_cast<size_t>(capacity) * 4 / 3 + 2);
+    return std::max<size_t>(16, static_cast<size_t>(capacity) * 2);
   }
   uint32_t Tag(const uint64_t (&words)[2], GroupId group) const;
   size_t Home(uint32_t tag) const {

@@ -66,7 +66,7 @@ struct KvCacheManagerOptions {
   // formula, at most one higher.
   BlockCountFormula block_count_formula = BlockCountFormula::kExact;
   // How many removals from the prefix cache ExplainLookup remembers, to tell evicted blocks from
-  // content never seen; 0: none. 86 bytes each, taken at construction; and requests with extra keys
+  // content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra keys
   // hash their tokens twice.
   int64_t lookup_history_blocks = 0;
 };
