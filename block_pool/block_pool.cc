@@ -431,7 +431,9 @@ absl::Status BlockPool::CheckInvariants() const {
         "the null block has a key, is queued or changed its reference count");
   }
   int32_t permanent = 0;
+  int32_t live = 0;
   int32_t cached = 0;
+  int32_t free = 0;
   for (BlockId id = 1; id < num_blocks(); ++id) {
     const KvCacheBlock& block = records_[id];
     if (block.is_null) return absl::InternalError(absl::StrCat("block ", id, " is marked null"));
@@ -455,12 +457,19 @@ absl::Status BlockPool::CheckInvariants() const {
     if (block.has_key() && !enable_caching_) {
       return absl::InternalError(absl::StrCat("block ", id, " has a key although caching is off"));
     }
-    if (block.has_key() && block.ref_count == 0) ++cached;
+    ++(block.ref_count > 0 ? live : block.has_key() ? cached : free);
   }
   if (permanent != num_permanent_ || cached != num_cached_unreferenced_) {
     return absl::InternalError(absl::StrCat("pool counts ", num_permanent_, " permanent and ",
                                             num_cached_unreferenced_, " cached blocks, found ",
                                             permanent, " and ", cached));
+  }
+  // Found by their records, here by the queue.
+  if (live != num_live() || cached + free != num_free() ||
+      1 + permanent + live + cached + free != num_blocks()) {
+    return absl::InternalError(absl::StrCat(live, " live, ", cached, " cached and ", free,
+                                            " free blocks do not add up with ", num_free(),
+                                            " queued ones of ", num_blocks()));
   }
   return absl::OkStatus();
 }

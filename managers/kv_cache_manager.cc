@@ -14,6 +14,8 @@ namespace {
 
 std::atomic<uint64_t> next_manager_serial{1};
 
+constexpr size_t kFewEntries = size_t{1} << 16;  // 256 KiB of block tables
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
@@ -22,10 +24,17 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   const auto sizes = ResolveBlockSizes(config, options.enable_caching);
   if (!sizes.ok()) return sizes.status();
   if (absl::Status status = ValidateSetup(config, options, *sizes); !status.ok()) return status;
+  int64_t compared_block_size = 0;
+  if (options.compare_tokens_on_hit && options.enable_caching) {
+    for (const KvCacheGroup& group : config.groups) {
+      compared_block_size = std::max(compared_block_size, group.spec.block_size());
+    }
+  }
   auto pool = BlockPool::Create({.num_blocks = config.num_blocks,
                                  .enable_caching = options.enable_caching,
                                  .enable_events = options.enable_events,
                                  .free_order = options.free_order,
+                                 .compared_block_size = compared_block_size,
                                  .history_keys = options.lookup_history_blocks});
   if (!pool.ok()) return pool.status();
 
@@ -91,6 +100,12 @@ absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptio
 
 absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequestFromHashes(
     std::string id, int64_t num_tokens, std::vector<BlockHash> hashes) const {
+  if (pool_->compares_tokens()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "NewRequestFromHashes(", id,
+        "): hits are compared by their tokens (compare_tokens_on_hit), which a request "
+        "made from hashes does not have; use NewRequest"));
+  }
   auto content = PrefixContent::FromHashes(num_tokens, std::move(hashes), hashing_);
   if (!content.ok()) return content.status();
   return std::unique_ptr<Request>(
@@ -247,26 +262,28 @@ void KvCacheManager::Adopt(Request& request) {
   request.holder_ = this;
   request.holder_index_ = holders_.size();
   holders_.push_back(&request);
-  request.groups_.resize(static_cast<size_t>(num_groups()));
-  for (GroupBlocks& held : request.groups_) {
-    if (spare_tables_.empty()) break;
-    held.table = std::move(spare_tables_.back());
-    spare_tables_.pop_back();
-    spare_capacity_ -= held.table.capacity();
+  if (!spare_groups_.empty()) {
+    request.groups_ = std::move(spare_groups_.back());
+    spare_groups_.pop_back();
+    for (const GroupBlocks& held : request.groups_) spare_capacity_ -= held.table.capacity();
   }
+  request.groups_.resize(static_cast<size_t>(num_groups()));
 }
 
 // Frees what the request's tables still hold and forgets it.
 void KvCacheManager::Release(Request& request) {
+  size_t capacity = 0;
   for (GroupId g = 0; g < num_groups(); ++g) {
     GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
     coordinator_->group(g).Free(held);
-    // Together they stay smaller than the pool's own records.
-    const size_t capacity = held.table.capacity();
-    if (capacity > 0 && spare_capacity_ + capacity <= static_cast<size_t>(pool_->num_blocks())) {
-      spare_capacity_ += capacity;
-      spare_tables_.push_back(std::move(held.table));
-    }
+    capacity += held.table.capacity();
+  }
+  // Shared blocks stand in many tables, and windowed groups have null blocks in theirs.
+  const auto most = std::max(kFewEntries, static_cast<size_t>(pool_->num_blocks()) *
+                                              static_cast<size_t>(1 + num_groups()));
+  if (spare_capacity_ + capacity <= most) {
+    spare_capacity_ += capacity;
+    spare_groups_.push_back(std::move(request.groups_));
   }
   request.groups_.clear();
   request.quiet_slots_ = 0;
