@@ -34,11 +34,11 @@ class LibraryEngine {
                                                          .sliding_window = options.window})
                                   .value();
     }
-    auto manager = KvCacheManager::Create(config, {.max_model_len = int64_t{1} << 30,
-                                                   .enable_caching = options.enable_caching,
-                                                   .hash_seed = "bench",
-                                                   .lookup_history_blocks =
-                                                       options.lookup_history_blocks});
+    auto manager =
+        KvCacheManager::Create(config, {.max_model_len = int64_t{1} << 30,
+                                        .enable_caching = options.enable_caching,
+                                        .hash_seed = "bench",
+                                        .lookup_history_blocks = options.lookup_history_blocks});
     KVBLOCKS_CHECK(manager.ok(), manager.status().ToString());
     manager_ = *std::move(manager);
   }

@@ -42,13 +42,12 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
   if (options.history_keys > 0) bytes += LookupHistory::BytesFor(options.history_keys);
   const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   if (bytes > memory) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("num_blocks is ", options.num_blocks,
-                     options.history_keys > 0
-                         ? absl::StrCat(" and history_keys ", options.history_keys)
-                         : std::string(),
-                     ", whose book-keeping takes ", bytes >> 20,
-                     " MiB of host memory; this machine has ", memory >> 20, " MiB"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "num_blocks is ", options.num_blocks,
+        options.history_keys > 0 ? absl::StrCat(" and history_keys ", options.history_keys)
+                                 : std::string(),
+        ", whose book-keeping takes ", bytes >> 20, " MiB of host memory; this machine has ",
+        memory >> 20, " MiB"));
   }
   return std::unique_ptr<BlockPool>(new BlockPool(options));
 }
@@ -147,9 +146,9 @@ bool BlockPool::EvictOne(BlockId id, RemovalReason reason) {
   if (!block.has_key()) return false;
   const GroupId group = block.key_group;
   if (history_ != nullptr && !block.has_duplicates) {
-    history_->OnRemoved(records_.hash(id), group,
-                        {.num_blocks_taken = num_blocks_taken_,
-                         .was_reused = reason == RemovalReason::kReused});
+    history_->OnRemoved(
+        records_.hash(id), group,
+        {.num_blocks_taken = num_blocks_taken_, .was_reused = reason == RemovalReason::kReused});
   }
   table_.Erase(id);
   ++removal_epoch_;

@@ -20,9 +20,8 @@ class BlockPoolHistoryTest : public ::testing::Test {
         PrefixContent::FromHashes(16 * static_cast<int64_t>(hashes.size()), hashes, hashing)
             .value();
     const auto ids = pool_->GetNewBlocks(static_cast<int64_t>(hashes.size())).value().value();
-    EXPECT_TRUE(pool_
-                    ->CacheFullBlocks(content, ids, 0, static_cast<int64_t>(ids.size()), 16, group)
-                    .ok());
+    EXPECT_TRUE(
+        pool_->CacheFullBlocks(content, ids, 0, static_cast<int64_t>(ids.size()), 16, group).ok());
     return ids;
   }
   LookupHistory::Removal Removal(uint64_t n, GroupId group = 0) {
@@ -64,7 +63,7 @@ TEST_F(BlockPoolHistoryTest, RemembersWhenABlockWasReused) {
   ASSERT_TRUE(pool_->FreeBlocks(ids).ok());
   ASSERT_TRUE(pool_->GetNewBlocks(1).value().has_value());  // a free one
   ASSERT_TRUE(pool_->GetNewBlocks(2).value().has_value());  // the other free one, and Hash(1)
-  EXPECT_EQ(Removal(1).num_blocks_taken, 3);  // before the call that took the block
+  EXPECT_EQ(Removal(1).num_blocks_taken, 3);                // before the call that took the block
   EXPECT_TRUE(Removal(1).was_reused);
   EXPECT_FALSE(pool_->history()->FindRemoval(Hash(2), 0).has_value());
   EXPECT_FALSE(pool_->history()->FindRemoval(Hash(1), 1).has_value());
@@ -108,9 +107,9 @@ TEST_F(BlockPoolHistoryTest, IsCompleteUntilItForgets) {
 TEST_F(BlockPoolHistoryTest, RefusesWhatIsNoNumberOfKeys) {
   EXPECT_EQ(BlockPool::Create({.num_blocks = 5, .history_keys = -1}).status().message(),
             "history_keys is -1, expected 0 to 2147483646");
-  EXPECT_FALSE(BlockPool::Create(
-                   {.num_blocks = 5, .history_keys = std::numeric_limits<int64_t>::max()})
-                   .ok());
+  EXPECT_FALSE(
+      BlockPool::Create({.num_blocks = 5, .history_keys = std::numeric_limits<int64_t>::max()})
+          .ok());
 }
 
 TEST(LookupHistoryTest, KnowsTheLatestVariant) {

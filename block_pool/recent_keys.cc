@@ -21,9 +21,9 @@ RecentKeys::RecentKeys(int64_t capacity) {
 }
 
 uint32_t RecentKeys::Tag(const uint64_t (&words)[2], GroupId group) const {
-  const auto product = absl::uint128(words[0] ^ secret_[0] ^
-                                     (static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u)) *
-                       (words[1] ^ secret_[1]);
+  const auto product =
+      absl::uint128(words[0] ^ secret_[0] ^ (static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u)) *
+      (words[1] ^ secret_[1]);
   return static_cast<uint32_t>((absl::Uint128High64(product) ^ absl::Uint128Low64(product)) >> 32);
 }
 

@@ -26,8 +26,8 @@
 namespace kvblocks {
 
 enum class MissReason {
-  // The block is in no group that keeps whole prefixes. The first four need lookup_history_blocks;
-  // without it they are all kNotCached.
+  // The block is not there. The first four need lookup_history_blocks; without it they are all
+  // kNotCached.
   kNeverSeen,       // no block with this content left the cache, as far as is remembered
   kEvicted,         // its block was taken for other content
   kRemoved,         // EvictBlocks or ResetPrefixCache took it out
@@ -55,7 +55,7 @@ std::string_view MissReasonMeaning(MissReason reason);
 struct Absence {
   MissReason reason = MissReason::kNotCached;
   // kEvicted, kRemoved: blocks the pool has handed out since, those of the call that took the block
-  // included. Roughly the blocks by which the pool was too small.
+  // included. Roughly the most blocks by which the pool was too small.
   std::optional<int64_t> num_blocks_since = std::nullopt;
 
   friend bool operator==(const Absence&, const Absence&) = default;

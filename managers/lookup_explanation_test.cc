@@ -123,8 +123,8 @@ TEST(LookupExplanationTest, DraftDropCostsTheLastMatchedBlock) {
 
 // WE-26, without its tail.
 TEST(LookupExplanationTest, DraftDropOfAHybridModel) {
-  const auto manager = Remembering(31, {Full(16), Window(16, 48), Window(16, 48)},
-                                   {.use_eagle = true});
+  const auto manager =
+      Remembering(31, {Full(16), Window(16, 48), Window(16, 48)}, {.use_eagle = true});
   Compute(*manager, Tokens(103));
   EXPECT_EQ(Missed(*manager, Tokens(96) + Tokens(5, 500)), "draft drop 80+16, partial block 96+5");
 }
@@ -197,8 +197,7 @@ TEST(LookupExplanationTest, AWindowModelIsStoppedByItsGaps) {
   const LookupExplanation why = Explain(*manager, *NewRequest(*manager, Tokens(13)));
   EXPECT_EQ(Missed(why), "removed 8+2, group veto 10+2, partial block 12+1");
   EXPECT_EQ(why.missed[1].block, 4);
-  EXPECT_EQ(Missed(*manager, Tokens(14)),
-            "removed 8+2, group veto 10+2, never seen 12+2");
+  EXPECT_EQ(Missed(*manager, Tokens(14)), "removed 8+2, group veto 10+2, never seen 12+2");
 }
 
 TEST(LookupExplanationTest, ChunksCountWhatLiesBeforeThemAsHit) {
@@ -322,14 +321,11 @@ TEST_F(OtherExtraKeysTest, OwnRemovalComesFirst) {
   ComputeContent(*manager_, {.token_ids = Tokens(8), .cache_salt = "a"});
   ASSERT_TRUE(manager_->ResetPrefixCache());
   ComputeContent(*manager_, {.token_ids = Tokens(8), .cache_salt = "b"});
-  EXPECT_EQ(Missed({.token_ids = Tokens(9), .cache_salt = "a"}),
-            "removed 0+8, partial block 8+1");
+  EXPECT_EQ(Missed({.token_ids = Tokens(9), .cache_salt = "a"}), "removed 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, EmbeddingsHaveNoTokensToCompare) {
-  const auto digest = [](std::string name) {
-    return [name](int64_t, int64_t) { return name; };
-  };
+  const auto digest = [](std::string name) { return [name](int64_t, int64_t) { return name; }; };
   ComputeContent(*manager_, {.token_ids = Tokens(8), .embedding_digest = digest("x")});
   EXPECT_EQ(Missed({.token_ids = Tokens(9), .embedding_digest = digest("y")}),
             "never seen 0+8, partial block 8+1");
@@ -352,7 +348,8 @@ TEST_F(OtherExtraKeysTest, PlainHashesGrowWithTheContent) {
   ASSERT_TRUE(request->AppendOutputTokens(Tokens(6, 6)).ok());
   const auto plain = NewRequest(*manager_, Tokens(12));
   for (int64_t block = 0; block < 3; ++block) {
-    EXPECT_EQ(request->content().PlainHashOfBlock(block, 1), plain->content().HashOfBlock(block, 1));
+    EXPECT_EQ(request->content().PlainHashOfBlock(block, 1),
+              plain->content().HashOfBlock(block, 1));
     EXPECT_EQ(plain->content().PlainHashOfBlock(block, 1), plain->content().HashOfBlock(block, 1));
     EXPECT_FALSE(request->content().HashOfBlock(block, 1) ==
                  plain->content().HashOfBlock(block, 1));
@@ -404,13 +401,11 @@ TEST(LookupExplanationTest, UncountedLookupsCountNoReasons) {
 
 TEST(LookupExplanationTest, TheOptionIsChecked) {
   const auto create = [](int64_t history) {
-    return KvCacheManager::Create(Config(10, {Full(4)}),
-                                  Seeded({.lookup_history_blocks = history}))
+    return KvCacheManager::Create(Config(10, {Full(4)}), Seeded({.lookup_history_blocks = history}))
         .status();
   };
   EXPECT_EQ(create(-1).message(), "lookup_history_blocks is -1, expected 0 (off) to 2147483646");
-  EXPECT_EQ(create(std::numeric_limits<int64_t>::max()).code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(create(std::numeric_limits<int64_t>::max()).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(create(0).ok());
   EXPECT_TRUE(create(1).ok());
   EXPECT_EQ(Manager(10, {Full(4)})->pool().history(), nullptr);
