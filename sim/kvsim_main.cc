@@ -19,6 +19,7 @@ namespace {
 constexpr const char* kFooter = R"(Start here
   kvsim replay                      replay the workload that comes with kvsim
   kvsim replay trace.jsonl.gz       hit rate, pool use and latency of your own
+  kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
   kvsim COMMAND --help              all options, with units and defaults)";
 
@@ -81,6 +82,7 @@ int Main(int argc, char** argv) {
   app.formatter(formatter);
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(AddReplayCommand(&app));
+  commands.push_back(AddExplainCommand(&app));
   commands.push_back(AddStatsCommand(&app));
   commands.push_back(AddConvertCommand(&app));
   try {
