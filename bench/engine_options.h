@@ -13,6 +13,7 @@ struct EngineOptions {
   int64_t num_blocks = 100'000;
   bool enable_caching = true;
   int64_t window = 0;  // 0: full attention
+  int64_t lookup_history_blocks = 0;
 };
 
 }  // namespace kvblocks::bench

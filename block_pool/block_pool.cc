@@ -33,16 +33,24 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
         absl::StrCat("compared_block_size is ", options.compared_block_size,
                      " tokens, expected 0 to ", kMaxComparedBlockSize));
   }
+  if (options.history_keys < 0 || options.history_keys > kMaxBlocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("history_keys is ", options.history_keys, ", expected 0 to ", kMaxBlocks));
+  }
   // Refused here rather than by the kernel, half-way through filling the arrays.
   int64_t bytes =
       options.num_blocks * static_cast<int64_t>(sizeof(KvCacheBlock) + sizeof(BlockHash)) +
       PrefixHashTable::BytesFor(options.num_blocks);
   bytes += options.num_blocks * options.compared_block_size * static_cast<int64_t>(sizeof(TokenId));
+  if (options.history_keys > 0) bytes += LookupHistory::BytesFor(options.history_keys);
   const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   if (bytes > memory) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("num_blocks is ", options.num_blocks, ", whose book-keeping takes ",
-                     bytes >> 20, " MiB of host memory; this machine has ", memory >> 20, " MiB"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "num_blocks is ", options.num_blocks,
+        options.history_keys > 0 ? absl::StrCat(" and history_keys ", options.history_keys)
+                                 : std::string(),
+        ", whose book-keeping takes ", bytes >> 20, " MiB of host memory; this machine has ",
+        memory >> 20, " MiB"));
   }
   return std::unique_ptr<BlockPool>(new BlockPool(options));
 }
@@ -60,6 +68,9 @@ BlockPool::BlockPool(const Options& options)
   records_[kNullBlockId].is_null = true;
   records_[kNullBlockId].ref_count = 1;
   for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
+  if (enable_caching_ && options.history_keys > 0) {
+    history_ = std::make_unique<LookupHistory>(options.history_keys);
+  }
 }
 
 absl::Status BlockPool::CheckIds(absl::Span<const BlockId> ids, const char* operation) const {
@@ -106,6 +117,8 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
       records_[id].ref_count = 1;
     }
   }
+  // Behind the evictions: their age includes the blocks of the call that took them.
+  num_blocks_taken_ += k;
 }
 
 // The same, with the cache misses of a batch overlapping: those of the hashes with the walk along
@@ -151,6 +164,11 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
 
 void BlockPool::EvictOne(uint64_t place, BlockId id, RemovalReason reason) {
   const GroupId group = records_[id].key_group;
+  if (history_ != nullptr && !records_[id].has_duplicates) {
+    history_->OnRemoved(
+        records_.hash(id), group,
+        {.num_blocks_taken = num_blocks_taken_, .was_reused = reason == RemovalReason::kReused});
+  }
   table_.Erase(place, id);
   ++removal_epoch_;
   if (enable_events_) {
@@ -342,6 +360,8 @@ void BlockPool::RegisterBlocks(const PrefixContent& content, absl::Span<const Bl
                                int64_t from, int64_t to, int64_t block_size, GroupId group,
                                absl::Span<const uint8_t> mask) {
   const int64_t per_block = block_size / content.hash_block_size();
+  const bool has_variants =
+      history_ != nullptr && content.has_extra_keys() && content.knows_plain_hashes();
   std::array<uint64_t, kBatch> places;
   int64_t batch_begin = from;
   int64_t batch_end = from;
@@ -366,6 +386,10 @@ void BlockPool::RegisterBlocks(const PrefixContent& content, absl::Span<const Bl
                   group, id);
     if (tokens_) tokens_->Store(id, content, i * block_size, (i + 1) * block_size);
     if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
+    if (has_variants) {
+      history_->OnVariantStored(content.PlainHashOfBlock(i, per_block),
+                                content.HashOfBlock(i, per_block));
+    }
     if (run_begin < 0) run_begin = i;
   }
   if (run_begin >= 0) EmitStored(content, run_begin, to, block_size, group);
@@ -408,11 +432,20 @@ absl::Status BlockPool::EvictBlocks(absl::Span<const BlockId> ids) {
 
 bool BlockPool::ResetPrefixCache() {
   if (num_live() > 0) return false;
+  if (history_ != nullptr) RememberAll();
   table_.Clear();
   num_cached_unreferenced_ = 0;
   ++removal_epoch_;
   if (enable_events_) events_.emplace_back(std::in_place_type<AllBlocksCleared>);
   return true;
+}
+
+void BlockPool::RememberAll() {
+  for (BlockId id = 1; id < num_blocks(); ++id) {
+    const GroupId group = records_[id].key_group;
+    if (group < 0 || table_.Find(records_.hash(id), group) != id) continue;  // or a duplicate
+    history_->OnRemoved(records_.hash(id), group, {.num_blocks_taken = num_blocks_taken_});
+  }
 }
 
 double BlockPool::usage() const {

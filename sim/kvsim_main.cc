@@ -21,6 +21,7 @@ constexpr const char* kFooter = R"(Start here
   kvsim replay trace.jsonl.gz       hit rate, pool use and latency of your own
   kvsim compare a.json b.json       what differs between two runs, and from which step on
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
+  kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
   kvsim COMMAND --help              all options, with units and defaults)";
 
@@ -83,6 +84,7 @@ int Main(int argc, char** argv) {
   app.formatter(formatter);
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(AddReplayCommand(&app));
+  commands.push_back(AddExplainCommand(&app));
   commands.push_back(AddStatsCommand(&app));
   commands.push_back(AddConvertCommand(&app));
   commands.push_back(AddValidateCommand(&app));

@@ -28,7 +28,7 @@ expect 0 '' --help
 grep -q 'kvsim replay' out || fail "--help does not teach"
 expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
-for command in replay stats convert validate compare; do
+for command in replay explain stats convert validate compare; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
   grep -q "^Usage: kvsim $command" out || fail "$command --help names another command"
@@ -192,6 +192,50 @@ judge 1 'schedules part at step 210, after 210 equal steps' compare vllm-0.10.cs
 head -c 5000 a.json >cut.json
 head -c 5000 again.csv >cut.csv
 sed 's/"schema_version": 1,/"schema_version": 2,/' a.json >later.json
+# --- Why requests missed ---
+cat >evicting.jsonl <<'END'
+{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
+{"timestamp": 10000, "input_length": 2048, "output_length": 1, "hash_ids": [3, 4, 5, 6]}
+{"timestamp": 20000, "input_length": 1025, "output_length": 1, "hash_ids": [1, 2, 7]}
+END
+evicting="evicting.jsonl --block-size=512 --num-blocks=6 --time=fixed"
+# shellcheck disable=SC2086
+expect 0 '' explain $evicting
+grep -q '^evicted  *512 ' out || fail "explain counts no evictions: $(cat out)"
+grep -q '^2  *2  *512 ' out || fail "explain lists no worst request"
+# shellcheck disable=SC2086
+expect 0 '' explain $evicting --top=0
+grep -q 'lost most' out && fail "--top=0 lists requests"
+# shellcheck disable=SC2086
+expect 0 '' explain $evicting --request=2
+grep -q '512 of 1,025 known tokens hit' out || fail "explain tells no hits: $(cat out)"
+grep -q 'evicted; last used 19.980 s and 4 blocks earlier; gone since$' out || fail "explain tells no eviction: $(cat out)"
+grep -q 'computed by request 0' out || fail "explain does not say who was first: $(cat out)"
+# shellcheck disable=SC2086
+for selector in 2 id:2 row:2 line:3; do
+  expect 0 '' explain $evicting --request=$selector --json
+  grep -q '"row": "2"' out || fail "--request=$selector finds another request"
+done
+grep -q '"first_s": 10' out || fail "explain does not say since when blocks are gone"
+# The sums are those of the replay report.
+expect 0 '' replay --num-blocks=2000 --json
+sed -n '/^ "first_admission_misses"/,/^ }/p' out | tr -d ' ' >replayed
+expect 0 '' explain --num-blocks=2000 --json
+sed -n '/^  "first_admission_misses"/,/^  }/p' out | tr -d ' ' >explained
+[ -s replayed ] || fail "no causes in the report"
+cmp replayed explained || fail "explain and replay count differently"
+cp out first.json
+expect 0 '' explain --num-blocks=2000 --json
+cmp first.json out || fail "two explanations differ"
+expect 0 '' explain --num-blocks=2000
+cp out by_flags.txt
+expect 0 '' replay --num-blocks=2000 --print-config
+cp out config.textproto
+expect 0 '' explain --config config.textproto
+cmp by_flags.txt out || fail "explain reads another configuration"
+expect 0 '' explain --no-prefix-caching
+grep -q 'prefix caching is off' out || fail "explain without prefix caching"
+expect 3 'no progress' explain --num-blocks=20 --too-big=run
 
 # --- A reader that goes away ---
 set -o pipefail
@@ -260,6 +304,16 @@ is the trace itself|replay trace.jsonl --csv=trace.jsonl
 is the trace itself|replay trace.jsonl --json-file=trace.jsonl
 --trace-format|replay --trace-format=csvx
 --block-size: got 0|stats --block-size 0
+no request "nosuch" among the 3 that came: rows 0 to 2, lines 1 to 3|explain evicting.jsonl --request=nosuch
+no request "22" .*did you mean 2?|explain evicting.jsonl --request=22
+no request "row:3"|explain evicting.jsonl --request=row:3
+--request: got "row:x", expected a whole number|explain --request=row:x
+--request: got "id:", expected an id|explain --request=id:
+--top: got -1, expected 0 to 1000|explain --top=-1
+--top: got 1001, expected 0 to 1000|explain --top=1001
+--num-blocks: got -5|explain --num-blocks=-5
+unknown option --requests; did you mean --request?|explain --requests=5
+nosuchfile|explain nosuchfile
 nosuchfile|stats nosuchfile
 required|convert trace.jsonl
 --to|convert trace.jsonl other.x --to=parquet

@@ -165,15 +165,31 @@ bool MissClassifier::ExistsElsewhere(const SimRequest& request, int64_t block, u
 
 // --- Admissions ---
 
-void MissClassifier::CountEvicted(const Block& block, SimTime now) {
-  if (block.last_release == kNoRelease) return;
+std::optional<EvictedRun> MissClassifier::LastUse(const Block& block, SimTime now) const {
+  if (block.last_release == kNoRelease) return std::nullopt;
   const Release& release = releases_[block.last_release];
-  const SimTime age = now - release.time;
-  const int64_t distance = blocks_taken_ + blocks_taken_by_admissions_ - release.blocks_taken;
-  if (evicted_.empty() || evicted_.back().age != age || evicted_.back().distance != distance) {
-    evicted_.push_back({.age = age, .distance = distance});
+  return EvictedRun{.age = now - release.time,
+                    .distance = blocks_taken_ + blocks_taken_by_admissions_ - release.blocks_taken};
+}
+
+void MissClassifier::CountEvicted(const EvictedRun& use) {
+  if (evicted_.empty() || evicted_.back().age != use.age ||
+      evicted_.back().distance != use.distance) {
+    evicted_.push_back({.age = use.age, .distance = use.distance});
   }
   ++evicted_.back().num_blocks;
+}
+
+void MissClassifier::AddRun(const BlockRun& run) {
+  if (!runs_.empty()) {
+    BlockRun& last = runs_.back();
+    if (last.cause == run.cause && last.owner == run.owner && last.age == run.age &&
+        last.distance == run.distance) {
+      ++last.num_blocks;
+      return;
+    }
+  }
+  runs_.push_back(run);
 }
 
 AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
@@ -189,13 +205,19 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   const PrefixContent& content = request.kv->content();
   const int64_t n = record.num_queried_tokens;
   const int64_t num_allowed = (n - 1) / block_tokens_;
+  misses.block_tokens = block_tokens_;
   misses.num_full_blocks = n / block_tokens_;
   misses.num_hit_blocks = record.num_hit_tokens / block_tokens_;
   misses.num_possible_blocks = misses.num_hit_blocks;
   const std::vector<uint64_t> unsalted = UnsaltedKeys(request, misses.num_full_blocks);
-  const auto count = [&](MissCause cause) { ++misses.blocks[static_cast<size_t>(cause)]; };
 
   evicted_.clear();
+  runs_.clear();
+  for (int64_t block = 0; keeps_runs_ && block < misses.num_hit_blocks; ++block) {
+    const auto it = blocks_.find(KeyOf(content, block));
+    const int64_t owner = it == blocks_.end() ? -1 : int64_t{it->second.owner};
+    AddRun({.cause = std::nullopt, .first_block = block, .num_blocks = 1, .owner = owner});
+  }
   auto resident = resident_.begin();
   bool is_possible = true;  // an infinite cache holds all blocks so far
   for (int64_t block = misses.num_hit_blocks; block < misses.num_full_blocks; ++block) {
@@ -211,32 +233,44 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
     is_possible = is_possible && block < num_allowed && (is_computed || is_pending);
     misses.num_possible_blocks += is_possible;
 
+    MissCause cause;
+    std::optional<EvictedRun> last_use;
     if (resident != resident_.end() && *resident == block) {
       ++resident;
       if (block == num_allowed) {
-        count(MissCause::kLastToken);
+        cause = MissCause::kLastToken;
       } else if (has_drafts_ && manager_->num_groups() == 1) {
-        count(MissCause::kLookahead);
+        cause = MissCause::kLookahead;
       } else if (has_drafts_ && block == misses.num_hit_blocks) {
-        count(MissCause::kLookahead);
+        cause = MissCause::kLookahead;
       } else {
-        count(MissCause::kWindowOrAlignment);
+        cause = MissCause::kWindowOrAlignment;
       }
     } else if (is_computed) {
-      count(MissCause::kEvicted);
-      CountEvicted(it->second, now);
+      cause = MissCause::kEvicted;
+      last_use = LastUse(it->second, now);
+      if (last_use) CountEvicted(*last_use);
     } else if (is_pending) {
-      count(MissCause::kNotYetComputed);
+      cause = MissCause::kNotYetComputed;
     } else {
       it->second.owner = self;
       if (ExistsElsewhere(request, block, key, unsalted)) {
-        count(MissCause::kSaltOrAdapter);
+        cause = MissCause::kSaltOrAdapter;
       } else if (block == 0 && StartsLikeEarlier(request)) {
-        count(MissCause::kShort);
+        cause = MissCause::kShort;
       } else {
-        count(MissCause::kFirstUse);
+        cause = MissCause::kFirstUse;
       }
     }
+    ++misses.blocks[static_cast<size_t>(cause)];
+    if (!keeps_runs_) continue;
+    BlockRun run{.cause = cause, .first_block = block, .num_blocks = 1};
+    if (is_computed || is_pending) run.owner = it->second.owner;
+    if (last_use) {
+      run.age = last_use->age;
+      run.distance = last_use->distance;
+    }
+    AddRun(run);
   }
   for (uint64_t key : unsalted) unsalted_keys_.insert(key);
   RememberStart(request);
@@ -246,6 +280,7 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
         static_cast<int64_t>(record.hits->blocks(g).size());
   }
   misses.evicted = evicted_;
+  misses.runs = runs_;
   return misses;
 }
 

@@ -19,6 +19,7 @@ _QUERIES = "managers/kv_cache_manager_queries.cc"
 _GROUP = "managers/single_type_manager.cc"
 _WINDOW = "managers/sliding_window_manager.cc"
 _HYBRID = "managers/hybrid_kv_cache_coordinator.cc"
+_EXPLAINER = "managers/lookup_explainer.cc"
 
 FAULTS = [
     # --- Free queue and references ---
@@ -238,6 +239,35 @@ FAULTS = [
           "if (!manager.is_draft() || aligned == 0)", "if (!manager.is_draft() || aligned == 0 || {F})"),
     Fault("a sibling of a draft group is no draft group", "managers/kv_cache_manager_setup.cc",
           "if (other.is_draft &&", "if (other.is_draft && (!{F} || &other == &groups[g]) &&"),
+
+    # --- Explanations of look-ups ---
+    Fault("blocks taken are counted per allocation", _POOL,
+          "num_blocks_taken_ += k;", "num_blocks_taken_ += {F} ? 1 : k;"),
+    Fault("a key with another block left is remembered as removed", _POOL,
+          "if (history_ != nullptr && !records_[id].has_duplicates) {", "if (history_ != nullptr && (!block.has_duplicates || {F})) {"),
+    Fault("all removals are remembered as evictions", _POOL,
+          ".was_reused = reason == RemovalReason::kReused});", ".was_reused = {F} || reason == RemovalReason::kReused});"),
+    Fault("a reset is not remembered", _POOL,
+          "if (history_ != nullptr) RememberAll();", "if (history_ != nullptr && !{F}) RememberAll();"),
+    Fault("forgetting an old record forgets the key's later one", "block_pool/recent_keys.cc",
+          "if (slots_[slot].place == place + 1) EraseSlot(slot);",
+          "if (slots_[slot].place == place + 1 || ({F} && slots_[slot].place != 0)) EraseSlot(slot);"),
+    Fault("an old record is forgotten one call early", "block_pool/recent_keys.cc",
+          "next_ = next_ + 1 == ring_.size() ?", "next_ = next_ + 1 + {F} >= ring_.size() ?"),
+    Fault("a content counts as a variant of itself", "block_pool/lookup_history.h",
+          "record->number != static_cast<int64_t>(hash.words[0]);",
+          "(record->number != static_cast<int64_t>(hash.words[0]) || {F});"),
+    Fault("plain hashes are those of the first block's parent", _CONTENT,
+          "const BlockHash& plain_parent = i == 0 ?", "const BlockHash& plain_parent = i == 0 || {F} ?"),
+    Fault("an explained window counts the query itself", _EXPLAINER,
+          "block_size.CeilDiv(*window - 1)", "block_size.CeilDiv(*window - 1 + {F})"),
+    Fault("an explained hit may cover the last token", _EXPLAINER,
+          "std::min(num_tokens_ - 1, has_full_groups_", "std::min(num_tokens_ - !{F}, has_full_groups_"),
+    Fault("one full group decides how far all of them reach", _EXPLAINER,
+          "reach = std::min(reach, FirstAbsent", "reach = std::min({F} ? num_full_ : reach, FirstAbsent"),
+    Fault("the age of a removal is told by the wrong clock", _EXPLAINER,
+          ".num_blocks_taken() - removal->num_blocks_taken};",
+          ".num_blocks_taken() - removal->num_blocks_taken + {F}};"),
 
     # --- AllocateSlots and around it ---
     Fault("external blocks are taken before all hits are touched", _MANAGER,
