@@ -187,7 +187,7 @@ judge 0 '' compare a.json again.json --steps-a=a.csv.gz --steps-b=again.csv --sa
 for engine in vllm-0.10 vllm-main; do
   expect 0 '' replay --quiet --num-blocks=2000 --engine=$engine --steps=$engine.csv --step-requests
 done
-judge 1 'schedules part at step 210, after 210 equal steps' compare vllm-0.10.csv vllm-main.csv
+judge 1 'schedules part at step [1-9][0-9]*, after' compare vllm-0.10.csv vllm-main.csv
 "$kvsim" compare - a.json <a.json >out 2>err || fail "compare from standard input: $(cat err)"
 head -c 5000 a.json >cut.json
 head -c 5000 again.csv >cut.csv
