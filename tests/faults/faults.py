@@ -244,7 +244,7 @@ FAULTS = [
     Fault("blocks taken are counted per allocation", _POOL,
           "num_blocks_taken_ += k;", "num_blocks_taken_ += {F} ? 1 : k;"),
     Fault("a key with another block left is remembered as removed", _POOL,
-          "if (history_ != nullptr && !records_[id].has_duplicates) {", "if (history_ != nullptr && (!block.has_duplicates || {F})) {"),
+          "if (history_ != nullptr && !records_[id].has_duplicates) {", "if (history_ != nullptr && (!records_[id].has_duplicates || {F})) {"),
     Fault("all removals are remembered as evictions", _POOL,
           ".was_reused = reason == RemovalReason::kReused});", ".was_reused = {F} || reason == RemovalReason::kReused});"),
     Fault("a reset is not remembered", _POOL,
