@@ -24,11 +24,12 @@ class LibraryEngine {
 
   explicit LibraryEngine(const EngineOptions& options) {
     const KvCacheSpec full =
-        FullAttentionSpec::Create({.block_size = kBlockSize, .num_kv_heads = 1, .head_size = 8})
+        FullAttentionSpec::Create(
+            {.block_size = options.block_size, .num_kv_heads = 1, .head_size = 8})
             .value();
     KvCacheConfig config{.num_blocks = options.num_blocks, .groups = {{.spec = full}}};
     if (options.window > 0) {
-      config.groups[0].spec = SlidingWindowSpec::Create({.block_size = kBlockSize,
+      config.groups[0].spec = SlidingWindowSpec::Create({.block_size = options.block_size,
                                                          .num_kv_heads = 1,
                                                          .head_size = 8,
                                                          .sliding_window = options.window})
