@@ -105,10 +105,19 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
   const size_t count = out.size();
   if (count == 0) return 0;
   const auto hash_of = [&](size_t i) -> const BlockHash& { return hashes[(i + 1) * stride - 1]; };
-  // Most look-ups that end at once find nothing at all.
-  CountSearch();
-  out[0] = FindFrom(Place(hash_of(0), group), hash_of(0), group);
-  if (out[0] == kNullBlockId) return 0;
+  // Many runs are short: what the rest is prepared with would be in vain for them.
+  constexpr size_t kFirst = 4;
+  const size_t first_end = std::min(count, kFirst);
+  std::array<uint64_t, kFirst> first_places;
+  for (size_t i = 0; i < first_end; ++i) {
+    first_places[i] = Place(hash_of(i), group);
+    Prefetch(first_places[i]);
+  }
+  for (size_t i = 0; i < first_end; ++i) {
+    CountSearch();
+    out[i] = FindFrom(first_places[i], hash_of(i), group);
+    if (out[i] == kNullBlockId) return i;
+  }
 
   // Three stages, a batch of keys apart, so that the misses of many keys overlap: fetch the
   // buckets; pick the first block whose tag matches and fetch its hash; compare.
@@ -138,11 +147,11 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
       if (reads_records) records_->Prefetch(id);
     }
   };
-  fetch_buckets(1, batches[0]);
-  fetch_buckets(1 + kBatch, batches[1]);
-  fetch_hashes(1, batches[0]);
+  fetch_buckets(first_end, batches[0]);
+  fetch_buckets(first_end + kBatch, batches[1]);
+  fetch_hashes(first_end, batches[0]);
   size_t current = 0;
-  for (size_t begin = 1; begin < count; begin += kBatch) {
+  for (size_t begin = first_end; begin < count; begin += kBatch) {
     const size_t next = current == 2 ? 0 : current + 1;
     fetch_buckets(begin + 2 * kBatch, batches[3 - current - next]);
     fetch_hashes(begin + kBatch, batches[next]);
