@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,9 +15,11 @@ constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 2;  // one more id is the qu
 constexpr int64_t kMaxComparedBlockSize = int64_t{1} << 20;
 
 // How many blocks ahead of its use a cache line is fetched where many blocks are dealt with in a
-// row: first the block's hash, then the bucket it names.
-constexpr size_t kHashesAhead = 16;
-constexpr size_t kBucketsAhead = 8;
+// row.
+constexpr int64_t kNeighboursAhead = 8;
+constexpr int64_t kRecordsAhead = 16;
+// How many blocks are dealt with at once where one step's misses overlap before the next begins.
+constexpr size_t kBatch = 32;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& options) {
@@ -91,38 +94,56 @@ absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int6
   return std::optional<std::vector<BlockId>>(std::move(ids));
 }
 
-inline void BlockPool::TakeOne(BlockId id) {
-  KvCacheBlock& block = records_[id];
-  if (block.has_key()) {
-    --num_cached_unreferenced_;
-    ++num_evictions_;
-    EvictOne(id, RemovalReason::kReused);
-  }
-  block.ref_count = 1;
-}
-
 void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
   KVBLOCKS_CHECK(k >= 0 && k <= num_free(),
                  absl::StrCat(k, " blocks to take, ", num_free(), " free"));
   const size_t old_size = table.size();
   table.resize(old_size + static_cast<size_t>(k));
-  const auto taken = absl::MakeSpan(table).subspan(old_size);
-  queue_.PopFront(taken);
-  const size_t count = taken.size();
-  if (num_keyed_blocks() > 0 && count > 1) {
-    for (size_t i = 0; i < std::min(count, kHashesAhead); ++i) records_.PrefetchHash(taken[i]);
-    for (size_t i = 0; i < count; ++i) {
-      if (i + kHashesAhead < count) records_.PrefetchHash(taken[i + kHashesAhead]);
-      if (i + kBucketsAhead < count && records_[taken[i + kBucketsAhead]].has_key()) {
-        table_.PrefetchErase(taken[i + kBucketsAhead]);
-      }
-      TakeOne(taken[i]);
+  absl::Span<BlockId> rest = absl::MakeSpan(table).subspan(old_size);
+  while (!rest.empty()) {
+    const absl::Span<BlockId> batch = rest.first(std::min(rest.size(), kBatch));
+    rest.remove_prefix(batch.size());
+    if (batch.size() > 1 && num_keyed_blocks() > 0) {
+      TakeAndEvict(batch);
+      continue;
     }
-  } else {
-    for (BlockId id : taken) TakeOne(id);
+    queue_.PopFront(batch);
+    for (BlockId id : batch) {
+      if (records_[id].has_key()) {
+        --num_cached_unreferenced_;
+        ++num_evictions_;
+        EvictOne(table_.Place(id), id, RemovalReason::kReused);
+      }
+      records_[id].ref_count = 1;
+    }
   }
   // Behind the evictions: their age includes the blocks of the call that took them.
   num_blocks_taken_ += k;
+}
+
+// The same, with the cache misses of a batch overlapping: those of the hashes with the walk along
+// the queue, whose links are a chain of misses, then those of the buckets with each other.
+void BlockPool::TakeAndEvict(absl::Span<BlockId> batch) {
+  BlockId next = queue_.front();
+  for (BlockId& id : batch) {
+    id = next;
+    records_.PrefetchHash(id);
+    next = queue_.next(id);
+  }
+  queue_.PopFront(batch);
+  std::array<uint64_t, kBatch> places;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    records_[batch[i]].ref_count = 1;
+    if (!records_[batch[i]].has_key()) continue;
+    places[i] = table_.Place(batch[i]);
+    table_.Prefetch(places[i]);
+  }
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (!records_[batch[i]].has_key()) continue;
+    --num_cached_unreferenced_;
+    ++num_evictions_;
+    EvictOne(places[i], batch[i], RemovalReason::kReused);
+  }
 }
 
 absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
@@ -141,16 +162,14 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
   return ids;
 }
 
-bool BlockPool::EvictOne(BlockId id, RemovalReason reason) {
-  const KvCacheBlock& block = records_[id];
-  if (!block.has_key()) return false;
-  const GroupId group = block.key_group;
-  if (history_ != nullptr && !block.has_duplicates) {
+void BlockPool::EvictOne(uint64_t place, BlockId id, RemovalReason reason) {
+  const GroupId group = records_[id].key_group;
+  if (history_ != nullptr && !records_[id].has_duplicates) {
     history_->OnRemoved(
         records_.hash(id), group,
         {.num_blocks_taken = num_blocks_taken_, .was_reused = reason == RemovalReason::kReused});
   }
-  table_.Erase(id);
+  table_.Erase(place, id);
   ++removal_epoch_;
   if (enable_events_) {
     // Built in place: g++ 12 -O2 warns of uninitialised members in a moved variant.
@@ -158,7 +177,6 @@ bool BlockPool::EvictOne(BlockId id, RemovalReason reason) {
         std::in_place_type<BlockRemoved>,
         BlockRemoved{.block_hash = records_.hash(id), .group_idx = group, .reason = reason});
   }
-  return true;
 }
 
 absl::Status BlockPool::Touch(absl::Span<const BlockId> ids) {
@@ -173,7 +191,15 @@ absl::Status BlockPool::Touch(absl::Span<const BlockId> ids) {
 }
 
 void BlockPool::TouchBlocks(absl::Span<const BlockId> ids) {
-  for (BlockId id : ids) {
+  const auto count = static_cast<int64_t>(ids.size());
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kRecordsAhead < count) {
+      records_.Prefetch(ids[static_cast<size_t>(i + kRecordsAhead)]);
+    }
+    if (i + kNeighboursAhead < count) {
+      queue_.PrefetchNeighbours(ids[static_cast<size_t>(i + kNeighboursAhead)]);
+    }
+    const BlockId id = ids[static_cast<size_t>(i)];
     if (id == kNullBlockId) continue;
     KvCacheBlock& block = records_[id];
     if (block.ref_count++ == 0) {
@@ -334,22 +360,30 @@ void BlockPool::RegisterBlocks(const PrefixContent& content, absl::Span<const Bl
                                int64_t from, int64_t to, int64_t block_size, GroupId group,
                                absl::Span<const uint8_t> mask) {
   const int64_t per_block = block_size / content.hash_block_size();
-  constexpr auto kAhead = static_cast<int64_t>(kBucketsAhead);
-  for (int64_t i = from + 1; i < std::min(to, from + kAhead); ++i) {
-    table_.Prefetch(content.HashOfBlock(i, per_block), group);
-  }
+  std::array<uint64_t, kBatch> places;
+  int64_t batch_begin = from;
+  int64_t batch_end = from;
   const bool has_variants =
       history_ != nullptr && content.has_extra_keys() && content.knows_plain_hashes();
   int64_t run_begin = -1;  // first position of the run being registered, -1: none
   for (int64_t i = from; i < to; ++i) {
-    if (i + kAhead < to) table_.Prefetch(content.HashOfBlock(i + kAhead, per_block), group);
+    if (i == batch_end) {
+      batch_begin = batch_end;
+      batch_end = std::min(to, batch_begin + static_cast<int64_t>(kBatch));
+      for (int64_t j = batch_begin; j < batch_end; ++j) {
+        uint64_t& place = places[static_cast<size_t>(j - batch_begin)];
+        place = table_.Place(content.HashOfBlock(j, per_block), group);
+        table_.Prefetch(place);
+      }
+    }
     const BlockId id = table[static_cast<size_t>(i)];
     if (id == kNullBlockId || (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0)) {
       if (run_begin >= 0) EmitStored(content, run_begin, i, block_size, group);
       run_begin = -1;
       continue;
     }
-    table_.Insert(content.HashOfBlock(i, per_block), group, id);
+    table_.Insert(places[static_cast<size_t>(i - batch_begin)], content.HashOfBlock(i, per_block),
+                  group, id);
     if (tokens_) tokens_->Store(id, content, i * block_size, (i + 1) * block_size);
     if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
     if (has_variants) {
@@ -389,8 +423,9 @@ absl::Status BlockPool::EvictBlocks(absl::Span<const BlockId> ids) {
   std::vector<BlockId> ascending(ids.begin(), ids.end());
   std::sort(ascending.begin(), ascending.end());
   for (BlockId id : ascending) {
-    const bool unreferenced = records_[id].ref_count == 0;
-    if (EvictOne(id, RemovalReason::kEvicted) && unreferenced) --num_cached_unreferenced_;
+    if (!records_[id].has_key()) continue;
+    if (records_[id].ref_count == 0) --num_cached_unreferenced_;
+    EvictOne(table_.Place(id), id, RemovalReason::kEvicted);
   }
   return absl::OkStatus();
 }

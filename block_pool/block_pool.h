@@ -192,8 +192,8 @@ class BlockPool {
   absl::Status CheckRegistration(const PrefixContent& content, absl::Span<const BlockId> table,
                                  int64_t from, int64_t to, int64_t block_size, GroupId group,
                                  absl::Span<const uint8_t> mask);
-  bool EvictOne(BlockId id, RemovalReason reason);
-  void TakeOne(BlockId id);
+  void EvictOne(uint64_t place, BlockId id, RemovalReason reason);
+  void TakeAndEvict(absl::Span<BlockId> batch);
   void RememberAll();
   void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
                   GroupId group);

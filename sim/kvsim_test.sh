@@ -28,7 +28,7 @@ expect 0 '' --help
 grep -q 'kvsim replay' out || fail "--help does not teach"
 expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
-for command in replay explain stats convert; do
+for command in replay explain stats convert validate compare; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
   grep -q "^Usage: kvsim $command" out || fail "$command --help names another command"
@@ -154,6 +154,90 @@ expect 0 '' explain --no-prefix-caching
 grep -q 'prefix caching is off' out || fail "explain without prefix caching"
 expect 3 'no progress' explain --num-blocks=20 --too-big=run
 
+# --- Validation: a bad trace is a result, on standard output ---
+# judge STATUS PATTERN ARGUMENT...: the exit status; PATTERN in standard output, nothing on standard
+# error.
+judge() {
+  local want=$1 pattern=$2
+  shift 2
+  "$kvsim" "$@" >out 2>err </dev/null
+  local got=$?
+  [ $got -eq "$want" ] || fail "kvsim $*: exit status $got, expected $want: $(head -c 300 out err)"
+  [ -z "$pattern" ] || grep -q -e "$pattern" out || fail "kvsim $*: '$pattern' is not in: $(head -c 600 out)"
+  [ -s err ] && fail "kvsim $*: wrote to standard error: $(head -c 300 err)"
+}
+
+judge 0 'result  *good: 0 errors' validate
+judge 0 'result  *good: 0 errors, 0 warnings, 0 notes' validate trace.jsonl --strict
+judge 0 'mooncake, fields as published, 512 tokens per content id' validate trace.jsonl
+judge 0 '"good": true' validate trace.kvt --json
+judge 0 '' validate trace.jsonl --quiet
+[ -s out ] && fail "validate --quiet prints"
+{
+  head -1 trace.jsonl
+  echo
+  echo '{"timestamp": 5, "input_length": 1024, "output_length": 3, "hash_ids": [1]}'
+  echo '{"timestamp": "x", "input_length": 12'
+  echo '{"timestamp": 1, "input_length": 512, "output_length": 1, "hash_ids": [1], "priorty": 1}'
+} >faulty.jsonl
+judge 2 'result  *bad: 2 errors, 1 warning, 1 note' validate faulty.jsonl
+grep -q '^faulty.jsonl:2: warning: blank lines' out || fail "no warning at line 2"
+grep -q '^faulty.jsonl:3: error: number of block ids: got 1, expected 2' out || fail "no error at line 3"
+grep -q '^faulty.jsonl:4:[0-9]*: error: JSON' out || fail "no error at line 4"
+grep -q '^faulty.jsonl:5: note: field: got "priorty"' out || fail "no note at line 5"
+judge 2 '"kind": "content-ids"' validate faulty.jsonl --json
+judge 2 '' validate faulty.jsonl --max-messages=0
+grep -q '^faulty' out && fail "--max-messages=0 prints messages"
+judge 2 '' validate faulty.jsonl --quiet
+[ -s out ] && fail "validate --quiet prints of a bad trace"
+printf '%s\n\n%s\n' "$(head -1 trace.jsonl)" "$(tail -1 trace.jsonl)" >blank.jsonl
+judge 0 'good: 0 errors, 1 warning' validate blank.jsonl
+judge 2 'bad: 0 errors, 1 warning (--strict counts them)' validate blank.jsonl --strict
+tail -1 trace.jsonl >backwards.jsonl
+head -1 trace.jsonl >>backwards.jsonl
+judge 0 '1 row earlier than the row before' validate backwards.jsonl --strict
+judge 2 'as on line 1' validate backwards.jsonl --require-sorted
+gzip -c trace.jsonl | head -c 60 >cut.gz
+judge 2 'error: truncated gzip stream' validate cut.gz
+echo '%PDF' >other.pdf
+judge 2 'of no format that can be read' validate other.pdf
+"$kvsim" validate - <trace.jsonl >out 2>err || fail "validate from standard input: $(cat err)"
+
+# --- Comparison ---
+expect 0 '' replay --json --num-blocks=2000 --steps=a.csv.gz --step-requests
+cp out a.json
+expect 0 '' replay --json --num-blocks=1500 --steps=b.csv.zst --step-requests
+cp out b.json
+expect 0 '' replay --json --num-blocks=2000 --steps=again.csv
+cp out again.json
+judge 0 'the same: 0 of ' compare a.json again.json --tolerance=0
+judge 0 'the same in all [0-9,]* steps' compare a.csv.gz again.csv
+judge 0 'whole_run.token_hit_rate.value' compare a.json b.json
+grep -q 'num_blocks  *2,000  *1,500' out || fail "compare names no option"
+[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
+  fail "the comparison is wider than 100 columns"
+judge 1 'failed' compare a.json b.json --tolerance=0
+judge 1 '' compare a.json b.json --tolerance=inf --tolerance=whole_run.token_hit_rate:0.1
+judge 0 'passed' compare a.json b.json --tolerance=inf --tolerance=whole_run.token_hit_rate:0.5
+judge 0 '' compare a.json b.json --tolerance=workload:0 --tolerance=preemption:0
+judge 1 '' compare a.json b.json --tolerance=0 --quiet
+[ -s out ] && fail "compare --quiet prints"
+judge 0 '"metrics_changed": "[1-9]' compare a.json b.json --json
+judge 0 '"name": "series.points\[7\].usage"' compare a.json b.json --json --all
+judge 1 'schedules part at step [1-9]' compare a.csv.gz b.csv.zst
+grep -q '^! [0-9][0-9]*  *[0-9.]*+[0-9]' out || fail "no request that differs"
+judge 0 'schedules part at step [1-9]' compare a.json b.json --steps-a=a.csv.gz --steps-b=b.csv.zst
+judge 1 'schedules part' compare a.json b.json --steps-a=a.csv.gz --steps-b=b.csv.zst --same-schedule
+judge 0 '' compare a.json again.json --steps-a=a.csv.gz --steps-b=again.csv --same-schedule
+for engine in vllm-0.10 vllm-main; do
+  expect 0 '' replay --quiet --num-blocks=2000 --engine=$engine --steps=$engine.csv --step-requests
+done
+judge 1 'schedules part at step 210, after 210 equal steps' compare vllm-0.10.csv vllm-main.csv
+"$kvsim" compare - a.json <a.json >out 2>err || fail "compare from standard input: $(cat err)"
+head -c 5000 a.json >cut.json
+head -c 5000 again.csv >cut.csv
+sed 's/"schema_version": 1,/"schema_version": 2,/' a.json >later.json
+
 # --- A reader that goes away ---
 set -o pipefail
 "$kvsim" replay --json 2>err | head -c 10 >/dev/null || fail "a closed pipe is an error"
@@ -235,6 +319,30 @@ nosuchfile|stats nosuchfile
 required|convert trace.jsonl
 --to|convert trace.jsonl other.x --to=parquet
 is the trace itself|convert trace.jsonl trace.jsonl
+nosuchfile|validate nosuchfile
+--max-messages: got -1|validate --max-messages=-1
+--reorder: got 0|validate --reorder=0
+unknown option --limit|validate --limit=5
+required|compare a.json
+cannot open|compare a.json nosuchfile
+truncated|compare a.json cut.json
+cut.csv:.*truncated|compare again.csv cut.csv
+schema_version: got 2, expected 1|compare a.json later.json
+expected a report of kvsim replay --json|compare a.json trace.jsonl
+content: got|compare a.json rows.csv
+expected two of a kind|compare a.json again.csv
+are for two reports|compare a.csv.gz again.csv --tolerance=0
+go together|compare a.json b.json --steps-a=a.csv.gz
+expected a file of kvsim replay --steps|compare a.json b.json --steps-a=a.json --steps-b=b.json
+--same-schedule needs|compare a.json b.json --same-schedule
+--tolerance: got "often"|compare a.json b.json --tolerance=often
+such as whole_run.token_hit_rate|compare a.json b.json --tolerance=hit_rate.token:0
+given twice|compare - -
+name a file|replay --steps=-
+needs --steps|replay --step-requests
+cannot create|replay --steps=/nosuchfolder/x.csv
+is the trace itself|replay trace.jsonl --steps=trace.jsonl
+name two files|replay --steps=x.out --csv=x.out
 kvsim|frobnicate
 END
 [ "$(head -1 trace.jsonl | head -c 12)" = '{"timestamp"' ] || fail "the trace was overwritten"

@@ -1,7 +1,9 @@
 // kvsim replay: a trace through scheduler and block pool, and what came of it.
 
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -14,7 +16,9 @@
 #include "sim/commands/replay_setup.h"
 #include "sim/report/human_table.h"
 #include "sim/report/report_json.h"
+#include "sim/report/step_rows.h"
 #include "sim/simulation.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -51,6 +55,13 @@ class ReplayCommand final : public Command {
     app_->add_option("--csv", csv_, "one row per request; - is standard output, without a table")
         ->type_name("FILE")
         ->group(kOutput);
+    app_->add_option("--steps", steps_,
+                     "one row per step, for kvsim compare; compressed if it ends in .gz or .zst")
+        ->type_name("FILE")
+        ->group(kOutput);
+    app_->add_flag("--step-requests", step_requests_,
+                   "with the tokens and new blocks of each request in the rows of --steps")
+        ->group(kOutput);
     app_->add_flag("--quiet", quiet_, "neither table nor progress")->group(kOutput);
     app_->add_option("--color", color_, "headings in bold [auto]")
         ->type_name("auto|always|never")
@@ -71,9 +82,9 @@ class ReplayCommand final : public Command {
 
   CLI::App* app_;
   ReplayInput input_;
-  std::string json_file_, csv_;
+  std::string json_file_, csv_, steps_;
   std::string color_ = "auto";
-  bool print_config_ = false, json_ = false, quiet_ = false;
+  bool print_config_ = false, json_ = false, quiet_ = false, step_requests_ = false;
 };
 
 absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
@@ -82,7 +93,13 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
         "--json and --csv=- both want standard output; write one of them to a file (--json-file, "
         "--csv=FILE)");
   }
-  for (const std::string& path : {json_file_, csv_}) {
+  if (steps_ == "-") {
+    return absl::InvalidArgumentError("--steps=- is not possible, name a file");
+  }
+  if (step_requests_ && steps_.empty()) {
+    return absl::InvalidArgumentError("--step-requests needs --steps=FILE");
+  }
+  for (const std::string& path : {json_file_, csv_, steps_}) {
     if (!path.empty() && path != "-" && IsSameFile(path, config.trace())) {
       return absl::InvalidArgumentError(
           absl::StrCat(path, " is the trace itself and would be overwritten; name another file"));
@@ -91,6 +108,10 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
   if (!csv_.empty() && csv_ == json_file_) {
     return absl::InvalidArgumentError(
         absl::StrCat("--csv and --json-file are both ", csv_, "; name two files"));
+  }
+  if (!steps_.empty() && (steps_ == csv_ || steps_ == json_file_)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--steps and another output are both ", steps_, "; name two files"));
   }
   return absl::OkStatus();
 }
@@ -107,8 +128,16 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
     setup.metrics.rows = rows.get();
   }
   ReplayMetrics metrics(setup.metrics);
+  std::vector<EngineObserver*> observers = {&metrics};
+  std::unique_ptr<StepRows> steps;
+  if (!steps_.empty()) {
+    auto sink = OpenByteSink(steps_);
+    if (!sink.ok()) return sink.status();
+    steps = std::make_unique<StepRows>(*std::move(sink), step_requests_);
+    observers.push_back(steps.get());
+  }
   auto simulation =
-      Simulation::Create(setup.simulation, reader->get(), setup.step_time.get(), {&metrics});
+      Simulation::Create(setup.simulation, reader->get(), setup.step_time.get(), observers);
   if (!simulation.ok()) return simulation.status();
   ProgressLine progress(quiet_);
   if (progress.is_shown()) {
@@ -121,6 +150,9 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   progress.Clear();
   if (rows != nullptr) {
     if (absl::Status status = rows->Close(); !status.ok()) return status;
+  }
+  if (steps != nullptr) {
+    if (absl::Status status = steps->Close(); !status.ok()) return status;
   }
   metrics.Fill((*simulation)->result(), report);
   DescribeReplay(config, setup, **reader, report);
