@@ -360,11 +360,11 @@ void BlockPool::RegisterBlocks(const PrefixContent& content, absl::Span<const Bl
                                int64_t from, int64_t to, int64_t block_size, GroupId group,
                                absl::Span<const uint8_t> mask) {
   const int64_t per_block = block_size / content.hash_block_size();
-  const bool has_variants =
-      history_ != nullptr && content.has_extra_keys() && content.knows_plain_hashes();
   std::array<uint64_t, kBatch> places;
   int64_t batch_begin = from;
   int64_t batch_end = from;
+  const bool has_variants =
+      history_ != nullptr && content.has_extra_keys() && content.knows_plain_hashes();
   int64_t run_begin = -1;  // first position of the run being registered, -1: none
   for (int64_t i = from; i < to; ++i) {
     if (i == batch_end) {

@@ -19,9 +19,9 @@ namespace {
 constexpr const char* kFooter = R"(Start here
   kvsim replay                      replay the workload that comes with kvsim
   kvsim replay trace.jsonl.gz       hit rate, pool use and latency of your own
+  kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim compare a.json b.json       what differs between two runs, and from which step on
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
-  kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
   kvsim COMMAND --help              all options, with units and defaults)";
 

@@ -109,6 +109,51 @@ grep -q 'no latency' out || fail "fixed time without its caveat"
 : >empty.jsonl
 expect 2 'error' replay empty.jsonl
 
+# --- Why requests missed ---
+cat >evicting.jsonl <<'END'
+{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
+{"timestamp": 10000, "input_length": 2048, "output_length": 1, "hash_ids": [3, 4, 5, 6]}
+{"timestamp": 20000, "input_length": 1025, "output_length": 1, "hash_ids": [1, 2, 7]}
+END
+evicting="evicting.jsonl --block-size=512 --num-blocks=6 --time=fixed"
+# shellcheck disable=SC2086
+expect 0 '' explain $evicting
+grep -q '^evicted  *512 ' out || fail "explain counts no evictions: $(cat out)"
+grep -q '^2  *2  *512 ' out || fail "explain lists no worst request"
+# shellcheck disable=SC2086
+expect 0 '' explain $evicting --top=0
+grep -q 'lost most' out && fail "--top=0 lists requests"
+# shellcheck disable=SC2086
+expect 0 '' explain $evicting --request=2
+grep -q '512 of 1,025 known tokens hit' out || fail "explain tells no hits: $(cat out)"
+grep -q 'evicted; last used 19.980 s and 4 blocks earlier; gone since$' out || fail "explain tells no eviction: $(cat out)"
+grep -q 'computed by request 0' out || fail "explain does not say who was first: $(cat out)"
+# shellcheck disable=SC2086
+for selector in 2 id:2 row:2 line:3; do
+  expect 0 '' explain $evicting --request=$selector --json
+  grep -q '"row": "2"' out || fail "--request=$selector finds another request"
+done
+grep -q '"first_s": 10' out || fail "explain does not say since when blocks are gone"
+# The sums are those of the replay report.
+expect 0 '' replay --num-blocks=2000 --json
+sed -n '/^ "first_admission_misses"/,/^ }/p' out | tr -d ' ' >replayed
+expect 0 '' explain --num-blocks=2000 --json
+sed -n '/^  "first_admission_misses"/,/^  }/p' out | tr -d ' ' >explained
+[ -s replayed ] || fail "no causes in the report"
+cmp replayed explained || fail "explain and replay count differently"
+cp out first.json
+expect 0 '' explain --num-blocks=2000 --json
+cmp first.json out || fail "two explanations differ"
+expect 0 '' explain --num-blocks=2000
+cp out by_flags.txt
+expect 0 '' replay --num-blocks=2000 --print-config
+cp out config.textproto
+expect 0 '' explain --config config.textproto
+cmp by_flags.txt out || fail "explain reads another configuration"
+expect 0 '' explain --no-prefix-caching
+grep -q 'prefix caching is off' out || fail "explain without prefix caching"
+expect 3 'no progress' explain --num-blocks=20 --too-big=run
+
 # --- Validation: a bad trace is a result, on standard output ---
 # judge STATUS PATTERN ARGUMENT...: the exit status; PATTERN in standard output, nothing on standard
 # error.
@@ -192,50 +237,6 @@ judge 1 'schedules part at step [1-9][0-9]*, after' compare vllm-0.10.csv vllm-m
 head -c 5000 a.json >cut.json
 head -c 5000 again.csv >cut.csv
 sed 's/"schema_version": 1,/"schema_version": 2,/' a.json >later.json
-# --- Why requests missed ---
-cat >evicting.jsonl <<'END'
-{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
-{"timestamp": 10000, "input_length": 2048, "output_length": 1, "hash_ids": [3, 4, 5, 6]}
-{"timestamp": 20000, "input_length": 1025, "output_length": 1, "hash_ids": [1, 2, 7]}
-END
-evicting="evicting.jsonl --block-size=512 --num-blocks=6 --time=fixed"
-# shellcheck disable=SC2086
-expect 0 '' explain $evicting
-grep -q '^evicted  *512 ' out || fail "explain counts no evictions: $(cat out)"
-grep -q '^2  *2  *512 ' out || fail "explain lists no worst request"
-# shellcheck disable=SC2086
-expect 0 '' explain $evicting --top=0
-grep -q 'lost most' out && fail "--top=0 lists requests"
-# shellcheck disable=SC2086
-expect 0 '' explain $evicting --request=2
-grep -q '512 of 1,025 known tokens hit' out || fail "explain tells no hits: $(cat out)"
-grep -q 'evicted; last used 19.980 s and 4 blocks earlier; gone since$' out || fail "explain tells no eviction: $(cat out)"
-grep -q 'computed by request 0' out || fail "explain does not say who was first: $(cat out)"
-# shellcheck disable=SC2086
-for selector in 2 id:2 row:2 line:3; do
-  expect 0 '' explain $evicting --request=$selector --json
-  grep -q '"row": "2"' out || fail "--request=$selector finds another request"
-done
-grep -q '"first_s": 10' out || fail "explain does not say since when blocks are gone"
-# The sums are those of the replay report.
-expect 0 '' replay --num-blocks=2000 --json
-sed -n '/^ "first_admission_misses"/,/^ }/p' out | tr -d ' ' >replayed
-expect 0 '' explain --num-blocks=2000 --json
-sed -n '/^  "first_admission_misses"/,/^  }/p' out | tr -d ' ' >explained
-[ -s replayed ] || fail "no causes in the report"
-cmp replayed explained || fail "explain and replay count differently"
-cp out first.json
-expect 0 '' explain --num-blocks=2000 --json
-cmp first.json out || fail "two explanations differ"
-expect 0 '' explain --num-blocks=2000
-cp out by_flags.txt
-expect 0 '' replay --num-blocks=2000 --print-config
-cp out config.textproto
-expect 0 '' explain --config config.textproto
-cmp by_flags.txt out || fail "explain reads another configuration"
-expect 0 '' explain --no-prefix-caching
-grep -q 'prefix caching is off' out || fail "explain without prefix caching"
-expect 3 'no progress' explain --num-blocks=20 --too-big=run
 
 # --- A reader that goes away ---
 set -o pipefail
