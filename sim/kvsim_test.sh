@@ -73,6 +73,7 @@ grep -q '^num_blocks: 400$' out || fail "options do not win over the file"
 expect 0 '' replay --engine=vllm-0.10 --print-config
 grep -q '^reserve_full_isl: false$' out || fail "the preset sets nothing"
 grep -q '^free_order: "append_all"$' out || fail "the preset sets nothing"
+grep -q "^async: false$" out || fail "the preset is not synchronous"
 expect 0 '' replay --engine=vllm-0.10 --reserve-full-isl --print-config
 grep -q '^reserve_full_isl: true$' out || fail "options do not win over the preset"
 

@@ -48,6 +48,7 @@ Replay::Replay() {
   config.kv_cache.groups = {FullGroup(4)};
   config.manager.max_model_len = 100000;
   config.scheduler.max_num_batched_tokens = 100000;
+  config.scheduler.async = false;
   config.check_invariants = true;
 }
 
@@ -135,11 +136,14 @@ void Replay::OnStepScheduled(const StepRecord& step) {
   lines.push_back(
       absl::StrCat(Seconds(step.start), ":", parts.empty() ? "" : " ", absl::StrJoin(parts, ", ")));
   for (const std::string& id : preempted_) absl::StrAppend(&lines.back(), " preempt ", id);
+  if (!step.scheduled.empty()) line_of_step_.push_back(lines.size() - 1);
   hits_.clear();
   preempted_.clear();
 }
 
 void Replay::OnStepFinished(const StepRecord& step) {
+  device.push_back(absl::StrCat(Seconds(step.device_start), "-", Seconds(step.end)));
+  finished_line_ = line_of_step_[static_cast<size_t>(step.step)];
   for (const OutputRecord& output : step.outputs) {
     for (int32_t i = 0; i < output.num_emitted; ++i) {
       token_times[output.request->spec.id].push_back(Seconds(step.end));
@@ -151,7 +155,7 @@ void Replay::OnFinish(const SimRequest& request, SimTime) {
   const std::string_view reason = FinishReasonName(request.finish_reason);
   ends[request.spec.id] = std::string(reason);
   if (request.finish_reason == FinishReason::kLength) {
-    absl::StrAppend(&lines.back(), " fin ", request.spec.id);
+    absl::StrAppend(&lines[finished_line_], " fin ", request.spec.id);
   }
 }
 

@@ -36,7 +36,8 @@ absl::StatusOr<std::unique_ptr<Simulation>> Simulation::Create(
   std::unique_ptr<Simulation> simulation(new Simulation(config, reader, step_time));
   KvCacheManagerOptions manager_options = config.manager;
   if (!manager_options.max_in_flight_tokens) {
-    manager_options.max_in_flight_tokens = config.scheduler.max_num_batched_tokens;
+    manager_options.max_in_flight_tokens =
+        (config.scheduler.async ? 2 : 1) * config.scheduler.max_num_batched_tokens;
   }
   // Contents come with their hashes; nothing is drawn at random.
   if (!manager_options.hash_seed) manager_options.hash_seed = "";
@@ -83,13 +84,19 @@ absl::Status Simulation::RunLoop() {
       scheduler_->Schedule(now_);
       observers_.OnStepScheduled(scheduler_->step());
       if (!scheduler_->step_is_empty()) {
-        if (absl::Status status = FinishStep(); !status.ok()) return status;
-        continue;
+        if (absl::Status status = StartStep(); !status.ok()) return status;
+        if (scheduler_->num_in_flight() < scheduler_->max_in_flight()) continue;
       }
-      PublishEvents();
       if (scheduler_->stuck() != nullptr) {
         return absl::FailedPreconditionError(scheduler_->DescribeNoProgress());
       }
+    }
+    if (scheduler_->num_in_flight() > 0) {
+      if (absl::Status status = FinishStep(); !status.ok()) return status;
+      continue;
+    }
+    if (scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0) {
+      PublishEvents();
       if (scheduler_->step().num_preempted > 0) {
         const std::optional<SimTime> next = CheckedAdd(now_, config_.empty_step_time);
         if (!next) return ClockOverflow(now_, "empty_step_time");
@@ -229,22 +236,31 @@ absl::StatusOr<SimTime> Simulation::StepTime() {
   if (!device.ok()) return device.status();
   const std::optional<SimTime> per_request =
       CheckedMultiply(config_.host_time_per_request, static_cast<int64_t>(scheduled.size()));
-  std::optional<SimTime> total = per_request ? CheckedAdd(*device, *per_request) : std::nullopt;
-  if (total) total = CheckedAdd(*total, config_.host_time_per_step);
-  if (!total) return ClockOverflow(now_, "a step");
-  return *total;
+  std::optional<SimTime> host =
+      per_request ? CheckedAdd(*per_request, config_.host_time_per_step) : std::nullopt;
+  // Host and device work side by side, or one after the other.
+  if (host) host = config_.scheduler.async ? std::max(*host, *device) : CheckedAdd(*host, *device);
+  if (!host) return ClockOverflow(now_, "a step");
+  return *host;
 }
 
-absl::Status Simulation::FinishStep() {
+// Hands the step just scheduled to the device.
+absl::Status Simulation::StartStep() {
   const auto duration = StepTime();
   if (!duration.ok()) return duration.status();
-  const std::optional<SimTime> end = CheckedAdd(now_, *duration);
-  if (!end) return ClockOverflow(now_, "a step");
-  now_ = *end;
-  result_.busy_time += *duration;  // at most the clock
-  scheduler_->ProcessOutputs();
   StepRecord& step = scheduler_->step();
-  step.end = now_;
+  step.device_start = std::max(now_, device_free_);
+  const std::optional<SimTime> end = CheckedAdd(step.device_start, *duration);
+  if (!end) return ClockOverflow(now_, "a step");
+  step.end = device_free_ = *end;
+  return absl::OkStatus();
+}
+
+// The oldest step under way.
+absl::Status Simulation::FinishStep() {
+  const StepRecord& step = scheduler_->ProcessOutputs();
+  now_ = step.end;
+  result_.busy_time += step.end - step.device_start;  // at most the clock
   observers_.OnStepFinished(step);
   for (SimRequest* request : scheduler_->finished()) {
     ++result_.num_finished;

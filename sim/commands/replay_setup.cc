@@ -179,6 +179,7 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   scheduler.policy =
       config.policy() == "priority" ? SchedulingPolicy::kPriority : SchedulingPolicy::kFcfs;
   scheduler.reserve_full_isl = config.reserve_full_isl();
+  scheduler.async = config.async();
   scheduler.too_big = config.too_big() == "run" ? TooBigRequest::kRun : TooBigRequest::kReject;
   scheduler.num_draft_tokens = config.num_draft_tokens();
   if (config.num_draft_tokens() >= config.max_num_batched_tokens()) {

@@ -1,6 +1,7 @@
 #include "sim/engine/scheduler.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,10 +29,12 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& group = manager_->group(g);
     is_all_full_attention_ = is_all_full_attention_ && group.is_full_type();
-    smallest_block_size_ =
-        g == 0 ? group.block_size() : std::min(smallest_block_size_, group.block_size());
+    boundary_tokens_ = std::gcd(boundary_tokens_, group.block_size());
   }
-  if (manager_->num_groups() == 0) is_all_full_attention_ = false;
+  if (manager_->num_groups() == 0) {
+    is_all_full_attention_ = false;
+    boundary_tokens_ = 1;
+  }
   num_usable_blocks_ = manager_->pool().num_blocks() - 1 - manager_->pool().num_permanent();
 }
 
@@ -48,9 +51,11 @@ int64_t Scheduler::NumBlocksFor(int64_t num_tokens) const {
 }
 
 int64_t Scheduler::LongestNumBlocks(const SimRequest& request) const {
-  // The last output token is never computed; drafts and lookahead reach beyond it.
+  // The last output token is never computed; the drafts of all steps under way and the lookahead
+  // reach beyond it.
   const int64_t longest = request.num_prompt + request.max_output;
-  const int64_t reach = longest - 1 + options_.num_draft_tokens + options_.num_lookahead_tokens;
+  const int64_t reach =
+      longest - 1 + max_in_flight() * options_.num_draft_tokens + options_.num_lookahead_tokens;
   return NumBlocksFor(std::min(std::max(longest, reach), max_model_len_));
 }
 
@@ -74,7 +79,8 @@ bool Scheduler::Submit(SimRequest& request) {
     request.finish_reason = FinishReason::kRejected;
     return false;
   }
-  request.end_tokens = std::min(prompt + request.max_output, max_model_len_);
+  request.full_length = prompt + request.max_output;
+  request.end_tokens = std::min(request.full_length, max_model_len_);
   request.state = RequestState::kWaiting;
   waiting_.AddArrived(&request);
   return true;
@@ -85,6 +91,12 @@ void Scheduler::Leave(SimRequest& request, FinishReason reason) {
     const absl::Status status = manager_->Free(*request.kv);
     KVBLOCKS_CHECK(status.ok(), status.ToString());
     request.kv->set_status(RequestStatus::kFinished);
+  }
+  // Steps under way still run, for nobody.
+  for (int64_t i = 0; i < num_in_flight_ && request.num_steps_in_flight > 0; ++i) {
+    for (ScheduledRecord& record : InFlight(i).scheduled) {
+      if (record.request == &request) record.request = nullptr;
+    }
   }
   request.num_drafts = 0;
   request.state = RequestState::kFinished;
@@ -137,12 +149,13 @@ std::string Scheduler::DescribeNoProgress() const {
 
 absl::Status Scheduler::CheckInvariants() const {
   const auto broken = [](const SimRequest& request, absl::string_view what) {
-    return absl::InternalError(absl::StrCat("request ", request.spec.id, ": ", what, " (known ",
-                                            request.num_known, ", computed ", request.num_computed,
-                                            ", drafts ", request.num_drafts, ")"));
+    return absl::InternalError(absl::StrCat(
+        "request ", request.spec.id, ": ", what, " (known ", request.num_known, ", computed ",
+        request.num_computed, ", settled ", request.num_settled, ", drafts ", request.num_drafts,
+        ", placeholders ", request.num_placeholders, ")"));
   };
-  if (step_.num_tokens > options_.max_num_batched_tokens) {
-    return absl::InternalError(absl::StrCat("step of ", step_.num_tokens, " tokens, limit ",
+  if (step_->record.num_tokens > options_.max_num_batched_tokens) {
+    return absl::InternalError(absl::StrCat("step of ", step_->record.num_tokens, " tokens, limit ",
                                             options_.max_num_batched_tokens));
   }
   if (num_running() > options_.max_num_seqs) {
@@ -152,8 +165,15 @@ absl::Status Scheduler::CheckInvariants() const {
   int64_t num_holding = 0;
   for (const SimRequest* request : running_) {
     if (request->state != RequestState::kRunning) return broken(*request, "runs in another state");
-    if (request->num_computed > request->num_known + options_.num_draft_tokens) {
+    if (request->num_computed >
+        request->num_known + request->num_placeholders + options_.num_draft_tokens) {
       return broken(*request, "computed beyond its known tokens and drafts");
+    }
+    const bool is_settled = request->num_settled == request->num_computed;
+    if (request->num_settled > request->num_computed ||
+        is_settled != (request->num_steps_in_flight == 0) ||
+        (is_settled && request->num_placeholders != 0)) {
+      return broken(*request, "is wrong about its steps under way");
     }
     if (request->num_known >= request->end_tokens && request->max_output > 0)
       return broken(*request, "runs beyond its end");

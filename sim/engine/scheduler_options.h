@@ -29,6 +29,8 @@ struct SchedulerOptions {
   SchedulingPolicy policy = SchedulingPolicy::kFcfs;
   // Admit only what could hold all its known tokens at once.
   bool reserve_full_isl = true;
+  // A step is scheduled while the one before it runs, without knowing its outputs.
+  bool async = true;
 
   int64_t num_draft_tokens = 0;      // K, proposed after each step that emits a token
   int64_t num_lookahead_tokens = 0;  // LA, slots the drafter writes ahead

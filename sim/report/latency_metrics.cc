@@ -51,6 +51,7 @@ void LatencyMetrics::OnStepFinished(const StepRecord& step, RequestProgressTable
   int64_t run_length = 0;
   int64_t num_zero_gaps = 0;
   for (const OutputRecord& output : step.outputs) {
+    if (output.request == nullptr) continue;
     RequestProgress& progress = requests[*output.request];
     progress.num_recomputed_tokens += output.num_recomputed;
     if (output.num_emitted == 0) continue;

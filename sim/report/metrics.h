@@ -107,6 +107,7 @@ class ReplayMetrics final : public EngineObserver {
   // The time line.
   std::optional<SimTime> first_event_;
   SimTime last_event_ = 0;
+  int64_t steps_under_way_ = 0;
   TimeSeries::Gauges gauges_;
   TimeSeries::Counts counts_;  // since the last step
   int64_t evictions_seen_ = 0;

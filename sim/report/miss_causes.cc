@@ -291,7 +291,8 @@ void MissClassifier::OnFinish(const SimRequest& request, const RequestProgress* 
   if (!request.spec.output_ids.empty()) {
     AnnounceOutput(request, *progress, request.highest_computed);
   }
-  ReleaseBlocks(request, request.num_computed, now);
+  // Without what a step under way was still to compute.
+  ReleaseBlocks(request, std::min(request.num_computed, request.num_settled), now);
   owners_[static_cast<size_t>(progress->ordinal)] = {.live = nullptr,
                                                      .num_tokens = request.highest_computed};
 }
