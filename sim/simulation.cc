@@ -49,6 +49,9 @@ absl::StatusOr<std::unique_ptr<Simulation>> Simulation::Create(
                                      &simulation->observers_);
   if (!scheduler.ok()) return scheduler.status();
   simulation->scheduler_ = *std::move(scheduler);
+  if (!simulation->observers_.NeedsEveryRecord() && step_time->adds_up_decodes()) {
+    simulation->scheduler_->LeaveOutQuiet();
+  }
   return simulation;
 }
 
@@ -225,17 +228,19 @@ absl::StatusOr<std::optional<SimTime>> Simulation::NextEvent() {
 // --- One step ---
 
 absl::StatusOr<SimTime> Simulation::StepTime() {
-  const absl::Span<const ScheduledRecord> scheduled = scheduler_->step().scheduled;
+  const StepRecord& step = scheduler_->step();
+  const absl::Span<const ScheduledRecord> scheduled = step.scheduled;
   work_.clear();
   for (const ScheduledRecord& record : scheduled) {
     work_.push_back({.num_context = record.num_context,
                      .num_new = record.num_tokens,
                      .num_sampled = record.is_chunk ? 0 : 1 + record.num_verified_drafts});
   }
-  const auto device = step_time_->StepTime(work_);
+  const auto device = step_time_->StepTime(
+      work_, {.num_sequences = step.num_quiet, .sum_context = step.quiet_context});
   if (!device.ok()) return device.status();
   const std::optional<SimTime> per_request =
-      CheckedMultiply(config_.host_time_per_request, static_cast<int64_t>(scheduled.size()));
+      CheckedMultiply(config_.host_time_per_request, step.num_requests());
   std::optional<SimTime> host =
       per_request ? CheckedAdd(*per_request, config_.host_time_per_step) : std::nullopt;
   // Host and device work side by side, or one after the other.

@@ -113,16 +113,27 @@ struct StepRecord {
   int64_t num_decode_tokens = 0;  // drafts included
   absl::Span<const ScheduledRecord> scheduled;
   absl::Span<const OutputRecord> outputs;  // empty until OnStepFinished
-  int64_t num_preempted = 0;               // in this call of the scheduler
+  // Further requests that decode one token each, inside a block and not their last one, and have no
+  // record; 0 unless no observer needs every record. A request that must be looked at again while
+  // such a step is under way has a record in OnStepFinished, behind the others.
+  int64_t num_quiet = 0;
+  int64_t quiet_context = 0;  // sum of their num_context when the step was scheduled
+  int64_t num_preempted = 0;  // in this call of the scheduler
   // When the step had been scheduled.
   int64_t num_running = 0;
   int64_t num_waiting = 0;  // preempted requests included
   PoolState pool;
+
+  int64_t num_requests() const { return static_cast<int64_t>(scheduled.size()) + num_quiet; }
 };
 
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
+
+  // Whether each step must have a record of each of its requests. One that does with num_quiet and
+  // OnQuietDecodes says no: if all do, most decodes cost nothing.
+  virtual bool NeedsEveryRecord() const { return true; }
 
   virtual void OnRunStart(const RunInfo& info) { (void)info; }
   virtual void OnArrival(const SimRequest& request, SimTime now) { (void)request, (void)now; }
@@ -143,6 +154,11 @@ class EngineObserver {
 
   // Block tables and new blocks can be read here.
   virtual void OnStepScheduled(const StepRecord& step) { (void)step; }
+  // The request decoded one token in each of the last `num_steps` steps that finished, without a
+  // record. Comes before the request has a record again, is preempted or ends.
+  virtual void OnQuietDecodes(const SimRequest& request, int64_t num_steps) {
+    (void)request, (void)num_steps;
+  }
   // Finished requests have given their blocks back already; new_blocks is no longer valid.
   virtual void OnStepFinished(const StepRecord& step) { (void)step; }
   // reason: finish_reason of the request; never kRejected.

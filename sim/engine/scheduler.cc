@@ -1,6 +1,7 @@
 #include "sim/engine/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -36,6 +37,13 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
     boundary_tokens_ = 1;
   }
   num_usable_blocks_ = manager_->pool().num_blocks() - 1 - manager_->pool().num_permanent();
+  longest_part_ = options_.long_prefill_token_threshold > 0 ? options_.long_prefill_token_threshold
+                                                            : std::numeric_limits<int64_t>::max();
+}
+
+void Scheduler::LeaveOutQuiet() {
+  leaves_out_quiet_ = !options_.exact_steps && is_all_full_attention_ &&
+                      options_.num_draft_tokens == 0 && options_.num_lookahead_tokens == 0;
 }
 
 // --- Requests coming and going ---
@@ -106,7 +114,12 @@ void Scheduler::Leave(SimRequest& request, FinishReason reason) {
 
 void Scheduler::Abort(SimRequest& request, AbortCause cause) {
   if (request.state == RequestState::kRunning) {
-    running_.erase(std::find(running_.begin(), running_.end(), &request));
+    if (request.quiet_since >= 0) {
+      quiet_.Remove(request, num_scheduled_steps_);
+      Wake(request);
+    } else {
+      awake_.erase(std::find(awake_.begin(), awake_.end(), &request));
+    }
   } else if (request.state == RequestState::kWaiting || request.state == RequestState::kPreempted) {
     waiting_.Remove(&request);
   } else {
@@ -122,7 +135,7 @@ void Scheduler::Abort(SimRequest& request, AbortCause cause) {
 std::string Scheduler::DescribeNoProgress() const {
   const SimRequest* request = stuck_;
   if (request == nullptr && !waiting_.empty()) request = waiting_.front();
-  if (request == nullptr && !running_.empty()) request = running_.front();
+  if (request == nullptr && !awake_.empty()) request = awake_.front();
   if (request == nullptr) return "no progress: no request is left";
   std::string text = absl::StrCat("no progress: request ", request->spec.id, " (");
   if (request->spec.line > 0) absl::StrAppend(&text, "line ", request->spec.line, ", ");
@@ -162,8 +175,18 @@ absl::Status Scheduler::CheckInvariants() const {
     return absl::InternalError(
         absl::StrCat(num_running(), " running requests, limit ", options_.max_num_seqs));
   }
+  std::vector<const SimRequest*> running(awake_.begin(), awake_.end());
+  int64_t sum_quiet = 0;
+  quiet_.ForEach([&](const SimRequest& request) {
+    running.push_back(&request);
+    sum_quiet += QuietDecodes::NumComputed(request, num_scheduled_steps_);
+  });
+  if (static_cast<int64_t>(running.size()) != num_running() || sum_quiet != quiet_.sum_computed()) {
+    return absl::InternalError(absl::StrCat("quiet requests with ", sum_quiet,
+                                            " computed tokens, counted ", quiet_.sum_computed()));
+  }
   int64_t num_holding = 0;
-  for (const SimRequest* request : running_) {
+  for (const SimRequest* request : running) {
     if (request->state != RequestState::kRunning) return broken(*request, "runs in another state");
     if (request->num_computed >
         request->num_known + request->num_placeholders + options_.num_draft_tokens) {

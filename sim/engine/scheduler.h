@@ -12,13 +12,16 @@
 // the prefix table. A request that ends while a later step of it is under way wastes that step's
 // tokens; one that is preempted keeps the token that arrives later.
 //
+// Requests that decode inside a block are left alone, if LeaveOutQuiet was called: they are counted
+// in a step but have no record in it, and everything else is as if they had (see QuietDecodes).
+//
 // Always, after ProcessOutputs (CheckInvariants): a request is in exactly one of waiting queue
 // and running list, or in neither when pending or finished; tokens of a step <=
 // max_num_batched_tokens; running <= max_num_seqs; every running request holds blocks for all its
-// computed tokens. Cost: about 10 ns per running request and step while it decodes inside a block
-// (models with full attention only; else one AllocateSlots each), nothing allocated in steady
-// state. Single-threaded. The manager and the observer must outlive the scheduler; requests must
-// outlive their time in it.
+// computed tokens. Cost per step: about 10 ns per running request that decodes inside a block, or
+// none if it is left out (models with full attention only; else one AllocateSlots each), nothing
+// allocated in steady state. Single-threaded. The manager and the observer must outlive the
+// scheduler; requests must outlive their time in it.
 
 #ifndef KVBLOCKS_SIM_ENGINE_SCHEDULER_H_
 #define KVBLOCKS_SIM_ENGINE_SCHEDULER_H_
@@ -36,6 +39,7 @@
 #include "managers/kv_cache_manager.h"
 #include "sim/engine/acceptance.h"
 #include "sim/engine/engine_observer.h"
+#include "sim/engine/quiet_decodes.h"
 #include "sim/engine/scheduler_options.h"
 #include "sim/engine/sim_request.h"
 #include "sim/engine/waiting_queue.h"
@@ -67,6 +71,10 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
+  // From now on steps have no records of requests that decode inside a block. Without drafts and
+  // lookahead, and with full attention only; else nothing changes.
+  void LeaveOutQuiet();
+
   // Takes a pending request in. False: it can never be served; then finish_text says why and the
   // request is finished. REQUIRES: num_prompt, max_output and arrival are set.
   bool Submit(SimRequest& request);
@@ -87,16 +95,15 @@ class Scheduler {
 
   // Of the last Schedule; device_start and end are the caller's to fill.
   StepRecord& step() { return step_->record; }
-  bool step_is_empty() const { return step_->scheduled.empty(); }
+  bool step_is_empty() const { return step_->scheduled.empty() && step_->record.num_quiet == 0; }
   // In the order in which their blocks were freed, by the last ProcessOutputs.
   absl::Span<SimRequest* const> finished() const { return finished_; }
   // A request that ran alone preempted itself twice without a token in between, or null: it can
   // never finish.
   const SimRequest* stuck() const { return stuck_; }
 
-  int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t num_running() const { return static_cast<int64_t>(awake_.size()) + quiet_.size(); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
-  absl::Span<SimRequest* const> running() const { return running_; }
   const WaitingQueue& waiting() const { return waiting_; }
   const SchedulerTotals& totals() const { return totals_; }
   const SchedulerOptions& options() const { return options_; }
@@ -138,6 +145,14 @@ class Scheduler {
   void SyncContent(SimRequest& request);
   void UpdateQuietRange(SimRequest& request, int64_t target);
 
+  // scheduler_quiet.cc: who need not be looked at.
+  void WakeForStep();
+  void WakeAll();
+  void Wake(SimRequest& request);
+  bool IsCalm() const;
+  bool HasBlocksToSpare() const;
+  void LetRest();
+
   // scheduler_outputs.cc: what a step yields.
   void ProcessOutput(const ScheduledRecord& record, OutputRecord& output);
   void RegisterSettled(SimRequest& request);
@@ -152,9 +167,15 @@ class Scheduler {
   bool is_all_full_attention_ = true;
   int64_t boundary_tokens_ = 0;  // blocks of all groups end at multiples of it
   int64_t num_usable_blocks_ = 0;
+  int64_t longest_part_ = 0;  // of one request in a step, in tokens
 
   WaitingQueue waiting_;
-  std::vector<SimRequest*> running_;  // in admission order
+  // The running list: those a step looks at, in admission order, and the others.
+  std::vector<SimRequest*> awake_;
+  QuietDecodes quiet_;
+  int64_t num_admissions_ = 0;
+  bool leaves_out_quiet_ = false;
+  int64_t wakeful_until_ = 0;  // step
 
   // Steps under way, the oldest first, then the next one to be scheduled.
   std::array<Step, kMaxInFlight> steps_;
@@ -185,6 +206,7 @@ class Scheduler {
   ComputedBlocks hits_;
   std::vector<absl::uint128> keys_;
   std::vector<BlockHash> hashes_;
+  std::vector<SimRequest*> woken_;
   NewBlocks last_new_blocks_ = NewBlocks({});
 
   SchedulerTotals totals_;

@@ -20,10 +20,13 @@ StepRecord& Scheduler::ProcessOutputs() {
     ProcessOutput(step.scheduled[i], step.outputs[i]);
   }
   if (!finished_.empty()) {
-    std::erase_if(running_, [](const SimRequest* request) {
+    std::erase_if(awake_, [](const SimRequest* request) {
       return request->state == RequestState::kFinished;
     });
   }
+  totals_.num_output_tokens += step.record.num_quiet;
+  totals_.num_first_time += step.record.num_quiet;
+  step.record.scheduled = step.scheduled;
   step.record.outputs = step.outputs;
   ++totals_.num_steps;
   totals_.num_computed += step.record.num_tokens;

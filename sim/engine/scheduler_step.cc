@@ -20,6 +20,11 @@ void Scheduler::Schedule(SimTime now) {
   StepRecord& step = step_->record;
   step = StepRecord();
   step.step = num_scheduled_steps_;
+  WakeForStep();
+  step.num_quiet = quiet_.size();
+  step.quiet_context = quiet_.sum_computed();
+  step.num_tokens = step.num_quiet;
+  budget_ -= step.num_quiet;
 
   ScheduleRunning(now);
   if (step.num_preempted == 0) ScheduleWaiting(now);
@@ -52,6 +57,8 @@ void Scheduler::Schedule(SimTime now) {
   if (!step_is_empty()) {
     ++num_in_flight_;
     ++num_scheduled_steps_;
+    quiet_.Advance();
+    LetRest();
   } else if (step.num_preempted > 0) {
     ++totals_.num_empty_steps;
   }
@@ -67,18 +74,15 @@ void Scheduler::Record(SimRequest& request, const ScheduledRecord& record) {
 // --- Running requests ---
 
 void Scheduler::ScheduleRunning(SimTime now) {
-  const int64_t threshold = options_.long_prefill_token_threshold > 0
-                                ? options_.long_prefill_token_threshold
-                                : std::numeric_limits<int64_t>::max();
-  for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
-    SimRequest& request = *running_[i];
+  for (size_t i = 0; i < awake_.size() && budget_ > 0; ++i) {
+    SimRequest& request = *awake_[i];
     const int64_t computed = request.num_computed;
     const int64_t to_come = request.num_placeholders;
     // The step under way reaches the end even if it accepts no draft.
     if (to_come > 0 && computed + 2 - to_come >= request.full_length) continue;
     const int64_t num_tokens =
-        std::min({request.num_known + request.num_drafts + to_come - computed, threshold, budget_,
-                  max_model_len_ - 1 - computed});
+        std::min({request.num_known + request.num_drafts + to_come - computed, longest_part_,
+                  budget_, max_model_len_ - 1 - computed});
     if (num_tokens <= 0) continue;
 
     ScheduledRecord record{.num_context = computed,
@@ -113,8 +117,9 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
       UpdateQuietRange(request, request.num_computed + num_tokens);
       return true;
     }
+    KVBLOCKS_CHECK(quiet_.size() == 0, "blocks ran short while requests rest");
     // With a token still to come this is not the second time in vain.
-    const bool is_lonely = running_.size() == 1 && request.num_placeholders == 0;
+    const bool is_lonely = awake_.size() == 1 && request.num_placeholders == 0;
     SimRequest* victim = TakeVictim(index);
     if (victim == &request && is_lonely && ++request.num_lonely_preemptions >= 2) {
       stuck_ = &request;
@@ -128,14 +133,14 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
 // naming the same request.
 SimRequest* Scheduler::TakeVictim(size_t& index) {
   if (options_.policy == SchedulingPolicy::kFcfs) {
-    SimRequest* victim = running_.back();
-    running_.pop_back();
+    SimRequest* victim = awake_.back();
+    awake_.pop_back();
     return victim;
   }
-  const auto worst = std::max_element(running_.begin(), running_.end(), MoreUrgent());
+  const auto worst = std::max_element(awake_.begin(), awake_.end(), MoreUrgent());
   SimRequest* victim = *worst;
-  if (static_cast<size_t>(worst - running_.begin()) < index) --index;
-  running_.erase(worst);
+  if (static_cast<size_t>(worst - awake_.begin()) < index) --index;
+  awake_.erase(worst);
   return victim;
 }
 
@@ -208,7 +213,7 @@ void Scheduler::ScheduleWaiting(SimTime now) {
                                               .computed_blocks = &hits_,
                                               .num_lookahead_tokens = options_.num_lookahead_tokens,
                                               .full_sequence_must_fit = options_.reserve_full_isl,
-                                              .has_scheduled_requests = !running_.empty()});
+                                              .has_scheduled_requests = num_running() > 0});
     KVBLOCKS_CHECK(slots.ok(), slots.status().ToString());
     if (!slots->has_value()) {
       RememberBlocked(request, record);
@@ -220,7 +225,8 @@ void Scheduler::ScheduleWaiting(SimTime now) {
 
     blocked_.head = nullptr;
     waiting_.PopFront();
-    running_.push_back(&request);
+    awake_.push_back(&request);
+    request.admission = num_admissions_++;
     request.state = RequestState::kRunning;
     request.kv->set_status(RequestStatus::kRunning);
     request.num_computed = request.num_settled = num_hits;

@@ -2,10 +2,12 @@
 // and the block manager's part of it.
 //
 // The scheduler moves the counters; everyone else reads. Two moments matter to readers: between
-// Schedule and ProcessOutputs num_computed already includes the steps under way. `kv` exists from
-// the first prefix look-up on, and its token counters may lag behind num_known and num_computed
-// while a request decodes inside a block: read the counters here, and use `kv` for block tables
-// (KvCacheManager::GetBlocks) and for hashes.
+// Schedule and ProcessOutputs num_computed already includes the steps under way. And the counters
+// of a quiet request (see QuietDecodes) stand still until it is due: full blocks and everything
+// that can be told from them are the same either way. `kv` exists from the first prefix look-up on,
+// and its token counters may lag behind num_known and num_computed while a request decodes inside a
+// block: read the counters here, and use `kv` for block tables (KvCacheManager::GetBlocks) and for
+// hashes.
 //
 // Always: num_known = spec.input_length + num_outputs; draft tokens are never part of it.
 //         While it runs, num_settled <= num_computed, equal unless a step of it is under way.
@@ -54,6 +56,9 @@ struct SimRequest {
   // synchronous.
   int32_t num_placeholders = 0;
   int32_t num_steps_in_flight = 0;
+  int64_t admission = -1;    // counts admissions of all requests: the order of the running list
+  int64_t quiet_since = -1;  // the last step that had a record of it; -1: not quiet
+  int64_t due = -1;          // while quiet: the next step that will
   int32_t slot = -1;
   RequestState state = RequestState::kPending;
   FinishReason finish_reason = FinishReason::kNone;

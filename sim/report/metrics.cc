@@ -128,7 +128,7 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
   pool_.OnStepScheduled(step, requests_);
   gauges_.running = step.num_running;
   gauges_.waiting = step.num_waiting;
-  steps_under_way_ += !step.scheduled.empty();
+  steps_under_way_ += step.num_requests() > 0;
   gauges_.is_busy = steps_under_way_ > 0;
   int64_t new_blocks = 0;
   for (const ScheduledRecord& record : step.scheduled) {
@@ -146,7 +146,7 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
   misses_.OnStepScheduled(new_blocks);
   counts_.evictions += step.pool.num_evictions - evictions_seen_;
   evictions_seen_ = step.pool.num_evictions;
-  if (step.scheduled.empty()) {
+  if (step.num_requests() == 0) {
     series_.AddCounts(step.start, counts_);
     counts_ = {};
   }
@@ -158,6 +158,7 @@ void ReplayMetrics::OnStepFinished(const StepRecord& step) {
   AdvanceTo(step.end);
   latency_.OnStepFinished(step, requests_);
   pool_.OnStepFinished(step, requests_);
+  counts_.output_tokens += step.num_quiet;
   for (size_t i = 0; i < step.outputs.size(); ++i) {
     const OutputRecord& output = step.outputs[i];
     counts_.output_tokens += output.num_emitted;
@@ -176,11 +177,15 @@ void ReplayMetrics::OnStepFinished(const StepRecord& step) {
   counts_.decode_tokens += step.num_decode_tokens;
   ++counts_.steps;
   ++sums_.steps;
-  sums_.scheduled_requests += static_cast<int64_t>(step.scheduled.size());
+  sums_.scheduled_requests += step.num_requests();
   sums_.computed_tokens += step.num_tokens;
   sums_.output_tokens += counts_.output_tokens;
   series_.AddCounts(step.end, counts_);
   counts_ = {};
+}
+
+void ReplayMetrics::OnQuietDecodes(const SimRequest& request, int64_t num_steps) {
+  latency_.OnQuietDecodes(requests_[request], num_steps);
 }
 
 GoodputMetrics& ReplayMetrics::GoodputOfClass(const std::string& name) {
