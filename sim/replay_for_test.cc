@@ -80,11 +80,12 @@ absl::Status Replay::Run() {
   info.format = "test";
   info.block_tokens = 1;
   reader_ = std::make_unique<VectorTraceReader>(info, requests_);
-  const auto step_time = MakeFixedStepTime(kSecond);
-  KVBLOCKS_CHECK(step_time.ok(), step_time.status().ToString());
-  std::vector<EngineObserver*> observers = {this};
-  observers.insert(observers.end(), further_observers.begin(), further_observers.end());
-  const auto simulation = Simulation::Create(config, reader_.get(), step_time->get(), observers);
+  const auto one_second = MakeFixedStepTime(kSecond);
+  KVBLOCKS_CHECK(one_second.ok(), one_second.status().ToString());
+  if (step_time == nullptr) step_time = one_second->get();
+  std::vector<EngineObserver*> observers = further_observers;
+  if (is_watching) observers.insert(observers.begin(), this);
+  const auto simulation = Simulation::Create(config, reader_.get(), step_time, observers);
   if (!simulation.ok()) return simulation.status();
   absl::Status status = (*simulation)->Run();
   result = (*simulation)->result();

@@ -78,7 +78,11 @@ class Replay : public EngineObserver {
   absl::Status Run();
 
   SimulationConfig config;
+  const StepTimeModel* step_time = nullptr;  // null: 1 s each
   std::vector<EngineObserver*> further_observers;
+  // False: only the further observers watch, and of what happened there are only result, blocks and
+  // evictions.
+  bool is_watching = true;
 
   // What happened.
   std::vector<std::string> lines;

@@ -73,6 +73,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "what becomes of a request that the whole pool cannot hold"},
       {"max_queue_time", "TIME", kScheduler, "0s", 0, 0,
        "requests give up after waiting so long; 0s: never"},
+      {"exact_steps", "", kScheduler, "false", 0, 0,
+       "leave no request out of any step: slower, and the report is the same"},
       // --- Speculative decoding ---
       {"num_draft_tokens", "TOKENS", kDrafts, "0", 0, 1024, "drafts per step"},
       {"lookahead_tokens", "TOKENS", kDrafts, "-1", -1, 1024,

@@ -52,6 +52,8 @@ struct AdmissionRecord {
   int64_t num_queried_tokens = 0;  // n
   int64_t num_hit_tokens = 0;
   bool is_resume = false;  // after a preemption
+  // An attempt that can only fail as the last one did; made with exact_steps only.
+  bool is_repeat = false;
 };
 
 struct PreemptionRecord {

@@ -150,7 +150,7 @@ class Scheduler {
   void WakeAll();
   void Wake(SimRequest& request);
   bool IsCalm() const;
-  bool HasBlocksToSpare() const;
+  bool HasBlocksFor(int64_t num_tokens) const;
   void LetRest();
 
   // scheduler_outputs.cc: what a step yields.

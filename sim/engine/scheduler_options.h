@@ -39,8 +39,8 @@ struct SchedulerOptions {
   // A request that the whole pool could not hold when it is longest.
   TooBigRequest too_big = TooBigRequest::kReject;
 
-  // Asks the manager in every step and for every head of the queue, also where the answer is known.
-  // Changes no result; slower.
+  // Looks at every request in every step, and asks the manager for each and for the head of the
+  // queue, also where the answer is known. Changes no result; slower.
   bool exact_steps = false;
 };
 

@@ -46,7 +46,6 @@ void Scheduler::WakeAll() {
 // Whether neither blocks nor tokens can run short for the running requests of the next step. Then
 // quiet ones need not be asked: they cannot be preempted and get their token.
 bool Scheduler::IsCalm() const {
-  if (!HasBlocksToSpare()) return false;
   const int64_t budget = options_.max_num_batched_tokens - quiet_.size();
   int64_t wanted = 0;
   for (const SimRequest* request : awake_) {
@@ -55,12 +54,13 @@ bool Scheduler::IsCalm() const {
     wanted += std::clamp<int64_t>(tokens, 0, longest_part_);
   }
   // The last one may get less than it wants if no quiet one comes after it.
-  return wanted <= budget || awake_.back()->admission > quiet_.latest_admission();
+  if (wanted > budget && awake_.back()->admission < quiet_.latest_admission()) return false;
+  return HasBlocksFor(std::min(wanted, budget));
 }
 
-bool Scheduler::HasBlocksToSpare() const {
-  const int64_t most = manager_->num_groups() *
-                       (options_.max_num_batched_tokens / boundary_tokens_ + num_running() + 1);
+// Whether all running requests together can compute so many tokens, however they are distributed.
+bool Scheduler::HasBlocksFor(int64_t num_tokens) const {
+  const int64_t most = manager_->num_groups() * (num_tokens / boundary_tokens_ + num_running() + 1);
   return manager_->pool().num_free() >= most;
 }
 
@@ -91,9 +91,8 @@ void Scheduler::Wake(SimRequest& request) {
 
 // After a step was scheduled: lets those rest who will decode inside a block from now on.
 void Scheduler::LetRest() {
-  if (!leaves_out_quiet_ || step_->record.step < wakeful_until_ || !HasBlocksToSpare()) {
-    return;
-  }
+  const StepRecord& step = step_->record;
+  if (!leaves_out_quiet_ || step.step < wakeful_until_ || !HasBlocksFor(step.num_tokens)) return;
   bool any = false;
   for (const ScheduledRecord& record : step_->scheduled) {
     if (record.is_chunk) continue;
@@ -105,7 +104,7 @@ void Scheduler::LetRest() {
                   request.end_tokens - 3});
     const int64_t num_steps = std::min(last - request.num_computed + 1, QuietDecodes::kHorizon - 1);
     if (num_steps < kMinQuietSteps || request.highest_computed > request.num_computed) continue;
-    quiet_.Add(request, step_->record.step, step_->record.step + num_steps + 1);
+    quiet_.Add(request, step.step, step.step + num_steps + 1);
     any = true;
   }
   if (any) {

@@ -179,7 +179,8 @@ void Scheduler::ScheduleWaiting(SimTime now) {
   const int64_t num_drafts = options_.num_draft_tokens;
   while (!waiting_.empty() && budget_ > 0 && num_running() < options_.max_num_seqs) {
     SimRequest& request = *waiting_.front();
-    if (IsStillBlocked(request)) return;
+    const bool is_repeat = IsStillBlocked(request);
+    if (is_repeat && !options_.exact_steps) return;
     SyncContent(request);
     absl::Status status = manager_->GetComputedBlocks(*request.kv, hits_);
     KVBLOCKS_CHECK(status.ok(), status.ToString());
@@ -206,7 +207,8 @@ void Scheduler::ScheduleWaiting(SimTime now) {
                                     .hits = &hits_,
                                     .num_queried_tokens = request.num_known,
                                     .num_hit_tokens = num_hits,
-                                    .is_resume = request.was_preempted()};
+                                    .is_resume = request.was_preempted(),
+                                    .is_repeat = is_repeat};
     observer_->OnAdmissionAttempt(admission, now);
     const auto slots =
         manager_->AllocateSlots(*request.kv, {.num_new_tokens = num_tokens,
@@ -216,7 +218,7 @@ void Scheduler::ScheduleWaiting(SimTime now) {
                                               .has_scheduled_requests = num_running() > 0});
     KVBLOCKS_CHECK(slots.ok(), slots.status().ToString());
     if (!slots->has_value()) {
-      RememberBlocked(request, record);
+      if (!is_repeat) RememberBlocked(request, record);
       return;
     }
     record.new_blocks = **slots;
@@ -252,8 +254,7 @@ bool Scheduler::IsStillBlocked(const SimRequest& head) const {
 void Scheduler::RememberBlocked(const SimRequest& head, const ScheduledRecord& attempt) {
   // Several groups, windows and dropped blocks have more ways to find a longer hit.
   const KvCacheManagerOptions& options = manager_->options();
-  if (options_.exact_steps || manager_->num_groups() != 1 || !is_all_full_attention_ ||
-      manager_->group(0).is_draft()) {
+  if (manager_->num_groups() != 1 || !is_all_full_attention_ || manager_->group(0).is_draft()) {
     return;
   }
   blocked_ = {.head = &head, .num_tokens = attempt.num_tokens, .is_padded = attempt.is_padded};

@@ -71,6 +71,8 @@ class ReplayMetrics final : public EngineObserver {
   // Of first admissions so far, for progress displays.
   int64_t num_queried_tokens() const { return num_queried_; }
   int64_t num_hit_tokens() const { return num_hit_; }
+  // As of the last event.
+  const PoolGauges& pool_gauges() const { return pool_.gauges(); }
 
  private:
   struct Group {

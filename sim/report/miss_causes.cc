@@ -280,8 +280,12 @@ void MissClassifier::ReleaseBlocks(const SimRequest& request, int64_t num_tokens
 
 void MissClassifier::OnPreemption(const PreemptionRecord& record, const RequestProgress& progress,
                                   SimTime now) {
-  AnnounceOutput(*record.request, progress, record.num_computed_lost);
-  ReleaseBlocks(*record.request, record.num_computed_lost, now);
+  // Output that a step under way is still to compute has no name yet.
+  const SimRequest& request = *record.request;
+  const int64_t num_tokens =
+      std::min(record.num_computed_lost, std::max(request.num_settled, request.num_prompt));
+  AnnounceOutput(request, progress, num_tokens);
+  ReleaseBlocks(request, num_tokens, now);
 }
 
 void MissClassifier::OnFinish(const SimRequest& request, const RequestProgress* progress,
