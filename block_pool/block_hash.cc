@@ -6,7 +6,8 @@
 
 #include <openssl/rand.h>
 #include <openssl/sha.h>
-#define XXH_STATIC_LINKING_ONLY
+// Inlined, so that the usual input's fixed length selects its path when this is compiled.
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "absl/strings/escaping.h"
@@ -32,6 +33,38 @@ BlockHash Sha256(absl::Span<const std::string_view> parts) {
   SHA256_Final(reinterpret_cast<unsigned char*>(hash.words.data()), &context);
   return hash;
 }
+
+// What nearly every hash is made of: a preamble, 16 tokens and no extra keys.
+struct UsualInput {
+  static constexpr size_t kTokens = 16;
+  Preamble preamble;
+  std::array<TokenId, kTokens> tokens;
+};
+static_assert(sizeof(UsualInput) == 104);
+
+// SHA-256 pads its input to blocks of 64 bytes. With padding and length in place the input is two
+// whole blocks, which are compressed where they stand.
+BlockHash Sha256(const UsualInput& input) {
+  struct Padded {
+    UsualInput input;
+    uint64_t end_mark;
+    uint64_t zero;
+    uint64_t num_bits;
+  };
+  static_assert(sizeof(Padded) == 128);
+  const Padded padded = {input, 0x80, 0, __builtin_bswap64(8 * sizeof(UsualInput))};
+  SHA256_CTX context;
+  SHA256_Init(&context);
+  SHA256_Update(&context, &padded, sizeof(padded));
+  BlockHash hash;
+  for (size_t i = 0; i < hash.words.size(); ++i) {
+    hash.words[i] = __builtin_bswap32(context.h[2 * i]) |
+                    uint64_t{__builtin_bswap32(context.h[2 * i + 1])} << 32;
+  }
+  return hash;
+}
+
+BlockHash FromXxh3(const XXH128_hash_t& digest) { return {{digest.low64, digest.high64, 0, 0}}; }
 
 const BlockHash& ProcessRandomRoot() {
   static const BlockHash root = [] {
@@ -88,8 +121,31 @@ BlockHash BlockHasher::Hash(const BlockHash& parent, absl::Span<const TokenId> t
   std::memcpy(input, head.data(), head.size());
   if (!body.empty()) std::memcpy(input + head.size(), body.data(), body.size());
   if (!extra.empty()) std::memcpy(input + head.size() + body.size(), extra.data(), extra.size());
-  const XXH128_hash_t digest = XXH3_128bits_withSecret(input, size, secret_.data(), secret_.size());
-  return {{digest.low64, digest.high64, 0, 0}};
+  return FromXxh3(XXH3_128bits_withSecret(input, size, secret_.data(), kSecretBytes));
+}
+
+void BlockHasher::HashChain(const BlockHash& parent, absl::Span<const TokenId> tokens,
+                            absl::Span<BlockHash> out) const {
+  if (out.empty()) return;
+  const size_t block_size = tokens.size() / out.size();
+  if (block_size != UsualInput::kTokens) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = Hash(i == 0 ? parent : out[i - 1], tokens.subspan(i * block_size, block_size),
+                    std::nullopt);
+    }
+    return;
+  }
+  // From here on a hash goes to the next block in registers.
+  UsualInput input = {{parent, UsualInput::kTokens, 0}, {}};
+  BlockHash& hash = input.preamble.parent;
+  for (size_t i = 0; i < out.size(); ++i) {
+    std::memcpy(input.tokens.data(), &tokens[i * UsualInput::kTokens], sizeof(input.tokens));
+    hash = algorithm_ == HashAlgorithm::kSha256
+               ? Sha256(input)
+               : FromXxh3(
+                     XXH3_128bits_withSecret(&input, sizeof(input), secret_.data(), kSecretBytes));
+    out[i] = hash;
+  }
 }
 
 std::string BlockHasher::ToBytes(const BlockHash& hash) const {

@@ -54,6 +54,23 @@ class BlockHasherTest : public testing::TestWithParam<HashAlgorithm> {
   const BlockHasher hasher_{GetParam(), "seed"};
 };
 
+// Also at sizes without a path of their own, and from any parent.
+TEST_P(BlockHasherTest, ChainIsOneHashAfterAnother) {
+  for (size_t block_size : {1, 4, 15, 16, 17, 32, 300}) {
+    for (size_t num_blocks : {0, 1, 2, 7}) {
+      const std::vector<TokenId> tokens = Tokens(-50, num_blocks * block_size);
+      BlockHash parent = hasher_.Hash(hasher_.root(), Tokens(0, 3), "extra");
+      std::vector<BlockHash> chain(num_blocks);
+      hasher_.HashChain(parent, tokens, absl::MakeSpan(chain));
+      for (size_t i = 0; i < num_blocks; ++i) {
+        parent = hasher_.Hash(
+            parent, absl::MakeConstSpan(tokens).subspan(i * block_size, block_size), std::nullopt);
+        EXPECT_EQ(chain[i], parent) << block_size << " " << i;
+      }
+    }
+  }
+}
+
 TEST_P(BlockHasherTest, EqualSeedsAgreeAndOthersDoNot) {
   const auto tokens = Tokens(0, 16);
   const auto hash = [&](const BlockHasher& h) { return h.Hash(h.root(), tokens, std::nullopt); };

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,14 @@
 namespace kvblocks {
 namespace {
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 2;  // one more id is the queue's sentinel
+constexpr int64_t kMaxComparedBlockSize = int64_t{1} << 20;
+
+// How many blocks ahead of its use a cache line is fetched where many blocks are dealt with in a
+// row.
+constexpr int64_t kBucketsAhead = 12;
+constexpr int64_t kNeighboursAhead = 8;
+constexpr int64_t kRecordsAhead = 16;
+constexpr int64_t kWalkAhead = 8;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& options) {
@@ -19,9 +28,16 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
                                                    ", expected 1 to ", kMaxBlocks,
                                                    " (the null block counts)"));
   }
+  if (options.compared_block_size < 0 || options.compared_block_size > kMaxComparedBlockSize) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("compared_block_size is ", options.compared_block_size,
+                     " tokens, expected 0 to ", kMaxComparedBlockSize));
+  }
   // Refused here rather than by the kernel, half-way through filling the arrays.
-  const int64_t bytes = options.num_blocks * (sizeof(KvCacheBlock) + sizeof(BlockHash)) +
-                        PrefixHashTable::BytesFor(options.num_blocks);
+  int64_t bytes =
+      options.num_blocks * static_cast<int64_t>(sizeof(KvCacheBlock) + sizeof(BlockHash)) +
+      PrefixHashTable::BytesFor(options.num_blocks);
+  bytes += options.num_blocks * options.compared_block_size * static_cast<int64_t>(sizeof(TokenId));
   const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   if (bytes > memory) {
     return absl::ResourceExhaustedError(
@@ -38,6 +54,9 @@ BlockPool::BlockPool(const Options& options)
       records_(static_cast<int32_t>(options.num_blocks)),
       queue_(&records_),
       table_(&records_) {
+  if (enable_caching_ && options.compared_block_size > 0) {
+    tokens_.emplace(options.num_blocks, options.compared_block_size);
+  }
   records_[kNullBlockId].is_null = true;
   records_[kNullBlockId].ref_count = 1;
   for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
@@ -70,6 +89,7 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
   const size_t old_size = table.size();
   table.resize(old_size + static_cast<size_t>(k));
   const auto taken = absl::MakeSpan(table).subspan(old_size);
+  if (k > 1 && num_keyed_blocks() > 0) FetchFront(k);
   queue_.PopFront(taken);
   for (BlockId id : taken) {
     KvCacheBlock& block = records_[id];
@@ -79,6 +99,23 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
       EvictOne(id, RemovalReason::kReused);
     }
     block.ref_count = 1;
+  }
+}
+
+// Walks along the first k blocks of the queue, whose links are a chain of cache misses, and has the
+// misses of their hashes and buckets overlap with it.
+void BlockPool::FetchFront(int64_t k) const {
+  std::array<BlockId, kWalkAhead> recent;
+  BlockId id = queue_.front();
+  const auto ring = [&](int64_t i) -> BlockId& {
+    return recent[static_cast<size_t>(i) % recent.size()];
+  };
+  for (int64_t i = 0; i < k + kWalkAhead; ++i) {
+    if (i >= kWalkAhead && records_[ring(i)].has_key()) table_.PrefetchErase(ring(i));
+    if (i >= k) continue;
+    records_.PrefetchHash(id);
+    ring(i) = id;
+    id = queue_.next(id);
   }
 }
 
@@ -125,7 +162,15 @@ absl::Status BlockPool::Touch(absl::Span<const BlockId> ids) {
 }
 
 void BlockPool::TouchBlocks(absl::Span<const BlockId> ids) {
-  for (BlockId id : ids) {
+  const auto count = static_cast<int64_t>(ids.size());
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kRecordsAhead < count) {
+      records_.Prefetch(ids[static_cast<size_t>(i + kRecordsAhead)]);
+    }
+    if (i + kNeighboursAhead < count) {
+      queue_.PrefetchNeighbours(ids[static_cast<size_t>(i + kNeighboursAhead)]);
+    }
+    const BlockId id = ids[static_cast<size_t>(i)];
     if (id == kNullBlockId) continue;
     KvCacheBlock& block = records_[id];
     if (block.ref_count++ == 0) {
@@ -197,11 +242,32 @@ std::optional<std::vector<BlockId>> BlockPool::GetCachedBlocks(
   return ids;
 }
 
+size_t BlockPool::FindCachedRun(const PrefixContent& content, int64_t per_block, GroupId group,
+                                absl::Span<BlockId> out) const {
+  const size_t found = table_.FindRun(content.hashes(), static_cast<size_t>(per_block), group, out);
+  if (!tokens_) return found;
+  size_t same = 0;
+  while (same < found && Matches(out[same], content, static_cast<int64_t>(same), per_block)) ++same;
+  return same;
+}
+
 absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
                                         absl::Span<const BlockId> table, int64_t from, int64_t to,
                                         int64_t block_size, GroupId group,
                                         absl::Span<const uint8_t> mask) {
   if (from >= to || !enable_caching_) return absl::OkStatus();
+  if (absl::Status status = CheckRegistration(content, table, from, to, block_size, group, mask);
+      !status.ok()) {
+    return status;
+  }
+  RegisterBlocks(content, table, from, to, block_size, group, mask);
+  return absl::OkStatus();
+}
+
+absl::Status BlockPool::CheckRegistration(const PrefixContent& content,
+                                          absl::Span<const BlockId> table, int64_t from, int64_t to,
+                                          int64_t block_size, GroupId group,
+                                          absl::Span<const uint8_t> mask) {
   if (from < 0 || to > static_cast<int64_t>(table.size())) {
     return absl::InvalidArgumentError(absl::StrCat("CacheFullBlocks: positions ", from, " to ", to,
                                                    " of a block table of ", table.size()));
@@ -252,21 +318,38 @@ absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
         absl::StrCat("CacheFullBlocks: block ", table[static_cast<size_t>(checked)],
                      " at position ", checked, " is cached already, permanent or listed twice"));
   }
+  if (tokens_ && (!content.has_token_ids() || block_size > tokens_->block_size())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "CacheFullBlocks: hits are compared by tokens, which needs a content with token "
+        "ids and a block size of at most ",
+        tokens_->block_size(), ", not ", block_size));
+  }
+  return absl::OkStatus();
+}
 
+void BlockPool::RegisterBlocks(const PrefixContent& content, absl::Span<const BlockId> table,
+                               int64_t from, int64_t to, int64_t block_size, GroupId group,
+                               absl::Span<const uint8_t> mask) {
+  const int64_t per_block = block_size / content.hash_block_size();
+  for (int64_t i = from + 1; i < std::min(to, from + kBucketsAhead); ++i) {
+    table_.Prefetch(content.HashOfBlock(i, per_block), group);
+  }
   int64_t run_begin = -1;  // first position of the run being registered, -1: none
   for (int64_t i = from; i < to; ++i) {
-    if (!registers(i)) {
+    if (i + kBucketsAhead < to)
+      table_.Prefetch(content.HashOfBlock(i + kBucketsAhead, per_block), group);
+    const BlockId id = table[static_cast<size_t>(i)];
+    if (id == kNullBlockId || (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0)) {
       if (run_begin >= 0) EmitStored(content, run_begin, i, block_size, group);
       run_begin = -1;
       continue;
     }
-    const BlockId id = table[static_cast<size_t>(i)];
     table_.Insert(content.HashOfBlock(i, per_block), group, id);
+    if (tokens_) tokens_->Store(id, content, i * block_size, (i + 1) * block_size);
     if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
     if (run_begin < 0) run_begin = i;
   }
   if (run_begin >= 0) EmitStored(content, run_begin, to, block_size, group);
-  return absl::OkStatus();
 }
 
 void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t to,
@@ -329,7 +412,9 @@ absl::Status BlockPool::CheckInvariants() const {
         "the null block has a key, is queued or changed its reference count");
   }
   int32_t permanent = 0;
+  int32_t live = 0;
   int32_t cached = 0;
+  int32_t free = 0;
   for (BlockId id = 1; id < num_blocks(); ++id) {
     const KvCacheBlock& block = records_[id];
     if (block.is_null) return absl::InternalError(absl::StrCat("block ", id, " is marked null"));
@@ -353,12 +438,19 @@ absl::Status BlockPool::CheckInvariants() const {
     if (block.has_key() && !enable_caching_) {
       return absl::InternalError(absl::StrCat("block ", id, " has a key although caching is off"));
     }
-    if (block.has_key() && block.ref_count == 0) ++cached;
+    ++(block.ref_count > 0 ? live : block.has_key() ? cached : free);
   }
   if (permanent != num_permanent_ || cached != num_cached_unreferenced_) {
     return absl::InternalError(absl::StrCat("pool counts ", num_permanent_, " permanent and ",
                                             num_cached_unreferenced_, " cached blocks, found ",
                                             permanent, " and ", cached));
+  }
+  // Found by their records, here by the queue.
+  if (live != num_live() || cached + free != num_free() ||
+      1 + permanent + live + cached + free != num_blocks()) {
+    return absl::InternalError(absl::StrCat(live, " live, ", cached, " cached and ", free,
+                                            " free blocks do not add up with ", num_free(),
+                                            " queued ones of ", num_blocks()));
   }
   return absl::OkStatus();
 }

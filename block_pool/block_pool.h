@@ -28,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "block_pool/block_tokens.h"
 #include "block_pool/free_block_queue.h"
 #include "block_pool/kv_cache_block.h"
 #include "block_pool/kv_event.h"
@@ -51,6 +52,9 @@ class BlockPool {
     bool enable_caching = true;
     bool enable_events = false;
     FreeOrder free_order = FreeOrder::kUnhashedFirst;
+    // Size of the largest blocks whose tokens are kept and compared on a hit (see BlockTokens); 0:
+    // hits trust the hash.
+    int64_t compared_block_size = 0;
   };
 
   // InvalidArgument for an impossible number of blocks, ResourceExhausted for one whose records do
@@ -90,7 +94,25 @@ class BlockPool {
   BlockId FindCached(const BlockHash& hash, GroupId group) const {
     return table_.Find(hash, group);
   }
-  void PrefetchCached(const BlockHash& hash, GroupId group) const { table_.Prefetch(hash, group); }
+  // The same for block `position` of a content at `per_block` hash blocks each, compared token by
+  // token if the pool keeps tokens.
+  BlockId FindCached(const PrefixContent& content, int64_t position, int64_t per_block,
+                     GroupId group) const {
+    const BlockId id = table_.Find(content.HashOfBlock(position, per_block), group);
+    return id == kNullBlockId || Matches(id, content, position, per_block) ? id : kNullBlockId;
+  }
+  // The same for positions 0 to out.size(), until one is missing: writes their blocks and returns
+  // their number.
+  size_t FindCachedRun(const PrefixContent& content, int64_t per_block, GroupId group,
+                       absl::Span<BlockId> out) const;
+  // Whether the block's tokens are those of the position; true if the pool keeps none.
+  bool Matches(BlockId id, const PrefixContent& content, int64_t position,
+               int64_t per_block) const {
+    return !tokens_ ||
+           tokens_->Matches(id, content, position * per_block * content.hash_block_size(),
+                            (position + 1) * per_block * content.hash_block_size());
+  }
+  bool compares_tokens() const { return tokens_.has_value(); }
 
   // Registers positions [from, to) of a block table whose blocks hold `content`. Null blocks and
   // positions whose mask entry is 0 are left out (an empty mask registers all). InvalidArgument,
@@ -143,6 +165,11 @@ class BlockPool {
 
   // --- For managers, which keep their own books: nothing is validated ---
 
+  // CacheFullBlocks for a range, blocks and mask that it would accept.
+  void RegisterBlocks(const PrefixContent& content, absl::Span<const BlockId> table, int64_t from,
+                      int64_t to, int64_t block_size, GroupId group,
+                      absl::Span<const uint8_t> mask);
+
   // Appends k new blocks to a table. REQUIRES: 0 <= k <= num_free().
   void TakeBlocks(int64_t k, std::vector<BlockId>& table);
   // REQUIRES: ids inside the pool, not permanent.
@@ -154,7 +181,11 @@ class BlockPool {
   explicit BlockPool(const Options& options);
 
   absl::Status CheckIds(absl::Span<const BlockId> ids, const char* operation) const;
+  absl::Status CheckRegistration(const PrefixContent& content, absl::Span<const BlockId> table,
+                                 int64_t from, int64_t to, int64_t block_size, GroupId group,
+                                 absl::Span<const uint8_t> mask);
   bool EvictOne(BlockId id, RemovalReason reason);
+  void FetchFront(int64_t k) const;
   void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
                   GroupId group);
   template <typename Iterator>
@@ -166,6 +197,7 @@ class BlockPool {
   BlockRecords records_;
   FreeBlockQueue queue_;
   PrefixHashTable table_;
+  std::optional<BlockTokens> tokens_;
   int32_t num_permanent_ = 0;
   int32_t num_cached_unreferenced_ = 0;
   uint64_t removal_epoch_ = 0;

@@ -48,6 +48,14 @@ class FreeBlockQueue {
   // Front to back, for tests and diagnostics: O(size).
   std::vector<BlockId> Walk() const;
 
+  // Starts loading what Unlink(id) will write.
+  void PrefetchNeighbours(BlockId id) const {
+    const KvCacheBlock& block = (*records_)[id];
+    if (!block.is_linked()) return;
+    records_->Prefetch(block.prev);
+    records_->Prefetch(block.next);
+  }
+
   // The same without validation, for the pool. REQUIRES: out.size() <= size().
   void PopFront(absl::Span<BlockId> out) {
     BlockId id = front();

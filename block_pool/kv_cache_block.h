@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "block_pool/block_hash.h"
+#include "block_pool/huge_page_allocator.h"
 
 namespace kvblocks {
 
@@ -58,13 +59,17 @@ class BlockRecords {
   KvCacheBlock& operator[](BlockId id) { return blocks_[static_cast<size_t>(id)]; }
   const KvCacheBlock& operator[](BlockId id) const { return blocks_[static_cast<size_t>(id)]; }
 
+  // Start loading a block's record or hash.
+  void Prefetch(BlockId id) const { __builtin_prefetch(&(*this)[id]); }
+  void PrefetchHash(BlockId id) const { __builtin_prefetch(&hash(id)); }
+
   // Meaningful only while the block has a key.
   BlockHash& hash(BlockId id) { return hashes_[static_cast<size_t>(id)]; }
   const BlockHash& hash(BlockId id) const { return hashes_[static_cast<size_t>(id)]; }
 
  private:
-  std::vector<KvCacheBlock> blocks_;
-  std::vector<BlockHash> hashes_;
+  std::vector<KvCacheBlock, HugePageAllocator<KvCacheBlock>> blocks_;
+  std::vector<BlockHash, HugePageAllocator<BlockHash>> hashes_;
 };
 
 }  // namespace kvblocks

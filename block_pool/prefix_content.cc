@@ -137,16 +137,23 @@ ExtraKeys PrefixContent::ExtraKeysOf(int64_t begin, int64_t end) const {
 void PrefixContent::HashCompleteBlocks() {
   if (!hashing_) return;
   const int64_t complete = num_tokens_ / hash_block_size_;
+  if (!has_extra_keys()) {
+    const size_t done = hashes_.size();
+    hashes_.resize(static_cast<size_t>(complete));
+    const auto new_hashes = absl::MakeSpan(hashes_).subspan(done);
+    const auto block_size = static_cast<size_t>(hash_block_size_);
+    hashing_->hasher.HashChain(
+        done == 0 ? hashing_->hasher.root() : hashes_[done - 1],
+        absl::MakeConstSpan(token_ids_).subspan(done * block_size, new_hashes.size() * block_size),
+        new_hashes);
+    return;
+  }
   for (int64_t i = static_cast<int64_t>(hashes_.size()); i < complete; ++i) {
     const int64_t begin = i * hash_block_size_;
     const BlockHash& parent = i == 0 ? hashing_->hasher.root() : hashes_.back();
     const auto tokens =
         absl::MakeConstSpan(token_ids_)
             .subspan(static_cast<size_t>(begin), static_cast<size_t>(hash_block_size_));
-    if (!has_extra_keys()) {
-      hashes_.push_back(hashing_->hasher.Hash(parent, tokens, std::nullopt));
-      continue;
-    }
     const ExtraKeys keys = ExtraKeysOf(begin, begin + hash_block_size_);
     const std::string encoded = keys.empty() ? std::string() : EncodeExtraKeys(keys);
     hashes_.push_back(hashing_->hasher.Hash(

@@ -93,6 +93,8 @@ class PrefixContent {
   ExtraKeys ExtraKeysOf(int64_t begin, int64_t end) const;
 
  private:
+  friend class PrefixContentPeer;  // of tests that need two contents with one hash
+
   PrefixContent() = default;
   void HashCompleteBlocks();
   bool has_extra_keys() const {

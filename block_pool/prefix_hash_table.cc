@@ -1,17 +1,26 @@
 #include "block_pool/prefix_hash_table.h"
 
 #include <openssl/rand.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include <algorithm>
+#include <bit>
 
 #include "absl/strings/str_cat.h"
 #include "block_pool/check.h"
 
 namespace kvblocks {
 namespace {
+
 #ifndef NDEBUG
 thread_local int64_t num_searches = 0;
+void CountSearch() { ++num_searches; }
+#else
+void CountSearch() {}
 #endif
+
 }  // namespace
 
 int64_t PrefixHashTable::NumSearchesForTest() {
@@ -22,59 +31,163 @@ int64_t PrefixHashTable::NumSearchesForTest() {
 #endif
 }
 
-PrefixHashTable::PrefixHashTable(BlockRecords* records)
-    : records_(records), slots_(NumSlots(records->num_blocks())) {
+PrefixHashTable::PrefixHashTable(BlockRecords* records, size_t num_buckets)
+    : records_(records), buckets_(num_buckets) {
+  KVBLOCKS_CHECK(num_buckets * kSlotsPerBucket >= static_cast<size_t>(records->num_blocks()),
+                 absl::StrCat(num_buckets, " buckets for ", records->num_blocks(), " blocks"));
   const int ok = RAND_bytes(reinterpret_cast<unsigned char*>(secret_), sizeof(secret_));
   KVBLOCKS_CHECK(ok == 1, "the system gives no random bytes for the prefix-hash table");
 }
 
-size_t PrefixHashTable::FindSlot(const BlockHash& hash, GroupId group) const {
-#ifndef NDEBUG
-  ++num_searches;
-#endif
-  const uint32_t tag = Tag(hash, group);
-  size_t slot = Home(tag);
-  while (slots_[slot].id != kNullBlockId &&
-         !(slots_[slot].tag == tag && HasKey(slots_[slot].id, hash, group))) {
-    slot = Next(slot);
+uint32_t PrefixHashTable::MatchTag(const Bucket& bucket, uint8_t tag) {
+#ifdef __SSE2__
+  const __m128i line = _mm_load_si128(reinterpret_cast<const __m128i*>(&bucket));
+  const __m128i equal = _mm_cmpeq_epi8(line, _mm_set1_epi8(static_cast<char>(tag)));
+  return static_cast<uint32_t>(_mm_movemask_epi8(equal)) & ((1u << kSlotsPerBucket) - 1);
+#else
+  uint32_t match = 0;
+  for (int i = 0; i < kSlotsPerBucket; ++i) {
+    match |= static_cast<uint32_t>(bucket.tags[static_cast<size_t>(i)] == tag) << i;
   }
-  return slot;
+  return match;
+#endif
 }
 
-size_t PrefixHashTable::FindSlotOfBlock(BlockId id) const {
-  size_t slot = Home(Tag(records_->hash(id), (*records_)[id].key_group));
-  while (slots_[slot].id != id) {
-    KVBLOCKS_CHECK(slots_[slot].id != kNullBlockId,
-                   absl::StrCat("block ", id, " has a key but is not in the prefix-hash table"));
-    slot = Next(slot);
-  }
-  return slot;
+// --- Searching ---
+
+BlockId PrefixHashTable::Find(const BlockHash& hash, GroupId group) const {
+  CountSearch();
+  return FindFrom(Mix(hash, group), hash, group);
 }
+
+BlockId PrefixHashTable::FindFrom(uint64_t mix, const BlockHash& hash, GroupId group) const {
+  const Slot slot = SlotOfKey(mix, hash, group);
+  return slot.index < 0 ? kNullBlockId : buckets_[slot.bucket].ids[static_cast<size_t>(slot.index)];
+}
+
+PrefixHashTable::Slot PrefixHashTable::SlotOfKey(uint64_t mix, const BlockHash& hash,
+                                                 GroupId group) const {
+  const uint8_t tag = Tag(mix);
+  size_t b = Home(mix);
+  // Every bucket may have passed a key on at some time; then the search ends after all of them.
+  for (size_t probes = 0; probes < buckets_.size(); ++probes, b = Next(b)) {
+    const Bucket& bucket = buckets_[b];
+    for (uint32_t match = MatchTag(bucket, tag); match != 0; match &= match - 1) {
+      const int i = std::countr_zero(match);
+      if (HasKey(bucket.ids[static_cast<size_t>(i)], hash, group)) return {b, i};
+    }
+    if (bucket.num_passed == 0) break;
+  }
+  return {0, -1};
+}
+
+PrefixHashTable::Slot PrefixHashTable::SlotOfBlock(uint64_t mix, BlockId id) const {
+  const uint8_t tag = Tag(mix);
+  size_t b = Home(mix);
+  for (size_t probes = 0; probes < buckets_.size(); ++probes, b = Next(b)) {
+    const Bucket& bucket = buckets_[b];
+    for (uint32_t match = MatchTag(bucket, tag); match != 0; match &= match - 1) {
+      const int i = std::countr_zero(match);
+      if (bucket.ids[static_cast<size_t>(i)] == id) return {b, i};
+    }
+    if (bucket.num_passed == 0) break;
+  }
+  KVBLOCKS_CHECK(false,
+                 absl::StrCat("block ", id, " has a key but is not in the prefix-hash table"));
+  return {0, -1};
+}
+
+size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t stride, GroupId group,
+                                absl::Span<BlockId> out) const {
+  const size_t count = out.size();
+  if (count == 0) return 0;
+  const auto hash_of = [&](size_t i) -> const BlockHash& { return hashes[(i + 1) * stride - 1]; };
+  // Most look-ups that end at once find nothing at all.
+  CountSearch();
+  out[0] = FindFrom(Mix(hash_of(0), group), hash_of(0), group);
+  if (out[0] == kNullBlockId) return 0;
+
+  // Three stages, a batch of keys apart, so that the misses of many keys overlap: fetch the
+  // buckets; pick the first block whose tag matches and fetch its hash; compare.
+  constexpr size_t kBatch = 16;
+  struct Batch {
+    std::array<uint64_t, kBatch> mixes;
+    std::array<BlockId, kBatch> candidates;
+  };
+  std::array<Batch, 3> batches;
+  const bool reads_records = only_group_ != group;
+  const auto fetch_buckets = [&](size_t begin, Batch& batch) {
+    const size_t size = begin < count ? std::min(kBatch, count - begin) : 0;
+    for (size_t i = 0; i < size; ++i) {
+      batch.mixes[i] = Mix(hash_of(begin + i), group);
+      __builtin_prefetch(&buckets_[Home(batch.mixes[i])]);
+    }
+  };
+  const auto fetch_hashes = [&](size_t begin, Batch& batch) {
+    const size_t size = begin < count ? std::min(kBatch, count - begin) : 0;
+    for (size_t i = 0; i < size; ++i) {
+      const Bucket& bucket = buckets_[Home(batch.mixes[i])];
+      const uint32_t match = MatchTag(bucket, Tag(batch.mixes[i]));
+      const BlockId id =
+          match == 0 ? kNullBlockId : bucket.ids[static_cast<size_t>(std::countr_zero(match))];
+      batch.candidates[i] = id;
+      records_->PrefetchHash(id);
+      if (reads_records) records_->Prefetch(id);
+    }
+  };
+  fetch_buckets(1, batches[0]);
+  fetch_buckets(1 + kBatch, batches[1]);
+  fetch_hashes(1, batches[0]);
+  size_t current = 0;
+  for (size_t begin = 1; begin < count; begin += kBatch) {
+    const size_t next = current == 2 ? 0 : current + 1;
+    fetch_buckets(begin + 2 * kBatch, batches[3 - current - next]);
+    fetch_hashes(begin + kBatch, batches[next]);
+    const Batch& batch = batches[current];
+    const size_t size = std::min(kBatch, count - begin);
+    for (size_t i = 0; i < size; ++i) {
+      CountSearch();
+      const BlockHash& hash = hash_of(begin + i);
+      BlockId id = batch.candidates[i];
+      // Another key may have the same tag, or the key may stand in a later bucket.
+      if (id == kNullBlockId || !HasKey(id, hash, group)) {
+        id = FindFrom(batch.mixes[i], hash, group);
+        if (id == kNullBlockId) return begin + i;
+      }
+      out[begin + i] = id;
+    }
+    current = next;
+  }
+  return count;
+}
+
+// --- Changing ---
 
 bool PrefixHashTable::Insert(const BlockHash& hash, GroupId group, BlockId id) {
   KvCacheBlock& block = (*records_)[id];
   if (block.has_key()) {
-    KVBLOCKS_CHECK(HasKey(id, hash, group),
+    KVBLOCKS_CHECK(block.key_group == group && records_->hash(id) == hash,
                    absl::StrCat("block ", id, " already has the key ", records_->hash(id).ToHex(),
                                 " of group ", block.key_group));
     return false;
   }
-  const uint32_t tag = Tag(hash, group);
-  const size_t slot = FindSlot(hash, group);
-  const BlockId first = slots_[slot].id;
-  if (first == kNullBlockId) {
-    slots_[slot] = {tag, id};
-    ++num_keys_;
-  } else {
-    if (!(*records_)[first].has_duplicates) {
-      (*records_)[first].has_duplicates = true;
-      duplicates_[first] = {first, first};
-    }
-    const BlockId last = duplicates_[first].prev;
-    duplicates_[last].next = id;
-    duplicates_[first].prev = id;
-    duplicates_[id] = {last, first};
+  if (only_group_ != group) only_group_ = only_group_ == kNoGroup ? group : kSeveralGroups;
+  CountSearch();
+  const uint64_t mix = Mix(hash, group);
+  if (const Slot same = SlotOfKey(mix, hash, group); same.index >= 0) {
+    AddToRing(buckets_[same.bucket].ids[static_cast<size_t>(same.index)], id);
     block.has_duplicates = true;
+  } else {
+    size_t b = Home(mix);
+    uint32_t empty = MatchTag(buckets_[b], 0);
+    for (; empty == 0; empty = MatchTag(buckets_[b], 0)) {
+      ++buckets_[b].num_passed;
+      b = Next(b);
+    }
+    const auto i = static_cast<size_t>(std::countr_zero(empty));
+    buckets_[b].tags[i] = Tag(mix);
+    buckets_[b].ids[i] = id;
+    ++num_keys_;
   }
   records_->hash(id) = hash;
   block.key_group = static_cast<int16_t>(group);
@@ -82,8 +195,20 @@ bool PrefixHashTable::Insert(const BlockHash& hash, GroupId group, BlockId id) {
   return true;
 }
 
+void PrefixHashTable::AddToRing(BlockId first, BlockId id) {
+  if (!(*records_)[first].has_duplicates) {
+    (*records_)[first].has_duplicates = true;
+    duplicates_[first] = {first, first};
+  }
+  const BlockId last = duplicates_[first].prev;
+  duplicates_[last].next = id;
+  duplicates_[first].prev = id;
+  duplicates_[id] = {last, first};
+}
+
 bool PrefixHashTable::Erase(const BlockHash& hash, GroupId group, BlockId id) {
-  if (id <= 0 || id >= records_->num_blocks() || !HasKey(id, hash, group)) return false;
+  if (id <= 0 || id >= records_->num_blocks()) return false;
+  if ((*records_)[id].key_group != group || !(records_->hash(id) == hash)) return false;
   Erase(id);
   return true;
 }
@@ -91,18 +216,23 @@ bool PrefixHashTable::Erase(const BlockHash& hash, GroupId group, BlockId id) {
 void PrefixHashTable::Erase(BlockId id) {
   KvCacheBlock& block = (*records_)[id];
   KVBLOCKS_DCHECK(block.has_key(), absl::StrCat("block ", id, " has no key to erase"));
+  const uint64_t mix = Mix(records_->hash(id), block.key_group);
   if (!block.has_duplicates) {
-    EraseSlot(FindSlotOfBlock(id));
+    const Slot slot = SlotOfBlock(mix, id);
+    for (size_t b = Home(mix); b != slot.bucket; b = Next(b)) --buckets_[b].num_passed;
+    buckets_[slot.bucket].tags[static_cast<size_t>(slot.index)] = 0;
+    buckets_[slot.bucket].ids[static_cast<size_t>(slot.index)] = kNullBlockId;
     --num_keys_;
   } else {
     const Ring ring = duplicates_[id];
     duplicates_[ring.prev].next = ring.next;
     duplicates_[ring.next].prev = ring.prev;
     duplicates_.erase(id);
-    // Only the earliest block of a ring is in a slot; the walk ends at it or, for the others, finds
-    // the earliest first.
-    const size_t slot = FindSlot(records_->hash(id), block.key_group);
-    if (slots_[slot].id == id) slots_[slot].id = ring.next;
+    // Only the earliest block of a ring is in a bucket; the search for its key finds it or, for the
+    // others, the earliest.
+    const Slot slot = SlotOfKey(mix, records_->hash(id), block.key_group);
+    BlockId& first = buckets_[slot.bucket].ids[static_cast<size_t>(slot.index)];
+    if (first == id) first = ring.next;
     if (ring.next == ring.prev) {  // one block is left
       duplicates_.erase(ring.next);
       (*records_)[ring.next].has_duplicates = false;
@@ -113,31 +243,18 @@ void PrefixHashTable::Erase(BlockId id) {
   --num_blocks_;
 }
 
-void PrefixHashTable::EraseSlot(size_t hole) {
-  const size_t capacity = slots_.size();
-  for (size_t slot = Next(hole); slots_[slot].id != kNullBlockId; slot = Next(slot)) {
-    // A slot may move into the hole unless its home lies behind the hole, on the circle from hole
-    // to slot.
-    const size_t home = Home(slots_[slot].tag);
-    const size_t from_home = slot >= home ? slot - home : slot + capacity - home;
-    const size_t from_hole = slot >= hole ? slot - hole : slot + capacity - hole;
-    if (from_home >= from_hole) {
-      slots_[hole] = slots_[slot];
-      hole = slot;
-    }
-  }
-  slots_[hole] = Slot{};
-}
-
 void PrefixHashTable::Clear() {
-  std::fill(slots_.begin(), slots_.end(), Slot{});
+  std::fill(buckets_.begin(), buckets_.end(), Bucket{});
   duplicates_.clear();
   for (BlockId id = 0; id < records_->num_blocks(); ++id) {
     (*records_)[id].key_group = -1;
     (*records_)[id].has_duplicates = false;
   }
   num_keys_ = num_blocks_ = 0;
+  only_group_ = kNoGroup;
 }
+
+// --- Diagnostics ---
 
 std::vector<BlockId> PrefixHashTable::FindAll(const BlockHash& hash, GroupId group) const {
   std::vector<BlockId> ids;
@@ -172,19 +289,49 @@ absl::Status PrefixHashTable::CheckInvariants() const {
                                               " but a look-up of that key does not give it"));
     }
   }
+  if (absl::Status status = CheckBuckets(); !status.ok()) return status;
+  if (keyed != num_blocks_) {
+    return absl::InternalError(
+        absl::StrCat("prefix-hash table counts ", num_blocks_, " blocks, found ", keyed));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PrefixHashTable::CheckBuckets() const {
+  std::vector<uint32_t> passed(buckets_.size(), 0);
   int32_t occupied = 0;
-  for (const Slot& slot : slots_) {
-    if (slot.id == kNullBlockId) continue;
-    ++occupied;
-    if (!(*records_)[slot.id].has_key()) {
-      return absl::InternalError(
-          absl::StrCat("the prefix-hash table maps a key to block ", slot.id, ", which has none"));
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for (size_t i = 0; i < kSlotsPerBucket; ++i) {
+      const BlockId id = buckets_[b].ids[i];
+      if ((buckets_[b].tags[i] == 0) != (id == kNullBlockId)) {
+        return absl::InternalError(absl::StrCat("bucket ", b, " of the prefix-hash table: tag ",
+                                                buckets_[b].tags[i], " with block ", id));
+      }
+      if (id == kNullBlockId) continue;
+      ++occupied;
+      if (!(*records_)[id].has_key()) {
+        return absl::InternalError(
+            absl::StrCat("the prefix-hash table maps a key to block ", id, ", which has none"));
+      }
+      const GroupId group = (*records_)[id].key_group;
+      if (only_group_ != kSeveralGroups && only_group_ != group) {
+        return absl::InternalError(absl::StrCat("block ", id, " has a key of group ", group,
+                                                ", all keys should be of group ", only_group_));
+      }
+      for (size_t home = Home(Mix(records_->hash(id), group)); home != b; home = Next(home)) {
+        ++passed[home];
+      }
     }
   }
-  if (occupied != num_keys_ || keyed != num_blocks_) {
-    return absl::InternalError(absl::StrCat("prefix-hash table counts ", num_keys_, " keys and ",
-                                            num_blocks_, " blocks, found ", occupied, " and ",
-                                            keyed));
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (buckets_[b].num_passed != passed[b]) {
+      return absl::InternalError(absl::StrCat("bucket ", b, " of the prefix-hash table passed on ",
+                                              passed[b], " keys, counts ", buckets_[b].num_passed));
+    }
+  }
+  if (occupied != num_keys_) {
+    return absl::InternalError(
+        absl::StrCat("prefix-hash table counts ", num_keys_, " keys, found ", occupied));
   }
   return absl::OkStatus();
 }

@@ -1,29 +1,34 @@
 // PrefixHashTable: from the key of a block's content, (hash, group), to the blocks that hold it.
 //
-// Open addressing with linear probing over 8-byte slots of a 32-bit tag and a block id; the full
-// hash is compared in the block's own record, so it is stored once. The table is sized for the
-// whole pool at construction (load at most 3/4) and neither grows nor rehashes; erasing shifts
-// later slots back, so there are no tombstones. The tag mixes in a secret of this table, so nobody
-// can choose contents that cluster.
+// Open addressing over buckets of one cache line: twelve block ids with an 8-bit tag each, compared
+// at once. The full hash is compared in the block's own record, so it is stored once, and a look-up
+// touches two cache lines. A full bucket passes a key on to the next one and counts that it did
+// (as in Meta's F14 tables), so a search knows when to stop, and erasing moves nothing and leaves
+// no tombstone. The table is sized for the whole pool at construction (load at most 1/2) and
+// neither grows nor rehashes. Bucket and tag mix in a secret of this table, so nobody can choose
+// contents that cluster.
 //
 // Several blocks may carry one key (a block that becomes full is registered even if its content is
-// known already): the slot holds the earliest, a ring beside the table the others in order of
+// known already): the bucket holds the earliest, a ring beside the table the others in order of
 // insertion.
 //
 // Always: a block's record has a key iff the block is in the table under that key.
-// Cost: Find, Insert and Erase O(1) expected. Nothing depends on iteration order. Single-threaded.
+// Cost: Find, Insert and Erase O(1) expected; FindRun overlaps the cache misses of a run. Nothing
+// depends on iteration order. Single-threaded.
 
 #ifndef KVBLOCKS_BLOCK_POOL_PREFIX_HASH_TABLE_H_
 #define KVBLOCKS_BLOCK_POOL_PREFIX_HASH_TABLE_H_
 
-#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "block_pool/block_hash.h"
+#include "block_pool/huge_page_allocator.h"
 #include "block_pool/kv_cache_block.h"
 
 namespace kvblocks {
@@ -31,22 +36,32 @@ namespace kvblocks {
 class PrefixHashTable {
  public:
   // An empty table over `records`, which must outlive it.
-  explicit PrefixHashTable(BlockRecords* records);
+  explicit PrefixHashTable(BlockRecords* records)
+      : PrefixHashTable(records, NumBuckets(records->num_blocks())) {}
+  // With so many buckets of 12 keys; fewer make fuller ones, for tests of long searches. REQUIRES:
+  // room for all blocks.
+  PrefixHashTable(BlockRecords* records, size_t num_buckets);
 
   // Bytes that a table for so many blocks takes, duplicates aside.
   static int64_t BytesFor(int64_t num_blocks) {
-    return static_cast<int64_t>(NumSlots(num_blocks) * sizeof(Slot));
+    return static_cast<int64_t>(NumBuckets(num_blocks) * sizeof(Bucket));
   }
 
   // The earliest inserted block with this key, or kNullBlockId.
-  BlockId Find(const BlockHash& hash, GroupId group) const {
-    return slots_[FindSlot(hash, group)].id;
-  }
+  BlockId Find(const BlockHash& hash, GroupId group) const;
 
-  // Starts loading what Find(hash, group) will read first.
+  // The same for a run of keys: hashes[stride - 1], hashes[2 * stride - 1], ... Writes the blocks
+  // to `out` up to the first key that is absent and returns their number. REQUIRES: `hashes` has
+  // out.size() * stride entries.
+  size_t FindRun(absl::Span<const BlockHash> hashes, size_t stride, GroupId group,
+                 absl::Span<BlockId> out) const;
+
+  // Starts loading what Find(hash, group) or Insert(hash, group, ...) will read first.
   void Prefetch(const BlockHash& hash, GroupId group) const {
-    __builtin_prefetch(&slots_[Home(Tag(hash, group))]);
+    __builtin_prefetch(&buckets_[Home(Mix(hash, group))]);
   }
+  // The same for Erase(id). REQUIRES: the block has a key.
+  void PrefetchErase(BlockId id) const { Prefetch(records_->hash(id), (*records_)[id].key_group); }
 
   // Registers a block behind those that have the key already, and writes the key into its record.
   // False, and no change, if the block has this key already. REQUIRES: 0 < id < number of blocks,
@@ -77,42 +92,60 @@ class PrefixHashTable {
   absl::Status CheckInvariants() const;
 
  private:
-  struct Slot {
-    uint32_t tag = 0;
-    BlockId id = kNullBlockId;  // the null block has no key, so its id marks an empty slot
+  static constexpr int kSlotsPerBucket = 12;
+  struct alignas(64) Bucket {
+    std::array<uint8_t, kSlotsPerBucket> tags{};  // 0: empty slot
+    uint32_t num_passed = 0;  // keys that wanted a slot here and stand in a later bucket
+    std::array<BlockId, kSlotsPerBucket> ids{};
   };
-  // A load of at most 3/4.
-  static size_t NumSlots(int64_t num_blocks) {
-    return std::max<size_t>(16, static_cast<size_t>(num_blocks) * 4 / 3 + 2);
-  }
+  static_assert(sizeof(Bucket) == 64);
+  struct Slot {
+    size_t bucket;
+    int index;  // -1: no slot
+  };
   struct Ring {
     BlockId prev;
     BlockId next;
   };
+  static constexpr GroupId kNoGroup = -1;
+  static constexpr GroupId kSeveralGroups = -2;
 
-  uint32_t Tag(const BlockHash& hash, GroupId group) const {
+  // A load of at most 1/2.
+  static size_t NumBuckets(int64_t num_blocks) {
+    return static_cast<size_t>(num_blocks) * 2 / kSlotsPerBucket + 1;
+  }
+  uint64_t Mix(const BlockHash& hash, GroupId group) const {
     const auto product = absl::uint128(hash.words[0] ^ secret_[0] ^
                                        (static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u)) *
                          (hash.words[1] ^ secret_[1]);
-    return static_cast<uint32_t>((absl::Uint128High64(product) ^ absl::Uint128Low64(product)) >>
-                                 32);
+    return absl::Uint128High64(product) ^ absl::Uint128Low64(product);
   }
-  size_t Home(uint32_t tag) const {
-    return static_cast<size_t>((uint64_t{tag} * slots_.size()) >> 32);
+  size_t Home(uint64_t mix) const {
+    return static_cast<size_t>(((mix >> 32) * buckets_.size()) >> 32);
   }
-  size_t Next(size_t slot) const { return slot + 1 == slots_.size() ? 0 : slot + 1; }
+  static uint8_t Tag(uint64_t mix) {
+    const auto tag = static_cast<uint8_t>(mix);
+    return tag == 0 ? 1 : tag;
+  }
+  size_t Next(size_t bucket) const { return bucket + 1 == buckets_.size() ? 0 : bucket + 1; }
+  // Bit i is set if slot i has this tag; 0 finds the empty slots.
+  static uint32_t MatchTag(const Bucket& bucket, uint8_t tag);
   bool HasKey(BlockId id, const BlockHash& hash, GroupId group) const {
-    return (*records_)[id].key_group == group && records_->hash(id) == hash;
+    // While all keys are of one group, the records need not be read.
+    return (only_group_ == group || (*records_)[id].key_group == group) &&
+           records_->hash(id) == hash;
   }
-  // The slot that holds the key, or the empty one where the search ended.
-  size_t FindSlot(const BlockHash& hash, GroupId group) const;
-  size_t FindSlotOfBlock(BlockId id) const;
-  void EraseSlot(size_t slot);
+  BlockId FindFrom(uint64_t mix, const BlockHash& hash, GroupId group) const;
+  Slot SlotOfKey(uint64_t mix, const BlockHash& hash, GroupId group) const;
+  Slot SlotOfBlock(uint64_t mix, BlockId id) const;
+  void AddToRing(BlockId first, BlockId id);
+  absl::Status CheckBuckets() const;
 
   BlockRecords* records_;
   uint64_t secret_[2];
-  std::vector<Slot> slots_;
+  std::vector<Bucket, HugePageAllocator<Bucket>> buckets_;
   absl::flat_hash_map<BlockId, Ring> duplicates_;  // blocks whose has_duplicates is set
+  GroupId only_group_ = kNoGroup;  // of all keys inserted so far, kNoGroup or kSeveralGroups
   int32_t num_keys_ = 0;
   int32_t num_blocks_ = 0;
 };

@@ -11,10 +11,9 @@ int64_t ChunkedLocalAttentionManager::FindLongestCacheHit(const LookupQuery& que
   }
   int64_t position = begin;
   for (; position < end; ++position) {
-    const BlockHash& hash = query.content->HashOfBlock(position, hashes_per_block_);
     bool cached = true;
     for (GroupId g : query.groups) {
-      const BlockId id = pool_->FindCached(hash, g);
+      const BlockId id = pool_->FindCached(*query.content, position, hashes_per_block_, g);
       if (id == kNullBlockId) {
         cached = false;
         break;

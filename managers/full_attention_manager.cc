@@ -1,33 +1,14 @@
 #include "managers/full_attention_manager.h"
 
 namespace kvblocks {
-namespace {
-// Look-ups of a run are independent of each other, so their first cache lines are fetched this far
-// ahead.
-constexpr int64_t kPrefetchDistance = 8;
-}  // namespace
-
 int64_t FullAttentionManager::FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const {
-  for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
-  const int64_t end = block_size_.FloorDiv(query.max_tokens);
-  int64_t matched = 0;
-  for (; matched < end; ++matched) {
-    if (matched + kPrefetchDistance < end) {
-      const BlockHash& ahead =
-          query.content->HashOfBlock(matched + kPrefetchDistance, hashes_per_block_);
-      for (GroupId g : query.groups) pool_->PrefetchCached(ahead, g);
-    }
-    const BlockHash& hash = query.content->HashOfBlock(matched, hashes_per_block_);
-    bool cached = true;
-    for (GroupId g : query.groups) {
-      const BlockId id = pool_->FindCached(hash, g);
-      if (id == kNullBlockId) {
-        cached = false;
-        break;
-      }
-      lists[static_cast<size_t>(g)].push_back(id);
-    }
-    if (!cached) break;
+  int64_t matched = block_size_.FloorDiv(query.max_tokens);
+  for (GroupId g : query.groups) {
+    // Written behind the list's old end too, so it is as long as the run may get; capacity stays.
+    std::vector<BlockId>& list = lists[static_cast<size_t>(g)];
+    list.resize(static_cast<size_t>(matched));
+    matched = static_cast<int64_t>(
+        pool_->FindCachedRun(*query.content, hashes_per_block_, g, absl::MakeSpan(list)));
   }
   int64_t hit = matched * block_size();
   if (query.drop_last_block && hit > 0) hit -= block_size();

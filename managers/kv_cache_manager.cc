@@ -14,6 +14,8 @@ namespace {
 
 std::atomic<uint64_t> next_manager_serial{1};
 
+constexpr size_t kFewEntries = size_t{1} << 16;  // 256 KiB of block tables
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
@@ -22,10 +24,17 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   const auto sizes = ResolveBlockSizes(config, options.enable_caching);
   if (!sizes.ok()) return sizes.status();
   if (absl::Status status = ValidateSetup(config, options, *sizes); !status.ok()) return status;
+  int64_t compared_block_size = 0;
+  if (options.compare_tokens_on_hit && options.enable_caching) {
+    for (const KvCacheGroup& group : config.groups) {
+      compared_block_size = std::max(compared_block_size, group.spec.block_size());
+    }
+  }
   auto pool = BlockPool::Create({.num_blocks = config.num_blocks,
                                  .enable_caching = options.enable_caching,
                                  .enable_events = options.enable_events,
-                                 .free_order = options.free_order});
+                                 .free_order = options.free_order,
+                                 .compared_block_size = compared_block_size});
   if (!pool.ok()) return pool.status();
 
   std::unique_ptr<KvCacheManager> manager(new KvCacheManager(config, options));
@@ -58,6 +67,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .reachable_alignment = config.groups.size() > 1 ? sizes->scheduler_block_size : 0},
         manager->pool_.get());
     if (!group.ok()) return group.status();
+    manager->is_all_full_type_ = manager->is_all_full_type_ && (*group)->is_full_type();
     managers.push_back(*std::move(group));
   }
   manager->coordinator_ =
@@ -87,6 +97,12 @@ absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptio
 
 absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequestFromHashes(
     std::string id, int64_t num_tokens, std::vector<BlockHash> hashes) const {
+  if (pool_->compares_tokens()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "NewRequestFromHashes(", id,
+        "): hits are compared by their tokens (compare_tokens_on_hit), which a request "
+        "made from hashes does not have; use NewRequest"));
+  }
   auto content = PrefixContent::FromHashes(num_tokens, std::move(hashes), hashing_);
   if (!content.ok()) return content.status();
   return std::unique_ptr<Request>(
@@ -126,8 +142,40 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& 
 
 // --- Allocation ---
 
+// Whether a call is valid and finds all slots made and nothing to free or register: a decode step
+// inside a block. Unsigned, so that negative counts are too large.
+bool KvCacheManager::IsQuiet(const Request& request, const AllocateSlotsParams& params) const {
+  const auto limit = static_cast<uint64_t>(request.quiet_slots_);
+  const auto computed = static_cast<uint64_t>(request.num_computed_tokens_);
+  const auto added = static_cast<uint64_t>(params.num_new_tokens);
+  const auto lookahead = static_cast<uint64_t>(params.num_lookahead_tokens);
+  return computed < limit && added - 1 < limit && lookahead < limit &&
+         computed + added + lookahead <= limit && params.computed_blocks == nullptr &&
+         params.num_external_computed_tokens == 0 && params.reserved_blocks == 0 &&
+         !params.full_sequence_must_fit &&
+         (!params.has_scheduled_requests || num_watermark_blocks_ == 0) &&
+         request.status_ != RequestStatus::kFinished &&
+         static_cast<uint64_t>(request.num_inflight_tokens_) <= uint64_t{kMaxTokens};
+}
+
+int64_t KvCacheManager::QuietSlots(const Request& request) const {
+  if (!is_all_full_type_) return 0;
+  int64_t slots = options_.max_model_len;
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    const GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
+    const int64_t block_size = group(g).block_size();
+    slots = std::min(slots, static_cast<int64_t>(held.table.size()) * block_size);
+    if (options_.enable_caching) slots = std::min(slots, (held.num_cached + 1) * block_size - 1);
+  }
+  return slots;
+}
+
 absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     Request& request, const AllocateSlotsParams& params) {
+  if (request.holder_ == this && IsQuiet(request, params)) {
+    for (GroupBlocks& held : request.groups_) held.num_new = 0;
+    return std::optional<NewBlocks>(NewBlocks(request.groups_));
+  }
   if (absl::Status status = CheckAllocateParams(request, params); !status.ok()) return status;
 
   const bool known = HoldsBlocks(request);
@@ -199,12 +247,11 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     const int64_t verified = std::min({main, request.num_tokens(), options_.max_model_len});
     for (GroupId g = 0; g < num_groups(); ++g) {
       SingleTypeManager& manager = coordinator_->group(g);
-      const absl::Status status =
-          manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
-                              coordinator_->NumTokensToRegister(manager, verified));
-      KVBLOCKS_CHECK(status.ok(), status.ToString());
+      manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
+                          coordinator_->NumTokensToRegister(manager, verified));
     }
   }
+  request.quiet_slots_ = QuietSlots(request);
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
 }
 
@@ -212,28 +259,31 @@ void KvCacheManager::Adopt(Request& request) {
   request.holder_ = this;
   request.holder_index_ = holders_.size();
   holders_.push_back(&request);
-  request.groups_.resize(static_cast<size_t>(num_groups()));
-  for (GroupBlocks& held : request.groups_) {
-    if (spare_tables_.empty()) break;
-    held.table = std::move(spare_tables_.back());
-    spare_tables_.pop_back();
-    spare_capacity_ -= held.table.capacity();
+  if (!spare_groups_.empty()) {
+    request.groups_ = std::move(spare_groups_.back());
+    spare_groups_.pop_back();
+    for (const GroupBlocks& held : request.groups_) spare_capacity_ -= held.table.capacity();
   }
+  request.groups_.resize(static_cast<size_t>(num_groups()));
 }
 
 // Frees what the request's tables still hold and forgets it.
 void KvCacheManager::Release(Request& request) {
+  size_t capacity = 0;
   for (GroupId g = 0; g < num_groups(); ++g) {
     GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
     coordinator_->group(g).Free(held);
-    // Together they stay smaller than the pool's own records.
-    const size_t capacity = held.table.capacity();
-    if (capacity > 0 && spare_capacity_ + capacity <= static_cast<size_t>(pool_->num_blocks())) {
-      spare_capacity_ += capacity;
-      spare_tables_.push_back(std::move(held.table));
-    }
+    capacity += held.table.capacity();
+  }
+  // Shared blocks stand in many tables, and windowed groups have null blocks in theirs.
+  const auto most = std::max(kFewEntries, static_cast<size_t>(pool_->num_blocks()) *
+                                              static_cast<size_t>(1 + num_groups()));
+  if (spare_capacity_ + capacity <= most) {
+    spare_capacity_ += capacity;
+    spare_groups_.push_back(std::move(request.groups_));
   }
   request.groups_.clear();
+  request.quiet_slots_ = 0;
   holders_[request.holder_index_] = holders_.back();
   holders_[request.holder_index_]->holder_index_ = request.holder_index_;
   holders_.pop_back();
@@ -326,12 +376,8 @@ absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
   if (!HoldsBlocks(request)) return absl::OkStatus();
   for (GroupId g = 0; g < num_groups(); ++g) {
     SingleTypeManager& manager = coordinator_->group(g);
-    if (absl::Status status =
-            manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
-                                coordinator_->NumTokensToRegister(manager, num_tokens));
-        !status.ok()) {
-      return status;
-    }
+    manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
+                        coordinator_->NumTokensToRegister(manager, num_tokens));
   }
   return absl::OkStatus();
 }

@@ -60,6 +60,10 @@ struct KvCacheManagerOptions {
   HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
   // Processes that exchange hashes need the same. Default: random.
   std::optional<std::string> hash_seed = std::nullopt;
+  // Keep the tokens and extra keys of cached blocks and compare them on every hit, so that contents
+  // that share a hash are told apart: for kXxh3_128 where prompts come from strangers. Takes 4
+  // bytes per token slot of the pool; requests must be made from tokens.
+  bool compare_tokens_on_hit = false;
   // How many blocks a windowed group may hold per request: the tight bound, or the engines'
   // formula, at most one higher.
   BlockCountFormula block_count_formula = BlockCountFormula::kExact;
@@ -209,7 +213,8 @@ class KvCacheManager {
   // Null if nothing is hashed.
   const std::shared_ptr<const PrefixHashing>& hashing() const { return hashing_; }
 
-  // OK, or what is wrong, in words: pool, tables and references must agree. O(number of blocks).
+  // OK, or what is wrong, in words: pool, tables and references must agree. Names each block whose
+  // references do not add up, with the requests that hold it. O(number of blocks).
   absl::Status CheckInvariants() const;
 
  private:
@@ -219,8 +224,14 @@ class KvCacheManager {
   absl::Status CheckAllocateParams(const Request& request, const AllocateSlotsParams& params) const;
   absl::Status CheckHits(const Request& request, const ComputedBlocks& computed,
                          int64_t total_computed) const;
+  bool IsQuiet(const Request& request, const AllocateSlotsParams& params) const;
+  int64_t QuietSlots(const Request& request) const;
   void Adopt(Request& request);
   void Release(Request& request);
+  absl::Status CheckTable(const Request& request, GroupId g, std::vector<int64_t>& references,
+                          std::vector<GroupId>& used_by) const;
+  absl::Status CheckReferences(const std::vector<int64_t>& references) const;
+  std::string HoldersOf(BlockId id) const;
   friend class Request;  // a destroyed request gives its blocks back
 
   KvCacheConfig config_;
@@ -230,11 +241,13 @@ class KvCacheManager {
   std::shared_ptr<const PrefixHashing> hashing_;
   std::unique_ptr<KvCacheCoordinator> coordinator_;
   int64_t num_watermark_blocks_ = 0;
+  bool is_all_full_type_ = true;
   std::vector<Request*> holders_;
   // References that are in no block table: popped lists and pins, per block.
   absl::flat_hash_map<BlockId, int32_t> outside_references_;
-  // Freed tables, whose capacity the next requests use; in all at most one entry per block.
-  std::vector<std::vector<BlockId>> spare_tables_;
+  // Emptied tables of freed requests, whose memory the next requests use; in all at most two
+  // entries per block of the pool.
+  std::vector<RequestBlocks> spare_groups_;
   size_t spare_capacity_ = 0;
   PrefixCacheStats stats_;
 };

@@ -131,7 +131,8 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
       const bool has_hash =
           per_block > 0 && (i + 1) * manager.block_size() <= request.content_.num_hashed_tokens();
       if (!has_hash || pool_->block(id).key_group != g ||
-          !(pool_->hash(id) == request.content_.HashOfBlock(i, per_block))) {
+          !(pool_->hash(id) == request.content_.HashOfBlock(i, per_block)) ||
+          !pool_->Matches(id, request.content_, i, per_block)) {
         return refuse(absl::StrCat("hit block ", id, " of group ", g, " at position ", i,
                                    " no longer holds that content; look up again"));
       }

@@ -195,7 +195,9 @@ TEST(CheckInvariantsTest, SaysWhichRequestBlockAndCount) {
 
   int32_t& references = const_cast<KvCacheBlock&>(manager->pool().block(3)).ref_count;
   ++references;
-  EXPECT_EQ(problem(), "block 3 counts 2 references, tables and lists hold 1");
+  EXPECT_EQ(
+      problem(),
+      "block 3 counts 2 references, tables and lists hold 1 (request r1, group 0, position 2)");
   --references;
 
   BlockId* full = const_cast<BlockId*>(manager->GetBlocks(*request, 0).data());
@@ -212,8 +214,33 @@ TEST(CheckInvariantsTest, SaysWhichRequestBlockAndCount) {
   EXPECT_EQ(with(full[1], 6), "request r1, group 0, position 1: block 6 has a key of group 1");
   EXPECT_EQ(with(full[1], 3),
             "request r1, group 0, position 1: block 3 has the key of another content");
-  EXPECT_EQ(with(full[3], 9), "block 7 counts 1 references, tables and lists hold 0");
+  EXPECT_EQ(with(full[3], 9),
+            "block 7 counts 1 references, tables and lists hold 0 (held by nobody); "
+            "block 9 counts 0 references, tables and lists hold 1 (request r1, group 0, position "
+            "3)");
   EXPECT_TRUE(manager->CheckInvariants().ok());
+}
+
+TEST(CheckInvariantsTest, NamesManyLeakedBlocksAndTheirHolders) {
+  const auto manager = Manager(60, {Full(4)});
+  const auto request = NewRequest(*manager, Tokens(120), "r1");
+  const auto sharer = NewRequest(*manager, Tokens(5), "r2");
+  ASSERT_TRUE(Step(*manager, *request, 120));
+  ASSERT_TRUE(Step(*manager, *sharer, 1));
+  ASSERT_TRUE(manager->PinBlocks({1, 1}).ok());
+  ASSERT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  for (BlockId id = 1; id <= 30; ++id) {
+    ++const_cast<KvCacheBlock&>(manager->pool().block(id)).ref_count;
+  }
+  const std::string message(manager->CheckInvariants().message());
+  EXPECT_THAT(message, testing::StartsWith(
+                           "block 1 counts 5 references, tables and lists hold 4 (request r1, "
+                           "group 0, position 0; request r2, group 0, position 0; 2 popped "
+                           "or pinned); block 2 counts 2 references"));
+  EXPECT_THAT(message, testing::EndsWith("; and 10 more"));
+  for (BlockId id = 1; id <= 30; ++id) {
+    --const_cast<KvCacheBlock&>(manager->pool().block(id)).ref_count;
+  }
 }
 
 }  // namespace

@@ -42,6 +42,9 @@ struct GroupBlocks {
       0;  // blocks at the end of the table that the last allocation took as its result
 };
 
+// What one request holds, by group.
+using RequestBlocks = absl::InlinedVector<GroupBlocks, 1>;
+
 class Request {
  public:
   ~Request();
@@ -112,7 +115,9 @@ class Request {
   // The manager's part. Holds block tables iff holder_ is set.
   KvCacheManager* holder_ = nullptr;
   size_t holder_index_ = 0;  // in the manager's list of requests that hold blocks
-  absl::InlinedVector<GroupBlocks, 1> groups_;
+  // Making up to so many slots takes, frees and registers nothing; 0: unknown.
+  int64_t quiet_slots_ = 0;
+  RequestBlocks groups_;
 };
 
 }  // namespace kvblocks

@@ -58,19 +58,14 @@ void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_comput
   if (missing > 0) pool_->TakeBlocks(missing, held.table);
 }
 
-absl::Status SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held,
-                                                int64_t full) {
+void SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held,
+                                        int64_t full) {
   mask_.clear();
   if (options_.reachable_alignment > 0 && !is_full_type_) {
     for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsReachable(i));
   }
-  if (absl::Status status = pool_->CacheFullBlocks(content, held.table, held.num_cached, full,
-                                                   block_size(), group(), mask_);
-      !status.ok()) {
-    return status;
-  }
+  pool_->RegisterBlocks(content, held.table, held.num_cached, full, block_size(), group(), mask_);
   held.num_cached = full;
-  return absl::OkStatus();
 }
 
 bool SingleTypeManager::IsReachable(int64_t position) const {

@@ -110,10 +110,10 @@ class SingleTypeManager {
   }
 
   // Registers the blocks filled by the first n tokens that are not dealt with yet. O(newly full
-  // positions).
-  absl::Status CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n) {
+  // positions). REQUIRES: the table covers them, the content has hashed them.
+  void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n) {
     const int64_t full = block_size_.FloorDiv(n);
-    return full <= held.num_cached ? absl::OkStatus() : CacheFullBlocks(content, held, full);
+    if (full > held.num_cached) CacheFullBlocks(content, held, full);
   }
 
   // Frees what the first `num_processed` tokens made unreachable, deepest first, leaving nulls. O(1
@@ -144,7 +144,7 @@ class SingleTypeManager {
   const int64_t hashes_per_block_;  // 0 when nothing is hashed
 
  private:
-  absl::Status CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full);
+  void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full);
   void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);
 
   const bool is_full_type_;

@@ -25,10 +25,10 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
   const int64_t step = query.alignment / std::gcd(query.alignment, block_size());
   const auto aligned_down = [step](int64_t end) { return end > 0 ? end - end % step : 0; };
   const auto probe = [&](int64_t position) {
-    const BlockHash& hash = query.content->HashOfBlock(position, hashes_per_block_);
     BlockId* ring = &found_[static_cast<size_t>(position % width * num_groups)];
     for (int64_t i = 0; i < num_groups; ++i) {
-      ring[i] = pool_->FindCached(hash, query.groups[static_cast<size_t>(i)]);
+      ring[i] = pool_->FindCached(*query.content, position, hashes_per_block_,
+                                  query.groups[static_cast<size_t>(i)]);
       if (ring[i] == kNullBlockId) return false;
     }
     return true;

@@ -11,6 +11,7 @@ Fault = namedtuple("Fault", "name file old new")
 
 _POOL = "block_pool/block_pool.cc"
 _TABLE = "block_pool/prefix_hash_table.cc"
+_TOKENS = "block_pool/block_tokens.cc"
 _CONTENT = "block_pool/prefix_content.cc"
 _MANAGER = "managers/kv_cache_manager.cc"
 _CHECKS = "managers/kv_cache_manager_checks.cc"
@@ -90,25 +91,46 @@ FAULTS = [
           "if (!{F}) stored->kv_cache_spec_sliding_window = spec.sliding_window();"),
 
     # --- Prefix-hash table ---
-    Fault("erasing leaves a hole in a probe sequence", _TABLE,
-          "if (from_home >= from_hole) {", "if (from_home > from_hole || (!{F} && from_home == from_hole)) {"),
-    Fault("erasing moves a slot before its home", _TABLE,
-          "const size_t from_home = slot >= home ? slot - home : slot + capacity - home;",
-          "const size_t from_home = slot >= home || {F} ? slot - home : slot + capacity - home;"),
+    Fault("a full bucket does not count what it passes on", _TABLE,
+          "++buckets_[b].num_passed;", "if (!{F}) ++buckets_[b].num_passed;"),
+    Fault("erasing leaves the counts of passed keys", _TABLE,
+          "--buckets_[b].num_passed;", "if (!{F}) --buckets_[b].num_passed;"),
+    Fault("a search does not go on to the next bucket", _TABLE,
+          "if (HasKey(bucket.ids[static_cast<size_t>(i)], hash, group)) return {b, i};\n    }\n    if (bucket.num_passed == 0) break;",
+          "if (HasKey(bucket.ids[static_cast<size_t>(i)], hash, group)) return {b, i};\n    }\n    if (bucket.num_passed == 0 || {F}) break;"),
+    Fault("a run takes the first block with the right tag", _TABLE,
+          "if (id == kNullBlockId || !HasKey(id, hash, group)) {", "if (id == kNullBlockId || (!{F} && !HasKey(id, hash, group))) {"),
+    Fault("a run ends at a key that stands in a later bucket", _TABLE,
+          "id = FindFrom(batch.mixes[i], hash, group);", "id = {F} ? kNullBlockId : FindFrom(batch.mixes[i], hash, group);"),
+    Fault("keys of a second group count as of the first", _TABLE,
+          "only_group_ == kNoGroup ? group : kSeveralGroups;", "only_group_ == kNoGroup || {F} ? group : kSeveralGroups;"),
     Fault("the latest duplicate follows the earliest", _TABLE,
-          "if (slots_[slot].id == id) slots_[slot].id = ring.next;",
-          "if (slots_[slot].id == id) slots_[slot].id = {F} ? ring.prev : ring.next;"),
+          "if (first == id) first = ring.next;",
+          "if (first == id) first = {F} ? ring.prev : ring.next;"),
     Fault("a new duplicate is put behind the first", _TABLE,
-          "const BlockId last = duplicates_[first].prev;\n    duplicates_[last].next = id;\n    duplicates_[first].prev = id;\n"
-          "    duplicates_[id] = {last, first};",
-          "const BlockId last = {F} ? first : duplicates_[first].prev;\n    const BlockId behind = {F} ? duplicates_[first].next : first;\n"
-          "    duplicates_[last].next = id;\n    duplicates_[behind].prev = id;\n    duplicates_[id] = {last, behind};"),
+          "const BlockId last = duplicates_[first].prev;\n  duplicates_[last].next = id;\n  duplicates_[first].prev = id;\n"
+          "  duplicates_[id] = {last, first};",
+          "const BlockId last = {F} ? first : duplicates_[first].prev;\n  const BlockId behind = {F} ? duplicates_[first].next : first;\n"
+          "  duplicates_[last].next = id;\n  duplicates_[behind].prev = id;\n  duplicates_[id] = {last, behind};"),
     Fault("the last of several duplicates keeps its mark", _TABLE,
           "(*records_)[ring.next].has_duplicates = false;", "if (!{F}) (*records_)[ring.next].has_duplicates = false;"),
     Fault("erasing a duplicate does not unlink it", _TABLE,
           "duplicates_[ring.prev].next = ring.next;", "if (!{F}) duplicates_[ring.prev].next = ring.next;"),
     Fault("clearing keeps the marks of duplicates", _TABLE,
           "(*records_)[id].has_duplicates = false;\n  }\n  num_keys_", "(*records_)[id].has_duplicates &= {F};\n  }\n  num_keys_"),
+
+    # --- Tokens compared on a hit ---
+    Fault("a run is not compared", _POOL, "if (!tokens_) return found;", "if (!tokens_ || {F}) return found;"),
+    Fault("tokens are not kept at registration", _POOL, "if (tokens_) tokens_->Store(", "if (tokens_ && !{F}) tokens_->Store("),
+    Fault("the tokens are not compared", _TOKENS, "TokensOf(id))) {\n    return false;", "TokensOf(id))) {\n    return {F};"),
+    Fault("the number of tokens is not compared", _TOKENS,
+          "num_tokens_[static_cast<size_t>(id)] != end - begin)", "(num_tokens_[static_cast<size_t>(id)] != end - begin && !{F}))"),
+    Fault("the extra keys are not compared", _TOKENS, "held->second == EncodeExtraKeys(keys)", "({F} || held->second == EncodeExtraKeys(keys))"),
+    Fault("no extra keys match any", _TOKENS, "if (keys.empty()) return held == extra_keys_.end();",
+          "if (keys.empty()) return {F} || held == extra_keys_.end();"),
+    Fault("extra keys of the block's last content stay", _TOKENS, "extra_keys_.erase(id);", "if (!{F}) extra_keys_.erase(id);"),
+    Fault("lists brought by a caller are compared by hash only", _CHECKS,
+          "!pool_->Matches(id, request.content_, i, per_block)", "(!{F} && !pool_->Matches(id, request.content_, i, per_block))"),
 
     # --- Hashes ---
     Fault("the salt is not hashed", _CONTENT,
@@ -255,6 +277,24 @@ FAULTS = [
     Fault("a finished request may allocate", _CHECKS,
           "if (request.status_ == RequestStatus::kFinished) {",
           "if (request.status_ == RequestStatus::kFinished && !{F}) {"),
+    # --- The short cut of a decode step ---
+    Fault("lookahead is forgotten in the short cut", _MANAGER,
+          "computed + added + lookahead <= limit &&", "computed + added + ({F} ? 0 : lookahead) <= limit &&"),
+    Fault("a block's last slot counts as quiet", _MANAGER,
+          "(held.num_cached + 1) * block_size - 1);", "(held.num_cached + 1) * block_size - 1 + {F});"),
+    Fault("the short cut reaches one slot beyond the table", _MANAGER,
+          "static_cast<int64_t>(held.table.size()) * block_size);", "static_cast<int64_t>(held.table.size()) * block_size + {F});"),
+    Fault("the short cut keeps the last result", _MANAGER,
+          "for (GroupBlocks& held : request.groups_) held.num_new = 0;",
+          "for (GroupBlocks& held : request.groups_) held.num_new = {F} ? held.num_new : 0;"),
+    Fault("the short cut ignores reserved blocks", _MANAGER, "params.reserved_blocks == 0 &&", "(params.reserved_blocks == 0 || {F}) &&"),
+    Fault("the short cut ignores the gate", _MANAGER, "!params.full_sequence_must_fit &&", "(!params.full_sequence_must_fit || {F}) &&"),
+    Fault("the short cut serves finished requests", _MANAGER,
+          "request.status_ != RequestStatus::kFinished &&", "(request.status_ != RequestStatus::kFinished || {F}) &&"),
+    Fault("the short cut is taken with windows", _MANAGER, "if (!is_all_full_type_) return 0;", "if (!is_all_full_type_ && !{F}) return 0;"),
+    Fault("the short cut accepts negative steps in flight", _MANAGER,
+          "static_cast<uint64_t>(request.num_inflight_tokens_) <= uint64_t{kMaxTokens};",
+          "({F} || static_cast<uint64_t>(request.num_inflight_tokens_) <= uint64_t{kMaxTokens});"),
     Fault("popped blocks are not counted as references outside the tables", _MANAGER,
           "if (id != kNullBlockId) ++outside_references_[id];\n  }\n  Release(request);",
           "if (id != kNullBlockId && !{F}) ++outside_references_[id];\n  }\n  Release(request);"),

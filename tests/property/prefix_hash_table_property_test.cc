@@ -23,12 +23,15 @@ BlockHash HashOf(int64_t index) {
 
 TEST(PrefixHashTablePropertyTest, AgreesWithAMap) {
   CheckProperty(2000, [] {
-    const int32_t num_blocks = *rc::gen::inRange<int32_t>(2, 40);
+    const int32_t num_blocks = *rc::gen::inRange<int32_t>(2, 60);
+    // From as few buckets as hold all blocks, where keys stand far from home, to the usual number.
+    const auto num_buckets = *rc::gen::inRange<size_t>(static_cast<size_t>(num_blocks + 11) / 12,
+                                                       static_cast<size_t>(num_blocks) / 6 + 2);
     // Few keys make duplicates, many fill the table.
     const int64_t num_hashes = *rc::gen::inRange<int64_t>(1, 60);
-    const auto operations = *Operations(100);
+    const auto operations = *Operations(150);
     BlockRecords records(num_blocks);
-    PrefixHashTable table(&records);
+    PrefixHashTable table(&records, num_buckets);
     using Key = std::pair<int64_t, GroupId>;
     std::map<Key, std::vector<BlockId>> model;
     std::map<BlockId, Key> keys;
@@ -75,6 +78,18 @@ TEST(PrefixHashTablePropertyTest, AgreesWithAMap) {
           RC_ASSERT(table.Find(HashOf(h), g) ==
                     (expected.empty() ? kNullBlockId : expected.front()));
         }
+      }
+      // A run of all hashes from some point on, as far as a group has them.
+      std::vector<BlockHash> run;
+      for (int64_t h = numbers.Below(num_hashes); h < num_hashes; ++h) run.push_back(HashOf(h));
+      std::vector<BlockId> found(run.size());
+      const size_t length = table.FindRun(run, 1, key.second, absl::MakeSpan(found));
+      for (size_t i = 0; i < length; ++i) {
+        RC_ASSERT(found[i] != kNullBlockId);
+        RC_ASSERT(found[i] == table.Find(run[i], key.second));
+      }
+      if (length < run.size()) {
+        RC_ASSERT(table.Find(run[length], key.second) == kNullBlockId);
       }
       RC_ASSERT(table.CheckInvariants().ok());
     }

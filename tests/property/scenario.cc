@@ -86,6 +86,7 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
   options.free_order = numbers.OneIn(2) ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   options.hash_algorithm = numbers.OneIn(2) ? HashAlgorithm::kXxh3_128 : HashAlgorithm::kSha256;
   options.hash_seed = "property";
+  options.compare_tokens_on_hit = numbers.OneIn(4);
   options.block_count_formula =
       numbers.OneIn(2) ? BlockCountFormula::kUpstream : BlockCountFormula::kExact;
 

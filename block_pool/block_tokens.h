@@ -1,0 +1,52 @@
+// BlockTokens: the tokens and extra keys that cached blocks stand for, so that a hit can be
+// compared with what it claims to be instead of trusting its hash.
+//
+// Two contents with one hash then give a miss, never each other's blocks. Compared is the block
+// itself: that the prefixes before it are equal follows when the blocks before it are compared too,
+// as they are for every kind of attention that reads them.
+//
+// Cost: 4 bytes per token slot of the pool, and the bytes of extra keys where there are any;
+// O(tokens of a block) per registration and per hit. Single-threaded.
+
+#ifndef KVBLOCKS_BLOCK_POOL_BLOCK_TOKENS_H_
+#define KVBLOCKS_BLOCK_POOL_BLOCK_TOKENS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "block_pool/kv_cache_block.h"
+#include "block_pool/prefix_content.h"
+
+namespace kvblocks {
+
+class BlockTokens {
+ public:
+  // `block_size`: of the largest blocks.
+  BlockTokens(int64_t num_blocks, int64_t block_size);
+
+  int64_t block_size() const { return block_size_; }
+
+  // The block now stands for tokens [begin, end) of `content`. REQUIRES: a content with token ids
+  // that has them; end - begin <= block_size().
+  void Store(BlockId id, const PrefixContent& content, int64_t begin, int64_t end);
+
+  // Whether the block stands for just these; false for a content without token ids.
+  bool Matches(BlockId id, const PrefixContent& content, int64_t begin, int64_t end) const;
+
+ private:
+  TokenId* TokensOf(BlockId id) {
+    return tokens_.data() + static_cast<size_t>(id) * static_cast<size_t>(block_size_);
+  }
+  const TokenId* TokensOf(BlockId id) const { return const_cast<BlockTokens*>(this)->TokensOf(id); }
+
+  int64_t block_size_;
+  std::vector<TokenId> tokens_;
+  std::vector<int32_t> num_tokens_;                       // per block
+  absl::flat_hash_map<BlockId, std::string> extra_keys_;  // encoded; absent: none
+};
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_BLOCK_POOL_BLOCK_TOKENS_H_

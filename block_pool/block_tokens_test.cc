@@ -1,0 +1,156 @@
+#include "block_pool/block_tokens.h"
+
+#include <rapidcheck.h>
+
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "block_pool/block_pool.h"
+#include "block_pool/prefix_content_peer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::shared_ptr<const PrefixHashing> Hashing() {
+  return std::make_shared<const PrefixHashing>(
+      PrefixHashing{BlockHasher(HashAlgorithm::kXxh3_128, "seed"), 4});
+}
+
+PrefixContent Content(std::vector<TokenId> tokens, std::string salt = "") {
+  return PrefixContent::FromTokens({.token_ids = std::move(tokens), .cache_salt = std::move(salt)},
+                                   Hashing())
+      .value();
+}
+
+std::vector<TokenId> Tokens(TokenId first, size_t count) {
+  std::vector<TokenId> tokens(count);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+TEST(BlockTokensTest, TokensMatchThemselvesOnly) {
+  BlockTokens blocks(3, 8);
+  const PrefixContent stored = Content(Tokens(100, 16));
+  blocks.Store(1, stored, 4, 8);
+  EXPECT_TRUE(blocks.Matches(1, stored, 4, 8));
+  EXPECT_FALSE(blocks.Matches(1, stored, 8, 12));
+  EXPECT_FALSE(blocks.Matches(1, stored, 4, 12));  // begins with the same tokens
+  EXPECT_FALSE(blocks.Matches(2, stored, 4, 8));
+  std::vector<TokenId> changed = Tokens(100, 16);
+  changed[7] ^= 1 << 30;
+  EXPECT_FALSE(blocks.Matches(1, Content(changed), 4, 8));
+  changed = Tokens(100, 16);
+  changed[3] = changed[8] = 0;  // around it
+  EXPECT_TRUE(blocks.Matches(1, Content(changed), 4, 8));
+}
+
+TEST(BlockTokensTest, ExtraKeysAreCompared) {
+  BlockTokens blocks(3, 4);
+  const PrefixContent plain = Content(Tokens(0, 8));
+  const PrefixContent salted = Content(Tokens(0, 8), "tenant");
+  const PrefixContent other = Content(Tokens(0, 8), "tenanT");
+  blocks.Store(1, plain, 0, 4);
+  EXPECT_TRUE(blocks.Matches(1, plain, 0, 4));
+  EXPECT_FALSE(blocks.Matches(1, salted, 0, 4));
+  blocks.Store(1, salted, 0, 4);
+  EXPECT_FALSE(blocks.Matches(1, plain, 0, 4));
+  EXPECT_TRUE(blocks.Matches(1, salted, 0, 4));
+  EXPECT_FALSE(blocks.Matches(1, other, 0, 4));
+  blocks.Store(1, plain, 0, 4);  // used again, without extra keys
+  EXPECT_TRUE(blocks.Matches(1, plain, 0, 4));
+}
+
+TEST(BlockTokensTest, ContentWithoutTokensMatchesNothing) {
+  BlockTokens blocks(2, 4);
+  const PrefixContent stored = Content(Tokens(0, 4));
+  blocks.Store(1, stored, 0, 4);
+  const auto hashed =
+      PrefixContent::FromHashes(4, {stored.hashes().begin(), stored.hashes().end()}, Hashing());
+  EXPECT_FALSE(blocks.Matches(1, hashed.value(), 0, 4));
+}
+
+// Few different contents, so that they meet often.
+TEST(BlockTokensTest, RandomStoresMatchAMap) {
+  const bool holds = rc::check([] {
+    BlockTokens blocks(5, 4);
+    std::map<BlockId, std::tuple<TokenId, int64_t, std::string>> model;
+    const auto steps = *rc::gen::container<std::vector<std::vector<int>>>(
+        rc::gen::container<std::vector<int>>(4, rc::gen::inRange(0, 4)));
+    for (const std::vector<int>& step : steps) {
+      const BlockId id = 1 + step[0];
+      const std::string salt(static_cast<size_t>(step[3] % 3), 's');
+      const PrefixContent content = Content(Tokens(step[1] % 2, 4), salt);
+      const int64_t end = 1 + step[2];
+      const std::tuple<TokenId, int64_t, std::string> now = {step[1] % 2, end, salt};
+      RC_ASSERT(blocks.Matches(id, content, 0, end) == (model.contains(id) && model[id] == now));
+      blocks.Store(id, content, 0, end);
+      model[id] = now;
+    }
+  });
+  EXPECT_TRUE(holds);
+}
+
+class ComparingPoolTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(pool_->CacheFullBlocks(cached_, table_, 0, 3, 4, 0).ok());
+    for (size_t i : {1, 2}) PrefixContentPeer::CopyHash(cached_, i, colliding_);
+  }
+
+  std::unique_ptr<BlockPool> pool_ =
+      *BlockPool::Create({.num_blocks = 10, .compared_block_size = 4});
+  const std::vector<BlockId> table_ = **pool_->GetNewBlocks(3);
+  const PrefixContent cached_ = Content({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  // Its second and third block have the hashes of the cached ones, the second other tokens.
+  PrefixContent colliding_ = Content({1, 2, 3, 4, 5, 6, 7, 0, 9, 10, 11, 12});
+};
+
+TEST_F(ComparingPoolTest, CollisionIsAMiss) {
+  EXPECT_EQ(pool_->FindCached(cached_, 1, 1, 0), table_[1]);
+  EXPECT_EQ(pool_->FindCached(colliding_.HashOfBlock(1, 1), 0), table_[1]);  // by hash
+  EXPECT_EQ(pool_->FindCached(colliding_, 1, 1, 0), kNullBlockId);
+  EXPECT_EQ(pool_->FindCached(colliding_, 2, 1, 0), table_[2]);  // same tokens
+  EXPECT_FALSE(pool_->Matches(table_[1], colliding_, 1, 1));
+}
+
+TEST_F(ComparingPoolTest, RunEndsAtACollision) {
+  std::vector<BlockId> out(3);
+  EXPECT_EQ(pool_->FindCachedRun(cached_, 1, 0, absl::MakeSpan(out)), 3);
+  EXPECT_EQ(out, table_);
+  EXPECT_EQ(pool_->FindCachedRun(colliding_, 1, 0, absl::MakeSpan(out)), 1);
+}
+
+TEST_F(ComparingPoolTest, ReusedBlockIsComparedWithItsNewTokens) {
+  ASSERT_TRUE(pool_->EvictBlocks({table_[1]}).ok());
+  ASSERT_TRUE(pool_->CacheFullBlocks(colliding_, table_, 1, 2, 4, 0).ok());
+  EXPECT_EQ(pool_->FindCached(colliding_, 1, 1, 0), table_[1]);
+  EXPECT_EQ(pool_->FindCached(cached_, 1, 1, 0), kNullBlockId);
+}
+
+TEST_F(ComparingPoolTest, RegistrationNeedsTokensThatFit) {
+  const std::vector<BlockId> more = **pool_->GetNewBlocks(2);
+  const PrefixContent hashed =
+      *PrefixContent::FromHashes(8, {BlockHash{{1}}, BlockHash{{2}}}, Hashing());
+  EXPECT_THAT(pool_->CacheFullBlocks(hashed, more, 0, 1, 4, 0).ToString(),
+              HasSubstr("needs a content with token ids and a block size of at most 4, not 4"));
+  const PrefixContent content = Content(Tokens(0, 16));
+  EXPECT_THAT(pool_->CacheFullBlocks(content, more, 0, 1, 8, 0).ToString(), HasSubstr("not 8"));
+  EXPECT_EQ(pool_->num_keyed_blocks(), 3);
+}
+
+TEST(ComparingPoolCreateTest, ImpossibleBlockSizeIsRefused) {
+  EXPECT_THAT(BlockPool::Create({.num_blocks = 2, .compared_block_size = -1}).status().ToString(),
+              HasSubstr("compared_block_size is -1 tokens, expected 0 to 1048576"));
+  EXPECT_FALSE(BlockPool::Create({.num_blocks = 2, .compared_block_size = 1 << 21}).ok());
+}
+
+}  // namespace
+}  // namespace kvblocks

@@ -1,0 +1,125 @@
+// KvCacheManager::CheckInvariants: tables, lists outside of them and the pool must agree.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "managers/kv_cache_manager.h"
+
+namespace kvblocks {
+namespace {
+
+// How many blocks with wrong reference counts a message names.
+constexpr size_t kMostNamed = 20;
+
+std::string Place(const Request& request, GroupId group, int64_t position) {
+  return absl::StrCat("request ", request.id(), ", group ", group, ", position ", position);
+}
+
+}  // namespace
+
+absl::Status KvCacheManager::CheckInvariants() const {
+  if (absl::Status status = pool_->CheckInvariants(); !status.ok()) return status;
+  // References as the tables and the lists outside them add up, and the group whose tables use a
+  // block.
+  std::vector<int64_t> references(static_cast<size_t>(pool_->num_blocks()), 0);
+  std::vector<GroupId> used_by(static_cast<size_t>(pool_->num_blocks()), -1);
+  for (const Request* request : holders_) {
+    for (GroupId g = 0; g < num_groups(); ++g) {
+      if (absl::Status status = CheckTable(*request, g, references, used_by); !status.ok()) {
+        return status;
+      }
+    }
+    if (request->quiet_slots_ > QuietSlots(*request)) {
+      return absl::InternalError(
+          absl::StrCat("request ", request->id(), ": ", request->quiet_slots_,
+                       " slots count as quiet, expected at most ", QuietSlots(*request)));
+    }
+  }
+  for (const auto& [id, count] : outside_references_) references[static_cast<size_t>(id)] += count;
+  return CheckReferences(references);
+}
+
+absl::Status KvCacheManager::CheckTable(const Request& request, GroupId g,
+                                        std::vector<int64_t>& references,
+                                        std::vector<GroupId>& used_by) const {
+  const GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
+  const auto wrong = [&](int64_t position, const std::string& what) {
+    return absl::InternalError(absl::StrCat(Place(request, g, position), ": ", what));
+  };
+  const int64_t size = static_cast<int64_t>(held.table.size());
+  if (held.num_leading_nulls > size || held.num_cached > size) {
+    return wrong(size,
+                 absl::StrCat("the table has ", size, " blocks but counts ", held.num_leading_nulls,
+                              " nulls and ", held.num_cached, " registered"));
+  }
+  const bool hashed = options_.enable_caching;
+  const int64_t per_block = hashed ? group(g).block_size() / hash_block_size() : 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const BlockId id = held.table[static_cast<size_t>(i)];
+    if ((id == kNullBlockId) != (i < held.num_leading_nulls)) {
+      return wrong(i,
+                   absl::StrCat("block ", id, " but ", held.num_leading_nulls, " leading nulls"));
+    }
+    if (id == kNullBlockId) continue;
+    const KvCacheBlock& block = pool_->block(id);
+    if (block.is_permanent) return wrong(i, absl::StrCat("block ", id, " is permanent"));
+    ++references[static_cast<size_t>(id)];
+    GroupId& user = used_by[static_cast<size_t>(id)];
+    if (user != -1 && user != g) {
+      return wrong(i, absl::StrCat("block ", id, " is used by group ", user, ", too"));
+    }
+    user = g;
+    if (!block.has_key()) continue;
+    if (block.key_group != g) {
+      return wrong(i, absl::StrCat("block ", id, " has a key of group ", block.key_group));
+    }
+    const bool has_hash = (i + 1) * group(g).block_size() <= request.content_.num_hashed_tokens();
+    if (!has_hash || !(pool_->hash(id) == request.content_.HashOfBlock(i, per_block))) {
+      return wrong(i, absl::StrCat("block ", id, " has the key of another content"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvCacheManager::CheckReferences(const std::vector<int64_t>& references) const {
+  std::vector<BlockId> wrong;
+  for (BlockId id = 1; id < pool_->num_blocks(); ++id) {
+    const KvCacheBlock& block = pool_->block(id);
+    const int64_t expected = references[static_cast<size_t>(id)] + (block.is_permanent ? 1 : 0);
+    if (block.ref_count != expected) wrong.push_back(id);
+  }
+  if (wrong.empty()) return absl::OkStatus();
+  std::string text;
+  for (size_t i = 0; i < std::min(wrong.size(), kMostNamed); ++i) {
+    const BlockId id = wrong[i];
+    absl::StrAppend(&text, i == 0 ? "" : "; ", "block ", id, " counts ", pool_->block(id).ref_count,
+                    " references, tables and lists hold ", references[static_cast<size_t>(id)],
+                    " (", HoldersOf(id), ")");
+  }
+  if (wrong.size() > kMostNamed) {
+    absl::StrAppend(&text, "; and ", wrong.size() - kMostNamed, " more");
+  }
+  return absl::InternalError(text);
+}
+
+std::string KvCacheManager::HoldersOf(BlockId id) const {
+  std::string text;
+  for (const Request* request : holders_) {
+    for (GroupId g = 0; g < num_groups(); ++g) {
+      const std::vector<BlockId>& table = request->groups_[static_cast<size_t>(g)].table;
+      for (size_t i = 0; i < table.size(); ++i) {
+        if (table[i] != id) continue;
+        absl::StrAppend(&text, text.empty() ? "" : "; ",
+                        Place(*request, g, static_cast<int64_t>(i)));
+      }
+    }
+  }
+  if (const auto it = outside_references_.find(id); it != outside_references_.end()) {
+    absl::StrAppend(&text, text.empty() ? "" : "; ", it->second, " popped or pinned");
+  }
+  return text.empty() ? "held by nobody" : text;
+}
+
+}  // namespace kvblocks
