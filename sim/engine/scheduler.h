@@ -32,7 +32,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -204,7 +203,6 @@ class Scheduler {
 
   // Scratch.
   ComputedBlocks hits_;
-  std::vector<absl::uint128> keys_;
   std::vector<BlockHash> hashes_;
   std::vector<SimRequest*> woken_;
   NewBlocks last_new_blocks_ = NewBlocks({});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "block_pool/check.h"
@@ -277,13 +278,18 @@ void Scheduler::SyncContent(SimRequest& request) {
     if (!request.keys) {
       request.keys.emplace(trace_, request.spec, manager_->hash_block_size());
     }
-    keys_.clear();
-    request.keys->AppendBlocks(request.spec, request.num_known, &keys_);
-    for (absl::uint128 key : keys_) hashes_.push_back(BlockHash::FromUint128(key));
+    if (is_new) {
+      // With room for the output, as far as it is not excessive.
+      constexpr int64_t kMostSpareBlocks = 1024;
+      const int64_t spare = (request.end_tokens - request.num_known) / manager_->hash_block_size();
+      hashes_.reserve(static_cast<size_t>(request.num_known / manager_->hash_block_size() +
+                                          std::min(spare, kMostSpareBlocks)));
+    }
+    request.keys->AppendBlocks(request.spec, request.num_known, &hashes_);
   }
   if (is_new) {
     auto kv = manager_->NewRequestFromHashes(request.spec.id, request.num_known,
-                                             {hashes_.begin(), hashes_.end()});
+                                             std::exchange(hashes_, {}));
     KVBLOCKS_CHECK(kv.ok(), kv.status().ToString());
     request.kv = *std::move(kv);
   } else if (request.num_known > handed_over) {
