@@ -57,6 +57,17 @@ rows=$(($(wc -l <rows.csv) - 1))
 grep -q "\"requests_arrived\": \"$rows\"" first.json || fail "$rows rows are not all requests"
 [ "$(awk -F, '{ print NF }' rows.csv | sort -u | wc -l)" -eq 1 ] || fail "ragged CSV"
 
+# --- Looking at every request in every step changes nothing ---
+for options in '--num-blocks=2000' '--num-blocks=400 --no-async' '--num-blocks=600 --policy=priority' \
+  '--num-blocks=1500 --num-draft-tokens=3' '--model=gemma-3-27b --device=h200' '--max-num-seqs=8'; do
+  expect 0 '' replay $options --json --csv=fast.csv
+  grep -v '"exact_steps"' out >fast.json
+  expect 0 '' replay $options --json --csv=exact.csv --exact-steps
+  grep -v '"exact_steps"' out >exact.json
+  cmp fast.json exact.json || fail "--exact-steps $options: another report"
+  cmp fast.csv exact.csv || fail "--exact-steps $options: other rows"
+done
+
 # --- Configurations ---
 expect 0 '' replay --print-config --num-blocks=300 --free-order=append_all --no-chunked-prefill \
   --slo=ttft:2s --time=fixed
@@ -73,6 +84,7 @@ grep -q '^num_blocks: 400$' out || fail "options do not win over the file"
 expect 0 '' replay --engine=vllm-0.10 --print-config
 grep -q '^reserve_full_isl: false$' out || fail "the preset sets nothing"
 grep -q '^free_order: "append_all"$' out || fail "the preset sets nothing"
+grep -q "^async: false$" out || fail "the preset is not synchronous"
 expect 0 '' replay --engine=vllm-0.10 --reserve-full-isl --print-config
 grep -q '^reserve_full_isl: true$' out || fail "options do not win over the preset"
 

@@ -48,6 +48,7 @@ Replay::Replay() {
   config.kv_cache.groups = {FullGroup(4)};
   config.manager.max_model_len = 100000;
   config.scheduler.max_num_batched_tokens = 100000;
+  config.scheduler.async = false;
   config.check_invariants = true;
 }
 
@@ -79,11 +80,12 @@ absl::Status Replay::Run() {
   info.format = "test";
   info.block_tokens = 1;
   reader_ = std::make_unique<VectorTraceReader>(info, requests_);
-  const auto step_time = MakeFixedStepTime(kSecond);
-  KVBLOCKS_CHECK(step_time.ok(), step_time.status().ToString());
-  std::vector<EngineObserver*> observers = {this};
-  observers.insert(observers.end(), further_observers.begin(), further_observers.end());
-  const auto simulation = Simulation::Create(config, reader_.get(), step_time->get(), observers);
+  const auto one_second = MakeFixedStepTime(kSecond);
+  KVBLOCKS_CHECK(one_second.ok(), one_second.status().ToString());
+  if (step_time == nullptr) step_time = one_second->get();
+  std::vector<EngineObserver*> observers = further_observers;
+  if (is_watching) observers.insert(observers.begin(), this);
+  const auto simulation = Simulation::Create(config, reader_.get(), step_time, observers);
   if (!simulation.ok()) return simulation.status();
   absl::Status status = (*simulation)->Run();
   result = (*simulation)->result();
@@ -135,11 +137,14 @@ void Replay::OnStepScheduled(const StepRecord& step) {
   lines.push_back(
       absl::StrCat(Seconds(step.start), ":", parts.empty() ? "" : " ", absl::StrJoin(parts, ", ")));
   for (const std::string& id : preempted_) absl::StrAppend(&lines.back(), " preempt ", id);
+  if (!step.scheduled.empty()) line_of_step_.push_back(lines.size() - 1);
   hits_.clear();
   preempted_.clear();
 }
 
 void Replay::OnStepFinished(const StepRecord& step) {
+  device.push_back(absl::StrCat(Seconds(step.device_start), "-", Seconds(step.end)));
+  finished_line_ = line_of_step_[static_cast<size_t>(step.step)];
   for (const OutputRecord& output : step.outputs) {
     for (int32_t i = 0; i < output.num_emitted; ++i) {
       token_times[output.request->spec.id].push_back(Seconds(step.end));
@@ -151,7 +156,7 @@ void Replay::OnFinish(const SimRequest& request, SimTime) {
   const std::string_view reason = FinishReasonName(request.finish_reason);
   ends[request.spec.id] = std::string(reason);
   if (request.finish_reason == FinishReason::kLength) {
-    absl::StrAppend(&lines.back(), " fin ", request.spec.id);
+    absl::StrAppend(&lines[finished_line_], " fin ", request.spec.id);
   }
 }
 

@@ -6,9 +6,9 @@
 //   replay.Run();
 //   replay.lines     // {"0: A:7 [1,2]", "1: A:1 []", "2: A:1 [3] fin A"}
 //
-// Defaults: block size 4, one full-attention group, steps of 1 s. A line is the start of the step
-// in seconds, then per request its tokens, its hit tokens if it enters with hits, and the blocks
-// taken; then the requests preempted, finished or aborted.
+// Defaults: block size 4, one full-attention group, synchronous steps of 1 s. A line is the time in
+// seconds at which the step was scheduled, then per request its tokens, its hit tokens if it enters
+// with hits, and the blocks taken; then the requests preempted, and those that the step finished.
 
 #ifndef KVBLOCKS_SIM_REPLAY_FOR_TEST_H_
 #define KVBLOCKS_SIM_REPLAY_FOR_TEST_H_
@@ -78,10 +78,15 @@ class Replay : public EngineObserver {
   absl::Status Run();
 
   SimulationConfig config;
+  const StepTimeModel* step_time = nullptr;  // null: 1 s each
   std::vector<EngineObserver*> further_observers;
+  // False: only the further observers watch, and of what happened there are only result, blocks and
+  // evictions.
+  bool is_watching = true;
 
   // What happened.
   std::vector<std::string> lines;
+  std::vector<std::string> device;  // when it ran the steps that are not empty, as "1-2"
   std::map<std::string, std::vector<double>> token_times;  // seconds
   std::map<std::string, double> first_scheduled;
   std::map<std::string, std::string> ends;  // "length", "abort", ...
@@ -107,6 +112,8 @@ class Replay : public EngineObserver {
   std::unique_ptr<VectorTraceReader> reader_;
   std::map<const SimRequest*, int64_t> hits_;  // of this step's admissions
   std::vector<std::string> preempted_;         // in this step
+  std::vector<size_t> line_of_step_;           // of steps that are not empty
+  size_t finished_line_ = 0;                   // of the step that was finished last
   size_t num_arrived_ = 0;
 };
 

@@ -36,7 +36,8 @@ absl::StatusOr<std::unique_ptr<Simulation>> Simulation::Create(
   std::unique_ptr<Simulation> simulation(new Simulation(config, reader, step_time));
   KvCacheManagerOptions manager_options = config.manager;
   if (!manager_options.max_in_flight_tokens) {
-    manager_options.max_in_flight_tokens = config.scheduler.max_num_batched_tokens;
+    manager_options.max_in_flight_tokens =
+        (config.scheduler.async ? 2 : 1) * config.scheduler.max_num_batched_tokens;
   }
   // Contents come with their hashes; nothing is drawn at random.
   if (!manager_options.hash_seed) manager_options.hash_seed = "";
@@ -48,6 +49,9 @@ absl::StatusOr<std::unique_ptr<Simulation>> Simulation::Create(
                                      &simulation->observers_);
   if (!scheduler.ok()) return scheduler.status();
   simulation->scheduler_ = *std::move(scheduler);
+  if (!simulation->observers_.NeedsEveryRecord() && step_time->adds_up_decodes()) {
+    simulation->scheduler_->LeaveOutQuiet();
+  }
   return simulation;
 }
 
@@ -83,13 +87,19 @@ absl::Status Simulation::RunLoop() {
       scheduler_->Schedule(now_);
       observers_.OnStepScheduled(scheduler_->step());
       if (!scheduler_->step_is_empty()) {
-        if (absl::Status status = FinishStep(); !status.ok()) return status;
-        continue;
+        if (absl::Status status = StartStep(); !status.ok()) return status;
+        if (scheduler_->num_in_flight() < scheduler_->max_in_flight()) continue;
       }
-      PublishEvents();
       if (scheduler_->stuck() != nullptr) {
         return absl::FailedPreconditionError(scheduler_->DescribeNoProgress());
       }
+    }
+    if (scheduler_->num_in_flight() > 0) {
+      if (absl::Status status = FinishStep(); !status.ok()) return status;
+      continue;
+    }
+    if (scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0) {
+      PublishEvents();
       if (scheduler_->step().num_preempted > 0) {
         const std::optional<SimTime> next = CheckedAdd(now_, config_.empty_step_time);
         if (!next) return ClockOverflow(now_, "empty_step_time");
@@ -218,33 +228,44 @@ absl::StatusOr<std::optional<SimTime>> Simulation::NextEvent() {
 // --- One step ---
 
 absl::StatusOr<SimTime> Simulation::StepTime() {
-  const absl::Span<const ScheduledRecord> scheduled = scheduler_->step().scheduled;
+  const StepRecord& step = scheduler_->step();
+  const absl::Span<const ScheduledRecord> scheduled = step.scheduled;
   work_.clear();
   for (const ScheduledRecord& record : scheduled) {
     work_.push_back({.num_context = record.num_context,
                      .num_new = record.num_tokens,
                      .num_sampled = record.is_chunk ? 0 : 1 + record.num_verified_drafts});
   }
-  const auto device = step_time_->StepTime(work_);
+  const auto device = step_time_->StepTime(
+      work_, {.num_sequences = step.num_quiet, .sum_context = step.quiet_context});
   if (!device.ok()) return device.status();
   const std::optional<SimTime> per_request =
-      CheckedMultiply(config_.host_time_per_request, static_cast<int64_t>(scheduled.size()));
-  std::optional<SimTime> total = per_request ? CheckedAdd(*device, *per_request) : std::nullopt;
-  if (total) total = CheckedAdd(*total, config_.host_time_per_step);
-  if (!total) return ClockOverflow(now_, "a step");
-  return *total;
+      CheckedMultiply(config_.host_time_per_request, step.num_requests());
+  std::optional<SimTime> host =
+      per_request ? CheckedAdd(*per_request, config_.host_time_per_step) : std::nullopt;
+  // Host and device work side by side, or one after the other.
+  if (host) host = config_.scheduler.async ? std::max(*host, *device) : CheckedAdd(*host, *device);
+  if (!host) return ClockOverflow(now_, "a step");
+  return *host;
 }
 
-absl::Status Simulation::FinishStep() {
+// Hands the step just scheduled to the device.
+absl::Status Simulation::StartStep() {
   const auto duration = StepTime();
   if (!duration.ok()) return duration.status();
-  const std::optional<SimTime> end = CheckedAdd(now_, *duration);
-  if (!end) return ClockOverflow(now_, "a step");
-  now_ = *end;
-  result_.busy_time += *duration;  // at most the clock
-  scheduler_->ProcessOutputs();
   StepRecord& step = scheduler_->step();
-  step.end = now_;
+  step.device_start = std::max(now_, device_free_);
+  const std::optional<SimTime> end = CheckedAdd(step.device_start, *duration);
+  if (!end) return ClockOverflow(now_, "a step");
+  step.end = device_free_ = *end;
+  return absl::OkStatus();
+}
+
+// The oldest step under way.
+absl::Status Simulation::FinishStep() {
+  const StepRecord& step = scheduler_->ProcessOutputs();
+  now_ = step.end;
+  result_.busy_time += step.end - step.device_start;  // at most the clock
   observers_.OnStepFinished(step);
   for (SimRequest* request : scheduler_->finished()) {
     ++result_.num_finished;

@@ -71,6 +71,7 @@ absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config) 
                      "\", expected one of vllm-0.10, vllm-0.19, vllm-main"));
   }
   config->scheduler.reserve_full_isl = name != "vllm-0.10";
+  config->scheduler.async = name != "vllm-0.10";
   config->manager.free_order =
       name == "vllm-main" ? FreeOrder::kUnhashedFirst : FreeOrder::kAppendAll;
   if (name != "vllm-main") config->manager.watermark = 0.0;

@@ -26,7 +26,7 @@ enum class ZeroOutput {
 
 struct SimulationConfig {
   KvCacheConfig kv_cache;
-  // max_in_flight_tokens defaults to the scheduler's tokens per step.
+  // max_in_flight_tokens defaults to the tokens of all steps that can be under way at once.
   KvCacheManagerOptions manager;
   SchedulerOptions scheduler;
 
@@ -37,7 +37,8 @@ struct SimulationConfig {
   SimTime max_queue_time = 0;
   // Between a step that preempted and scheduled nothing and the next one.
   SimTime empty_step_time = 0;
-  // Host time that a synchronous engine adds to every step.
+  // Host time. A synchronous engine adds it to every step; in an asynchronous one a step takes the
+  // longer of host and device.
   SimTime host_time_per_step = 0;
   SimTime host_time_per_request = 0;
 
@@ -53,9 +54,9 @@ struct SimulationConfig {
 
 absl::Status Validate(const SimulationConfig& config);
 
-// Pins the scheduling options to a version of vLLM, keeping all others: "vllm-0.10" (no
-// whole-sequence gate, freed blocks to the back of the queue), "vllm-0.19" (gate, freed blocks to
-// the back), "vllm-main" (gate, key-less blocks to the front). All step synchronously here.
+// Pins the scheduling options to a version of vLLM, keeping all others: "vllm-0.10" (synchronous,
+// no whole-sequence gate, freed blocks to the back of the queue), "vllm-0.19" (asynchronous, gate,
+// freed blocks to the back), "vllm-main" (asynchronous, gate, key-less blocks to the front).
 // InvalidArgument for another name.
 absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config);
 

@@ -156,13 +156,16 @@ TEST(SimulationConfigTest, PresetsPinAVersion) {
   SimulationConfig config = Good();
   ASSERT_TRUE(ApplyEnginePreset("vllm-0.10", &config).ok());
   EXPECT_FALSE(config.scheduler.reserve_full_isl);
+  EXPECT_FALSE(config.scheduler.async);
   EXPECT_EQ(config.manager.free_order, FreeOrder::kAppendAll);
   ASSERT_TRUE(ApplyEnginePreset("vllm-0.19", &config).ok());
   EXPECT_TRUE(config.scheduler.reserve_full_isl);
+  EXPECT_TRUE(config.scheduler.async);
   EXPECT_EQ(config.manager.free_order, FreeOrder::kAppendAll);
   config.manager.watermark = 0.1;
   ASSERT_TRUE(ApplyEnginePreset("vllm-main", &config).ok());
   EXPECT_EQ(config.manager.free_order, FreeOrder::kUnhashedFirst);
+  EXPECT_TRUE(config.scheduler.async);
   EXPECT_EQ(config.manager.watermark, 0.1);
   const absl::Status status = ApplyEnginePreset("vllm-9", &config);
   EXPECT_THAT(status.message(), HasSubstr("\"vllm-9\""));

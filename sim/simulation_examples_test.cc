@@ -263,6 +263,70 @@ TEST_F(SimulatorExamples, WE16_Padding) {
   EXPECT_EQ(replay_.token_times["B"], (Times{4, 5, 5, 6}));
 }
 
+// --- Asynchronous scheduling. Lines begin with the time at which a step was scheduled. ---
+
+class AsyncSimulatorExamples : public SimulatorExamples {
+ protected:
+  AsyncSimulatorExamples() { replay_.config.scheduler.async = true; }
+};
+
+TEST_F(AsyncSimulatorExamples, WE17_AsyncEqualsSyncHere) {
+  Blocks(10);
+  replay_.Add({.id = "A", .prompt = 7, .output = 3});
+  RunToTheEnd();
+  EXPECT_THAT(replay_.lines, ElementsAre("0: A:7 [1,2]", "0: A:1 []", "1: A:1 [3] fin A"));
+  EXPECT_THAT(replay_.device, ElementsAre("0-1", "1-2", "2-3"));
+  EXPECT_EQ(replay_.token_times["A"], (Times{1, 2, 3}));
+  EXPECT_THAT(replay_.free_queue, ElementsAre(3, 4, 5, 6, 7, 8, 9, 2, 1));
+  EXPECT_THAT(replay_.keyed_blocks, ElementsAre(1, 2));
+  EXPECT_EQ(replay_.result.scheduler.num_wasted, 0);
+}
+
+TEST_F(AsyncSimulatorExamples, WE18_AsyncWithDraftsWastesAStep) {
+  replay_.config.scheduler.num_draft_tokens = 2;
+  replay_.config.scheduler.num_lookahead_tokens = 2;
+  replay_.Add({.id = "A", .prompt = 6, .output = 7, .accepted = {2, 0, 1}});
+  RunToTheEnd();
+  EXPECT_THAT(replay_.lines, ElementsAre("0: A:6 [1,2]", "0: A:3 [3]", "1: A:3 [4]",
+                                         "2: A:3 [5] fin A", "3: A:3 []"));
+  EXPECT_THAT(replay_.device, ElementsAre("0-1", "1-2", "2-3", "3-4", "4-5"));
+  EXPECT_EQ(replay_.token_times["A"], (Times{1, 2, 2, 2, 3, 4, 4}));
+  const SchedulerTotals& totals = replay_.result.scheduler;
+  EXPECT_EQ(totals.num_wasted, 3);
+  EXPECT_EQ(totals.num_rejected_drafts, 3);
+  EXPECT_EQ(totals.num_first_time, 12);
+  EXPECT_EQ(totals.num_computed, 18);
+  EXPECT_EQ(replay_.result.end_time, 5 * kSecond);
+}
+
+TEST_F(AsyncSimulatorExamples, WE19_AsyncPreemption) {
+  AddTwoOfEightAndNine(replay_);
+  RunToTheEnd();
+  EXPECT_THAT(replay_.lines,
+              ElementsAre("0: A:8 [1,2], B:8 [3,4]", "0: A:1 [5], B:1 [6]", "1: A:1 [], B:1 []",
+                          "2: A:1 [], B:1 []", "3: A:1 [], B:1 []", "4: A:1 [6] preempt B",
+                          "5: A:1 []", "6: A:1 []", "7: A:1 [] fin A", "9: B:5h8 [6,5]",
+                          "9: B:1 []", "10: B:1 []", "11: B:1 [] fin B"));
+  EXPECT_EQ(replay_.device[5], "5-6");
+  EXPECT_EQ(replay_.device[9], "9-10");
+  EXPECT_EQ(replay_.token_times["A"], (Times{1, 2, 3, 4, 5, 6, 7, 8, 9}));
+  EXPECT_EQ(replay_.token_times["B"], (Times{1, 2, 3, 4, 5, 10, 11, 12, 13}));
+  EXPECT_EQ(replay_.result.scheduler.num_recomputed, 4);
+  EXPECT_EQ(replay_.result.scheduler.num_wasted, 0);
+  EXPECT_EQ(replay_.result.prefix_cache.preempted_queries, 13);
+  EXPECT_EQ(replay_.result.prefix_cache.preempted_hits, 8);
+}
+
+TEST_F(AsyncSimulatorExamples, WE20_AsyncChunks) {
+  Blocks(10);
+  Budget(8);
+  replay_.Add({.id = "A", .prompt = 20, .output = 2});
+  RunToTheEnd();
+  EXPECT_THAT(replay_.lines,
+              ElementsAre("0: A:8 [1,2]", "0: A:8 [3,4]", "1: A:4 [5]", "2: A:1 [6] fin A"));
+  EXPECT_EQ(replay_.token_times["A"], (Times{3, 4}));
+}
+
 void AddForFreeOrder(Replay& replay) {
   replay.config.kv_cache.num_blocks = 5;
   replay.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Tokens(1, 9)});

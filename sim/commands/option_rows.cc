@@ -56,7 +56,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
       {"eagle", "", kPool, "false", 0, 0, "drop the last matched block, as EAGLE drafting needs"},
       // --- Scheduler ---
       {"engine", "vllm-0.10|vllm-0.19|vllm-main", kScheduler, "vllm-main", 0, 0,
-       "defaults of this version for free-order, watermark and reserve-full-isl"},
+       "defaults of this version for async, free-order, watermark and reserve-full-isl"},
+      {"async", "", kScheduler, "true", 0, 0, "schedule a step while the one before it runs"},
       {"max_num_seqs", "REQUESTS", kScheduler, "256", 1, 1 << 20, "most requests that run at once"},
       {"max_num_batched_tokens", "TOKENS", kScheduler, "8192", 1, kMaxInt32,
        "most tokens of a step"},
@@ -72,6 +73,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "what becomes of a request that the whole pool cannot hold"},
       {"max_queue_time", "TIME", kScheduler, "0s", 0, 0,
        "requests give up after waiting so long; 0s: never"},
+      {"exact_steps", "", kScheduler, "false", 0, 0,
+       "leave no request out of any step: slower, and the report is the same"},
       // --- Speculative decoding ---
       {"num_draft_tokens", "TOKENS", kDrafts, "0", 0, 1024, "drafts per step"},
       {"lookahead_tokens", "TOKENS", kDrafts, "-1", -1, 1024,
@@ -94,7 +97,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
       {"memory_efficiency", "SHARE", kTime, "0.85", 1e-3, 1, "of the peak memory bandwidth"},
       {"fixed_time", "TIME", kTime, "1ms", 0, 0, "of every roofline step, beside the device's"},
       {"time_per_sequence", "TIME", kTime, "0s", 0, 0, "of a roofline step per request"},
-      {"host_time_per_step", "TIME", kTime, "0s", 0, 0, "scheduler's own time"},
+      {"host_time_per_step", "TIME", kTime, "0s", 0, 0,
+       "scheduler's own time: added to a step, or with --async beside it"},
       {"host_time_per_request", "TIME", kTime, "0s", 0, 0, "scheduler's own time per request"},
       {"empty_step_time", "TIME", kTime, "0s", 0, 0, "of a step that only preempts"},
       // --- Measurements ---

@@ -154,6 +154,7 @@ absl::StatusOr<ReplayConfig> DefaultConfig(std::string_view engine) {
     return absl::InvalidArgumentError(absl::StrCat("--", status.message()));
   }
   config.set_engine(std::string(engine));
+  config.set_async(preset.scheduler.async);
   config.set_reserve_full_isl(preset.scheduler.reserve_full_isl);
   config.set_watermark(preset.manager.watermark);
   config.set_free_order(preset.manager.free_order == FreeOrder::kUnhashedFirst ? "unhashed_first"

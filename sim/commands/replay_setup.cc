@@ -179,6 +179,7 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   scheduler.policy =
       config.policy() == "priority" ? SchedulingPolicy::kPriority : SchedulingPolicy::kFcfs;
   scheduler.reserve_full_isl = config.reserve_full_isl();
+  scheduler.async = config.async();
   scheduler.too_big = config.too_big() == "run" ? TooBigRequest::kRun : TooBigRequest::kReject;
   scheduler.num_draft_tokens = config.num_draft_tokens();
   if (config.num_draft_tokens() >= config.max_num_batched_tokens()) {
@@ -191,7 +192,7 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
     scheduler.num_lookahead_tokens = config.eagle() ? config.num_draft_tokens() : 0;
   }
   // Attempts that only fail again are counted only by who asks for them.
-  scheduler.exact_steps = config.count() == "vllm-legacy";
+  scheduler.exact_steps = config.exact_steps() || config.count() == "vllm-legacy";
   simulation->zero_output = config.zero_output() == "skip"      ? ZeroOutput::kSkip
                             : config.zero_output() == "prefill" ? ZeroOutput::kPrefill
                                                                 : ZeroOutput::kOne;

@@ -32,7 +32,10 @@ class Roofline final : public StepTimeModel {
  public:
   explicit Roofline(const RooflineOptions& options);
 
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work) const override;
+  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
+                                   const Decodes& decodes) const override;
+  // A window counts each context up to its own length.
+  bool adds_up_decodes() const override { return !has_window_; }
   std::string_view source() const override { return "roofline, uncalibrated"; }
 
  private:
@@ -108,11 +111,13 @@ Roofline::Roofline(const RooflineOptions& options)
   }
 }
 
-absl::StatusOr<SimTime> Roofline::StepTime(absl::Span<const SequenceWork> work) const {
-  int64_t num_tokens = 0;
-  int64_t num_sampled = 0;
+absl::StatusOr<SimTime> Roofline::StepTime(absl::Span<const SequenceWork> work,
+                                           const Decodes& decodes) const {
+  int64_t num_tokens = decodes.num_sequences;
+  int64_t num_sampled = decodes.num_sequences;
   Wide full_pairs = 0, window_pairs = 0;
   int64_t full_rows = 0, window_rows = 0;
+  if (has_full_) full_pairs = full_rows = decodes.sum_context + decodes.num_sequences;
   for (const SequenceWork& sequence : work) {
     const int64_t context = sequence.num_context;
     const int64_t count = sequence.num_new;
@@ -135,8 +140,9 @@ absl::StatusOr<SimTime> Roofline::StepTime(absl::Span<const SequenceWork> work) 
   const Wide device = per_operation_
                           ? std::max(linear_compute, weights) + std::max(attention_compute, kv)
                           : std::max(linear_compute + attention_compute, weights + kv);
-  const Wide total = device + comm_per_step_ + Wide{comm_per_token_} * num_tokens + fixed_time_ +
-                     Wide{time_per_sequence_} * static_cast<int64_t>(work.size());
+  const Wide total =
+      device + comm_per_step_ + Wide{comm_per_token_} * num_tokens + fixed_time_ +
+      Wide{time_per_sequence_} * (static_cast<int64_t>(work.size()) + decodes.num_sequences);
   if (total > kMaxSimTime) {
     return absl::OutOfRangeError(
         absl::StrCat("a step of ", num_tokens, " tokens takes longer than the clock's 106 days"));

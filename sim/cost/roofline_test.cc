@@ -63,6 +63,37 @@ TEST(RooflineTest, DecodeTimeGrowsByAConstantPerContextToken) {
   EXPECT_EQ(sum, k * first + per_token * 2 * k * (k - 1) / 2);
 }
 
+RC_GTEST_PROP(RooflineTest, DecodesMayBeGivenAsASum, ()) {
+  RooflineOptions options = Llama8bOnH100();
+  options.model = *Catalogue::BuiltIn().FindModel(
+      *rc::gen::element<std::string>("llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b-v0.1"));
+  options.tensor_parallel = *rc::gen::element<int64_t>(1, 4);
+  options.per_operation = *rc::gen::arbitrary<bool>();
+  options.time_per_sequence = *rc::gen::inRange<SimTime>(0, kMicrosecond);
+  const auto model = MakeRoofline(options);
+  RC_ASSERT(model.ok());
+  RC_ASSERT((*model)->adds_up_decodes());
+  std::vector<SequenceWork> work, all;
+  if (*rc::gen::arbitrary<bool>()) {
+    work.push_back({*rc::gen::inRange<int64_t>(0, 9000), *rc::gen::inRange<int64_t>(1, 9000), 1});
+  }
+  all = work;
+  Decodes decodes;
+  for (int64_t context : *rc::gen::nonEmpty(
+           rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(1, 200000)))) {
+    all.push_back({context, 1, 1});
+    ++decodes.num_sequences;
+    decodes.sum_context += context;
+  }
+  RC_ASSERT(*(*model)->StepTime(work, decodes) == *(*model)->StepTime(all));
+}
+
+TEST(RooflineTest, ModelsWithWindowsMustSeeEachContext) {
+  RooflineOptions options = Llama8bOnH100();
+  options.model = *Catalogue::BuiltIn().FindModel("gemma-3-27b");
+  EXPECT_FALSE((*MakeRoofline(options))->adds_up_decodes());
+}
+
 TEST(RooflineTest, WindowLayersReadNoMoreThanTheWindow) {
   RooflineOptions options = Llama8bOnH100();
   options.model = *Catalogue::BuiltIn().FindModel("mistral-7b-v0.1");

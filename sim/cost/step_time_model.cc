@@ -9,9 +9,10 @@ class FixedStepTime final : public StepTimeModel {
  public:
   explicit FixedStepTime(SimTime step_time) : step_time_(step_time) {}
 
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork>) const override {
+  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork>, const Decodes&) const override {
     return step_time_;
   }
+  bool adds_up_decodes() const override { return true; }
   std::string_view source() const override { return "fixed"; }
 
  private:

@@ -24,12 +24,27 @@ struct SequenceWork {
   int64_t num_sampled = 0;  // positions whose next token is drawn
 };
 
+// Sequences that compute one token each and draw its successor.
+struct Decodes {
+  int64_t num_sequences = 0;
+  int64_t sum_context = 0;
+};
+
 class StepTimeModel {
  public:
   virtual ~StepTimeModel() = default;
 
-  // OutOfRange if the time does not fit the clock. REQUIRES: work is not empty.
-  virtual absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work) const = 0;
+  // OutOfRange if the time does not fit the clock. `decodes` come on top of `work`; the time is the
+  // same as if each of them were in it. REQUIRES: not both empty; no decodes unless
+  // adds_up_decodes.
+  virtual absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
+                                           const Decodes& decodes) const = 0;
+  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work) const {
+    return StepTime(work, Decodes());
+  }
+
+  // Whether the number of decodes and the sum of their contexts say all.
+  virtual bool adds_up_decodes() const = 0;
 
   // Where the times come from, for reports: no latency travels without it.
   virtual std::string_view source() const = 0;

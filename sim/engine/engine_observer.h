@@ -8,6 +8,8 @@
 //   OnStepFinished(step)        once per step that is not empty, at its end time
 //   OnFinish                    for each request that the step finished, in that order
 //   OnKvEvents                  if the manager records events
+// With asynchronous scheduling the step that finishes is the one scheduled before the last; at most
+// two are under way. Times never go back from one call to the next.
 // Every request that arrives gets exactly one OnRejection or OnFinish, unless the run ends early.
 // A turn that is given up before it arrived, because its session was aborted, gets OnFinish alone.
 //
@@ -50,20 +52,26 @@ struct AdmissionRecord {
   int64_t num_queried_tokens = 0;  // n
   int64_t num_hit_tokens = 0;
   bool is_resume = false;  // after a preemption
+  // An attempt that can only fail as the last one did; made with exact_steps only.
+  bool is_repeat = false;
 };
 
 struct PreemptionRecord {
   const SimRequest* request = nullptr;
-  int64_t num_computed_lost = 0;      // computed tokens given up; a resume may find some again
+  // Computed tokens given up, those of a step under way included; a resume may find some again.
+  int64_t num_computed_lost = 0;
   int64_t num_refunded_tokens = 0;    // scheduled in this very step and withdrawn
   const SimRequest* cause = nullptr;  // who needed the block; may be the request itself
 };
 
 // One request's part of a step.
 struct ScheduledRecord {
+  // Null in OnStepFinished if the request ended while the step was under way: nothing comes out.
   SimRequest* request = nullptr;
-  int64_t num_context = 0;  // computed before the step, hits included
-  int32_t num_tokens = 0;   // in the step, drafts included
+  // Computed before the step, hits included; while an earlier step is under way as if all its
+  // drafts will be accepted.
+  int64_t num_context = 0;
+  int32_t num_tokens = 0;  // in the step, drafts included
   int32_t num_verified_drafts = 0;
   bool is_prefill = false;               // more than one known token was left to compute
   bool is_chunk = false;                 // known tokens remain after the step: no token comes out
@@ -75,14 +83,14 @@ struct ScheduledRecord {
 
 // What came out of one scheduled request, same index as its ScheduledRecord.
 struct OutputRecord {
-  SimRequest* request = nullptr;
-  int32_t num_emitted = 0;  // output tokens, all at the end of the step; 0 for a chunk
+  SimRequest* request = nullptr;  // null if that of the ScheduledRecord is
+  int32_t num_emitted = 0;        // output tokens, all at the end of the step; 0 for a chunk
   int32_t num_accepted_drafts = 0;
   int32_t num_rejected_drafts = 0;
   // Tokens of the step by what became of them; their sum is num_tokens - num_rejected_drafts.
   int32_t num_first_time = 0;
   int32_t num_recomputed = 0;  // computed before, lost by preemption
-  int32_t num_wasted = 0;      // beyond the token that ended the request
+  int32_t num_wasted = 0;      // beyond the token that ended the request, or after its end
   FinishReason finish_reason = FinishReason::kNone;
 };
 
@@ -98,21 +106,36 @@ struct PoolState {
 struct StepRecord {
   int64_t step = 0;   // counts steps that are not empty, from 0
   SimTime start = 0;  // when it was scheduled
-  SimTime end = 0;    // equal to start until OnStepFinished
+  // When the device began and ended it; both are known from OnStepFinished on. The device runs one
+  // step at a time. Synchronously it begins when the step is scheduled.
+  SimTime device_start = 0;
+  SimTime end = 0;
   int64_t num_tokens = 0;
   int64_t num_prefill_tokens = 0;
   int64_t num_decode_tokens = 0;  // drafts included
   absl::Span<const ScheduledRecord> scheduled;
   absl::Span<const OutputRecord> outputs;  // empty until OnStepFinished
-  int64_t num_preempted = 0;               // in this call of the scheduler
+  // Further requests that decode one token each, inside a block and not their last one, and have no
+  // record; 0 unless no observer needs every record. A request that must be looked at again while
+  // such a step is under way has a record in OnStepFinished, behind the others.
+  int64_t num_quiet = 0;
+  int64_t quiet_context = 0;  // sum of their num_context when the step was scheduled
+  int64_t num_preempted = 0;  // in this call of the scheduler
+  // When the step had been scheduled.
   int64_t num_running = 0;
   int64_t num_waiting = 0;  // preempted requests included
   PoolState pool;
+
+  int64_t num_requests() const { return static_cast<int64_t>(scheduled.size()) + num_quiet; }
 };
 
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
+
+  // Whether each step must have a record of each of its requests. One that does with num_quiet and
+  // OnQuietDecodes says no: if all do, most decodes cost nothing.
+  virtual bool NeedsEveryRecord() const { return true; }
 
   virtual void OnRunStart(const RunInfo& info) { (void)info; }
   virtual void OnArrival(const SimRequest& request, SimTime now) { (void)request, (void)now; }
@@ -133,6 +156,11 @@ class EngineObserver {
 
   // Block tables and new blocks can be read here.
   virtual void OnStepScheduled(const StepRecord& step) { (void)step; }
+  // The request decoded one token in each of the last `num_steps` steps that finished, without a
+  // record. Comes before the request has a record again, is preempted or ends.
+  virtual void OnQuietDecodes(const SimRequest& request, int64_t num_steps) {
+    (void)request, (void)num_steps;
+  }
   // Finished requests have given their blocks back already; new_blocks is no longer valid.
   virtual void OnStepFinished(const StepRecord& step) { (void)step; }
   // reason: finish_reason of the request; never kRejected.

@@ -3,6 +3,7 @@
 #ifndef KVBLOCKS_SIM_ENGINE_OBSERVER_LIST_H_
 #define KVBLOCKS_SIM_ENGINE_OBSERVER_LIST_H_
 
+#include <algorithm>
 #include <vector>
 
 #include "sim/engine/engine_observer.h"
@@ -14,6 +15,10 @@ class ObserverList final : public EngineObserver {
   // Not owned.
   void Add(EngineObserver* observer) { observers_.push_back(observer); }
 
+  bool NeedsEveryRecord() const override {
+    return std::any_of(observers_.begin(), observers_.end(),
+                       [](const EngineObserver* o) { return o->NeedsEveryRecord(); });
+  }
   void OnRunStart(const RunInfo& info) override {
     for (EngineObserver* o : observers_) o->OnRunStart(info);
   }
@@ -34,6 +39,9 @@ class ObserverList final : public EngineObserver {
   }
   void OnStepScheduled(const StepRecord& step) override {
     for (EngineObserver* o : observers_) o->OnStepScheduled(step);
+  }
+  void OnQuietDecodes(const SimRequest& request, int64_t num_steps) override {
+    for (EngineObserver* o : observers_) o->OnQuietDecodes(request, num_steps);
   }
   void OnStepFinished(const StepRecord& step) override {
     for (EngineObserver* o : observers_) o->OnStepFinished(step);

@@ -1,6 +1,8 @@
 #include "sim/engine/scheduler.h"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,11 +30,20 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& group = manager_->group(g);
     is_all_full_attention_ = is_all_full_attention_ && group.is_full_type();
-    smallest_block_size_ =
-        g == 0 ? group.block_size() : std::min(smallest_block_size_, group.block_size());
+    boundary_tokens_ = std::gcd(boundary_tokens_, group.block_size());
   }
-  if (manager_->num_groups() == 0) is_all_full_attention_ = false;
+  if (manager_->num_groups() == 0) {
+    is_all_full_attention_ = false;
+    boundary_tokens_ = 1;
+  }
   num_usable_blocks_ = manager_->pool().num_blocks() - 1 - manager_->pool().num_permanent();
+  longest_part_ = options_.long_prefill_token_threshold > 0 ? options_.long_prefill_token_threshold
+                                                            : std::numeric_limits<int64_t>::max();
+}
+
+void Scheduler::LeaveOutQuiet() {
+  leaves_out_quiet_ = !options_.exact_steps && is_all_full_attention_ &&
+                      options_.num_draft_tokens == 0 && options_.num_lookahead_tokens == 0;
 }
 
 // --- Requests coming and going ---
@@ -48,9 +59,11 @@ int64_t Scheduler::NumBlocksFor(int64_t num_tokens) const {
 }
 
 int64_t Scheduler::LongestNumBlocks(const SimRequest& request) const {
-  // The last output token is never computed; drafts and lookahead reach beyond it.
+  // The last output token is never computed; the drafts of all steps under way and the lookahead
+  // reach beyond it.
   const int64_t longest = request.num_prompt + request.max_output;
-  const int64_t reach = longest - 1 + options_.num_draft_tokens + options_.num_lookahead_tokens;
+  const int64_t reach =
+      longest - 1 + max_in_flight() * options_.num_draft_tokens + options_.num_lookahead_tokens;
   return NumBlocksFor(std::min(std::max(longest, reach), max_model_len_));
 }
 
@@ -74,7 +87,8 @@ bool Scheduler::Submit(SimRequest& request) {
     request.finish_reason = FinishReason::kRejected;
     return false;
   }
-  request.end_tokens = std::min(prompt + request.max_output, max_model_len_);
+  request.full_length = prompt + request.max_output;
+  request.end_tokens = std::min(request.full_length, max_model_len_);
   request.state = RequestState::kWaiting;
   waiting_.AddArrived(&request);
   return true;
@@ -86,6 +100,12 @@ void Scheduler::Leave(SimRequest& request, FinishReason reason) {
     KVBLOCKS_CHECK(status.ok(), status.ToString());
     request.kv->set_status(RequestStatus::kFinished);
   }
+  // Steps under way still run, for nobody.
+  for (int64_t i = 0; i < num_in_flight_ && request.num_steps_in_flight > 0; ++i) {
+    for (ScheduledRecord& record : InFlight(i).scheduled) {
+      if (record.request == &request) record.request = nullptr;
+    }
+  }
   request.num_drafts = 0;
   request.state = RequestState::kFinished;
   request.finish_reason = reason;
@@ -94,7 +114,12 @@ void Scheduler::Leave(SimRequest& request, FinishReason reason) {
 
 void Scheduler::Abort(SimRequest& request, AbortCause cause) {
   if (request.state == RequestState::kRunning) {
-    running_.erase(std::find(running_.begin(), running_.end(), &request));
+    if (request.quiet_since >= 0) {
+      quiet_.Remove(request, num_scheduled_steps_);
+      Wake(request);
+    } else {
+      awake_.erase(std::find(awake_.begin(), awake_.end(), &request));
+    }
   } else if (request.state == RequestState::kWaiting || request.state == RequestState::kPreempted) {
     waiting_.Remove(&request);
   } else {
@@ -110,7 +135,7 @@ void Scheduler::Abort(SimRequest& request, AbortCause cause) {
 std::string Scheduler::DescribeNoProgress() const {
   const SimRequest* request = stuck_;
   if (request == nullptr && !waiting_.empty()) request = waiting_.front();
-  if (request == nullptr && !running_.empty()) request = running_.front();
+  if (request == nullptr && !awake_.empty()) request = awake_.front();
   if (request == nullptr) return "no progress: no request is left";
   std::string text = absl::StrCat("no progress: request ", request->spec.id, " (");
   if (request->spec.line > 0) absl::StrAppend(&text, "line ", request->spec.line, ", ");
@@ -137,23 +162,41 @@ std::string Scheduler::DescribeNoProgress() const {
 
 absl::Status Scheduler::CheckInvariants() const {
   const auto broken = [](const SimRequest& request, absl::string_view what) {
-    return absl::InternalError(absl::StrCat("request ", request.spec.id, ": ", what, " (known ",
-                                            request.num_known, ", computed ", request.num_computed,
-                                            ", drafts ", request.num_drafts, ")"));
+    return absl::InternalError(absl::StrCat(
+        "request ", request.spec.id, ": ", what, " (known ", request.num_known, ", computed ",
+        request.num_computed, ", settled ", request.num_settled, ", drafts ", request.num_drafts,
+        ", placeholders ", request.num_placeholders, ")"));
   };
-  if (step_.num_tokens > options_.max_num_batched_tokens) {
-    return absl::InternalError(absl::StrCat("step of ", step_.num_tokens, " tokens, limit ",
+  if (step_->record.num_tokens > options_.max_num_batched_tokens) {
+    return absl::InternalError(absl::StrCat("step of ", step_->record.num_tokens, " tokens, limit ",
                                             options_.max_num_batched_tokens));
   }
   if (num_running() > options_.max_num_seqs) {
     return absl::InternalError(
         absl::StrCat(num_running(), " running requests, limit ", options_.max_num_seqs));
   }
+  std::vector<const SimRequest*> running(awake_.begin(), awake_.end());
+  int64_t sum_quiet = 0;
+  quiet_.ForEach([&](const SimRequest& request) {
+    running.push_back(&request);
+    sum_quiet += QuietDecodes::NumComputed(request, num_scheduled_steps_);
+  });
+  if (static_cast<int64_t>(running.size()) != num_running() || sum_quiet != quiet_.sum_computed()) {
+    return absl::InternalError(absl::StrCat("quiet requests with ", sum_quiet,
+                                            " computed tokens, counted ", quiet_.sum_computed()));
+  }
   int64_t num_holding = 0;
-  for (const SimRequest* request : running_) {
+  for (const SimRequest* request : running) {
     if (request->state != RequestState::kRunning) return broken(*request, "runs in another state");
-    if (request->num_computed > request->num_known + options_.num_draft_tokens) {
+    if (request->num_computed >
+        request->num_known + request->num_placeholders + options_.num_draft_tokens) {
       return broken(*request, "computed beyond its known tokens and drafts");
+    }
+    const bool is_settled = request->num_settled == request->num_computed;
+    if (request->num_settled > request->num_computed ||
+        is_settled != (request->num_steps_in_flight == 0) ||
+        (is_settled && request->num_placeholders != 0)) {
+      return broken(*request, "is wrong about its steps under way");
     }
     if (request->num_known >= request->end_tokens && request->max_output > 0)
       return broken(*request, "runs beyond its end");

@@ -6,29 +6,39 @@
 // requests are admitted in order, until one does not fit. Knows neither clock nor trace: `now` is
 // passed on to the observer, and a request's content comes with it.
 //
-// Always, between two iterations (CheckInvariants): a request is in exactly one of waiting queue
+// With options.async a step is scheduled while the one before it is under way: each running request
+// has placeholders for the tokens that are still to come, and computed tokens count drafts as if
+// they will be accepted, until ProcessOutputs puts both right. Only known tokens are registered in
+// the prefix table. A request that ends while a later step of it is under way wastes that step's
+// tokens; one that is preempted keeps the token that arrives later.
+//
+// Requests that decode inside a block are left alone, if LeaveOutQuiet was called: they are counted
+// in a step but have no record in it, and everything else is as if they had (see QuietDecodes).
+//
+// Always, after ProcessOutputs (CheckInvariants): a request is in exactly one of waiting queue
 // and running list, or in neither when pending or finished; tokens of a step <=
 // max_num_batched_tokens; running <= max_num_seqs; every running request holds blocks for all its
-// computed tokens. Cost: about 10 ns per running request and step while it decodes inside a block
-// (models with full attention only; else one AllocateSlots each), nothing allocated in steady
-// state. Single-threaded. The manager and the observer must outlive the scheduler; requests must
-// outlive their time in it.
+// computed tokens. Cost per step: about 10 ns per running request that decodes inside a block, or
+// none if it is left out (models with full attention only; else one AllocateSlots each), nothing
+// allocated in steady state. Single-threaded. The manager and the observer must outlive the
+// scheduler; requests must outlive their time in it.
 
 #ifndef KVBLOCKS_SIM_ENGINE_SCHEDULER_H_
 #define KVBLOCKS_SIM_ENGINE_SCHEDULER_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "managers/kv_cache_manager.h"
 #include "sim/engine/acceptance.h"
 #include "sim/engine/engine_observer.h"
+#include "sim/engine/quiet_decodes.h"
 #include "sim/engine/scheduler_options.h"
 #include "sim/engine/sim_request.h"
 #include "sim/engine/waiting_queue.h"
@@ -60,6 +70,10 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
+  // From now on steps have no records of requests that decode inside a block. Without drafts and
+  // lookahead, and with full attention only; else nothing changes.
+  void LeaveOutQuiet();
+
   // Takes a pending request in. False: it can never be served; then finish_text says why and the
   // request is finished. REQUIRES: num_prompt, max_output and arrival are set.
   bool Submit(SimRequest& request);
@@ -67,24 +81,28 @@ class Scheduler {
   // Ends a waiting, preempted or running request between two iterations and frees its blocks.
   void Abort(SimRequest& request, AbortCause cause);
 
-  // Decides the next step. step().scheduled is empty if nothing can run.
+  // Decides the next step. step().scheduled is empty if nothing can run; otherwise the step is
+  // under way from now on. REQUIRES: num_in_flight() < max_in_flight().
   void Schedule(SimTime now);
 
-  // Emits the step's tokens and ends requests. REQUIRES: after a Schedule that was not empty.
-  void ProcessOutputs();
+  // Emits the tokens of the oldest step under way and ends requests; returns its record, completed,
+  // which is good until the next Schedule. REQUIRES: num_in_flight() > 0.
+  StepRecord& ProcessOutputs();
 
-  // Of the last Schedule, completed by ProcessOutputs; start and end are the caller's to fill.
-  StepRecord& step() { return step_; }
-  bool step_is_empty() const { return records_.empty(); }
+  int64_t num_in_flight() const { return num_in_flight_; }
+  int64_t max_in_flight() const { return options_.async ? kMaxInFlight : 1; }
+
+  // Of the last Schedule; device_start and end are the caller's to fill.
+  StepRecord& step() { return step_->record; }
+  bool step_is_empty() const { return step_->scheduled.empty() && step_->record.num_quiet == 0; }
   // In the order in which their blocks were freed, by the last ProcessOutputs.
   absl::Span<SimRequest* const> finished() const { return finished_; }
   // A request that ran alone preempted itself twice without a token in between, or null: it can
   // never finish.
   const SimRequest* stuck() const { return stuck_; }
 
-  int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t num_running() const { return static_cast<int64_t>(awake_.size()) + quiet_.size(); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
-  absl::Span<SimRequest* const> running() const { return running_; }
   const WaitingQueue& waiting() const { return waiting_; }
   const SchedulerTotals& totals() const { return totals_; }
   const SchedulerOptions& options() const { return options_; }
@@ -105,6 +123,14 @@ class Scheduler {
   int64_t NumBlocksFor(int64_t num_tokens) const;
   void Leave(SimRequest& request, FinishReason reason);
 
+  static constexpr int64_t kMaxInFlight = 2;
+  struct Step {
+    StepRecord record;
+    std::vector<ScheduledRecord> scheduled;
+    std::vector<OutputRecord> outputs;
+  };
+  Step& InFlight(int64_t i) { return steps_[static_cast<size_t>((oldest_ + i) % kMaxInFlight)]; }
+
   // scheduler_step.cc: one step.
   void ScheduleRunning(SimTime now);
   bool AllocateRunning(SimRequest& request, int64_t num_tokens, size_t& index, SimTime now);
@@ -112,13 +138,23 @@ class Scheduler {
   void Preempt(SimRequest& victim, const SimRequest& cause, SimTime now);
   void ScheduleWaiting(SimTime now);
   bool IsStillBlocked(const SimRequest& head) const;
-  void RememberBlocked(const SimRequest& head, int64_t num_tokens);
+  void RememberBlocked(const SimRequest& head, const ScheduledRecord& attempt);
+  bool PadsAdmissions() const;
   void Record(SimRequest& request, const ScheduledRecord& record);
   void SyncContent(SimRequest& request);
   void UpdateQuietRange(SimRequest& request, int64_t target);
 
+  // scheduler_quiet.cc: who need not be looked at.
+  void WakeForStep();
+  void WakeAll();
+  void Wake(SimRequest& request);
+  bool IsCalm() const;
+  bool HasBlocksFor(int64_t num_tokens) const;
+  void LetRest();
+
   // scheduler_outputs.cc: what a step yields.
   void ProcessOutput(const ScheduledRecord& record, OutputRecord& output);
+  void RegisterSettled(SimRequest& request);
 
   const SchedulerOptions options_;
   KvCacheManager* const manager_;
@@ -128,26 +164,38 @@ class Scheduler {
   const int64_t max_model_len_;
   // Only then a step inside a block leaves the pool alone, and only then the quiet range is used.
   bool is_all_full_attention_ = true;
-  int64_t smallest_block_size_ = 0;
+  int64_t boundary_tokens_ = 0;  // blocks of all groups end at multiples of it
   int64_t num_usable_blocks_ = 0;
+  int64_t longest_part_ = 0;  // of one request in a step, in tokens
 
   WaitingQueue waiting_;
-  std::vector<SimRequest*> running_;  // in admission order
+  // The running list: those a step looks at, in admission order, and the others.
+  std::vector<SimRequest*> awake_;
+  QuietDecodes quiet_;
+  int64_t num_admissions_ = 0;
+  bool leaves_out_quiet_ = false;
+  int64_t wakeful_until_ = 0;  // step
 
-  // The step under way.
+  // Steps under way, the oldest first, then the next one to be scheduled.
+  std::array<Step, kMaxInFlight> steps_;
+  int64_t oldest_ = 0;
+  int64_t num_in_flight_ = 0;
+  int64_t num_scheduled_steps_ = 0;  // not empty
+
+  // The step that is being scheduled.
+  Step* step_ = &steps_[0];
   int64_t budget_ = 0;
   int64_t num_prefills_ = 0;  // entries that compute more than one known token
-  std::vector<ScheduledRecord> records_;
-  std::vector<OutputRecord> outputs_;
-  std::vector<SimRequest*> finished_;
-  StepRecord step_;
   const SimRequest* stuck_ = nullptr;
 
+  std::vector<SimRequest*> finished_;
+
   // The head that did not fit last time. While no block is freed, no preemption happens and the key
-  // of its first missing block stays unknown, it can only fail again with as many tokens.
+  // of its first missing block stays unknown, it can only fail again with as many tokens or more.
   struct Blocked {
     const SimRequest* head = nullptr;  // null: try
     int64_t num_tokens = 0;
+    bool is_padded = false;  // or it would have asked for one token only
     bool has_missing = false;
     BlockHash first_missing = {};
   };
@@ -155,8 +203,8 @@ class Scheduler {
 
   // Scratch.
   ComputedBlocks hits_;
-  std::vector<absl::uint128> keys_;
   std::vector<BlockHash> hashes_;
+  std::vector<SimRequest*> woken_;
   NewBlocks last_new_blocks_ = NewBlocks({});
 
   SchedulerTotals totals_;

@@ -29,6 +29,8 @@ struct SchedulerOptions {
   SchedulingPolicy policy = SchedulingPolicy::kFcfs;
   // Admit only what could hold all its known tokens at once.
   bool reserve_full_isl = true;
+  // A step is scheduled while the one before it runs, without knowing its outputs.
+  bool async = true;
 
   int64_t num_draft_tokens = 0;      // K, proposed after each step that emits a token
   int64_t num_lookahead_tokens = 0;  // LA, slots the drafter writes ahead
@@ -37,8 +39,8 @@ struct SchedulerOptions {
   // A request that the whole pool could not hold when it is longest.
   TooBigRequest too_big = TooBigRequest::kReject;
 
-  // Asks the manager in every step and for every head of the queue, also where the answer is known.
-  // Changes no result; slower.
+  // Looks at every request in every step, and asks the manager for each and for the head of the
+  // queue, also where the answer is known. Changes no result; slower.
   bool exact_steps = false;
 };
 

@@ -3,27 +3,47 @@
 #include <algorithm>
 
 #include "block_pool/check.h"
+#include "managers/block_size.h"
 #include "sim/engine/scheduler.h"
 
 namespace kvblocks::sim {
 
-void Scheduler::ProcessOutputs() {
-  KVBLOCKS_CHECK(!records_.empty() && outputs_.empty(), "no step is under way");
-  outputs_.resize(records_.size());
-  for (size_t i = 0; i < records_.size(); ++i) ProcessOutput(records_[i], outputs_[i]);
+StepRecord& Scheduler::ProcessOutputs() {
+  KVBLOCKS_CHECK(num_in_flight_ > 0, "no step is under way");
+  Step& step = InFlight(0);
+  // From here on only later steps are under way.
+  oldest_ = (oldest_ + 1) % kMaxInFlight;
+  --num_in_flight_;
+  finished_.clear();
+  step.outputs.resize(step.scheduled.size());
+  for (size_t i = 0; i < step.scheduled.size(); ++i) {
+    ProcessOutput(step.scheduled[i], step.outputs[i]);
+  }
   if (!finished_.empty()) {
-    std::erase_if(running_, [](const SimRequest* request) {
+    std::erase_if(awake_, [](const SimRequest* request) {
       return request->state == RequestState::kFinished;
     });
   }
-  step_.outputs = outputs_;
+  totals_.num_output_tokens += step.record.num_quiet;
+  totals_.num_first_time += step.record.num_quiet;
+  step.record.scheduled = step.scheduled;
+  step.record.outputs = step.outputs;
   ++totals_.num_steps;
-  totals_.num_computed += step_.num_tokens;
+  totals_.num_computed += step.record.num_tokens;
+  return step.record;
 }
 
 void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& output) {
+  output.request = record.request;
+  if (record.request == nullptr) {
+    output.num_wasted = record.num_tokens;
+    totals_.num_wasted += record.num_tokens;
+    return;
+  }
   SimRequest& request = *record.request;
-  output.request = &request;
+  --request.num_steps_in_flight;
+  // Or it was preempted while the step was under way: its blocks are gone, its tokens are not.
+  const bool is_running = request.state == RequestState::kRunning;
   if (!record.is_chunk) {
     if (record.num_verified_drafts > 0) {
       if (!record.is_padded) {
@@ -32,26 +52,33 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
         ++request.num_verifications;
       }
       output.num_rejected_drafts = record.num_verified_drafts - output.num_accepted_drafts;
-      request.num_computed -= output.num_rejected_drafts;
+      if (is_running) request.num_computed -= output.num_rejected_drafts;
     }
     // Tokens after the one that ends the request are dropped.
     output.num_emitted = static_cast<int32_t>(
         std::min<int64_t>(output.num_accepted_drafts + 1, request.end_tokens - request.num_known));
     request.num_known += output.num_emitted;
     request.num_lonely_preemptions = 0;
-    request.num_drafts = static_cast<int32_t>(options_.num_draft_tokens);
+    if (options_.async) {
+      request.num_placeholders -= output.num_rejected_drafts + output.num_emitted;
+      if (is_running) RegisterSettled(request);
+    } else {
+      request.num_drafts = static_cast<int32_t>(options_.num_draft_tokens);
+    }
   }
 
   // What the computed tokens were good for.
-  const int64_t computed = request.num_computed;
+  const int64_t context = request.num_settled;
+  const int64_t computed = context + record.num_tokens - output.num_rejected_drafts;
+  request.num_settled = computed;
   const bool ends = !record.is_chunk && request.num_known >= request.end_tokens;
   // The last token of a request that ends is known and needs no computing.
   const int64_t useful =
       ends && output.num_emitted > 0 ? std::min(computed, request.num_known - 1) : computed;
   output.num_wasted = static_cast<int32_t>(computed - useful);
-  output.num_recomputed = static_cast<int32_t>(std::clamp<int64_t>(
-      request.highest_computed - record.num_context, 0, useful - record.num_context));
-  output.num_first_time = static_cast<int32_t>(useful - record.num_context) - output.num_recomputed;
+  output.num_recomputed = static_cast<int32_t>(
+      std::clamp<int64_t>(request.highest_computed - context, 0, useful - context));
+  output.num_first_time = static_cast<int32_t>(useful - context) - output.num_recomputed;
   request.highest_computed = std::max(request.highest_computed, useful);
 
   totals_.num_output_tokens += output.num_emitted;
@@ -62,9 +89,22 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
 
   if (ends) {
     output.finish_reason = FinishReason::kLength;
+    if (request.state == RequestState::kPreempted) waiting_.Remove(&request);
     Leave(request, FinishReason::kLength);
     finished_.push_back(&request);
   }
+}
+
+// Registers the blocks that were completed while nothing more was scheduled for the request.
+void Scheduler::RegisterSettled(SimRequest& request) {
+  const int64_t num_tokens = request.num_computed - request.num_placeholders;
+  if (num_tokens < request.next_full) return;
+  SyncContent(request);
+  const absl::Status status = manager_->CacheBlocks(*request.kv, num_tokens);
+  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  if (options_.exact_steps) return;
+  const BlockSize boundary(boundary_tokens_);
+  request.next_full = boundary.RoundDown(num_tokens) + boundary.value();
 }
 
 }  // namespace kvblocks::sim

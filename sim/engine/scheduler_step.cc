@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "block_pool/check.h"
@@ -10,43 +11,63 @@
 namespace kvblocks::sim {
 
 void Scheduler::Schedule(SimTime now) {
+  KVBLOCKS_CHECK(num_in_flight_ < max_in_flight(), "too many steps are under way");
+  step_ = &InFlight(num_in_flight_);
   budget_ = options_.max_num_batched_tokens;
   num_prefills_ = 0;
-  records_.clear();
-  outputs_.clear();
-  finished_.clear();
+  step_->scheduled.clear();
+  step_->outputs.clear();
   stuck_ = nullptr;
-  step_ = StepRecord();
-  step_.step = totals_.num_steps;
+  StepRecord& step = step_->record;
+  step = StepRecord();
+  step.step = num_scheduled_steps_;
+  WakeForStep();
+  step.num_quiet = quiet_.size();
+  step.quiet_context = quiet_.sum_computed();
+  step.num_tokens = step.num_quiet;
+  budget_ -= step.num_quiet;
 
   ScheduleRunning(now);
-  if (step_.num_preempted == 0) ScheduleWaiting(now);
+  if (step.num_preempted == 0) ScheduleWaiting(now);
 
-  for (ScheduledRecord& record : records_) {
+  for (ScheduledRecord& record : step_->scheduled) {
     SimRequest& request = *record.request;
     request.num_computed += record.num_tokens;
-    record.is_chunk = request.num_computed < request.num_known;
-    step_.num_tokens += record.num_tokens;
-    if (record.is_prefill) step_.num_prefill_tokens += record.num_tokens;
+    ++request.num_steps_in_flight;
+    record.is_chunk = request.num_computed < request.num_known + request.num_placeholders;
+    if (options_.async && !record.is_chunk) {
+      // One token is sure to come; which drafts the device will propose after it is not known here.
+      request.num_placeholders += 1 + record.num_verified_drafts;
+      request.num_drafts = static_cast<int32_t>(options_.num_draft_tokens);
+    }
+    step.num_tokens += record.num_tokens;
+    if (record.is_prefill) step.num_prefill_tokens += record.num_tokens;
   }
-  step_.num_decode_tokens = step_.num_tokens - step_.num_prefill_tokens;
-  step_.start = step_.end = now;
-  step_.scheduled = records_;
-  step_.num_running = num_running();
-  step_.num_waiting = num_waiting();
+  step.num_decode_tokens = step.num_tokens - step.num_prefill_tokens;
+  step.start = step.device_start = step.end = now;
+  step.scheduled = step_->scheduled;
+  step.num_running = num_running();
+  step.num_waiting = num_waiting();
   const BlockPool& pool = manager_->pool();
-  step_.pool = {.num_blocks = pool.num_blocks(),
-                .num_free = pool.num_free(),
-                .num_cached_unreferenced = pool.num_cached_unreferenced(),
-                .num_keyed = pool.num_keyed_blocks(),
-                .num_keys = pool.num_keys(),
-                .num_evictions = pool.num_evictions()};
-  if (records_.empty() && step_.num_preempted > 0) ++totals_.num_empty_steps;
+  step.pool = {.num_blocks = pool.num_blocks(),
+               .num_free = pool.num_free(),
+               .num_cached_unreferenced = pool.num_cached_unreferenced(),
+               .num_keyed = pool.num_keyed_blocks(),
+               .num_keys = pool.num_keys(),
+               .num_evictions = pool.num_evictions()};
+  if (!step_is_empty()) {
+    ++num_in_flight_;
+    ++num_scheduled_steps_;
+    quiet_.Advance();
+    LetRest();
+  } else if (step.num_preempted > 0) {
+    ++totals_.num_empty_steps;
+  }
 }
 
 void Scheduler::Record(SimRequest& request, const ScheduledRecord& record) {
-  records_.push_back(record);
-  records_.back().request = &request;
+  step_->scheduled.push_back(record);
+  step_->scheduled.back().request = &request;
   budget_ -= record.num_tokens;
   num_prefills_ += record.is_prefill;
 }
@@ -54,27 +75,29 @@ void Scheduler::Record(SimRequest& request, const ScheduledRecord& record) {
 // --- Running requests ---
 
 void Scheduler::ScheduleRunning(SimTime now) {
-  const int64_t threshold = options_.long_prefill_token_threshold > 0
-                                ? options_.long_prefill_token_threshold
-                                : std::numeric_limits<int64_t>::max();
-  for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
-    SimRequest& request = *running_[i];
+  for (size_t i = 0; i < awake_.size() && budget_ > 0; ++i) {
+    SimRequest& request = *awake_[i];
     const int64_t computed = request.num_computed;
-    const int64_t num_tokens = std::min({request.num_known + request.num_drafts - computed,
-                                         threshold, budget_, max_model_len_ - 1 - computed});
+    const int64_t to_come = request.num_placeholders;
+    // The step under way reaches the end even if it accepts no draft.
+    if (to_come > 0 && computed + 2 - to_come >= request.full_length) continue;
+    const int64_t num_tokens =
+        std::min({request.num_known + request.num_drafts + to_come - computed, longest_part_,
+                  budget_, max_model_len_ - 1 - computed});
     if (num_tokens <= 0) continue;
 
     ScheduledRecord record{.num_context = computed,
                            .num_tokens = static_cast<int32_t>(num_tokens),
                            .is_prefill = request.num_known - computed > 1};
-    if (computed + num_tokens > request.quiet_until) {
+    const int64_t target = computed + num_tokens;
+    if (target > request.slots_until || std::min(target, request.num_known) >= request.next_full) {
       if (!AllocateRunning(request, num_tokens, i, now)) return;
       record.new_blocks = last_new_blocks_;
       record.num_new_blocks = static_cast<int32_t>(record.new_blocks.num_blocks());
     }
     if (request.num_drafts > 0) {
       record.num_verified_drafts = static_cast<int32_t>(
-          std::clamp<int64_t>(num_tokens + computed - request.num_known, 0, request.num_drafts));
+          std::clamp<int64_t>(target - request.num_known - to_come, 0, request.num_drafts));
       request.num_drafts = 0;
     }
     Record(request, record);
@@ -95,9 +118,11 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
       UpdateQuietRange(request, request.num_computed + num_tokens);
       return true;
     }
-    const bool was_alone = running_.size() == 1;
+    KVBLOCKS_CHECK(quiet_.size() == 0, "blocks ran short while requests rest");
+    // With a token still to come this is not the second time in vain.
+    const bool is_lonely = awake_.size() == 1 && request.num_placeholders == 0;
     SimRequest* victim = TakeVictim(index);
-    if (victim == &request && was_alone && ++request.num_lonely_preemptions >= 2) {
+    if (victim == &request && is_lonely && ++request.num_lonely_preemptions >= 2) {
       stuck_ = &request;
     }
     Preempt(*victim, request, now);
@@ -109,14 +134,14 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
 // naming the same request.
 SimRequest* Scheduler::TakeVictim(size_t& index) {
   if (options_.policy == SchedulingPolicy::kFcfs) {
-    SimRequest* victim = running_.back();
-    running_.pop_back();
+    SimRequest* victim = awake_.back();
+    awake_.pop_back();
     return victim;
   }
-  const auto worst = std::max_element(running_.begin(), running_.end(), MoreUrgent());
+  const auto worst = std::max_element(awake_.begin(), awake_.end(), MoreUrgent());
   SimRequest* victim = *worst;
-  if (static_cast<size_t>(worst - running_.begin()) < index) --index;
-  running_.erase(worst);
+  if (static_cast<size_t>(worst - awake_.begin()) < index) --index;
+  awake_.erase(worst);
   return victim;
 }
 
@@ -124,26 +149,27 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
   PreemptionRecord preemption{
       .request = &victim, .num_computed_lost = victim.num_computed, .cause = &cause};
   // Only the priority policy takes a request that has its part of this step already.
+  std::vector<ScheduledRecord>& records = step_->scheduled;
   const auto scheduled =
-      std::find_if(records_.begin(), records_.end(),
+      std::find_if(records.begin(), records.end(),
                    [&](const ScheduledRecord& record) { return record.request == &victim; });
-  if (scheduled != records_.end()) {
+  if (scheduled != records.end()) {
     preemption.num_refunded_tokens = scheduled->num_tokens;
     budget_ += scheduled->num_tokens;
     num_prefills_ -= scheduled->is_prefill;
-    records_.erase(scheduled);
+    records.erase(scheduled);
   }
   const absl::Status status = manager_->Free(*victim.kv);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
   victim.kv->MarkPreempted();
   victim.num_computed = 0;
   victim.num_drafts = 0;
-  victim.quiet_until = 0;
+  victim.slots_until = victim.next_full = 0;
   ++victim.num_preemptions;
   victim.state = RequestState::kPreempted;
   waiting_.AddPreempted(&victim);
   blocked_.head = nullptr;
-  ++step_.num_preempted;
+  ++step_->record.num_preempted;
   ++totals_.num_preemptions;
   observer_->OnPreemption(preemption, now);
 }
@@ -154,7 +180,8 @@ void Scheduler::ScheduleWaiting(SimTime now) {
   const int64_t num_drafts = options_.num_draft_tokens;
   while (!waiting_.empty() && budget_ > 0 && num_running() < options_.max_num_seqs) {
     SimRequest& request = *waiting_.front();
-    if (IsStillBlocked(request)) return;
+    const bool is_repeat = IsStillBlocked(request);
+    if (is_repeat && !options_.exact_steps) return;
     SyncContent(request);
     absl::Status status = manager_->GetComputedBlocks(*request.kv, hits_);
     KVBLOCKS_CHECK(status.ok(), status.ToString());
@@ -163,7 +190,7 @@ void Scheduler::ScheduleWaiting(SimTime now) {
     int64_t num_tokens = request.num_known - num_hits;
     ScheduledRecord record{
         .num_context = num_hits, .is_prefill = num_tokens > 1, .is_admission = true};
-    if (num_tokens == 1 && num_drafts > 0 && !records_.empty() && num_prefills_ == 0) {
+    if (num_tokens == 1 && PadsAdmissions()) {
       // Filled up to the shape of the decodes around it, so that the whole step has one shape.
       num_tokens = 1 + num_drafts;
       if (num_tokens > budget_ || num_hits + num_tokens > max_model_len_) return;
@@ -181,17 +208,18 @@ void Scheduler::ScheduleWaiting(SimTime now) {
                                     .hits = &hits_,
                                     .num_queried_tokens = request.num_known,
                                     .num_hit_tokens = num_hits,
-                                    .is_resume = request.was_preempted()};
+                                    .is_resume = request.was_preempted(),
+                                    .is_repeat = is_repeat};
     observer_->OnAdmissionAttempt(admission, now);
     const auto slots =
         manager_->AllocateSlots(*request.kv, {.num_new_tokens = num_tokens,
                                               .computed_blocks = &hits_,
                                               .num_lookahead_tokens = options_.num_lookahead_tokens,
                                               .full_sequence_must_fit = options_.reserve_full_isl,
-                                              .has_scheduled_requests = !running_.empty()});
+                                              .has_scheduled_requests = num_running() > 0});
     KVBLOCKS_CHECK(slots.ok(), slots.status().ToString());
     if (!slots->has_value()) {
-      RememberBlocked(request, num_tokens);
+      if (!is_repeat) RememberBlocked(request, record);
       return;
     }
     record.new_blocks = **slots;
@@ -200,32 +228,39 @@ void Scheduler::ScheduleWaiting(SimTime now) {
 
     blocked_.head = nullptr;
     waiting_.PopFront();
-    running_.push_back(&request);
+    awake_.push_back(&request);
+    request.admission = num_admissions_++;
     request.state = RequestState::kRunning;
     request.kv->set_status(RequestStatus::kRunning);
-    request.num_computed = num_hits;
+    request.num_computed = request.num_settled = num_hits;
     UpdateQuietRange(request, num_hits + num_tokens);
     Record(request, record);
     observer_->OnAdmission(admission, now);
   }
 }
 
+// Whether a request that enters with a single token is filled up with drafts: only decodes are
+// scheduled so far.
+bool Scheduler::PadsAdmissions() const {
+  return options_.num_draft_tokens > 0 && !step_is_empty() && num_prefills_ == 0;
+}
+
 bool Scheduler::IsStillBlocked(const SimRequest& head) const {
   if (blocked_.head != &head || budget_ < blocked_.num_tokens) return false;
+  if (blocked_.is_padded && !PadsAdmissions()) return false;
   return !blocked_.has_missing ||
          manager_->pool().FindCached(blocked_.first_missing, 0) == kNullBlockId;
 }
 
-void Scheduler::RememberBlocked(const SimRequest& head, int64_t num_tokens) {
+void Scheduler::RememberBlocked(const SimRequest& head, const ScheduledRecord& attempt) {
   // Several groups, windows and dropped blocks have more ways to find a longer hit.
   const KvCacheManagerOptions& options = manager_->options();
-  if (options_.exact_steps || manager_->num_groups() != 1 || !is_all_full_attention_ ||
-      manager_->group(0).is_draft()) {
+  if (manager_->num_groups() != 1 || !is_all_full_attention_ || manager_->group(0).is_draft()) {
     return;
   }
-  blocked_ = {.head = &head, .num_tokens = num_tokens};
+  blocked_ = {.head = &head, .num_tokens = attempt.num_tokens, .is_padded = attempt.is_padded};
   if (!options.enable_caching) return;
-  const int64_t block_size = smallest_block_size_;
+  const int64_t block_size = boundary_tokens_;
   const int64_t index = hits_.num_tokens() / block_size;
   blocked_.has_missing = (index + 1) * block_size < head.num_known;
   if (blocked_.has_missing) blocked_.first_missing = head.kv->content().HashOfBlock(index, 1);
@@ -243,13 +278,18 @@ void Scheduler::SyncContent(SimRequest& request) {
     if (!request.keys) {
       request.keys.emplace(trace_, request.spec, manager_->hash_block_size());
     }
-    keys_.clear();
-    request.keys->AppendBlocks(request.spec, request.num_known, &keys_);
-    for (absl::uint128 key : keys_) hashes_.push_back(BlockHash::FromUint128(key));
+    if (is_new) {
+      // With room for the output, as far as it is not excessive.
+      constexpr int64_t kMostSpareBlocks = 1024;
+      const int64_t spare = (request.end_tokens - request.num_known) / manager_->hash_block_size();
+      hashes_.reserve(static_cast<size_t>(request.num_known / manager_->hash_block_size() +
+                                          std::min(spare, kMostSpareBlocks)));
+    }
+    request.keys->AppendBlocks(request.spec, request.num_known, &hashes_);
   }
   if (is_new) {
     auto kv = manager_->NewRequestFromHashes(request.spec.id, request.num_known,
-                                             {hashes_.begin(), hashes_.end()});
+                                             std::exchange(hashes_, {}));
     KVBLOCKS_CHECK(kv.ok(), kv.status().ToString());
     request.kv = *std::move(kv);
   } else if (request.num_known > handed_over) {
@@ -258,25 +298,25 @@ void Scheduler::SyncContent(SimRequest& request) {
     KVBLOCKS_CHECK(status.ok(), status.ToString());
   }
   request.kv->set_num_computed_tokens(request.num_computed);
+  request.kv->set_num_inflight_tokens(
+      std::max<int64_t>(request.num_computed - request.num_settled, 0));
 }
 
 // After an allocation that computes up to `target`: until where the next ones neither need a block
 // nor complete one.
 void Scheduler::UpdateQuietRange(SimRequest& request, int64_t target) {
-  if (!is_all_full_attention_ || options_.exact_steps) {
-    request.quiet_until = 0;
-    return;
-  }
+  request.slots_until = request.next_full = 0;
+  if (options_.exact_steps) return;
+  const BlockSize boundary(boundary_tokens_);
+  request.next_full = boundary.RoundDown(std::min(target, request.num_known)) + boundary.value();
+  if (!is_all_full_attention_) return;
   int64_t capacity = std::numeric_limits<int64_t>::max();
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     capacity = std::min(capacity, static_cast<int64_t>(manager_->GetBlocks(*request.kv, g).size()) *
                                       manager_->group(g).block_size());
   }
   if (capacity < max_model_len_) capacity -= options_.num_lookahead_tokens;
-  const BlockSize block_size(smallest_block_size_);
-  const int64_t registered = std::min(target, request.num_known);
-  request.quiet_until =
-      std::min(capacity, block_size.RoundDown(registered) + block_size.value() - 1);
+  request.slots_until = capacity;
 }
 
 }  // namespace kvblocks::sim

@@ -2,12 +2,15 @@
 // and the block manager's part of it.
 //
 // The scheduler moves the counters; everyone else reads. Two moments matter to readers: between
-// Schedule and ProcessOutputs num_computed already includes the step under way. `kv` exists from
-// the first prefix look-up on, and its token counters may lag behind num_known and num_computed
-// while a request decodes inside a block: read the counters here, and use `kv` for block tables
-// (KvCacheManager::GetBlocks) and for hashes.
+// Schedule and ProcessOutputs num_computed already includes the steps under way. And the counters
+// of a quiet request (see QuietDecodes) stand still until it is due: full blocks and everything
+// that can be told from them are the same either way. `kv` exists from the first prefix look-up on,
+// and its token counters may lag behind num_known and num_computed while a request decodes inside a
+// block: read the counters here, and use `kv` for block tables (KvCacheManager::GetBlocks) and for
+// hashes.
 //
 // Always: num_known = spec.input_length + num_outputs; draft tokens are never part of it.
+//         While it runs, num_settled <= num_computed, equal unless a step of it is under way.
 //         slot is unique among live requests, small, and reused after the request is gone.
 
 #ifndef KVBLOCKS_SIM_ENGINE_SIM_REQUEST_H_
@@ -41,9 +44,21 @@ struct SimRequest {
   // --- Read and written in every step ---
   int64_t num_known = 0;     // n: prompt plus accepted output
   int64_t num_computed = 0;  // c: scheduled or adopted from the prefix cache
-  int64_t end_tokens = 0;    // finished when num_known reaches it: min(P + M, longest sequence)
-  int64_t quiet_until = 0;   // computing up to here needs no block and completes none
-  int32_t num_drafts = 0;    // d: attached for the next step
+  // The part of num_computed whose steps' outputs have been processed. A preempted request keeps it
+  // until the last step that it was part of is processed.
+  int64_t num_settled = 0;
+  int64_t end_tokens = 0;   // finished when num_known reaches it: min(P + M, longest sequence)
+  int64_t full_length = 0;  // P + M
+  int64_t slots_until = 0;  // computing up to here needs no block
+  int64_t next_full = 0;    // known tokens that complete the next block
+  int32_t num_drafts = 0;   // d: attached for the next step
+  // ph: output tokens and drafts that steps under way will settle; 0 when scheduling is
+  // synchronous.
+  int32_t num_placeholders = 0;
+  int32_t num_steps_in_flight = 0;
+  int64_t admission = -1;    // counts admissions of all requests: the order of the running list
+  int64_t quiet_since = -1;  // the last step that had a record of it; -1: not quiet
+  int64_t due = -1;          // while quiet: the next step that will
   int32_t slot = -1;
   RequestState state = RequestState::kPending;
   FinishReason finish_reason = FinishReason::kNone;

@@ -103,6 +103,8 @@ void HitRateMetrics::Reuse::Fill(pb::EvictedReuse* out) {
 }
 
 void HitRateMetrics::OnAdmissionAttempt(const AdmissionRecord& record) {
+  // Repeats are made in vain; they count only where that is asked for.
+  if (record.is_repeat && !options_.legacy_counters) return;
   ++attempts_;
   attempt_queried_ += record.num_queried_tokens;
   attempt_hit_ += record.num_hit_tokens;

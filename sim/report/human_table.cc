@@ -111,7 +111,8 @@ void AddHead(const pb::Report& report, Page& page) {
                 ", ", config.free_order(), ", ", config.policy(), "; ", setup.num_blocks_source()));
   page.Text("time", setup.latency_is_meaningful()
                         ? absl::StrCat(setup.time_source(), ": ", config.model(), " on ",
-                                       config.tensor_parallel(), " x ", config.device())
+                                       config.tensor_parallel(), " x ", config.device(),
+                                       config.async() ? "; async scheduling" : "; sync scheduling")
                         : absl::StrCat(setup.time_source(), ": every step takes ",
                                        config.step_time(), ", so read no latency from this run"));
   page.Blank();

@@ -46,11 +46,13 @@ LatencyMetrics::LatencyMetrics(const Options& options)
 
 void LatencyMetrics::OnStepFinished(const StepRecord& step, RequestProgressTable& requests) {
   const SimTime now = step.end;
-  // Most requests of a step waited equally long for their token, so gaps come in runs.
-  SimTime run_gap = 0;
-  int64_t run_length = 0;
+  // Most requests of a step had their last token from the step before; the gaps of the others are
+  // counted after theirs, equal neighbours together.
+  int64_t num_common = step.num_quiet;
+  other_gaps_.clear();
   int64_t num_zero_gaps = 0;
   for (const OutputRecord& output : step.outputs) {
+    if (output.request == nullptr) continue;
     RequestProgress& progress = requests[*output.request];
     progress.num_recomputed_tokens += output.num_recomputed;
     if (output.num_emitted == 0) continue;
@@ -58,19 +60,17 @@ void LatencyMetrics::OnStepFinished(const StepRecord& step, RequestProgressTable
     num_zero_gaps += output.num_emitted - 1;
     if (progress.first_output == RequestProgress::kNever) {
       progress.first_output = now;
+    } else if (progress.last_output == last_step_end_) {
+      ++num_common;
     } else {
-      const SimTime gap = now - progress.last_output;
-      if (gap != run_gap && run_length > 0) {
-        itl_.Add(run_gap, run_length);
-        run_length = 0;
-      }
-      run_gap = gap;
-      ++run_length;
+      other_gaps_.push_back(now - progress.last_output);
     }
     progress.last_output = now;
   }
-  if (run_length > 0) itl_.Add(run_gap, run_length);
+  if (num_common > 0) itl_.Add(now - last_step_end_, num_common);
+  for (const SimTime gap : other_gaps_) itl_.Add(gap);
   if (num_zero_gaps > 0) itl_.Add(0, num_zero_gaps);
+  last_step_end_ = now;
 }
 
 void LatencyMetrics::OnFinish(const RequestLatency& latency) {

@@ -133,7 +133,8 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
   pool_.OnStepScheduled(step, requests_);
   gauges_.running = step.num_running;
   gauges_.waiting = step.num_waiting;
-  gauges_.is_busy = !step.scheduled.empty();
+  steps_under_way_ += step.num_requests() > 0;
+  gauges_.is_busy = steps_under_way_ > 0;
   int64_t new_blocks = 0;
   for (const ScheduledRecord& record : step.scheduled) {
     if (record.num_new_blocks == 0) continue;
@@ -150,39 +151,46 @@ void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
   misses_.OnStepScheduled(new_blocks);
   counts_.evictions += step.pool.num_evictions - evictions_seen_;
   evictions_seen_ = step.pool.num_evictions;
-  if (step.scheduled.empty()) {
+  if (step.num_requests() == 0) {
     series_.AddCounts(step.start, counts_);
     counts_ = {};
   }
 }
 
 void ReplayMetrics::OnStepFinished(const StepRecord& step) {
-  gauges_.step_time = step.end - step.start;
+  // Since the last event the device was at this step.
+  gauges_.step_time = step.end - step.device_start;
   AdvanceTo(step.end);
   latency_.OnStepFinished(step, requests_);
   pool_.OnStepFinished(step, requests_);
-  int64_t finished = 0;
+  counts_.output_tokens += step.num_quiet;
   for (size_t i = 0; i < step.outputs.size(); ++i) {
     const OutputRecord& output = step.outputs[i];
     counts_.output_tokens += output.num_emitted;
-    finished += output.finish_reason != FinishReason::kNone;
+    if (output.finish_reason != FinishReason::kNone) {
+      // One that was preempted meanwhile may end with a token that was still to come.
+      (requests_[*output.request].is_running ? gauges_.running : gauges_.waiting) -= 1;
+    }
     if (step.scheduled[i].num_verified_drafts == 0) continue;
     verified_drafts_ += step.scheduled[i].num_verified_drafts;
     accepted_drafts_ += output.num_accepted_drafts;
     rejected_drafts_ += output.num_rejected_drafts;
     verifications_ += !step.scheduled[i].is_padded;
   }
-  gauges_.running = step.num_running - finished;
-  gauges_.is_busy = false;
+  gauges_.is_busy = --steps_under_way_ > 0;
   counts_.prefill_tokens += step.num_prefill_tokens;
   counts_.decode_tokens += step.num_decode_tokens;
   ++counts_.steps;
   ++sums_.steps;
-  sums_.scheduled_requests += static_cast<int64_t>(step.scheduled.size());
+  sums_.scheduled_requests += step.num_requests();
   sums_.computed_tokens += step.num_tokens;
   sums_.output_tokens += counts_.output_tokens;
   series_.AddCounts(step.end, counts_);
   counts_ = {};
+}
+
+void ReplayMetrics::OnQuietDecodes(const SimRequest& request, int64_t num_steps) {
+  latency_.OnQuietDecodes(requests_[request], num_steps);
 }
 
 GoodputMetrics& ReplayMetrics::GoodputOfClass(const std::string& name) {

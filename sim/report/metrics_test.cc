@@ -73,6 +73,41 @@ TEST(MetricsExamples, WE7_Counters) {
   EXPECT_EQ(m.report.resume_misses().evicted().max_distance_blocks(), 1);
 }
 
+TEST(MetricsExamples, WE19_MetricsOfAnAsynchronousRun) {
+  Replay replay;
+  replay.config.scheduler.async = true;
+  AddWe7(replay);
+  Measured m;
+  Measure(replay, &m);
+  ASSERT_TRUE(m.status.ok()) << m.status;
+  EXPECT_EQ(m.rows.latency["A"]->ttft, kSecond);
+  EXPECT_EQ(m.rows.latency["A"]->e2e, 9 * kSecond);
+  EXPECT_EQ(m.rows.latency["B"]->e2e, 13 * kSecond);
+  EXPECT_EQ(m.report.latency().itl().count(), 16);
+  EXPECT_DOUBLE_EQ(m.report.latency().itl().max_ms(), 5000.0);
+  EXPECT_EQ(m.report.preemption().recomputed_tokens(), 4);
+  EXPECT_EQ(m.report.totals().wasted_tokens(), 0);
+  // Preempted when the step for 5 was scheduled, at 4; resumed at 9.
+  EXPECT_DOUBLE_EQ(m.report.preemption().time_lost_s(), 5.0);
+  EXPECT_DOUBLE_EQ(m.report.throughput().busy_share(), 1.0);
+  EXPECT_DOUBLE_EQ(m.report.series().points(8).step_time_ms(), 1000.0);
+  EXPECT_DOUBLE_EQ(m.report.series().points(3).running(), 2.0);
+  EXPECT_DOUBLE_EQ(m.report.series().points(4).running(), 1.0);
+  ExpectCausesAddUp(m.report);
+}
+
+TEST(MetricsTest, WaitForTheDeviceIsPrefillNotQueueing) {
+  Replay replay;
+  replay.config.scheduler.async = true;
+  replay.Add({.id = "A", .prompt = 4, .output = 6});
+  replay.Add({.id = "B", .prompt = 4, .output = 1, .at = 1.5});
+  Measured m;
+  Measure(replay, &m);
+  // Scheduled at 2, when the step until 3 was under way; its token comes at 4.
+  EXPECT_EQ(m.rows.latency["B"]->queueing, kSecond / 2);
+  EXPECT_EQ(m.rows.latency["B"]->prefill, 2 * kSecond);
+}
+
 TEST(MetricsTest, LegacyCountingTakesEveryAttemptAndResume) {
   Replay replay;
   AddWe7(replay);
@@ -116,9 +151,19 @@ TEST(PoolMetricsTest, GaugesAreWeightedWithTime) {
   EXPECT_EQ(m.report.totals().requests_rejected(), 1);
 }
 
-TEST(PoolMetricsTest, GaugesReturnToZeroAfterPreemptionsAndAborts) {
+class PoolGauges : public ::testing::TestWithParam<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(SyncAndAsync, PoolGauges, ::testing::Bool());
+
+TEST_P(PoolGauges, ReturnToZeroAfterPreemptionsAbortsAndRejectedDrafts) {
   Replay replay;
+  replay.config.scheduler.async = GetParam();
   AddWe7(replay);
+  if (GetParam()) {
+    // Steps under way at the ends, of the preempted request, too.
+    replay.config.kv_cache.num_blocks = 8;
+    replay.config.scheduler.num_draft_tokens = 2;
+  }
   replay.Add({.id = "C", .prompt = 4, .output = 10, .at = 20, .abort_after = 2.5});
   replay.Add({.id = "D", .prompt = 4, .output = 1, .at = 30});
   Measured m;
@@ -131,6 +176,9 @@ TEST(PoolMetricsTest, GaugesReturnToZeroAfterPreemptionsAndAborts) {
   EXPECT_GT(points[21].usage(), 0.0);
   // 4 computed tokens in one block, then one more per step: never more slots than two blocks.
   EXPECT_LT(m.report.pool().fragmentation().peak(), 1.0);
+  EXPECT_GT(m.report.preemption().preemptions(), 0);
+  EXPECT_EQ(m.report.totals().requests_aborted(), 1);
+  EXPECT_DOUBLE_EQ(points[29].waiting(), 0.0);
 }
 
 TEST(MetricsTest, OneTokenHasNoTpot) {

@@ -5,11 +5,6 @@
 #include "sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
-namespace {
-
-constexpr int64_t kPrefetchDistance = 12;
-
-}  // namespace
 
 const char* MissCauseName(MissCause cause) {
   switch (cause) {
@@ -153,20 +148,40 @@ std::vector<uint64_t> MissClassifier::UnsaltedKeys(const SimRequest& request,
   return result;
 }
 
-bool MissClassifier::ExistsElsewhere(const SimRequest& request, int64_t block, uint64_t key,
+bool MissClassifier::ExistsElsewhere(const SimRequest& request, int64_t block,
                                      const std::vector<uint64_t>& unsalted) const {
   if (unsalted.empty()) {
-    return !unsalted_keys_.empty() && unsalted_keys_.contains(key);
+    return !unsalted_keys_.empty() && unsalted_keys_.contains(KeyOf(request.kv->content(), block));
   }
-  const uint64_t plain = unsalted[static_cast<size_t>(block)];
+  const auto index = static_cast<size_t>(block);
   return (block + 1) * block_tokens_ <= request.num_prompt &&
-         (unsalted_keys_.contains(plain) || blocks_.contains(plain));
+         (unsalted_keys_.contains(unsalted[index]) || is_seen_unsalted_[index]);
+}
+
+// Which blocks somebody admitted without salt and adapter.
+void MissClassifier::LookUpUnsalted(const std::vector<uint64_t>& unsalted) {
+  is_seen_unsalted_.assign(unsalted.size(), false);
+  if (unsalted.empty()) return;
+  const auto num_blocks = static_cast<int64_t>(unsalted.size());
+  SeenPaths::Path path;
+  paths_.Follow(
+      num_blocks, [&](int64_t block) { return unsalted[static_cast<size_t>(block)]; }, &path);
+  paths_.ForEach(path, 0, num_blocks, [&](int64_t block, const SeenPaths::Entry& entry) {
+    is_seen_unsalted_[static_cast<size_t>(block)] = entry.owner != SeenPaths::kNone;
+  });
+}
+
+SeenPaths::Path& MissClassifier::PathOf(const SimRequest& request) {
+  const auto slot = static_cast<size_t>(request.slot);
+  if (slot >= live_paths_.size()) live_paths_.resize(slot + 1);
+  return live_paths_[slot];
 }
 
 // --- Admissions ---
 
-std::optional<EvictedRun> MissClassifier::LastUse(const Block& block, SimTime now) const {
-  if (block.last_release == kNoRelease) return std::nullopt;
+std::optional<EvictedRun> MissClassifier::LastUse(const SeenPaths::Entry& block,
+                                                  SimTime now) const {
+  if (block.last_release == SeenPaths::kNone) return std::nullopt;
   const Release& release = releases_[block.last_release];
   return EvictedRun{.age = now - release.time,
                     .distance = blocks_taken_ + blocks_taken_by_admissions_ - release.blocks_taken};
@@ -196,7 +211,8 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
                                             RequestProgress& progress, SimTime now) {
   AdmissionMisses misses;
   const SimRequest& request = *record.request;
-  if (progress.ordinal < 0) {
+  const bool is_first = progress.ordinal < 0;
+  if (is_first) {
     progress.ordinal = static_cast<int64_t>(owners_.size());
     owners_.push_back({.live = &request});
   }
@@ -210,26 +226,30 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   misses.num_hit_blocks = record.num_hit_tokens / block_tokens_;
   misses.num_possible_blocks = misses.num_hit_blocks;
   const std::vector<uint64_t> unsalted = UnsaltedKeys(request, misses.num_full_blocks);
+  LookUpUnsalted(unsalted);
+  SeenPaths::Path& path = PathOf(request);
+  if (is_first) path.Clear();
+  const auto key_of = [&](int64_t block) { return KeyOf(content, block); };
+  paths_.Follow(misses.num_full_blocks, key_of, &path);
+  paths_.Append(misses.num_full_blocks, key_of, &path);
 
   evicted_.clear();
   runs_.clear();
-  for (int64_t block = 0; keeps_runs_ && block < misses.num_hit_blocks; ++block) {
-    const auto it = blocks_.find(KeyOf(content, block));
-    const int64_t owner = it == blocks_.end() ? -1 : int64_t{it->second.owner};
-    AddRun({.cause = std::nullopt, .first_block = block, .num_blocks = 1, .owner = owner});
+  if (keeps_runs_) {
+    paths_.ForEach(
+        path, 0, misses.num_hit_blocks, [&](int64_t block, const SeenPaths::Entry& entry) {
+          const int64_t owner = entry.owner == SeenPaths::kNone ? -1 : int64_t{entry.owner};
+          AddRun({.cause = std::nullopt, .first_block = block, .num_blocks = 1, .owner = owner});
+        });
   }
   auto resident = resident_.begin();
   bool is_possible = true;  // an infinite cache holds all blocks so far
-  for (int64_t block = misses.num_hit_blocks; block < misses.num_full_blocks; ++block) {
-    const uint64_t key = KeyOf(content, block);
-    // A table of all blocks ever computed is in no cache; the next look-ups are known already.
-    if (block + kPrefetchDistance < misses.num_full_blocks) {
-      blocks_.prefetch(KeyOf(content, block + kPrefetchDistance));
-    }
-    const auto [it, is_new] = blocks_.try_emplace(key, Block{.owner = self});
-    const bool is_computed = !is_new && IsComputed(it->second.owner, block);
-    const bool is_pending = !is_new && !is_computed && it->second.owner != self &&
-                            owners_[it->second.owner].live != nullptr;
+  const auto classify = [&](int64_t block, SeenPaths::Entry& entry) {
+    const bool is_new = entry.owner == SeenPaths::kNone;
+    if (is_new) entry = {.owner = self};
+    const bool is_computed = !is_new && IsComputed(entry.owner, block);
+    const bool is_pending =
+        !is_new && !is_computed && entry.owner != self && owners_[entry.owner].live != nullptr;
     is_possible = is_possible && block < num_allowed && (is_computed || is_pending);
     misses.num_possible_blocks += is_possible;
 
@@ -248,13 +268,13 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
       }
     } else if (is_computed) {
       cause = MissCause::kEvicted;
-      last_use = LastUse(it->second, now);
+      last_use = LastUse(entry, now);
       if (last_use) CountEvicted(*last_use);
     } else if (is_pending) {
       cause = MissCause::kNotYetComputed;
     } else {
-      it->second.owner = self;
-      if (ExistsElsewhere(request, block, key, unsalted)) {
+      entry.owner = self;
+      if (ExistsElsewhere(request, block, unsalted)) {
         cause = MissCause::kSaltOrAdapter;
       } else if (block == 0 && StartsLikeEarlier(request)) {
         cause = MissCause::kShort;
@@ -263,15 +283,16 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
       }
     }
     ++misses.blocks[static_cast<size_t>(cause)];
-    if (!keeps_runs_) continue;
+    if (!keeps_runs_) return;
     BlockRun run{.cause = cause, .first_block = block, .num_blocks = 1};
-    if (is_computed || is_pending) run.owner = it->second.owner;
+    if (is_computed || is_pending) run.owner = entry.owner;
     if (last_use) {
       run.age = last_use->age;
       run.distance = last_use->distance;
     }
     AddRun(run);
-  }
+  };
+  paths_.ForEach(path, misses.num_hit_blocks, misses.num_full_blocks, classify);
   for (uint64_t key : unsalted) unsalted_keys_.insert(key);
   RememberStart(request);
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
@@ -290,10 +311,15 @@ void MissClassifier::AnnounceOutput(const SimRequest& request, const RequestProg
   if (!is_enabled() || request.kv == nullptr || progress.ordinal < 0) return;
   const PrefixContent& content = request.kv->content();
   const int64_t end = std::min(num_tokens, content.num_hashed_tokens()) / block_tokens_;
-  for (int64_t block = request.num_prompt / block_tokens_; block < end; ++block) {
-    blocks_.try_emplace(KeyOf(content, block),
-                        Block{.owner = static_cast<uint32_t>(progress.ordinal)});
-  }
+  const auto key_of = [&](int64_t block) { return KeyOf(content, block); };
+  SeenPaths::Path& path = PathOf(request);
+  paths_.Follow(end, key_of, &path);
+  paths_.Append(end, key_of, &path);
+  paths_.ForEach(path, request.num_prompt / block_tokens_, end,
+                 [&](int64_t, SeenPaths::Entry& entry) {
+                   if (entry.owner != SeenPaths::kNone) return;
+                   entry = {.owner = static_cast<uint32_t>(progress.ordinal)};
+                 });
 }
 
 // Requests let go of their blocks in the order of time, so the last one to do so is the last use.
@@ -304,19 +330,21 @@ void MissClassifier::ReleaseBlocks(const SimRequest& request, int64_t num_tokens
   if (end <= 0) return;
   const auto release = static_cast<uint32_t>(releases_.size());
   releases_.push_back({.time = now, .blocks_taken = blocks_taken_});
-  for (int64_t block = 0; block < end; ++block) {
-    if (block + kPrefetchDistance < end) {
-      blocks_.prefetch(KeyOf(content, block + kPrefetchDistance));
-    }
-    const auto it = blocks_.find(KeyOf(content, block));
-    if (it != blocks_.end()) it->second.last_release = release;
-  }
+  SeenPaths::Path& path = PathOf(request);
+  paths_.Follow(
+      end, [&](int64_t block) { return KeyOf(content, block); }, &path);
+  paths_.ForEach(path, 0, end,
+                 [&](int64_t, SeenPaths::Entry& entry) { entry.last_release = release; });
 }
 
 void MissClassifier::OnPreemption(const PreemptionRecord& record, const RequestProgress& progress,
                                   SimTime now) {
-  AnnounceOutput(*record.request, progress, record.num_computed_lost);
-  ReleaseBlocks(*record.request, record.num_computed_lost, now);
+  // Output that a step under way is still to compute has no name yet.
+  const SimRequest& request = *record.request;
+  const int64_t num_tokens =
+      std::min(record.num_computed_lost, std::max(request.num_settled, request.num_prompt));
+  AnnounceOutput(request, progress, num_tokens);
+  ReleaseBlocks(request, num_tokens, now);
 }
 
 void MissClassifier::OnFinish(const SimRequest& request, const RequestProgress* progress,
@@ -326,7 +354,8 @@ void MissClassifier::OnFinish(const SimRequest& request, const RequestProgress* 
   if (!request.spec.output_ids.empty()) {
     AnnounceOutput(request, *progress, request.highest_computed);
   }
-  ReleaseBlocks(request, request.num_computed, now);
+  // Without what a step under way was still to compute.
+  ReleaseBlocks(request, std::min(request.num_computed, request.num_settled), now);
   owners_[static_cast<size_t>(progress->ordinal)] = {.live = nullptr,
                                                      .num_tokens = request.highest_computed};
 }

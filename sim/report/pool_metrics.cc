@@ -75,7 +75,10 @@ void PoolMetrics::OnStepScheduled(const StepRecord& step, RequestProgressTable& 
 
 void PoolMetrics::OnStepFinished(const StepRecord& step, RequestProgressTable& requests) {
   for (const OutputRecord& output : step.outputs) {
-    gauges_.computed -= output.num_rejected_drafts;
+    // A preempted request has given up all its tokens already.
+    if (output.num_rejected_drafts > 0 && requests[*output.request].is_running) {
+      gauges_.computed -= output.num_rejected_drafts;
+    }
     if (output.finish_reason == FinishReason::kNone) continue;
     RequestProgress& progress = requests[*output.request];
     gauges_.computed -= output.request->num_computed;

@@ -84,7 +84,8 @@ ContentKeys::ContentKeys(const TraceInfo& info, const TraceRequest& request, int
   own_ = KeyWithNumber(parent_, static_cast<uint64_t>(request.row), kOwnSeed);
 }
 
-ContentKeys::Run ContentKeys::RunAt(const TraceRequest& request, int64_t position, int64_t end) {
+inline ContentKeys::Run ContentKeys::RunAt(const TraceRequest& request, int64_t position,
+                                           int64_t end) {
   const int64_t input = request.input_length;
   if (position < content_end_) {
     if (trace_block_tokens_ == 1) return TokenRun(request, position, end);
@@ -127,8 +128,8 @@ ContentKeys::Run ContentKeys::TokenRun(const TraceRequest& request, int64_t posi
   return {Hash(ids.data(), ids.size() * sizeof(int64_t), kTokensSeed), 0, count};
 }
 
-void ContentKeys::AppendBlocks(const TraceRequest& request, int64_t num_tokens,
-                               std::vector<absl::uint128>* keys) {
+template <typename Emit>
+void ContentKeys::ForEachNewBlock(const TraceRequest& request, int64_t num_tokens, Emit&& emit) {
   if (block_tokens_ < 1) return;
   while (num_tokens - next_ >= block_tokens_) {
     const int64_t end = next_ + block_tokens_;
@@ -144,9 +145,20 @@ void ContentKeys::AppendBlocks(const TraceRequest& request, int64_t num_tokens,
       // Further runs have a seed of their own: a block of two runs is not two blocks.
       seed = kMoreRunsSeed;
     }
-    keys->push_back(parent_);
+    emit(parent_);
     ++num_blocks_;
   }
+}
+
+void ContentKeys::AppendBlocks(const TraceRequest& request, int64_t num_tokens,
+                               std::vector<absl::uint128>* keys) {
+  ForEachNewBlock(request, num_tokens, [&](absl::uint128 key) { keys->push_back(key); });
+}
+
+void ContentKeys::AppendBlocks(const TraceRequest& request, int64_t num_tokens,
+                               std::vector<BlockHash>* hashes) {
+  ForEachNewBlock(request, num_tokens,
+                  [&](absl::uint128 key) { hashes->push_back(BlockHash::FromUint128(key)); });
 }
 
 }  // namespace kvblocks::sim

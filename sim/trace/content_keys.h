@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "absl/numeric/int128.h"
+#include "block_pool/block_hash.h"
 #include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
@@ -48,6 +49,9 @@ class ContentKeys {
   // REQUIRES: `request` has the content it was constructed with.
   void AppendBlocks(const TraceRequest& request, int64_t num_tokens,
                     std::vector<absl::uint128>* keys);
+  // The same as the block hashes that stand for them.
+  void AppendBlocks(const TraceRequest& request, int64_t num_tokens,
+                    std::vector<BlockHash>* hashes);
 
   int64_t num_blocks() const { return num_blocks_; }  // appended so far
   int64_t block_tokens() const { return block_tokens_; }
@@ -62,6 +66,8 @@ class ContentKeys {
   // The longest run from `position` on that ends at `end` or before. Positions never go back.
   Run RunAt(const TraceRequest& request, int64_t position, int64_t end);
   Run TokenRun(const TraceRequest& request, int64_t position, int64_t end) const;
+  template <typename Emit>
+  void ForEachNewBlock(const TraceRequest& request, int64_t num_tokens, Emit&& emit);
 
   int64_t block_tokens_;        // B
   int64_t trace_block_tokens_;  // Bt
