@@ -82,10 +82,10 @@ absl::Status Replay::Run() {
   reader_ = std::make_unique<VectorTraceReader>(info, requests_);
   const auto one_second = MakeFixedStepTime(kSecond);
   KVBLOCKS_CHECK(one_second.ok(), one_second.status().ToString());
-  if (step_time == nullptr) step_time = one_second->get();
   std::vector<EngineObserver*> observers = further_observers;
   if (is_watching) observers.insert(observers.begin(), this);
-  const auto simulation = Simulation::Create(config, reader_.get(), step_time, observers);
+  const auto simulation = Simulation::Create(
+      config, reader_.get(), step_time != nullptr ? step_time : one_second->get(), observers);
   if (!simulation.ok()) return simulation.status();
   absl::Status status = (*simulation)->Run();
   result = (*simulation)->result();

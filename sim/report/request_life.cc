@@ -183,6 +183,7 @@ void RequestLife::OnStepScheduled(const StepRecord& step) {
 void RequestLife::OnStepFinished(const StepRecord& step) {
   if (!is_running_ || life_.output_tokens() > 0) return;
   for (const OutputRecord& output : step.outputs) {
+    if (output.request == nullptr) continue;  // ended while the step was under way
     if (!IsTarget(*output.request) || output.num_emitted == 0) continue;
     life_.set_output_tokens(output.num_emitted);
     life_.set_first_token_s(Seconds(step.end));

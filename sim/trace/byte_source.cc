@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -232,8 +233,20 @@ class ZstdSource : public DecodingSource {
             "damaged zstd stream at byte ", stored_.bytes_read(), ": ", ZSTD_getErrorName(hint),
             " (windows above 2^", window_log_, " bytes need --zstd-window-log)"));
       }
+      if (frame_complete_) frame_start_.clear();  // this call began a frame
+      frame_start_.append(stored_.data(),
+                          std::min(input.pos, kMostHeaderBytes - frame_start_.size()));
+      frame_bytes_ = (frame_complete_ ? 0 : frame_bytes_) + output.pos;
       stored_.Consume(input.pos);
       frame_complete_ = hint == 0;
+      // The library misses this one if the last block is empty and the data came in parts.
+      const uint64_t expected = ZSTD_getFrameContentSize(frame_start_.data(), frame_start_.size());
+      if (frame_complete_ && expected != ZSTD_CONTENTSIZE_UNKNOWN &&
+          expected != ZSTD_CONTENTSIZE_ERROR && expected != frame_bytes_) {
+        return absl::DataLossError(absl::StrCat("damaged zstd stream at byte ",
+                                                stored_.bytes_read(), ": a frame of ", frame_bytes_,
+                                                " bytes, expected ", expected));
+      }
       if (input.size == 0 && output.pos == 0 && !frame_complete_) {
         return absl::DataLossError("truncated zstd stream: got its end, expected more data");
       }
@@ -242,10 +255,14 @@ class ZstdSource : public DecodingSource {
   }
 
  private:
+  static constexpr size_t kMostHeaderBytes = 18;
+
   ZSTD_DCtx* context_;
   int window_log_;
   bool ready_ = false;
   bool frame_complete_ = false;
+  std::string frame_start_;  // the first bytes of the frame under way
+  uint64_t frame_bytes_ = 0;
 };
 
 absl::StatusOr<std::unique_ptr<ByteSource>> Detect(std::unique_ptr<RawInput> input,

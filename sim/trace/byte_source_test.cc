@@ -93,6 +93,18 @@ TEST(ByteSourceTest, DamageIsAnError) {
   EXPECT_FALSE(ReadString(zstd).ok() && *ReadString(zstd) == Text());
 }
 
+// A frame that says 32 bytes and has one empty block, read into buffers below and above 32 bytes.
+TEST(ByteSourceTest, ZstdFrameShorterThanItSaysIsDamaged) {
+  const std::string frame("\x28\xb5\x2f\xfd\x20\x20\x01\x00\x00", 9);
+  for (size_t size : {1, 31, 32, 1000}) {
+    const auto source = ByteSourceOfString(frame);
+    std::vector<char> buffer(size);
+    const auto read = source->Read(buffer.data(), buffer.size());
+    ASSERT_FALSE(read.ok()) << size;
+    EXPECT_NE(read.status().message().find("damaged zstd stream"), std::string::npos);
+  }
+}
+
 TEST(ByteSourceTest, ZstdWindowAboveTheLimitNamesTheOption) {
   ZSTD_CCtx* context = ZSTD_createCCtx();
   ZSTD_CCtx_setParameter(context, ZSTD_c_windowLog, 20);
