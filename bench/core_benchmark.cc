@@ -218,6 +218,19 @@ void BM_WindowLookUp1024Positions(benchmark::State& state) {
   LookUp<Engine>(state, 1'024);
 }
 
+// The explanation of a hit of all 1,024 blocks, and of a miss of all.
+void BM_Explain1024(benchmark::State& state, bool cached) {
+  RememberingEngine engine({});
+  constexpr int64_t kTokens = 1'024 * kBlockSize + 1;
+  auto sequences = Several(engine, 8, kTokens);
+  if (cached) MakeCached(engine, sequences, kTokens);
+  TimeBatches(
+      state, static_cast<int64_t>(sequences.size()), [] {},
+      [&] {
+        for (auto& s : sequences) benchmark::DoNotOptimize(engine.Explain(s));
+      });
+}
+
 // Requests whose 256 full blocks are cached; `time_free` times giving them back instead of taking.
 template <typename Engine>
 void TakeAndFreeHits(benchmark::State& state, bool time_free) {
@@ -398,6 +411,17 @@ KVBLOCKS_BENCHMARK(Allocate256Evicting);
 KVBLOCKS_BENCHMARK(Allocate256EvictingAndRegistering);
 KVBLOCKS_BENCHMARK(Allocate256CachingOff);
 KVBLOCKS_BENCHMARK(LookUp1024Hits);
+// What lookup_history_blocks costs: compare with the rows of the same names above.
+BENCHMARK(BM_Allocate256Evicting<RememberingEngine>)
+    ->Name("Allocate256EvictingRemembering/kvblocks")
+    ->UseManualTime();
+BENCHMARK(BM_LookUp1024Hits<RememberingEngine>)
+    ->Name("LookUp1024HitsRemembering/kvblocks")
+    ->UseManualTime();
+BENCHMARK_CAPTURE(BM_Explain1024, hits, true)->Name("Explain1024Hits/kvblocks")->UseManualTime();
+BENCHMARK_CAPTURE(BM_Explain1024, misses, false)
+    ->Name("Explain1024Misses/kvblocks")
+    ->UseManualTime();
 KVBLOCKS_BENCHMARK(WindowLookUp1024Positions);
 KVBLOCKS_BENCHMARK(Allocate256HitsAndOneNew);
 KVBLOCKS_BENCHMARK(Free256Cached);

@@ -11,8 +11,10 @@ inline constexpr int64_t kBlockSize = 16;
 
 struct EngineOptions {
   int64_t num_blocks = 100'000;
+  int64_t block_size = kBlockSize;
   bool enable_caching = true;
   int64_t window = 0;  // 0: full attention
+  int64_t lookup_history_blocks = 0;
 };
 
 }  // namespace kvblocks::bench

@@ -24,19 +24,22 @@ class LibraryEngine {
 
   explicit LibraryEngine(const EngineOptions& options) {
     const KvCacheSpec full =
-        FullAttentionSpec::Create({.block_size = kBlockSize, .num_kv_heads = 1, .head_size = 8})
+        FullAttentionSpec::Create(
+            {.block_size = options.block_size, .num_kv_heads = 1, .head_size = 8})
             .value();
     KvCacheConfig config{.num_blocks = options.num_blocks, .groups = {{.spec = full}}};
     if (options.window > 0) {
-      config.groups[0].spec = SlidingWindowSpec::Create({.block_size = kBlockSize,
+      config.groups[0].spec = SlidingWindowSpec::Create({.block_size = options.block_size,
                                                          .num_kv_heads = 1,
                                                          .head_size = 8,
                                                          .sliding_window = options.window})
                                   .value();
     }
-    auto manager = KvCacheManager::Create(config, {.max_model_len = int64_t{1} << 30,
-                                                   .enable_caching = options.enable_caching,
-                                                   .hash_seed = "bench"});
+    auto manager =
+        KvCacheManager::Create(config, {.max_model_len = int64_t{1} << 30,
+                                        .enable_caching = options.enable_caching,
+                                        .hash_seed = "bench",
+                                        .lookup_history_blocks = options.lookup_history_blocks});
     KVBLOCKS_CHECK(manager.ok(), manager.status().ToString());
     manager_ = *std::move(manager);
   }
@@ -52,6 +55,11 @@ class LibraryEngine {
   int64_t Lookup(Sequence& s) {
     KVBLOCKS_CHECK(manager_->GetComputedBlocks(*s.request, s.hits).ok(), "look-up");
     return s.hits.num_tokens();
+  }
+  int64_t Explain(const Sequence& s) {
+    const auto why = manager_->ExplainLookup(*s.request);
+    KVBLOCKS_CHECK(why.ok(), why.status().ToString());
+    return why->num_hit_tokens;
   }
   // False: does not fit.
   bool AllocateFirst(Sequence& s, int64_t num_new_tokens, bool register_blocks = true) {
@@ -80,6 +88,18 @@ class LibraryEngine {
   }
 
   std::unique_ptr<KvCacheManager> manager_;
+};
+
+// The same, remembering as many removals as the pool has blocks, for ExplainLookup.
+class RememberingEngine : public LibraryEngine {
+ public:
+  explicit RememberingEngine(EngineOptions options) : LibraryEngine(Remembering(options)) {}
+
+ private:
+  static EngineOptions Remembering(EngineOptions options) {
+    options.lookup_history_blocks = options.num_blocks;
+    return options;
+  }
 };
 
 }  // namespace kvblocks::bench

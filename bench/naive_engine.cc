@@ -28,8 +28,9 @@ NaiveEngine::Sequence NaiveEngine::New(int64_t num_tokens, std::vector<BlockHash
 }
 
 int64_t NaiveEngine::NumSkippedBlocks(int64_t num_tokens) const {
-  return options_.window == 0 ? 0
-                              : std::max<int64_t>(0, num_tokens - options_.window + 1) / kBlockSize;
+  return options_.window == 0
+             ? 0
+             : std::max<int64_t>(0, num_tokens - options_.window + 1) / options_.block_size;
 }
 
 BlockId NaiveEngine::Find(const BlockHash& hash) const {
@@ -40,7 +41,7 @@ BlockId NaiveEngine::Find(const BlockHash& hash) const {
 int64_t NaiveEngine::Lookup(Sequence& s) {
   s.hits.clear();
   if (!options_.enable_caching) return 0;
-  const int64_t most = (s.num_tokens - 1) / kBlockSize;
+  const int64_t most = (s.num_tokens - 1) / options_.block_size;
   if (options_.window == 0) {
     for (int64_t i = 0; i < most; ++i) {
       const BlockId id = Find(s.hashes[static_cast<size_t>(i)]);
@@ -49,7 +50,7 @@ int64_t NaiveEngine::Lookup(Sequence& s) {
     }
   } else {
     // Right to left, until a run of the window's blocks is found.
-    const int64_t need = std::max<int64_t>(1, CeilDiv(options_.window - 1, kBlockSize));
+    const int64_t need = std::max<int64_t>(1, CeilDiv(options_.window - 1, options_.block_size));
     s.hits.assign(static_cast<size_t>(most), kNullBlockId);
     int64_t run = 0;
     for (int64_t i = most - 1; i >= 0; --i) {
@@ -63,7 +64,7 @@ int64_t NaiveEngine::Lookup(Sequence& s) {
       if (++run == need) break;
     }
   }
-  return static_cast<int64_t>(s.hits.size()) * kBlockSize;
+  return static_cast<int64_t>(s.hits.size()) * options_.block_size;
 }
 
 void NaiveEngine::Take(int64_t count, Table& table) {
@@ -84,9 +85,9 @@ void NaiveEngine::Take(int64_t count, Table& table) {
 }
 
 bool NaiveEngine::AllocateFirst(Sequence& s, int64_t num_new_tokens, bool register_blocks) {
-  const int64_t num_computed = static_cast<int64_t>(s.hits.size()) * kBlockSize;
-  const int64_t num_new =
-      CeilDiv(num_computed + num_new_tokens, kBlockSize) - static_cast<int64_t>(s.hits.size());
+  const int64_t num_computed = static_cast<int64_t>(s.hits.size()) * options_.block_size;
+  const int64_t num_new = CeilDiv(num_computed + num_new_tokens, options_.block_size) -
+                          static_cast<int64_t>(s.hits.size());
   int64_t evictable = 0;
   for (BlockId id : s.hits) {
     evictable += id != kNullBlockId && blocks_[static_cast<size_t>(id)].ref_count == 0;
@@ -117,7 +118,7 @@ bool NaiveEngine::Allocate(Sequence& s, Table& table, int64_t num_computed, int6
        i >= 0 && table.blocks[static_cast<size_t>(i)] != kNullBlockId; --i) {
     Release(std::exchange(table.blocks[static_cast<size_t>(i)], kNullBlockId));
   }
-  const int64_t num_new = CeilDiv(num_computed + num_new_tokens, kBlockSize) -
+  const int64_t num_new = CeilDiv(num_computed + num_new_tokens, options_.block_size) -
                           static_cast<int64_t>(table.blocks.size());
   if (num_new > static_cast<int64_t>(queue_.size())) return false;
   Take(num_new, table);
@@ -129,7 +130,7 @@ bool NaiveEngine::Allocate(Sequence& s, Table& table, int64_t num_computed, int6
 
 void NaiveEngine::Register(Sequence& s, int64_t num_tokens) {
   Table& table = tables_[s.id];
-  for (; table.num_cached < num_tokens / kBlockSize; ++table.num_cached) {
+  for (; table.num_cached < num_tokens / options_.block_size; ++table.num_cached) {
     const BlockId id = table.blocks[static_cast<size_t>(table.num_cached)];
     if (id == kNullBlockId) continue;
     std::string key = KeyOf(s.hashes[static_cast<size_t>(table.num_cached)]);

@@ -27,7 +27,8 @@ void RatioReporter::Finalize() {
   std::printf("\n%-40s %14s %14s %8s\n", "ns per operation", "kvblocks", "naive", "ratio");
   for (const std::string& name : order_) {
     const Row& row = rows_[name];
-    std::printf("%-40s %14.1f %14.1f", name.c_str(), row.library_ns, row.naive_ns);
+    std::printf("%-40s %14.1f", name.c_str(), row.library_ns);
+    if (row.naive_ns > 0) std::printf(" %14.1f", row.naive_ns);
     if (row.library_ns > 0 && row.naive_ns > 0) {
       std::printf(" %7.1fx", row.naive_ns / row.library_ns);
     }

@@ -1,8 +1,8 @@
 // RatioReporter: after the usual console lines, one table with the nanoseconds per operation of the
 // library and of the naive reference side by side.
 //
-// A benchmark is named OPERATION/kvblocks or OPERATION/naive and says how many operations it did
-// through SetItemsProcessed.
+// A benchmark is named OPERATION/kvblocks or, if the reference can do it, OPERATION/naive, and says
+// how many operations it did through SetItemsProcessed.
 
 #ifndef KVBLOCKS_BENCH_RATIO_REPORTER_H_
 #define KVBLOCKS_BENCH_RATIO_REPORTER_H_

@@ -16,10 +16,10 @@ constexpr int64_t kMaxComparedBlockSize = int64_t{1} << 20;
 
 // How many blocks ahead of its use a cache line is fetched where many blocks are dealt with in a
 // row.
-constexpr int64_t kBucketsAhead = 12;
 constexpr int64_t kNeighboursAhead = 8;
 constexpr int64_t kRecordsAhead = 16;
-constexpr int64_t kWalkAhead = 8;
+// How many blocks are dealt with at once where one step's misses overlap before the next begins.
+constexpr size_t kBatch = 32;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& options) {
@@ -33,16 +33,24 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
         absl::StrCat("compared_block_size is ", options.compared_block_size,
                      " tokens, expected 0 to ", kMaxComparedBlockSize));
   }
+  if (options.history_keys < 0 || options.history_keys > kMaxBlocks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("history_keys is ", options.history_keys, ", expected 0 to ", kMaxBlocks));
+  }
   // Refused here rather than by the kernel, half-way through filling the arrays.
   int64_t bytes =
       options.num_blocks * static_cast<int64_t>(sizeof(KvCacheBlock) + sizeof(BlockHash)) +
       PrefixHashTable::BytesFor(options.num_blocks);
   bytes += options.num_blocks * options.compared_block_size * static_cast<int64_t>(sizeof(TokenId));
+  if (options.history_keys > 0) bytes += LookupHistory::BytesFor(options.history_keys);
   const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   if (bytes > memory) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("num_blocks is ", options.num_blocks, ", whose book-keeping takes ",
-                     bytes >> 20, " MiB of host memory; this machine has ", memory >> 20, " MiB"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "num_blocks is ", options.num_blocks,
+        options.history_keys > 0 ? absl::StrCat(" and history_keys ", options.history_keys)
+                                 : std::string(),
+        ", whose book-keeping takes ", bytes >> 20, " MiB of host memory; this machine has ",
+        memory >> 20, " MiB"));
   }
   return std::unique_ptr<BlockPool>(new BlockPool(options));
 }
@@ -60,6 +68,9 @@ BlockPool::BlockPool(const Options& options)
   records_[kNullBlockId].is_null = true;
   records_[kNullBlockId].ref_count = 1;
   for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
+  if (enable_caching_ && options.history_keys > 0) {
+    history_ = std::make_unique<LookupHistory>(options.history_keys);
+  }
 }
 
 absl::Status BlockPool::CheckIds(absl::Span<const BlockId> ids, const char* operation) const {
@@ -88,34 +99,50 @@ void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
                  absl::StrCat(k, " blocks to take, ", num_free(), " free"));
   const size_t old_size = table.size();
   table.resize(old_size + static_cast<size_t>(k));
-  const auto taken = absl::MakeSpan(table).subspan(old_size);
-  if (k > 1 && num_keyed_blocks() > 0) FetchFront(k);
-  queue_.PopFront(taken);
-  for (BlockId id : taken) {
-    KvCacheBlock& block = records_[id];
-    if (block.has_key()) {
-      --num_cached_unreferenced_;
-      ++num_evictions_;
-      EvictOne(id, RemovalReason::kReused);
+  absl::Span<BlockId> rest = absl::MakeSpan(table).subspan(old_size);
+  while (!rest.empty()) {
+    const absl::Span<BlockId> batch = rest.first(std::min(rest.size(), kBatch));
+    rest.remove_prefix(batch.size());
+    if (batch.size() > 1 && num_keyed_blocks() > 0) {
+      TakeAndEvict(batch);
+      continue;
     }
-    block.ref_count = 1;
+    queue_.PopFront(batch);
+    for (BlockId id : batch) {
+      if (records_[id].has_key()) {
+        --num_cached_unreferenced_;
+        ++num_evictions_;
+        EvictOne(table_.Place(id), id, RemovalReason::kReused);
+      }
+      records_[id].ref_count = 1;
+    }
   }
+  // Behind the evictions: their age includes the blocks of the call that took them.
+  num_blocks_taken_ += k;
 }
 
-// Walks along the first k blocks of the queue, whose links are a chain of cache misses, and has the
-// misses of their hashes and buckets overlap with it.
-void BlockPool::FetchFront(int64_t k) const {
-  std::array<BlockId, kWalkAhead> recent;
-  BlockId id = queue_.front();
-  const auto ring = [&](int64_t i) -> BlockId& {
-    return recent[static_cast<size_t>(i) % recent.size()];
-  };
-  for (int64_t i = 0; i < k + kWalkAhead; ++i) {
-    if (i >= kWalkAhead && records_[ring(i)].has_key()) table_.PrefetchErase(ring(i));
-    if (i >= k) continue;
+// The same, with the cache misses of a batch overlapping: those of the hashes with the walk along
+// the queue, whose links are a chain of misses, then those of the buckets with each other.
+void BlockPool::TakeAndEvict(absl::Span<BlockId> batch) {
+  BlockId next = queue_.front();
+  for (BlockId& id : batch) {
+    id = next;
     records_.PrefetchHash(id);
-    ring(i) = id;
-    id = queue_.next(id);
+    next = queue_.next(id);
+  }
+  queue_.PopFront(batch);
+  std::array<uint64_t, kBatch> places;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    records_[batch[i]].ref_count = 1;
+    if (!records_[batch[i]].has_key()) continue;
+    places[i] = table_.Place(batch[i]);
+    table_.Prefetch(places[i]);
+  }
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (!records_[batch[i]].has_key()) continue;
+    --num_cached_unreferenced_;
+    ++num_evictions_;
+    EvictOne(places[i], batch[i], RemovalReason::kReused);
   }
 }
 
@@ -135,11 +162,14 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
   return ids;
 }
 
-bool BlockPool::EvictOne(BlockId id, RemovalReason reason) {
-  const KvCacheBlock& block = records_[id];
-  if (!block.has_key()) return false;
-  const GroupId group = block.key_group;
-  table_.Erase(id);
+void BlockPool::EvictOne(uint64_t place, BlockId id, RemovalReason reason) {
+  const GroupId group = records_[id].key_group;
+  if (history_ != nullptr && !records_[id].has_duplicates) {
+    history_->OnRemoved(
+        records_.hash(id), group,
+        {.num_blocks_taken = num_blocks_taken_, .was_reused = reason == RemovalReason::kReused});
+  }
+  table_.Erase(place, id);
   ++removal_epoch_;
   if (enable_events_) {
     // Built in place: g++ 12 -O2 warns of uninitialised members in a moved variant.
@@ -147,7 +177,6 @@ bool BlockPool::EvictOne(BlockId id, RemovalReason reason) {
         std::in_place_type<BlockRemoved>,
         BlockRemoved{.block_hash = records_.hash(id), .group_idx = group, .reason = reason});
   }
-  return true;
 }
 
 absl::Status BlockPool::Touch(absl::Span<const BlockId> ids) {
@@ -331,22 +360,36 @@ void BlockPool::RegisterBlocks(const PrefixContent& content, absl::Span<const Bl
                                int64_t from, int64_t to, int64_t block_size, GroupId group,
                                absl::Span<const uint8_t> mask) {
   const int64_t per_block = block_size / content.hash_block_size();
-  for (int64_t i = from + 1; i < std::min(to, from + kBucketsAhead); ++i) {
-    table_.Prefetch(content.HashOfBlock(i, per_block), group);
-  }
+  std::array<uint64_t, kBatch> places;
+  int64_t batch_begin = from;
+  int64_t batch_end = from;
+  const bool has_variants =
+      history_ != nullptr && content.has_extra_keys() && content.knows_plain_hashes();
   int64_t run_begin = -1;  // first position of the run being registered, -1: none
   for (int64_t i = from; i < to; ++i) {
-    if (i + kBucketsAhead < to)
-      table_.Prefetch(content.HashOfBlock(i + kBucketsAhead, per_block), group);
+    if (i == batch_end) {
+      batch_begin = batch_end;
+      batch_end = std::min(to, batch_begin + static_cast<int64_t>(kBatch));
+      for (int64_t j = batch_begin; j < batch_end; ++j) {
+        uint64_t& place = places[static_cast<size_t>(j - batch_begin)];
+        place = table_.Place(content.HashOfBlock(j, per_block), group);
+        table_.Prefetch(place);
+      }
+    }
     const BlockId id = table[static_cast<size_t>(i)];
     if (id == kNullBlockId || (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0)) {
       if (run_begin >= 0) EmitStored(content, run_begin, i, block_size, group);
       run_begin = -1;
       continue;
     }
-    table_.Insert(content.HashOfBlock(i, per_block), group, id);
+    table_.Insert(places[static_cast<size_t>(i - batch_begin)], content.HashOfBlock(i, per_block),
+                  group, id);
     if (tokens_) tokens_->Store(id, content, i * block_size, (i + 1) * block_size);
     if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
+    if (has_variants) {
+      history_->OnVariantStored(content.PlainHashOfBlock(i, per_block),
+                                content.HashOfBlock(i, per_block));
+    }
     if (run_begin < 0) run_begin = i;
   }
   if (run_begin >= 0) EmitStored(content, run_begin, to, block_size, group);
@@ -380,19 +423,29 @@ absl::Status BlockPool::EvictBlocks(absl::Span<const BlockId> ids) {
   std::vector<BlockId> ascending(ids.begin(), ids.end());
   std::sort(ascending.begin(), ascending.end());
   for (BlockId id : ascending) {
-    const bool unreferenced = records_[id].ref_count == 0;
-    if (EvictOne(id, RemovalReason::kEvicted) && unreferenced) --num_cached_unreferenced_;
+    if (!records_[id].has_key()) continue;
+    if (records_[id].ref_count == 0) --num_cached_unreferenced_;
+    EvictOne(table_.Place(id), id, RemovalReason::kEvicted);
   }
   return absl::OkStatus();
 }
 
 bool BlockPool::ResetPrefixCache() {
   if (num_live() > 0) return false;
+  if (history_ != nullptr) RememberAll();
   table_.Clear();
   num_cached_unreferenced_ = 0;
   ++removal_epoch_;
   if (enable_events_) events_.emplace_back(std::in_place_type<AllBlocksCleared>);
   return true;
+}
+
+void BlockPool::RememberAll() {
+  for (BlockId id = 1; id < num_blocks(); ++id) {
+    const GroupId group = records_[id].key_group;
+    if (group < 0 || table_.Find(records_.hash(id), group) != id) continue;  // or a duplicate
+    history_->OnRemoved(records_.hash(id), group, {.num_blocks_taken = num_blocks_taken_});
+  }
 }
 
 double BlockPool::usage() const {

@@ -32,6 +32,7 @@
 #include "block_pool/free_block_queue.h"
 #include "block_pool/kv_cache_block.h"
 #include "block_pool/kv_event.h"
+#include "block_pool/lookup_history.h"
 #include "block_pool/prefix_content.h"
 #include "block_pool/prefix_hash_table.h"
 
@@ -55,6 +56,8 @@ class BlockPool {
     // Size of the largest blocks whose tokens are kept and compared on a hit (see BlockTokens); 0:
     // hits trust the hash.
     int64_t compared_block_size = 0;
+    // Keys that left the cache to be remembered for explanations; 0: none. 96 bytes each.
+    int64_t history_keys = 0;
   };
 
   // InvalidArgument for an impossible number of blocks, ResourceExhausted for one whose records do
@@ -157,6 +160,11 @@ class BlockPool {
   // Cached blocks lost to reuse since construction.
   int64_t num_evictions() const { return num_evictions_; }
 
+  // Blocks handed out since construction: the clock that the age of an eviction is told by.
+  int64_t num_blocks_taken() const { return num_blocks_taken_; }
+  // Null unless Options::history_keys asks for it.
+  const LookupHistory* history() const { return history_.get(); }
+
   // Returns and clears the events so far; always empty unless enabled.
   std::vector<KvEvent> TakeEvents();
 
@@ -184,8 +192,9 @@ class BlockPool {
   absl::Status CheckRegistration(const PrefixContent& content, absl::Span<const BlockId> table,
                                  int64_t from, int64_t to, int64_t block_size, GroupId group,
                                  absl::Span<const uint8_t> mask);
-  bool EvictOne(BlockId id, RemovalReason reason);
-  void FetchFront(int64_t k) const;
+  void EvictOne(uint64_t place, BlockId id, RemovalReason reason);
+  void TakeAndEvict(absl::Span<BlockId> batch);
+  void RememberAll();
   void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
                   GroupId group);
   template <typename Iterator>
@@ -202,6 +211,8 @@ class BlockPool {
   int32_t num_cached_unreferenced_ = 0;
   uint64_t removal_epoch_ = 0;
   int64_t num_evictions_ = 0;
+  int64_t num_blocks_taken_ = 0;
+  std::unique_ptr<LookupHistory> history_;
   std::vector<KvEvent> events_;
 };
 

@@ -158,6 +158,10 @@ void PrefixContent::HashCompleteBlocks() {
     const std::string encoded = keys.empty() ? std::string() : EncodeExtraKeys(keys);
     hashes_.push_back(hashing_->hasher.Hash(
         parent, tokens, keys.empty() ? std::nullopt : std::optional<std::string_view>(encoded)));
+    if (knows_plain_hashes()) {
+      const BlockHash& plain_parent = i == 0 ? hashing_->hasher.root() : plain_hashes_.back();
+      plain_hashes_.push_back(hashing_->hasher.Hash(plain_parent, tokens, std::nullopt));
+    }
   }
 }
 

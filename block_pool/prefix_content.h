@@ -34,6 +34,8 @@ namespace kvblocks {
 struct PrefixHashing {
   BlockHasher hasher;
   int64_t hash_block_size = 16;
+  // Contents with extra keys also hash their tokens alone, to recognise them under others.
+  bool keep_plain_hashes = false;
 };
 
 class PrefixContent {
@@ -89,6 +91,21 @@ class PrefixContent {
   // hash block size.
   absl::StatusOr<BlockHash> HashOfBlockAt(int64_t index, int64_t block_size) const;
 
+  // The hash that the block would have without extra keys; equal to HashOfBlock if it has none
+  // up to there. REQUIRES: knows_plain_hashes(), and as HashOfBlock.
+  const BlockHash& PlainHashOfBlock(int64_t index, int64_t hashes_per_block) const {
+    return plain_hashes_.empty()
+               ? HashOfBlock(index, hashes_per_block)
+               : plain_hashes_[static_cast<size_t>((index + 1) * hashes_per_block - 1)];
+  }
+  // Never of a content made from hashes, nor of prompt embeddings, whose token ids mean nothing.
+  bool knows_plain_hashes() const {
+    return has_token_ids_ && hashing_ && hashing_->keep_plain_hashes && !embedding_digest_;
+  }
+  bool has_extra_keys() const {
+    return !lora_name_.empty() || !cache_salt_.empty() || !features_.empty() || embedding_digest_;
+  }
+
   // Extra keys of tokens [begin, end); empty means none.
   ExtraKeys ExtraKeysOf(int64_t begin, int64_t end) const;
 
@@ -97,9 +114,6 @@ class PrefixContent {
 
   PrefixContent() = default;
   void HashCompleteBlocks();
-  bool has_extra_keys() const {
-    return !lora_name_.empty() || !cache_salt_.empty() || !features_.empty() || embedding_digest_;
-  }
 
   std::shared_ptr<const PrefixHashing> hashing_;
   int64_t hash_block_size_ = 0;
@@ -107,6 +121,7 @@ class PrefixContent {
   bool has_token_ids_ = true;
   std::vector<TokenId> token_ids_;
   std::vector<BlockHash> hashes_;
+  std::vector<BlockHash> plain_hashes_;  // where known and extra keys make a difference
   std::string lora_name_;
   std::optional<int64_t> lora_id_;
   std::string cache_salt_;

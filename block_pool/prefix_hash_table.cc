@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
 #include "block_pool/check.h"
 
@@ -39,7 +40,8 @@ PrefixHashTable::PrefixHashTable(BlockRecords* records, size_t num_buckets)
   KVBLOCKS_CHECK(ok == 1, "the system gives no random bytes for the prefix-hash table");
 }
 
-uint32_t PrefixHashTable::MatchTag(const Bucket& bucket, uint8_t tag) {
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline uint32_t PrefixHashTable::MatchTag(const Bucket& bucket,
+                                                                       uint8_t tag) {
 #ifdef __SSE2__
   const __m128i line = _mm_load_si128(reinterpret_cast<const __m128i*>(&bucket));
   const __m128i equal = _mm_cmpeq_epi8(line, _mm_set1_epi8(static_cast<char>(tag)));
@@ -57,18 +59,18 @@ uint32_t PrefixHashTable::MatchTag(const Bucket& bucket, uint8_t tag) {
 
 BlockId PrefixHashTable::Find(const BlockHash& hash, GroupId group) const {
   CountSearch();
-  return FindFrom(Mix(hash, group), hash, group);
+  return FindFrom(Place(hash, group), hash, group);
 }
 
-BlockId PrefixHashTable::FindFrom(uint64_t mix, const BlockHash& hash, GroupId group) const {
-  const Slot slot = SlotOfKey(mix, hash, group);
+BlockId PrefixHashTable::FindFrom(uint64_t place, const BlockHash& hash, GroupId group) const {
+  const Slot slot = SlotOfKey(place, hash, group);
   return slot.index < 0 ? kNullBlockId : buckets_[slot.bucket].ids[static_cast<size_t>(slot.index)];
 }
 
-PrefixHashTable::Slot PrefixHashTable::SlotOfKey(uint64_t mix, const BlockHash& hash,
+PrefixHashTable::Slot PrefixHashTable::SlotOfKey(uint64_t place, const BlockHash& hash,
                                                  GroupId group) const {
-  const uint8_t tag = Tag(mix);
-  size_t b = Home(mix);
+  const uint8_t tag = Tag(place);
+  size_t b = Home(place);
   // Every bucket may have passed a key on at some time; then the search ends after all of them.
   for (size_t probes = 0; probes < buckets_.size(); ++probes, b = Next(b)) {
     const Bucket& bucket = buckets_[b];
@@ -81,9 +83,10 @@ PrefixHashTable::Slot PrefixHashTable::SlotOfKey(uint64_t mix, const BlockHash& 
   return {0, -1};
 }
 
-PrefixHashTable::Slot PrefixHashTable::SlotOfBlock(uint64_t mix, BlockId id) const {
-  const uint8_t tag = Tag(mix);
-  size_t b = Home(mix);
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline PrefixHashTable::Slot PrefixHashTable::SlotOfBlock(
+    uint64_t place, BlockId id) const {
+  const uint8_t tag = Tag(place);
+  size_t b = Home(place);
   for (size_t probes = 0; probes < buckets_.size(); ++probes, b = Next(b)) {
     const Bucket& bucket = buckets_[b];
     for (uint32_t match = MatchTag(bucket, tag); match != 0; match &= match - 1) {
@@ -102,16 +105,25 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
   const size_t count = out.size();
   if (count == 0) return 0;
   const auto hash_of = [&](size_t i) -> const BlockHash& { return hashes[(i + 1) * stride - 1]; };
-  // Most look-ups that end at once find nothing at all.
-  CountSearch();
-  out[0] = FindFrom(Mix(hash_of(0), group), hash_of(0), group);
-  if (out[0] == kNullBlockId) return 0;
+  // Many runs are short: what the rest is prepared with would be in vain for them.
+  constexpr size_t kFirst = 4;
+  const size_t first_end = std::min(count, kFirst);
+  std::array<uint64_t, kFirst> first_places;
+  for (size_t i = 0; i < first_end; ++i) {
+    first_places[i] = Place(hash_of(i), group);
+    Prefetch(first_places[i]);
+  }
+  for (size_t i = 0; i < first_end; ++i) {
+    CountSearch();
+    out[i] = FindFrom(first_places[i], hash_of(i), group);
+    if (out[i] == kNullBlockId) return i;
+  }
 
   // Three stages, a batch of keys apart, so that the misses of many keys overlap: fetch the
   // buckets; pick the first block whose tag matches and fetch its hash; compare.
   constexpr size_t kBatch = 16;
   struct Batch {
-    std::array<uint64_t, kBatch> mixes;
+    std::array<uint64_t, kBatch> places;
     std::array<BlockId, kBatch> candidates;
   };
   std::array<Batch, 3> batches;
@@ -119,15 +131,15 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
   const auto fetch_buckets = [&](size_t begin, Batch& batch) {
     const size_t size = begin < count ? std::min(kBatch, count - begin) : 0;
     for (size_t i = 0; i < size; ++i) {
-      batch.mixes[i] = Mix(hash_of(begin + i), group);
-      __builtin_prefetch(&buckets_[Home(batch.mixes[i])]);
+      batch.places[i] = Place(hash_of(begin + i), group);
+      __builtin_prefetch(&buckets_[Home(batch.places[i])]);
     }
   };
   const auto fetch_hashes = [&](size_t begin, Batch& batch) {
     const size_t size = begin < count ? std::min(kBatch, count - begin) : 0;
     for (size_t i = 0; i < size; ++i) {
-      const Bucket& bucket = buckets_[Home(batch.mixes[i])];
-      const uint32_t match = MatchTag(bucket, Tag(batch.mixes[i]));
+      const Bucket& bucket = buckets_[Home(batch.places[i])];
+      const uint32_t match = MatchTag(bucket, Tag(batch.places[i]));
       const BlockId id =
           match == 0 ? kNullBlockId : bucket.ids[static_cast<size_t>(std::countr_zero(match))];
       batch.candidates[i] = id;
@@ -135,11 +147,11 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
       if (reads_records) records_->Prefetch(id);
     }
   };
-  fetch_buckets(1, batches[0]);
-  fetch_buckets(1 + kBatch, batches[1]);
-  fetch_hashes(1, batches[0]);
+  fetch_buckets(first_end, batches[0]);
+  fetch_buckets(first_end + kBatch, batches[1]);
+  fetch_hashes(first_end, batches[0]);
   size_t current = 0;
-  for (size_t begin = 1; begin < count; begin += kBatch) {
+  for (size_t begin = first_end; begin < count; begin += kBatch) {
     const size_t next = current == 2 ? 0 : current + 1;
     fetch_buckets(begin + 2 * kBatch, batches[3 - current - next]);
     fetch_hashes(begin + kBatch, batches[next]);
@@ -151,7 +163,7 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
       BlockId id = batch.candidates[i];
       // Another key may have the same tag, or the key may stand in a later bucket.
       if (id == kNullBlockId || !HasKey(id, hash, group)) {
-        id = FindFrom(batch.mixes[i], hash, group);
+        id = FindFrom(batch.places[i], hash, group);
         if (id == kNullBlockId) return begin + i;
       }
       out[begin + i] = id;
@@ -163,7 +175,7 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
 
 // --- Changing ---
 
-bool PrefixHashTable::Insert(const BlockHash& hash, GroupId group, BlockId id) {
+bool PrefixHashTable::Insert(uint64_t place, const BlockHash& hash, GroupId group, BlockId id) {
   KvCacheBlock& block = (*records_)[id];
   if (block.has_key()) {
     KVBLOCKS_CHECK(block.key_group == group && records_->hash(id) == hash,
@@ -173,19 +185,18 @@ bool PrefixHashTable::Insert(const BlockHash& hash, GroupId group, BlockId id) {
   }
   if (only_group_ != group) only_group_ = only_group_ == kNoGroup ? group : kSeveralGroups;
   CountSearch();
-  const uint64_t mix = Mix(hash, group);
-  if (const Slot same = SlotOfKey(mix, hash, group); same.index >= 0) {
+  if (const Slot same = SlotOfKey(place, hash, group); same.index >= 0) {
     AddToRing(buckets_[same.bucket].ids[static_cast<size_t>(same.index)], id);
     block.has_duplicates = true;
   } else {
-    size_t b = Home(mix);
+    size_t b = Home(place);
     uint32_t empty = MatchTag(buckets_[b], 0);
     for (; empty == 0; empty = MatchTag(buckets_[b], 0)) {
       ++buckets_[b].num_passed;
       b = Next(b);
     }
     const auto i = static_cast<size_t>(std::countr_zero(empty));
-    buckets_[b].tags[i] = Tag(mix);
+    buckets_[b].tags[i] = Tag(place);
     buckets_[b].ids[i] = id;
     ++num_keys_;
   }
@@ -213,13 +224,12 @@ bool PrefixHashTable::Erase(const BlockHash& hash, GroupId group, BlockId id) {
   return true;
 }
 
-void PrefixHashTable::Erase(BlockId id) {
+void PrefixHashTable::Erase(uint64_t place, BlockId id) {
   KvCacheBlock& block = (*records_)[id];
   KVBLOCKS_DCHECK(block.has_key(), absl::StrCat("block ", id, " has no key to erase"));
-  const uint64_t mix = Mix(records_->hash(id), block.key_group);
   if (!block.has_duplicates) {
-    const Slot slot = SlotOfBlock(mix, id);
-    for (size_t b = Home(mix); b != slot.bucket; b = Next(b)) --buckets_[b].num_passed;
+    const Slot slot = SlotOfBlock(place, id);
+    for (size_t b = Home(place); b != slot.bucket; b = Next(b)) --buckets_[b].num_passed;
     buckets_[slot.bucket].tags[static_cast<size_t>(slot.index)] = 0;
     buckets_[slot.bucket].ids[static_cast<size_t>(slot.index)] = kNullBlockId;
     --num_keys_;
@@ -230,7 +240,7 @@ void PrefixHashTable::Erase(BlockId id) {
     duplicates_.erase(id);
     // Only the earliest block of a ring is in a bucket; the search for its key finds it or, for the
     // others, the earliest.
-    const Slot slot = SlotOfKey(mix, records_->hash(id), block.key_group);
+    const Slot slot = SlotOfKey(place, records_->hash(id), block.key_group);
     BlockId& first = buckets_[slot.bucket].ids[static_cast<size_t>(slot.index)];
     if (first == id) first = ring.next;
     if (ring.next == ring.prev) {  // one block is left
@@ -318,7 +328,7 @@ absl::Status PrefixHashTable::CheckBuckets() const {
         return absl::InternalError(absl::StrCat("block ", id, " has a key of group ", group,
                                                 ", all keys should be of group ", only_group_));
       }
-      for (size_t home = Home(Mix(records_->hash(id), group)); home != b; home = Next(home)) {
+      for (size_t home = Home(Place(records_->hash(id), group)); home != b; home = Next(home)) {
         ++passed[home];
       }
     }

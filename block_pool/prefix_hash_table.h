@@ -5,7 +5,7 @@
 // touches two cache lines. A full bucket passes a key on to the next one and counts that it did
 // (as in Meta's F14 tables), so a search knows when to stop, and erasing moves nothing and leaves
 // no tombstone. The table is sized for the whole pool at construction (load at most 1/2) and
-// neither grows nor rehashes. Bucket and tag mix in a secret of this table, so nobody can choose
+// neither grows nor rehashes. Bucket and tag place in a secret of this table, so nobody can choose
 // contents that cluster.
 //
 // Several blocks may carry one key (a block that becomes full is registered even if its content is
@@ -56,23 +56,33 @@ class PrefixHashTable {
   size_t FindRun(absl::Span<const BlockHash> hashes, size_t stride, GroupId group,
                  absl::Span<BlockId> out) const;
 
-  // Starts loading what Find(hash, group) or Insert(hash, group, ...) will read first.
-  void Prefetch(const BlockHash& hash, GroupId group) const {
-    __builtin_prefetch(&buckets_[Home(Mix(hash, group))]);
+  // A key's place in this table. Whoever deals with many keys computes it once, has the place
+  // loaded, and comes back for the rest.
+  uint64_t Place(const BlockHash& hash, GroupId group) const {
+    const auto product = absl::uint128(hash.words[0] ^ secret_[0] ^
+                                       (static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u)) *
+                         (hash.words[1] ^ secret_[1]);
+    return absl::Uint128High64(product) ^ absl::Uint128Low64(product);
   }
-  // The same for Erase(id). REQUIRES: the block has a key.
-  void PrefetchErase(BlockId id) const { Prefetch(records_->hash(id), (*records_)[id].key_group); }
+  // Of the key that a block has.
+  uint64_t Place(BlockId id) const { return Place(records_->hash(id), (*records_)[id].key_group); }
+  void Prefetch(uint64_t place) const { __builtin_prefetch(&buckets_[Home(place)]); }
+  void Prefetch(const BlockHash& hash, GroupId group) const { Prefetch(Place(hash, group)); }
 
   // Registers a block behind those that have the key already, and writes the key into its record.
   // False, and no change, if the block has this key already. REQUIRES: 0 < id < number of blocks,
   // no other key.
-  bool Insert(const BlockHash& hash, GroupId group, BlockId id);
+  bool Insert(const BlockHash& hash, GroupId group, BlockId id) {
+    return Insert(Place(hash, group), hash, group, id);
+  }
+  bool Insert(uint64_t place, const BlockHash& hash, GroupId group, BlockId id);
 
   // Takes a block out of the table and clears its key. False, and no change, if it does not have
   // this key.
   bool Erase(const BlockHash& hash, GroupId group, BlockId id);
   // The same for whatever key the block has. REQUIRES: it has one.
-  void Erase(BlockId id);
+  void Erase(BlockId id) { Erase(Place(id), id); }
+  void Erase(uint64_t place, BlockId id);
 
   // Takes all blocks out and clears their keys. O(number of blocks).
   void Clear();
@@ -114,17 +124,11 @@ class PrefixHashTable {
   static size_t NumBuckets(int64_t num_blocks) {
     return static_cast<size_t>(num_blocks) * 2 / kSlotsPerBucket + 1;
   }
-  uint64_t Mix(const BlockHash& hash, GroupId group) const {
-    const auto product = absl::uint128(hash.words[0] ^ secret_[0] ^
-                                       (static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u)) *
-                         (hash.words[1] ^ secret_[1]);
-    return absl::Uint128High64(product) ^ absl::Uint128Low64(product);
+  size_t Home(uint64_t place) const {
+    return static_cast<size_t>(((place >> 32) * buckets_.size()) >> 32);
   }
-  size_t Home(uint64_t mix) const {
-    return static_cast<size_t>(((mix >> 32) * buckets_.size()) >> 32);
-  }
-  static uint8_t Tag(uint64_t mix) {
-    const auto tag = static_cast<uint8_t>(mix);
+  static uint8_t Tag(uint64_t place) {
+    const auto tag = static_cast<uint8_t>(place);
     return tag == 0 ? 1 : tag;
   }
   size_t Next(size_t bucket) const { return bucket + 1 == buckets_.size() ? 0 : bucket + 1; }
@@ -135,9 +139,9 @@ class PrefixHashTable {
     return (only_group_ == group || (*records_)[id].key_group == group) &&
            records_->hash(id) == hash;
   }
-  BlockId FindFrom(uint64_t mix, const BlockHash& hash, GroupId group) const;
-  Slot SlotOfKey(uint64_t mix, const BlockHash& hash, GroupId group) const;
-  Slot SlotOfBlock(uint64_t mix, BlockId id) const;
+  BlockId FindFrom(uint64_t place, const BlockHash& hash, GroupId group) const;
+  Slot SlotOfKey(uint64_t place, const BlockHash& hash, GroupId group) const;
+  Slot SlotOfBlock(uint64_t place, BlockId id) const;
   void AddToRing(BlockId first, BlockId id);
   absl::Status CheckBuckets() const;
 

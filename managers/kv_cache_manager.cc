@@ -34,7 +34,8 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
                                  .enable_caching = options.enable_caching,
                                  .enable_events = options.enable_events,
                                  .free_order = options.free_order,
-                                 .compared_block_size = compared_block_size});
+                                 .compared_block_size = compared_block_size,
+                                 .history_keys = options.lookup_history_blocks});
   if (!pool.ok()) return pool.status();
 
   std::unique_ptr<KvCacheManager> manager(new KvCacheManager(config, options));
@@ -43,7 +44,9 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
     std::optional<std::string_view> seed;
     if (options.hash_seed) seed = *options.hash_seed;
     manager->hashing_ = std::make_shared<const PrefixHashing>(
-        PrefixHashing{BlockHasher(options.hash_algorithm, seed), sizes->hash_block_size});
+        PrefixHashing{.hasher = BlockHasher(options.hash_algorithm, seed),
+                      .hash_block_size = sizes->hash_block_size,
+                      .keep_plain_hashes = options.lookup_history_blocks > 0});
   }
   manager->num_watermark_blocks_ =
       static_cast<int64_t>(options.watermark * static_cast<double>(config.num_blocks));

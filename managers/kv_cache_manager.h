@@ -25,6 +25,7 @@
 #ifndef KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_H_
 #define KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -38,6 +39,7 @@
 #include "block_pool/block_pool.h"
 #include "managers/computed_blocks.h"
 #include "managers/kv_cache_coordinator.h"
+#include "managers/lookup_explanation.h"
 #include "managers/request.h"
 #include "specs/kv_cache_config.h"
 #include "specs/request_footprint.h"
@@ -67,6 +69,10 @@ struct KvCacheManagerOptions {
   // How many blocks a windowed group may hold per request: the tight bound, or the engines'
   // formula, at most one higher.
   BlockCountFormula block_count_formula = BlockCountFormula::kExact;
+  // How many removals from the prefix cache ExplainLookup remembers, to tell evicted blocks from
+  // content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra keys
+  // hash their tokens twice.
+  int64_t lookup_history_blocks = 0;
 };
 
 struct AllocateSlotsParams {
@@ -106,6 +112,9 @@ class NewBlocks {
 struct PrefixCacheStats {
   int64_t requests = 0, queries = 0, hits = 0;
   int64_t preempted_requests = 0, preempted_queries = 0, preempted_hits = 0;
+  // Tokens not hit, indexed by MissReason, of the admissions that came with an explanation: if all
+  // did, they and the hits sum to the queries.
+  std::array<int64_t, kNumMissReasons> missed = {}, preempted_missed = {};
   bool reset = false;  // the prefix cache was reset in between
 
   friend bool operator==(const PrefixCacheStats&, const PrefixCacheStats&) = default;
@@ -190,6 +199,10 @@ class KvCacheManager {
   absl::StatusOr<ComputedBlocks> TruncateComputedBlocks(const ComputedBlocks& computed,
                                                         int64_t num_tokens) const;
   bool HoldsBlocks(const Request& request) const { return request.holder_ == this; }
+  // Does the look-up of GetComputedBlocks again, slowly, and says where the tokens went that it
+  // does not hit. Call it before AllocateSlots, which registers what the request will compute.
+  // O(tokens) probes. Errors as GetComputedBlocks.
+  absl::StatusOr<LookupExplanation> ExplainLookup(const Request& request) const;
 
   double usage() const { return pool_->usage(); }
   int64_t num_free_blocks() const { return pool_->num_free(); }
@@ -198,8 +211,10 @@ class KvCacheManager {
   // Events since the last call, with group kinds filled in.
   std::vector<KvEvent> TakeEvents();
 
-  // Called on admission with the tokens hit; counted in tokens, resumed requests apart.
-  void RecordPrefixCacheStats(const Request& request, int64_t num_hit_tokens);
+  // Called on admission with the tokens hit; counted in tokens, resumed requests apart. With the
+  // explanation of that look-up, what was not hit is counted by reason.
+  void RecordPrefixCacheStats(const Request& request, int64_t num_hit_tokens,
+                              const LookupExplanation* explanation = nullptr);
   // Returns and zeroes.
   PrefixCacheStats MakePrefixCacheStats();
 

@@ -84,6 +84,7 @@ class Caller {
     options.block_count_formula =
         (choices & 4) != 0 ? BlockCountFormula::kUpstream : BlockCountFormula::kExact;
     options.hash_seed = "seed";
+    options.lookup_history_blocks = choices >> 3;  // none to 31
     // What is asked for is made: a pool of 2^31 blocks or a table for 2^40 tokens is only large.
     if (config.num_blocks > 4096 || options.max_model_len > 4096) return false;
     auto manager = KvCacheManager::Create(config, options);
@@ -230,6 +231,15 @@ class Caller {
     FUZZ_EXPECT(n >= 0 && n < entry.request->num_tokens(), "the last token is always computed");
     FUZZ_EXPECT(n == 0 || n % manager_->scheduler_block_size() == 0 || manager_->num_groups() == 1,
                 "hit length");
+    const auto why = manager_->ExplainLookup(*entry.request);
+    FUZZ_EXPECT(why.ok() && why->num_hit_tokens == n, "an explanation explains another look-up");
+    int64_t token = n;
+    for (const MissedRun& run : why->missed) {
+      FUZZ_EXPECT(run.first_token == token && run.num_tokens > 0, "a gap between missed runs");
+      token += run.num_tokens;
+    }
+    FUZZ_EXPECT(token == entry.request->num_tokens(), "missed tokens do not add up");
+    FUZZ_EXPECT(Observe() == before, "an explanation changed something");
     return false;
   }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "managers/kv_cache_manager.h"
+#include "managers/lookup_explainer.h"
 
 namespace kvblocks {
 
@@ -96,6 +97,20 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
   return cut;
 }
 
+absl::StatusOr<LookupExplanation> KvCacheManager::ExplainLookup(const Request& request) const {
+  const auto hits = GetComputedBlocks(request);
+  if (!hits.ok()) return hits.status();
+  if (options_.enable_caching && !request.skip_reading_prefix_cache_) {
+    return LookupExplainer(*this, request).Explain(hits->num_tokens());
+  }
+  const MissReason reason =
+      options_.enable_caching ? MissReason::kReadingSkipped : MissReason::kCachingOff;
+  LookupExplanation explanation{.num_tokens = request.num_tokens(),
+                                .has_history = pool_->history() != nullptr};
+  explanation.missed.push_back({.reason = reason, .num_tokens = request.num_tokens()});
+  return explanation;
+}
+
 std::vector<KvEvent> KvCacheManager::TakeEvents() {
   std::vector<KvEvent> events = pool_->TakeEvents();
   for (KvEvent& event : events) {
@@ -108,7 +123,8 @@ std::vector<KvEvent> KvCacheManager::TakeEvents() {
   return events;
 }
 
-void KvCacheManager::RecordPrefixCacheStats(const Request& request, int64_t num_hit_tokens) {
+void KvCacheManager::RecordPrefixCacheStats(const Request& request, int64_t num_hit_tokens,
+                                            const LookupExplanation* explanation) {
   if (!options_.log_stats || !options_.enable_caching || request.skip_reading_prefix_cache_) {
     return;
   }
@@ -121,6 +137,10 @@ void KvCacheManager::RecordPrefixCacheStats(const Request& request, int64_t num_
     stats_.preempted_queries += request.num_tokens();
     stats_.preempted_hits += num_hit_tokens;
   }
+  if (explanation == nullptr) return;
+  const auto tokens = explanation->TokensByReason();
+  auto& missed = request.num_preemptions_ == 0 ? stats_.missed : stats_.preempted_missed;
+  for (size_t i = 0; i < kNumMissReasons; ++i) missed[i] += tokens[i];
 }
 
 PrefixCacheStats KvCacheManager::MakePrefixCacheStats() { return std::exchange(stats_, {}); }

@@ -91,6 +91,11 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
     return absl::InvalidArgumentError(absl::StrCat(
         "watermark is ", options.watermark, ", expected a share of the pool between 0 and 1"));
   }
+  if (options.lookup_history_blocks < 0 || options.lookup_history_blocks > kMaxNumBlocks) {
+    return absl::InvalidArgumentError(absl::StrCat("lookup_history_blocks is ",
+                                                   options.lookup_history_blocks,
+                                                   ", expected 0 (off) to ", kMaxNumBlocks));
+  }
   if (config.groups.empty() && options.enable_caching) {
     return absl::InvalidArgumentError(
         "groups is empty, expected at least one KV-cache group for prefix caching "

@@ -28,7 +28,7 @@ expect 0 '' --help
 grep -q 'kvsim replay' out || fail "--help does not teach"
 expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
-for command in replay stats convert; do
+for command in replay explain stats convert validate compare; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
   grep -q "^Usage: kvsim $command" out || fail "$command --help names another command"
@@ -121,6 +121,135 @@ grep -q 'no latency' out || fail "fixed time without its caveat"
 : >empty.jsonl
 expect 2 'error' replay empty.jsonl
 
+# --- Why requests missed ---
+cat >evicting.jsonl <<'END'
+{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
+{"timestamp": 10000, "input_length": 2048, "output_length": 1, "hash_ids": [3, 4, 5, 6]}
+{"timestamp": 20000, "input_length": 1025, "output_length": 1, "hash_ids": [1, 2, 7]}
+END
+evicting="evicting.jsonl --block-size=512 --num-blocks=6 --time=fixed"
+# shellcheck disable=SC2086
+expect 0 '' explain $evicting
+grep -q '^evicted  *512 ' out || fail "explain counts no evictions: $(cat out)"
+grep -q '^2  *2  *512 ' out || fail "explain lists no worst request"
+# shellcheck disable=SC2086
+expect 0 '' explain $evicting --top=0
+grep -q 'lost most' out && fail "--top=0 lists requests"
+# shellcheck disable=SC2086
+expect 0 '' explain $evicting --request=2
+grep -q '512 of 1,025 known tokens hit' out || fail "explain tells no hits: $(cat out)"
+grep -q 'evicted; last used 19.980 s and 4 blocks earlier; gone since$' out || fail "explain tells no eviction: $(cat out)"
+grep -q 'computed by request 0' out || fail "explain does not say who was first: $(cat out)"
+# shellcheck disable=SC2086
+for selector in 2 id:2 row:2 line:3; do
+  expect 0 '' explain $evicting --request=$selector --json
+  grep -q '"row": "2"' out || fail "--request=$selector finds another request"
+done
+grep -q '"first_s": 10' out || fail "explain does not say since when blocks are gone"
+# The sums are those of the replay report.
+expect 0 '' replay --num-blocks=2000 --json
+sed -n '/^ "first_admission_misses"/,/^ }/p' out | tr -d ' ' >replayed
+expect 0 '' explain --num-blocks=2000 --json
+sed -n '/^  "first_admission_misses"/,/^  }/p' out | tr -d ' ' >explained
+[ -s replayed ] || fail "no causes in the report"
+cmp replayed explained || fail "explain and replay count differently"
+cp out first.json
+expect 0 '' explain --num-blocks=2000 --json
+cmp first.json out || fail "two explanations differ"
+expect 0 '' explain --num-blocks=2000
+cp out by_flags.txt
+expect 0 '' replay --num-blocks=2000 --print-config
+cp out config.textproto
+expect 0 '' explain --config config.textproto
+cmp by_flags.txt out || fail "explain reads another configuration"
+expect 0 '' explain --no-prefix-caching
+grep -q 'prefix caching is off' out || fail "explain without prefix caching"
+expect 3 'no progress' explain --num-blocks=20 --too-big=run
+
+# --- Validation: a bad trace is a result, on standard output ---
+# judge STATUS PATTERN ARGUMENT...: the exit status; PATTERN in standard output, nothing on standard
+# error.
+judge() {
+  local want=$1 pattern=$2
+  shift 2
+  "$kvsim" "$@" >out 2>err </dev/null
+  local got=$?
+  [ $got -eq "$want" ] || fail "kvsim $*: exit status $got, expected $want: $(head -c 300 out err)"
+  [ -z "$pattern" ] || grep -q -e "$pattern" out || fail "kvsim $*: '$pattern' is not in: $(head -c 600 out)"
+  [ -s err ] && fail "kvsim $*: wrote to standard error: $(head -c 300 err)"
+}
+
+judge 0 'result  *good: 0 errors' validate
+judge 0 'result  *good: 0 errors, 0 warnings, 0 notes' validate trace.jsonl --strict
+judge 0 'mooncake, fields as published, 512 tokens per content id' validate trace.jsonl
+judge 0 '"good": true' validate trace.kvt --json
+judge 0 '' validate trace.jsonl --quiet
+[ -s out ] && fail "validate --quiet prints"
+{
+  head -1 trace.jsonl
+  echo
+  echo '{"timestamp": 5, "input_length": 1024, "output_length": 3, "hash_ids": [1]}'
+  echo '{"timestamp": "x", "input_length": 12'
+  echo '{"timestamp": 1, "input_length": 512, "output_length": 1, "hash_ids": [1], "priorty": 1}'
+} >faulty.jsonl
+judge 2 'result  *bad: 2 errors, 1 warning, 1 note' validate faulty.jsonl
+grep -q '^faulty.jsonl:2: warning: blank lines' out || fail "no warning at line 2"
+grep -q '^faulty.jsonl:3: error: number of block ids: got 1, expected 2' out || fail "no error at line 3"
+grep -q '^faulty.jsonl:4:[0-9]*: error: JSON' out || fail "no error at line 4"
+grep -q '^faulty.jsonl:5: note: field: got "priorty"' out || fail "no note at line 5"
+judge 2 '"kind": "content-ids"' validate faulty.jsonl --json
+judge 2 '' validate faulty.jsonl --max-messages=0
+grep -q '^faulty' out && fail "--max-messages=0 prints messages"
+judge 2 '' validate faulty.jsonl --quiet
+[ -s out ] && fail "validate --quiet prints of a bad trace"
+printf '%s\n\n%s\n' "$(head -1 trace.jsonl)" "$(tail -1 trace.jsonl)" >blank.jsonl
+judge 0 'good: 0 errors, 1 warning' validate blank.jsonl
+judge 2 'bad: 0 errors, 1 warning (--strict counts them)' validate blank.jsonl --strict
+tail -1 trace.jsonl >backwards.jsonl
+head -1 trace.jsonl >>backwards.jsonl
+judge 0 '1 row earlier than the row before' validate backwards.jsonl --strict
+judge 2 'as on line 1' validate backwards.jsonl --require-sorted
+gzip -c trace.jsonl | head -c 60 >cut.gz
+judge 2 'error: truncated gzip stream' validate cut.gz
+echo '%PDF' >other.pdf
+judge 2 'of no format that can be read' validate other.pdf
+"$kvsim" validate - <trace.jsonl >out 2>err || fail "validate from standard input: $(cat err)"
+
+# --- Comparison ---
+expect 0 '' replay --json --num-blocks=2000 --steps=a.csv.gz --step-requests
+cp out a.json
+expect 0 '' replay --json --num-blocks=1500 --steps=b.csv.zst --step-requests
+cp out b.json
+expect 0 '' replay --json --num-blocks=2000 --steps=again.csv
+cp out again.json
+judge 0 'the same: 0 of ' compare a.json again.json --tolerance=0
+judge 0 'the same in all [0-9,]* steps' compare a.csv.gz again.csv
+judge 0 'whole_run.token_hit_rate.value' compare a.json b.json
+grep -q 'num_blocks  *2,000  *1,500' out || fail "compare names no option"
+[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
+  fail "the comparison is wider than 100 columns"
+judge 1 'failed' compare a.json b.json --tolerance=0
+judge 1 '' compare a.json b.json --tolerance=inf --tolerance=whole_run.token_hit_rate:0.1
+judge 0 'passed' compare a.json b.json --tolerance=inf --tolerance=whole_run.token_hit_rate:0.5
+judge 0 '' compare a.json b.json --tolerance=workload:0 --tolerance=preemption:0
+judge 1 '' compare a.json b.json --tolerance=0 --quiet
+[ -s out ] && fail "compare --quiet prints"
+judge 0 '"metrics_changed": "[1-9]' compare a.json b.json --json
+judge 0 '"name": "series.points\[7\].usage"' compare a.json b.json --json --all
+judge 1 'schedules part at step [1-9]' compare a.csv.gz b.csv.zst
+grep -q '^! [0-9][0-9]*  *[0-9.]*+[0-9]' out || fail "no request that differs"
+judge 0 'schedules part at step [1-9]' compare a.json b.json --steps-a=a.csv.gz --steps-b=b.csv.zst
+judge 1 'schedules part' compare a.json b.json --steps-a=a.csv.gz --steps-b=b.csv.zst --same-schedule
+judge 0 '' compare a.json again.json --steps-a=a.csv.gz --steps-b=again.csv --same-schedule
+for engine in vllm-0.10 vllm-main; do
+  expect 0 '' replay --quiet --num-blocks=2000 --engine=$engine --steps=$engine.csv --step-requests
+done
+judge 1 'schedules part at step [1-9][0-9]*, after' compare vllm-0.10.csv vllm-main.csv
+"$kvsim" compare - a.json <a.json >out 2>err || fail "compare from standard input: $(cat err)"
+head -c 5000 a.json >cut.json
+head -c 5000 again.csv >cut.csv
+sed 's/"schema_version": 1,/"schema_version": 2,/' a.json >later.json
+
 # --- A reader that goes away ---
 set -o pipefail
 "$kvsim" replay --json 2>err | head -c 10 >/dev/null || fail "a closed pipe is an error"
@@ -188,10 +317,44 @@ is the trace itself|replay trace.jsonl --csv=trace.jsonl
 is the trace itself|replay trace.jsonl --json-file=trace.jsonl
 --trace-format|replay --trace-format=csvx
 --block-size: got 0|stats --block-size 0
+no request "nosuch" among the 3 that came: rows 0 to 2, lines 1 to 3|explain evicting.jsonl --request=nosuch
+no request "22" .*did you mean 2?|explain evicting.jsonl --request=22
+no request "row:3"|explain evicting.jsonl --request=row:3
+--request: got "row:x", expected a whole number|explain --request=row:x
+--request: got "id:", expected an id|explain --request=id:
+--top: got -1, expected 0 to 1000|explain --top=-1
+--top: got 1001, expected 0 to 1000|explain --top=1001
+--num-blocks: got -5|explain --num-blocks=-5
+unknown option --requests; did you mean --request?|explain --requests=5
+nosuchfile|explain nosuchfile
 nosuchfile|stats nosuchfile
 required|convert trace.jsonl
 --to|convert trace.jsonl other.x --to=parquet
 is the trace itself|convert trace.jsonl trace.jsonl
+nosuchfile|validate nosuchfile
+--max-messages: got -1|validate --max-messages=-1
+--reorder: got 0|validate --reorder=0
+unknown option --limit|validate --limit=5
+required|compare a.json
+cannot open|compare a.json nosuchfile
+truncated|compare a.json cut.json
+cut.csv:.*truncated|compare again.csv cut.csv
+schema_version: got 2, expected 1|compare a.json later.json
+expected a report of kvsim replay --json|compare a.json trace.jsonl
+content: got|compare a.json rows.csv
+expected two of a kind|compare a.json again.csv
+are for two reports|compare a.csv.gz again.csv --tolerance=0
+go together|compare a.json b.json --steps-a=a.csv.gz
+expected a file of kvsim replay --steps|compare a.json b.json --steps-a=a.json --steps-b=b.json
+--same-schedule needs|compare a.json b.json --same-schedule
+--tolerance: got "often"|compare a.json b.json --tolerance=often
+such as whole_run.token_hit_rate|compare a.json b.json --tolerance=hit_rate.token:0
+given twice|compare - -
+name a file|replay --steps=-
+needs --steps|replay --step-requests
+cannot create|replay --steps=/nosuchfolder/x.csv
+is the trace itself|replay trace.jsonl --steps=trace.jsonl
+name two files|replay --steps=x.out --csv=x.out
 kvsim|frobnicate
 END
 [ "$(head -1 trace.jsonl | head -c 12)" = '{"timestamp"' ] || fail "the trace was overwritten"

@@ -99,36 +99,50 @@ std::string FlagName(std::string_view field) {
   return flag;
 }
 
+namespace {
+
+void Bind(const OptionRow& row, CLI::App* app, ReplayConfig* given) {
+  const FieldDescriptor* field = FieldOf(row);
+  const std::string flag = FlagName(row.field);
+  if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+    const std::string negative = absl::StrCat("--no-", flag.substr(2));
+    app->add_flag_function(
+           absl::StrCat(flag, ",!", negative),
+           [field, given](int64_t count) {
+             given->GetReflection()->SetBool(given, field, count > 0);
+           },
+           HelpOf(row))
+        ->group(row.group)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    return;
+  }
+  app->add_option_function<std::string>(
+         flag,
+         [field, flag, given](const std::string& text) {
+           const std::string expected = SetField(field, text, given);
+           if (!expected.empty()) {
+             throw CLI::ValidationError(
+                 absl::StrCat(flag, ": got \"", text, "\", expected ", expected));
+           }
+         },
+         HelpOf(row))
+      ->type_name(row.unit)
+      ->group(row.group);
+}
+
+}  // namespace
+
 void BindOptions(std::string_view group, CLI::App* app, ReplayConfig* given) {
   for (const OptionRow& row : ReplayOptionRows()) {
     // The trace is positional.
     if (std::string_view(row.group).empty() || (!group.empty() && row.group != group)) continue;
-    const FieldDescriptor* field = FieldOf(row);
-    const std::string flag = FlagName(row.field);
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
-      const std::string negative = absl::StrCat("--no-", flag.substr(2));
-      app->add_flag_function(
-             absl::StrCat(flag, ",!", negative),
-             [field, given](int64_t count) {
-               given->GetReflection()->SetBool(given, field, count > 0);
-             },
-             HelpOf(row))
-          ->group(row.group)
-          ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-      continue;
-    }
-    app->add_option_function<std::string>(
-           flag,
-           [field, flag, given](const std::string& text) {
-             const std::string expected = SetField(field, text, given);
-             if (!expected.empty()) {
-               throw CLI::ValidationError(
-                   absl::StrCat(flag, ": got \"", text, "\", expected ", expected));
-             }
-           },
-           HelpOf(row))
-        ->type_name(row.unit)
-        ->group(row.group);
+    Bind(row, app, given);
+  }
+}
+
+void BindOption(std::string_view field, CLI::App* app, ReplayConfig* given) {
+  for (const OptionRow& row : ReplayOptionRows()) {
+    if (row.field == field) Bind(row, app, given);
   }
 }
 

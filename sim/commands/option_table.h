@@ -42,6 +42,8 @@ std::string FlagName(std::string_view field);
 // outlive the parse.
 void BindOptions(std::string_view group, CLI::App* app,
                  ::kvblocks::config::v1::ReplayConfig* given);
+// The same for the row of one field.
+void BindOption(std::string_view field, CLI::App* app, ::kvblocks::config::v1::ReplayConfig* given);
 
 // All fields at their defaults, those of an engine preset included.
 absl::StatusOr<::kvblocks::config::v1::ReplayConfig> DefaultConfig(std::string_view engine);

@@ -14,6 +14,22 @@ namespace {
 
 constexpr std::chrono::milliseconds kInterval(100);
 
+double Share(const ReadProgress& read) {
+  return read.bytes_total == 0
+             ? 0.0
+             : static_cast<double>(read.bytes_read) / static_cast<double>(read.bytes_total);
+}
+
+std::string ShareRead(const ReadProgress& read) {
+  return read.bytes_total == 0 ? "trace read" : absl::StrFormat("%3.0f %% read", 100 * Share(read));
+}
+
+std::string Eta(const ReadProgress& read, double elapsed) {
+  const double share = Share(read);
+  if (share <= 0 || share >= 1) return "";
+  return absl::StrFormat(", ETA %.0f s", elapsed / share - elapsed);
+}
+
 }  // namespace
 
 ProgressLine::ProgressLine(bool quiet)
@@ -23,34 +39,39 @@ ProgressLine::ProgressLine(bool quiet)
 
 ProgressLine::~ProgressLine() { Clear(); }
 
+bool ProgressLine::IsDue() {
+  if (!is_shown_) return false;
+  const Clock::time_point now = Clock::now();
+  if (now < next_) return false;
+  next_ = now + kInterval;
+  elapsed_ = std::chrono::duration<double>(now - start_).count();
+  return true;
+}
+
+void ProgressLine::Show(const std::string& text) {
+  std::fprintf(stderr, "\r\033[K%s", text.c_str());
+  std::fflush(stderr);
+  is_dirty_ = true;
+}
+
 void ProgressLine::Update(const SimulationProgress& progress, int64_t hit_tokens,
                           int64_t queried_tokens) {
-  if (!is_shown_) return;
-  const Clock::time_point now = Clock::now();
-  if (now < next_) return;
-  next_ = now + kInterval;
-  const double elapsed = std::chrono::duration<double>(now - start_).count();
+  if (!IsDue()) return;
   const double simulated = Seconds(progress.now);
-  std::string read = "trace read";
-  std::string eta;
-  if (progress.read.bytes_total > 0) {
-    const double share = static_cast<double>(progress.read.bytes_read) /
-                         static_cast<double>(progress.read.bytes_total);
-    read = absl::StrFormat("%3.0f %% read", 100 * share);
-    if (share > 0 && share < 1) eta = absl::StrFormat(", ETA %.0f s", elapsed / share - elapsed);
-  }
   const double hit = queried_tokens == 0
                          ? 0.0
                          : static_cast<double>(hit_tokens) / static_cast<double>(queried_tokens);
-  std::fprintf(stderr, "\r\033[K%s",
-               absl::StrFormat("%s, %.0f s simulated (%.0f x), %.0f requests/s, %d running, %d "
-                               "waiting, hit rate %.1f %%%s",
-                               read, simulated, simulated / elapsed,
-                               static_cast<double>(progress.num_done) / elapsed,
-                               progress.num_running, progress.num_waiting, 100 * hit, eta)
-                   .c_str());
-  std::fflush(stderr);
-  is_dirty_ = true;
+  Show(absl::StrFormat(
+      "%s, %.0f s simulated (%.0f x), %.0f requests/s, %d running, %d waiting, hit rate %.1f %%%s",
+      ShareRead(progress.read), simulated, simulated / elapsed(),
+      static_cast<double>(progress.num_done) / elapsed(), progress.num_running,
+      progress.num_waiting, 100 * hit, Eta(progress.read, elapsed())));
+}
+
+void ProgressLine::UpdateReading(const ReadProgress& read, int64_t num_rows, int64_t num_errors) {
+  if (!IsDue()) return;
+  Show(absl::StrFormat("%s, %d rows, %d errors%s", ShareRead(read), num_rows, num_errors,
+                       Eta(read, elapsed())));
 }
 
 void ProgressLine::Clear() {

@@ -1,13 +1,15 @@
-// ProgressLine: one line on standard error that says how far a replay has come, at most ten times a
-// second, and nothing at all unless standard error is a terminal.
+// ProgressLine: one line on standard error that says how far a command has come, at most ten times
+// a second, and nothing at all unless standard error is a terminal.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_PROGRESS_LINE_H_
 #define KVBLOCKS_SIM_COMMANDS_PROGRESS_LINE_H_
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 
 #include "sim/simulation.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 
@@ -21,16 +23,23 @@ class ProgressLine {
 
   bool is_shown() const { return is_shown_; }
   void Update(const SimulationProgress& progress, int64_t hit_tokens, int64_t queried_tokens);
+  void UpdateReading(const ReadProgress& read, int64_t num_rows, int64_t num_errors);
   // Wipes the line.
   void Clear();
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  // Whether it is time for another line; then elapsed() is that of now.
+  bool IsDue();
+  double elapsed() const { return elapsed_; }
+  void Show(const std::string& text);
+
   bool is_shown_;
   bool is_dirty_ = false;
   Clock::time_point start_;
   Clock::time_point next_;
+  double elapsed_ = 0;  // seconds
 };
 
 }  // namespace kvblocks::sim

@@ -1,21 +1,24 @@
 // kvsim replay: a trace through scheduler and block pool, and what came of it.
 
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
 #include "sim/commands/commands.h"
-#include "sim/commands/example_trace.h"
-#include "sim/commands/option_table.h"
 #include "sim/commands/output.h"
 #include "sim/commands/progress_line.h"
+#include "sim/commands/replay_input.h"
 #include "sim/commands/replay_notes.h"
 #include "sim/commands/replay_setup.h"
 #include "sim/report/human_table.h"
 #include "sim/report/report_json.h"
+#include "sim/report/step_rows.h"
 #include "sim/simulation.h"
+#include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -39,19 +42,10 @@ Exit status: 0 done, 1 a percentile of --slo missed, 2 bad input or options, 3 n
 class ReplayCommand final : public Command {
  public:
   explicit ReplayCommand(CLI::App* parent)
-      : app_(parent->add_subcommand("replay", "Replay a trace and report what happened")) {
-    app_->add_option_function<std::string>(
-            "TRACE", [this](const std::string& path) { given_.set_trace(path); },
-            "trace file, compressed or not; - is standard input; without it the example workload")
-        ->type_name("");
-    app_->add_option("--config", config_file_, "configuration file, protobuf text; options win")
-        ->type_name("FILE");
+      : app_(parent->add_subcommand("replay", "Replay a trace and report what happened")),
+        input_(app_) {
     app_->add_flag("--print-config", print_config_,
                    "print the effective configuration instead of replaying");
-    app_->add_option("--kv-cache-config", groups_file_,
-                     "KV-cache groups instead of the model's, protobuf text (KvCacheGroups)")
-        ->type_name("FILE")
-        ->group("Pool and prefix cache");
     const char* kOutput = "Output";
     app_->add_flag("--json", json_, "print the report as JSON instead of the table")
         ->group(kOutput);
@@ -61,12 +55,19 @@ class ReplayCommand final : public Command {
     app_->add_option("--csv", csv_, "one row per request; - is standard output, without a table")
         ->type_name("FILE")
         ->group(kOutput);
+    app_->add_option("--steps", steps_,
+                     "one row per step, for kvsim compare; compressed if it ends in .gz or .zst")
+        ->type_name("FILE")
+        ->group(kOutput);
+    app_->add_flag("--step-requests", step_requests_,
+                   "with the tokens and new blocks of each request in the rows of --steps")
+        ->group(kOutput);
     app_->add_flag("--quiet", quiet_, "neither table nor progress")->group(kOutput);
     app_->add_option("--color", color_, "headings in bold [auto]")
         ->type_name("auto|always|never")
         ->check(CLI::IsMember({"auto", "always", "never"}).description(""))
         ->group(kOutput);
-    BindOptions("", app_, &given_);
+    input_.AddOptions();
     app_->footer(kFooter);
   }
 
@@ -74,37 +75,17 @@ class ReplayCommand final : public Command {
   ExitStatus Run() override;
 
  private:
-  absl::StatusOr<ReplayConfig> Configure();
   absl::Status CheckOutputs(const ReplayConfig& config) const;
-  absl::StatusOr<std::unique_ptr<TraceReader>> OpenReader(const ReplayConfig& config,
-                                                          const ReplaySetup& setup) const;
   absl::Status Replay(const ReplayConfig& config, ReplaySetup& setup,
                       ::kvblocks::report::v1::Report* report);
   ExitStatus Print(const ::kvblocks::report::v1::Report& report);
 
   CLI::App* app_;
-  ReplayConfig given_;
-  std::string config_file_, groups_file_, json_file_, csv_;
+  ReplayInput input_;
+  std::string json_file_, csv_, steps_;
   std::string color_ = "auto";
-  bool print_config_ = false, json_ = false, quiet_ = false;
+  bool print_config_ = false, json_ = false, quiet_ = false, step_requests_ = false;
 };
-
-absl::StatusOr<ReplayConfig> ReplayCommand::Configure() {
-  ReplayConfig file;
-  if (!config_file_.empty()) {
-    if (absl::Status status = ReadTextProto(config_file_, &file); !status.ok()) return status;
-  }
-  if (!groups_file_.empty()) {
-    ::kvblocks::config::v1::KvCacheGroups groups;
-    if (absl::Status status = ReadTextProto(groups_file_, &groups); !status.ok()) return status;
-    if (groups.group_size() == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(groups_file_, ": error: no group, expected at least one"));
-    }
-    *given_.mutable_group() = groups.group();
-  }
-  return EffectiveConfig(file, given_);
-}
 
 absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
   if (json_ && csv_ == "-") {
@@ -112,7 +93,13 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
         "--json and --csv=- both want standard output; write one of them to a file (--json-file, "
         "--csv=FILE)");
   }
-  for (const std::string& path : {json_file_, csv_}) {
+  if (steps_ == "-") {
+    return absl::InvalidArgumentError("--steps=- is not possible, name a file");
+  }
+  if (step_requests_ && steps_.empty()) {
+    return absl::InvalidArgumentError("--step-requests needs --steps=FILE");
+  }
+  for (const std::string& path : {json_file_, csv_, steps_}) {
     if (!path.empty() && path != "-" && IsSameFile(path, config.trace())) {
       return absl::InvalidArgumentError(
           absl::StrCat(path, " is the trace itself and would be overwritten; name another file"));
@@ -122,18 +109,16 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
     return absl::InvalidArgumentError(
         absl::StrCat("--csv and --json-file are both ", csv_, "; name two files"));
   }
+  if (!steps_.empty() && (steps_ == csv_ || steps_ == json_file_)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--steps and another output are both ", steps_, "; name two files"));
+  }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<TraceReader>> ReplayCommand::OpenReader(
-    const ReplayConfig& config, const ReplaySetup& setup) const {
-  if (config.trace().empty()) return OpenTraceString(ExampleTrace(), "example", setup.reader);
-  return OpenTrace(config.trace(), setup.reader);
 }
 
 absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setup,
                                    ::kvblocks::report::v1::Report* report) {
-  auto reader = OpenReader(config, setup);
+  auto reader = OpenReplayTrace(config, setup.reader);
   if (!reader.ok()) return reader.status();
   std::unique_ptr<CsvRequestSink> rows;
   if (!csv_.empty()) {
@@ -143,8 +128,16 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
     setup.metrics.rows = rows.get();
   }
   ReplayMetrics metrics(setup.metrics);
+  std::vector<EngineObserver*> observers = {&metrics};
+  std::unique_ptr<StepRows> steps;
+  if (!steps_.empty()) {
+    auto sink = OpenByteSink(steps_);
+    if (!sink.ok()) return sink.status();
+    steps = std::make_unique<StepRows>(*std::move(sink), step_requests_);
+    observers.push_back(steps.get());
+  }
   auto simulation =
-      Simulation::Create(setup.simulation, reader->get(), setup.step_time.get(), {&metrics});
+      Simulation::Create(setup.simulation, reader->get(), setup.step_time.get(), observers);
   if (!simulation.ok()) return simulation.status();
   ProgressLine progress(quiet_);
   if (progress.is_shown()) {
@@ -157,6 +150,9 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   progress.Clear();
   if (rows != nullptr) {
     if (absl::Status status = rows->Close(); !status.ok()) return status;
+  }
+  if (steps != nullptr) {
+    if (absl::Status status = steps->Close(); !status.ok()) return status;
   }
   metrics.Fill((*simulation)->result(), report);
   DescribeReplay(config, setup, **reader, report);
@@ -184,7 +180,7 @@ ExitStatus ReplayCommand::Print(const ::kvblocks::report::v1::Report& report) {
 }
 
 ExitStatus ReplayCommand::Run() {
-  const auto config = Configure();
+  const auto config = input_.Configure();
   if (!config.ok()) return Fail("replay", config.status());
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("replay", setup.status());

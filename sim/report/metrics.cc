@@ -9,7 +9,9 @@ ReplayMetrics::ReplayMetrics(const ReplayMetricsOptions& options)
       latency_(options.latency),
       hit_rates_(options.hit_rates),
       goodput_(options.objectives),
-      series_(options.series_tick, options.series_max_points) {}
+      series_(options.series_tick, options.series_max_points) {
+  if (options.admissions != nullptr && options.admissions->wants_runs()) misses_.KeepRuns();
+}
 
 void ReplayMetrics::OnRunStart(const RunInfo& info) {
   trace_ = *info.trace;
@@ -71,6 +73,9 @@ void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
   RequestProgress& progress = requests_[request];
   const AdmissionMisses misses = misses_.OnAdmission(record, progress, now);
   hit_rates_.OnAdmission(record, misses, misses_.block_tokens(), now);
+  if (options_.admissions != nullptr) {
+    options_.admissions->OnMisses(record, misses, progress, now);
+  }
   pool_.OnAdmission(record);
   progress.is_running = true;
   if (record.is_resume) {

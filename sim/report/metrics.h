@@ -44,7 +44,8 @@ struct ReplayMetricsOptions {
   SimTime series_tick = kSecond;
   size_t top_prefixes = HitGroups::kMinTopPrefixes;  // listed in the report, at least
   size_t series_max_points = TimeSeries::kDefaultMaxPoints;
-  RequestRowSink* rows = nullptr;  // not owned
+  RequestRowSink* rows = nullptr;       // not owned
+  AdmissionSink* admissions = nullptr;  // not owned
 };
 
 class ReplayMetrics final : public EngineObserver {

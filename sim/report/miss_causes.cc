@@ -179,15 +179,32 @@ SeenPaths::Path& MissClassifier::PathOf(const SimRequest& request) {
 
 // --- Admissions ---
 
-void MissClassifier::CountEvicted(const SeenPaths::Entry& block, SimTime now) {
-  if (block.last_release == SeenPaths::kNone) return;
+std::optional<EvictedRun> MissClassifier::LastUse(const SeenPaths::Entry& block,
+                                                  SimTime now) const {
+  if (block.last_release == SeenPaths::kNone) return std::nullopt;
   const Release& release = releases_[block.last_release];
-  const SimTime age = now - release.time;
-  const int64_t distance = blocks_taken_ + blocks_taken_by_admissions_ - release.blocks_taken;
-  if (evicted_.empty() || evicted_.back().age != age || evicted_.back().distance != distance) {
-    evicted_.push_back({.age = age, .distance = distance});
+  return EvictedRun{.age = now - release.time,
+                    .distance = blocks_taken_ + blocks_taken_by_admissions_ - release.blocks_taken};
+}
+
+void MissClassifier::CountEvicted(const EvictedRun& use) {
+  if (evicted_.empty() || evicted_.back().age != use.age ||
+      evicted_.back().distance != use.distance) {
+    evicted_.push_back({.age = use.age, .distance = use.distance});
   }
   ++evicted_.back().num_blocks;
+}
+
+void MissClassifier::AddRun(const BlockRun& run) {
+  if (!runs_.empty()) {
+    BlockRun& last = runs_.back();
+    if (last.cause == run.cause && last.owner == run.owner && last.age == run.age &&
+        last.distance == run.distance) {
+      ++last.num_blocks;
+      return;
+    }
+  }
+  runs_.push_back(run);
 }
 
 AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
@@ -204,6 +221,7 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   const PrefixContent& content = request.kv->content();
   const int64_t n = record.num_queried_tokens;
   const int64_t num_allowed = (n - 1) / block_tokens_;
+  misses.block_tokens = block_tokens_;
   misses.num_full_blocks = n / block_tokens_;
   misses.num_hit_blocks = record.num_hit_tokens / block_tokens_;
   misses.num_possible_blocks = misses.num_hit_blocks;
@@ -214,9 +232,15 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   const auto key_of = [&](int64_t block) { return KeyOf(content, block); };
   paths_.Follow(misses.num_full_blocks, key_of, &path);
   paths_.Append(misses.num_full_blocks, key_of, &path);
-  const auto count = [&](MissCause cause) { ++misses.blocks[static_cast<size_t>(cause)]; };
 
   evicted_.clear();
+  runs_.clear();
+  if (keeps_runs_) {
+    paths_.ForEach(path, 0, misses.num_hit_blocks, [&](int64_t block, SeenPaths::Entry& entry) {
+      const int64_t owner = entry.owner == SeenPaths::kNone ? -1 : int64_t{entry.owner};
+      AddRun({.cause = std::nullopt, .first_block = block, .num_blocks = 1, .owner = owner});
+    });
+  }
   auto resident = resident_.begin();
   bool is_possible = true;  // an infinite cache holds all blocks so far
   const auto classify = [&](int64_t block, SeenPaths::Entry& entry) {
@@ -228,32 +252,44 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
     is_possible = is_possible && block < num_allowed && (is_computed || is_pending);
     misses.num_possible_blocks += is_possible;
 
+    MissCause cause;
+    std::optional<EvictedRun> last_use;
     if (resident != resident_.end() && *resident == block) {
       ++resident;
       if (block == num_allowed) {
-        count(MissCause::kLastToken);
+        cause = MissCause::kLastToken;
       } else if (has_drafts_ && manager_->num_groups() == 1) {
-        count(MissCause::kLookahead);
+        cause = MissCause::kLookahead;
       } else if (has_drafts_ && block == misses.num_hit_blocks) {
-        count(MissCause::kLookahead);
+        cause = MissCause::kLookahead;
       } else {
-        count(MissCause::kWindowOrAlignment);
+        cause = MissCause::kWindowOrAlignment;
       }
     } else if (is_computed) {
-      count(MissCause::kEvicted);
-      CountEvicted(entry, now);
+      cause = MissCause::kEvicted;
+      last_use = LastUse(entry, now);
+      if (last_use) CountEvicted(*last_use);
     } else if (is_pending) {
-      count(MissCause::kNotYetComputed);
+      cause = MissCause::kNotYetComputed;
     } else {
       entry.owner = self;
       if (ExistsElsewhere(request, block, unsalted)) {
-        count(MissCause::kSaltOrAdapter);
+        cause = MissCause::kSaltOrAdapter;
       } else if (block == 0 && StartsLikeEarlier(request)) {
-        count(MissCause::kShort);
+        cause = MissCause::kShort;
       } else {
-        count(MissCause::kFirstUse);
+        cause = MissCause::kFirstUse;
       }
     }
+    ++misses.blocks[static_cast<size_t>(cause)];
+    if (!keeps_runs_) return;
+    BlockRun run{.cause = cause, .first_block = block, .num_blocks = 1};
+    if (is_computed || is_pending) run.owner = entry.owner;
+    if (last_use) {
+      run.age = last_use->age;
+      run.distance = last_use->distance;
+    }
+    AddRun(run);
   };
   paths_.ForEach(path, misses.num_hit_blocks, misses.num_full_blocks, classify);
   for (uint64_t key : unsalted) unsalted_keys_.insert(key);
@@ -264,6 +300,7 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
         static_cast<int64_t>(record.hits->blocks(g).size());
   }
   misses.evicted = evicted_;
+  misses.runs = runs_;
   return misses;
 }
 

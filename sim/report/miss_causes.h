@@ -62,18 +62,46 @@ struct EvictedRun {
   int64_t num_blocks = 0;
 };
 
+// Consecutive blocks of an admission with one fate.
+struct BlockRun {
+  std::optional<MissCause> cause;  // empty: hit
+  int64_t first_block = 0;
+  int64_t num_blocks = 0;
+  // Who computed these blocks first, or began to, before this admission: that request's
+  // RequestProgress::ordinal. -1: nobody.
+  int64_t owner = -1;
+  // Evicted blocks: since their last use, as in EvictedRun; -1 where it has not ended.
+  SimTime age = -1;
+  int64_t distance = -1;
+};
+
 // One admission.
 struct AdmissionMisses {
   std::array<int64_t, kNumMissCauses> blocks = {};
+  int64_t block_tokens = 0;  // of what is counted as one block; 0: prefix caching is off
   int64_t num_full_blocks = 0;
   int64_t num_hit_blocks = 0;
   // That an infinite cache would hit; at least num_hit_blocks.
   int64_t num_possible_blocks = 0;
   absl::Span<const EvictedRun> evicted = {};  // until the next admission
+  absl::Span<const BlockRun> runs = {};       // all full blocks; likewise, and only if asked for
+};
+
+// Takes what came of each admission, in order.
+class AdmissionSink {
+ public:
+  virtual ~AdmissionSink() = default;
+  // Whether AdmissionMisses::runs are needed.
+  virtual bool wants_runs() const = 0;
+  virtual void OnMisses(const AdmissionRecord& record, const AdmissionMisses& misses,
+                        const RequestProgress& progress, SimTime now) = 0;
 };
 
 class MissClassifier {
  public:
+  // From now on admissions come with their runs, at the cost of a table look-up per hit block.
+  void KeepRuns() { keeps_runs_ = true; }
+
   void OnRunStart(const RunInfo& info);
   // Before the blocks of the request are registered.
   void OnAdmissionAttempt(const AdmissionRecord& record);
@@ -127,7 +155,9 @@ class MissClassifier {
   void AnnounceOutput(const SimRequest& request, const RequestProgress& progress,
                       int64_t num_tokens);
   void ReleaseBlocks(const SimRequest& request, int64_t num_tokens, SimTime now);
-  void CountEvicted(const SeenPaths::Entry& block, SimTime now);
+  std::optional<EvictedRun> LastUse(const SeenPaths::Entry& block, SimTime now) const;
+  void CountEvicted(const EvictedRun& use);
+  void AddRun(const BlockRun& run);
 
   const KvCacheManager* manager_ = nullptr;
   TraceInfo trace_;
@@ -152,6 +182,8 @@ class MissClassifier {
   int64_t blocks_taken_ = 0;                // by all steps scheduled
   int64_t blocks_taken_by_admissions_ = 0;  // of the step that is being scheduled
   std::vector<EvictedRun> evicted_;         // of the last admission
+  bool keeps_runs_ = false;
+  std::vector<BlockRun> runs_;  // likewise
 };
 
 }  // namespace kvblocks::sim

@@ -4,7 +4,9 @@
 #include <array>
 #include <chrono>
 #include <limits>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -101,28 +103,30 @@ class AzureReader : public RowSource {
 
   absl::Status Open() {
     Line line;
-    std::string error;
-    absl::StatusOr<RowOutcome> header = lines_.Next(&line, &error);
+    TraceProblem problem;
+    absl::StatusOr<RowOutcome> header = lines_.Next(&line, &problem);
     if (!header.ok()) return header.status();
-    if (*header == RowOutcome::kBad) return absl::InvalidArgumentError(error);
+    if (*header == RowOutcome::kBad) {
+      return absl::InvalidArgumentError(ProblemMessage(log_->file, problem));
+    }
     if (*header == RowOutcome::kEnd || line.text != kHeader) {
       return absl::InvalidArgumentError(RowError(
           *log_, 1,
           absl::StrCat("CSV header: got ", Shown(line.text), ", expected ", Shown(kHeader))));
     }
     // The first row decides the day that arrivals count from.
-    absl::StatusOr<RowOutcome> first = Parse(&pending_row_, &pending_error_);
+    absl::StatusOr<RowOutcome> first = Parse(&pending_row_, &pending_problems_);
     if (!first.ok()) return first.status();
     pending_ = *first;
     has_pending_ = true;
     return absl::OkStatus();
   }
 
-  absl::StatusOr<RowOutcome> Next(RawRow* row, std::string* error) override {
-    if (!has_pending_) return Parse(row, error);
+  absl::StatusOr<RowOutcome> Next(RawRow* row, std::vector<TraceProblem>* problems) override {
+    if (!has_pending_) return Parse(row, problems);
     has_pending_ = false;
     *row = std::move(pending_row_);
-    *error = std::move(pending_error_);
+    *problems = std::move(pending_problems_);
     return pending_;
   }
 
@@ -130,23 +134,27 @@ class AzureReader : public RowSource {
   ReadProgress progress() const override { return lines_.progress(); }
 
  private:
-  absl::StatusOr<RowOutcome> Parse(RawRow* row, std::string* error) {
+  absl::StatusOr<RowOutcome> Parse(RawRow* row, std::vector<TraceProblem>* problems) {
     Line line;
-    absl::StatusOr<RowOutcome> got = lines_.Next(&line, error);
+    TraceProblem problem;
+    absl::StatusOr<RowOutcome> got = lines_.Next(&line, &problem);
     if (!got.ok() || *got == RowOutcome::kEnd) return got;
-    const int64_t number = next_row_++;
-    if (*got == RowOutcome::kBad) return got;
     *row = RawRow();
-    row->request.row = number;
+    row->request.row = next_row_++;
     row->request.line = line.number;
-    const absl::Status status = ParseFields(line.text, row);
-    if (status.ok()) return RowOutcome::kRow;
-    const absl::string_view message = status.message();
-    *error = RowError(*log_, line.number, std::string_view(message.data(), message.size()));
-    return RowOutcome::kBad;
+    if (*got == RowOutcome::kBad) {
+      problem.row = row->request.row;
+      problems->push_back(std::move(problem));
+      return got;
+    }
+    ParseFields(line.text, row, problems);
+    return problems->empty() ? RowOutcome::kRow : RowOutcome::kBad;
   }
 
-  absl::Status ParseFields(std::string_view text, RawRow* row) {
+  void ParseFields(std::string_view text, RawRow* row, std::vector<TraceProblem>* problems) {
+    const auto bad = [&](ProblemKind kind, const std::string& message) {
+      problems->push_back(RowProblem(kind, row->request, message));
+    };
     std::array<std::string_view, 3> fields;
     size_t count = 0;
     for (size_t begin = 0; begin <= text.size(); ++count) {
@@ -155,21 +163,22 @@ class AzureReader : public RowSource {
       begin = comma + 1;
     }
     if (count != fields.size()) {
-      return absl::InvalidArgumentError(
+      bad(ProblemKind::kSyntax,
           absl::StrCat("CSV row: got ", count, " fields, expected 3 (",
                        absl::string_view(kHeader.data(), kHeader.size()), ")"));
+      return;
     }
     absl::StatusOr<CivilTime> time = ParseAzureTimestamp(fields[0]);
     if (!time.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("TIMESTAMP: ", time.status().message()));
+      bad(ProblemKind::kValue, absl::StrCat("TIMESTAMP: ", time.status().message()));
     }
-    if (absl::Status s = Length("ContextTokens", fields[1], &row->request.input_length); !s.ok()) {
-      return s;
+    for (const auto& [name, field, length] :
+         {std::tuple("ContextTokens", fields[1], &row->request.input_length),
+          std::tuple("GeneratedTokens", fields[2], &row->request.output_length)}) {
+      const std::string problem = Length(name, field, length);
+      if (!problem.empty()) bad(ProblemKind::kValue, problem);
     }
-    if (absl::Status s = Length("GeneratedTokens", fields[2], &row->request.output_length);
-        !s.ok()) {
-      return s;
-    }
+    if (!problems->empty()) return;
     if (!has_day_one_) {
       has_day_one_ = true;
       day_one_ = time->day;
@@ -177,27 +186,27 @@ class AzureReader : public RowSource {
     }
     const int64_t days = time->day - day_one_;
     if (days < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("TIMESTAMP: got ", Shown(fields[0]),
-                                                     ", expected a day from ", FormatDay(day_one_),
-                                                     " on, the day of the first row"));
+      bad(ProblemKind::kValue,
+          absl::StrCat("TIMESTAMP: got ", Shown(fields[0]), ", expected a day from ",
+                       FormatDay(day_one_), " on, the day of the first row"));
     }
     if (__builtin_mul_overflow(days, kNsPerDay, &row->timestamp_ns) ||
         __builtin_add_overflow(row->timestamp_ns, time->ns_of_day, &row->timestamp_ns)) {
-      return absl::InvalidArgumentError(
+      bad(ProblemKind::kValue,
           absl::StrCat("TIMESTAMP: got ", Shown(fields[0]), ", expected a time within 2^63 ns of ",
                        FormatDay(day_one_), ", the day of the first row"));
     }
-    return absl::OkStatus();
   }
 
-  static absl::Status Length(const char* name, std::string_view text, int64_t* out) {
+  // Empty, or what is wrong.
+  static std::string Length(const char* name, std::string_view text, int64_t* out) {
     absl::StatusOr<int64_t> value = ParseScaledDecimal(text, 0);
     if (!value.ok() || text.find_first_not_of("0123456789") != std::string_view::npos) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          name, ": got ", Shown(text), ", expected a whole number from 0 to ", kMaxTraceLength));
+      return absl::StrCat(name, ": got ", Shown(text), ", expected a whole number from 0 to ",
+                          kMaxTraceLength);
     }
     *out = *value;
-    return absl::OkStatus();
+    return "";
   }
 
   RowLines lines_;
@@ -209,7 +218,7 @@ class AzureReader : public RowSource {
   bool has_pending_ = false;
   RowOutcome pending_ = RowOutcome::kEnd;
   RawRow pending_row_;
-  std::string pending_error_;
+  std::vector<TraceProblem> pending_problems_;
 };
 
 }  // namespace

@@ -163,7 +163,7 @@ od::value& ValueOf(void* value) { return *static_cast<od::value*>(value); }
 absl::StatusOr<bool> JsonValue::IsNull() {
   od::json_type type;
   if (ValueOf(value_).type().get(type)) {
-    return absl::InvalidArgumentError(
+    return absl::DataLossError(
         absl::StrCat("got ", Raw(ValueOf(value_)), ", expected a JSON value"));
   }
   if (type != od::json_type::null) return false;
@@ -250,8 +250,7 @@ absl::Status JsonObjectReader::ForEachField(
   od::object object;
   const simdjson::padded_string_view padded(text.data(), text.size(), text.size() + padding);
   if (auto error = parser_->parser.iterate(padded).get(document)) {
-    absl::Status status = NotJson(error);
-    return absl::InvalidArgumentError(status.message());
+    return NotJson(error);
   }
   const auto fail = [&](const absl::Status& status) {
     // Syntax errors know where they are; wrong values are named by their field.
@@ -260,7 +259,7 @@ absl::Status JsonObjectReader::ForEachField(
         at >= text.data() && at <= text.data() + text.size()) {
       *column = at - text.data() + 1;
     }
-    return absl::InvalidArgumentError(status.message());
+    return status;
   };
   if (auto error = document.get_object().get(object)) return fail(NotJson(error));
   for (auto result : object) {

@@ -57,8 +57,9 @@ class JsonObjectReader {
   JsonObjectReader& operator=(const JsonObjectReader&) = delete;
 
   // Calls `on_field` for every field of the object `text`, in order; it must read or skip the
-  // value. `text` must be followed by `padding` readable bytes. `column` (from 1, 0 if unknown) is
-  // set if the text is not JSON.
+  // value, and if it fails, that ends the walk. After a reader of JsonValue failed with
+  // InvalidArgument the walk may go on. `text` must be followed by `padding` readable bytes. A text
+  // that is not JSON is DataLoss; then `column` (from 1, 0 if unknown) is set.
   absl::Status ForEachField(
       std::string_view text, size_t padding,
       const std::function<absl::Status(std::string_view key, JsonValue& value)>& on_field,

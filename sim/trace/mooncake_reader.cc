@@ -1,7 +1,10 @@
 #include "sim/trace/mooncake_reader.h"
 
+#include <algorithm>
 #include <array>
+#include <deque>
 #include <limits>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,6 +21,11 @@ namespace kvblocks::sim {
 namespace {
 
 constexpr int kMsToNs = 6;
+// How many bad rows a file may begin with until the block size is taken to be the usual one.
+constexpr size_t kMostPending = 1000;
+// Fields that are not read: how many different ones are reported.
+constexpr size_t kMostUnknownFields = 50;
+constexpr size_t kNumPublishedFields = 4;
 
 enum Field {
   kTimestamp,
@@ -48,14 +56,15 @@ struct FieldName {
   Field field;
 };
 
+// The published ones come first.
 constexpr std::array<FieldName, 24> kFieldNames = {{
     {"timestamp", kTimestamp},
-    {"created_time", kTimestamp},
     {"input_length", kInputLength},
-    {"input_tokens", kInputLength},
     {"output_length", kOutputLength},
-    {"output_tokens", kOutputLength},
     {"hash_ids", kHashIds},
+    {"created_time", kTimestamp},
+    {"input_tokens", kInputLength},
+    {"output_tokens", kOutputLength},
     {"block_size", kBlockSize},
     {"request_id", kRequestId},
     {"session_id", kSessionId},
@@ -110,105 +119,153 @@ class MooncakeReader : public RowSource {
     info_.name = NameOfFile(*log);
   }
 
-  // The first row decides the block size.
+  // The first good row decides the block size.
   absl::Status Open() {
     info_.block_tokens = override_block_size_ > 0 ? override_block_size_ : -1;
-    absl::StatusOr<RowOutcome> first = Parse(&pending_row_, &pending_error_);
-    if (!first.ok()) return first.status();
+    while (pending_.size() < kMostPending) {
+      Pending& next = pending_.emplace_back();
+      next.outcome = Parse(&next.row, &next.problems);
+      if (!next.outcome.ok() && pending_.size() == 1) return next.outcome.status();
+      if (!next.outcome.ok() || *next.outcome != RowOutcome::kBad) break;
+    }
     if (info_.block_tokens < 0) info_.block_tokens = kMooncakeBlockTokens;
-    pending_ = *first;
-    has_pending_ = true;
     return absl::OkStatus();
   }
 
-  absl::StatusOr<RowOutcome> Next(RawRow* row, std::string* error) override {
-    if (!has_pending_) return Parse(row, error);
-    has_pending_ = false;
-    *row = std::move(pending_row_);
-    *error = std::move(pending_error_);
-    return pending_;
+  absl::StatusOr<RowOutcome> Next(RawRow* row, std::vector<TraceProblem>* problems) override {
+    if (pending_.empty()) return Parse(row, problems);
+    Pending next = std::move(pending_.front());
+    pending_.pop_front();
+    *row = std::move(next.row);
+    *problems = std::move(next.problems);
+    return next.outcome;
+  }
+
+  std::string dialect() const override {
+    std::string names;
+    for (size_t i = kNumPublishedFields; i < kFieldNames.size(); ++i) {
+      if ((used_ >> i & 1) == 0) continue;
+      const std::string_view name = kFieldNames[i].name;
+      absl::StrAppend(&names, names.empty() ? "with " : ", ",
+                      absl::string_view(name.data(), name.size()));
+    }
+    return names.empty() ? "fields as published" : names;
   }
 
   const TraceInfo& info() const override { return info_; }
   ReadProgress progress() const override { return lines_.progress(); }
 
  private:
-  absl::StatusOr<RowOutcome> Parse(RawRow* row, std::string* error) {
+  absl::StatusOr<RowOutcome> Parse(RawRow* row, std::vector<TraceProblem>* problems) {
     Line line;
-    absl::StatusOr<RowOutcome> got = lines_.Next(&line, error);
+    TraceProblem problem;
+    absl::StatusOr<RowOutcome> got = lines_.Next(&line, &problem);
     if (!got.ok() || *got == RowOutcome::kEnd) return got;
-    const int64_t number = next_row_++;
-    if (*got == RowOutcome::kBad) return got;
     *row = RawRow();
-    row->request.row = number;
+    row->request.row = next_row_++;
     row->request.line = line.number;
-    int64_t column = 0;
-    const absl::Status status = ParseObject(line.text, row, &column);
-    if (status.ok()) return RowOutcome::kRow;
-    const std::string_view message(status.message().data(), status.message().size());
-    *error = column > 0 ? RowError(*log_, line.number, column, message)
-                        : RowError(*log_, line.number, message);
-    return RowOutcome::kBad;
+    if (*got == RowOutcome::kBad) {
+      problem.row = row->request.row;
+      problems->push_back(std::move(problem));
+      return got;
+    }
+    problems_ = problems;
+    ParseObject(line.text, row);
+    return problems->empty() ? RowOutcome::kRow : RowOutcome::kBad;
   }
 
-  absl::Status ParseObject(std::string_view text, RawRow* row, int64_t* column) {
+  void Bad(ProblemKind kind, const RawRow& row, std::string_view text) {
+    problems_->push_back(RowProblem(kind, row.request, text));
+  }
+
+  void ParseObject(std::string_view text, RawRow* row) {
     row->has_timestamp = false;
     block_size_ = -1;
     has_session_ = false;
     seen_ = 0;
-    absl::Status status = json_.ForEachField(
+    int64_t column = 0;
+    const absl::Status status = json_.ForEachField(
         text, LineReader::kPadding,
-        [&](std::string_view key, JsonValue& value) { return OnField(key, value, row); }, column);
-    if (!status.ok()) return status;
+        [&](std::string_view key, JsonValue& value) { return OnField(key, value, row); }, &column);
+    if (!status.ok()) {
+      Bad(ProblemKind::kSyntax, *row,
+          std::string_view(status.message().data(), status.message().size()));
+      problems_->back().column = column;
+      return;
+    }
     constexpr std::array<std::pair<Field, const char*>, 2> kRequired = {
         {{kInputLength, "input_length"}, {kOutputLength, "output_length"}}};
     for (const auto& [field, name] : kRequired) {
-      if (!Seen(field)) return Missing(name);
+      if (!Seen(field)) Missing(name, *row);
     }
-    if (absl::Status s = SettleBlockSize(); !s.ok()) return s;
-    if (!Seen(kHashIds) && info_.block_tokens != 0) return Missing("hash_ids");
+    const int64_t block_tokens = SettleBlockSize(*row);
+    if (!Seen(kHashIds) && block_tokens != 0) Missing("hash_ids", *row);
+    if (!problems_->empty()) return;
     row->waits_for_session = has_session_ && !Seen(kWaitFor);
     // Numbered last, so that a bad row does not use up a number.
     if (has_session_) row->request.session = sessions_.NumberOf(session_);
     row->has_turn = Seen(kTurn);
-    return absl::OkStatus();
   }
 
   bool Seen(Field field) const { return (seen_ >> field & 1) != 0; }
 
-  static absl::Status Missing(const char* name) {
-    return absl::InvalidArgumentError(
+  void Missing(const char* name, const RawRow& row) {
+    Bad(ProblemKind::kMissingField, row,
         absl::StrCat("field ", name, ": got nothing, expected a value"));
   }
 
-  absl::Status SettleBlockSize() {
-    if (override_block_size_ > 0) return absl::OkStatus();
+  // The block size that counts for the row.
+  int64_t SettleBlockSize(const RawRow& row) {
+    if (override_block_size_ > 0) return override_block_size_;
     const int64_t size = block_size_ >= 0 ? block_size_ : kMooncakeBlockTokens;
-    if (info_.block_tokens < 0) info_.block_tokens = size;
-    if (size == info_.block_tokens) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("block_size: got ", size, ", expected ",
-                                                   info_.block_tokens,
-                                                   " as in the first row (--trace-block-size)"));
+    if (info_.block_tokens < 0 && problems_->empty()) info_.block_tokens = size;
+    if (info_.block_tokens < 0) return size;
+    const bool is_known = block_size_ >= 0 || !Seen(kBlockSize);
+    if (is_known && size != info_.block_tokens) {
+      Bad(ProblemKind::kBlockSize, row,
+          absl::StrCat("block_size: got ", size, ", expected ", info_.block_tokens,
+                       " as in the first good row (--trace-block-size)"));
+    }
+    return info_.block_tokens;
   }
 
+  // Fails only if the line is not JSON; a bad value leaves the others to be looked at.
   absl::Status OnField(std::string_view key, JsonValue& value, RawRow* row) {
-    const FieldName* found = nullptr;
-    for (const FieldName& name : kFieldNames) {
-      if (name.name == key) found = &name;
-    }
-    if (found == nullptr) return value.Skip();
+    size_t index = 0;
+    while (index < kFieldNames.size() && kFieldNames[index].name != key) ++index;
+    if (index == kFieldNames.size()) return SkipUnknown(key, value, *row);
     // `key` points into the parser's buffer for strings, which reading the value may overwrite.
-    const std::string_view name = found->name;
+    const std::string_view name = kFieldNames[index].name;
+    const Field field = kFieldNames[index].field;
     absl::StatusOr<bool> null = value.IsNull();
     if (!null.ok()) return Named(name, null.status());
     if (*null) return absl::OkStatus();
-    if (Seen(found->field)) {
-      return absl::InvalidArgumentError(
+    if (Seen(field)) {
+      Bad(ProblemKind::kRepeatedField, *row,
           absl::StrCat("field ", absl::string_view(name.data(), name.size()),
                        ": got it twice (or under two names), expected once"));
+      return absl::OkStatus();
     }
-    seen_ |= uint64_t{1} << found->field;
-    return Named(name, ReadField(found->field, value, row));
+    seen_ |= uint64_t{1} << field;
+    used_ |= uint64_t{1} << index;
+    const absl::Status status = Named(name, ReadField(field, value, row));
+    if (status.ok() || status.code() == absl::StatusCode::kDataLoss) return status;
+    Bad(ProblemKind::kValue, *row,
+        std::string_view(status.message().data(), status.message().size()));
+    return absl::OkStatus();
+  }
+
+  absl::Status SkipUnknown(std::string_view key, JsonValue& value, const RawRow& row) {
+    if (log_->listener == nullptr || unknown_.size() >= kMostUnknownFields) return value.Skip();
+    const std::string name = Shown(key);
+    absl::Status status = value.Skip();
+    if (status.ok() && unknown_.insert(name).second) {
+      log_->Tell(RowProblem(
+          ProblemKind::kUnknownField, row.request,
+          absl::StrCat("field: got ", name, ", expected one that is read (it is ignored)"),
+          ProblemSeverity::kNote));
+    }
+    return status;
   }
 
   static absl::Status Named(std::string_view name, const absl::Status& status) {
@@ -292,6 +349,12 @@ class MooncakeReader : public RowSource {
     return absl::OkStatus();
   }
 
+  struct Pending {
+    absl::StatusOr<RowOutcome> outcome = RowOutcome::kEnd;
+    RawRow row;
+    std::vector<TraceProblem> problems;
+  };
+
   RowLines lines_;
   RowLog* log_;
   int64_t override_block_size_;
@@ -304,11 +367,11 @@ class MooncakeReader : public RowSource {
   int64_t block_size_ = -1;
   bool has_session_ = false;
   JsonId session_;
+  std::vector<TraceProblem>* problems_ = nullptr;
 
-  bool has_pending_ = false;
-  RowOutcome pending_ = RowOutcome::kEnd;
-  RawRow pending_row_;
-  std::string pending_error_;
+  uint64_t used_ = 0;              // names of kFieldNames seen in the file
+  std::set<std::string> unknown_;  // fields that were reported
+  std::deque<Pending> pending_;    // read ahead by Open
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -27,9 +28,11 @@ std::string UnknownFieldsOf(const google::protobuf::Message& message) {
 
 class NativeReader : public RowSource {
  public:
-  NativeReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log)
+  NativeReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log,
+               std::string dialect)
       : stream_(std::move(source), options.max_line_bytes),
         log_(log),
+        dialect_(std::move(dialect)),
         window_(kDefaultCopyWindow, kDefaultCopyWindowIds) {}
 
   absl::Status Open() {
@@ -43,7 +46,7 @@ class NativeReader : public RowSource {
     return TakeHeader();
   }
 
-  absl::StatusOr<RowOutcome> Next(RawRow* row, std::string* error) override {
+  absl::StatusOr<RowOutcome> Next(RawRow* row, std::vector<TraceProblem>* problems) override {
     while (!ended_) {
       absl::StatusOr<bool> more = NextRecord();
       if (!more.ok()) return more.status();
@@ -54,7 +57,7 @@ class NativeReader : public RowSource {
       }
       switch (record_.kind_case()) {
         case pb::Record::kRequest:
-          return TakeRequest(row, error);
+          return TakeRequest(row, problems);
         case pb::Record::kStrings:
           for (std::string& value : *record_.mutable_strings()->mutable_value()) {
             strings_.push_back(std::move(value));
@@ -66,7 +69,7 @@ class NativeReader : public RowSource {
         case pb::Record::kHeader:
           return Damage(absl::DataLossError("record: got a second header, expected one"));
         case pb::Record::KIND_NOT_SET:
-          log_->Warn(stream_.record_number(),
+          log_->Warn(ProblemKind::kUnknownRecord, stream_.record_number(),
                      "record: got a kind that this version does not know, expected a request, "
                      "strings or the footer; it is left out");
           break;
@@ -76,6 +79,7 @@ class NativeReader : public RowSource {
   }
 
   const TraceInfo& info() const override { return info_; }
+  std::string dialect() const override { return dialect_; }
   ReadProgress progress() const override {
     return {stream_.source().bytes_read(), stream_.source().bytes_total()};
   }
@@ -142,7 +146,7 @@ class NativeReader : public RowSource {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<RowOutcome> TakeRequest(RawRow* row, std::string* error) {
+  absl::StatusOr<RowOutcome> TakeRequest(RawRow* row, std::vector<TraceProblem>* problems) {
     pb::Request& from = *record_.mutable_request();
     *row = RawRow();
     TraceRequest& to = row->request;
@@ -170,12 +174,8 @@ class NativeReader : public RowSource {
     to.turn = from.turn();
     row->has_turn = true;
     to.unknown_fields = UnknownFieldsOf(from);
-    const std::string problem = TakeReferences(from, &to);
-    if (problem.empty()) return RowOutcome::kRow;
-    *error = RowError(
-        *log_, to.line,
-        absl::StrCat(problem, " (record ", to.line, " at byte ", stream_.record_offset(), ")"));
-    return RowOutcome::kBad;
+    TakeReferences(from, &to, problems);
+    return problems->empty() ? RowOutcome::kRow : RowOutcome::kBad;
   }
 
   absl::Status DecodeIds(const pb::Request& from, std::vector<int64_t>* ids) const {
@@ -212,28 +212,42 @@ class NativeReader : public RowSource {
     return absl::OkStatus();
   }
 
-  std::string TakeReferences(const pb::Request& from, TraceRequest* to) const {
+  void TakeReferences(const pb::Request& from, TraceRequest* to,
+                      std::vector<TraceProblem>* problems) const {
+    const auto bad = [&](ProblemKind kind, const std::string& problem) {
+      problems->push_back(RowProblem(
+          kind, *to,
+          absl::StrCat(problem, " (record ", to->line, " at byte ", stream_.record_offset(), ")")));
+    };
     constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
-    if (from.think_ns() > kMax || from.abort_after_ns() > kMax) {
-      return "think_ns or abort_after_ns: got more than 2^63 ns, expected less";
+    for (const auto& [name, ns, out] :
+         {std::tuple("think_ns", from.think_ns(), &to->think_ns),
+          std::tuple("abort_after_ns", from.abort_after_ns(), &to->abort_after_ns)}) {
+      *out = static_cast<int64_t>(std::min(ns, kMax));
+      if (ns > kMax) {
+        bad(ProblemKind::kValue, absl::StrCat(name, ": got ", ns, " ns, expected less than 2^63"));
+      }
     }
-    to->think_ns = static_cast<int64_t>(from.think_ns());
-    to->abort_after_ns = static_cast<int64_t>(from.abort_after_ns());
     for (const uint32_t back : from.waits_for()) {
       if (back == 0 || int64_t{back} > to->row) {
-        return absl::StrCat("waits_for: got ", back, " records back, expected 1 to ", to->row);
+        bad(ProblemKind::kDependency,
+            absl::StrCat("waits_for: got ", back, " records back, expected 1 to ", to->row));
+        break;
       }
       to->waits_for.push_back(to->row - back);
     }
-    for (const auto& [index, text] :
-         {std::pair(from.tenant(), &to->tenant), std::pair(from.slo_class(), &to->slo_class),
-          std::pair(from.adapter(), &to->adapter), std::pair(from.salt(), &to->salt)}) {
+    for (const auto& [name, index, text] :
+         {std::tuple("tenant", from.tenant(), &to->tenant),
+          std::tuple("slo_class", from.slo_class(), &to->slo_class),
+          std::tuple("adapter", from.adapter(), &to->adapter),
+          std::tuple("salt", from.salt(), &to->salt)}) {
       if (index >= strings_.size()) {
-        return absl::StrCat("string index: got ", index, ", expected below ", strings_.size());
+        bad(ProblemKind::kValue,
+            absl::StrCat(name, ": got string ", index, ", expected below ", strings_.size()));
+        continue;
       }
       *text = strings_[index];
     }
-    return "";
   }
 
   absl::Status TakeFooter() {
@@ -259,6 +273,7 @@ class NativeReader : public RowSource {
 
   RecordStream stream_;
   RowLog* log_;
+  const std::string dialect_;
   TraceInfo info_;
   IdWindow window_;
   std::string bytes_;
@@ -275,8 +290,8 @@ class NativeReader : public RowSource {
 
 absl::StatusOr<std::unique_ptr<RowSource>> MakeNativeReader(std::unique_ptr<ByteSource> source,
                                                             const TraceReaderOptions& options,
-                                                            RowLog* log) {
-  auto reader = std::make_unique<NativeReader>(std::move(source), options, log);
+                                                            RowLog* log, std::string dialect) {
+  auto reader = std::make_unique<NativeReader>(std::move(source), options, log, std::move(dialect));
   if (absl::Status status = reader->Open(); !status.ok()) return status;
   return std::unique_ptr<RowSource>(std::move(reader));
 }

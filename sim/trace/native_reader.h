@@ -22,7 +22,8 @@ namespace kvblocks::sim {
 // `log` must outlive the result.
 absl::StatusOr<std::unique_ptr<RowSource>> MakeNativeReader(std::unique_ptr<ByteSource> source,
                                                             const TraceReaderOptions& options,
-                                                            RowLog* log);
+                                                            RowLog* log,
+                                                            std::string dialect = "version 1");
 
 // The text form: one Record in protobuf text format per block, blocks separated by blank lines. The
 // footer may be left out. The whole text is held; it is meant for tests and hand-written cases.

@@ -176,7 +176,7 @@ TEST(NativeReaderTest, BadRequestsAreNamedByRecordAndByte) {
   EXPECT_THAT(error("waits_for: 2"),
               HasSubstr("waits_for: got 2 records back, expected 1 to 1 (rec"));
   EXPECT_THAT(error("waits_for: 0"), HasSubstr("waits_for: got 0"));
-  EXPECT_THAT(error("tenant: 1"), HasSubstr("string index: got 1, expected below 1"));
+  EXPECT_THAT(error("tenant: 1"), HasSubstr("tenant: got string 1, expected below 1"));
   EXPECT_THAT(error("think_ns: 9223372036854775808"), HasSubstr("think_ns"));
   EXPECT_THAT(error("input_length: 4294967295"), HasSubstr("input length: got 4294967295"));
   EXPECT_THAT(error("input_length: 32 ids: 1 ids: 2 ids: 3"),

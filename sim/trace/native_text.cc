@@ -136,7 +136,8 @@ absl::StatusOr<std::unique_ptr<RowSource>> MakeNativeTextReader(std::unique_ptr<
   }
   absl::StatusOr<std::string> binary = NativeTextToBinary(text, log->file);
   if (!binary.ok()) return binary.status();
-  return MakeNativeReader(ByteSourceOfString(*std::move(binary)), options, log);
+  return MakeNativeReader(ByteSourceOfString(*std::move(binary)), options, log,
+                          "version 1, text form");
 }
 
 }  // namespace kvblocks::sim

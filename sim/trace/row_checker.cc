@@ -22,33 +22,39 @@ RowChecker::RowChecker(const TraceReaderOptions& options, const TraceInfo& info,
       info_(info),
       log_(log) {}
 
-absl::Status RowChecker::Error(const TraceRequest& request, std::string_view text) const {
-  return absl::InvalidArgumentError(RowError(*log_, request.line, text));
+void RowChecker::Bad(ProblemKind kind, const TraceRequest& request, std::string_view text) {
+  problems_->push_back(RowProblem(kind, request, text));
 }
 
-absl::Status RowChecker::Check(RawRow* row) {
+bool RowChecker::Check(RawRow* row, const ArrivalBound& bound,
+                       std::vector<TraceProblem>* problems) {
   TraceRequest& request = row->request;
+  problems_ = problems;
   arrivals_.resize(static_cast<size_t>(request.row) + 1, -1);
-  if (absl::Status status = CheckLengths(request); !status.ok()) return status;
-  if (absl::Status status = CheckOrder(row); !status.ok()) return status;
-  const bool named = !request.id.empty();
-  if (num_good_ > 0 && named != all_named_) {
-    return Error(request,
-                 named ? "request_id: got one, expected none as in the rows before"
-                       : "field request_id: got nothing, expected one as in the rows before");
-  }
-  if (named && row_of_id_.contains(request.id)) {
-    return Error(request, absl::StrCat("request_id: got ", Shown(request.id), ", also that of row ",
-                                       row_of_id_[request.id] + 1, ", expected each id once"));
-  }
-  if (absl::Status status = CheckDependencies(row); !status.ok()) return status;
-  if (check_ids_) {
-    if (absl::Status status = CheckIds(request); !status.ok()) return status;
-  }
+  CheckLengths(request);
+  CheckOrder(row);
+  CheckName(request);
+  CheckDependencies(row);
+  // Times that are no good are compared with nothing.
+  if (problems->empty()) CheckNotTooLate(request, bound);
+  if (check_ids_ && problems->empty()) CheckIds(request);
+  if (!problems->empty()) return false;
+  if (log_->listener != nullptr) Note(*row);
+  Accept(row);
+  if (log_->listener != nullptr) log_->listener->OnGoodRow(request);
+  return true;
+}
 
-  all_named_ = named;
+void RowChecker::Accept(RawRow* row) {
+  TraceRequest& request = row->request;
+  if (row->has_timestamp) {
+    if (last_line_ > 0 && row->timestamp_ns < last_timestamp_ns_) ++log_->counters.backwards;
+    last_timestamp_ns_ = row->timestamp_ns;
+    last_line_ = request.line;
+  }
+  all_named_ = !request.id.empty();
   ++num_good_;
-  if (named) {
+  if (all_named_) {
     row_of_id_[request.id] = request.row;
   } else {
     request.id = absl::StrCat(request.row);
@@ -60,89 +66,143 @@ absl::Status RowChecker::Check(RawRow* row) {
     session.last_row = request.row;
   }
   arrivals_[static_cast<size_t>(request.row)] = request.arrival_ns;
-  return absl::OkStatus();
 }
 
-absl::Status RowChecker::CheckLengths(const TraceRequest& request) const {
+// What is allowed and still worth knowing.
+void RowChecker::Note(const RawRow& row) {
+  const TraceRequest& request = row.request;
+  const auto tell = [&](ProblemSeverity severity, ProblemKind kind, const std::string& text) {
+    log_->Tell(RowProblem(kind, request, text, severity));
+  };
+  if (request.input_length == 0) {
+    tell(ProblemSeverity::kWarning, ProblemKind::kEmptyPrompt,
+         "input length: got 0, expected 1 or more (a replay rejects the request at arrival)");
+  }
+  if (request.output_length == 0) {
+    tell(ProblemSeverity::kNote, ProblemKind::kZeroOutput,
+         "output length: got 0, expected 1 or more (--zero-output says what becomes of it)");
+  }
+  if (row.has_timestamp && last_line_ > 0 && row.timestamp_ns < last_timestamp_ns_) {
+    tell(ProblemSeverity::kNote, ProblemKind::kOrder,
+         absl::StrCat("timestamp: got ", Ms(row.timestamp_ns), ", expected at least ",
+                      Ms(last_timestamp_ns_), " as on line ", last_line_,
+                      " (within --reorder; --require-sorted forbids it)"));
+  }
+}
+
+void RowChecker::CheckLengths(const TraceRequest& request) {
+  const size_t before = problems_->size();
   const int64_t input = request.input_length;
   const int64_t output = request.output_length;
-  for (const auto& [name, length] : {std::pair("input", input), std::pair("output", output)}) {
+  for (const auto& [name, length] :
+       {std::pair("input length", input), std::pair("output length", output),
+        std::pair("min_tokens", request.min_tokens)}) {
     if (length < 0 || length > kMaxTraceLength) {
-      return Error(request, absl::StrCat(name, " length: got ", length, ", expected 0 to ",
-                                         kMaxTraceLength));
+      Bad(ProblemKind::kLength, request,
+          absl::StrCat(name, ": got ", length, ", expected 0 to ", kMaxTraceLength));
     }
   }
+  if (problems_->size() != before) return;
   if (input + output > kMaxTraceLength) {
-    return Error(request, absl::StrCat("input plus output length: got ", input + output,
-                                       ", expected at most ", kMaxTraceLength));
+    Bad(ProblemKind::kLength, request,
+        absl::StrCat("input plus output length: got ", input + output, ", expected at most ",
+                     kMaxTraceLength));
   }
-  if (request.min_tokens < 0 || request.min_tokens > kMaxTraceLength) {
-    return Error(request, absl::StrCat("min_tokens: got ", request.min_tokens, ", expected 0 to ",
-                                       kMaxTraceLength));
-  }
+  CheckNumberOfIds(request);
+}
+
+void RowChecker::CheckNumberOfIds(const TraceRequest& request) {
+  const int64_t input = request.input_length;
   const int64_t num_ids = static_cast<int64_t>(request.content_ids.size());
   const int64_t bt = info_.block_tokens;
   if (bt == 0 && num_ids > 0) {
-    return Error(request, absl::StrCat("content ids: got ", num_ids,
-                                       ", expected none (block size 0 means lengths only)"));
+    Bad(ProblemKind::kContentIds, request,
+        absl::StrCat("content ids: got ", num_ids,
+                     ", expected none (block size 0 means lengths only)"));
   }
   if (bt == 1 && num_ids != input) {
-    return Error(request, absl::StrCat("token ids: got ", num_ids, ", expected ", input,
-                                       ", the input length (fewer would shorten the prompt)"));
+    Bad(ProblemKind::kContentIds, request,
+        absl::StrCat("token ids: got ", num_ids, ", expected ", input,
+                     ", the input length (fewer would shorten the prompt)"));
   }
   if (bt > 1) {
     const int64_t full = input / bt;
     const int64_t all = full + (input % bt != 0 ? 1 : 0);
     if (num_ids != full && num_ids != all) {
-      return Error(request,
-                   absl::StrCat("number of block ids: got ", num_ids, ", expected ", all,
-                                full == all ? "" : absl::StrCat(" or ", full), " for ", input,
-                                " tokens in blocks of ", bt, " (--trace-block-size)"));
+      Bad(ProblemKind::kContentIds, request,
+          absl::StrCat("number of block ids: got ", num_ids, ", expected ", all,
+                       full == all ? "" : absl::StrCat(" or ", full), " for ", input,
+                       " tokens in blocks of ", bt, " (--trace-block-size)"));
     }
   }
   const int64_t num_output_ids = static_cast<int64_t>(request.output_ids.size());
-  if (num_output_ids != 0 && num_output_ids != output) {
-    return Error(request, absl::StrCat("output token ids: got ", num_output_ids, ", expected ",
-                                       output, ", the output length"));
+  if (num_output_ids != 0 && num_output_ids != request.output_length) {
+    Bad(ProblemKind::kOutputIds, request,
+        absl::StrCat("output token ids: got ", num_output_ids, ", expected ", request.output_length,
+                     ", the output length"));
   }
-  return absl::OkStatus();
 }
 
-absl::Status RowChecker::CheckOrder(RawRow* row) {
+void RowChecker::CheckOrder(RawRow* row) {
   TraceRequest& request = row->request;
   request.has_arrival = row->has_timestamp;
   request.arrival_ns = row->has_timestamp ? row->timestamp_ns : 0;
-  if (!row->has_timestamp) return absl::OkStatus();
+  if (!row->has_timestamp) return;
   if (request.arrival_ns < 0) {
-    return Error(request, absl::StrCat("timestamp: got ", request.arrival_ns,
-                                       " ns, expected a time from 0 on"));
+    Bad(ProblemKind::kValue, request,
+        absl::StrCat("timestamp: got ", request.arrival_ns, " ns, expected a time from 0 on"));
+    return;
   }
-  if (last_line_ > 0 && row->timestamp_ns < last_timestamp_ns_) {
-    if (require_sorted_) {
-      return Error(request, absl::StrCat("timestamp: got ", Ms(row->timestamp_ns),
-                                         ", expected at least ", Ms(last_timestamp_ns_),
-                                         " as on line ", last_line_, " (kvsim convert --sort)"));
-    }
-    ++log_->counters.backwards;
+  if (require_sorted_ && last_line_ > 0 && row->timestamp_ns < last_timestamp_ns_) {
+    Bad(ProblemKind::kOrder, request,
+        absl::StrCat("timestamp: got ", Ms(row->timestamp_ns), ", expected at least ",
+                     Ms(last_timestamp_ns_), " as on line ", last_line_,
+                     " (kvsim convert --sort)"));
   }
-  last_timestamp_ns_ = row->timestamp_ns;
-  last_line_ = request.line;
-  return absl::OkStatus();
 }
 
-absl::Status RowChecker::CheckDependencies(RawRow* row) {
+void RowChecker::CheckNotTooLate(const TraceRequest& request, const ArrivalBound& bound) {
+  if (request.arrival_ns >= bound.ns) return;
+  const std::string why = bound.window == 0
+                              ? std::string("the file says that it is sorted")
+                              : absl::StrCat("more than --reorder=", bound.window, " rows late");
+  Bad(ProblemKind::kOrder, request,
+      absl::StrCat("timestamp: got ", request.arrival_ns, " ns, expected at least ", bound.ns,
+                   " ns as on line ", bound.line, " (", why, "; kvsim convert --sort)"));
+}
+
+void RowChecker::CheckName(const TraceRequest& request) {
+  const bool named = !request.id.empty();
+  if (num_good_ > 0 && named != all_named_) {
+    Bad(ProblemKind::kMixedIds, request,
+        named ? absl::StrCat("request_id: got ", Shown(request.id),
+                             ", expected none as in the rows before")
+              : "field request_id: got nothing, expected one as in the rows before");
+    return;
+  }
+  const auto found = named ? row_of_id_.find(request.id) : row_of_id_.end();
+  if (found != row_of_id_.end()) {
+    Bad(ProblemKind::kDuplicateId, request,
+        absl::StrCat("request_id: got ", Shown(request.id), ", also that of row ",
+                     found->second + 1, ", expected each id once"));
+  }
+}
+
+void RowChecker::CheckDependencies(RawRow* row) {
   TraceRequest& request = row->request;
+  const size_t before = problems_->size();
+  const auto bad = [&](const std::string& text) { Bad(ProblemKind::kDependency, request, text); };
   for (const std::string& name : row->wait_names) {
-    if (name == request.id) {
-      return Error(request, absl::StrCat("wait_for: got ", Shown(name),
-                                         ", the request itself, expected no cycle"));
+    if (!request.id.empty() && name == request.id) {
+      bad(absl::StrCat("wait_for: got ", Shown(name), ", the request itself, expected no cycle"));
+      continue;
     }
     const auto found = row_of_id_.find(name);
     if (found == row_of_id_.end()) {
-      return Error(request,
-                   absl::StrCat("wait_for: got ", Shown(name),
-                                ", expected the request_id of an earlier good row (an unknown one, "
-                                "or a later one, which could close a cycle)"));
+      bad(absl::StrCat("wait_for: got ", Shown(name),
+                       ", expected the request_id of an earlier good row (an unknown one, or a "
+                       "later one, which could close a cycle)"));
+      continue;
     }
     request.waits_for.push_back(found->second);
   }
@@ -157,26 +217,26 @@ absl::Status RowChecker::CheckDependencies(RawRow* row) {
   for (const int64_t dependency : request.waits_for) {
     if (dependency < 0 || dependency >= request.row ||
         arrivals_[static_cast<size_t>(dependency)] < 0) {
-      return Error(request, absl::StrCat("dependency: got row ", dependency,
-                                         ", expected an earlier good row"));
+      bad(absl::StrCat("dependency: got row ", dependency, ", expected an earlier good row"));
+      continue;
     }
     latest = std::max(latest, arrivals_[static_cast<size_t>(dependency)]);
   }
+  if (problems_->size() != before) return;
   if (!request.has_arrival && latest < 0) {
-    return Error(request,
-                 "field timestamp: got nothing, expected a time in ms (only a row that waits for "
-                 "another one may leave it out)");
+    Bad(ProblemKind::kMissingField, request,
+        "field timestamp: got nothing, expected a time in ms (only a row that waits for another "
+        "one may leave it out)");
   }
   // A time that is not after the dependencies' arrivals decides nothing.
   if (request.arrival_ns <= latest) {
     request.arrival_ns = latest;
     request.has_arrival = false;
   }
-  return absl::OkStatus();
 }
 
-absl::Status RowChecker::CheckIds(const TraceRequest& request) {
-  if (info_.block_tokens <= 1) return absl::OkStatus();
+void RowChecker::CheckIds(const TraceRequest& request) {
+  if (info_.block_tokens <= 1) return;
   absl::uint128 parent = ScopeKey(info_, request);
   int64_t left = request.input_length;
   for (const int64_t id : request.content_ids) {
@@ -185,21 +245,29 @@ absl::Status RowChecker::CheckIds(const TraceRequest& request) {
     const auto [it, inserted] = id_uses_.try_emplace(id, IdUse{parent, tokens, request.line});
     if (!inserted && it->second.parent != parent) {
       ++log_->counters.ids_with_two_parents;
+      const std::string text = absl::StrCat(
+          "block id: got ", id, " after other ids than on line ", it->second.line,
+          ids_are_unique_ ? ", expected one parent per id (--ids-are-unique)"
+                          : ", expected one parent per id (content is told apart by the path)");
       if (ids_are_unique_) {
-        return Error(request, absl::StrCat("block id: got ", id, " after other ids than on line ",
-                                           it->second.line,
-                                           ", expected one parent per id (--ids-are-unique)"));
+        Bad(ProblemKind::kIdParents, request, text);
+        return;
       }
+      log_->Tell(RowProblem(ProblemKind::kIdParents, request, text, ProblemSeverity::kNote));
     } else if (!inserted && it->second.tokens != tokens) {
+      const std::string text = absl::StrCat("block id ", id, ": got ", tokens, " tokens, expected ",
+                                            it->second.tokens, " as on line ", it->second.line);
+      const TraceProblem problem =
+          RowProblem(ProblemKind::kIdTokens, request, text, ProblemSeverity::kWarning);
+      // One in the list stands for all.
       if (log_->counters.ids_with_two_token_counts++ == 0) {
-        log_->Warn(request.line,
-                   absl::StrCat("block id ", id, ": got ", tokens, " tokens, expected ",
-                                it->second.tokens, " as on line ", it->second.line));
+        log_->Warn(problem);
+      } else {
+        log_->Tell(problem);
       }
     }
     parent = PathKey(parent, id);
   }
-  return absl::OkStatus();
 }
 
 }  // namespace kvblocks::sim

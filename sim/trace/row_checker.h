@@ -1,9 +1,10 @@
 // RowChecker: the checks and completions that all trace formats share, row by row in file order.
 //
-// Lengths and their sum, numbers of content and output ids, duplicate request ids, dependencies (by
-// name, by row and within a session), and, if asked for, what content ids say about themselves. A
-// good row leaves with its final id, turn, waits_for and an arrival that is not before that of any
-// row it waits for.
+// Lengths and their sum, numbers of content and output ids, order, duplicate request ids,
+// dependencies (by name, by row and within a session), and, if asked for, what content ids say
+// about themselves. All of them are made, so that a row's problems are all found at once. A good
+// row leaves with its final id, turn, waits_for and an arrival that is not before that of any row
+// it waits for.
 //
 // Memory: 8 bytes per row, plus one table entry per named request, per session, and (with
 // check_ids) per content id.
@@ -17,18 +18,24 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/numeric/int128.h"
-#include "absl/status/status.h"
 #include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
+
+// The earliest time at which a row may still arrive, as later ones have been handed out.
+struct ArrivalBound {
+  int64_t ns = -1;
+  int64_t line = 0;    // of the row that was handed out
+  int64_t window = 0;  // rows that may be out of order; 0: the file says that it is sorted
+};
 
 class RowChecker {
  public:
   RowChecker(const TraceReaderOptions& options, const TraceInfo& info, RowLog* log);
 
-  // On success row->request is complete. On an error, which is the whole message, the row counts as
-  // bad and nothing may depend on it.
-  absl::Status Check(RawRow* row);
+  // On success row->request is complete. Otherwise what is wrong is appended to `problems`, the row
+  // counts as bad and nothing may depend on it.
+  bool Check(RawRow* row, const ArrivalBound& bound, std::vector<TraceProblem>* problems);
 
  private:
   struct Session {
@@ -41,11 +48,16 @@ class RowChecker {
     int64_t line;
   };
 
-  absl::Status CheckLengths(const TraceRequest& request) const;
-  absl::Status CheckOrder(RawRow* row);
-  absl::Status CheckDependencies(RawRow* row);
-  absl::Status CheckIds(const TraceRequest& request);
-  absl::Status Error(const TraceRequest& request, std::string_view text) const;
+  void CheckLengths(const TraceRequest& request);
+  void CheckNumberOfIds(const TraceRequest& request);
+  void CheckOrder(RawRow* row);
+  void CheckName(const TraceRequest& request);
+  void CheckDependencies(RawRow* row);
+  void CheckNotTooLate(const TraceRequest& request, const ArrivalBound& bound);
+  void CheckIds(const TraceRequest& request);
+  void Accept(RawRow* row);
+  void Note(const RawRow& row);
+  void Bad(ProblemKind kind, const TraceRequest& request, std::string_view text);
 
   const bool require_sorted_;
   const bool check_ids_;
@@ -57,6 +69,7 @@ class RowChecker {
   absl::flat_hash_map<std::string, int64_t> row_of_id_;
   absl::flat_hash_map<uint64_t, Session> sessions_;
   absl::flat_hash_map<int64_t, IdUse> id_uses_;
+  std::vector<TraceProblem>* problems_ = nullptr;  // of the row being checked
   int64_t num_good_ = 0;
   bool all_named_ = false;  // of the good rows; either all have a request id or none has
   int64_t last_timestamp_ns_ = 0;

@@ -14,9 +14,32 @@ absl::string_view View(std::string_view s) { return absl::string_view(s.data(), 
 
 }  // namespace
 
-void RowLog::Warn(int64_t line, std::string_view text) {
-  if (static_cast<int>(warnings.size()) >= max_warnings) return;
-  warnings.push_back(absl::StrCat(file, ":", line, ": warning: ", View(text)));
+void RowLog::Warn(ProblemKind kind, int64_t line, std::string_view text) {
+  TraceProblem problem;
+  problem.severity = ProblemSeverity::kWarning;
+  problem.kind = kind;
+  problem.line = line;
+  problem.text = std::string(text);
+  Warn(problem);
+}
+
+void RowLog::Warn(const TraceProblem& problem) {
+  Tell(problem);
+  if (static_cast<int>(warnings.size()) < max_warnings) {
+    warnings.push_back(ProblemMessage(file, problem));
+  }
+}
+
+TraceProblem RowProblem(ProblemKind kind, const TraceRequest& request, std::string_view text,
+                        ProblemSeverity severity) {
+  TraceProblem problem;
+  problem.severity = severity;
+  problem.kind = kind;
+  problem.line = request.line;
+  problem.row = request.row;
+  problem.id = request.id;
+  problem.text = std::string(text);
+  return problem;
 }
 
 std::string RowError(const RowLog& log, int64_t line, std::string_view text) {
@@ -50,16 +73,17 @@ RowLines::RowLines(std::unique_ptr<ByteSource> source, const TraceReaderOptions&
       max_line_bytes_(options.max_line_bytes),
       log_(log) {}
 
-absl::StatusOr<RowOutcome> RowLines::Next(Line* line, std::string* error) {
+absl::StatusOr<RowOutcome> RowLines::Next(Line* line, TraceProblem* problem) {
   while (true) {
     absl::StatusOr<bool> more = reader_.Next(line);
     if (!more.ok()) return StreamError(*log_, more.status(), "line", reader_.line_number());
     if (!*more) return RowOutcome::kEnd;
     if (line->too_long) {
-      *error = RowError(
-          *log_, line->number,
+      problem->kind = ProblemKind::kSyntax;
+      problem->line = line->number;
+      problem->text =
           absl::StrCat("line length: got ", line->bytes, " bytes, expected at most ",
-                       max_line_bytes_, " (is this one JSON document instead of one per line?)"));
+                       max_line_bytes_, " (is this one JSON document instead of one per line?)");
       return RowOutcome::kBad;
     }
     if (line->text.find_first_not_of(" \t") != std::string_view::npos) break;
@@ -67,8 +91,9 @@ absl::StatusOr<RowOutcome> RowLines::Next(Line* line, std::string* error) {
   }
   if (num_blank_ > 0) {
     log_->counters.blank_lines += num_blank_;
-    log_->Warn(first_blank_, absl::StrCat("blank lines: got ", num_blank_,
-                                          ", expected none before the end of the file"));
+    log_->Warn(ProblemKind::kBlankLine, first_blank_,
+               absl::StrCat("blank lines: got ", num_blank_,
+                            ", expected none before the end of the file"));
     num_blank_ = 0;
   }
   return RowOutcome::kRow;

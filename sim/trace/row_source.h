@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "sim/trace/line_reader.h"
+#include "sim/trace/trace_problem.h"
 #include "sim/trace/trace_reader.h"
 #include "sim/trace/trace_request.h"
 
@@ -36,9 +37,10 @@ enum class RowOutcome { kRow, kBad, kEnd };
 class RowSource {
  public:
   virtual ~RowSource() = default;
-  // kBad: `error` is the whole message.
-  virtual absl::StatusOr<RowOutcome> Next(RawRow* row, std::string* error) = 0;
+  // kBad: at least one error is appended to `problems`.
+  virtual absl::StatusOr<RowOutcome> Next(RawRow* row, std::vector<TraceProblem>* problems) = 0;
   virtual const TraceInfo& info() const = 0;
+  virtual std::string dialect() const { return ""; }
   virtual ReadProgress progress() const = 0;
 };
 
@@ -46,11 +48,22 @@ class RowSource {
 struct RowLog {
   std::string file;
   int max_warnings = 20;
+  TraceListener* listener = nullptr;
   TraceReaderCounters counters;
   std::vector<std::string> warnings;
 
-  void Warn(int64_t line, std::string_view text);
+  // Lists a warning and tells the listener.
+  void Warn(ProblemKind kind, int64_t line, std::string_view text);
+  void Warn(const TraceProblem& problem);
+  // Tells the listener alone, if there is one.
+  void Tell(const TraceProblem& problem) const {
+    if (listener != nullptr) listener->OnProblem(problem);
+  }
 };
+
+// In a row that came as far as `request` says.
+TraceProblem RowProblem(ProblemKind kind, const TraceRequest& request, std::string_view text,
+                        ProblemSeverity severity = ProblemSeverity::kError);
 
 // FILE:LINE: error: TEXT, with TEXT = WHAT: got VALUE, expected EXPECTATION (hint).
 std::string RowError(const RowLog& log, int64_t line, std::string_view text);
@@ -71,7 +84,7 @@ class RowLines {
  public:
   RowLines(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log);
 
-  absl::StatusOr<RowOutcome> Next(Line* line, std::string* error);
+  absl::StatusOr<RowOutcome> Next(Line* line, TraceProblem* problem);
   ReadProgress progress() const;
 
  private:

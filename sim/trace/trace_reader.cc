@@ -62,6 +62,7 @@ class TraceReaderImpl : public TraceReader {
   }
 
   const TraceInfo& info() const override { return source_->info(); }
+  std::string dialect() const override { return source_->dialect(); }
   ReadProgress progress() const override { return source_->progress(); }
   const TraceReaderCounters& counters() const override { return log_.counters; }
   const std::vector<std::string>& warnings() const override { return log_.warnings; }
@@ -72,6 +73,7 @@ class TraceReaderImpl : public TraceReader {
     log_ = RowLog();
     log_.file = file_;
     log_.max_warnings = std::max(options_.max_errors, 0);
+    log_.listener = options_.listener;
     absl::StatusOr<std::unique_ptr<RowSource>> source =
         MakeRowSource(*std::move(bytes), options_, &log_);
     if (!source.ok()) return source.status();
@@ -98,8 +100,8 @@ class TraceReaderImpl : public TraceReader {
   // In file order: rows that pass all checks.
   absl::StatusOr<bool> NextGoodRow(TraceRequest* out) {
     while (true) {
-      std::string error;
-      absl::StatusOr<RowOutcome> outcome = source_->Next(&row_, &error);
+      problems_.clear();
+      absl::StatusOr<RowOutcome> outcome = source_->Next(&row_, &problems_);
       if (!outcome.ok()) {
         if (errors_.empty()) return outcome.status();
         errors_.push_back(std::string(outcome.status().message()));
@@ -109,37 +111,29 @@ class TraceReaderImpl : public TraceReader {
       if (*outcome == RowOutcome::kEnd) return false;
       ++log_.counters.rows;
       if (*outcome == RowOutcome::kRow) {
-        absl::Status status = checker_->Check(&row_);
-        if (status.ok() && row_.request.arrival_ns < last_popped_ns_) status = TooLate();
-        if (status.ok()) {
+        const ArrivalBound bound = {last_popped_ns_, last_popped_line_,
+                                    static_cast<int64_t>(window_)};
+        if (checker_->Check(&row_, bound, &problems_)) {
           *out = std::move(row_.request);
           return true;
         }
-        error = std::string(status.message());
       }
-      NoteError(std::move(error));
+      if (options_.skip_bad_rows) ++log_.counters.bad_rows;
+      for (const TraceProblem& problem : problems_) NoteError(problem);
     }
   }
 
-  absl::Status TooLate() const {
-    return absl::InvalidArgumentError(RowError(
-        log_, row_.request.line,
-        absl::StrCat("timestamp: got ", row_.request.arrival_ns, " ns, expected at least ",
-                     last_popped_ns_, " ns as on line ", last_popped_line_,
-                     window_ == 0 ? " (the file says that it is sorted"
-                                  : absl::StrCat(" (more than --reorder=", window_, " rows late"),
-                     "; kvsim convert --sort)")));
-  }
-
-  void NoteError(std::string error) {
+  void NoteError(const TraceProblem& problem) {
+    if (log_.listener != nullptr) log_.listener->OnProblem(problem);
     if (options_.skip_bad_rows) {
-      ++log_.counters.bad_rows;
       if (static_cast<int>(log_.warnings.size()) < log_.max_warnings) {
-        log_.warnings.push_back(std::move(error));
+        log_.warnings.push_back(ProblemMessage(log_.file, problem));
       }
       return;
     }
-    if (num_errors_++ < log_.max_warnings || errors_.empty()) errors_.push_back(std::move(error));
+    if (num_errors_++ < log_.max_warnings || errors_.empty()) {
+      errors_.push_back(ProblemMessage(log_.file, problem));
+    }
   }
 
   absl::Status AllErrors() const {
@@ -260,6 +254,7 @@ class TraceReaderImpl : public TraceReader {
   std::unique_ptr<RowSource> source_;
   std::unique_ptr<RowChecker> checker_;
   RawRow row_;
+  std::vector<TraceProblem> problems_;  // of row_
 
   size_t window_ = 0;
   std::vector<TraceRequest> heap_;

@@ -31,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "sim/trace/decimal.h"
+#include "sim/trace/trace_problem.h"
 #include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
@@ -46,6 +47,10 @@ struct TraceReaderOptions {
   // counts.
   bool check_ids = false;
   bool ids_are_unique = false;  // the same id under two parents is an error; implies check_ids
+  // Told of every row and problem as it is found, also of problems beyond max_errors and of notes,
+  // which are nowhere else; not of the one that ends the reading, which is a status. Not owned, and
+  // must outlive the reader.
+  TraceListener* listener = nullptr;
 
   int zstd_window_log = 27;
   int64_t max_line_bytes = 64 << 20;  // of a text line or a native record
@@ -99,6 +104,8 @@ class TraceReader {
   virtual const TraceReaderCounters& counters() const = 0;
   // Complete messages, at most max_errors of them.
   virtual const std::vector<std::string>& warnings() const = 0;
+  // Which variety of the format the rows read so far are of, in words; may be empty.
+  virtual std::string dialect() const { return ""; }
 };
 
 // Opens a trace; "-" is standard input. The first record decides the format, whatever the file's

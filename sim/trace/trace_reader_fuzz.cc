@@ -1,5 +1,6 @@
 // Trace files: whatever the bytes, reading ends, says where a file is wrong, keeps the promises of
-// TraceReader, and reads the same again after Restart. What was read can be measured and hashed.
+// TraceReader, and reads the same again after Restart. What was read can be measured and hashed. A
+// validation finds errors in the same files.
 
 #include <set>
 #include <string>
@@ -9,6 +10,7 @@
 #include "sim/trace/trace_facts.h"
 #include "sim/trace/trace_fuzz_input.h"
 #include "sim/trace/trace_reader.h"
+#include "sim/trace/validation.h"
 #include "tests/fuzz/fuzz_input.h"
 
 namespace {
@@ -62,11 +64,41 @@ void HashAndMeasure(const TraceReader& reader, const std::vector<TraceRequest>& 
   FormatTraceFacts(facts.Finish());
 }
 
+// A validation finds errors where and only where a read of the whole file does, and says of each
+// what it is about.
+void CheckValidation(const TraceFuzzInput& input) {
+  ValidationOptions options;
+  options.reader = input.options;
+  options.max_messages = 5;
+  const auto validation = ValidateTraceString(input.file, "file", options);
+  FUZZ_EXPECT(validation.ok(), validation.status().ToString());
+  for (const TraceProblem& problem : validation->problems) {
+    FUZZ_EXPECT(problem.line >= 0 && problem.column >= 0, problem.text);
+    const ProblemParts parts = SplitProblem(problem.text);
+    FUZZ_EXPECT(!parts.what.empty(), problem.text);
+  }
+  FUZZ_EXPECT(validation->num_requests + validation->num_bad_rows == validation->num_rows,
+              "rows are neither good nor bad");
+
+  TraceReaderOptions strict;
+  strict.format = input.options.format;
+  strict.require_sorted = input.options.require_sorted;
+  strict.ids_are_unique = input.options.ids_are_unique;
+  strict.zstd_window_log = input.options.zstd_window_log;
+  strict.max_line_bytes = input.options.max_line_bytes;
+  strict.reorder_window = input.options.reorder_window;
+  absl::Status status;
+  const auto reader = OpenTraceString(input.file, "file", strict);
+  status = reader.ok() ? ReadToTheEnd(**reader).status : reader.status();
+  FUZZ_EXPECT(status.ok() == (validation->num_errors() == 0), status.ToString());
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const TraceFuzzInput input = MakeTraceFuzzInput(data, size);
   if (IsLarge(input)) return 0;
+  CheckValidation(input);
   const auto reader = OpenTraceString(input.file, "file", input.options);
   if (!reader.ok()) {
     const std::string message(reader.status().message());

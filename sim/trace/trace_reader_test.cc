@@ -92,6 +92,54 @@ TEST(TraceReaderTest, BadRowsAreListedUpToALimitAndCounted) {
   EXPECT_EQ((*reader)->warnings().size(), 2u);
 }
 
+TEST(TraceReaderTest, AllProblemsOfARowAreListed) {
+  const std::string error = TraceError(
+      Row("1", R"("request_id": 1)") +
+      R"({"timestamp": -1, "input_length": "x", "priority": [1], "block_size": 0, "hash_ids": []})"
+      "\n" +
+      R"({"request_id": 1, "timestamp": 2, "input_length": 8, "output_length": 2, "block_size": 0, "hash_ids": [1], "wait_for": [7, 8]})");
+  EXPECT_THAT(error, HasSubstr("t:2: error: timestamp: got \"-1\""));
+  EXPECT_THAT(error, HasSubstr("t:2: error: input_length: got \"x\""));
+  EXPECT_THAT(error, HasSubstr("t:2: error: priority: got ["));
+  EXPECT_THAT(error, HasSubstr("t:2: error: field output_length: got nothing"));
+  EXPECT_THAT(error, HasSubstr("t:3: error: content ids: got 1, expected none"));
+  EXPECT_THAT(error, HasSubstr("t:3: error: request_id: got \"1\", also that of row 1"));
+  EXPECT_THAT(error, HasSubstr("t:3: error: wait_for: got \"7\""));
+  EXPECT_THAT(error, HasSubstr("t:3: error: wait_for: got \"8\""));
+  EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 7);
+}
+
+// Such a row never leaves the reader, so nothing may wait for it.
+TEST(TraceReaderTest, ARowThatIsTooLateCannotBeWaitedFor) {
+  TraceReaderOptions options;
+  options.reorder_window = 1;
+  options.skip_bad_rows = true;
+  const std::string trace = Row("10", R"("request_id": 1)") + Row("20", R"("request_id": 2)") +
+                            Row("5", R"("request_id": 3)") +
+                            Row("30", R"("request_id": 4, "wait_for": [3])");
+  auto reader = OpenTraceString(trace, "t", options);
+  ASSERT_TRUE(reader.ok());
+  EXPECT_EQ(AllRequests(**reader)->size(), 2u);
+  EXPECT_EQ((*reader)->counters().bad_rows, 2);
+}
+
+TEST(TraceReaderTest, ADamagedFirstRowLeavesTheOthersReadable) {
+  const std::string good =
+      R"({"timestamp": 1, "input_length": 32, "output_length": 1, "block_size": 16, "hash_ids": [1, 2]})"
+      "\n";
+  const std::string damaged = R"({"timestamp": 1, "hash_ids": [1, 2})"
+                              "\n";
+  EXPECT_THAT(TraceError(damaged + good),
+              testing::ContainsRegex("^t:1:[0-9]+: error: .*JSON: got"));
+  TraceReaderOptions options;
+  options.skip_bad_rows = true;
+  auto reader = OpenTraceString(damaged + damaged + good + good, "t", options);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ((*reader)->info().block_tokens, 16) << "the first good row decides";
+  EXPECT_EQ(AllRequests(**reader)->size(), 2u);
+  EXPECT_EQ((*reader)->counters().bad_rows, 2);
+}
+
 TEST(TraceReaderTest, ErrorsStayAfterTheFirst) {
   auto reader = OpenTraceString(Row("1") + "{\n", "t", {});
   TraceRequest request;

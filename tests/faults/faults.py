@@ -19,6 +19,7 @@ _QUERIES = "managers/kv_cache_manager_queries.cc"
 _GROUP = "managers/single_type_manager.cc"
 _WINDOW = "managers/sliding_window_manager.cc"
 _HYBRID = "managers/hybrid_kv_cache_coordinator.cc"
+_EXPLAINER = "managers/lookup_explainer.cc"
 
 FAULTS = [
     # --- Free queue and references ---
@@ -54,7 +55,9 @@ FAULTS = [
 
     # --- Eviction, reset, events ---
     Fault("a block that is handed out keeps its key", _POOL,
-          "EvictOne(id, RemovalReason::kReused);", "if (!{F}) EvictOne(id, RemovalReason::kReused);"),
+          "EvictOne(places[i], batch[i], RemovalReason::kReused);", "if (!{F}) EvictOne(places[i], batch[i], RemovalReason::kReused);"),
+    Fault("a single block that is handed out keeps its key", _POOL,
+          "EvictOne(table_.Place(id), id, RemovalReason::kReused);", "if (!{F}) EvictOne(table_.Place(id), id, RemovalReason::kReused);"),
     Fault("a removal is reported twice", _POOL,
           ".reason = reason});",
           ".reason = reason});\n    if ({F}) {\n      const KvEvent copy = events_.back();\n"
@@ -64,7 +67,7 @@ FAULTS = [
     Fault("a removal is reported for group 0", _POOL,
           ".group_idx = group,", ".group_idx = {F} ? 0 : group,"),
     Fault("a removal does not end the freshness of look-ups", _POOL,
-          "table_.Erase(id);\n  ++removal_epoch_;", "table_.Erase(id);\n  removal_epoch_ += {F} ? 0 : 1;"),
+          "table_.Erase(place, id);\n  ++removal_epoch_;", "table_.Erase(place, id);\n  removal_epoch_ += {F} ? 0 : 1;"),
     Fault("a reset does not end the freshness of look-ups", _POOL,
           "num_cached_unreferenced_ = 0;\n  ++removal_epoch_;",
           "num_cached_unreferenced_ = 0;\n  removal_epoch_ += {F} ? 0 : 1;"),
@@ -72,7 +75,7 @@ FAULTS = [
           "std::sort(ascending.begin(), ascending.end());",
           "if (!{F}) std::sort(ascending.begin(), ascending.end());"),
     Fault("evicting a free block does not count it as free of a key", _POOL,
-          "&& unreferenced) --num_cached_unreferenced_;", "&& unreferenced && !{F}) --num_cached_unreferenced_;"),
+          "if (records_[id].ref_count == 0) --num_cached_unreferenced_;", "if (records_[id].ref_count == 0 && !{F}) --num_cached_unreferenced_;"),
     Fault("a reset works while blocks are in use", _POOL,
           "if (num_live() > 0) return false;", "if (num_live() > 0 && !{F}) return false;"),
     Fault("a reset is not reported", _POOL,
@@ -101,7 +104,7 @@ FAULTS = [
     Fault("a run takes the first block with the right tag", _TABLE,
           "if (id == kNullBlockId || !HasKey(id, hash, group)) {", "if (id == kNullBlockId || (!{F} && !HasKey(id, hash, group))) {"),
     Fault("a run ends at a key that stands in a later bucket", _TABLE,
-          "id = FindFrom(batch.mixes[i], hash, group);", "id = {F} ? kNullBlockId : FindFrom(batch.mixes[i], hash, group);"),
+          "id = FindFrom(batch.places[i], hash, group);", "id = {F} ? kNullBlockId : FindFrom(batch.places[i], hash, group);"),
     Fault("keys of a second group count as of the first", _TABLE,
           "only_group_ == kNoGroup ? group : kSeveralGroups;", "only_group_ == kNoGroup || {F} ? group : kSeveralGroups;"),
     Fault("the latest duplicate follows the earliest", _TABLE,
@@ -236,6 +239,36 @@ FAULTS = [
           "if (!manager.is_draft() || aligned == 0)", "if (!manager.is_draft() || aligned == 0 || {F})"),
     Fault("a sibling of a draft group is no draft group", "managers/kv_cache_manager_setup.cc",
           "if (other.is_draft &&", "if (other.is_draft && (!{F} || &other == &groups[g]) &&"),
+
+    # --- Explanations of look-ups ---
+    Fault("blocks taken are counted per allocation", _POOL,
+          "num_blocks_taken_ += k;", "num_blocks_taken_ += {F} ? 1 : k;"),
+    Fault("a key with another block left is remembered as removed", _POOL,
+          "if (history_ != nullptr && !records_[id].has_duplicates) {",
+          "if (history_ != nullptr && (!records_[id].has_duplicates || {F})) {"),
+    Fault("all removals are remembered as evictions", _POOL,
+          ".was_reused = reason == RemovalReason::kReused});", ".was_reused = {F} || reason == RemovalReason::kReused});"),
+    Fault("a reset is not remembered", _POOL,
+          "if (history_ != nullptr) RememberAll();", "if (history_ != nullptr && !{F}) RememberAll();"),
+    Fault("forgetting an old record forgets the key's later one", "block_pool/recent_keys.cc",
+          "if (slots_[slot].place == place + 1) EraseSlot(slot);",
+          "if (slots_[slot].place == place + 1 || ({F} && slots_[slot].place != 0)) EraseSlot(slot);"),
+    Fault("an old record is forgotten one call early", "block_pool/recent_keys.cc",
+          "next_ = next_ + 1 == ring_.size() ?", "next_ = next_ + 1 + {F} >= ring_.size() ?"),
+    Fault("a content counts as a variant of itself", "block_pool/lookup_history.h",
+          "record->number != static_cast<int64_t>(hash.words[0]);",
+          "(record->number != static_cast<int64_t>(hash.words[0]) || {F});"),
+    Fault("plain hashes are those of the first block's parent", _CONTENT,
+          "const BlockHash& plain_parent = i == 0 ?", "const BlockHash& plain_parent = i == 0 || {F} ?"),
+    Fault("an explained window counts the query itself", _EXPLAINER,
+          "block_size.CeilDiv(*window - 1)", "block_size.CeilDiv(*window - 1 + {F})"),
+    Fault("an explained hit may cover the last token", _EXPLAINER,
+          "std::min(num_tokens_ - 1, has_full_groups_", "std::min(num_tokens_ - !{F}, has_full_groups_"),
+    Fault("one full group decides how far all of them reach", _EXPLAINER,
+          "reach = std::min(reach, FirstAbsent", "reach = std::min({F} ? num_full_ : reach, FirstAbsent"),
+    Fault("the age of a removal is told by the wrong clock", _EXPLAINER,
+          ".num_blocks_taken() - removal->num_blocks_taken};",
+          ".num_blocks_taken() - removal->num_blocks_taken + {F}};"),
 
     # --- AllocateSlots and around it ---
     Fault("external blocks are taken before all hits are touched", _MANAGER,

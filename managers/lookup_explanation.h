@@ -1,0 +1,115 @@
+// LookupExplanation: where the tokens of a look-up went - how many were hit, and why each of the
+// others was not.
+//
+//   auto why = manager->ExplainLookup(*request);        // before AllocateSlots registers anything
+//   std::puts(why->ToString().c_str());
+//   manager->RecordPrefixCacheStats(*request, hits.num_tokens(), &*why);   // counters per reason
+//
+// Always: the runs of `missed` are in order, without gaps, from token num_hit_tokens to num_tokens,
+// and each token has one reason.
+//
+// A plain value: copy it, keep it. It describes the cache at the moment of the call, and it is for
+// whoever runs the server: it says whether somebody else's tokens are or were in the cache.
+
+#ifndef KVBLOCKS_MANAGERS_LOOKUP_EXPLANATION_H_
+#define KVBLOCKS_MANAGERS_LOOKUP_EXPLANATION_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "block_pool/kv_cache_block.h"
+
+namespace kvblocks {
+
+enum class MissReason {
+  // The block is not there. The first four need lookup_history_blocks; without it they are all
+  // kNotCached.
+  kNeverSeen,       // no block with this content left the cache, as far as is remembered
+  kEvicted,         // its block was taken for other content
+  kRemoved,         // EvictBlocks or ResetPrefixCache took it out
+  kOtherExtraKeys,  // the same tokens are or were cached, but under another salt, adapter or image
+  kNotCached,
+  // The block is there, but cannot be used.
+  kGroupVeto,  // another group lacks a block that its window or chunk needs
+  kAlignment,  // hits end at multiples of hit_alignment only
+  kDraftDrop,  // a draft group gives up the block behind the hit
+  kLastToken,  // the last known token is computed in any case, and with it the block it fills
+  // No look-up could find it.
+  kPartialBlock,       // behind the last full block
+  kShorterThanABlock,  // all known tokens together fill no block
+  kReadingSkipped,     // the request asked not to read the prefix cache
+  kCachingOff,
+};
+inline constexpr size_t kNumMissReasons = 13;
+
+// "group veto", and a sentence without its full stop.
+std::string_view MissReasonName(MissReason reason);
+std::string_view MissReasonMeaning(MissReason reason);
+
+// Why one block of one group is not in the cache: kNeverSeen, kEvicted, kRemoved, kOtherExtraKeys
+// or kNotCached.
+struct Absence {
+  MissReason reason = MissReason::kNotCached;
+  // kEvicted, kRemoved: blocks the pool has handed out since, those of the call that took the block
+  // included. Roughly the most blocks by which the pool was too small.
+  std::optional<int64_t> num_blocks_since = std::nullopt;
+
+  friend bool operator==(const Absence&, const Absence&) = default;
+};
+
+// Consecutive tokens that were missed for one reason.
+struct MissedRun {
+  MissReason reason = MissReason::kNotCached;
+  int64_t first_token = 0;
+  int64_t num_tokens = 0;
+  // The group and its block table position that decided, where one did: the block that is absent,
+  // or, with kGroupVeto, the one that the group lacks for a hit up to the end of the first block of
+  // the run. -1: none.
+  GroupId group = -1;
+  int64_t block = -1;
+  // Of that block.
+  std::optional<Absence> absence = std::nullopt;
+
+  friend bool operator==(const MissedRun&, const MissedRun&) = default;
+};
+
+// What one group would hit if it were the only one, under the same rules.
+struct GroupReach {
+  GroupId group = 0;
+  std::string kind = {};  // of its spec, "sliding_window"
+  int64_t num_hit_tokens = 0;
+  // The first block that a longer hit lacks; empty if only the length of the request ends the hit.
+  std::optional<int64_t> stop_block = std::nullopt;
+  std::optional<Absence> absence = std::nullopt;  // of that block
+
+  friend bool operator==(const GroupReach&, const GroupReach&) = default;
+};
+
+struct LookupExplanation {
+  int64_t num_tokens = 0;      // known tokens: prompt and accepted output
+  int64_t num_hit_tokens = 0;  // as GetComputedBlocks gives it
+  int64_t hit_alignment = 0;   // hits are multiples of it; 0: caching is off
+  std::vector<MissedRun> missed = {};
+  std::vector<GroupReach> groups = {};  // one per group; none if nothing was looked up
+  bool has_history = false;             // lookup_history_blocks is set
+  // Removals are forgotten, so kNeverSeen means: not within the last so many removals.
+  std::optional<int64_t> num_removals_remembered = std::nullopt;
+
+  // Missed tokens by reason, indexed by MissReason.
+  std::array<int64_t, kNumMissReasons> TokensByReason() const;
+  // Several lines, for people.
+  std::string ToString() const;
+
+  friend bool operator==(const LookupExplanation&, const LookupExplanation&) = default;
+};
+
+// "evicted 120 blocks ago", "never seen".
+std::string Describe(const Absence& absence);
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_MANAGERS_LOOKUP_EXPLANATION_H_

@@ -1,0 +1,186 @@
+// kvsim compare: what differs between two runs, and whether it may.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/output.h"
+#include "sim/report/comparison_table.h"
+#include "sim/report/report_comparison.h"
+#include "sim/report/report_json.h"
+#include "sim/report/result_file.h"
+#include "sim/report/step_comparison.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+
+constexpr const char* kFooter =
+    R"(A and B are reports of kvsim replay --json, or files of kvsim replay --steps: the content decides,
+and compressed files are unpacked. Of reports it prints the options that differ and every metric
+that does, with absolute and relative change. Of step files it prints the first step at which the
+schedules part, both states side by side: before it the two runs scheduled the same tokens of the
+same requests in the same blocks.
+
+Without a tolerance nothing is judged. With --tolerance=0 the reports must be equal, apart from the
+configuration. Names are parts of metric names: token_hit_rate is that of whole_run and of
+after_warmup, whole_run.token_hit_rate one of them, latency.ttft all its figures. The most specific
+tolerance counts. Metrics that only one report has exceed any tolerance but inf; texts only 0.
+
+Examples
+  kvsim replay --num-blocks=2000 --json --steps=a.csv.gz > a.json
+  kvsim replay --num-blocks=1500 --json --steps=b.csv.gz > b.json
+  kvsim compare a.json b.json --steps-a=a.csv.gz --steps-b=b.csv.gz
+  kvsim compare a.csv.gz b.csv.gz
+  kvsim compare old.json new.json --tolerance=1% --tolerance=token_hit_rate:0 --tolerance=series:inf
+  kvsim compare old.json new.json --tolerance=preemption.preemptions:abs:5
+  kvsim compare a.json b.json --json | jq '.changes[] | select(.relative > 0.05) | .name'
+
+Exit status: 0 no tolerance exceeded; 1 one is, or step files or --same-schedule differ; 2 bad
+files or options.)";
+
+class CompareCommand final : public Command {
+ public:
+  explicit CompareCommand(CLI::App* parent)
+      : app_(parent->add_subcommand("compare", "Print what differs between two runs")) {
+    app_->add_option("A", a_, "report or step file; - is standard input")
+        ->required()
+        ->type_name("");
+    app_->add_option("B", b_, "report or step file")->required()->type_name("");
+    app_->add_option("--tolerance", tolerances_,
+                     "how much metrics may change; may be given several times")
+        ->type_name("[NAME:]LIMIT")
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    app_->add_option("--steps-a", steps_a_, "steps of A, to find where the schedules part")
+        ->type_name("FILE");
+    app_->add_option("--steps-b", steps_b_, "steps of B")->type_name("FILE");
+    app_->add_flag("--same-schedule", same_schedule_, "the schedules may not differ");
+    app_->add_flag("--all", all_, "list metrics that are equal and all points of series, too");
+    app_->add_flag("--json", json_, "print JSON instead of the table");
+    app_->add_flag("--quiet", quiet_, "print nothing; the exit status says it");
+    app_->add_option("--color", color_, "headings in bold [auto]")
+        ->type_name("auto|always|never")
+        ->check(CLI::IsMember({"auto", "always", "never"}).description(""));
+    app_->footer(kFooter);
+  }
+
+  CLI::App* app() const override { return app_; }
+  ExitStatus Run() override;
+
+ private:
+  absl::Status Compare(pb::Comparison* out);
+  absl::Status CompareFiles(ResultFile& a, ResultFile& b, pb::Comparison* out);
+  absl::Status CompareStepsOf(StepReader& a, StepReader& b, bool judged, pb::Comparison* out);
+  absl::StatusOr<ResultFile> OpenSteps(const std::string& option, const std::string& path);
+
+  CLI::App* app_;
+  std::string a_, b_, steps_a_, steps_b_, color_ = "auto";
+  std::vector<std::string> tolerances_;
+  bool same_schedule_ = false, all_ = false, json_ = false, quiet_ = false;
+};
+
+absl::StatusOr<ResultFile> CompareCommand::OpenSteps(const std::string& option,
+                                                     const std::string& path) {
+  auto file = OpenResultFile(path);
+  if (file.ok() && file->steps == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(option, ": got the report ", path,
+                                                   ", expected a file of kvsim replay --steps"));
+  }
+  return file;
+}
+
+absl::Status CompareCommand::CompareStepsOf(StepReader& a, StepReader& b, bool judged,
+                                            pb::Comparison* out) {
+  auto schedule = CompareSteps(a, b);
+  if (!schedule.ok()) return schedule.status();
+  schedule->set_judged(judged);
+  *out->mutable_schedule() = *std::move(schedule);
+  return absl::OkStatus();
+}
+
+absl::Status CompareCommand::CompareFiles(ResultFile& a, ResultFile& b, pb::Comparison* out) {
+  if ((a.steps == nullptr) != (b.steps == nullptr)) {
+    const auto kind = [](const ResultFile& file) { return file.steps ? "steps" : "a report"; };
+    return absl::InvalidArgumentError(absl::StrCat(
+        a.file, " is ", kind(a), " and ", b.file, " is ", kind(b),
+        ", expected two of a kind (--steps-a and --steps-b take the steps of two reports)"));
+  }
+  if (a.steps != nullptr) {
+    if (!tolerances_.empty() || !steps_a_.empty() || !steps_b_.empty()) {
+      return absl::InvalidArgumentError(
+          "--tolerance, --steps-a and --steps-b are for two reports, and A and B are steps");
+    }
+    return CompareStepsOf(*a.steps, *b.steps, true, out);
+  }
+  ReportComparisonOptions options;
+  options.all = all_;
+  auto tolerances = ToleranceSet::Parse(tolerances_);
+  if (!tolerances.ok()) return tolerances.status();
+  options.tolerances = *std::move(tolerances);
+  return CompareReports(*a.report, *b.report, options, out);
+}
+
+absl::Status CompareCommand::Compare(pb::Comparison* out) {
+  if ((a_ == "-") + (b_ == "-") + (steps_a_ == "-") + (steps_b_ == "-") > 1) {
+    return absl::InvalidArgumentError("standard input is given twice, expected at most once");
+  }
+  if (steps_a_.empty() != steps_b_.empty()) {
+    return absl::InvalidArgumentError(
+        "--steps-a and --steps-b go together; one of them is missing");
+  }
+  auto a = OpenResultFile(a_);
+  if (!a.ok()) return a.status();
+  auto b = OpenResultFile(b_);
+  if (!b.ok()) return b.status();
+  out->set_schema_version(1);
+  out->set_a(a->file);
+  out->set_b(b->file);
+  if (absl::Status status = CompareFiles(*a, *b, out); !status.ok()) return status;
+  if (!steps_a_.empty()) {
+    auto steps_a = OpenSteps("--steps-a", steps_a_);
+    if (!steps_a.ok()) return steps_a.status();
+    auto steps_b = OpenSteps("--steps-b", steps_b_);
+    if (!steps_b.ok()) return steps_b.status();
+    if (absl::Status status = CompareStepsOf(*steps_a->steps, *steps_b->steps, same_schedule_, out);
+        !status.ok()) {
+      return status;
+    }
+  } else if (same_schedule_ && !out->has_schedule()) {
+    return absl::InvalidArgumentError("--same-schedule needs --steps-a and --steps-b");
+  }
+  const bool parts = out->has_schedule() && !out->schedule().same();
+  const bool differs_in_time = out->has_schedule() && out->schedule().has_first_difference();
+  out->set_passed(out->metrics_exceeded() == 0 && !(parts && out->schedule().judged()));
+  out->set_same(out->metrics_changed() == 0 && out->configuration_size() == 0 && !parts &&
+                !differs_in_time);
+  return absl::OkStatus();
+}
+
+ExitStatus CompareCommand::Run() {
+  pb::Comparison comparison;
+  if (absl::Status status = Compare(&comparison); !status.ok()) return Fail("compare", status);
+  const ExitStatus exit_status = comparison.passed() ? kDone : kMissed;
+  if (quiet_) return exit_status;
+  std::string text;
+  if (json_) {
+    const auto json = ToJson(comparison);
+    if (!json.ok()) return Fail("compare", json.status());
+    text = *json;
+  } else {
+    text = FormatComparison(comparison, UseColor(color_));
+  }
+  return WriteStdout(text) ? exit_status : kBadInput;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> AddCompareCommand(CLI::App* parent) {
+  return std::make_unique<CompareCommand>(parent);
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,207 @@
+// kvsim explain: a replay, and why its requests missed - all of them in sums, or one block by
+// block.
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/output.h"
+#include "sim/commands/progress_line.h"
+#include "sim/commands/replay_input.h"
+#include "sim/commands/replay_notes.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/report/explanation.pb.h"
+#include "sim/report/explanation_text.h"
+#include "sim/report/report_json.h"
+#include "sim/report/request_life.h"
+#include "sim/report/worst_misses.h"
+#include "sim/simulation.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+using ::kvblocks::config::v1::ReplayConfig;
+
+constexpr int64_t kMaxTop = 1000;
+// Removals from the cache that are remembered for one request: so many times the pool, within
+// limits that keep the memory small (96 bytes each).
+constexpr int64_t kHistoryPools = 4;
+constexpr int64_t kMinHistory = 1 << 16;
+constexpr int64_t kMaxHistory = 1 << 21;
+
+constexpr const char* kFooter =
+    R"(Replays the trace with the options of kvsim replay, and says why tokens of prompts were not found
+in the prefix cache. Without --request: sums by cause over all requests, as in every replay report,
+and the requests that lost most to evictions. With --request: the life of that request, and for
+each look-up what became of every block:
+
+  first use         nobody computed it before: no cache could help
+  evicted           computed before and gone; when it was used last, and since when it is gone: so
+                    many blocks ago, roughly the most by which the pool was too small to keep it
+  not yet computed  another request is about to compute it
+  last token        cached, but the last token must be computed
+  short             less than one block shared with earlier prompts: try a smaller --block-size
+  salt/adapter      cached under another salt or adapter only
+  lookahead         cached, but dropped for the drafter
+  window/alignment  cached in some KV-cache groups only; which group lacks which block
+
+Examples
+  kvsim explain trace.jsonl.gz --num-blocks=10000 --top=20
+  kvsim explain trace.jsonl.gz --num-blocks=10000 --request=4711
+  kvsim explain trace.jsonl.gz --request=row:12 --json | jq .request.admissions[0].runs
+  kvsim explain --num-blocks=2000                 the workload that comes with kvsim
+
+Exit status: 0 done, 2 bad input or options, or no such request, 3 no progress, 4 internal check
+failed.)";
+
+class ExplainCommand final : public Command {
+ public:
+  explicit ExplainCommand(CLI::App* parent)
+      : app_(parent->add_subcommand("explain", "Say why requests missed the prefix cache")),
+        input_(app_) {
+    app_->add_option("--request", request_,
+                     "one request: its id, row:N (from 0) or line:N (from 1)")
+        ->type_name("ID");
+    app_->add_option("--top", top_, "requests listed without --request [10]")->type_name("N");
+    const char* kOutput = "Output";
+    app_->add_flag("--json", json_, "print JSON instead of text")->group(kOutput);
+    app_->add_flag("--quiet", quiet_, "no progress line")->group(kOutput);
+    app_->add_option("--color", color_, "headings in bold [auto]")
+        ->type_name("auto|always|never")
+        ->check(CLI::IsMember({"auto", "always", "never"}).description(""))
+        ->group(kOutput);
+    input_.AddOptions();
+    app_->footer(kFooter);
+  }
+
+  CLI::App* app() const override { return app_; }
+  ExitStatus Run() override;
+
+ private:
+  absl::Status Explain(const ReplayConfig& config, ReplaySetup& setup,
+                       const std::optional<RequestSelector>& selector, pb::Explanation* out);
+
+  CLI::App* app_;
+  ReplayInput input_;
+  std::optional<std::string> request_;
+  int64_t top_ = 10;
+  std::string color_ = "auto";
+  bool json_ = false, quiet_ = false;
+};
+
+absl::Status NoSuchRequest(const std::string& text, const RequestSelector& selector,
+                           const RequestLife& life) {
+  const RequestLife::Seen& seen = life.seen();
+  std::string message = absl::StrCat(
+      "--request: no request \"", text, "\" among the ", seen.requests, " that came: rows ",
+      seen.first_row, " to ", seen.last_row, ", lines ", seen.first_line, " to ", seen.last_line);
+  if (seen.requests == 0) message = "--request: the trace has no requests, or none was selected";
+  const std::string suggestion =
+      selector.id().empty() ? std::string() : SuggestFlag(selector.id(), life.ids());
+  if (!suggestion.empty()) absl::StrAppend(&message, "; ", suggestion);
+  return absl::InvalidArgumentError(message);
+}
+
+absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& setup,
+                                     const std::optional<RequestSelector>& selector,
+                                     pb::Explanation* out) {
+  auto reader = OpenReplayTrace(config, setup.reader);
+  if (!reader.ok()) return reader.status();
+  WorstMisses worst(static_cast<size_t>(top_));
+  std::optional<RequestLife> life;
+  setup.metrics.admissions = &worst;
+  if (selector) {
+    setup.metrics.admissions = &life.emplace(*selector);
+    setup.simulation.manager.lookup_history_blocks =
+        std::clamp(kHistoryPools * setup.simulation.kv_cache.num_blocks, kMinHistory, kMaxHistory);
+  }
+  ReplayMetrics metrics(setup.metrics);
+  std::vector<EngineObserver*> observers = {&metrics};
+  if (life) observers.push_back(&*life);
+  auto simulation =
+      Simulation::Create(setup.simulation, reader->get(), setup.step_time.get(), observers);
+  if (!simulation.ok()) return simulation.status();
+  ProgressLine progress(quiet_);
+  if (progress.is_shown()) {
+    (*simulation)->set_progress([&](const SimulationProgress& p) {
+      progress.Update(p, metrics.num_hit_tokens(), metrics.num_queried_tokens());
+      return true;
+    });
+  }
+  if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
+  progress.Clear();
+  for (const std::string& warning : (*reader)->warnings()) {
+    std::fprintf(stderr, "%s\n", warning.c_str());
+  }
+  if (life && !life->is_found()) return NoSuchRequest(*request_, *selector, *life);
+
+  pb::Report report;
+  metrics.Fill((*simulation)->result(), &report);
+  DescribeReplay(config, setup, **reader, &report);
+  out->set_schema_version(1);
+  // What ran, and where the prompt tokens went; replay has the rest.
+  pb::Report* replay = out->mutable_replay();
+  replay->set_schema_version(report.schema_version());
+  replay->set_outcome(report.outcome());
+  *replay->mutable_config() = report.config();
+  *replay->mutable_workload() = report.workload();
+  *replay->mutable_setup() = report.setup();
+  *replay->mutable_whole_run() = report.whole_run();
+  *replay->mutable_prompt_tokens() = report.prompt_tokens();
+  *replay->mutable_first_admission_misses() = report.first_admission_misses();
+  *replay->mutable_resume_misses() = report.resume_misses();
+  *replay->mutable_groups() = report.groups();
+  *replay->mutable_notes() = report.notes();
+  if (life) {
+    life->Fill(out);
+  } else {
+    worst.Fill(out);
+  }
+  return absl::OkStatus();
+}
+
+ExitStatus ExplainCommand::Run() {
+  const auto config = input_.Configure();
+  if (!config.ok()) return Fail("explain", config.status());
+  auto setup = MakeReplaySetup(*config);
+  if (!setup.ok()) return Fail("explain", setup.status());
+  if (top_ < 0 || top_ > kMaxTop) {
+    return Fail("explain", absl::InvalidArgumentError(
+                               absl::StrCat("--top: got ", top_, ", expected 0 to ", kMaxTop)));
+  }
+  std::optional<RequestSelector> selector;
+  if (request_) {
+    const auto parsed = RequestSelector::Parse(*request_);
+    if (!parsed.ok()) {
+      return Fail("explain", absl::InvalidArgumentError(
+                                 absl::StrCat("--request: ", parsed.status().message())));
+    }
+    selector = *parsed;
+  }
+  pb::Explanation explanation;
+  if (absl::Status status = Explain(*config, *setup, selector, &explanation); !status.ok()) {
+    return Fail("explain", status);
+  }
+  if (!json_) {
+    return WriteStdout(FormatExplanation(explanation, UseColor(color_))) ? kDone : kBadInput;
+  }
+  const auto json = ToJson(explanation);
+  if (!json.ok()) return Fail("explain", json.status());
+  return WriteStdout(*json) ? kDone : kBadInput;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> AddExplainCommand(CLI::App* parent) {
+  return std::make_unique<ExplainCommand>(parent);
+}
+
+}  // namespace kvblocks::sim

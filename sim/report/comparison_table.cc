@@ -1,0 +1,220 @@
+#include "sim/report/comparison_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "sim/report/human_table.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+
+constexpr size_t kNameWidth = 44;
+constexpr size_t kValueWidth = 13;
+constexpr size_t kChangeWidth = 11;
+constexpr size_t kTextWidth = 46;
+
+// Whole numbers with thousands, others and those that do not fit with 6 digits, texts cut.
+std::string Short(const std::string& text, size_t width) {
+  int64_t whole;
+  double real;
+  if (absl::SimpleAtoi(text, &whole)) {
+    const std::string grouped = WithThousands(whole);
+    return grouped.size() <= width ? grouped : absl::StrFormat("%.6g", static_cast<double>(whole));
+  }
+  if (absl::SimpleAtod(text, &real)) {
+    return text.size() <= width ? text : absl::StrFormat("%.6g", real);
+  }
+  const std::string shown = absl::CHexEscape(text);
+  return shown.size() <= width ? shown : absl::StrCat(shown.substr(0, width - 3), "...");
+}
+
+template <typename Message>
+std::string ValueA(const Message& m, size_t width) {
+  return m.has_a() ? Short(m.a(), width) : "-";
+}
+template <typename Message>
+std::string ValueB(const Message& m, size_t width) {
+  return m.has_b() ? Short(m.b(), width) : "-";
+}
+
+std::string Relative(const pb::MetricChange& change) {
+  if (!change.has_relative()) return change.has_change() ? "from 0" : "";
+  const double percent = 100 * change.relative();
+  const double size = std::abs(percent);
+  if (size >= 1e5 || (size != 0 && size < 0.005)) return absl::StrFormat("%+.0e %%", percent);
+  return absl::StrFormat("%+.2f %%", percent);
+}
+
+class Page {
+ public:
+  explicit Page(bool color) : color_(color) {}
+
+  void Heading(const std::string& text) {
+    if (!out_.empty()) out_ += "\n";
+    absl::StrAppend(&out_, color_ ? absl::StrCat("\033[1m", text, "\033[0m") : text, "\n");
+  }
+  void Line(std::string text) {
+    while (!text.empty() && text.back() == ' ') text.pop_back();
+    absl::StrAppend(&out_, text, "\n");
+  }
+  // A name that leaves no room has a line of its own.
+  void Named(const std::string& name, size_t width, const std::string& rest) {
+    if (name.size() > width) {
+      Line(absl::StrCat("  ", name));
+      Line(absl::StrCat(std::string(width + 2, ' '), rest));
+    } else {
+      Line(absl::StrCat("  ", name, std::string(width - name.size(), ' '), rest));
+    }
+  }
+  std::string Take() { return std::move(out_); }
+
+ private:
+  bool color_;
+  std::string out_;
+};
+
+std::string Columns(const std::string& a, const std::string& b, const std::string& change,
+                    const std::string& relative, const char* mark) {
+  return absl::StrFormat(" %*s %*s %*s %10s%s", kValueWidth, a, kValueWidth, b, kChangeWidth,
+                         change, relative, mark);
+}
+
+void AddConfiguration(const pb::Comparison& comparison, Page& page) {
+  if (comparison.configuration_size() == 0) return;
+  page.Heading("configuration");
+  constexpr size_t kWidth = 34;
+  for (const pb::FieldDifference& field : comparison.configuration()) {
+    page.Named(field.name(), 28,
+               absl::StrFormat("%-*s %s", kWidth, ValueA(field, kWidth), ValueB(field, kWidth)));
+  }
+}
+
+void AddMetric(const pb::MetricChange& change, Page& page) {
+  const char* mark = change.exceeded() ? " !" : "";
+  if (!change.has_change() && change.has_a() && change.has_b()) {
+    page.Named(change.name(), kNameWidth, absl::StrCat(" ", Short(change.a(), kTextWidth), mark));
+    page.Named("", kNameWidth, absl::StrCat(" ", Short(change.b(), kTextWidth)));
+    return;
+  }
+  page.Named(change.name(), kNameWidth,
+             Columns(ValueA(change, kValueWidth), ValueB(change, kValueWidth),
+                     Short(change.change(), kChangeWidth), Relative(change), mark));
+  if (change.elements() > 0) {
+    page.Named("", kNameWidth,
+               absl::StrFormat(" at [%d]; %s of %s differ", change.element(),
+                               WithThousands(change.elements_changed()),
+                               WithThousands(change.elements())));
+  }
+}
+
+void AddMetrics(const pb::Comparison& comparison, Page& page) {
+  if (comparison.changes_size() == 0) return;
+  page.Heading(absl::StrCat("metric", std::string(kNameWidth - 4, ' '),
+                            Columns("a", "b", "change", "relative", "")));
+  for (const pb::MetricChange& change : comparison.changes()) AddMetric(change, page);
+}
+
+// Where the first new block that two lists do not share stands; 0 if that is near the beginning.
+size_t CommonPart(const std::string& a, const std::string& b) {
+  const size_t length =
+      static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  const size_t entry = a.rfind('+', length);
+  constexpr size_t kEarly = 10;
+  return entry == std::string::npos || entry < kEarly ? 0 : entry;
+}
+
+std::string From(const std::string& text, size_t begin) {
+  if (begin == 0 || begin > text.size()) return Short(text, 30);
+  return Short(absl::StrCat("...", text.substr(begin)), 30);
+}
+
+void AddRows(const pb::StepDifference& difference, bool all_columns, Page& page) {
+  page.Line(absl::StrFormat(
+      "  %-18s %-30s %s", "",
+      difference.line_a() > 0 ? absl::StrCat("a, line ", difference.line_a()) : "a has ended",
+      difference.line_b() > 0 ? absl::StrCat("b, line ", difference.line_b()) : "b has ended"));
+  for (const auto& column : difference.columns()) {
+    if (!all_columns && !column.differs()) continue;
+    page.Line(absl::StrFormat("%s %-18s %-30s %s", column.differs() ? "!" : " ", column.name(),
+                              column.has_a() ? Short(column.a(), 30) : "-",
+                              column.has_b() ? Short(column.b(), 30) : "-"));
+  }
+  if (difference.requests_differ() == 0) return;
+  page.Line(absl::StrCat("  requests by row, tokens+new blocks; ",
+                         WithThousands(difference.requests_differ()), " differ"));
+  for (const auto& request : difference.requests()) {
+    const size_t common = CommonPart(request.a(), request.b());
+    page.Line(absl::StrFormat("! %-18s %-30s %s", Short(request.row(), 18),
+                              request.has_a() ? From(request.a(), common) : "-",
+                              request.has_b() ? From(request.b(), common) : "-"));
+  }
+  if (difference.requests_differ() > difference.requests_size()) page.Line("  ...");
+}
+
+void AddSchedule(const pb::ScheduleComparison& schedule, Page& page) {
+  const auto name = [](const auto& list) {
+    std::string names;
+    for (const std::string& column : list) {
+      absl::StrAppend(&names, names.empty() ? "" : ", ", column);
+    }
+    return names;
+  };
+  if (schedule.only_in_a_size() > 0) {
+    page.Line(absl::StrCat("  only a has ", name(schedule.only_in_a())));
+  }
+  if (schedule.only_in_b_size() > 0) {
+    page.Line(absl::StrCat("  only b has ", name(schedule.only_in_b())));
+  }
+  if (schedule.has_first_divergence()) AddRows(schedule.first_divergence(), true, page);
+  if (schedule.has_first_difference()) {
+    page.Heading(absl::StrCat("step ", schedule.first_difference().step(),
+                              " was scheduled alike and differs in"));
+    AddRows(schedule.first_difference(), false, page);
+  }
+}
+
+std::string ScheduleSentence(const pb::ScheduleComparison& schedule) {
+  const std::string steps = WithThousands(schedule.equal_steps());
+  if (schedule.same()) return absl::StrCat("schedules are the same in all ", steps, " steps");
+  return absl::StrCat("schedules part at step ", schedule.first_divergence().step(), ", after ",
+                      steps, " equal steps", schedule.judged() ? " !" : "");
+}
+
+}  // namespace
+
+std::string FormatComparison(const pb::Comparison& comparison, bool color) {
+  Page page(color);
+  page.Line(absl::StrCat("a  ", comparison.a()));
+  page.Line(absl::StrCat("b  ", comparison.b()));
+  AddConfiguration(comparison, page);
+  AddMetrics(comparison, page);
+  if (comparison.has_schedule()) {
+    page.Heading(ScheduleSentence(comparison.schedule()));
+    AddSchedule(comparison.schedule(), page);
+  }
+  const bool is_judged = comparison.metrics_judged() > 0 || comparison.schedule().judged();
+  std::string result = comparison.same()     ? "the same"
+                       : !is_judged          ? "different"
+                       : comparison.passed() ? "passed"
+                                             : "failed";
+  if (comparison.metrics() > 0) {
+    absl::StrAppend(
+        &result, ": ", WithThousands(comparison.metrics_changed()), " of ",
+        WithThousands(comparison.metrics()), " metrics differ, ",
+        comparison.metrics_judged() == 0
+            ? std::string("no tolerance given")
+            : absl::StrCat(WithThousands(comparison.metrics_exceeded()), " of ",
+                           WithThousands(comparison.metrics_judged()), " exceed their tolerance"));
+  }
+  page.Heading(absl::StrCat("result        ", result));
+  return page.Take();
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,288 @@
+#include "sim/report/explanation_text.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "sim/report/human_table.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+
+constexpr size_t kWidth = 100;
+constexpr size_t kMaxName = 24;
+
+// A name from the trace: short, and nothing that a terminal would obey.
+std::string Printable(const std::string& name) {
+  std::string text = name;
+  for (char& c : text) {
+    if (c <= ' ' || c > '~') c = '?';
+  }
+  return text.size() <= kMaxName ? text : absl::StrCat(text.substr(0, kMaxName - 3), "...");
+}
+
+std::string Seconds(double seconds) { return absl::StrFormat("%.3f s", seconds); }
+
+std::string Percent(int64_t part, int64_t whole) {
+  return whole == 0 ? std::string("-")
+                    : absl::StrFormat("%.2f %%", 100.0 * static_cast<double>(part) /
+                                                     static_cast<double>(whole));
+}
+
+std::string NameOf(const pb::RequestName& name) {
+  const std::string row = absl::StrCat(name.row());
+  return name.id() == row ? absl::StrCat("request ", row)
+                          : absl::StrCat("request ", Printable(name.id()), " (row ", row, ")");
+}
+
+std::string Plural(int64_t count, const std::string& noun) {
+  return absl::StrCat(WithThousands(count), " ", noun, count == 1 ? "" : "s");
+}
+
+class Text {
+ public:
+  explicit Text(bool color) : color_(color) {}
+
+  void Heading(const std::string& line) {
+    Add(color_ ? absl::StrCat("\033[1m", line, "\033[0m") : line);
+  }
+  void Add(std::string line) {
+    while (!line.empty() && line.back() == ' ') line.pop_back();
+    absl::StrAppend(&out_, line, "\n");
+  }
+  // Words after `prefix`, wrapped; further lines are indented as far as the prefix is long.
+  void Wrap(const std::string& prefix, const std::string& words) {
+    std::string line = prefix;
+    size_t at = 0;
+    while (at < words.size()) {
+      const size_t end = std::min(words.find(' ', at), words.size());
+      const std::string word = words.substr(at, end - at);
+      const bool is_start = line.size() <= prefix.size();
+      if (!is_start && line.size() + 1 + word.size() > kWidth) {
+        Add(line);
+        line = std::string(prefix.size(), ' ') + word;
+      } else {
+        absl::StrAppend(&line, is_start ? "" : " ", word);
+      }
+      at = end + 1;
+    }
+    Add(line);
+  }
+  std::string Take() { return std::move(out_); }
+
+ private:
+  bool color_;
+  std::string out_;
+};
+
+const pb::MissCause* FindCause(const pb::MissCauses& misses, const std::string& name) {
+  for (const pb::MissCause& cause : misses.causes()) {
+    if (cause.cause() == name) return &cause;
+  }
+  return nullptr;
+}
+
+// --- All requests ---
+
+void AddTotals(const pb::Report& replay, Text& text) {
+  const pb::PromptTokens& prompt = replay.prompt_tokens();
+  text.Heading(absl::StrFormat("%-18s %13s %9s %11s %11s", "prompt tokens", "tokens", "share",
+                               "blocks", "at resumes"));
+  const auto row = [&](const std::string& name, int64_t tokens, int64_t blocks, int64_t resumes,
+                       const std::string& meaning) {
+    text.Add(absl::StrFormat(
+        "%-18s %13s %9s %11s %11s", name, WithThousands(tokens), Percent(tokens, prompt.known()),
+        blocks < 0 ? "" : WithThousands(blocks), resumes < 0 ? "" : WithThousands(resumes)));
+    if (!meaning.empty()) text.Add(absl::StrCat("    ", meaning));
+  };
+  row("hit", prompt.hit(), replay.whole_run().full_block_hit_rate().numerator(), -1, "");
+  for (const pb::MissCause& cause : replay.first_admission_misses().causes()) {
+    const pb::MissCause* resumed = FindCause(replay.resume_misses(), cause.cause());
+    const int64_t at_resumes = resumed == nullptr ? 0 : resumed->blocks();
+    if (cause.blocks() == 0 && at_resumes == 0) continue;
+    row(cause.cause(), cause.tokens(), cause.blocks(), at_resumes, cause.meaning());
+    const pb::EvictedReuse& reuse = replay.first_admission_misses().evicted();
+    if (cause.cause() == "evicted" && reuse.blocks() > 0) {
+      text.Add(absl::StrCat("    last used ", Seconds(reuse.p50_age_s()), " / ",
+                            Plural(reuse.p50_distance_blocks(), "block"),
+                            " earlier at the median, ", Seconds(reuse.max_age_s()), " / ",
+                            Plural(reuse.max_distance_blocks(), "block"), " at most"));
+    }
+  }
+  row("partial blocks", prompt.partial_blocks(), -1, -1,
+      "behind the last full block: never cached");
+  row("all", prompt.known(), -1, -1, "");
+  text.Add("");
+}
+
+void AddWorst(const pb::Explanation& explanation, Text& text) {
+  if (explanation.worst_size() == 0) {
+    text.Add("no request missed a block because it was evicted");
+    return;
+  }
+  text.Heading("the requests that lost most to evictions (kvsim explain --request=ID says more)");
+  text.Add(absl::StrFormat("%-*s %7s %10s %9s %9s %9s %9s  %s", kMaxName, "id", "row", "evicted",
+                           "hit", "other", "known", "age", "blocks taken since"));
+  for (const pb::WorstRequest& worst : explanation.worst()) {
+    text.Add(absl::StrFormat(
+        "%-*s %7d %10s %9s %9s %9s %9s  %s", kMaxName, Printable(worst.name().id()),
+        worst.name().row(), WithThousands(worst.evicted_tokens()),
+        WithThousands(worst.hit_tokens()),
+        WithThousands(worst.other_missed_tokens() + worst.partial_tokens()),
+        WithThousands(worst.known_tokens()),
+        worst.has_last_use() ? absl::StrFormat("%.1f s", worst.last_use().age_s()) : "-",
+        worst.has_last_use() ? WithThousands(worst.last_use().distance_blocks()) : "-"));
+  }
+}
+
+// --- One request ---
+
+std::string Fate(const pb::BlockRunLife& run) {
+  std::string fate = run.cause();
+  if (run.has_last_use()) {
+    absl::StrAppend(&fate, "; last used ", Seconds(run.last_use().age_s()), " and ",
+                    Plural(run.last_use().distance_blocks(), "block"), " earlier");
+  } else if (run.cause() == "evicted") {
+    absl::StrAppend(&fate, "; its last user still runs");
+  }
+  if (run.has_gone()) {
+    const pb::BlocksGone& gone = run.gone();
+    absl::StrAppend(&fate, "; gone since ", Seconds(gone.first_s()));
+    if (gone.last_s() != gone.first_s()) absl::StrAppend(&fate, " to ", Seconds(gone.last_s()));
+    absl::StrAppend(&fate, ", ",
+                    gone.min_blocks_since() == gone.max_blocks_since()
+                        ? ""
+                        : absl::StrCat(WithThousands(gone.min_blocks_since()), " to "),
+                    Plural(gone.max_blocks_since(), "block"), " ago");
+  }
+  if (run.has_veto()) {
+    absl::StrAppend(&fate, "; group ", run.veto().group(), " lacks its block ", run.veto().block(),
+                    run.veto().why().empty() ? "" : absl::StrCat(": ", run.veto().why()));
+  }
+  if (run.has_first_computed_by()) {
+    absl::StrAppend(&fate, "; first computed by ", NameOf(run.first_computed_by()));
+  }
+  return fate;
+}
+
+void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, Text& text) {
+  text.Heading(absl::StrCat(
+      Seconds(admission.time_s()), "  ", admission.is_resume() ? "resumed" : "admitted", " after ",
+      Seconds(admission.waited_s()), ", ", Plural(admission.attempts(), "attempt")));
+  if (!replay.config().prefix_caching()) {
+    text.Add("    prefix caching is off: nothing is looked up");
+    return;
+  }
+  text.Add(absl::StrCat("    ", WithThousands(admission.hit_tokens()), " of ",
+                        WithThousands(admission.known_tokens()), " known tokens hit (",
+                        Percent(admission.hit_tokens(), admission.known_tokens()), ")"));
+  text.Add(absl::StrFormat("    %10s %10s %8s  %s", "from token", "tokens", "blocks", "fate"));
+  for (const pb::BlockRunLife& run : admission.runs()) {
+    text.Wrap(absl::StrFormat("    %10s %10s %8s  ", WithThousands(run.first_token()),
+                              WithThousands(run.tokens()), WithThousands(run.blocks())),
+              Fate(run));
+  }
+  if (admission.partial_tokens() > 0) {
+    text.Add(absl::StrFormat("    %10s %10s %8s  %s",
+                             WithThousands(admission.known_tokens() - admission.partial_tokens()),
+                             WithThousands(admission.partial_tokens()), "",
+                             "partial block: never cached"));
+  }
+  for (const pb::GroupReachLife& group : admission.groups()) {
+    if (admission.groups_size() == 1) break;
+    text.Wrap("    ", absl::StrCat("group ", group.group(), " (", group.kind(),
+                                   ") alone would hit ", WithThousands(group.hit_tokens()),
+                                   group.has_stop() ? absl::StrCat(", stopped at its block ",
+                                                                   group.stop().block(), ": ",
+                                                                   group.stop().why())
+                                                    : ""));
+  }
+}
+
+void AddLife(const pb::RequestLife& life, const pb::Report& replay, Text& text) {
+  text.Heading(absl::StrCat(NameOf(life.name()), ", line ", life.name().line(), ": ",
+                            Plural(life.prompt_tokens(), "prompt token"), ", ",
+                            Plural(life.requested_output_tokens(), "output token"), " asked for"));
+  std::vector<std::string> facts;
+  if (!life.tenant().empty()) facts.push_back(absl::StrCat("tenant ", Printable(life.tenant())));
+  if (!life.slo_class().empty()) {
+    facts.push_back(absl::StrCat("class ", Printable(life.slo_class())));
+  }
+  if (!life.adapter().empty()) facts.push_back(absl::StrCat("adapter ", Printable(life.adapter())));
+  if (life.session() != 0) {
+    facts.push_back(absl::StrCat("turn ", life.turn(), " of session ", life.session()));
+  }
+  if (life.namesakes() > 0) {
+    facts.push_back(absl::StrCat("the first of ", life.namesakes() + 1,
+                                 " requests with this id (row:N selects another)"));
+  }
+  for (const std::string& fact : facts) text.Add(absl::StrCat("    ", fact));
+  if (life.never_arrived()) {
+    text.Add("    given up before it arrived, with its session");
+    return;
+  }
+  text.Add(absl::StrCat(Seconds(life.arrival_s()), "  arrived"));
+  if (!life.rejection().empty()) {
+    text.Wrap("    ", absl::StrCat("rejected: ", life.rejection()));
+    return;
+  }
+  int next = 0;
+  for (const pb::AdmissionLife& admission : life.admissions()) {
+    AddAdmission(admission, replay, text);
+    if (next == 0 && life.output_tokens() > 0 &&
+        (life.preemptions_size() == 0 || life.first_token_s() <= life.preemptions(0).time_s())) {
+      text.Add(absl::StrCat(Seconds(life.first_token_s()), "  first token"));
+    }
+    if (next >= life.preemptions_size()) continue;
+    const pb::PreemptionLife& preemption = life.preemptions(next++);
+    const bool by_itself = preemption.cause().row() == life.name().row();
+    text.Heading(
+        absl::StrCat(Seconds(preemption.time_s()), "  preempted, ",
+                     Plural(preemption.lost_tokens(), "computed token"), " given up; ",
+                     by_itself ? std::string("it needed the block itself")
+                               : absl::StrCat("the block went to ", NameOf(preemption.cause()))));
+  }
+  if (life.preemptions_size() > 0 && life.output_tokens() > 0 &&
+      life.first_token_s() > life.preemptions(0).time_s()) {
+    text.Add(absl::StrCat(Seconds(life.first_token_s()), "  first token"));
+  }
+  if (life.end() == "none") {
+    text.Add("    the replay ended before it");
+  } else {
+    text.Heading(absl::StrCat(Seconds(life.end_s()), "  finished (", life.end(), ") with ",
+                              Plural(life.output_tokens(), "output token"), ", ",
+                              Seconds(life.end_s() - life.arrival_s()), " after its arrival"));
+  }
+}
+
+}  // namespace
+
+std::string FormatExplanation(const pb::Explanation& explanation, bool color) {
+  const pb::Report& replay = explanation.replay();
+  Text text(color);
+  text.Add(absl::StrCat(Printable(replay.workload().name()), ": ",
+                        Plural(replay.workload().requests_arrived(), "request"), "; ",
+                        Plural(replay.setup().num_blocks(), "block"), " of ",
+                        replay.setup().block_tokens(), " tokens",
+                        replay.groups_size() > 1
+                            ? absl::StrCat(" in ", replay.groups_size(), " KV-cache groups")
+                            : std::string()));
+  text.Add("");
+  if (explanation.has_request()) {
+    AddLife(explanation.request(), replay, text);
+  } else if (!replay.config().prefix_caching()) {
+    text.Add("prefix caching is off: nothing is looked up");
+  } else {
+    AddTotals(replay, text);
+    AddWorst(explanation, text);
+  }
+  for (const std::string& note : replay.notes()) text.Wrap("note: ", note);
+  return text.Take();
+}
+
+}  // namespace kvblocks::sim

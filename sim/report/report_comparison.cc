@@ -1,0 +1,260 @@
+#include "sim/report/report_comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "sim/report/metric_list.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+
+// Two metrics of one name; null if that report does not have it.
+struct Pair {
+  const Metric* a = nullptr;
+  const Metric* b = nullptr;
+
+  const Metric& any() const { return a != nullptr ? *a : *b; }
+};
+
+// In the order of `a`; what only `b` has stands behind what it follows there.
+std::vector<Pair> Align(const std::vector<Metric>& a, const std::vector<Metric>& b) {
+  absl::flat_hash_map<std::string, size_t> index_in_a;
+  for (size_t i = 0; i < a.size(); ++i) index_in_a[a[i].name] = i;
+  // Those of `b` by the metric of `a` that they come after; 0 is before the first.
+  std::vector<std::vector<const Metric*>> only_b(a.size() + 1);
+  std::vector<const Metric*> in_b(a.size(), nullptr);
+  size_t last = 0;
+  for (const Metric& metric : b) {
+    const auto found = index_in_a.find(metric.name);
+    if (found == index_in_a.end()) {
+      only_b[last].push_back(&metric);
+    } else {
+      in_b[found->second] = &metric;
+      last = found->second + 1;
+    }
+  }
+  std::vector<Pair> pairs;
+  for (size_t i = 0; i <= a.size(); ++i) {
+    if (i > 0) pairs.push_back({&a[i - 1], in_b[i - 1]});
+    for (const Metric* metric : only_b[i]) pairs.push_back({nullptr, metric});
+  }
+  return pairs;
+}
+
+std::optional<MetricNumber> NumberOf(const Metric* metric) {
+  if (metric == nullptr) return std::nullopt;
+  if (const auto* whole = std::get_if<__int128>(&metric->value)) return MetricNumber(*whole);
+  if (const auto* real = std::get_if<double>(&metric->value)) return MetricNumber(*real);
+  return std::nullopt;
+}
+
+bool IsEqual(const Pair& pair) {
+  if (pair.a == nullptr || pair.b == nullptr) return false;
+  const auto* x = std::get_if<double>(&pair.a->value);
+  const auto* y = std::get_if<double>(&pair.b->value);
+  if (x != nullptr && y != nullptr && std::isnan(*x) && std::isnan(*y)) return true;
+  return pair.a->value == pair.b->value;
+}
+
+bool IsAllowed(const Pair& pair, const Tolerance& tolerance) {
+  const auto a = NumberOf(pair.a), b = NumberOf(pair.b);
+  if (a && b) return tolerance.Allows(*a, *b);
+  if (IsEqual(pair) || tolerance.AllowsAnything()) return true;
+  if (pair.a == nullptr || pair.b == nullptr) return false;
+  return !tolerance.AllowsNothing();
+}
+
+double AsDouble(const MetricNumber& number) {
+  return std::visit([](auto value) { return static_cast<double>(value); }, number);
+}
+
+// By how much; 0 for equal ones, infinite for what only one has.
+double Magnitude(const Pair& pair) {
+  if (IsEqual(pair)) return 0;
+  const auto a = NumberOf(pair.a), b = NumberOf(pair.b);
+  if (!a || !b) return INFINITY;
+  const double change = std::abs(AsDouble(*b) - AsDouble(*a));
+  return std::isnan(change) ? INFINITY : change;
+}
+
+void FillValues(const Pair& pair, pb::MetricChange* out) {
+  if (pair.a != nullptr) out->set_a(MetricText(*pair.a));
+  if (pair.b != nullptr) out->set_b(MetricText(*pair.b));
+  const auto a = NumberOf(pair.a), b = NumberOf(pair.b);
+  if (!a || !b) return;
+  const auto* whole_a = std::get_if<__int128>(&*a);
+  const auto* whole_b = std::get_if<__int128>(&*b);
+  double change, base;
+  if (whole_a != nullptr && whole_b != nullptr) {
+    out->set_change(ExactText(*whole_b - *whole_a));
+    change = static_cast<double>(*whole_b - *whole_a);
+    base = static_cast<double>(*whole_a);
+  } else {
+    base = AsDouble(*a);
+    change = IsEqual(pair) ? 0 : AsDouble(*b) - base;
+    out->set_change(ExactText(change));
+  }
+  const double relative = change == 0 ? 0 : change / std::abs(base);
+  if (std::isfinite(relative)) out->set_relative(relative);
+}
+
+absl::Status CompareConfigurations(const pb::Report& a, const pb::Report& b, pb::Comparison* out) {
+  const auto in_a = ListMetrics(a.config());
+  if (!in_a.ok()) return in_a.status();
+  const auto in_b = ListMetrics(b.config());
+  if (!in_b.ok()) return in_b.status();
+  for (const Pair& pair : Align(*in_a, *in_b)) {
+    if (IsEqual(pair)) continue;
+    auto* difference = out->add_configuration();
+    difference->set_name(pair.any().name);
+    if (pair.a != nullptr) difference->set_a(MetricText(*pair.a));
+    if (pair.b != nullptr) difference->set_b(MetricText(*pair.b));
+  }
+  return absl::OkStatus();
+}
+
+class MetricComparison {
+ public:
+  MetricComparison(const ReportComparisonOptions& options, pb::Comparison* out)
+      : options_(options), out_(out) {}
+
+  void Add(const Pair& pair) {
+    const bool is_equal = IsEqual(pair);
+    const Tolerance* tolerance = ToleranceOf(pair.any());
+    const bool is_exceeded = tolerance != nullptr && !IsAllowed(pair, *tolerance);
+    out_->set_metrics(out_->metrics() + 1);
+    if (!is_equal) out_->set_metrics_changed(out_->metrics_changed() + 1);
+    if (tolerance != nullptr) out_->set_metrics_judged(out_->metrics_judged() + 1);
+    if (is_exceeded) out_->set_metrics_exceeded(out_->metrics_exceeded() + 1);
+    if (!pair.any().list.empty() && !options_.all) {
+      AddToList(pair, tolerance, is_equal, is_exceeded);
+      return;
+    }
+    if (is_equal && !options_.all) return;
+    auto* change = out_->add_changes();
+    change->set_name(pair.any().name);
+    FillValues(pair, change);
+    if (tolerance != nullptr) change->set_tolerance(tolerance->text());
+    change->set_exceeded(is_exceeded);
+  }
+
+  void Finish() {
+    auto* changes = out_->mutable_changes();
+    changes->erase(std::remove_if(changes->begin(), changes->end(),
+                                  [](const pb::MetricChange& change) {
+                                    return change.elements() > 0 && change.elements_changed() == 0;
+                                  }),
+                   changes->end());
+  }
+
+ private:
+  struct List {
+    int change = 0;  // its index in out_->changes
+    double largest = -1;
+  };
+
+  // Elements of a list have the tolerance of the list: looked up once.
+  const Tolerance* ToleranceOf(const Metric& metric) {
+    if (options_.tolerances.all().empty()) return nullptr;
+    if (metric.list.empty()) return options_.tolerances.Find(metric.name);
+    const auto [it, inserted] = list_tolerances_.try_emplace(metric.list, nullptr);
+    if (inserted) it->second = options_.tolerances.Find(metric.list);
+    return it->second;
+  }
+
+  void AddToList(const Pair& pair, const Tolerance* tolerance, bool is_equal, bool is_exceeded) {
+    const Metric& metric = pair.any();
+    const auto [it, inserted] = lists_.try_emplace(metric.list);
+    List& list = it->second;
+    if (inserted) {
+      list.change = out_->changes_size();
+      out_->add_changes()->set_name(metric.list);
+    }
+    pb::MetricChange* change = out_->mutable_changes(list.change);
+    change->set_elements(change->elements() + 1);
+    if (!is_equal) change->set_elements_changed(change->elements_changed() + 1);
+    if (tolerance != nullptr) change->set_tolerance(tolerance->text());
+    const double magnitude = Magnitude(pair);
+    // One that exceeds its tolerance stands for the list rather than one that does not.
+    const bool is_worse =
+        is_exceeded != change->exceeded() ? is_exceeded : magnitude > list.largest;
+    if (!is_worse) return;
+    list.largest = magnitude;
+    change->clear_a();
+    change->clear_b();
+    change->clear_change();
+    change->clear_relative();
+    FillValues(pair, change);
+    change->set_element(metric.element);
+    change->set_exceeded(is_exceeded);
+  }
+
+  const ReportComparisonOptions& options_;
+  pb::Comparison* const out_;
+  absl::flat_hash_map<std::string, List> lists_;
+  absl::flat_hash_map<std::string, const Tolerance*> list_tolerances_;
+};
+
+// A metric whose name has all words of another one, in whatever order; empty if none has.
+std::string Similar(const std::string& name, const std::vector<Pair>& pairs) {
+  const auto words = [](const std::string& text) {
+    const std::vector<std::string> all = absl::StrSplit(text, absl::ByAnyChar("._[]"));
+    return std::set<std::string>(all.begin(), all.end());
+  };
+  const std::set<std::string> wanted = words(name);
+  for (const Pair& pair : pairs) {
+    const std::set<std::string> has = words(pair.any().name);
+    if (std::includes(has.begin(), has.end(), wanted.begin(), wanted.end())) {
+      return pair.any().name;
+    }
+  }
+  return "";
+}
+
+absl::Status CheckNames(const ToleranceSet& tolerances, const std::vector<Pair>& pairs) {
+  for (const Tolerance& tolerance : tolerances.all()) {
+    if (tolerance.name().empty()) continue;
+    const bool is_used = std::any_of(pairs.begin(), pairs.end(), [&](const Pair& pair) {
+      const Metric& metric = pair.any();
+      return tolerance.Matches(SplitMetricName(metric.list.empty() ? metric.name : metric.list));
+    });
+    if (is_used) continue;
+    const std::string similar = Similar(tolerance.name(), pairs);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tolerance: got \"", tolerance.text(),
+        "\", expected a name, or parts of it, that kvsim compare --all lists, such as ",
+        similar.empty() ? "whole_run.token_hit_rate or latency.ttft" : similar));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CompareReports(const pb::Report& a, const pb::Report& b,
+                            const ReportComparisonOptions& options, pb::Comparison* out) {
+  if (absl::Status status = CompareConfigurations(a, b, out); !status.ok()) return status;
+  const std::vector<std::string> skip = {"schema_version", "config"};
+  const auto in_a = ListMetrics(a, skip);
+  if (!in_a.ok()) return in_a.status();
+  const auto in_b = ListMetrics(b, skip);
+  if (!in_b.ok()) return in_b.status();
+  const std::vector<Pair> pairs = Align(*in_a, *in_b);
+  if (absl::Status status = CheckNames(options.tolerances, pairs); !status.ok()) return status;
+  MetricComparison comparison(options, out);
+  for (const Pair& pair : pairs) comparison.Add(pair);
+  comparison.Finish();
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::sim

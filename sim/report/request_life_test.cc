@@ -1,0 +1,425 @@
+// One request's life as kvsim explain tells it, and the list of those that lost most.
+
+#include "sim/report/request_life.h"
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gtest/gtest.h"
+#include "sim/report/explanation_text.h"
+#include "sim/report/measured_replay_for_test.h"
+#include "sim/report/worst_misses.h"
+
+namespace kvblocks::sim {
+namespace {
+
+struct Told {
+  pb::Explanation explanation;
+  RequestLife::Seen seen;
+  std::vector<std::string> ids;
+  bool is_found = false;
+
+  const pb::RequestLife& life() const { return explanation.request(); }
+  std::string Text() const { return FormatExplanation(explanation, /*color=*/false); }
+};
+
+Told Tell(Replay& replay, const std::string& request, int64_t history = 1000) {
+  RequestLife life(RequestSelector::Parse(request).value());
+  replay.config.manager.lookup_history_blocks = history;
+  ReplayMetricsOptions options;
+  options.admissions = &life;
+  ReplayMetrics metrics(options);
+  replay.further_observers = {&metrics, &life};
+  EXPECT_TRUE(replay.Run().ok());
+  Told told;
+  told.is_found = life.is_found();
+  if (life.is_found()) life.Fill(&told.explanation);
+  metrics.Fill(replay.result, told.explanation.mutable_replay());
+  told.explanation.mutable_replay()->mutable_config()->set_prefix_caching(
+      replay.config.manager.enable_caching);
+  told.seen = life.seen();
+  told.ids = life.ids();
+  return told;
+}
+
+std::string Runs(const pb::AdmissionLife& admission) {
+  std::string text;
+  for (const pb::BlockRunLife& run : admission.runs()) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", run.cause(), " ", run.first_token(), "+",
+                    run.tokens());
+  }
+  return absl::StrCat(text, " | ", admission.partial_tokens());
+}
+
+TEST(RequestLifeTest, TellsWhatWasEvictedWhenAndByWhom) {
+  // As MissCausesTest.EvictedBlocksWereSeen: X takes the deepest of A's three full blocks.
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 6;
+  const auto content = Content(13, 0, 13);
+  replay.Add({.id = "A", .prompt = 13, .output = 1, .content = content});
+  replay.Add({.id = "X", .prompt = 9, .output = 1, .at = 5});
+  replay.Add({.id = "A2", .prompt = 13, .output = 2, .at = 10, .content = content});
+  const Told told = Tell(replay, "A2");
+  const pb::RequestLife& life = told.life();
+  EXPECT_EQ(life.name().row(), 2);
+  EXPECT_DOUBLE_EQ(life.arrival_s(), 10.0);
+  ASSERT_EQ(life.admissions_size(), 1);
+  const pb::AdmissionLife& admission = life.admissions(0);
+  EXPECT_EQ(Runs(admission), "hit 0+8, evicted 8+4 | 1");
+  EXPECT_EQ(admission.hit_tokens(), 8);
+  EXPECT_EQ(admission.known_tokens(), 13);
+  EXPECT_EQ(admission.attempts(), 1);
+  EXPECT_EQ(admission.runs(0).first_computed_by().id(), "A");
+  const pb::BlockRunLife& evicted = admission.runs(1);
+  EXPECT_EQ(evicted.first_block(), 2);
+  EXPECT_EQ(evicted.first_computed_by().id(), "A");
+  // A let go of it at 1 s, X took three blocks at 5 s.
+  EXPECT_DOUBLE_EQ(evicted.last_use().age_s(), 9.0);
+  EXPECT_EQ(evicted.last_use().distance_blocks(), 3);
+  EXPECT_DOUBLE_EQ(evicted.gone().first_s(), 5.0);
+  EXPECT_DOUBLE_EQ(evicted.gone().last_s(), 5.0);
+  EXPECT_EQ(evicted.gone().min_blocks_since(), 3);
+  EXPECT_EQ(evicted.gone().max_blocks_since(), 3);
+  EXPECT_DOUBLE_EQ(life.first_token_s(), 11.0);
+  EXPECT_DOUBLE_EQ(life.end_s(), 12.0);
+  EXPECT_EQ(life.end(), "length");
+  EXPECT_EQ(life.output_tokens(), 2);
+  EXPECT_EQ(
+      told.Text(),
+      ": 3 requests; 6 blocks of 4 tokens\n"
+      "\n"
+      "request A2 (row 2), line 3: 13 prompt tokens, 2 output tokens asked for\n"
+      "10.000 s  arrived\n"
+      "10.000 s  admitted after 0.000 s, 1 attempt\n"
+      "    8 of 13 known tokens hit (61.54 %)\n"
+      "    from token     tokens   blocks  fate\n"
+      "             0          8        2  hit; first computed by request A (row 0)\n"
+      "             8          4        1  evicted; last used 9.000 s and 3 blocks earlier; "
+      "gone since\n"
+      "                                    5.000 s, 3 blocks ago; first computed by request A "
+      "(row 0)\n"
+      "            12          1           partial block: never cached\n"
+      "11.000 s  first token\n"
+      "12.000 s  finished (length) with 2 output tokens, 2.000 s after its arrival\n");
+}
+
+TEST(RequestLifeTest, WithoutHistoryNobodyKnowsWhenBlocksLeft) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 6;
+  const auto content = Content(13, 0, 13);
+  replay.Add({.id = "A", .prompt = 13, .output = 1, .content = content});
+  replay.Add({.id = "X", .prompt = 9, .output = 1, .at = 5});
+  replay.Add({.id = "A2", .prompt = 13, .output = 2, .at = 10, .content = content});
+  const Told told = Tell(replay, "A2", 0);
+  EXPECT_EQ(Runs(told.life().admissions(0)), "hit 0+8, evicted 8+4 | 1");
+  EXPECT_FALSE(told.life().admissions(0).runs(1).has_gone());
+  EXPECT_TRUE(told.life().admissions(0).runs(1).has_last_use());
+}
+
+TEST(RequestLifeTest, SaysWhichGroupVetoed) {
+  // A2 renews the use of A's full blocks and of the last window block only; X takes the other
+  // window blocks. B shares twelve tokens, at whose end the window group has nothing left.
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 14;
+  replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 4)};
+  const auto content = Content(17, 0, 17);
+  replay.Add({.id = "A", .prompt = 17, .output = 1, .content = content});
+  replay.Add({.id = "A2", .prompt = 17, .output = 1, .at = 5, .content = content});
+  replay.Add({.id = "X", .prompt = 13, .output = 1, .at = 10});
+  replay.Add({.id = "B", .prompt = 13, .output = 1, .at = 20, .content = Content(12, 900, 13)});
+  const Told told = Tell(replay, "B");
+  const pb::AdmissionLife& admission = told.life().admissions(0);
+  ASSERT_EQ(admission.groups_size(), 2);
+  EXPECT_EQ(admission.groups(0).kind(), "full_attention");
+  EXPECT_EQ(admission.groups(1).kind(), "sliding_window");
+  EXPECT_EQ(admission.hit_tokens(),
+            std::min(admission.groups(0).hit_tokens(), admission.groups(1).hit_tokens()));
+  int64_t vetoed = 0;
+  for (const pb::BlockRunLife& run : admission.runs()) {
+    if (run.cause() != "window/alignment") continue;
+    ASSERT_TRUE(run.has_veto());
+    EXPECT_EQ(run.veto().group(), 1);
+    EXPECT_EQ(run.veto().block(), run.first_block());
+    EXPECT_NE(run.veto().why().find("evicted"), std::string::npos) << run.veto().why();
+    vetoed += run.blocks();
+  }
+  EXPECT_EQ(vetoed, Blocks(told.explanation.replay().first_admission_misses(),
+                           MissCause::kWindowOrAlignment));
+  EXPECT_EQ(vetoed, 3);
+  EXPECT_EQ(admission.groups(0).hit_tokens(), 12);
+  EXPECT_EQ(admission.groups(1).hit_tokens(), 0);
+  EXPECT_NE(told.Text().find("group 1 (sliding_window) alone would hit"), std::string::npos);
+}
+
+TEST(RequestLifeTest, TellsOfPreemptionAndResume) {
+  // Two requests that outgrow the pool together: the later one is preempted for the first.
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 6;
+  replay.config.scheduler.reserve_full_isl = false;
+  replay.Add({.id = "A", .prompt = 7, .output = 8});
+  replay.Add({.id = "B", .prompt = 8, .output = 8});
+  const Told told = Tell(replay, "B");
+  const pb::RequestLife& life = told.life();
+  ASSERT_GE(life.preemptions_size(), 1);
+  EXPECT_EQ(life.preemptions(0).cause().id(), "A");
+  EXPECT_GT(life.preemptions(0).lost_tokens(), 0);
+  ASSERT_EQ(life.admissions_size(), life.preemptions_size() + 1);
+  EXPECT_TRUE(life.admissions(1).is_resume());
+  EXPECT_DOUBLE_EQ(life.admissions(1).waited_s(),
+                   life.admissions(1).time_s() - life.preemptions(0).time_s());
+  EXPECT_EQ(life.output_tokens(), 8);
+  const std::string text = told.Text();
+  EXPECT_NE(text.find("preempted, "), std::string::npos);
+  EXPECT_NE(text.find("the block went to request A (row 0)"), std::string::npos);
+  EXPECT_LT(text.find("preempted"), text.find("resumed after"));
+}
+
+TEST(RequestLifeTest, TellsOfRejection) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 6;
+  replay.config.manager.max_model_len = 16;
+  replay.Add({.id = "long", .prompt = 40, .output = 1});
+  const Told told = Tell(replay, "long");
+  EXPECT_FALSE(told.life().rejection().empty());
+  EXPECT_EQ(told.life().admissions_size(), 0);
+  EXPECT_NE(told.Text().find("rejected: "), std::string::npos);
+}
+
+TEST(RequestLifeTest, TellsOfATurnThatNeverArrived) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 8, .output = 50, .abort_after = 2, .session = 1});
+  replay.Add({.id = "B", .prompt = 8, .output = 1, .session = 1, .waits_for = {0}, .think = 1});
+  const Told told = Tell(replay, "B");
+  EXPECT_TRUE(told.is_found);
+  EXPECT_TRUE(told.life().never_arrived());
+  EXPECT_NE(told.Text().find("given up before it arrived"), std::string::npos);
+  const Told aborted = [] {
+    Replay again;
+    again.Add({.id = "A", .prompt = 8, .output = 50, .abort_after = 2});
+    return Tell(again, "A");
+  }();
+  EXPECT_EQ(aborted.life().end(), "abort");
+}
+
+TEST(RequestLifeTest, TheFirstOfSeveralNamesakesIsTold) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 8, .output = 1});
+  replay.Add({.id = "A", .prompt = 12, .output = 1, .at = 3});
+  EXPECT_EQ(Tell(replay, "A").life().prompt_tokens(), 8);
+  EXPECT_EQ(Tell(replay, "A").life().namesakes(), 1);
+  EXPECT_EQ(Tell(replay, "row:1").life().prompt_tokens(), 12);
+}
+
+TEST(RequestLifeTest, AnUnknownRequestIsNotFound) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 8, .output = 1});
+  replay.Add({.id = "B", .prompt = 12, .output = 1, .at = 3});
+  const Told told = Tell(replay, "C");
+  EXPECT_FALSE(told.is_found);
+  EXPECT_EQ(told.seen.requests, 2);
+  EXPECT_EQ(told.seen.first_row, 0);
+  EXPECT_EQ(told.seen.last_row, 1);
+  EXPECT_EQ(told.ids, (std::vector<std::string>{"A", "B"}));
+}
+
+TEST(RequestLifeTest, PrefixCachingOffLooksNothingUp) {
+  Replay replay;
+  replay.config.manager.enable_caching = false;
+  replay.Add({.id = "A", .prompt = 9, .output = 2});
+  const Told told = Tell(replay, "A");
+  ASSERT_EQ(told.life().admissions_size(), 1);
+  EXPECT_EQ(told.life().admissions(0).runs_size(), 0);
+  EXPECT_NE(told.Text().find("prefix caching is off"), std::string::npos);
+}
+
+// --- On random workloads ---
+
+void AddRandomRequests(uint64_t seed, Replay& replay) {
+  std::mt19937_64 random(seed);
+  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(random() % n); };
+  for (int i = 0; i < 25; ++i) {
+    const int64_t prompt = 1 + draw(30);
+    const int64_t shared = draw(static_cast<uint64_t>(prompt) + 1);
+    const int64_t stem = 10'000 * draw(3);
+    std::vector<int64_t> content;
+    for (int64_t t = 0; t < prompt; ++t) {
+      content.push_back(t < shared ? stem + t : 100'000 + 1000 * i + t);
+    }
+    replay.Add({.id = std::to_string(i),
+                .prompt = prompt,
+                .output = 1 + draw(12),
+                .at = static_cast<double>(draw(40)) / 2,
+                .content = content,
+                .abort_after = draw(5) == 0 ? 0.5 + static_cast<double>(draw(8)) : 0.0});
+  }
+  replay.config.scheduler.max_num_batched_tokens = 8 + static_cast<int64_t>(seed % 20);
+  if (seed % 2 == 0) replay.config.scheduler.long_prefill_token_threshold = 4;
+  replay.config.kv_cache.num_blocks = seed % 3 == 2 ? 40 : 14 + static_cast<int64_t>(seed % 7);
+  if (seed % 3 == 1) replay.config.manager.use_eagle = true;
+  if (seed % 3 == 2) replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 6)};
+}
+
+// The classifier's runs against its own counts, and against what the block manager says.
+class RunChecker final : public EngineObserver, public AdmissionSink {
+ public:
+  void OnRunStart(const RunInfo& info) override { manager_ = info.manager; }
+  bool wants_runs() const override { return true; }
+
+  void OnAdmissionAttempt(const AdmissionRecord& record, SimTime) override {
+    why_ = manager_->ExplainLookup(*record.request->kv).value();
+    ASSERT_EQ(why_.num_tokens, record.num_queried_tokens);
+    ASSERT_EQ(why_.num_hit_tokens, record.num_hit_tokens);
+  }
+  void OnMisses(const AdmissionRecord& record, const AdmissionMisses& misses,
+                const RequestProgress& progress, SimTime) override {
+    std::array<int64_t, kNumMissCauses> blocks = {};
+    int64_t next = 0, hits = 0, dated = 0;
+    for (const BlockRun& run : misses.runs) {
+      ASSERT_EQ(run.first_block, next);
+      next += run.num_blocks;
+      ASSERT_LE(run.owner, progress.ordinal);
+      if (run.age >= 0) dated += run.num_blocks;
+      (run.cause ? blocks[static_cast<size_t>(*run.cause)] : hits) += run.num_blocks;
+      if (run.cause == MissCause::kEvicted || run.cause == MissCause::kNotYetComputed) {
+        ASSERT_GE(run.owner, 0);
+      }
+    }
+    ASSERT_EQ(next, misses.num_full_blocks);
+    ASSERT_EQ(hits, misses.num_hit_blocks);
+    ASSERT_EQ(blocks, misses.blocks);
+    int64_t released = 0;
+    for (const EvictedRun& run : misses.evicted) released += run.num_blocks;
+    ASSERT_EQ(dated, released);
+    CheckManager(record, misses);
+  }
+
+  int64_t num_checked = 0;
+
+ private:
+  // Two ways to the same figures: what both can tell apart must agree.
+  void CheckManager(const AdmissionRecord& record, const AdmissionMisses& misses) {
+    const auto tokens = why_.TokensByReason();
+    const auto by_manager = [&](MissReason reason) { return tokens[static_cast<size_t>(reason)]; };
+    const auto by_replay = [&](MissCause cause) {
+      return misses.blocks[static_cast<size_t>(cause)] * misses.block_tokens;
+    };
+    ASSERT_EQ(by_manager(MissReason::kPartialBlock) + by_manager(MissReason::kShorterThanABlock),
+              record.num_queried_tokens - misses.num_full_blocks * misses.block_tokens);
+    ASSERT_EQ(by_manager(MissReason::kLastToken), by_replay(MissCause::kLastToken));
+    ASSERT_EQ(by_manager(MissReason::kDraftDrop), by_replay(MissCause::kLookahead));
+    ASSERT_EQ(by_manager(MissReason::kGroupVeto) + by_manager(MissReason::kAlignment),
+              by_replay(MissCause::kWindowOrAlignment));
+    num_checked += misses.num_full_blocks - misses.num_hit_blocks;
+  }
+
+  const KvCacheManager* manager_ = nullptr;
+  LookupExplanation why_;
+};
+
+TEST(RequestLifeTest, RunsAgreeWithCountsAndWithTheBlockManager) {
+  int64_t checked = 0;
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    Replay replay;
+    AddRandomRequests(seed, replay);
+    replay.config.manager.lookup_history_blocks = 10'000;
+    RunChecker checker;
+    ReplayMetricsOptions options;
+    options.admissions = &checker;
+    ReplayMetrics metrics(options);
+    replay.further_observers = {&metrics, &checker};
+    ASSERT_TRUE(replay.Run().ok());
+    if (HasFatalFailure()) FAIL() << "seed " << seed;
+    checked += checker.num_checked;
+  }
+  EXPECT_GT(checked, 1000);
+}
+
+TEST(RequestLifeTest, EveryLifeAddsUp) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    for (const int64_t row : {3, 11, 24}) {
+      Replay replay;
+      AddRandomRequests(seed, replay);
+      const Told told = Tell(replay, absl::StrCat("row:", row));
+      ASSERT_TRUE(told.is_found);
+      for (const pb::AdmissionLife& admission : told.life().admissions()) {
+        int64_t tokens = admission.partial_tokens(), hit = 0;
+        for (const pb::BlockRunLife& run : admission.runs()) {
+          tokens += run.tokens();
+          if (run.cause() == "hit") hit += run.tokens();
+          EXPECT_LE(run.gone().last_s(), admission.time_s());
+        }
+        ASSERT_EQ(tokens, admission.known_tokens());
+        ASSERT_EQ(hit, admission.hit_tokens());
+      }
+      const std::vector<std::string> lines = absl::StrSplit(told.Text(), '\n');
+      for (const std::string& line : lines) {
+        ASSERT_LE(line.size(), 100u) << line;
+      }
+    }
+  }
+}
+
+// --- The worst ---
+
+TEST(WorstMissesTest, ListsThoseThatLostMostEarlierRowsFirst) {
+  const auto content = Content(13, 0, 13);
+  for (const size_t top : {size_t{0}, size_t{1}, size_t{5}}) {
+    Replay replay;
+    replay.config.kv_cache.num_blocks = 8;
+    replay.Add({.id = "A", .prompt = 13, .output = 1, .content = content});
+    replay.Add({.id = "X", .prompt = 25, .output = 1, .at = 5});
+    replay.Add({.id = "A2", .prompt = 13, .output = 1, .at = 10, .content = content});
+    replay.Add({.id = "Y", .prompt = 25, .output = 1, .at = 15});
+    replay.Add({.id = "A3", .prompt = 13, .output = 1, .at = 20, .content = content});
+    WorstMisses worst(top);
+    ReplayMetricsOptions options;
+    options.admissions = &worst;
+    ReplayMetrics metrics(options);
+    replay.further_observers = {&metrics};
+    ASSERT_TRUE(replay.Run().ok());
+    pb::Explanation explanation;
+    worst.Fill(&explanation);
+    ASSERT_EQ(explanation.worst_size(), static_cast<int>(std::min<size_t>(top, 2)));
+    if (top == 0) continue;
+    EXPECT_EQ(explanation.worst(0).name().id(), "A2");
+    EXPECT_EQ(explanation.worst(0).evicted_tokens(), 12);
+    EXPECT_EQ(explanation.worst(0).partial_tokens(), 1);
+    EXPECT_DOUBLE_EQ(explanation.worst(0).last_use().age_s(), 9.0);
+    EXPECT_EQ(explanation.worst(0).last_use().distance_blocks(), 7);
+  }
+}
+
+// --- Text ---
+
+TEST(ExplanationTextTest, HostileNamesReachNoTerminal) {
+  pb::Explanation explanation;
+  explanation.mutable_replay()->mutable_config()->set_prefix_caching(true);
+  explanation.mutable_replay()->mutable_workload()->set_name("a\033[2Jb");
+  auto* worst = explanation.add_worst();
+  worst->mutable_name()->set_id(std::string("\033]0;x\a") + std::string(200, 'y'));
+  worst->set_evicted_tokens(999'999'999'999);
+  worst->set_known_tokens(999'999'999'999);
+  const std::string text = FormatExplanation(explanation, false);
+  for (const char c : text) EXPECT_TRUE(c == '\n' || (c >= ' ' && c <= '~')) << int{c};
+  pb::Explanation one;
+  one.mutable_request()->mutable_name()->set_id("\n\n\033");
+  one.mutable_request()->set_tenant("\t\033");
+  for (const char c : FormatExplanation(one, false)) {
+    EXPECT_TRUE(c == '\n' || (c >= ' ' && c <= '~')) << int{c};
+  }
+}
+
+TEST(ExplanationTextTest, ColorMarksHeadingsOnly) {
+  pb::Explanation explanation;
+  explanation.mutable_request()->mutable_name()->set_id("A");
+  EXPECT_EQ(FormatExplanation(explanation, false).find('\033'), std::string::npos);
+  EXPECT_NE(FormatExplanation(explanation, true).find("\033[1mrequest A"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

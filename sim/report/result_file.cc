@@ -1,0 +1,125 @@
+#include "sim/report/result_file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/util/json_util.h"
+#include "sim/trace/format_detection.h"
+#include "sim/trace/row_source.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+
+constexpr size_t kHeadBytes = 64 << 10;
+constexpr size_t kMaxReportBytes = size_t{64} << 20;
+constexpr const char* kExpected = "expected a report of kvsim replay --json";
+
+absl::Status Error(const std::string& file, const std::string& text) {
+  return absl::InvalidArgumentError(absl::StrCat(file, ": error: ", text));
+}
+
+std::string_view Trimmed(std::string_view text) {
+  if (text.substr(0, 3) == "\xef\xbb\xbf") text.remove_prefix(3);
+  constexpr std::string_view kBlanks = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kBlanks);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
+}
+
+// The first line of the parser's message, which may go on with an excerpt.
+std::string Shortened(const std::string& message) {
+  constexpr size_t kMost = 200;
+  return absl::CHexEscape(message.substr(0, std::min(message.find('\n'), kMost)));
+}
+
+absl::StatusOr<std::string> ReadAll(ByteSource& source, const std::string& file) {
+  std::string text;
+  std::string chunk(kHeadBytes, '\0');
+  while (true) {
+    const absl::StatusOr<size_t> n = source.Read(chunk.data(), chunk.size());
+    if (!n.ok()) return Error(file, std::string(n.status().message()));
+    if (*n == 0) return text;
+    text.append(chunk, 0, *n);
+    if (text.size() > kMaxReportBytes) {
+      return Error(file,
+                   absl::StrCat("size: got more than ", kMaxReportBytes, " bytes, ", kExpected));
+    }
+  }
+}
+
+absl::Status FromJson(std::string_view json, bool ignore_unknown, pb::Report* out) {
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = ignore_unknown;
+  out->Clear();
+  const auto status = google::protobuf::util::JsonStringToMessage(
+      google::protobuf::StringPiece(json.data(), json.size()), out, options);
+  if (status.ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::string(status.message()));
+}
+
+}  // namespace
+
+absl::StatusOr<pb::Report> ParseReport(std::string_view json, const std::string& file) {
+  const std::string_view text = Trimmed(json);
+  pb::Report report;
+  const absl::Status status = FromJson(text, false, &report);
+  pb::Report lenient;
+  // A version that this code does not know may have other fields: say what the matter is.
+  const bool is_json = status.ok() || FromJson(text, true, &lenient).ok();
+  const uint32_t version = status.ok() ? report.schema_version() : lenient.schema_version();
+  if (is_json && version != 0 && version != kReportSchemaVersion) {
+    return Error(file,
+                 absl::StrCat("schema_version: got ", version, ", expected ", kReportSchemaVersion,
+                              " (written by another version of kvsim; replay again)"));
+  }
+  if (!status.ok()) {
+    if (text.empty() || text.back() != '}') {
+      return Error(file, absl::StrCat("JSON: got ", text.size(), " bytes without an end, ",
+                                      kExpected, " (truncated?)"));
+    }
+    return Error(file, absl::StrCat("JSON: got something else (",
+                                    Shortened(std::string(status.message())), "), ", kExpected));
+  }
+  if (version == 0) {
+    return Error(file, absl::StrCat("schema_version: got nothing, ", kExpected));
+  }
+  return report;
+}
+
+absl::StatusOr<ResultFile> OpenResult(std::unique_ptr<ByteSource> source, const std::string& file) {
+  absl::StatusOr<std::string> head = PeekHead(&source, kHeadBytes);
+  if (!head.ok()) return Error(file, std::string(head.status().message()));
+  ResultFile result;
+  result.file = file;
+  if (StepReader::Recognises(*head)) {
+    auto steps = StepReader::Create(std::move(source), file);
+    if (!steps.ok()) return steps.status();
+    result.steps = *std::move(steps);
+    return result;
+  }
+  const std::string_view text = Trimmed(*head);
+  if (text.substr(0, 1) != "{") {
+    return Error(file,
+                 absl::StrCat("content: got ", text.empty() ? "nothing" : Shown(text.substr(0, 40)),
+                              ", ", kExpected, " or a file of kvsim replay --steps"));
+  }
+  const absl::StatusOr<std::string> json = ReadAll(*source, file);
+  if (!json.ok()) return json.status();
+  auto report = ParseReport(*json, file);
+  if (!report.ok()) return report.status();
+  result.report = std::make_unique<pb::Report>(*std::move(report));
+  return result;
+}
+
+absl::StatusOr<ResultFile> OpenResultFile(const std::string& path) {
+  auto source = OpenByteSource(path);
+  if (!source.ok()) return source.status();
+  return OpenResult(*std::move(source), path == "-" ? "<stdin>" : path);
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,37 @@
+// Result files: what `kvsim replay` wrote, told apart by content - a report (--json) or steps
+// (--steps). Both are read as hostile input; compression is unpacked on the way.
+
+#ifndef KVBLOCKS_SIM_REPORT_RESULT_FILE_H_
+#define KVBLOCKS_SIM_REPORT_RESULT_FILE_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "sim/report/report.pb.h"
+#include "sim/report/step_reader.h"
+#include "sim/trace/byte_source.h"
+
+namespace kvblocks::sim {
+
+// The version of report.proto that this code writes and reads.
+inline constexpr uint32_t kReportSchemaVersion = 1;
+
+struct ResultFile {
+  std::string file;
+  std::unique_ptr<::kvblocks::report::v1::Report> report;  // one of the two
+  std::unique_ptr<StepReader> steps;
+};
+
+// "-" is standard input. Errors: FILE: error: WHAT: got VALUE, expected EXPECTATION.
+absl::StatusOr<ResultFile> OpenResultFile(const std::string& path);
+absl::StatusOr<ResultFile> OpenResult(std::unique_ptr<ByteSource> source, const std::string& file);
+
+// A whole report, as ToJson writes it. `file` is for messages.
+absl::StatusOr<::kvblocks::report::v1::Report> ParseReport(std::string_view json,
+                                                           const std::string& file);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_REPORT_RESULT_FILE_H_

@@ -1,0 +1,79 @@
+// StepRows: the observer that writes one CSV row per step, from which `kvsim compare` finds the
+// first step at which two schedules part.
+//
+// Columns, in this order (times are exact milliseconds of simulated time):
+//   step             from 0; steps that computed nothing have no row
+//   start_ms         when it was scheduled
+//   end_ms
+//   tokens           = prefill_tokens + decode_tokens
+//   prefill_tokens, decode_tokens
+//   scheduled        requests
+//   running, waiting, free_blocks
+//                    when the step had been scheduled
+//   preempted        since the row before, those of empty steps included
+//   new_blocks       taken, over all groups
+//   requests         only if asked for: ROW:TOKENS+BLOCK+BLOCK@GROUP of each scheduled request, in
+//                    order (group 0 is not named), after -ROW of each preempted one
+//   digest           64 bits of everything scheduled up to this step: rows, tokens, ids of new
+//                    blocks, preempted rows. Times play no part.
+// Two runs with equal digests at a step had equal schedules up to it.
+//
+// Cost: about 10 ns per scheduled request and 1 us per row, more if compressed. Memory: the
+// steps in flight and one buffer.
+
+#ifndef KVBLOCKS_SIM_REPORT_STEP_ROWS_H_
+#define KVBLOCKS_SIM_REPORT_STEP_ROWS_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/trace/byte_sink.h"
+
+namespace kvblocks::sim {
+
+class StepRows final : public EngineObserver {
+ public:
+  StepRows(std::unique_ptr<ByteSink> sink, bool with_requests);
+
+  void OnPreemption(const PreemptionRecord& record, SimTime now) override;
+  void OnStepScheduled(const StepRecord& step) override;
+  void OnStepFinished(const StepRecord& step) override;
+
+  // Reports the first error of all writes. The file is complete only then.
+  absl::Status Close();
+
+  uint64_t digest() const { return digest_; }
+
+  // With the line end.
+  static std::string Header(bool with_requests);
+
+ private:
+  // A step that has been scheduled and has no end yet.
+  struct Row {
+    int64_t step = 0;
+    int64_t num_waiting = 0, num_running = 0, num_free = 0, num_preempted = 0, num_new_blocks = 0;
+    uint64_t digest = 0;
+    std::string requests;
+  };
+
+  void Describe(const ScheduledRecord& record, std::string* out) const;
+  void Flush();
+
+  std::unique_ptr<ByteSink> sink_;
+  const bool with_requests_;
+  uint64_t digest_ = 0;
+  std::vector<int64_t> preempted_;  // rows, since the last step that computed something
+  std::vector<int64_t> words_;      // scratch: what goes into the digest
+  std::deque<Row> in_flight_;
+  std::string buffer_;
+  absl::Status status_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_REPORT_STEP_ROWS_H_
