@@ -82,10 +82,11 @@ absl::Status Replay::Run() {
   reader_ = std::make_unique<VectorTraceReader>(info, requests_);
   const auto one_second = MakeFixedStepTime(kSecond);
   KVBLOCKS_CHECK(one_second.ok(), one_second.status().ToString());
+  const StepTimeModel* model = step_time == nullptr ? one_second->get() : step_time;
+  line_of_step_.clear();
   std::vector<EngineObserver*> observers = further_observers;
   if (is_watching) observers.insert(observers.begin(), this);
-  const auto simulation = Simulation::Create(
-      config, reader_.get(), step_time != nullptr ? step_time : one_second->get(), observers);
+  const auto simulation = Simulation::Create(config, reader_.get(), model, observers);
   if (!simulation.ok()) return simulation.status();
   absl::Status status = (*simulation)->Run();
   result = (*simulation)->result();

@@ -236,11 +236,10 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   evicted_.clear();
   runs_.clear();
   if (keeps_runs_) {
-    paths_.ForEach(
-        path, 0, misses.num_hit_blocks, [&](int64_t block, const SeenPaths::Entry& entry) {
-          const int64_t owner = entry.owner == SeenPaths::kNone ? -1 : int64_t{entry.owner};
-          AddRun({.cause = std::nullopt, .first_block = block, .num_blocks = 1, .owner = owner});
-        });
+    paths_.ForEach(path, 0, misses.num_hit_blocks, [&](int64_t block, SeenPaths::Entry& entry) {
+      const int64_t owner = entry.owner == SeenPaths::kNone ? -1 : int64_t{entry.owner};
+      AddRun({.cause = std::nullopt, .first_block = block, .num_blocks = 1, .owner = owner});
+    });
   }
   auto resident = resident_.begin();
   bool is_possible = true;  // an infinite cache holds all blocks so far

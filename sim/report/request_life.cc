@@ -67,7 +67,7 @@ void RequestLife::OnRejection(const SimRequest& request, SimTime now) {
 }
 
 void RequestLife::OnAdmissionAttempt(const AdmissionRecord& record, SimTime) {
-  if (!IsTarget(*record.request)) return;
+  if (!IsTarget(*record.request) || record.is_repeat) return;
   ++attempts_;
   why_.reset();
   const Request& kv = *record.request->kv;
@@ -181,10 +181,10 @@ void RequestLife::OnStepScheduled(const StepRecord& step) {
 }
 
 void RequestLife::OnStepFinished(const StepRecord& step) {
-  if (!is_running_ || life_.output_tokens() > 0) return;
+  // The first token may come when the request was preempted meanwhile.
+  if (life_.admissions_size() == 0 || life_.output_tokens() > 0) return;
   for (const OutputRecord& output : step.outputs) {
-    if (output.request == nullptr) continue;  // ended while the step was under way
-    if (!IsTarget(*output.request) || output.num_emitted == 0) continue;
+    if (output.num_emitted == 0 || !IsTarget(*output.request)) continue;
     life_.set_output_tokens(output.num_emitted);
     life_.set_first_token_s(Seconds(step.end));
   }

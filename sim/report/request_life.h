@@ -52,6 +52,8 @@ class RequestLife final : public EngineObserver, public AdmissionSink {
   void OnMisses(const AdmissionRecord& record, const AdmissionMisses& misses,
                 const RequestProgress& progress, SimTime now) override;
 
+  // A request's first token always comes with a record.
+  bool NeedsEveryRecord() const override { return false; }
   void OnRunStart(const RunInfo& info) override { manager_ = info.manager; }
   void OnArrival(const SimRequest& request, SimTime now) override;
   void OnRejection(const SimRequest& request, SimTime now) override;

@@ -3,7 +3,8 @@
 //
 // Columns, in this order (times are exact milliseconds of simulated time):
 //   step             from 0; steps that computed nothing have no row
-//   start_ms, end_ms
+//   start_ms         when it was scheduled
+//   end_ms
 //   tokens           = prefill_tokens + decode_tokens
 //   prefill_tokens, decode_tokens
 //   scheduled        requests

@@ -84,8 +84,7 @@ ContentKeys::ContentKeys(const TraceInfo& info, const TraceRequest& request, int
   own_ = KeyWithNumber(parent_, static_cast<uint64_t>(request.row), kOwnSeed);
 }
 
-inline ContentKeys::Run ContentKeys::RunAt(const TraceRequest& request, int64_t position,
-                                           int64_t end) {
+ContentKeys::Run ContentKeys::RunAt(const TraceRequest& request, int64_t position, int64_t end) {
   const int64_t input = request.input_length;
   if (position < content_end_) {
     if (trace_block_tokens_ == 1) return TokenRun(request, position, end);
@@ -135,7 +134,11 @@ void ContentKeys::ForEachNewBlock(const TraceRequest& request, int64_t num_token
     const int64_t end = next_ + block_tokens_;
     Seed seed = kBlockSeed;
     while (next_ < end) {
-      const Run run = RunAt(request, next_, end);
+      // Mostly the block lies inside the content id that the last one did.
+      const int64_t path_end = path_length_ * trace_block_tokens_;
+      const Run run = trace_block_tokens_ > 1 && end <= path_end && end <= content_end_
+                          ? Run{path_, next_ - (path_end - trace_block_tokens_), end - next_}
+                          : RunAt(request, next_, end);
       const std::array<uint64_t, 6> words = {
           absl::Uint128Low64(parent_),      absl::Uint128High64(parent_),
           absl::Uint128Low64(run.path),     absl::Uint128High64(run.path),
