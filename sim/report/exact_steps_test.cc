@@ -163,9 +163,16 @@ Outcome RunCase(uint64_t seed, const StepTimeModel* step_time, bool exact_steps)
   return out;
 }
 
+// Workloads per property case, of which there are 100.
+#ifdef NDEBUG
+constexpr uint64_t kWorkloads = 30;
+#else
+constexpr uint64_t kWorkloads = 8;
+#endif
+
 RC_GTEST_PROP(ExactSteps, MakeNoDifference, (uint64_t first_seed)) {
   const auto roofline = SmallRoofline();
-  for (uint64_t seed = first_seed; seed - first_seed < 8; ++seed) {
+  for (uint64_t seed = first_seed; seed - first_seed < kWorkloads; ++seed) {
     const StepTimeModel* step_time = seed % 3 == 0 ? roofline.get() : nullptr;
     const Outcome fast = RunCase(seed, step_time, false);
     const Outcome exact = RunCase(seed, step_time, true);
