@@ -26,6 +26,7 @@ absl::StatusOr<KvCacheSpec> MakeSpec(FuzzInput& input) {
   const uint8_t size = input.Byte();
   const int64_t block_size = size > 240 ? input.Wild(0, 64) : int64_t{2} << size % 4;
   const int64_t window = input.Wild(1, 60);
+  const bool is_usual = block_size >= 1 && block_size <= 64;
   switch (kind % 6) {
     case 0:
       return FullAttentionSpec::Create(
@@ -39,7 +40,7 @@ absl::StatusOr<KvCacheSpec> MakeSpec(FuzzInput& input) {
            .num_kv_heads = 1,
            .head_size = 16,
            .attention_chunk_size =
-               (kind & 128) != 0 || block_size > 64 ? window : block_size * (1 + window % 4)});
+               (kind & 128) != 0 || !is_usual ? window : block_size * (1 + window % 4)});
     case 3:
       return MlaAttentionSpec::Create({.block_size = block_size, .head_size = 16});
     case 4:
@@ -50,7 +51,7 @@ absl::StatusOr<KvCacheSpec> MakeSpec(FuzzInput& input) {
           {.block_size = block_size,
            .num_kv_heads = 1,
            .head_size = 16,
-           .sink_length = block_size > 64 ? window : block_size * (1 + window % 2)});
+           .sink_length = is_usual ? block_size * (1 + window % 2) : window});
   }
 }
 
