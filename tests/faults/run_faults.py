@@ -49,7 +49,11 @@ def caught_by(status, output):
     if status < 0:
         broken = re.search(r"broken invariant: (.*)", output)
         return last_started(output), (broken.group(0) if broken else signal.Signals(-status).name)[:70]
-    test = short(re.search(r"\[  FAILED  \] ([^,\s]+)", output).group(1))
+    failed = re.search(r"\[  FAILED  \] ([^,\s]+)", output)
+    if failed is None:  # a sanitizer ended the program
+        error = re.search(r"(ERROR: .*|runtime error: .*)", output)
+        return last_started(output), (error.group(1) if error else f"exit status {status}")[:70]
+    test = short(failed.group(1))
     falsified = re.search(r"Falsifiable after (\d+) test", output)
     if falsified:
         found = re.search(r"\nRC_FAIL.*\n+(.+)", output)
