@@ -499,8 +499,7 @@ absl::Status BlockPool::CheckInvariants() const {
                                             permanent, " and ", cached));
   }
   // Found by their records, here by the queue.
-  if (live != num_live() || cached + free != num_free() ||
-      1 + permanent + live + cached + free != num_blocks()) {
+  if (live != num_live() || cached + free != num_free()) {
     return absl::InternalError(absl::StrCat(live, " live, ", cached, " cached and ", free,
                                             " free blocks do not add up with ", num_free(),
                                             " queued ones of ", num_blocks()));
