@@ -56,6 +56,44 @@ absl::Status CheckSchedulerBlockSize(const KvCacheConfig& config) {
   return absl::OkStatus();
 }
 
+absl::Status CheckNativeLayout(const KvCacheConfig& config) {
+  const NativeLayout& native = *config.native;
+  if (native.num_chunks < 1 || native.num_chunks > kMaxNumBlocks) {
+    return FieldError("native.num_chunks", std::to_string(native.num_chunks),
+                      "a number from 1 to " + std::to_string(kMaxNumBlocks));
+  }
+  if (native.pages_per_chunk.empty()) {
+    return FieldError("native.pages_per_chunk", "no entry", "one per page class");
+  }
+  for (size_t k = 0; k < native.pages_per_chunk.size(); ++k) {
+    if (native.pages_per_chunk[k] < 1 || native.pages_per_chunk[k] > kMaxNumBlocks) {
+      return FieldError(Indexed("native.pages_per_chunk", k),
+                        std::to_string(native.pages_per_chunk[k]),
+                        "a number from 1 to " + std::to_string(kMaxNumBlocks));
+    }
+  }
+  if (native.class_of_group.size() != config.groups.size()) {
+    return FieldError("native.class_of_group",
+                      std::to_string(native.class_of_group.size()) + " entries",
+                      "one for each of " + std::to_string(config.groups.size()) + " groups");
+  }
+  for (size_t g = 0; g < native.class_of_group.size(); ++g) {
+    const int32_t page_class = native.class_of_group[g];
+    if (page_class < 0 || static_cast<size_t>(page_class) >= native.pages_per_chunk.size()) {
+      return FieldError(Indexed("native.class_of_group", g), std::to_string(page_class),
+                        "one of " + std::to_string(native.pages_per_chunk.size()) + " classes");
+    }
+  }
+  // Both factors are at most 2^31, so the product fits.
+  const int64_t num_blocks = 1 + native.num_chunks * native.ids_per_chunk();
+  if (config.num_blocks != num_blocks) {
+    return FieldError("num_blocks", std::to_string(config.num_blocks), std::to_string(num_blocks),
+                      "a native layout has the null block and num_chunks times the pages of its "
+                      "most finely cut class");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Validate(const KvCacheConfig& config) {
@@ -69,6 +107,7 @@ absl::Status Validate(const KvCacheConfig& config) {
   if (status.ok() && config.scheduler_block_size.has_value()) {
     status = CheckSchedulerBlockSize(config);
   }
+  if (status.ok() && config.native.has_value()) status = CheckNativeLayout(config);
   return status;
 }
 
