@@ -22,7 +22,10 @@ void ReplayMetrics::OnRunStart(const RunInfo& info) {
   for (GroupId g = 0; g < info.manager->num_groups(); ++g) {
     const SingleTypeManager& group = info.manager->group(g);
     groups_.push_back(
-        {.kind = std::string(KindName(group.spec().kind())), .block_tokens = group.block_size()});
+        {.kind = std::string(KindName(group.spec().kind())),
+         .block_tokens = group.block_size(),
+         .num_layers = static_cast<int64_t>(
+             info.manager->config().groups[static_cast<size_t>(g)].layer_names.size())});
   }
   misses_.OnRunStart(info);
   pool_.OnRunStart(info);
@@ -95,6 +98,12 @@ void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
     num_hit_ += record.num_hit_tokens;
     counts_.queried_tokens += record.num_queried_tokens;
     counts_.hit_tokens += record.num_hit_tokens;
+    if (misses.veto_group) {
+      Group& group = groups_[static_cast<size_t>(*misses.veto_group)];
+      ++group.vetoed_requests;
+      group.vetoed_tokens += misses_.block_tokens() *
+                             misses.blocks[static_cast<size_t>(MissCause::kWindowOrAlignment)];
+    }
   }
   for (size_t g = 0; g < record.hits->num_groups(); ++g) {
     const auto blocks = record.hits->blocks(static_cast<GroupId>(g));

@@ -79,7 +79,9 @@ class ReplayMetrics final : public EngineObserver {
   struct Group {
     std::string kind;
     int64_t block_tokens = 0;
+    int64_t num_layers = 0;
     int64_t hit_blocks = 0, skipped_blocks = 0, resume_hit_blocks = 0, new_blocks = 0;
+    int64_t vetoed_tokens = 0, vetoed_requests = 0;
   };
 
   void AdvanceTo(SimTime now);

@@ -140,6 +140,9 @@ void ReplayMetrics::FillGroups(pb::Report* out) const {
     entry->set_skipped_blocks(groups_[g].skipped_blocks);
     entry->set_resume_hit_blocks(groups_[g].resume_hit_blocks);
     entry->set_new_blocks(groups_[g].new_blocks);
+    entry->set_num_layers(groups_[g].num_layers);
+    entry->set_vetoed_tokens(groups_[g].vetoed_tokens);
+    entry->set_vetoed_requests(groups_[g].vetoed_requests);
   }
 }
 

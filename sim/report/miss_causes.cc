@@ -96,9 +96,26 @@ bool MissClassifier::IsResident(const PrefixContent& content, int64_t block) con
   return false;
 }
 
+std::optional<GroupId> MissClassifier::VetoGroup(const PrefixContent& content, int64_t num_tokens) {
+  std::optional<GroupId> veto;
+  lists_.resize(static_cast<size_t>(manager_->num_groups()));
+  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    const int64_t length = manager_->group(g).FindLongestCacheHit({.content = &content,
+                                                                   .groups = {&g, 1},
+                                                                   .max_tokens = num_tokens,
+                                                                   .alignment = block_tokens_},
+                                                                  lists_);
+    if (length >= num_tokens) continue;
+    num_tokens = length;
+    veto = g;
+  }
+  return veto;
+}
+
 void MissClassifier::OnAdmissionAttempt(const AdmissionRecord& record) {
   if (!is_enabled()) return;
   resident_.clear();
+  veto_group_.reset();
   const int64_t num_full = record.num_queried_tokens / block_tokens_;
   const int64_t num_hits = record.num_hit_tokens / block_tokens_;
   const int64_t num_allowed = (record.num_queried_tokens - 1) / block_tokens_;
@@ -110,8 +127,14 @@ void MissClassifier::OnAdmissionAttempt(const AdmissionRecord& record) {
     if (IsResident(content, block)) {
       resident_.push_back(block);
     } else if (!chain_groups_.empty()) {
-      return;
+      break;
     }
+  }
+  const int64_t usable =
+      std::lower_bound(resident_.begin(), resident_.end(), num_allowed) - resident_.begin();
+  if (usable > 0 && manager_->num_groups() > 1) {
+    veto_group_ =
+        VetoGroup(content, (resident_[static_cast<size_t>(usable) - 1] + 1) * block_tokens_);
   }
 }
 
@@ -298,6 +321,9 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
     blocks_taken_by_admissions_ +=
         static_cast<int64_t>(manager_->GetBlocks(*request.kv, g).size()) -
         static_cast<int64_t>(record.hits->blocks(g).size());
+  }
+  if (misses.blocks[static_cast<size_t>(MissCause::kWindowOrAlignment)] > 0) {
+    misses.veto_group = veto_group_;
   }
   misses.evicted = evicted_;
   misses.runs = runs_;

@@ -83,6 +83,10 @@ struct AdmissionMisses {
   int64_t num_hit_blocks = 0;
   // That an infinite cache would hit; at least num_hit_blocks.
   int64_t num_possible_blocks = 0;
+  // Of the blocks with kWindowOrAlignment: the group that stood in the way, that is whose own
+  // longest hit is the shortest, the first of several. Empty: none alone, their lengths did not
+  // meet; and where the misses have no such block.
+  std::optional<GroupId> veto_group = std::nullopt;
   absl::Span<const EvictedRun> evicted = {};  // until the next admission
   absl::Span<const BlockRun> runs = {};       // all full blocks; likewise, and only if asked for
 };
@@ -142,6 +146,7 @@ class MissClassifier {
   uint64_t KeyOf(const PrefixContent& content, int64_t block) const {
     return content.HashOfBlock(block, hashes_per_block_).words[0];
   }
+  std::optional<GroupId> VetoGroup(const PrefixContent& content, int64_t num_tokens);
   bool IsComputed(uint32_t ordinal, int64_t block) const;
   bool IsResident(const PrefixContent& content, int64_t block) const;
   bool IsResidentIn(GroupId group, const PrefixContent& content, int64_t block) const;
@@ -177,6 +182,8 @@ class MissClassifier {
   absl::flat_hash_set<uint64_t> unsalted_keys_;  // of blocks computed under a salt or an adapter
   // Of the last attempt: blocks behind the hit that were resident, ascending.
   std::vector<int64_t> resident_;
+  std::optional<GroupId> veto_group_;
+  HitLists lists_;  // scratch
 
   std::vector<Release> releases_;
   int64_t blocks_taken_ = 0;                // by all steps scheduled

@@ -295,6 +295,12 @@ TEST(MissCausesTest, CausesAddUpOnRandomWorkloads) {
     }
     if (seed % 3 != 2) {
       ASSERT_EQ(Blocks(first, MissCause::kWindowOrAlignment), 0);
+    } else {
+      // What the full group holds only the window can refuse.
+      ASSERT_EQ(m.report.groups(0).vetoed_tokens(), 0);
+      ASSERT_EQ(m.report.groups(1).vetoed_tokens(),
+                4 * Blocks(first, MissCause::kWindowOrAlignment));
+      ASSERT_EQ(m.report.groups(1).vetoed_requests() > 0, m.report.groups(1).vetoed_tokens() > 0);
     }
   }
   // The workloads reach what they are for.
