@@ -237,6 +237,27 @@ void AddGroups(const pb::Report& report, Page& page) {
   }
 }
 
+// A model with one group has nothing to tell apart.
+void AddKvGroups(const pb::Report& report, Page& page) {
+  constexpr int kMaxGroupLines = 8;
+  if (report.groups_size() < 2) return;
+  page.Line("KV groups", absl::StrFormat("%-25s %6s %6s %13s %11s %12s %7s", "", "layers", "block",
+                                         "vetoed tokens", "hit blocks", "live, mean", "cached"));
+  for (int i = 0; i < report.groups_size(); ++i) {
+    if (i == kMaxGroupLines) {
+      page.Line("", absl::StrCat("and ", report.groups_size() - i, " more"));
+      break;
+    }
+    const pb::Group& group = report.groups(i);
+    page.Line("", absl::StrFormat(
+                      "%-25s %6d %6d %13s %11s %12s %7s", absl::StrCat(i, " ", group.kind()),
+                      group.num_layers(), group.block_tokens(),
+                      WithThousands(group.vetoed_tokens()), WithThousands(group.hit_blocks()),
+                      Short(group.live_blocks().mean()), Short(group.cached_blocks().mean())));
+  }
+  page.Blank();
+}
+
 void AddPool(const pb::Report& report, Page& page) {
   const pb::Pool& pool = report.pool();
   const auto gauge = [&](const std::string& label, const pb::Gauge& g, const std::string& note) {
@@ -355,6 +376,7 @@ std::string FormatReport(const pb::Report& report, bool color) {
   AddHitRates(report, page);
   AddPromptTokens(report, page);
   AddGroups(report, page);
+  AddKvGroups(report, page);
   AddPool(report, page);
   AddLatency(report, page);
   AddNotes(report, page);
