@@ -15,6 +15,7 @@ namespace kvblocks {
 struct NamedSpec {
   std::string name;
   KvCacheSpec spec;
+  bool is_draft = false;  // belongs to a speculative drafter
 
   friend bool operator==(const NamedSpec&, const NamedSpec&) = default;
 };

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
+#include "specs/catalogue/layer_pattern.h"
 #include "specs/data_type.h"
 
 namespace kvblocks {
@@ -30,26 +30,6 @@ struct DeviceFacts {
   double memory_gb = 0;
   double link_gb_per_s = 0;
 };
-
-// The letters of a layer pattern.
-enum class LayerKind : char {
-  kFull = 'F',
-  kSliding = 'S',
-  kChunked = 'C',
-  kLatent = 'M',            // multi-head latent attention: one row per token for all heads
-  kSparseLatent = 'N',      // the same, reading only the rows that an indexer selects
-  kCompressedWindow = 'W',  // DeepSeek-V4: sliding window only
-  kCompressed4 = '4',       // DeepSeek-V4: one row per 4 tokens, selected by an indexer; + window
-  kCompressed128 = 'H',     // DeepSeek-V4: one row per 128 tokens; + window
-  kLinear = 'L',            // linear attention or state space: a state of fixed size
-};
-inline constexpr std::string_view kLayerLetters = "FSCMNW4HL";
-
-// A pattern with its repetitions written out: "(SSSSSF)*10 SS" and "F*32" are what they look like.
-// Spaces separate ("(4H)*20 4"). InvalidArgument names the place.
-absl::StatusOr<std::string> ExpandLayerPattern(std::string_view text);
-// The reverse, shortened; ExpandLayerPattern of it gives `pattern` again.
-std::string ShortenLayerPattern(std::string_view pattern);
 
 // Multi-head latent attention, letters M and N.
 struct LatentFacts {
@@ -67,11 +47,14 @@ struct LatentFacts {
 struct IndexerFacts {
   int64_t num_heads = 0;
   int64_t head_dim = 0;
-  int64_t top_k = 0;      // rows that a query reads
-  int64_t row_bytes = 0;  // 0: head_dim one-byte values and a 4-byte scale
+  int64_t top_k = 0;  // rows that a query reads
+  int64_t row_bytes = 0;
 
   friend bool operator==(const IndexerFacts&, const IndexerFacts&) = default;
 };
+
+// head_dim one-byte values and an fp32 scale.
+constexpr int64_t IndexerRowBytes(int64_t head_dim) { return head_dim + 4; }
 
 // The running state from which letters 4 and H make their compressed rows.
 struct CompressorStateFacts {
@@ -82,6 +65,10 @@ struct CompressorStateFacts {
 
   friend bool operator==(const CompressorStateFacts&, const CompressorStateFacts&) = default;
 };
+
+// Tokens per stored row of letters 4 and H.
+inline constexpr int64_t kCompressRatio4 = 4;
+inline constexpr int64_t kCompressRatio128 = 128;
 
 // DeepSeek-V4's compressed attention, letters W, 4 and H. head_size is the row's element count.
 struct CompressedFacts {
@@ -166,7 +153,9 @@ struct ModelFacts {
 
   int64_t num_layers() const { return static_cast<int64_t>(layer_pattern.size()); }
   // Layers whose letter is in `letters`, those without a cache of their own included.
-  int64_t CountLayers(std::string_view letters) const;
+  int64_t CountLayers(std::string_view letters) const {
+    return CountLetters(layer_pattern, letters);
+  }
   bool has(LayerKind kind) const {
     return layer_pattern.find(static_cast<char>(kind)) != std::string::npos;
   }
