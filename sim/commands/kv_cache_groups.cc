@@ -56,9 +56,11 @@ absl::StatusOr<KvCacheSpec> MakeSpec(const GroupMessage& group, const CacheDtype
 
 std::vector<GroupMessage> GroupsOfModel(const ReplayConfig& config, const ModelFacts& model) {
   std::vector<GroupMessage> groups;
-  int64_t layers_per_group = std::max(model.full_layers, model.window_layers);
-  if (model.full_layers > 0 && model.window_layers > 0) {
-    layers_per_group = std::min(model.full_layers, model.window_layers);
+  const int64_t full_layers = model.CountLayers("F");
+  const int64_t window_layers = model.CountLayers("S");
+  int64_t layers_per_group = std::max(full_layers, window_layers);
+  if (full_layers > 0 && window_layers > 0) {
+    layers_per_group = std::min(full_layers, window_layers);
   }
   const int64_t ranks = config.tensor_parallel();
   const auto add = [&](const char* kind, int64_t layers, int64_t window) {
@@ -72,8 +74,8 @@ std::vector<GroupMessage> GroupsOfModel(const ReplayConfig& config, const ModelF
       groups.push_back(group);
     }
   };
-  add("full_attention", model.full_layers, 0);
-  add("sliding_window", model.window_layers, model.window);
+  add("full_attention", full_layers, 0);
+  add("sliding_window", window_layers, model.window);
   return groups;
 }
 
@@ -86,7 +88,15 @@ absl::StatusOr<ReplayGroups> MakeKvCacheGroups(const ReplayConfig& config,
     return absl::InvalidArgumentError(absl::StrCat("--kv-cache-dtype: ", dtype.status().message()));
   }
   std::vector<GroupMessage> messages(config.group().begin(), config.group().end());
-  if (messages.empty()) messages = GroupsOfModel(config, model);
+  if (messages.empty()) {
+    if (model.CountLayers("FS") < model.num_layers() || model.num_global_kv_heads > 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--model: the groups of ", model.name,
+          " do not follow from full and window layers of one shape; list them as group entries of "
+          "--config"));
+    }
+    messages = GroupsOfModel(config, model);
+  }
 
   ReplayGroups result;
   for (size_t g = 0; g < messages.size(); ++g) {

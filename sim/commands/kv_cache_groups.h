@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "sim/config.pb.h"
-#include "sim/cost/catalogue.h"
+#include "specs/catalogue/catalogue.h"
 #include "specs/kv_cache_config.h"
 
 namespace kvblocks::sim {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "sim/commands/kv_cache_groups.h"
-#include "sim/cost/catalogue.h"
+#include "specs/catalogue/catalogue.h"
 #include "sim/cost/roofline.h"
 #include "sim/trace/byte_source.h"
 #include "sim/trace/decimal.h"

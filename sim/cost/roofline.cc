@@ -62,8 +62,8 @@ class Roofline final : public StepTimeModel {
 Roofline::Roofline(const RooflineOptions& options)
     : per_operation_(options.per_operation),
       window_(options.model.window),
-      has_full_(options.model.full_layers > 0),
-      has_window_(options.model.window_layers > 0),
+      has_full_(options.model.CountLayers("F") > 0),
+      has_window_(options.model.CountLayers("S") > 0),
       fixed_time_(options.fixed_time),
       time_per_sequence_(options.time_per_sequence) {
   const ModelFacts& model = options.model;
@@ -77,12 +77,12 @@ Roofline::Roofline(const RooflineOptions& options)
   head_per_sample_ = Round(2 * hidden * static_cast<double>(model.vocab_size) / flops);
   const double pair =
       4.0 * static_cast<double>(model.num_heads) * static_cast<double>(model.head_size) / flops;
-  full_per_pair_ = Round(pair * static_cast<double>(model.full_layers));
-  window_per_pair_ = Round(pair * static_cast<double>(model.window_layers));
+  full_per_pair_ = Round(pair * static_cast<double>(model.CountLayers("F")));
+  window_per_pair_ = Round(pair * static_cast<double>(model.CountLayers("S")));
   const double row = 2.0 * static_cast<double>(model.num_kv_heads) *
                      static_cast<double>(model.head_size) * options.kv_bytes_per_element / bytes;
-  full_per_kv_row_ = Round(row * static_cast<double>(model.full_layers));
-  window_per_kv_row_ = Round(row * static_cast<double>(model.window_layers));
+  full_per_kv_row_ = Round(row * static_cast<double>(model.CountLayers("F")));
+  window_per_kv_row_ = Round(row * static_cast<double>(model.CountLayers("S")));
 
   if (options.tensor_parallel > 1) {
     const double allreduces = 2.0 * static_cast<double>(model.num_layers());
@@ -92,12 +92,13 @@ Roofline::Roofline(const RooflineOptions& options)
         Round(allreduces * 2 * (ranks - 1) / ranks * hidden * 2 / (device.link_gb_per_s * 1e9));
   }
 
-  const double routed = model.routed_params_b() * model.bytes_per_expert_param * 1e9;
+  const double routed =
+      model.experts ? model.routed_params_b() * model.experts->bytes_per_param * 1e9 : 0;
   const double shared = model.weight_bytes() - routed;
   all_weights_time_ = Round((shared + routed) / bytes);
   if (routed > 0) {
-    const double miss =
-        1.0 - static_cast<double>(model.experts_per_token) / static_cast<double>(model.num_experts);
+    const double miss = 1.0 - static_cast<double>(model.experts->experts_per_token) /
+                                  static_cast<double>(model.experts->num_experts);
     // The share of experts that none of t tokens goes to, until it no longer matters. Repeated
     // products, unlike pow, give the same bits everywhere.
     constexpr double kNegligible = 1e-9;

@@ -20,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "sim/cost/catalogue.h"
+#include "specs/catalogue/catalogue.h"
 #include "sim/cost/sim_time.h"
 #include "sim/cost/step_time_model.h"
 

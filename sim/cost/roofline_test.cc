@@ -195,8 +195,7 @@ TEST(RooflineTest, BadOptionsAreRefusedWithFieldValueAndLimit) {
 
 RC_GTEST_PROP(RooflineProperty, WindowPairsAreThoseCountedOneByOne, ()) {
   RooflineOptions options = Llama8bOnH100();
-  options.model.full_layers = 0;
-  options.model.window_layers = 32;
+  options.model.layer_pattern = std::string(32, 'S');
   options.model.window = *rc::gen::inRange<int64_t>(1, 50);
   options.fixed_time = 0;
   // So slow an arithmetic that it decides every step.

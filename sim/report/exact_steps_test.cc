@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "rapidcheck/gtest.h"
-#include "sim/cost/catalogue.h"
+#include "specs/catalogue/catalogue.h"
 #include "sim/cost/roofline.h"
 #include "sim/report/measured_replay_for_test.h"
 #include "sim/report/report_json.h"

@@ -1,9 +1,9 @@
-#include "sim/cost/catalogue.h"
+#include "specs/catalogue/catalogue.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace kvblocks::sim {
+namespace kvblocks {
 namespace {
 
 using ::testing::HasSubstr;
@@ -19,8 +19,7 @@ TEST(CatalogueTest, BuiltInKnowsDevicesAndModels) {
   EXPECT_EQ(h100->link_gb_per_s, 450);
   const auto llama = catalogue.FindModel("llama-3.1-8b");
   ASSERT_TRUE(llama.ok());
-  EXPECT_EQ(llama->full_layers, 32);
-  EXPECT_EQ(llama->window_layers, 0);
+  EXPECT_EQ(llama->layer_pattern, std::string(32, 'F'));
   EXPECT_EQ(llama->active_params_b, llama->params_b);
   EXPECT_DOUBLE_EQ(llama->weight_bytes(), 16.06e9);
   EXPECT_NEAR(llama->embedding_params_b(), 1.0507, 1e-4);
@@ -30,10 +29,10 @@ TEST(CatalogueTest, BuiltInKnowsDevicesAndModels) {
 TEST(CatalogueTest, EveryModelIsConsistent) {
   for (const auto& [name, model] : Catalogue::BuiltIn().models()) {
     EXPECT_TRUE(Validate(model).ok()) << name;
-    if (model.num_experts == 0) continue;
+    if (!model.experts || model.rounded_params) continue;
     const double active_experts = model.routed_params_b() *
-                                  static_cast<double>(model.experts_per_token) /
-                                  static_cast<double>(model.num_experts);
+                                  static_cast<double>(model.experts->experts_per_token) /
+                                  static_cast<double>(model.experts->num_experts);
     const double shared = model.params_b - model.routed_params_b();
     EXPECT_NEAR(shared + active_experts, model.active_params_b, 0.02 * model.active_params_b)
         << name;
@@ -72,7 +71,8 @@ TEST(CatalogueTest, BadTextIsRefusedAndChangesNothing) {
       {"device { name: \"a\" bf16_tflops: nan }", {"bf16_tflops is nan"}},
       {"device { name: \"a\" bf16_tflops: 1e30 }", {"bf16_tflops is 1e+30"}},
       {"device { name: \"a\" bf16_tflops: 1 memory_gb: 1 }", {"memory_gb_per_s is 0"}},
-      {"model { name: \"m\" }", {"model m", "full_layers + window_layers is 0"}},
+      {"model { name: \"m\" }",
+       {"model m", "layer_pattern is empty", "expected a letter per layer"}},
       {"model { name: \"m\" full_layers: -3 }", {"full_layers is -3"}},
       {"model { name: \"m\" window_layers: 3 }", {"window is 0"}},
       {"model { name: \"m\" full_layers: 3 hidden_size: 8 num_heads: 1 num_kv_heads: 1 "
@@ -101,4 +101,4 @@ TEST(CatalogueTest, BadTextIsRefusedAndChangesNothing) {
 }
 
 }  // namespace
-}  // namespace kvblocks::sim
+}  // namespace kvblocks

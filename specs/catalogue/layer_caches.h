@@ -1,0 +1,49 @@
+// LayerCaches: what each layer of a model stores, as named specs in order of registration.
+//
+// The bridge from a model's facts to planning: one worker's layer caches, layer by layer, and
+// within a layer in the order window, main, indexer, compressor state, indexer's compressor state.
+//
+//   LayerCaches(*Catalogue::BuiltIn().FindModel("llama-3.1-8b"), {})   // 32 full caches
+//
+// Names are "model.layers.7.attn", and next to it ".indexer", ".swa", ".compressor_state",
+// ".indexer_compressor_state" or ".linear_attn"; they never change for a given model.
+//
+// Pure; costs a spec per layer cache.
+
+#ifndef KVBLOCKS_SPECS_CATALOGUE_LAYER_CACHES_H_
+#define KVBLOCKS_SPECS_CATALOGUE_LAYER_CACHES_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "specs/catalogue/model_facts.h"
+#include "specs/data_type.h"
+#include "specs/layer_cache.h"
+
+namespace kvblocks {
+
+struct LayerCacheOptions {
+  // Tokens per block. Default: 64 for models with latent rows, else 16. DeepSeek-V4's blocks belong
+  // to the model, so that a value is refused.
+  std::optional<int64_t> block_size;
+  // As ParseCacheDtype takes it. Models with sparse latent or compressed rows have one fp8 format:
+  // there, every string that starts with "fp8", except fp8_per_token_head, means fp8_ds_mla.
+  std::string cache_dtype = "auto";
+  DataType model_dtype = DataType::kBFloat16;  // what "auto" stores
+  // Ranks divide the KV heads; where there are fewer heads than ranks each rank holds one. Latent
+  // rows, indexers and compressed rows are on every rank.
+  int64_t tensor_parallel = 1;
+  // Layers of a draft model that predicts further tokens (MTP), registered after the model's own.
+  int64_t num_draft_layers = 0;
+};
+
+// Messages name the field; nothing is returned unless every layer has its specs.
+absl::StatusOr<std::vector<NamedSpec>> LayerCaches(const ModelFacts& model,
+                                                   const LayerCacheOptions& options);
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_SPECS_CATALOGUE_LAYER_CACHES_H_

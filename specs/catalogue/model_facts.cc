@@ -1,0 +1,185 @@
+#include "specs/catalogue/model_facts.h"
+
+#include "specs/catalogue/entry_checks.h"
+
+namespace kvblocks {
+namespace {
+
+constexpr double kMinRate = 1e-6;
+constexpr double kMaxRate = 1e9;
+constexpr int64_t kMaxSize = int64_t{1} << 30;
+constexpr int64_t kMaxHeads = 100'000;
+
+double Product(int64_t a, int64_t b) { return static_cast<double>(a) * static_cast<double>(b); }
+
+void CheckPattern(const ModelFacts& model, EntryChecks& check) {
+  if (model.layer_pattern.empty()) {
+    check.Fail("layer_pattern is empty, expected a letter per layer");
+  }
+  check.Range("number of layers", model.num_layers(), 0, kMaxLayers);
+  const size_t bad = model.layer_pattern.find_first_not_of(kLayerLetters);
+  if (bad != std::string::npos) {
+    check.Fail(absl::StrCat("layer ", bad, " is '", std::string(1, model.layer_pattern[bad]),
+                            "', expected one of ",
+                            absl::string_view(kLayerLetters.data(), kLayerLetters.size())));
+  }
+  check.Range("num_kv_shared_layers", model.num_kv_shared_layers, 0, model.num_layers() - 1);
+}
+
+// A part that the pattern's letters need, and nothing else does.
+void CheckPresence(const ModelFacts& model, absl::string_view field, bool present,
+                   std::string_view letters, EntryChecks& check) {
+  const bool needed = model.CountLayers(letters) > 0;
+  if (present == needed) return;
+  check.Fail(absl::StrCat(field, present ? " is set without" : " is missing next to", " layers of ",
+                          absl::string_view(letters.data(), letters.size())));
+}
+
+void CheckAttention(const ModelFacts& model, EntryChecks& check) {
+  check.Range("window", model.window, model.CountLayers("SW4H") > 0 ? 1 : 0, kMaxSize);
+  check.Range("chunk", model.chunk, model.has(LayerKind::kChunked) ? 1 : 0, kMaxSize);
+  check.Range("num_heads", model.num_heads, 1, kMaxHeads);
+  check.Range("num_kv_heads", model.num_kv_heads, 1, kMaxHeads);
+  const bool has_heads = model.CountLayers("FSCW4H") > 0;
+  check.Range("head_size", model.head_size, has_heads ? 1 : 0, kMaxHeads);
+  check.Range("num_global_kv_heads", model.num_global_kv_heads, 0, kMaxHeads);
+  check.Range("global_head_size", model.global_head_size, 0, kMaxHeads);
+  if (!check.status().ok()) return;
+  for (const int64_t kv_heads : {model.num_kv_heads, model.full_kv_heads()}) {
+    if (model.CountLayers("FSC") > 0 && model.num_heads % kv_heads != 0) {
+      check.Fail(absl::StrCat("num_heads is ", model.num_heads, ", expected a multiple of the ",
+                              kv_heads, " KV heads"));
+    }
+  }
+}
+
+void CheckLatent(const ModelFacts& model, EntryChecks& check) {
+  CheckPresence(model, "mla", model.latent.has_value(), "MN", check);
+  CheckPresence(model, "indexer", model.indexer.has_value(), "N4", check);
+  CheckPresence(model, "compressed_attention", model.compressed.has_value(), "W4H", check);
+  if (model.latent) {
+    check.Range("mla.kv_lora_rank", model.latent->kv_lora_rank, 1, kMaxSize);
+    check.Range("mla.q_lora_rank", model.latent->q_lora_rank, 0, kMaxSize);
+    check.Range("mla.qk_rope_head_dim", model.latent->qk_rope_head_dim, 0, kMaxHeads);
+    check.Range("mla.qk_nope_head_dim", model.latent->qk_nope_head_dim, 1, kMaxHeads);
+    check.Range("mla.v_head_dim", model.latent->v_head_dim, 1, kMaxHeads);
+  }
+  if (model.indexer) {
+    check.Range("indexer.num_heads", model.indexer->num_heads, 1, kMaxHeads);
+    check.Range("indexer.head_dim", model.indexer->head_dim, 1, kMaxHeads);
+    check.Range("indexer.top_k", model.indexer->top_k, 1, kMaxSize);
+    check.Range("indexer.row_bytes", model.indexer->row_bytes, 1, kMaxSize);
+  }
+}
+
+void CheckState(absl::string_view field, const CompressorStateFacts& state, EntryChecks& check) {
+  check.Range(absl::StrCat(field, ".block_size"), state.block_size, 1, kMaxSize);
+  check.Range(absl::StrCat(field, ".window"), state.window, 1, kMaxSize);
+  check.Range(absl::StrCat(field, ".row_elements"), state.row_elements, 1, kMaxSize);
+  check.Range(absl::StrCat(field, ".indexer_elements"), state.indexer_elements, 0, kMaxSize);
+}
+
+void CheckCompressed(const ModelFacts& model, EntryChecks& check) {
+  if (!model.compressed) return;
+  const CompressedFacts& c = *model.compressed;
+  check.Range("compressed_attention.qk_rope_head_dim", c.qk_rope_head_dim, 0, model.head_size);
+  check.Range("compressed_attention.q_lora_rank", c.q_lora_rank, 0, kMaxSize);
+  check.Range("compressed_attention.o_lora_rank", c.o_lora_rank, 0, kMaxSize);
+  check.Range("compressed_attention.o_groups", c.o_groups, 0, kMaxHeads);
+  check.Range("compressed_attention.row_bytes_fp8_ds_mla", c.row_bytes_fp8_ds_mla, 1, kMaxSize);
+  check.Range("compressed_attention.sliding_block_size", c.sliding_block_size, 1, kMaxSize);
+  check.Range("compressed_attention.main_block_size", c.main_block_size, 1, kMaxSize);
+  const int64_t ratio = model.has(LayerKind::kCompressed128) ? kCompressRatio128 : kCompressRatio4;
+  if (model.CountLayers("4H") > 0 && c.main_block_size % ratio != 0) {
+    check.Fail(absl::StrCat("compressed_attention.main_block_size is ", c.main_block_size,
+                            ", expected a multiple of ", ratio));
+  }
+  if (model.has(LayerKind::kCompressed4)) {
+    CheckState("compressed_attention.state_4", c.state4, check);
+  }
+  if (model.has(LayerKind::kCompressed128)) {
+    CheckState("compressed_attention.state_128", c.state128, check);
+  }
+}
+
+void CheckStates(const ModelFacts& model, EntryChecks& check) {
+  CheckPresence(model, "state", !model.states.empty(), "L", check);
+  for (const StateFacts& state : model.states) {
+    if (state.shape.empty()) check.Fail("state.shape is empty, expected at least one number");
+    double elements = 1;
+    for (const int64_t n : state.shape) {
+      check.Range("state.shape", n, 1, kMaxSize);
+      elements *= static_cast<double>(n);
+    }
+    check.Range("elements of a state", elements, 1.0, 1e12);
+  }
+}
+
+void CheckExperts(const ModelFacts& model, EntryChecks& check) {
+  if (!model.experts) return;
+  const ExpertFacts& e = *model.experts;
+  check.Range("moe.num_experts", e.num_experts, 1, 1'000'000);
+  check.Range("moe.experts_per_token", e.experts_per_token, 1, e.num_experts);
+  check.Range("moe.intermediate_size", e.intermediate_size, 1, kMaxSize);
+  check.Range("moe.num_layers", e.num_layers, 1, model.num_layers());
+  check.Range("moe.num_shared_experts", e.num_shared_experts, 0, 1'000'000);
+  check.Range("moe.shared_intermediate_size", e.shared_intermediate_size, 0, kMaxSize);
+  check.Range("moe.bytes_per_param", e.bytes_per_param, 1e-3, 16.0);
+  if (model.routed_params_b() > model.params_b) {
+    check.Fail(absl::StrCat("params_b is ", model.params_b, ", expected at least the experts' ",
+                            model.routed_params_b()));
+  }
+}
+
+}  // namespace
+
+double ModelFacts::embedding_params_b() const {
+  return Product(hidden_size, vocab_size) / 1e9 * (tied_embeddings ? 1 : 2);
+}
+
+double ModelFacts::routed_params_b() const {
+  if (!experts) return 0;
+  // Gate, up and down projections.
+  return 3.0 * Product(experts->num_layers, experts->num_experts) *
+         static_cast<double>(hidden_size) / 1e9 * static_cast<double>(experts->intermediate_size);
+}
+
+double ModelFacts::weight_bytes() const {
+  const double routed = routed_params_b();
+  return ((params_b - routed) * bytes_per_param +
+          routed * (experts ? experts->bytes_per_param : bytes_per_param)) *
+         1e9;
+}
+
+absl::Status Validate(const DeviceFacts& device) {
+  EntryChecks check("device", device.name);
+  check.Range("bf16_tflops", device.bf16_tflops, kMinRate, kMaxRate);
+  check.Range("memory_gb_per_s", device.memory_gb_per_s, kMinRate, kMaxRate);
+  check.Range("memory_gb", device.memory_gb, kMinRate, kMaxRate);
+  check.Range("link_gb_per_s", device.link_gb_per_s, 0.0, kMaxRate);
+  return check.status();
+}
+
+absl::Status Validate(const ModelFacts& model) {
+  EntryChecks check("model", model.name);
+  CheckPattern(model, check);
+  CheckAttention(model, check);
+  CheckLatent(model, check);
+  CheckCompressed(model, check);
+  CheckStates(model, check);
+  check.Range("hidden_size", model.hidden_size, 1, kMaxSize);
+  check.Range("intermediate_size", model.intermediate_size, 0, kMaxSize);
+  check.Range("vocab_size", model.vocab_size, 1, kMaxSize);
+  check.Range("max_position_embeddings", model.max_position_embeddings, 0, int64_t{1} << 40);
+  check.Range("params_b", model.params_b, 1e-9, 1e6);
+  check.Range("active_params_b", model.active_params_b, 1e-9, model.params_b);
+  check.Range("bytes_per_param", model.bytes_per_param, 1e-3, 16.0);
+  if (model.embedding_params_b() > model.active_params_b) {
+    check.Fail(absl::StrCat("active_params_b is ", model.active_params_b,
+                            ", expected at least the embeddings' ", model.embedding_params_b()));
+  }
+  CheckExperts(model, check);
+  return check.status();
+}
+
+}  // namespace kvblocks
