@@ -22,13 +22,14 @@
 #include "specs/catalogue/model_facts.h"
 #include "specs/data_type.h"
 #include "specs/layer_cache.h"
+#include "specs/mamba_spec.h"
 
 namespace kvblocks {
 
 struct LayerCacheOptions {
   // Tokens per block. Default: 64 for models with latent rows, else 16. DeepSeek-V4's blocks belong
   // to the model, so that a value is refused.
-  std::optional<int64_t> block_size;
+  std::optional<int64_t> block_size = std::nullopt;
   // As ParseCacheDtype takes it. Models with sparse latent or compressed rows have one fp8 format:
   // there, every string that starts with "fp8", except fp8_per_token_head, means fp8_ds_mla.
   std::string cache_dtype = "auto";
@@ -36,9 +37,16 @@ struct LayerCacheOptions {
   // Ranks divide the KV heads; where there are fewer heads than ranks each rank holds one. Latent
   // rows, indexers and compressed rows are on every rank.
   int64_t tensor_parallel = 1;
+  // Of the states of linear layers.
+  MambaCacheMode mamba_cache_mode = MambaCacheMode::kNone;
+  int64_t num_speculative_blocks = 0;
   // Layers of a draft model that predicts further tokens (MTP), registered after the model's own.
   int64_t num_draft_layers = 0;
 };
+
+// What the rows of `model` are stored as. Refused: formats that its layers do not have.
+absl::StatusOr<CacheDtype> ResolveCacheDtype(const ModelFacts& model,
+                                             const LayerCacheOptions& options);
 
 // Messages name the field; nothing is returned unless every layer has its specs.
 absl::StatusOr<std::vector<NamedSpec>> LayerCaches(const ModelFacts& model,

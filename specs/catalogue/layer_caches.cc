@@ -1,0 +1,285 @@
+#include "specs/catalogue/layer_caches.h"
+
+#include <utility>
+
+#include "specs/field_error.h"
+#include "specs/row_codec.h"
+
+namespace kvblocks {
+namespace {
+
+constexpr int64_t kDefaultBlockSize = 16;
+constexpr int64_t kDefaultLatentBlockSize = 64;  // what sparse MLA kernels and indexers read
+constexpr int64_t kMaxRanks = 1024;
+// What page alignment makes of compressed rows: fp8 rows are written in steps of 576 bytes with
+// their scales behind the last row, plain ones in whole sectors.
+constexpr int64_t kFp8DsMlaAlignment = 576;
+constexpr int64_t kPlainAlignment = 512;
+// The one latent row that fp8_ds_mla is defined for.
+constexpr int64_t kFp8DsMlaRowElements = 576;
+
+// The KV heads of one rank.
+absl::StatusOr<int64_t> HeadsOnRank(int64_t num_kv_heads, int64_t ranks) {
+  if (num_kv_heads % ranks == 0) return num_kv_heads / ranks;
+  if (ranks % num_kv_heads == 0) return 1;
+  return FieldError("tensor_parallel", std::to_string(ranks),
+                    "a divisor or a multiple of the " + std::to_string(num_kv_heads) + " KV heads");
+}
+
+class LayerCacheList {
+ public:
+  LayerCacheList(const ModelFacts& model, const LayerCacheOptions& options, CacheDtype format,
+                 int64_t block_size)
+      : model_(model), options_(options), format_(format), block_size_(block_size) {}
+
+  // The caches of layer `index`.
+  absl::Status AddLayer(int64_t index, LayerKind kind, bool is_draft);
+
+  std::vector<NamedSpec> Take() { return std::move(caches_); }
+
+ private:
+  template <typename Spec>
+  absl::Status Add(const char* name, const absl::StatusOr<Spec>& spec) {
+    const std::string full = prefix_ + name;
+    if (!spec.ok()) return WithFieldPrefix(spec.status(), full);
+    caches_.push_back({full, KvCacheSpec(*spec), is_draft_});
+    return absl::OkStatus();
+  }
+  absl::Status AddAttention(LayerKind kind);
+  absl::Status AddLatent(LayerKind kind);
+  absl::Status AddCompressed(LayerKind kind);
+  absl::Status AddCompressorStates(LayerKind kind);
+  absl::Status AddState(const char* name, const CompressorStateFacts& state, int64_t elements);
+  absl::Status AddLinear();
+
+  bool fp8_rows() const { return format_.mode == QuantMode::kFp8DsMla; }
+  int64_t alignment() const { return fp8_rows() ? kFp8DsMlaAlignment : kPlainAlignment; }
+
+  const ModelFacts& model_;
+  const LayerCacheOptions& options_;
+  const CacheDtype format_;
+  const int64_t block_size_;
+  // Of the layer being added.
+  std::string prefix_;
+  bool is_draft_ = false;
+  std::vector<NamedSpec> caches_;
+};
+
+absl::Status LayerCacheList::AddLayer(int64_t index, LayerKind kind, bool is_draft) {
+  prefix_ = "model.layers." + std::to_string(index) + '.';
+  is_draft_ = is_draft;
+  switch (kind) {
+    case LayerKind::kFull:
+    case LayerKind::kSliding:
+    case LayerKind::kChunked:
+      return AddAttention(kind);
+    case LayerKind::kLatent:
+    case LayerKind::kSparseLatent:
+      return AddLatent(kind);
+    case LayerKind::kCompressedWindow:
+    case LayerKind::kCompressed4:
+    case LayerKind::kCompressed128:
+      return AddCompressed(kind);
+    case LayerKind::kLinear:
+      return AddLinear();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayerCacheList::AddAttention(LayerKind kind) {
+  const bool full = kind == LayerKind::kFull;
+  const auto heads =
+      HeadsOnRank(full ? model_.full_kv_heads() : model_.num_kv_heads, options_.tensor_parallel);
+  if (!heads.ok()) return heads.status();
+  if (full) {
+    return Add("attn", FullAttentionSpec::Create({.block_size = block_size_,
+                                                  .num_kv_heads = *heads,
+                                                  .head_size = model_.full_head_size(),
+                                                  .dtype = format_.storage,
+                                                  .quant_mode = format_.mode}));
+  }
+  if (kind == LayerKind::kSliding) {
+    return Add("attn", SlidingWindowSpec::Create({.block_size = block_size_,
+                                                  .num_kv_heads = *heads,
+                                                  .head_size = model_.head_size,
+                                                  .sliding_window = model_.window,
+                                                  .dtype = format_.storage,
+                                                  .quant_mode = format_.mode}));
+  }
+  return Add("attn", ChunkedLocalAttentionSpec::Create({.block_size = block_size_,
+                                                        .num_kv_heads = *heads,
+                                                        .head_size = model_.head_size,
+                                                        .attention_chunk_size = model_.chunk,
+                                                        .dtype = format_.storage,
+                                                        .quant_mode = format_.mode}));
+}
+
+absl::Status LayerCacheList::AddLatent(LayerKind kind) {
+  const bool sparse = kind == LayerKind::kSparseLatent;
+  absl::Status status =
+      Add("attn", MlaAttentionSpec::Create(
+                      {.block_size = block_size_,
+                       .head_size = model_.latent->row_elements(),
+                       .dtype = format_.storage,
+                       .quant_mode = format_.mode,
+                       .model_version = sparse ? ModelVersion::kDeepseekV32 : ModelVersion::kNone,
+                       .is_draft = is_draft_}));
+  if (!status.ok() || !sparse) return status;
+  return Add("indexer", MlaAttentionSpec::Create({.block_size = block_size_,
+                                                  .head_size = model_.indexer->row_bytes,
+                                                  .dtype = DataType::kUint8,
+                                                  .is_draft = is_draft_}));
+}
+
+absl::Status LayerCacheList::AddCompressed(LayerKind kind) {
+  const CompressedFacts& c = *model_.compressed;
+  absl::Status status =
+      Add("swa", SlidingWindowMlaSpec::Create({.block_size = c.sliding_block_size,
+                                               .head_size = model_.head_size,
+                                               .sliding_window = model_.window,
+                                               .dtype = format_.storage,
+                                               .quant_mode = format_.mode,
+                                               .alignment = alignment(),
+                                               .model_version = ModelVersion::kDeepseekV4}));
+  if (!status.ok() || kind == LayerKind::kCompressedWindow) return status;
+  const bool ratio4 = kind == LayerKind::kCompressed4;
+  const int64_t ratio = ratio4 ? kCompressRatio4 : kCompressRatio128;
+  status = Add("attn", MlaAttentionSpec::Create({.block_size = c.main_block_size,
+                                                 .head_size = model_.head_size,
+                                                 .dtype = format_.storage,
+                                                 .quant_mode = format_.mode,
+                                                 .alignment = alignment(),
+                                                 .compress_ratio = ratio,
+                                                 .model_version = ModelVersion::kDeepseekV4,
+                                                 .is_draft = is_draft_}));
+  if (!status.ok()) return status;
+  if (ratio4) {
+    status = Add("indexer", MlaAttentionSpec::Create({.block_size = c.main_block_size,
+                                                      .head_size = model_.indexer->row_bytes,
+                                                      .dtype = DataType::kUint8,
+                                                      .alignment = alignment(),
+                                                      .compress_ratio = ratio,
+                                                      .model_version = ModelVersion::kDeepseekV4,
+                                                      .is_draft = is_draft_}));
+    if (!status.ok()) return status;
+  }
+  return AddCompressorStates(kind);
+}
+
+absl::Status LayerCacheList::AddCompressorStates(LayerKind kind) {
+  const CompressedFacts& c = *model_.compressed;
+  const CompressorStateFacts& state = kind == LayerKind::kCompressed4 ? c.state4 : c.state128;
+  absl::Status status = AddState("compressor_state", state, state.row_elements);
+  if (!status.ok() || state.indexer_elements == 0) return status;
+  return AddState("indexer_compressor_state", state, state.indexer_elements);
+}
+
+absl::Status LayerCacheList::AddState(const char* name, const CompressorStateFacts& state,
+                                      int64_t elements) {
+  SlidingWindowMlaSpec::Options options{.block_size = state.block_size,
+                                        .head_size = elements,
+                                        .sliding_window = state.window,
+                                        .dtype = DataType::kFloat32,
+                                        .model_version = ModelVersion::kDeepseekV4};
+  // Beside plain rows the states are left as they are.
+  if (fp8_rows()) options.alignment = alignment();
+  return Add(name, SlidingWindowMlaSpec::Create(options));
+}
+
+absl::Status LayerCacheList::AddLinear() {
+  MambaSpec::Options options{.block_size = block_size_,
+                             .cache_mode = options_.mamba_cache_mode,
+                             .num_speculative_blocks = options_.num_speculative_blocks};
+  for (const StateFacts& state : model_.states) {
+    MambaState part{.shape = state.shape, .dtype = state.dtype};
+    if (part.shape[0] % options_.tensor_parallel != 0) {
+      return FieldError(
+          "tensor_parallel", std::to_string(options_.tensor_parallel),
+          "a divisor of the " + std::to_string(part.shape[0]) + " rows of state " + state.name);
+    }
+    part.shape[0] /= options_.tensor_parallel;
+    options.states.push_back(std::move(part));
+  }
+  return Add("linear_attn", MambaSpec::Create(options));
+}
+
+// A layer that predicts further tokens attends like the model's unbounded layers; beside
+// compressed ones it keeps a window only.
+LayerKind DraftKind(const ModelFacts& model) {
+  if (model.compressed) return LayerKind::kCompressedWindow;
+  for (const LayerKind kind : {LayerKind::kSparseLatent, LayerKind::kLatent, LayerKind::kFull}) {
+    if (model.has(kind)) return kind;
+  }
+  return static_cast<LayerKind>(model.layer_pattern.back());
+}
+
+}  // namespace
+
+absl::StatusOr<CacheDtype> ResolveCacheDtype(const ModelFacts& model,
+                                             const LayerCacheOptions& options) {
+  auto format = ParseCacheDtype(options.cache_dtype, options.model_dtype);
+  if (!format.ok()) return format.status();
+  const bool one_fp8_format = model.CountLayers("NW4H") > 0;
+  if (one_fp8_format && format->mode == QuantMode::kFp8PerTensor) {
+    format = CacheDtype{DataType::kUint8, QuantMode::kFp8DsMla};
+  }
+  const std::string got = '"' + options.cache_dtype + '"';
+  if (one_fp8_format && format->mode != QuantMode::kNone && format->mode != QuantMode::kFp8DsMla) {
+    return FieldError("cache_dtype", got, "auto, a data type, fp8 or fp8_ds_mla",
+                      "sparse and compressed rows have no other format");
+  }
+  if (format->mode != QuantMode::kFp8DsMla) return format;
+  if (model.CountLayers("MNW4H") == 0) {
+    return FieldError("cache_dtype", got, "another format", "no layer stores latent rows");
+  }
+  if (model.latent && model.latent->row_elements() != kFp8DsMlaRowElements) {
+    return FieldError("mla", std::to_string(model.latent->row_elements()) + " elements per row",
+                      std::to_string(kFp8DsMlaRowElements) + " for " + got);
+  }
+  const RowCodec& codec = CodecOf(RowFormat::kFp8DsMlaV4);
+  const int64_t row_bytes = codec.fixed_row_bytes + codec.footer_bytes_per_row;
+  if (model.compressed && model.compressed->row_bytes_fp8_ds_mla != row_bytes) {
+    return FieldError("compressed_attention.row_bytes_fp8_ds_mla",
+                      std::to_string(model.compressed->row_bytes_fp8_ds_mla),
+                      std::to_string(row_bytes) + " for " + got);
+  }
+  return format;
+}
+
+absl::StatusOr<std::vector<NamedSpec>> LayerCaches(const ModelFacts& model,
+                                                   const LayerCacheOptions& options) {
+  if (absl::Status status = Validate(model); !status.ok()) return status;
+  if (options.tensor_parallel < 1 || options.tensor_parallel > kMaxRanks) {
+    return FieldError("tensor_parallel", std::to_string(options.tensor_parallel),
+                      "1 to " + std::to_string(kMaxRanks));
+  }
+  if (options.num_draft_layers < 0 || options.num_draft_layers > kMaxLayers) {
+    return FieldError("num_draft_layers", std::to_string(options.num_draft_layers),
+                      "0 to " + std::to_string(kMaxLayers));
+  }
+  if (absl::Status status = CheckPositive("block_size", options.block_size); !status.ok()) {
+    return status;
+  }
+  if (options.block_size && model.compressed) {
+    return FieldError("block_size", std::to_string(*options.block_size),
+                      "no value next to " + model.name,
+                      "the blocks of compressed attention belong to the model");
+  }
+  const auto format = ResolveCacheDtype(model, options);
+  if (!format.ok()) return format.status();
+  LayerCacheList list(
+      model, options, *format,
+      options.block_size.value_or(model.latent ? kDefaultLatentBlockSize : kDefaultBlockSize));
+  const int64_t own = model.num_layers() - model.num_kv_shared_layers;
+  for (int64_t i = 0; i < own; ++i) {
+    const auto kind = static_cast<LayerKind>(model.layer_pattern[static_cast<size_t>(i)]);
+    if (absl::Status status = list.AddLayer(i, kind, false); !status.ok()) return status;
+  }
+  for (int64_t i = 0; i < options.num_draft_layers; ++i) {
+    absl::Status status = list.AddLayer(model.num_layers() + i, DraftKind(model), true);
+    if (!status.ok()) return status;
+  }
+  return list.Take();
+}
+
+}  // namespace kvblocks

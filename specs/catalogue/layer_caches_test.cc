@@ -1,0 +1,284 @@
+#include "specs/catalogue/layer_caches.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "specs/catalogue/catalogue.h"
+#include "specs/field_error.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ModelFacts Model(const std::string& name) {
+  const auto model = Catalogue::BuiltIn().FindModel(name);
+  EXPECT_TRUE(model.ok()) << model.status();
+  return *model;
+}
+
+std::vector<NamedSpec> Caches(const std::string& name, const LayerCacheOptions& options = {}) {
+  const auto caches = LayerCaches(Model(name), options);
+  EXPECT_TRUE(caches.ok()) << name << ": " << caches.status();
+  return caches.ok() ? *caches : std::vector<NamedSpec>();
+}
+
+const KvCacheSpec& Spec(const std::vector<NamedSpec>& caches, const std::string& name) {
+  const auto it = std::find_if(caches.begin(), caches.end(),
+                               [&](const NamedSpec& cache) { return cache.name == name; });
+  EXPECT_NE(it, caches.end()) << name;
+  return it->spec;
+}
+
+int64_t Page(const std::vector<NamedSpec>& caches, const std::string& name) {
+  return Spec(caches, "model.layers." + name).page_bytes();
+}
+
+bool IsUnbounded(const KvCacheSpec& spec) {
+  return spec.kind() == KvCacheSpecKind::kFullAttention ||
+         spec.kind() == KvCacheSpecKind::kMlaAttention;
+}
+
+// States cost nothing per token.
+double BytesPerToken(const std::vector<NamedSpec>& caches, bool unbounded_only) {
+  double bytes = 0;
+  for (const NamedSpec& cache : caches) {
+    if (cache.spec.get_if<MambaSpec>() != nullptr) continue;
+    if (unbounded_only && !IsUnbounded(cache.spec)) continue;
+    bytes +=
+        static_cast<double>(cache.spec.page_bytes()) / static_cast<double>(cache.spec.block_size());
+  }
+  return bytes;
+}
+
+// P-10.
+TEST(LayerCachesTest, BytesPerTokenOfEveryModelAreThePublishedOnes) {
+  int64_t num_figures = 0;
+  for (const auto& [name, model] : Catalogue::BuiltIn().models()) {
+    const PublishedCacheFacts& published = model.published_cache;
+    if (published.bf16_all_layers) {
+      EXPECT_EQ(BytesPerToken(Caches(name), false), *published.bf16_all_layers) << name;
+      ++num_figures;
+    }
+    ASSERT_TRUE(published.bf16_unbounded_layers) << name;
+    EXPECT_EQ(BytesPerToken(Caches(name), true), *published.bf16_unbounded_layers) << name;
+    if (published.fp8_ds_mla_unbounded_layers) {
+      EXPECT_EQ(BytesPerToken(Caches(name, {.cache_dtype = "fp8_ds_mla"}), true),
+                *published.fp8_ds_mla_unbounded_layers)
+          << name;
+      ++num_figures;
+    }
+  }
+  EXPECT_EQ(num_figures, 25 + 3);
+}
+
+TEST(LayerCachesTest, NamesAreUniqueAndInLayerOrder) {
+  for (const auto& [name, model] : Catalogue::BuiltIn().models()) {
+    std::set<std::string> names;
+    int64_t last_layer = 0;
+    for (const NamedSpec& cache : Caches(name, {.num_draft_layers = 2})) {
+      EXPECT_TRUE(names.insert(cache.name).second) << cache.name;
+      const int64_t layer = std::stoll(cache.name.substr(std::string("model.layers.").size()));
+      EXPECT_GE(layer, last_layer) << name;
+      EXPECT_EQ(cache.is_draft, layer >= model.num_layers()) << cache.name;
+      last_layer = layer;
+    }
+    EXPECT_EQ(last_layer, model.num_layers() + 1) << name;
+  }
+}
+
+TEST(LayerCachesTest, LettersBecomeTheirKinds) {
+  const auto gemma = Caches("gemma-3-27b");
+  ASSERT_EQ(gemma.size(), 62);
+  EXPECT_EQ(gemma[0].name, "model.layers.0.attn");
+  EXPECT_EQ(gemma[0].spec.sliding_window(), 1024);
+  EXPECT_EQ(gemma[5].spec.kind(), KvCacheSpecKind::kFullAttention);
+  EXPECT_EQ(gemma[5].spec.page_bytes(), 131072);  // WE-A8
+  const auto scout = Caches("llama-4-scout");
+  EXPECT_EQ(scout[0].spec.attention_chunk_size(), 8192);
+  EXPECT_EQ(scout[3].spec.kind(), KvCacheSpecKind::kFullAttention);
+}
+
+// KS-95: a sink bias is no sink spec.
+TEST(LayerCachesTest, SinkBiasNeedsNoMemory) {
+  ASSERT_TRUE(Model("gpt-oss-20b").sink_bias);
+  for (const NamedSpec& cache : Caches("gpt-oss-20b")) {
+    EXPECT_EQ(cache.spec.sink_length(), 0);
+    EXPECT_NE(cache.spec.kind(), KvCacheSpecKind::kSinkFullAttention);
+    EXPECT_EQ(cache.spec.page_bytes(), 32768);  // WE-A7
+  }
+}
+
+TEST(LayerCachesTest, SecondGeometryIsThatOfFullLayers) {
+  const auto caches = Caches("gemma-4", {.block_size = 16, .cache_dtype = "int8_per_token_head"});
+  EXPECT_EQ(Page(caches, "5.attn"), 33024);  // WE-C22
+  EXPECT_EQ(Page(caches, "0.attn"), 66560);
+}
+
+// KS-15.
+TEST(LayerCachesTest, RanksShareHeadsAndEachHoldsOneAtLeast) {
+  const auto heads = [](const std::string& model, int64_t ranks) {
+    return Caches(model, {.tensor_parallel = ranks}).back().spec.num_kv_heads();
+  };
+  EXPECT_EQ(heads("llama-3.1-70b", 1), 8);
+  EXPECT_EQ(heads("llama-3.1-70b", 4), 2);
+  EXPECT_EQ(heads("llama-3.1-70b", 8), 1);
+  EXPECT_EQ(heads("llama-3.1-70b", 16), 1);
+  EXPECT_EQ(Page(Caches("llama-3.1-70b", {.tensor_parallel = 8}), "0.attn"), 8192);  // WE-A11
+  EXPECT_EQ(Page(Caches("deepseek-v3", {.tensor_parallel = 8}), "0.attn"), 73728);
+  EXPECT_EQ(Page(Caches("deepseek-v4-flash", {.tensor_parallel = 8}), "0.swa"),
+            Page(Caches("deepseek-v4-flash"), "0.swa"));
+}
+
+TEST(LayerCachesTest, LatentRows) {
+  EXPECT_EQ(Page(Caches("deepseek-v3"), "60.attn"), 73728);                         // WE-A12
+  EXPECT_EQ(Page(Caches("deepseek-v3", {.block_size = 16}), "0.attn"), 18432);      // WE-A13
+  EXPECT_EQ(Page(Caches("deepseek-v3", {.cache_dtype = "fp8"}), "0.attn"), 36864);  // WE-A14
+  const auto sparse = Caches("deepseek-v3.2", {.cache_dtype = "fp8_ds_mla"});
+  ASSERT_EQ(sparse.size(), 122);
+  EXPECT_EQ(Page(sparse, "7.attn"), 41984);    // WE-A15
+  EXPECT_EQ(Page(sparse, "7.indexer"), 8448);  // WE-A16
+  EXPECT_EQ(Spec(sparse, "model.layers.7.indexer").dtype(), DataType::kUint8);
+  EXPECT_EQ(Spec(sparse, "model.layers.7.indexer").block_size(), 64);
+  // Sparse rows know one fp8 format.
+  EXPECT_EQ(Caches("deepseek-v3.2", {.cache_dtype = "fp8"}), sparse);
+}
+
+TEST(LayerCachesTest, CompressedPages) {
+  const auto flash = Caches("deepseek-v4-flash", {.cache_dtype = "fp8_ds_mla"});
+  EXPECT_EQ(Page(flash, "2.attn"), 37440);                     // WE-A17
+  EXPECT_EQ(Page(flash, "3.attn"), 1728);                      // WE-A18
+  EXPECT_EQ(Page(flash, "2.indexer"), 8640);                   // WE-A19
+  EXPECT_EQ(Page(flash, "0.swa"), 37440);                      // WE-A20
+  EXPECT_EQ(Page(flash, "2.compressor_state"), 32832);         // WE-A21
+  EXPECT_EQ(Page(flash, "2.indexer_compressor_state"), 8640);  // WE-A22
+  EXPECT_EQ(Page(flash, "3.compressor_state"), 32832);         // WE-A23
+  EXPECT_EQ(Caches("deepseek-v4-flash", {.cache_dtype = "fp8"}), flash);
+  const auto plain = Caches("deepseek-v4-flash");
+  EXPECT_EQ(Page(plain, "2.attn"), 65536);  // WE-A24
+  EXPECT_EQ(Page(plain, "3.attn"), 2048);
+  EXPECT_EQ(Page(plain, "2.indexer"), 8704);
+  EXPECT_EQ(Page(plain, "2.compressor_state"), 32768);
+  EXPECT_EQ(Page(plain, "2.indexer_compressor_state"), 8192);
+}
+
+// KS-11: a layer without compression has no main cache.
+TEST(LayerCachesTest, SubCachesOfALayerStayInOrder) {
+  std::vector<std::string> names;
+  for (const NamedSpec& cache : Caches("deepseek-v4-flash")) {
+    if (names.size() < 10) names.push_back(cache.name.substr(std::string("model.layers.").size()));
+  }
+  EXPECT_THAT(names,
+              ElementsAre("0.swa", "1.swa", "2.swa", "2.attn", "2.indexer", "2.compressor_state",
+                          "2.indexer_compressor_state", "3.swa", "3.attn", "3.compressor_state"));
+}
+
+// Caches and page bytes: the MLA caches, then the windows' buckets as they first occur.
+using Buckets = std::vector<std::pair<int64_t, int64_t>>;
+Buckets BucketsOf(const std::vector<NamedSpec>& caches) {
+  Buckets buckets(1);
+  std::vector<std::pair<int64_t, int64_t>> keys(1);
+  for (const NamedSpec& cache : caches) {
+    std::pair<int64_t, int64_t> key;
+    if (const auto window = cache.spec.sliding_window()) key = {cache.spec.block_size(), *window};
+    size_t at = static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
+    if (at == keys.size()) {
+      keys.push_back(key);
+      buckets.emplace_back();
+    }
+    ++buckets[at].first;
+    buckets[at].second += cache.spec.page_bytes();
+  }
+  return buckets;
+}
+
+// WE-C14, C15, C18 and C19, before the windows' bucket is dealt into two groups.
+TEST(LayerCachesTest, CompressedModelsRegisterBucketsInTheOrderOfTheirGroups) {
+  EXPECT_EQ(BucketsOf(Caches("deepseek-v4-flash", {.cache_dtype = "fp8_ds_mla"})),
+            (Buckets{{62, 1002240}, {22 + 21, 823680 + 786240}, {42, 870912}, {20, 656640}}));
+  EXPECT_EQ(BucketsOf(Caches("deepseek-v4-pro", {.cache_dtype = "fp8_ds_mla"})),
+            (Buckets{{91, 1435968}, {31 + 30, 1160640 + 1123200}, {31, 1017792}, {60, 1244160}}));
+  EXPECT_EQ(BucketsOf(Caches("deepseek-v4-flash"))[0].second, 1600000);  // WE-C20
+}
+
+TEST(LayerCachesTest, StatesAreThoseOfTheModelWhateverTheFormat) {
+  const auto caches = Caches("qwen3.5-35b-a3b", {.cache_dtype = "fp8",
+                                                 .mamba_cache_mode = MambaCacheMode::kAlign,
+                                                 .num_speculative_blocks = 2});
+  EXPECT_EQ(Page(caches, "0.linear_attn"), 2146304);  // WE-A26
+  EXPECT_EQ(Page(caches, "3.attn"), 16 * 2 * 2 * 256);
+  const auto* state = Spec(caches, "model.layers.0.linear_attn").get_if<MambaSpec>();
+  ASSERT_NE(state, nullptr);
+  EXPECT_EQ(state->options().cache_mode, MambaCacheMode::kAlign);
+  EXPECT_EQ(state->options().num_speculative_blocks, 2);
+  EXPECT_EQ(Page(Caches("qwen3.5-35b-a3b", {.tensor_parallel = 4}), "0.linear_attn"), 2146304 / 4);
+}
+
+TEST(LayerCachesTest, DraftLayersAttendLikeUnboundedOnes) {
+  const auto last = [](const std::string& model) {
+    return Caches(model, {.num_draft_layers = 1}).back();
+  };
+  EXPECT_EQ(last("gpt-oss-120b").name, "model.layers.36.attn");
+  EXPECT_EQ(last("gpt-oss-120b").spec.kind(), KvCacheSpecKind::kFullAttention);
+  EXPECT_EQ(last("deepseek-v3").spec.get_if<MlaAttentionSpec>()->options().is_draft, true);
+  EXPECT_EQ(last("deepseek-v3.2").name, "model.layers.61.indexer");
+  EXPECT_EQ(last("deepseek-v4-flash").name, "model.layers.43.swa");  // KS-70
+  EXPECT_EQ(last("qwen3.5-35b-a3b").spec.kind(), KvCacheSpecKind::kFullAttention);
+  EXPECT_EQ(last("mistral-7b-v0.1").spec.kind(), KvCacheSpecKind::kSlidingWindow);
+}
+
+// KS-12.
+TEST(LayerCachesTest, LayersThatReadAnotherOnesCacheHaveNone) {
+  ModelFacts model = Model("gemma-3-27b");
+  model.num_kv_shared_layers = 20;
+  EXPECT_EQ(LayerCaches(model, {})->size(), 42);
+  EXPECT_EQ(LayerCaches(model, {})->back().name, "model.layers.41.attn");
+}
+
+TEST(LayerCachesTest, BadOptionsAreRefusedByField) {
+  const std::tuple<const char*, LayerCacheOptions, const char*, const char*> bad[] = {
+      {"llama-3.1-8b", {.block_size = 0}, "block_size", "got 0"},
+      {"llama-3.1-8b", {.tensor_parallel = 0}, "tensor_parallel", "1 to 1024"},
+      {"llama-3.1-8b", {.tensor_parallel = 3}, "tensor_parallel", "multiple of the 8 KV heads"},
+      {"gemma-4", {.tensor_parallel = 3}, "tensor_parallel", "8 KV heads"},
+      {"qwen3.5", {.tensor_parallel = 64}, "tensor_parallel", "32 rows of state ssm"},
+      {"llama-3.1-8b", {.num_draft_layers = -1}, "num_draft_layers", "0 to 10000"},
+      {"llama-3.1-8b", {.cache_dtype = "fp7"}, "cache_dtype", "\"fp7\""},
+      {"llama-3.1-8b", {.cache_dtype = "fp8_ds_mla"}, "cache_dtype", "no layer stores latent"},
+      {"deepseek-v3.2", {.cache_dtype = "nvfp4"}, "cache_dtype", "fp8_ds_mla"},
+      {"deepseek-v4-pro", {.block_size = 16}, "block_size", "belong to the model"},
+      {"llama-4-scout",
+       {.block_size = 48},
+       "model.layers.0.attn.attention_chunk_size",
+       "block_size 48"},
+  };
+  for (const auto& [model, options, field, message] : bad) {
+    const auto caches = LayerCaches(Model(model), options);
+    ASSERT_EQ(caches.status().code(), absl::StatusCode::kInvalidArgument) << model << field;
+    EXPECT_THAT(caches.status().message(), HasSubstr(message));
+    const std::string found = FieldOfError(caches.status()).value_or("none");
+    EXPECT_EQ(found, field) << caches.status();
+  }
+}
+
+TEST(LayerCachesTest, RowsThatAFormatIsNotMadeForAreRefused) {
+  ModelFacts model = Model("deepseek-v3");
+  model.latent->kv_lora_rank = 256;
+  EXPECT_THAT(LayerCaches(model, {.cache_dtype = "fp8_ds_mla"}).status().message(),
+              HasSubstr("mla: got 320 elements per row, expected 576"));
+  model = Model("deepseek-v4-flash");
+  model.compressed->row_bytes_fp8_ds_mla = 600;
+  EXPECT_THAT(LayerCaches(model, {.cache_dtype = "fp8"}).status().message(),
+              HasSubstr("got 600, expected 584"));
+  model.num_heads = 0;
+  EXPECT_THAT(LayerCaches(model, {}).status().message(), HasSubstr("num_heads is 0"));
+}
+
+}  // namespace
+}  // namespace kvblocks
