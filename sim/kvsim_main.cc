@@ -19,6 +19,7 @@ namespace {
 constexpr const char* kFooter = R"(Start here
   kvsim replay                      replay the workload that comes with kvsim
   kvsim replay trace.jsonl.gz       hit rate, pool use and latency of your own
+  kvsim plan --model=NAME           what its layers store and how many requests a device holds
   kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim compare a.json b.json       what differs between two runs, and from which step on
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
@@ -84,6 +85,7 @@ int Main(int argc, char** argv) {
   app.formatter(formatter);
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(AddReplayCommand(&app));
+  commands.push_back(AddPlanCommand(&app));
   commands.push_back(AddExplainCommand(&app));
   commands.push_back(AddStatsCommand(&app));
   commands.push_back(AddConvertCommand(&app));

@@ -28,7 +28,7 @@ expect 0 '' --help
 grep -q 'kvsim replay' out || fail "--help does not teach"
 expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
-for command in replay explain stats convert validate compare; do
+for command in replay plan explain stats convert validate compare; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
   grep -q "^Usage: kvsim $command" out || fail "$command --help names another command"
@@ -96,6 +96,24 @@ expect 0 '' replay --kv-cache-config groups.textproto --num-blocks=4000 --json
 grep -q '"kind": "sliding_window"' out || fail "no second group"
 expect 0 '' replay --model=gemma-3-27b --device=h200 --tensor-parallel=2
 grep -q 'KV-cache groups' out || fail "no groups for a hybrid model"
+
+# --- Plans ---
+expect 0 '' plan --model=gemma-3-27b --device=h200 --tp=2 --max-model-len=131072
+[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
+  fail "the plan is wider than 100 columns"
+grep -q '^ *sliding_window  *52 ' out || fail "no line for the window layers"
+expect 0 '' plan --model=gemma-3-27b --device=h200 --tp=2 --json
+grep -q '"policy": "upstream"' out || fail "no plan as vLLM makes it"
+# Ten full and 52 window layers in seven tables.
+[ "$(grep -c '"metadataKey"\|"metadata_key"' out)" -ge 7 ] || fail "groups are missing"
+expect 1 '' plan --model=llama-3.1-70b --device=h100 --tp=4 --memory-utilization=0.6
+grep -q 'does not fit.*E-11' out || fail "nothing says that it does not fit"
+grep -q 'tensor-parallel=8' out || fail "nothing says what would fit"
+for layout in uniform slab native; do
+  expect 0 '' replay --model=gpt-oss-20b --device=h100 --plan=exact --layout=$layout --json
+  grep -q "\"layout\": \"$layout\"" out || fail "--layout=$layout is not in the report"
+done
+echo '{"architectures": ["NoSuchModel"]}' >broken.json
 
 # --- Standard input, conversion, statistics ---
 cat >trace.jsonl <<'END'
@@ -274,7 +292,11 @@ done <<'END'
 --num-blocks: got "99999999999999999999", expected a whole number|replay --num-blocks=99999999999999999999
 --num-blocks: got "ten", expected a whole number|replay --num-blocks=ten
 --num-blocks|replay --num-blocks
---block-size: got 0, expected 1 to|replay --block-size=0
+--block-size: got -1, expected 0 to|replay --block-size=-1
+--plan: got "best", expected one of|replay --plan=best
+--layout: got "heap", expected one of|replay --layout=heap
+--retention-interval: got -2, expected -1 to|replay --retention-interval=-2
+--block-size|replay --model=deepseek-v4-flash --device=h200 --tp=8 --block-size=16
 --max-num-seqs: got 0, expected 1 to|replay --max-num-seqs=0
 --max-num-batched-tokens: got -1, expected 1 to|replay --max-num-batched-tokens=-1
 --max-model-len: got 1, expected 2 to|replay --max-model-len=1
@@ -317,6 +339,14 @@ is the trace itself|replay trace.jsonl --csv=trace.jsonl
 is the trace itself|replay trace.jsonl --json-file=trace.jsonl
 --trace-format|replay --trace-format=csvx
 --block-size: got 0|stats --block-size 0
+--model: .*llama-3.1-8b|plan --model=gpt-9
+--device: .*h100-sxm|plan --device=abacus
+--max-model-len: got -1, expected 0 to|plan --max-model-len=-1
+--lengths: got 0, expected 1 to|plan --lengths 0
+no room for the KV cache|plan --model=llama-3.1-405b
+unknown option --tensor-parallell; did you mean --tensor-parallel?|plan --tensor-parallell=2
+nosuchfile.json|plan --model=nosuchfile.json
+broken.json|plan --model=broken.json
 no request "nosuch" among the 3 that came: rows 0 to 2, lines 1 to 3|explain evicting.jsonl --request=nosuch
 no request "22" .*did you mean 2?|explain evicting.jsonl --request=22
 no request "row:3"|explain evicting.jsonl --request=row:3

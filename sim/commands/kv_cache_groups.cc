@@ -13,6 +13,7 @@ using ::kvblocks::config::v1::ReplayConfig;
 using GroupMessage = ::kvblocks::config::v1::KvCacheGroup;
 
 constexpr int64_t kMaxLayers = 10'000;
+constexpr int64_t kDefaultBlockSize = 16;  // tokens
 
 absl::StatusOr<KvCacheSpec> MakeSpec(const GroupMessage& group, const CacheDtype& dtype) {
   const auto wrap = [](const auto& spec) -> absl::StatusOr<KvCacheSpec> {
@@ -54,54 +55,21 @@ absl::StatusOr<KvCacheSpec> MakeSpec(const GroupMessage& group, const CacheDtype
                    "mla_attention"));
 }
 
-std::vector<GroupMessage> GroupsOfModel(const ReplayConfig& config, const ModelFacts& model) {
-  std::vector<GroupMessage> groups;
-  const int64_t full_layers = model.CountLayers("F");
-  const int64_t window_layers = model.CountLayers("S");
-  int64_t layers_per_group = std::max(full_layers, window_layers);
-  if (full_layers > 0 && window_layers > 0) {
-    layers_per_group = std::min(full_layers, window_layers);
-  }
-  const int64_t ranks = config.tensor_parallel();
-  const auto add = [&](const char* kind, int64_t layers, int64_t window) {
-    for (int64_t first = 0; first < layers; first += layers_per_group) {
-      GroupMessage group;
-      group.set_kind(kind);
-      group.set_num_layers(layers_per_group);
-      group.set_num_kv_heads(std::max<int64_t>(1, (model.num_kv_heads + ranks - 1) / ranks));
-      group.set_head_size(model.head_size);
-      group.set_window(window);
-      groups.push_back(group);
-    }
-  };
-  add("full_attention", full_layers, 0);
-  add("sliding_window", window_layers, model.window);
-  return groups;
-}
-
 }  // namespace
 
-absl::StatusOr<ReplayGroups> MakeKvCacheGroups(const ReplayConfig& config,
-                                               const ModelFacts& model) {
+absl::StatusOr<ReplayGroups> MakeKvCacheGroups(const ReplayConfig& config) {
   const auto dtype = ParseCacheDtype(config.kv_cache_dtype(), DataType::kBFloat16);
   if (!dtype.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--kv-cache-dtype: ", dtype.status().message()));
   }
   std::vector<GroupMessage> messages(config.group().begin(), config.group().end());
-  if (messages.empty()) {
-    if (model.CountLayers("FS") < model.num_layers() || model.num_global_kv_heads > 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--model: the groups of ", model.name,
-          " do not follow from full and window layers of one shape; list them as group entries of "
-          "--config"));
-    }
-    messages = GroupsOfModel(config, model);
-  }
 
   ReplayGroups result;
   for (size_t g = 0; g < messages.size(); ++g) {
     GroupMessage& message = messages[g];
-    if (message.block_size() == 0) message.set_block_size(config.block_size());
+    if (message.block_size() == 0) {
+      message.set_block_size(config.block_size() == 0 ? kDefaultBlockSize : config.block_size());
+    }
     if (message.num_kv_heads() == 0) message.set_num_kv_heads(8);
     if (message.head_size() == 0) message.set_head_size(128);
     if (message.num_layers() == 0) message.set_num_layers(1);

@@ -1,7 +1,5 @@
-// KV-cache groups of a replay: as a file lists them, or as they follow from a model's layers.
-//
-// A model with full and window layers gets groups of equally many layers, as serving engines form
-// them: as many layers per group as the smaller kind has.
+// KV-cache groups of a replay as a configuration file lists them, instead of those that are planned
+// for a model's layers.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_KV_CACHE_GROUPS_H_
 #define KVBLOCKS_SIM_COMMANDS_KV_CACHE_GROUPS_H_
@@ -11,7 +9,6 @@
 
 #include "absl/status/statusor.h"
 #include "sim/config.pb.h"
-#include "specs/catalogue/catalogue.h"
 #include "specs/kv_cache_config.h"
 
 namespace kvblocks::sim {
@@ -22,8 +19,7 @@ struct ReplayGroups {
 };
 
 // Messages name the group and the field.
-absl::StatusOr<ReplayGroups> MakeKvCacheGroups(const ::kvblocks::config::v1::ReplayConfig& config,
-                                               const ModelFacts& model);
+absl::StatusOr<ReplayGroups> MakeKvCacheGroups(const ::kvblocks::config::v1::ReplayConfig& config);
 
 }  // namespace kvblocks::sim
 

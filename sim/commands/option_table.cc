@@ -101,6 +101,11 @@ std::string FlagName(std::string_view field) {
 
 namespace {
 
+// The name that engines' users type.
+std::string_view AliasOf(std::string_view field) {
+  return field == "tensor_parallel" ? "--tp" : "";
+}
+
 void Bind(const OptionRow& row, CLI::App* app, ReplayConfig* given) {
   const FieldDescriptor* field = FieldOf(row);
   const std::string flag = FlagName(row.field);
@@ -116,8 +121,9 @@ void Bind(const OptionRow& row, CLI::App* app, ReplayConfig* given) {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     return;
   }
+  const std::string_view alias = AliasOf(row.field);
   app->add_option_function<std::string>(
-         flag,
+         alias.empty() ? flag : absl::StrCat(flag, ",", std::string(alias)),
          [field, flag, given](const std::string& text) {
            const std::string expected = SetField(field, text, given);
            if (!expected.empty()) {

@@ -28,6 +28,12 @@ void DescribeReplay(const ::kvblocks::config::v1::ReplayConfig& config, const Re
   described->set_latency_is_meaningful(setup.latency_is_meaningful);
   described->set_num_blocks_source(setup.num_blocks_source);
   described->set_block_bytes(setup.block_bytes);
+  described->set_plan(setup.plan);
+  described->set_layout(setup.layout);
+  described->set_chunk_bytes(setup.chunk_bytes);
+  if (const auto& native = setup.simulation.kv_cache.native) {
+    described->set_num_chunks(native->num_chunks);
+  }
 
   if (workload->requests_arrived() == 0) {
     report->add_notes("the trace has no requests, or none was selected");

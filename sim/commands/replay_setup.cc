@@ -9,9 +9,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "sim/commands/kv_cache_groups.h"
-#include "specs/catalogue/catalogue.h"
+#include "sim/commands/model_plan.h"
 #include "sim/cost/roofline.h"
-#include "sim/trace/byte_source.h"
 #include "sim/trace/decimal.h"
 #include "specs/data_type.h"
 
@@ -82,91 +81,98 @@ absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* schedul
   return absl::OkStatus();
 }
 
-// "h100" for "h100-sxm", as long as no other name starts with it.
-template <typename Entries>
-std::string CompleteName(const std::string& name, const Entries& entries) {
-  if (entries.find(name) != entries.end()) return name;
-  std::vector<std::string> matches;
-  for (const auto& [known, facts] : entries) {
-    if (known.compare(0, name.size(), name) == 0) matches.push_back(known);
+absl::StatusOr<int64_t> NumBlocksThatFit(const ReplayConfig& config, const ModelOnDevice& hardware,
+                                         int64_t block_bytes) {
+  const auto bytes = CacheBytesInMemory(MemoryOf(config, hardware));
+  if (!bytes.ok()) return bytes.status();
+  // The null block and one more.
+  if (*bytes / block_bytes < 2) {
+    return absl::ResourceExhaustedError(absl::StrCat("a block takes ", block_bytes,
+                                                     " bytes and there are ", *bytes,
+                                                     "; use smaller blocks or more ranks"));
   }
-  return matches.size() == 1 ? matches[0] : name;
+  return std::min<int64_t>(*bytes / block_bytes, kMaxNumBlocks);
 }
 
-struct Hardware {
-  DeviceFacts device;
-  ModelFacts model;
-};
-
-absl::StatusOr<Hardware> FindHardware(const ReplayConfig& config) {
-  Catalogue catalogue = Catalogue::BuiltIn();
-  if (!config.catalogue().empty()) {
-    auto source = OpenByteSource(config.catalogue(), 27);
-    if (!source.ok()) return source.status();
-    std::string text;
-    std::string chunk(1 << 16, '\0');
-    while (true) {
-      const auto n = (*source)->Read(chunk.data(), chunk.size());
-      if (!n.ok()) return n.status();
-      if (*n == 0) break;
-      text.append(chunk, 0, static_cast<size_t>(*n));
-    }
-    if (absl::Status status = catalogue.Merge(text, config.catalogue()); !status.ok()) {
-      return status;
-    }
-  }
-  auto device = catalogue.FindDevice(CompleteName(config.device(), catalogue.devices()));
-  if (!device.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--device: ", device.status().message()));
-  }
-  auto model = catalogue.FindModel(CompleteName(config.model(), catalogue.models()));
-  if (!model.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--model: ", model.status().message()));
-  }
-  return Hardware{*device, *model};
+absl::Status SizeError(const absl::Status& status) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--num-blocks=0 sizes the pool by the device: ", status.message()));
 }
 
-absl::Status SetPool(const ReplayConfig& config, const Hardware& hardware, ReplaySetup* setup) {
-  const auto groups = MakeKvCacheGroups(config, hardware.model);
+// Groups as the configuration lists them.
+absl::Status SetGivenGroups(const ReplayConfig& config, const ModelOnDevice& hardware,
+                            ReplaySetup* setup) {
+  const auto groups = MakeKvCacheGroups(config);
   if (!groups.ok()) return groups.status();
-  SimulationConfig& simulation = setup->simulation;
-  simulation.kv_cache.groups = groups->groups;
+  setup->simulation.kv_cache.groups = groups->groups;
   setup->block_bytes = groups->block_bytes;
-  if (config.num_blocks() > 0) {
-    if (config.num_blocks() < 2) {
-      return Bad("--num-blocks", "1",
-                 "2 or more: the null block takes one; 0 sizes the pool by "
-                 "the device's memory");
-    }
-    simulation.kv_cache.num_blocks = config.num_blocks();
-    setup->num_blocks_source = "given";
-  } else {
-    const PoolMemory memory{.device = hardware.device,
-                            .model = hardware.model,
-                            .tensor_parallel = config.tensor_parallel(),
-                            .utilization = config.memory_utilization(),
-                            .activation_gb = config.activation_gb(),
-                            .graph_gb = config.graph_gb(),
-                            .block_bytes = setup->block_bytes};
-    const auto num_blocks = NumBlocksInMemory(memory);
-    if (!num_blocks.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--num-blocks=0 sizes the pool by the device: ", num_blocks.status().message()));
-    }
-    simulation.kv_cache.num_blocks = *num_blocks;
-    setup->num_blocks_source = absl::StrFormat(
-        "%s: %g GB x %g - weights %.1f GB - activations %g GB - graphs %g GB", hardware.device.name,
-        hardware.device.memory_gb, config.memory_utilization(),
-        hardware.model.weight_bytes() / 1e9 / static_cast<double>(config.tensor_parallel()),
-        config.activation_gb(), config.graph_gb());
+  setup->plan = "given";
+  int64_t num_blocks = config.num_blocks();
+  if (num_blocks == 0) {
+    const auto fitting = NumBlocksThatFit(config, hardware, setup->block_bytes);
+    if (!fitting.ok()) return SizeError(fitting.status());
+    num_blocks = *fitting;
   }
-  KvCacheManagerOptions& manager = simulation.manager;
+  setup->simulation.kv_cache.num_blocks = num_blocks;
+  return absl::OkStatus();
+}
+
+// Groups and sizes as planned for the model's layers. A scheduler may have a higher limit than what
+// the pool can hold; the plan is made for the longest that it does.
+absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& hardware,
+                              ReplaySetup* setup) {
+  const auto caches = LayerCachesOf(config, hardware.model);
+  if (!caches.ok()) return caches.status();
+  int64_t bytes = 0;
+  if (config.num_blocks() == 0) {
+    const auto available = CacheBytesInMemory(MemoryOf(config, hardware));
+    if (!available.ok()) return SizeError(available.status());
+    bytes = *available;
+  }
+  PlanOptions options = MakePlanOptions(config, bytes);
+  options.longest_automatic_len = config.max_model_len();
+  options.limits.max_model_len = 0;
+  PlanResult result = MakePlan(*caches, options);
+  if (!result.ok()) {
+    return config.num_blocks() == 0
+               ? SizeError(ToStatus(result.errors))
+               : absl::InvalidArgumentError(absl::StrCat("--num-blocks: got ", config.num_blocks(),
+                                                         ": ", ToStatus(result.errors).message()));
+  }
+  const Plan& plan = *result.plan;
+  setup->simulation.kv_cache = plan.config;
+  setup->plan = std::string(PolicyName(plan.policy));
+  setup->layout = std::string(LayoutName(plan.layout));
+  if (!plan.workers.empty()) {
+    setup->block_bytes = plan.workers.front().stride_bytes;
+    setup->chunk_bytes = plan.workers.front().chunk_bytes;
+  }
+  if (plan.policy == PlanPolicy::kUpstream) {
+    setup->simulation.manager.block_count_formula = BlockCountFormula::kUpstream;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
+                     ReplaySetup* setup) {
+  if (config.num_blocks() == 1) {
+    return Bad("--num-blocks", "1",
+               "2 or more: the null block takes one; 0 sizes the pool by the device's memory");
+  }
+  absl::Status status = config.group_size() > 0 ? SetGivenGroups(config, hardware, setup)
+                                                : SetPlannedGroups(config, hardware, setup);
+  if (!status.ok()) return status;
+  setup->num_blocks_source =
+      config.num_blocks() > 0 ? "given" : DescribeMemory(MemoryOf(config, hardware));
+  KvCacheManagerOptions& manager = setup->simulation.manager;
   manager.max_model_len = config.max_model_len();
   manager.enable_caching = config.prefix_caching();
   manager.use_eagle = config.eagle();
   manager.watermark = config.watermark();
   manager.free_order =
       config.free_order() == "append_all" ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  manager.register_unreachable_blocks = config.cache_all_blocks();
+  if (config.retention_interval() >= 0) manager.retention_interval = config.retention_interval();
   return absl::OkStatus();
 }
 
@@ -218,7 +224,8 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   return SetAcceptance(config, &scheduler);
 }
 
-absl::Status SetStepTime(const ReplayConfig& config, const Hardware& hardware, ReplaySetup* setup) {
+absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardware,
+                         ReplaySetup* setup) {
   SimTime step_time, fixed_time, time_per_sequence;
   if (absl::Status status = SetDuration("--step-time", config.step_time(), 1, &step_time);
       !status.ok()) {
@@ -332,7 +339,7 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& config) {
   auto reader = MakeReaderOptions(config);
   if (!reader.ok()) return reader.status();
   setup.reader = *std::move(reader);
-  const auto hardware = FindHardware(config);
+  const auto hardware = FindModelOnDevice(config);
   if (!hardware.ok()) return hardware.status();
   setup.model = hardware->model.name;
   setup.device = hardware->device.name;

@@ -30,7 +30,10 @@ struct ReplaySetup {
   std::string model;  // names as the catalogue has them
   std::string device;
   std::string num_blocks_source;  // "given", or the sum
-  int64_t block_bytes = 0;        // on one device
+  std::string plan;               // policy: "upstream", "exact"; "given" for listed groups
+  std::string layout;             // of the pool, if it was planned
+  int64_t block_bytes = 0;        // on one device; 0 in the native layout
+  int64_t chunk_bytes = 0;        // likewise, in the native layout only
   bool latency_is_meaningful = false;
 };
 

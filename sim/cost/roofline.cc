@@ -204,16 +204,24 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeRoofline(const RooflineOption
   return std::unique_ptr<StepTimeModel>(std::make_unique<Roofline>(options));
 }
 
-absl::StatusOr<int64_t> NumBlocksInMemory(const PoolMemory& memory) {
+namespace {
+
+absl::Status NoRoom(const PoolMemory& memory, double weights_gb, double left_gb) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "no room for the KV cache: ", memory.device.memory_gb, " GB of ", memory.device.name,
+      " x utilization ", memory.utilization, " - weights ", weights_gb, " GB - activations ",
+      memory.activation_gb, " GB - graphs ", memory.graph_gb, " GB leaves ", left_gb,
+      " GB; use more tensor parallel ranks, a larger device or a higher utilization"));
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> CacheBytesInMemory(const PoolMemory& memory) {
   if (absl::Status status = Validate(memory.device); !status.ok()) return status;
   if (absl::Status status = Validate(memory.model); !status.ok()) return status;
   if (memory.tensor_parallel < 1 || memory.tensor_parallel > 1024) {
     return absl::InvalidArgumentError(
         absl::StrCat("pool.tensor_parallel is ", memory.tensor_parallel, ", expected 1 to 1024"));
-  }
-  if (memory.block_bytes < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("pool.block_bytes is ", memory.block_bytes, ", expected at least 1"));
   }
   struct {
     absl::string_view field;
@@ -232,16 +240,26 @@ absl::StatusOr<int64_t> NumBlocksInMemory(const PoolMemory& memory) {
       memory.model.weight_bytes() / 1e9 / static_cast<double>(memory.tensor_parallel);
   const double left_gb = memory.device.memory_gb * memory.utilization - weights_gb -
                          memory.activation_gb - memory.graph_gb;
-  const double blocks = std::floor(left_gb * 1e9 / static_cast<double>(memory.block_bytes));
-  // The null block and one more.
-  if (!(blocks >= 2)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no room for the KV cache: ", memory.device.memory_gb, " GB of ", memory.device.name,
-        " x utilization ", memory.utilization, " - weights ", weights_gb, " GB - activations ",
-        memory.activation_gb, " GB - graphs ", memory.graph_gb, " GB leaves ", left_gb,
-        " GB; use more tensor parallel ranks, a larger device or a higher utilization"));
+  if (!(left_gb > 0)) return NoRoom(memory, weights_gb, left_gb);
+  // Devices have less than 2^53 bytes.
+  return static_cast<int64_t>(std::floor(left_gb * 1e9));
+}
+
+absl::StatusOr<int64_t> NumBlocksInMemory(const PoolMemory& memory) {
+  const auto bytes = CacheBytesInMemory(memory);
+  if (!bytes.ok()) return bytes.status();
+  if (memory.block_bytes < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pool.block_bytes is ", memory.block_bytes, ", expected at least 1"));
   }
-  return static_cast<int64_t>(std::min(blocks, 2147483647.0));
+  const int64_t blocks = *bytes / memory.block_bytes;
+  // The null block and one more.
+  if (blocks < 2) {
+    return NoRoom(memory,
+                  memory.model.weight_bytes() / 1e9 / static_cast<double>(memory.tensor_parallel),
+                  static_cast<double>(*bytes) / 1e9);
+  }
+  return std::min<int64_t>(blocks, 2147483647);
 }
 
 }  // namespace kvblocks::sim

@@ -57,6 +57,10 @@ struct PoolMemory {
   int64_t block_bytes = 0;  // on one device, all layers
 };
 
+// What the weights and the reserves leave on one device. InvalidArgument for bad fields;
+// ResourceExhausted, with the sums, if nothing is left. `block_bytes` is not looked at.
+absl::StatusOr<int64_t> CacheBytesInMemory(const PoolMemory& memory);
+
 // InvalidArgument for bad fields; ResourceExhausted, with the sums, if not even two blocks fit.
 absl::StatusOr<int64_t> NumBlocksInMemory(const PoolMemory& memory);
 

@@ -102,11 +102,18 @@ void AddHead(const pb::Report& report, Page& page) {
                                      WithThousands(workload.requested_output_tokens()),
                                      " output tokens, arriving over ",
                                      Span(workload.last_arrival_s() - workload.first_arrival_s())));
+  std::string size = absl::StrCat(WithThousands(setup.num_blocks()), " blocks of ",
+                                  setup.block_tokens(), " tokens");
+  if (setup.num_chunks() > 0) {
+    size = absl::StrCat(WithThousands(setup.num_chunks()), " chunks of ",
+                        WithThousands(setup.chunk_bytes()), " bytes");
+  }
   page.Text("pool",
             absl::StrCat(
-                WithThousands(setup.num_blocks()), " blocks of ", setup.block_tokens(), " tokens",
+                size,
                 report.groups_size() > 1
-                    ? absl::StrCat(" in ", report.groups_size(), " KV-cache groups")
+                    ? absl::StrCat(" in ", report.groups_size(), " KV-cache groups, ", setup.plan(),
+                                   " plan")
                     : absl::StrCat(" = ", WithThousands(setup.capacity_tokens()), " tokens"),
                 ", ", config.free_order(), ", ", config.policy(), "; ", setup.num_blocks_source()));
   page.Text("time", setup.latency_is_meaningful()

@@ -1,0 +1,57 @@
+// From options to a plan: which model on which device, how much memory its cache gets, and how its
+// layers share it.
+//
+// What `kvsim plan` prints and `kvsim replay` runs on, so that both mean the same pool.
+
+#ifndef KVBLOCKS_SIM_COMMANDS_MODEL_PLAN_H_
+#define KVBLOCKS_SIM_COMMANDS_MODEL_PLAN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "sim/config.pb.h"
+#include "sim/cost/roofline.h"
+#include "specs/catalogue/catalogue.h"
+#include "specs/catalogue/model_facts.h"
+#include "specs/planning/layer_cache.h"
+#include "specs/planning/planner.h"
+
+namespace kvblocks::sim {
+
+struct ModelOnDevice {
+  ModelFacts model;
+  DeviceFacts device;
+};
+
+// The built-in catalogue and the file that `catalogue` names.
+absl::StatusOr<Catalogue> LoadCatalogue(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// By the names in the catalogue and the file that `catalogue` names; a `model` that ends in .json
+// is read as a Hugging Face config.json.
+absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// What the layers store on one device.
+absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(
+    const ::kvblocks::config::v1::ReplayConfig& config, const ModelFacts& model);
+
+// Memory of one device for the cache.
+PoolMemory MemoryOf(const ::kvblocks::config::v1::ReplayConfig& config,
+                    const ModelOnDevice& hardware);
+// "141 GB x 0.9 - weights 27.4 GB - activations 2 GB - graphs 1 GB".
+std::string DescribeMemory(const PoolMemory& memory);
+
+// Tokens scheduled and not settled when every step is full.
+int64_t MaxInFlightTokens(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// The options of the configuration's plan policy, layout and sizes, for a cache of `bytes`; its
+// length is that of the configuration.
+PlanOptions MakePlanOptions(const ::kvblocks::config::v1::ReplayConfig& config, int64_t bytes);
+
+// All errors of a plan as one status.
+absl::Status ToStatus(const std::vector<PlanError>& errors);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COMMANDS_MODEL_PLAN_H_

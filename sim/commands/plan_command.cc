@@ -1,0 +1,131 @@
+// kvsim plan: what a model's layers store, how they share a pool, and how much it holds.
+
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/option_table.h"
+#include "sim/commands/model_plan.h"
+#include "sim/commands/output.h"
+#include "sim/commands/plan_report.h"
+#include "sim/report/plan_table.h"
+#include "sim/report/report_json.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::kvblocks::config::v1::ReplayConfig;
+
+constexpr const char* kFooter =
+    R"(Two plans side by side: "upstream" as vLLM makes it, "exact" with the same memory and less
+waste (tight bounds for windows, tokens in flight reserved once, pages of different sizes in
+chunks). kvsim replay runs on either: --plan=upstream, --plan=exact.
+
+Examples
+  kvsim plan --model=gemma-3-27b --device=h200 --tensor-parallel=2 --max-model-len=131072
+  kvsim plan --model=deepseek-v4-flash --device=h200 --tp=8 --kv-cache-dtype=fp8
+  kvsim plan --model=path/to/config.json --device=h100
+  kvsim plan --model=gpt-oss-120b --device=h100 --tp=2 --json | jq .plans
+
+Exit status: 0 the longest request fits under both plans, 1 not under upstream's, 2 bad input.)";
+
+// Rows of the replay command that matter to a plan.
+constexpr const char* kFields[] = {"model",
+                                   "device",
+                                   "catalogue",
+                                   "tensor_parallel",
+                                   "kv_cache_dtype",
+                                   "block_size",
+                                   "max_num_batched_tokens",
+                                   "async",
+                                   "hybrid",
+                                   "layout",
+                                   "typical_len",
+                                   "prefix_caching",
+                                   "eagle",
+                                   "num_blocks",
+                                   "memory_utilization",
+                                   "activation_gb",
+                                   "graph_gb"};
+
+template <typename Map>
+std::string Names(const Map& entries) {
+  std::string names;
+  for (const auto& [name, facts] : entries) absl::StrAppend(&names, name, "\n");
+  return names;
+}
+
+class PlanCommand final : public Command {
+ public:
+  explicit PlanCommand(CLI::App* parent)
+      : app_(parent->add_subcommand("plan", "Show what a model's cache stores and holds")) {
+    for (const char* field : kFields) BindOption(field, app_, &given_);
+    app_->add_option("--max-model-len", max_model_len_,
+                     "longest request, output included; 0: the model's own limit [0]")
+        ->type_name("TOKENS");
+    app_->add_option("--lengths", lengths_,
+                     "lengths to state concurrency for [8192 32768 131072 and the longest]")
+        ->type_name("TOKENS ...");
+    app_->add_flag("--list-models", list_models_, "print the names of the catalogue's models");
+    app_->add_flag("--list-devices", list_devices_, "print the names of its devices");
+    app_->add_flag("--json", json_, "print JSON instead of the table");
+    app_->add_option("--color", color_, "headings in bold [auto]")
+        ->type_name("auto|always|never")
+        ->check(CLI::IsMember({"auto", "always", "never"}).description(""));
+    app_->footer(kFooter);
+  }
+
+  CLI::App* app() const override { return app_; }
+
+  ExitStatus Run() override {
+    auto config = EffectiveConfig({}, given_);
+    if (!config.ok()) return Fail("plan", config.status());
+    constexpr int64_t kMaxLen = int64_t{1} << 31;
+    if (max_model_len_ < 0 || max_model_len_ > kMaxLen) {
+      return Fail("plan",
+                  absl::InvalidArgumentError(absl::StrCat("--max-model-len: got ", max_model_len_,
+                                                          ", expected 0 to ", kMaxLen)));
+    }
+    for (int64_t length : lengths_) {
+      if (length >= 1 && length <= kMaxLen) continue;
+      return Fail("plan", absl::InvalidArgumentError(absl::StrCat("--lengths: got ", length,
+                                                                  ", expected 1 to ", kMaxLen)));
+    }
+    if (list_models_ || list_devices_) {
+      const auto catalogue = LoadCatalogue(*config);
+      if (!catalogue.ok()) return Fail("plan", catalogue.status());
+      return WriteStdout(list_models_ ? Names(catalogue->models()) : Names(catalogue->devices()))
+                 ? kDone
+                 : kBadInput;
+    }
+    config->set_max_model_len(max_model_len_);
+    const auto report = MakePlanReport(*config, lengths_);
+    if (!report.ok()) return Fail("plan", report.status());
+    std::string text = FormatPlan(*report, UseColor(color_));
+    if (json_) {
+      const auto json = ToJson(*report);
+      if (!json.ok()) return Fail("plan", json.status());
+      text = *json;
+    }
+    if (!WriteStdout(text)) return kBadInput;
+    return Fits(*report, "upstream") && Fits(*report, "exact") ? kDone : kMissed;
+  }
+
+ private:
+  CLI::App* app_;
+  ReplayConfig given_;
+  int64_t max_model_len_ = 0;
+  std::vector<int64_t> lengths_;
+  std::string color_ = "auto";
+  bool json_ = false, list_models_ = false, list_devices_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> AddPlanCommand(CLI::App* parent) {
+  return std::make_unique<PlanCommand>(parent);
+}
+
+}  // namespace kvblocks::sim

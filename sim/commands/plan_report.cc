@@ -1,0 +1,297 @@
+#include "sim/commands/plan_report.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "sim/commands/model_plan.h"
+#include "specs/request_footprint.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::report::v1;
+using ::kvblocks::config::v1::ReplayConfig;
+
+constexpr int64_t kDefaultMaxLen = 131072;  // of a model that does not state its own
+constexpr int64_t kMaxRanks = 64;
+
+std::string Text(std::string_view text) { return std::string(text); }
+
+bool KeepsEveryToken(const KvCacheSpec& spec) {
+  switch (spec.kind()) {
+    case KvCacheSpecKind::kFullAttention:
+    case KvCacheSpecKind::kMlaAttention:
+    case KvCacheSpecKind::kSinkFullAttention:
+      return true;
+    default:
+      return false;
+  }
+}
+
+double BytesPerToken(const KvCacheSpec& spec) {
+  return static_cast<double>(spec.page_bytes()) / static_cast<double>(spec.block_size());
+}
+
+// Layer caches with equal specs, in registration order.
+void FillLayerKinds(const std::vector<LayerCache>& caches, const RequestLimits& limits,
+                    pb::PlanReport* out) {
+  std::vector<const KvCacheSpec*> specs;
+  for (const LayerCache& cache : caches) {
+    const auto same = std::find_if(specs.begin(), specs.end(),
+                                   [&](const KvCacheSpec* spec) { return *spec == cache.spec; });
+    const bool has_state = cache.spec.kind() == KvCacheSpecKind::kMamba;
+    if (!has_state) {
+      out->set_bytes_per_recent_token(out->bytes_per_recent_token() + BytesPerToken(cache.spec));
+    }
+    if (KeepsEveryToken(cache.spec)) {
+      out->set_bytes_per_kept_token(out->bytes_per_kept_token() + BytesPerToken(cache.spec));
+    }
+    if (same != specs.end()) {
+      auto* kind = out->mutable_layer_kinds(static_cast<int>(same - specs.begin()));
+      kind->set_layers(kind->layers() + 1);
+      continue;
+    }
+    specs.push_back(&cache.spec);
+    auto* kind = out->add_layer_kinds();
+    kind->set_kind(Text(KindName(cache.spec.kind())));
+    kind->set_layers(1);
+    kind->set_block_tokens(cache.spec.block_size());
+    kind->set_page_bytes(cache.spec.page_bytes());
+    kind->set_window(
+        cache.spec.sliding_window().value_or(cache.spec.attention_chunk_size().value_or(0)));
+    if (!has_state) kind->set_bytes_per_token(BytesPerToken(cache.spec));
+    if (const auto blocks = MaxBlocksPerRequest(cache.spec, limits); blocks.ok()) {
+      kind->set_blocks_at_max_len(*blocks);
+    }
+    kind->set_spec(cache.spec.ToString());
+    kind->set_first_layer(cache.name);
+  }
+}
+
+const char* MeaningOf(WasteReason reason) {
+  switch (reason) {
+    case WasteReason::kPaddingLayers:
+      return "pages of a block that the group has no layer for";
+    case WasteReason::kSlabOverlap:
+      return "rest of a block whose group is not the largest";
+    case WasteReason::kPagePadding:
+      return "padding inside pages";
+    case WasteReason::kChunkRemainder:
+      return "rest of a chunk behind its last page";
+    case WasteReason::kPartialChunk:
+      return "one chunk per class partly used, at most";
+    case WasteReason::kNullBlock:
+      return "the null block";
+    case WasteReason::kSinkBlocks:
+      return "attention sinks, used by all requests";
+    case WasteReason::kUnusedMemory:
+      return "memory left over";
+    case WasteReason::kUpstreamCap:
+      return "blocks billed to a request that it never holds";
+  }
+  return "";
+}
+
+const char* ShareOf(WasteReason reason) {
+  switch (reason) {
+    case WasteReason::kPaddingLayers:
+    case WasteReason::kSlabOverlap:
+    case WasteReason::kPagePadding:
+      return "block";
+    case WasteReason::kChunkRemainder:
+      return "chunk";
+    case WasteReason::kUpstreamCap:
+      return "request";
+    default:
+      return "pool";
+  }
+}
+
+void FillPlan(const Plan& plan, int64_t max_len, const std::vector<int64_t>& lengths,
+              pb::PolicyPlan* out) {
+  out->set_layout(Text(LayoutName(plan.layout)));
+  const int64_t longest = plan.limits.max_model_len;
+  out->set_max_model_len(longest);
+  const std::vector<int64_t> blocks = plan.BlocksPerRequest(longest);
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    const PlannedGroup& group = plan.groups[g];
+    auto* entry = out->add_groups();
+    entry->set_kind(Text(KindName(group.spec.kind())));
+    entry->set_layers(static_cast<int64_t>(group.layers.size()));
+    entry->set_block_tokens(group.spec.block_size());
+    entry->set_page_bytes(group.page_bytes);
+    entry->set_padding_layers(group.padding_layers);
+    entry->set_blocks_at_max_len(blocks[g]);
+    entry->set_metadata_key(group.metadata_key);
+    entry->set_page_class(group.page_class);
+    if (plan.config.native) {
+      entry->set_pages_per_chunk(
+          plan.config.native->pages_per_chunk[static_cast<size_t>(group.page_class)]);
+    }
+  }
+  out->set_num_blocks(plan.num_blocks());
+  out->set_allocatable_blocks(plan.num_allocatable_blocks());
+  if (!plan.workers.empty()) {
+    out->set_block_bytes(plan.workers.front().stride_bytes);
+    out->set_chunk_bytes(plan.workers.front().chunk_bytes);
+  }
+  if (plan.config.native) out->set_num_chunks(plan.config.native->num_chunks);
+  out->set_scheduler_block_tokens(plan.config.scheduler_block_size.value_or(0));
+  out->set_hash_block_tokens(plan.config.hash_block_size.value_or(0));
+  const RequestCost cost = plan.CostOfRequest();
+  out->set_fixed_blocks_per_request(cost.fixed_blocks);
+  out->set_blocks_per_token(cost.blocks_per_token);
+  for (int64_t length : lengths) {
+    if (length > longest) continue;
+    auto* at = out->add_lengths();
+    at->set_length(length);
+    at->set_blocks_per_request(plan.TotalBlocksPerRequest(length));
+    at->set_concurrency(plan.Concurrency(length));
+    const RequestWaste waste = plan.WasteOfRequest(length);
+    at->set_bytes_charged(waste.bytes_charged);
+    at->set_waste_share(waste.share());
+  }
+  out->set_longest_context(plan.LongestContext(max_len));
+  for (const Waste& waste : plan.StandingWaste()) {
+    auto* entry = out->add_waste();
+    entry->set_reason(Text(WasteReasonName(waste.reason)));
+    entry->set_meaning(MeaningOf(waste.reason));
+    entry->set_group(waste.group.value_or(-1));
+    entry->set_bytes(waste.bytes);
+    entry->set_share(waste.share);
+    entry->set_of(ShareOf(waste.reason));
+  }
+}
+
+void FillPolicy(const std::vector<LayerCache>& caches, PlanOptions options, int64_t model_limit,
+                const std::vector<int64_t>& lengths, pb::PlanReport* report) {
+  pb::PolicyPlan* out = report->add_plans();
+  out->set_policy(Text(PolicyName(options.policy)));
+  PlanResult result = MakePlan(caches, options);
+  for (const PlanError& error : result.errors) {
+    auto* problem = out->add_problems();
+    problem->set_code(PlanErrorName(error.code));
+    problem->set_message(error.message);
+    problem->set_longest_length(error.longest_length.value_or(0));
+  }
+  if (!result.ok()) {
+    options.longest_automatic_len = options.limits.max_model_len;
+    options.limits.max_model_len = 0;
+    result = MakePlan(caches, options);
+  }
+  if (result.ok()) FillPlan(*result.plan, model_limit, lengths, out);
+}
+
+// What would hold the length asked for: the first few changes that do, each alone.
+void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
+                     pb::PlanReport* report) {
+  const auto fits = [&](const ReplayConfig& changed, PlanPolicy policy) {
+    const auto bytes = CacheBytesInMemory(MemoryOf(changed, hardware));
+    const auto caches = LayerCachesOf(changed, hardware.model);
+    if (!bytes.ok() || !caches.ok()) return false;
+    PlanOptions options = MakePlanOptions(changed, *bytes);
+    options.policy = policy;
+    if (policy == PlanPolicy::kUpstream) options.layout.reset();
+    options.limits.max_model_len = report->max_model_len();
+    return MakePlan(*caches, options).ok();
+  };
+  const auto suggest = [&](const std::string& what, const ReplayConfig& changed) {
+    for (PlanPolicy policy : {PlanPolicy::kUpstream, PlanPolicy::kExact}) {
+      if (!fits(changed, policy)) continue;
+      report->add_suggestions(
+          absl::StrCat(what, policy == PlanPolicy::kExact ? " with the exact plan" : ""));
+      return true;
+    }
+    return false;
+  };
+  if (Fits(*report, "exact")) {
+    report->add_suggestions("the exact plan");
+  } else {
+    for (const pb::PolicyPlan& plan : report->plans()) {
+      if (plan.policy() == "exact" && plan.max_model_len() > 0) {
+        report->add_suggestions(
+            absl::StrCat("--max-model-len=", plan.max_model_len(), " with the exact plan"));
+      }
+    }
+  }
+  if (config.kv_cache_dtype() == "auto") {
+    ReplayConfig changed = config;
+    changed.set_kv_cache_dtype("fp8");
+    suggest("--kv-cache-dtype=fp8", changed);
+  }
+  for (int64_t ranks = config.tensor_parallel() * 2; ranks <= kMaxRanks; ranks *= 2) {
+    ReplayConfig changed = config;
+    changed.set_tensor_parallel(ranks);
+    if (suggest(absl::StrCat("--tensor-parallel=", ranks), changed)) break;
+  }
+}
+
+std::vector<int64_t> LengthsUpTo(int64_t longest) {
+  std::vector<int64_t> lengths;
+  for (int64_t length : {int64_t{8} << 10, int64_t{32} << 10, int64_t{128} << 10}) {
+    if (length < longest) lengths.push_back(length);
+  }
+  lengths.push_back(longest);
+  return lengths;
+}
+
+}  // namespace
+
+bool Fits(const pb::PlanReport& report, std::string_view policy) {
+  return std::any_of(report.plans().begin(), report.plans().end(), [&](const pb::PolicyPlan& p) {
+    return p.policy() == policy && p.problems().empty() && p.num_blocks() > 0;
+  });
+}
+
+absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& config,
+                                              std::vector<int64_t> lengths) {
+  const auto hardware = FindModelOnDevice(config);
+  if (!hardware.ok()) return hardware.status();
+  const auto caches = LayerCachesOf(config, hardware->model);
+  if (!caches.ok()) return caches.status();
+
+  pb::PlanReport report;
+  report.set_schema_version(1);
+  report.set_model(hardware->model.name);
+  report.set_num_layers(hardware->model.num_layers());
+  report.set_device(hardware->device.name);
+  report.set_tensor_parallel(config.tensor_parallel());
+  report.set_kv_cache_dtype(config.kv_cache_dtype());
+  int64_t model_limit = hardware->model.max_position_embeddings;
+  if (model_limit == 0) {
+    model_limit = std::max(kDefaultMaxLen, config.max_model_len());
+    report.add_notes(absl::StrCat("the model does not state its longest context; taken as ",
+                                  model_limit, " tokens"));
+  }
+  const int64_t max_len = config.max_model_len() > 0 ? config.max_model_len() : model_limit;
+  report.set_max_model_len(max_len);
+  report.set_max_in_flight_tokens(MaxInFlightTokens(config));
+  const PoolMemory memory = MemoryOf(config, *hardware);
+  int64_t bytes = 0;
+  if (const auto available = CacheBytesInMemory(memory); available.ok()) {
+    bytes = *available;
+  } else if (config.num_blocks() == 0) {
+    return available.status();
+  }
+  report.set_available_bytes(bytes);
+  report.set_available_source(DescribeMemory(memory));
+  FillLayerKinds(*caches,
+                 {.max_model_len = max_len, .max_in_flight_tokens = MaxInFlightTokens(config)},
+                 &report);
+
+  std::sort(lengths.begin(), lengths.end());
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+  for (PlanPolicy policy : {PlanPolicy::kUpstream, PlanPolicy::kExact}) {
+    PlanOptions options = MakePlanOptions(config, bytes);
+    options.policy = policy;
+    if (policy == PlanPolicy::kUpstream) options.layout.reset();
+    options.limits.max_model_len = max_len;
+    FillPolicy(*caches, options, std::max(model_limit, max_len),
+               lengths.empty() ? LengthsUpTo(max_len) : lengths, &report);
+  }
+  if (!Fits(report, "upstream")) FillSuggestions(config, *hardware, &report);
+  return report;
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,95 @@
+#include "sim/commands/plan_report.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sim/commands/option_table.h"
+#include "specs/catalogue/catalogue.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::kvblocks::config::v1::ReplayConfig;
+using ::kvblocks::report::v1::PlanReport;
+using ::testing::HasSubstr;
+
+ReplayConfig Config(const std::string& model, const std::string& device, int64_t ranks) {
+  ReplayConfig config = *EffectiveConfig({}, {});
+  config.set_model(model);
+  config.set_device(device);
+  config.set_tensor_parallel(ranks);
+  config.set_max_model_len(0);
+  return config;
+}
+
+TEST(PlanReportTest, EveryModelOfTheCatalogueIsPlanned) {
+  for (const auto& [name, facts] : Catalogue::BuiltIn().models()) {
+    SCOPED_TRACE(name);
+    ReplayConfig config = Config(name, "h200", 16);
+    config.set_max_model_len(32768);
+    const auto report = MakePlanReport(config, {});
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_EQ(report->plans_size(), 2);
+    for (const auto& plan : report->plans()) {
+      EXPECT_EQ(plan.problems_size(), 0) << plan.problems(0).message();
+      int64_t layers = 0;
+      for (const auto& group : plan.groups()) layers += group.layers();
+      int64_t caches = 0;
+      for (const auto& kind : report->layer_kinds()) caches += kind.layers();
+      EXPECT_EQ(layers, caches);
+    }
+    // The exact plan never holds less.
+    const auto& upstream = report->plans(0);
+    const auto& exact = report->plans(1);
+    ASSERT_EQ(upstream.lengths_size(), exact.lengths_size());
+    for (int i = 0; i < exact.lengths_size(); ++i) {
+      EXPECT_GE(exact.lengths(i).concurrency() + 1, upstream.lengths(i).concurrency());
+    }
+  }
+}
+
+TEST(PlanReportTest, WhatDoesNotFitComesWithWhatWould) {
+  ReplayConfig config = Config("llama-3.1-70b", "h100", 4);
+  config.set_memory_utilization(0.6);
+  const auto report = MakePlanReport(config, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_FALSE(Fits(*report, "upstream"));
+  ASSERT_GT(report->plans(0).problems_size(), 0);
+  EXPECT_EQ(report->plans(0).problems(0).code(), "E-11");
+  // What it would hold at the longest length that fits.
+  const int64_t longest = report->plans(0).problems(0).longest_length();
+  EXPECT_GT(longest, 0);
+  EXPECT_EQ(report->plans(0).max_model_len(), longest);
+  EXPECT_GE(report->plans(0).longest_context(), longest);
+  ASSERT_GT(report->suggestions_size(), 0);
+  EXPECT_THAT(report->suggestions(report->suggestions_size() - 1),
+              HasSubstr("--tensor-parallel=8"));
+}
+
+TEST(PlanReportTest, LengthsBeyondTheLimitAreLeftOut) {
+  ReplayConfig config = Config("llama-3.1-8b", "h200", 1);
+  config.set_max_model_len(10000);
+  const auto report = MakePlanReport(config, {20000, 5000, 5000, 10000});
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_EQ(report->plans(0).lengths_size(), 2);
+  EXPECT_EQ(report->plans(0).lengths(0).length(), 5000);
+  EXPECT_EQ(report->plans(0).lengths(1).length(), 10000);
+}
+
+TEST(PlanReportTest, UnknownNamesAreRefused) {
+  const auto model = MakePlanReport(Config("llama-9", "h100", 1), {});
+  EXPECT_THAT(std::string(model.status().message()), HasSubstr("--model"));
+  const auto device = MakePlanReport(Config("llama-3.1-8b", "abacus", 1), {});
+  EXPECT_THAT(std::string(device.status().message()), HasSubstr("--device"));
+  const auto file = MakePlanReport(Config("nowhere/config.json", "h100", 1), {});
+  EXPECT_THAT(std::string(file.status().message()), HasSubstr("nowhere/config.json"));
+}
+
+TEST(PlanReportTest, NoRoomForAnyCacheIsAnError) {
+  const auto report = MakePlanReport(Config("llama-3.1-405b", "h100", 1), {});
+  EXPECT_THAT(std::string(report.status().message()), HasSubstr("no room for the KV cache"));
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# The tables of docs/models.md, one Markdown row per run with the options that it came from.
+#   tools/model_results.sh plans               every model of the catalogue, planned both ways
+#   tools/model_results.sh replays TRACE...    traces through the caches of several models
+set -eu
+root=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/..
+what=${1:-}
+[ "$what" = plans ] || { [ "$what" = replays ] && [ $# -gt 1 ]; } ||
+  { echo "usage: tools/model_results.sh plans | replays TRACE..." >&2; exit 2; }
+shift
+for trace in "$@"; do [ -r "$trace" ] || { echo "$trace: cannot be read" >&2; exit 2; }; done
+traces=()
+for trace in "$@"; do traces+=("$(readlink -f -- "$trace")"); done
+cd "$root"
+. tools/prepare.sh
+kvblocks_prepare
+bazel build -c opt --noshow_progress //sim:kvsim >&2
+kvsim=$(bazel info -c opt bazel-bin 2>/dev/null)/sim/kvsim
+
+# Model and device; then one line per variant.
+models=(
+  "--model=gemma-3-27b --device=h100 --tp=2"
+  "--model=gpt-oss-120b --device=h100 --tp=2"
+  "--model=llama-4-scout-17b-16e --device=h100 --tp=4"
+  "--model=deepseek-v3.2 --device=h200 --tp=8 --kv-cache-dtype=fp8"
+  "--model=deepseek-v4-flash --device=h200 --tp=4 --kv-cache-dtype=fp8"
+  "--model=deepseek-v4-pro --device=h200 --tp=16 --kv-cache-dtype=fp8"
+)
+variants=(
+  "--no-hybrid"
+  "--plan=upstream --cache-all-blocks"
+  "--plan=upstream"
+  "--plan=exact --layout=native"
+  "--plan=exact --layout=native --retention-interval=4096"
+)
+
+
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+
+plan_rows() {
+  echo "| model | bytes/token in all windows | for good | groups, upstream | waste | groups, exact | layout | waste |"
+  echo "|---|---|---|---|---|---|---|---|"
+  local model
+  for model in $("$kvsim" plan --list-models); do
+    "$kvsim" plan --model="$model" --device=h200 --tp=16 --max-model-len=32768 --lengths 32768 --json >"$out" || true
+    awk -v model="$model" '
+      function value(line) { sub(/^[^:]*: *"?/, "", line); sub(/"?,?$/, "", line); return line }
+      /"bytes_per_recent_token"/ { recent = value($0) }
+      /"bytes_per_kept_token"/ { kept = value($0) }
+      /"policy"/ { policy = value($0) }
+      /"layout"/ { layout[policy] = value($0) }
+      /"padding_layers"/ { groups[policy]++ }
+      /"waste_share"/ { waste[policy] = value($0) }
+      END {
+        printf "| %s | %s | %s | %d | %.2f %% | %d | %s | %.2f %% |\n", model, recent, kept,
+          groups["upstream"], 100 * waste["upstream"], groups["exact"], layout["exact"], 100 * waste["exact"]
+      }' "$out"
+  done
+}
+
+replay_rows() {
+  local trace=$1
+  echo
+  echo "### $(basename "$trace")"
+  echo
+  echo "| options | groups | hit rate | of possible | vetoed by a group | evicted | preempted | rejected |"
+  echo "|---|---|---|---|---|---|---|---|"
+  for model in "${models[@]}"; do
+    for variant in "${variants[@]}"; do
+      # shellcheck disable=SC2086
+      if ! json=$("$kvsim" replay "$trace" $model $variant ${KVSIM_OPTIONS:-} --json 2>"$out"); then
+        echo "| \`$model $variant\` | $(head -c 300 "$out" | tr '\n|' '  ') |"
+        continue
+      fi
+      printf '%s\n' "$json" >"$out"
+      awk -v options="$model $variant" '
+        function value(line) { sub(/^[^:]*: *"?/, "", line); sub(/"?,?$/, "", line); return line }
+        /"whole_run"/ { in_run = 1 }
+        in_run && /"token_hit_rate"/ { want = "hit" }
+        in_run && /"possible_hit_rate"/ { want = "possible" }
+        in_run && /"value"/ && want != "" { result[want] = value($0); want = "" }
+        /"after_warmup"/ { in_run = 0 }
+        /"queried_tokens"/ && !("queried" in result) { result["queried"] = value($0) }
+        /"vetoed_tokens"/ { vetoed += value($0); groups++ }
+        /"evictions"/ && !("evictions" in result) { result["evictions"] = value($0) }
+        /"preemptions"/ && !("preemptions" in result) { result["preemptions"] = value($0) }
+        /"requests_rejected"/ { result["rejected"] = value($0) }
+        END {
+          printf "| `%s` | %d | %.2f %% | %.2f %% | %.2f %% | %d | %d | %d |\n", options, groups,
+            100 * result["hit"], 100 * result["possible"],
+            result["queried"] > 0 ? 100 * vetoed / result["queried"] : 0,
+            result["evictions"], result["preemptions"], result["rejected"]
+        }' "$out"
+    done
+  done
+}
+
+if [ "$what" = plans ]; then plan_rows; else for trace in "${traces[@]}"; do replay_rows "$trace"; done; fi
