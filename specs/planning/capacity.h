@@ -38,7 +38,8 @@ struct GroupDemand {
   friend bool operator==(const GroupDemand&, const GroupDemand&) = default;
 };
 
-struct PoolCapacity {
+class PoolCapacity {
+ public:
   std::vector<GroupDemand> groups = {};
   // Pages in a unit, per page class. One entry of 1 where every block id serves every group.
   std::vector<int64_t> pages_per_unit = {1};
@@ -61,6 +62,9 @@ struct PoolCapacity {
   int64_t LongestLength(int64_t num_units, int64_t limit) const;
 
   friend bool operator==(const PoolCapacity&, const PoolCapacity&) = default;
+
+ private:
+  int64_t LongestLengthOfBlocks(int64_t num_blocks, int64_t limit) const;
 };
 
 }  // namespace kvblocks
