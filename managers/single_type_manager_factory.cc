@@ -25,6 +25,10 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
       return Pointer(std::make_unique<SlidingWindowManager>(spec, options, pool));
     case KvCacheSpecKind::kChunkedLocalAttention:
       return Pointer(std::make_unique<ChunkedLocalAttentionManager>(spec, options, pool));
+    case KvCacheSpecKind::kMamba:
+    case KvCacheSpecKind::kCrossAttention:
+    case KvCacheSpecKind::kEncoderOnlyAttention:
+      break;
   }
   return absl::InvalidArgumentError(
       absl::StrCat("group ", options.group, ": a spec kind without a block manager"));

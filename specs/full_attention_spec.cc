@@ -3,7 +3,7 @@
 #include <string>
 
 #include "specs/field_error.h"
-#include "specs/page_bytes.h"
+#include "specs/row_codec.h"
 #include "specs/spec_checks.h"
 
 namespace kvblocks {
@@ -25,10 +25,7 @@ absl::StatusOr<int64_t> CheckFullOptions(Options& o) {
                       "unset next to sliding_window " + std::to_string(*o.sliding_window),
                       "a layer is local in one way only");
   }
-  return PageBytes(KeyValueBytes(o.block_size, o.num_kv_heads, o.head_size, *o.head_size_v, o.dtype,
-                                 o.quant_mode) +
-                       ScaleBytes(o.block_size, o.num_kv_heads, o.quant_mode),
-                   o.page_size_padded, /*alignment=*/std::nullopt);
+  return KeyValuePageBytes(o, *o.head_size_v, o.quant_mode);
 }
 
 }  // namespace
@@ -75,23 +72,19 @@ absl::StatusOr<ModelVersion> ParseModelVersion(std::string_view name) {
 absl::StatusOr<MlaAttentionSpec> MlaAttentionSpec::Create(const Options& options) {
   absl::Status status = CheckLatentOptions(options);
   if (!status.ok()) return status;
-  const int64_t rows = options.block_size / options.compress_ratio;
-  CheckedInt64 data(0);
-  if (options.quant_mode == QuantMode::kFp8DsMla) {
+  RowFormat format = FormatOf(options.quant_mode);
+  if (format == RowFormat::kFp8DsMla) {
     const bool v4 = options.model_version == ModelVersion::kDeepseekV4;
     if (!v4 && options.compress_ratio != 1) {
       return FieldError("compress_ratio", std::to_string(options.compress_ratio), "1",
                         "only model_version deepseek_v4 compresses fp8_ds_mla rows");
     }
-    data = CheckedInt64(rows) * (v4 ? kFp8DsMlaV4RowBytes : kFp8DsMlaRowBytes);
+    if (v4) format = RowFormat::kFp8DsMlaV4;
   } else {
     status = CheckPackable("head_size", options.head_size, options.quant_mode);
     if (!status.ok()) return status;
-    data = CheckedInt64(rows) * VectorBytes(options.head_size, options.dtype, options.quant_mode);
   }
-  const absl::StatusOr<int64_t> page =
-      PageBytes(data + ScaleBytes(options.block_size, /*num_kv_heads=*/1, options.quant_mode),
-                options.page_size_padded, options.alignment);
+  const absl::StatusOr<int64_t> page = LatentPageBytes(options, CodecOf(format));
   if (!page.ok()) return page.status();
   return MlaAttentionSpec(options, *page);
 }

@@ -39,6 +39,17 @@ absl::Status CheckLayerNames(const std::vector<KvCacheGroup>& groups) {
   return absl::OkStatus();
 }
 
+absl::Status CheckKinds(const std::vector<KvCacheGroup>& groups) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].spec.kind() == KvCacheSpecKind::kEncoderOnlyAttention) {
+      return FieldError(Indexed("groups", g) + ".spec", "encoder_only_attention",
+                        "a kind that stores something between steps",
+                        "leave such layers out of the groups");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSchedulerBlockSize(const KvCacheConfig& config) {
   const int64_t scheduler = *config.scheduler_block_size;
   const std::string got = std::to_string(scheduler);
@@ -101,7 +112,8 @@ absl::Status Validate(const KvCacheConfig& config) {
     return FieldError("num_blocks", std::to_string(config.num_blocks),
                       "a number from 1 to " + std::to_string(kMaxNumBlocks));
   }
-  absl::Status status = CheckLayerNames(config.groups);
+  absl::Status status = CheckKinds(config.groups);
+  status.Update(CheckLayerNames(config.groups));
   status.Update(CheckPositive("hash_block_size", config.hash_block_size));
   status.Update(CheckPositive("scheduler_block_size", config.scheduler_block_size));
   if (status.ok() && config.scheduler_block_size.has_value()) {
@@ -119,6 +131,13 @@ bool IsMixedPrecision(const KvCacheConfig& config) {
     }
   }
   return false;
+}
+
+bool NeedsZeroedBlocks(const KvCacheConfig& config) {
+  return IsMixedPrecision(config) ||
+         std::ranges::any_of(config.groups, [](const KvCacheGroup& group) {
+           return group.spec.kind() == KvCacheSpecKind::kMamba;
+         });
 }
 
 }  // namespace kvblocks

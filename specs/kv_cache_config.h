@@ -35,8 +35,8 @@ struct KvCacheGroup {
 // and cut into its pages; groups of one class share it. Pages of different bytes then need neither
 // padding nor one common size.
 //
-// Block ids: chunk c holds ids 1 + c * ids_per_chunk() and up, of which a chunk lent to class k uses
-// the first pages_per_chunk[k]. The null block, id 0, lies in no chunk.
+// Block ids: chunk c holds ids 1 + c * ids_per_chunk() and up, of which a chunk lent to class k
+// uses the first pages_per_chunk[k]. The null block, id 0, lies in no chunk.
 struct NativeLayout {
   int64_t num_chunks = 0;
   std::vector<int64_t> pages_per_chunk = {};  // per page class
@@ -61,16 +61,21 @@ struct KvCacheConfig {
   friend bool operator==(const KvCacheConfig&, const KvCacheConfig&) = default;
 };
 
-// Refuses: num_blocks outside [1, 2^31 - 2]; a layer name that is empty, not printable ASCII or
+// Refuses: num_blocks outside [1, 2^31 - 2]; a group of encoder-only attention, which stores
+// nothing; a layer name that is empty, not printable ASCII or
 // there twice; a scheduler block size that is not a multiple of every group's block size or of the
 // hash block size; a native layout without chunks or classes, with a class of no pages, with other
-// than one class per group, or that does not make up num_blocks. The status names the field as a path, groups[1].layer_names[0] for one (see
-// FieldOfError).
+// than one class per group, or that does not make up num_blocks. The status names the field as a
+// path, groups[1].layer_names[0] for one (see FieldOfError).
 absl::Status Validate(const KvCacheConfig& config);
 
 // Whether groups store different (dtype, quantisation) pairs. Newly handed-out blocks must then be
 // zeroed: bytes that served one format may decode to NaN in another.
 bool IsMixedPrecision(const KvCacheConfig& config);
+
+// Whether newly handed-out blocks must be zeroed: with mixed precision, and for Mamba, whose states
+// start from zero.
+bool NeedsZeroedBlocks(const KvCacheConfig& config);
 
 }  // namespace kvblocks
 

@@ -10,6 +10,7 @@ namespace kvblocks {
 namespace {
 
 constexpr char kAtLeastOne[] = "at least 1";
+constexpr char kStorageType[] = "the storage type, \"bf16\" for one";
 
 // What a required field that is absent is reported as having.
 absl::Status Missing(std::string_view field, std::string_view expected) {
@@ -70,7 +71,7 @@ absl::Status ReadOptions(const Message& m, Options& o) {
       o.page_bytes_formula = PageBytesFormula::kUpstreamCompatible;
     }
   }
-  status.Update(Require("dtype", m.has_dtype(), "the storage type, \"bf16\" for one"));
+  status.Update(Require("dtype", m.has_dtype(), kStorageType));
   if (m.has_dtype()) {
     const absl::StatusOr<DataType> dtype = ParseDataType(m.dtype());
     status.Update(dtype.status());
@@ -81,6 +82,31 @@ absl::Status ReadOptions(const Message& m, Options& o) {
     status.Update(mode.status());
     if (mode.ok()) o.quant_mode = *mode;
   }
+  return status;
+}
+
+absl::StatusOr<MambaState> ReadState(const config::v1::MambaState& m) {
+  if (!m.has_dtype()) return Missing("dtype", kStorageType);
+  const absl::StatusOr<DataType> dtype = ParseDataType(m.dtype());
+  if (!dtype.ok()) return dtype.status();
+  return MambaState{{m.shape().begin(), m.shape().end()}, *dtype};
+}
+
+absl::Status ReadOptions(const config::v1::MambaSpec& m, MambaSpec::Options& o) {
+  absl::Status status = Require("block_size", m.has_block_size(), kAtLeastOne);
+  o.block_size = m.block_size();
+  for (int i = 0; i < m.states_size(); ++i) {
+    absl::StatusOr<MambaState> state = ReadState(m.states(i));
+    status.Update(WithFieldPrefix(state.status(), "states[" + std::to_string(i) + "]"));
+    if (state.ok()) o.states.push_back(*std::move(state));
+  }
+  if (m.has_page_size_padded()) o.page_size_padded = m.page_size_padded();
+  if (m.has_cache_mode()) {
+    const absl::StatusOr<MambaCacheMode> mode = ParseMambaCacheMode(m.cache_mode());
+    status.Update(mode.status());
+    if (mode.ok()) o.cache_mode = *mode;
+  }
+  o.num_speculative_blocks = m.num_speculative_blocks();
   return status;
 }
 
@@ -112,6 +138,13 @@ absl::StatusOr<KvCacheSpec> ReadSpec(const config::v1::KvCacheSpec& message) {
     case Message::kChunkedLocalAttention:
       return ReadKind<ChunkedLocalAttentionSpec>(message.chunked_local_attention(),
                                                  Kind::kChunkedLocalAttention);
+    case Message::kMamba:
+      return ReadKind<MambaSpec>(message.mamba(), Kind::kMamba);
+    case Message::kCrossAttention:
+      return ReadKind<CrossAttentionSpec>(message.cross_attention(), Kind::kCrossAttention);
+    case Message::kEncoderOnlyAttention:
+      return ReadKind<EncoderOnlyAttentionSpec>(message.encoder_only_attention(),
+                                                Kind::kEncoderOnlyAttention);
     case Message::KIND_NOT_SET:
       break;
   }
@@ -160,6 +193,18 @@ void WriteOptions(const Options& o, Message& m) {
   }
 }
 
+void WriteOptions(const MambaSpec::Options& o, config::v1::MambaSpec& m) {
+  m.set_block_size(o.block_size);
+  for (const MambaState& state : o.states) {
+    config::v1::MambaState& out = *m.add_states();
+    for (const int64_t dimension : state.shape) out.add_shape(dimension);
+    out.set_dtype(std::string(DataTypeName(state.dtype)));
+  }
+  if (o.page_size_padded.has_value()) m.set_page_size_padded(*o.page_size_padded);
+  m.set_cache_mode(std::string(MambaCacheModeName(o.cache_mode)));
+  m.set_num_speculative_blocks(o.num_speculative_blocks);
+}
+
 void WriteSpec(const KvCacheSpec& spec, config::v1::KvCacheSpec& message) {
   spec.Visit([&message](const auto& s) {
     using Spec = std::remove_cvref_t<decltype(s)>;
@@ -173,8 +218,14 @@ void WriteSpec(const KvCacheSpec& spec, config::v1::KvCacheSpec& message) {
       WriteOptions(s.options(), *message.mutable_sliding_window());
     } else if constexpr (std::is_same_v<Spec, SlidingWindowMlaSpec>) {
       WriteOptions(s.options(), *message.mutable_sliding_window_mla());
-    } else {
+    } else if constexpr (std::is_same_v<Spec, ChunkedLocalAttentionSpec>) {
       WriteOptions(s.options(), *message.mutable_chunked_local_attention());
+    } else if constexpr (std::is_same_v<Spec, MambaSpec>) {
+      WriteOptions(s.options(), *message.mutable_mamba());
+    } else if constexpr (std::is_same_v<Spec, CrossAttentionSpec>) {
+      WriteOptions(s.options(), *message.mutable_cross_attention());
+    } else {
+      WriteOptions(s.options(), *message.mutable_encoder_only_attention());
     }
   });
 }

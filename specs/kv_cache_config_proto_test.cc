@@ -54,8 +54,28 @@ KvCacheSpec AnySpec() {
   return *spec;
 }
 
+KvCacheSpec AnyMamba() {
+  MambaSpec::Options o = {.block_size = Positive(1'000)};
+  for (int64_t i = Positive(4); i > 0; --i) {
+    MambaState state = {.dtype = static_cast<DataType>(*rc::gen::inRange(0, 7))};
+    for (int64_t d = *rc::gen::inRange(0, 4); d > 0; --d) state.shape.push_back(Positive(9));
+    o.states.push_back(state);
+  }
+  if (Coin()) o.page_size_padded = (1 << 24) + Positive(100);
+  o.cache_mode = static_cast<MambaCacheMode>(*rc::gen::inRange(0, 3));
+  o.num_speculative_blocks = *rc::gen::inRange(0, 5);
+  const auto spec = MambaSpec::Create(o);
+  RC_ASSERT(spec.ok());
+  return *spec;
+}
+
+// Not encoder-only attention, of which no group may be.
 KvCacheSpec AnyKind() {
-  switch (*rc::gen::inRange(0, 6)) {
+  switch (*rc::gen::inRange(0, 8)) {
+    case 6:
+      return AnyMamba();
+    case 7:
+      return AnySpec<CrossAttentionSpec>();
     case 0:
       return AnySpec<FullAttentionSpec>();
     case 1:
@@ -111,6 +131,24 @@ TEST(KvCacheConfigProtoTest, RefusalNamesThePathOfTheField) {
             "groups[0].spec.sliding_window.sliding_window: got -5, expected at least 1");
   window.set_sliding_window(5);
   EXPECT_TRUE(FromProto(message).ok());
+}
+
+TEST(KvCacheConfigProtoTest, RefusalNamesTheStateOfAMambaLayer) {
+  config::v1::KvCacheConfig message;
+  message.set_num_blocks(10);
+  message.add_groups()->add_layer_names("a");
+  auto& mamba = *message.mutable_groups(0)->mutable_spec()->mutable_mamba();
+  mamba.set_block_size(16);
+  EXPECT_EQ(FieldOfError(FromProto(message).status()), "groups[0].spec.mamba.states");
+  mamba.add_states()->set_dtype("bf16");
+  mamba.add_states()->add_shape(4);
+  EXPECT_EQ(FromProto(message).status().message(),
+            "groups[0].spec.mamba.states[1].dtype: got nothing, expected the storage type, "
+            "\"bf16\" for one");
+  mamba.mutable_states(1)->set_dtype("fp32");
+  EXPECT_TRUE(FromProto(message).ok());
+  mamba.set_cache_mode("most");
+  EXPECT_EQ(FieldOfError(FromProto(message).status()), "groups[0].spec.mamba.cache_mode");
 }
 
 }  // namespace

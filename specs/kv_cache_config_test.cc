@@ -97,5 +97,25 @@ TEST(KvCacheConfigTest, MixedPrecisionIsAboutTypeAndMode) {
   EXPECT_TRUE(IsMixedPrecision(config));
 }
 
+TEST(KvCacheConfigTest, StatesNeedZeroedBlocksEvenWithoutMixedPrecision) {
+  KvCacheConfig config = TwoGroups();
+  EXPECT_FALSE(NeedsZeroedBlocks(config));
+  config.groups[1].spec = *MambaSpec::Create({.block_size = 16, .states = {{{8}}}});
+  EXPECT_FALSE(IsMixedPrecision(config));
+  EXPECT_TRUE(NeedsZeroedBlocks(config));
+  config.groups[1].spec = Full(32, DataType::kFloat16);
+  EXPECT_TRUE(NeedsZeroedBlocks(config));
+}
+
+// BM-2
+TEST(KvCacheConfigTest, EncoderOnlyAttentionIsNeverAGroup) {
+  KvCacheConfig config = TwoGroups();
+  config.groups[1].spec =
+      *EncoderOnlyAttentionSpec::Create({.block_size = 16, .num_kv_heads = 8, .head_size = 128});
+  EXPECT_EQ(Validate(config).message(),
+            "groups[1].spec: got encoder_only_attention, expected a kind that stores something "
+            "between steps (leave such layers out of the groups)");
+}
+
 }  // namespace
 }  // namespace kvblocks

@@ -180,17 +180,44 @@ TEST(KvCacheConfigTextTest, UnknownFieldIsReportedWithTheKnownOnes) {
 
 // E-3
 TEST(KvCacheConfigTextTest, UnsupportedKindIsReportedWithTheSupportedOnes) {
-  for (const std::string kind : {"mamba", "cross_attention", "encoder_only_attention"}) {
+  for (const std::string kind : {"hidden_state", "circular_buffer", "turboquant"}) {
     EXPECT_EQ(ErrorOf("num_blocks: 1\ngroups {\n  spec { " + kind + " { block_size: 16 } }\n}\n"),
               "pool.txtpb:3:10: error: spec: got unsupported kind " + kind +
                   ", expected one of full_attention, mla_attention, sink_full_attention, "
-                  "sliding_window, sliding_window_mla, chunked_local_attention");
+                  "sliding_window, sliding_window_mla, chunked_local_attention, mamba, "
+                  "cross_attention, encoder_only_attention");
   }
   EXPECT_THAT(ErrorOf("num_blocks: 1\ngroups {\n  spec { }\n  layer_names: \"a\"\n}\n"),
               StartsWith("pool.txtpb:3:3: error: groups[0].spec.kind: got nothing, expected one of "
                          "full_attention, "));
   EXPECT_THAT(ErrorOf("num_blocks: 1\n\n groups {\n  layer_names: \"a\"\n}\n"),
               StartsWith("pool.txtpb:3:2: error: groups[0].spec: got nothing, expected a spec"));
+}
+
+TEST(KvCacheConfigTextTest, ReadsStatesAndPointsAtTheWrongOne) {
+  const std::string before = "num_blocks: 9\ngroups { layer_names: \"a\" spec { mamba {\n";
+  const std::string states =
+      "block_size: 64\nstates { shape: [3, 8] dtype: \"bf16\" }\n"
+      "states {\n shape: 2\n dtype: \"fp32\" }\ncache_mode: \"align\"\n"
+      "num_speculative_blocks: 2\n";
+  const auto config = ParseKvCacheConfig(before + states + "} } }\n", "pool.txtpb");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->groups[0].spec.ToString(),
+            "mamba(block_size=64, states=3x8xbf16+2xfp32, cache_mode=align, "
+            "num_speculative_blocks=2, page_bytes=56)");
+  std::string wrong = states;
+  wrong.replace(wrong.find("shape: 2"), 8, "shape: 0");
+  EXPECT_EQ(ErrorOf(before + wrong + "} } }\n"),
+            "pool.txtpb:6:2: error: groups[0].spec.mamba.states[1].shape[0]: got 0, expected at "
+            "least 1");
+}
+
+// BM-2
+TEST(KvCacheConfigTextTest, EncoderOnlyGroupIsRefusedWhereItsSpecStands) {
+  EXPECT_THAT(
+      ErrorOf("num_blocks: 9\ngroups { layer_names: \"a\"\n  spec { encoder_only_attention { "
+              "block_size: 16 num_kv_heads: 1 head_size: 8 dtype: \"bf16\" } } }\n"),
+      StartsWith("pool.txtpb:3:3: error: groups[0].spec: got encoder_only_attention"));
 }
 
 TEST(KvCacheConfigTextTest, KindSpecificFieldsAreChecked) {

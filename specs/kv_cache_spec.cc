@@ -7,9 +7,13 @@
 namespace kvblocks {
 namespace {
 
-constexpr std::array<std::string_view, 6> kKindNames = {
+constexpr std::array<std::string_view, 9> kKindNames = {
     "full_attention", "mla_attention",      "sink_full_attention",
-    "sliding_window", "sliding_window_mla", "chunked_local_attention"};
+    "sliding_window", "sliding_window_mla", "chunked_local_attention",
+    "mamba",          "cross_attention",    "encoder_only_attention"};
+
+template <typename Spec>
+constexpr bool kIsMamba = std::is_same_v<std::remove_cvref_t<Spec>, MambaSpec>;
 
 // Appends ", name=value" for the fields that differ from their default.
 class FieldWriter {
@@ -57,19 +61,27 @@ int64_t KvCacheSpec::num_kv_heads() const {
     if constexpr (requires { s.options().num_kv_heads; }) {
       return s.options().num_kv_heads;
     } else {
-      return 1;
+      return kIsMamba<decltype(s)> ? 0 : 1;
     }
   });
 }
 
 int64_t KvCacheSpec::head_size() const {
-  return Visit([](const auto& s) { return s.options().head_size; });
+  return Visit([](const auto& s) -> int64_t {
+    if constexpr (kIsMamba<decltype(s)>) {
+      return 0;
+    } else {
+      return s.options().head_size;
+    }
+  });
 }
 
 int64_t KvCacheSpec::head_size_v() const {
   return Visit([](const auto& s) -> int64_t {
     if constexpr (requires { s.options().head_size_v; }) {
       return *s.options().head_size_v;
+    } else if constexpr (kIsMamba<decltype(s)>) {
+      return 0;
     } else {
       return s.options().head_size;
     }
@@ -77,11 +89,23 @@ int64_t KvCacheSpec::head_size_v() const {
 }
 
 DataType KvCacheSpec::dtype() const {
-  return Visit([](const auto& s) { return s.options().dtype; });
+  return Visit([](const auto& s) {
+    if constexpr (kIsMamba<decltype(s)>) {
+      return s.options().states.front().dtype;
+    } else {
+      return s.options().dtype;
+    }
+  });
 }
 
 QuantMode KvCacheSpec::quant_mode() const {
-  return Visit([](const auto& s) { return s.options().quant_mode; });
+  return Visit([](const auto& s) {
+    if constexpr (kIsMamba<decltype(s)>) {
+      return QuantMode::kNone;
+    } else {
+      return s.options().quant_mode;
+    }
+  });
 }
 
 int64_t KvCacheSpec::page_bytes() const {
@@ -114,6 +138,10 @@ int64_t KvCacheSpec::compress_ratio() const {
   });
 }
 
+int64_t KvCacheSpec::storage_block_size() const {
+  return kind() == KvCacheSpecKind::kMamba ? 1 : block_size() / compress_ratio();
+}
+
 absl::StatusOr<KvCacheSpec> KvCacheSpec::WithBlockSize(int64_t block_size) const {
   return Visit([block_size](const auto& s) -> absl::StatusOr<KvCacheSpec> {
     using Spec = std::remove_cvref_t<decltype(s)>;
@@ -144,11 +172,17 @@ std::string KvCacheSpec::ToString() const {
     const auto& o = s.options();
     out.Append("block_size", std::to_string(o.block_size));
     if constexpr (requires { o.num_kv_heads; }) out.Write("num_kv_heads", o.num_kv_heads, 0);
-    out.Append("head_size", std::to_string(o.head_size));
+    if constexpr (requires { o.head_size; }) out.Append("head_size", std::to_string(o.head_size));
     if constexpr (requires { o.head_size_v; })
       out.Write("head_size_v", *o.head_size_v, o.head_size);
-    out.Append("dtype", DataTypeName(o.dtype));
-    if (o.quant_mode != QuantMode::kNone) out.Append("quant_mode", QuantModeName(o.quant_mode));
+    if constexpr (kIsMamba<decltype(s)>) {
+      out.Append("states", kvblocks::ToString(o.states));
+      out.Append("cache_mode", MambaCacheModeName(o.cache_mode));
+      out.Write("num_speculative_blocks", o.num_speculative_blocks, 0);
+    } else {
+      out.Append("dtype", DataTypeName(o.dtype));
+      if (o.quant_mode != QuantMode::kNone) out.Append("quant_mode", QuantModeName(o.quant_mode));
+    }
     if constexpr (requires { o.sliding_window; }) out.Write("sliding_window", o.sliding_window);
     if constexpr (requires { o.attention_chunk_size; }) {
       out.Write("attention_chunk_size", o.attention_chunk_size);
@@ -162,7 +196,9 @@ std::string KvCacheSpec::ToString() const {
     }
     if constexpr (requires { o.alignment; }) out.Write("alignment", o.alignment);
     out.Write("page_size_padded", o.page_size_padded);
-    out.Write("indexes_kv_by_block_stride", o.indexes_kv_by_block_stride);
+    if constexpr (requires { o.indexes_kv_by_block_stride; }) {
+      out.Write("indexes_kv_by_block_stride", o.indexes_kv_by_block_stride);
+    }
     if constexpr (requires { o.non_causal; }) out.Write("non_causal", o.non_causal);
     if constexpr (requires { o.is_draft; }) out.Write("is_draft", o.is_draft);
     if constexpr (requires { o.page_bytes_formula; }) {

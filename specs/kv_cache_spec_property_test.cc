@@ -51,6 +51,27 @@ ChunkedLocalAttentionSpec::Options Chunked() {
           .dtype = DataType::kUint8};
 }
 
+CrossAttentionSpec::Options Cross() {
+  return {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .dtype = DataType::kUint8};
+}
+EncoderOnlyAttentionSpec::Options Encoder() {
+  return {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .dtype = DataType::kUint8};
+}
+
+// As Variants below, for a kind that shares no field with the others but the block size.
+std::vector<MambaSpec::Options> MambaVariants() {
+  const MambaSpec::Options base = {.block_size = 16, .states = {{{4, 3}}}};
+  std::vector<MambaSpec::Options> variants(8, base);
+  variants[1].block_size = 32;
+  variants[2].states[0].shape = {3, 4};
+  variants[3].states[0].dtype = DataType::kFloat16;
+  variants[4].states.push_back({{1}});
+  variants[5].page_size_padded = 1 << 20;
+  variants[6].cache_mode = MambaCacheMode::kAlign;
+  variants[7].num_speculative_blocks = 1;
+  return variants;
+}
+
 // `base`, and for each field of the options one spec that differs from it in that field alone.
 template <typename Options, typename... Change>
 std::vector<Options> Variants(const Options& base, Change... changes) {
@@ -105,13 +126,16 @@ std::vector<KvCacheSpec> AllVariants() {
   for (const auto& o : Variants(Chunked(), [](auto& v) { v.attention_chunk_size = 128; })) {
     all.push_back(Make<ChunkedLocalAttentionSpec>(o));
   }
+  for (const auto& o : MambaVariants()) all.push_back(Make<MambaSpec>(o));
+  for (const auto& o : Variants(Cross())) all.push_back(Make<CrossAttentionSpec>(o));
+  for (const auto& o : Variants(Encoder())) all.push_back(Make<EncoderOnlyAttentionSpec>(o));
   return all;
 }
 
 // KS-7. The checker also fails on types whose hash ignores what == sees.
 TEST(KvCacheSpecProperty, EqualityAndHashCoverEveryField) {
   const std::vector<KvCacheSpec> all = AllVariants();
-  ASSERT_EQ(all.size(), 12u + 12u + 13u + 11u + 12u + 9u);
+  ASSERT_EQ(all.size(), 12u + 12u + 13u + 11u + 12u + 9u + 8u + 9u + 9u);
   for (size_t i = 0; i < all.size(); ++i) {
     for (size_t j = 0; j < all.size(); ++j) EXPECT_EQ(all[i] == all[j], i == j) << i << " " << j;
   }
@@ -153,6 +177,8 @@ RC_GTEST_PROP(KvCacheSpecProperty, PagesScaleWithTheBlockSize, ()) {
   add(Window(), std::type_identity<SlidingWindowSpec>());
   add(WindowMla(), std::type_identity<SlidingWindowMlaSpec>());
   add(Chunked(), std::type_identity<ChunkedLocalAttentionSpec>());
+  add(Cross(), std::type_identity<CrossAttentionSpec>());
+  add(Encoder(), std::type_identity<EncoderOnlyAttentionSpec>());
   for (const KvCacheSpec& spec : specs) {
     const auto scaled = spec.WithBlockSize(block * factor);
     RC_ASSERT(scaled.ok());

@@ -197,6 +197,52 @@ TEST(KvCacheSpecExamples, WE_A24_V4PlainBf16) {
   EXPECT_EQ(PageOf<MlaAttentionSpec>(options), 8'704);
 }
 
+// A convolution state in bf16 and a state-space matrix, and the block that KS-62 derives from them.
+struct StateModel {
+  std::vector<MambaState> states;
+  int64_t state_bytes, block_size, page_bytes;
+  double padding_percent;
+};
+
+void ExpectStatePage(const StateModel& model) {
+  MambaSpec::Options options = {.block_size = model.block_size, .states = model.states};
+  EXPECT_EQ(PageOf<MambaSpec>(options), model.state_bytes);
+  constexpr int64_t kAttentionBytesPerToken = 2'048;
+  constexpr int64_t kAlign = 16;
+  const int64_t step = kAlign * kAttentionBytesPerToken;
+  EXPECT_EQ((model.state_bytes + step - 1) / step * kAlign, model.block_size);
+  EXPECT_EQ(model.block_size * kAttentionBytesPerToken, model.page_bytes);
+  options.page_size_padded = model.page_bytes;
+  EXPECT_EQ(PageOf<MambaSpec>(options), model.page_bytes);
+  EXPECT_NEAR(100.0 * (model.page_bytes - model.state_bytes) / model.state_bytes,
+              model.padding_percent, 0.0001);
+}
+
+TEST(KvCacheSpecExamples, WE_A25_MambaStateBf16) {
+  ExpectStatePage({{{{3, 8'192}, DataType::kBFloat16}, {{64, 64, 128}, DataType::kBFloat16}},
+                   1'097'728,
+                   544,
+                   1'114'112,
+                   1.4925});
+}
+
+TEST(KvCacheSpecExamples, WE_A26_MambaStateFp32) {
+  ExpectStatePage({{{{3, 8'192}, DataType::kBFloat16}, {{64, 64, 128}, DataType::kFloat32}},
+                   2'146'304,
+                   1'056,
+                   2'162'688,
+                   0.7634});
+}
+
+// KS-30
+TEST(KvCacheSpecTest, MambaPageDoesNotDependOnTheBlock) {
+  const auto spec = MambaSpec::Create(
+      {.block_size = 16, .states = {{{4, 3}, DataType::kFloat32}, {{}, DataType::kInt8}}});
+  ASSERT_TRUE(spec.ok());
+  EXPECT_EQ(spec->page_bytes(), 4 * 3 * 4 + 1);
+  EXPECT_EQ(KvCacheSpec(*spec).WithBlockSize(999)->page_bytes(), 49);
+}
+
 TEST(KvCacheSpecTest, EveryKindAnswersTheCommonQuestions) {
   const auto full = FullAttentionSpec::Create(
       {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .sliding_window = 4096});
@@ -212,12 +258,21 @@ TEST(KvCacheSpecTest, EveryKindAnswersTheCommonQuestions) {
   const auto window_mla = SlidingWindowMlaSpec::Create(State(4, 2048, 8));
   const auto chunked = ChunkedLocalAttentionSpec::Create(
       {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .attention_chunk_size = 8192});
+  const auto mamba = MambaSpec::Create(
+      {.block_size = 16, .states = {{{4, 3}, DataType::kFloat32}}, .num_speculative_blocks = 1});
+  const auto cross = CrossAttentionSpec::Create(
+      {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .head_size_v = 64});
+  const auto encoder =
+      EncoderOnlyAttentionSpec::Create({.block_size = 16, .num_kv_heads = 8, .head_size = 128});
   ASSERT_TRUE(full.ok() && mla.ok() && sink.ok() && window.ok() && window_mla.ok() && chunked.ok());
-  const std::vector<KvCacheSpec> specs = {*full, *mla, *sink, *window, *window_mla, *chunked};
+  ASSERT_TRUE(mamba.ok() && cross.ok() && encoder.ok());
+  const std::vector<KvCacheSpec> specs = {*full,    *mla,   *sink,  *window, *window_mla,
+                                          *chunked, *mamba, *cross, *encoder};
 
-  const std::vector<std::string> names = {"full_attention",      "mla_attention",
-                                          "sink_full_attention", "sliding_window",
-                                          "sliding_window_mla",  "chunked_local_attention"};
+  const std::vector<std::string> names = {
+      "full_attention", "mla_attention",      "sink_full_attention",
+      "sliding_window", "sliding_window_mla", "chunked_local_attention",
+      "mamba",          "cross_attention",    "encoder_only_attention"};
   for (size_t i = 0; i < specs.size(); ++i) {
     EXPECT_EQ(static_cast<size_t>(specs[i].kind()), i);
     EXPECT_EQ(KindName(specs[i].kind()), names[i]);
@@ -232,6 +287,15 @@ TEST(KvCacheSpecTest, EveryKindAnswersTheCommonQuestions) {
   EXPECT_EQ(specs[1].num_kv_heads(), 1);
   EXPECT_EQ(specs[1].storage_block_size(), 64);
   EXPECT_EQ(specs[3].head_size_v(), 64);
+  EXPECT_EQ(specs[7].head_size_v(), 64);
+  EXPECT_EQ(specs[7].page_bytes(), 16 * 8 * (128 + 64) * 2);  // KS-31
+  EXPECT_EQ(specs[8].page_bytes(), 16 * 8 * (128 + 128) * 2);
+  EXPECT_EQ(specs[6].num_kv_heads(), 0);
+  EXPECT_EQ(specs[6].head_size(), 0);
+  EXPECT_EQ(specs[6].head_size_v(), 0);
+  EXPECT_EQ(specs[6].storage_block_size(), 1);
+  EXPECT_EQ(specs[6].dtype(), DataType::kFloat32);
+  EXPECT_EQ(specs[6].quant_mode(), QuantMode::kNone);
   ASSERT_NE(specs[0].get_if<FullAttentionSpec>(), nullptr);
   EXPECT_EQ(specs[0].get_if<FullAttentionSpec>()->options().sliding_window, 4096);
   EXPECT_EQ(specs[0].get_if<SlidingWindowSpec>(), nullptr);
@@ -265,6 +329,14 @@ TEST(KvCacheSpecTest, ToStringNamesWhatDiffersFromTheDefault) {
   EXPECT_EQ(KvCacheSpec(*window).ToString(),
             "sliding_window(block_size=16, num_kv_heads=8, head_size=128, dtype=bf16, "
             "sliding_window=1024, page_bytes=65536)");
+  const auto mamba = MambaSpec::Create({.block_size = 64,
+                                        .states = {{{3, 8}}, {{2, 2, 4}, DataType::kFloat32}},
+                                        .cache_mode = MambaCacheMode::kAlign,
+                                        .num_speculative_blocks = 2});
+  ASSERT_TRUE(mamba.ok());
+  EXPECT_EQ(KvCacheSpec(*mamba).ToString(),
+            "mamba(block_size=64, states=3x8xbf16+2x2x4xfp32, cache_mode=align, "
+            "num_speculative_blocks=2, page_bytes=112)");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "specs/field_error.h"
+#include "specs/row_codec.h"
 #include "specs/spec_checks.h"
 
 namespace kvblocks {
@@ -27,10 +28,7 @@ absl::StatusOr<SlidingWindowSpec> SlidingWindowSpec::Create(const Options& optio
   status.Update(CheckPositive("sliding_window", o.sliding_window));
   if (!status.ok()) return status;
   const absl::StatusOr<int64_t> page =
-      PageBytes(KeyValueBytes(o.block_size, o.num_kv_heads, o.head_size, *o.head_size_v, o.dtype,
-                              CountedMode(o.quant_mode, o.page_bytes_formula)) +
-                    ScaleBytes(o.block_size, o.num_kv_heads, o.quant_mode),
-                o.page_size_padded, /*alignment=*/std::nullopt);
+      KeyValuePageBytes(o, *o.head_size_v, CountedMode(o.quant_mode, o.page_bytes_formula));
   if (!page.ok()) return page.status();
   return SlidingWindowSpec(o, *page);
 }
@@ -45,15 +43,12 @@ absl::StatusOr<SlidingWindowMlaSpec> SlidingWindowMlaSpec::Create(const Options&
     return FieldError("model_version", std::string(ModelVersionName(o.model_version)),
                       "none or deepseek_v4");
   }
-  const int64_t rows = o.block_size / o.compress_ratio;
-  const bool v4_rows =
-      o.quant_mode == QuantMode::kFp8DsMla && o.model_version == ModelVersion::kDeepseekV4;
-  const CheckedInt64 row_bytes =
-      v4_rows ? CheckedInt64(kFp8DsMlaV4RowBytes)
-              : VectorBytes(o.head_size, o.dtype, CountedMode(o.quant_mode, o.page_bytes_formula));
-  const absl::StatusOr<int64_t> page = PageBytes(
-      CheckedInt64(rows) * row_bytes + ScaleBytes(o.block_size, /*num_kv_heads=*/1, o.quant_mode),
-      o.page_size_padded, o.alignment);
+  RowFormat format = FormatOf(CountedMode(o.quant_mode, o.page_bytes_formula));
+  if (format == RowFormat::kFp8DsMla) {
+    const bool v4 = o.model_version == ModelVersion::kDeepseekV4;
+    format = v4 ? RowFormat::kFp8DsMlaV4 : RowFormat::kPlain;
+  }
+  const absl::StatusOr<int64_t> page = LatentPageBytes(o, CodecOf(format));
   if (!page.ok()) return page.status();
   return SlidingWindowMlaSpec(o, *page);
 }
@@ -69,10 +64,7 @@ absl::StatusOr<ChunkedLocalAttentionSpec> ChunkedLocalAttentionSpec::Create(
                       "a positive multiple of block_size " + std::to_string(o.block_size),
                       "otherwise a chunk starts inside a block");
   }
-  const absl::StatusOr<int64_t> page = PageBytes(
-      KeyValueBytes(o.block_size, o.num_kv_heads, o.head_size, o.head_size, o.dtype, o.quant_mode) +
-          ScaleBytes(o.block_size, o.num_kv_heads, o.quant_mode),
-      o.page_size_padded, /*alignment=*/std::nullopt);
+  const absl::StatusOr<int64_t> page = KeyValuePageBytes(o, o.head_size, o.quant_mode);
   if (!page.ok()) return page.status();
   return ChunkedLocalAttentionSpec(o, *page);
 }

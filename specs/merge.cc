@@ -4,6 +4,7 @@
 #include <numeric>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "absl/strings/cord.h"
 #include "specs/checked_int64.h"
@@ -32,6 +33,8 @@ std::string Text(bool value) { return value ? "true" : "false"; }
 std::string Text(DataType value) { return std::string(DataTypeName(value)); }
 std::string Text(QuantMode value) { return std::string(QuantModeName(value)); }
 std::string Text(ModelVersion value) { return std::string(ModelVersionName(value)); }
+std::string Text(MambaCacheMode value) { return std::string(MambaCacheModeName(value)); }
+std::string Text(const std::vector<MambaState>& value) { return ToString(value); }
 std::string Text(PageBytesFormula value) {
   return value == PageBytesFormula::kExact ? "exact" : "upstream-compatible";
 }
@@ -72,15 +75,23 @@ absl::Status CompareFields(const Options& o, const Options& merged, size_t membe
   if constexpr (requires { o.num_kv_heads; }) {
     compare.Same("num_kv_heads", o.num_kv_heads, merged.num_kv_heads);
   }
-  compare.Same("head_size", o.head_size, merged.head_size);
+  if constexpr (requires { o.head_size; }) {
+    compare.Same("head_size", o.head_size, merged.head_size);
+  }
   if constexpr (requires { o.head_size_v; }) {
     compare.Same("head_size_v", o.head_size_v, merged.head_size_v);
   }
-  compare.Same("dtype", o.dtype, merged.dtype);
-  compare.Same("quant_mode", o.quant_mode, merged.quant_mode);
+  if constexpr (requires { o.states; }) {
+    compare.Same("states", o.states, merged.states);
+    compare.Same("cache_mode", o.cache_mode, merged.cache_mode);
+    compare.Same("num_speculative_blocks", o.num_speculative_blocks, merged.num_speculative_blocks);
+  } else {
+    compare.Same("dtype", o.dtype, merged.dtype);
+    compare.Same("quant_mode", o.quant_mode, merged.quant_mode);
+    compare.Same("indexes_kv_by_block_stride", o.indexes_kv_by_block_stride,
+                 merged.indexes_kv_by_block_stride);
+  }
   compare.Same("page_size_padded", o.page_size_padded, merged.page_size_padded);
-  compare.Same("indexes_kv_by_block_stride", o.indexes_kv_by_block_stride,
-               merged.indexes_kv_by_block_stride);
   if constexpr (requires { o.compress_ratio; }) {
     compare.Same("compress_ratio", o.compress_ratio, merged.compress_ratio);
     compare.Same("model_version", o.model_version, merged.model_version);
@@ -169,6 +180,15 @@ KvCacheSpecKind UniformBase(KvCacheSpecKind kind) {
              : kind;
 }
 
+// Whether requests hold equally many states of both; true for kinds without states.
+bool HoldsAsManyStates(const KvCacheSpec& a, const KvCacheSpec& b) {
+  const auto* first = a.get_if<MambaSpec>();
+  const auto* second = b.get_if<MambaSpec>();
+  return first == nullptr || second == nullptr ||
+         (first->options().cache_mode == second->options().cache_mode &&
+          first->options().num_speculative_blocks == second->options().num_speculative_blocks);
+}
+
 }  // namespace
 
 absl::StatusOr<KvCacheSpec> Merge(std::span<const KvCacheSpec> specs) {
@@ -201,7 +221,8 @@ bool IsUniformType(std::span<const KvCacheSpec> specs) {
     if (spec.block_size() != first.block_size() ||
         UniformBase(spec.kind()) != UniformBase(first.kind()) ||
         spec.sliding_window() != first.sliding_window() ||
-        spec.attention_chunk_size() != first.attention_chunk_size()) {
+        spec.attention_chunk_size() != first.attention_chunk_size() ||
+        !HoldsAsManyStates(spec, first)) {
       return false;
     }
   }

@@ -39,7 +39,7 @@ bool IsMergeable(std::span<const KvCacheSpec> specs);
 
 // Whether all specs have one block size and one way of managing blocks: full, MLA and sink count as
 // one; window kinds need the same window, plain and MLA windows being different; chunked kinds need
-// the same chunk. True for the empty set.
+// the same chunk, Mamba kinds the same cache mode and speculative blocks. True for the empty set.
 bool IsUniformType(std::span<const KvCacheSpec> specs);
 
 }  // namespace kvblocks

@@ -51,6 +51,14 @@ KvCacheSpec AnySpec(int64_t kind) {
     case 4:
       return *SlidingWindowMlaSpec::Create(
           {.block_size = block, .head_size = 48, .sliding_window = Pick({32, 32, 64})});
+    case 5:
+      return *MambaSpec::Create({.block_size = block,
+                                 .states = {{{Pick({8, 8, 9})}}},
+                                 .cache_mode = static_cast<MambaCacheMode>(Pick({0, 1, 1})),
+                                 .num_speculative_blocks = Pick({0, 0, 1})});
+    case 6:
+      return *CrossAttentionSpec::Create(
+          {.block_size = block, .num_kv_heads = Pick({1, 1, 2}), .head_size = 8});
     default:
       return *ChunkedLocalAttentionSpec::Create({.block_size = block,
                                                  .num_kv_heads = 1,
@@ -60,11 +68,11 @@ KvCacheSpec AnySpec(int64_t kind) {
 }
 
 Specs AnySpecs() {
-  const int64_t kind = *rc::gen::inRange(0, 6);
+  const int64_t kind = *rc::gen::inRange(0, 8);
   const int size = *rc::gen::inRange(1, 6);
   const bool mixed = Pick({0, 0, 0, 0, 1}) == 1;
   Specs specs;
-  for (int i = 0; i < size; ++i) specs.push_back(AnySpec(mixed ? *rc::gen::inRange(0, 6) : kind));
+  for (int i = 0; i < size; ++i) specs.push_back(AnySpec(mixed ? *rc::gen::inRange(0, 8) : kind));
   return specs;
 }
 

@@ -46,6 +46,18 @@ KvCacheSpec Chunked(int64_t chunk) {
   return Make<ChunkedLocalAttentionSpec>(
       {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .attention_chunk_size = chunk});
 }
+KvCacheSpec Mamba(MambaCacheMode mode, int64_t speculative, int64_t values = 8) {
+  return Make<MambaSpec>({.block_size = 16,
+                          .states = {{{values}}},
+                          .cache_mode = mode,
+                          .num_speculative_blocks = speculative});
+}
+KvCacheSpec Cross(int64_t heads) {
+  return Make<CrossAttentionSpec>({.block_size = 16, .num_kv_heads = heads, .head_size = 128});
+}
+KvCacheSpec Encoder() {
+  return Make<EncoderOnlyAttentionSpec>({.block_size = 16, .num_kv_heads = 8, .head_size = 128});
+}
 MlaAttentionSpec::Options MlaOptions() { return {.block_size = 64, .head_size = 576}; }
 
 std::optional<MergeFailure> FailureOf(const Specs& specs) {
@@ -55,11 +67,26 @@ std::optional<MergeFailure> FailureOf(const Specs& specs) {
 }
 
 TEST(MergeTest, EqualSpecsOfEveryKindMergeToThemselves) {
-  for (const KvCacheSpec& spec : {Full(), Make<MlaAttentionSpec>(MlaOptions()), Sink(32),
-                                  Window(128), WindowMla(128), Chunked(256)}) {
+  for (const KvCacheSpec& spec :
+       {Full(), Make<MlaAttentionSpec>(MlaOptions()), Sink(32), Window(128), WindowMla(128),
+        Chunked(256), Mamba(MambaCacheMode::kAll, 1), Cross(8), Encoder()}) {
     EXPECT_EQ(Merge(Specs{spec}).value(), spec);
     EXPECT_EQ(Merge(Specs{spec, spec, spec}).value(), spec);
   }
+}
+
+// KS-46
+TEST(MergeTest, StatesAndEncoderLayersMergeOnlyIfEqual) {
+  const KvCacheSpec mamba = Mamba(MambaCacheMode::kAlign, 1);
+  EXPECT_EQ(FailureOf({mamba, Mamba(MambaCacheMode::kAll, 1)}), MergeFailure::kConflictingFields);
+  EXPECT_EQ(FailureOf({mamba, Mamba(MambaCacheMode::kAlign, 2)}), MergeFailure::kConflictingFields);
+  EXPECT_EQ(FailureOf({mamba, Mamba(MambaCacheMode::kAlign, 1, 9)}),
+            MergeFailure::kConflictingFields);
+  EXPECT_EQ(FailureOf({Cross(8), Cross(4)}), MergeFailure::kConflictingFields);
+  EXPECT_EQ(FailureOf({Cross(8), Full()}), MergeFailure::kWrongKind);
+  EXPECT_THAT(
+      std::string(Merge(Specs{mamba, Mamba(MambaCacheMode::kAlign, 1, 9)}).status().message()),
+      HasSubstr("states of member 1: got 9xbf16, expected 8xbf16 as before it"));
 }
 
 // KS-50
@@ -186,6 +213,18 @@ TEST(UniformTypeTest, LocalKindsNeedOneWindowOrChunk) {
   EXPECT_FALSE(IsUniformType(Specs{Chunked(128), Chunked(256)}));
   EXPECT_FALSE(IsUniformType(Specs{Full(), Window(128)}));
   EXPECT_FALSE(IsUniformType(Specs{Full(), Chunked(128)}));
+}
+
+// KS-51
+TEST(UniformTypeTest, StatesOfAnySizeAreUniformIfRequestsHoldAsMany) {
+  const KvCacheSpec mamba = Mamba(MambaCacheMode::kAlign, 1);
+  EXPECT_TRUE(IsUniformType(Specs{mamba, Mamba(MambaCacheMode::kAlign, 1, 9)}));
+  EXPECT_FALSE(IsUniformType(Specs{mamba, Mamba(MambaCacheMode::kAlign, 2)}));
+  EXPECT_FALSE(IsUniformType(Specs{mamba, Mamba(MambaCacheMode::kAll, 1)}));
+  EXPECT_FALSE(IsUniformType(Specs{mamba, Full()}));
+  EXPECT_TRUE(IsUniformType(Specs{Cross(8), Cross(4)}));
+  EXPECT_FALSE(IsUniformType(Specs{Cross(8), Full()}));
+  EXPECT_FALSE(IsUniformType(Specs{Cross(8), Encoder()}));
 }
 
 // KS-52: the answer does not depend on which member comes first.

@@ -10,6 +10,7 @@
 namespace kvblocks {
 namespace {
 
+// Neither windowed nor chunked.
 bool KeepsEveryToken(const KvCacheSpec& spec) {
   return !spec.sliding_window().has_value() && !spec.attention_chunk_size().has_value();
 }
@@ -18,6 +19,11 @@ absl::Status CheckLimits(const KvCacheSpec& spec, const RequestLimits& limits) {
   absl::Status status = CheckPositive("max_model_len", limits.max_model_len);
   status.Update(CheckPositive("max_in_flight_tokens", limits.max_in_flight_tokens));
   status.Update(CheckPositive("decode_context_parallel", limits.decode_context_parallel));
+  if (status.ok() && spec.kind() == KvCacheSpecKind::kCrossAttention &&
+      limits.max_encoder_tokens < 1) {
+    return FieldError("max_encoder_tokens", std::to_string(limits.max_encoder_tokens),
+                      "at least 1 for " + spec.ToString());
+  }
   if (status.ok() && limits.decode_context_parallel > 1 && !KeepsEveryToken(spec)) {
     return FieldError("decode_context_parallel", std::to_string(limits.decode_context_parallel),
                       "1 for " + spec.ToString(),
@@ -26,10 +32,42 @@ absl::Status CheckLimits(const KvCacheSpec& spec, const RequestLimits& limits) {
   return status;
 }
 
-// Blocks of one request that keeps every token. Nested ceilings equal the ceiling of the division
-// by the product.
-int64_t UncappedBlocks(const KvCacheSpec& spec, const RequestLimits& limits) {
-  return CeilDiv(CeilDiv(limits.max_model_len, limits.decode_context_parallel), spec.block_size());
+// Nested ceilings equal the ceiling of the division by the product.
+int64_t SplitBlocks(int64_t num_tokens, const KvCacheSpec& spec, const RequestLimits& limits) {
+  return CeilDiv(CeilDiv(num_tokens, limits.decode_context_parallel), spec.block_size());
+}
+
+// Entries of a block table, or states at once. States are replicated on context-parallel ranks.
+CheckedInt64 MambaBlocks(const MambaSpec::Options& o, const RequestLimits& limits,
+                         bool table_entries) {
+  const CheckedInt64 boundaries = CeilDiv(limits.max_model_len, o.block_size);
+  switch (o.cache_mode) {
+    case MambaCacheMode::kNone:
+      return CheckedInt64(1) + o.num_speculative_blocks;
+    case MambaCacheMode::kAlign:
+      return (table_entries ? boundaries : CheckedInt64(2)) + o.num_speculative_blocks;
+    case MambaCacheMode::kAll:
+      return boundaries + o.num_speculative_blocks;
+  }
+  return 0;
+}
+
+// Blocks of one request, or its table entries, where no cap is smaller.
+absl::StatusOr<int64_t> UncappedBlocks(const KvCacheSpec& spec, const RequestLimits& limits,
+                                       bool table_entries) {
+  if (spec.kind() == KvCacheSpecKind::kEncoderOnlyAttention) return 0;
+  if (spec.kind() == KvCacheSpecKind::kCrossAttention) {
+    return SplitBlocks(limits.max_encoder_tokens, spec, limits);
+  }
+  const auto* mamba = spec.get_if<MambaSpec>();
+  if (mamba == nullptr) return SplitBlocks(limits.max_model_len, spec, limits);
+  const auto blocks = MambaBlocks(mamba->options(), limits, table_entries).value();
+  if (!blocks.has_value()) {
+    return FieldError("num_speculative_blocks",
+                      std::to_string(mamba->options().num_speculative_blocks),
+                      "a count of blocks that fits 63 bits", spec.ToString());
+  }
+  return *blocks;
 }
 
 // A request holds a contiguous span of tokens: the window's W - 1 before the first unsettled one,
@@ -77,7 +115,8 @@ absl::StatusOr<int64_t> MaxBlocksPerRequest(const KvCacheSpec& spec, const Reque
                                             BlockCountFormula formula) {
   const auto cap = AdmissionCap(spec, limits, formula);
   if (!cap.ok()) return cap.status();
-  return cap->has_value() ? **cap : UncappedBlocks(spec, limits);
+  if (cap->has_value()) return **cap;
+  return UncappedBlocks(spec, limits, /*table_entries=*/false);
 }
 
 absl::StatusOr<int64_t> MaxBytesPerRequest(const KvCacheSpec& spec, const RequestLimits& limits,
@@ -95,7 +134,7 @@ absl::StatusOr<int64_t> MaxBytesPerRequest(const KvCacheSpec& spec, const Reques
 
 absl::StatusOr<int64_t> BlockTableWidth(const KvCacheSpec& spec, const RequestLimits& limits) {
   if (absl::Status status = CheckLimits(spec, limits); !status.ok()) return status;
-  return UncappedBlocks(spec, limits);
+  return UncappedBlocks(spec, limits, /*table_entries=*/true);
 }
 
 }  // namespace kvblocks

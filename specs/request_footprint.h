@@ -20,6 +20,7 @@ struct RequestLimits {
   int64_t max_model_len = 0;         // tokens of the longest request
   int64_t max_in_flight_tokens = 0;  // most tokens scheduled but not yet settled
   int64_t decode_context_parallel = 1;
+  int64_t max_encoder_tokens = 0;  // must be set for cross attention; others do not look at it
 };
 
 // How blocks of windowed kinds are counted. kExact is the true worst case; kUpstream repeats vLLM's
@@ -32,7 +33,9 @@ absl::StatusOr<std::optional<int64_t>> AdmissionCap(
     const KvCacheSpec& spec, const RequestLimits& limits,
     BlockCountFormula formula = BlockCountFormula::kExact);
 
-// The most blocks that a request of the longest length holds at once.
+// The most blocks that a request of the longest length holds at once. Cross attention holds the
+// encoder's tokens; Mamba 1 state without caching, 2 in align mode and one per block in mode all,
+// and its speculative blocks in each; encoder-only attention nothing.
 absl::StatusOr<int64_t> MaxBlocksPerRequest(const KvCacheSpec& spec, const RequestLimits& limits,
                                             BlockCountFormula formula = BlockCountFormula::kExact);
 
@@ -40,8 +43,8 @@ absl::StatusOr<int64_t> MaxBlocksPerRequest(const KvCacheSpec& spec, const Reque
 absl::StatusOr<int64_t> MaxBytesPerRequest(const KvCacheSpec& spec, const RequestLimits& limits,
                                            BlockCountFormula formula = BlockCountFormula::kExact);
 
-// Entries of one row of the block table. A windowed kind has entries for the tokens it no longer
-// stores, too.
+// Entries of one row of the block table. A windowed kind, and Mamba in align mode, has entries for
+// what it no longer stores, too.
 absl::StatusOr<int64_t> BlockTableWidth(const KvCacheSpec& spec, const RequestLimits& limits);
 
 }  // namespace kvblocks

@@ -111,6 +111,66 @@ TEST(RequestFootprintExamples, WE_B10_V4TwoBatchesInFlight) {
   ExpectV4Blocks(16'384, 259, 4'099, 2'065);
 }
 
+TEST(RequestFootprintExamples, WE_B11_CrossAttentionHoldsTheEncoder) {
+  const auto spec =
+      CrossAttentionSpec::Create({.block_size = 16, .num_kv_heads = 20, .head_size = 64});
+  ASSERT_TRUE(spec.ok());
+  RequestLimits limits = Limits(448, 8'192);
+  limits.max_encoder_tokens = 1'500;
+  EXPECT_EQ(Blocks(*spec, limits), 94);
+  EXPECT_EQ(MaxBytesPerRequest(*spec, limits).value(), 7'700'480);
+  EXPECT_EQ(BlockTableWidth(*spec, limits).value(), 94);
+  limits.max_model_len = 1'000'000;
+  EXPECT_EQ(Blocks(*spec, limits), 94) << "independent of the decoder's length";
+  limits.decode_context_parallel = 4;
+  EXPECT_EQ(Blocks(*spec, limits), 24);
+}
+
+KvCacheSpec Mamba(MambaCacheMode mode, int64_t speculative) {
+  return *MambaSpec::Create({.block_size = 1'056,
+                             .states = {{{8}}},
+                             .cache_mode = mode,
+                             .num_speculative_blocks = speculative});
+}
+
+TEST(RequestFootprintExamples, WE_B12_MambaStatesByMode) {
+  const RequestLimits limits = Limits(262'144, 8'192);
+  for (const int64_t speculative : {0, 3}) {
+    const KvCacheSpec none = Mamba(MambaCacheMode::kNone, speculative);
+    const KvCacheSpec align = Mamba(MambaCacheMode::kAlign, speculative);
+    const KvCacheSpec all = Mamba(MambaCacheMode::kAll, speculative);
+    EXPECT_EQ(Blocks(none, limits), 1 + speculative);
+    EXPECT_EQ(Blocks(align, limits), 2 + speculative);
+    EXPECT_EQ(Blocks(all, limits), 249 + speculative);
+    EXPECT_EQ(AdmissionCap(align, limits).value(), std::nullopt);
+    // KS-42
+    EXPECT_EQ(BlockTableWidth(none, limits).value(), 1 + speculative);
+    EXPECT_EQ(BlockTableWidth(align, limits).value(), 249 + speculative);
+    EXPECT_EQ(BlockTableWidth(all, limits).value(), 249 + speculative);
+    RequestLimits split = limits;
+    split.decode_context_parallel = 4;
+    EXPECT_EQ(Blocks(all, split), 249 + speculative) << "states are replicated";
+  }
+}
+
+// KS-31
+TEST(RequestFootprintTest, EncoderOnlyNeedsNothing) {
+  const KvCacheSpec spec =
+      *EncoderOnlyAttentionSpec::Create({.block_size = 16, .num_kv_heads = 20, .head_size = 64});
+  EXPECT_GT(spec.page_bytes(), 0);
+  EXPECT_EQ(Blocks(spec, Limits(100, 100)), 0);
+  EXPECT_EQ(MaxBytesPerRequest(spec, Limits(100, 100)).value(), 0);
+  EXPECT_EQ(BlockTableWidth(spec, Limits(100, 100)).value(), 0);
+}
+
+TEST(RequestFootprintTest, CrossAttentionNeedsTheEncodersLength) {
+  const KvCacheSpec spec =
+      *CrossAttentionSpec::Create({.block_size = 16, .num_kv_heads = 1, .head_size = 1});
+  EXPECT_EQ(MaxBlocksPerRequest(spec, Limits(100, 100)).status().message(),
+            "max_encoder_tokens: got 0, expected at least 1 for " + spec.ToString());
+  EXPECT_FALSE(BlockTableWidth(spec, Limits(100, 100)).ok());
+}
+
 // The most blocks held over all states of a request: `settled` tokens processed, up to `in_flight`
 // more scheduled, and whole blocks before the first token still needed given back.
 template <typename FirstNeeded>
@@ -241,6 +301,8 @@ TEST(RequestFootprintTest, HugeLimitsNeverWrap) {
   const auto bytes = MaxBytesPerRequest(Full(1), Limits(kHuge, 1));
   ASSERT_FALSE(bytes.ok());
   EXPECT_THAT(std::string(bytes.status().message()), HasSubstr("fits 63 bits"));
+  EXPECT_FALSE(MaxBlocksPerRequest(Mamba(MambaCacheMode::kAll, kHuge), Limits(kHuge, 1)).ok());
+  EXPECT_FALSE(BlockTableWidth(Mamba(MambaCacheMode::kNone, kHuge), Limits(1, 1)).ok());
   RequestLimits limits = Limits(kHuge, 1);
   limits.decode_context_parallel = kHuge;
   EXPECT_EQ(Blocks(Full(16), limits), 1);

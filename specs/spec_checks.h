@@ -1,13 +1,17 @@
-// Checks that several spec kinds share. For the factories of this folder only.
+// Checks and page sizes that several spec kinds share. For the factories of this folder only.
 
 #ifndef KVBLOCKS_SPECS_SPEC_CHECKS_H_
 #define KVBLOCKS_SPECS_SPEC_CHECKS_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "specs/data_type.h"
 #include "specs/field_error.h"
+#include "specs/page_bytes.h"
+#include "specs/row_codec.h"
 
 namespace kvblocks {
 
@@ -38,6 +42,29 @@ absl::Status CheckLatentOptions(const Options& o) {
   status.Update(CheckPositive("alignment", o.alignment));
   status.Update(CheckStorage(o.dtype, o.quant_mode, /*mla=*/true));
   return status;
+}
+
+// The page of a kind with K and V, of a mode that may be counted as another.
+template <typename Options>
+absl::StatusOr<int64_t> KeyValuePageBytes(const Options& o, int64_t head_size_v,
+                                          QuantMode counted_mode) {
+  return PageBytes(UnpaddedPageBytes(CodecOf(FormatOf(counted_mode)), {.num_tokens = o.block_size,
+                                                                       .num_rows = o.block_size,
+                                                                       .num_heads = o.num_kv_heads,
+                                                                       .key_values = o.head_size,
+                                                                       .value_values = head_size_v,
+                                                                       .dtype = o.dtype}),
+                   o.page_size_padded, /*alignment=*/std::nullopt);
+}
+
+// The page of a kind with one latent vector per row.
+template <typename Options>
+absl::StatusOr<int64_t> LatentPageBytes(const Options& o, const RowCodec& codec) {
+  return PageBytes(UnpaddedPageBytes(codec, {.num_tokens = o.block_size,
+                                             .num_rows = o.block_size / o.compress_ratio,
+                                             .key_values = o.head_size,
+                                             .dtype = o.dtype}),
+                   o.page_size_padded, o.alignment);
 }
 
 }  // namespace kvblocks

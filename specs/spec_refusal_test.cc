@@ -47,7 +47,8 @@ template <typename Spec>
 class EverySpecTest : public ::testing::Test {};
 using AllSpecs =
     ::testing::Types<FullAttentionSpec, MlaAttentionSpec, SinkFullAttentionSpec, SlidingWindowSpec,
-                     SlidingWindowMlaSpec, ChunkedLocalAttentionSpec>;
+                     SlidingWindowMlaSpec, ChunkedLocalAttentionSpec, CrossAttentionSpec,
+                     EncoderOnlyAttentionSpec>;
 TYPED_TEST_SUITE(EverySpecTest, AllSpecs);
 
 TYPED_TEST(EverySpecTest, AcceptsSensibleOptions) {
@@ -204,6 +205,38 @@ TEST(SpecRefusalTest, FullSpecCarriesOneLabelAtMost) {
             "local in one way only)");
   EXPECT_EQ(Refusal<FullAttentionSpec>([](auto& o) { o.attention_chunk_size = 0; }),
             "attention_chunk_size: got 0, expected at least 1");
+}
+
+std::string MambaRefusal(const std::function<void(MambaSpec::Options&)>& spoil) {
+  MambaSpec::Options options = {.block_size = 16, .states = {{{4, 3}}, {{2}}}};
+  spoil(options);
+  const absl::StatusOr<MambaSpec> spec = MambaSpec::Create(options);
+  if (spec.ok()) return "accepted";
+  EXPECT_TRUE(FieldOfError(spec.status()).has_value());
+  return std::string(spec.status().message());
+}
+
+TEST(SpecRefusalTest, MambaStatesHavePositiveSizesThatFit) {
+  EXPECT_EQ(MambaRefusal([](auto&) {}), "accepted");
+  EXPECT_EQ(MambaRefusal([](auto& o) { o.block_size = 0; }),
+            "block_size: got 0, expected at least 1");
+  EXPECT_EQ(MambaRefusal([](auto& o) { o.states.clear(); }),
+            "states: got none, expected at least one");
+  EXPECT_EQ(MambaRefusal([](auto& o) { o.states[1].shape[0] = -2; }),
+            "states[1].shape[0]: got -2, expected at least 1");
+  EXPECT_EQ(MambaRefusal([](auto& o) { o.num_speculative_blocks = -1; }),
+            "num_speculative_blocks: got -1, expected at least 0");
+  EXPECT_EQ(MambaRefusal([](auto& o) { o.page_size_padded = 27; }),
+            "page_size_padded: got 27, expected at least the unpadded page of 28 bytes");
+  EXPECT_THAT(MambaRefusal([](auto& o) {
+                o.states[0].shape = {kHuge, 2};
+              }),
+              HasSubstr("states[0].shape: got more than 9223372036854775807 values"));
+  EXPECT_THAT(MambaRefusal([](auto& o) { o.states[0].shape = {kHuge}; }),
+              HasSubstr("states: got a state of more than 9223372036854775807 bytes"));
+  EXPECT_EQ(ParseMambaCacheMode("some").status().message(),
+            "cache_mode: got \"some\", expected one of none, align, all");
+  EXPECT_EQ(ParseMambaCacheMode("align").value(), MambaCacheMode::kAlign);
 }
 
 }  // namespace
