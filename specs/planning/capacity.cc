@@ -11,9 +11,10 @@ namespace {
 // Whole numbers that stop at the largest instead of wrapping: beyond it nothing fits anyway.
 int64_t Saturated(CheckedInt64 value) { return value.value().value_or(kNoCap); }
 
-// Blocks of `requests` requests of one length in one group. Each holds its steady blocks and at most
-// one more for a window that starts inside a block; what else they hold is covered by the tokens in
-// flight, which exist once. No request holds more than one that owns all tokens in flight.
+// Blocks of `requests` requests of one length in one group. Each holds its steady blocks and at
+// most one more for a window that starts inside a block; what else they hold is covered by the
+// tokens in flight, which exist once. No request holds more than one that owns all tokens in
+// flight.
 CheckedInt64 BlocksOfRequests(const GroupDemand& group, int64_t requests, int64_t length,
                               bool shared_transient) {
   const int64_t alone = group.alone.At(length);
@@ -24,8 +25,8 @@ CheckedInt64 BlocksOfRequests(const GroupDemand& group, int64_t requests, int64_
   return Saturated(together) < Saturated(separate) ? together : separate;
 }
 
-// The largest n in [0, limit] for which fits(n), given that fits(0) and that once it does not fit it
-// never does again.
+// The largest n in [0, limit] for which fits(n), given that fits(0) and that once it does not fit
+// it never does again.
 template <typename Fits>
 int64_t LastThatFits(int64_t limit, Fits fits) {
   int64_t low = 0;

@@ -95,12 +95,11 @@ std::optional<std::vector<KvCacheSpec>> StoreInFull(std::span<const LayerCache> 
       continue;
     }
     ok = false;
-    errors->push_back({.code = PlanErrorCode::kNotOneType,
-                       .message = "layer \"" + caches[i].name +
-                                  "\" cannot be stored in full with block size " +
-                                  std::to_string(block_size) + ": " +
-                                  std::string(full.status().message()),
-                       .layers = {caches[i].name}});
+    errors->push_back(
+        {.code = PlanErrorCode::kNotOneType,
+         .message = "layer \"" + caches[i].name + "\" cannot be stored in full with block size " +
+                    std::to_string(block_size) + ": " + std::string(full.status().message()),
+         .layers = {caches[i].name}});
   }
   if (!ok) return std::nullopt;
   return specs;

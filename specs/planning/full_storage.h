@@ -1,9 +1,9 @@
 // StoreInFull: specs of local layers turned into specs that keep every token, so that one kind of
 // block table serves the whole model.
 //
-// Compute stays local; only storage grows. The window or chunk stays on the new spec as a label, the
-// quantisation mode is carried over, and the block size becomes that of the full layers if they agree on
-// one.
+// Compute stays local; only storage grows. The window or chunk stays on the new spec as a label,
+// the quantisation mode is carried over, and the block size becomes that of the full layers if they
+// agree on one.
 
 #ifndef KVBLOCKS_SPECS_PLANNING_FULL_STORAGE_H_
 #define KVBLOCKS_SPECS_PLANNING_FULL_STORAGE_H_

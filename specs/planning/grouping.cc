@@ -10,6 +10,7 @@
 #include "specs/planning/page_equalising.h"
 #include "specs/planning/request_demand.h"
 #include "specs/planning/slab_groups.h"
+#include "specs/planning/state_alignment.h"
 #include "specs/planning/tuple_groups.h"
 
 namespace kvblocks {
@@ -110,6 +111,11 @@ class Grouper {
   }
 
   bool GroupByPage() {
+    const int64_t kernel_block =
+        options_.kernel_block_sizes.empty() ? 1 : std::ranges::min(options_.kernel_block_sizes);
+    if (!Store(AlignStates(result_.stored, kernel_block, options_.state_chunk_tokens, errors_))) {
+      return false;
+    }
     std::vector<PlanError> not_equal;
     if (!Store(EqualisePages(result_.stored, &not_equal))) {
       if (StoreMlaModelInFull()) return true;

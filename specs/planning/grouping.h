@@ -1,8 +1,8 @@
 // GroupLayers: which layer caches share a block table, and how each of them is stored.
 //
-// Steps, the first that applies: local layers stored in full if hybrid management is off; one group if
-// all specs merge; one aggregate if they are of uniform type; then what the layout calls for - tuples
-// or equal pages (uniform, upstream), a common stride (slab), one group per type (native).
+// Steps, the first that applies: local layers stored in full if hybrid management is off; one group
+// if all specs merge; one aggregate if they are of uniform type; then what the layout calls for -
+// tuples or equal pages (uniform, upstream), a common stride (slab), one group per type (native).
 //
 // Groups and the order within them depend on registration order only.
 
@@ -33,8 +33,8 @@ struct Grouping {
   bool by_tuples = false;
 };
 
-// `caches` has each name once. The exact policy needs `layout` and a typical length; upstream's policy
-// ignores both.
+// `caches` has each name once. The exact policy needs `layout` and a typical length; upstream's
+// policy ignores both.
 std::optional<Grouping> GroupLayers(std::span<const LayerCache> caches, const PlanOptions& options,
                                     PoolLayout layout, int64_t typical_len,
                                     std::vector<PlanError>* errors);

@@ -19,9 +19,9 @@ struct LayerBucket {
   KvCacheSpec spec;              // merged
 };
 
-// Layers of equal spec, in registration order of their first; then each bucket is merged into an earlier
-// one where that is possible. `keep_labels_apart`: layers with and without a window or chunk label
-// do not merge.
+// Layers of equal spec, in registration order of their first; then each bucket is merged into an
+// earlier one where that is possible. `keep_labels_apart`: layers with and without a window or
+// chunk label do not merge.
 std::vector<LayerBucket> BucketBySpec(std::span<const KvCacheSpec> specs, bool keep_labels_apart);
 
 // Layers that always need the same number of blocks, whatever their pages are.
@@ -31,8 +31,8 @@ std::vector<LayerBucket> BucketByUniformType(std::span<const KvCacheSpec> specs,
 // Whether a full spec carries a window or chunk as a label.
 bool HasLocalLabel(const KvCacheSpec& spec);
 
-// Upstream's rule: the largest bucket if it is below one and a half of the smallest, else the smallest.
-// REQUIRES: counts is not empty, each at least 1.
+// Upstream's rule: the largest bucket if it is below one and a half of the smallest, else the
+// smallest. REQUIRES: counts is not empty, each at least 1.
 int64_t UpstreamGroupSize(std::span<const int64_t> counts);
 
 // A bucket of `count` layers in groups of `group_size`: so many pages have no layer.

@@ -61,14 +61,14 @@ std::optional<std::vector<KvCacheSpec>> EqualisePages(std::span<const LayerCache
     const int64_t page = cache.spec.page_bytes();
     const auto [entry, is_new] = error_of_page.emplace(page, errors->size());
     if (is_new) {
-      errors->push_back({.code = PlanErrorCode::kPagesDoNotEqualise,
-                         .message = "layer \"" + cache.name + "\" has pages of " +
-                                    std::to_string(page) + " bytes, the largest page has " +
-                                    std::to_string(target) + ": " +
-                                    std::string(spec.status().message()) +
-                                    "; use the native layout, whose page classes need no common size",
-                         .needed = target,
-                         .available = page});
+      errors->push_back(
+          {.code = PlanErrorCode::kPagesDoNotEqualise,
+           .message = "layer \"" + cache.name + "\" has pages of " + std::to_string(page) +
+                      " bytes, the largest page has " + std::to_string(target) + ": " +
+                      std::string(spec.status().message()) +
+                      "; use the native layout, whose page classes need no common size",
+           .needed = target,
+           .available = page});
     }
     (*errors)[entry->second].layers.push_back(cache.name);
   }

@@ -1,9 +1,9 @@
-// EqualisePages: every layer cache brought to the largest page present, so that any of them can live in
-// any tensor of the pool.
+// EqualisePages: every layer cache brought to the largest page present, so that any of them can
+// live in any tensor of the pool.
 //
-// A page that divides the largest grows by a larger block. Otherwise it is padded if the backend reads
-// pages through the block stride. A layer that allows neither is an error; the native layout needs no
-// equal pages.
+// A page that divides the largest grows by a larger block. Otherwise it is padded if the backend
+// reads pages through the block stride. A layer that allows neither is an error; the native layout
+// needs no equal pages.
 
 #ifndef KVBLOCKS_SPECS_PLANNING_PAGE_EQUALISING_H_
 #define KVBLOCKS_SPECS_PLANNING_PAGE_EQUALISING_H_

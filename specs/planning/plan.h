@@ -1,8 +1,9 @@
 // Plan: how the layer caches of a model share one pool - groups, memory, addresses, capacity.
 //
 // What MakePlan (planner.h) returns. A value: nothing in it changes, methods of a length are closed
-// forms. Layers are named by index into `layers`, the distinct names in registration order. A plan
-// covers all workers; block ids are common to all of them, bytes are each worker's own.
+// forms. Encoder-only layers store nothing and do not appear. Layers are named by index into
+// `layers`, the distinct names in registration order. A plan covers all workers; block ids are
+// common to all of them, bytes are each worker's own.
 
 #ifndef KVBLOCKS_SPECS_PLANNING_PLAN_H_
 #define KVBLOCKS_SPECS_PLANNING_PLAN_H_
@@ -34,7 +35,7 @@ struct PlannedGroup {
   bool is_aggregate = false;     // members' pages may differ
   bool is_draft = false;
   int64_t page_bytes = 0;      // sum of the members' pages, over all of them
-  int64_t padding_layers = 0;  // upstream's padding: unused pages beside the real layers
+  int64_t padding_layers = 0;  // uniform: tensors of the pool that it has no layer for
   // Equal for groups whose attention metadata differs in the block table only.
   int metadata_key = 0;
   int32_t page_class = 0;
@@ -82,7 +83,8 @@ struct WorkerPlan {
   std::vector<PlannedTensor> tensors = {};
   std::vector<LayerDescriptor> descriptors = {};  // of its layers, by layer index
   std::vector<int64_t> group_page_bytes = {};     // of its layers, per group; 0 where it has none
-  int64_t check_bytes_per_block = 0;  // upstream: what its memory check charges per block
+  // Upstream: what its memory check charges per block, where that is not the stride.
+  std::optional<int64_t> check_bytes_per_block = std::nullopt;
 };
 
 enum class WasteReason {

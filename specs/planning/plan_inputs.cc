@@ -26,6 +26,7 @@ class InputChecker {
     }
     CollectCaches();
     CollectMemory();
+    CheckEncoderTokens();
     CheckContextParallel();
     return std::move(inputs_);
   }
@@ -54,6 +55,7 @@ class InputChecker {
     CheckRange("longest_automatic_len", o.longest_automatic_len, 1, kMaxPlannedTokens);
     CheckRange("typical_len", o.typical_len, 0, kMaxPlannedTokens);
     CheckRange("table_cost_bytes", o.table_cost_bytes, 0, int64_t{1} << 44);
+    CheckRange("state_chunk_tokens", o.state_chunk_tokens, 1, kMaxPlannedTokens);
     CheckRange("max_chunk_bytes", o.max_chunk_bytes, 1, int64_t{1} << 40);
     if (o.num_blocks_override.has_value()) {
       CheckRange("num_blocks_override", *o.num_blocks_override, 1, kMaxNumBlocks);
@@ -87,6 +89,7 @@ class InputChecker {
         continue;
       }
       num_workers_ = std::max(num_workers_, cache.worker + 1);
+      if (cache.spec.kind() == KvCacheSpecKind::kEncoderOnlyAttention) continue;
       const auto [entry, is_new] = index_of_name.emplace(cache.name, inputs_.distinct.size());
       if (is_new) {
         inputs_.distinct.push_back(cache);
@@ -110,8 +113,8 @@ class InputChecker {
     std::vector<int>& workers = inputs_.workers[index];
     if (std::ranges::find(workers, cache.worker) != workers.end()) {
       errors_->push_back({.code = PlanErrorCode::kNotInOneGroup,
-                          .message = "layer cache \"" + cache.name + "\" is there twice on worker " +
-                                     std::to_string(cache.worker) +
+                          .message = "layer cache \"" + cache.name +
+                                     "\" is there twice on worker " + std::to_string(cache.worker) +
                                      " and would be in two groups; expected each name once",
                           .layers = {cache.name},
                           .worker = cache.worker});
@@ -163,12 +166,22 @@ class InputChecker {
     }
   }
 
+  void CheckEncoderTokens() {
+    for (const LayerCache& cache : inputs_.distinct) {
+      if (cache.spec.kind() != KvCacheSpecKind::kCrossAttention) continue;
+      CheckRange("limits.max_encoder_tokens, which cross attention needs,",
+                 options_.limits.max_encoder_tokens, 1, kMaxPlannedTokens);
+      return;
+    }
+  }
+
   void CheckContextParallel() {
     const int64_t ranks = options_.limits.decode_context_parallel;
     if (ranks <= 1) return;
     PlanError error = {.code = PlanErrorCode::kContextParallelWindow};
     for (const LayerCache& cache : inputs_.distinct) {
-      if (cache.spec.sliding_window().has_value() || cache.spec.attention_chunk_size().has_value()) {
+      if (cache.spec.sliding_window().has_value() ||
+          cache.spec.attention_chunk_size().has_value()) {
         error.layers.push_back(cache.name);
       }
     }

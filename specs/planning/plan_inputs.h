@@ -1,7 +1,7 @@
 // CheckInputs: layer caches and options before anything is planned with them.
 //
-// Brings the caches of all workers to one list of distinct names and finds every error that does not
-// need groups: E-1, E-2, E-9, E-10 and E-16.
+// Brings the caches of all workers to one list of distinct names and finds every error that does
+// not need groups: E-1, E-2, E-9, E-10 and E-16.
 
 #ifndef KVBLOCKS_SPECS_PLANNING_PLAN_INPUTS_H_
 #define KVBLOCKS_SPECS_PLANNING_PLAN_INPUTS_H_
@@ -23,7 +23,8 @@ inline constexpr int64_t kMaxPlannedCaches = 1 << 16;
 inline constexpr int kMaxPlannedWorkers = 1 << 12;
 
 struct PlanInputs {
-  std::vector<LayerCache> distinct = {};       // by name, in registration order
+  // By name, in registration order; encoder-only layers, which store nothing, are left out.
+  std::vector<LayerCache> distinct = {};
   std::vector<std::vector<int>> workers = {};  // that hold it, ascending, per distinct cache
   std::vector<int64_t> available_bytes = {};   // per worker; 0 where the block count is given
 };

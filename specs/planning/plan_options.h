@@ -52,12 +52,15 @@ struct PlanOptions {
 
   // The exact policy weighs group sizes at this length; 0 takes the configured length.
   int64_t typical_len = 0;
-  // Bytes that a request may cost more to save it one block table. The default lets Gemma-3-27B have
-  // 13 tables rather than 7 at 131,072 tokens (62 MB each), but not 31 (13 MB each).
+  // Bytes that a request may cost more to save it one block table. The default lets Gemma-3-27B
+  // have 13 tables rather than 7 at 131,072 tokens (62 MB each), but not 31 (13 MB each).
   int64_t table_cost_bytes = int64_t{32} << 20;
 
   // Block sizes that the attention kernels take, each with its multiples; empty: any.
   std::vector<int64_t> kernel_block_sizes = {};
+  // Chunk of the state kernels, tokens; blocks of models that keep every state become multiples of
+  // it.
+  int64_t state_chunk_tokens = 1;
   // Upstream: one allocation for all layers of a block even where groups are not aggregates.
   bool cross_layer_blocks = false;
   // Upstream's memory check of tuple groups multiplies tuples by the sum of distinct pages, more

@@ -37,6 +37,25 @@ GroupDemand ChunkDemand(int64_t chunk, int64_t block_size, int64_t in_flight,
   return demand;
 }
 
+BlockStaircase Constant(int64_t blocks) { return {.step = 1, .cap = 0, .added = blocks}; }
+
+GroupDemand StateDemand(const MambaSpec::Options& o) {
+  GroupDemand demand;
+  switch (o.cache_mode) {
+    case MambaCacheMode::kNone:
+      demand.alone = Constant(AddUpTo(o.num_speculative_blocks, 1, kNoCap));
+      break;
+    case MambaCacheMode::kAlign:
+      demand.alone = Constant(AddUpTo(o.num_speculative_blocks, 2, kNoCap));
+      break;
+    case MambaCacheMode::kAll:
+      demand.alone = {.step = o.block_size, .added = o.num_speculative_blocks};
+      break;
+  }
+  demand.steady = demand.alone;
+  return demand;
+}
+
 }  // namespace
 
 GroupDemand DemandOf(const KvCacheSpec& spec, const RequestLimits& limits,
@@ -48,11 +67,14 @@ GroupDemand DemandOf(const KvCacheSpec& spec, const RequestLimits& limits,
   if (const auto chunk = spec.attention_chunk_size()) {
     return ChunkDemand(*chunk, spec.block_size(), in_flight, formula);
   }
+  if (const auto* mamba = spec.get_if<MambaSpec>()) return StateDemand(mamba->options());
   GroupDemand demand;
   // Nested ceilings equal the ceiling of the division by the product.
-  demand.alone.step = (CheckedInt64(spec.block_size()) * limits.decode_context_parallel)
-                          .value()
-                          .value_or(kNoCap);
+  demand.alone.step =
+      (CheckedInt64(spec.block_size()) * limits.decode_context_parallel).value().value_or(kNoCap);
+  if (spec.kind() == KvCacheSpecKind::kCrossAttention) {
+    demand.alone = Constant(CeilDiv(limits.max_encoder_tokens, demand.alone.step));
+  }
   demand.steady = demand.alone;
   if (formula == BlockCountFormula::kExact) {
     demand.permanent_blocks = spec.sink_length() / spec.block_size();

@@ -28,8 +28,8 @@ std::vector<std::vector<size_t>> DealByPage(const SlabBucket& bucket, int64_t nu
 
 // The bytes of the largest group when the bucket is dealt into `num_groups`.
 int64_t LargestGroupBytes(const SlabBucket& bucket, int64_t num_groups) {
-  // The deal starts each page size where the one before stopped, so the bytes per group are sums over
-  // the sizes in descending order; no lists are needed.
+  // The deal starts each page size where the one before stopped, so the bytes per group are sums
+  // over the sizes in descending order; no lists are needed.
   std::vector<int64_t> pages = bucket.page_bytes;
   std::ranges::sort(pages, std::greater<>());
   std::vector<int64_t> bytes(num_groups, 0);
@@ -37,7 +37,8 @@ int64_t LargestGroupBytes(const SlabBucket& bucket, int64_t num_groups) {
   return std::ranges::max(bytes);
 }
 
-// The fewest groups of which none is larger than `stride`, where bytes_of[k - 1] is the largest of k.
+// The fewest groups of which none is larger than `stride`, where bytes_of[k - 1] is the largest of
+// k.
 int64_t FewestGroups(std::span<const int64_t> bytes_of, int64_t stride) {
   for (size_t k = 1; k <= bytes_of.size(); ++k) {
     if (bytes_of[k - 1] <= stride) return static_cast<int64_t>(k);

@@ -1,8 +1,8 @@
 // Slab groups of the exact policy: layers of any pages in groups that fill one stride.
 //
-// A block id costs the bytes of the largest group, so a good cut makes groups about equally large. Buckets
-// whose layers already share a table are cut into as few groups as stay below a stride, and the stride is
-// chosen by what a request of typical length then costs.
+// A block id costs the bytes of the largest group, so a good cut makes groups about equally large.
+// Buckets whose layers already share a table are cut into as few groups as stay below a stride, and
+// the stride is chosen by what a request of typical length then costs.
 
 #ifndef KVBLOCKS_SPECS_PLANNING_SLAB_GROUPS_H_
 #define KVBLOCKS_SPECS_PLANNING_SLAB_GROUPS_H_

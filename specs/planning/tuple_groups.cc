@@ -12,9 +12,7 @@
 namespace kvblocks {
 namespace {
 
-bool IsMla(const LayerCache& cache) {
-  return cache.spec.kind() == KvCacheSpecKind::kMlaAttention;
-}
+bool IsMla(const LayerCache& cache) { return cache.spec.kind() == KvCacheSpecKind::kMlaAttention; }
 bool IsSlidingMla(const LayerCache& cache) {
   return cache.spec.kind() == KvCacheSpecKind::kSlidingWindowMla;
 }
@@ -41,8 +39,8 @@ bool CheckMlaBlockSizes(std::span<const LayerCache> caches, std::span<const int>
   PlanError error = {.code = PlanErrorCode::kTableWidths};
   std::string sizes;
   for (const auto& [size, layer] : first_of_size) {
-    sizes += (sizes.empty() ? "" : ", ") + std::to_string(size) + " (\"" + caches[layer].name +
-             "\")";
+    sizes +=
+        (sizes.empty() ? "" : ", ") + std::to_string(size) + " (\"" + caches[layer].name + "\")";
     error.layers.push_back(caches[layer].name);
   }
   error.message =
@@ -53,8 +51,8 @@ bool CheckMlaBlockSizes(std::span<const LayerCache> caches, std::span<const int>
   return false;
 }
 
-bool CheckWholeTuples(std::span<const LayerCache> caches,
-                      std::span<const std::vector<int>> columns, std::vector<PlanError>* errors) {
+bool CheckWholeTuples(std::span<const LayerCache> caches, std::span<const std::vector<int>> columns,
+                      std::vector<PlanError>* errors) {
   for (const std::vector<int>& column : columns) {
     if (column.size() == columns.front().size()) continue;
     const LayerCache& some = caches[columns.front().front()];
@@ -62,11 +60,11 @@ bool CheckWholeTuples(std::span<const LayerCache> caches,
     errors->push_back(
         {.code = PlanErrorCode::kPagesDoNotEqualise,
          .message = "sliding MLA caches of block size " + std::to_string(some.spec.block_size()) +
-                    " and window " + std::to_string(*some.spec.sliding_window()) +
-                    ": pages of " + std::to_string(some.spec.page_bytes()) + " bytes (\"" +
-                    some.name + "\") occur " + std::to_string(columns.front().size()) +
-                    " times, pages of " + std::to_string(other.spec.page_bytes()) + " bytes (\"" +
-                    other.name + "\") " + std::to_string(column.size()) +
+                    " and window " + std::to_string(*some.spec.sliding_window()) + ": pages of " +
+                    std::to_string(some.spec.page_bytes()) + " bytes (\"" + some.name +
+                    "\") occur " + std::to_string(columns.front().size()) + " times, pages of " +
+                    std::to_string(other.spec.page_bytes()) + " bytes (\"" + other.name + "\") " +
+                    std::to_string(column.size()) +
                     " times, expected equally often; use the exact policy, which needs no tuples",
          .layers = {some.name, other.name}});
     return false;
@@ -103,7 +101,8 @@ bool CallsForTuples(std::span<const LayerCache> caches) {
     return cache.spec.page_bytes() != caches.front().spec.page_bytes();
   };
   return std::ranges::any_of(caches, IsSlidingMla) && std::ranges::any_of(caches, other_page) &&
-         std::ranges::all_of(caches, [](const LayerCache& c) { return IsMla(c) || IsSlidingMla(c); });
+         std::ranges::all_of(caches,
+                             [](const LayerCache& c) { return IsMla(c) || IsSlidingMla(c); });
 }
 
 std::optional<TupleGroups> GroupByTuples(std::span<const LayerCache> caches,
@@ -117,8 +116,8 @@ std::optional<TupleGroups> GroupByTuples(std::span<const LayerCache> caches,
       continue;
     }
     const KvCacheSpec& spec = caches[i].spec;
-    const auto [entry, is_new] = bucket_of.emplace(
-        std::pair(spec.block_size(), *spec.sliding_window()), buckets.size());
+    const auto [entry, is_new] =
+        bucket_of.emplace(std::pair(spec.block_size(), *spec.sliding_window()), buckets.size());
     if (is_new) buckets.emplace_back();
     buckets[entry->second].push_back(static_cast<int>(i));
   }
