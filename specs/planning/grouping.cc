@@ -1,0 +1,203 @@
+#include "specs/planning/grouping.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "specs/checked_int64.h"
+#include "specs/merge.h"
+#include "specs/planning/full_storage.h"
+#include "specs/planning/layer_buckets.h"
+#include "specs/planning/page_equalising.h"
+#include "specs/planning/request_demand.h"
+#include "specs/planning/slab_groups.h"
+#include "specs/planning/state_alignment.h"
+#include "specs/planning/tuple_groups.h"
+
+namespace kvblocks {
+namespace {
+
+std::vector<KvCacheSpec> SpecsOf(std::span<const LayerCache> caches) {
+  std::vector<KvCacheSpec> specs;
+  specs.reserve(caches.size());
+  for (const LayerCache& cache : caches) specs.push_back(cache.spec);
+  return specs;
+}
+
+class Grouper {
+ public:
+  Grouper(std::span<const LayerCache> caches, const PlanOptions& options, PoolLayout layout,
+          int64_t typical_len, std::vector<PlanError>* errors)
+      : options_(options), layout_(layout), typical_len_(typical_len), errors_(errors) {
+    result_.stored.assign(caches.begin(), caches.end());
+  }
+
+  bool Run() {
+    if (result_.stored.empty()) return true;
+    if (!options_.hybrid) {
+      if (!Store(StoreInFull(result_.stored, errors_))) return false;
+      if (labels_apart()) return GroupByLayout();
+      if (!CheckOneType(result_.stored, SpecsOf(result_.stored), errors_)) return false;
+    }
+    return TryOneGroup() || GroupByLayout();
+  }
+
+  Grouping Take() { return std::move(result_); }
+
+ private:
+  bool exact() const { return options_.policy == PlanPolicy::kExact; }
+  bool labels_apart() const {
+    return exact() && !options_.hybrid && options_.bill_promoted_at_window;
+  }
+
+  bool Store(std::optional<std::vector<KvCacheSpec>> specs) {
+    if (!specs.has_value()) return false;
+    for (size_t i = 0; i < specs->size(); ++i) result_.stored[i].spec = (*specs)[i];
+    return true;
+  }
+
+  // A group of these layers: one spec if they merge, an aggregate otherwise.
+  void AddGroup(std::vector<int> layers) {
+    std::vector<KvCacheSpec> specs;
+    for (const int layer : layers) specs.push_back(result_.stored[layer].spec);
+    const absl::StatusOr<KvCacheSpec> merged = Merge(specs);
+    LayerGroup group = {.layers = std::move(layers),
+                        .spec = merged.ok() ? *merged : specs.front(),
+                        .is_aggregate = !merged.ok()};
+    if (labels_apart()) {
+      const auto* full = group.spec.get_if<FullAttentionSpec>();
+      const bool all_labelled = std::ranges::all_of(specs, HasLocalLabel);
+      if (full != nullptr && all_labelled && !group.is_aggregate) {
+        group.billed_window = full->options().sliding_window;
+      }
+    }
+    result_.groups.push_back(std::move(group));
+  }
+
+  bool TryOneGroup() {
+    const std::vector<KvCacheSpec> specs = SpecsOf(result_.stored);
+    if (!IsMergeable(specs) && !IsUniformType(specs)) return false;
+    std::vector<int> all(specs.size());
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
+    AddGroup(std::move(all));
+    return true;
+  }
+
+  bool GroupByLayout() {
+    if (!exact()) return GroupByTupleOrPage();
+    switch (layout_) {
+      case PoolLayout::kUniform:
+        return GroupByPage();
+      case PoolLayout::kSlab:
+        return GroupByStride();
+      case PoolLayout::kNative:
+        for (LayerBucket& bucket : BucketByUniformType(SpecsOf(result_.stored), labels_apart())) {
+          AddGroup(std::move(bucket.layers));
+        }
+        return true;
+    }
+    return false;
+  }
+
+  bool GroupByTupleOrPage() {
+    if (!CallsForTuples(result_.stored)) return GroupByPage();
+    std::optional<TupleGroups> tuples = GroupByTuples(result_.stored, errors_);
+    if (!tuples.has_value()) return false;
+    for (std::vector<int>& layers : tuples->groups) {
+      AddGroup(std::move(layers));
+      result_.groups.back().is_aggregate = true;
+    }
+    result_.by_tuples = true;
+    return true;
+  }
+
+  bool GroupByPage() {
+    const int64_t kernel_block =
+        options_.kernel_block_sizes.empty() ? 1 : std::ranges::min(options_.kernel_block_sizes);
+    if (!Store(AlignStates(result_.stored, kernel_block, options_.state_chunk_tokens, errors_))) {
+      return false;
+    }
+    std::vector<PlanError> not_equal;
+    if (!Store(EqualisePages(result_.stored, &not_equal))) {
+      if (StoreMlaModelInFull()) return true;
+      errors_->insert(errors_->end(), not_equal.begin(), not_equal.end());
+      return false;
+    }
+    std::vector<LayerBucket> buckets = BucketBySpec(SpecsOf(result_.stored), labels_apart());
+    const int64_t size = GroupSize(buckets);
+    for (LayerBucket& bucket : buckets) {
+      const int64_t count = static_cast<int64_t>(bucket.layers.size());
+      for (std::vector<int>& layers : Deal(bucket.layers, CeilDiv(count, size))) {
+        AddGroup(std::move(layers));
+      }
+    }
+    return true;
+  }
+
+  int64_t GroupSize(std::span<const LayerBucket> buckets) const {
+    if (!exact()) {
+      std::vector<int64_t> counts;
+      for (const LayerBucket& bucket : buckets) {
+        counts.push_back(static_cast<int64_t>(bucket.layers.size()));
+      }
+      return UpstreamGroupSize(counts);
+    }
+    std::vector<BucketCost> costs;
+    for (const LayerBucket& bucket : buckets) {
+      costs.push_back({.layers = static_cast<int64_t>(bucket.layers.size()),
+                       .blocks = TypicalBlocks(bucket.spec)});
+    }
+    return CheapestGroupSize(costs, buckets.front().spec.page_bytes(), options_.table_cost_bytes);
+  }
+
+  // The way out for MLA models with plain window layers whose pages do not equalise.
+  bool StoreMlaModelInFull() {
+    bool any_mla = false;
+    for (const LayerCache& cache : result_.stored) {
+      const bool mla = cache.spec.kind() == KvCacheSpecKind::kMlaAttention;
+      if (!mla && cache.spec.kind() != KvCacheSpecKind::kSlidingWindow) return false;
+      any_mla |= mla;
+    }
+    std::vector<PlanError> ignored;
+    std::optional<std::vector<KvCacheSpec>> specs = StoreInFull(result_.stored, &ignored);
+    if (!any_mla || !specs.has_value() || !IsUniformType(*specs)) return false;
+    return Store(std::move(specs)) && TryOneGroup();
+  }
+
+  bool GroupByStride() {
+    std::vector<SlabBucket> buckets;
+    for (LayerBucket& bucket : BucketByUniformType(SpecsOf(result_.stored), labels_apart())) {
+      SlabBucket slab = {.blocks = TypicalBlocks(bucket.spec)};
+      for (const int layer : bucket.layers) {
+        slab.page_bytes.push_back(result_.stored[layer].spec.page_bytes());
+      }
+      slab.layers = std::move(bucket.layers);
+      buckets.push_back(std::move(slab));
+    }
+    for (auto& groups : CheapestSlabGroups(buckets, options_.table_cost_bytes)) {
+      for (std::vector<int>& layers : groups) AddGroup(std::move(layers));
+    }
+    return true;
+  }
+
+  int64_t TypicalBlocks(const KvCacheSpec& spec) const {
+    return DemandOf(spec, options_.limits, BlockCountFormula::kExact).alone.At(typical_len_);
+  }
+
+  const PlanOptions& options_;
+  const PoolLayout layout_;
+  const int64_t typical_len_;
+  std::vector<PlanError>* const errors_;
+  Grouping result_;
+};
+
+}  // namespace
+
+std::optional<Grouping> GroupLayers(std::span<const LayerCache> caches, const PlanOptions& options,
+                                    PoolLayout layout, int64_t typical_len,
+                                    std::vector<PlanError>* errors) {
+  Grouper grouper(caches, options, layout, typical_len, errors);
+  if (!grouper.Run()) return std::nullopt;
+  return grouper.Take();
+}
+
+}  // namespace kvblocks

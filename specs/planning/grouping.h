@@ -1,0 +1,44 @@
+// GroupLayers: which layer caches share a block table, and how each of them is stored.
+//
+// Steps, the first that applies: local layers stored in full if hybrid management is off; one group
+// if all specs merge; one aggregate if they are of uniform type; then what the layout calls for -
+// tuples or equal pages (uniform, upstream), a common stride (slab), one group per type (native).
+//
+// Groups and the order within them depend on registration order only.
+
+#ifndef KVBLOCKS_SPECS_PLANNING_GROUPING_H_
+#define KVBLOCKS_SPECS_PLANNING_GROUPING_H_
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "specs/kv_cache_spec.h"
+#include "specs/planning/layer_cache.h"
+#include "specs/planning/plan_error.h"
+#include "specs/planning/plan_options.h"
+
+namespace kvblocks {
+
+struct LayerGroup {
+  std::vector<int> layers = {};
+  KvCacheSpec spec;  // merged, or the first member's
+  bool is_aggregate = false;
+  std::optional<int64_t> billed_window = std::nullopt;
+};
+
+struct Grouping {
+  std::vector<LayerCache> stored = {};  // the input with specs as they are stored
+  std::vector<LayerGroup> groups = {};
+  bool by_tuples = false;
+};
+
+// `caches` has each name once. The exact policy needs `layout` and a typical length; upstream's
+// policy ignores both.
+std::optional<Grouping> GroupLayers(std::span<const LayerCache> caches, const PlanOptions& options,
+                                    PoolLayout layout, int64_t typical_len,
+                                    std::vector<PlanError>* errors);
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_SPECS_PLANNING_GROUPING_H_

@@ -1,0 +1,27 @@
+// EqualisePages: every layer cache brought to the largest page present, so that any of them can
+// live in any tensor of the pool.
+//
+// A page that divides the largest grows by a larger block. Otherwise it is padded if the backend
+// reads pages through the block stride. A layer that allows neither is an error; the native layout
+// needs no equal pages.
+
+#ifndef KVBLOCKS_SPECS_PLANNING_PAGE_EQUALISING_H_
+#define KVBLOCKS_SPECS_PLANNING_PAGE_EQUALISING_H_
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "specs/kv_cache_spec.h"
+#include "specs/planning/layer_cache.h"
+#include "specs/planning/plan_error.h"
+
+namespace kvblocks {
+
+// Specs in the order of `caches`. On failure adds one E-7 per page size that does not fit.
+std::optional<std::vector<KvCacheSpec>> EqualisePages(std::span<const LayerCache> caches,
+                                                      std::vector<PlanError>* errors);
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_SPECS_PLANNING_PAGE_EQUALISING_H_

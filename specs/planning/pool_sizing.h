@@ -1,0 +1,45 @@
+// SizePool: what one block id costs on each worker, and how many blocks all of them can have.
+//
+// Every worker holds its own layers of each group. Block ids are common, so the worker with room
+// for the fewest blocks decides for all.
+
+#ifndef KVBLOCKS_SPECS_PLANNING_POOL_SIZING_H_
+#define KVBLOCKS_SPECS_PLANNING_POOL_SIZING_H_
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "specs/kv_cache_config.h"
+#include "specs/planning/capacity.h"
+#include "specs/planning/grouping.h"
+#include "specs/planning/plan.h"
+#include "specs/planning/plan_inputs.h"
+#include "specs/planning/plan_options.h"
+
+namespace kvblocks {
+
+// group_layers[worker][group]: the layers of the group that the worker holds, in the group's order.
+using ProjectedGroups = std::vector<std::vector<std::vector<int>>>;
+ProjectedGroups ProjectGroups(std::span<const LayerGroup> groups,
+                              std::span<const std::vector<int>> workers_of_layer, int num_workers);
+
+struct PoolSize {
+  int64_t num_blocks = 0;
+  std::vector<WorkerPlan> workers = {};  // sizes only; no tensors, no descriptors
+  std::optional<NativeLayout> native = std::nullopt;
+  PoolCapacity capacity = {};
+};
+
+// The number of units that `worker` could have by itself, for PoolCapacity::LongestLength.
+int64_t OwnUnits(const PoolSize& pool, const WorkerPlan& worker, PlanPolicy policy);
+
+// `length`: what native chunk sizes are compared at.
+PoolSize SizePool(const Grouping& grouping, const ProjectedGroups& projected,
+                  const PlanInputs& inputs, const PlanOptions& options, PoolLayout layout,
+                  int64_t length);
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_SPECS_PLANNING_POOL_SIZING_H_

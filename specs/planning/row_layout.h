@@ -1,0 +1,31 @@
+// RowsOf: what a page of a layer cache looks like inside, for those who address it from outside.
+
+#ifndef KVBLOCKS_SPECS_PLANNING_ROW_LAYOUT_H_
+#define KVBLOCKS_SPECS_PLANNING_ROW_LAYOUT_H_
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "specs/kv_cache_spec.h"
+
+namespace kvblocks {
+
+struct RowLayout {
+  int64_t rows = 0;  // stored per page
+  int64_t row_bytes =
+      0;  // scales and footers included: rows * row_bytes is the page without padding
+  std::vector<std::string_view> dims = {};  // in memory order
+};
+
+// As the usual backends lay it out, tokens before heads: {block, kv, token, head, value}, or
+// {block, token, head, value} where K and V differ in size and lie in one row; {block, token,
+// value} for latent rows; {block, state} for states.
+RowLayout RowsOf(const KvCacheSpec& spec);
+
+// The page without explicit padding and without alignment.
+int64_t UnpaddedPageBytes(const KvCacheSpec& spec);
+
+}  // namespace kvblocks
+
+#endif  // KVBLOCKS_SPECS_PLANNING_ROW_LAYOUT_H_
