@@ -5,27 +5,26 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "sim/cost/attention_cost.h"
+#include "specs/catalogue/layer_caches.h"
+#include "specs/field_error.h"
 
 namespace kvblocks::sim {
 namespace {
 
-// Sums of int64 coefficients times int64 counts.
-using Wide = __int128;
-
 constexpr double kPicosecondsPerSecond = 1e12;
-// Beyond it a coefficient alone fills the clock.
-constexpr double kMaxCoefficient = 9e18;
 
-// Every coefficient passes through here, once.
-int64_t Round(double seconds) {
-  return static_cast<int64_t>(
-      std::llround(std::min(seconds * kPicosecondsPerSecond, kMaxCoefficient)));
-}
-
-// Pairs (new token, token it attends to) of `count` new tokens after `context`, within a window.
-Wide AttendedPairs(Wide context, Wide count, Wide window) {
-  const Wide growing = std::clamp<Wide>(window - context, 0, count);
-  return growing * context + growing * (growing + 1) / 2 + (count - growing) * window;
+AttentionRates RatesOf(const RooflineOptions& options) {
+  AttentionRates rates{
+      .flops_per_s = options.device.bf16_tflops * 1e12 * options.compute_efficiency,
+      .bytes_per_s = options.device.memory_gb_per_s * 1e9 * options.memory_efficiency,
+      .ranks = static_cast<double>(options.tensor_parallel),
+      .bytes_per_element = options.kv_bytes_per_element};
+  if (!options.kv_cache_dtype.empty()) {
+    const auto format = ResolveCacheDtype(options.model, {.cache_dtype = options.kv_cache_dtype});
+    if (format.ok()) rates.format = *format;
+  }
+  return rates;
 }
 
 class Roofline final : public StepTimeModel {
@@ -34,8 +33,7 @@ class Roofline final : public StepTimeModel {
 
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
                                    const Decodes& decodes) const override;
-  // A window counts each context up to its own length.
-  bool adds_up_decodes() const override { return !has_window_; }
+  bool adds_up_decodes() const override { return attention_.adds_up(); }
   std::string_view source() const override { return "roofline, uncalibrated"; }
 
  private:
@@ -46,12 +44,9 @@ class Roofline final : public StepTimeModel {
   }
 
   const bool per_operation_;
-  const int64_t window_;
-  bool has_full_ = false;
-  bool has_window_ = false;
+  const AttentionCost attention_;
   // Picoseconds per unit.
-  int64_t linear_per_token_, head_per_sample_, full_per_pair_, window_per_pair_;
-  int64_t full_per_kv_row_, window_per_kv_row_;
+  int64_t linear_per_token_, head_per_sample_;
   int64_t comm_per_step_ = 0, comm_per_token_ = 0;
   int64_t fixed_time_, time_per_sequence_;
   int64_t all_weights_time_;
@@ -61,9 +56,7 @@ class Roofline final : public StepTimeModel {
 
 Roofline::Roofline(const RooflineOptions& options)
     : per_operation_(options.per_operation),
-      window_(options.model.window),
-      has_full_(options.model.CountLayers("F") > 0),
-      has_window_(options.model.CountLayers("S") > 0),
+      attention_(options.model, RatesOf(options)),
       fixed_time_(options.fixed_time),
       time_per_sequence_(options.time_per_sequence) {
   const ModelFacts& model = options.model;
@@ -73,29 +66,21 @@ Roofline::Roofline(const RooflineOptions& options)
   const double bytes = ranks * device.memory_gb_per_s * 1e9 * options.memory_efficiency;
   const double hidden = static_cast<double>(model.hidden_size);
 
-  linear_per_token_ = Round(2e9 * (model.active_params_b - model.embedding_params_b()) / flops);
-  head_per_sample_ = Round(2 * hidden * static_cast<double>(model.vocab_size) / flops);
-  const double pair =
-      4.0 * static_cast<double>(model.num_heads) * static_cast<double>(model.head_size) / flops;
-  full_per_pair_ = Round(pair * static_cast<double>(model.CountLayers("F")));
-  window_per_pair_ = Round(pair * static_cast<double>(model.CountLayers("S")));
-  const double row = 2.0 * static_cast<double>(model.num_kv_heads) *
-                     static_cast<double>(model.head_size) * options.kv_bytes_per_element / bytes;
-  full_per_kv_row_ = Round(row * static_cast<double>(model.CountLayers("F")));
-  window_per_kv_row_ = Round(row * static_cast<double>(model.CountLayers("S")));
-
+  linear_per_token_ =
+      RoundToPicoseconds(2e9 * (model.active_params_b - model.embedding_params_b()) / flops);
+  head_per_sample_ = RoundToPicoseconds(2 * hidden * static_cast<double>(model.vocab_size) / flops);
   if (options.tensor_parallel > 1) {
     const double allreduces = 2.0 * static_cast<double>(model.num_layers());
-    comm_per_step_ = Round(
+    comm_per_step_ = RoundToPicoseconds(
         allreduces * (static_cast<double>(options.allreduce_latency) / kPicosecondsPerSecond));
-    comm_per_token_ =
-        Round(allreduces * 2 * (ranks - 1) / ranks * hidden * 2 / (device.link_gb_per_s * 1e9));
+    comm_per_token_ = RoundToPicoseconds(allreduces * 2 * (ranks - 1) / ranks * hidden * 2 /
+                                         (device.link_gb_per_s * 1e9));
   }
 
   const double routed =
       model.experts ? model.routed_params_b() * model.experts->bytes_per_param * 1e9 : 0;
   const double shared = model.weight_bytes() - routed;
-  all_weights_time_ = Round((shared + routed) / bytes);
+  all_weights_time_ = RoundToPicoseconds((shared + routed) / bytes);
   if (routed > 0) {
     const double miss = 1.0 - static_cast<double>(model.experts->experts_per_token) /
                                   static_cast<double>(model.experts->num_experts);
@@ -106,7 +91,7 @@ Roofline::Roofline(const RooflineOptions& options)
     double unread = 1.0;
     while (unread > kNegligible && weight_times_.size() < kMostEntries) {
       const double read = routed * (1.0 - unread);
-      weight_times_.push_back(Round((shared + read) / bytes));
+      weight_times_.push_back(RoundToPicoseconds((shared + read) / bytes));
       unread *= miss;
     }
   }
@@ -116,31 +101,20 @@ absl::StatusOr<SimTime> Roofline::StepTime(absl::Span<const SequenceWork> work,
                                            const Decodes& decodes) const {
   int64_t num_tokens = decodes.num_sequences;
   int64_t num_sampled = decodes.num_sequences;
-  Wide full_pairs = 0, window_pairs = 0;
-  int64_t full_rows = 0, window_rows = 0;
-  if (has_full_) full_pairs = full_rows = decodes.sum_context + decodes.num_sequences;
+  AttentionTime attention;
+  attention_.Add(decodes, &attention);
   for (const SequenceWork& sequence : work) {
-    const int64_t context = sequence.num_context;
-    const int64_t count = sequence.num_new;
-    num_tokens += count;
+    num_tokens += sequence.num_new;
     num_sampled += sequence.num_sampled;
-    if (has_full_) {
-      full_pairs += Wide{count} * context + Wide{count} * (count + 1) / 2;
-      full_rows += context + count;
-    }
-    if (has_window_) {
-      window_pairs += AttendedPairs(context, count, window_);
-      window_rows += std::min(context, window_) + count;
-    }
+    attention_.Add(sequence, &attention);
   }
   const Wide linear_compute =
       Wide{linear_per_token_} * num_tokens + Wide{head_per_sample_} * num_sampled;
-  const Wide attention_compute = full_pairs * full_per_pair_ + window_pairs * window_per_pair_;
   const Wide weights = WeightTime(num_tokens);
-  const Wide kv = Wide{full_per_kv_row_} * full_rows + Wide{window_per_kv_row_} * window_rows;
-  const Wide device = per_operation_
-                          ? std::max(linear_compute, weights) + std::max(attention_compute, kv)
-                          : std::max(linear_compute + attention_compute, weights + kv);
+  const Wide device =
+      per_operation_
+          ? std::max(linear_compute, weights) + std::max(attention.compute, attention.traffic)
+          : std::max(linear_compute + attention.compute, weights + attention.traffic);
   const Wide total =
       device + comm_per_step_ + Wide{comm_per_token_} * num_tokens + fixed_time_ +
       Wide{time_per_sequence_} * (static_cast<int64_t>(work.size()) + decodes.num_sequences);
@@ -169,6 +143,10 @@ absl::Status CheckTime(absl::string_view field, SimTime value) {
 absl::Status Validate(const RooflineOptions& options) {
   if (absl::Status status = Validate(options.device); !status.ok()) return status;
   if (absl::Status status = Validate(options.model); !status.ok()) return status;
+  if (!options.kv_cache_dtype.empty()) {
+    const auto format = ResolveCacheDtype(options.model, {.cache_dtype = options.kv_cache_dtype});
+    if (!format.ok()) return WithFieldPrefix(format.status(), "roofline");
+  }
   if (options.tensor_parallel < 1 || options.tensor_parallel > 1024) {
     return absl::InvalidArgumentError(absl::StrCat(
         "roofline.tensor_parallel is ", options.tensor_parallel, ", expected 1 to 1024"));

@@ -3,9 +3,9 @@
 // parallel ranks and fixed host costs.
 //
 // Counted: reading the weights (of a mixture of experts, the expected share that the step's tokens
-// route to), reading keys and values of the context within the window, writing those of new tokens,
-// matrix products, attention, and the output head at sampled positions. Not counted: graph padding,
-// kernel quantisation, imbalance. The default efficiencies are starting values for a calibration,
+// route to), reading and writing the caches of each layer kind (see attention_cost.h), matrix
+// products, attention, and the output head at sampled positions. Not counted: graph padding, kernel
+// quantisation, imbalance. The default efficiencies are starting values for a calibration,
 // not promises.
 //
 // Coefficients are whole picoseconds per token, per context token and per attended pair, rounded
@@ -17,12 +17,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "specs/catalogue/catalogue.h"
 #include "sim/cost/sim_time.h"
 #include "sim/cost/step_time_model.h"
+#include "specs/catalogue/catalogue.h"
 
 namespace kvblocks::sim {
 
@@ -33,6 +34,9 @@ struct RooflineOptions {
   double compute_efficiency = 0.6;  // eta_F
   double memory_efficiency = 0.85;  // eta_B
   double kv_bytes_per_element = 2;
+  // How the cache is stored, as LayerCacheOptions says it; empty: kv_bytes_per_element counts. Only
+  // the format knows the bytes of quantised rows with scales.
+  std::string kv_cache_dtype = "";
   SimTime fixed_time = kMillisecond;             // per step; 0.2 ms where the runtime overlaps it
   SimTime time_per_sequence = 0;                 // per scheduled request
   SimTime allreduce_latency = 5 * kMicrosecond;  // each, with tensor parallelism; two per layer

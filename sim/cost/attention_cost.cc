@@ -1,0 +1,187 @@
+#include "sim/cost/attention_cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "specs/row_codec.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr double kPicosecondsPerSecond = 1e12;
+// Beyond it a coefficient alone fills the clock.
+constexpr double kMaxCoefficient = 9e18;
+
+double Double(int64_t value) { return static_cast<double>(value); }
+
+// Of one stored vector.
+double VectorBytes(int64_t num_values, const AttentionRates& rates) {
+  if (!rates.format) return Double(num_values) * rates.bytes_per_element;
+  const CheckedInt64 bytes =
+      CodecOf(FormatOf(rates.format->mode)).VectorBytes(num_values, rates.format->storage);
+  return Double(bytes.value().value_or(0));
+}
+
+// K and V of one token on one rank. Ranks beyond the number of heads hold copies.
+double KeyValueBytes(int64_t num_kv_heads, int64_t head_size, const AttentionRates& rates) {
+  const double heads = std::max(1.0, Double(num_kv_heads) / rates.ranks);
+  double row = 2.0 * heads * VectorBytes(head_size, rates);
+  if (rates.format) {
+    row += heads * Double(CodecOf(FormatOf(rates.format->mode)).footer_bytes_per_token_head);
+  }
+  return row;
+}
+
+// One latent row, compressed ones included.
+double LatentBytes(int64_t num_values, bool v4, const AttentionRates& rates) {
+  if (rates.format && rates.format->mode == QuantMode::kFp8DsMla) {
+    const RowCodec& codec = CodecOf(v4 ? RowFormat::kFp8DsMlaV4 : RowFormat::kFp8DsMla);
+    return Double(codec.fixed_row_bytes + codec.footer_bytes_per_row);
+  }
+  return VectorBytes(num_values, rates);
+}
+
+}  // namespace
+
+int64_t RoundToPicoseconds(double seconds) {
+  return static_cast<int64_t>(
+      std::llround(std::min(seconds * kPicosecondsPerSecond, kMaxCoefficient)));
+}
+
+AttentionCost::AttentionCost(const ModelFacts& model, const AttentionRates& rates) {
+  const double flops = rates.ranks * rates.flops_per_s;
+  const auto add = [&](std::string_view letter, const AttentionReach& reach, int64_t kv_heads,
+                       int64_t head_size) {
+    const double layers = Double(model.CountLayers(letter));
+    if (layers == 0) return;
+    const double pair = 4.0 * Double(model.num_heads) * Double(head_size) / flops;
+    const double row = KeyValueBytes(kv_heads, head_size, rates) / rates.bytes_per_s;
+    terms_.push_back({.reach = reach,
+                      .per_pair = RoundToPicoseconds(pair * layers),
+                      .per_row = RoundToPicoseconds(row * layers)});
+  };
+  add("F", {}, model.full_kv_heads(), model.full_head_size());
+  add("S", {.limit = model.window, .is_window = true}, model.num_kv_heads, model.head_size);
+  add("C", {.chunk = model.chunk}, model.num_kv_heads, model.head_size);
+  if (model.latent) AddLatentTerms(model, rates);
+  if (model.compressed) AddCompressedTerms(model, rates);
+  AddStates(model, rates);
+}
+
+// Every rank scores with all indexer heads.
+AttentionCost::Term AttentionCost::IndexTerm(const ModelFacts& model, const AttentionRates& rates,
+                                             int64_t ratio, int64_t num_layers) const {
+  const IndexerFacts& indexer = *model.indexer;
+  const double pair =
+      2.0 * Double(indexer.num_heads) * Double(indexer.head_dim) / rates.flops_per_s;
+  return {.reach = {.ratio = ratio},
+          .per_pair = RoundToPicoseconds(pair * Double(num_layers)),
+          .per_row = RoundToPicoseconds(Double(indexer.row_bytes) / rates.bytes_per_s *
+                                        Double(num_layers))};
+}
+
+void AttentionCost::AddLatentTerms(const ModelFacts& model, const AttentionRates& rates) {
+  const LatentFacts& latent = *model.latent;
+  const double flops = rates.ranks * rates.flops_per_s;
+  const double heads = Double(model.num_heads);
+  // Scores against the whole row, values from its latent part.
+  const double pair = 2.0 * heads * Double(latent.row_elements() + latent.kv_lora_rank) / flops;
+  const double row = LatentBytes(latent.row_elements(), false, rates) / rates.bytes_per_s;
+  if (const int64_t n = model.CountLayers("M"); n > 0) {
+    const double nope = Double(latent.qk_nope_head_dim);
+    const double values = Double(latent.v_head_dim);
+    const double expanded = 2.0 * heads * (nope + Double(latent.qk_rope_head_dim) + values) / flops;
+    const double expansion = 2.0 * heads * Double(latent.kv_lora_rank) * (nope + values) / flops;
+    terms_.push_back({.per_pair = RoundToPicoseconds(pair * Double(n)),
+                      .per_row = RoundToPicoseconds(row * Double(n)),
+                      .expanded_per_pair = RoundToPicoseconds(expanded * Double(n)),
+                      .expanded_per_row = RoundToPicoseconds(expansion * Double(n))});
+  }
+  if (const int64_t n = model.CountLayers("N"); n > 0) {
+    terms_.push_back(IndexTerm(model, rates, 1, n));
+    terms_.push_back({.reach = {.limit = model.indexer->top_k},
+                      .per_pair = RoundToPicoseconds(pair * Double(n)),
+                      .per_row = RoundToPicoseconds(row * Double(n))});
+  }
+}
+
+void AttentionCost::AddCompressedTerms(const ModelFacts& model, const AttentionRates& rates) {
+  const CompressedFacts& compressed = *model.compressed;
+  const double pair =
+      4.0 * Double(model.num_heads) * Double(model.head_size) / (rates.ranks * rates.flops_per_s);
+  const double row = LatentBytes(model.head_size, true, rates) / rates.bytes_per_s;
+  const auto add = [&](std::string_view letters, const AttentionReach& reach) {
+    const int64_t n = model.CountLayers(letters);
+    if (n == 0) return;
+    terms_.push_back({.reach = reach,
+                      .per_pair = RoundToPicoseconds(pair * Double(n)),
+                      .per_row = RoundToPicoseconds(row * Double(n))});
+  };
+  // A token writes one state row, and once per compressed row the window of them is read.
+  const auto state_bytes = [](const CompressorStateFacts& state, int64_t ratio) {
+    return 4.0 * Double(state.row_elements + state.indexer_elements) *
+           (1.0 + Double(state.window) / Double(ratio));
+  };
+  add("W4H", {.limit = model.window, .is_window = true});
+  double state = 0;
+  if (const int64_t n = model.CountLayers("4"); n > 0) {
+    terms_.push_back(IndexTerm(model, rates, kCompressRatio4, n));
+    add("4", {.ratio = kCompressRatio4, .limit = model.indexer->top_k});
+    state += Double(n) * state_bytes(compressed.state4, kCompressRatio4);
+  }
+  if (const int64_t n = model.CountLayers("H"); n > 0) {
+    add("H", {.ratio = kCompressRatio128});
+    state += Double(n) * state_bytes(compressed.state128, kCompressRatio128);
+  }
+  traffic_per_token_ = RoundToPicoseconds(state / rates.bytes_per_s);
+}
+
+void AttentionCost::AddStates(const ModelFacts& model, const AttentionRates& rates) {
+  double elements = 0, bytes = 0;
+  for (const StateFacts& state : model.states) {
+    double n = 1;
+    for (const int64_t dimension : state.shape) n *= Double(dimension);
+    elements += n;
+    bytes += n * Double(ElementBytes(state.dtype));
+  }
+  const double layers = Double(model.CountLayers("L"));
+  // A token reads what the state says of it, corrects the state and asks it: three products.
+  constexpr double kFlopsPerElement = 6;
+  compute_per_token_ =
+      RoundToPicoseconds(kFlopsPerElement * elements * layers / (rates.ranks * rates.flops_per_s));
+  traffic_per_sequence_ =
+      RoundToPicoseconds(2.0 * bytes * layers / (rates.ranks * rates.bytes_per_s));
+}
+
+void AttentionCost::Add(const SequenceWork& work, AttentionTime* time) const {
+  for (const Term& term : terms_) {
+    const Wide pairs = AttendedPairs(term.reach, work.num_context, work.num_new);
+    Wide compute = pairs * term.per_pair;
+    // A single token is never worth it, so that decodes add up.
+    if (term.expanded_per_pair > 0 && work.num_new > 1) {
+      compute = std::min(
+          compute, pairs * term.expanded_per_pair + Wide{work.num_context} * term.expanded_per_row);
+    }
+    time->compute += compute;
+    time->traffic += Wide{AttendedRows(term.reach, work.num_context, work.num_new)} * term.per_row;
+  }
+  time->compute += Wide{compute_per_token_} * work.num_new;
+  time->traffic += Wide{traffic_per_token_} * work.num_new + traffic_per_sequence_;
+}
+
+void AttentionCost::Add(const Decodes& decodes, AttentionTime* time) const {
+  const Wide sum = Wide{decodes.sum_context} + decodes.num_sequences;
+  for (const Term& term : terms_) {
+    time->compute += sum * term.per_pair;
+    time->traffic += sum * term.per_row;
+  }
+  time->compute += Wide{compute_per_token_} * decodes.num_sequences;
+  time->traffic += (Wide{traffic_per_token_} + traffic_per_sequence_) * decodes.num_sequences;
+}
+
+bool AttentionCost::adds_up() const {
+  return std::all_of(terms_.begin(), terms_.end(),
+                     [](const Term& term) { return term.reach.adds_up(); });
+}
+
+}  // namespace kvblocks::sim
