@@ -8,7 +8,8 @@
 //
 // No globals, no exceptions, nothing of the input changes, and equal inputs give equal plans. If it
 // fails, every error that could be found is reported. Cost: a few sorts and merges over the layer
-// caches; a model of 350 caches takes about a millisecond.
+// caches; DeepSeek-V4-Pro's 243 caches in all three layouts take about half a millisecond
+// (planner_benchmark).
 
 #ifndef KVBLOCKS_SPECS_PLANNING_PLANNER_H_
 #define KVBLOCKS_SPECS_PLANNING_PLANNER_H_

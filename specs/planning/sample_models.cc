@@ -143,12 +143,11 @@ std::vector<LayerCache> GptOss120b() {
 }
 
 std::vector<LayerCache> Llama4Scout() {
-  return LayersOf(Repeated("CCCF", 12), "FC", {FullSpec(16, 8, 128), ChunkedSpec(16, 8, 128, 8192)});
+  return LayersOf(Repeated("CCCF", 12), "FC",
+                  {FullSpec(16, 8, 128), ChunkedSpec(16, 8, 128, 8192)});
 }
 
-std::vector<LayerCache> DeepseekV3() {
-  return LayersOf(Repeated("M", 61), "M", {LatentSpec(64)});
-}
+std::vector<LayerCache> DeepseekV3() { return LayersOf(Repeated("M", 61), "M", {LatentSpec(64)}); }
 
 std::vector<LayerCache> DeepseekV32(bool fp8) {
   std::vector<LayerCache> caches;

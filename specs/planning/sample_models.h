@@ -39,8 +39,8 @@ std::vector<LayerCache> DeepseekV3();
 std::vector<LayerCache> DeepseekV32(bool fp8);
 std::vector<LayerCache> Gemma4(QuantMode mode = QuantMode::kNone);
 
-// DeepSeek-V4: W sliding only, 4 and H with compressed caches of ratio 4 and 128; every layer has a sliding
-// cache. fp8 rows aligned to 576 bytes, or bf16 rows aligned to 512.
+// DeepSeek-V4: W sliding only, 4 and H with compressed caches of ratio 4 and 128; every layer has a
+// sliding cache. fp8 rows aligned to 576 bytes, or bf16 rows aligned to 512.
 std::vector<LayerCache> DeepseekV4(std::string_view pattern, bool fp8 = true);
 std::string DeepseekV4FlashPattern();  // 43 layers
 std::string DeepseekV4ProPattern();    // 61 layers

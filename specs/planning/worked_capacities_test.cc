@@ -1,0 +1,211 @@
+// Published models in given memory: WE-D. Upstream's policy unless a test says otherwise.
+
+#include <cmath>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "specs/planning/plan_test_helpers.h"
+#include "specs/planning/planner.h"
+#include "specs/planning/sample_models.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::ElementsAre;
+
+// Concurrency with four decimals, as the examples print it.
+double Rounded(double value) { return std::round(value * 1e4) / 1e4; }
+
+struct Capacity {
+  int64_t blocks;
+  int64_t blocks_per_request;
+  double concurrency;
+  int64_t token_capacity;
+
+  friend bool operator==(const Capacity&, const Capacity&) = default;
+};
+
+std::ostream& operator<<(std::ostream& out, const Capacity& c) {
+  return out << c.blocks << " / " << c.blocks_per_request << " / " << c.concurrency << " / "
+             << c.token_capacity;
+}
+
+Capacity CapacityAt(const Plan& plan, int64_t length) {
+  return {plan.num_blocks(), plan.TotalBlocksPerRequest(length), Rounded(plan.Concurrency(length)),
+          plan.TokenCapacity(length)};
+}
+
+Capacity CapacityOf(const std::vector<LayerCache>& caches, int64_t bytes, int64_t length,
+                    int64_t in_flight = 8192) {
+  return CapacityAt(PlanOf(caches, Upstream(bytes, length, in_flight)), length);
+}
+
+std::optional<int64_t> EstimateOf(const std::vector<LayerCache>& caches, int64_t bytes,
+                                  int64_t length) {
+  const std::vector<PlanError> errors = ErrorsOf(caches, Upstream(bytes, length));
+  EXPECT_EQ(errors.size(), 1);
+  EXPECT_EQ(errors[0].code, PlanErrorCode::kRequestDoesNotFit);
+  return errors[0].longest_length;
+}
+
+std::vector<LayerCache> V4FlashWithThreeMore() {
+  return DeepseekV4(DeepseekV4FlashPattern() + "WWW");
+}
+
+TEST(WorkedCapacitiesTest, WeD1Llama31In16GiB) {
+  EXPECT_EQ(CapacityOf(Llama31_8b(), 16 * kGiB, 131072), (Capacity{8192, 8192, 1, 131072}));
+}
+
+TEST(WorkedCapacitiesTest, WeD2Llama31In10GiB) {
+  EXPECT_EQ(EstimateOf(Llama31_8b(), 10 * kGiB, 131072), 81920);
+  EXPECT_EQ(ErrorsOf(Llama31_8b(), Upstream(10 * kGiB, 131072))[0].message,
+            "one request of 131,072 tokens needs 16.00 GiB of KV cache, 10.00 GiB are available; "
+            "longest length that fits: 81,920");
+}
+
+TEST(WorkedCapacitiesTest, WeD3EstimateIsClampedToTheLength) {
+  const std::vector<LayerCache> caches =
+      LayersOf(std::string(32, 'F'), "F", {FullSpec(16, 32, 128)});
+  EXPECT_EQ(EstimateOf(caches, 8 * kGiB, 16385), 16384);
+  EXPECT_EQ(PlanOf(caches, Upstream(8 * kGiB, 16383)).LongestContext(16383), 16383);
+}
+
+TEST(WorkedCapacitiesTest, WeD4MistralIn16GiB) {
+  EXPECT_EQ(CapacityOf(Mistral7b(), 16 * kGiB, 32768), (Capacity{8192, 769, 10.6528, 349070}));
+}
+
+TEST(WorkedCapacitiesTest, WeD5Gemma3In40GiB) {
+  EXPECT_EQ(CapacityOf(Gemma3_27b(), 40 * kGiB, 131072), (Capacity{32768, 11654, 2.8117, 368540}));
+}
+
+TEST(WorkedCapacitiesTest, WeD6Gemma3WithoutHybridManagement) {
+  PlanOptions options = Upstream(40 * kGiB, 65536);
+  options.hybrid = false;
+  const Plan plan = PlanOf(Gemma3_27b(), options);
+  EXPECT_THAT(GroupSizes(plan), ElementsAre(62));
+  EXPECT_EQ(CapacityAt(plan, 131072), (Capacity{5285, 8192, 0.6451, 84560}));
+}
+
+TEST(WorkedCapacitiesTest, WeD7Gemma3In8GiB) {
+  const std::vector<PlanError> errors = ErrorsOf(Gemma3_27b(), Upstream(8 * kGiB, 131072));
+  EXPECT_EQ(errors[0].needed, 15275130880);
+  EXPECT_EQ(errors[0].longest_length, 49456);
+}
+
+TEST(WorkedCapacitiesTest, WeD8GptOss120bIn16GiB) {
+  EXPECT_EQ(CapacityOf(GptOss120b(), 16 * kGiB, 131072), (Capacity{29127, 8713, 3.3429, 438165}));
+}
+
+TEST(WorkedCapacitiesTest, WeD9Llama4ScoutIn100GiB) {
+  const Capacity capacity = CapacityOf(Llama4Scout(), 100 * kGiB, 1048576);
+  EXPECT_EQ(capacity, (Capacity{136533, 68608, 1.99, 2086713})) << capacity;
+}
+
+TEST(WorkedCapacitiesTest, WeD10DeepseekV3In40GiB) {
+  EXPECT_EQ(CapacityOf(DeepseekV3(), 40 * kGiB, 163840), (Capacity{9549, 2560, 3.7301, 611136}));
+}
+
+TEST(WorkedCapacitiesTest, WeD11DeepseekV32In40GiB) {
+  EXPECT_EQ(CapacityOf(DeepseekV32(true), 40 * kGiB, 163840),
+            (Capacity{13961, 2560, 5.4535, 893504}));
+}
+
+TEST(WorkedCapacitiesTest, WeD12DeepseekV4FlashIn16GiB) {
+  EXPECT_EQ(CapacityOf(DeepseekV4(DeepseekV4FlashPattern()), 16 * kGiB, 1048576),
+            (Capacity{17141, 7450, 2.3008, 2412569}));
+}
+
+TEST(WorkedCapacitiesTest, WeD13DeepseekV4FlashWithTwoBatchesInFlight) {
+  EXPECT_EQ(CapacityOf(DeepseekV4(DeepseekV4FlashPattern()), 16 * kGiB, 1048576, 16384),
+            (Capacity{17141, 10778, 1.5904, 1667623}));
+}
+
+TEST(WorkedCapacitiesTest, WeD14UpstreamChecksAProductOfTuples) {
+  const std::vector<LayerCache> caches = DeepseekV4(DeepseekV4FlashPattern());
+  PlanOptions options = Upstream(16 * kGiB, 1048576, 16384);
+  EXPECT_EQ(PlanOf(caches, options).NeededBytes(1048576), 11336041728);
+  options.upstream_tuple_check = false;
+  EXPECT_EQ(PlanOf(caches, options).NeededBytes(1048576), 10802142720);
+  // What fits by the stride need not fit by the product.
+  options.available_bytes = {11000000000};
+  EXPECT_TRUE(MakePlan(caches, options).ok());
+  options.upstream_tuple_check = true;
+  const std::vector<PlanError> errors = ErrorsOf(caches, options);
+  EXPECT_EQ(errors[0].needed, 11336041728);
+}
+
+TEST(WorkedCapacitiesTest, WeD15ThreeMoreSlidingLayers) {
+  const Plan plan = PlanOf(V4FlashWithThreeMore(), Upstream(16 * kGiB, 33792, 16896));
+  EXPECT_EQ(plan.TotalBlocksPerRequest(33792), 7022);
+  EXPECT_EQ(plan.NeededBytes(33792), 7721278848);
+}
+
+TEST(WorkedCapacitiesTest, WeD16ThreeMoreSlidingLayersIn13270Blocks) {
+  PlanOptions options = Upstream(0, 33792, 16896);
+  options.num_blocks_override = 13270;
+  // The override gives the stride's bytes, which the product check finds sufficient, too.
+  EXPECT_EQ(CapacityAt(PlanOf(V4FlashWithThreeMore(), options), 33792),
+            (Capacity{13270, 7022, 1.8898, 63859}));
+}
+
+TEST(WorkedCapacitiesTest, WeD17NullBlockIsNobodys) {
+  const Plan plan = PlanOf(Llama31_8b(), Exact(16 * kGiB, 131056));
+  EXPECT_EQ(plan.num_blocks(), 8192);
+  EXPECT_EQ(plan.num_allocatable_blocks(), 8191);
+  EXPECT_EQ(plan.LongestContext(1 << 20), 131056);
+  EXPECT_EQ(plan.NeededBytes(131072), 17181966336);
+  EXPECT_TRUE(MakePlan(Llama31_8b(), Exact(17181966336, 131072)).ok());
+  const std::vector<PlanError> errors = ErrorsOf(Llama31_8b(), Exact(17181966335, 131072));
+  EXPECT_EQ(errors[0].longest_length, 131056);
+}
+
+TEST(WorkedCapacitiesTest, WeD18DealingSpreadsGroupsOverStages) {
+  std::vector<LayerCache> caches = Gemma3_27b();
+  for (size_t i = 31; i < caches.size(); ++i) caches[i].worker = 1;
+  const Plan plan = PlanOf(caches, Upstream(40 * kGiB, 131072));
+  ASSERT_EQ(plan.workers.size(), 2);
+  std::vector<int64_t> first_stage;
+  for (const int64_t page : plan.workers[0].group_page_bytes) first_stage.push_back(page / 131072);
+  // The full group is the last one here.
+  EXPECT_THAT(first_stage, ElementsAre(5, 5, 4, 4, 4, 4, 5));
+  // In runs, the stage would hold all of some groups and nothing of others.
+  std::vector<int64_t> in_runs(6, 0);
+  int sliding = 0;
+  for (const LayerCache& cache : caches) {
+    if (!cache.spec.sliding_window().has_value()) continue;
+    if (cache.worker == 0) ++in_runs[sliding / 10];
+    ++sliding;
+  }
+  EXPECT_THAT(in_runs, ElementsAre(10, 10, 6, 0, 0, 0));
+}
+
+TEST(WorkedCapacitiesTest, WeD19OverrideReplacesTheMemory) {
+  PlanOptions options = Upstream(40 * kGiB, 1024, 1024);
+  options.num_blocks_override = 1000;
+  const Plan plan = PlanOf(Gemma3_27b(), options);
+  EXPECT_EQ(plan.num_blocks(), 1000);
+  EXPECT_EQ(plan.workers[0].available_bytes, 1310720000);
+}
+
+TEST(WorkedCapacitiesTest, WeD20WorkersAdoptTheMinimum) {
+  std::vector<LayerCache> caches;
+  for (int worker = 0; worker < 2; ++worker) {
+    caches.push_back({.name = "layers.0", .spec = FullSpec(16, 8, 128), .worker = worker});
+  }
+  PlanOptions options = Upstream(0, 1024);
+  options.available_bytes = {8192 * 65536, 8000 * 65536};
+  const Plan plan = PlanOf(caches, options);
+  EXPECT_EQ(plan.num_blocks(), 8000);
+  for (const WorkerPlan& worker : plan.workers) {
+    ASSERT_EQ(worker.tensors.size(), 1);
+    EXPECT_EQ(worker.tensors[0].bytes, 524288000);
+  }
+  EXPECT_EQ(plan.workers[0].own_num_blocks, 8192);
+}
+
+}  // namespace
+}  // namespace kvblocks
