@@ -65,8 +65,8 @@ TEST(RooflineTest, DecodeTimeGrowsByAConstantPerContextToken) {
 
 RC_GTEST_PROP(RooflineTest, DecodesMayBeGivenAsASum, ()) {
   RooflineOptions options = Llama8bOnH100();
-  options.model = *Catalogue::BuiltIn().FindModel(
-      *rc::gen::element<std::string>("llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b-v0.1"));
+  options.model = *Catalogue::BuiltIn().FindModel(*rc::gen::element<std::string>(
+      "llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b-v0.1", "deepseek-v3", "qwen3.5-35b-a3b"));
   options.tensor_parallel = *rc::gen::element<int64_t>(1, 4);
   options.per_operation = *rc::gen::arbitrary<bool>();
   options.time_per_sequence = *rc::gen::inRange<SimTime>(0, kMicrosecond);
@@ -92,6 +92,96 @@ TEST(RooflineTest, ModelsWithWindowsMustSeeEachContext) {
   RooflineOptions options = Llama8bOnH100();
   options.model = *Catalogue::BuiltIn().FindModel("gemma-3-27b");
   EXPECT_FALSE((*MakeRoofline(options))->adds_up_decodes());
+}
+
+TEST(RooflineTest, ModelsThatSelectOrCompressRowsMustSeeEachContext) {
+  RooflineOptions options = Llama8bOnH100();
+  for (const char* name : {"deepseek-v3.2", "deepseek-v4-flash", "llama-4-scout"}) {
+    options.model = *Catalogue::BuiltIn().FindModel(name);
+    EXPECT_FALSE((*MakeRoofline(options))->adds_up_decodes()) << name;
+  }
+}
+
+// Memory decides: what a decode step reads more with context `b` than with `a`, in bytes.
+double BytesBetween(RooflineOptions options, int64_t a, int64_t b) {
+  options.device.bf16_tflops = 1e9;
+  const double seconds = Seconds(Time(options, {{b, 1, 1}})) - Seconds(Time(options, {{a, 1, 1}}));
+  return seconds * options.device.memory_gb_per_s * 1e9 * options.memory_efficiency;
+}
+
+RooflineOptions ModelOnH100(const std::string& model) {
+  RooflineOptions options = Llama8bOnH100();
+  options.model = *Catalogue::BuiltIn().FindModel(model);
+  return options;
+}
+
+// Coefficients are whole picoseconds: under three bytes of an H100's memory each.
+void ExpectBytes(double bytes, double expected) { EXPECT_NEAR(bytes, expected, 0.005 * expected); }
+
+TEST(RooflineTest, LatentRowsAreReadOnceOnEveryRank) {
+  RooflineOptions options = ModelOnH100("deepseek-v3");
+  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 61 * 1152);
+  options.tensor_parallel = 8;
+  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 61 * 1152);
+  options.kv_cache_dtype = "fp8_ds_mla";
+  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 61 * 656);
+}
+
+TEST(RooflineTest, RanksBeyondTheHeadsReadCopies) {
+  RooflineOptions options = Llama8bOnH100();
+  options.tensor_parallel = 8;
+  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 131072 / 8);
+  options.tensor_parallel = 32;
+  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 131072 / 8);
+}
+
+TEST(RooflineTest, ScalesOfQuantisedRowsAreRead) {
+  RooflineOptions options = Llama8bOnH100();
+  options.kv_cache_dtype = "int8_per_token_head";
+  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 32 * 8 * (2 * 128 + 8));
+}
+
+TEST(RooflineTest, SparseLayersReadAllIndexerRowsAndTheSelectedRows) {
+  const RooflineOptions options = ModelOnH100("deepseek-v3.2");
+  ExpectBytes(BytesBetween(options, 0, 2048), 2048.0 * 61 * (132 + 1152));
+  ExpectBytes(BytesBetween(options, 2048, 102048), 1e5 * 61 * 132);
+}
+
+TEST(RooflineTest, CompressedLayersReadOneRowPerManyTokens) {
+  RooflineOptions options = ModelOnH100("deepseek-v4-flash");
+  ExpectBytes(BytesBetween(options, 128'000, 256'000), 32e3 * 21 * 132 + 1e3 * 20 * 1024);
+  options.kv_cache_dtype = "fp8";
+  ExpectBytes(BytesBetween(options, 128'000, 256'000), 32e3 * 21 * 132 + 1e3 * 20 * 584);
+}
+
+TEST(RooflineTest, ChunksEnd) {
+  const RooflineOptions options = ModelOnH100("llama-4-scout");
+  ExpectBytes(BytesBetween(options, 0, 8000), 8000.0 * 48 * 4096);
+  ExpectBytes(BytesBetween(options, 0, 81920), 81920.0 * 12 * 4096);
+}
+
+TEST(RooflineTest, StatesOfLinearLayersAreMovedWhateverTheContext) {
+  RooflineOptions options = ModelOnH100("qwen3.5-35b-a3b");
+  ExpectBytes(BytesBetween(options, 1000, 101000), 1e5 * 20480);
+  options.model.experts.reset();  // whose weights would follow the number of tokens
+  options.device.bf16_tflops = 1e9;
+  const double sequence =
+      Seconds(Time(options, {{0, 1, 1}, {0, 1, 1}}) - Time(options, {{0, 1, 1}}));
+  ExpectBytes(sequence * 3350e9 * 0.85, 2.0 * 30 * 2146304 + 20480);
+}
+
+TEST(RooflineTest, LongPrefillsExpandLatentRowsAndDecodesDoNot) {
+  RooflineOptions options = ModelOnH100("deepseek-v3");
+  options.device.memory_gb_per_s = 1e9;
+  options.fixed_time = 0;
+  const double pairs = 8192.0 * 8193 / 2;
+  const double head = 2 * 7168.0 * 129280;
+  const double linear = 2e9 * (options.model.active_params_b - options.model.embedding_params_b());
+  const double flops = 989e12 * 0.6;
+  const double prefill = linear * 8192 + head + 61 * 128 * 2.0 * (192 + 128) * pairs;
+  EXPECT_NEAR(Seconds(Time(options, {{0, 8192, 1}})), prefill / flops, 1e-3 * prefill / flops);
+  const double decode = linear + head + 61 * 128 * 2.0 * (576 + 512) * 100001;
+  EXPECT_NEAR(Seconds(Time(options, {{100000, 1, 1}})), decode / flops, 1e-3 * decode / flops);
 }
 
 TEST(RooflineTest, WindowLayersReadNoMoreThanTheWindow) {
@@ -178,6 +268,7 @@ TEST(RooflineTest, BadOptionsAreRefusedWithFieldValueAndLimit) {
       {[](auto& o) { o.time_per_sequence = kMaxSimTime; }, "time_per_sequence is 9223372"},
       {[](auto& o) { o.device.bf16_tflops = 0; }, "bf16_tflops is 0"},
       {[](auto& o) { o.model.num_heads = 0; }, "num_heads is 0"},
+      {[](auto& o) { o.kv_cache_dtype = "fp9"; }, "roofline.cache_dtype: got \"fp9\""},
       {[](auto& o) {
          o.tensor_parallel = 2;
          o.device.link_gb_per_s = 0;

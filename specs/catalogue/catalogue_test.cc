@@ -47,6 +47,37 @@ TEST(CatalogueTest, UnknownNamesListTheKnownOnes) {
   EXPECT_THAT(Catalogue::BuiltIn().FindModel("gpt-9").status().message(), HasSubstr("qwen3-8b"));
 }
 
+TEST(CatalogueTest, NamesMayBeCutShortWhileOneEntryFits) {
+  const Catalogue& catalogue = Catalogue::BuiltIn();
+  EXPECT_EQ(catalogue.FindDevice("h200")->name, "h200-sxm");
+  EXPECT_EQ(catalogue.FindModel("gpt-oss-1")->name, "gpt-oss-120b");
+  EXPECT_EQ(catalogue.FindModel("deepseek-v3")->name, "deepseek-v3");  // not deepseek-v3.2
+  const absl::Status several = catalogue.FindModel("llama-3").status();
+  EXPECT_EQ(several.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(several.message(), HasSubstr("the beginning of several"));
+  EXPECT_THAT(several.message(), HasSubstr("one of llama-3.1-405b, llama-3.1-70b, llama-3.1-8b"));
+  EXPECT_FALSE(catalogue.FindModel("").ok());
+}
+
+TEST(CatalogueTest, ModelsAreFoundByTheirIdAtHuggingFace) {
+  EXPECT_EQ(Catalogue::BuiltIn().FindModel("Qwen/Qwen3-8B")->name, "qwen3-8b");
+  EXPECT_EQ(Catalogue::BuiltIn().FindModel("qwen/qwen3-8b")->name, "qwen3-8b");
+  EXPECT_FALSE(Catalogue::BuiltIn().FindModel("Qwen/").ok());
+}
+
+TEST(CatalogueTest, PatternsMayBeCounts) {
+  const std::string sizes =
+      "hidden_size: 8 num_heads: 2 num_kv_heads: 1 head_size: 8 vocab_size: 10 params_b: 1 } ";
+  Catalogue catalogue;
+  ASSERT_TRUE(catalogue
+                  .Merge("model { name: \"a\" full_layers: 2 window_layers: 1 window: 4 " + sizes +
+                             "model { name: \"b\" layer_pattern: \"(SF)*2 S\" window: 4 " + sizes,
+                         "mine")
+                  .ok());
+  EXPECT_EQ(catalogue.FindModel("a")->layer_pattern, "FFS");
+  EXPECT_EQ(catalogue.FindModel("b")->layer_pattern, "SFSFS");
+}
+
 TEST(CatalogueTest, MergedEntriesReplaceThoseOfTheSameName) {
   Catalogue catalogue = Catalogue::BuiltIn();
   ASSERT_TRUE(catalogue
@@ -75,6 +106,31 @@ TEST(CatalogueTest, BadTextIsRefusedAndChangesNothing) {
        {"model m", "layer_pattern is empty", "expected a letter per layer"}},
       {"model { name: \"m\" full_layers: -3 }", {"full_layers is -3"}},
       {"model { name: \"m\" window_layers: 3 }", {"window is 0"}},
+      {"model { name: \"m\" full_layers: 3 layer_pattern: \"F\" }", {"next to layer_pattern"}},
+      {"model { name: \"m\" full_layers: 999999999 }", {"full_layers is 999999999", "0 to 10000"}},
+      {"model { name: \"m\" layer_pattern: \"FX\" }", {"model m", "layer_pattern", "'X'"}},
+      {"model { name: \"m\" layer_pattern: \"C\" }", {"chunk is 0"}},
+      {"model { name: \"m\" layer_pattern: \"F\" num_kv_shared_layers: 1 }",
+       {"num_kv_shared_layers is 1, expected 0 to 0"}},
+      {"model { name: \"m\" layer_pattern: \"F\" num_heads: 3 num_kv_heads: 2 head_size: 1 }",
+       {"num_heads is 3, expected a multiple of the 2 KV heads"}},
+      {"model { name: \"m\" layer_pattern: \"M\" num_heads: 1 num_kv_heads: 1 }",
+       {"mla is missing next to layers of MN"}},
+      {"model { name: \"m\" layer_pattern: \"F\" num_heads: 1 num_kv_heads: 1 head_size: 1 "
+       "indexer { } }",
+       {"indexer is set without layers of N4"}},
+      {"model { name: \"m\" layer_pattern: \"L\" num_heads: 1 num_kv_heads: 1 }",
+       {"state is missing next to layers of L"}},
+      {"model { name: \"m\" layer_pattern: \"L\" num_heads: 1 num_kv_heads: 1 "
+       "state { shape: [4, 0] dtype: \"fp32\" } }",
+       {"state.shape is 0"}},
+      {"model { name: \"m\" layer_pattern: \"L\" state { shape: 4 dtype: \"x\" } }",
+       {"model m", "state.dtype", "\"x\""}},
+      {"model { name: \"m\" layer_pattern: \"H\" window: 1 num_heads: 1 num_kv_heads: 1 head_size: "
+       "8 "
+       "compressed_attention { row_bytes_fp8_ds_mla: 1 sliding_block_size: 1 main_block_size: 64 } "
+       "}",
+       {"compressed_attention.main_block_size is 64, expected a multiple of 128"}},
       {"model { name: \"m\" full_layers: 3 hidden_size: 8 num_heads: 1 num_kv_heads: 1 "
        "head_size: 8 vocab_size: 10 params_b: 1 active_params_b: 2 }",
        {"active_params_b is 2", "to 1"}},

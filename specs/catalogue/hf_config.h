@@ -5,7 +5,7 @@
 // Knows the architectures of the catalogue; another one is refused with the list of those known.
 // What a configuration leaves out has the default of the architecture's published reference code;
 // what it contradicts itself about is refused. The number of parameters is counted from the shapes,
-// without biases, norms and anything beside the text model: an estimate, within 2 % of the
+// without biases, norms and anything beside the text model: an estimate, within 3 % of the
 // published counts for the catalogue's models.
 //
 // The text may come from anywhere: size and depth are limited, and every number is checked before

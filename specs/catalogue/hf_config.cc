@@ -1,0 +1,129 @@
+#include "specs/catalogue/hf_config.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "specs/catalogue/config_fields.h"
+#include "specs/catalogue/hf_experts.h"
+#include "specs/catalogue/hf_families.h"
+#include "specs/catalogue/param_count.h"
+
+namespace kvblocks {
+namespace {
+
+// 4 bits and a scale byte per 32 values.
+constexpr double kFourBitBytes = 0.53125;
+
+// The text model of one with other parts, and the family that reads it.
+const HfFamily* EnterTextModel(ConfigFields& fields) {
+  const auto outer_type = fields.String("model_type");
+  const auto architectures = fields.Strings("architectures").value_or(std::vector<std::string>());
+  const HfFamily* outer = outer_type ? FindFamilyByType(*outer_type) : nullptr;
+  if (!outer_type && !architectures.empty()) outer = FindFamilyByArchitecture(architectures[0]);
+  fields.Enter("text_config");
+  const auto type = fields.String("model_type");
+  const HfFamily* const inner = type ? FindFamilyByType(*type) : nullptr;
+  if (inner != nullptr) return inner;
+  if (outer != nullptr || !fields.status().ok()) return outer;
+  const std::string hint =
+      "describe the model in a catalogue file: its layer pattern, heads and head size are enough";
+  if (outer_type || type) {
+    fields.Refuse("model_type", '"' + type.value_or(outer_type.value_or("")) + '"',
+                  "one of " + KnownModelTypes(), hint);
+  } else {
+    fields.Refuse("model_type", "nothing",
+                  "one of " + KnownModelTypes() + ", or a list \"architectures\" that names one",
+                  hint);
+  }
+  return nullptr;
+}
+
+DataType ReadDtype(ConfigFields& fields) {
+  for (const char* field : {"torch_dtype", "dtype"}) {
+    const auto name = fields.InheritedString(field);
+    if (!name) continue;
+    const auto dtype = ParseDataType(*name);
+    if (dtype.ok()) return *dtype;
+    fields.Refuse(field, '"' + *name + '"', "bfloat16, float16 or float32");
+  }
+  return DataType::kBFloat16;
+}
+
+// What all architectures have in common.
+void ReadSizes(ConfigFields& fields, const HfFamily& family, ModelFacts& facts) {
+  facts.hidden_size = fields.Int("hidden_size", 1, kMaxConfigSize);
+  facts.intermediate_size = fields.Int("intermediate_size", 0, kMaxConfigSize, 0);
+  facts.num_heads = fields.Int("num_attention_heads", 1, kMaxConfigHeads);
+  facts.num_kv_heads = fields.Int("num_key_value_heads", 1, kMaxConfigHeads, facts.num_heads);
+  facts.vocab_size = fields.Int("vocab_size", 1, kMaxConfigSize);
+  facts.max_position_embeddings = fields.Int("max_position_embeddings", 1, int64_t{1} << 40, 0);
+  facts.tied_embeddings = fields.InheritedBool("tie_word_embeddings", family.tied_embeddings);
+  if (facts.num_heads % facts.num_kv_heads != 0) {
+    fields.Refuse("num_key_value_heads", std::to_string(facts.num_kv_heads),
+                  "a divisor of num_attention_heads, which is " + std::to_string(facts.num_heads));
+  }
+  const auto head_dim = fields.OptionalInt("head_dim", 1, kMaxConfigHeads);
+  facts.head_size = head_dim.value_or(family.head_dim);
+  if (facts.head_size > 0 || fields.Has("kv_lora_rank")) return;
+  if (facts.hidden_size % facts.num_heads != 0) {
+    fields.Refuse("hidden_size", std::to_string(facts.hidden_size),
+                  "a multiple of num_attention_heads, which is " + std::to_string(facts.num_heads),
+                  "or give head_dim");
+  }
+  facts.head_size = facts.hidden_size / facts.num_heads;
+}
+
+// Bytes of the published weights.
+void ReadWeights(ConfigFields& fields, HfModel& model) {
+  ModelFacts& facts = model.facts;
+  facts.bytes_per_param = static_cast<double>(ElementBytes(model.dtype));
+  double expert_bytes = 0;
+  constexpr const char* kQuantisation = "quantization_config";
+  const std::string method = fields.StringIn(kQuantisation, "quant_method").value_or("");
+  if (method == "fp8") facts.bytes_per_param = 1;
+  if (method == "mxfp4") expert_bytes = kFourBitBytes;
+  if (const auto bits = fields.IntIn(kQuantisation, "bits", 1, 16)) {
+    facts.bytes_per_param = static_cast<double>(*bits) / 8;
+  }
+  if (fields.String("expert_dtype").value_or("") == "fp4") expert_bytes = kFourBitBytes;
+  if (facts.experts) {
+    facts.experts->bytes_per_param = expert_bytes > 0 ? expert_bytes : facts.bytes_per_param;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<ModelFacts> ModelFromHfConfig(std::string_view json_text,
+                                             std::string_view source_name) {
+  const std::string source(source_name);
+  const auto fail = [&](const absl::Status& status) {
+    return absl::InvalidArgumentError(absl::StrCat(source, ": ", status.message()));
+  };
+  auto fields = ConfigFields::Parse(json_text);
+  if (!fields.ok()) return fail(fields.status());
+  const HfFamily* const family = EnterTextModel(*fields);
+  if (!fields->status().ok()) return fail(fields->status());
+
+  HfModel model;
+  ModelFacts& facts = model.facts;
+  facts.name = source.empty() ? "config.json" : source;
+  facts.family = std::string(family->family);
+  model.dtype = ReadDtype(*fields);
+  ReadSizes(*fields, *family, facts);
+  // Readers divide by what they read.
+  if (!fields->status().ok()) return fail(fields->status());
+  family->read(*fields, model);
+  if (!fields->status().ok()) return fail(fields->status());
+  ReadWeights(*fields, model);
+  if (!fields->status().ok()) return fail(fields->status());
+  const ParamCount count = CountParams(facts, model.shape);
+  facts.params_b = count.total_b;
+  facts.active_params_b = count.active_b;
+  if (absl::Status status = Validate(facts); !status.ok()) return fail(status);
+  return facts;
+}
+
+}  // namespace kvblocks
