@@ -15,8 +15,7 @@ namespace kvblocks {
 class ChunkedLocalAttentionManager : public SingleTypeManager {
  public:
   ChunkedLocalAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
-      : SingleTypeManager(spec, options, pool, /*is_full_type=*/false),
-        chunk_(spec.attention_chunk_size().value()) {}
+      : SingleTypeManager(spec, options, pool, {}), chunk_(spec.attention_chunk_size().value()) {}
 
   // O(positions inside the last chunk) probes. REQUIRES: alignment == block_size(), no drop.
   int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override;

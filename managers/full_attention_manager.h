@@ -19,7 +19,7 @@ class FullAttentionManager : public SingleTypeManager {
   // `sink_blocks`: taken from the pool for good; empty for kinds without sinks.
   FullAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
                        std::vector<BlockId> sink_blocks)
-      : SingleTypeManager(spec, options, pool, /*is_full_type=*/true),
+      : SingleTypeManager(spec, options, pool, {.is_full_type = true}),
         sink_blocks_(std::move(sink_blocks)) {}
 
   int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override;

@@ -45,7 +45,7 @@ KvCacheCoordinator::Hit HybridKvCacheCoordinator::FindLongestCacheHit(const Pref
       const int64_t length = manager.FindLongestCacheHit(
           {.content = &content,
            .groups = lookup_groups_[i].groups,
-           .max_tokens = drop ? std::min(current + manager.block_size(), max_tokens) : current,
+           .max_tokens = drop ? std::min(current + manager.draft_margin(), max_tokens) : current,
            .drop_last_block = drop,
            .alignment = scheduler_block_size_},
           lists);
@@ -76,7 +76,7 @@ int64_t HybridKvCacheCoordinator::NumTokensToRegister(const SingleTypeManager& m
                                                       int64_t n) const {
   const int64_t aligned = n - n % scheduler_block_size_;
   if (!manager.is_draft() || aligned == 0) return aligned;
-  return std::min(n, aligned + manager.block_size());
+  return std::min(n, aligned + manager.draft_margin());
 }
 
 }  // namespace kvblocks

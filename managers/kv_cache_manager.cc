@@ -53,7 +53,8 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
 
   const RequestLimits limits{
       .max_model_len = options.max_model_len,
-      .max_in_flight_tokens = options.max_in_flight_tokens.value_or(options.max_model_len)};
+      .max_in_flight_tokens = options.max_in_flight_tokens.value_or(options.max_model_len),
+      .max_encoder_tokens = options.max_encoder_tokens.value_or(options.max_model_len)};
   const std::vector<bool> draft = EffectiveDraftFlags(config, options.use_eagle);
   KvCacheCoordinator::Managers managers;
   for (size_t g = 0; g < config.groups.size(); ++g) {
@@ -67,10 +68,16 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .enable_caching = options.enable_caching,
          .hash_block_size = options.enable_caching ? sizes->hash_block_size : 0,
          .admission_cap = *cap,
-         .reachable_alignment = config.groups.size() > 1 ? sizes->scheduler_block_size : 0},
+         .reachable_alignment = config.groups.size() > 1 && !options.register_unreachable_blocks
+                                    ? sizes->scheduler_block_size
+                                    : 0,
+         .retention_interval = options.retention_interval,
+         .hit_alignment =
+             config.groups.size() > 1 ? sizes->scheduler_block_size : spec.block_size()},
         manager->pool_.get());
     if (!group.ok()) return group.status();
     manager->is_all_full_type_ = manager->is_all_full_type_ && (*group)->is_full_type();
+    manager->has_states_ = manager->has_states_ || spec.kind() == KvCacheSpecKind::kMamba;
     managers.push_back(*std::move(group));
   }
   manager->coordinator_ =
@@ -202,15 +209,19 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
       (request.status_ == RequestStatus::kWaiting || request.status_ == RequestStatus::kPreempted);
   const int64_t watermark = watermarked ? num_watermark_blocks_ : 0;
 
-  const auto needed_for = [&](int64_t slots, bool apply_cap) {
+  const auto needed_for = [&](const SlotDemand& demand, bool apply_cap) {
     int64_t needed = 0;
     for (GroupId g = 0; g < num_groups(); ++g) {
-      needed += group(g).NumBlocksNeeded(held_by(g), slots, hits_of(g), total, apply_cap);
+      needed += group(g).NumBlocksNeeded(held_by(g), demand, hits_of(g), total, apply_cap);
     }
     return needed;
   };
+  const SlotDemand demand(num_slots, std::min(main, options_.max_model_len),
+                          params.num_encoder_tokens);
+  const int64_t num_known = std::min(request.num_tokens(), options_.max_model_len);
+  if (has_states_ && has_lists && !MayUseHits(computed)) return std::optional<NewBlocks>();
   if (params.full_sequence_must_fit &&
-      needed_for(std::min(request.num_tokens(), options_.max_model_len), /*apply_cap=*/true) +
+      needed_for(SlotDemand(num_known, num_known, params.num_encoder_tokens), /*apply_cap=*/true) +
               watermark >
           pool_->num_free()) {
     return std::optional<NewBlocks>();
@@ -224,7 +235,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
                                                  processed);
     }
   }
-  if (needed_for(num_slots, /*apply_cap=*/false) + watermark >
+  if (needed_for(demand, /*apply_cap=*/false) + watermark >
       pool_->num_free() - params.reserved_blocks) {
     return std::optional<NewBlocks>();
   }
@@ -243,19 +254,39 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     }
   }
   for (GroupId g = 0; g < num_groups(); ++g) {
-    coordinator_->group(g).AllocateNew(request.groups_[static_cast<size_t>(g)], num_slots);
+    coordinator_->group(g).AllocateNew(request.groups_[static_cast<size_t>(g)], demand);
   }
   if (options_.enable_caching && !params.delay_cache_blocks) {
     // Drafts and lookahead are never registered.
     const int64_t verified = std::min({main, request.num_tokens(), options_.max_model_len});
-    for (GroupId g = 0; g < num_groups(); ++g) {
-      SingleTypeManager& manager = coordinator_->group(g);
-      manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
-                          coordinator_->NumTokensToRegister(manager, verified));
-    }
+    RegisterTokens(request, verified);
   }
   request.quiet_slots_ = QuietSlots(request);
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
+}
+
+void KvCacheManager::RegisterTokens(Request& request, int64_t num_tokens) {
+  const ReuseBoundaries boundaries{.num_prompt_tokens = request.num_prompt_tokens_,
+                                   .shared_prefix_boundary = request.shared_prefix_boundary_};
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    SingleTypeManager& manager = coordinator_->group(g);
+    manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
+                        options_.register_unreachable_blocks
+                            ? num_tokens
+                            : coordinator_->NumTokensToRegister(manager, num_tokens),
+                        boundaries);
+  }
+}
+
+bool KvCacheManager::MayUseHits(const ComputedBlocks& computed) const {
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    if (!group(g).MayUseHits(computed.blocks(g))) return false;
+  }
+  return true;
+}
+
+void KvCacheManager::StartStep() {
+  for (GroupId g = 0; g < num_groups(); ++g) coordinator_->group(g).NewStepStarts();
 }
 
 void KvCacheManager::Adopt(Request& request) {
@@ -377,11 +408,7 @@ absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
     return TokenCountError("CacheBlocks", request.id(), "num_tokens", num_tokens, 0, most);
   }
   if (!HoldsBlocks(request)) return absl::OkStatus();
-  for (GroupId g = 0; g < num_groups(); ++g) {
-    SingleTypeManager& manager = coordinator_->group(g);
-    manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
-                        coordinator_->NumTokensToRegister(manager, num_tokens));
-  }
+  RegisterTokens(request, num_tokens);
   return absl::OkStatus();
 }
 

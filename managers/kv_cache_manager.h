@@ -69,6 +69,14 @@ struct KvCacheManagerOptions {
   // How many blocks a windowed group may hold per request: the tight bound, or the engines'
   // formula, at most one higher.
   BlockCountFormula block_count_formula = BlockCountFormula::kExact;
+  // Longest input of the encoder, in tokens, where groups attend to one. Default: max_model_len.
+  std::optional<int64_t> max_encoder_tokens = std::nullopt;
+  // Windowed and Mamba groups register sparsely: what serves hits at multiples of so many tokens,
+  // at the end of the prompt and at Request::shared_prefix_boundary; 0: only the latter two.
+  // Default: whatever some hit can use.
+  std::optional<int64_t> retention_interval = std::nullopt;
+  // Register every full block of every group, also those that no hit can use, as older engines did.
+  bool register_unreachable_blocks = false;
   // How many removals from the prefix cache ExplainLookup remembers, to tell evicted blocks from
   // content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra keys
   // hash their tokens twice.
@@ -85,10 +93,13 @@ struct AllocateSlotsParams {
   bool full_sequence_must_fit = false;  // gate on all known tokens, not only on this chunk
   int64_t reserved_blocks = 0;          // free blocks that must remain for other sequences
   bool has_scheduled_requests = false;  // this step has work already: the watermark applies
+  int64_t num_encoder_tokens = 0;  // of the encoder's input, for cross attention: in the first call
 };
 
 // The blocks that one AllocateSlots call took for new tokens, per group, possibly none: the end of
-// each block table. Valid until the request's next AllocateSlots or Free.
+// each block table. For Mamba in align mode this is what the table grew by, null blocks and blocks
+// moved there from earlier positions included. Valid until the request's next AllocateSlots or
+// Free.
 class NewBlocks {
  public:
   explicit NewBlocks(absl::Span<const GroupBlocks> groups) : groups_(groups) {}
@@ -143,6 +154,13 @@ class KvCacheManager {
       std::string id, int64_t num_tokens, std::vector<BlockHash> hashes) const;
 
   // --- The step path ---
+
+  // Call it before the first AllocateSlots of each step if any group is of kind Mamba, for others
+  // it does nothing: states registered since then are not ready, and AllocateSlots finds no space
+  // for a request that hit one.
+  void NewStepStarts() {
+    if (has_states_) StartStep();
+  }
 
   // The longest cached prefix of a request, at most num_tokens() - 1: the last token is always
   // computed. Reuses the lists of `out`. InvalidArgument for a request without tokens.
@@ -237,11 +255,15 @@ class KvCacheManager {
 
   absl::Status CheckOwner(const Request& request) const;
   absl::Status CheckAllocateParams(const Request& request, const AllocateSlotsParams& params) const;
+  absl::Status CheckEncoder(const Request& request, const AllocateSlotsParams& params) const;
   absl::Status CheckHits(const Request& request, const ComputedBlocks& computed,
                          int64_t total_computed) const;
   bool IsQuiet(const Request& request, const AllocateSlotsParams& params) const;
   int64_t QuietSlots(const Request& request) const;
   void Adopt(Request& request);
+  void StartStep();
+  bool MayUseHits(const ComputedBlocks& computed) const;
+  void RegisterTokens(Request& request, int64_t num_tokens);
   void Release(Request& request);
   absl::Status CheckTable(const Request& request, GroupId g, std::vector<int64_t>& references,
                           std::vector<GroupId>& used_by) const;
@@ -257,6 +279,7 @@ class KvCacheManager {
   std::unique_ptr<KvCacheCoordinator> coordinator_;
   int64_t num_watermark_blocks_ = 0;
   bool is_all_full_type_ = true;
+  bool has_states_ = false;  // a group of kind Mamba
   std::vector<Request*> holders_;
   // References that are in no block table: popped lists and pins, per block.
   absl::flat_hash_map<BlockId, int32_t> outside_references_;

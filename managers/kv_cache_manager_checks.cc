@@ -35,6 +35,10 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
     return TokenCountError(kCall, request.id(), "num_external_computed_tokens",
                            params.num_external_computed_tokens, 0, kMaxTokens);
   }
+  if (!in_range(params.num_encoder_tokens)) {
+    return TokenCountError(kCall, request.id(), "num_encoder_tokens", params.num_encoder_tokens, 0,
+                           kMaxTokens);
+  }
   if (!in_range(params.reserved_blocks)) {
     return TokenCountError(kCall, request.id(), "reserved_blocks", params.reserved_blocks, 0,
                            kMaxTokens);
@@ -72,6 +76,7 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
         kCall, "(", request.id(), "): num_computed_tokens is ", request.num_computed_tokens_,
         ", expected 0: the request holds no blocks (MarkPreempted resets it)"));
   }
+  if (absl::Status status = CheckEncoder(request, params); !status.ok()) return status;
   const int64_t hit_tokens = has_hits ? params.computed_blocks->num_tokens() : 0;
   if (!in_range(hit_tokens)) {
     return TokenCountError(kCall, request.id(), "hit length", hit_tokens, 0, kMaxTokens);
@@ -85,6 +90,26 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                      options_.max_model_len));
   }
   return has_hits ? CheckHits(request, *params.computed_blocks, total) : absl::OkStatus();
+}
+
+absl::Status KvCacheManager::CheckEncoder(const Request& request,
+                                          const AllocateSlotsParams& params) const {
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    if (group(g).spec().kind() != KvCacheSpecKind::kCrossAttention) continue;
+    if (params.num_external_computed_tokens > 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "AllocateSlots(", request.id(), "): num_external_computed_tokens is ",
+          params.num_external_computed_tokens, ", expected 0 with the cross-attention group ", g));
+    }
+    int64_t most = options_.max_encoder_tokens.value_or(options_.max_model_len);
+    const int64_t held = static_cast<int64_t>(GetBlocks(request, g).size());
+    if (held > 0) most = std::min(most, held * group(g).block_size());
+    if (params.num_encoder_tokens > most) {
+      return TokenCountError("AllocateSlots", request.id(), "num_encoder_tokens",
+                             params.num_encoder_tokens, 0, most);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlocks& computed,

@@ -14,6 +14,39 @@ std::string GroupName(size_t g, const KvCacheSpec& spec) {
   return absl::StrCat("groups[", g, "] (", absl::string_view(kind.data(), kind.size()), ")");
 }
 
+// States at block boundaries only can be reused where they are not kept per hash block.
+bool NeedsWholeBlocks(const KvCacheSpec& spec) {
+  const auto* mamba = spec.get_if<MambaSpec>();
+  return mamba != nullptr && mamba->options().cache_mode != MambaCacheMode::kAlign;
+}
+
+absl::Status CheckRetention(const KvCacheConfig& config, const KvCacheManagerOptions& options,
+                            const BlockSizes& sizes) {
+  if (!options.retention_interval) return absl::OkStatus();
+  const int64_t interval = *options.retention_interval;
+  if (interval < 0 || interval > kMaxTokens || interval % sizes.scheduler_block_size != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("retention_interval is ", interval,
+                     " tokens, expected a multiple of the scheduler block size ",
+                     sizes.scheduler_block_size, " from 0 to ", kMaxTokens));
+  }
+  if (options.register_unreachable_blocks) {
+    return absl::InvalidArgumentError(
+        "register_unreachable_blocks is set next to retention_interval, expected one of them: the "
+        "first registers every block, the second few");
+  }
+  const bool has_sparse_groups =
+      std::any_of(config.groups.begin(), config.groups.end(), [](const KvCacheGroup& group) {
+        return group.spec.sliding_window() || group.spec.kind() == KvCacheSpecKind::kMamba;
+      });
+  if (interval > 0 && !has_sparse_groups) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("retention_interval is ", interval,
+                     " tokens, expected 0 or none without a window or Mamba group"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool enable_caching) {
@@ -34,8 +67,12 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
   }
   sizes.scheduler_block_size = config.scheduler_block_size.value_or(lcm);
   // Without caching nothing is hashed, so the finest unit is the scheduler's.
+  const bool whole_blocks =
+      !enable_caching ||
+      std::any_of(config.groups.begin(), config.groups.end(),
+                  [](const KvCacheGroup& group) { return NeedsWholeBlocks(group.spec); });
   sizes.hash_block_size =
-      enable_caching ? config.hash_block_size.value_or(gcd) : sizes.scheduler_block_size;
+      whole_blocks ? sizes.scheduler_block_size : config.hash_block_size.value_or(gcd);
   const auto [scheduler, hash] = sizes;
   if (scheduler < 1 || scheduler > kMaxTokens || hash < 1 || hash > kMaxTokens) {
     return absl::InvalidArgumentError(absl::StrCat("scheduler_block_size is ", scheduler,
@@ -96,6 +133,12 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
                                                    options.lookup_history_blocks,
                                                    ", expected 0 (off) to ", kMaxNumBlocks));
   }
+  if (options.max_encoder_tokens &&
+      (*options.max_encoder_tokens < 1 || *options.max_encoder_tokens > kMaxTokens)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_encoder_tokens is ", *options.max_encoder_tokens, ", expected 1 to ", kMaxTokens));
+  }
+  if (absl::Status status = CheckRetention(config, options, sizes); !status.ok()) return status;
   if (config.groups.empty() && options.enable_caching) {
     return absl::InvalidArgumentError(
         "groups is empty, expected at least one KV-cache group for prefix caching "
@@ -120,6 +163,18 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
       return absl::InvalidArgumentError(absl::StrCat(
           "num_blocks is ", config.num_blocks, ", expected more than the ", num_sink_blocks,
           " blocks that attention sinks take for good, up to ", GroupName(g, spec)));
+    }
+    if (spec.kind() == KvCacheSpecKind::kCrossAttention && options.enable_caching) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(GroupName(g, spec),
+                       " cannot be cached, since its blocks belong to one request's encoder input "
+                       "(set enable_caching to false)"));
+    }
+    if (const auto* mamba = spec.get_if<MambaSpec>();
+        mamba != nullptr && mamba->options().num_speculative_blocks > kMaxNumBlocks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(GroupName(g, spec), " has ", mamba->options().num_speculative_blocks,
+                       " speculative blocks, expected 0 to ", kMaxNumBlocks));
     }
     if (spec.kind() != KvCacheSpecKind::kChunkedLocalAttention) continue;
     if (draft[g]) {

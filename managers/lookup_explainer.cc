@@ -17,7 +17,7 @@ LookupExplainer::LookupExplainer(const KvCacheManager& manager, const Request& r
       num_full_(num_tokens_ - num_tokens_ % alignment_) {
   for (GroupId g = 0; g < manager_.num_groups(); ++g) {
     has_full_groups_ = has_full_groups_ || IsFull(g);
-    if (manager_.group(g).is_draft() && first_draft_ < 0) first_draft_ = g;
+    if (manager_.group(g).draft_margin() > 0 && first_draft_ < 0) first_draft_ = g;
   }
 }
 
@@ -58,6 +58,7 @@ int64_t LookupExplainer::FirstNeeded(GroupId g, int64_t end) const {
     const BlockSize block_size(BlockTokens(g));
     return std::max<int64_t>(0, end - std::max<int64_t>(1, block_size.CeilDiv(*window - 1)));
   }
+  if (spec.kind() == KvCacheSpecKind::kMamba) return std::max<int64_t>(0, end - 1);
   if (const auto chunk = spec.attention_chunk_size()) {
     const int64_t tokens = end * BlockTokens(g);
     return (tokens - tokens % *chunk) / BlockTokens(g);
@@ -105,7 +106,7 @@ GroupReach LookupExplainer::ReachOf(GroupId g) const {
                                                     .alignment = alignment_},
                                                    lists);
   const int64_t longer = (reach.num_hit_tokens + alignment_) / BlockTokens(g);
-  const int64_t end = longer + (group.is_draft() ? 1 : 0);
+  const int64_t end = longer + (group.draft_margin() > 0 ? 1 : 0);
   if (end * BlockTokens(g) > num_tokens_ - 1) return reach;
   const int64_t absent = FirstAbsent(g, FirstNeeded(g, longer), end);
   if (absent < end) {

@@ -33,13 +33,15 @@ class KvCacheManager;
 enum class RequestStatus { kWaiting, kRunning, kPreempted, kFinished };
 
 // What one request holds in one KV-cache group.
-// Always: table = num_leading_nulls null blocks, then real ones; num_cached <= table.size().
+// Always: table = num_leading_nulls null blocks, then real ones (and for Mamba in align mode
+// further nulls between them); num_cached <= table.size().
 struct GroupBlocks {
   std::vector<BlockId> table;  // position i covers tokens [i * block_size, (i + 1) * block_size)
   int64_t num_cached = 0;      // leading positions already dealt with for registration
   int64_t num_leading_nulls = 0;
   int64_t num_new =
       0;  // blocks at the end of the table that the last allocation took as its result
+  int64_t chunk_end = 0;  // Mamba in align mode: tokens at which the last step scheduled ends
 };
 
 // What one request holds, by group.
@@ -82,6 +84,12 @@ class Request {
 
   int64_t num_preemptions() const { return num_preemptions_; }
 
+  // A prefix that other requests share but that could not be hit as a whole, as
+  // ComputedBlocks::shared_prefix_boundary() tells; 0: none. Where registration is sparse
+  // (retention_interval), the blocks around it are kept.
+  int64_t shared_prefix_boundary() const { return shared_prefix_boundary_; }
+  void set_shared_prefix_boundary(int64_t num_tokens) { shared_prefix_boundary_ = num_tokens; }
+
   // After KvCacheManager::Free: computed tokens to 0, status preempted, one more preemption.
   void MarkPreempted() {
     num_computed_tokens_ = 0;
@@ -108,6 +116,7 @@ class Request {
   int64_t num_computed_tokens_ = 0;
   int64_t num_inflight_tokens_ = 0;
   int64_t num_preemptions_ = 0;
+  int64_t shared_prefix_boundary_ = 0;
   RequestStatus status_ = RequestStatus::kWaiting;
   bool skip_reading_prefix_cache_;
   uint64_t serial_;

@@ -5,19 +5,21 @@
 namespace kvblocks {
 
 SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& options,
-                                     BlockPool* pool, bool is_full_type)
+                                     BlockPool* pool, const Traits& traits)
     : spec_(spec),
       options_(options),
       pool_(pool),
       block_size_(spec.block_size()),
       hashes_per_block_(options.hash_block_size > 0 ? spec.block_size() / options.hash_block_size
                                                     : 0),
-      is_full_type_(is_full_type) {}
+      is_full_type_(traits.is_full_type),
+      has_own_layout_(traits.has_own_layout),
+      can_drop_(traits.can_drop) {}
 
-int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, int64_t num_slots,
+int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
                                            absl::Span<const BlockId> hits, int64_t total_computed,
                                            bool apply_cap) const {
-  const int64_t required = block_size_.CeilDiv(num_slots);
+  const int64_t required = block_size_.CeilDiv(demand.num_slots);
   int64_t skipped;
   int64_t available;
   if (held != nullptr) {
@@ -27,10 +29,15 @@ int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, int64_t num_
     skipped = block_size_.FloorDiv(NumSkippedTokens(total_computed));
     available = static_cast<int64_t>(hits.size());
   }
-  // The cap bounds real blocks, so it applies to what is left after the skipped positions.
-  int64_t suffix = std::max<int64_t>(required - skipped, 0);
-  if (apply_cap && options_.admission_cap) suffix = std::min(suffix, *options_.admission_cap);
-  int64_t needed = std::max<int64_t>(suffix - std::max<int64_t>(available - skipped, 0), 0);
+  int64_t needed;
+  if (has_own_layout_) {
+    needed = NumNewBlocks(held, std::max(available, skipped), demand, total_computed);
+  } else {
+    // The cap bounds real blocks, so it applies to what is left after the skipped positions.
+    int64_t suffix = std::max<int64_t>(required - skipped, 0);
+    if (apply_cap && options_.admission_cap) suffix = std::min(suffix, *options_.admission_cap);
+    needed = std::max<int64_t>(suffix - std::max<int64_t>(available - skipped, 0), 0);
+  }
   // Touching an unreferenced hit takes it out of the free queue, too.
   for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
     needed += hits[i] != kNullBlockId && pool_->block(hits[i]).ref_count == 0;
@@ -59,24 +66,39 @@ void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_comput
 }
 
 void SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held,
-                                        int64_t full) {
+                                        int64_t full, const ReuseBoundaries& boundaries) {
   mask_.clear();
-  if (options_.reachable_alignment > 0 && !is_full_type_) {
+  if (options_.retention_interval && NumTailBlocksNeeded() > 0) {
+    for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsRetained(i, boundaries));
+  } else if (options_.reachable_alignment > 0 && !is_full_type_) {
     for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsReachable(i));
   }
   pool_->RegisterBlocks(content, held.table, held.num_cached, full, block_size(), group(), mask_);
   held.num_cached = full;
 }
 
-bool SingleTypeManager::IsReachable(int64_t position) const {
+bool SingleTypeManager::IsTailOf(int64_t position, int64_t period_tokens) const {
   const int64_t tail = NumTailBlocksNeeded();
-  if (options_.reachable_alignment == 0 || tail == 0) return true;
-  if (options_.reachable_alignment % block_size() != 0) return true;
-  const int64_t period = options_.reachable_alignment / block_size();
+  if (period_tokens == 0 || tail == 0) return true;
+  if (period_tokens % block_size() != 0) return true;
+  const int64_t period = period_tokens / block_size();
   const int64_t margin = options_.is_draft ? 1 : 0;
   const int64_t kept = tail + margin;
   if (kept >= period) return true;
   return position >= margin && (position - margin) % period >= period - kept;
+}
+
+bool SingleTypeManager::IsRetained(int64_t position, const ReuseBoundaries& boundaries) const {
+  const int64_t interval = options_.retention_interval.value_or(0);
+  if (interval > 0 && IsTailOf(position, interval)) return true;
+  // An identical prompt hits up to its last token but one, a related one up to the junction.
+  const int64_t margin = options_.is_draft ? 1 : 0;
+  const auto is_before = [&](int64_t boundary) {
+    const int64_t end = (boundary - boundary % options_.hit_alignment) / block_size() + margin;
+    return position < end && position >= end - NumTailBlocksNeeded() - margin;
+  };
+  return is_before(std::max<int64_t>(0, boundaries.num_prompt_tokens - 1)) ||
+         (boundaries.shared_prefix_boundary > 0 && is_before(boundaries.shared_prefix_boundary));
 }
 
 void SingleTypeManager::TrimTo(GroupBlocks& held, int64_t num_skipped_tokens) {
@@ -95,7 +117,7 @@ void SingleTypeManager::Free(GroupBlocks& held) {
   pool_->ReleaseBlocksReversed(
       absl::MakeConstSpan(held.table).subspan(static_cast<size_t>(held.num_leading_nulls)));
   held.table.clear();
-  held.num_cached = held.num_leading_nulls = held.num_new = 0;
+  held.num_cached = held.num_leading_nulls = held.num_new = held.chunk_end = 0;
 }
 
 }  // namespace kvblocks

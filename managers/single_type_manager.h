@@ -4,7 +4,8 @@
 // The common part is here; a kind of attention adds its skip function (how many leading tokens no
 // later token needs), its prefix look-up and, where cascade attention is possible, the common
 // prefix. FullAttentionManager also serves MLA and, with permanent sink blocks,
-// SinkFullAttentionManager; SlidingWindowManager also serves sliding-window MLA.
+// SinkFullAttentionManager; SlidingWindowManager also serves sliding-window MLA. MambaManager and
+// CrossAttentionManager lay their tables out in their own way.
 //
 // Keeps no state per request: that lives in the request's GroupBlocks. Prediction equals
 // consumption: NumBlocksNeeded is exactly what AdoptHits, AllocateExternal and AllocateNew then
@@ -39,6 +40,24 @@ struct LookupQuery {
   int64_t alignment = 1;                  // hit lengths are multiples of it
 };
 
+// The slots that a step makes; each kind takes what concerns it.
+struct SlotDemand {
+  // Implicit: `num_slots` for tokens that are no drafts.
+  SlotDemand(int64_t slots) : num_slots(slots), num_main(slots) {}  // NOLINT
+  SlotDemand(int64_t slots, int64_t main, int64_t encoder_tokens)
+      : num_slots(slots), num_main(main), num_encoder_tokens(encoder_tokens) {}
+
+  int64_t num_slots;               // lookahead included
+  int64_t num_main;                // without lookahead
+  int64_t num_encoder_tokens = 0;  // of the encoder, for cross attention
+};
+
+// Where a request's prefix is likely to be hit again; what sparse registration keeps.
+struct ReuseBoundaries {
+  int64_t num_prompt_tokens = 0;
+  int64_t shared_prefix_boundary = 0;  // 0: none
+};
+
 class SingleTypeManager {
  public:
   struct Options {
@@ -51,6 +70,10 @@ class SingleTypeManager {
     // Registration leaves out positions that no hit of this alignment can use; 0: register all (one
     // group only).
     int64_t reachable_alignment = 0;
+    // Registration keeps what is reachable at multiples of so many tokens and at the request's
+    // ReuseBoundaries only (0: at the latter only). `hit_alignment` must be set, then.
+    std::optional<int64_t> retention_interval = std::nullopt;
+    int64_t hit_alignment = 0;
   };
 
   // The manager for a kind of spec. ResourceExhausted if the pool cannot hold the sink blocks.
@@ -62,6 +85,8 @@ class SingleTypeManager {
   const KvCacheSpec& spec() const { return spec_; }
   GroupId group() const { return options_.group; }
   bool is_draft() const { return options_.is_draft; }
+  // Tokens that a draft group must match behind a hit; 0 for other groups.
+  int64_t draft_margin() const { return options_.is_draft && can_drop_ ? block_size() : 0; }
   int64_t block_size() const { return block_size_.value(); }
   const std::optional<int64_t>& admission_cap() const { return options_.admission_cap; }
 
@@ -76,6 +101,14 @@ class SingleTypeManager {
   // Changes nothing else.
   virtual int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const = 0;
 
+  // Whether these hits may be used in this step. A state is ready only when the step that computes
+  // it has run.
+  virtual bool MayUseHits(absl::Span<const BlockId> hits) const {
+    (void)hits;
+    return true;
+  }
+  virtual void NewStepStarts() {}
+
   // Leading blocks that all `num_tables` block tables of this group share. `outside` gives
   // references that are in no table.
   virtual int64_t NumCommonPrefixBlocks(
@@ -88,11 +121,11 @@ class SingleTypeManager {
   // Blocks permanently taken for attention sinks.
   virtual absl::Span<const BlockId> sink_blocks() const { return {}; }
 
-  // Blocks that making `num_slots` slots takes out of the free queue, unreferenced hit blocks
-  // included. `held` is null for a request without blocks; then `total_computed` tokens count as
-  // computed. With `apply_cap`, as if the rest of the sequence were computed step by step under the
-  // admission cap. O(1 + hits).
-  int64_t NumBlocksNeeded(const GroupBlocks* held, int64_t num_slots,
+  // Blocks that making the slots takes out of the free queue, unreferenced hit blocks included.
+  // `held` is null for a request without blocks; then `total_computed` tokens count as computed.
+  // With `apply_cap`, as if the rest of the sequence were computed step by step under the admission
+  // cap. O(1 + hits).
+  int64_t NumBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
                           absl::Span<const BlockId> hits, int64_t total_computed,
                           bool apply_cap) const;
 
@@ -101,9 +134,10 @@ class SingleTypeManager {
   void AdoptHits(GroupBlocks& held, absl::Span<const BlockId> hits, int64_t total_computed);
   // Blocks for tokens an external store provides, if any of them lies in reach of later tokens.
   void AllocateExternal(GroupBlocks& held, int64_t total_computed);
-  // Blocks up to `num_slots` slots; counts them in held.num_new. O(new blocks).
-  void AllocateNew(GroupBlocks& held, int64_t num_slots) {
-    const int64_t target = block_size_.CeilDiv(num_slots);
+  // Blocks for the slots demanded; held.num_new counts what they add to the table. O(new blocks).
+  void AllocateNew(GroupBlocks& held, const SlotDemand& demand) {
+    if (has_own_layout_) return AllocateNewImpl(held, demand);
+    const int64_t target = block_size_.CeilDiv(demand.num_slots);
     const int64_t size = static_cast<int64_t>(held.table.size());
     held.num_new = std::max<int64_t>(0, target - size);
     if (held.num_new > 0) pool_->TakeBlocks(held.num_new, held.table);
@@ -111,9 +145,10 @@ class SingleTypeManager {
 
   // Registers the blocks filled by the first n tokens that are not dealt with yet. O(newly full
   // positions). REQUIRES: the table covers them, the content has hashed them.
-  void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n) {
+  void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n,
+                   const ReuseBoundaries& boundaries) {
     const int64_t full = block_size_.FloorDiv(n);
-    if (full > held.num_cached) CacheFullBlocks(content, held, full);
+    if (full > held.num_cached) CacheFullBlocks(content, held, full, boundaries);
   }
 
   // Frees what the first `num_processed` tokens made unreachable, deepest first, leaving nulls. O(1
@@ -126,16 +161,39 @@ class SingleTypeManager {
   void Free(GroupBlocks& held);
 
   // Whether registration would keep position i (see Options::reachable_alignment).
-  bool IsReachable(int64_t position) const;
+  bool IsReachable(int64_t position) const {
+    return IsTailOf(position, options_.reachable_alignment);
+  }
+  // The same under Options::retention_interval.
+  virtual bool IsRetained(int64_t position, const ReuseBoundaries& boundaries) const;
 
  protected:
+  // What a kind does in its own way.
+  struct Traits {
+    bool is_full_type = false;
+    bool has_own_layout = false;  // NumNewBlocks and AllocateNewImpl say what a step takes
+    bool can_drop = true;         // a draft group drops the last block of a hit
+  };
   SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
-                    bool is_full_type);
+                    const Traits& traits);
 
   virtual int64_t NumSkippedTokensImpl(int64_t n) const = 0;
   // Positions before a hit's end that the hit needs; what the reachable mask is made of. Full
   // types: unused.
   virtual int64_t NumTailBlocksNeeded() const { return 0; }
+  // Blocks that AllocateExternal and AllocateNew take; `size` entries are in the table after
+  // AdoptHits. Only for kinds with a layout of their own, as is the next.
+  virtual int64_t NumNewBlocks(const GroupBlocks* held, int64_t size, const SlotDemand& demand,
+                               int64_t total_computed) const {
+    (void)held, (void)size, (void)demand, (void)total_computed;
+    return 0;
+  }
+  virtual void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) {
+    (void)held, (void)demand;
+  }
+  // Registers positions held.num_cached to `full`.
+  virtual void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
+                               const ReuseBoundaries& boundaries);
 
   const KvCacheSpec spec_;
   const Options options_;
@@ -144,10 +202,16 @@ class SingleTypeManager {
   const int64_t hashes_per_block_;  // 0 when nothing is hashed
 
  private:
-  void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full);
+  // Whether a hit that ends at a multiple of `period_tokens` needs the position; true if there is
+  // no telling.
+  bool IsTailOf(int64_t position, int64_t period_tokens) const;
   void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);
 
   const bool is_full_type_;
+  const bool has_own_layout_;
+  const bool can_drop_;
+
+ protected:
   std::vector<uint8_t> mask_;  // scratch
 };
 

@@ -2,7 +2,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "managers/chunked_local_attention_manager.h"
+#include "managers/cross_attention_manager.h"
 #include "managers/full_attention_manager.h"
+#include "managers/mamba_manager.h"
 #include "managers/single_type_manager.h"
 #include "managers/sliding_window_manager.h"
 
@@ -26,7 +28,9 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
     case KvCacheSpecKind::kChunkedLocalAttention:
       return Pointer(std::make_unique<ChunkedLocalAttentionManager>(spec, options, pool));
     case KvCacheSpecKind::kMamba:
+      return Pointer(std::make_unique<MambaManager>(spec, options, pool));
     case KvCacheSpecKind::kCrossAttention:
+      return Pointer(std::make_unique<CrossAttentionManager>(spec, options, pool));
     case KvCacheSpecKind::kEncoderOnlyAttention:
       break;
   }

@@ -6,7 +6,7 @@ namespace kvblocks {
 
 SlidingWindowManager::SlidingWindowManager(const KvCacheSpec& spec, const Options& options,
                                            BlockPool* pool)
-    : SingleTypeManager(spec, options, pool, /*is_full_type=*/false),
+    : SingleTypeManager(spec, options, pool, {}),
       window_(spec.sliding_window().value()),
       tail_blocks_(std::max<int64_t>(1, block_size_.CeilDiv(window_ - 1))) {}
 

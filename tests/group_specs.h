@@ -49,6 +49,20 @@ inline KvCacheSpec Chunked(int64_t block_size, int64_t chunk) {
       .value();
 }
 
+inline KvCacheSpec Mamba(int64_t block_size, MambaCacheMode mode,
+                         int64_t num_speculative_blocks = 0) {
+  return MambaSpec::Create({.block_size = block_size,
+                            .states = {{{16}}},
+                            .cache_mode = mode,
+                            .num_speculative_blocks = num_speculative_blocks})
+      .value();
+}
+
+inline KvCacheSpec Cross(int64_t block_size) {
+  return CrossAttentionSpec::Create({.block_size = block_size, .num_kv_heads = 1, .head_size = 16})
+      .value();
+}
+
 }  // namespace kvblocks::testing
 
 #endif  // KVBLOCKS_TESTS_GROUP_SPECS_H_

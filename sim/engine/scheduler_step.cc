@@ -22,6 +22,7 @@ void Scheduler::Schedule(SimTime now) {
   step = StepRecord();
   step.step = num_scheduled_steps_;
   WakeForStep();
+  manager_->NewStepStarts();
   step.num_quiet = quiet_.size();
   step.quiet_context = quiet_.sum_computed();
   step.num_tokens = step.num_quiet;
