@@ -74,7 +74,7 @@ absl::Status Unsupported(const RowLog& log, int64_t line, const std::string& for
       RowError(log, line,
                absl::StrCat("format: got ", format,
                             ", which is not supported yet by this version, expected Mooncake "
-                            "JSONL, Azure CSV or a native trace")));
+                            "JSONL, Azure CSV, coding-agent sessions or a native trace")));
 }
 
 absl::StatusOr<std::string> DetectObject(std::string_view text, const RowLog& log, int64_t line) {
@@ -92,6 +92,7 @@ absl::StatusOr<std::string> DetectObject(std::string_view text, const RowLog& lo
       &column);
   if (!status.ok()) {
     // A damaged first row of a trace is its reader's to report, like any other row.
+    if (Contains(text, "\"hash_id_scope\"")) return std::string("coding");
     if (Contains(text, "\"hash_ids\"") && !Contains(text, "\"chat_id\"")) {
       return std::string("mooncake");
     }
@@ -126,6 +127,7 @@ absl::StatusOr<std::string> DetectObject(std::string_view text, const RowLog& lo
                  "expected a known trace record (--format)"));
   }
   if (candidates[0] == "Mooncake JSONL") return std::string("mooncake");
+  if (candidates[0] == "coding-agent session") return std::string("coding");
   return Unsupported(log, line, candidates[0]);
 }
 

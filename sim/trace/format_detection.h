@@ -17,7 +17,7 @@ namespace kvblocks::sim {
 
 inline constexpr std::string_view kNativeMagic = "KVTRACE1";
 
-// "mooncake", "azure", "native" or "native-text". `head` is the file's begin: at least the whole
+// "mooncake", "azure", "coding", "native" or "native-text". `head` is the file's begin: at least the whole
 // first line that is not blank, unless that is longer than the caller cares to look at. `file` is
 // for messages.
 absl::StatusOr<std::string> DetectFormat(std::string head, const std::string& file);

@@ -234,6 +234,33 @@ absl::Status JsonValue::ReadUint32s(std::vector<uint32_t>* out) {
   });
 }
 
+absl::Status JsonValue::ReadObject(
+    const std::function<absl::Status(std::string_view key, JsonValue& value)>& on_field) {
+  od::value& value = ValueOf(value_);
+  od::object object;
+  if (auto error = value.get_object().get(object)) {
+    if (error == simdjson::INCORRECT_TYPE) return Wrong(value, "an object");
+    return NotJson(error);
+  }
+  for (auto result : object) {
+    od::field field;
+    if (auto error = std::move(result).get(field)) return NotJson(error);
+    std::string_view key;
+    if (auto error = field.unescaped_key().get(key)) return NotJson(error);
+    od::value inner = field.value();
+    JsonValue wrapped(&inner);
+    if (absl::Status status = on_field(key, wrapped); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JsonValue::ReadList(const std::function<absl::Status(JsonValue& value)>& on_element) {
+  return ForEachElement(ValueOf(value_), "a list", [&](od::value& element) {
+    JsonValue wrapped(&element);
+    return on_element(wrapped);
+  });
+}
+
 struct JsonObjectReader::Parser {
   od::parser parser;
 };

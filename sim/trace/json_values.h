@@ -44,6 +44,11 @@ class JsonValue {
   absl::Status ReadIds(std::vector<JsonId>* out);
   absl::Status ReadIntegers(std::vector<int64_t>* out);
   absl::Status ReadUint32s(std::vector<uint32_t>* out);
+  // Calls `on_field` for every field of an object, or `on_element` for every element of a list, as
+  // JsonObjectReader::ForEachField does. A callback that goes down again bounds the depth itself.
+  absl::Status ReadObject(
+      const std::function<absl::Status(std::string_view key, JsonValue& value)>& on_field);
+  absl::Status ReadList(const std::function<absl::Status(JsonValue& value)>& on_element);
 
  private:
   void* value_;

@@ -237,12 +237,16 @@ void RowChecker::CheckDependencies(RawRow* row) {
 
 void RowChecker::CheckIds(const TraceRequest& request) {
   if (info_.block_tokens <= 1) return;
+  // The same number in another session is another id.
+  const bool is_local = info_.scope == ContentScope::kSession;
+  const uint64_t owner = is_local ? request.session : 0;
   absl::uint128 parent = ScopeKey(info_, request);
   int64_t left = request.input_length;
   for (const int64_t id : request.content_ids) {
     const int64_t tokens = std::min(left, info_.block_tokens);
     left -= tokens;
-    const auto [it, inserted] = id_uses_.try_emplace(id, IdUse{parent, tokens, request.line});
+    const auto [it, inserted] =
+        id_uses_.try_emplace(std::pair(owner, id), IdUse{parent, tokens, request.line});
     if (!inserted && it->second.parent != parent) {
       ++log_->counters.ids_with_two_parents;
       const std::string text = absl::StrCat(

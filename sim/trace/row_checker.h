@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -68,7 +69,8 @@ class RowChecker {
   std::vector<int64_t> arrivals_;  // by row; -1: bad
   absl::flat_hash_map<std::string, int64_t> row_of_id_;
   absl::flat_hash_map<uint64_t, Session> sessions_;
-  absl::flat_hash_map<int64_t, IdUse> id_uses_;
+  // By id and what the id is local to: the session's number, or 0.
+  absl::flat_hash_map<std::pair<uint64_t, int64_t>, IdUse> id_uses_;
   std::vector<TraceProblem>* problems_ = nullptr;  // of the row being checked
   int64_t num_good_ = 0;
   bool all_named_ = false;  // of the good rows; either all have a request id or none has

@@ -214,11 +214,27 @@ TEST_F(PublishedTraceFacts, MeasuredWorkload) {
   EXPECT_EQ(f.engine[0].hit_tokens, 19520);
 }
 
+TEST_F(PublishedTraceFacts, CodingSessions) {
+  SKIP_WITHOUT_TRACES();
+  const TraceFacts f = Facts("kv-cache-tester/sessions_40_small.jsonl.gz");
+  SCOPED_TRACE(FormatTraceFacts(f));
+  EXPECT_EQ(f.info.format, "coding");
+  EXPECT_EQ(f.sessions, 40);
+  EXPECT_EQ(f.requests, 278);
+  EXPECT_EQ(f.closed_loop_requests, 238) << "all but the first of each session";
+  EXPECT_EQ(f.input.total, 9130129);
+  EXPECT_EQ(f.output.total, 184360);
+  EXPECT_EQ(f.block_refs, 142520);
+  EXPECT_EQ(f.full_block_refs, 142520) << "there are no ids of partial blocks";
+  EXPECT_EQ(f.prefix_hits, 115471);
+  EXPECT_EQ(f.full_block_hits, 115471);
+  EXPECT_EQ(f.shared_tokens, 115471 * 64);
+}
+
 TEST_F(PublishedTraceFacts, FormatsWithoutReaderAreNamed) {
   SKIP_WITHOUT_TRACES();
   for (const auto& [file, name] :
        {std::pair("ragpulse/0_trace.jsonl.gz", "RAGPulse"),
-        std::pair("kv-cache-tester/sessions_40_small.jsonl.gz", "coding-agent session"),
         std::pair("lengths/vidur_arxiv_summarization_llama2.csv.gz", "Vidur")}) {
     auto reader = OpenTrace(Folder() + file, {});
     ASSERT_FALSE(reader.ok()) << file;

@@ -1,6 +1,7 @@
 // TraceFuzzInput: what the trace fuzzers make of their bytes - reader options, then a file.
 //
-//   byte 0   the format: p auto, q mooncake, r azure, s native, t native-text, u records (below)
+//   byte 0   the format: p auto, q mooncake, r azure, s native, t native-text, u records (below),
+//            v coding
 //   byte 1   flags; @ none, and its low bits: 1 skip_bad_rows, 2 require_sorted, 4 ids_are_unique,
 //            8 spread, 16 selection and speed-up, 32 small windows and lines
 //   the rest the file. For u: native records, each after its length in two bytes, big-endian; magic
@@ -61,8 +62,8 @@ inline std::string NativeFileOf(std::string_view rest) {
 inline TraceFuzzInput MakeTraceFuzzInput(const uint8_t* data, size_t size) {
   fuzz::FuzzInput input(data, size);
   TraceFuzzInput out;
-  constexpr const char* kFormats[] = {"auto",        "mooncake", "azure", "native",
-                                      "native-text", "native",   "auto",  "auto"};
+  constexpr const char* kFormats[] = {"auto",        "mooncake", "azure",  "native",
+                                      "native-text", "native",   "coding", "auto"};
   const uint8_t format = input.Byte() & 7;
   const uint8_t flags = input.Byte();
   out.options.format = kFormats[format];

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "sim/trace/azure_reader.h"
 #include "sim/trace/byte_source.h"
+#include "sim/trace/coding_session_reader.h"
 #include "sim/trace/format_detection.h"
 #include "sim/trace/mooncake_reader.h"
 #include "sim/trace/native_reader.h"
@@ -34,10 +35,12 @@ absl::StatusOr<std::unique_ptr<RowSource>> MakeRowSource(std::unique_ptr<ByteSou
   }
   if (format == "mooncake") return MakeMooncakeReader(std::move(bytes), options, log);
   if (format == "azure") return MakeAzureReader(std::move(bytes), options, log);
+  if (format == "coding") return MakeCodingSessionReader(std::move(bytes), options, log);
   if (format == "native") return MakeNativeReader(std::move(bytes), options, log);
   if (format == "native-text") return MakeNativeTextReader(std::move(bytes), options, log);
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--format: got ", Shown(format), ", expected auto, mooncake, azure, native or native-text"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--format: got ", Shown(format),
+                   ", expected auto, mooncake, azure, coding, native or native-text"));
 }
 
 // A well-mixed 64-bit hash (the finaliser of splitmix64), fixed so that a sample is the same

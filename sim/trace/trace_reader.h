@@ -37,7 +37,7 @@
 namespace kvblocks::sim {
 
 struct TraceReaderOptions {
-  std::string format = "auto";  // or mooncake, azure, native, native-text
+  std::string format = "auto";  // or mooncake, azure, coding, native, native-text
 
   int64_t reorder_window = 65536;  // requests
   bool require_sorted = false;     // a timestamp that goes backwards is an error

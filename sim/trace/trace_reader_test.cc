@@ -267,7 +267,7 @@ TEST(TraceReaderTest, FormatsAreDetectedByTheFirstRecord) {
   EXPECT_THAT(error(R"({"arrival_time_ns": 1})"), HasSubstr("LLMServingSim"));
   EXPECT_THAT(error(R"({"sub_requests": []})"), HasSubstr("LLMServingSim"));
   EXPECT_THAT(error(R"({"requests": [], "hash_id_scope": "local"})"),
-              HasSubstr("coding-agent session, which is not supported yet by this version"));
+              HasSubstr("t:1: error: field id: got nothing"));
   EXPECT_THAT(error(R"({"hash_ids": {"a": [1]}})"), HasSubstr("RAGPulse"));
   EXPECT_THAT(error(R"({"prompt": "x"})"), HasSubstr("vLLM custom"));
   EXPECT_THAT(error("[{}]"), HasSubstr("ShareGPT"));
@@ -314,9 +314,12 @@ TEST(TraceReaderTest, DamagedFilesNeverDoMoreThanFail) {
   const std::string text =
       "header { version: 1 block_tokens: 16 }\n\nrequest { id: 4 input_length: 40 ids: [7, 1] }\n\n"
       "request { id: 5 input_length: 32 copy_from: 1 copy_ids: 2 waits_for: 1 }\n";
+  const std::string coding =
+      R"({"id": "s", "block_size": 16, "hash_id_scope": "local", "requests": [{"t": 0, "type": "n", "in": 20, "out": 2, "hash_ids": [1]}, {"t": 1, "type": "subagent", "requests": [{"t": 0, "type": "s", "in": 32, "out": 1, "hash_ids": [1, 2]}]}, {"t": 2.5, "type": "n", "in": 0, "out": 0, "hash_ids": [], "api_time": 1.25, "think_time": null}]})"
+      "\n";
   std::mt19937_64 random(11);
   int64_t read_well = 0;
-  for (const std::string& good : {mooncake, azure, text}) {
+  for (const std::string& good : {mooncake, azure, text, coding}) {
     ASSERT_TRUE(ReadTrace(good).ok()) << TraceError(good);
     for (int round = 0; round < 4000; ++round) {
       std::string bad = good;

@@ -69,7 +69,7 @@ struct TraceRequest {
 enum class ContentScope { kGlobal = 0, kSession = 1, kTenant = 2 };
 
 struct TraceInfo {
-  std::string format;  // "mooncake", "azure", "native"
+  std::string format;  // "mooncake", "azure", "coding", "native"
   std::string name;
   std::string source;
   std::string license;

@@ -1,0 +1,318 @@
+#include "sim/trace/coding_session_reader.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sim/trace/coding_session_parser.h"
+#include "sim/trace/content_keys.h"
+#include "sim/trace/convert.h"
+#include "sim/trace/trace_facts.h"
+#include "sim/trace/trace_testing.h"
+#include "sim/trace/validation.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+constexpr int64_t kSecond = 1000000000;
+constexpr const char* kFile = "sim/trace/testdata/coding_sessions.jsonl";
+
+// A session with blocks of 4 tokens.
+std::string Session(const std::string& id, const std::string& requests,
+                    const std::string& more = "") {
+  return absl::StrCat(R"({"id": ")", id, R"(", "block_size": 4, "hash_id_scope": "local", )", more,
+                      R"("requests": [)", requests, "]}\n");
+}
+
+// A request of 4 tokens.
+std::string Request(const std::string& t, const std::string& more = "") {
+  return absl::StrCat(R"({"t": )", t, R"(, "type": "n", "in": 4, "out": 1, "hash_ids": [1])",
+                      more.empty() ? "" : ", ", more, "}");
+}
+
+std::string Agent(const std::string& t, const std::string& requests) {
+  return absl::StrCat(R"({"t": )", t, R"(, "type": "subagent", "requests": [)", requests, "]}");
+}
+
+std::vector<TraceRequest> Read(const std::string& content, const TraceReaderOptions& options = {}) {
+  const auto requests = ReadTrace(content, options);
+  EXPECT_TRUE(requests.ok()) << requests.status();
+  return requests.ok() ? *requests : std::vector<TraceRequest>();
+}
+
+std::vector<int64_t> ThinkTimes(const std::string& content) {
+  std::vector<int64_t> out;
+  for (const TraceRequest& r : Read(content)) out.push_back(r.think_ns);
+  return out;
+}
+
+TEST(CodingSessionReaderTest, SessionsAreClosedLoopsThatStartAtZero) {
+  const auto reader = OpenTrace(kFile, {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ((*reader)->info().format, "coding");
+  EXPECT_EQ((*reader)->info().block_tokens, 4);
+  EXPECT_EQ((*reader)->info().scope, ContentScope::kSession);
+  const auto all = AllRequests(**reader);
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->size(), 7u);
+  for (const TraceRequest& r : *all) {
+    EXPECT_EQ(r.arrival_ns, 0) << r.id;
+    EXPECT_EQ(r.has_arrival, r.waits_for.empty()) << r.id;
+  }
+  const TraceRequest& first = (*all)[0];
+  EXPECT_EQ(first.id, "one/0");
+  EXPECT_EQ(first.input_length, 9);
+  EXPECT_EQ(first.output_length, 3);
+  EXPECT_THAT(first.content_ids, ElementsAre(1, 2)) << "the ninth token is nobody else's";
+  EXPECT_EQ(first.think_ns, 0);
+  EXPECT_TRUE(first.has_arrival);
+  const TraceRequest& second = (*all)[1];
+  EXPECT_EQ(second.id, "one/1");
+  EXPECT_EQ(second.line, 1);
+  EXPECT_EQ(second.turn, 1u);
+  EXPECT_EQ(second.session, first.session);
+  EXPECT_THAT(second.waits_for, ElementsAre(0));
+  EXPECT_EQ(second.think_ns, 2500000000);
+  EXPECT_TRUE((*all)[2].has_arrival);
+  EXPECT_NE((*all)[2].session, first.session);
+}
+
+TEST(CodingSessionReaderTest, SubAgentsRunSideBySideAndTheParentWaitsForAll) {
+  std::ifstream file(kFile);
+  std::stringstream content;
+  content << file.rdbuf();
+  const std::vector<TraceRequest> all = Read(content.str());
+  ASSERT_EQ(all.size(), 7u);
+  std::vector<std::string> names;
+  for (size_t i = 2; i < 7; ++i) names.push_back(all[i].id);
+  EXPECT_THAT(names, ElementsAre("two/0", "two/1/0", "two/1/1", "two/2/0", "two/3"));
+  EXPECT_THAT(all[3].waits_for, ElementsAre(2));
+  EXPECT_EQ(all[3].think_ns, kSecond) << "called at 3 s, the request before ended at 2 s";
+  EXPECT_THAT(all[4].waits_for, ElementsAre(3));
+  EXPECT_EQ(all[4].think_ns, kSecond / 2);
+  EXPECT_THAT(all[5].waits_for, ElementsAre(2)) << "beside the other sub-agent";
+  EXPECT_THAT(all[6].waits_for, ElementsAre(2, 4, 5));
+  EXPECT_EQ(all[6].think_ns, 3 * kSecond / 2) << "8.5 s, after the longer sub-agent's end at 7 s";
+  for (size_t i = 2; i < 7; ++i) EXPECT_EQ(all[i].session, all[2].session);
+}
+
+TEST(CodingSessionReaderTest, IdsOfTwoSessionsNeverMatch) {
+  const auto reader = OpenTrace(kFile, {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto facts = ComputeTraceFacts(**reader, {4});
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_EQ(facts->sessions, 2);
+  EXPECT_EQ(facts->block_refs, 2 + 3 + 2 + 1 + 2 + 1 + 3);
+  EXPECT_EQ(facts->prefix_hits, 2 + 1 + 1 + 2) << "1, 2 of each session, and 9 of the sub-agents";
+  const std::vector<TraceRequest> all =
+      Read(Session("a", Request("0")) + Session("b", Request("0")));
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].content_ids, all[1].content_ids);
+  EXPECT_NE(ScopeKey((*reader)->info(), all[0]), ScopeKey((*reader)->info(), all[1]));
+}
+
+TEST(CodingSessionReaderTest, GlobalIdsMatchAcrossSessions) {
+  const std::string global =
+      R"({"id": "a", "hash_id_scope": "global", "requests": [{"t": 0, "type": "s", "in": 64, "out": 1, "hash_ids": [5]}]})";
+  std::string other = global;
+  other[8] = 'b';
+  const auto reader = OpenTraceString(global + "\n" + other, "t", {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ((*reader)->info().block_tokens, 64) << "the recorder's, if the file does not say";
+  EXPECT_EQ(ComputeTraceFacts(**reader, {16})->prefix_hits, 1);
+  EXPECT_THAT(TraceError(global + "\n" + Session("c", Request("0"), R"("x": 1, )")),
+              HasSubstr("t:2: error: block_size: got 4, expected 64"));
+  EXPECT_THAT(TraceError(Session("c", Request("0")) + global),
+              HasSubstr("hash_id_scope: got global, expected local"));
+}
+
+TEST(CodingSessionReaderTest, WithoutThinkTimeTheRecordedGapCounts) {
+  EXPECT_THAT(ThinkTimes(Session("a", Request("1", R"("api_time": 2.5)") + "," + Request("9"))),
+              ElementsAre(0, 5500000000));
+  EXPECT_THAT(ThinkTimes(Session("a", Request("1") + "," + Request("9"))),
+              ElementsAre(0, 8 * kSecond));
+  EXPECT_THAT(ThinkTimes(Session("a", Request("1", R"("api_time": 20)") + "," + Request("9"))),
+              ElementsAre(0, 0))
+      << "never negative";
+  EXPECT_THAT(ThinkTimes(Session("a", Request("1") + "," +
+                                          Request("9", R"("think_time": null, "api_time": null)"))),
+              ElementsAre(0, 8 * kSecond))
+      << "null means absent";
+}
+
+TEST(CodingSessionReaderTest, SubAgentsMayComeFirstAndNestAndBeEmpty) {
+  const std::vector<TraceRequest> all = Read(Session(
+      "a", Agent("0", Agent("1", Request("0"))) + "," + Agent("2", "") + "," + Request("5")));
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].id, "a/0/0/0");
+  EXPECT_THAT(all[0].waits_for, IsEmpty());
+  EXPECT_THAT(all[1].waits_for, ElementsAre(0));
+  EXPECT_EQ(all[1].think_ns, 4 * kSecond);
+}
+
+TEST(CodingSessionReaderTest, TimesMayGoBackwardsUnlessForbidden) {
+  const std::string content = Session("a", Request("5") + "," + Request("3"));
+  auto reader = OpenTraceString(content, "t", {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  ASSERT_TRUE(AllRequests(**reader).ok());
+  EXPECT_EQ((*reader)->counters().backwards, 1);
+  TraceReaderOptions options;
+  options.require_sorted = true;
+  EXPECT_THAT(TraceError(content, options), HasSubstr("request 1: t: got 3000000000 ns"));
+}
+
+TEST(CodingSessionReaderTest, SaysWhatIsWrongWithARequest) {
+  const auto error = [](const std::string& request) {
+    return TraceError(Session("a", Request("0")) + Session("b", Request("0") + "," + request));
+  };
+  const std::string at = "t:2: error: request 1: ";
+  EXPECT_THAT(error(R"({"t": 0, "in": 4, "out": 1, "hash_ids": [1]})"),
+              HasSubstr(at + "field type: got nothing"));
+  EXPECT_THAT(error(R"({"type": "n", "in": 4, "out": 1, "hash_ids": [1]})"),
+              HasSubstr(at + "field t: got nothing"));
+  EXPECT_THAT(error(R"({"type": "n", "t": 0})"), HasSubstr(at + "field hash_ids: got nothing"));
+  EXPECT_THAT(error(R"({"type": "subagent", "t": 0})"), HasSubstr(at + "field requests: got"));
+  EXPECT_THAT(error(R"({"t": 0, "type": "x", "in": 4, "out": 1, "hash_ids": [1]})"),
+              HasSubstr(at + "type: got \"x\", expected n, s or subagent"));
+  EXPECT_THAT(error(Request("-1")), HasSubstr(at + "t: "));
+  EXPECT_THAT(error(Request("\"1\"")), HasSubstr(at + "t: got \"1\", expected a number"));
+  EXPECT_THAT(error(Request("0", R"("t": 1)")), HasSubstr(at + "field t: got it twice"));
+  EXPECT_THAT(error(Request("0", R"("think_time": -2)")), HasSubstr(at + "think_time: "));
+  EXPECT_THAT(error(Request("0", R"("requests": [])")),
+              HasSubstr(at + "requests: got a list in a request of type n"));
+  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 1.5, "out": 1, "hash_ids": []})"),
+              HasSubstr(at + "in: got 1.5"));
+  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 2147483648, "out": 1, "hash_ids": []})"),
+              HasSubstr(at + "in: got 2147483648"));
+  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 2147483647, "out": 1, "hash_ids": []})"),
+              HasSubstr(at + "in plus out: got 2147483648"));
+  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 4, "out": 1, "hash_ids": "1"})"),
+              HasSubstr(at + "hash_ids: got \"1\", expected a list"));
+  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 9, "out": 1, "hash_ids": [1, 2, 3]})"),
+              HasSubstr(at + "number of block ids: got 3, expected 2 for the full blocks of 9"));
+  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 9, "out": 1, "hash_ids": [1]})"),
+              HasSubstr(at + "number of block ids: got 1, expected 2"));
+  EXPECT_THAT(error("7"), HasSubstr("request 1: got 7, expected an object"));
+  EXPECT_THAT(error(Agent("0", Request("0") + ", 7")),
+              HasSubstr("request 1/1: got 7, expected an object"));
+}
+
+TEST(CodingSessionReaderTest, SaysWhatIsWrongWithASession) {
+  const std::string good = Session("a", Request("0"));
+  EXPECT_THAT(TraceError(good + good), HasSubstr("t:2: error: id: got \"a\", that of an earlier"));
+  EXPECT_THAT(TraceError(good + Session("b", "")), HasSubstr("t:2: error: requests: got none"));
+  EXPECT_THAT(TraceError(good + Session("b", Agent("0", ""))), HasSubstr("requests: got none"));
+  EXPECT_THAT(TraceError(good + R"({"id": "b", "block_size": 4})"),
+              HasSubstr("field requests: got nothing"));
+  EXPECT_THAT(TraceError(good + R"({"id": "b", "block_size": 0, "requests": {}})"),
+              testing::AllOf(HasSubstr("block_size: got 0, expected a whole number from 1"),
+                             HasSubstr("requests: got {")));
+  EXPECT_THAT(TraceError(good + R"({"id": "b", "hash_id_scope": "?", "requests": []})"),
+              HasSubstr("hash_id_scope: got \"?\", expected local or global"));
+  EXPECT_THAT(TraceError(good + R"({"id": "b", "requests": [{"t": 0, ]})"), HasSubstr("JSON: got"));
+  EXPECT_THAT(TraceError(good + good.substr(0, good.size() - 2)), HasSubstr("t:2:"));
+}
+
+TEST(CodingSessionReaderTest, ADocumentCanNeitherNestNorFailWithoutEnd) {
+  std::string nested = Request("0");
+  for (int i = 0; i < kMostNestedAgents; ++i) nested = Agent("0", nested);
+  EXPECT_EQ(Read(Session("a", nested)).size(), 1u);
+  EXPECT_THAT(TraceError(Session("a", Agent("0", nested))),
+              HasSubstr("sub-agents nested deeper than 8"));
+  std::string deep = Request("0");
+  for (int i = 0; i < 2000; ++i) deep = Agent("0", deep);
+  EXPECT_THAT(TraceError(Session("a", deep)), Not(IsEmpty()));
+  EXPECT_FALSE(ReadTrace(Session("a", Request("0", R"("stop": )" + std::string(5000, '[')))).ok());
+
+  std::string many = "7";
+  for (int i = 0; i < 100000; ++i) many += ",7";
+  TraceReaderOptions options;
+  options.max_errors = 1000;
+  const std::string error = TraceError(Session("a", many), options);
+  EXPECT_EQ(std::count(error.begin(), error.end(), '\n') + 1,
+            static_cast<int64_t>(kMostSessionProblems));
+}
+
+TEST(CodingSessionReaderTest, ABadSessionIsLeftOutAsAWhole) {
+  TraceReaderOptions options;
+  options.skip_bad_rows = true;
+  auto reader = OpenTraceString(Session("x", "7") + Session("a", Request("0")) +
+                                    Session("b", Request("0") + "," + Request("1", R"("out": 2)")) +
+                                    Session("c", Request("0") + "," + Request("1")),
+                                "t", options);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto all = AllRequests(**reader);
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->size(), 3u);
+  EXPECT_EQ((*all)[1].id, "c/0");
+  EXPECT_THAT((*all)[2].waits_for, ElementsAre((*all)[1].row));
+  EXPECT_EQ((*reader)->counters().bad_rows, 2);
+  EXPECT_EQ((*reader)->counters().rows, 5) << "a bad session is one row";
+}
+
+TEST(CodingSessionReaderTest, ADamagedFirstSessionIsStillOne) {
+  EXPECT_THAT(TraceError(R"({"id": "a", "hash_id_scope": "local", "requests": [{"hash_ids": [1]])"),
+              HasSubstr("t:1:"));
+  TraceReaderOptions options;
+  options.skip_bad_rows = true;
+  EXPECT_EQ(
+      Read("{\"id\": 1, \"hash_id_scope\": \"local\", ]\n" + Session("a", Request("0")), options)
+          .size(),
+      1u);
+}
+
+TEST(CodingSessionReaderTest, BlockSizeCanBeOverridden) {
+  TraceReaderOptions options;
+  options.format = "coding";
+  options.trace_block_size = 2;
+  EXPECT_THAT(TraceError(Session("a", Request("0")), options),
+              HasSubstr("got 1, expected 2 for the full blocks of 4 tokens in blocks of 2"));
+}
+
+TEST(CodingSessionReaderTest, ValidationKnowsLocalIdsAndTheRecordersFields) {
+  ValidationOptions options;
+  const auto good = ValidateTrace(kFile, options);
+  ASSERT_TRUE(good.ok()) << good.status();
+  EXPECT_EQ(good->num_requests, 7);
+  EXPECT_EQ(good->num_sessions, 2);
+  EXPECT_EQ(good->num_errors() + good->num_warnings(), 0);
+  // Within session two the sub-agent has 1 after 9; 1 of session one is another id.
+  EXPECT_EQ(good->num_notes(), 1);
+  const auto odd = ValidateTraceString(
+      Session("a", Request("0", R"("tink_time": 3)"), R"("modells": [], )"), "t", options);
+  ASSERT_TRUE(odd.ok()) << odd.status();
+  EXPECT_EQ(odd->num_notes(), 2) << "fields that are not read";
+}
+
+TEST(CodingSessionReaderTest, TheNativeFormKeepsTheSessions) {
+  const std::string native = testing::TempDir() + "/coding.kvt";
+  const auto report = ConvertTrace(kFile, native, TraceFormat::kNative, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->num_requests, 7);
+  const auto before = OpenTrace(kFile, {});
+  const auto after = OpenTrace(native, {});
+  ASSERT_TRUE(before.ok() && after.ok());
+  EXPECT_EQ((*after)->info().scope, ContentScope::kSession);
+  std::vector<TraceRequest> a = *AllRequests(**before);
+  std::vector<TraceRequest> b = *AllRequests(**after);
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    b[i].id = a[i].id;  // names are numbers there
+    b[i].line = a[i].line;
+    EXPECT_EQ(a[i], b[i]) << a[i].id;
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::sim
