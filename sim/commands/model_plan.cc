@@ -71,6 +71,8 @@ absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(const ReplayConfig& config
                                                       const ModelFacts& model) {
   LayerCacheOptions options{.cache_dtype = config.kv_cache_dtype(),
                             .tensor_parallel = config.tensor_parallel()};
+  // States for reuse lie where blocks end.
+  if (config.prefix_caching()) options.mamba_cache_mode = MambaCacheMode::kAlign;
   if (config.block_size() > 0) options.block_size = config.block_size();
   auto specs = LayerCaches(model, options);
   if (!specs.ok()) return Named("--model", specs.status());

@@ -31,6 +31,11 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
     const SingleTypeManager& group = manager_->group(g);
     is_all_full_attention_ = is_all_full_attention_ && group.is_full_type();
     boundary_tokens_ = std::gcd(boundary_tokens_, group.block_size());
+    const auto* mamba = group.spec().get_if<MambaSpec>();
+    if (mamba != nullptr && mamba->options().cache_mode == MambaCacheMode::kAlign &&
+        options.enable_chunked_prefill) {
+      state_boundary_ = std::lcm(std::max<int64_t>(state_boundary_, 1), group.block_size());
+    }
   }
   if (manager_->num_groups() == 0) {
     is_all_full_attention_ = false;

@@ -152,6 +152,8 @@ class Scheduler {
   bool HasBlocksFor(int64_t num_tokens) const;
   void LetRest();
 
+  int64_t PartUpToState(int64_t computed, int64_t num_tokens, int64_t num_known) const;
+
   // scheduler_outputs.cc: what a step yields.
   void ProcessOutput(const ScheduledRecord& record, OutputRecord& output);
   void RegisterSettled(SimRequest& request);
@@ -167,6 +169,8 @@ class Scheduler {
   int64_t boundary_tokens_ = 0;  // blocks of all groups end at multiples of it
   int64_t num_usable_blocks_ = 0;
   int64_t longest_part_ = 0;  // of one request in a step, in tokens
+  // States can be reused where a part of a prompt ends at a multiple of it; 0: there are none.
+  int64_t state_boundary_ = 0;
 
   WaitingQueue waiting_;
   // The running list: those a step looks at, in admission order, and the others.

@@ -82,10 +82,10 @@ void Scheduler::ScheduleRunning(SimTime now) {
     const int64_t to_come = request.num_placeholders;
     // The step under way reaches the end even if it accepts no draft.
     if (to_come > 0 && computed + 2 - to_come >= request.full_length) continue;
-    const int64_t num_tokens =
-        std::min({request.num_known + request.num_drafts + to_come - computed, longest_part_,
-                  budget_, max_model_len_ - 1 - computed});
+    int64_t num_tokens = std::min({request.num_known + request.num_drafts + to_come - computed,
+                                   longest_part_, budget_, max_model_len_ - 1 - computed});
     if (num_tokens <= 0) continue;
+    num_tokens = PartUpToState(computed, num_tokens, request.num_known);
 
     ScheduledRecord record{.num_context = computed,
                            .num_tokens = static_cast<int32_t>(num_tokens),
@@ -103,6 +103,17 @@ void Scheduler::ScheduleRunning(SimTime now) {
     }
     Record(request, record);
   }
+}
+
+// A state is there for reuse if a step ends where its block does. So parts of a prompt end at such
+// places, and the part behind the last of them is computed apart. A budget too small for that goes
+// first.
+int64_t Scheduler::PartUpToState(int64_t computed, int64_t num_tokens, int64_t num_known) const {
+  if (state_boundary_ == 0) return num_tokens;
+  const int64_t last = num_known - num_known % state_boundary_;
+  const int64_t end = std::min(computed + num_tokens, last);
+  const int64_t aligned = end - end % state_boundary_;
+  return aligned > computed ? aligned - computed : num_tokens;
 }
 
 // Gets the blocks, by preempting others if need be. False: the request was preempted itself.
@@ -201,7 +212,7 @@ void Scheduler::ScheduleWaiting(SimTime now) {
       num_tokens = std::min(num_tokens, options_.long_prefill_token_threshold);
     }
     if (!options_.enable_chunked_prefill && num_tokens > budget_) return;
-    num_tokens = std::min(num_tokens, budget_);
+    num_tokens = PartUpToState(num_hits, std::min(num_tokens, budget_), request.num_known);
     record.num_tokens = static_cast<int32_t>(num_tokens);
     if (record.is_padded) record.num_verified_drafts = record.num_tokens - 1;
 
