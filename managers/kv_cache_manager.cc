@@ -30,12 +30,19 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
       compared_block_size = std::max(compared_block_size, group.spec.block_size());
     }
   }
+  ChunkLayout chunks;
+  if (config.native) {
+    chunks = {.num_chunks = config.native->num_chunks,
+              .pages_per_chunk = config.native->pages_per_chunk,
+              .class_of_group = config.native->class_of_group};
+  }
   auto pool = BlockPool::Create({.num_blocks = config.num_blocks,
                                  .enable_caching = options.enable_caching,
                                  .enable_events = options.enable_events,
                                  .free_order = options.free_order,
                                  .compared_block_size = compared_block_size,
-                                 .history_keys = options.lookup_history_blocks});
+                                 .history_keys = options.lookup_history_blocks,
+                                 .chunks = std::move(chunks)});
   if (!pool.ok()) return pool.status();
 
   std::unique_ptr<KvCacheManager> manager(new KvCacheManager(config, options));
@@ -48,8 +55,10 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
                       .hash_block_size = sizes->hash_block_size,
                       .keep_plain_hashes = options.lookup_history_blocks > 0});
   }
-  manager->num_watermark_blocks_ =
-      static_cast<int64_t>(options.watermark * static_cast<double>(config.num_blocks));
+  manager->num_watermark_blocks_ = static_cast<int64_t>(
+      options.watermark *
+      static_cast<double>(config.native ? config.native->num_chunks : config.num_blocks));
+  manager->page_needs_.resize(config.groups.size());
 
   const RequestLimits limits{
       .max_model_len = options.max_model_len,
@@ -209,10 +218,19 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     }
     return needed;
   };
+  const auto fits = [&](int64_t slots, bool apply_cap, int64_t reserved) {
+    if (pool_->chunks() == nullptr) {
+      return needed_for(slots, apply_cap) + watermark <= pool_->num_free() - reserved;
+    }
+    for (GroupId g = 0; g < num_groups(); ++g) {
+      page_needs_[static_cast<size_t>(g)] = group(g).PagesNeeded(
+          held_by(g), slots, options_.max_model_len, hits_of(g), total, apply_cap);
+    }
+    return pool_->Promise(page_needs_, watermark, reserved);
+  };
   if (params.full_sequence_must_fit &&
-      needed_for(std::min(request.num_tokens(), options_.max_model_len), /*apply_cap=*/true) +
-              watermark >
-          pool_->num_free()) {
+      !fits(std::min(request.num_tokens(), options_.max_model_len), /*apply_cap=*/true,
+            /*reserved=*/0)) {
     return std::optional<NewBlocks>();
   }
 
@@ -224,8 +242,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
                                                  processed);
     }
   }
-  if (needed_for(num_slots, /*apply_cap=*/false) + watermark >
-      pool_->num_free() - params.reserved_blocks) {
+  if (!fits(num_slots, /*apply_cap=*/false, params.reserved_blocks)) {
     return std::optional<NewBlocks>();
   }
 
