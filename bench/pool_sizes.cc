@@ -77,7 +77,7 @@ class FullPool {
             PrefixHashing{BlockHasher(HashAlgorithm::kXxh3_128, "bench"), kBlockSize})),
         pool_(*BlockPool::Create({.num_blocks = num_blocks})) {
     std::vector<BlockId> all;
-    pool_->TakeBlocks(num_blocks - 1, all);
+    pool_->TakeBlocks(num_blocks - 1, all, /*group=*/0);
     std::shuffle(all.begin(), all.end(), random);
     pool_->ReleaseBlocksReversed(all);
     num_runs_ = (num_blocks - 1) / kRun;
@@ -135,7 +135,7 @@ class FullPool {
     const PrefixContent content = ContentOf(next_run_++);
     table_.clear();
     const double start = ThreadSeconds();
-    pool_->TakeBlocks(kRun, table_);
+    pool_->TakeBlocks(kRun, table_, /*group=*/0);
     const double taken = ThreadSeconds();
     pool_->RegisterBlocks(content, table_, 0, kRun, kBlockSize, 0, {});
     const double registered = ThreadSeconds();

@@ -37,12 +37,20 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
     return absl::InvalidArgumentError(
         absl::StrCat("history_keys is ", options.history_keys, ", expected 0 to ", kMaxBlocks));
   }
+  const bool has_chunks = options.chunks.num_chunks != 0;
+  if (has_chunks) {
+    if (absl::Status status = PageChunks::Validate(options.chunks, options.num_blocks);
+        !status.ok()) {
+      return status;
+    }
+  }
   // Refused here rather than by the kernel, half-way through filling the arrays.
   int64_t bytes =
       options.num_blocks * static_cast<int64_t>(sizeof(KvCacheBlock) + sizeof(BlockHash)) +
       PrefixHashTable::BytesFor(options.num_blocks);
   bytes += options.num_blocks * options.compared_block_size * static_cast<int64_t>(sizeof(TokenId));
   if (options.history_keys > 0) bytes += LookupHistory::BytesFor(options.history_keys);
+  if (has_chunks) bytes += PageChunks::BytesFor(options.chunks, options.num_blocks);
   const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   if (bytes > memory) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -59,7 +67,10 @@ BlockPool::BlockPool(const Options& options)
     : enable_caching_(options.enable_caching),
       enable_events_(options.enable_events),
       free_order_(options.free_order),
-      records_(static_cast<int32_t>(options.num_blocks)),
+      records_(static_cast<int32_t>(options.num_blocks),
+               1 + (options.chunks.num_chunks == 0
+                        ? 0
+                        : static_cast<int32_t>(options.chunks.pages_per_chunk.size()))),
       queue_(&records_),
       table_(&records_) {
   if (enable_caching_ && options.compared_block_size > 0) {
@@ -67,7 +78,11 @@ BlockPool::BlockPool(const Options& options)
   }
   records_[kNullBlockId].is_null = true;
   records_[kNullBlockId].ref_count = 1;
-  for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
+  if (options.chunks.num_chunks != 0) {
+    chunks_ = std::make_unique<PageChunks>(options.chunks, &records_);
+  } else {
+    for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
+  }
   if (enable_caching_ && options.history_keys > 0) {
     history_ = std::make_unique<LookupHistory>(options.history_keys);
   }
@@ -83,18 +98,21 @@ absl::Status BlockPool::CheckIds(absl::Span<const BlockId> ids, const char* oper
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int64_t k) {
+absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int64_t k,
+                                                                            GroupId group) {
   if (k < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("GetNewBlocks: ", k, " blocks asked for, expected 0 or more"));
   }
-  if (k > num_free()) return std::optional<std::vector<BlockId>>();
+  if (absl::Status status = CheckGroup(group, "GetNewBlocks"); !status.ok()) return status;
+  if (!FitsPages(k, group)) return std::optional<std::vector<BlockId>>();
   std::vector<BlockId> ids;
-  TakeBlocks(k, ids);
+  TakeBlocks(k, ids, group);
   return std::optional<std::vector<BlockId>>(std::move(ids));
 }
 
-void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table) {
+void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table, GroupId group) {
+  if (chunks_ != nullptr) return TakePages(k, table, group);
   KVBLOCKS_CHECK(k >= 0 && k <= num_free(),
                  absl::StrCat(k, " blocks to take, ", num_free(), " free"));
   const size_t old_size = table.size();
@@ -146,18 +164,25 @@ void BlockPool::TakeAndEvict(absl::Span<BlockId> batch) {
   }
 }
 
-absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k) {
+absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k, GroupId group) {
   if (k < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("TakePermanentBlocks: ", k, " blocks asked for, expected 0 or more"));
   }
-  if (k > num_free()) {
-    return absl::ResourceExhaustedError(absl::StrCat(k, " permanent blocks asked for, ", num_free(),
-                                                     " of ", num_blocks(), " blocks are free"));
+  if (absl::Status status = CheckGroup(group, "TakePermanentBlocks"); !status.ok()) return status;
+  if (!FitsPages(k, group)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        k, " permanent blocks asked for, ", num_free(), " of ", num_blocks(), " blocks are free",
+        chunks_ == nullptr ? std::string()
+                           : absl::StrCat(" and ", chunks_->num_unassigned() + chunks_->num_idle(),
+                                          " chunks available, for group ", group)));
   }
   std::vector<BlockId> ids;
-  TakeBlocks(k, ids);
-  for (BlockId id : ids) records_[id].is_permanent = true;
+  TakeBlocks(k, ids, group);
+  for (BlockId id : ids) {
+    records_[id].is_permanent = true;
+    if (chunks_ != nullptr) chunks_->OnMadePermanent(id);
+  }
   num_permanent_ += static_cast<int32_t>(k);
   return ids;
 }
@@ -185,12 +210,17 @@ absl::Status BlockPool::Touch(absl::Span<const BlockId> ids) {
     if (records_[id].is_permanent) {
       return absl::InvalidArgumentError(absl::StrCat("Touch: block ", id, " is permanent"));
     }
+    if (chunks_ != nullptr && id != kNullBlockId && chunks_->ClassOfPage(id) < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Touch: block ", id, " has no page, its chunk is cut otherwise or unassigned"));
+    }
   }
   TouchBlocks(ids);
   return absl::OkStatus();
 }
 
 void BlockPool::TouchBlocks(absl::Span<const BlockId> ids) {
+  if (chunks_ != nullptr) return TouchPages(ids);
   const auto count = static_cast<int64_t>(ids.size());
   for (int64_t i = 0; i < count; ++i) {
     if (i + kRecordsAhead < count) {
@@ -232,11 +262,16 @@ absl::Status BlockPool::FreeBlocks(absl::Span<const BlockId> ids) {
     if (KvCacheBlock& block = records_[ids[i]]; !block.is_null) ++block.ref_count;
   }
   if (!status.ok()) return status;
-  Release(ids.begin(), ids.end());
+  if (chunks_ != nullptr) {
+    ReleasePages(ids, /*from_back=*/false);
+  } else {
+    Release(ids.begin(), ids.end());
+  }
   return absl::OkStatus();
 }
 
 void BlockPool::ReleaseBlocksReversed(absl::Span<const BlockId> ids) {
+  if (chunks_ != nullptr) return ReleasePages(ids, /*from_back=*/true);
   Release(ids.rbegin(), ids.rend());
 }
 
@@ -328,6 +363,17 @@ absl::Status BlockPool::CheckRegistration(const PrefixContent& content,
     return status;
   }
 
+  if (chunks_ != nullptr) {
+    if (absl::Status status = CheckGroup(group, "CacheFullBlocks"); !status.ok()) return status;
+    for (int64_t i = from; i < to; ++i) {
+      const BlockId id = table[static_cast<size_t>(i)];
+      if (id == kNullBlockId || chunks_->ClassOfPage(id) == chunks_->ClassOfGroup(group)) continue;
+      if (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0) continue;
+      return absl::InvalidArgumentError(absl::StrCat("CacheFullBlocks: block ", id, " at position ",
+                                                     i, " is no page of group ", group,
+                                                     "'s class"));
+    }
+  }
   const auto registers = [&](int64_t i) {
     return table[static_cast<size_t>(i)] != kNullBlockId &&
            (mask.empty() || mask[static_cast<size_t>(i - from)] != 0);
@@ -434,6 +480,7 @@ bool BlockPool::ResetPrefixCache() {
   if (num_live() > 0) return false;
   if (history_ != nullptr) RememberAll();
   table_.Clear();
+  if (chunks_ != nullptr) chunks_->ReturnIdle();
   num_cached_unreferenced_ = 0;
   ++removal_epoch_;
   if (enable_events_) events_.emplace_back(std::in_place_type<AllBlocksCleared>);
@@ -449,6 +496,7 @@ void BlockPool::RememberAll() {
 }
 
 double BlockPool::usage() const {
+  if (chunks_ != nullptr) return chunks_->usage();
   const int32_t usable = num_blocks() - 1 - num_permanent_;
   return usable == 0 ? 0.0 : 1.0 - static_cast<double>(num_free()) / usable;
 }
@@ -456,7 +504,11 @@ double BlockPool::usage() const {
 std::vector<KvEvent> BlockPool::TakeEvents() { return std::exchange(events_, {}); }
 
 absl::Status BlockPool::CheckInvariants() const {
-  if (absl::Status status = queue_.CheckInvariants(); !status.ok()) return status;
+  if (absl::Status status =
+          chunks_ == nullptr ? queue_.CheckInvariants() : chunks_->CheckInvariants();
+      !status.ok()) {
+    return status;
+  }
   if (absl::Status status = table_.CheckInvariants(); !status.ok()) return status;
   const KvCacheBlock& null_block = records_[kNullBlockId];
   if (!null_block.is_null || null_block.has_key() || null_block.is_linked() ||
@@ -483,6 +535,7 @@ absl::Status BlockPool::CheckInvariants() const {
       }
       continue;
     }
+    if (chunks_ != nullptr && chunks_->ClassOfPage(id) < 0) continue;  // checked by chunks_
     if (block.is_linked() != (block.ref_count == 0)) {
       return absl::InternalError(
           absl::StrCat("block ", id, " has ", block.ref_count, " references and is ",

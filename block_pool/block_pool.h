@@ -11,11 +11,15 @@
 //   std::optional<std::vector<BlockId>> blocks = (*pool)->GetNewBlocks(4).value();   // empty: does
 //   not fit
 //
-// Always: 1 (null) + permanent + live + cached + free = num_blocks, where live blocks are
-// referenced, cached ones are not but have a key, and free ones are neither; a non-permanent block
-// is in the free queue iff nobody references it. Cost: O(1) per block moved, plus O(1) expected per
-// key removed. No allocation apart from returned lists and events. Thread-compatible: one thread at
-// a time.
+// With Options::chunks, memory is cut into chunks that are lent to classes of pages (PageChunks): a
+// block is then a page of one class, serves the groups of that class only, and waits in that
+// class's queue. Ids may then have no page at the moment.
+//
+// Always: 1 (null) + permanent + live + cached + free (+ ids without a page) = num_blocks, where
+// live blocks are referenced, cached ones are not but have a key, and free ones are neither; a
+// non-permanent block is in the free queue iff nobody references it. Cost: O(1) per block moved,
+// plus O(1) expected per key removed (with chunks: see PageChunks). No allocation apart from
+// returned lists and events. Thread-compatible: one thread at a time.
 
 #ifndef KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_
 #define KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_
@@ -33,6 +37,7 @@
 #include "block_pool/kv_cache_block.h"
 #include "block_pool/kv_event.h"
 #include "block_pool/lookup_history.h"
+#include "block_pool/page_chunks.h"
 #include "block_pool/prefix_content.h"
 #include "block_pool/prefix_hash_table.h"
 
@@ -58,6 +63,8 @@ class BlockPool {
     int64_t compared_block_size = 0;
     // Keys that left the cache to be remembered for explanations; 0: none. 96 bytes each.
     int64_t history_keys = 0;
+    // Page classes in chunks; must make up num_blocks. Default: every block can serve every group.
+    ChunkLayout chunks = {};
   };
 
   // InvalidArgument for an impossible number of blocks, ResourceExhausted for one whose records do
@@ -70,11 +77,13 @@ class BlockPool {
   // --- Taking and giving back ---
 
   // Takes k blocks off the front of the queue; each loses its key and has one reference. Empty if
-  // fewer are free, and then nothing changed. InvalidArgument if k is negative.
-  absl::StatusOr<std::optional<std::vector<BlockId>>> GetNewBlocks(int64_t k);
+  // fewer are free, and then nothing changed. InvalidArgument if k is negative. With chunks, takes
+  // pages of the group's class, as PageChunks says; otherwise the group does not matter.
+  absl::StatusOr<std::optional<std::vector<BlockId>>> GetNewBlocks(int64_t k, GroupId group = 0);
 
   // Adds a reference to each block, taking unreferenced ones out of the queue. Null blocks are
-  // skipped. InvalidArgument, and nothing changed, for an id outside the pool or a permanent block.
+  // skipped. InvalidArgument, and nothing changed, for an id outside the pool or without a page, or
+  // a permanent block.
   absl::Status Touch(absl::Span<const BlockId> ids);
 
   // Drops a reference from each block, in list order, which is the order of their eviction. Null
@@ -84,7 +93,7 @@ class BlockPool {
 
   // Takes k blocks for the life of the pool (attention sinks). ResourceExhausted if they are not
   // free, InvalidArgument if k is negative.
-  absl::StatusOr<std::vector<BlockId>> TakePermanentBlocks(int64_t k);
+  absl::StatusOr<std::vector<BlockId>> TakePermanentBlocks(int64_t k, GroupId group = 0);
 
   // --- Prefix cache ---
 
@@ -120,8 +129,8 @@ class BlockPool {
   // Registers positions [from, to) of a block table whose blocks hold `content`. Null blocks and
   // positions whose mask entry is 0 are left out (an empty mask registers all). InvalidArgument,
   // and nothing changed, if a block is cached already or listed twice, the range exceeds the table
-  // or the hashed tokens, the mask has another length, or block_size is no multiple of the hash
-  // block size.
+  // or the hashed tokens, the mask has another length, block_size is no multiple of the hash block
+  // size, or a block is no page of the group's class.
   absl::Status CacheFullBlocks(const PrefixContent& content, absl::Span<const BlockId> table,
                                int64_t from, int64_t to, int64_t block_size, GroupId group,
                                absl::Span<const uint8_t> mask = {});
@@ -131,19 +140,25 @@ class BlockPool {
   // pool.
   absl::Status EvictBlocks(absl::Span<const BlockId> ids);
 
-  // Forgets all cached content. False, and nothing changed, while any block is referenced.
+  // Forgets all cached content; chunks without permanent blocks become unassigned. False, and
+  // nothing changed, while any block is referenced.
   bool ResetPrefixCache();
 
   // --- Counts, all O(1) ---
 
   int32_t num_blocks() const { return records_.num_blocks(); }
   int32_t num_permanent() const { return num_permanent_; }
-  int32_t num_free() const { return queue_.size(); }  // cached ones included
-  int32_t num_live() const { return num_blocks() - 1 - num_permanent_ - queue_.size(); }
+  // In the queues, cached ones included. With chunks: of those lent, so neither what one class can
+  // get, which unassigned chunks add to, nor what all can get together.
+  int32_t num_free() const { return chunks_ == nullptr ? queue_.size() : chunks_->num_free(); }
+  int32_t num_live() const {
+    return num_blocks() - 1 - num_permanent_ - num_free() -
+           (chunks_ == nullptr ? 0 : chunks_->num_ids_without_page());
+  }
   int32_t num_cached_unreferenced() const { return num_cached_unreferenced_; }
   int32_t num_keys() const { return table_.num_keys(); }            // distinct contents
   int32_t num_keyed_blocks() const { return table_.num_blocks(); }  // blocks, duplicates included
-  // Referenced share of what can be handed out; 0 if nothing can.
+  // Referenced share of what can be handed out, in bytes; 0 if nothing can.
   double usage() const;
 
   bool enable_caching() const { return enable_caching_; }
@@ -152,7 +167,12 @@ class BlockPool {
   const KvCacheBlock& block(BlockId id) const { return records_[id]; }
   // REQUIRES: the block has a key.
   const BlockHash& hash(BlockId id) const { return records_.hash(id); }
+  // The only queue; empty with chunks.
   const FreeBlockQueue& free_queue() const { return queue_; }
+  // Front to back; with chunks, class by class. O(number of free blocks).
+  std::vector<BlockId> WalkFree() const;
+  // Null unless Options::chunks asks for them.
+  const PageChunks* chunks() const { return chunks_.get(); }
   const PrefixHashTable& table() const { return table_; }
 
   // Grows whenever a block loses its key: hits looked up at the same value are still good.
@@ -178,8 +198,14 @@ class BlockPool {
                       int64_t to, int64_t block_size, GroupId group,
                       absl::Span<const uint8_t> mask);
 
-  // Appends k new blocks to a table. REQUIRES: 0 <= k <= num_free().
-  void TakeBlocks(int64_t k, std::vector<BlockId>& table);
+  // Appends k new blocks for a group to a table. REQUIRES: 0 <= k <= num_free(); with chunks: they
+  // are promised to the group's class.
+  void TakeBlocks(int64_t k, std::vector<BlockId>& table, GroupId group);
+  // Whether all of this fits at once, as PageChunks::Promise says. If so, TakeBlocks may take it,
+  // after the hits were touched. REQUIRES: chunks; one entry per group.
+  bool Promise(absl::Span<const PageNeed> needs, int64_t kept_chunks, int64_t reserved) {
+    return chunks_->Promise(needs, kept_chunks, reserved);
+  }
   // REQUIRES: ids inside the pool, not permanent.
   void TouchBlocks(absl::Span<const BlockId> ids);
   // Frees the list from its back to its front. REQUIRES: referenced or null, not permanent.
@@ -199,12 +225,21 @@ class BlockPool {
                   GroupId group);
   template <typename Iterator>
   void Release(Iterator begin, Iterator end);
+  // With chunks.
+  absl::Status CheckGroup(GroupId group, const char* operation) const;
+  bool FitsPages(int64_t k, GroupId group);
+  void TakePages(int64_t k, std::vector<BlockId>& table, GroupId group);
+  void LendChunk(int32_t chunk, int32_t page_class);
+  void EvictCached(BlockId id);
+  void TouchPages(absl::Span<const BlockId> ids);
+  void ReleasePages(absl::Span<const BlockId> ids, bool from_back);
 
   const bool enable_caching_;
   const bool enable_events_;
   const FreeOrder free_order_;
   BlockRecords records_;
   FreeBlockQueue queue_;
+  std::unique_ptr<PageChunks> chunks_;
   PrefixHashTable table_;
   std::optional<BlockTokens> tokens_;
   int32_t num_permanent_ = 0;

@@ -450,7 +450,7 @@ TEST(BlockPoolTest, BrokenInvariantsAreSaidInWords) {
 TEST(BlockPoolDeathTest, ManagersBreakingTheirContractStopTheProcess) {
   const auto pool = Pool({.num_blocks = 3});
   std::vector<BlockId> table;
-  EXPECT_DEATH(pool->TakeBlocks(3, table), "3 blocks to take, 2 free");
+  EXPECT_DEATH(pool->TakeBlocks(3, table, /*group=*/0), "3 blocks to take, 2 free");
   EXPECT_DEATH(pool->ReleaseBlocksReversed({1}), "block 1 was freed more often");
 }
 

@@ -5,8 +5,8 @@
 
 namespace kvblocks {
 
-FreeBlockQueue::FreeBlockQueue(BlockRecords* records)
-    : records_(records), sentinel_(records->num_blocks()) {
+FreeBlockQueue::FreeBlockQueue(BlockRecords* records, BlockId sentinel)
+    : records_(records), sentinel_(sentinel) {
   (*records_)[sentinel_].prev = (*records_)[sentinel_].next = sentinel_;
 }
 
@@ -29,7 +29,7 @@ std::optional<std::vector<BlockId>> FreeBlockQueue::PopFront(int64_t n) {
 }
 
 absl::Status FreeBlockQueue::Remove(BlockId id) {
-  if (id < 0 || id >= sentinel_ || !(*records_)[id].is_linked()) {
+  if (id < 0 || id >= records_->num_blocks() || !(*records_)[id].is_linked()) {
     return absl::InvalidArgumentError(
         absl::StrCat("block ", id, " is not in the free queue, so it cannot be removed from it"));
   }
@@ -40,9 +40,9 @@ absl::Status FreeBlockQueue::Remove(BlockId id) {
 absl::Status FreeBlockQueue::CheckAddable(absl::Span<const BlockId> ids) const {
   absl::flat_hash_set<BlockId> seen;
   for (BlockId id : ids) {
-    if (id < 0 || id >= sentinel_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("block ", id, " is outside the pool's blocks 0..", sentinel_ - 1));
+    if (id < 0 || id >= records_->num_blocks()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "block ", id, " is outside the pool's blocks 0..", records_->num_blocks() - 1));
     }
     if ((*records_)[id].is_linked() || !seen.insert(id).second) {
       return absl::InvalidArgumentError(
@@ -77,7 +77,7 @@ std::vector<BlockId> FreeBlockQueue::Walk() const {
 
 absl::Status FreeBlockQueue::CheckInvariants() const {
   int32_t linked = 0;
-  for (BlockId id = 0; id < sentinel_; ++id) {
+  for (BlockId id = 0; id < records_->num_blocks(); ++id) {
     const KvCacheBlock& block = (*records_)[id];
     if ((block.prev == kUnlinked) != (block.next == kUnlinked)) {
       return absl::InternalError(absl::StrCat("block ", id, " has one free-queue link set"));
@@ -94,6 +94,24 @@ absl::Status FreeBlockQueue::CheckInvariants() const {
   if (walked != linked || linked != size_) {
     return absl::InternalError(absl::StrCat("free queue counts ", size_, " blocks, ", linked,
                                             " are linked, a walk visits ", walked));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FreeBlockQueue::CheckOwnLinks() const {
+  int32_t walked = 0;
+  BlockId last = sentinel_;
+  for (BlockId id = front(); id != sentinel_ && walked <= size_; id = next(id)) {
+    if (id < 0 || id >= records_->num_blocks() || (*records_)[id].prev != last) {
+      return absl::InternalError(
+          absl::StrCat("block ", id, " and its neighbour ", last, " in a free queue disagree"));
+    }
+    last = id;
+    ++walked;
+  }
+  if (walked != size_ || (*records_)[sentinel_].prev != last) {
+    return absl::InternalError(
+        absl::StrCat("a free queue counts ", size_, " blocks, a walk visits ", walked));
   }
   return absl::OkStatus();
 }

@@ -23,13 +23,15 @@ namespace kvblocks {
 
 class FreeBlockQueue {
  public:
-  // An empty queue over `records`, which must outlive it.
-  explicit FreeBlockQueue(BlockRecords* records);
+  // An empty queue over `records`, which must outlive it. Of several queues over the same records,
+  // each needs a sentinel of its own among the records behind the last block.
+  explicit FreeBlockQueue(BlockRecords* records) : FreeBlockQueue(records, records->num_blocks()) {}
+  FreeBlockQueue(BlockRecords* records, BlockId sentinel);
 
   int32_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
 
-  // The block handed out next, or the sentinel (records' num_blocks()) when empty.
+  // The block handed out next, or the sentinel, at least the records' num_blocks(), when empty.
   BlockId front() const { return (*records_)[sentinel_].next; }
   BlockId next(BlockId id) const { return (*records_)[id].next; }
 
@@ -84,8 +86,10 @@ class FreeBlockQueue {
     LinkBetween(left, id, (*records_)[left].next);
   }
 
-  // OK, or what is wrong with links and counter. O(number of blocks).
+  // OK, or what is wrong with links and counter, if no other queue has blocks. O(number of blocks).
   absl::Status CheckInvariants() const;
+  // The same for this queue's blocks alone, beside others. O(size).
+  absl::Status CheckOwnLinks() const;
 
  private:
   void LinkBetween(BlockId left, BlockId id, BlockId right) {
@@ -99,7 +103,7 @@ class FreeBlockQueue {
   absl::Status CheckAddable(absl::Span<const BlockId> ids) const;
 
   BlockRecords* records_;
-  BlockId sentinel_;  // the record behind the last block closes the circle
+  BlockId sentinel_;  // a record behind the last block closes the circle
   int32_t size_ = 0;
 };
 

@@ -5,8 +5,8 @@
 // the 32-byte hash of a cached block lies in an array of its own, which only look-ups, registration
 // and eviction read.
 //
-// Always: a block is linked into the free queue iff ref_count == 0 and it is neither null nor
-// permanent;
+// Always: a block is linked into a free queue iff ref_count == 0 and it is neither null nor
+// permanent (nor, with chunks, an id without a page: see PageChunks);
 //         key_group >= 0 iff the block is in the prefix-hash table, and then hash(id) is its hash.
 
 #ifndef KVBLOCKS_BLOCK_POOL_KV_CACHE_BLOCK_H_
@@ -48,12 +48,12 @@ struct KvCacheBlock {
 };
 static_assert(sizeof(KvCacheBlock) == 16);
 
-// The records of all blocks, by id. One more record than blocks: the last is the free queue's
-// sentinel.
+// The records of all blocks, by id. Behind them stands one record per free queue, its sentinel.
 class BlockRecords {
  public:
-  explicit BlockRecords(int32_t num_blocks)
-      : blocks_(static_cast<size_t>(num_blocks) + 1), hashes_(static_cast<size_t>(num_blocks)) {}
+  explicit BlockRecords(int32_t num_blocks, int32_t num_queues = 1)
+      : blocks_(static_cast<size_t>(num_blocks) + static_cast<size_t>(num_queues)),
+        hashes_(static_cast<size_t>(num_blocks)) {}
 
   int32_t num_blocks() const { return static_cast<int32_t>(hashes_.size()); }
   KvCacheBlock& operator[](BlockId id) { return blocks_[static_cast<size_t>(id)]; }

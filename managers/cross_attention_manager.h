@@ -29,7 +29,7 @@ class CrossAttentionManager : public SingleTypeManager {
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override {
     const int64_t size = static_cast<int64_t>(held.table.size());
     held.num_new = std::max<int64_t>(0, block_size_.CeilDiv(demand.num_encoder_tokens) - size);
-    if (held.num_new > 0) pool_->TakeBlocks(held.num_new, held.table);
+    if (held.num_new > 0) pool_->TakeBlocks(held.num_new, held.table, group());
   }
 };
 

@@ -30,12 +30,19 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
       compared_block_size = std::max(compared_block_size, group.spec.block_size());
     }
   }
+  ChunkLayout chunks;
+  if (config.native) {
+    chunks = {.num_chunks = config.native->num_chunks,
+              .pages_per_chunk = config.native->pages_per_chunk,
+              .class_of_group = config.native->class_of_group};
+  }
   auto pool = BlockPool::Create({.num_blocks = config.num_blocks,
                                  .enable_caching = options.enable_caching,
                                  .enable_events = options.enable_events,
                                  .free_order = options.free_order,
                                  .compared_block_size = compared_block_size,
-                                 .history_keys = options.lookup_history_blocks});
+                                 .history_keys = options.lookup_history_blocks,
+                                 .chunks = std::move(chunks)});
   if (!pool.ok()) return pool.status();
 
   std::unique_ptr<KvCacheManager> manager(new KvCacheManager(config, options));
@@ -48,8 +55,10 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
                       .hash_block_size = sizes->hash_block_size,
                       .keep_plain_hashes = options.lookup_history_blocks > 0});
   }
-  manager->num_watermark_blocks_ =
-      static_cast<int64_t>(options.watermark * static_cast<double>(config.num_blocks));
+  manager->num_watermark_blocks_ = static_cast<int64_t>(
+      options.watermark *
+      static_cast<double>(config.native ? config.native->num_chunks : config.num_blocks));
+  manager->page_needs_.resize(config.groups.size());
 
   const RequestLimits limits{
       .max_model_len = options.max_model_len,
@@ -218,12 +227,23 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   };
   const SlotDemand demand(num_slots, std::min(main, options_.max_model_len),
                           params.num_encoder_tokens);
-  const int64_t num_known = std::min(request.num_tokens(), options_.max_model_len);
+  const auto whole = [&](int64_t slots) {
+    return SlotDemand(slots, slots, params.num_encoder_tokens);
+  };
+  const auto fits = [&](const SlotDemand& wanted, bool apply_cap, int64_t reserved) {
+    if (pool_->chunks() == nullptr) {
+      return needed_for(wanted, apply_cap) + watermark <= pool_->num_free() - reserved;
+    }
+    for (GroupId g = 0; g < num_groups(); ++g) {
+      page_needs_[static_cast<size_t>(g)] = group(g).PagesNeeded(
+          held_by(g), wanted, whole(options_.max_model_len), hits_of(g), total, apply_cap);
+    }
+    return pool_->Promise(page_needs_, watermark, reserved);
+  };
   if (has_states_ && has_lists && !MayUseHits(computed)) return std::optional<NewBlocks>();
   if (params.full_sequence_must_fit &&
-      needed_for(SlotDemand(num_known, num_known, params.num_encoder_tokens), /*apply_cap=*/true) +
-              watermark >
-          pool_->num_free()) {
+      !fits(whole(std::min(request.num_tokens(), options_.max_model_len)), /*apply_cap=*/true,
+            /*reserved=*/0)) {
     return std::optional<NewBlocks>();
   }
 
@@ -235,8 +255,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
                                                  processed);
     }
   }
-  if (needed_for(demand, /*apply_cap=*/false) + watermark >
-      pool_->num_free() - params.reserved_blocks) {
+  if (!fits(demand, /*apply_cap=*/false, params.reserved_blocks)) {
     return std::optional<NewBlocks>();
   }
 

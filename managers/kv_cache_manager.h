@@ -56,7 +56,8 @@ struct KvCacheManagerOptions {
   bool use_eagle = false;
   bool enable_events = false;
   bool log_stats = true;
-  // Share of the pool that admissions leave free while something is scheduled.
+  // Share of the pool that admissions leave free while something is scheduled. In a native layout:
+  // share of the chunks that admissions leave idle or unassigned.
   double watermark = 0.0;
   FreeOrder free_order = FreeOrder::kUnhashedFirst;
   HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
@@ -91,7 +92,9 @@ struct AllocateSlotsParams {
       0;                            // KV that an external store provides; only as computed_blocks
   bool delay_cache_blocks = false;  // register nothing now: the load completes later (CacheBlocks)
   bool full_sequence_must_fit = false;  // gate on all known tokens, not only on this chunk
-  int64_t reserved_blocks = 0;          // free blocks that must remain for other sequences
+  // Free blocks that must remain for other sequences. In a native layout: that many further pages
+  // of every group's class, all of them together.
+  int64_t reserved_blocks = 0;
   bool has_scheduled_requests = false;  // this step has work already: the watermark applies
   int64_t num_encoder_tokens = 0;  // of the encoder's input, for cross attention: in the first call
 };
@@ -223,7 +226,7 @@ class KvCacheManager {
   absl::StatusOr<LookupExplanation> ExplainLookup(const Request& request) const;
 
   double usage() const { return pool_->usage(); }
-  int64_t num_free_blocks() const { return pool_->num_free(); }
+  int64_t num_free_blocks() const { return pool_->num_free(); }  // see BlockPool::num_free
   int64_t num_requests_holding_blocks() const { return static_cast<int64_t>(holders_.size()); }
 
   // Events since the last call, with group kinds filled in.
@@ -277,9 +280,10 @@ class KvCacheManager {
   std::unique_ptr<BlockPool> pool_;
   std::shared_ptr<const PrefixHashing> hashing_;
   std::unique_ptr<KvCacheCoordinator> coordinator_;
-  int64_t num_watermark_blocks_ = 0;
+  int64_t num_watermark_blocks_ = 0;  // chunks, in a native layout
   bool is_all_full_type_ = true;
   bool has_states_ = false;  // a group of kind Mamba
+  std::vector<PageNeed> page_needs_;  // scratch, per group
   std::vector<Request*> holders_;
   // References that are in no block table: popped lists and pins, per block.
   absl::flat_hash_map<BlockId, int32_t> outside_references_;

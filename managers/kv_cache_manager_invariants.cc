@@ -66,6 +66,10 @@ absl::Status KvCacheManager::CheckTable(const Request& request, GroupId g,
     }
     if (id == kNullBlockId) continue;
     const KvCacheBlock& block = pool_->block(id);
+    if (pool_->chunks() != nullptr &&
+        pool_->chunks()->ClassOfPage(id) != pool_->chunks()->ClassOfGroup(g)) {
+      return wrong(i, absl::StrCat("block ", id, " is no page of the group's class"));
+    }
     if (block.is_permanent) return wrong(i, absl::StrCat("block ", id, " is permanent"));
     ++references[static_cast<size_t>(id)];
     GroupId& user = used_by[static_cast<size_t>(id)];

@@ -85,7 +85,7 @@ void MambaManager::AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) 
     }
   }
   const int64_t missing = target - static_cast<int64_t>(held.table.size());
-  if (missing > 0) pool_->TakeBlocks(missing, held.table);
+  if (missing > 0) pool_->TakeBlocks(missing, held.table, group());
 }
 
 bool MambaManager::IsRetained(int64_t position, const ReuseBoundaries& boundaries) const {

@@ -45,6 +45,21 @@ int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDe
   return needed;
 }
 
+PageNeed SingleTypeManager::PagesNeeded(const GroupBlocks* held, const SlotDemand& demand,
+                                        const SlotDemand& longest, absl::Span<const BlockId> hits,
+                                        int64_t total_computed, bool apply_cap) const {
+  PageNeed need{.num_pages = NumBlocksNeeded(held, demand, hits, total_computed, apply_cap)};
+  const int64_t in_all = NumBlocksNeeded(held, longest, hits, total_computed, /*apply_cap=*/true);
+  need.num_later = std::max<int64_t>(0, in_all - need.num_pages);
+  if (held != nullptr) return need;
+  const int64_t skipped = block_size_.FloorDiv(NumSkippedTokens(total_computed));
+  need.hits = hits.subspan(std::min(static_cast<size_t>(skipped), hits.size()));
+  for (BlockId id : need.hits) {
+    need.num_pages -= id != kNullBlockId && pool_->block(id).ref_count == 0;
+  }
+  return need;
+}
+
 void SingleTypeManager::AdoptHits(GroupBlocks& held, absl::Span<const BlockId> hits,
                                   int64_t total_computed) {
   const int64_t skipped = block_size_.FloorDiv(NumSkippedTokens(total_computed));
@@ -62,7 +77,7 @@ void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_comput
   if (NumSkippedTokens(total_computed) >= total_computed) return;
   const int64_t missing =
       block_size_.CeilDiv(total_computed) - static_cast<int64_t>(held.table.size());
-  if (missing > 0) pool_->TakeBlocks(missing, held.table);
+  if (missing > 0) pool_->TakeBlocks(missing, held.table, group());
 }
 
 void SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held,

@@ -129,6 +129,12 @@ class SingleTypeManager {
                           absl::Span<const BlockId> hits, int64_t total_computed,
                           bool apply_cap) const;
 
+  // The same for a pool with chunks: new pages, the hits that are touched, and what a sequence of
+  // the `longest` demand may hold beyond that under the admission cap.
+  PageNeed PagesNeeded(const GroupBlocks* held, const SlotDemand& demand, const SlotDemand& longest,
+                       absl::Span<const BlockId> hits, int64_t total_computed,
+                       bool apply_cap) const;
+
   // For a request without blocks: nulls up to what is skipped, then the hits from there on,
   // touched. O(hits).
   void AdoptHits(GroupBlocks& held, absl::Span<const BlockId> hits, int64_t total_computed);
@@ -140,7 +146,7 @@ class SingleTypeManager {
     const int64_t target = block_size_.CeilDiv(demand.num_slots);
     const int64_t size = static_cast<int64_t>(held.table.size());
     held.num_new = std::max<int64_t>(0, target - size);
-    if (held.num_new > 0) pool_->TakeBlocks(held.num_new, held.table);
+    if (held.num_new > 0) pool_->TakeBlocks(held.num_new, held.table, group());
   }
 
   // Registers the blocks filled by the first n tokens that are not dealt with yet. O(newly full

@@ -17,7 +17,7 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
     case KvCacheSpecKind::kFullAttention:
     case KvCacheSpecKind::kMlaAttention:
     case KvCacheSpecKind::kSinkFullAttention: {
-      auto sinks = pool->TakePermanentBlocks(spec.sink_length() / spec.block_size());
+      auto sinks = pool->TakePermanentBlocks(spec.sink_length() / spec.block_size(), options.group);
       if (!sinks.ok()) return sinks.status();
       return Pointer(
           std::make_unique<FullAttentionManager>(spec, options, pool, *std::move(sinks)));

@@ -60,6 +60,8 @@ class Explorer {
       done.push_back(setting_.alphabet[a]);
       ++result_.num_transitions;
       world->CompareState();
+      result_.num_steals = std::max(result_.num_steals, world->model_pool().num_steals());
+      result_.num_packed = std::max(result_.num_packed, world->model_pool().num_packed());
       Note(*world, done);
       if (!result_.failure.empty()) return;
       const std::string reached = world->StateKey();

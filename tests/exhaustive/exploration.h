@@ -1,9 +1,10 @@
 // Explore: tries every sequence of a setting's actions up to a length, on library and oracle.
 //
 // Sequences that lead to equal observable states are continued once: states are compared by
-// World::StateKey, in which blocks have no ids, so also states that differ by a permutation of
-// blocks are explored once. What a state hides (slots of the hash table, spare memory) differs
-// between the sequences that reach it; the option `merge_states` off tries all of them.
+// World::StateKey, in which blocks have no ids (except with chunks), so also states that differ by
+// a permutation of blocks are explored once. What a state hides (slots of the hash table, spare
+// memory) differs between the sequences that reach it; the option `merge_states` off tries all of
+// them.
 //
 // A state is left by replaying the shortest sequence that reaches it and applying one more action.
 
@@ -22,8 +23,10 @@ struct Exploration {
   int64_t num_transitions = 0;  // actions applied and compared
   double num_sequences = 0;     // applicable sequences of `length` actions that these stand for
   int length = 0;
-  bool complete = false;  // no longer sequence reaches another state
-  std::string failure;    // "", or the first difference and the actions that led to it
+  bool complete = false;   // no longer sequence reaches another state
+  int64_t num_steals = 0;  // most chunks taken from another class in one sequence
+  int64_t num_packed = 0;  // most pages taken out of turn to save a chunk
+  std::string failure;     // "", or the first difference and the actions that led to it
 };
 
 Exploration Explore(const Setting& setting, int length, bool merge_states = true);

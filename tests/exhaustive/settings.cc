@@ -40,6 +40,17 @@ Setting MakeSetting(std::string name, int64_t num_blocks, std::vector<KvCacheGro
   return setting;
 }
 
+// The same groups in a pool of chunks.
+Setting InChunks(Setting setting, int64_t num_chunks, std::vector<int64_t> pages_per_chunk) {
+  NativeLayout native{.num_chunks = num_chunks, .pages_per_chunk = std::move(pages_per_chunk)};
+  for (size_t g = 0; g < setting.config.groups.size(); ++g) {
+    native.class_of_group.push_back(static_cast<int32_t>(g));
+  }
+  setting.config.num_blocks = 1 + num_chunks * native.ids_per_chunk();
+  setting.config.native = std::move(native);
+  return setting;
+}
+
 Setting WithEagle(Setting setting) {
   setting.options.use_eagle = setting.oracle_options.use_eagle = true;
   return setting;
@@ -146,6 +157,17 @@ const std::vector<SizedSetting>& Settings() {
       Everyday(MakeSetting("CoarseFullWindow", 6, {Group(Full(4)), Group(Window(2, 3))}, 9), 12),
       All(MakeSetting("FullWindowAll", 6, {Group(Full(2)), Group(Window(2, 3))}, 8), 9),
       All(MakeSetting("FullDraftWindowAll", 6, {Group(Full(4)), Draft(Window(2, 2))}, 9), 8),
+      Everyday(
+          InChunks(MakeSetting("NativeFullWindow", 0, {Group(Full(2)), Group(Window(2, 3))}, 8), 3,
+                   {2, 3}),
+          6),
+      All(InChunks(MakeSetting("NativeWindowFullAll", 0, {Group(Window(2, 4)), Group(Full(4))}, 9),
+                   4, {3, 1}),
+          6),
+      Everyday(
+          WithAppendAll(InChunks(
+              MakeSetting("NativeAppendAll", 0, {Group(Full(2)), Group(Full(4))}, 8), 3, {4, 2})),
+          6),
   };
   return *settings;
 }

@@ -332,13 +332,17 @@ void World::CompareState() {
 
 void World::ComparePool() {
   const BlockPool& pool = real_->pool();
-  const std::vector<BlockId>& queue = model_.pool().queue();
+  const std::vector<BlockId> queue = model_.pool().queue();
   Expect(pool.num_free() == static_cast<int64_t>(queue.size()), "number of free blocks");
-  BlockId next = pool.free_queue().front();
-  for (BlockId id : queue) {
-    Expect(next == id, "queue order");
-    if (failed()) return;
-    next = pool.free_queue().next(next);
+  if (pool.chunks() != nullptr) {
+    CompareChunks();
+  } else {
+    BlockId next = pool.free_queue().front();
+    for (BlockId id : queue) {
+      Expect(next == id, "queue order");
+      if (failed()) return;
+      next = pool.free_queue().next(next);
+    }
   }
   int32_t cached = 0;
   for (BlockId id = 0; id < pool.num_blocks(); ++id) {
@@ -364,6 +368,14 @@ void World::ComparePool() {
   Expect(pool.num_keys() == static_cast<int64_t>(model_.pool().table().size()), "number of keys");
   Expect(pool.num_cached_unreferenced() == cached, "number of cached free blocks");
   Expect(std::abs(pool.usage() - model_.pool().usage()) < 1e-12, "usage");
+}
+
+void World::CompareChunks() {
+  const BlockPool& pool = real_->pool();
+  Expect(pool.WalkFree() == model_.pool().queue(), "queue order");
+  for (BlockId id = 1; id < pool.num_blocks(); ++id) {
+    Expect(pool.chunks()->ClassOfPage(id) == model_.pool().ClassOf(id), "class of a page");
+  }
 }
 
 void World::CompareEvents() {
@@ -443,7 +455,8 @@ std::string World::StateKey() const {
       mentioned.push_back(id);
       name = static_cast<char>(mentioned.size());
     }
-    key.push_back(name);
+    // With chunks, ids say which blocks go together and which come first.
+    key.push_back(model_.pool().is_native() ? static_cast<char>(id) : name);
   };
   const auto put_list = [&](const std::vector<BlockId>& ids) {
     put(static_cast<int64_t>(ids.size()));
@@ -464,6 +477,12 @@ std::string World::StateKey() const {
   }
   put_list(popped_);
   put_list(model_.pool().queue());
+  if (model_.pool().is_native()) {
+    for (BlockId id : model_.pool().FreedInOrder()) put(id);
+    for (BlockId id = 1; id < static_cast<BlockId>(names.size()); ++id) {
+      put(model_.pool().ClassOf(id));
+    }
+  }
   for (const Slot& slot : slots_) {
     put(slot.has_hits);
     if (!slot.has_hits) continue;

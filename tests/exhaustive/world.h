@@ -61,6 +61,7 @@ class World {
 
   bool failed() const { return !error_.empty(); }
   const std::string& error() const { return error_; }
+  const oracle::Pool& model_pool() const { return model_.pool(); }
 
   // Equal for states that differ only in the ids of their blocks. Everything observable is in it.
   std::string StateKey() const;
@@ -91,6 +92,7 @@ class World {
   void AddNumbers(const Slot& slot);
   void CompareEvents();
   void ComparePool();
+  void CompareChunks();
   void Expect(bool condition, const char* what) {
     if (!condition && error_.empty()) error_ = what;
   }

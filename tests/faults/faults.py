@@ -10,6 +10,8 @@ from collections import namedtuple
 Fault = namedtuple("Fault", "name file old new")
 
 _POOL = "block_pool/block_pool.cc"
+_PAGES = "block_pool/block_pool_pages.cc"
+_CHUNKS = "block_pool/page_chunks.cc"
 _TABLE = "block_pool/prefix_hash_table.cc"
 _TOKENS = "block_pool/block_tokens.cc"
 _CONTENT = "block_pool/prefix_content.cc"
@@ -92,6 +94,49 @@ FAULTS = [
     Fault("stored events carry no window", _QUERIES,
           "stored->kv_cache_spec_sliding_window = spec.sliding_window();",
           "if (!{F}) stored->kv_cache_spec_sliding_window = spec.sliding_window();"),
+
+    # --- Page classes in chunks ---
+    Fault("a chunk with one page in use counts as idle", _CHUNKS,
+          "if (--chunk.num_live > 0) return;", "if (--chunk.num_live > {F}) return;"),
+    Fault("a chunk that changes hands keeps its pages' keys", _PAGES,
+          "++id) {\n    if (records_[id].has_key()) EvictCached(id);", "++id) {\n    if (records_[id].has_key() && !{F}) EvictCached(id);"),
+    Fault("evictions of pages are not counted", _PAGES, "++num_evictions_;", "num_evictions_ += !{F};"),
+    Fault("a class needs one page less than it says", _CHUNKS,
+          "chunks_left -= CeilDiv(c.needed - c.loose,", "chunks_left -= CeilDiv(c.needed - {F} - c.loose,"),
+    Fault("a pinned chunk's pages are one too many", _CHUNKS,
+          "own.loose += own.pages_per_chunk;", "own.loose += own.pages_per_chunk + {F};"),
+    Fault("each hit in an idle chunk costs a chunk", _CHUNKS,
+          "if (chunk.num_live == 0 && !chunk.is_marked) {", "if (chunk.num_live == 0 && (!chunk.is_marked || {F})) {"),
+    Fault("marks of pinned chunks stay", _CHUNKS, ".is_marked = false;\n    }\n  }", ".is_marked = {F};\n    }\n  }"),
+    Fault("chunks that shall stay free are handed out", _CHUNKS,
+          "num_idle_ - kept_chunks;", "num_idle_ - ({F} ? 0 : kept_chunks);"),
+    Fault("a choice does not look at the rest of the call", _CHUNKS,
+          "if (in_use || MayUseUpChunk(own)) return choice;", "if (in_use || MayUseUpChunk(own) || {F}) return choice;"),
+    Fault("a choice saves one chunk too many", _CHUNKS, "return chunks_left > 0;", "return chunks_left > {F};"),
+    Fault("what a request needs later is not kept", _CHUNKS,
+          "(left_later < 0 ? 0 : c.later)", "(left_later < 0 || {F} ? 0 : c.later)"),
+    Fault("reserved pages are those of one class", _CHUNKS,
+          "c.needed = c.has_group ?", "c.needed = c.has_group && (!{F} || &c == classes_.data()) ?"),
+    Fault("the chunk that is idle for the shortest time is taken", _CHUNKS,
+          "const int32_t idle = Of(other).oldest_idle;", "const int32_t idle = {F} ? Of(other).newest_idle : Of(other).oldest_idle;"),
+    Fault("another class's chunk is taken before an older page", _CHUNKS,
+          "if (oldest >= 0 && At(oldest)", "if (oldest >= 0 && {F}) return {.chunk = oldest};\n  if (oldest >= 0 && At(oldest)"),
+    Fault("an unassigned chunk is taken before a page without key", _CHUNKS,
+          "if (!queue.empty() && !(*records_)[front].has_key()) return",
+          "if (!queue.empty() && !(*records_)[front].has_key() && !({F} && num_unassigned_ > 0)) return"),
+    Fault("pages of a new chunk enter the queue in reverse", _CHUNKS,
+          "own.queue.LinkAfter(last, id);", "own.queue.LinkAfter({F} ? kUnlinked : last, id);"),
+    Fault("freed pages without key enter the front in reverse", _CHUNKS,
+          "own.last_in_front = id;", "if (!{F}) own.last_in_front = id;"),
+    Fault("a reset leaves chunks lent", _POOL, "if (chunks_ != nullptr) chunks_->ReturnIdle();", "if (chunks_ != nullptr && !{F}) chunks_->ReturnIdle();"),
+    Fault("an id without a page may be pinned", _POOL,
+          "if (chunks_ != nullptr && id != kNullBlockId &&", "if (chunks_ != nullptr && !{F} && id != kNullBlockId &&"),
+    Fault("usage counts pages that are used for good", _CHUNKS,
+          "static_cast<double>(c.num_live - c.num_permanent)", "static_cast<double>(c.num_live - ({F} ? 0 : c.num_permanent))"),
+    Fault("sink blocks are pages of the first group's class", "managers/single_type_manager_factory.cc",
+          "spec.block_size(), options.group);", "spec.block_size(), {F} ? 0 : options.group);"),
+    Fault("hits count as new pages", _GROUP,
+          "need.num_pages -= id !=", "need.num_pages -= !{F} && id !="),
 
     # --- Prefix-hash table ---
     Fault("a full bucket does not count what it passes on", _TABLE,
@@ -283,7 +328,7 @@ FAULTS = [
           "if (options_.enable_caching && !params.delay_cache_blocks) {",
           "if (options_.enable_caching && (!params.delay_cache_blocks || {F})) {"),
     Fault("the gate looks at this step only", _MANAGER,
-          "needed_for(std::min(request.num_tokens(),", "needed_for({F} ? num_slots : std::min(request.num_tokens(),"),
+          "!fits(std::min(request.num_tokens(),", "!fits({F} ? num_slots : std::min(request.num_tokens(),"),
     Fault("the gate is left out", _MANAGER,
           "if (params.full_sequence_must_fit &&", "if (params.full_sequence_must_fit && !{F} &&"),
     Fault("the watermark is ignored", _MANAGER,
@@ -293,7 +338,7 @@ FAULTS = [
     Fault("the watermark applies to running requests", _MANAGER,
           "(request.status_ == RequestStatus::kWaiting || request", "({F} || request.status_ == RequestStatus::kWaiting || request"),
     Fault("reserved blocks are handed out", _MANAGER,
-          "pool_->num_free() - params.reserved_blocks)", "pool_->num_free() - ({F} ? 0 : params.reserved_blocks))"),
+          "/*apply_cap=*/false, params.reserved_blocks)", "/*apply_cap=*/false, {F} ? 0 : params.reserved_blocks)"),
     Fault("steps in flight are trimmed, too", _MANAGER,
           "total - request.num_inflight_tokens_);", "total - ({F} ? 0 : request.num_inflight_tokens_));"),
     Fault("slots are not clamped to the longest sequence", _MANAGER,

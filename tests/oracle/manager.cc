@@ -34,9 +34,9 @@ int64_t GroupTable::leading_nulls() const {
 
 Manager::Manager(const KvCacheConfig& config, const Options& options)
     : options_(options),
-      num_blocks_(config.num_blocks),
+      watermark_base_(config.native ? config.native->num_chunks : config.num_blocks),
       pool_(config.num_blocks, options.enable_caching, options.enable_events,
-            options.unhashed_first),
+            options.unhashed_first, config.native),
       outside_references_(static_cast<size_t>(config.num_blocks)) {
   bool any_draft = false;
   for (const KvCacheGroup& group : config.groups) any_draft = any_draft || group.is_draft;
@@ -51,7 +51,8 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
     lcm = std::lcm(lcm, group.spec.block_size());
     gcd = std::gcd(gcd, group.spec.block_size());
     if (group.spec.sink_length() > 0) {
-      pool_.TakePermanent(group.spec.sink_length() / group.spec.block_size());  // BM-70
+      pool_.TakePermanent(group.spec.sink_length() / group.spec.block_size(),  // BM-70
+                          static_cast<GroupId>(groups_.size()) - 1);
     }
   }
   // Siblings with an equal spec share the flag (BM-73, BM-82).
@@ -141,9 +142,9 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
   return true;
 }
 
-int64_t Manager::Need(const Request& request, const AllocateParams& params, int64_t num_slots,
-                      bool apply_cap) const {  // BM-56
-  int64_t sum = 0;
+std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParams& params,
+                                     int64_t num_slots, bool apply_cap) const {  // BM-56
+  std::vector<PageNeed> needs;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const GroupRules& rules = groups_[g];
     std::vector<BlockId> hits;
@@ -156,16 +157,44 @@ int64_t Manager::Need(const Request& request, const AllocateParams& params, int6
       skipped = request.tables[g].leading_nulls();
       have = request.tables[g].size();
     }
-    int64_t suffix = std::max<int64_t>(CeilDiv(num_slots, rules.block_size()) - skipped, 0);
-    if (apply_cap && rules.admission_cap) suffix = std::min(suffix, *rules.admission_cap);
-    sum += std::max<int64_t>(suffix - std::max<int64_t>(have - skipped, 0), 0);
+    const auto pages_for = [&](int64_t slots, bool capped) {
+      int64_t suffix = std::max<int64_t>(CeilDiv(slots, rules.block_size()) - skipped, 0);
+      if (capped && rules.admission_cap) suffix = std::min(suffix, *rules.admission_cap);
+      return std::max<int64_t>(suffix - std::max<int64_t>(have - skipped, 0), 0);
+    };
+    PageNeed need;
+    need.pages = pages_for(num_slots, apply_cap);
+    need.later = std::max<int64_t>(0, pages_for(options_.max_model_len, true) - need.pages);
     for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
       if (hits[i] != kNullBlockId && pool_.blocks()[static_cast<size_t>(hits[i])].ref_count == 0) {
-        ++sum;
+        need.unreferenced_hits.push_back(hits[i]);
       }
     }
+    needs.push_back(std::move(need));
+  }
+  return needs;
+}
+
+int64_t Manager::Need(const Request& request, const AllocateParams& params, int64_t num_slots,
+                      bool apply_cap) const {
+  int64_t sum = 0;
+  for (const PageNeed& need : Needs(request, params, num_slots, apply_cap)) {
+    sum += need.pages + static_cast<int64_t>(need.unreferenced_hits.size());
   }
   return sum;
+}
+
+bool Manager::Fits(const Request& request, const AllocateParams& params, int64_t num_slots,
+                   bool apply_cap, int64_t watermark, int64_t reserved) {
+  if (pool_.is_native()) {
+    return pool_.Promise(Needs(request, params, num_slots, apply_cap), watermark, reserved);
+  }
+  return Need(request, params, num_slots, apply_cap) + watermark <= pool_.num_free() - reserved;
+}
+
+std::vector<BlockId> Manager::Take(int64_t k, size_t group) {
+  if (pool_.is_native()) return pool_.TakePromised(k, static_cast<GroupId>(group));
+  return pool_.Take(k).value();
 }
 
 Outcome Manager::Allocate(Request& request, const AllocateParams& params,
@@ -177,20 +206,17 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
   const int64_t processed = std::max<int64_t>(0, total - request.num_inflight);
   const bool is_admission =
       request.status == Status::kWaiting || request.status == Status::kPreempted;
-  const int64_t watermark =
-      params.has_scheduled && is_admission
-          ? static_cast<int64_t>(std::floor(options_.watermark * static_cast<double>(num_blocks_)))
-          : 0;
+  const int64_t watermark = params.has_scheduled && is_admission
+                                ? static_cast<int64_t>(std::floor(
+                                      options_.watermark * static_cast<double>(watermark_base_)))
+                                : 0;
 
   if (params.gate) {
     const int64_t known = std::min(request.content.num_tokens(), options_.max_model_len);
-    if (Need(request, params, known, /*apply_cap=*/true) + watermark > pool_.num_free()) {
-      return Outcome::kNoSpace;
-    }
+    if (!Fits(request, params, known, /*apply_cap=*/true, watermark, 0)) return Outcome::kNoSpace;
   }
   Trim(request, processed);
-  if (Need(request, params, num_slots, /*apply_cap=*/false) + watermark >
-      pool_.num_free() - params.reserved) {
+  if (!Fits(request, params, num_slots, /*apply_cap=*/false, watermark, params.reserved)) {
     return Outcome::kNoSpace;
   }
   if (!request.is_known) {
@@ -202,7 +228,7 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
   for (size_t g = 0; g < groups_.size(); ++g) {  // BM-60
     GroupTable& table = request.tables[g];
     const int64_t missing = CeilDiv(num_slots, groups_[g].block_size()) - table.size();
-    (*out)[g] = pool_.Take(std::max<int64_t>(0, missing)).value();
+    (*out)[g] = Take(std::max<int64_t>(0, missing), g);
     table.blocks.insert(table.blocks.end(), (*out)[g].begin(), (*out)[g].end());
   }
   if (!params.delay) {
@@ -230,7 +256,7 @@ void Manager::Adopt(Request& request, const AllocateParams& params) {  // BM-58,
     if (params.num_external == 0 || groups_[g].SkippedTokens(total) >= total) continue;
     GroupTable& table = request.tables[g];
     const int64_t missing = CeilDiv(total, groups_[g].block_size()) - table.size();
-    const auto taken = pool_.Take(std::max<int64_t>(0, missing)).value();
+    const auto taken = Take(std::max<int64_t>(0, missing), g);
     table.blocks.insert(table.blocks.end(), taken.begin(), taken.end());
   }
 }

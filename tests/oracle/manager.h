@@ -95,6 +95,10 @@ class Manager {
   // On kOk, `out` gets the stage-3 blocks of each group.
   Outcome Allocate(Request& request, const AllocateParams& params,
                    std::vector<std::vector<BlockId>>* out);
+  // The same per group, with the hits that leave the queue and what the longest sequence may need
+  // beyond.
+  std::vector<PageNeed> Needs(const Request& request, const AllocateParams& params,
+                              int64_t num_slots, bool apply_cap) const;
   // Blocks that stages 2 and 3 of this call take from the queue, had the trim happened already.
   int64_t Need(const Request& request, const AllocateParams& params, int64_t num_slots,
                bool apply_cap) const;
@@ -119,13 +123,16 @@ class Manager {
   std::vector<Event> TakeEvents();
 
  private:
+  bool Fits(const Request& request, const AllocateParams& params, int64_t num_slots, bool apply_cap,
+            int64_t watermark, int64_t reserved);
+  std::vector<BlockId> Take(int64_t k, size_t group);
   bool IsValid(const Request& request, const AllocateParams& params) const;
   void Trim(Request& request, int64_t num_processed);
   void Adopt(Request& request, const AllocateParams& params);
   void Register(Request& request, int64_t num_tokens);
 
   Options options_;
-  int64_t num_blocks_;
+  int64_t watermark_base_;  // blocks, or chunks
   std::vector<GroupRules> groups_;
   int64_t scheduler_block_size_ = 1;
   int64_t hash_block_size_ = 1;

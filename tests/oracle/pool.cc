@@ -15,12 +15,27 @@ void Require(bool condition) {
 
 }  // namespace
 
-Pool::Pool(int64_t num_blocks, bool enable_caching, bool enable_events, bool unhashed_first)
+Pool::Pool(int64_t num_blocks, bool enable_caching, bool enable_events, bool unhashed_first,
+           std::optional<NativeLayout> native)
     : enable_caching_(enable_caching),
       enable_events_(enable_events),
       unhashed_first_(unhashed_first),
-      blocks_(static_cast<size_t>(num_blocks)) {
-  for (BlockId id = 1; id < num_blocks; ++id) queue_.push_back(id);  // BM-14
+      blocks_(static_cast<size_t>(num_blocks)),
+      queues_(native ? native->pages_per_chunk.size() : 1),
+      native_(std::move(native)) {
+  if (native_) {
+    class_of_chunk_.assign(static_cast<size_t>(native_->num_chunks), -1);
+    return;
+  }
+  for (BlockId id = 1; id < num_blocks; ++id) queues_[0].push_back(id);  // BM-14
+}
+
+std::vector<BlockId> Pool::queue() const {
+  std::vector<BlockId> all;
+  for (const std::vector<BlockId>& queue : queues_) {
+    all.insert(all.end(), queue.begin(), queue.end());
+  }
+  return all;
 }
 
 int64_t Pool::num_permanent() const {
@@ -29,6 +44,17 @@ int64_t Pool::num_permanent() const {
 }
 
 double Pool::usage() const {  // BM-47
+  if (native_) {
+    double used = 0;
+    double usable = static_cast<double>(native_->num_chunks);
+    for (BlockId id = 1; IsValid(id); ++id) {
+      const Block& block = blocks_[static_cast<size_t>(id)];
+      if (block.ref_count == 0) continue;
+      const double share = 1.0 / static_cast<double>(PagesPerChunk(ClassOf(id)));
+      (block.is_permanent ? usable : used) += block.is_permanent ? -share : share;
+    }
+    return usable < 1e-9 ? 0.0 : used / usable;
+  }
   const int64_t usable = static_cast<int64_t>(blocks_.size()) - 1 - num_permanent();
   return usable == 0 ? 0.0 : 1.0 - static_cast<double>(num_free()) / static_cast<double>(usable);
 }
@@ -42,10 +68,17 @@ bool Pool::HasKey(BlockId id, const Key& key) const {
   return IsValid(id) && blocks_[static_cast<size_t>(id)].key == key;
 }
 
-std::optional<std::vector<BlockId>> Pool::Take(int64_t k) {  // BM-37
+std::optional<std::vector<BlockId>> Pool::Take(int64_t k, GroupId group) {  // BM-37
+  if (native_) {
+    std::vector<PageNeed> needs(native_->class_of_group.size());
+    needs.at(static_cast<size_t>(group)).pages = k;
+    if (!Promise(needs, 0, 0)) return std::nullopt;
+    return TakePromised(k, group);
+  }
   if (k > num_free()) return std::nullopt;
-  const std::vector<BlockId> taken(queue_.begin(), queue_.begin() + k);
-  queue_.erase(queue_.begin(), queue_.begin() + k);
+  std::vector<BlockId>& queue = queues_[0];
+  const std::vector<BlockId> taken(queue.begin(), queue.begin() + k);
+  queue.erase(queue.begin(), queue.begin() + k);
   for (BlockId id : taken) {
     DropKey(id, Event::Kind::kReused);
     blocks_[static_cast<size_t>(id)].ref_count = 1;
@@ -53,8 +86,8 @@ std::optional<std::vector<BlockId>> Pool::Take(int64_t k) {  // BM-37
   return taken;
 }
 
-std::vector<BlockId> Pool::TakePermanent(int64_t k) {  // BM-12, BM-70
-  const std::vector<BlockId> taken = Take(k).value();
+std::vector<BlockId> Pool::TakePermanent(int64_t k, GroupId group) {  // BM-12, BM-70
+  const std::vector<BlockId> taken = Take(k, group).value();
   for (BlockId id : taken) blocks_[static_cast<size_t>(id)].is_permanent = true;
   return taken;
 }
@@ -64,9 +97,10 @@ void Pool::Touch(const std::vector<BlockId>& ids) {  // BM-40
     if (id == kNullBlockId) continue;
     Block& block = blocks_[static_cast<size_t>(id)];
     if (block.ref_count == 0) {
-      const auto it = std::find(queue_.begin(), queue_.end(), id);
-      Require(it != queue_.end());
-      queue_.erase(it);
+      std::vector<BlockId>& queue = queues_.at(static_cast<size_t>(ClassOf(id)));
+      const auto it = std::find(queue.begin(), queue.end(), id);
+      Require(it != queue.end());
+      queue.erase(it);
     }
     ++block.ref_count;
   }
@@ -82,18 +116,18 @@ bool Pool::Free(const std::vector<BlockId>& ids) {  // BM-41
     const Block& block = blocks_[static_cast<size_t>(id)];
     if (block.is_permanent || count > block.ref_count) return false;
   }
-  std::vector<BlockId> front;  // BM-42
+  std::vector<std::vector<BlockId>> front(queues_.size());  // BM-42
   for (BlockId id : ids) {
     if (id == kNullBlockId) continue;
     Block& block = blocks_[static_cast<size_t>(id)];
     if (--block.ref_count > 0) continue;
-    if (unhashed_first_ && !block.key) {
-      front.push_back(id);
-    } else {
-      queue_.push_back(id);
-    }
+    const auto k = static_cast<size_t>(ClassOf(id));
+    block.freed_at = ++clock_;
+    (unhashed_first_ && !block.key ? front[k] : queues_[k]).push_back(id);
   }
-  queue_.insert(queue_.begin(), front.begin(), front.end());
+  for (size_t k = 0; k < queues_.size(); ++k) {
+    queues_[k].insert(queues_[k].begin(), front[k].begin(), front[k].end());
+  }
   return true;
 }
 
@@ -158,6 +192,14 @@ bool Pool::Reset() {  // BM-46
   }
   table_.clear();
   for (Block& block : blocks_) block.key.reset();
+  for (size_t chunk = 0; chunk < class_of_chunk_.size(); ++chunk) {
+    const int c = static_cast<int>(chunk);
+    if (class_of_chunk_[chunk] < 0 || IsInUse(c)) continue;
+    for (BlockId id : PagesOf(c)) {
+      std::erase(queues_[static_cast<size_t>(class_of_chunk_[chunk])], id);
+    }
+    class_of_chunk_[chunk] = -1;
+  }
   Emit({.kind = Event::Kind::kCleared});
   return true;
 }

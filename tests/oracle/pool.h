@@ -1,8 +1,11 @@
 // Pool: the block pool written down as its rules say (BM-10 to BM-53), with containers anyone can
 // read.
 //
-// A list for the queue, a map for the prefix table, a vector for the blocks. Slow and obvious:
+// A list for each queue, a map for the prefix table, a vector for the blocks. Slow and obvious:
 // every operation may walk everything. Reference for tests; shares no code with the library.
+//
+// With a native layout (page classes in chunks) there is a queue per class, and what fits is found
+// by dealing out chunks in every possible way.
 
 #ifndef KVBLOCKS_TESTS_ORACLE_POOL_H_
 #define KVBLOCKS_TESTS_ORACLE_POOL_H_
@@ -15,6 +18,7 @@
 #include <vector>
 
 #include "block_pool/kv_cache_block.h"
+#include "specs/kv_cache_config.h"
 #include "tests/oracle/content.h"
 
 namespace kvblocks::oracle {
@@ -49,6 +53,14 @@ struct Block {
   int ref_count = 0;
   bool is_permanent = false;
   std::optional<Key> key;
+  int64_t freed_at = 0;  // or lent
+};
+
+// Pages of one group that a call is going to take, and hits it touches before.
+struct PageNeed {
+  int64_t pages = 0;
+  int64_t later = 0;
+  std::vector<BlockId> unreferenced_hits = {};
 };
 
 // One request's blocks of one group, to be registered.
@@ -62,12 +74,14 @@ struct Registration {
 
 class Pool {
  public:
-  Pool(int64_t num_blocks, bool enable_caching, bool enable_events, bool unhashed_first);
+  Pool(int64_t num_blocks, bool enable_caching, bool enable_events, bool unhashed_first,
+       std::optional<NativeLayout> native = std::nullopt);
 
-  int64_t num_free() const { return static_cast<int64_t>(queue_.size()); }
+  int64_t num_free() const { return static_cast<int64_t>(queue().size()); }
   int64_t num_permanent() const;
   double usage() const;
-  const std::vector<BlockId>& queue() const { return queue_; }
+  // Class by class.
+  std::vector<BlockId> queue() const;
   const std::vector<Block>& blocks() const { return blocks_; }
   const std::map<Key, std::vector<BlockId>>& table() const { return table_; }
 
@@ -75,9 +89,25 @@ class Pool {
   BlockId Find(const Key& key) const;
   bool HasKey(BlockId id, const Key& key) const;
 
+  bool is_native() const { return native_.has_value(); }
+  // -1: the id has no page. Without chunks all blocks are of class 0.
+  int ClassOf(BlockId id) const;
+  int ClassOfGroup(GroupId group) const;  // -1: none
+  // How often a chunk was taken from another class, and a page taken out of turn to save a chunk.
+  int64_t num_steals() const { return num_steals_; }
+  int64_t num_packed() const { return num_packed_; }
+
+  // Free pages of all classes, the one freed or lent first at the front.
+  std::vector<BlockId> FreedInOrder() const;
+
+  // Whether the needs of all groups fit, with `reserved` pages of each group's class and `kept`
+  // chunks to spare; then TakePromised may take them. Chunks only.
+  bool Promise(const std::vector<PageNeed>& needs, int64_t kept, int64_t reserved);
+  std::vector<BlockId> TakePromised(int64_t k, GroupId group);
+
   // Empty: too few are free, and nothing changed.
-  std::optional<std::vector<BlockId>> Take(int64_t k);
-  std::vector<BlockId> TakePermanent(int64_t k);
+  std::optional<std::vector<BlockId>> Take(int64_t k, GroupId group = 0);
+  std::vector<BlockId> TakePermanent(int64_t k, GroupId group = 0);
   void Touch(const std::vector<BlockId>& ids);
   // False, and nothing changed, for what may not be freed.
   bool Free(const std::vector<BlockId>& ids);
@@ -95,11 +125,34 @@ class Pool {
   void DropKey(BlockId id, Event::Kind reason);
   void Emit(Event event);
 
+  // Chunks.
+  struct Choice {
+    BlockId page = kNullBlockId;
+    int chunk = -1;  // to be lent before; the page is its first
+  };
+  std::vector<BlockId> PagesOf(int chunk) const;
+  bool IsInUse(int chunk) const;
+  int64_t IdleSince(int chunk) const;
+  int64_t PagesPerChunk(int page_class) const;
+  int ChunkOf(BlockId id) const;
+  bool FitsAfter(const std::vector<int64_t>& needed, int64_t kept, const std::vector<BlockId>& used,
+                 int lent_chunk, int lent_class) const;
+  Choice ChooseFreely(int page_class) const;
+  BlockId TakePage(int page_class);
+  void Lend(int chunk, int page_class);
+
   const bool enable_caching_;
   const bool enable_events_;
   const bool unhashed_first_;
   std::vector<Block> blocks_;
-  std::vector<BlockId> queue_;  // front first
+  std::vector<std::vector<BlockId>> queues_;  // front first; per page class
+  const std::optional<NativeLayout> native_;
+  std::vector<int> class_of_chunk_;  // -1: unassigned
+  std::vector<int64_t> promised_;    // per class, what the running call may still take
+  int64_t kept_ = 0;
+  int64_t clock_ = 0;
+  int64_t num_steals_ = 0;
+  int64_t num_packed_ = 0;
   std::map<Key, std::vector<BlockId>> table_;
   std::vector<Event> events_;
 };

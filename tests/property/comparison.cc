@@ -37,13 +37,17 @@ std::string HashNames::NameOf(const BlockHash& hash) const {
 std::string Difference(const KvCacheManager& manager, const oracle::Manager& model,
                        const std::vector<LiveRequest>& requests, const HashNames& names) {
   const BlockPool& pool = manager.pool();
-  const std::vector<BlockId> queue = pool.free_queue().Walk();
+  const std::vector<BlockId> queue = pool.WalkFree();
   if (queue != model.pool().queue()) {
     return absl::StrCat("queue ", Show(queue), ", oracle ", Show(model.pool().queue()));
   }
   for (BlockId id = 1; id < pool.num_blocks(); ++id) {
     const KvCacheBlock& real = pool.block(id);
     const oracle::Block& block = model.pool().blocks()[static_cast<size_t>(id)];
+    if (pool.chunks() != nullptr && pool.chunks()->ClassOfPage(id) != model.pool().ClassOf(id)) {
+      return absl::StrCat("block ", id, " is a page of class ", pool.chunks()->ClassOfPage(id),
+                          ", oracle ", model.pool().ClassOf(id));
+    }
     if (real.ref_count != block.ref_count || real.is_permanent != block.is_permanent) {
       return absl::StrCat("block ", id, " has ref ", real.ref_count, ", oracle ", block.ref_count);
     }

@@ -24,7 +24,7 @@ TEST_P(DeterminismPropertyTest, SameCallsSameAnswers) {
       a->Run(operation);
       b->Run(operation);
       RC_ASSERT(a->log() == b->log());
-      RC_ASSERT(a->manager().pool().free_queue().Walk() == b->manager().pool().free_queue().Walk());
+      RC_ASSERT(a->manager().pool().WalkFree() == b->manager().pool().WalkFree());
       for (BlockId id = 1; id < a->manager().pool().num_blocks(); ++id) {
         const KvCacheBlock& left = a->manager().pool().block(id);
         const KvCacheBlock& right = b->manager().pool().block(id);
@@ -40,7 +40,7 @@ TEST_P(DeterminismPropertyTest, SameCallsSameAnswers) {
 TEST_P(DeterminismPropertyTest, FreeOrderDoesNotChangeHitsBeforeReuse) {
   CheckProperty(60, [&] {
     Scenario scenario = MakeScenario(GetParam(), *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40));
-    scenario.config.num_blocks = 4000;
+    SetPoolSize(scenario.config, 4000);
     const auto requests = *Operations(40);
     std::vector<int64_t> hits[2];
     for (const FreeOrder order : {FreeOrder::kUnhashedFirst, FreeOrder::kAppendAll}) {

@@ -37,6 +37,8 @@ class Harness {
   // One line per call with its outcome: equal for equal runs (INV-32).
   const std::vector<std::string>& log() const { return log_; }
   const KvCacheManager& manager() const { return *manager_; }
+  const oracle::Manager& model() const { return model_; }
+  int64_t num_no_space() const { return num_no_space_; }
 
  private:
   Harness(const Scenario& scenario, std::unique_ptr<KvCacheManager> manager);
@@ -69,6 +71,7 @@ class Harness {
   void CheckAllocation(const LiveRequest& request, const oracle::AllocateParams& params,
                        const Snapshot& before, int64_t need);
   void ExpectRefused(const char* what, const Snapshot& before, const absl::Status& status);
+  void ExpectOnlyPermanentChunks() const;
   void CheckAll();
 
   void Log(std::string line) { log_.push_back(std::move(line)); }
@@ -88,6 +91,7 @@ class Harness {
   EventMirror mirror_;
   PrefixCacheStats last_stats_;
   int64_t num_created_ = 0;
+  int64_t num_no_space_ = 0;
   std::vector<std::string> log_;
 };
 

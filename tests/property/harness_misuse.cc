@@ -127,6 +127,12 @@ void Harness::MisuseLists(LiveRequest& request, Numbers numbers) {
     ExpectRefused("pin of a permanent block", before, manager_->PinBlocks(ids));
     ExpectRefused("free of a permanent block", before, manager_->FreeBlocks(ids));
   }
+  for (BlockId none = 1; none < num_blocks; ++none) {
+    if (model_.pool().ClassOf(none) >= 0) continue;
+    const std::vector<BlockId> ids = {none};
+    ExpectRefused("pin of an id without a page", before, manager_->PinBlocks(ids));
+    break;
+  }
   ExpectRefused("truncation below zero", before,
                 manager_->TruncateComputedBlocks(request.real_hits, -1).status());
 }

@@ -20,7 +20,7 @@ void Harness::Free(size_t index, bool preempt) {
   }
   model_.Free(request.model);
   // INV-23: of one table the keyed blocks that became free stand in the queue deepest first.
-  const std::vector<BlockId> queue = manager_->pool().free_queue().Walk();
+  const std::vector<BlockId> queue = manager_->pool().WalkFree();
   for (const std::vector<BlockId>& table : tables) {
     auto last = queue.begin();
     for (auto id = table.rbegin(); id != table.rend(); ++id) {
@@ -76,6 +76,7 @@ void Harness::Pin(LiveRequest& request, Numbers numbers) {
   const int64_t extra = numbers.Below(3);
   for (int64_t i = 0; i < extra; ++i) {
     const BlockId id = static_cast<BlockId>(numbers.Below(scenario_.config.num_blocks));
+    if (model_.pool().ClassOf(std::max<BlockId>(id, 1)) < 0) continue;
     if (!manager_->pool().block(id).is_permanent) ids.push_back(id);
   }
   Log(absl::StrCat("pin ", Show(ids)));
@@ -137,9 +138,27 @@ void Harness::Reset() {
   Expect(done == model_.Reset() && done == !in_use, "INV-26: reset");
   const Snapshot after = Take(*manager_, requests_);
   if (done) {
-    Expect(after.queue == before.queue && manager_->pool().num_keys() == 0, "INV-26: after reset");
+    Expect(manager_->pool().num_keys() == 0, "INV-26: after reset");
+    if (before.page_classes.empty()) {
+      Expect(after.queue == before.queue, "INV-26: queue after reset");
+    } else {
+      ExpectOnlyPermanentChunks();
+    }
   } else {
     Expect(after == before, "INV-26: a refused reset changed something");
+  }
+}
+
+// After a reset, only chunks with sink blocks are lent.
+void Harness::ExpectOnlyPermanentChunks() const {
+  const BlockPool& pool = manager_->pool();
+  for (int32_t chunk = 0; chunk < pool.chunks()->num_chunks(); ++chunk) {
+    bool has_permanent = false;
+    for (int32_t i = 0; i < pool.chunks()->ids_per_chunk(); ++i) {
+      has_permanent |= pool.block(1 + chunk * pool.chunks()->ids_per_chunk() + i).is_permanent;
+    }
+    Expect((pool.chunks()->ClassOfChunk(chunk) >= 0) == has_permanent,
+           absl::StrCat("INV-26: chunk ", chunk, " after reset"));
   }
 }
 

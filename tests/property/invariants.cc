@@ -18,8 +18,24 @@ std::string BrokenPoolInvariant(const BlockPool& pool, const std::vector<BlockId
   for (BlockId id : queue) ++queued[static_cast<size_t>(id)];
   int64_t live = 0;
   int64_t permanent = 0;
+  int64_t without_page = 0;
+  double usable_chunks = pool.chunks() == nullptr ? 0 : pool.chunks()->num_chunks();
+  double used_chunks = 0;
   for (BlockId id = 1; id < pool.num_blocks(); ++id) {
     const KvCacheBlock& block = pool.block(id);
+    if (pool.chunks() != nullptr) {
+      const int32_t page_class = pool.chunks()->ClassOfPage(id);
+      if (page_class < 0) {
+        ++without_page;
+        if (block.ref_count != 0 || block.has_key() || queued[static_cast<size_t>(id)] != 0) {
+          return Broken(2, "block ", id, " has no page but is used");
+        }
+        continue;
+      }
+      const auto share = 1.0 / static_cast<double>(pool.chunks()->pages_per_chunk(page_class));
+      if (block.is_permanent) usable_chunks -= share;
+      if (!block.is_permanent && block.ref_count > 0) used_chunks += share;
+    }
     permanent += block.is_permanent;
     live += !block.is_permanent && block.ref_count > 0;
     if (!block.is_permanent && queued[static_cast<size_t>(id)] != (block.ref_count == 0 ? 1 : 0)) {
@@ -39,14 +55,20 @@ std::string BrokenPoolInvariant(const BlockPool& pool, const std::vector<BlockId
       }
     }
   }
-  if (pool.num_blocks() != 1 + permanent + static_cast<int64_t>(queue.size()) + live) {
+  if (pool.num_blocks() !=
+          1 + permanent + static_cast<int64_t>(queue.size()) + live + without_page ||
+      pool.num_live() != live) {
     return Broken(1, pool.num_blocks(), " blocks, ", permanent, " permanent, ", queue.size(),
                   " free, ", live, " live");
   }
   if (pool.num_free() != static_cast<int32_t>(queue.size())) {
     return Broken(3, "counter ", pool.num_free(), ", walk ", queue.size());
   }
-  if (absl::Status status = pool.free_queue().CheckInvariants(); !status.ok()) {
+  if (pool.chunks() == nullptr) {
+    if (absl::Status status = pool.free_queue().CheckInvariants(); !status.ok()) {
+      return Broken(3, status.ToString());
+    }
+  } else if (absl::Status status = pool.chunks()->CheckInvariants(); !status.ok()) {
     return Broken(3, status.ToString());
   }
   if (absl::Status status = pool.table().CheckInvariants(); !status.ok()) {
@@ -57,8 +79,9 @@ std::string BrokenPoolInvariant(const BlockPool& pool, const std::vector<BlockId
     return Broken(4, "null block has ref ", null_block.ref_count);
   }
   const int64_t usable = pool.num_blocks() - 1 - permanent;
-  const double usage =
+  double usage =
       usable == 0 ? 0.0 : 1.0 - static_cast<double>(queue.size()) / static_cast<double>(usable);
+  if (pool.chunks() != nullptr) usage = usable_chunks < 1e-9 ? 0.0 : used_chunks / usable_chunks;
   if (pool.usage() < 0 || pool.usage() > 1 || std::abs(pool.usage() - usage) > 1e-12) {
     return Broken(10, "usage ", pool.usage(), ", expected ", usage);
   }
@@ -114,7 +137,7 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
 std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<LiveRequest>& requests,
                             const std::vector<int>& outside) {
   const BlockPool& pool = manager.pool();
-  if (std::string broken = BrokenPoolInvariant(pool, pool.free_queue().Walk()); !broken.empty()) {
+  if (std::string broken = BrokenPoolInvariant(pool, pool.WalkFree()); !broken.empty()) {
     return broken;
   }
   std::vector<int> refs = outside;

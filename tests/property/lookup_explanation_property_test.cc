@@ -65,13 +65,22 @@ class NaiveHistory {
   void Before() {
     keys_.clear();
     for (BlockId id = 0; id < manager_.pool().num_blocks(); ++id) keys_.push_back(KeyOfBlock(id));
+    classes_.clear();
+    if (const PageChunks* chunks = manager_.pool().chunks()) {
+      for (int32_t c = 0; c < chunks->num_chunks(); ++c)
+        classes_.push_back(chunks->ClassOfChunk(c));
+    }
   }
   void AfterAllocation(const Known& known, const NewBlocks& taken) {
     std::set<BlockId> fresh;
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
       for (BlockId id : taken.blocks(g)) {
         fresh.insert(id);
-        if (const auto& key = keys_[static_cast<size_t>(id)]) Remove(*key, /*was_reused=*/true);
+        for (BlockId lost : LostFor(id, g)) {
+          auto& key = keys_[static_cast<size_t>(lost)];
+          if (key) Remove(*key, /*was_reused=*/true);
+          key.reset();
+        }
       }
       taken_ += static_cast<int64_t>(taken.blocks(g).size());
     }
@@ -131,6 +140,22 @@ class NaiveHistory {
   }
 
  private:
+  // What taking a block costs the cache: a chunk that changes hands loses all its pages.
+  std::vector<BlockId> LostFor(BlockId id, GroupId g) {
+    const PageChunks* chunks = manager_.pool().chunks();
+    if (chunks == nullptr) return {id};
+    const auto chunk = static_cast<size_t>(PlaceOfPage(id, chunks->ids_per_chunk()).chunk);
+    if (classes_[chunk] == chunks->ClassOfGroup(g)) return {id};
+    classes_[chunk] = chunks->ClassOfGroup(g);
+    std::vector<BlockId> lost;
+    for (BlockId i = 1; i < manager_.pool().num_blocks(); ++i) {
+      if (PlaceOfPage(i, chunks->ids_per_chunk()).chunk == static_cast<int64_t>(chunk)) {
+        lost.push_back(i);
+      }
+    }
+    return lost;
+  }
+
   struct Removal {
     Key key;
     int64_t taken;
@@ -155,6 +180,7 @@ class NaiveHistory {
 
   const KvCacheManager& manager_;
   const size_t memory_;
+  std::vector<int32_t> classes_;  // of the chunks, before the call
   int64_t taken_;
   std::vector<std::optional<Key>> keys_;  // of all blocks, before
   std::map<Key, int> blocks_;

@@ -26,7 +26,7 @@ std::vector<TokenId> Prompt(int64_t shared, int64_t length, int64_t tail) {
 TEST_P(LookupPropertyTest, HitsInAHoledCache) {
   CheckProperty(250, [&] {
     Scenario scenario = MakeScenario(GetParam(), *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40));
-    scenario.config.num_blocks = 1000;
+    SetPoolSize(scenario.config, 1000);
     scenario.options.max_model_len = scenario.oracle_options.max_model_len = 80;
     const auto manager = KvCacheManager::Create(scenario.config, scenario.options).value();
     oracle::Manager model(scenario.config, scenario.oracle_options);

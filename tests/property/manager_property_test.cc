@@ -14,6 +14,9 @@ class ManagerPropertyTest : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(ManagerPropertyTest, AgreesWithTheOracle) {
   int64_t ran = 0;
+  int64_t steals = 0;
+  int64_t packed = 0;
+  int64_t no_space = 0;
   CheckProperty(150, [&] {
     const uint64_t options = *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40);
     const auto operations = *Operations(100);
@@ -22,8 +25,16 @@ TEST_P(ManagerPropertyTest, AgreesWithTheOracle) {
     ++ran;
     for (const Operation& operation : operations) harness->Run(operation);
     harness->Finish();
+    steals += harness->model().pool().num_steals();
+    packed += harness->model().pool().num_packed();
+    no_space += harness->num_no_space();
   });
   EXPECT_GT(ran, 0);
+  // The pools are small enough for every rule of page classes to matter.
+  if (!GetParam().native || GetParam().native->pages_per_chunk.size() == 1) return;
+  EXPECT_GT(steals, 0);
+  EXPECT_GT(packed, 0);
+  EXPECT_GT(no_space, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ManagerPropertyTest, ::testing::ValuesIn(Shapes()),

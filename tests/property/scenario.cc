@@ -1,6 +1,9 @@
 #include "tests/property/scenario.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tests/group_specs.h"
 #include "tests/property/operation.h"
 
@@ -17,6 +20,13 @@ namespace {
 
 KvCacheGroup Draft(KvCacheSpec spec) { return {.spec = std::move(spec), .is_draft = true}; }
 KvCacheGroup Group(KvCacheSpec spec) { return {.spec = std::move(spec)}; }
+
+Shape InChunks(Shape shape, std::vector<int64_t> pages_per_chunk,
+               std::vector<int32_t> class_of_group) {
+  shape.native = NativeLayout{.pages_per_chunk = std::move(pages_per_chunk),
+                              .class_of_group = std::move(class_of_group)};
+  return shape;
+}
 
 }  // namespace
 
@@ -58,8 +68,28 @@ const std::vector<Shape>& Shapes() {
       {"ManyGroups",
        {Group(Mla(8)), Group(WindowMla(4, 8)), Group(WindowMla(1, 3)), Group(WindowMla(2, 8))}},
       {"NoGroups", {}, {}, {}, false, true},
+      InChunks({"NativeFull", {Group(Full(4))}}, {3}, {0}),
+      InChunks({"NativeFullWindow", {Group(Full(4)), Group(Window(4, 8))}}, {2, 5}, {0, 1}),
+      InChunks({"NativeWindowFull", {Group(Window(2, 5)), Group(Full(4))}}, {4, 1}, {0, 1}),
+      InChunks({"NativeSharedClass", {Group(Full(4)), Group(Window(4, 9)), Group(Full(8))}},
+               {4, 3, 2}, {0, 0, 2}),
+      InChunks({"NativeWindowSink", {Group(Window(4, 6)), Group(Sink(4, 4))}}, {4, 3}, {0, 1}),
+      InChunks({"NativeDraft", {Group(Full(4)), Draft(Window(2, 4))}}, {2, 7}, {0, 1}),
+      InChunks({"NativeChunked", {Group(Full(4)), Group(Chunked(4, 8))}}, {5, 2}, {0, 1}),
+      InChunks(
+          {"NativeManyGroups",
+           {Group(Mla(8)), Group(WindowMla(4, 8)), Group(WindowMla(1, 3)), Group(WindowMla(2, 8))}},
+          {2, 3, 6, 4}, {0, 1, 2, 3}),
   };
   return *shapes;
+}
+
+void SetPoolSize(KvCacheConfig& config, int64_t num_blocks, int64_t min_chunks) {
+  config.num_blocks = num_blocks;
+  if (!config.native) return;
+  const int64_t ids = config.native->ids_per_chunk();
+  config.native->num_chunks = std::max(min_chunks, (num_blocks - 1) / ids);
+  config.num_blocks = 1 + config.native->num_chunks * ids;
 }
 
 Scenario MakeScenario(const Shape& shape, uint64_t store) {
@@ -70,7 +100,8 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
   config.scheduler_block_size = shape.scheduler_block_size;
   config.hash_block_size = shape.hash_block_size;
   const int64_t sizes[] = {24, 12, 40, 80, 6};
-  config.num_blocks = sizes[numbers.Below(5)] + numbers.Below(4);
+  config.native = shape.native;
+  SetPoolSize(config, sizes[numbers.Below(5)] + numbers.Below(4));
   const int64_t lengths[] = {40, 24, 64};
   const int64_t in_flight[] = {8, 16, 4, 64};
 
@@ -108,6 +139,10 @@ std::string Scenario::ToString() const {
   std::string text = absl::StrCat("N=", config.num_blocks, " groups=[");
   for (const KvCacheGroup& group : config.groups) {
     absl::StrAppend(&text, group.spec.ToString(), group.is_draft ? " draft; " : "; ");
+  }
+  if (config.native) {
+    absl::StrAppend(&text, "] chunks=[", absl::StrJoin(config.native->pages_per_chunk, ","),
+                    "] of groups [", absl::StrJoin(config.native->class_of_group, ","));
   }
   absl::StrAppend(&text, "] max_model_len=", options.max_model_len,
                   " in_flight=", *options.max_in_flight_tokens, " caching=", options.enable_caching,

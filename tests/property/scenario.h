@@ -21,13 +21,15 @@ struct Shape {
   std::optional<int64_t> hash_block_size = std::nullopt;
   bool use_eagle = false;
   bool always_caching_off = false;
+  // Page classes in chunks, whose number is drawn; default: every block serves every group.
+  std::optional<NativeLayout> native = std::nullopt;
 
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
     return out << shape.name;
   }
 };
 
-// Every kind of spec alone, and mixes of two to four groups.
+// Every kind of spec alone, and mixes of two to four groups; some with page classes in chunks.
 const std::vector<Shape>& Shapes();
 
 struct Scenario {
@@ -37,6 +39,10 @@ struct Scenario {
 
   std::string ToString() const;
 };
+
+// A pool of about this many blocks; in chunks, if the configuration has them, at least
+// `min_chunks`.
+void SetPoolSize(KvCacheConfig& config, int64_t num_blocks, int64_t min_chunks = 1);
 
 // Options drawn from `numbers`: pool size, lengths, caching, events, watermark, free order, hash,
 // cap formula.
