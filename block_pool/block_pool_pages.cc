@@ -22,7 +22,6 @@ void BlockPool::TakePages(int64_t k, std::vector<BlockId>& table, GroupId group)
                  absl::StrCat(k, " pages to take for group ", group, ", ",
                               chunks_->num_promised(page_class), " promised to its class"));
   chunks_->BeginTakes();
-  table.reserve(table.size() + static_cast<size_t>(k));
   for (int64_t i = 0; i < k; ++i) {
     const PageChunks::Choice choice = chunks_->Choose(page_class);
     if (choice.chunk >= 0) LendChunk(choice.chunk, page_class);

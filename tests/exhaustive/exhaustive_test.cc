@@ -39,7 +39,7 @@ TEST_P(ExhaustiveTest, AgreesWithTheOracle) {
   std::fflush(stdout);
   EXPECT_EQ(result.failure, "");
   EXPECT_GT(result.num_states, 50);
-  if (!GetParam().setting.config.native) return;
+  if (!GetParam().setting.config.native || result.length < GetParam().length) return;
   // Chunks are scarce enough; the property tests see both in every shape.
   EXPECT_GT(result.num_steals + result.num_packed, 0);
 }
