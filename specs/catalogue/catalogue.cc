@@ -137,6 +137,11 @@ absl::StatusOr<ModelFacts> FromProto(const proto::Model& model) {
   facts.num_global_kv_heads = model.num_global_kv_heads();
   facts.global_head_size = model.global_head_size();
   facts.num_kv_shared_layers = model.num_kv_shared_layers();
+  if (!model.dtype().empty()) {
+    const auto dtype = ParseDataType(model.dtype());
+    if (!dtype.ok()) return fail(dtype.status());
+    facts.dtype = *dtype;
+  }
   facts.vocab_size = model.vocab_size();
   facts.max_position_embeddings = model.max_position_embeddings();
   facts.tied_embeddings = model.tied_embeddings();

@@ -110,6 +110,7 @@ TEST(CatalogueTest, BadTextIsRefusedAndChangesNothing) {
       {"model { name: \"m\" full_layers: 999999999 }", {"full_layers is 999999999", "0 to 10000"}},
       {"model { name: \"m\" layer_pattern: \"FX\" }", {"model m", "layer_pattern", "'X'"}},
       {"model { name: \"m\" layer_pattern: \"C\" }", {"chunk is 0"}},
+      {"model { name: \"m\" layer_pattern: \"F\" dtype: \"half of it\" }", {"model m: dtype: got"}},
       {"model { name: \"m\" layer_pattern: \"F\" num_kv_shared_layers: 1 }",
        {"num_kv_shared_layers is 1, expected 0 to 0"}},
       {"model { name: \"m\" layer_pattern: \"F\" num_heads: 3 num_kv_heads: 2 head_size: 1 }",

@@ -84,6 +84,7 @@ absl::StatusOr<ConfigFields> ConfigFields::Parse(std::string_view json_text) {
     return FieldError("JSON", std::to_string(json_text.size()) + " bytes",
                       "at most " + std::to_string(kMaxBytes));
   }
+  if (json_text.empty()) return FieldError("JSON", "nothing", "one JSON object");
   auto document = std::make_unique<Document>();
   simdjson::error_code error = document->parser.allocate(json_text.size(), kMaxDepth);
   dom::element element;

@@ -79,7 +79,7 @@ void ReadSizes(ConfigFields& fields, const HfFamily& family, ModelFacts& facts) 
 // Bytes of the published weights.
 void ReadWeights(ConfigFields& fields, HfModel& model) {
   ModelFacts& facts = model.facts;
-  facts.bytes_per_param = static_cast<double>(ElementBytes(model.dtype));
+  facts.bytes_per_param = static_cast<double>(ElementBytes(model.facts.dtype));
   double expert_bytes = 0;
   constexpr const char* kQuantisation = "quantization_config";
   const std::string method = fields.StringIn(kQuantisation, "quant_method").value_or("");
@@ -111,7 +111,7 @@ absl::StatusOr<ModelFacts> ModelFromHfConfig(std::string_view json_text,
   ModelFacts& facts = model.facts;
   facts.name = source.empty() ? "config.json" : source;
   facts.family = std::string(family->family);
-  model.dtype = ReadDtype(*fields);
+  model.facts.dtype = ReadDtype(*fields);
   ReadSizes(*fields, *family, facts);
   // Readers divide by what they read.
   if (!fields->status().ok()) return fail(fields->status());

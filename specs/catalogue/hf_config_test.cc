@@ -159,6 +159,7 @@ TEST(HfConfigTest, TheTextModelIsReadOutOfOneWithOtherParts) {
   EXPECT_EQ(model.family, "mistral");
   EXPECT_TRUE(model.tied_embeddings);
   EXPECT_EQ(model.bytes_per_param, 4);
+  EXPECT_EQ(LayerCaches(model, {})->front().spec.dtype(), DataType::kFloat32);
 }
 
 TEST(HfConfigTest, TheArchitectureNamesTheFamilyWhereTheTypeIsMissing) {
@@ -251,10 +252,12 @@ TEST(HfConfigTest, ContradictionsAreRefused) {
       {Tiny("qwen3") + Fields{{"layer_types", R"(["full_attention"])"}},
        {"layer_types: got 1 entries", "which is 4"}},
       {Tiny("gemma2") + Fields{{"layer_types", R"(["a", "b", "c", "d"])"}},
-       {"layer_types: got \"a\"", "linear_attention"}},
+       {"layer_types: got \"a\"", "full_attention or sliding_attention"}},
       {Tiny("mistral") + Fields{{"layer_types", kSliding}}, {"sliding_window: got nothing"}},
       {Tiny("qwen2") + Fields{{"use_sliding_window", "true"}, {"max_window_layers", "0"}},
        {"sliding_window: got nothing"}},
+      {Tiny("qwen3_5") + Fields{{"layer_types", kSliding}},
+       {"got \"sliding_attention\"", "full_attention or linear_attention"}},
       {Tiny("mistral") + Fields{{"layer_types", "7"}}, {"layer_types: got 7", "list of strings"}},
       {Tiny("llama4") + Fields{{"no_rope_layers", "[1, 0]"}}, {"no_rope_layers: got 2 entries"}},
       {TinyLatent("deepseek_v3") + experts, {"num_experts_per_tok: got 9", "from 1 to 8"}},
@@ -274,7 +277,7 @@ TEST(HfConfigTest, ContradictionsAreRefused) {
 
 TEST(HfConfigTest, TextsThatAreNotOneObjectAreRefused) {
   const std::pair<std::string, const char*> bad[] = {
-      {"", "JSON: got "},
+      {"", "JSON: got nothing"},
       {"{", "JSON: got "},
       {"[]", "JSON: got []"},
       {"7", "JSON: got 7"},

@@ -1,7 +1,9 @@
 #include "specs/catalogue/hf_families.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "specs/catalogue/hf_experts.h"
@@ -25,8 +27,14 @@ std::string Periodic(int64_t num_layers, int64_t period, char others, char every
   return pattern;
 }
 
-// The list `layer_types`, one name per layer, if it is there.
-std::optional<std::string> ReadLayerTypes(ConfigFields& fields, int64_t num_layers) {
+constexpr std::pair<char, std::string_view> kLayerTypes[] = {{'F', "full_attention"},
+                                                             {'S', "sliding_attention"},
+                                                             {'C', "chunked_attention"},
+                                                             {'L', "linear_attention"}};
+
+// The list `layer_types`, one name per layer, if it is there. `letters`: those the family has.
+std::optional<std::string> ReadLayerTypes(ConfigFields& fields, int64_t num_layers,
+                                          std::string_view letters) {
   const auto types = fields.Strings("layer_types");
   if (!types) return std::nullopt;
   if (static_cast<int64_t>(types->size()) != num_layers) {
@@ -34,19 +42,22 @@ std::optional<std::string> ReadLayerTypes(ConfigFields& fields, int64_t num_laye
                   "num_hidden_layers, which is " + std::to_string(num_layers));
     return std::string(Size(num_layers), 'F');
   }
-  std::string pattern;
+  std::string pattern, known;
+  for (const auto& [letter, name] : kLayerTypes) {
+    if (letters.find(letter) == std::string_view::npos) continue;
+    known.append(known.empty() ? "" : " or ").append(name);
+  }
   for (const std::string& type : *types) {
-    const char letter = type == "full_attention"      ? 'F'
-                        : type == "sliding_attention" ? 'S'
-                        : type == "chunked_attention" ? 'C'
-                        : type == "linear_attention"  ? 'L'
-                                                      : '?';
-    if (letter == '?') {
-      fields.Refuse("layer_types", '"' + type + '"',
-                    "full_attention, sliding_attention, chunked_attention or linear_attention");
+    const auto* const entry =
+        std::find_if(std::begin(kLayerTypes), std::end(kLayerTypes), [&](const auto& layer_type) {
+          return layer_type.second == type &&
+                 letters.find(layer_type.first) != std::string_view::npos;
+        });
+    if (entry == std::end(kLayerTypes)) {
+      fields.Refuse("layer_types", '"' + type + '"', known);
       return std::string(Size(num_layers), 'F');
     }
-    pattern.push_back(letter);
+    pattern.push_back(entry->first);
   }
   return pattern;
 }
@@ -76,7 +87,7 @@ void ReadLlama4(ConfigFields& fields, HfModel& model) {
   ModelFacts& facts = model.facts;
   const int64_t n = ReadNumLayers(fields);
   const auto chunk = fields.OptionalInt("attention_chunk_size", 1, kMaxConfigSize);
-  auto pattern = ReadLayerTypes(fields, n);
+  auto pattern = ReadLayerTypes(fields, n, "FC");
   // 1: with rotary positions, and then local; 0: without, and then over everything.
   const auto rotary = fields.Ints("no_rope_layers", 0, 1);
   if (!pattern && rotary && !rotary->empty()) {
@@ -109,8 +120,9 @@ void ReadLlama4(ConfigFields& fields, HfModel& model) {
 void ReadMistral(ConfigFields& fields, HfModel& model) {
   RefuseLatentFields(fields);
   const int64_t n = ReadNumLayers(fields);
-  model.facts.layer_pattern = ReadLayerTypes(fields, n).value_or(
-      std::string(Size(n), fields.Has("sliding_window") ? 'S' : 'F'));
+  model.facts.layer_pattern =
+      ReadLayerTypes(fields, n, "FS")
+          .value_or(std::string(Size(n), fields.Has("sliding_window") ? 'S' : 'F'));
   ReadWindow(fields, std::nullopt, model.facts);
 }
 
@@ -130,7 +142,7 @@ void ReadQwen(ConfigFields& fields, HfModel& model) {
     const int64_t first = fields.Int("max_window_layers", 0, kMaxConfigSize, 28);
     for (int64_t i = first; i < n; ++i) pattern[Size(i)] = 'S';
   }
-  const auto listed = ReadLayerTypes(fields, n);
+  const auto listed = ReadLayerTypes(fields, n, "FS");
   if (listed && !slides && listed->find('S') != std::string::npos) {
     fields.Refuse("layer_types", "sliding_attention",
                   "no such layer next to use_sliding_window: false");
@@ -150,7 +162,7 @@ void ReadQwenLinear(ConfigFields& fields, HfModel& model) {
   ModelFacts& facts = model.facts;
   const int64_t n = ReadNumLayers(fields);
   const int64_t interval = fields.Int("full_attention_interval", 1, kMaxLayers, 4);
-  facts.layer_pattern = ReadLayerTypes(fields, n).value_or(Periodic(n, interval, 'L', 'F'));
+  facts.layer_pattern = ReadLayerTypes(fields, n, "FL").value_or(Periodic(n, interval, 'L', 'F'));
   model.shape.gated_attention = true;
   const int64_t kernel = fields.Int("linear_conv_kernel_dim", 2, 1'000, 4);
   const int64_t keys = fields.Int("linear_num_key_heads", 1, kMaxConfigHeads, 16);
@@ -161,14 +173,14 @@ void ReadQwenLinear(ConfigFields& fields, HfModel& model) {
     fields.Refuse("linear_num_value_heads", std::to_string(values),
                   "a multiple of linear_num_key_heads, which is " + std::to_string(keys));
   }
-  DataType state_dtype = model.dtype;
+  DataType state_dtype = facts.dtype;
   if (const auto name = fields.String("mamba_ssm_dtype")) {
     const auto dtype = ParseDataType(*name);
     if (!dtype.ok()) fields.Refuse("mamba_ssm_dtype", '"' + *name + '"', "float32 or bfloat16");
     state_dtype = dtype.value_or(state_dtype);
   }
   if (facts.has(LayerKind::kLinear)) {
-    facts.states = {{"conv", {2 * keys * key_dim + values * value_dim, kernel - 1}, model.dtype},
+    facts.states = {{"conv", {2 * keys * key_dim + values * value_dim, kernel - 1}, facts.dtype},
                     {"ssm", {values, key_dim, value_dim}, state_dtype}};
   }
   if (fields.Has("num_experts")) ReadQwenExperts(fields, facts);
@@ -178,7 +190,7 @@ void ReadQwenLinear(ConfigFields& fields, HfModel& model) {
 void ReadGemma(ConfigFields& fields, int64_t period, int64_t default_window, ModelFacts& facts) {
   RefuseLatentFields(fields);
   const int64_t n = ReadNumLayers(fields);
-  facts.layer_pattern = ReadLayerTypes(fields, n).value_or(Periodic(n, period, 'S', 'F'));
+  facts.layer_pattern = ReadLayerTypes(fields, n, "FS").value_or(Periodic(n, period, 'S', 'F'));
   ReadWindow(fields, default_window, facts);
 }
 

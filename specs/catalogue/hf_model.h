@@ -5,14 +5,12 @@
 
 #include "specs/catalogue/model_facts.h"
 #include "specs/catalogue/param_count.h"
-#include "specs/data_type.h"
 
 namespace kvblocks {
 
 struct HfModel {
   ModelFacts facts;
   ParamShape shape;
-  DataType dtype = DataType::kBFloat16;
 };
 
 }  // namespace kvblocks

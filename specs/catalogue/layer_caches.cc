@@ -217,7 +217,7 @@ LayerKind DraftKind(const ModelFacts& model) {
 
 absl::StatusOr<CacheDtype> ResolveCacheDtype(const ModelFacts& model,
                                              const LayerCacheOptions& options) {
-  auto format = ParseCacheDtype(options.cache_dtype, options.model_dtype);
+  auto format = ParseCacheDtype(options.cache_dtype, options.model_dtype.value_or(model.dtype));
   if (!format.ok()) return format.status();
   const bool one_fp8_format = model.CountLayers("NW4H") > 0;
   if (one_fp8_format && format->mode == QuantMode::kFp8PerTensor) {

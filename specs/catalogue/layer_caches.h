@@ -33,7 +33,7 @@ struct LayerCacheOptions {
   // As ParseCacheDtype takes it. Models with sparse latent or compressed rows have one fp8 format:
   // there, every string that starts with "fp8", except fp8_per_token_head, means fp8_ds_mla.
   std::string cache_dtype = "auto";
-  DataType model_dtype = DataType::kBFloat16;  // what "auto" stores
+  std::optional<DataType> model_dtype = std::nullopt;  // what "auto" stores; default: the model's
   // Ranks divide the KV heads; where there are fewer heads than ranks each rank holds one. Latent
   // rows, indexers and compressed rows are on every rank.
   int64_t tensor_parallel = 1;

@@ -132,6 +132,7 @@ struct ModelFacts {
   int64_t global_head_size = 0;
   // The last layers that read the cache of an earlier layer and store nothing.
   int64_t num_kv_shared_layers = 0;
+  DataType dtype = DataType::kBFloat16;  // what it computes in, and what a cache holds by default
   int64_t vocab_size = 0;
   int64_t max_position_embeddings = 0;  // 0: unknown
   bool tied_embeddings = false;
