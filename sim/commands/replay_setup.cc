@@ -256,6 +256,7 @@ absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardwa
                     .compute_efficiency = config.compute_efficiency(),
                     .memory_efficiency = config.memory_efficiency(),
                     .kv_bytes_per_element = static_cast<double>(ElementBytes(dtype->storage)),
+                    .kv_cache_dtype = config.kv_cache_dtype(),
                     .fixed_time = fixed_time,
                     .time_per_sequence = time_per_sequence});
   if (!model.ok()) return model.status();

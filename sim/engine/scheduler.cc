@@ -42,6 +42,11 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
     boundary_tokens_ = 1;
   }
   num_usable_blocks_ = manager_->pool().num_blocks() - 1 - manager_->pool().num_permanent();
+  if (const PageChunks* chunks = manager_->pool().chunks()) {
+    unit_ = "chunks";
+    ids_per_unit_ = chunks->ids_per_chunk();
+    num_usable_blocks_ = chunks->num_chunks();
+  }
   longest_part_ = options_.long_prefill_token_threshold > 0 ? options_.long_prefill_token_threshold
                                                             : std::numeric_limits<int64_t>::max();
 }
@@ -55,12 +60,27 @@ void Scheduler::LeaveOutQuiet() {
 
 int64_t Scheduler::NumBlocksFor(int64_t num_tokens) const {
   int64_t sum = 0;
+  const PageChunks* chunks = manager_->pool().chunks();
+  std::vector<int64_t> pages(chunks == nullptr ? 0 : static_cast<size_t>(chunks->num_classes()));
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& group = manager_->group(g);
-    const int64_t blocks = BlockSize(group.block_size()).CeilDiv(num_tokens);
-    sum += group.admission_cap() ? std::min(blocks, *group.admission_cap()) : blocks;
+    int64_t blocks = BlockSize(group.block_size()).CeilDiv(num_tokens);
+    if (group.admission_cap()) blocks = std::min(blocks, *group.admission_cap());
+    if (group.spec().kind() == KvCacheSpecKind::kMamba) {
+      const auto states = MaxBlocksPerRequest(
+          group.spec(), {.max_model_len = num_tokens, .max_in_flight_tokens = num_tokens});
+      KVBLOCKS_CHECK(states.ok(), states.status().ToString());
+      blocks = *states;
+    }
+    sum += blocks;
+    if (chunks != nullptr) pages[static_cast<size_t>(chunks->ClassOfGroup(g))] += blocks;
   }
-  return sum;
+  if (chunks == nullptr) return sum;
+  int64_t num_chunks = 0;
+  for (int32_t c = 0; c < chunks->num_classes(); ++c) {
+    num_chunks += BlockSize(chunks->pages_per_chunk(c)).CeilDiv(pages[static_cast<size_t>(c)]);
+  }
+  return num_chunks;
 }
 
 int64_t Scheduler::LongestNumBlocks(const SimRequest& request) const {
@@ -82,10 +102,10 @@ bool Scheduler::Submit(SimRequest& request) {
                      max_model_len_);
   } else if (options_.too_big == TooBigRequest::kReject &&
              LongestNumBlocks(request) > num_usable_blocks_) {
-    request.finish_text =
-        absl::StrCat("prompt ", prompt, " + output ", request.max_output, " tokens need ",
-                     LongestNumBlocks(request), " blocks, but the pool has ", num_usable_blocks_,
-                     " usable ones (raise --num-blocks; --too-big=run admits such requests)");
+    request.finish_text = absl::StrCat(
+        "prompt ", prompt, " + output ", request.max_output, " tokens need ",
+        LongestNumBlocks(request), " ", unit_, ", but the pool has ", num_usable_blocks_,
+        " usable ones (raise --num-blocks; --too-big=run admits such requests)");
   }
   if (!request.finish_text.empty()) {
     request.state = RequestState::kFinished;
@@ -155,10 +175,10 @@ std::string Scheduler::DescribeNoProgress() const {
   }
   const int64_t needed = NumBlocksFor(std::min(request->num_known, max_model_len_));
   const int64_t longest = LongestNumBlocks(*request);
-  absl::StrAppend(&text, "needs ", needed, " blocks for its ", request->num_known,
+  absl::StrAppend(&text, "needs ", needed, " ", unit_, " for its ", request->num_known,
                   " known tokens and up to ", longest, " in all, but the pool has ",
-                  num_usable_blocks_, " usable blocks; raise --num-blocks to at least ",
-                  longest + 1 + manager_->pool().num_permanent(),
+                  num_usable_blocks_, " usable ", unit_, "; raise --num-blocks to at least ",
+                  longest * ids_per_unit_ + 1 + manager_->pool().num_permanent(),
                   ", or leave such requests out with --too-big=reject");
   return text;
 }

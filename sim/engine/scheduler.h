@@ -167,6 +167,9 @@ class Scheduler {
   // Only then a step inside a block leaves the pool alone, and only then the quiet range is used.
   bool is_all_full_attention_ = true;
   int64_t boundary_tokens_ = 0;  // blocks of all groups end at multiples of it
+  // What requests are measured in: blocks, or chunks in the native layout.
+  const char* unit_ = "blocks";
+  int64_t ids_per_unit_ = 1;
   int64_t num_usable_blocks_ = 0;
   int64_t longest_part_ = 0;  // of one request in a step, in tokens
   // States can be reused where a part of a prompt ends at a multiple of it; 0: there are none.

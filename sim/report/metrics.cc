@@ -29,6 +29,7 @@ void ReplayMetrics::OnRunStart(const RunInfo& info) {
   }
   misses_.OnRunStart(info);
   pool_.OnRunStart(info);
+  occupancy_.OnRunStart(info);
 }
 
 // Gauges that change at `now` held until now.
@@ -80,6 +81,7 @@ void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
     options_.admissions->OnMisses(record, misses, progress, now);
   }
   pool_.OnAdmission(record);
+  occupancy_.OnAdmission(request);
   progress.is_running = true;
   if (record.is_resume) {
     preempted_time_ += now - progress.preempted_at;
@@ -126,6 +128,7 @@ void ReplayMetrics::OnPreemption(const PreemptionRecord& record, SimTime now) {
   RequestProgress& progress = requests_[*record.request];
   misses_.OnPreemption(record, progress, now);
   pool_.OnPreemption(record, progress);
+  occupancy_.OnRelease(*record.request);
   progress.preempted_at = now;
   progress.is_running = false;
   ++counts_.preemptions;
@@ -140,6 +143,7 @@ void ReplayMetrics::OnPreemption(const PreemptionRecord& record, SimTime now) {
 void ReplayMetrics::OnStepScheduled(const StepRecord& step) {
   AdvanceTo(step.start);
   pool_.OnStepScheduled(step, requests_);
+  occupancy_.OnStepScheduled(step.start);
   gauges_.running = step.num_running;
   gauges_.waiting = step.num_waiting;
   steps_under_way_ += step.num_requests() > 0;
@@ -230,6 +234,7 @@ void ReplayMetrics::EndRequest(const SimRequest& request, SimTime now) {
     if (goodput_.has_objectives()) GoodputOfClass(request.spec.slo_class).OnFailure();
   }
   misses_.OnFinish(request, progress, now);
+  occupancy_.OnRelease(request);
   if (options_.rows != nullptr) {
     options_.rows->OnRow(
         {.request = &request, .progress = progress, .latency = latency, .end = now});

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "sim/engine/engine_observer.h"
+#include "sim/report/group_occupancy.h"
 #include "sim/report/hit_groups.h"
 #include "sim/report/hit_rate_metrics.h"
 #include "sim/report/latency_metrics.h"
@@ -102,6 +103,7 @@ class ReplayMetrics final : public EngineObserver {
   HitGroups hit_groups_;
   MissClassifier misses_;
   PoolMetrics pool_;
+  GroupOccupancy occupancy_;
   GoodputMetrics goodput_;
   std::map<std::string, GoodputMetrics> class_goodput_;
   TimeSeries series_;

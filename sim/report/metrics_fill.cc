@@ -141,6 +141,7 @@ void ReplayMetrics::FillGroups(pb::Report* out) const {
     entry->set_resume_hit_blocks(groups_[g].resume_hit_blocks);
     entry->set_new_blocks(groups_[g].new_blocks);
     entry->set_num_layers(groups_[g].num_layers);
+    occupancy_.Fill(static_cast<GroupId>(g), last_event_, entry);
     entry->set_vetoed_tokens(groups_[g].vetoed_tokens);
     entry->set_vetoed_requests(groups_[g].vetoed_requests);
   }

@@ -1,6 +1,7 @@
 #include "sim/report/pool_metrics.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "sim/report/latency_metrics.h"
 
@@ -24,8 +25,15 @@ void PoolMetrics::OnRunStart(const RunInfo& info) {
 
 void PoolMetrics::ReadPool() {
   const BlockPool& pool = manager_->pool();
-  gauges_.referenced = usable_ - pool.num_free();
-  gauges_.resident = gauges_.referenced + pool.num_cached_unreferenced();
+  if (const PageChunks* chunks = pool.chunks()) {
+    // Pages differ in size, so what counts is their share of the memory.
+    const int32_t lent = chunks->num_chunks() - chunks->num_unassigned();
+    gauges_.referenced = std::llround(chunks->usage() * static_cast<double>(usable_));
+    gauges_.resident = usable_ * lent / chunks->num_chunks();
+  } else {
+    gauges_.referenced = usable_ - pool.num_free();
+    gauges_.resident = gauges_.referenced + pool.num_cached_unreferenced();
+  }
   gauges_.duplicates = pool.num_keyed_blocks() - pool.num_keys();
   evictions_ = pool.num_evictions();
 }

@@ -1,5 +1,8 @@
 // PoolMetrics: how full the block pool was, weighted with time.
 //
+// In the native layout both gauges are shares of the memory, scaled to the number of block ids, and
+// the resident share is that of the chunks lent to a class.
+//
 // Usage counts referenced blocks only, as serving engines' gauge does, and falls to 0 when all
 // requests end; the resident share also counts unreferenced blocks that a look-up can still find.
 // Fragmentation is the share of the slots in requests' block tables that hold no computed token, in
