@@ -1,6 +1,8 @@
 #include "specs/planning/grouping.h"
 
 #include <algorithm>
+#include <string>
+#include <type_traits>
 #include <utility>
 
 #include "specs/checked_int64.h"
@@ -33,6 +35,7 @@ class Grouper {
 
   bool Run() {
     if (result_.stored.empty()) return true;
+    if (!exact() && !CountInt4WindowsUnpacked()) return false;
     if (!options_.hybrid) {
       if (!Store(StoreInFull(result_.stored, errors_))) return false;
       if (labels_apart()) return GroupByLayout();
@@ -47,6 +50,34 @@ class Grouper {
   bool exact() const { return options_.policy == PlanPolicy::kExact; }
   bool labels_apart() const {
     return exact() && !options_.hybrid && options_.bill_promoted_at_window;
+  }
+
+  // Upstream forgets, for window kinds, that int4 values are packed.
+  bool CountInt4WindowsUnpacked() {
+    bool ok = true;
+    for (LayerCache& cache : result_.stored) {
+      absl::StatusOr<KvCacheSpec> counted = cache.spec.Visit([&cache](const auto& s) {
+        if constexpr (requires { s.options().page_bytes_formula; }) {
+          auto options = s.options();
+          if (options.quant_mode == QuantMode::kInt4PerTokenHead) {
+            options.page_bytes_formula = PageBytesFormula::kUpstreamCompatible;
+            const auto spec = std::remove_cvref_t<decltype(s)>::Create(options);
+            return spec.ok() ? absl::StatusOr<KvCacheSpec>(*spec) : spec.status();
+          }
+        }
+        return absl::StatusOr<KvCacheSpec>(cache.spec);
+      });
+      if (counted.ok()) {
+        cache.spec = *std::move(counted);
+        continue;
+      }
+      ok = false;
+      errors_->push_back({.code = PlanErrorCode::kPaddingTooSmall,
+                          .message = "layer \"" + cache.name + "\" as upstream counts its bytes: " +
+                                     std::string(counted.status().message()),
+                          .layers = {cache.name}});
+    }
+    return ok;
   }
 
   bool Store(std::optional<std::vector<KvCacheSpec>> specs) {

@@ -62,9 +62,9 @@ struct LayerDescriptor {
   int64_t page_bytes = 0;    // with padding
   int64_t block_stride = 0;  // bytes between the pages of neighbouring blocks
   int64_t rows = 0;          // stored rows per page
-  int64_t row_bytes = 0;     // data bytes of one row, scales inside the row not counted twice
-  std::vector<std::string_view> dims =
-      {};             // memory order, e.g. {"block", "kv", "token", "head", "value"}
+  int64_t row_bytes = 0;     // rows * row_bytes is the page without padding
+  // In memory order, {"block", "kv", "token", "head", "value"} for one.
+  std::vector<std::string_view> dims = {};
   int block_dim = 0;  // index of "block" in dims
   // Native only.
   int32_t page_class = 0;
@@ -103,13 +103,15 @@ std::string_view WasteReasonName(WasteReason reason);
 struct Waste {
   WasteReason reason;
   std::optional<int> group = std::nullopt;
-  // Of one block id (kPaddingLayers, kSlabOverlap, kPagePadding), of one chunk (kChunkRemainder),
+  // Of one block id (kPaddingLayers, kSlabOverlap, kPagePadding), of one chunk (kChunkRemainder,
+  // and kPagePadding in the native layout), of one request of the configured length (kUpstreamCap),
   // or once per pool; summed over workers.
   int64_t bytes = 0;
   double share = 0;  // of the stride, the chunk, or the pool
 };
 
-// A request's bytes inside pages of real layers against the bytes it is charged.
+// A request's bytes inside pages of real layers against the bytes it is charged, of which share()
+// is the part wasted. In the native layout a page is charged its part of the chunk.
 struct RequestWaste {
   int64_t bytes_used = 0;
   int64_t bytes_charged = 0;
@@ -138,7 +140,8 @@ struct Plan {
   PoolCapacity capacity = {};
 
   int64_t num_blocks() const { return config.num_blocks; }
-  // Blocks that requests can hold: all but the null block and the sinks'.
+  // Blocks that requests can hold: all but the null block and the sinks'. In the native layout,
+  // ids; a class with larger pages uses only some of them.
   int64_t num_allocatable_blocks() const;
 
   // One request of `length`, per group and in all.

@@ -113,6 +113,21 @@ TEST(PlanErrorsTest, E4E5E14AreRefusedWhenTheSpecIsMade) {
   EXPECT_THAT(std::string(sink.status().message()), AllOf(HasSubstr("24"), HasSubstr("16")));
 }
 
+TEST(PlanErrorsTest, E4PaddingThatUpstreamsCountExceeds) {
+  const SlidingWindowSpec::Options options = {.block_size = 16,
+                                              .num_kv_heads = 8,
+                                              .head_size = 128,
+                                              .sliding_window = 64,
+                                              .dtype = DataType::kUint8,
+                                              .quant_mode = QuantMode::kInt4PerTokenHead,
+                                              .page_size_padded = 20000};
+  const std::vector<LayerCache> caches = Mixed({*SlidingWindowSpec::Create(options)});
+  EXPECT_EQ(PlanOf(caches, Exact(kGiB, 1024)).groups[0].page_bytes, 20000);
+  const PlanError error = Only(caches, Upstream(kGiB, 1024));
+  EXPECT_EQ(error.code, PlanErrorCode::kPaddingTooSmall);
+  EXPECT_THAT(error.message, AllOf(HasSubstr("l0"), HasSubstr("20000"), HasSubstr("33792")));
+}
+
 TEST(PlanErrorsTest, E6MlaCachesWithDifferentBlocks) {
   std::vector<LayerCache> caches = DeepseekV4("4H");
   caches.push_back({.name = "odd", .spec = LatentSpec(64)});

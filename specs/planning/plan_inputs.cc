@@ -19,12 +19,16 @@ class InputChecker {
 
   PlanInputs Run() {
     CheckOptions();
-    if (static_cast<int64_t>(caches_.size()) > kMaxPlannedCaches) {
-      BadValue("layer caches", static_cast<int64_t>(caches_.size()),
-               "at most " + std::to_string(kMaxPlannedCaches));
+    if (static_cast<int64_t>(caches_.size()) > kMaxCacheEntries) {
+      BadValue("layer caches of all workers", static_cast<int64_t>(caches_.size()),
+               "at most " + std::to_string(kMaxCacheEntries));
       return {};
     }
     CollectCaches();
+    const auto distinct = static_cast<int64_t>(inputs_.distinct.size());
+    if (distinct > kMaxPlannedCaches) {
+      BadValue("distinct layer caches", distinct, "at most " + std::to_string(kMaxPlannedCaches));
+    }
     CollectMemory();
     CheckEncoderTokens();
     CheckContextParallel();
@@ -74,7 +78,6 @@ class InputChecker {
 
   void CollectCaches() {
     absl::flat_hash_map<std::string_view, size_t> index_of_name;
-    CheckedInt64 pages(0);
     for (const LayerCache& cache : caches_) {
       if (cache.name.empty() || !std::ranges::all_of(cache.name, IsPrintable)) {
         errors_->push_back({.code = PlanErrorCode::kBadValue,
@@ -94,18 +97,12 @@ class InputChecker {
       if (is_new) {
         inputs_.distinct.push_back(cache);
         inputs_.workers.push_back({cache.worker});
-        pages = pages + cache.spec.page_bytes();
       } else {
         AddWorker(cache, entry->second);
       }
     }
     for (std::vector<int>& workers : inputs_.workers) std::ranges::sort(workers);
-    if (pages.value().value_or(kMaxPlannedPages + 1) > kMaxPlannedPages) {
-      errors_->push_back({.code = PlanErrorCode::kBadValue,
-                          .message = "pages of all layer caches: expected a sum of at most " +
-                                     std::to_string(kMaxPlannedPages) +
-                                     " bytes, which no block of any model comes near"});
-    }
+    CheckSumOfPages(inputs_.distinct, errors_);
   }
 
   void AddWorker(const LayerCache& cache, size_t index) {
@@ -153,6 +150,10 @@ class InputChecker {
     for (int w = 0; w < num_workers_; ++w) {
       const int64_t bytes = given.size() == 1 ? given.front() : given[w];
       inputs_.available_bytes[w] = bytes;
+      if (bytes > kMaxWorkerBytes) {
+        BadValue("available_bytes", bytes, "at most " + std::to_string(kMaxWorkerBytes));
+        return;
+      }
       if (bytes <= 0) {
         errors_->push_back({.code = PlanErrorCode::kNoMemory,
                             .message = "worker " + std::to_string(w) + " has " +
@@ -209,6 +210,17 @@ class InputChecker {
 };
 
 }  // namespace
+
+bool CheckSumOfPages(std::span<const LayerCache> caches, std::vector<PlanError>* errors) {
+  CheckedInt64 pages(0);
+  for (const LayerCache& cache : caches) pages = pages + cache.spec.page_bytes();
+  if (pages.value().value_or(kMaxPlannedPages + 1) <= kMaxPlannedPages) return true;
+  errors->push_back({.code = PlanErrorCode::kBadValue,
+                     .message = "pages of all layer caches, one each: expected a sum of at most " +
+                                std::to_string(kMaxPlannedPages) +
+                                " bytes, which no model comes near"});
+  return false;
+}
 
 PlanInputs CheckInputs(std::span<const LayerCache> caches, const PlanOptions& options,
                        std::vector<PlanError>* errors) {

@@ -19,7 +19,9 @@ namespace kvblocks {
 // Limits below which every sum and product of planning fits 63 bits.
 inline constexpr int64_t kMaxPlannedTokens = int64_t{1} << 40;
 inline constexpr int64_t kMaxPlannedPages = int64_t{1} << 44;  // bytes, sum over the layer caches
-inline constexpr int64_t kMaxPlannedCaches = 1 << 16;
+inline constexpr int64_t kMaxWorkerBytes = int64_t{1} << 50;
+inline constexpr int64_t kMaxPlannedCaches = 1 << 12;  // distinct names
+inline constexpr int64_t kMaxCacheEntries = 1 << 18;   // over all workers
 inline constexpr int kMaxPlannedWorkers = 1 << 12;
 
 struct PlanInputs {
@@ -29,7 +31,10 @@ struct PlanInputs {
   std::vector<int64_t> available_bytes = {};   // per worker; 0 where the block count is given
 };
 
-// Meaningful only if no error was added.
+// E-1 if the pages of `caches` sum to more than kMaxPlannedPages.
+bool CheckSumOfPages(std::span<const LayerCache> caches, std::vector<PlanError>* errors);
+
+// The result is meaningful only if no error was added.
 PlanInputs CheckInputs(std::span<const LayerCache> caches, const PlanOptions& options,
                        std::vector<PlanError>* errors);
 

@@ -17,9 +17,11 @@ namespace kvblocks {
 enum class PlanPolicy { kUpstream, kExact };
 
 enum class PoolLayout {
-  kUniform,  // all pages equal; tensor j is shared by the j-th layer of every group
-  kSlab,     // a block id costs the largest group; each group lays its pages from offset 0
-  kNative,   // page classes in chunks, nothing padded to anything
+  // All pages equal; tensor j is shared by the j-th layer of every group. Also what a single group
+  // gets, whose layers each have a tensor of their own whatever their pages.
+  kUniform,
+  kSlab,    // a block id costs the largest group; each group lays its pages from offset 0
+  kNative,  // page classes in chunks, nothing padded to anything
 };
 
 // "upstream", "exact"; "uniform", "slab", "native".

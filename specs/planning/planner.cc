@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "specs/checked_int64.h"
 #include "specs/planning/fit_check.h"
 #include "specs/planning/grouping.h"
 #include "specs/planning/memory_map.h"
@@ -26,6 +27,9 @@ class LayoutPlanner {
         GroupLayers(inputs_.distinct, options_, layout_, TypicalLength(), &result_.errors);
     if (!grouping.has_value()) return std::move(result_);
     grouping_ = *std::move(grouping);
+    if (!CheckSumOfPages(grouping_.stored, &result_.errors) || !CheckOverride()) {
+      return std::move(result_);
+    }
     CheckKernelBlocks();
     const auto sizes = PlanBlockSizes(GroupSpecs(), options_.limits.decode_context_parallel,
                                       options_.hashes_needed, options_.match_unit, &result_.errors);
@@ -57,6 +61,20 @@ class LayoutPlanner {
     std::vector<KvCacheSpec> specs;
     for (const LayerGroup& group : grouping_.groups) specs.push_back(group.spec);
     return specs;
+  }
+
+  // Block sizes may have grown since the input was checked.
+  bool CheckOverride() {
+    if (!options_.num_blocks_override.has_value()) return true;
+    CheckedInt64 bytes(0);
+    for (const LayerCache& cache : grouping_.stored) bytes = bytes + cache.spec.page_bytes();
+    bytes = bytes * *options_.num_blocks_override;
+    if (bytes.value().value_or(kMaxWorkerBytes + 1) <= kMaxWorkerBytes) return true;
+    result_.errors.push_back(
+        {.code = PlanErrorCode::kBadValue,
+         .message = "num_blocks_override: got " + std::to_string(*options_.num_blocks_override) +
+                    ", expected a pool of at most " + std::to_string(kMaxWorkerBytes) + " bytes"});
+    return false;
   }
 
   void CheckKernelBlocks() {

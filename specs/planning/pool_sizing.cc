@@ -25,6 +25,11 @@ int64_t StrideOf(std::span<const int64_t> group_page_bytes) {
   return group_page_bytes.empty() ? 0 : std::ranges::max(group_page_bytes);
 }
 
+// A chunk that suits one worker's pages may be absurd for another's.
+int64_t Bytes(int64_t page_bytes, int64_t pages) {
+  return (CheckedInt64(page_bytes) * pages).value().value_or(std::numeric_limits<int64_t>::max());
+}
+
 PoolCapacity CapacityOf(const Grouping& grouping, const PlanOptions& options) {
   const bool exact = options.policy == PlanPolicy::kExact;
   PoolCapacity capacity;
@@ -119,13 +124,13 @@ class NativeSizer {
     if (options_.num_blocks_override.has_value()) {
       chunks = std::max((*options_.num_blocks_override - 1) / ids, int64_t{1});
     }
-    int64_t used = 0;
-    int64_t paid = 0;
+    double used = 0;
+    double paid = 0;
     for (const WorkerPlan& worker : pool_.workers) {
       const std::vector<int64_t> pages = ClassPages(worker, layout);
       int64_t bytes = 0;
       for (int c = 0; c < num_classes_; ++c) {
-        bytes = std::max(bytes, pages[c] * pages_per_chunk[c]);
+        bytes = std::max(bytes, Bytes(pages[c], pages_per_chunk[c]));
       }
       const int64_t null_page = std::ranges::max(pages);
       int64_t own = chunks;
@@ -134,13 +139,15 @@ class NativeSizer {
       }
       choice.chunk_bytes.push_back(bytes);
       choice.own_chunks.push_back(own);
-      for (int c = 0; c < num_classes_; ++c) used += pages[c] * pages_per_chunk[c];
-      paid += bytes * num_classes_;
+      for (int c = 0; c < num_classes_; ++c) {
+        used += static_cast<double>(Bytes(pages[c], pages_per_chunk[c]));
+      }
+      paid += static_cast<double>(bytes) * num_classes_;
     }
     choice.num_chunks = std::ranges::min(choice.own_chunks);
     if (options_.num_blocks_override.has_value()) {
       // The memory follows from the choice, so what counts is how well chunks are filled.
-      choice.score = static_cast<double>(used) / static_cast<double>(paid);
+      choice.score = used / paid;
       if (choice.num_chunks < num_classes_) choice.score -= 1;
     } else {
       PoolCapacity capacity = pool_.capacity;
@@ -185,9 +192,7 @@ void SizeByStride(PoolSize* pool, const Grouping& grouping, const ProjectedGroup
     // One group of several layers has a tensor for each, so the group's page is what a block costs.
     worker.stride_bytes = StrideOf(worker.group_page_bytes);
     if (options.num_blocks_override.has_value()) {
-      worker.available_bytes = (CheckedInt64(*options.num_blocks_override) * worker.stride_bytes)
-                                   .value()
-                                   .value_or(std::numeric_limits<int64_t>::max());
+      worker.available_bytes = *options.num_blocks_override * worker.stride_bytes;
       worker.own_num_blocks = *options.num_blocks_override;
     } else if (worker.stride_bytes > 0) {
       worker.own_num_blocks = std::min(worker.available_bytes / worker.stride_bytes, kMaxNumBlocks);

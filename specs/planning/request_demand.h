@@ -16,8 +16,8 @@
 namespace kvblocks {
 
 // limits.max_model_len is not used. A `billed_window` bills a spec that keeps every token as if it
-// kept this window. The upstream formula knows neither shared in-flight tokens nor sinks.
-// REQUIRES: limits.max_in_flight_tokens >= 1, limits.decode_context_parallel >= 1.
+// kept this window. The upstream formula knows neither shared in-flight tokens nor sinks. REQUIRES:
+// limits.max_in_flight_tokens >= 1, limits.decode_context_parallel >= 1.
 GroupDemand DemandOf(const KvCacheSpec& spec, const RequestLimits& limits,
                      BlockCountFormula formula,
                      std::optional<int64_t> billed_window = std::nullopt);

@@ -26,12 +26,9 @@ std::vector<std::vector<size_t>> DealByPage(const SlabBucket& bucket, int64_t nu
   return groups;
 }
 
-// The bytes of the largest group when the bucket is dealt into `num_groups`.
-int64_t LargestGroupBytes(const SlabBucket& bucket, int64_t num_groups) {
-  // The deal starts each page size where the one before stopped, so the bytes per group are sums
-  // over the sizes in descending order; no lists are needed.
-  std::vector<int64_t> pages = bucket.page_bytes;
-  std::ranges::sort(pages, std::greater<>());
+// The bytes of the largest group when pages, the largest first, are dealt into `num_groups`. As
+// DealByPage does: it starts each page size where the one before stopped.
+int64_t LargestGroupBytes(std::span<const int64_t> pages, int64_t num_groups) {
   std::vector<int64_t> bytes(num_groups, 0);
   for (size_t i = 0; i < pages.size(); ++i) bytes[i % num_groups] += pages[i];
   return std::ranges::max(bytes);
@@ -53,8 +50,10 @@ std::vector<std::vector<std::vector<int>>> CheapestSlabGroups(std::span<const Sl
   std::vector<std::vector<int64_t>> bytes_of_cut(buckets.size());
   std::set<int64_t, std::greater<>> strides;  // large first: fewer groups win ties
   for (size_t t = 0; t < buckets.size(); ++t) {
-    for (size_t k = 1; k <= buckets[t].layers.size(); ++k) {
-      bytes_of_cut[t].push_back(LargestGroupBytes(buckets[t], static_cast<int64_t>(k)));
+    std::vector<int64_t> pages = buckets[t].page_bytes;
+    std::ranges::sort(pages, std::greater<>());
+    for (size_t k = 1; k <= pages.size(); ++k) {
+      bytes_of_cut[t].push_back(LargestGroupBytes(pages, static_cast<int64_t>(k)));
     }
     strides.insert(bytes_of_cut[t].begin(), bytes_of_cut[t].end());
   }

@@ -18,8 +18,8 @@
 
 namespace kvblocks {
 
-// Tokens per block of the attention layers. `unit` is what blocks are a multiple of.
-// REQUIRES: all at least 1.
+// Tokens per block of the attention layers. `unit` is what blocks are a multiple of. REQUIRES: all
+// at least 1.
 int64_t StateBlockSize(int64_t state_bytes, int64_t attention_bytes_per_token, int64_t unit);
 
 // Specs in the order of `caches`; unchanged unless there are both states and attention. The unit is

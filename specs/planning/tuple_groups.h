@@ -20,8 +20,8 @@ namespace kvblocks {
 // How many tuples are missing if every count is filled up to a multiple of `tuples_per_group`.
 int64_t TuplePadding(std::span<const int64_t> counts, int64_t tuples_per_group);
 
-// The number in [lowest, largest count] with the least padding, the larger one on a tie.
-// REQUIRES: counts is not empty, 1 <= lowest <= the largest count.
+// The number in [lowest, largest count] with the least padding, the larger one on a tie. REQUIRES:
+// counts is not empty, 1 <= lowest <= the largest count.
 int64_t ChooseTuplesPerGroup(std::span<const int64_t> counts, int64_t lowest);
 
 // How often the most frequent page size occurs. 0 for no layers.

@@ -27,6 +27,13 @@ std::vector<LayerCache> FullAndWindow(int full, int window) {
   return caches;
 }
 
+TEST(WorkedGroupingsTest, WeA6UpstreamCountsInt4WindowsUnpacked) {
+  std::vector<LayerCache> caches;
+  Append(&caches, "window", 1, WindowSpec(16, 8, 128, 64, QuantMode::kInt4PerTokenHead));
+  EXPECT_EQ(Groups(caches).groups[0].page_bytes, 33792);
+  EXPECT_EQ(PlanOf(caches, Exact(kGiB, 1024)).groups[0].page_bytes, 17408);
+}
+
 TEST(WorkedGroupingsTest, WeC1Llama31HasOneGroup) {
   const Plan plan = Groups(Llama31_8b());
   EXPECT_THAT(GroupSizes(plan), ElementsAre(32));
