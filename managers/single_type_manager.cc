@@ -31,7 +31,7 @@ int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDe
   }
   int64_t needed;
   if (has_own_layout_) {
-    needed = NumNewBlocks(held, std::max(available, skipped), demand, total_computed);
+    needed = NumNewBlocks(held, std::max(available, skipped), demand, total_computed, apply_cap);
   } else {
     // The cap bounds real blocks, so it applies to what is left after the skipped positions.
     int64_t suffix = std::max<int64_t>(required - skipped, 0);

@@ -64,16 +64,24 @@ class NaiveHistory {
   // Call before and after anything that changes the manager.
   void Before() {
     keys_.clear();
-    for (BlockId id = 0; id < manager_.pool().num_blocks(); ++id) keys_.push_back(KeyOfBlock(id));
+    in_use_.clear();
+    for (BlockId id = 0; id < manager_.pool().num_blocks(); ++id) {
+      keys_.push_back(KeyOfBlock(id));
+      in_use_.push_back(manager_.pool().block(id).ref_count > 0);
+    }
   }
   void AfterAllocation(const Known& known, const NewBlocks& taken) {
     std::set<BlockId> fresh;
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
+      int64_t count = 0;
       for (BlockId id : taken.blocks(g)) {
+        // States' tables also grow by null blocks and by scratch blocks that move.
+        if (id == kNullBlockId || in_use_[static_cast<size_t>(id)]) continue;
+        ++count;
         fresh.insert(id);
         if (const auto& key = keys_[static_cast<size_t>(id)]) Remove(*key, /*was_reused=*/true);
       }
-      taken_ += static_cast<int64_t>(taken.blocks(g).size());
+      taken_ += count;
     }
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
       const auto table = manager_.GetBlocks(*known.request, g);
@@ -157,6 +165,7 @@ class NaiveHistory {
   const size_t memory_;
   int64_t taken_;
   std::vector<std::optional<Key>> keys_;  // of all blocks, before
+  std::vector<bool> in_use_;
   std::map<Key, int> blocks_;
   std::vector<Removal> removals_;
   std::vector<std::pair<std::string, std::string>> variants_;  // plain and coloured names
@@ -190,6 +199,7 @@ class Expectation {
       return std::max<int64_t>(0, std::min(end - 1, end - *spec.sliding_window() + 1));
     }
     if (spec.attention_chunk_size()) return end - end % *spec.attention_chunk_size();
+    if (spec.kind() == KvCacheSpecKind::kMamba) return std::max<int64_t>(0, end - 1);
     return 0;
   }
   std::optional<int64_t> MissingToken(GroupId g, int64_t end) const {
@@ -243,7 +253,7 @@ class Expectation {
     }
     if (token < Undropped()) {
       GroupId draft = 0;
-      while (!manager_.group(draft).is_draft()) ++draft;
+      while (manager_.group(draft).draft_margin() == 0) ++draft;
       return {MissReason::kDraftDrop, draft};
     }
     if (has_full_) {
@@ -284,6 +294,7 @@ class World {
   void Run(const Operation& operation) {
     Numbers numbers(operation.numbers);
     const int kind = operation.kind;
+    manager_->NewStepStarts();
     if (kind < 45 || live_.empty()) {
       Admit(numbers);
     } else if (kind < 65) {

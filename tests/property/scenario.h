@@ -21,6 +21,8 @@ struct Shape {
   std::optional<int64_t> hash_block_size = std::nullopt;
   bool use_eagle = false;
   bool always_caching_off = false;
+  std::optional<int64_t> retention_interval = std::nullopt;
+  bool register_unreachable = false;
 
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
     return out << shape.name;
