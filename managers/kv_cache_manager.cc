@@ -209,19 +209,19 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
       (request.status_ == RequestStatus::kWaiting || request.status_ == RequestStatus::kPreempted);
   const int64_t watermark = watermarked ? num_watermark_blocks_ : 0;
 
-  const auto needed_for = [&](const SlotDemand& demand, bool apply_cap) {
+  const int64_t main_slots = std::min(main, options_.max_model_len);
+  const auto needed_for = [&](int64_t slots, bool apply_cap) {
+    // The gate looks at known tokens, none of which is lookahead.
+    const SlotDemand demand(slots, apply_cap ? slots : main_slots, params.num_encoder_tokens);
     int64_t needed = 0;
     for (GroupId g = 0; g < num_groups(); ++g) {
       needed += group(g).NumBlocksNeeded(held_by(g), demand, hits_of(g), total, apply_cap);
     }
     return needed;
   };
-  const SlotDemand demand(num_slots, std::min(main, options_.max_model_len),
-                          params.num_encoder_tokens);
-  const int64_t num_known = std::min(request.num_tokens(), options_.max_model_len);
   if (has_states_ && has_lists && !MayUseHits(computed)) return std::optional<NewBlocks>();
   if (params.full_sequence_must_fit &&
-      needed_for(SlotDemand(num_known, num_known, params.num_encoder_tokens), /*apply_cap=*/true) +
+      needed_for(std::min(request.num_tokens(), options_.max_model_len), /*apply_cap=*/true) +
               watermark >
           pool_->num_free()) {
     return std::optional<NewBlocks>();
@@ -235,7 +235,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
                                                  processed);
     }
   }
-  if (needed_for(demand, /*apply_cap=*/false) + watermark >
+  if (needed_for(num_slots, /*apply_cap=*/false) + watermark >
       pool_->num_free() - params.reserved_blocks) {
     return std::optional<NewBlocks>();
   }
@@ -253,6 +253,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
       }
     }
   }
+  const SlotDemand demand(num_slots, main_slots, params.num_encoder_tokens);
   for (GroupId g = 0; g < num_groups(); ++g) {
     coordinator_->group(g).AllocateNew(request.groups_[static_cast<size_t>(g)], demand);
   }

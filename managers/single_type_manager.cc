@@ -92,10 +92,10 @@ bool SingleTypeManager::IsRetained(int64_t position, const ReuseBoundaries& boun
   const int64_t interval = options_.retention_interval.value_or(0);
   if (interval > 0 && IsTailOf(position, interval)) return true;
   // An identical prompt hits up to its last token but one, a related one up to the junction.
-  const int64_t margin = options_.is_draft ? 1 : 0;
+  const int64_t dropped = options_.is_draft ? 1 : 0;
   const auto is_before = [&](int64_t boundary) {
-    const int64_t end = (boundary - boundary % options_.hit_alignment) / block_size() + margin;
-    return position < end && position >= end - NumTailBlocksNeeded() - margin;
+    const int64_t end = (boundary - boundary % options_.hit_alignment) / block_size() + dropped;
+    return position < end && position >= end - NumTailBlocksNeeded() - dropped;
   };
   return is_before(std::max<int64_t>(0, boundaries.num_prompt_tokens - 1)) ||
          (boundaries.shared_prefix_boundary > 0 && is_before(boundaries.shared_prefix_boundary));

@@ -61,13 +61,21 @@ class NaiveHistory {
     return {content.HashOfBlock(block, per_block).words, g};
   }
 
-  // Call before and after anything that changes the manager.
-  void Before() {
+  // Call before and after anything that changes the manager; with the request that allocates.
+  void Before(const Request* request = nullptr) {
     keys_.clear();
-    in_use_.clear();
+    scratch_.clear();
     for (BlockId id = 0; id < manager_.pool().num_blocks(); ++id) {
       keys_.push_back(KeyOfBlock(id));
-      in_use_.push_back(manager_.pool().block(id).ref_count > 0);
+    }
+    for (GroupId g = 0; request != nullptr && g < manager_.num_groups(); ++g) {
+      const auto* mamba = manager_.group(g).spec().get_if<MambaSpec>();
+      if (mamba == nullptr) continue;
+      const auto table = manager_.GetBlocks(*request, g);
+      const auto scratch = static_cast<size_t>(mamba->options().num_speculative_blocks);
+      for (size_t i = table.size() - std::min(scratch, table.size()); i < table.size(); ++i) {
+        scratch_.insert(table[i]);
+      }
     }
   }
   void AfterAllocation(const Known& known, const NewBlocks& taken) {
@@ -76,7 +84,7 @@ class NaiveHistory {
       int64_t count = 0;
       for (BlockId id : taken.blocks(g)) {
         // States' tables also grow by null blocks and by scratch blocks that move.
-        if (id == kNullBlockId || in_use_[static_cast<size_t>(id)]) continue;
+        if (id == kNullBlockId || scratch_.count(id) > 0) continue;
         ++count;
         fresh.insert(id);
         if (const auto& key = keys_[static_cast<size_t>(id)]) Remove(*key, /*was_reused=*/true);
@@ -165,7 +173,7 @@ class NaiveHistory {
   const size_t memory_;
   int64_t taken_;
   std::vector<std::optional<Key>> keys_;  // of all blocks, before
-  std::vector<bool> in_use_;
+  std::set<BlockId> scratch_;             // of the request that allocates, before
   std::map<Key, int> blocks_;
   std::vector<Removal> removals_;
   std::vector<std::pair<std::string, std::string>> variants_;  // plain and coloured names
@@ -366,7 +374,7 @@ class World {
       params.computed_blocks = &hits;
     }
     params.num_new_tokens = num_tokens - hits.num_tokens();
-    history_.Before();
+    history_.Before(known.request.get());
     const auto slots = manager_->AllocateSlots(*known.request, params).value();
     if (!slots) return;
     history_.AfterAllocation(known, *slots);
@@ -412,7 +420,7 @@ class World {
 
   void CheckReach(const GroupReach& reach, const Expectation& expected, const Request& request,
                   const LookupExplanation& why) {
-    const bool draft = manager_->group(reach.group).is_draft();
+    const bool draft = manager_->group(reach.group).draft_margin() > 0;
     const int64_t margin = draft ? expected.Size(reach.group) : 0;
     int64_t end = (request.num_tokens() - 1) / why.hit_alignment * why.hit_alignment;
     const auto serves = [&](int64_t tokens) {
