@@ -22,8 +22,8 @@ class CrossAttentionManager : public SingleTypeManager {
 
  protected:
   int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
-  int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand& demand,
-                       int64_t) const override {
+  int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand& demand, int64_t,
+                       bool) const override {
     return std::max<int64_t>(0, block_size_.CeilDiv(demand.num_encoder_tokens) - size);
   }
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override {

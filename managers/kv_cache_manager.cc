@@ -218,33 +218,26 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
       (request.status_ == RequestStatus::kWaiting || request.status_ == RequestStatus::kPreempted);
   const int64_t watermark = watermarked ? num_watermark_blocks_ : 0;
 
-  const auto needed_for = [&](const SlotDemand& demand, bool apply_cap) {
+  const int64_t main_slots = std::min(main, options_.max_model_len);
+  const auto needed_for = [&](int64_t slots, bool apply_cap) {
+    // The gate looks at known tokens, none of which is lookahead.
+    const SlotDemand demand(slots, apply_cap ? slots : main_slots, params.num_encoder_tokens);
     int64_t needed = 0;
     for (GroupId g = 0; g < num_groups(); ++g) {
       needed += group(g).NumBlocksNeeded(held_by(g), demand, hits_of(g), total, apply_cap);
     }
     return needed;
   };
-  const SlotDemand demand(num_slots, std::min(main, options_.max_model_len),
-                          params.num_encoder_tokens);
-  const auto whole = [&](int64_t slots) {
-    return SlotDemand(slots, slots, params.num_encoder_tokens);
-  };
-  const auto fits = [&](const SlotDemand& wanted, bool apply_cap, int64_t reserved) {
-    if (pool_->chunks() == nullptr) {
-      return needed_for(wanted, apply_cap) + watermark <= pool_->num_free() - reserved;
-    }
-    for (GroupId g = 0; g < num_groups(); ++g) {
-      page_needs_[static_cast<size_t>(g)] = group(g).PagesNeeded(
-          held_by(g), wanted, whole(options_.max_model_len), hits_of(g), total, apply_cap);
-    }
-    return pool_->Promise(page_needs_, watermark, reserved);
-  };
+  const bool has_chunks = pool_->chunks() != nullptr;
   if (has_states_ && has_lists && !MayUseHits(computed)) return std::optional<NewBlocks>();
-  if (params.full_sequence_must_fit &&
-      !fits(whole(std::min(request.num_tokens(), options_.max_model_len)), /*apply_cap=*/true,
-            /*reserved=*/0)) {
-    return std::optional<NewBlocks>();
+  if (params.full_sequence_must_fit) {
+    const int64_t known_slots = std::min(request.num_tokens(), options_.max_model_len);
+    if (has_chunks ? !FitsInChunks(request, computed, total,
+                                   SlotDemand(known_slots, known_slots, params.num_encoder_tokens),
+                                   /*apply_cap=*/true, watermark, /*reserved=*/0)
+                   : needed_for(known_slots, /*apply_cap=*/true) + watermark > pool_->num_free()) {
+      return std::optional<NewBlocks>();
+    }
   }
 
   // Trimming first keeps evictions low; steps in flight still read what lies below `processed` +
@@ -255,7 +248,12 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
                                                  processed);
     }
   }
-  if (!fits(demand, /*apply_cap=*/false, params.reserved_blocks)) {
+  const SlotDemand demand(num_slots, main_slots, params.num_encoder_tokens);
+  const int64_t reserved = params.reserved_blocks;
+  if (has_chunks
+          ? !FitsInChunks(request, computed, total, demand, /*apply_cap=*/false, watermark,
+                          reserved)
+          : needed_for(num_slots, /*apply_cap=*/false) + watermark > pool_->num_free() - reserved) {
     return std::optional<NewBlocks>();
   }
 
@@ -306,6 +304,21 @@ bool KvCacheManager::MayUseHits(const ComputedBlocks& computed) const {
 
 void KvCacheManager::StartStep() {
   for (GroupId g = 0; g < num_groups(); ++g) coordinator_->group(g).NewStepStarts();
+}
+
+// The same question where groups have page classes; a yes is the pool's promise.
+bool KvCacheManager::FitsInChunks(const Request& request, const ComputedBlocks& computed,
+                                  int64_t total_computed, const SlotDemand& demand, bool apply_cap,
+                                  int64_t kept_chunks, int64_t reserved) {
+  const SlotDemand longest(options_.max_model_len, options_.max_model_len,
+                           demand.num_encoder_tokens);
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    page_needs_[static_cast<size_t>(g)] = group(g).PagesNeeded(
+        HoldsBlocks(request) ? &request.groups_[static_cast<size_t>(g)] : nullptr, demand, longest,
+        computed.empty() ? absl::Span<const BlockId>() : computed.blocks(g), total_computed,
+        apply_cap);
+  }
+  return pool_->Promise(page_needs_, kept_chunks, reserved);
 }
 
 void KvCacheManager::Adopt(Request& request) {

@@ -263,6 +263,9 @@ class KvCacheManager {
                          int64_t total_computed) const;
   bool IsQuiet(const Request& request, const AllocateSlotsParams& params) const;
   int64_t QuietSlots(const Request& request) const;
+  [[gnu::noinline]] bool FitsInChunks(const Request& request, const ComputedBlocks& computed,
+                                      int64_t total_computed, const SlotDemand& demand,
+                                      bool apply_cap, int64_t kept_chunks, int64_t reserved);
   void Adopt(Request& request);
   void StartStep();
   bool MayUseHits(const ComputedBlocks& computed) const;
@@ -282,7 +285,7 @@ class KvCacheManager {
   std::unique_ptr<KvCacheCoordinator> coordinator_;
   int64_t num_watermark_blocks_ = 0;  // chunks, in a native layout
   bool is_all_full_type_ = true;
-  bool has_states_ = false;  // a group of kind Mamba
+  bool has_states_ = false;           // a group of kind Mamba
   std::vector<PageNeed> page_needs_;  // scratch, per group
   std::vector<Request*> holders_;
   // References that are in no block table: popped lists and pins, per block.

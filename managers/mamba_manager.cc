@@ -1,5 +1,6 @@
 #include "managers/mamba_manager.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -52,7 +53,7 @@ int64_t MambaManager::NumScratchToMove(const GroupBlocks& held, int64_t target) 
 }
 
 int64_t MambaManager::NumNewBlocks(const GroupBlocks* held, int64_t size, const SlotDemand& demand,
-                                   int64_t total_computed) const {
+                                   int64_t total_computed, bool apply_cap) const {
   const int64_t target = TableSize(demand);
   int64_t external = 0;
   if (held == nullptr && total_computed > 0) {
@@ -62,8 +63,12 @@ int64_t MambaManager::NumNewBlocks(const GroupBlocks* held, int64_t size, const 
   if (target <= size) return external;
   if (mode_ != MambaCacheMode::kAlign) return external + target - size;
   const int64_t state = target - num_speculative_blocks_ - 1;
-  const int64_t moved = held == nullptr ? 0 : NumScratchToMove(*held, target);
-  return external + target - std::max(size, state) - moved;
+  if (held == nullptr) return external + target - std::max(size, state);
+  const int64_t needed = target - std::max(size, state) - NumScratchToMove(*held, target);
+  if (!apply_cap) return needed;
+  // Whoever holds two states gives one back before taking another.
+  const int64_t nulls = std::count(held->table.begin(), held->table.end(), kNullBlockId);
+  return std::min(needed, std::max<int64_t>(0, 2 + num_speculative_blocks_ - (size - nulls)));
 }
 
 void MambaManager::AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) {

@@ -8,7 +8,8 @@
 //
 //            0 ... 0  [previous state]  0 ... 0  state  scratch x k
 //
-//          so a request holds at most 2 + k blocks. When the table grows, scratch blocks move along
+//          so a request holds at most 2 + k blocks (and one more for each further step in flight).
+//          When the table grows, scratch blocks move along
 //          and the positions between become null. A state is registered if the step that writes it
 //          ends at a block boundary.
 //
@@ -42,7 +43,7 @@ class MambaManager : public SingleTypeManager {
  protected:
   int64_t NumSkippedTokensImpl(int64_t n) const override { return std::max<int64_t>(0, n - 1); }
   int64_t NumNewBlocks(const GroupBlocks* held, int64_t size, const SlotDemand& demand,
-                       int64_t total_computed) const override;
+                       int64_t total_computed, bool apply_cap) const override;
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override;
   void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
                        const ReuseBoundaries& boundaries) override;

@@ -31,7 +31,7 @@ int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDe
   }
   int64_t needed;
   if (has_own_layout_) {
-    needed = NumNewBlocks(held, std::max(available, skipped), demand, total_computed);
+    needed = NumNewBlocks(held, std::max(available, skipped), demand, total_computed, apply_cap);
   } else {
     // The cap bounds real blocks, so it applies to what is left after the skipped positions.
     int64_t suffix = std::max<int64_t>(required - skipped, 0);
@@ -107,10 +107,10 @@ bool SingleTypeManager::IsRetained(int64_t position, const ReuseBoundaries& boun
   const int64_t interval = options_.retention_interval.value_or(0);
   if (interval > 0 && IsTailOf(position, interval)) return true;
   // An identical prompt hits up to its last token but one, a related one up to the junction.
-  const int64_t margin = options_.is_draft ? 1 : 0;
+  const int64_t dropped = options_.is_draft ? 1 : 0;
   const auto is_before = [&](int64_t boundary) {
-    const int64_t end = (boundary - boundary % options_.hit_alignment) / block_size() + margin;
-    return position < end && position >= end - NumTailBlocksNeeded() - margin;
+    const int64_t end = (boundary - boundary % options_.hit_alignment) / block_size() + dropped;
+    return position < end && position >= end - NumTailBlocksNeeded() - dropped;
   };
   return is_before(std::max<int64_t>(0, boundaries.num_prompt_tokens - 1)) ||
          (boundaries.shared_prefix_boundary > 0 && is_before(boundaries.shared_prefix_boundary));

@@ -190,8 +190,8 @@ class SingleTypeManager {
   // Blocks that AllocateExternal and AllocateNew take; `size` entries are in the table after
   // AdoptHits. Only for kinds with a layout of their own, as is the next.
   virtual int64_t NumNewBlocks(const GroupBlocks* held, int64_t size, const SlotDemand& demand,
-                               int64_t total_computed) const {
-    (void)held, (void)size, (void)demand, (void)total_computed;
+                               int64_t total_computed, bool apply_cap) const {
+    (void)held, (void)size, (void)demand, (void)total_computed, (void)apply_cap;
     return 0;
   }
   virtual void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) {

@@ -53,7 +53,8 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
 
 void Scheduler::LeaveOutQuiet() {
   leaves_out_quiet_ = !options_.exact_steps && is_all_full_attention_ &&
-                      options_.num_draft_tokens == 0 && options_.num_lookahead_tokens == 0;
+                      manager_->pool().chunks() == nullptr && options_.num_draft_tokens == 0 &&
+                      options_.num_lookahead_tokens == 0;
 }
 
 // --- Requests coming and going ---

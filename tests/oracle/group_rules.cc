@@ -7,6 +7,7 @@ namespace kvblocks::oracle {
 int64_t GroupRules::SkippedTokens(int64_t n) const {
   if (const auto window = spec.sliding_window()) return std::max<int64_t>(0, n - *window + 1);
   if (const auto chunk = spec.attention_chunk_size()) return RoundDown(n, *chunk);
+  if (is_mamba()) return std::max<int64_t>(0, n - 1);
   return 0;
 }
 
@@ -29,6 +30,14 @@ Found GroupRules::Find(const IsCached& is_cached, int64_t max_tokens, bool drop,
     int64_t end = start;
     while (end < positions && is_cached(end)) ++end;
     return {.tokens = end * bs, .first_real = start};
+  }
+  if (is_mamba()) {
+    for (int64_t tokens = positions * bs; tokens > 0; tokens -= bs) {
+      if (tokens % alignment == 0 && is_cached(tokens / bs - 1)) {
+        return {.tokens = tokens, .first_real = tokens / bs - 1};
+      }
+    }
+    return {};
   }
   const int64_t need = WindowBlocksNeeded();
   const int64_t d = drop ? 1 : 0;
@@ -64,6 +73,26 @@ bool GroupRules::IsReachable(int64_t position, int64_t alignment) const {
   const int64_t tail = WindowBlocksNeeded() + d;
   if (tail >= period) return true;
   return position >= d && (position - d) % period >= period - tail;
+}
+
+bool GroupRules::IsRetained(int64_t position, int64_t interval, int64_t alignment,
+                            const std::vector<int64_t>& boundaries) const {
+  if (is_mamba()) {
+    const int64_t end = (position + 1) * block_size();
+    if (interval > 0 && (interval <= block_size() || end % interval == 0)) return true;
+    return std::any_of(boundaries.begin(), boundaries.end(),
+                       [&](int64_t boundary) { return RoundDown(boundary, alignment) == end; });
+  }
+  if (!spec.sliding_window()) return true;
+  if (interval > 0 && IsReachable(position, interval)) return true;
+  const int64_t d = is_draft ? 1 : 0;
+  for (int64_t boundary : boundaries) {
+    const int64_t end = RoundDown(boundary, alignment) / block_size() + d;
+    for (int64_t i = end - WindowBlocksNeeded() - d; i < end; ++i) {
+      if (i == position) return true;
+    }
+  }
+  return false;
 }
 
 std::optional<int64_t> AdmissionCapOf(const KvCacheSpec& spec, int64_t max_model_len,

@@ -30,7 +30,16 @@ struct GroupRules {
   std::optional<int64_t> admission_cap = std::nullopt;
 
   int64_t block_size() const { return spec.block_size(); }
-  bool is_full() const { return !spec.sliding_window() && !spec.attention_chunk_size(); }
+  bool is_full() const {
+    return !spec.sliding_window() && !spec.attention_chunk_size() && !is_mamba() && !is_cross();
+  }
+  bool is_mamba() const { return spec.kind() == KvCacheSpecKind::kMamba; }
+  bool is_cross() const { return spec.kind() == KvCacheSpecKind::kCrossAttention; }
+  // REQUIRES: is_mamba().
+  MambaCacheMode mode() const { return spec.get_if<MambaSpec>()->options().cache_mode; }
+  int64_t num_scratch() const { return spec.get_if<MambaSpec>()->options().num_speculative_blocks; }
+  // BM-83, BM-106: tokens behind a hit that a draft group must match.
+  int64_t DraftMargin() const { return is_draft && !is_mamba() ? block_size() : 0; }
 
   // BM-55: leading tokens that no later token needs once n are computed.
   int64_t SkippedTokens(int64_t n) const;
@@ -39,7 +48,7 @@ struct GroupRules {
   // BM-72: blocks before a hit's end that a window needs.
   int64_t WindowBlocksNeeded() const;
 
-  // BM-67, BM-72, BM-77: every length is tried, longest first.
+  // BM-67, BM-72, BM-77, BM-107: every length is tried, longest first.
   Found Find(const IsCached& is_cached, int64_t max_tokens, bool drop, int64_t alignment) const;
 
   // INV-12, INV-13: whether a hit of exactly `tokens` is usable by this group, draft rule aside.
@@ -47,6 +56,11 @@ struct GroupRules {
 
   // BM-73: whether registration keeps a position when several groups share hits.
   bool IsReachable(int64_t position, int64_t alignment) const;
+
+  // BM-117: whether registration keeps a position at this interval; `boundaries` are the tokens at
+  // which the request is likely to be hit.
+  bool IsRetained(int64_t position, int64_t interval, int64_t alignment,
+                  const std::vector<int64_t>& boundaries) const;
 };
 
 // BM-57 with the engines' formula, or the tight bound: the most blocks that W - 1 (or C - 1) tokens

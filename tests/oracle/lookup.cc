@@ -66,7 +66,7 @@ Hits FindHits(const Pool& pool, const std::vector<GroupRules>& groups, const Loo
       // With one group the limit is max_tokens; the margin exists only between groups, but never
       // exceeds it either.
       const int64_t limit =
-          drop ? std::min(current + rules.block_size(), query.max_tokens) : current;
+          drop ? std::min(current + rules.DraftMargin(), query.max_tokens) : current;
       entry.found = rules.Find(CachedInAll(pool, query, rules.block_size(), entry.members), limit,
                                drop, query.alignment);
       longest = std::max(longest, entry.found->tokens);

@@ -12,6 +12,9 @@ namespace {
 // More than this is refused as a number of tokens or blocks.
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
+// Stands for a block that is yet to be taken.
+constexpr BlockId kNew = -1;
+
 bool InRange(int64_t n) { return n >= 0 && n <= kMaxTokens; }
 
 // Callers may pass any number; no sum may wrap.
@@ -25,11 +28,19 @@ int64_t TotalComputed(const Request& request, const AllocateParams& params) {
   return request.num_computed + HitTokens(params) + params.num_external;
 }
 
+int64_t MainTokens(const Request& request, const AllocateParams& params) {
+  return Add(TotalComputed(request, params), params.num_new);
+}
+
 }  // namespace
 
 int64_t GroupTable::leading_nulls() const {
   return std::find_if(blocks.begin(), blocks.end(), [](BlockId id) { return id != kNullBlockId; }) -
          blocks.begin();
+}
+
+int64_t GroupTable::num_real() const {
+  return size() - std::count(blocks.begin(), blocks.end(), kNullBlockId);
 }
 
 Manager::Manager(const KvCacheConfig& config, const Options& options)
@@ -63,6 +74,11 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
   hash_block_size_ = !options.enable_caching
                          ? scheduler_block_size_
                          : config.hash_block_size.value_or(std::max<int64_t>(gcd, 1));
+  for (const GroupRules& rules : groups_) {
+    if (rules.is_mamba() && rules.mode() != MambaCacheMode::kAlign) {
+      hash_block_size_ = scheduler_block_size_;  // KS-92
+    }
+  }
 }
 
 int64_t Manager::alignment() const {  // BM-79
@@ -73,6 +89,7 @@ Request Manager::NewRequest(Content content, bool skip_reading) const {
   Request request;
   request.content = std::move(content);
   request.skip_reading = skip_reading;
+  request.num_prompt = request.content.num_tokens();
   Append(request, {});
   return request;
 }
@@ -105,7 +122,7 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
   static const Hits kNoHits;
   const Hits& hits = params.hits ? *params.hits : kNoHits;
   for (int64_t n : {params.num_new, params.num_lookahead, params.num_external, params.reserved,
-                    hits.tokens, request.num_computed, request.num_inflight}) {
+                    params.num_encoder, hits.tokens, request.num_computed, request.num_inflight}) {
     if (!InRange(n)) return false;
   }
   if (params.num_new == 0 && params.num_external == 0) return false;
@@ -117,6 +134,12 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
     return false;
   }
   if (!request.is_known && request.num_computed > 0) return false;
+  for (size_t g = 0; g < groups_.size(); ++g) {  // BM-112
+    if (!groups_[g].is_cross()) continue;
+    if (params.num_external > 0 || params.num_encoder > options_.max_encoder_tokens) return false;
+    const int64_t held = request.is_known ? request.tables[g].size() : 0;
+    if (held > 0 && params.num_encoder > held * groups_[g].block_size()) return false;
+  }
   if (hits.lists.empty() && hits.tokens == 0) return true;
   if (hits.lists.size() != groups_.size()) return false;
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -157,7 +180,23 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
       skipped = request.tables[g].leading_nulls();
       have = request.tables[g].size();
     }
+    // Hits aside.
     const auto pages_for = [&](int64_t slots, bool capped) {
+      if (rules.is_mamba() || rules.is_cross()) {  // BM-111, BM-112: by doing it
+        const int64_t main = capped ? slots : MainTokens(request, params);
+        GroupTable table = request.is_known ? request.tables[g] : GroupTable();
+        if (!request.is_known) table.blocks = Adopted(g, request, params);
+        const std::vector<BlockId> grown =
+            Grown(rules, table, request.is_known, slots, std::min(main, options_.max_model_len),
+                  params.num_encoder);
+        const int64_t taken = std::count(grown.begin(), grown.end(), kNew);
+        if (!capped || !request.is_known || !rules.is_mamba() ||
+            rules.mode() != MambaCacheMode::kAlign) {
+          return taken;
+        }
+        // BM-110: of more than 2 + k one is given back first.
+        return std::min(taken, std::max<int64_t>(0, 2 + rules.num_scratch() - table.num_real()));
+      }
       int64_t suffix = std::max<int64_t>(CeilDiv(slots, rules.block_size()) - skipped, 0);
       if (capped && rules.admission_cap) suffix = std::min(suffix, *rules.admission_cap);
       return std::max<int64_t>(suffix - std::max<int64_t>(have - skipped, 0), 0);
@@ -201,7 +240,7 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
                           std::vector<std::vector<BlockId>>* out) {  // BM-92 to BM-99
   if (!IsValid(request, params)) return Outcome::kInvalid;
   const int64_t total = TotalComputed(request, params);
-  const int64_t main = Add(total, params.num_new);
+  const int64_t main = MainTokens(request, params);
   const int64_t num_slots = std::min(Add(main, params.num_lookahead), options_.max_model_len);
   const int64_t processed = std::max<int64_t>(0, total - request.num_inflight);
   const bool is_admission =
@@ -211,6 +250,7 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
                                       options_.watermark * static_cast<double>(watermark_base_)))
                                 : 0;
 
+  if (UsesStateOfThisStep(request, params)) return Outcome::kNoSpace;
   if (params.gate) {
     const int64_t known = std::min(request.content.num_tokens(), options_.max_model_len);
     if (!Fits(request, params, known, /*apply_cap=*/true, watermark, 0)) return Outcome::kNoSpace;
@@ -219,17 +259,20 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
   if (!Fits(request, params, num_slots, /*apply_cap=*/false, watermark, params.reserved)) {
     return Outcome::kNoSpace;
   }
-  if (!request.is_known) {
-    request.is_known = true;
+  const bool was_known = std::exchange(request.is_known, true);
+  if (!was_known) {
     request.tables.assign(groups_.size(), {});
     Adopt(request, params);
   }
   out->assign(groups_.size(), {});
   for (size_t g = 0; g < groups_.size(); ++g) {  // BM-60
     GroupTable& table = request.tables[g];
-    const int64_t missing = CeilDiv(num_slots, groups_[g].block_size()) - table.size();
-    (*out)[g] = Take(std::max<int64_t>(0, missing), g);
-    table.blocks.insert(table.blocks.end(), (*out)[g].begin(), (*out)[g].end());
+    const auto old_size = static_cast<std::ptrdiff_t>(table.blocks.size());
+    table.blocks = Grown(groups_[g], table, was_known, num_slots,
+                         std::min(main, options_.max_model_len), params.num_encoder);
+    table.chunk_end = std::min(main, options_.max_model_len);
+    TakeNew(table, g);
+    (*out)[g].assign(table.blocks.begin() + old_size, table.blocks.end());
   }
   if (!params.delay) {
     Register(request, std::min({main, request.content.num_tokens(), options_.max_model_len}));
@@ -237,28 +280,78 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
   return Outcome::kOk;
 }
 
-void Manager::Adopt(Request& request, const AllocateParams& params) {  // BM-58, BM-59, BM-86
+std::vector<BlockId> Manager::Adopted(size_t g, const Request& request,
+                                      const AllocateParams& params) const {  // BM-58, BM-59
   const int64_t total = TotalComputed(request, params);
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    GroupTable& table = request.tables[g];
-    const int64_t skipped = groups_[g].SkippedBlocks(total);
-    table.blocks.assign(static_cast<size_t>(skipped), kNullBlockId);
-    if (params.hits && g < params.hits->lists.size()) {
-      const std::vector<BlockId>& list = params.hits->lists[g];
-      for (size_t i = static_cast<size_t>(skipped); i < list.size(); ++i) {
-        table.blocks.push_back(list[i]);
+  std::vector<BlockId> blocks(static_cast<size_t>(groups_[g].SkippedBlocks(total)), kNullBlockId);
+  if (params.hits && g < params.hits->lists.size()) {
+    const std::vector<BlockId>& list = params.hits->lists[g];
+    for (size_t i = blocks.size(); i < list.size(); ++i) blocks.push_back(list[i]);
+  }
+  if (params.num_external == 0 || groups_[g].SkippedTokens(total) >= total) return blocks;
+  while (static_cast<int64_t>(blocks.size()) < CeilDiv(total, groups_[g].block_size())) {
+    blocks.push_back(kNew);
+  }
+  return blocks;
+}
+
+std::vector<BlockId> Manager::Grown(const GroupRules& rules, const GroupTable& table,
+                                    bool has_scratch, int64_t num_slots, int64_t num_main,
+                                    int64_t num_encoder) const {
+  std::vector<BlockId> blocks = table.blocks;
+  const auto size = [&] { return static_cast<int64_t>(blocks.size()); };
+  int64_t target = CeilDiv(num_slots, rules.block_size());
+  if (rules.is_cross()) target = CeilDiv(num_encoder, rules.block_size());  // BM-112
+  if (rules.is_mamba()) target += rules.num_scratch();                      // BM-106
+  if (rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign) {         // BM-109
+    target = CeilDiv(num_main, rules.block_size()) + rules.num_scratch();
+    const int64_t state = target - rules.num_scratch() - 1;
+    if (target > size()) {
+      const int64_t old_size = size();
+      while (size() < state) blocks.push_back(kNullBlockId);
+      for (int64_t i = old_size - rules.num_scratch(); has_scratch && i < old_size; ++i) {
+        if (i < 0 || i >= state || blocks[static_cast<size_t>(i)] == kNullBlockId) continue;
+        blocks.push_back(blocks[static_cast<size_t>(i)]);
+        blocks[static_cast<size_t>(i)] = kNullBlockId;
       }
     }
-    table.num_cached = table.size();
-    pool_.Touch(table.blocks);
   }
+  while (size() < target) blocks.push_back(kNew);
+  return blocks;
+}
+
+void Manager::Adopt(Request& request, const AllocateParams& params) {  // BM-86
   for (size_t g = 0; g < groups_.size(); ++g) {
-    if (params.num_external == 0 || groups_[g].SkippedTokens(total) >= total) continue;
     GroupTable& table = request.tables[g];
-    const int64_t missing = CeilDiv(total, groups_[g].block_size()) - table.size();
-    const auto taken = Take(std::max<int64_t>(0, missing), g);
-    table.blocks.insert(table.blocks.end(), taken.begin(), taken.end());
+    table.blocks = Adopted(g, request, params);
+    std::vector<BlockId> hits;
+    for (BlockId id : table.blocks) {
+      if (id != kNew) hits.push_back(id);
+    }
+    table.num_cached = static_cast<int64_t>(hits.size());
+    pool_.Touch(hits);
   }
+  for (size_t g = 0; g < groups_.size(); ++g) TakeNew(request.tables[g], g);
+}
+
+void Manager::TakeNew(GroupTable& table, size_t g) {
+  const auto missing = std::count(table.blocks.begin(), table.blocks.end(), kNew);
+  const std::vector<BlockId> taken = Take(missing, g);
+  auto next = taken.begin();
+  for (BlockId& id : table.blocks) {
+    if (id == kNew) id = *next++;
+  }
+}
+
+bool Manager::UsesStateOfThisStep(const Request& request, const AllocateParams& params) const {
+  if (request.is_known || params.hits == nullptr) return false;
+  for (size_t g = 0; g < groups_.size() && g < params.hits->lists.size(); ++g) {  // BM-108
+    const std::vector<BlockId>& list = params.hits->lists[g];
+    if (groups_[g].is_mamba() && !list.empty() && registered_in_step_.count(list.back()) > 0) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73, BM-85
@@ -266,25 +359,49 @@ void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73,
   for (size_t g = 0; g < groups_.size(); ++g) {
     const GroupRules& rules = groups_[g];
     int64_t n = num_tokens;
-    if (groups_.size() > 1) {
+    if (groups_.size() > 1 && !options_.register_all) {
       n = RoundDown(num_tokens, scheduler_block_size_);
-      if (rules.is_draft && n > 0) n = std::min(num_tokens, n + rules.block_size());
+      if (n > 0) n = std::min(num_tokens, n + rules.DraftMargin());
     }
     GroupTable& table = request.tables[g];
     const int64_t full = n / rules.block_size();
     if (full <= table.num_cached) continue;
-    std::vector<bool> mask;
-    for (int64_t i = table.num_cached; i < full; ++i) {
-      mask.push_back(groups_.size() == 1 || rules.IsReachable(i, alignment()));
-    }
+    const std::vector<bool> mask = Mask(request, g, full);
     pool_.Register({.content = &request.content,
                     .prefix_names = &request.prefix_names,
                     .hash_block_size = hash_block_size_,
                     .block_size = rules.block_size(),
                     .group = static_cast<GroupId>(g)},
                    table.blocks, table.num_cached, full, mask);
+    for (int64_t i = table.num_cached; i < full && rules.is_mamba(); ++i) {
+      const BlockId id = table.blocks[static_cast<size_t>(i)];
+      if (mask[static_cast<size_t>(i - table.num_cached)] && id != kNullBlockId) {
+        registered_in_step_.insert(id);
+      }
+    }
     table.num_cached = full;
   }
+}
+
+std::vector<bool> Manager::Mask(const Request& request, size_t g, int64_t full) const {
+  const GroupRules& rules = groups_[g];
+  const GroupTable& table = request.tables[g];
+  std::vector<int64_t> boundaries = {request.num_prompt - 1};
+  if (request.shared_boundary > 0) boundaries.push_back(request.shared_boundary);
+  if (request.num_prompt == 0) boundaries.front() = 0;
+  std::vector<bool> mask;
+  for (int64_t i = table.num_cached; i < full; ++i) {
+    bool keep = groups_.size() == 1 || options_.register_all || rules.IsReachable(i, alignment());
+    if (options_.retention_interval) {
+      keep = rules.IsRetained(i, *options_.retention_interval, alignment(), boundaries);
+    }
+    if (rules.is_mamba() && rules.mode() == MambaCacheMode::kNone) keep = false;
+    if (rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign) {  // BM-111
+      keep = keep && (i + 1) * rules.block_size() == table.chunk_end;
+    }
+    mask.push_back(keep);
+  }
+  return mask;
 }
 
 void Manager::Trim(Request& request, int64_t num_processed) {  // BM-62
@@ -295,6 +412,7 @@ void Manager::Trim(Request& request, int64_t num_processed) {  // BM-62
     for (int64_t i = std::min(groups_[g].SkippedBlocks(num_processed), table.size()) - 1; i >= 0;
          --i) {
       BlockId& id = table.blocks[static_cast<size_t>(i)];
+      if (id == kNullBlockId && groups_[g].is_mamba()) continue;  // BM-110
       if (id == kNullBlockId) break;
       freed.push_back(std::exchange(id, kNullBlockId));
     }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct Options {
   double watermark = 0;
   bool unhashed_first = true;
   bool exact_caps = true;
+  int64_t max_encoder_tokens = 0;
+  std::optional<int64_t> retention_interval = std::nullopt;
+  bool register_all = false;
 };
 
 enum class Status { kWaiting, kRunning, kPreempted, kFinished };
@@ -36,10 +40,11 @@ enum class Status { kWaiting, kRunning, kPreempted, kFinished };
 struct GroupTable {
   std::vector<BlockId> blocks;
   int64_t num_cached = 0;
+  int64_t chunk_end = 0;  // tokens at which the latest step ends
 
   int64_t size() const { return static_cast<int64_t>(blocks.size()); }
   int64_t leading_nulls() const;
-  int64_t num_real() const { return size() - leading_nulls(); }
+  int64_t num_real() const;
 };
 
 struct Request {
@@ -49,6 +54,8 @@ struct Request {
   int64_t num_computed = 0;
   int64_t num_inflight = 0;
   int64_t num_preemptions = 0;
+  int64_t num_prompt = 0;
+  int64_t shared_boundary = 0;
   Status status = Status::kWaiting;
 
   bool is_known = false;  // BM-54
@@ -64,6 +71,7 @@ struct AllocateParams {
   bool gate = false;
   int64_t reserved = 0;
   bool has_scheduled = false;
+  int64_t num_encoder = 0;
 };
 
 enum class Outcome { kOk, kNoSpace, kInvalid };
@@ -99,6 +107,7 @@ class Manager {
   // beyond.
   std::vector<PageNeed> Needs(const Request& request, const AllocateParams& params,
                               int64_t num_slots, bool apply_cap) const;
+  void NewStepStarts() { registered_in_step_.clear(); }
   // Blocks that stages 2 and 3 of this call take from the queue, had the trim happened already.
   int64_t Need(const Request& request, const AllocateParams& params, int64_t num_slots,
                bool apply_cap) const;
@@ -130,6 +139,16 @@ class Manager {
   void Trim(Request& request, int64_t num_processed);
   void Adopt(Request& request, const AllocateParams& params);
   void Register(Request& request, int64_t num_tokens);
+  std::vector<bool> Mask(const Request& request, size_t group, int64_t full) const;
+  bool UsesStateOfThisStep(const Request& request, const AllocateParams& params) const;
+  // A table that grew for these slots, with kNew for each block it takes.
+  std::vector<BlockId> Grown(const GroupRules& rules, const GroupTable& table, bool has_scratch,
+                             int64_t num_slots, int64_t num_main, int64_t num_encoder) const;
+  // Puts blocks in the place of kNew.
+  void TakeNew(GroupTable& table, size_t group);
+  // The table of BM-58 and BM-59, likewise.
+  std::vector<BlockId> Adopted(size_t group, const Request& request,
+                               const AllocateParams& params) const;
 
   Options options_;
   int64_t watermark_base_;  // blocks, or chunks
@@ -137,7 +156,8 @@ class Manager {
   int64_t scheduler_block_size_ = 1;
   int64_t hash_block_size_ = 1;
   Pool pool_;
-  std::vector<int> outside_references_;  // pins and popped lists, per block
+  std::vector<int> outside_references_;   // pins and popped lists, per block
+  std::set<BlockId> registered_in_step_;  // of Mamba groups
   Stats stats_;
 };
 

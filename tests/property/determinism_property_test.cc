@@ -55,6 +55,7 @@ TEST_P(DeterminismPropertyTest, FreeOrderDoesNotChangeHitsBeforeReuse) {
         prompt.push_back(static_cast<TokenId>(1000 + numbers.Below(3)));
         const auto request =
             manager->NewRequest({.id = "r", .content = {.token_ids = prompt}}).value();
+        manager->NewStepStarts();
         const ComputedBlocks found = manager->GetComputedBlocks(*request).value();
         lengths.push_back(found.num_tokens());
         const auto slots = manager->AllocateSlots(

@@ -37,6 +37,11 @@ void Harness::Expect(bool condition, const std::string& message) const {
 void Harness::Run(const Operation& operation) {
   Numbers numbers(operation.numbers);
   const int kind = operation.kind;
+  if (operation.numbers >> 61 != 0) {
+    Log("new step");
+    manager_->NewStepStarts();
+    model_.NewStepStarts();
+  }
   if (requests_.empty() || (kind < 12 && requests_.size() < kMaxRequests)) {
     NewRequest(numbers);
   } else {
@@ -197,6 +202,7 @@ oracle::Outcome Harness::Allocate(LiveRequest& request, oracle::AllocateParams p
   real.full_sequence_must_fit = params.gate;
   real.reserved_blocks = params.reserved;
   real.has_scheduled_requests = params.has_scheduled;
+  real.num_encoder_tokens = params.num_encoder;
 
   const Snapshot before = Take(*manager_, requests_);
   const oracle::Request old_model = request.model;
@@ -272,7 +278,12 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
     for (size_t g = 0; g < before.tables[index].size(); ++g) {
       for (size_t i = 0; i < before.tables[index][g].size(); ++i) {
         const BlockId id = before.tables[index][g][i];
-        trimmed += id != kNullBlockId && after.tables[index][g][i] == kNullBlockId &&
+        const std::vector<BlockId>& now = after.tables[index][g];
+        const oracle::GroupRules& rules = model_.groups()[g];
+        const bool moved =
+            rules.is_mamba() && static_cast<int64_t>(i) + rules.num_scratch() >=
+                                    static_cast<int64_t>(before.tables[index][g].size());
+        trimmed += id != kNullBlockId && now[i] == kNullBlockId && !moved &&
                    before.refs[static_cast<size_t>(id)] == 1;
       }
     }
@@ -297,7 +308,10 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
     const oracle::GroupRules& rules = model_.groups()[g];
     const int64_t size = static_cast<int64_t>(after.tables[index][g].size());
     const int64_t old_size = static_cast<int64_t>(before.tables[index][g].size());
-    Expect(size >= std::max(old_size, oracle::CeilDiv(request.max_slots, rules.block_size())),
+    const bool has_own_layout = rules.is_mamba() || rules.is_cross();
+    Expect(size >= std::max(old_size, has_own_layout
+                                          ? 0
+                                          : oracle::CeilDiv(request.max_slots, rules.block_size())),
            "INV-18: a table is too short");
     const int64_t span = request.max_slots - request.max_processed;
     const int64_t real = request.model.tables[g].num_real();
@@ -317,7 +331,10 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
                                  ? params.hits->lists[g].size()
                                  : 0;
     for (size_t i = 0; i < table.size(); ++i) {
-      if (table[i] != kNullBlockId) (i < first_new ? adopted : taken).push_back(table[i]);
+      if (table[i] == kNullBlockId) continue;
+      // Scratch blocks of states move to the end of their table.
+      const bool moved = before.holds[index] && before.refs[static_cast<size_t>(table[i])] > 0;
+      (i < first_new || moved ? adopted : taken).push_back(table[i]);
     }
   }
   std::vector<BlockId> queue;
@@ -353,6 +370,8 @@ void Harness::Admit(LiveRequest& request, Numbers numbers) {
   if (numbers.OneIn(6)) params.reserved = numbers.Below(6);
   params.has_scheduled = numbers.OneIn(2);
   if (numbers.OneIn(20)) params.delay = true;
+  if (numbers.OneIn(3)) params.num_encoder = numbers.Below(26);
+  request.SetSharedBoundary(numbers.OneIn(3) ? request.model_hits.boundary : 0);
   // The scheduler advances n_comp only when the allocation worked.
   const int64_t old_computed = request.model.num_computed;
   if (Allocate(request, params, from) != oracle::Outcome::kOk) return;

@@ -96,6 +96,9 @@ int64_t FirstNeeded(const SingleTypeManager& group, int64_t n) {
   }
   if (const auto chunk = spec.attention_chunk_size())
     return n / *chunk * *chunk / group.block_size();
+  if (spec.kind() == KvCacheSpecKind::kMamba) {
+    return std::max<int64_t>(0, n - 1) / group.block_size();
+  }
   return 0;
 }
 
@@ -110,6 +113,7 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
   if (group.is_full_type() && nulls > 0) return Broken(19, "null in a full table of group ", g);
   for (int64_t i = nulls; i < size; ++i) {
     const BlockId id = at(i);
+    if (id == kNullBlockId && group.spec().kind() == KvCacheSpecKind::kMamba) continue;
     if (id == kNullBlockId) return Broken(19, "null behind real blocks in group ", g);
     if (std::count(table.begin(), table.end(), id) != 1) {
       return Broken(6, "block ", id, " twice in one table");
@@ -125,7 +129,11 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
                     request.real->id(), " has the key of another content");
     }
   }
-  if (manager.HoldsBlocks(*request.real) && nulls > FirstNeeded(group, request.max_processed)) {
+  const auto* mamba = group.spec().get_if<MambaSpec>();
+  const bool skips_positions =
+      mamba != nullptr && mamba->options().cache_mode == MambaCacheMode::kAlign;
+  if (manager.HoldsBlocks(*request.real) && !skips_positions &&
+      nulls > FirstNeeded(group, request.max_processed)) {
     return Broken(14, nulls, " nulls in group ", g, " of ", request.real->id(), " although only ",
                   request.max_processed, " tokens are processed");
   }

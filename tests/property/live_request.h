@@ -30,6 +30,10 @@ struct LiveRequest {
     real->set_num_computed_tokens(computed);
     real->set_num_inflight_tokens(inflight);
   }
+  void SetSharedBoundary(int64_t num_tokens) {
+    model.shared_boundary = num_tokens;
+    real->set_shared_prefix_boundary(num_tokens);
+  }
   void SetStatus(oracle::Status status) {
     model.status = status;
     real->set_status(static_cast<RequestStatus>(status));

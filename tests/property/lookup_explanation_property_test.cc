@@ -61,20 +61,34 @@ class NaiveHistory {
     return {content.HashOfBlock(block, per_block).words, g};
   }
 
-  // Call before and after anything that changes the manager.
-  void Before() {
+  // Call before and after anything that changes the manager; with the request that allocates.
+  void Before(const Request* request = nullptr) {
     keys_.clear();
+    scratch_.clear();
     for (BlockId id = 0; id < manager_.pool().num_blocks(); ++id) keys_.push_back(KeyOfBlock(id));
     classes_.clear();
     if (const PageChunks* chunks = manager_.pool().chunks()) {
       for (int32_t c = 0; c < chunks->num_chunks(); ++c)
         classes_.push_back(chunks->ClassOfChunk(c));
     }
+    for (GroupId g = 0; request != nullptr && g < manager_.num_groups(); ++g) {
+      const auto* mamba = manager_.group(g).spec().get_if<MambaSpec>();
+      if (mamba == nullptr) continue;
+      const auto table = manager_.GetBlocks(*request, g);
+      const auto scratch = static_cast<size_t>(mamba->options().num_speculative_blocks);
+      for (size_t i = table.size() - std::min(scratch, table.size()); i < table.size(); ++i) {
+        scratch_.insert(table[i]);
+      }
+    }
   }
   void AfterAllocation(const Known& known, const NewBlocks& taken) {
     std::set<BlockId> fresh;
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
+      int64_t count = 0;
       for (BlockId id : taken.blocks(g)) {
+        // States' tables also grow by null blocks and by scratch blocks that move.
+        if (id == kNullBlockId || scratch_.count(id) > 0) continue;
+        ++count;
         fresh.insert(id);
         for (BlockId lost : LostFor(id, g)) {
           auto& key = keys_[static_cast<size_t>(lost)];
@@ -82,7 +96,7 @@ class NaiveHistory {
           key.reset();
         }
       }
-      taken_ += static_cast<int64_t>(taken.blocks(g).size());
+      taken_ += count;
     }
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
       const auto table = manager_.GetBlocks(*known.request, g);
@@ -183,6 +197,7 @@ class NaiveHistory {
   std::vector<int32_t> classes_;  // of the chunks, before the call
   int64_t taken_;
   std::vector<std::optional<Key>> keys_;  // of all blocks, before
+  std::set<BlockId> scratch_;             // of the request that allocates, before
   std::map<Key, int> blocks_;
   std::vector<Removal> removals_;
   std::vector<std::pair<std::string, std::string>> variants_;  // plain and coloured names
@@ -216,6 +231,7 @@ class Expectation {
       return std::max<int64_t>(0, std::min(end - 1, end - *spec.sliding_window() + 1));
     }
     if (spec.attention_chunk_size()) return end - end % *spec.attention_chunk_size();
+    if (spec.kind() == KvCacheSpecKind::kMamba) return std::max<int64_t>(0, end - 1);
     return 0;
   }
   std::optional<int64_t> MissingToken(GroupId g, int64_t end) const {
@@ -269,7 +285,7 @@ class Expectation {
     }
     if (token < Undropped()) {
       GroupId draft = 0;
-      while (!manager_.group(draft).is_draft()) ++draft;
+      while (manager_.group(draft).draft_margin() == 0) ++draft;
       return {MissReason::kDraftDrop, draft};
     }
     if (has_full_) {
@@ -310,6 +326,7 @@ class World {
   void Run(const Operation& operation) {
     Numbers numbers(operation.numbers);
     const int kind = operation.kind;
+    manager_->NewStepStarts();
     if (kind < 45 || live_.empty()) {
       Admit(numbers);
     } else if (kind < 65) {
@@ -381,7 +398,7 @@ class World {
       params.computed_blocks = &hits;
     }
     params.num_new_tokens = num_tokens - hits.num_tokens();
-    history_.Before();
+    history_.Before(known.request.get());
     const auto slots = manager_->AllocateSlots(*known.request, params).value();
     if (!slots) return;
     history_.AfterAllocation(known, *slots);
@@ -427,7 +444,7 @@ class World {
 
   void CheckReach(const GroupReach& reach, const Expectation& expected, const Request& request,
                   const LookupExplanation& why) {
-    const bool draft = manager_->group(reach.group).is_draft();
+    const bool draft = manager_->group(reach.group).draft_margin() > 0;
     const int64_t margin = draft ? expected.Size(reach.group) : 0;
     int64_t end = (request.num_tokens() - 1) / why.hit_alignment * why.hit_alignment;
     const auto serves = [&](int64_t tokens) {

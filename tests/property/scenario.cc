@@ -10,7 +10,9 @@
 namespace kvblocks::property {
 
 using testing::Chunked;
+using testing::Cross;
 using testing::Full;
+using testing::Mamba;
 using testing::Mla;
 using testing::Sink;
 using testing::Window;
@@ -26,6 +28,17 @@ Shape InChunks(Shape shape, std::vector<int64_t> pages_per_chunk,
   shape.native = NativeLayout{.pages_per_chunk = std::move(pages_per_chunk),
                               .class_of_group = std::move(class_of_group)};
   return shape;
+}
+
+constexpr auto kNone = MambaCacheMode::kNone;
+constexpr auto kAlign = MambaCacheMode::kAlign;
+constexpr auto kAll = MambaCacheMode::kAll;
+
+Shape Retaining(std::string name, std::vector<KvCacheGroup> groups, int64_t interval) {
+  return {.name = std::move(name), .groups = std::move(groups), .retention_interval = interval};
+}
+Shape Dense(std::string name, std::vector<KvCacheGroup> groups) {
+  return {.name = std::move(name), .groups = std::move(groups), .register_unreachable = true};
 }
 
 }  // namespace
@@ -80,6 +93,25 @@ const std::vector<Shape>& Shapes() {
           {"NativeManyGroups",
            {Group(Mla(8)), Group(WindowMla(4, 8)), Group(WindowMla(1, 3)), Group(WindowMla(2, 8))}},
           {2, 3, 6, 4}, {0, 1, 2, 3}),
+      {"MambaAlign", {Group(Mamba(4, kAlign))}},
+      {"MambaAlignScratch", {Group(Mamba(2, kAlign, 2))}},
+      {"MambaAll", {Group(Mamba(4, kAll))}},
+      {"MambaNone", {Group(Mamba(64, kNone, 1))}},
+      {"FullMambaAlign", {Group(Full(4)), Group(Mamba(4, kAlign))}},
+      {"FullMambaAlignScratch", {Group(Full(4)), Group(Mamba(4, kAlign, 3))}},
+      {"FullMambaAll", {Group(Full(4)), Group(Mamba(4, kAll, 1))}},
+      {"FullMambaNone", {Group(Full(4)), Group(Mamba(4, kNone))}},
+      {"WindowMambas", {Group(Mamba(2, kAlign)), Group(Window(4, 6)), Group(Mamba(2, kAlign))}},
+      {"MambaEagle", {Group(Full(4)), Group(Mamba(4, kAlign))}, {}, {}, true},
+      {"MambaDraftWindow", {Group(Full(4)), Group(Mamba(4, kAll)), Draft(Window(4, 5))}},
+      {"FullCross", {Group(Full(4)), Group(Cross(4))}, {}, {}, false, true},
+      Retaining("FullWindowRetention", {Group(Full(8)), Group(Window(2, 3))}, 16),
+      Retaining("FullWindowReplayOnly", {Group(Full(8)), Group(Window(2, 3))}, 0),
+      Retaining("WindowRetention", {Group(Window(4, 6))}, 8),
+      Retaining("DraftRetention", {Group(Full(8)), Draft(Window(2, 3))}, 16),
+      Retaining("MambaRetention", {Group(Full(4)), Group(Mamba(4, kAll))}, 8),
+      Dense("FullWindowDense", {Group(Full(8)), Group(Window(2, 3))}),
+      Dense("DraftDense", {Group(Full(8)), Draft(Window(2, 3))}),
   };
   return *shapes;
 }
@@ -118,6 +150,9 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
   options.hash_algorithm = numbers.OneIn(2) ? HashAlgorithm::kXxh3_128 : HashAlgorithm::kSha256;
   options.hash_seed = "property";
   options.compare_tokens_on_hit = numbers.OneIn(4);
+  options.max_encoder_tokens = 24;
+  options.retention_interval = shape.retention_interval;
+  options.register_unreachable_blocks = shape.register_unreachable;
   options.block_count_formula =
       numbers.OneIn(2) ? BlockCountFormula::kUpstream : BlockCountFormula::kExact;
 
@@ -131,6 +166,9 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
       .watermark = options.watermark,
       .unhashed_first = options.free_order == FreeOrder::kUnhashedFirst,
       .exact_caps = options.block_count_formula == BlockCountFormula::kExact,
+      .max_encoder_tokens = *options.max_encoder_tokens,
+      .retention_interval = options.retention_interval,
+      .register_all = options.register_unreachable_blocks,
   };
   return scenario;
 }

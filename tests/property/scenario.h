@@ -23,6 +23,8 @@ struct Shape {
   bool always_caching_off = false;
   // Page classes in chunks, whose number is drawn; default: every block serves every group.
   std::optional<NativeLayout> native = std::nullopt;
+  std::optional<int64_t> retention_interval = std::nullopt;
+  bool register_unreachable = false;
 
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
     return out << shape.name;
