@@ -218,20 +218,14 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     }
     return needed;
   };
-  const auto fits = [&](int64_t slots, bool apply_cap, int64_t reserved) {
-    if (pool_->chunks() == nullptr) {
-      return needed_for(slots, apply_cap) + watermark <= pool_->num_free() - reserved;
+  const bool has_chunks = pool_->chunks() != nullptr;
+  if (params.full_sequence_must_fit) {
+    const int64_t known_slots = std::min(request.num_tokens(), options_.max_model_len);
+    if (has_chunks ? !FitsInChunks(request, computed, total, known_slots, /*apply_cap=*/true,
+                                   watermark, /*reserved=*/0)
+                   : needed_for(known_slots, /*apply_cap=*/true) + watermark > pool_->num_free()) {
+      return std::optional<NewBlocks>();
     }
-    for (GroupId g = 0; g < num_groups(); ++g) {
-      page_needs_[static_cast<size_t>(g)] = group(g).PagesNeeded(
-          held_by(g), slots, options_.max_model_len, hits_of(g), total, apply_cap);
-    }
-    return pool_->Promise(page_needs_, watermark, reserved);
-  };
-  if (params.full_sequence_must_fit &&
-      !fits(std::min(request.num_tokens(), options_.max_model_len), /*apply_cap=*/true,
-            /*reserved=*/0)) {
-    return std::optional<NewBlocks>();
   }
 
   // Trimming first keeps evictions low; steps in flight still read what lies below `processed` +
@@ -242,7 +236,11 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
                                                  processed);
     }
   }
-  if (!fits(num_slots, /*apply_cap=*/false, params.reserved_blocks)) {
+  const int64_t reserved = params.reserved_blocks;
+  if (has_chunks
+          ? !FitsInChunks(request, computed, total, num_slots, /*apply_cap=*/false, watermark,
+                          reserved)
+          : needed_for(num_slots, /*apply_cap=*/false) + watermark > pool_->num_free() - reserved) {
     return std::optional<NewBlocks>();
   }
 
@@ -273,6 +271,19 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   }
   request.quiet_slots_ = QuietSlots(request);
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
+}
+
+// The same question where groups have page classes; a yes is the pool's promise.
+bool KvCacheManager::FitsInChunks(const Request& request, const ComputedBlocks& computed,
+                                  int64_t total_computed, int64_t num_slots, bool apply_cap,
+                                  int64_t kept_chunks, int64_t reserved) {
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    page_needs_[static_cast<size_t>(g)] = group(g).PagesNeeded(
+        HoldsBlocks(request) ? &request.groups_[static_cast<size_t>(g)] : nullptr, num_slots,
+        options_.max_model_len, computed.empty() ? absl::Span<const BlockId>() : computed.blocks(g),
+        total_computed, apply_cap);
+  }
+  return pool_->Promise(page_needs_, kept_chunks, reserved);
 }
 
 void KvCacheManager::Adopt(Request& request) {

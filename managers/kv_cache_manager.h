@@ -244,6 +244,9 @@ class KvCacheManager {
                          int64_t total_computed) const;
   bool IsQuiet(const Request& request, const AllocateSlotsParams& params) const;
   int64_t QuietSlots(const Request& request) const;
+  [[gnu::noinline]] bool FitsInChunks(const Request& request, const ComputedBlocks& computed,
+                                      int64_t total_computed, int64_t num_slots, bool apply_cap,
+                                      int64_t kept_chunks, int64_t reserved);
   void Adopt(Request& request);
   void Release(Request& request);
   absl::Status CheckTable(const Request& request, GroupId g, std::vector<int64_t>& references,
