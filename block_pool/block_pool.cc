@@ -112,9 +112,10 @@ absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int6
 }
 
 void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table, GroupId group) {
-  if (chunks_ != nullptr) return TakePages(k, table, group);
-  KVBLOCKS_CHECK(k >= 0 && k <= num_free(),
-                 absl::StrCat(k, " blocks to take, ", num_free(), " free"));
+  if (chunks_ != nullptr) [[unlikely]]
+    return TakePages(k, table, group);
+  KVBLOCKS_CHECK(k >= 0 && k <= queue_.size(),
+                 absl::StrCat(k, " blocks to take, ", queue_.size(), " free"));
   const size_t old_size = table.size();
   table.resize(old_size + static_cast<size_t>(k));
   absl::Span<BlockId> rest = absl::MakeSpan(table).subspan(old_size);
@@ -220,7 +221,8 @@ absl::Status BlockPool::Touch(absl::Span<const BlockId> ids) {
 }
 
 void BlockPool::TouchBlocks(absl::Span<const BlockId> ids) {
-  if (chunks_ != nullptr) return TouchPages(ids);
+  if (chunks_ != nullptr) [[unlikely]]
+    return TouchPages(ids);
   const auto count = static_cast<int64_t>(ids.size());
   for (int64_t i = 0; i < count; ++i) {
     if (i + kRecordsAhead < count) {
@@ -271,7 +273,8 @@ absl::Status BlockPool::FreeBlocks(absl::Span<const BlockId> ids) {
 }
 
 void BlockPool::ReleaseBlocksReversed(absl::Span<const BlockId> ids) {
-  if (chunks_ != nullptr) return ReleasePages(ids, /*from_back=*/true);
+  if (chunks_ != nullptr) [[unlikely]]
+    return ReleasePages(ids, /*from_back=*/true);
   Release(ids.rbegin(), ids.rend());
 }
 
