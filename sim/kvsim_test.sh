@@ -109,6 +109,8 @@ grep -q '"policy": "upstream"' out || fail "no plan as vLLM makes it"
 expect 1 '' plan --model=llama-3.1-70b --device=h100 --tp=4 --memory-utilization=0.6
 grep -q 'does not fit.*E-11' out || fail "nothing says that it does not fit"
 grep -q 'tensor-parallel=8' out || fail "nothing says what would fit"
+expect 0 '' plan --model=qwen3.5-35b-a3b --device=h200 --layout=native --json
+grep -q '"layout": "native"' out || fail "--layout does not choose the exact plan's layout"
 for layout in uniform slab native; do
   expect 0 '' replay --model=gpt-oss-20b --device=h100 --plan=exact --layout=$layout --json
   grep -q "\"layout\": \"$layout\"" out || fail "--layout=$layout is not in the report"

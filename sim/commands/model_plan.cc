@@ -43,6 +43,14 @@ absl::Status Named(absl::string_view flag, const absl::Status& status) {
   return absl::InvalidArgumentError(absl::StrCat(flag, ": ", status.message()));
 }
 
+// The option behind the field that a message about layer caches begins with.
+absl::string_view FlagOf(const absl::Status& status) {
+  if (absl::StartsWith(status.message(), "cache_dtype")) return "--kv-cache-dtype";
+  if (absl::StartsWith(status.message(), "block_size")) return "--block-size";
+  if (absl::StartsWith(status.message(), "tensor_parallel")) return "--tensor-parallel";
+  return "--model";
+}
+
 }  // namespace
 
 absl::StatusOr<Catalogue> LoadCatalogue(const ReplayConfig& config) {
@@ -75,7 +83,7 @@ absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(const ReplayConfig& config
   if (config.prefix_caching()) options.mamba_cache_mode = MambaCacheMode::kAlign;
   if (config.block_size() > 0) options.block_size = config.block_size();
   auto specs = LayerCaches(model, options);
-  if (!specs.ok()) return Named("--model", specs.status());
+  if (!specs.ok()) return Named(FlagOf(specs.status()), specs.status());
   std::vector<LayerCache> caches;
   caches.reserve(specs->size());
   for (NamedSpec& spec : *specs) {
@@ -105,16 +113,19 @@ int64_t MaxInFlightTokens(const ReplayConfig& config) {
   return config.max_num_batched_tokens() * (config.async() ? 2 : 1);
 }
 
-PlanOptions MakePlanOptions(const ReplayConfig& config, int64_t bytes) {
-  PlanOptions options{
-      .policy = config.plan() == "exact" ? PlanPolicy::kExact : PlanPolicy::kUpstream,
-      .hybrid = config.hybrid(),
-      .limits = {.max_model_len = config.max_model_len(),
-                 .max_in_flight_tokens = MaxInFlightTokens(config)},
-      .available_bytes = {bytes},
-      .hashes_needed = config.prefix_caching(),
-      .use_eagle = config.eagle(),
-      .typical_len = config.typical_len()};
+PlanPolicy PolicyOf(const ReplayConfig& config) {
+  return config.plan() == "exact" ? PlanPolicy::kExact : PlanPolicy::kUpstream;
+}
+
+PlanOptions MakePlanOptions(const ReplayConfig& config, PlanPolicy policy, int64_t bytes) {
+  PlanOptions options{.policy = policy,
+                      .hybrid = config.hybrid(),
+                      .limits = {.max_model_len = config.max_model_len(),
+                                 .max_in_flight_tokens = MaxInFlightTokens(config)},
+                      .available_bytes = {bytes},
+                      .hashes_needed = config.prefix_caching(),
+                      .use_eagle = config.eagle(),
+                      .typical_len = config.typical_len()};
   for (PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
     if (options.policy == PlanPolicy::kExact && config.layout() == LayoutName(layout)) {
       options.layout = layout;

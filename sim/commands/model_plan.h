@@ -45,9 +45,13 @@ std::string DescribeMemory(const PoolMemory& memory);
 // Tokens scheduled and not settled when every step is full.
 int64_t MaxInFlightTokens(const ::kvblocks::config::v1::ReplayConfig& config);
 
-// The options of the configuration's plan policy, layout and sizes, for a cache of `bytes`; its
-// length is that of the configuration.
-PlanOptions MakePlanOptions(const ::kvblocks::config::v1::ReplayConfig& config, int64_t bytes);
+// "upstream" or "exact" of the configuration.
+PlanPolicy PolicyOf(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// The configuration's layout (of the exact policy) and sizes, for a cache of `bytes`; its length is
+// that of the configuration.
+PlanOptions MakePlanOptions(const ::kvblocks::config::v1::ReplayConfig& config, PlanPolicy policy,
+                            int64_t bytes);
 
 // All errors of a plan as one status.
 absl::Status ToStatus(const std::vector<PlanError>& errors);

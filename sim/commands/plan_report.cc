@@ -190,9 +190,7 @@ void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
     const auto bytes = CacheBytesInMemory(MemoryOf(changed, hardware));
     const auto caches = LayerCachesOf(changed, hardware.model);
     if (!bytes.ok() || !caches.ok()) return false;
-    PlanOptions options = MakePlanOptions(changed, *bytes);
-    options.policy = policy;
-    if (policy == PlanPolicy::kUpstream) options.layout.reset();
+    PlanOptions options = MakePlanOptions(changed, policy, *bytes);
     options.limits.max_model_len = report->max_model_len();
     return MakePlan(*caches, options).ok();
   };
@@ -283,9 +281,7 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& config,
   std::sort(lengths.begin(), lengths.end());
   lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
   for (PlanPolicy policy : {PlanPolicy::kUpstream, PlanPolicy::kExact}) {
-    PlanOptions options = MakePlanOptions(config, bytes);
-    options.policy = policy;
-    if (policy == PlanPolicy::kUpstream) options.layout.reset();
+    PlanOptions options = MakePlanOptions(config, policy, bytes);
     options.limits.max_model_len = max_len;
     FillPolicy(*caches, options, std::max(model_limit, max_len),
                lengths.empty() ? LengthsUpTo(max_len) : lengths, &report);

@@ -129,7 +129,7 @@ absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& h
     if (!available.ok()) return SizeError(available.status());
     bytes = *available;
   }
-  PlanOptions options = MakePlanOptions(config, bytes);
+  PlanOptions options = MakePlanOptions(config, PolicyOf(config), bytes);
   options.longest_automatic_len = config.max_model_len();
   options.limits.max_model_len = 0;
   PlanResult result = MakePlan(*caches, options);

@@ -1,0 +1,172 @@
+// Replays on pools with page classes in chunks, and of models with states.
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sim/replay_for_test.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : engine_(seed) {}
+  int64_t operator()(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(engine_() % static_cast<uint64_t>(high - low + 1));
+  }
+  bool OneIn(int64_t n) { return (*this)(1, n) == 1; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+KvCacheGroup StateGroup(int64_t block_size) {
+  return {.spec = *MambaSpec::Create({.block_size = block_size,
+                                      .states = {{.shape = {8}, .dtype = DataType::kFloat32}},
+                                      .cache_mode = MambaCacheMode::kAlign}),
+          .layer_names = {"state"}};
+}
+
+void InChunks(int64_t num_chunks, std::vector<int64_t> pages_per_chunk, KvCacheConfig* config) {
+  NativeLayout native{.num_chunks = num_chunks, .pages_per_chunk = std::move(pages_per_chunk)};
+  for (size_t g = 0; g < config->groups.size(); ++g) {
+    native.class_of_group.push_back(static_cast<int32_t>(g));
+  }
+  config->num_blocks = 1 + num_chunks * native.ids_per_chunk();
+  config->native = native;
+}
+
+void AddRequests(uint64_t seed, Replay* replay) {
+  Draw draw(seed);
+  const int64_t count = draw(2, 14);
+  for (int64_t i = 0; i < count; ++i) {
+    ReplayRequest request{.id = std::to_string(i),
+                          .prompt = draw(1, 30),
+                          .output = draw(1, 12),
+                          .at = static_cast<double>(draw(0, 40)) / 4.0};
+    const int64_t document = draw(0, 2);
+    for (int64_t t = 0; t < request.prompt; ++t) {
+      request.content.push_back(t < 9 ? t : 1000 * document + t);
+    }
+    replay->Add(request);
+  }
+  replay->config.manager.max_model_len = 60;
+  replay->config.scheduler.async = draw.OneIn(2);
+  replay->config.scheduler.max_num_batched_tokens = draw(5, 40);
+  replay->config.scheduler.max_num_seqs = draw(1, 6);
+  replay->config.scheduler.reserve_full_isl = !draw.OneIn(3);
+}
+
+// Lines without the blocks that were taken.
+std::vector<std::string> WithoutBlocks(const std::vector<std::string>& lines) {
+  std::vector<std::string> result;
+  for (const std::string& line : lines) {
+    bool inside = false;
+    std::string text;
+    for (char c : line) {
+      if (c == '[') inside = true;
+      if (!inside) text += c;
+      if (c == ']') inside = false;
+    }
+    result.push_back(text);
+  }
+  return result;
+}
+
+TEST(SimulationLayoutsTest, PromptsAreCutWhereStatesCanBeReused) {
+  Replay replay;
+  replay.config.kv_cache.groups = {FullGroup(4), StateGroup(4)};
+  replay.config.kv_cache.num_blocks = 40;
+  std::vector<int64_t> content(10);
+  for (int64_t t = 0; t < 10; ++t) content[static_cast<size_t>(t)] = t;
+  replay.Add({.id = "A", .prompt = 10, .output = 2, .content = content});
+  replay.Add({.id = "B", .prompt = 10, .output = 2, .at = 20, .content = content});
+  ASSERT_TRUE(replay.Run().ok());
+  // Eight tokens end at a block, where the state is registered; two more follow. B hits the eight.
+  EXPECT_THAT(WithoutBlocks(replay.lines)[0], HasSubstr("A:8"));
+  EXPECT_THAT(WithoutBlocks(replay.lines)[1], HasSubstr("A:2"));
+  EXPECT_THAT(WithoutBlocks(replay.lines)[3], HasSubstr("B:2"));
+}
+
+TEST(SimulationLayoutsTest, ABudgetBelowABlockStillMakesProgress) {
+  Replay replay;
+  replay.config.kv_cache.groups = {FullGroup(8), StateGroup(8)};
+  replay.config.kv_cache.num_blocks = 40;
+  replay.config.scheduler.max_num_batched_tokens = 3;
+  replay.Add({.id = "A", .prompt = 20, .output = 2});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.ends["A"], "length");
+}
+
+TEST(SimulationLayoutsTest, RequestsTooBigForTheChunksAreRejected) {
+  Replay replay;
+  replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 6)};
+  InChunks(3, {2, 3}, &replay.config.kv_cache);
+  // Five full pages take all three chunks; the window, which may hold as much, needs two more.
+  replay.Add({.id = "big", .prompt = 17, .output = 3});
+  replay.Add({.id = "small", .prompt = 9, .output = 3});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.rejections["big"], HasSubstr("5 chunks, but the pool has 3"));
+  EXPECT_EQ(replay.ends["small"], "length");
+}
+
+// Where nothing is evicted the layout changes which blocks are taken, and nothing else.
+TEST(SimulationLayoutsTest, WithRoomForAllChunksScheduleLikeBlocks) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(seed);
+    Replay blocks, chunks;
+    for (Replay* replay : {&blocks, &chunks}) {
+      AddRequests(seed, replay);
+      replay->config.kv_cache.groups = {FullGroup(4), WindowGroup(2, 5)};
+      replay->config.kv_cache.num_blocks = 2000;
+    }
+    InChunks(400, {3, 5}, &chunks.config.kv_cache);
+    ASSERT_TRUE(blocks.Run().ok());
+    ASSERT_TRUE(chunks.Run().ok());
+    ASSERT_EQ(WithoutBlocks(blocks.lines), WithoutBlocks(chunks.lines));
+    ASSERT_EQ(blocks.token_times, chunks.token_times);
+  }
+}
+
+// With the invariants checked after every step.
+TEST(SimulationLayoutsTest, TightPoolsServeEverybodyTheyAdmit) {
+  int64_t preempted = 0, evicted = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    Replay replay;
+    AddRequests(seed, &replay);
+    KvCacheConfig& cache = replay.config.kv_cache;
+    Draw draw(1000 + seed);
+    switch (seed % 3) {
+      case 0:
+        cache.groups = {FullGroup(4), WindowGroup(2, 5)};
+        InChunks(draw(4, 12), {draw(1, 4), draw(1, 5)}, &cache);
+        break;
+      case 1:
+        cache.groups = {FullGroup(4), StateGroup(4)};
+        cache.num_blocks = draw(16, 40);
+        break;
+      default:
+        cache.groups = {FullGroup(4), StateGroup(8)};
+        InChunks(draw(5, 14), {draw(2, 5), draw(1, 2)}, &cache);
+    }
+    const absl::Status status = replay.Run();
+    ASSERT_TRUE(status.ok()) << status;
+    for (const auto& [id, end] : replay.ends) EXPECT_EQ(end, "length") << id;
+    for (const std::string& line : replay.lines) {
+      preempted += line.find("preempt") != std::string::npos;
+    }
+    evicted += replay.evictions;
+  }
+  // The pools are tight enough for that.
+  EXPECT_GT(preempted, 20);
+  EXPECT_GT(evicted, 100);
+}
+
+}  // namespace
+}  // namespace kvblocks::sim
