@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # The tables of docs/models.md, one Markdown row per run with the options that it came from.
-#   tools/model_results.sh plans               every model of the catalogue, planned both ways
-#   tools/model_results.sh replays TRACE...    traces through the caches of several models
+#   tools/model_results.sh plans [TRACE...]    every model of the catalogue, planned and replayed both ways
+#   tools/model_results.sh replays TRACE...    traces through the caches of several models; further
+#                                              options of kvsim replay in $KVSIM_OPTIONS
 set -eu
 root=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/..
 what=${1:-}
 [ "$what" = plans ] || { [ "$what" = replays ] && [ $# -gt 1 ]; } ||
-  { echo "usage: tools/model_results.sh plans | replays TRACE..." >&2; exit 2; }
+  { echo "usage: tools/model_results.sh plans [TRACE...] | replays TRACE..." >&2; exit 2; }
 shift
 for trace in "$@"; do [ -r "$trace" ] || { echo "$trace: cannot be read" >&2; exit 2; }; done
 traces=()
@@ -19,11 +20,12 @@ kvsim=$(bazel info -c opt bazel-bin 2>/dev/null)/sim/kvsim
 
 # Model and device; then one line per variant.
 models=(
-  "--model=gemma-3-27b --device=h100 --tp=2"
-  "--model=gpt-oss-120b --device=h100 --tp=2"
-  "--model=llama-4-scout-17b-16e --device=h100 --tp=4"
-  "--model=deepseek-v3.2 --device=h200 --tp=8 --kv-cache-dtype=fp8"
-  "--model=deepseek-v4-flash --device=h200 --tp=4 --kv-cache-dtype=fp8"
+  "--model=gemma-3-27b --device=h200 --tp=4"
+  "--model=gpt-oss-120b --device=h200 --tp=2"
+  "--model=llama-4-scout-17b-16e --device=h200 --tp=4"
+  "--model=qwen3.5-35b-a3b --device=h200 --tp=2"
+  "--model=deepseek-v3.2 --device=h200 --tp=16 --kv-cache-dtype=fp8"
+  "--model=deepseek-v4-flash --device=h200 --tp=8 --kv-cache-dtype=fp8"
   "--model=deepseek-v4-pro --device=h200 --tp=16 --kv-cache-dtype=fp8"
 )
 variants=(
@@ -36,26 +38,54 @@ variants=(
 
 
 out=$(mktemp)
-trap 'rm -f "$out"' EXIT
+trap 'rm -f "$out" "$out.error"' EXIT
+
+# "12.34 %" of prompt tokens hit.
+hit_rate() {
+  local trace=$1
+  shift
+  if ! "$kvsim" replay "$trace" "$@" ${KVSIM_OPTIONS:-} --json >"$out" 2>"$out.error"; then
+    head -c 60 "$out.error" | tr '\n|' '  '
+    return
+  fi
+  awk '/"token_hit_rate"/ { hit = 1 }
+    hit && /"value"/ { sub(/.*: /, ""); printf "%.2f %%", 100 * $0; exit }' "$out"
+}
 
 plan_rows() {
-  echo "| model | bytes/token in all windows | for good | groups, upstream | waste | groups, exact | layout | waste |"
-  echo "|---|---|---|---|---|---|---|---|"
-  local model
+  local model dtype trace plan head="| model | cache | bytes/token in all windows | for good | groups, upstream | waste | groups, exact | layout | waste |"
+  local rule="|---|---|---|---|---|---|---|---|---|"
+  for trace in ${traces[@]+"${traces[@]}"}; do
+    head+=" $(basename "$trace"), upstream | exact |"
+    rule+="---|---|"
+  done
+  printf '%s\n%s\n' "$head" "$rule"
   for model in $("$kvsim" plan --list-models); do
-    "$kvsim" plan --model="$model" --device=h200 --tp=16 --max-model-len=32768 --lengths 32768 --json >"$out" || true
-    awk -v model="$model" '
-      function value(line) { sub(/^[^:]*: *"?/, "", line); sub(/"?,?$/, "", line); return line }
-      /"bytes_per_recent_token"/ { recent = value($0) }
-      /"bytes_per_kept_token"/ { kept = value($0) }
-      /"policy"/ { policy = value($0) }
-      /"layout"/ { layout[policy] = value($0) }
-      /"padding_layers"/ { groups[policy]++ }
-      /"waste_share"/ { waste[policy] = value($0) }
-      END {
-        printf "| %s | %s | %s | %d | %.2f %% | %d | %s | %.2f %% |\n", model, recent, kept,
-          groups["upstream"], 100 * waste["upstream"], groups["exact"], layout["exact"], 100 * waste["exact"]
-      }' "$out"
+    for dtype in auto fp8; do
+      # The row formats of DeepSeek's sparse and compressed attention are what they are served with.
+      case $model-$dtype in *-auto | deepseek-v3.2-fp8 | deepseek-v4-*-fp8) ;; *) continue ;; esac
+      local options=(--model="$model" --device=h200 --tp=16 --kv-cache-dtype="$dtype")
+      "$kvsim" plan "${options[@]}" --max-model-len=32768 --lengths 32768 --json >"$out" || true
+      awk -v model="$model" -v dtype="$dtype" '
+        function value(line) { sub(/^[^:]*: *"?/, "", line); sub(/"?,?$/, "", line); return line }
+        /"bytes_per_recent_token"/ { recent = value($0) }
+        /"bytes_per_kept_token"/ { kept = value($0) }
+        /"policy"/ { policy = value($0) }
+        /"layout"/ { layout[policy] = value($0) }
+        /"padding_layers"/ { groups[policy]++ }
+        /"waste_share"/ { waste[policy] = value($0) }
+        END {
+          printf "| %s | %s | %s | %s | %d | %.2f %% | %d | %s | %.2f %% |", model, dtype, recent, kept,
+            groups["upstream"], 100 * waste["upstream"], groups["exact"], layout["exact"],
+            100 * waste["exact"]
+        }' "$out"
+      for trace in ${traces[@]+"${traces[@]}"}; do
+        for plan in upstream exact; do
+          printf ' %s |' "$(hit_rate "$trace" "${options[@]}" --plan=$plan)"
+        done
+      done
+      echo
+    done
   done
 }
 
@@ -69,11 +99,11 @@ replay_rows() {
   for model in "${models[@]}"; do
     for variant in "${variants[@]}"; do
       # shellcheck disable=SC2086
-      if ! json=$("$kvsim" replay "$trace" $model $variant ${KVSIM_OPTIONS:-} --json 2>"$out"); then
-        echo "| \`$model $variant\` | $(head -c 300 "$out" | tr '\n|' '  ') |"
+      if ! "$kvsim" replay "$trace" $model $variant ${KVSIM_OPTIONS:-} --json >"$out" 2>"$out.error"; then
+        # A plan may not exist for a model, or an option not apply to its layers.
+        echo "| \`$model $variant\` | none: $(head -c 200 "$out.error" | tr '\n|' '  ') | | | | | | |"
         continue
       fi
-      printf '%s\n' "$json" >"$out"
       awk -v options="$model $variant" '
         function value(line) { sub(/^[^:]*: *"?/, "", line); sub(/"?,?$/, "", line); return line }
         /"whole_run"/ { in_run = 1 }
@@ -89,7 +119,7 @@ replay_rows() {
         END {
           printf "| `%s` | %d | %.2f %% | %.2f %% | %.2f %% | %d | %d | %d |\n", options, groups,
             100 * result["hit"], 100 * result["possible"],
-            result["queried"] > 0 ? 100 * vetoed / result["queried"] : 0,
+            (result["queried"] > 0 ? 100 * vetoed / result["queried"] : 0),
             result["evictions"], result["preemptions"], result["rejected"]
         }' "$out"
     done
