@@ -190,13 +190,18 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
 
 void Scheduler::ScheduleWaiting(SimTime now) {
   const int64_t num_drafts = options_.num_draft_tokens;
+  bool forgoes_hits = false;
   while (!waiting_.empty() && budget_ > 0 && num_running() < options_.max_num_seqs) {
     SimRequest& request = *waiting_.front();
     const bool is_repeat = IsStillBlocked(request);
     if (is_repeat && !options_.exact_steps) return;
     SyncContent(request);
-    absl::Status status = manager_->GetComputedBlocks(*request.kv, hits_);
-    KVBLOCKS_CHECK(status.ok(), status.ToString());
+    if (forgoes_hits) {
+      hits_ = ComputedBlocks(HitLists(static_cast<size_t>(manager_->num_groups())), 0);
+    } else {
+      const absl::Status status = manager_->GetComputedBlocks(*request.kv, hits_);
+      KVBLOCKS_CHECK(status.ok(), status.ToString());
+    }
     const int64_t num_hits = hits_.num_tokens();
 
     int64_t num_tokens = request.num_known - num_hits;
@@ -231,9 +236,16 @@ void Scheduler::ScheduleWaiting(SimTime now) {
                                               .has_scheduled_requests = num_running() > 0});
     KVBLOCKS_CHECK(slots.ok(), slots.status().ToString());
     if (!slots->has_value()) {
+      // Hits in many chunks may pin so many that the rest does not fit; alone, it does without
+      // them.
+      if (manager_->pool().chunks() != nullptr && num_hits > 0 && num_running() == 0) {
+        forgoes_hits = true;
+        continue;
+      }
       if (!is_repeat) RememberBlocked(request, record);
       return;
     }
+    forgoes_hits = false;
     record.new_blocks = **slots;
     record.num_new_blocks = static_cast<int32_t>(record.new_blocks.num_blocks());
     manager_->RecordPrefixCacheStats(*request.kv, num_hits);
