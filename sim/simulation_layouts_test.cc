@@ -93,6 +93,21 @@ TEST(SimulationLayoutsTest, PromptsAreCutWhereStatesCanBeReused) {
   EXPECT_THAT(WithoutBlocks(replay.lines)[3], HasSubstr("B:2"));
 }
 
+TEST(SimulationLayoutsTest, PromptsAreCutWhereStatesAreRetained) {
+  Replay replay;
+  replay.config.kv_cache.groups = {FullGroup(4), StateGroup(4)};
+  replay.config.kv_cache.num_blocks = 60;
+  replay.config.manager.retention_interval = 16;
+  replay.config.scheduler.max_num_batched_tokens = 22;
+  replay.Add({.id = "A", .prompt = 46, .output = 2});
+  ASSERT_TRUE(replay.Run().ok());
+  // Up to 16, up to 32, up to the last block's end at 44, and the rest.
+  EXPECT_THAT(WithoutBlocks(replay.lines)[0], HasSubstr("A:16"));
+  EXPECT_THAT(WithoutBlocks(replay.lines)[1], HasSubstr("A:16"));
+  EXPECT_THAT(WithoutBlocks(replay.lines)[2], HasSubstr("A:12"));
+  EXPECT_THAT(WithoutBlocks(replay.lines)[3], HasSubstr("A:2"));
+}
+
 TEST(SimulationLayoutsTest, ABudgetBelowABlockStillMakesProgress) {
   Replay replay;
   replay.config.kv_cache.groups = {FullGroup(8), StateGroup(8)};

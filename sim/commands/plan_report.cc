@@ -194,8 +194,10 @@ void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
     options.limits.max_model_len = report->max_model_len();
     return MakePlan(*caches, options).ok();
   };
+  const bool is_exact_enough = Fits(*report, "exact");
   const auto suggest = [&](const std::string& what, const ReplayConfig& changed) {
     for (PlanPolicy policy : {PlanPolicy::kUpstream, PlanPolicy::kExact}) {
+      if (policy == PlanPolicy::kExact && is_exact_enough) continue;
       if (!fits(changed, policy)) continue;
       report->add_suggestions(
           absl::StrCat(what, policy == PlanPolicy::kExact ? " with the exact plan" : ""));
@@ -203,7 +205,7 @@ void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
     }
     return false;
   };
-  if (Fits(*report, "exact")) {
+  if (is_exact_enough) {
     report->add_suggestions("the exact plan");
   } else {
     for (const pb::PolicyPlan& plan : report->plans()) {

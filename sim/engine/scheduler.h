@@ -174,6 +174,7 @@ class Scheduler {
   int64_t longest_part_ = 0;  // of one request in a step, in tokens
   // States can be reused where a part of a prompt ends at a multiple of it; 0: there are none.
   int64_t state_boundary_ = 0;
+  int64_t retained_boundary_ = 0;  // where all states are kept; a multiple of it
 
   WaitingQueue waiting_;
   // The running list: those a step looks at, in admission order, and the others.

@@ -105,15 +105,19 @@ void Scheduler::ScheduleRunning(SimTime now) {
   }
 }
 
-// A state is there for reuse if a step ends where its block does. So parts of a prompt end at such
-// places, and the part behind the last of them is computed apart. A budget too small for that goes
-// first.
+// A state is there for reuse if a step ends where its block does and it is retained. So parts of a
+// prompt end at such places, and the part behind the last of them is computed apart. A budget too
+// small for that goes first.
 int64_t Scheduler::PartUpToState(int64_t computed, int64_t num_tokens, int64_t num_known) const {
   if (state_boundary_ == 0) return num_tokens;
   const int64_t last = num_known - num_known % state_boundary_;
   const int64_t end = std::min(computed + num_tokens, last);
-  const int64_t aligned = end - end % state_boundary_;
-  return aligned > computed ? aligned - computed : num_tokens;
+  if (end == last && last > computed) return last - computed;
+  for (const int64_t boundary : {retained_boundary_, state_boundary_}) {
+    const int64_t aligned = end - end % boundary;
+    if (aligned > computed) return aligned - computed;
+  }
+  return num_tokens;
 }
 
 // Gets the blocks, by preempting others if need be. False: the request was preempted itself.

@@ -181,6 +181,38 @@ TEST_P(PoolGauges, ReturnToZeroAfterPreemptionsAbortsAndRejectedDrafts) {
   EXPECT_DOUBLE_EQ(points[29].waiting(), 0.0);
 }
 
+// Counted at the first step, and again when a quarter of the pool was handed out.
+TEST(GroupOccupancyTest, TellsGroupsApart) {
+  Replay replay;
+  replay.config.kv_cache.num_blocks = 41;
+  replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 6)};
+  std::vector<int64_t> content(20);
+  for (size_t t = 0; t < content.size(); ++t) content[t] = static_cast<int64_t>(t);
+  // Five blocks in each group, for one step of 1 s; then A is gone, but cached.
+  replay.Add({.id = "A", .prompt = 20, .output = 1, .content = content});
+  // Four hits in the full group and what the window needs of them, three new blocks in each.
+  replay.Add({.id = "B", .prompt = 28, .output = 1, .at = 1, .content = content});
+  Measured m;
+  Measure(replay, &m);
+  ASSERT_TRUE(m.status.ok()) << m.status;
+  const auto& full = m.report.groups(0);
+  const auto& window = m.report.groups(1);
+  EXPECT_DOUBLE_EQ(full.live_blocks().peak(), 7);
+  EXPECT_DOUBLE_EQ(full.live_blocks().mean(), 6);
+  EXPECT_DOUBLE_EQ(full.cached_blocks().peak(), 0);
+  EXPECT_LT(window.live_blocks().peak(), 6);
+  EXPECT_DOUBLE_EQ(window.cached_blocks().peak(), 3);
+}
+
+TEST(GroupOccupancyTest, OneGroupHasThePoolsGauges) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 9, .output = 2});
+  Measured m;
+  Measure(replay, &m);
+  EXPECT_FALSE(m.report.groups(0).has_live_blocks());
+  EXPECT_GT(m.report.pool().usage().peak(), 0);
+}
+
 TEST(MetricsTest, OneTokenHasNoTpot) {
   Replay replay;
   replay.Add({.id = "A", .prompt = 4, .output = 1});
