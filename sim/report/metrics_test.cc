@@ -190,17 +190,17 @@ TEST(GroupOccupancyTest, TellsGroupsApart) {
   for (size_t t = 0; t < content.size(); ++t) content[t] = static_cast<int64_t>(t);
   // Five blocks in each group, for one step of 1 s; then A is gone, but cached.
   replay.Add({.id = "A", .prompt = 20, .output = 1, .content = content});
-  // Four hits in the full group and what the window needs of them, three new blocks in each.
-  replay.Add({.id = "B", .prompt = 28, .output = 1, .at = 1, .content = content});
+  // Five hits in the full group, of which the window needs two; ten new blocks in each.
+  replay.Add({.id = "B", .prompt = 60, .output = 1, .at = 1, .content = content});
   Measured m;
   Measure(replay, &m);
   ASSERT_TRUE(m.status.ok()) << m.status;
   const auto& full = m.report.groups(0);
   const auto& window = m.report.groups(1);
-  EXPECT_DOUBLE_EQ(full.live_blocks().peak(), 7);
-  EXPECT_DOUBLE_EQ(full.live_blocks().mean(), 6);
+  EXPECT_DOUBLE_EQ(full.live_blocks().peak(), 15);
+  EXPECT_DOUBLE_EQ(full.live_blocks().mean(), 10);
   EXPECT_DOUBLE_EQ(full.cached_blocks().peak(), 0);
-  EXPECT_LT(window.live_blocks().peak(), 6);
+  EXPECT_DOUBLE_EQ(window.live_blocks().peak(), 12);
   EXPECT_DOUBLE_EQ(window.cached_blocks().peak(), 3);
 }
 
