@@ -197,6 +197,7 @@ void BlockPool::EvictOne(uint64_t place, BlockId id, RemovalReason reason) {
   }
   table_.Erase(place, id);
   ++removal_epoch_;
+  if (!partial_tokens_.empty()) partial_tokens_.erase(id);
   if (enable_events_) {
     // Built in place: g++ 12 -O2 warns of uninitialised members in a moved variant.
     events_.emplace_back(
@@ -386,7 +387,10 @@ absl::Status BlockPool::CheckRegistration(const PrefixContent& content,
   for (; checked < to; ++checked) {
     KvCacheBlock& block = records_[table[static_cast<size_t>(checked)]];
     if (!registers(checked)) continue;
-    if (block.has_key() || block.is_permanent || block.is_marked) break;
+    const int64_t partial = partial_tokens(table[static_cast<size_t>(checked)]);
+    const bool is_cached =
+        block.has_key() && (partial == 0 || partial >= (checked + 1) * block_size);
+    if (is_cached || block.is_permanent || block.is_marked) break;
     block.is_marked = true;
   }
   for (int64_t i = from; i < checked; ++i)
@@ -431,6 +435,7 @@ void BlockPool::RegisterBlocks(const PrefixContent& content, absl::Span<const Bl
       run_begin = -1;
       continue;
     }
+    if (!partial_tokens_.empty() && partial_tokens_.contains(id)) DropPartialKey(id);
     table_.Insert(places[static_cast<size_t>(i - batch_begin)], content.HashOfBlock(i, per_block),
                   group, id);
     if (tokens_) tokens_->Store(id, content, i * block_size, (i + 1) * block_size);
@@ -483,6 +488,7 @@ bool BlockPool::ResetPrefixCache() {
   if (num_live() > 0) return false;
   if (history_ != nullptr) RememberAll();
   table_.Clear();
+  partial_tokens_.clear();
   if (chunks_ != nullptr) chunks_->ReturnIdle();
   num_cached_unreferenced_ = 0;
   ++removal_epoch_;
@@ -553,6 +559,13 @@ absl::Status BlockPool::CheckInvariants() const {
     return absl::InternalError(absl::StrCat("pool counts ", num_permanent_, " permanent and ",
                                             num_cached_unreferenced_, " cached blocks, found ",
                                             permanent, " and ", cached));
+  }
+  for (const auto& [id, num_tokens] : partial_tokens_) {
+    if (!records_[id].has_key() || num_tokens < 1) {
+      return absl::InternalError(absl::StrCat("block ", id, " counts as partly filled with ",
+                                              num_tokens, " tokens and has ",
+                                              records_[id].has_key() ? "a" : "no", " key"));
+    }
   }
   // Found by their records, here by the queue.
   if (live != num_live() || cached + free != num_free()) {

@@ -29,6 +29,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -198,6 +199,21 @@ class BlockPool {
                       int64_t to, int64_t block_size, GroupId group,
                       absl::Span<const uint8_t> mask);
 
+  // Registers a block under the key of its content's first num_tokens, which end inside it; a key
+  // for fewer tokens is replaced, and RegisterBlocks replaces this one when the block is full.
+  // False, and no change, if the block's key covers as many already. REQUIRES: num_tokens is a
+  // multiple of the hash block size and hashed; no chunks, tokens or history are kept.
+  bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
+                            GroupId group);
+  // The prefix length that such a key stands for; 0 for all other blocks.
+  int64_t partial_tokens(BlockId id) const {
+    const auto it = partial_tokens_.find(id);
+    return it == partial_tokens_.end() ? 0 : it->second;
+  }
+  // Gives such a key to another block, which is to get the same content; no event. Look-ups made
+  // before are no longer fresh. REQUIRES: both referenced, `to` without key.
+  void MovePartialKey(BlockId from, BlockId to);
+
   // Appends k new blocks for a group to a table. REQUIRES: 0 <= k <= num_free(); with chunks: they
   // are promised to the group's class.
   void TakeBlocks(int64_t k, std::vector<BlockId>& table, GroupId group);
@@ -220,6 +236,7 @@ class BlockPool {
                                  absl::Span<const uint8_t> mask);
   void EvictOne(uint64_t place, BlockId id, RemovalReason reason);
   void TakeAndEvict(absl::Span<BlockId> batch);
+  void DropPartialKey(BlockId id);
   void RememberAll();
   void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
                   GroupId group);
@@ -248,6 +265,7 @@ class BlockPool {
   int64_t num_evictions_ = 0;
   int64_t num_blocks_taken_ = 0;
   std::unique_ptr<LookupHistory> history_;
+  absl::flat_hash_map<BlockId, int64_t> partial_tokens_;  // of blocks whose key ends inside them
   std::vector<KvEvent> events_;
 };
 

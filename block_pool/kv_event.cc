@@ -8,6 +8,8 @@ std::string_view RemovalReasonName(RemovalReason reason) {
       return "reused";
     case RemovalReason::kEvicted:
       return "evicted";
+    case RemovalReason::kReplaced:
+      return "replaced";
   }
   return "unknown";
 }

@@ -44,8 +44,9 @@ struct BlockStored {
 };
 
 enum class RemovalReason {
-  kReused,   // the block was handed out again
-  kEvicted,  // EvictBlocks named it
+  kReused,    // the block was handed out again
+  kEvicted,   // EvictBlocks named it
+  kReplaced,  // the block holds more of its content now (see BlockPool::RegisterPartialBlock)
 };
 
 // One block lost one key.

@@ -8,6 +8,7 @@ namespace {
 TEST(KvEventTest, ReasonsHaveNames) {
   EXPECT_EQ(RemovalReasonName(RemovalReason::kReused), "reused");
   EXPECT_EQ(RemovalReasonName(RemovalReason::kEvicted), "evicted");
+  EXPECT_EQ(RemovalReasonName(RemovalReason::kReplaced), "replaced");
   EXPECT_EQ(RemovalReasonName(static_cast<RemovalReason>(99)), "unknown");
 }
 

@@ -36,6 +36,10 @@ class FullAttentionManager : public SingleTypeManager {
   int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
 
  private:
+  // How many tokens of the block behind the first `position` are cached as the end of a shorter
+  // prefix; appends that block to the lists if any are.
+  int64_t FindTail(const LookupQuery& query, int64_t position, HitLists& lists) const;
+
   const std::vector<BlockId> sink_blocks_;
 };
 

@@ -9,8 +9,9 @@ constexpr int64_t kNotLookedUp = -1;
 }  // namespace
 
 HybridKvCacheCoordinator::HybridKvCacheCoordinator(Managers managers, int64_t scheduler_block_size,
-                                                   int64_t hash_block_size)
-    : KvCacheCoordinator(std::move(managers), scheduler_block_size, hash_block_size) {
+                                                   int64_t hash_block_size, int64_t hit_alignment)
+    : KvCacheCoordinator(std::move(managers), scheduler_block_size, hash_block_size,
+                         hit_alignment) {
   for (const auto& manager : managers_) {
     const auto same =
         std::find_if(lookup_groups_.begin(), lookup_groups_.end(),
@@ -47,7 +48,7 @@ KvCacheCoordinator::Hit HybridKvCacheCoordinator::FindLongestCacheHit(const Pref
            .groups = lookup_groups_[i].groups,
            .max_tokens = drop ? std::min(current + manager.draft_margin(), max_tokens) : current,
            .drop_last_block = drop,
-           .alignment = scheduler_block_size_},
+           .alignment = hit_alignment_},
           lists);
       hit.longest_lookup = std::max(hit.longest_lookup, length);
       if (drop) {
@@ -74,7 +75,7 @@ KvCacheCoordinator::Hit HybridKvCacheCoordinator::FindLongestCacheHit(const Pref
 
 int64_t HybridKvCacheCoordinator::NumTokensToRegister(const SingleTypeManager& manager,
                                                       int64_t n) const {
-  const int64_t aligned = n - n % scheduler_block_size_;
+  const int64_t aligned = n - n % hit_alignment_;
   if (!manager.is_draft() || aligned == 0) return aligned;
   return std::min(n, aligned + manager.draft_margin());
 }

@@ -17,14 +17,14 @@ namespace kvblocks {
 
 class HybridKvCacheCoordinator : public KvCacheCoordinator {
  public:
-  HybridKvCacheCoordinator(Managers managers, int64_t scheduler_block_size,
-                           int64_t hash_block_size);
+  HybridKvCacheCoordinator(Managers managers, int64_t scheduler_block_size, int64_t hash_block_size,
+                           int64_t hit_alignment);
 
   Hit FindLongestCacheHit(const PrefixContent& content, int64_t max_tokens,
                           HitLists& lists) const override;
 
-  // Tokens behind the last scheduler-block boundary serve no hit; a draft group also registers the
-  // block that its look-up drops.
+  // Tokens behind the last boundary at which hits can end serve none; a draft group also registers
+  // the block that its look-up drops.
   int64_t NumTokensToRegister(const SingleTypeManager& manager, int64_t n) const override;
 
  private:

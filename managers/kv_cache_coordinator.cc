@@ -10,7 +10,8 @@ namespace {
 class NoPrefixCacheCoordinator : public KvCacheCoordinator {
  public:
   NoPrefixCacheCoordinator(Managers managers, int64_t scheduler_block_size, int64_t hash_block_size)
-      : KvCacheCoordinator(std::move(managers), scheduler_block_size, hash_block_size) {}
+      : KvCacheCoordinator(std::move(managers), scheduler_block_size, hash_block_size,
+                           scheduler_block_size) {}
 
   Hit FindLongestCacheHit(const PrefixContent&, int64_t, HitLists& lists) const override {
     for (std::vector<BlockId>& list : lists) list.clear();
@@ -23,7 +24,8 @@ class UnitaryKvCacheCoordinator : public KvCacheCoordinator {
  public:
   UnitaryKvCacheCoordinator(Managers managers, int64_t scheduler_block_size,
                             int64_t hash_block_size)
-      : KvCacheCoordinator(std::move(managers), scheduler_block_size, hash_block_size) {}
+      : KvCacheCoordinator(std::move(managers), scheduler_block_size, hash_block_size,
+                           scheduler_block_size) {}
 
   Hit FindLongestCacheHit(const PrefixContent& content, int64_t max_tokens,
                           HitLists& lists) const override {
@@ -44,7 +46,8 @@ class UnitaryKvCacheCoordinator : public KvCacheCoordinator {
 std::unique_ptr<KvCacheCoordinator> KvCacheCoordinator::Create(Managers managers,
                                                                bool enable_caching,
                                                                int64_t scheduler_block_size,
-                                                               int64_t hash_block_size) {
+                                                               int64_t hash_block_size,
+                                                               int64_t hit_alignment) {
   if (!enable_caching) {
     return std::make_unique<NoPrefixCacheCoordinator>(std::move(managers), scheduler_block_size,
                                                       hash_block_size);
@@ -54,7 +57,7 @@ std::unique_ptr<KvCacheCoordinator> KvCacheCoordinator::Create(Managers managers
                                                        hash_block_size);
   }
   return std::make_unique<HybridKvCacheCoordinator>(std::move(managers), scheduler_block_size,
-                                                    hash_block_size);
+                                                    hash_block_size, hit_alignment);
 }
 
 }  // namespace kvblocks

@@ -5,7 +5,7 @@
 // group) and hybrid (several groups, whose look-ups are repeated with shrinking lengths until all
 // agree). Called by KvCacheManager only.
 //
-// Always: hits of all groups cover the same number of tokens, a multiple of alignment().
+// Always: hits of all groups cover the same number of tokens, a multiple of hit_alignment().
 
 #ifndef KVBLOCKS_MANAGERS_KV_CACHE_COORDINATOR_H_
 #define KVBLOCKS_MANAGERS_KV_CACHE_COORDINATOR_H_
@@ -31,7 +31,7 @@ class KvCacheCoordinator {
   // Picks the kind. REQUIRES: block sizes validated by KvCacheManager::Create.
   static std::unique_ptr<KvCacheCoordinator> Create(Managers managers, bool enable_caching,
                                                     int64_t scheduler_block_size,
-                                                    int64_t hash_block_size);
+                                                    int64_t hash_block_size, int64_t hit_alignment);
   virtual ~KvCacheCoordinator() = default;
 
   // The longest hit of at most max_tokens; fills one list per group.
@@ -48,16 +48,21 @@ class KvCacheCoordinator {
   }
   int64_t scheduler_block_size() const { return scheduler_block_size_; }
   int64_t hash_block_size() const { return hash_block_size_; }
+  // Hits end at multiples of it.
+  int64_t hit_alignment() const { return hit_alignment_; }
 
  protected:
-  KvCacheCoordinator(Managers managers, int64_t scheduler_block_size, int64_t hash_block_size)
+  KvCacheCoordinator(Managers managers, int64_t scheduler_block_size, int64_t hash_block_size,
+                     int64_t hit_alignment)
       : managers_(std::move(managers)),
         scheduler_block_size_(scheduler_block_size),
-        hash_block_size_(hash_block_size) {}
+        hash_block_size_(hash_block_size),
+        hit_alignment_(hit_alignment) {}
 
   Managers managers_;
   int64_t scheduler_block_size_;
   int64_t hash_block_size_;
+  int64_t hit_alignment_;
 };
 
 }  // namespace kvblocks

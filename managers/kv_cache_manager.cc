@@ -59,6 +59,9 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
       options.watermark *
       static_cast<double>(config.native ? config.native->num_chunks : config.num_blocks));
   manager->page_needs_.resize(config.groups.size());
+  manager->has_partial_hits_ = options.partial_hits && options.enable_caching;
+  const int64_t hit_alignment =
+      manager->has_partial_hits_ ? sizes->hash_block_size : sizes->scheduler_block_size;
 
   const RequestLimits limits{
       .max_model_len = options.max_model_len,
@@ -77,21 +80,20 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .enable_caching = options.enable_caching,
          .hash_block_size = options.enable_caching ? sizes->hash_block_size : 0,
          .admission_cap = *cap,
-         .reachable_alignment = config.groups.size() > 1 && !options.register_unreachable_blocks
-                                    ? sizes->scheduler_block_size
-                                    : 0,
+         .reachable_alignment =
+             config.groups.size() > 1 && !options.register_unreachable_blocks ? hit_alignment : 0,
          .retention_interval = options.retention_interval,
-         .hit_alignment =
-             config.groups.size() > 1 ? sizes->scheduler_block_size : spec.block_size()},
+         .hit_alignment = config.groups.size() > 1 ? hit_alignment : spec.block_size(),
+         .partial_hits = manager->has_partial_hits_},
         manager->pool_.get());
     if (!group.ok()) return group.status();
     manager->is_all_full_type_ = manager->is_all_full_type_ && (*group)->is_full_type();
     manager->has_states_ = manager->has_states_ || spec.kind() == KvCacheSpecKind::kMamba;
     managers.push_back(*std::move(group));
   }
-  manager->coordinator_ =
-      KvCacheCoordinator::Create(std::move(managers), options.enable_caching,
-                                 sizes->scheduler_block_size, sizes->hash_block_size);
+  manager->coordinator_ = KvCacheCoordinator::Create(std::move(managers), options.enable_caching,
+                                                     sizes->scheduler_block_size,
+                                                     sizes->hash_block_size, hit_alignment);
   return manager;
 }
 
@@ -257,6 +259,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     return std::optional<NewBlocks>();
   }
 
+  const size_t first_copy = copies_.size();
   if (!known) {
     Adopt(request);
     // First all hits, then all external blocks: else one group's fresh blocks could take another's
@@ -264,14 +267,21 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     for (GroupId g = 0; g < num_groups(); ++g) {
       coordinator_->group(g).AdoptHits(request.groups_[static_cast<size_t>(g)], hits_of(g), total);
     }
+    if (has_partial_hits_) TakeCopies(request, /*is_new=*/true, demand, total);
     if (params.num_external_computed_tokens > 0) {
       for (GroupId g = 0; g < num_groups(); ++g) {
         coordinator_->group(g).AllocateExternal(request.groups_[static_cast<size_t>(g)], total);
       }
     }
   }
+  if (known && has_partial_hits_) TakeCopies(request, /*is_new=*/false, demand, total);
   for (GroupId g = 0; g < num_groups(); ++g) {
     coordinator_->group(g).AllocateNew(request.groups_[static_cast<size_t>(g)], demand);
+  }
+  if (!known) {
+    for (size_t i = first_copy; i < copies_.size(); ++i) {
+      ++request.groups_[static_cast<size_t>(copies_[i].group)].num_new;
+    }
   }
   if (options_.enable_caching && !params.delay_cache_blocks) {
     // Drafts and lookahead are never registered.
@@ -287,11 +297,14 @@ void KvCacheManager::RegisterTokens(Request& request, int64_t num_tokens) {
                                    .shared_prefix_boundary = request.shared_prefix_boundary_};
   for (GroupId g = 0; g < num_groups(); ++g) {
     SingleTypeManager& manager = coordinator_->group(g);
-    manager.CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
-                        options_.register_unreachable_blocks
-                            ? num_tokens
-                            : coordinator_->NumTokensToRegister(manager, num_tokens),
-                        boundaries);
+    GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
+    const int64_t registered = options_.register_unreachable_blocks
+                                   ? num_tokens
+                                   : coordinator_->NumTokensToRegister(manager, num_tokens);
+    manager.CacheBlocks(request.content_, held, registered, boundaries);
+    if (has_partial_hits_) {
+      manager.CacheTail(request.content_, held, registered, request.num_prompt_tokens_);
+    }
   }
 }
 
@@ -401,7 +414,8 @@ absl::Status KvCacheManager::FreeBlocks(absl::Span<const BlockId> ids) {
     }
     return absl::InvalidArgumentError(absl::StrCat(
         "FreeBlocks: block ", ids[tried],
-        " is given back more often than PopBlocksForFree and PinBlocks handed it out"));
+        " is given back more often than PopBlocksForFree, PinBlocks and TakeBlockCopies handed it "
+        "out"));
   }
   for (BlockId id : ids) {
     if (const auto it = outside_references_.find(id);

@@ -78,6 +78,11 @@ struct KvCacheManagerOptions {
   std::optional<int64_t> retention_interval = std::nullopt;
   // Register every full block of every group, also those that no hit can use, as older engines did.
   bool register_unreachable_blocks = false;
+  // Prompts that end inside a block are registered there, and hits may end inside blocks, at
+  // multiples of the hash block size. For models with a Mamba group in align mode whose block is
+  // larger than the hash block (KvCacheConfig::hash_block_size); windowed groups next to it must
+  // have blocks of that size. Whoever sets it must run the copies of TakeBlockCopies.
+  bool partial_hits = false;
   // How many removals from the prefix cache ExplainLookup remembers, to tell evicted blocks from
   // content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra keys
   // hash their tokens twice.
@@ -100,9 +105,9 @@ struct AllocateSlotsParams {
 };
 
 // The blocks that one AllocateSlots call took for new tokens, per group, possibly none: the end of
-// each block table. For Mamba in align mode this is what the table grew by, null blocks and blocks
-// moved there from earlier positions included. Valid until the request's next AllocateSlots or
-// Free.
+// each block table. Where a hit ended inside a block, its copy comes first. For Mamba in align mode
+// this is what the table grew by, null blocks and blocks moved there from earlier positions
+// included. Valid until the request's next AllocateSlots or Free.
 class NewBlocks {
  public:
   explicit NewBlocks(absl::Span<const GroupBlocks> groups) : groups_(groups) {}
@@ -180,13 +185,21 @@ class KvCacheManager {
   // InvalidArgument if another manager's.
   absl::Status Free(Request& request);
 
+  // With partial_hits: the copies to be made, in this order, before the next step computes
+  // anything. Returns and clears; always empty otherwise. Both blocks of a copy stay referenced
+  // until ReleaseBlockCopies.
+  std::vector<BlockCopy> TakeBlockCopies();
+  // The copies have been made. InvalidArgument, and nothing changed, for copies that
+  // TakeBlockCopies did not return or that were released already.
+  absl::Status ReleaseBlockCopies(absl::Span<const BlockCopy> copies);
+
   // --- Around the step ---
 
   // Takes the blocks from the request without freeing them: tables of all groups in group order.
   // The caller frees the reversed list with FreeBlocks when nothing reads them any more.
   absl::StatusOr<std::vector<BlockId>> PopBlocksForFree(Request& request);
-  // Frees blocks obtained from PopBlocksForFree or PinBlocks, in list order. InvalidArgument, and
-  // nothing changed, for others.
+  // Frees blocks obtained from PopBlocksForFree, PinBlocks or TakeBlockCopies, in list order.
+  // InvalidArgument, and nothing changed, for others.
   absl::Status FreeBlocks(absl::Span<const BlockId> ids);
   // Keeps blocks from being reused while something outside reads them, until FreeBlocks.
   absl::Status PinBlocks(absl::Span<const BlockId> ids);
@@ -246,6 +259,8 @@ class KvCacheManager {
   int64_t num_groups() const { return coordinator_->num_groups(); }
   int64_t scheduler_block_size() const { return coordinator_->scheduler_block_size(); }
   int64_t hash_block_size() const { return coordinator_->hash_block_size(); }
+  // Hits end at multiples of it.
+  int64_t hit_alignment() const { return coordinator_->hit_alignment(); }
   // Null if nothing is hashed.
   const std::shared_ptr<const PrefixHashing>& hashing() const { return hashing_; }
 
@@ -269,6 +284,8 @@ class KvCacheManager {
   void Adopt(Request& request);
   void StartStep();
   bool MayUseHits(const ComputedBlocks& computed) const;
+  void TakeCopies(Request& request, bool is_new, const SlotDemand& demand, int64_t total_computed);
+  bool HoldsHitTail(const Request& request, const ComputedBlocks& computed, GroupId g) const;
   void RegisterTokens(Request& request, int64_t num_tokens);
   void Release(Request& request);
   absl::Status CheckTable(const Request& request, GroupId g, std::vector<int64_t>& references,
@@ -290,6 +307,8 @@ class KvCacheManager {
   std::vector<Request*> holders_;
   // References that are in no block table: popped lists and pins, per block.
   absl::flat_hash_map<BlockId, int32_t> outside_references_;
+  bool has_partial_hits_ = false;
+  std::vector<BlockCopy> copies_;  // not taken yet; each holds a reference to both its blocks
   // Emptied tables of freed requests, whose memory the next requests use; in all at most two
   // entries per block of the pool.
   std::vector<RequestBlocks> spare_groups_;

@@ -78,6 +78,20 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
   }
   if (absl::Status status = CheckEncoder(request, params); !status.ok()) return status;
   const int64_t hit_tokens = has_hits ? params.computed_blocks->num_tokens() : 0;
+  if (has_partial_hits_ && hit_tokens > 0) {
+    if (hit_tokens % hit_alignment() != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kCall, "(", request.id(), "): the hit has ", hit_tokens,
+                       " tokens, expected a multiple of the hash block size ", hit_alignment()));
+    }
+    for (GroupId g = 0; g < num_groups() && params.num_external_computed_tokens > 0; ++g) {
+      if (hit_tokens % group(g).block_size() == 0) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          kCall, "(", request.id(), "): external tokens behind a hit of ", hit_tokens,
+          " tokens, which ends inside a block of group ", g,
+          " that is yet to be copied; truncate the hit to whole blocks, or leave it out"));
+    }
+  }
   if (!in_range(hit_tokens)) {
     return TokenCountError(kCall, request.id(), "hit length", hit_tokens, 0, kMaxTokens);
   }
@@ -153,8 +167,11 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
         return refuse(absl::StrCat("hit block ", id, " of group ", g,
                                    " is outside the pool's blocks 0..", pool_->num_blocks() - 1));
       }
-      const bool has_hash =
-          per_block > 0 && (i + 1) * manager.block_size() <= request.content_.num_hashed_tokens();
+      const bool ends_inside =
+          has_partial_hits_ && i + 1 == size && computed.num_tokens() % manager.block_size() != 0;
+      if (ends_inside && HoldsHitTail(request, computed, g)) continue;
+      const bool has_hash = !ends_inside && per_block > 0 &&
+                            (i + 1) * manager.block_size() <= request.content_.num_hashed_tokens();
       if (!has_hash || pool_->block(id).key_group != g ||
           !(pool_->hash(id) == request.content_.HashOfBlock(i, per_block)) ||
           !pool_->Matches(id, request.content_, i, per_block)) {
@@ -164,6 +181,23 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
     }
   }
   return absl::OkStatus();
+}
+
+// A hit may end inside its last block, which then holds the request's content up to there or,
+// except for a state, further.
+bool KvCacheManager::HoldsHitTail(const Request& request, const ComputedBlocks& computed,
+                                  GroupId g) const {
+  const BlockId id = computed.blocks(g).back();
+  if (pool_->block(id).key_group != g) return false;
+  const int64_t block_size = group(g).block_size();
+  const int64_t most = std::min(request.content_.num_hashed_tokens(),
+                                (computed.num_tokens() / block_size + 1) * block_size);
+  for (int64_t end = computed.num_tokens(); end <= most; end += hash_block_size()) {
+    if (pool_->hash(id) == request.content_.HashOfBlock(end / hash_block_size() - 1, 1))
+      return true;
+    if (!group(g).is_full_type()) break;
+  }
+  return false;
 }
 
 }  // namespace kvblocks

@@ -38,6 +38,10 @@ absl::Status KvCacheManager::CheckInvariants() const {
     }
   }
   for (const auto& [id, count] : outside_references_) references[static_cast<size_t>(id)] += count;
+  for (const BlockCopy& copy : copies_) {
+    ++references[static_cast<size_t>(copy.source)];
+    ++references[static_cast<size_t>(copy.target)];
+  }
   return CheckReferences(references);
 }
 
@@ -54,8 +58,6 @@ absl::Status KvCacheManager::CheckTable(const Request& request, GroupId g,
                  absl::StrCat("the table has ", size, " blocks but counts ", held.num_leading_nulls,
                               " nulls and ", held.num_cached, " registered"));
   }
-  const bool hashed = options_.enable_caching;
-  const int64_t per_block = hashed ? group(g).block_size() / hash_block_size() : 0;
   for (int64_t i = 0; i < size; ++i) {
     const BlockId id = held.table[static_cast<size_t>(i)];
     const bool may_be_null = group(g).spec().kind() == KvCacheSpecKind::kMamba;
@@ -81,8 +83,13 @@ absl::Status KvCacheManager::CheckTable(const Request& request, GroupId g,
     if (block.key_group != g) {
       return wrong(i, absl::StrCat("block ", id, " has a key of group ", block.key_group));
     }
-    const bool has_hash = (i + 1) * group(g).block_size() <= request.content_.num_hashed_tokens();
-    if (!has_hash || !(pool_->hash(id) == request.content_.HashOfBlock(i, per_block))) {
+    const int64_t block_size = group(g).block_size();
+    const int64_t partial = pool_->partial_tokens(id);
+    const int64_t covered = partial > 0 ? partial : (i + 1) * block_size;
+    const bool has_hash = covered > i * block_size && covered <= (i + 1) * block_size &&
+                          covered <= request.content_.num_hashed_tokens();
+    if (!has_hash ||
+        !(pool_->hash(id) == request.content_.HashOfBlock(covered / hash_block_size() - 1, 1))) {
       return wrong(i, absl::StrCat("block ", id, " has the key of another content"));
     }
   }
@@ -124,6 +131,11 @@ std::string KvCacheManager::HoldersOf(BlockId id) const {
   }
   if (const auto it = outside_references_.find(id); it != outside_references_.end()) {
     absl::StrAppend(&text, text.empty() ? "" : "; ", it->second, " popped or pinned");
+  }
+  for (const BlockCopy& copy : copies_) {
+    if (copy.source != id && copy.target != id) continue;
+    absl::StrAppend(&text, text.empty() ? "" : "; ", "to be copied from ", copy.source, " to ",
+                    copy.target);
   }
   return text.empty() ? "held by nobody" : text;
 }

@@ -57,10 +57,18 @@ std::vector<std::vector<BlockId>> KvCacheManager::GetUnhashedBlockIds(
 std::vector<int64_t> KvCacheManager::GetNumCommonPrefixBlocks(const Request& request) const {
   std::vector<int64_t> common(static_cast<size_t>(num_groups()), 0);
   if (!HoldsBlocks(request) || !options_.enable_caching) return common;
+  absl::flat_hash_map<BlockId, int32_t> with_copies;
+  if (!copies_.empty()) {
+    with_copies = outside_references_;
+    for (const BlockCopy& copy : copies_) {
+      ++with_copies[copy.source];
+      ++with_copies[copy.target];
+    }
+  }
   for (GroupId g = 0; g < num_groups(); ++g) {
-    common[static_cast<size_t>(g)] =
-        group(g).NumCommonPrefixBlocks(request.groups_[static_cast<size_t>(g)],
-                                       num_requests_holding_blocks(), outside_references_);
+    common[static_cast<size_t>(g)] = group(g).NumCommonPrefixBlocks(
+        request.groups_[static_cast<size_t>(g)], num_requests_holding_blocks(),
+        copies_.empty() ? outside_references_ : with_copies);
   }
   return common;
 }
@@ -98,6 +106,12 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
 }
 
 absl::StatusOr<LookupExplanation> KvCacheManager::ExplainLookup(const Request& request) const {
+  if (has_partial_hits_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("ExplainLookup(", request.id(),
+                     "): hits may end inside blocks (partial_hits), where they "
+                     "cannot be explained"));
+  }
   const auto hits = GetComputedBlocks(request);
   if (!hits.ok()) return hits.status();
   if (options_.enable_caching && !request.skip_reading_prefix_cache_) {

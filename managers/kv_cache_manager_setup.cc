@@ -47,6 +47,39 @@ absl::Status CheckRetention(const KvCacheConfig& config, const KvCacheManagerOpt
   return absl::OkStatus();
 }
 
+absl::Status CheckPartialHits(const KvCacheConfig& config, const KvCacheManagerOptions& options,
+                              const BlockSizes& sizes) {
+  if (!options.partial_hits || !options.enable_caching) return absl::OkStatus();
+  const auto refuse = [](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat("partial_hits is set ", what));
+  };
+  if (config.native) return refuse("for a native layout, expected one page size");
+  if (options.compare_tokens_on_hit || options.lookup_history_blocks > 0 ||
+      options.retention_interval) {
+    return refuse(
+        "next to compare_tokens_on_hit, lookup_history_blocks or retention_interval, expected none "
+        "of them");
+  }
+  const int64_t unit = sizes.hash_block_size;
+  bool has_inner_states = false;
+  for (size_t g = 0; g < config.groups.size(); ++g) {
+    const KvCacheSpec& spec = config.groups[g].spec;
+    const auto* mamba = spec.get_if<MambaSpec>();
+    has_inner_states |= mamba != nullptr && !NeedsWholeBlocks(spec) && spec.block_size() > unit;
+    if (mamba == nullptr && (spec.sliding_window() || spec.attention_chunk_size()) &&
+        spec.block_size() != unit) {
+      return refuse(absl::StrCat("and ", GroupName(g, spec), " has block size ", spec.block_size(),
+                                 ", expected the hash block size ", unit));
+    }
+  }
+  if (!has_inner_states) {
+    return refuse(absl::StrCat(
+        "without a Mamba group in align mode with a block size above the hash block size ", unit,
+        " (set hash_block_size, or unset partial_hits)"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool enable_caching) {
@@ -139,6 +172,7 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
         "max_encoder_tokens is ", *options.max_encoder_tokens, ", expected 1 to ", kMaxTokens));
   }
   if (absl::Status status = CheckRetention(config, options, sizes); !status.ok()) return status;
+  if (absl::Status status = CheckPartialHits(config, options, sizes); !status.ok()) return status;
   if (config.groups.empty() && options.enable_caching) {
     return absl::InvalidArgumentError(
         "groups is empty, expected at least one KV-cache group for prefix caching "

@@ -14,6 +14,7 @@ MambaManager::MambaManager(const KvCacheSpec& spec, const Options& options, Bloc
 int64_t MambaManager::FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const {
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
   if (mode_ == MambaCacheMode::kNone) return 0;
+  if (has_inner_boundaries_) return FindInnerHit(query, lists);
   const int64_t step = query.alignment / std::gcd(query.alignment, block_size());
   int64_t end = block_size_.FloorDiv(query.max_tokens);
   for (end -= end % step; end > 0; end -= step) {
@@ -33,6 +34,49 @@ int64_t MambaManager::FindLongestCacheHit(const LookupQuery& query, HitLists& li
   }
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
   return 0;
+}
+
+int64_t MambaManager::FindInnerHit(const LookupQuery& query, HitLists& lists) const {
+  const int64_t unit = options_.hash_block_size;
+  for (int64_t boundary = query.max_tokens / unit; boundary > 0; --boundary) {
+    const int64_t position = block_size_.CeilDiv(boundary * unit) - 1;
+    bool cached = true;
+    for (GroupId g : query.groups) {
+      const BlockId id = pool_->FindCached(*query.content, boundary - 1, /*per_block=*/1, g);
+      cached = id != kNullBlockId;
+      if (!cached) break;
+      lists[static_cast<size_t>(g)].assign(1, id);
+    }
+    if (!cached) continue;
+    for (GroupId g : query.groups) {
+      std::vector<BlockId>& list = lists[static_cast<size_t>(g)];
+      list.insert(list.begin(), static_cast<size_t>(position), kNullBlockId);
+    }
+    return boundary * unit;
+  }
+  for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
+  return 0;
+}
+
+int64_t MambaManager::StateToCopy(const GroupBlocks& held, const SlotDemand& demand) const {
+  const int64_t position = block_size_.CeilDiv(demand.num_main) - 1;
+  if (position < 0 || position >= static_cast<int64_t>(held.table.size())) return -1;
+  const int64_t tokens = pool_->partial_tokens(held.table[static_cast<size_t>(position)]);
+  return tokens > 0 && tokens != demand.num_main ? position : -1;
+}
+
+void MambaManager::CopyOverwrittenState(GroupBlocks& held, const SlotDemand& demand,
+                                        std::vector<BlockCopy>& copies) {
+  const int64_t position = StateToCopy(held, demand);
+  if (position < 0) return;
+  BlockCopy copy{.group = group(), .source = held.table[static_cast<size_t>(position)]};
+  pool_->TakeBlocks(1, held.table, group());  // where it lands is no part of the table
+  copy.target = held.table.back();
+  held.table.pop_back();
+  pool_->TouchBlocks(absl::MakeConstSpan(&copy.source, 1));
+  pool_->MovePartialKey(copy.source, copy.target);
+  if (registered_in_step_.erase(copy.source) > 0) registered_in_step_.insert(copy.target);
+  copies.push_back(copy);
 }
 
 int64_t MambaManager::TableSize(const SlotDemand& demand) const {

@@ -28,7 +28,8 @@ class MambaManager : public SingleTypeManager {
  public:
   MambaManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool);
 
-  // Right to left for one cached state: O(positions without one). Ignores drop_last_block, since
+  // Right to left for one cached state: O(positions without one, or hash boundaries where hits may
+  // end inside a block). Ignores drop_last_block, since
   // draft models have no states.
   int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override;
 
@@ -47,8 +48,18 @@ class MambaManager : public SingleTypeManager {
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override;
   void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
                        const ReuseBoundaries& boundaries) override;
+  // A state that is registered inside its block moves to a block of its own before the request
+  // writes the next one over it.
+  int64_t StateToCopy(const GroupBlocks& held, const SlotDemand& demand) const override;
+  void CopyOverwrittenState(GroupBlocks& held, const SlotDemand& demand,
+                            std::vector<BlockCopy>& copies) override;
+  bool HoldsTail(const GroupBlocks& held, int64_t tail) const override {
+    return held.chunk_end == tail;
+  }
+  void OnTailRegistered(BlockId id) override { registered_in_step_.insert(id); }
 
  private:
+  int64_t FindInnerHit(const LookupQuery& query, HitLists& lists) const;
   // Entries of the table that has these slots.
   int64_t TableSize(const SlotDemand& demand) const;
   // Scratch blocks of a table of `size` entries that move when it grows to `target`.

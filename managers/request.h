@@ -42,6 +42,7 @@ struct GroupBlocks {
   int64_t num_new =
       0;  // blocks at the end of the table that the last allocation took as its result
   int64_t chunk_end = 0;  // Mamba in align mode: tokens at which the last step scheduled ends
+  bool is_tail_registered = false;  // the prompt's end inside a block: see partial_hits
 };
 
 // What one request holds, by group.

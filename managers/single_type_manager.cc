@@ -12,6 +12,7 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
       block_size_(spec.block_size()),
       hashes_per_block_(options.hash_block_size > 0 ? spec.block_size() / options.hash_block_size
                                                     : 0),
+      has_inner_boundaries_(options.partial_hits && hashes_per_block_ > 1),
       is_full_type_(traits.is_full_type),
       has_own_layout_(traits.has_own_layout),
       can_drop_(traits.can_drop) {}
@@ -42,6 +43,10 @@ int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDe
   for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
     needed += hits[i] != kNullBlockId && pool_->block(hits[i]).ref_count == 0;
   }
+  if (has_inner_boundaries_) {
+    needed += held != nullptr ? StateToCopy(*held, demand) >= 0
+                              : static_cast<int64_t>(hits.size()) * block_size() > total_computed;
+  }
   return needed;
 }
 
@@ -71,6 +76,30 @@ void SingleTypeManager::AdoptHits(GroupBlocks& held, absl::Span<const BlockId> h
     held.table.insert(held.table.end(), kept.begin(), kept.end());
   }
   held.num_cached = static_cast<int64_t>(held.table.size());
+}
+
+void SingleTypeManager::CopyHitTail(GroupBlocks& held, int64_t total_computed,
+                                    std::vector<BlockCopy>& copies) {
+  const int64_t size = static_cast<int64_t>(held.table.size());
+  if (size * block_size() <= total_computed) return;
+  BlockCopy copy{.group = group(), .source = held.table.back()};
+  held.table.pop_back();
+  pool_->TakeBlocks(1, held.table, group());
+  copy.target = held.table.back();
+  pool_->TouchBlocks(absl::MakeConstSpan(&copy.target, 1));
+  held.num_cached = size - 1;  // the copy is registered when it is full
+  copies.push_back(copy);
+}
+
+void SingleTypeManager::CachePromptTail(const PrefixContent& content, GroupBlocks& held, int64_t n,
+                                        int64_t num_prompt_tokens) {
+  const int64_t tail = num_prompt_tokens - num_prompt_tokens % options_.hash_block_size;
+  const int64_t position = block_size_.FloorDiv(tail);
+  if (n < tail || tail % block_size() == 0 || position < held.num_cached) return;
+  const BlockId id = held.table[static_cast<size_t>(position)];
+  if (id == kNullBlockId || !HoldsTail(held, tail)) return;
+  held.is_tail_registered = true;
+  if (pool_->RegisterPartialBlock(content, id, tail, group())) OnTailRegistered(id);
 }
 
 void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_computed) {
@@ -133,6 +162,7 @@ void SingleTypeManager::Free(GroupBlocks& held) {
       absl::MakeConstSpan(held.table).subspan(static_cast<size_t>(held.num_leading_nulls)));
   held.table.clear();
   held.num_cached = held.num_leading_nulls = held.num_new = held.chunk_end = 0;
+  held.is_tail_registered = false;
 }
 
 }  // namespace kvblocks

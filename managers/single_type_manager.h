@@ -24,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "block_pool/block_pool.h"
+#include "managers/block_copy.h"
 #include "managers/block_size.h"
 #include "managers/computed_blocks.h"
 #include "managers/request.h"
@@ -74,6 +75,8 @@ class SingleTypeManager {
     // ReuseBoundaries only (0: at the latter only). `hit_alignment` must be set, then.
     std::optional<int64_t> retention_interval = std::nullopt;
     int64_t hit_alignment = 0;
+    // Hits may end inside a block, at a multiple of the hash block size.
+    bool partial_hits = false;
   };
 
   // The manager for a kind of spec. ResourceExhausted if the pool cannot hold the sink blocks.
@@ -86,7 +89,7 @@ class SingleTypeManager {
   GroupId group() const { return options_.group; }
   bool is_draft() const { return options_.is_draft; }
   // Tokens that a draft group must match behind a hit; 0 for other groups.
-  int64_t draft_margin() const { return options_.is_draft && can_drop_ ? block_size() : 0; }
+  int64_t draft_margin() const { return options_.is_draft && can_drop_ ? drop_unit() : 0; }
   int64_t block_size() const { return block_size_.value(); }
   const std::optional<int64_t>& admission_cap() const { return options_.admission_cap; }
 
@@ -149,6 +152,23 @@ class SingleTypeManager {
     if (held.num_new > 0) pool_->TakeBlocks(held.num_new, held.table, group());
   }
 
+  // With partial hits, between AdoptHits (`is_new`) and AllocateNew: takes a block for each one
+  // that the request is about to write into although others may hit it, and appends the copy to be
+  // made. A hit that ends inside a block is exchanged for its copy, which NewBlocks shall name.
+  void TakeCopies(GroupBlocks& held, bool is_new, const SlotDemand& demand, int64_t total_computed,
+                  std::vector<BlockCopy>& copies) {
+    if (!has_inner_boundaries_) return;
+    if (is_new) return CopyHitTail(held, total_computed, copies);
+    CopyOverwrittenState(held, demand, copies);
+  }
+  // With partial hits: registers the end of the prompt if it lies inside a block and the first n
+  // tokens reach it.
+  void CacheTail(const PrefixContent& content, GroupBlocks& held, int64_t n,
+                 int64_t num_prompt_tokens) {
+    if (!has_inner_boundaries_ || held.is_tail_registered) return;
+    CachePromptTail(content, held, n, num_prompt_tokens);
+  }
+
   // Registers the blocks filled by the first n tokens that are not dealt with yet. O(newly full
   // positions). REQUIRES: the table covers them, the content has hashed them.
   void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n,
@@ -197,6 +217,26 @@ class SingleTypeManager {
   virtual void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) {
     (void)held, (void)demand;
   }
+  // The position whose state is registered and about to be overwritten, or -1.
+  virtual int64_t StateToCopy(const GroupBlocks& held, const SlotDemand& demand) const {
+    (void)held, (void)demand;
+    return -1;
+  }
+  virtual void CopyOverwrittenState(GroupBlocks& held, const SlotDemand& demand,
+                                    std::vector<BlockCopy>& copies) {
+    (void)held, (void)demand, (void)copies;
+  }
+  // Whether the block of the prompt's last hash boundary holds the content up to there, and what
+  // to do once it is registered.
+  virtual bool HoldsTail(const GroupBlocks& held, int64_t tail) const {
+    (void)held, (void)tail;
+    return true;
+  }
+  virtual void OnTailRegistered(BlockId id) { (void)id; }
+  // Tokens that a draft group gives up behind a hit.
+  int64_t drop_unit() const {
+    return has_inner_boundaries_ && is_full_type_ ? options_.hash_block_size : block_size();
+  }
   // Registers positions held.num_cached to `full`.
   virtual void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
                                const ReuseBoundaries& boundaries);
@@ -205,13 +245,17 @@ class SingleTypeManager {
   const Options options_;
   BlockPool* const pool_;
   const BlockSize block_size_;
-  const int64_t hashes_per_block_;  // 0 when nothing is hashed
+  const int64_t hashes_per_block_;   // 0 when nothing is hashed
+  const bool has_inner_boundaries_;  // hits may end inside this group's blocks
 
  private:
   // Whether a hit that ends at a multiple of `period_tokens` needs the position; true if there is
   // no telling.
   bool IsTailOf(int64_t position, int64_t period_tokens) const;
   void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);
+  void CopyHitTail(GroupBlocks& held, int64_t total_computed, std::vector<BlockCopy>& copies);
+  void CachePromptTail(const PrefixContent& content, GroupBlocks& held, int64_t n,
+                       int64_t num_prompt_tokens);
 
   const bool is_full_type_;
   const bool has_own_layout_;

@@ -90,6 +90,15 @@ Model::Model(int64_t num_blocks, const std::vector<KvCacheGroup>& groups,
     : manager(
           KvCacheManager::Create({.num_blocks = num_blocks, .groups = groups}, options).value()) {}
 
+Model Model::WithHashBlocks(int64_t num_blocks, const std::vector<KvCacheSpec>& specs,
+                            int64_t hash_block_size, KvCacheManagerOptions options) {
+  return Model(KvCacheManager::Create({.num_blocks = num_blocks,
+                                       .groups = PlainGroups(specs),
+                                       .hash_block_size = hash_block_size},
+                                      options)
+                   .value());
+}
+
 Request& Model::New(const Tokens& tokens, bool skip_reading) {
   auto request = manager->NewRequest({.id = "r" + std::to_string(requests_.size()),
                                       .content = {.token_ids = tokens},

@@ -65,9 +65,15 @@ class Model {
   // Positions of a request's table whose block has a key.
   std::vector<int> Registered(const Request& request, GroupId group) const;
 
+  // Groups whose request hashes are finer than the blocks.
+  static Model WithHashBlocks(int64_t num_blocks, const std::vector<KvCacheSpec>& specs,
+                              int64_t hash_block_size, KvCacheManagerOptions options);
+
   std::unique_ptr<KvCacheManager> manager;
 
  private:
+  explicit Model(std::unique_ptr<KvCacheManager> m) : manager(std::move(m)) {}
+
   std::vector<std::unique_ptr<Request>> requests_;
 };
 

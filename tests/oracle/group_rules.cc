@@ -66,6 +66,42 @@ bool GroupRules::CanServe(const IsCached& is_cached, int64_t tokens, int64_t ali
   return true;
 }
 
+Found GroupRules::FindFine(const IsPrefixCached& is_cached, int64_t max_tokens, bool drop) const {
+  const int64_t bs = block_size();
+  if (is_mamba()) {
+    for (int64_t tokens = RoundDown(max_tokens, fine_unit); tokens > 0; tokens -= fine_unit) {
+      if (!is_cached(tokens)) continue;
+      return {
+          .tokens = tokens, .first_real = (tokens - 1) / bs, .tail = tokens % bs == 0 ? 0 : tokens};
+    }
+    return {};
+  }
+  Found found;
+  while (found.tokens + bs <= max_tokens && is_cached(found.tokens + bs)) found.tokens += bs;
+  for (int64_t end = found.tokens + bs - fine_unit; end > found.tokens; end -= fine_unit) {
+    if (end > max_tokens || !is_cached(end)) continue;
+    found.tokens = found.tail = end;
+    break;
+  }
+  if (drop) found.tokens = std::max<int64_t>(0, found.tokens - fine_unit);
+  return found;
+}
+
+bool GroupRules::CanServeFine(const IsPrefixCached& is_cached, int64_t tokens,
+                              int64_t max_tokens) const {
+  if (tokens % fine_unit != 0) return false;
+  if (is_mamba()) return is_cached(tokens);
+  const int64_t whole = RoundDown(tokens, block_size());
+  for (int64_t end = block_size(); end <= whole; end += block_size()) {
+    if (!is_cached(end)) return false;
+  }
+  if (whole == tokens) return true;
+  for (int64_t end = tokens; end <= std::min(whole + block_size(), max_tokens); end += fine_unit) {
+    if (is_cached(end)) return true;
+  }
+  return false;
+}
+
 bool GroupRules::IsReachable(int64_t position, int64_t alignment) const {
   if (!spec.sliding_window() || alignment % block_size() != 0) return true;
   const int64_t d = is_draft ? 1 : 0;

@@ -20,14 +20,18 @@ inline int64_t RoundDown(int64_t a, int64_t b) { return a / b * b; }
 struct Found {
   int64_t tokens = 0;
   int64_t first_real = 0;
+  int64_t tail = 0;  // the prefix whose key the last block has, if it ends inside that block
 };
 // Whether a position's content is cached in all groups that are looked up together.
 using IsCached = std::function<bool(int64_t position)>;
+// The same for the prefix of so many tokens, which may end inside a block.
+using IsPrefixCached = std::function<bool(int64_t tokens)>;
 
 struct GroupRules {
   KvCacheSpec spec;
   bool is_draft = false;
   std::optional<int64_t> admission_cap = std::nullopt;
+  int64_t fine_unit = 0;  // BM-118: hits may end inside blocks at multiples of it; 0: they may not
 
   int64_t block_size() const { return spec.block_size(); }
   bool is_full() const {
@@ -39,7 +43,9 @@ struct GroupRules {
   MambaCacheMode mode() const { return spec.get_if<MambaSpec>()->options().cache_mode; }
   int64_t num_scratch() const { return spec.get_if<MambaSpec>()->options().num_speculative_blocks; }
   // BM-83, BM-106: tokens behind a hit that a draft group must match.
-  int64_t DraftMargin() const { return is_draft && !is_mamba() ? block_size() : 0; }
+  int64_t DraftMargin() const { return is_draft && !is_mamba() ? DropUnit() : 0; }
+  int64_t DropUnit() const { return is_fine() && is_full() ? fine_unit : block_size(); }
+  bool is_fine() const { return fine_unit > 0 && fine_unit < block_size(); }
 
   // BM-55: leading tokens that no later token needs once n are computed.
   int64_t SkippedTokens(int64_t n) const;
@@ -50,9 +56,13 @@ struct GroupRules {
 
   // BM-67, BM-72, BM-77, BM-107: every length is tried, longest first.
   Found Find(const IsCached& is_cached, int64_t max_tokens, bool drop, int64_t alignment) const;
+  // BM-107, BM-119. REQUIRES: is_fine().
+  Found FindFine(const IsPrefixCached& is_cached, int64_t max_tokens, bool drop) const;
 
   // INV-12, INV-13: whether a hit of exactly `tokens` is usable by this group, draft rule aside.
   bool CanServe(const IsCached& is_cached, int64_t tokens, int64_t alignment) const;
+  // The same where hits may end inside blocks; nothing behind max_tokens is looked at.
+  bool CanServeFine(const IsPrefixCached& is_cached, int64_t tokens, int64_t max_tokens) const;
 
   // BM-73: whether registration keeps a position when several groups share hits.
   bool IsReachable(int64_t position, int64_t alignment) const;

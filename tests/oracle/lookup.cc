@@ -30,6 +30,19 @@ IsCached CachedInAll(const Pool& pool, const LookupQuery& query, int64_t block_s
   };
 }
 
+BlockId CachedPrefix(const Pool& pool, const LookupQuery& query, GroupId group, int64_t tokens) {
+  return CachedBlock(pool, query, query.hash_block_size, group, tokens / query.hash_block_size - 1);
+}
+
+IsPrefixCached PrefixCachedInAll(const Pool& pool, const LookupQuery& query,
+                                 const std::vector<GroupId>& members) {
+  return [&pool, query, members](int64_t tokens) {
+    return std::all_of(members.begin(), members.end(), [&](GroupId group) {
+      return CachedPrefix(pool, query, group, tokens) != kNullBlockId;
+    });
+  };
+}
+
 std::vector<LookupGroup> GroupsBySpec(const std::vector<GroupRules>& groups) {  // BM-82
   std::vector<LookupGroup> result;
   for (GroupId g = 0; g < static_cast<GroupId>(groups.size()); ++g) {
@@ -67,8 +80,10 @@ Hits FindHits(const Pool& pool, const std::vector<GroupRules>& groups, const Loo
       // exceeds it either.
       const int64_t limit =
           drop ? std::min(current + rules.DraftMargin(), query.max_tokens) : current;
-      entry.found = rules.Find(CachedInAll(pool, query, rules.block_size(), entry.members), limit,
-                               drop, query.alignment);
+      entry.found = rules.is_fine()
+                        ? rules.FindFine(PrefixCachedInAll(pool, query, entry.members), limit, drop)
+                        : rules.Find(CachedInAll(pool, query, rules.block_size(), entry.members),
+                                     limit, drop, query.alignment);
       longest = std::max(longest, entry.found->tokens);
       if (drop) {
         verified.insert(&entry);
@@ -90,8 +105,10 @@ Hits FindHits(const Pool& pool, const std::vector<GroupRules>& groups, const Loo
     const int64_t block_size = groups[static_cast<size_t>(entry.members.front())].block_size();
     for (GroupId group : entry.members) {
       for (int64_t i = 0; i < CeilDiv(candidate, block_size); ++i) {
+        const bool is_tail = entry.found->tail > 0 && i == entry.found->tail / block_size;
         hits.lists[static_cast<size_t>(group)].push_back(
             i < entry.found->first_real ? kNullBlockId
+            : is_tail                   ? CachedPrefix(pool, query, group, entry.found->tail)
                                         : CachedBlock(pool, query, block_size, group, i));
       }
     }
@@ -103,10 +120,14 @@ int64_t LongestCommonHit(const Pool& pool, const std::vector<GroupRules>& groups
                          const LookupQuery& query) {
   for (int64_t tokens = query.max_tokens; tokens > 0; --tokens) {
     bool all = true;
-    for (GroupId g = 0; g < static_cast<GroupId>(groups.size()) && all; ++g) {
-      const GroupRules& rules = groups[static_cast<size_t>(g)];
-      all = rules.CanServe(CachedInAll(pool, query, rules.block_size(), {g}), tokens,
-                           query.alignment);
+    for (const LookupGroup& entry : GroupsBySpec(groups)) {
+      const GroupRules& rules = groups[static_cast<size_t>(entry.members.front())];
+      all =
+          all && (rules.is_fine()
+                      ? rules.CanServeFine(PrefixCachedInAll(pool, query, entry.members), tokens,
+                                           query.max_tokens)
+                      : rules.CanServe(CachedInAll(pool, query, rules.block_size(), entry.members),
+                                       tokens, query.alignment));
     }
     if (all) return tokens;
   }

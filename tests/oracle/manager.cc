@@ -79,9 +79,12 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
       hash_block_size_ = scheduler_block_size_;  // KS-92
     }
   }
+  if (!options_.enable_caching) options_.partial_hits = false;
+  for (GroupRules& rules : groups_) rules.fine_unit = options_.partial_hits ? hash_block_size_ : 0;
 }
 
-int64_t Manager::alignment() const {  // BM-79
+int64_t Manager::alignment() const {                   // BM-79
+  if (options_.partial_hits) return hash_block_size_;  // BM-118
   return groups_.size() == 1 ? groups_[0].block_size() : scheduler_block_size_;
 }
 
@@ -142,8 +145,10 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
   }
   if (hits.lists.empty() && hits.tokens == 0) return true;
   if (hits.lists.size() != groups_.size()) return false;
+  if (options_.partial_hits && hits.tokens % hash_block_size_ != 0) return false;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const int64_t bs = groups_[g].block_size();
+    if (options_.partial_hits && hits.tokens % bs != 0 && params.num_external > 0) return false;
     const std::vector<BlockId>& list = hits.lists[g];
     if (static_cast<int64_t>(list.size()) != CeilDiv(hits.tokens, bs)) return false;
     for (int64_t i = 0; i < static_cast<int64_t>(list.size()); ++i) {
@@ -152,6 +157,19 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
         // A hand-made or truncated list may lack what the next token needs.
         const int64_t total = TotalComputed(request, params);
         if (i >= groups_[g].SkippedBlocks(total)) return false;
+        continue;
+      }
+      if (EndsInside(params, g) && (i + 1) * bs > hits.tokens) {
+        // A longer prefix will do, but a state is that of its last token.
+        bool holds = false;
+        for (int64_t end = hits.tokens; end <= (i + 1) * bs; end += hash_block_size_) {
+          const auto at = static_cast<size_t>(end / hash_block_size_ - 1);
+          if (at >= request.prefix_names.size() || (groups_[g].is_mamba() && end > hits.tokens)) {
+            continue;
+          }
+          holds = holds || pool_.HasKey(id, {request.prefix_names[at], static_cast<GroupId>(g)});
+        }
+        if (!holds) return false;
         continue;
       }
       const int64_t last = (i + 1) * bs / hash_block_size_ - 1;
@@ -203,6 +221,11 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
     };
     PageNeed need;
     need.pages = pages_for(num_slots, apply_cap);
+    const int64_t main = apply_cap ? num_slots : MainTokens(request, params);
+    if ((!request.is_known && EndsInside(params, g)) ||
+        OverwrittenState(request, g, std::min(main, options_.max_model_len)) != kNullBlockId) {
+      ++need.pages;  // the copy
+    }
     need.later = std::max<int64_t>(0, pages_for(options_.max_model_len, true) - need.pages);
     for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
       if (hits[i] != kNullBlockId && pool_.blocks()[static_cast<size_t>(hits[i])].ref_count == 0) {
@@ -265,6 +288,7 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
     Adopt(request, params);
   }
   out->assign(groups_.size(), {});
+  TakeCopiesFor(request, params, !was_known, std::min(main, options_.max_model_len));
   for (size_t g = 0; g < groups_.size(); ++g) {  // BM-60
     GroupTable& table = request.tables[g];
     const auto old_size = static_cast<std::ptrdiff_t>(table.blocks.size());
@@ -272,7 +296,9 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
                          std::min(main, options_.max_model_len), params.num_encoder);
     table.chunk_end = std::min(main, options_.max_model_len);
     TakeNew(table, g);
-    (*out)[g].assign(table.blocks.begin() + old_size, table.blocks.end());
+    // BM-99: the copy of a hit's end counts as new.
+    const bool has_copy = !was_known && EndsInside(params, g);
+    (*out)[g].assign(table.blocks.begin() + old_size - (has_copy ? 1 : 0), table.blocks.end());
   }
   if (!params.delay) {
     Register(request, std::min({main, request.content.num_tokens(), options_.max_model_len}));
@@ -334,6 +360,78 @@ void Manager::Adopt(Request& request, const AllocateParams& params) {  // BM-86
   for (size_t g = 0; g < groups_.size(); ++g) TakeNew(request.tables[g], g);
 }
 
+bool Manager::EndsInside(const AllocateParams& params, size_t g) const {
+  return options_.partial_hits && params.hits && g < params.hits->lists.size() &&
+         !params.hits->lists[g].empty() && params.hits->tokens % groups_[g].block_size() != 0;
+}
+
+BlockId Manager::OverwrittenState(const Request& request, size_t g, int64_t num_main) const {
+  const GroupRules& rules = groups_[g];
+  if (!options_.partial_hits || !request.is_known || !rules.is_mamba() || num_main == 0) {
+    return kNullBlockId;
+  }
+  const std::vector<BlockId>& blocks = request.tables[g].blocks;
+  const auto position = static_cast<size_t>((num_main - 1) / rules.block_size());
+  if (position >= blocks.size()) return kNullBlockId;
+  const int64_t tokens = pool_.blocks()[static_cast<size_t>(blocks[position])].partial_tokens;
+  return tokens > 0 && tokens != num_main ? blocks[position] : kNullBlockId;
+}
+
+void Manager::TakeCopiesFor(Request& request, const AllocateParams& params, bool is_new,
+                            int64_t num_main) {
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Copy copy{.group = static_cast<GroupId>(g)};
+    if (is_new && EndsInside(params, g)) {  // BM-121
+      GroupTable& table = request.tables[g];
+      copy.target = Take(1, g).front();
+      pool_.Touch({copy.target});
+      copy.source = std::exchange(table.blocks.back(), copy.target);
+      --table.num_cached;
+    } else if (!is_new && OverwrittenState(request, g, num_main) != kNullBlockId) {  // BM-122
+      copy.source = OverwrittenState(request, g, num_main);
+      copy.target = Take(1, g).front();
+      pool_.Touch({copy.source});
+      pool_.MoveKey(copy.source, copy.target);
+      if (registered_in_step_.erase(copy.source) > 0) registered_in_step_.insert(copy.target);
+    } else {
+      continue;
+    }
+    copies_.push_back(copy);
+  }
+}
+
+std::vector<Copy> Manager::TakeCopies() {
+  for (const Copy& copy : copies_) {
+    ++outside_references_[static_cast<size_t>(copy.source)];
+    ++outside_references_[static_cast<size_t>(copy.target)];
+  }
+  return std::exchange(copies_, {});
+}
+
+void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120
+  const GroupRules& rules = groups_[g];
+  GroupTable& table = request.tables[g];
+  const int64_t tail = RoundDown(request.num_prompt, hash_block_size_);
+  if (!rules.is_fine() || table.is_tail_dealt_with || n < tail || tail % rules.block_size() == 0) {
+    return;
+  }
+  const int64_t position = tail / rules.block_size();
+  if (position < table.num_cached) return;  // full already
+  if (rules.is_mamba() && table.chunk_end != tail) return;
+  const BlockId id = table.blocks[static_cast<size_t>(position)];
+  if (id == kNullBlockId) return;
+  table.is_tail_dealt_with = true;
+  if (pool_.RegisterPartial({.content = &request.content,
+                             .prefix_names = &request.prefix_names,
+                             .hash_block_size = hash_block_size_,
+                             .block_size = rules.block_size(),
+                             .group = static_cast<GroupId>(g)},
+                            id, tail) &&
+      rules.is_mamba()) {
+    registered_in_step_.insert(id);
+  }
+}
+
 void Manager::TakeNew(GroupTable& table, size_t g) {
   const auto missing = std::count(table.blocks.begin(), table.blocks.end(), kNew);
   const std::vector<BlockId> taken = Take(missing, g);
@@ -360,12 +458,15 @@ void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73,
     const GroupRules& rules = groups_[g];
     int64_t n = num_tokens;
     if (groups_.size() > 1 && !options_.register_all) {
-      n = RoundDown(num_tokens, scheduler_block_size_);
+      n = RoundDown(num_tokens, alignment());
       if (n > 0) n = std::min(num_tokens, n + rules.DraftMargin());
     }
     GroupTable& table = request.tables[g];
     const int64_t full = n / rules.block_size();
-    if (full <= table.num_cached) continue;
+    if (full <= table.num_cached) {
+      RegisterTail(request, g, n);
+      continue;
+    }
     const std::vector<bool> mask = Mask(request, g, full);
     pool_.Register({.content = &request.content,
                     .prefix_names = &request.prefix_names,
@@ -380,6 +481,7 @@ void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73,
       }
     }
     table.num_cached = full;
+    RegisterTail(request, g, n);
   }
 }
 

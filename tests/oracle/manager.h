@@ -33,6 +33,7 @@ struct Options {
   int64_t max_encoder_tokens = 0;
   std::optional<int64_t> retention_interval = std::nullopt;
   bool register_all = false;
+  bool partial_hits = false;
 };
 
 enum class Status { kWaiting, kRunning, kPreempted, kFinished };
@@ -40,7 +41,8 @@ enum class Status { kWaiting, kRunning, kPreempted, kFinished };
 struct GroupTable {
   std::vector<BlockId> blocks;
   int64_t num_cached = 0;
-  int64_t chunk_end = 0;  // tokens at which the latest step ends
+  int64_t chunk_end = 0;            // tokens at which the latest step ends
+  bool is_tail_dealt_with = false;  // BM-120
 
   int64_t size() const { return static_cast<int64_t>(blocks.size()); }
   int64_t leading_nulls() const;
@@ -72,6 +74,13 @@ struct AllocateParams {
   int64_t reserved = 0;
   bool has_scheduled = false;
   int64_t num_encoder = 0;
+};
+
+// BM-121, BM-122.
+struct Copy {
+  GroupId group = 0;
+  BlockId source = 0;
+  BlockId target = 0;
 };
 
 enum class Outcome { kOk, kNoSpace, kInvalid };
@@ -114,6 +123,9 @@ class Manager {
 
   void Free(Request& request);
   std::vector<BlockId> Pop(Request& request);
+  // Not taken yet; taking makes their ends references from outside.
+  const std::vector<Copy>& copies() const { return copies_; }
+  std::vector<Copy> TakeCopies();
   // Pins and popped lists.
   void Pin(const std::vector<BlockId>& ids);
   bool FreeBlocks(const std::vector<BlockId>& ids);
@@ -140,6 +152,12 @@ class Manager {
   void Adopt(Request& request, const AllocateParams& params);
   void Register(Request& request, int64_t num_tokens);
   std::vector<bool> Mask(const Request& request, size_t group, int64_t full) const;
+  void RegisterTail(Request& request, size_t group, int64_t n);
+  // The block that a step overwrites although its state is registered, or 0.
+  BlockId OverwrittenState(const Request& request, size_t group, int64_t num_main) const;
+  // Whether the hits end inside a block of the group.
+  bool EndsInside(const AllocateParams& params, size_t group) const;
+  void TakeCopiesFor(Request& request, const AllocateParams& params, bool is_new, int64_t num_main);
   bool UsesStateOfThisStep(const Request& request, const AllocateParams& params) const;
   // A table that grew for these slots, with kNew for each block it takes.
   std::vector<BlockId> Grown(const GroupRules& rules, const GroupTable& table, bool has_scratch,
@@ -158,6 +176,7 @@ class Manager {
   Pool pool_;
   std::vector<int> outside_references_;   // pins and popped lists, per block
   std::set<BlockId> registered_in_step_;  // of Mamba groups
+  std::vector<Copy> copies_;
   Stats stats_;
 };
 

@@ -146,6 +146,9 @@ void Pool::Register(const Registration& what, const std::vector<BlockId>& table,
       continue;
     }
     Block& block = blocks_[static_cast<size_t>(id)];
+    if (block.partial_tokens > 0 && block.partial_tokens < (i + 1) * what.block_size) {
+      DropKey(id, Event::Kind::kEvicted);  // promotion
+    }
     Require(!block.key && !block.is_permanent);
     block.key = Key{prefix_at(i), what.group};
     table_[*block.key].push_back(id);
@@ -174,6 +177,40 @@ void Pool::DropKey(BlockId id, Event::Kind reason) {  // BM-39
   if (holders.empty()) table_.erase(*block.key);
   Emit({.kind = reason, .group = block.key->group, .prefixes = {block.key->prefix}});
   block.key.reset();
+  block.partial_tokens = 0;
+}
+
+bool Pool::RegisterPartial(const Registration& what, BlockId id, int64_t tokens) {
+  Block& block = blocks_[static_cast<size_t>(id)];
+  if (block.key && (block.partial_tokens == 0 || block.partial_tokens >= tokens)) return false;
+  DropKey(id, Event::Kind::kEvicted);
+  const int64_t fine = what.hash_block_size;
+  const auto name_at = [&](int64_t end) {
+    return end == 0 ? "" : what.prefix_names->at(static_cast<size_t>(end / fine - 1));
+  };
+  block.key = Key{name_at(tokens), what.group};
+  block.partial_tokens = tokens;
+  table_[*block.key].push_back(id);
+  Emit({.kind = Event::Kind::kStored,
+        .group = what.group,
+        .prefixes = {name_at(tokens)},
+        .parent = name_at(tokens - fine),
+        .token_ids = {what.content->tokens.begin() + (tokens - fine),
+                      what.content->tokens.begin() + tokens},
+        .block_size = fine,
+        .lora_name = what.content->lora_name,
+        .extra_keys = {ExtraKeysOf(*what.content, tokens - fine, tokens)}});
+  return true;
+}
+
+void Pool::MoveKey(BlockId from, BlockId to) {
+  Block& source = blocks_[static_cast<size_t>(from)];
+  Block& target = blocks_[static_cast<size_t>(to)];
+  Require(source.key && !target.key);
+  std::erase(table_.at(*source.key), from);
+  table_.at(*source.key).push_back(to);
+  target.key = std::exchange(source.key, std::nullopt);
+  target.partial_tokens = std::exchange(source.partial_tokens, 0);
 }
 
 bool Pool::Evict(const std::vector<BlockId>& ids) {  // BM-45
@@ -191,7 +228,10 @@ bool Pool::Reset() {  // BM-46
     if (block.ref_count > 0 && !block.is_permanent) return false;
   }
   table_.clear();
-  for (Block& block : blocks_) block.key.reset();
+  for (Block& block : blocks_) {
+    block.key.reset();
+    block.partial_tokens = 0;
+  }
   for (size_t chunk = 0; chunk < class_of_chunk_.size(); ++chunk) {
     const int c = static_cast<int>(chunk);
     if (class_of_chunk_[chunk] < 0 || IsInUse(c)) continue;

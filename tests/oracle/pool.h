@@ -53,7 +53,8 @@ struct Block {
   int ref_count = 0;
   bool is_permanent = false;
   std::optional<Key> key;
-  int64_t freed_at = 0;  // or lent
+  int64_t partial_tokens = 0;  // of a key that ends inside the block
+  int64_t freed_at = 0;        // or lent
 };
 
 // Pages of one group that a call is going to take, and hits it touches before.
@@ -114,6 +115,10 @@ class Pool {
   // Registers positions [from, to) of a table, except nulls and those with a false mask entry.
   void Register(const Registration& what, const std::vector<BlockId>& table, int64_t from,
                 int64_t to, const std::vector<bool>& mask);
+  // Gives a block the key of the first `tokens`, which end inside it (BM-120). False, and no
+  // change, if it has a key of as many.
+  bool RegisterPartial(const Registration& what, BlockId id, int64_t tokens);
+  void MoveKey(BlockId from, BlockId to);  // BM-122
   bool Evict(const std::vector<BlockId>& ids);
   bool Reset();
 

@@ -55,6 +55,10 @@ std::string Difference(const KvCacheManager& manager, const oracle::Manager& mod
       return absl::StrCat("block ", id, real.has_key() ? " has a" : " has no",
                           " key, unlike the oracle's");
     }
+    if (pool.partial_tokens(id) != block.partial_tokens) {
+      return absl::StrCat("block ", id, " has a key of ", pool.partial_tokens(id),
+                          " tokens, oracle ", block.partial_tokens);
+    }
     if (block.key &&
         (real.key_group != block.key->group || names.NameOf(pool.hash(id)) != block.key->prefix)) {
       return absl::StrCat("block ", id, " has another key than the oracle's");

@@ -41,6 +41,7 @@ void Harness::Run(const Operation& operation) {
     Log("new step");
     manager_->NewStepStarts();
     model_.NewStepStarts();
+    TakeCopies();
   }
   if (requests_.empty() || (kind < 12 && requests_.size() < kMaxRequests)) {
     NewRequest(numbers);
@@ -94,7 +95,12 @@ void Harness::Run(const Operation& operation) {
 
 void Harness::CheckAll() {
   ExpectEmpty(Difference(*manager_, model_, requests_, names_));
-  ExpectEmpty(BrokenInvariant(*manager_, requests_, outside_));
+  std::vector<int> outside = outside_;
+  for (const oracle::Copy& copy : model_.copies()) {
+    ++outside[static_cast<size_t>(copy.source)];
+    ++outside[static_cast<size_t>(copy.target)];
+  }
+  ExpectEmpty(BrokenInvariant(*manager_, requests_, outside));
   const std::vector<KvEvent> events = manager_->TakeEvents();
   Expect(Translate(events, names_) == model_.TakeEvents(), "events differ");
   if (scenario_.options.enable_events) {
@@ -218,6 +224,7 @@ oracle::Outcome Harness::Allocate(LiveRequest& request, oracle::AllocateParams p
                                     : 0;
   std::vector<std::vector<BlockId>> expected;
   const int64_t need_before = predictable ? model_.Need(request.model, params, slots, false) : 0;
+  const size_t copies_before = model_.copies().size();
   const oracle::Outcome outcome = model_.Allocate(request.model, params, &expected);
   const auto result = manager_->AllocateSlots(*request.real, real);
   Log(absl::StrCat("alloc ", request.real->id(), ": new ", params.num_new, ", hit ", hit_tokens,
@@ -262,12 +269,14 @@ oracle::Outcome Harness::Allocate(LiveRequest& request, oracle::AllocateParams p
       request.SetStatus(oracle::Status::kRunning);
     }
   }
-  CheckAllocation(request, params, before, need_before);
+  const size_t num_copies = model_.copies().size() - copies_before;
+  (old_model.is_known ? num_state_copies_ : num_hit_copies_) += static_cast<int64_t>(num_copies);
+  CheckAllocation(request, params, before, need_before, num_copies);
   return outcome;
 }
 
 void Harness::CheckAllocation(const LiveRequest& request, const oracle::AllocateParams& params,
-                              const Snapshot& before, int64_t need) {
+                              const Snapshot& before, int64_t need, size_t num_copies) {
   const Snapshot after = Take(*manager_, requests_);
   const size_t index = static_cast<size_t>(&request - requests_.data());
   const bool ok = request.model.is_known && !(after == before) &&
@@ -324,19 +333,29 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
   if (trimmed > 0 || params.num_external > 0 || !before.page_classes.empty()) return;
   std::vector<BlockId> taken;
   std::vector<BlockId> adopted;
+  std::vector<BlockId> copied;
   for (size_t g = 0; g < after.tables[index].size(); ++g) {
     const std::vector<BlockId>& table = after.tables[index][g];
-    const size_t first_new = before.holds[index] ? before.tables[index][g].size()
-                             : params.hits && g < params.hits->lists.size()
-                                 ? params.hits->lists[g].size()
-                                 : 0;
+    size_t first_new = before.holds[index] ? before.tables[index][g].size()
+                       : params.hits && g < params.hits->lists.size() ? params.hits->lists[g].size()
+                                                                      : 0;
+    // The copy of the hit's end.
+    if (!before.holds[index] && first_new > 0 && table[first_new - 1] != kNullBlockId &&
+        table[first_new - 1] != params.hits->lists[g].back()) {
+      copied.push_back(table[--first_new]);
+      adopted.push_back(params.hits->lists[g].back());  // the source
+    }
     for (size_t i = 0; i < table.size(); ++i) {
       if (table[i] == kNullBlockId) continue;
       // Scratch blocks of states move to the end of their table.
       const bool moved = before.holds[index] && before.refs[static_cast<size_t>(table[i])] > 0;
+      if (!copied.empty() && i == first_new && copied.back() == table[i]) continue;
       (i < first_new || moved ? adopted : taken).push_back(table[i]);
     }
   }
+  taken.insert(taken.begin(), copied.begin(), copied.end());  // before all others
+  // Blocks that take over a registered state are in no table.
+  if (before.holds[index] && num_copies > 0) return;
   std::vector<BlockId> queue;
   for (BlockId id : before.queue) {
     if (before.holds[index] || std::find(adopted.begin(), adopted.end(), id) == adopted.end()) {
@@ -476,6 +495,7 @@ void Harness::Finish() {
     Free(requests_.size() - 1, /*preempt=*/false);
     CheckAll();
   }
+  TakeCopies();
   while (!popped_.empty()) FreePopped(Numbers(0));
   CheckAll();
   const BlockPool& pool = manager_->pool();

@@ -39,6 +39,9 @@ class Harness {
   const KvCacheManager& manager() const { return *manager_; }
   const oracle::Manager& model() const { return model_; }
   int64_t num_no_space() const { return num_no_space_; }
+  // Copies of hits that end inside a block, and of states about to be overwritten.
+  int64_t num_hit_copies() const { return num_hit_copies_; }
+  int64_t num_state_copies() const { return num_state_copies_; }
 
  private:
   Harness(const Scenario& scenario, std::unique_ptr<KvCacheManager> manager);
@@ -52,6 +55,7 @@ class Harness {
   void Free(size_t index, bool preempt);
   void Pop(LiveRequest& request);
   void FreePopped(Numbers numbers);
+  void TakeCopies();
   void Pin(LiveRequest& request, Numbers numbers);
   void Trim(LiveRequest& request, Numbers numbers);
   void CacheBlocks(LiveRequest& request, Numbers numbers);
@@ -69,7 +73,7 @@ class Harness {
   oracle::Outcome Allocate(LiveRequest& request, oracle::AllocateParams params,
                            const LiveRequest* from);
   void CheckAllocation(const LiveRequest& request, const oracle::AllocateParams& params,
-                       const Snapshot& before, int64_t need);
+                       const Snapshot& before, int64_t need, size_t num_copies);
   void ExpectRefused(const char* what, const Snapshot& before, const absl::Status& status);
   void ExpectOnlyPermanentChunks() const;
   void CheckAll();
@@ -92,6 +96,8 @@ class Harness {
   PrefixCacheStats last_stats_;
   int64_t num_created_ = 0;
   int64_t num_no_space_ = 0;
+  int64_t num_hit_copies_ = 0;
+  int64_t num_state_copies_ = 0;
   std::vector<std::string> log_;
 };
 

@@ -67,6 +67,24 @@ void Harness::FreePopped(Numbers numbers) {
   }
 }
 
+void Harness::TakeCopies() {
+  const std::vector<BlockCopy> real = manager_->TakeBlockCopies();
+  const std::vector<oracle::Copy> model = model_.TakeCopies();
+  Expect(real.size() == model.size(), "number of copies");
+  std::vector<BlockId> ids;
+  for (size_t i = 0; i < model.size(); ++i) {
+    Expect(real[i] == BlockCopy{model[i].group, model[i].source, model[i].target},
+           absl::StrCat("copy ", real[i].source, " to ", real[i].target, " of group ",
+                        real[i].group, ", oracle ", model[i].source, " to ", model[i].target));
+    ids.push_back(model[i].source);
+    ids.push_back(model[i].target);
+  }
+  if (ids.empty()) return;
+  Log(absl::StrCat("copies ", Show(ids)));
+  for (BlockId id : ids) ++outside_[static_cast<size_t>(id)];
+  popped_.push_back(ids);
+}
+
 void Harness::Pin(LiveRequest& request, Numbers numbers) {
   std::vector<BlockId> ids;
   for (const auto& table : manager_->GetBlockIds(*request.real)) {

@@ -123,7 +123,14 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
     if (block.key_group != g) {
       return Broken(8, "block ", id, " of group ", g, " has a key of group ", block.key_group);
     }
-    const auto hash = content.HashOfBlockAt(i, group.block_size());
+    const int64_t partial = manager.pool().partial_tokens(id);
+    if (partial > 0 &&
+        (partial <= i * group.block_size() || partial >= (i + 1) * group.block_size())) {
+      return Broken(11, "block ", id, " at position ", i, " has a key of ", partial, " tokens");
+    }
+    const auto hash = partial > 0 ? content.HashOfBlockAt(partial / content.hash_block_size() - 1,
+                                                          content.hash_block_size())
+                                  : content.HashOfBlockAt(i, group.block_size());
     if (!hash.ok() || !(manager.pool().hash(id) == *hash)) {
       return Broken(11, "block ", id, " at position ", i, " of group ", g, " of ",
                     request.real->id(), " has the key of another content");
@@ -199,8 +206,11 @@ std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<Liv
 std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& request,
                                const ComputedBlocks& hits) {
   const int64_t tokens = hits.num_tokens();
-  const int64_t alignment =
+  int64_t alignment =
       manager.num_groups() == 1 ? manager.group(0).block_size() : manager.scheduler_block_size();
+  if (manager.options().partial_hits && manager.options().enable_caching) {
+    alignment = manager.hash_block_size();
+  }
   if (tokens > request.num_tokens() - 1) return Broken(12, "hit ", tokens, " is too long");
   if (tokens % alignment != 0) return Broken(12, "hit ", tokens, " is not aligned");
   for (GroupId g = 0; g < manager.num_groups(); ++g) {
@@ -217,7 +227,15 @@ std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& req
         }
         continue;
       }
-      const auto hash = request.content().HashOfBlockAt(i, bs);
+      const int64_t partial = manager.pool().partial_tokens(id);
+      const bool ends_inside = tokens < (i + 1) * bs && partial > 0;
+      if (ends_inside && (partial < tokens || partial >= (i + 1) * bs ||
+                          (partial > tokens && !manager.group(g).is_full_type()))) {
+        return Broken(12, "hit block ", id, " holds ", partial, " tokens for a hit of ", tokens);
+      }
+      const int64_t unit = request.content().hash_block_size();
+      const auto hash = ends_inside ? request.content().HashOfBlockAt(partial / unit - 1, unit)
+                                    : request.content().HashOfBlockAt(i, bs);
       const KvCacheBlock& block = manager.pool().block(id);
       if (!hash.ok() || block.key_group != g || !(manager.pool().hash(id) == *hash)) {
         return Broken(12, "hit block ", id, " has no key for position ", i, " of group ", g);

@@ -26,7 +26,10 @@ int64_t BlocksOfGroup(const Scenario& scenario, const KvCacheSpec& spec, bool ex
     if (mamba->options().cache_mode == MambaCacheMode::kAlign) uncapped = may_lag ? 3 : 2;
     uncapped += mamba->options().num_speculative_blocks;
   }
-  return cap.value_or(uncapped) + spec.sink_length() / spec.block_size();
+  // Next to its copy, the block where a hit ends or the state to be overwritten.
+  const bool may_copy = scenario.options.partial_hits && scenario.options.enable_caching &&
+                        spec.block_size() > *scenario.config.hash_block_size;
+  return cap.value_or(uncapped) + spec.sink_length() / spec.block_size() + (may_copy ? 1 : 0);
 }
 
 void FitOneRequest(Scenario& scenario, bool exact, bool may_lag) {
@@ -106,6 +109,7 @@ TEST_P(LivenessPropertyTest, OneRequestAlwaysProceeds) {
           ++retries;
           continue;
         }
+        RC_ASSERT((*manager)->ReleaseBlockCopies((*manager)->TakeBlockCopies()).ok());
         request->set_num_computed_tokens(computed + n);
         request->set_num_inflight_tokens(lagging ? n : 0);
       }

@@ -476,6 +476,7 @@ TEST_P(LookupExplanationPropertyTest, AgreesWithTheNaiveModel) {
   CheckProperty(30, [&] {
     Scenario scenario = MakeScenario(GetParam(), *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40));
     scenario.options.enable_caching = true;
+    scenario.options.partial_hits = false;  // not explained
     scenario.options.lookup_history_blocks = *rc::gen::element<int64_t>(1000, 20, 3, 0);
     const auto operations = *Operations(60);
     auto manager = KvCacheManager::Create(scenario.config, scenario.options);

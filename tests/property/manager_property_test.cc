@@ -17,6 +17,8 @@ TEST_P(ManagerPropertyTest, AgreesWithTheOracle) {
   int64_t steals = 0;
   int64_t packed = 0;
   int64_t no_space = 0;
+  int64_t hit_copies = 0;
+  int64_t state_copies = 0;
   CheckProperty(150, [&] {
     const uint64_t options = *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40);
     const auto operations = *Operations(100);
@@ -28,8 +30,11 @@ TEST_P(ManagerPropertyTest, AgreesWithTheOracle) {
     steals += harness->model().pool().num_steals();
     packed += harness->model().pool().num_packed();
     no_space += harness->num_no_space();
+    hit_copies += harness->num_hit_copies();
+    state_copies += harness->num_state_copies();
   });
   EXPECT_GT(ran, 0);
+  EXPECT_EQ(hit_copies > 0 && state_copies > 0, GetParam().partial_hits);
   // The pools are small enough for every rule of page classes to matter.
   if (!GetParam().native || GetParam().native->pages_per_chunk.size() == 1) return;
   EXPECT_GT(steals, 0);

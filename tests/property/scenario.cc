@@ -37,6 +37,14 @@ constexpr auto kAll = MambaCacheMode::kAll;
 Shape Retaining(std::string name, std::vector<KvCacheGroup> groups, int64_t interval) {
   return {.name = std::move(name), .groups = std::move(groups), .retention_interval = interval};
 }
+Shape Partial(std::string name, std::vector<KvCacheGroup> groups, int64_t hash_block_size,
+              bool use_eagle = false) {
+  return {.name = std::move(name),
+          .groups = std::move(groups),
+          .hash_block_size = hash_block_size,
+          .use_eagle = use_eagle,
+          .partial_hits = true};
+}
 Shape Dense(std::string name, std::vector<KvCacheGroup> groups) {
   return {.name = std::move(name), .groups = std::move(groups), .register_unreachable = true};
 }
@@ -110,6 +118,15 @@ const std::vector<Shape>& Shapes() {
       Retaining("WindowRetention", {Group(Window(4, 6))}, 8),
       Retaining("DraftRetention", {Group(Full(8)), Draft(Window(2, 3))}, 16),
       Retaining("MambaRetention", {Group(Full(4)), Group(Mamba(4, kAll))}, 8),
+      Partial("PartialFullMamba", {Group(Full(4)), Group(Mamba(4, kAlign))}, 2),
+      Partial("PartialCoarse", {Group(Full(8)), Group(Mamba(4, kAlign, 1))}, 1),
+      Partial("PartialWindow",
+              {Group(Mamba(8, kAlign)), Group(Window(2, 5)), Group(Full(4)), Group(Full(4))}, 2),
+      Partial("PartialMambas",
+              {Group(Mamba(6, kAlign)), Group(Mamba(6, kAlign)), Group(Sink(2, 2))}, 2),
+      Partial("PartialEagle", {Group(Full(8)), Group(Mamba(4, kAlign))}, 2, true),
+      Partial("PartialDraftWindow", {Group(Full(4)), Group(Mamba(4, kAlign)), Draft(Window(2, 4))},
+              2),
       Dense("FullWindowDense", {Group(Full(8)), Group(Window(2, 3))}),
       Dense("DraftDense", {Group(Full(8)), Draft(Window(2, 3))}),
   };
@@ -149,7 +166,8 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
   options.free_order = numbers.OneIn(2) ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   options.hash_algorithm = numbers.OneIn(2) ? HashAlgorithm::kXxh3_128 : HashAlgorithm::kSha256;
   options.hash_seed = "property";
-  options.compare_tokens_on_hit = numbers.OneIn(4);
+  options.compare_tokens_on_hit = numbers.OneIn(4) && !shape.partial_hits;
+  options.partial_hits = shape.partial_hits;
   options.max_encoder_tokens = 24;
   options.retention_interval = shape.retention_interval;
   options.register_unreachable_blocks = shape.register_unreachable;
@@ -169,6 +187,7 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
       .max_encoder_tokens = *options.max_encoder_tokens,
       .retention_interval = options.retention_interval,
       .register_all = options.register_unreachable_blocks,
+      .partial_hits = options.partial_hits,
   };
   return scenario;
 }

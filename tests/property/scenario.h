@@ -25,6 +25,7 @@ struct Shape {
   std::optional<NativeLayout> native = std::nullopt;
   std::optional<int64_t> retention_interval = std::nullopt;
   bool register_unreachable = false;
+  bool partial_hits = false;
 
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
     return out << shape.name;

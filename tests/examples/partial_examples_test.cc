@@ -1,0 +1,215 @@
+// Worked examples: prompts that end inside a block, hits there, and the copies they need.
+
+#include <gtest/gtest.h>
+
+#include "tests/examples/model.h"
+#include "tests/group_specs.h"
+
+namespace kvblocks::examples {
+namespace {
+
+using testing::Full;
+using testing::Mamba;
+using testing::Window;
+
+constexpr auto kAlign = MambaCacheMode::kAlign;
+
+KvCacheManagerOptions PartialHits() {
+  KvCacheManagerOptions options = Model::Options();
+  options.partial_hits = true;
+  options.enable_events = true;
+  return options;
+}
+
+std::vector<BlockCopy> Copies(const std::string& groups, const std::string& sources,
+                              const std::string& targets) {
+  const Ids group = Blocks(groups), source = Blocks(sources), target = Blocks(targets);
+  std::vector<BlockCopy> copies;
+  for (size_t i = 0; i < group.size(); ++i) copies.push_back({group[i], source[i], target[i]});
+  return copies;
+}
+
+int64_t StoredBlockSize(const KvEvent& event) {
+  const auto* stored = std::get_if<BlockStored>(&event);
+  return stored == nullptr ? -1 : stored->block_size;
+}
+
+TEST(BlockManagerExamples, WE46_PartialTailAndCopy) {
+  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
+  Request& a = m.New({0, 0, 1, 1, 2, 2});
+  EXPECT_EQ(m.Alloc(a, 4), Groups("1|2"));
+  m.manager->NewStepStarts();
+  EXPECT_EQ(m.Alloc(a, 2), Groups("3|4"));
+  EXPECT_EQ(m.Registered(a, 0), (std::vector<int>{0, 1}));
+  EXPECT_EQ(m.Registered(a, 1), (std::vector<int>{0, 1}));
+  EXPECT_EQ(m.manager->pool().FindCached(a.content(), 1, 1, 0), 1);
+  EXPECT_EQ(m.manager->pool().FindCached(a.content(), 1, 1, 1), 2);
+  EXPECT_EQ(m.manager->pool().FindCached(a.content(), 2, 1, 0), 3);
+  EXPECT_EQ(m.manager->pool().FindCached(a.content(), 2, 1, 1), 4);
+  m.Free(a);
+  EXPECT_EQ(m.Queue(), Blocks("5..19,3,1,4,2"));
+
+  m.manager->NewStepStarts();
+  Request& b = m.New({0, 0, 1, 1, 2, 2, 3, 3});
+  EXPECT_EQ(m.HitTokens(b), 6);
+  EXPECT_EQ(m.Hits(b), Groups("1,3|0,4"));
+  const int64_t free = m.manager->num_free_blocks();
+  EXPECT_EQ(m.Alloc(b, 2, {.reserved_blocks = free - 4}), std::nullopt);
+  EXPECT_EQ(m.Alloc(b, 2, {.reserved_blocks = free - 5}), Groups("5|6"));
+  EXPECT_EQ(m.manager->num_free_blocks(), free - 5);
+  EXPECT_EQ(m.Tables(b), Groups("1,5|0,6"));
+  EXPECT_EQ((Ids{m.Ref(3), m.Ref(5), m.Ref(4), m.Ref(6)}), Blocks("1,2,1,2"));
+  const std::vector<BlockCopy> copies = m.manager->TakeBlockCopies();
+  EXPECT_EQ(copies, Copies("0,1", "3,4", "5,6"));
+  EXPECT_TRUE(m.manager->TakeBlockCopies().empty());
+  EXPECT_TRUE(m.manager->CheckInvariants().ok()) << m.manager->CheckInvariants();
+  ASSERT_TRUE(m.manager->ReleaseBlockCopies(copies).ok());
+  EXPECT_EQ((Ids{m.Ref(3), m.Ref(5), m.Ref(4), m.Ref(6)}), Blocks("0,1,0,1"));
+  EXPECT_EQ(m.Queue(), Blocks("7..19,2,3,4"));
+  EXPECT_TRUE(absl::IsInvalidArgument(m.manager->ReleaseBlockCopies(copies)));
+  EXPECT_EQ(m.Ref(5), 1);
+}
+
+TEST(PartialHitsTest, ATailIsStoredAsOneHashBlockAndReplacedByTheFullBlock) {
+  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
+  Request& a = m.New(Range(0, 6));
+  ASSERT_TRUE(m.Alloc(a, 7));
+  std::vector<KvEvent> events = m.manager->TakeEvents();
+  ASSERT_EQ(events.size(), 2u);  // the state at 7 is none of a boundary
+  const auto& tail = std::get<BlockStored>(events[1]);
+  EXPECT_EQ(StoredBlockSize(events[0]), 4);
+  EXPECT_EQ(tail.block_size, 2);
+  EXPECT_EQ(tail.token_ids, (Tokens{4, 5}));
+  EXPECT_EQ(tail.parent_block_hash, a.content().hashes()[1]);
+  EXPECT_EQ(tail.block_hashes, (std::vector<BlockHash>{a.content().hashes()[2]}));
+
+  m.Append(a, {7});
+  m.manager->NewStepStarts();
+  ASSERT_TRUE(m.Alloc(a, 1));
+  events = m.manager->TakeEvents();
+  ASSERT_EQ(events.size(), 3u);  // and the state at 8
+  EXPECT_EQ(std::get<BlockRemoved>(events[0]).block_hash, a.content().hashes()[2]);
+  EXPECT_EQ(std::get<BlockRemoved>(events[0]).reason, RemovalReason::kReplaced);
+  EXPECT_EQ(std::get<BlockStored>(events[1]).block_hashes,
+            (std::vector<BlockHash>{a.content().hashes()[3]}));
+  EXPECT_EQ(m.manager->pool().partial_tokens(m.Tables(a)[0][1]), 0);
+}
+
+// The request goes on writing its own state block; what others may hit moves to another one.
+TEST(PartialHitsTest, ARegisteredStateIsCopiedBeforeItIsOverwritten) {
+  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
+  Request& a = m.New(Range(0, 5));
+  ASSERT_TRUE(m.Alloc(a, 6));
+  EXPECT_EQ(m.Tables(a), Groups("1,2|0,3"));
+  EXPECT_TRUE(m.HasKey(3));
+  m.Append(a, {6});
+  m.manager->TakeEvents();
+  m.manager->NewStepStarts();
+  EXPECT_EQ(m.Alloc(a, 1, {.reserved_blocks = 16}), std::nullopt);
+  EXPECT_EQ(m.Alloc(a, 1, {.reserved_blocks = 15}), Groups("|"));
+  EXPECT_TRUE(m.manager->TakeEvents().empty());
+  EXPECT_EQ(m.Tables(a), Groups("1,2|0,3"));
+  EXPECT_EQ((Ids{m.Ref(3), m.Ref(4)}), Blocks("2,1"));
+  EXPECT_FALSE(m.HasKey(3));
+  Request& b = m.New(Join(Range(0, 5), Fresh(3)));
+  EXPECT_EQ(m.Hits(b), Groups("1,2|0,4"));
+  const auto copies = m.manager->TakeBlockCopies();
+  EXPECT_EQ(copies, Copies("1", "3", "4"));
+  ASSERT_TRUE(m.manager->ReleaseBlockCopies(copies).ok());
+  EXPECT_EQ(m.Queue().back(), 4);  // cached
+}
+
+// A key that left its block takes look-ups made before with it.
+TEST(PartialHitsTest, HitsOfAStateThatMovedAreStale) {
+  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
+  Request& a = m.New(Range(0, 5));
+  ASSERT_TRUE(m.Alloc(a, 6));
+  m.manager->NewStepStarts();
+  Request& b = m.New(Join(Range(0, 5), Fresh(3)));
+  const ComputedBlocks hits = m.LookUp(b);
+  EXPECT_EQ(hits.num_tokens(), 6);
+  m.Append(a, {6});
+  ASSERT_TRUE(m.Alloc(a, 1));
+  EXPECT_TRUE(absl::IsInvalidArgument(m.AllocWith(b, 3, hits)));
+  EXPECT_EQ(m.Alloc(b, 3), Groups("5,7|6,8"));
+}
+
+// Both ends of a copy count as held until it is released, the request may be gone by then.
+TEST(PartialHitsTest, CopiesOutliveTheirRequest) {
+  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
+  Request& a = m.New(Range(0, 5));
+  ASSERT_TRUE(m.Alloc(a, 6));
+  m.Free(a);
+  m.manager->NewStepStarts();
+  Request& b = m.New(Range(0, 7));
+  ASSERT_TRUE(m.Alloc(b, 2));
+  m.Free(b);
+  EXPECT_FALSE(m.manager->ResetPrefixCache());
+  EXPECT_EQ(m.manager->num_free_blocks(), 15);
+  // Pending copies are not the caller's to free.
+  EXPECT_TRUE(absl::IsInvalidArgument(m.manager->FreeBlocks(Blocks("2"))));
+  ASSERT_TRUE(m.manager->ReleaseBlockCopies(m.manager->TakeBlockCopies()).ok());
+  EXPECT_EQ(m.manager->num_free_blocks(), 19);
+  EXPECT_TRUE(m.manager->ResetPrefixCache());
+  EXPECT_EQ(m.HitTokens(m.New(Range(0, 7))), 0);
+}
+
+TEST(PartialHitsTest, ExternalTokensNeedWholeBlocksBeforeThem) {
+  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
+  ASSERT_TRUE(m.Alloc(m.New(Range(0, 5)), 6));
+  m.manager->NewStepStarts();
+  Request& b = m.New(Range(0, 11));
+  const ComputedBlocks hits = m.LookUp(b);
+  ASSERT_EQ(hits.num_tokens(), 6);
+  const auto refused = m.manager->AllocateSlots(
+      b, {.num_new_tokens = 4, .computed_blocks = &hits, .num_external_computed_tokens = 2});
+  EXPECT_TRUE(absl::IsInvalidArgument(refused.status()));
+  EXPECT_FALSE(m.manager->HoldsBlocks(b));
+}
+
+absl::Status CreateWith(const std::vector<KvCacheSpec>& specs, int64_t hash_block_size,
+                        KvCacheManagerOptions options) {
+  KvCacheConfig config{.num_blocks = 20, .hash_block_size = hash_block_size};
+  for (const KvCacheSpec& spec : specs) config.groups.push_back({.spec = spec});
+  return KvCacheManager::Create(config, options).status();
+}
+
+TEST(PartialHitsTest, RefusedWhereTheyCannotWork) {
+  const auto refused = [](const absl::Status& status) {
+    return absl::IsInvalidArgument(status) &&
+           status.message().find("partial_hits") != absl::string_view::npos;
+  };
+  EXPECT_TRUE(CreateWith({Full(4), Mamba(4, kAlign)}, 2, PartialHits()).ok());
+  EXPECT_TRUE(CreateWith({Full(4), Mamba(4, kAlign), Window(2, 6)}, 2, PartialHits()).ok());
+  EXPECT_TRUE(refused(CreateWith({Full(4), Mamba(4, kAlign)}, 4, PartialHits())));
+  EXPECT_TRUE(refused(CreateWith({Full(4), Window(4, 6)}, 2, PartialHits())));
+  EXPECT_TRUE(refused(CreateWith({Mamba(4, kAlign), Window(4, 6)}, 2, PartialHits())));
+  EXPECT_TRUE(refused(CreateWith({Full(4), Mamba(4, MambaCacheMode::kAll)}, 2, PartialHits())));
+  KvCacheManagerOptions options = PartialHits();
+  options.compare_tokens_on_hit = true;
+  EXPECT_TRUE(refused(CreateWith({Full(4), Mamba(4, kAlign)}, 2, options)));
+  options = PartialHits();
+  options.retention_interval = 8;
+  EXPECT_TRUE(refused(CreateWith({Full(4), Mamba(4, kAlign)}, 2, options)));
+  options = PartialHits();
+  options.lookup_history_blocks = 8;
+  EXPECT_TRUE(refused(CreateWith({Full(4), Mamba(4, kAlign)}, 2, options)));
+  options = PartialHits();
+  options.enable_caching = false;
+  EXPECT_TRUE(CreateWith({Full(4), Window(4, 6)}, 2, options).ok());
+
+  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
+  EXPECT_TRUE(absl::IsFailedPrecondition(m.manager->ExplainLookup(m.New(Range(0, 5))).status()));
+}
+
+// Off by default: then a prompt's end is no boundary, whatever the hash blocks.
+TEST(PartialHitsTest, OffByDefault) {
+  Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, Model::Options());
+  ASSERT_TRUE(m.Alloc(m.New(Range(0, 5)), 6));
+  m.manager->NewStepStarts();
+  EXPECT_EQ(m.HitTokens(m.New(Range(0, 7))), 0);
+  EXPECT_TRUE(m.manager->TakeBlockCopies().empty());
+}
+
+}  // namespace
+}  // namespace kvblocks::examples
