@@ -407,6 +407,6 @@ FAULTS = [
           "  if (interval > 0 && IsTailOf(position, interval)) return true;",
           "  if ({F} || (interval > 0 && IsTailOf(position, interval))) return true;"),
     Fault("dense registration leaves out what no hit needs", _MANAGER,
-          "options_.register_unreachable_blocks\n                            ? num_tokens",
-          "options_.register_unreachable_blocks && !{F}\n                            ? num_tokens"),
+          "const int64_t registered = options_.register_unreachable_blocks\n",
+          "const int64_t registered = options_.register_unreachable_blocks && !{F}\n"),
 ]
