@@ -1,0 +1,1 @@
+#include "attention/ops/checks.h"

@@ -1,0 +1,39 @@
+// What an operation refuses before it does anything: one check per argument structure, shared by all
+// backends.
+//
+// InvalidArgument for ranks, extents, types, devices, strides and parameters that do not fit
+// together; OutOfRange for block ids, slots and table sizes, as far as the host can read them. A
+// message names the operation, the argument, the value and the limit. Indices in device memory are
+// left to the kernels, which skip and flag them. Cost: O(1) per argument plus, for arrays on the
+// host, O(elements read): lengths, slots, and the table entries within the lengths.
+
+#ifndef KVBLOCKS_ATTENTION_OPS_CHECKS_H_
+#define KVBLOCKS_ATTENTION_OPS_CHECKS_H_
+
+#include "absl/status/status.h"
+#include "attention/ops/args.h"
+#include "attention/ops/exec_context.h"
+
+namespace kvblocks::attention {
+
+absl::Status Check(const ExecContext& context, const ReshapeAndCacheArgs& args);
+absl::Status Check(const ExecContext& context, const ConcatAndCacheMlaArgs& args);
+absl::Status Check(const ExecContext& context, const ComputeKvScalesArgs& args);
+absl::Status Check(const ExecContext& context, const PagedDecodeArgs& args);
+absl::Status Check(const ExecContext& context, const PagedDecodePartialArgs& args);
+absl::Status Check(const ExecContext& context, const ReduceSplitsArgs& args);
+absl::Status Check(const ExecContext& context, const PagedPrefillArgs& args);
+absl::Status Check(const ExecContext& context, const VarlenSelfAttentionArgs& args);
+absl::Status Check(const ExecContext& context, const CascadeArgs& args);
+absl::Status Check(const ExecContext& context, const MlaDecodeArgs& args);
+absl::Status Check(const ExecContext& context, const SparseMlaDecodeArgs& args);
+absl::Status Check(const ExecContext& context, const SparseMlaPrefillArgs& args);
+absl::Status Check(const ExecContext& context, const MergeStatesArgs& args);
+absl::Status Check(const ExecContext& context, const GatherCacheArgs& args);
+absl::Status Check(const ExecContext& context, const SelectHkvdArgs& args);
+absl::Status Check(const ExecContext& context, const FuseKvArgs& args);
+absl::Status Check(const ExecContext& context, const RotateKeysArgs& args);
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_OPS_CHECKS_H_

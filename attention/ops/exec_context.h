@@ -1,0 +1,52 @@
+// ExecContext: where and with what an operation runs.
+//
+// Host operations run synchronously on the calling thread, and on the pool if one is given; their
+// results do not depend on it. CUDA operations only enqueue work on the stream.
+
+#ifndef KVBLOCKS_ATTENTION_OPS_EXEC_CONTEXT_H_
+#define KVBLOCKS_ATTENTION_OPS_EXEC_CONTEXT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "attention/tensor/tensor_view.h"
+
+namespace kvblocks::attention {
+
+class ThreadPool;
+
+// Scratch memory that the caller owns; one per stream, reused by all layers. Operations never
+// allocate on a device: too small is ResourceExhausted with the size needed.
+struct Workspace {
+  absl::Span<std::byte> device;
+  absl::Span<std::byte> pinned;
+};
+
+// What a launch found wrong with indices that only the device sees. Bits are OR-ed, never cleared
+// by operations.
+enum DeviceErrorBit : uint32_t {
+  kBadSlot = 1u << 0,          // a slot outside the cache: the store was skipped
+  kBadBlock = 1u << 1,         // a block id outside the cache: its keys were invisible
+  kBadIndex = 1u << 2,         // a sparse index outside the capacity: ignored
+  kBadScale = 1u << 3,         // a scale that is not finite and positive
+  kMergeOfInfinity = 1u << 4,  // a state with an LSE of +infinity: taken as empty
+  kNonFiniteInput = 1u << 5,   // left out of a maximum, or a NaN ranked in a selection
+  kLengthClamped = 1u << 6,    // a length beyond what the block table covers
+};
+
+struct DeviceErrorFlags {
+  uint32_t* bits = nullptr;  // in the memory of the context's device
+};
+
+struct ExecContext {
+  DeviceId device;
+  void* stream = nullptr;  // a cudaStream_t
+  Workspace* workspace = nullptr;
+  DeviceErrorFlags* error_flags = nullptr;
+  ThreadPool* threads = nullptr;  // host only; null: the calling thread alone
+};
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_OPS_EXEC_CONTEXT_H_
