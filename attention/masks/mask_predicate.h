@@ -11,8 +11,6 @@
 
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "attention/ops/params.h"
 
 namespace kvblocks::attention {
@@ -25,16 +23,10 @@ struct MaskedRequest {
   int64_t first_bit = 0;    // kRaggedBits: sum of S1 * S2 over the requests before this one
 };
 
-// Whether the mask fits a batch: form, type and encoding go together, the form is one that the mode
-// takes, extents cover every request, and pre_tokens and next_tokens are in range where the mode
-// reads them (a negative next_tokens is above -S2, a negative pre_tokens above -S1, and their sum
-// is not negative). InvalidArgument names what does not fit.
-absl::Status CheckMask(const ExplicitMask& mask, int64_t num_heads,
-                       absl::Span<const int64_t> num_queries, absl::Span<const int64_t> num_keys);
-
 // Whether the mask hides key j from row i. An additive mask hides by -infinity; one of encoding
 // kAdditiveFinite by -10000 or less, which operations add to the score instead of dropping the key.
-// REQUIRES: CheckMask passed for a batch with this request; 0 <= i < S1, 0 <= j < S2.
+// REQUIRES: an operation's Check accepts the mask for a batch with this request; 0 <= i < S1,
+// 0 <= j < S2.
 bool MaskHides(const ExplicitMask& mask, const MaskedRequest& request, int64_t head, int64_t i,
                int64_t j);
 
