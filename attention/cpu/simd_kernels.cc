@@ -53,11 +53,13 @@ template <int M>
 HWY_INLINE void SumDoubles(VD (&v)[M], int levels_left, VD* out) {
   if constexpr (M >= 2) {
     VD next[M / 2];
+    #pragma GCC unroll 16
     for (int i = 0; i < M / 2; ++i) {
       next[i] = hn::Add(hn::ConcatEven(kD, v[2 * i + 1], v[2 * i]),
                         hn::ConcatOdd(kD, v[2 * i + 1], v[2 * i]));
     }
     if (levels_left == 1) {
+      #pragma GCC unroll 16
       for (int i = 0; i < M / 2; ++i) out[i] = next[i];
     } else {
       SumDoubles(next, levels_left - 1, out);
@@ -69,6 +71,7 @@ template <int M, int Partials>
 HWY_INLINE void SumLanes(VF (&v)[M], VD* out) {
   if constexpr (Partials > 4) {
     VF next[M / 2];
+    #pragma GCC unroll 16
     for (int i = 0; i < M / 2; ++i) {
       next[i] = hn::Add(hn::ConcatEven(kF, v[2 * i + 1], v[2 * i]),
                         hn::ConcatOdd(kF, v[2 * i + 1], v[2 * i]));
@@ -76,6 +79,7 @@ HWY_INLINE void SumLanes(VF (&v)[M], VD* out) {
     SumLanes<M / 2, Partials / 2>(next, out);
   } else {
     VD wide[2 * M];
+    #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
       wide[2 * i] = LowerAsDouble(v[i]);
       wide[2 * i + 1] = UpperAsDouble(v[i]);
@@ -90,22 +94,30 @@ HWY_INLINE void Dots(const float* HWY_RESTRICT q, const void* const* keys, int64
                      const double* factor, double* HWY_RESTRICT scores) {
   constexpr int K = kAccumulators / R;
   VF acc[R * K];
+  #pragma GCC unroll 16
   for (int i = 0; i < R * K; ++i) acc[i] = hn::Zero(kF);
   const T* rows[K];
+  #pragma GCC unroll 16
   for (int k = 0; k < K; ++k) rows[k] = static_cast<const T*>(keys[k]);
   for (int64_t d = 0; d < dim; d += kLanes) {
     if constexpr (R >= K) {
       VF key[K];
+      #pragma GCC unroll 16
       for (int k = 0; k < K; ++k) key[k] = LoadRow(rows[k] + d);
+      #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const VF query = hn::LoadU(kF, q + r * dim + d);
+        #pragma GCC unroll 16
         for (int k = 0; k < K; ++k) acc[r * K + k] = hn::MulAdd(query, key[k], acc[r * K + k]);
       }
     } else {
       VF query[R];
+      #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) query[r] = hn::LoadU(kF, q + r * dim + d);
+      #pragma GCC unroll 16
       for (int k = 0; k < K; ++k) {
         const VF key = LoadRow(rows[k] + d);
+        #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) acc[r * K + k] = hn::MulAdd(query[r], key, acc[r * K + k]);
       }
     }
@@ -114,8 +126,11 @@ HWY_INLINE void Dots(const float* HWY_RESTRICT q, const void* const* keys, int64
   VD sums[kVectors];
   SumLanes<R * K, kLanes>(acc, sums);
   alignas(64) double dots[R * K];
+  #pragma GCC unroll 16
   for (int i = 0; i < kVectors; ++i) hn::Store(sums[i], kD, dots + i * (kLanes / 2));
+  #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
+    #pragma GCC unroll 16
     for (int k = 0; k < K; ++k) scores[r * kTileKeys + k] = factor[r] * dots[r * K + k];
   }
 }
@@ -223,20 +238,26 @@ double SoftmaxTileImpl(double* HWY_RESTRICT scores, uint64_t seen, const ScoreRu
 template <typename T, int R, int C>
 HWY_INLINE void AccumulateColumns(const AccumulateTileArgs& args, int row, int64_t column) {
   VF acc[R * C];
+  #pragma GCC unroll 16
   for (int i = 0; i < R * C; ++i) acc[i] = hn::Zero(kF);
   const float* HWY_RESTRICT p = args.probabilities + row * kTileKeys;
   for (int key = args.begin; key < args.end; ++key) {
     const T* values = static_cast<const T*>(args.values[key]) + column;
     VF value[C];
+    #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) value[c] = LoadRow(values + c * kLanes);
+    #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const VF weight = hn::Set(kF, p[r * kTileKeys + key]);
+      #pragma GCC unroll 16
       for (int c = 0; c < C; ++c) acc[r * C + c] = hn::MulAdd(weight, value[c], acc[r * C + c]);
     }
   }
+  #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     const VD rescale = hn::Set(kD, args.rescale[row + r]);
     double* HWY_RESTRICT out = args.acc + (row + r) * args.dim + column;
+    #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {
       double* low = out + c * kLanes;
       double* high = low + kLanes / 2;
