@@ -1,0 +1,80 @@
+#include "attention/cache/cache_rows.h"
+
+#include "attention/cache/element_rows.h"
+#include "attention/cache/mla_fp8_rows.h"
+
+namespace kvblocks::attention {
+namespace {
+
+// The last dimension of a view, from an element of it on.
+void LoadLast(const ConstTensorView& view, const std::byte* from, double* out) {
+  const int last = view.rank - 1;
+  LoadElements(view.dtype, from, view.stride[last], view.extent[last], out);
+}
+
+// `values` is the tensor asked for: k or v, of kNhd or kHnd.
+void ReadFlashRow(KvLayout layout, const ConstTensorView& values, int64_t block, int64_t offset,
+                  int64_t kv_head, double* out) {
+  LoadLast(values,
+           layout == KvLayout::kNhd ? values.At(block, offset, kv_head)
+                                    : values.At(block, kv_head, offset),
+           out);
+}
+
+}  // namespace
+
+void ReadKeyRow(const ConstKvCacheView& cache, int64_t slot, int64_t kv_head, double* out) {
+  const int64_t block_size = cache.block_size();
+  const int64_t block = slot / block_size;
+  const int64_t offset = slot % block_size;
+  const ConstTensorView& k = cache.k;
+  switch (cache.layout) {
+    case KvLayout::kPagedX: {
+      const int64_t x = k.extent[4];
+      for (int64_t piece = 0; piece < k.extent[2]; ++piece) {
+        LoadElements(k.dtype, k.At(block, kv_head, piece, offset), k.stride[4], x, out + piece * x);
+      }
+      return;
+    }
+    case KvLayout::kNhd:
+    case KvLayout::kHnd:
+      return ReadFlashRow(cache.layout, k, block, offset, kv_head, out);
+    case KvLayout::kMlaLatent:
+      return LoadLast(k, k.At(block, offset), out);
+    case KvLayout::kMlaSplit:
+      LoadLast(k, k.At(block, offset), out);
+      return LoadLast(cache.v, cache.v.At(block, offset), out + k.extent[2]);
+    case KvLayout::kMlaFp8_656:
+      return DecodeMla656(k.At(block, offset), out);
+    case KvLayout::kMlaFp8_584:
+      return DecodeMla584(k.At(block), block_size, offset, out);
+  }
+}
+
+void ReadValueRow(const ConstKvCacheView& cache, int64_t slot, int64_t kv_head, double* out) {
+  const int64_t block_size = cache.block_size();
+  const int64_t block = slot / block_size;
+  const int64_t offset = slot % block_size;
+  const ConstTensorView& v = cache.v;
+  switch (cache.layout) {
+    case KvLayout::kPagedX:
+      return LoadElements(v.dtype, v.At(block, kv_head, 0, offset), v.stride[2], v.extent[2], out);
+    case KvLayout::kNhd:
+    case KvLayout::kHnd:
+      return ReadFlashRow(cache.layout, v, block, offset, kv_head, out);
+    case KvLayout::kMlaLatent:
+      return LoadLast(v, v.At(block, offset), out);
+    case KvLayout::kMlaSplit:
+      return LoadLast(cache.k, cache.k.At(block, offset), out);
+    case KvLayout::kMlaFp8_656: {
+      double row[kMla656Values + kMlaRotaryValues];
+      DecodeMla656(cache.k.At(block, offset), row);
+      for (int64_t i = 0; i < kMla656Values; ++i) out[i] = row[i];
+      return;
+    }
+    case KvLayout::kMlaFp8_584:
+      return DecodeMla584(cache.k.At(block), block_size, offset, out);
+  }
+}
+
+}  // namespace kvblocks::attention
