@@ -35,8 +35,9 @@ int64_t InnerSpan(const ConstTensorView& view, Inner inner) {
   const int64_t size = ElementBytes(view.dtype);
   int64_t span = size;
   for (int i = 0; i < view.rank; ++i) {
+    if (view.extent[i] <= 1) continue;  // its stride may be anything
     const int64_t stride = view.stride[i] * size;
-    if (view.extent[i] > 1 && inner(stride)) span += (view.extent[i] - 1) * stride;
+    if (inner(stride)) span += (view.extent[i] - 1) * stride;
   }
   return span;
 }
@@ -62,8 +63,9 @@ bool MayOverlap(const ConstTensorView& a, const ConstTensorView& b) {
   if (a_end <= Address(b) || b_end <= Address(a)) return false;
   for (const ConstTensorView* view : {&a, &b}) {
     for (int i = 0; i < view->rank; ++i) {
+      if (view->extent[i] <= 1) continue;
       const int64_t period = view->stride[i] * ElementBytes(view->dtype);
-      if (period > 0 && view->extent[i] > 1 && ApartWithin(a, b, period)) return false;
+      if (period > 0 && ApartWithin(a, b, period)) return false;
     }
   }
   return true;
@@ -71,13 +73,17 @@ bool MayOverlap(const ConstTensorView& a, const ConstTensorView& b) {
 
 bool MayOverlapItself(const ConstTensorView& view) {
   if (view.empty()) return false;
+  // Dimensions of more than one element, by stride.
   std::array<int, kMaxRank> order;
   int num = 0;
   for (int i = 0; i < view.rank; ++i) {
-    if (view.extent[i] > 1) order[num++] = i;
+    if (view.extent[i] <= 1) continue;
+    int place = num++;
+    for (; place > 0 && view.stride[order[place - 1]] > view.stride[i]; --place) {
+      order[place] = order[place - 1];
+    }
+    order[place] = i;
   }
-  std::sort(order.begin(), order.begin() + num,
-            [&](int a, int b) { return view.stride[a] < view.stride[b]; });
   int64_t span = 1;  // elements that the dimensions so far reach over
   for (int i = 0; i < num; ++i) {
     if (view.stride[order[i]] < span) return true;
