@@ -187,7 +187,7 @@ void Run(FuzzInput& input) {
     ComputeKvScalesArgs args;
     args.k = args.v = k.view();
     args.k_scale = k_scale.view(), args.v_scale = v_scale.view();
-    args.k_divisor = static_cast<float>(input.Byte());
+    args.k_divisor = static_cast<float>(input.Wild(1, 200));
     ExpectRefusedOrDone(CpuComputeKvScales({}, args));
   } else if (op == 3) {
     const int64_t requests = input.Small(0, 2), columns = input.Small(0, 3);
