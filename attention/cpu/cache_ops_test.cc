@@ -111,6 +111,57 @@ TEST(ReshapeAndCacheTest, ABadSlotChangesNothing) {
   EXPECT_EQ(memory, (std::vector<float>{7, 7, 7, 7, 1, 1, 1, 1, 7, 7, 7, 7, 1, 1, 1, 1}));
 }
 
+// Batches large enough for tables of codes: every 16-bit word, with a scale for all or one per
+// head.
+TEST(ReshapeAndCacheTest, LargeBatchesGetTheCodesOfSmallOnes) {
+  constexpr int64_t kTokens = 256, kHeads = 2, kDim = 1024;
+  std::vector<uint16_t> words(kTokens * kHeads * kDim);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<uint16_t>(i * 40503);
+  std::vector<int64_t> slots(kTokens);
+  for (int64_t t = 0; t < kTokens; ++t) slots[t] = (t * 77) % kTokens;
+  const std::vector<float> scales = {0.37f, 2.5f};
+  for (const DType from : {DType::kBF16, DType::kF16}) {
+    for (const DType to : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
+      for (const int64_t num_scales : {1, 2}) {
+        KvCacheGeometry geometry;
+        geometry.layout = KvLayout::kHnd;
+        geometry.dtype = to;
+        geometry.num_blocks = kTokens / 16;
+        geometry.block_size = 16;
+        geometry.num_kv_heads = kHeads;
+        geometry.key_dim = geometry.value_dim = kDim;
+        std::vector<std::byte> memory(*KvCacheBytes(geometry));
+        const KvCacheView cache = *MakeKvCacheView(geometry, ViewOf(absl::MakeSpan(memory)));
+        ReshapeAndCacheArgs args;
+        args.k = args.v = ConstTensorView::Contiguous(
+            reinterpret_cast<const std::byte*>(words.data()), from, {kTokens, kHeads, kDim});
+        args.slot_mapping = In(slots, {kTokens});
+        args.cache = cache;
+        args.scales.k = args.scales.v = In(scales, {2}).Slice(0, 0, num_scales).value();
+        ASSERT_EQ(CpuReshapeAndCache({}, args), absl::OkStatus());
+        int64_t wrong = 0;
+        for (int64_t t = 0; t < kTokens; ++t) {
+          for (int64_t h = 0; h < kHeads; ++h) {
+            const double scale = scales[num_scales == 1 ? 0 : h];
+            for (int64_t d = 0; d < kDim; ++d) {
+              const double value = LoadElement(from, args.k.At(t, h, d)) / scale;
+              std::byte code;
+              if (to == DType::kI8) {
+                code = static_cast<std::byte>(DoubleToInt8Code(value));
+              } else {
+                StoreElement(to, value, &code);
+              }
+              wrong += *cache.k.At(slots[t] / 16, h, slots[t] % 16, d) != code;
+              wrong += *cache.v.At(slots[t] / 16, h, slots[t] % 16, d) != code;
+            }
+          }
+        }
+        EXPECT_EQ(wrong, 0) << Name(from) << " to " << Name(to) << ", " << num_scales << " scales";
+      }
+    }
+  }
+}
+
 // EX-28: 6 / 200 and 5 / 100; 0 gives 1.
 TEST(ComputeKvScalesTest, Ex28PerTensor) {
   const std::vector<float> q = {0, 0}, k = {1, -6, 2, 3}, v = {5, 0, -4, 1};
