@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -306,6 +307,34 @@ TEST(GatherCacheTest, DequantisesByRequestAndHead) {
   // is block 0 offset 1.
   EXPECT_EQ(out, (std::vector<float>{99, 99, 7, 80, 1, 20, 99, 99, 300, 4000, 99, 99}));
   EXPECT_EQ(out_v, (std::vector<float>{99, 99, -3.5, -4, -0.5, -1, 99, 99, -1.5, -2, 99, 99}));
+}
+
+TEST(GatherCacheTest, LongRequestsAreSharedByThreads) {
+  constexpr int32_t kTokens = 1000, kBlockSize = 8;
+  std::vector<float> k(kTokens);
+  std::iota(k.begin(), k.end(), 0.f);
+  GatherCacheArgs args;
+  args.cache = ConstKvCacheView(KvLayout::kNhd, In(k, {kTokens / kBlockSize, kBlockSize, 1, 1}),
+                                In(k, {kTokens / kBlockSize, kBlockSize, 1, 1}));
+  std::vector<int32_t> table(kTokens / kBlockSize);
+  std::iota(table.rbegin(), table.rend(), 0);
+  const std::vector<int32_t> seq_lens = {kTokens}, lengths = {kTokens - 1};
+  args.block_table = In(table, {1, kTokens / kBlockSize});
+  args.seq_lens = In(seq_lens, {1});
+  args.lengths = In(lengths, {1});
+  std::vector<float> out(kTokens - 1), out_v(kTokens - 1), expected(kTokens - 1);
+  for (int32_t i = 0; i < kTokens - 1; ++i) {
+    expected[i] =
+        static_cast<float>(table[(i + 1) / kBlockSize] * kBlockSize + (i + 1) % kBlockSize);
+  }
+  args.out = Out(out, {1, kTokens - 1, 1, 1});
+  args.out_v = Out(out_v, {1, kTokens - 1, 1, 1});
+  ThreadPool pool(3);
+  ExecContext context;
+  context.threads = &pool;
+  ASSERT_EQ(CpuGatherCache(context, args), absl::OkStatus());
+  EXPECT_EQ(out, expected);
+  EXPECT_EQ(out_v, expected);
 }
 
 // AT-14: entries before the tokens asked for and past the length may be anything.
