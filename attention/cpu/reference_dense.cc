@@ -86,6 +86,7 @@ void RunPagedPrefill(const ExecContext& context, const PagedPrefillArgs& args,
 absl::Status CpuReferenceOps::PagedDecode(const ExecContext& context,
                                           const PagedDecodeArgs& args) const {
   if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckPlan(args); !status.ok()) return status;
   const PagedRows keys(args.cache, args.block_table, args.params.scales);
   AttendBatch batch = BatchOf(args.q, args.cache, args.params, keys);
   batch.requests = DecodeRequests(args.seq_lens, args.q.extent[0]);
