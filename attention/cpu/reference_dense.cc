@@ -60,9 +60,6 @@ void AttendAndWrite(const ExecContext& context, const AttendBatch& batch, const 
         const double lse = MergePieces(pieces);
         writer.Write(row, head, pieces[0].values, lse);
       });
-  const int64_t used =
-      batch.requests.empty() ? 0 : batch.requests.back().first_row + batch.requests.back().q_len;
-  for (int64_t row = used; row < writer.out.extent[0]; ++row) writer.WriteNothing(row);
 }
 
 void RunPagedPrefill(const ExecContext& context, const PagedPrefillArgs& args,
