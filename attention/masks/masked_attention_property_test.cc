@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/cpu/cpu_ops.h"
 #include "attention/cpu/reference_ops.h"
 #include "attention/masks/mask_builder.h"
 #include "attention/masks/mask_predicate.h"
@@ -21,7 +22,7 @@ namespace kvblocks::attention {
 namespace {
 
 // Backends whose masked and implicit paths must agree bit for bit.
-std::vector<const AttentionOps*> Backends() { return {&CpuReference()}; }
+std::vector<const AttentionOps*> Backends() { return {&CpuReference(), &Cpu()}; }
 
 using Bytes = std::vector<std::byte>;
 
