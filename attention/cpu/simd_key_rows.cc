@@ -58,7 +58,8 @@ KeyRows::KeyRows(const ConstKvCacheView& cache)
     plane.element_bytes = view.stride[element_dim] * ElementBytes(view.dtype);
     plane.dense = plane.element_bytes == ElementBytes(view.dtype) || plane.dim == 1;
     plane.in_place = plane.dense && plane.dim % kRowPad == 0 &&
-                     (plane.dtype == DType::kF32 || plane.dtype == DType::kBF16);
+                     (plane.dtype == DType::kF32 || plane.dtype == DType::kBF16 ||
+                      plane.dtype == DType::kF16);
   };
   if (cache.layout == KvLayout::kPagedX) {
     // Keys are pieces of x elements, see ReadPagedXKey; values have tokens innermost.
@@ -146,8 +147,10 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses, uint
                         int64_t kv_head, bool widen, float* scratch,
                         std::array<const void*, kTileKeys>& rows, RowType& type) const {
   const bool paged_x_key = &plane == &key_plane_ && cache_.layout == KvLayout::kPagedX;
-  if (plane.in_place && !(widen && plane.dtype == DType::kBF16)) {
-    type = plane.dtype == DType::kF32 ? RowType::kF32 : RowType::kBF16;
+  if (plane.in_place && !(widen && plane.dtype != DType::kF32)) {
+    type = plane.dtype == DType::kF32    ? RowType::kF32
+           : plane.dtype == DType::kBF16 ? RowType::kBF16
+                                         : RowType::kF16;
     ForEachKey(wanted, [&](int key) {
       rows[key] = plane.Row(addresses.block[key], addresses.offset[key], kv_head);
     });
@@ -208,16 +211,26 @@ void KeyRows::Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_h
             rows->values, rows->value_type);
 }
 
-void KeyRows::Prefetch(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head) const {
-  if (latent_ || cache_.layout == KvLayout::kPagedX) return;
-  ForEachKey(wanted, [&](int key) {
-    for (const Plane* plane : {&key_plane_, &value_plane_}) {
-      if (plane->data == nullptr) continue;
-      const std::byte* row = plane->Row(addresses.block[key], addresses.offset[key], kv_head);
-      const int64_t bytes = plane->dim * ElementBytes(plane->dtype);
-      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
-    }
-  });
+void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head,
+                          TileSources* sources) const {
+  sources->keys.fill(zeros_.data());
+  sources->values.fill(zeros_.data());
+  sources->key_bytes = sources->value_bytes = 0;
+  const auto find = [&](const Plane& plane, std::array<const void*, kTileKeys>& rows,
+                        int64_t& row_bytes) {
+    if (plane.data == nullptr) return;
+    row_bytes = plane.dim * ElementBytes(plane.dtype);
+    // In kPagedX the rows of a block and head lie mixed in one piece of memory: any way to share it
+    // out will do.
+    const bool mixed = cache_.layout == KvLayout::kPagedX;
+    ForEachKey(wanted, [&](int key) {
+      const int64_t block = addresses.block[key], offset = addresses.offset[key];
+      rows[key] = mixed ? plane.Row(block, 0, kv_head) + offset * row_bytes
+                        : plane.Row(block, offset, kv_head);
+    });
+  };
+  find(key_plane_, sources->keys, sources->key_bytes);
+  find(value_plane_, sources->values, sources->value_bytes);
 }
 
 }  // namespace kvblocks::attention::simd
