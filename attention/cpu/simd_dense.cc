@@ -279,29 +279,25 @@ void Worker::AttendPiece(int64_t begin, int64_t end) {
   TileRows tile;
   TileSources upcoming;
   for (int64_t first = lo / kTileKeys * kTileKeys; first < hi; first += kTileKeys) {
-    uint64_t wanted = 0;
+    uint64_t wanted = 0, next_wanted = 0;
+    if (fetch_ahead) {
+      for (const Visibility::Row& view : row_views_) {
+        next_wanted |= BitsOf(first + kTileKeys, std::max(view.lo, begin), std::min(view.hi, end));
+      }
+      if (next_wanted != 0) FindAddresses(first + kTileKeys, next_wanted, &next_addresses);
+    }
     for (int64_t group = 0; group < num_groups_; ++group) {
       if (group == 0 || per_head_ || has_rules_) wanted = FindSeen(group, first, begin, end);
       if (wanted == 0) continue;
       if (group == 0 || per_head_) FindAddresses(first, wanted, &addresses);
       key_rows_->Load(addresses, wanted, task_->group_begin + group, widen, scratch_.data(),
                       &tile);
-      bool ahead = false;
-      if (fetch_ahead && group + 1 < num_groups_) {
-        key_rows_->FindSources(addresses, wanted, task_->group_begin + group + 1, &upcoming);
-        ahead = true;
-      } else if (fetch_ahead) {
-        uint64_t next_wanted = 0;
-        for (const Visibility::Row& view : row_views_) {
-          next_wanted |= BitsOf(first + kTileKeys, std::max(view.lo, begin), std::min(view.hi, end));
-        }
-        if (next_wanted != 0) {
-          FindAddresses(first + kTileKeys, next_wanted, &next_addresses);
-          key_rows_->FindSources(next_addresses, next_wanted, task_->group_begin, &upcoming);
-          ahead = true;
-        }
+      if (next_wanted != 0) {
+        key_rows_->FindSources(next_addresses, next_wanted, task_->group_begin, num_groups_, group,
+                               &upcoming);
       }
-      rows_.AddTile(group, tile, seen_.data(), rules_.data(), ahead ? &upcoming : nullptr);
+      rows_.AddTile(group, tile, seen_.data(), rules_.data(),
+                    next_wanted != 0 ? &upcoming : nullptr);
     }
   }
 }

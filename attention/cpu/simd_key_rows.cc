@@ -211,23 +211,29 @@ void KeyRows::Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_h
             rows->values, rows->value_type);
 }
 
-void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head,
-                          TileSources* sources) const {
-  sources->keys.fill(zeros_.data());
-  sources->values.fill(zeros_.data());
+void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64_t first_head,
+                          int64_t num_heads, int64_t share, TileSources* sources) const {
   sources->key_bytes = sources->value_bytes = 0;
+  // Neighbours in memory are asked for together: in kNhd all heads of a token, else all tokens of a
+  // head. kPagedX has the rows of a block and head mixed in one piece: any way to share it out will
+  // do.
+  const bool mixed = cache_.layout == KvLayout::kPagedX;
+  const bool by_token = cache_.layout == KvLayout::kNhd;
   const auto find = [&](const Plane& plane, std::array<const void*, kTileKeys>& rows,
                         int64_t& row_bytes) {
     if (plane.data == nullptr) return;
     row_bytes = plane.dim * ElementBytes(plane.dtype);
-    // In kPagedX the rows of a block and head lie mixed in one piece of memory: any way to share it
-    // out will do.
-    const bool mixed = cache_.layout == KvLayout::kPagedX;
-    ForEachKey(wanted, [&](int key) {
+    for (int piece = 0; piece < kTileKeys; ++piece) {
+      const int64_t key = by_token ? (share * kTileKeys + piece) / num_heads : piece;
+      const int64_t head = first_head + (by_token ? (share * kTileKeys + piece) % num_heads : share);
+      if ((wanted >> key & 1) == 0) {
+        rows[piece] = zeros_.data();
+        continue;
+      }
       const int64_t block = addresses.block[key], offset = addresses.offset[key];
-      rows[key] = mixed ? plane.Row(block, 0, kv_head) + offset * row_bytes
-                        : plane.Row(block, offset, kv_head);
-    });
+      rows[piece] = mixed ? plane.Row(block, 0, head) + offset * row_bytes
+                          : plane.Row(block, offset, head);
+    }
   };
   find(key_plane_, sources->keys, sources->key_bytes);
   find(value_plane_, sources->values, sources->value_bytes);

@@ -51,9 +51,10 @@ class KeyRows {
   // scratch_floats() and lives as long as the rows.
   void Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head, bool widen,
             float* scratch, TileRows* rows) const;
-  // Where the memory of a tile is that will be loaded later.
-  void FindSources(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head,
-                   TileSources* sources) const;
+  // Where the memory of a tile of num_heads heads is that will be loaded later: one of num_heads
+  // shares of it.
+  void FindSources(const TileAddresses& addresses, uint64_t wanted, int64_t first_head,
+                   int64_t num_heads, int64_t share, TileSources* sources) const;
 
  private:
   // Dense rows: of keys or of values.
