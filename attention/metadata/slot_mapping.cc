@@ -1,0 +1,65 @@
+#include "attention/metadata/slot_mapping.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "attention/metadata/host_index_checks.h"
+
+namespace kvblocks::attention {
+absl::StatusOr<int64_t> BlockExpansion(int64_t manager_block_size, int64_t kernel_block_size) {
+  if (manager_block_size < 1 || kernel_block_size < 1 ||
+      manager_block_size % kernel_block_size != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block size of the manager is ", manager_block_size, ", of the kernel ",
+                     kernel_block_size, "; the first must be a positive multiple of the second"));
+  }
+  return manager_block_size / kernel_block_size;
+}
+
+void ExpandBlockIds(absl::Span<const int32_t> ids, int64_t expansion, int32_t* out) {
+  if (expansion == 1) {
+    std::copy(ids.begin(), ids.end(), out);
+    return;
+  }
+  const auto m = static_cast<int32_t>(expansion);
+  for (const int32_t id : ids) {
+    for (int32_t i = 0; i < m; ++i) *out++ = id * m + i;
+  }
+}
+
+absl::Status ComputeSlotMapping(const SlotMappingArgs& args) {
+  constexpr char kOp[] = "ComputeSlotMapping";
+  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
+  if (!num_tokens.ok()) return num_tokens.status();
+  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
+  const auto table = HostBlockTable::Create(kOp, args.block_table, num_reqs, args.block_size,
+                                            args.num_blocks, std::numeric_limits<int64_t>::max());
+  if (!table.ok()) return table.status();
+  for (const absl::Status& status :
+       {CheckHostTensor(kOp, "positions", args.positions, DType::kI32, 1, *num_tokens),
+        CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, *num_tokens)}) {
+    if (!status.ok()) return status;
+  }
+  const auto* starts = args.query_start_loc.as<int32_t>();
+  const auto* positions = args.positions.as<int32_t>();
+  for (int64_t b = 0; b < num_reqs; ++b) {
+    for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
+      const absl::Status status = table->CheckRows(b, positions[t], positions[t] + int64_t{1});
+      if (!status.ok()) return status;
+    }
+  }
+
+  auto* slots = args.slot_mapping.as<int64_t>();
+  for (int64_t b = 0; b < num_reqs; ++b) {
+    for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
+      const bool is_null =
+          args.null_blocks.contains(table->Block(b, positions[t] / args.block_size));
+      slots[t] = is_null ? -1 : table->Slot(b, positions[t]);
+    }
+  }
+  std::fill(slots + *num_tokens, slots + args.slot_mapping.extent[0], int64_t{-1});
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::attention
