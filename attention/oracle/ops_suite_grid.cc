@@ -89,7 +89,7 @@ std::string Describe(const PagedCaseOptions& options) {
 void SetDecodeLengths(PagedCaseOptions& options) {
   const int64_t BS = options.block_size;
   options.lengths = {1, BS - 1, 0, BS, BS + 1};
-  int64_t budget = 1500000 / (options.num_heads * options.key_dim);
+  int64_t budget = 800000 / (options.num_heads * options.key_dim);
   for (int64_t length : {4097, 513, 512, 511}) {
     if (length <= budget) options.lengths.push_back(length), budget -= length;
   }
@@ -110,7 +110,7 @@ TEST(OpsGridTest, T1PrefillOfEveryPairOfFactors) {
   for (PagedCaseOptions options : GridCases()) {
     SCOPED_TRACE(Describe(options));
     // Each case has some of the lengths; all together have all of them with all factors' values.
-    const int64_t budget = 6000000 / (options.num_heads * options.key_dim);
+    const int64_t budget = 4000000 / (options.num_heads * options.key_dim);
     int64_t work = 0;
     options.lengths = {0}, options.q_lens = {0};
     for (int n = 0; n < 4; ++n) {
