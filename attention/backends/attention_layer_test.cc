@@ -170,7 +170,9 @@ TEST(AttentionLayerTest, CrossAttentionSeesAllKeysOfTheEncoder) {
       const int64_t first = keys.host_query_start_loc[b];
       dense.k.assign(all_k.begin() + first * 16, all_k.begin() + (first + dense.kv_len) * 16);
       dense.v.assign(all_v.begin() + first * 16, all_v.begin() + (first + dense.kv_len) * 16);
-      const DenseParams params{.scale = 1 / std::sqrt(8.0), .causal = false};
+      DenseParams params;
+      params.scale = 1 / std::sqrt(8.0);
+      params.causal = false;
       for (double expected : DenseAttention(dense, params).out) {
         EXPECT_NEAR(got[at++], expected, 1e-5);
       }
@@ -262,7 +264,7 @@ TEST(AttentionLayerTest, ExplicitMasksGiveTheSameResults) {
   masked.flags_.wants_explicit_masks = true;
   for (const int64_t window : {0, 3}) {
     LayerFixture plain({.window = window}, &implicit), with_mask({.window = window}, &masked);
-    AttentionMaskBuilder masks({});
+    AttentionMaskBuilder masks;
     for (const auto& step :
          std::vector<std::vector<std::pair<int, int64_t>>>{{{0, 7}, {1, 2}}, {{0, 1}, {1, 4}}}) {
       ASSERT_EQ(plain.Step(step), absl::OkStatus());
@@ -333,7 +335,9 @@ TEST(AttentionLayerTest, MlaLayerStoresLatentRowsAndAttends) {
     dense.k.insert(dense.k.end(), &rotary[t * kRotary], &rotary[t * kRotary] + kRotary);
   }
   dense.v = latent;
-  const std::vector<double> expected = DenseAttention(dense, {.scale = 0.25}).out, got = out.Get();
+  DenseParams params;
+  params.scale = 0.25;
+  const std::vector<double> expected = DenseAttention(dense, params).out, got = out.Get();
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-5) << i;
 }
 

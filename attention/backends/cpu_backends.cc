@@ -2,30 +2,11 @@
 
 #include <vector>
 
-#include "attention/cpu/blend_ops.h"
-#include "attention/cpu/cache_ops.h"
+#include "attention/cpu/cpu_ops.h"
 #include "attention/cpu/reference_ops.h"
 
 namespace kvblocks::attention {
 namespace {
-
-// Attention of `Attention`, and the host's one way of moving rows.
-template <typename Attention>
-class HostOps final : public Attention {
- public:
-#define KVBLOCKS_HOST_OP(Op)                                                         \
-  absl::Status Op(const ExecContext& context, const Op##Args& args) const override { \
-    return Cpu##Op(context, args);                                                   \
-  }
-  KVBLOCKS_HOST_OP(ReshapeAndCache)
-  KVBLOCKS_HOST_OP(ConcatAndCacheMla)
-  KVBLOCKS_HOST_OP(ComputeKvScales)
-  KVBLOCKS_HOST_OP(GatherCache)
-  KVBLOCKS_HOST_OP(SelectHkvd)
-  KVBLOCKS_HOST_OP(FuseKv)
-  KVBLOCKS_HOST_OP(RotateKeys)
-#undef KVBLOCKS_HOST_OP
-};
 
 BackendSupport HostSupport(std::vector<DType> q_dtypes) {
   BackendSupport support;
@@ -45,7 +26,7 @@ BackendSupport HostSupport(std::vector<DType> q_dtypes) {
   return support;
 }
 
-template <typename Attention>
+template <typename Ops>
 class HostBackend final : public AttentionBackend {
  public:
   explicit HostBackend(std::vector<DType> q_dtypes) : support_(HostSupport(std::move(q_dtypes))) {}
@@ -54,7 +35,7 @@ class HostBackend final : public AttentionBackend {
   const BackendSupport& support() const override { return support_; }
 
  private:
-  HostOps<Attention> ops_;
+  Ops ops_;
   BackendSupport support_;
 };
 
@@ -66,8 +47,16 @@ const AttentionBackend& CpuReferenceBackend() {
   return *backend;
 }
 
+const AttentionBackend& CpuBackend() {
+  static const auto* const backend =
+      new HostBackend<CpuOps>({DType::kF32, DType::kF16, DType::kBF16});
+  return *backend;
+}
+
 absl::Status RegisterCpuBackends(BackendRegistry& registry) {
-  return registry.Register(&CpuReferenceBackend(), kCpuReferencePriority);
+  absl::Status status = registry.Register(&CpuBackend(), kCpuPriority);
+  status.Update(registry.Register(&CpuReferenceBackend(), kCpuReferencePriority));
+  return status;
 }
 
 BackendRegistry& DefaultBackendRegistry() {

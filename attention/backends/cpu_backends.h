@@ -1,6 +1,6 @@
-// The backends of the host: CPU_REFERENCE (float64, any shape) and what is faster than it.
+// The backends of the host: CPU (SIMD instructions and threads) and CPU_REFERENCE (float64).
 //
-// Both write and gather the cache, and blend, by the same code. RegisterCpuBackends adds them to a
+// Both write and gather the cache, and blend, by the same code; float64 tensors are for the latter. RegisterCpuBackends adds them to a
 // registry; DefaultBackendRegistry has them, and whatever registered itself statically.
 
 #ifndef KVBLOCKS_ATTENTION_BACKENDS_CPU_BACKENDS_H_
@@ -12,6 +12,7 @@
 
 namespace kvblocks::attention {
 
+const AttentionBackend& CpuBackend();
 const AttentionBackend& CpuReferenceBackend();
 
 absl::Status RegisterCpuBackends(BackendRegistry& registry);
