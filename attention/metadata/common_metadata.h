@@ -31,14 +31,19 @@ struct CommonAttentionMetadata {
   // On the device of the step; R = num_reqs, T = num_actual_tokens, padded rows behind them.
   ConstTensorView query_start_loc;  // i32 [R + 1]: from 0 to T, non-decreasing
   ConstTensorView seq_lens;         // i32 [R]: new tokens included
-  ConstTensorView block_table;      // i32 [R, columns]: row b valid for ceil(L / block_size) entries
-  ConstTensorView slot_mapping;     // i64 [T_padded]: -1 skips
-  ConstTensorView positions;        // i32 [T_padded] or absent
-  ConstTensorView token_to_req;     // i32 [T_padded] or absent
+  ConstTensorView block_table;   // i32 [R, columns]: row b valid for ceil(L / block_size) entries
+  ConstTensorView slot_mapping;  // i64 [T_padded]: -1 skips
+  ConstTensorView positions;     // i32 [T_padded] or absent
+  ConstTensorView token_to_req;  // i32 [T_padded] or absent
 
   // The same on the host, always there: what splits and checks read.
   absl::Span<const int32_t> host_query_start_loc;  // R + 1 (padded rows repeat T)
   absl::Span<const int32_t> host_seq_lens;         // R, exact or upper bounds
+
+  // query_start_loc of the requests behind the decodes, from 0: what PrefillView needs. Absent
+  // where there are no decodes (query_start_loc serves) or nobody filled it.
+  ConstTensorView prefill_query_start_loc;  // i32 [R - num_decodes + 1]
+  absl::Span<const int32_t> host_prefill_query_start_loc;
 
   int64_t block_size = 0;  // of the kernel
   int32_t num_reqs = 0;

@@ -1,0 +1,149 @@
+// AttentionMetadataBuilder: makes CommonAttentionMetadata, one per KV group, from what the
+// scheduler and the block manager say of a step.
+//
+//   auto builder = AttentionMetadataBuilder::Create({
+//       .groups = {{.manager_block_size = 16, .kernel_block_size = 16, .num_blocks = 1000}},
+//       .max_num_reqs = 64, .max_num_tokens = 2048, .max_seq_len = 8192});
+//   std::vector<RequestInput> requests = {{.num_computed_tokens = 40, .num_scheduled_tokens = 1}};
+//   std::vector<absl::Span<const int32_t>> tables = {manager.GetBlocks(request, 0)};
+//   absl::Status built = builder->Build({.requests = requests, .block_ids = tables});
+//   const CommonAttentionMetadata& meta = builder->metadata(/*group=*/0);
+//   // Row i of the batch is the step's request builder->permutation()[i]; lay queries out so.
+//
+// The result depends on the input alone. Lengths are computed + scheduled tokens. Table entries
+// behind a request's last block, those of blocks outside a group's window and padded rows hold the
+// null block. Padded rows repeat T in query_start_loc, have length 0 and slot -1; padded positions
+// are 0, padded token_to_req -1. Views are good until the next Build that succeeds, and always at
+// the same addresses. A Build that fails leaves metadata and permutation as they were. All arrays
+// lie in one allocation, so that one copy moves a step to a device.
+//
+// Cost: O(R + T + block ids), nothing allocated after Create. Thread-compatible.
+
+#ifndef KVBLOCKS_ATTENTION_METADATA_METADATA_BUILDER_H_
+#define KVBLOCKS_ATTENTION_METADATA_METADATA_BUILDER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "attention/masks/mask_ref.h"
+#include "attention/metadata/batch_input.h"
+#include "attention/metadata/batch_split.h"
+#include "attention/metadata/common_metadata.h"
+#include "attention/metadata/kv_group.h"
+
+namespace kvblocks::attention {
+
+// Where masks come from, for backends that ask for explicit ones. Called once per Build; a null ref
+// means that there is no such mask.
+class MaskProvider {
+ public:
+  virtual ~MaskProvider() = default;
+  // The mask of all layers: a template for generating models, a full causal one for pooling ones.
+  virtual absl::StatusOr<MaskRef> AttentionMask(bool is_pooling) = 0;
+  virtual absl::StatusOr<MaskRef> WindowMask(int64_t window) = 0;
+  virtual absl::StatusOr<MaskRef> CustomMask() = 0;
+};
+
+struct MetadataBuilderOptions {
+  std::vector<KvGroupConfig> groups;
+  int64_t max_num_reqs = 0, max_num_tokens = 0;  // padding included
+  int64_t max_seq_len = 0;
+  SplitOptions split;
+  // Null: the implicit path, no masks. Otherwise causal batches get attn_mask and custom_mask,
+  // groups with a window swa_mask; batches that are not causal get none, since lengths say it all
+  // there.
+  MaskProvider* masks = nullptr;
+  bool is_pooling = false;
+};
+
+class AttentionMetadataBuilder {
+ public:
+  static absl::StatusOr<AttentionMetadataBuilder> Create(const MetadataBuilderOptions& options);
+  AttentionMetadataBuilder(AttentionMetadataBuilder&&) = default;
+  AttentionMetadataBuilder& operator=(AttentionMetadataBuilder&&) = default;
+
+  // InvalidArgument, OutOfRange (block ids and tables) or ResourceExhausted (more than was created
+  // for), naming request and value; requests are counted as in the input.
+  absl::Status Build(const BatchInput& input);
+
+  // Before the first Build: an empty batch.
+  const CommonAttentionMetadata& metadata(int group = 0) const { return groups_[group].meta; }
+  // The phases of the last batch; made when first asked for.
+  const CommonAttentionMetadata& decode_view(int group = 0);
+  const CommonAttentionMetadata& prefill_view(int group = 0);
+  // Row -> index of the request in the input.
+  absl::Span<const int32_t> permutation() const { return {permutation_, num_reqs()}; }
+
+  // i32 [T_padded]: the row of each token. Made when first asked for, and from then on also in the
+  // metadata of all groups.
+  ConstTensorView token_to_req();
+
+  int num_groups() const { return static_cast<int>(groups_.size()); }
+  const KvGroupConfig& config(int group) const { return groups_[group].config; }
+  KvGroupKey key(int group) const { return groups_[group].config.key(); }
+  std::optional<int> FindGroup(const KvGroupKey& key) const;  // the first of that key
+  // Everything that the views point to.
+  absl::Span<const std::byte> storage() const;
+
+ private:
+  struct Group {
+    KvGroupConfig config;
+    int64_t expansion = 1;       // kernel blocks per manager block
+    int64_t rows_per_block = 1;  // cache rows per manager block
+    int64_t columns = 0;
+    int32_t null_kernel_block = 0;
+    int32_t* block_table = nullptr;  // [max_num_reqs, columns]
+    int64_t* slot_mapping = nullptr;
+    std::vector<int32_t> filled;  // per row: entries behind it hold the null block
+    std::vector<uint32_t>
+        writer;  // per manager block: the check in which somebody wrote to it last
+    CommonAttentionMetadata meta, decode_view, prefill_view;
+    bool has_decode_view = false, has_prefill_view = false;
+  };
+  AttentionMetadataBuilder() = default;
+  size_t num_reqs() const { return static_cast<size_t>(groups_[0].meta.num_reqs); }
+
+  absl::Status Check(const BatchInput& input);
+  absl::Status CheckBlocks(const BatchInput& input, size_t g);
+  absl::Status FindDuplicateSlot(const BatchInput& input, size_t g);
+  absl::Status FetchMasks(bool causal);
+  BatchSplit Order(absl::Span<const RequestInput> requests);
+  CommonAttentionMetadata FillLengths(const BatchInput& input, const BatchSplit& split);
+  void FillGroup(const BatchInput& input, size_t g);
+  void Publish(const BatchInput& input, const CommonAttentionMetadata& lengths, size_t g);
+
+  SplitOptions split_;
+  MaskProvider* masks_ = nullptr;
+  bool is_pooling_ = false;
+  int64_t max_num_reqs_ = 0, max_num_tokens_ = 0, max_seq_len_ = 0;
+
+  std::unique_ptr<std::byte[]> storage_;  // of all arrays below and in the groups
+  size_t storage_bytes_ = 0;
+  int32_t* query_start_loc_ = nullptr;
+  int32_t* prefill_query_start_loc_ = nullptr;
+  int32_t* seq_lens_ = nullptr;
+  int32_t* positions_ = nullptr;
+  int32_t* token_to_req_ = nullptr;
+  int32_t* permutation_ = nullptr;
+  std::vector<Group> groups_;
+
+  // Scratch of one Build.
+  std::vector<uint8_t> phase_;          // per request of the input: 0 decode, 1 extend, 2 fresh
+  std::vector<int32_t> uniform_count_;  // per query length
+  std::vector<MaskRef> window_masks_;   // per group
+  MaskRef attention_mask_, custom_mask_;
+  uint32_t check_ = 0;  // counts checks for Group::writer
+
+  int64_t padded_reqs_ = 0, padded_tokens_ = 0;  // of the last batch
+  bool has_token_to_req_ = false;
+};
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_METADATA_METADATA_BUILDER_H_
