@@ -1,7 +1,9 @@
 #include "attention/cache/element_rows.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "attention/tensor/small_floats.h"
@@ -43,6 +45,47 @@ void LoadEach(const std::byte* from, int64_t stride, int64_t count, Convert conv
   for (int64_t i = 0; i < count; ++i) out[i] = convert(Read<T>(from + i * step));
 }
 
+// A finite magnitude below the format's overflow, as sign-less bits rounded to nearest even.
+template <int kMantissaBits, int kBias>
+uint64_t RoundMagnitude(double magnitude) {
+  constexpr int kDropped = 52 - kMantissaBits;
+  if (magnitude < std::bit_cast<double>(uint64_t{1024 - kBias} << 52)) {
+    // Subnormal: added to a power of two whose last place is the format's, the sum rounds to it and
+    // holds the count of such places in its low bits.
+    constexpr uint64_t kMagic = uint64_t{1024 - kBias - kMantissaBits + 52} << 52;
+    return std::bit_cast<uint64_t>(magnitude + std::bit_cast<double>(kMagic)) - kMagic;
+  }
+  const uint64_t bits = std::bit_cast<uint64_t>(magnitude);
+  const uint64_t half = (uint64_t{1} << (kDropped - 1)) - 1 + ((bits >> kDropped) & 1);
+  return ((bits + half) >> kDropped) - (uint64_t{1023 - kBias} << kMantissaBits);
+}
+
+// From `limit` on the result is `kAtLimit`, an infinity or the largest finite code.
+template <typename T, int kMantissaBits, int kBias, T kAtLimit, T kNaN>
+T RoundTo(double value, double limit) {
+  constexpr T kSign = T{1} << (8 * sizeof(T) - 1);
+  const double magnitude = std::abs(value);
+  const T bits = magnitude < limit ? static_cast<T>(RoundMagnitude<kMantissaBits, kBias>(magnitude))
+                 : std::isnan(value) ? kNaN
+                                     : kAtLimit;
+  return static_cast<T>(bits | (std::signbit(value) ? kSign : T{0}));
+}
+
+int8_t RoundToInt8Code(double value) {
+  if (std::isnan(value)) return 0;
+  constexpr double kMagic = 0x1.8p52;
+  const double rounded = std::clamp(value, -127.0, 127.0) + kMagic;
+  return static_cast<int8_t>(std::bit_cast<uint64_t>(rounded));
+}
+
+template <typename T, typename Convert>
+void StoreEach(const double* values, int64_t count, Convert convert, std::byte* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    const T element = convert(values[i]);
+    std::memcpy(to + i * sizeof(T), &element, sizeof(T));
+  }
+}
+
 }  // namespace
 
 void LoadElements(DType dtype, const std::byte* from, int64_t stride, int64_t count, double* out) {
@@ -64,6 +107,35 @@ void LoadElements(DType dtype, const std::byte* from, int64_t stride, int64_t co
     default:
       for (int64_t i = 0; i < count; ++i) {
         out[i] = LoadElement(dtype, from + i * stride * ElementBytes(dtype));
+      }
+  }
+}
+
+void StoreElements(DType dtype, const double* values, int64_t count, std::byte* to) {
+  switch (dtype) {
+    case DType::kF32:
+      return StoreEach<float>(
+          values, count, [](double x) { return static_cast<float>(x); }, to);
+    case DType::kF16:
+      return StoreEach<uint16_t>(
+          values, count,
+          [](double x) { return RoundTo<uint16_t, 10, 15, 0x7C00, 0x7E00>(x, 65536); }, to);
+    case DType::kBF16:
+      return StoreEach<uint16_t>(
+          values, count,
+          [](double x) { return RoundTo<uint16_t, 7, 127, 0x7F80, 0x7FC0>(x, 0x1p128); }, to);
+    case DType::kF8E4M3:
+      return StoreEach<uint8_t>(
+          values, count, [](double x) { return RoundTo<uint8_t, 3, 7, 0x7E, 0x7F>(x, 448); }, to);
+    case DType::kF8E5M2:
+      return StoreEach<uint8_t>(
+          values, count, [](double x) { return RoundTo<uint8_t, 2, 15, 0x7B, 0x7E>(x, 57344); },
+          to);
+    case DType::kI8:
+      return StoreEach<int8_t>(values, count, RoundToInt8Code, to);
+    default:
+      for (int64_t i = 0; i < count; ++i) {
+        StoreElement(dtype, values[i], to + i * ElementBytes(dtype));
       }
   }
 }

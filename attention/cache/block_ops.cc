@@ -1,0 +1,244 @@
+#include "attention/cache/block_ops.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "attention/cache/strided_copy.h"
+#include "attention/cpu/thread_pool.h"
+
+namespace kvblocks::attention {
+namespace {
+
+// The tensors that hold a cache's bytes: K and V, or one where V is part of K.
+template <typename View>
+absl::Span<const View> Tensors(const BasicKvCacheView<View>& cache, View (&storage)[2]) {
+  storage[0] = cache.k;
+  storage[1] = cache.v;
+  const bool one = IsMla(cache.layout) && cache.layout != KvLayout::kMlaSplit;
+  return absl::MakeConstSpan(storage, one ? 1 : 2);
+}
+
+template <typename View>
+View Block(const View& tensor, int64_t id) {
+  return *tensor.Select(0, id);
+}
+
+absl::Status CheckHost(const char* op, const ExecContext& context, const ConstKvCacheView& cache) {
+  if (!context.device.on_host() || !cache.k.device.on_host()) {
+    return absl::UnimplementedError(absl::StrCat(op, ": cache on ", Name(cache.k.device),
+                                                 ", context on ", Name(context.device),
+                                                 "; this is the host's; use a CUDA backend"));
+  }
+  ConstTensorView storage[2];
+  for (const ConstTensorView& tensor : Tensors(cache, storage)) {
+    if (tensor.rank == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(op, ": cache of layout ", Name(cache.layout), " lacks a tensor"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckId(const char* op, const char* what, int64_t id, int64_t num_blocks) {
+  if (id >= 0 && id < num_blocks) return absl::OkStatus();
+  return absl::OutOfRangeError(
+      absl::StrCat(op, ": ", what, " block ", id, " of a cache of ", num_blocks, " blocks"));
+}
+
+// Destinations must be distinct and, within one cache, no sources.
+absl::Status CheckPairs(const char* op, absl::Span<const BlockPair> pairs, int64_t src_blocks,
+                        int64_t dst_blocks, bool one_cache) {
+  std::vector<int32_t> sources, destinations;
+  for (const auto& [source, destination] : pairs) {
+    if (auto s = CheckId(op, "source", source, src_blocks); !s.ok()) return s;
+    if (auto s = CheckId(op, "destination", destination, dst_blocks); !s.ok()) return s;
+    sources.push_back(source);
+    destinations.push_back(destination);
+  }
+  std::sort(sources.begin(), sources.end());
+  std::sort(destinations.begin(), destinations.end());
+  if (auto twice = std::adjacent_find(destinations.begin(), destinations.end());
+      twice != destinations.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": destination block ", *twice, " is given twice; give it once"));
+  }
+  if (!one_cache) return absl::OkStatus();
+  for (const int32_t destination : destinations) {
+    if (std::binary_search(sources.begin(), sources.end(), destination)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(op, ": block ", destination,
+                       " is a source and a destination, so the result would depend on the order; "
+                       "use two calls"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Whether the bytes from the first to the farthest element of two tensors meet.
+bool SpansMeet(const ConstTensorView& a, const ConstTensorView& b) {
+  const auto a_bytes = a.SpanBytes();
+  const auto b_bytes = b.SpanBytes();
+  if (!a_bytes.ok() || !b_bytes.ok()) return true;
+  return *a_bytes > 0 && *b_bytes > 0 && a.data < b.data + *b_bytes && b.data < a.data + *a_bytes;
+}
+
+absl::Status CheckApart(const char* op, const ConstKvCacheView& src, const ConstKvCacheView& dst) {
+  ConstTensorView of_src[2], of_dst[2];
+  for (const ConstTensorView& a : Tensors(src, of_src)) {
+    for (const ConstTensorView& b : Tensors(dst, of_dst)) {
+      if (SpansMeet(a, b)) {
+        return absl::InvalidArgumentError(absl::StrCat(op, ": src ", a.DebugString(), " and dst ",
+                                                       b.DebugString(),
+                                                       " share memory; give two caches"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameBlocks(const char* op, const ConstTensorView& src,
+                             const ConstTensorView& dst) {
+  const bool same = src.dtype == dst.dtype && src.rank == dst.rank &&
+                    std::equal(src.extent.begin() + 1, src.extent.end(), dst.extent.begin() + 1);
+  if (same) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(op, ": src ", src.DebugString(), " and dst ",
+                                                 dst.DebugString(),
+                                                 " have blocks of other shapes or types"));
+}
+
+// K and V of kPagedX, kNhd and kHnd, or the latent and rotary columns, with dimensions in the order
+// of kNhd, so that two layouts can be copied element by element.
+template <typename View>
+void TokenMajor(const BasicKvCacheView<View>& cache, int64_t latent_rank, View* k, View* v) {
+  *k = cache.k;
+  *v = cache.v;
+  switch (cache.layout) {
+    case KvLayout::kPagedX:
+      *k = *cache.k.Permute({0, 3, 1, 2, 4});
+      *v = *cache.v.Permute({0, 3, 1, 2});
+      return;
+    case KvLayout::kHnd:
+      *k = *cache.k.Permute({0, 2, 1, 3});
+      *v = *cache.v.Permute({0, 2, 1, 3});
+      return;
+    case KvLayout::kMlaLatent:
+      *k = *cache.k.Slice(2, 0, latent_rank);
+      *v = *cache.k.Slice(2, latent_rank, cache.k.extent[2]);
+      return;
+    default:
+      return;
+  }
+}
+
+}  // namespace
+
+absl::Status CopyBlocks(const ExecContext& context, absl::Span<const KvCacheView> caches,
+                        absl::Span<const BlockPair> pairs) {
+  constexpr char kOp[] = "CopyBlocks";
+  for (const KvCacheView& cache : caches) {
+    if (auto s = CheckHost(kOp, context, cache); !s.ok()) return s;
+    const int64_t blocks = cache.num_blocks();
+    if (auto s = CheckPairs(kOp, pairs, blocks, blocks, true); !s.ok()) return s;
+  }
+  const int64_t num_pairs = pairs.size();
+  ParallelFor(context.threads, num_pairs * static_cast<int64_t>(caches.size()),
+              [&](int64_t item, int) {
+                const auto& [source, destination] = pairs[item % num_pairs];
+                TensorView storage[2];
+                for (const TensorView& tensor : Tensors(caches[item / num_pairs], storage)) {
+                  CopyStrided(Block(tensor, source), Block(tensor, destination));
+                }
+              });
+  return absl::OkStatus();
+}
+
+absl::Status SwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
+                        const KvCacheView& dst, absl::Span<const BlockPair> pairs) {
+  constexpr char kOp[] = "SwapBlocks";
+  if (auto s = CheckHost(kOp, context, src); !s.ok()) return s;
+  if (auto s = CheckHost(kOp, context, dst); !s.ok()) return s;
+  if (src.layout != dst.layout || src.planar_block_size != dst.planar_block_size) {
+    return absl::InvalidArgumentError(absl::StrCat(kOp, ": src is ", Name(src.layout), ", dst ",
+                                                   Name(dst.layout), "; use ConvertLayout"));
+  }
+  ConstTensorView src_storage[2];
+  TensorView dst_storage[2];
+  const auto from = Tensors(src, src_storage);
+  const auto to = Tensors(dst, dst_storage);
+  for (int i = 0; i < from.size(); ++i) {
+    if (auto s = CheckSameBlocks(kOp, from[i], to[i]); !s.ok()) return s;
+  }
+  if (auto s = CheckPairs(kOp, pairs, src.num_blocks(), dst.num_blocks(), false); !s.ok()) return s;
+  if (auto s = CheckApart(kOp, src, dst); !s.ok()) return s;
+  ParallelFor(context.threads, pairs.size(), [&](int64_t item, int) {
+    for (int i = 0; i < from.size(); ++i) {
+      CopyStrided(Block(from[i], pairs[item].first), Block(to[i], pairs[item].second));
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
+                           const KvCacheView& dst) {
+  constexpr char kOp[] = "ConvertLayout";
+  if (auto s = CheckHost(kOp, context, src); !s.ok()) return s;
+  if (auto s = CheckHost(kOp, context, dst); !s.ok()) return s;
+  const auto fp8 = [](KvLayout layout) {
+    return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
+  };
+  const bool convertible = src.layout == dst.layout || (IsMla(src.layout) == IsMla(dst.layout) &&
+                                                        !fp8(src.layout) && !fp8(dst.layout));
+  const bool same_shape = src.num_blocks() == dst.num_blocks() &&
+                          src.block_size() == dst.block_size() &&
+                          src.num_kv_heads() == dst.num_kv_heads() &&
+                          src.key_dim() == dst.key_dim() && src.value_dim() == dst.value_dim() &&
+                          src.k.dtype == dst.k.dtype && src.v.dtype == dst.v.dtype;
+  if (!convertible || !same_shape) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kOp, ": src ", Name(src.layout), " ", src.k.DebugString(),
+                     " does not convert to dst ", Name(dst.layout), " ", dst.k.DebugString(),
+                     "; blocks, block size, heads, dims and types must be equal"));
+  }
+  if (auto s = CheckApart(kOp, src, dst); !s.ok()) return s;
+
+  ConstTensorView from[2];
+  TensorView to[2];
+  int num_tensors = 2;
+  if (fp8(src.layout)) {
+    if (auto s = CheckSameBlocks(kOp, src.k, dst.k); !s.ok()) return s;
+    from[0] = src.k;
+    to[0] = dst.k;
+    num_tensors = 1;
+  } else {
+    TokenMajor(src, src.value_dim(), &from[0], &from[1]);
+    TokenMajor(dst, dst.value_dim(), &to[0], &to[1]);
+    // Only kPagedX splits rows into pieces; its x follows from the type.
+    if (from[0].rank < to[0].rank) from[0] = *from[0].SplitLast(to[0].extent[4]);
+    if (to[0].rank < from[0].rank) to[0] = *to[0].SplitLast(from[0].extent[4]);
+    for (int i = 0; i < num_tensors; ++i) {
+      if (auto s = CheckSameBlocks(kOp, from[i], to[i]); !s.ok()) return s;
+    }
+  }
+  ParallelFor(context.threads, src.num_blocks(), [&](int64_t block, int) {
+    for (int i = 0; i < num_tensors; ++i) CopyStrided(Block(from[i], block), Block(to[i], block));
+  });
+  return absl::OkStatus();
+}
+
+absl::Status FillBlocks(const ExecContext& context, const KvCacheView& cache,
+                        absl::Span<const int32_t> ids, std::byte byte) {
+  constexpr char kOp[] = "FillBlocks";
+  if (auto s = CheckHost(kOp, context, cache); !s.ok()) return s;
+  for (const int32_t id : ids) {
+    if (auto s = CheckId(kOp, "ids", id, cache.num_blocks()); !s.ok()) return s;
+  }
+  TensorView storage[2];
+  for (const TensorView& tensor : Tensors(cache, storage)) {
+    for (const int32_t id : ids) FillStrided(Block(tensor, id), byte);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,314 @@
+#include "attention/cache/kv_cache_layout.h"
+
+#include <initializer_list>
+
+#include "absl/strings/str_cat.h"
+#include "attention/cache/mla_fp8_rows.h"
+
+namespace kvblocks::attention {
+namespace {
+
+bool IsFp8Mla(KvLayout layout) {
+  return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
+}
+
+absl::Status Refuse(const KvCacheGeometry& geometry, const std::string& why) {
+  return absl::InvalidArgumentError(absl::StrCat("KvCacheGeometry of ", Name(geometry.layout), " ",
+                                                 Name(geometry.dtype), ": ", why));
+}
+
+absl::Status CheckGeometry(const KvCacheGeometry& g) {
+  const auto at_least = [&](const char* name, int64_t value, int64_t least) {
+    return value >= least ? absl::OkStatus()
+                          : Refuse(g, absl::StrCat(name, " is ", value, "; at least ", least));
+  };
+  if (auto s = at_least("num_blocks", g.num_blocks, 0); !s.ok()) return s;
+  if (auto s = at_least("block_size", g.block_size, 1); !s.ok()) return s;
+  if (auto s = at_least("block_padding_bytes", g.block_padding_bytes, 0); !s.ok()) return s;
+  if (IsFp8Mla(g.layout)) {
+    if (g.dtype != DType::kU8) return Refuse(g, "its rows are records of bytes; dtype must be u8");
+  } else {
+    if (auto s = at_least("key_dim", g.key_dim, 1); !s.ok()) return s;
+    if (auto s = at_least("value_dim", g.value_dim, 1); !s.ok()) return s;
+  }
+  if (IsMla(g.layout)) {
+    if (g.num_kv_heads != 1) {
+      return Refuse(g, absl::StrCat("num_kv_heads is ", g.num_kv_heads, "; MLA has one"));
+    }
+    if (!IsFp8Mla(g.layout) && g.value_dim > g.key_dim) {
+      return Refuse(g, absl::StrCat("value_dim ", g.value_dim, " exceeds key_dim ", g.key_dim,
+                                    ", whose first columns it is"));
+    }
+    if (g.layout == KvLayout::kMlaSplit && g.value_dim == g.key_dim) {
+      return Refuse(
+          g, "key_dim equals value_dim, so no rotary columns are left for the second tensor");
+    }
+  } else {
+    if (auto s = at_least("num_kv_heads", g.num_kv_heads, 1); !s.ok()) return s;
+  }
+  if (g.layout == KvLayout::kPagedX) {
+    const int64_t x = 16 / ElementBytes(g.dtype);
+    if (g.key_dim % x != 0) {
+      return Refuse(g, absl::StrCat("key_dim ", g.key_dim, " is no multiple of x = ", x));
+    }
+    if (g.placement == KvPlacement::kInterleaved) {
+      return Refuse(g, "interleaved placement is for nhd and hnd");
+    }
+  }
+  const bool block_is_one_run =
+      IsMla(g.layout) ? g.layout != KvLayout::kMlaSplit : g.placement == KvPlacement::kInterleaved;
+  if (g.block_padding_bytes != 0 && !block_is_one_run) {
+    return Refuse(g,
+                  "block_padding_bytes needs blocks that are one run: interleaved, or MLA in one "
+                  "tensor");
+  }
+  if (g.block_padding_bytes % ElementBytes(g.dtype) != 0) {
+    return Refuse(g, absl::StrCat("block_padding_bytes ", g.block_padding_bytes,
+                                  " is no multiple of the element size ", ElementBytes(g.dtype)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> Product(const KvCacheGeometry& g, std::initializer_list<int64_t> factors) {
+  int64_t product = 1;
+  bool fits = true;
+  for (const int64_t factor : factors) fits &= !__builtin_mul_overflow(product, factor, &product);
+  if (!fits) return Refuse(g, "its size is beyond 2^63 bytes; fewer blocks or smaller ones");
+  return product;
+}
+
+// Elements (bytes for the FP8 layouts) of the K part of a block, and of its V part.
+absl::StatusOr<int64_t> KeyElements(const KvCacheGeometry& g) {
+  if (g.layout == KvLayout::kMlaFp8_656) return Product(g, {g.block_size, kMla656Bytes});
+  if (g.layout == KvLayout::kMlaFp8_584) {
+    // The formula adds up to one more multiple of 576 before it divides.
+    auto fits = Product(g, {g.block_size, 584 + 576});
+    if (!fits.ok()) return fits.status();
+    return MlaFp8_584BlockBytes(g.block_size);
+  }
+  if (g.layout == KvLayout::kMlaSplit) return Product(g, {g.block_size, g.value_dim});
+  return Product(g, {g.block_size, g.num_kv_heads, g.key_dim});
+}
+
+absl::StatusOr<int64_t> ValueElements(const KvCacheGeometry& g) {
+  if (g.layout == KvLayout::kMlaSplit) return Product(g, {g.block_size, g.key_dim - g.value_dim});
+  if (IsMla(g.layout)) return 0;
+  return Product(g, {g.block_size, g.num_kv_heads, g.value_dim});
+}
+
+struct BlockElements {
+  int64_t k = 0, v = 0, padding = 0;
+  int64_t bytes = 0;
+};
+
+absl::StatusOr<BlockElements> ElementsOfBlock(const KvCacheGeometry& g) {
+  if (auto s = CheckGeometry(g); !s.ok()) return s;
+  BlockElements block;
+  auto k = KeyElements(g);
+  if (!k.ok()) return k.status();
+  auto v = ValueElements(g);
+  if (!v.ok()) return v.status();
+  block.k = *k;
+  block.v = *v;
+  block.padding = g.block_padding_bytes / ElementBytes(g.dtype);
+  int64_t sum;
+  if (__builtin_add_overflow(block.k, block.v, &sum) ||
+      __builtin_add_overflow(sum, block.padding, &sum)) {
+    return Refuse(g, "a block is beyond 2^63 elements");
+  }
+  auto bytes = Product(g, {sum, ElementBytes(g.dtype)});
+  if (!bytes.ok()) return bytes.status();
+  block.bytes = *bytes;
+  return block;
+}
+
+absl::StatusOr<TensorView> View(const KvCacheGeometry& g, std::byte* data,
+                                std::initializer_list<int64_t> extents,
+                                std::initializer_list<int64_t> strides, DeviceId device) {
+  return TensorView::Make(data, g.dtype, absl::MakeConstSpan(extents.begin(), extents.size()),
+                          absl::MakeConstSpan(strides.begin(), strides.size()), device);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int64_t>> KvCacheShape(const KvCacheGeometry& g) {
+  auto block = ElementsOfBlock(g);
+  if (!block.ok()) return block.status();
+  switch (g.layout) {
+    case KvLayout::kMlaSplit:
+      return Refuse(g, "it is two tensors and has no single shape; use MakeKvCacheView");
+    case KvLayout::kMlaLatent:
+      return std::vector<int64_t>{g.num_blocks, g.block_size, g.key_dim};
+    case KvLayout::kMlaFp8_656:
+      return std::vector<int64_t>{g.num_blocks, g.block_size, kMla656Bytes};
+    case KvLayout::kMlaFp8_584:
+      return std::vector<int64_t>{g.num_blocks, block->k};
+    default:
+      break;
+  }
+  if (g.key_dim != g.value_dim) {
+    return Refuse(g, absl::StrCat("key_dim ", g.key_dim, " and value_dim ", g.value_dim,
+                                  " do not share a tensor; use MakeKvCacheView"));
+  }
+  if (g.layout == KvLayout::kPagedX) return std::vector<int64_t>{2, g.num_blocks, block->k};
+  if (g.placement == KvPlacement::kInterleaved) {
+    return std::vector<int64_t>{g.num_blocks, 2, g.block_size, g.num_kv_heads, g.key_dim};
+  }
+  return std::vector<int64_t>{2, g.num_blocks, g.block_size, g.num_kv_heads, g.key_dim};
+}
+
+absl::StatusOr<int> BlockDim(const KvCacheGeometry& g) {
+  if (auto shape = KvCacheShape(g); !shape.ok()) return shape.status();
+  return IsMla(g.layout) || g.placement == KvPlacement::kInterleaved ? 0 : 1;
+}
+
+absl::StatusOr<std::vector<int>> StrideOrder(const KvCacheGeometry& g, bool include_layer_dim) {
+  auto shape = KvCacheShape(g);
+  if (!shape.ok()) return shape.status();
+  auto block_dim = BlockDim(g);
+  std::vector<int> order(shape->size());
+  for (int i = 0; i < order.size(); ++i) order[i] = i;
+  if (g.layout == KvLayout::kHnd) std::swap(order[2], order[3]);
+  if (include_layer_dim) {
+    for (int& dim : order) ++dim;
+    order.erase(order.begin() + *block_dim);
+    order.insert(order.begin(), {*block_dim + 1, 0});
+  }
+  return order;
+}
+
+absl::StatusOr<int64_t> BytesPerBlock(const KvCacheGeometry& g) {
+  auto block = ElementsOfBlock(g);
+  if (!block.ok()) return block.status();
+  return block->bytes;
+}
+
+absl::StatusOr<int64_t> KvCacheBytes(const KvCacheGeometry& g) {
+  auto block = ElementsOfBlock(g);
+  if (!block.ok()) return block.status();
+  return Product(g, {g.num_blocks, block->bytes});
+}
+
+absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const TensorView& memory) {
+  auto block = ElementsOfBlock(g);
+  if (!block.ok()) return block.status();
+  auto bytes = KvCacheBytes(g);
+  if (!bytes.ok()) return bytes.status();
+  auto have = memory.SpanBytes();
+  if (!have.ok()) return have.status();
+  if (!memory.contiguous()) return Refuse(g, "its memory must be contiguous");
+  if (*have < *bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("MakeKvCacheView: ", Name(g.layout), " needs ",
+                                                     *bytes, " bytes; memory has ", *have));
+  }
+  const int64_t element = ElementBytes(g.dtype);
+  if (reinterpret_cast<uintptr_t>(memory.data) % element != 0) {
+    return Refuse(g, absl::StrCat("its memory is not aligned to ", element, " bytes"));
+  }
+
+  // Elements from one block to the next, and from a block's K to its V.
+  const bool one_run =
+      IsMla(g.layout) ? g.layout != KvLayout::kMlaSplit : g.placement == KvPlacement::kInterleaved;
+  const int64_t whole = block->bytes / element;
+  const int64_t k_block = one_run ? whole : block->k;
+  const int64_t v_block = one_run ? whole : block->v;
+  std::byte* const k_data = memory.data;
+  std::byte* const v_data = k_data == nullptr
+                                ? nullptr
+                                : k_data + element * (one_run ? block->k : g.num_blocks * block->k);
+  const int64_t nb = g.num_blocks, bs = g.block_size, heads = g.num_kv_heads;
+  const int64_t d = g.key_dim, dv = g.value_dim;
+  const DeviceId device = memory.device;
+
+  absl::StatusOr<TensorView> k, v = TensorView();
+  switch (g.layout) {
+    case KvLayout::kPagedX: {
+      const int64_t x = 16 / element;
+      k = View(g, k_data, {nb, heads, d / x, bs, x}, {k_block, d * bs, bs * x, x, 1}, device);
+      v = View(g, v_data, {nb, heads, dv, bs}, {v_block, dv * bs, bs, 1}, device);
+      break;
+    }
+    case KvLayout::kNhd:
+      k = View(g, k_data, {nb, bs, heads, d}, {k_block, heads * d, d, 1}, device);
+      v = View(g, v_data, {nb, bs, heads, dv}, {v_block, heads * dv, dv, 1}, device);
+      break;
+    case KvLayout::kHnd:
+      k = View(g, k_data, {nb, heads, bs, d}, {k_block, bs * d, d, 1}, device);
+      v = View(g, v_data, {nb, heads, bs, dv}, {v_block, bs * dv, dv, 1}, device);
+      break;
+    case KvLayout::kMlaLatent:
+      k = View(g, k_data, {nb, bs, d}, {k_block, d, 1}, device);
+      if (k.ok()) return MakeMlaLatentView(*k, dv);
+      break;
+    case KvLayout::kMlaSplit:
+      k = View(g, k_data, {nb, bs, dv}, {k_block, dv, 1}, device);
+      v = View(g, v_data, {nb, bs, d - dv}, {v_block, d - dv, 1}, device);
+      break;
+    case KvLayout::kMlaFp8_656:
+      k = View(g, k_data, {nb, bs, kMla656Bytes}, {k_block, kMla656Bytes, 1}, device);
+      break;
+    case KvLayout::kMlaFp8_584:
+      k = View(g, k_data, {nb, block->k}, {k_block, 1}, device);
+      break;
+  }
+  if (!k.ok()) return k.status();
+  if (!v.ok()) return v.status();
+  return KvCacheView(g.layout, *k, *v, g.layout == KvLayout::kMlaFp8_584 ? bs : 0);
+}
+
+absl::StatusOr<KvCacheView> SplitKvCache(const TensorView& cache, int64_t num_kv_heads,
+                                         int64_t head_size, KvLayout layout) {
+  const auto refuse = [&](const std::string& why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("SplitKvCache: cache ", cache.DebugString(), ": ", why));
+  };
+  if (IsMla(layout)) return refuse(absl::StrCat("layout ", Name(layout), " has no K and V apart"));
+  if (cache.rank != 3 || cache.extent[0] != 2) return refuse("expected [2, NB, BS * Hkv * D]");
+  if (num_kv_heads < 1 || head_size < 1) {
+    return refuse(absl::StrCat("num_kv_heads ", num_kv_heads, " and head_size ", head_size,
+                               " must be at least 1"));
+  }
+  int64_t token;
+  if (__builtin_mul_overflow(num_kv_heads, head_size, &token) || cache.extent[2] % token != 0 ||
+      cache.extent[2] == 0) {
+    return refuse(absl::StrCat("a block of ", cache.extent[2], " elements is no whole number of ",
+                               num_kv_heads, " heads * ", head_size));
+  }
+  const int64_t x = 16 / ElementBytes(cache.dtype);
+  if (layout == KvLayout::kPagedX && head_size % x != 0) {
+    return refuse(absl::StrCat("head_size ", head_size, " is no multiple of x = ", x));
+  }
+  const int64_t nb = cache.extent[1];
+  const int64_t bs = cache.extent[2] / token;
+  const auto part = [&](int64_t index, std::initializer_list<int64_t> extents) {
+    return cache.Select(0, index)->Reshape(absl::MakeConstSpan(extents.begin(), extents.size()));
+  };
+  absl::StatusOr<TensorView> k, v;
+  if (layout == KvLayout::kPagedX) {
+    k = part(0, {nb, num_kv_heads, head_size / x, bs, x});
+    v = part(1, {nb, num_kv_heads, head_size, bs});
+  } else if (layout == KvLayout::kNhd) {
+    k = part(0, {nb, bs, num_kv_heads, head_size});
+    v = part(1, {nb, bs, num_kv_heads, head_size});
+  } else {
+    k = part(0, {nb, num_kv_heads, bs, head_size});
+    v = part(1, {nb, num_kv_heads, bs, head_size});
+  }
+  if (!k.ok()) return k.status();
+  if (!v.ok()) return v.status();
+  return KvCacheView(layout, *k, *v);
+}
+
+absl::StatusOr<KvCacheView> MakeMlaLatentView(const TensorView& rows, int64_t latent_rank) {
+  if (rows.rank != 3 || latent_rank < 1 || latent_rank > rows.extent[2]) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "MakeMlaLatentView: rows ", rows.DebugString(), " with latent_rank ", latent_rank,
+        "; expected [NB, BS, R_kv + R_pe] with 1 <= latent_rank <= the "
+        "last extent"));
+  }
+  auto v = rows.Slice(2, 0, latent_rank);
+  if (!v.ok()) return v.status();
+  return KvCacheView(KvLayout::kMlaLatent, rows, *v);
+}
+
+}  // namespace kvblocks::attention

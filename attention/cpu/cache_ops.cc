@@ -1,0 +1,193 @@
+#include "attention/cpu/cache_ops.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "attention/cache/element_rows.h"
+#include "attention/cache/mla_fp8_rows.h"
+#include "attention/cache/row_layout.h"
+#include "attention/cpu/cache_scalars.h"
+#include "attention/cpu/thread_pool.h"
+#include "attention/ops/checks.h"
+
+namespace kvblocks::attention {
+namespace {
+
+// Tokens per work item: enough to amortise handing it out, few enough to feed all threads.
+constexpr int64_t kTokensPerItem = 32;
+
+// Calls work(begin, end, thread) for pieces of [0, num_tokens).
+template <typename Work>
+void ForTokens(const ExecContext& context, int64_t num_tokens, const Work& work) {
+  ParallelFor(context.threads, (num_tokens + kTokensPerItem - 1) / kTokensPerItem,
+              [&](int64_t item, int thread) {
+                const int64_t begin = item * kTokensPerItem;
+                work(begin, std::min(begin + kTokensPerItem, num_tokens), thread);
+              });
+}
+
+// A row of `count` elements as float64, divided by the scale if it becomes codes, in the type `to`.
+void Quantise(DType from_type, const std::byte* from, int64_t stride, int64_t count, DType to,
+              float scale, double* values, std::byte* row) {
+  LoadElements(from_type, from, stride, count, values);
+  if (IsQuantizedCode(to) && scale != 1) {
+    for (int64_t i = 0; i < count; ++i) values[i] /= scale;
+  }
+  StoreElements(to, values, count, row);
+}
+
+// Stores rows of a tensor [T, heads, dim] into the rows of a cache.
+class RowWriter {
+ public:
+  RowWriter(const ConstTensorView& source, const RowLayout& rows, int64_t num_heads,
+            const ConstTensorView& scales, int num_threads)
+      : source_(source), rows_(rows), num_heads_(num_heads), scales_(scales) {
+    const int64_t bytes = ElementBytes(source.dtype);
+    token_stride_ = source.stride[0] * bytes;
+    head_stride_ = source.rank == 3 ? source.stride[1] * bytes : 0;
+    element_stride_ = source.stride[source.rank - 1] * bytes;
+    if (source.dtype != rows.dtype) {
+      values_.resize(num_threads * rows.row_elements());
+      converted_.resize(values_.size() * ElementBytes(rows.dtype));
+    } else if (rows.num_pieces == 1) {
+      // Heads side by side on both sides are one row.
+      const int64_t row_bytes = rows.row_elements() * bytes;
+      const bool dense = element_stride_ == bytes && rows.element_stride == bytes;
+      if (dense && head_stride_ == row_bytes && rows.head_stride == row_bytes) {
+        rows_.piece_elements *= num_heads_;
+        num_heads_ = 1;
+      }
+    }
+  }
+
+  // Tokens `token` to `token + count`, which go to consecutive offsets of one block. Heads are the
+  // outer loop: where the cache is dim-major, the lines of a head stay near until they are full.
+  void WriteRun(int64_t token, int64_t count, int64_t block, int64_t offset, int thread) {
+    for (int64_t head = 0; head < num_heads_; ++head) {
+      for (int64_t i = 0; i < count; ++i) {
+        const std::byte* from = source_.data + (token + i) * token_stride_ + head * head_stride_;
+        int64_t stride = element_stride_;
+        if (!values_.empty()) {
+          const int64_t elements = rows_.row_elements();
+          const int64_t bytes = ElementBytes(rows_.dtype);
+          std::byte* row = converted_.data() + thread * elements * bytes;
+          Quantise(source_.dtype, from, source_.stride[source_.rank - 1], elements, rows_.dtype,
+                   ScaleAt(scales_, 0, head), values_.data() + thread * elements, row);
+          from = row;
+          stride = bytes;
+        }
+        WriteRow(rows_, rows_.Row(block, offset + i, head), from, stride);
+      }
+    }
+  }
+
+ private:
+  ConstTensorView source_;
+  RowLayout rows_;
+  int64_t num_heads_;
+  ConstTensorView scales_;
+  int64_t token_stride_, head_stride_, element_stride_;  // of the source, bytes
+  std::vector<double> values_;                           // a row per thread, if types differ
+  std::vector<std::byte> converted_;
+};
+
+// Calls write(token, count, block, offset, thread) for maximal runs of tokens at consecutive slots
+// of a block.
+template <typename Write>
+void ForRuns(const ExecContext& context, const ConstTensorView& slot_mapping, int64_t block_size,
+             const Write& write) {
+  ForTokens(context, slot_mapping.extent[0], [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t token = begin; token < end;) {
+      const int64_t slot = IndexAt(slot_mapping, token);
+      if (slot < 0) {
+        ++token;
+        continue;
+      }
+      const int64_t offset = slot % block_size;
+      const int64_t most = std::min(block_size - offset, end - token);
+      int64_t count = 1;
+      while (count < most && IndexAt(slot_mapping, token + count) == slot + count) ++count;
+      write(token, count, slot / block_size, offset, thread);
+      token += count;
+    }
+  });
+}
+
+}  // namespace
+
+absl::Status CpuReshapeAndCache(const ExecContext& context, const ReshapeAndCacheArgs& args) {
+  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
+  const int num_threads = NumThreads(context.threads);
+  const int64_t heads = args.cache.num_kv_heads();
+  RowWriter keys(args.k, KeyRows(args.cache), heads, args.scales.k, num_threads);
+  RowWriter values(args.v, ValueRows(args.cache), heads, args.scales.v, num_threads);
+  ForRuns(context, args.slot_mapping, args.cache.block_size(),
+          [&](int64_t token, int64_t count, int64_t block, int64_t offset, int thread) {
+            keys.WriteRun(token, count, block, offset, thread);
+            values.WriteRun(token, count, block, offset, thread);
+          });
+  return absl::OkStatus();
+}
+
+namespace {
+
+void WriteFp8Latent(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
+  const KvCacheView& cache = args.cache;
+  const int64_t block_size = cache.block_size();
+  const auto write = [&](int64_t token, int64_t count, int64_t block, int64_t offset, int) {
+    double values[kMla656Values];
+    double rotary[kMlaRotaryValues];
+    uint16_t words[kMlaRotaryValues];
+    auto* word_bytes = reinterpret_cast<std::byte*>(words);
+    for (int64_t i = 0; i < count; ++i) {
+      LoadElements(args.kv_c.dtype, args.kv_c.At(token + i), args.kv_c.stride[1],
+                   args.kv_c.extent[1], values);
+      const std::byte* from = args.k_pe.At(token + i);
+      if (args.k_pe.dtype == DType::kBF16) {
+        CopyElements(2, from, args.k_pe.stride[1] * 2, word_bytes, 2, kMlaRotaryValues);
+      } else {
+        LoadElements(args.k_pe.dtype, from, args.k_pe.stride[1], kMlaRotaryValues, rotary);
+        StoreElements(DType::kBF16, rotary, kMlaRotaryValues, word_bytes);
+      }
+      if (cache.layout == KvLayout::kMlaFp8_656) {
+        EncodeMla656(values, words, cache.k.At(block, offset + i));
+      } else {
+        EncodeMla584(values, words, cache.k.At(block), block_size, offset + i);
+      }
+    }
+  };
+  ForRuns(context, args.slot_mapping, block_size, write);
+}
+
+}  // namespace
+
+absl::Status CpuConcatAndCacheMla(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
+  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
+  if (args.cache.layout == KvLayout::kMlaFp8_656 || args.cache.layout == KvLayout::kMlaFp8_584) {
+    WriteFp8Latent(context, args);
+    return absl::OkStatus();
+  }
+  RowLayout latent = KeyRows(args.cache);
+  RowLayout rotary;
+  if (args.cache.layout == KvLayout::kMlaSplit) {
+    rotary = ValueRows(args.cache);
+  } else {
+    rotary = latent;
+    latent.piece_elements = args.kv_c.extent[1];
+    rotary.piece_elements -= latent.piece_elements;
+    rotary.data += latent.piece_elements * latent.element_stride;
+  }
+  const int num_threads = NumThreads(context.threads);
+  RowWriter latents(args.kv_c, latent, 1, args.scale, num_threads);
+  RowWriter rotaries(args.k_pe, rotary, 1, args.scale, num_threads);
+  ForRuns(context, args.slot_mapping, args.cache.block_size(),
+          [&](int64_t token, int64_t count, int64_t block, int64_t offset, int thread) {
+            latents.WriteRun(token, count, block, offset, thread);
+            rotaries.WriteRun(token, count, block, offset, thread);
+          });
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::attention

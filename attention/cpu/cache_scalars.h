@@ -1,0 +1,39 @@
+// Single indices and scales out of the views that cache operations take.
+
+#ifndef KVBLOCKS_ATTENTION_CPU_CACHE_SCALARS_H_
+#define KVBLOCKS_ATTENTION_CPU_CACHE_SCALARS_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "attention/tensor/tensor_view.h"
+
+namespace kvblocks::attention {
+
+// Element i of a view [n] of i32 or i64.
+inline int64_t IndexAt(const ConstTensorView& view, int64_t i) {
+  if (view.dtype == DType::kI32) {
+    int32_t index;
+    std::memcpy(&index, view.At(i), sizeof(index));
+    return index;
+  }
+  int64_t index;
+  std::memcpy(&index, view.At(i), sizeof(index));
+  return index;
+}
+
+// Of float32 scales: one element, [Hkv] or [R, Hkv]; absent is 1.
+inline float ScaleAt(const ConstTensorView& scales, int64_t request, int64_t kv_head) {
+  if (scales.absent()) return 1;
+  int64_t offset = 0;
+  if (scales.num_elements() > 1) {
+    offset = scales.rank == 2 ? scales.Offset(request, kv_head) : scales.Offset(kv_head);
+  }
+  float scale;
+  std::memcpy(&scale, scales.data + offset * static_cast<int64_t>(sizeof(scale)), sizeof(scale));
+  return scale;
+}
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_CPU_CACHE_SCALARS_H_
