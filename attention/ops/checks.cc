@@ -1,1 +1,0 @@
-#include "attention/ops/checks.h"

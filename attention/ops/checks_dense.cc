@@ -1,0 +1,242 @@
+// Checks of attention over caches with heads, or over contiguous keys.
+
+#include "attention/ops/batch_checks.h"
+#include "attention/ops/checks.h"
+#include "attention/ops/param_checks.h"
+
+namespace kvblocks::attention {
+namespace {
+
+// What PagedDecode and PagedDecodePartial have in common: everything but outputs.
+struct Decode {
+  CacheGeometry cache;
+  Dim requests{"R"}, heads{"H"}, columns{"columns"};
+};
+
+template <typename Args>
+bool CheckDecodeInputs(ArgChecker& check, const Args& args, Decode* decode) {
+  CacheGeometry& cache = decode->cache;
+  if (!CheckCache(check, {}, args.cache, CacheFamily::kHeads, /*written=*/false, &cache)) {
+    return false;
+  }
+  Dim key{"D", cache.key_dim, "the cache"};
+  check.In("q", args.q, kComputeTypes, {&decode->requests, &decode->heads, &key});
+  check.In("block_table", args.block_table, DType::kI32, {&decode->requests, &decode->columns});
+  check.In("seq_lens", args.seq_lens, DType::kI32, {&decode->requests});
+  check.AtLeast("max_seq_len", args.max_seq_len, 0);
+  check.Aligned("q", args.q);
+  CheckGroups(check, decode->heads.size, cache.num_kv_heads);
+  if (!check.ok()) return false;
+  BatchLengths batch;
+  batch.num_requests = batch.num_tokens = decode->requests.size;
+  batch.num_heads = decode->heads.size;
+  batch.one_query_each = true;
+  batch.seq_lens = HostArray<int32_t>(args.seq_lens);
+  batch.max_seq_len = args.max_seq_len;
+  return CheckParams(check, args.params, batch, cache.block_size) &&
+         CheckScales(check, args.params.scales, cache, decode->requests.size) &&
+         CheckLengths(check, args.params, batch) &&
+         CheckBlockTable(check, args.params, batch, args.block_table, cache.num_blocks,
+                         cache.block_size);
+}
+
+// All of PagedPrefill; a cascade looks at the result.
+bool CheckPrefill(ArgChecker& check, const PagedPrefillArgs& args, CacheGeometry* geometry,
+                  BatchLengths* lengths) {
+  CacheGeometry cache;
+  if (!CheckCache(check, {}, args.cache, CacheFamily::kHeads, /*written=*/false, &cache)) {
+    return false;
+  }
+  Dim tokens{"T"}, heads{"H"}, requests{"R"}, starts{"R + 1"}, columns{"columns"};
+  Dim key{"D", cache.key_dim, "the cache"}, value{"Dv", cache.value_dim, "the cache"};
+  check.In("q", args.q, kComputeTypes, {&tokens, &heads, &key});
+  check.In("seq_lens", args.seq_lens, DType::kI32, {&requests});
+  check.In("block_table", args.block_table, DType::kI32, {&requests, &columns});
+  if (!check.ok()) return false;
+  starts.size = requests.size + 1, starts.from = "seq_lens, one more";
+  check.In("query_start_loc", args.query_start_loc, DType::kI32, {&starts});
+  check.InIf("query_positions", args.query_positions, DType::kI32, {&tokens});
+  CheckOutScale(check, args.out_scale);
+  check.Out("out", args.out, OutTypes(args.out_scale), {&tokens, &heads, &value});
+  check.OutIf("lse", args.lse, DType::kF32, {&tokens, &heads});
+  check.AtLeast("max_query_len", args.max_query_len, 0);
+  check.AtLeast("max_seq_len", args.max_seq_len, 0);
+  check.Aligned("q", args.q);
+  check.Aligned("out", args.out);
+  CheckGroups(check, heads.size, cache.num_kv_heads);
+  if (!check.ok()) return false;
+  BatchLengths batch;
+  batch.num_requests = requests.size;
+  batch.num_tokens = tokens.size;
+  batch.num_heads = heads.size;
+  batch.query_start_loc = HostArray<int32_t>(args.query_start_loc);
+  batch.seq_lens = HostArray<int32_t>(args.seq_lens);
+  batch.query_positions = HostArray<int32_t>(args.query_positions);
+  batch.max_query_len = args.max_query_len;
+  batch.max_seq_len = args.max_seq_len;
+  *geometry = cache;
+  *lengths = batch;
+  return CheckStarts(check, "query_start_loc", batch.query_start_loc, "T", tokens.size) &&
+         CheckParams(check, args.params, batch, cache.block_size) &&
+         CheckScales(check, args.params.scales, cache, requests.size) &&
+         CheckLengths(check, args.params, batch) &&
+         CheckBlockTable(check, args.params, batch, args.block_table, cache.num_blocks,
+                         cache.block_size);
+}
+
+// The shared blocks of a cascade: whole, before every query, visible to all, the same in all rows.
+bool CheckPrefix(ArgChecker& check, const CascadeArgs& args, const CacheGeometry& cache,
+                 const BatchLengths& batch) {
+  const int64_t prefix = args.common_prefix_len;
+  if (prefix < 0 || prefix % cache.block_size != 0) {
+    return check.Invalid("common_prefix_len is ", prefix, "; a multiple of the block size ",
+                         cache.block_size);
+  }
+  if (prefix == 0) return true;
+  const AttnParams& params = args.prefill.params;
+  if (params.window_left >= 0 || params.window_right > 0 || params.chunk > 0 ||
+      params.block_sparse.enabled() || params.mask.enabled()) {
+    return check.NotBuilt(
+        "with a window, chunks, block-sparse visibility or an explicit mask not "
+        "every query sees the prefix; call PagedPrefill");
+  }
+  const ConstTensorView& table = args.prefill.block_table;
+  const int64_t blocks = prefix / cache.block_size;
+  if (blocks > table.extent[1]) {
+    return check.OutOfRange("block_table has ", table.extent[1], " columns; the prefix of ", prefix,
+                            " tokens needs ", blocks);
+  }
+  if (!batch.queries_readable()) return true;
+  for (int64_t b = 0; b < batch.num_requests; ++b) {
+    if (batch.query_len(b) == 0) continue;
+    if (batch.keys_readable() && batch.key_len(b) - batch.query_len(b) < prefix) {
+      return check.Invalid("common_prefix_len is ", prefix, "; request ", b, " has only ",
+                           batch.key_len(b) - batch.query_len(b), " tokens before its queries");
+    }
+    if (!CheckTableRow(check, table, 0, 0, prefix, cache.num_blocks, cache.block_size)) {
+      return false;
+    }
+    if (!table.device.on_host()) continue;
+    for (int64_t i = 0; i < blocks; ++i) {
+      int32_t own, shared;
+      std::memcpy(&own, table.At(b, i), sizeof(own));
+      std::memcpy(&shared, table.At(0, i), sizeof(shared));
+      if (own != shared) {
+        return check.Invalid("block_table[", b, "][", i, "] is ", own,
+                             " within the common prefix, "
+                             "whose block is ",
+                             shared);
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::Status Check(const ExecContext& context, const PagedDecodeArgs& args) {
+  ArgChecker check(context, "PagedDecode");
+  Decode decode;
+  if (!CheckDecodeInputs(check, args, &decode)) return check.status();
+  Dim value{"Dv", decode.cache.value_dim, "the cache"};
+  check.Out("out", args.out, kComputeTypes, {&decode.requests, &decode.heads, &value});
+  check.OutIf("lse", args.lse, DType::kF32, {&decode.requests, &decode.heads});
+  check.Aligned("out", args.out);
+  return check.Finish();
+}
+
+absl::Status Check(const ExecContext& context, const PagedDecodePartialArgs& args) {
+  ArgChecker check(context, "PagedDecodePartial");
+  Decode decode;
+  if (!CheckDecodeInputs(check, args, &decode)) return check.status();
+  if (args.partition_tokens < 1 || args.partition_tokens % decode.cache.block_size != 0) {
+    check.Invalid("partition_tokens is ", args.partition_tokens,
+                  "; a positive multiple of the block size ", decode.cache.block_size);
+    return check.status();
+  }
+  const int64_t parts =
+      args.max_seq_len / args.partition_tokens + (args.max_seq_len % args.partition_tokens != 0);
+  Dim partitions{"P"}, value{"Dv", decode.cache.value_dim, "the cache"};
+  check.Out("max_logits", args.max_logits, DType::kF32,
+            {&decode.requests, &decode.heads, &partitions});
+  check.Out("exp_sums", args.exp_sums, DType::kF32, {&decode.requests, &decode.heads, &partitions});
+  check.Out("tmp_out", args.tmp_out, DType::kF32,
+            {&decode.requests, &decode.heads, &partitions, &value});
+  check.Aligned("tmp_out", args.tmp_out);
+  if (!check.ok()) return check.status();
+  if (partitions.size < parts) {
+    check.TooSmall("max_logits has P = ", partitions.size, " partitions; ", args.max_seq_len,
+                   " tokens take ", parts);
+  } else if (partitions.size > parts) {
+    check.Invalid("max_logits has P = ", partitions.size, " partitions; ", args.max_seq_len,
+                  " tokens take ", parts, " exactly");
+  }
+  return check.Finish();
+}
+
+absl::Status Check(const ExecContext& context, const PagedPrefillArgs& args) {
+  ArgChecker check(context, "PagedPrefill");
+  CacheGeometry cache;
+  BatchLengths batch;
+  if (!CheckPrefill(check, args, &cache, &batch)) return check.status();
+  return check.Finish();
+}
+
+absl::Status Check(const ExecContext& context, const CascadeArgs& args) {
+  ArgChecker check(context, "Cascade");
+  CacheGeometry cache;
+  BatchLengths batch;
+  if (!CheckPrefill(check, args.prefill, &cache, &batch)) return check.status();
+  CheckPrefix(check, args, cache, batch);
+  return check.Finish();
+}
+
+absl::Status Check(const ExecContext& context, const VarlenSelfAttentionArgs& args) {
+  ArgChecker check(context, "VarlenSelfAttention");
+  Dim tokens{"T"}, heads{"H"}, kv_heads{"Hkv"}, keys{"Tk"}, key{"D"}, value{"Dv"}, starts{"R + 1"};
+  check.In("q", args.q, kComputeTypes, {&tokens, &heads, &key});
+  check.In("k", args.k, kComputeTypes, {&keys, &kv_heads, &key});
+  check.In("v", args.v, kComputeTypes, {&keys, &kv_heads, &value});
+  check.In("query_start_loc", args.query_start_loc, DType::kI32, {&starts});
+  check.InIf("kv_start_loc", args.kv_start_loc, DType::kI32, {&starts});
+  check.InIf("query_positions", args.query_positions, DType::kI32, {&tokens});
+  CheckOutScale(check, args.out_scale);
+  check.Out("out", args.out, OutTypes(args.out_scale), {&tokens, &heads, &value});
+  check.OutIf("lse", args.lse, DType::kF32, {&tokens, &heads});
+  CheckGroups(check, heads.size, kv_heads.size);
+  check.Aligned("q", args.q);
+  check.Aligned("k", args.k);
+  check.Aligned("v", args.v);
+  check.Aligned("out", args.out);
+  if (!check.ok()) return check.status();
+  if (starts.size < 1) check.Invalid("query_start_loc is empty; it must have R + 1 elements");
+  if (key.size < 1 || value.size < 1) {
+    check.Invalid("k and v have ", key.size, " and ", value.size, " values per head; at least 1");
+  }
+  if (args.kv_start_loc.absent() && keys.size != tokens.size) {
+    check.Invalid("k has ", keys.size, " tokens and q ", tokens.size,
+                  "; give kv_start_loc or as many");
+  }
+  const KvScales& scales = args.params.scales;
+  if (!scales.k.absent() || !scales.v.absent()) {
+    check.Invalid("params.scales is given; k and v are ", Name(args.k.dtype), " and take none");
+  }
+  if (!check.ok()) return check.status();
+  BatchLengths batch;
+  batch.num_requests = starts.size - 1;
+  batch.num_tokens = tokens.size;
+  batch.num_heads = heads.size;
+  batch.query_start_loc = HostArray<int32_t>(args.query_start_loc);
+  batch.kv_start_loc =
+      HostArray<int32_t>(args.kv_start_loc.absent() ? args.query_start_loc : args.kv_start_loc);
+  batch.query_positions = HostArray<int32_t>(args.query_positions);
+  CheckStarts(check, "query_start_loc", batch.query_start_loc, "T", tokens.size);
+  CheckStarts(check, "kv_start_loc", batch.kv_start_loc, "Tk", keys.size);
+  if (!check.ok() || !CheckParams(check, args.params, batch, /*block_size=*/0) ||
+      !CheckLengths(check, args.params, batch)) {
+    return check.status();
+  }
+  return check.Finish();
+}
+
+}  // namespace kvblocks::attention
