@@ -1,0 +1,31 @@
+#include "attention/cpu/reference_cuts.h"
+
+#include <algorithm>
+
+namespace kvblocks::attention {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+std::vector<int64_t> CutsOf(const SplitPolicy& policy, int64_t kv_len, int64_t block_size) {
+  int64_t step = 0;
+  if (policy.kind == SplitPolicy::Kind::kFixed) step = policy.value;
+  if (policy.kind == SplitPolicy::Kind::kCount && policy.value > 0) {
+    step = CeilDiv(CeilDiv(kv_len, block_size), policy.value) * block_size;
+  }
+  std::vector<int64_t> cuts;
+  if (step <= 0) return cuts;
+  for (int64_t cut = step; cut < kv_len; cut += step) cuts.push_back(cut);
+  return cuts;
+}
+
+std::vector<int64_t> CutsOf(const SplitPlan&, int64_t, int64_t) { return {}; }
+
+std::vector<int64_t> CutsAt(int64_t position, int64_t kv_len) {
+  if (position <= 0 || position >= kv_len) return {};
+  return {position};
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,10 @@
+#include "attention/cpu/reference_ops.h"
+
+namespace kvblocks::attention {
+
+const AttentionOps& CpuReference() {
+  static const CpuReferenceOps* const ops = new CpuReferenceOps;
+  return *ops;
+}
+
+}  // namespace kvblocks::attention

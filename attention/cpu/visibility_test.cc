@@ -1,0 +1,179 @@
+#include "attention/cpu/visibility.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention {
+namespace {
+
+// What a request of q_len rows sees of kv_len keys: one character a key, 1 hidden, as mask tables
+// print it.
+std::vector<std::string> Hidden(const AttnParams& params, int64_t q_len, int64_t kv_len,
+                                int64_t num_heads = 1, int64_t num_kv_heads = 1,
+                                int64_t head = 0) {
+  const Visibility visibility(params, num_heads, num_kv_heads);
+  Visibility::Request request;
+  request.q_len = q_len;
+  request.kv_len = kv_len;
+  std::vector<std::string> rows;
+  for (int64_t i = 0; i < q_len; ++i) {
+    const Visibility::Row row = visibility.RowOf(request, i, kv_len - q_len + i, head);
+    std::string text;
+    for (int64_t j = 0; j < kv_len; ++j) {
+      const bool seen =
+          j >= row.lo && j < row.hi && (!row.needs_test || visibility.Visible(row, j));
+      text += seen ? '0' : '1';
+    }
+    rows.push_back(text);
+  }
+  return rows;
+}
+
+using Rows = std::vector<std::string>;
+
+struct CausalTemplate {
+  explicit CausalTemplate(int64_t n) : codes(n * n) {
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = i + 1; j < n; ++j) codes[i * n + j] = 1;
+    }
+    mask.tensor = ViewOf(absl::MakeConstSpan(codes), {n, n});
+    mask.form = MaskForm::kTemplate;
+  }
+  AttnParams Params(int32_t mode, int64_t pre = kUnlimitedTokens, int64_t next = kUnlimitedTokens) {
+    AttnParams params;
+    params.causal = false;
+    params.mask = mask;
+    params.mask.sparse_mode = mode;
+    params.mask.pre_tokens = pre;
+    params.mask.next_tokens = next;
+    return params;
+  }
+  std::vector<int8_t> codes;
+  ExplicitMask mask;
+};
+
+TEST(VisibilityTest, Ex10WindowOfThree) {
+  AttnParams params;
+  params.window_left = 2;
+  const Rows rows = Hidden(params, 8, 8);
+  EXPECT_EQ(rows[6], "11110001");
+  EXPECT_EQ(rows[7], "11111000");
+  EXPECT_EQ(rows[1], "00111111");
+}
+
+TEST(VisibilityTest, Ex15BlockSparse) {
+  AttnParams params;
+  params.block_sparse.local_blocks = 1;
+  params.block_sparse.vert_stride = 2;
+  params.block_sparse.block_size = 4;
+  for (int head = 0; head < 4; ++head) {
+    EXPECT_EQ(Hidden(params, 1, 17, 4, 2, head), (Rows{"11110000111100000"}));
+  }
+  params.block_sparse.head_sliding_step = 1;
+  EXPECT_EQ(Hidden(params, 1, 17, 4, 2, 1), (Rows{"00001111000011110"}));
+  params.block_sparse.head_sliding_step = -1;
+  EXPECT_EQ(Hidden(params, 1, 17, 4, 2, 3), (Rows{"00001111000011110"}));
+}
+
+TEST(VisibilityTest, Ex22Modes) {
+  CausalTemplate causal(4);
+  EXPECT_EQ(Hidden(causal.Params(2), 2, 5), (Rows{"01111", "00111"}));
+  EXPECT_EQ(Hidden(causal.Params(3), 2, 5), (Rows{"00001", "00000"}));
+  EXPECT_EQ(Hidden(causal.Params(4, 1, 0), 2, 5), (Rows{"11001", "11100"}));
+  EXPECT_EQ(Hidden(causal.Params(4, 2, 0), 2, 5), (Rows{"10001", "11000"}));
+}
+
+TEST(VisibilityTest, Ex29TemplateOfEightServesThirteenKeys) {
+  CausalTemplate causal(8);
+  EXPECT_EQ(Hidden(causal.Params(3), 3, 13),
+            (Rows{"0000000000011", "0000000000001", "0000000000000"}));
+}
+
+TEST(VisibilityTest, ModeZeroCutsTheMaskToABandFromTheTopLeft) {
+  const std::vector<uint8_t> codes = {0, 1, 0, 0, 0,  //
+                                      0, 0, 0, 0, 0};
+  AttnParams params;
+  params.causal = false;
+  params.mask.sparse_mode = 0;
+  EXPECT_EQ(Hidden(params, 2, 5), (Rows{"00000", "00000"}));
+  params.mask.form = MaskForm::kShared;
+  params.mask.tensor = ViewOf(absl::MakeConstSpan(codes), {2, 5});
+  EXPECT_EQ(Hidden(params, 2, 5), (Rows{"01000", "00000"}));
+  params.mask.pre_tokens = 0;
+  params.mask.next_tokens = 2;
+  EXPECT_EQ(Hidden(params, 2, 5), (Rows{"01011", "10001"}));
+  params.mask.pre_tokens = -1;  // not even the query's own column
+  EXPECT_EQ(Hidden(params, 2, 5), (Rows{"11011", "11001"}));
+}
+
+TEST(VisibilityTest, AbsoluteRowsServeChunks) {
+  const std::vector<uint8_t> codes = {0, 1, 1, 1,  //
+                                      1, 0, 1, 1,  //
+                                      0, 1, 0, 1,  //
+                                      1, 0, 1, 0};
+  AttnParams params;
+  params.mask.form = MaskForm::kShared;
+  params.mask.tensor = ViewOf(absl::MakeConstSpan(codes), {4, 4});
+  EXPECT_EQ(Hidden(params, 2, 4), (Rows{"0111", "1011"}));
+  params.mask.rows_are_absolute = true;
+  EXPECT_EQ(Hidden(params, 2, 4), (Rows{"0101", "1010"}));
+}
+
+TEST(VisibilityTest, BitsOfRequestsFollowEachOther) {
+  // A request of 1 x 3 bits, 011 from low to high, then one of 2 x 4: 1000 and 0101.
+  const std::vector<uint8_t> bytes = {0b00001110, 0b00000101};
+  AttnParams params;
+  params.causal = false;
+  params.mask.form = MaskForm::kRaggedBits;
+  params.mask.tensor = ViewOf(absl::MakeConstSpan(bytes));
+  EXPECT_EQ(Hidden(params, 1, 3), (Rows{"011"}));
+  const Visibility visibility(params, 1, 1);
+  const Visibility::Request second = {1, 2, 4, 3};
+  std::string text;
+  for (int64_t i : {0, 1}) {
+    const Visibility::Row row = visibility.RowOf(second, i, 2 + i, 0);
+    for (int64_t j = 0; j < 4; ++j) text += visibility.Visible(row, j) ? '0' : '1';
+  }
+  EXPECT_EQ(text, "10000101");
+}
+
+TEST(VisibilityTest, AdditiveEntriesHideOrBias) {
+  const float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> added = {0, -kInfinity, 1.5f};
+  AttnParams params;
+  params.mask.form = MaskForm::kShared;
+  params.mask.encoding = MaskEncoding::kAdditive;
+  params.mask.tensor = ViewOf(absl::MakeConstSpan(added), {1, 3});
+  const Visibility visibility(params, 1, 1);
+  const Visibility::Row row = visibility.RowOf({0, 1, 3, 0}, 0, 2, 0);
+  EXPECT_TRUE(row.has_bias);
+  EXPECT_TRUE(visibility.Visible(row, 0));
+  EXPECT_FALSE(visibility.Visible(row, 1));
+  EXPECT_EQ(visibility.Bias(row, 2), 1.5);
+}
+
+TEST(VisibilityTest, MarkersAreNeverAdded) {
+  const std::vector<float> markers = {0, 1, 0};
+  AttnParams params;
+  params.mask.form = MaskForm::kShared;
+  params.mask.tensor = ViewOf(absl::MakeConstSpan(markers), {1, 3});
+  EXPECT_EQ(Hidden(params, 1, 3), (Rows{"010"}));
+  EXPECT_FALSE(Visibility(params, 1, 1).RowOf({0, 1, 3, 0}, 0, 2, 0).has_bias);
+}
+
+TEST(VisibilityTest, ChunksEndAtTheirMultiples) {
+  AttnParams params;
+  params.chunk = 4;
+  EXPECT_EQ(Hidden(params, 3, 6), (Rows{"000011", "111101", "111100"}));
+}
+
+TEST(VisibilityTest, QueriesBeforeTheFirstKeySeeNothingCausally) {
+  EXPECT_EQ(Hidden(AttnParams(), 3, 2), (Rows{"11", "01", "00"}));
+}
+
+}  // namespace
+}  // namespace kvblocks::attention

@@ -1,0 +1,39 @@
+// Tolerance: how far an output may be from the float64 oracle, by element type, and the comparison.
+//
+// Per (token, head): relative L2 error, absolute error in units of m = max(1, max |v| over the rows
+// the query sees), and the error of the lse. Rows whose reference norm is below 1e-3 use the absolute
+// limit only. NaN and infinities must be where the reference has them, -infinity in lse exactly.
+
+#ifndef KVBLOCKS_ATTENTION_ORACLE_TOLERANCE_H_
+#define KVBLOCKS_ATTENTION_ORACLE_TOLERANCE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention/oracle/dense_oracle.h"
+#include "attention/tensor/tensor_view.h"
+
+namespace kvblocks::attention {
+
+struct Tolerance {
+  double relative_l2 = 0;
+  double absolute = 0;  // times m
+  double lse_absolute = 0, lse_relative = 0;
+};
+
+// Of a float64 computation that rounds once to `out`.
+Tolerance ReferenceTolerance(DType out);
+// Of CPU kernels in float32.
+Tolerance CpuTolerance(DType out);
+// Of CUDA kernels that compute in `out`.
+Tolerance CudaTolerance(DType out);
+
+// Empty if `out` [rows, H, Dv] and `lse` [rows, H] (or absent) are within the limits, else the worst
+// offence in words. `expected` as the oracle gives it, rows one after another.
+std::string Mismatch(const DenseResult& expected, const ConstTensorView& out,
+                     const ConstTensorView& lse, const Tolerance& tolerance);
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_ORACLE_TOLERANCE_H_
