@@ -71,13 +71,17 @@ bool MayOverlap(const ConstTensorView& a, const ConstTensorView& b) {
 
 bool MayOverlapItself(const ConstTensorView& view) {
   if (view.empty()) return false;
+  // Dimensions of more than one element, by stride.
   std::array<int, kMaxRank> order;
   int num = 0;
   for (int i = 0; i < view.rank; ++i) {
-    if (view.extent[i] > 1) order[num++] = i;
+    if (view.extent[i] <= 1) continue;
+    int place = num++;
+    for (; place > 0 && view.stride[order[place - 1]] > view.stride[i]; --place) {
+      order[place] = order[place - 1];
+    }
+    order[place] = i;
   }
-  std::sort(order.begin(), order.begin() + num,
-            [&](int a, int b) { return view.stride[a] < view.stride[b]; });
   int64_t span = 1;  // elements that the dimensions so far reach over
   for (int i = 0; i < num; ++i) {
     if (view.stride[order[i]] < span) return true;
