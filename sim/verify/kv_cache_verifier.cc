@@ -303,19 +303,26 @@ absl::Status KvCacheVerifier::CheckTables() {
         if (block > kNullBlock && block < options_.num_blocks) continue;
         const int64_t token =
             std::max(i * group.block_size, FirstVisible(group, part.num_computed));
-        return Fail(
-            {.request = part.held->name,
-             .layer = static_cast<int64_t>(layer),
-             .position = part.num_computed,
-             .key_position = token,
-             .block = block,
-             .text = absl::StrCat(
-                 "token ", token, " is in reach of the query at ", part.num_computed,
-                 ", but entry ", i, " of the block table ",
-                 !is_there ? absl::StrCat("is missing: it has ", table.size())
-                 : block == kNullBlock
-                     ? "is the null block, 0"
-                     : absl::StrCat("is ", block, ", outside the pool of ", options_.num_blocks))});
+        std::string text = absl::StrCat("token ", token);
+        if (token < part.num_computed) {
+          absl::StrAppend(&text, " is in reach of the query at ", part.num_computed);
+        } else {
+          absl::StrAppend(&text, " is computed in this step");
+        }
+        absl::StrAppend(&text, ", but entry ", i, " of the block table ");
+        if (!is_there) {
+          absl::StrAppend(&text, "is missing: it has ", table.size());
+        } else if (block == kNullBlock) {
+          absl::StrAppend(&text, "is the null block, 0");
+        } else {
+          absl::StrAppend(&text, "is ", block, ", outside the pool of ", options_.num_blocks);
+        }
+        return Fail({.request = part.held->name,
+                     .layer = static_cast<int64_t>(layer),
+                     .position = part.num_computed,
+                     .key_position = token,
+                     .block = block,
+                     .text = std::move(text)});
       }
     }
   }

@@ -55,13 +55,13 @@ namespace kvblocks::sim {
 struct VerifiedGroup {
   std::string name;  // for messages
   bool is_mla = false;
-  int64_t block_size = 0;            // tokens
-  int64_t window = 0;                // tokens, the query included; 0: all
-  int64_t chunk = 0;                 // of chunked local attention; 0: off
-  int64_t compress_ratio = 1;        // tokens per stored row
-  std::vector<float> sinks;          // a logit per query head, or none
-  std::vector<int32_t> sink_blocks;  // of sink tokens, before every table of the group
-  int64_t num_layers = 1;            // 0: not attended to (states); its blocks are void to others
+  int64_t block_size = 0;                 // tokens
+  int64_t window = 0;                     // tokens, the query included; 0: all
+  int64_t chunk = 0;                      // of chunked local attention; 0: off
+  int64_t compress_ratio = 1;             // tokens per stored row
+  std::vector<float> sinks = {};          // a logit per query head, or none
+  std::vector<int32_t> sink_blocks = {};  // of sink tokens, before every table of the group
+  int64_t num_layers = 1;  // 0: not attended to (states); its blocks are void to others
 };
 
 struct VerifierOptions {
