@@ -5,7 +5,6 @@
 #include <limits>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "attention/cache/element_rows.h"
 #include "attention/cpu/reference_engine.h"
 #include "attention/cpu/reference_ops.h"
@@ -52,21 +51,6 @@ class WeightedStates {
   std::vector<PieceState> states_;
 };
 
-absl::Status RefuseInfinity(const ConstTensorView& lses) {
-  for (int64_t n = 0; n < lses.extent[0]; ++n) {
-    for (int64_t row = 0; row < lses.extent[1]; ++row) {
-      for (int64_t head = 0; head < lses.extent[2]; ++head) {
-        if (LoadElement(lses.dtype, lses.At(n, row, head)) == kInfinity) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("MergeStates: lses[", n, ", ", row, ", ", head,
-                           "] is +infinity; an empty state has -infinity"));
-        }
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status CpuReferenceOps::ReduceSplits(const ExecContext& context,
@@ -92,7 +76,6 @@ absl::Status CpuReferenceOps::ReduceSplits(const ExecContext& context,
 absl::Status CpuReferenceOps::MergeStates(const ExecContext& context,
                                           const MergeStatesArgs& args) const {
   if (absl::Status status = Check(context, args); !status.ok()) return status;
-  if (absl::Status status = RefuseInfinity(args.lses); !status.ok()) return status;
   const int64_t num_states = args.outs.extent[0], num_heads = args.out.extent[1];
   const int64_t value_dim = args.out.extent[2];
   const RowWriter writer = {args.sinks, args.out_scale, args.out, args.lse};

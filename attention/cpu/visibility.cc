@@ -46,9 +46,9 @@ Visibility::Row Visibility::RowOf(const Request& request, int64_t i, int64_t p,
   row.has_bias = additive_;
   row.mask_row = mask.rows_are_absolute ? p : i;
   const bool bottom_right = mask.sparse_mode == 3 || mask.sparse_mode == 4;
-  row.diagonal = row.mask_row + (bottom_right && !mask.rows_are_absolute
-                                     ? request.kv_len - request.q_len
-                                     : 0);
+  row.diagonal = mask.form != MaskForm::kTemplate ? row.mask_row
+                 : bottom_right                   ? i + request.kv_len - request.q_len
+                                                  : i;
   if (mask.sparse_mode == 0 || mask.sparse_mode == 4) {
     if (mask.pre_tokens != kUnlimitedTokens) {
       row.lo = std::max(row.lo, row.diagonal - mask.pre_tokens);

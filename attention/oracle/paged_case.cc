@@ -40,8 +40,9 @@ void ForEachElement(const ConstTensorView& view, const Visit& visit) {
 double UniformDraw(std::mt19937_64& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
 
 double NormalDraw(std::mt19937_64& random) {
-  const double radius = std::sqrt(-2 * std::log(1 - UniformDraw(random)));
-  return radius * std::cos(2 * M_PI * UniformDraw(random));
+  const uint64_t bits = random();
+  const int64_t sum = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
+  return static_cast<double>(sum - 2 * 0xFFFF) / 0xFFFF * 1.7320508075688772;
 }
 
 std::vector<double> NormalDraws(std::mt19937_64& random, int64_t count) {

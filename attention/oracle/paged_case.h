@@ -2,7 +2,7 @@
 // oracle.
 //
 // Requests of given lengths get blocks with shuffled ids in a cache of any dense layout and element
-// type; keys and values are standard normal, rounded (or quantised with random scales) to that type,
+// type; keys and values are about normal, rounded (or quantised with random scales) to that type,
 // and kept as plain float64 rows, too. Whatever an operation must not read is poisoned: rows past a
 // length and blocks nobody owns hold NaN (int8: -128), table entries past a length 2147480000. The
 // queries come as a slice of a wider, fused tensor. Everything follows from the seed.
@@ -127,6 +127,7 @@ class PagedCase {
 
 // Numbers that follow from a seed alone, the same with every standard library.
 double UniformDraw(std::mt19937_64& random);  // [0, 1)
+// Nearly normal, mean 0 and variance 1: the sum of four uniform draws, within 3.5.
 double NormalDraw(std::mt19937_64& random);
 std::vector<double> NormalDraws(std::mt19937_64& random, int64_t count);
 int64_t IntegerDraw(std::mt19937_64& random, int64_t low, int64_t high);  // inclusive

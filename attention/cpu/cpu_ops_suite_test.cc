@@ -1,0 +1,9 @@
+#include "attention/cpu/cpu_ops.h"
+#include "attention/oracle/ops_suite.h"
+
+namespace kvblocks::attention {
+
+const AttentionOps& OpsUnderTest() { return Cpu(); }
+Tolerance ToleranceUnderTest(DType out) { return CpuTolerance(out); }
+
+}  // namespace kvblocks::attention

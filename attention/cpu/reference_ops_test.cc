@@ -1,0 +1,9 @@
+#include "attention/cpu/reference_ops.h"
+#include "attention/oracle/ops_suite.h"
+
+namespace kvblocks::attention {
+
+const AttentionOps& OpsUnderTest() { return CpuReference(); }
+Tolerance ToleranceUnderTest(DType out) { return ReferenceTolerance(out); }
+
+}  // namespace kvblocks::attention

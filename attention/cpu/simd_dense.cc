@@ -1,0 +1,437 @@
+#include "attention/cpu/simd_dense.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "attention/cpu/simd_key_rows.h"
+#include "attention/cpu/simd_queries.h"
+#include "attention/cpu/simd_rows.h"
+#include "attention/cpu/visibility.h"
+#include "attention/tensor/small_floats.h"
+
+namespace kvblocks::attention::simd {
+namespace {
+
+// Rows of a group that a task has at most, more or less: enough to use a tile's rows many times,
+// few enough for their sums to stay in the second-level cache.
+constexpr int64_t kTaskRows = 64;
+// From so many rows on, bfloat16 rows are widened once instead of by every group of rows.
+constexpr int64_t kWidenRows = 16;
+// Up to so many query tokens a tile is used for too short a time to hide the next one's way from
+// memory.
+constexpr size_t kPrefetchRows = 8;
+
+struct Task {
+  int64_t token_begin = 0, token_end = 0;
+  int64_t table_row = 0;  // the request whose keys these are
+  int64_t group_begin = 0, group_end = 0;
+  int64_t head_begin = 0, head_end = 0;  // within each group
+  const Pieces* pieces = nullptr;
+  double cost = 0;
+};
+
+uint64_t BitsBelow(int64_t n) {
+  return n <= 0 ? 0 : n >= kTileKeys ? ~uint64_t{0} : (uint64_t{1} << n) - 1;
+}
+// The keys of [lo, hi) in the tile that begins at `first`.
+uint64_t BitsOf(int64_t first, int64_t lo, int64_t hi) {
+  return BitsBelow(hi - first) & ~BitsBelow(lo - first);
+}
+
+double ScaleAt(const ConstTensorView& scale, int64_t request, int64_t kv_head) {
+  if (scale.absent()) return 1;
+  if (scale.rank == 2) return LoadElement(scale.dtype, scale.At(request, kv_head));
+  if (scale.num_elements() == 1) return LoadElement(scale.dtype, scale.data);
+  return LoadElement(scale.dtype, scale.At(kv_head));
+}
+
+// What one thread needs for its tasks, and how it does one.
+class Worker {
+ public:
+  void Run(const DenseBatch& batch, const Visibility& visibility, const KeyRows& key_rows,
+           const Task& task, TakeStates take);
+
+ private:
+  void Begin();
+  void LoadQueries();
+  void AttendPiece(int64_t begin, int64_t end);
+  uint64_t FindSeen(int64_t group, int64_t first, int64_t begin, int64_t end);
+  void FindAddresses(int64_t first, uint64_t wanted, TileAddresses* addresses) const;
+  void FinishPiece(int64_t piece);
+
+  int64_t row_count() const { return num_tokens_ * num_heads_; }
+  int64_t num_pieces() const {
+    return std::max<int64_t>(1, static_cast<int64_t>(task_->pieces->size())) - 1;
+  }
+  int64_t HeadOf(int64_t group, int64_t row) const {
+    return group * heads_per_group_ + task_->head_begin + row % num_heads_;
+  }
+
+  const DenseBatch* batch_;
+  const Visibility* visibility_;
+  const KeyRows* key_rows_;
+  const Task* task_;
+  int64_t heads_per_group_, num_groups_, num_tokens_, num_heads_;
+  bool per_head_, has_rules_;
+
+  RowBlock rows_;
+  std::vector<int64_t> request_of_;         // per token
+  std::vector<Visibility::Row> row_views_;  // per token, or per group, token and head
+  std::vector<uint64_t> seen_;
+  std::vector<ScoreRules> rules_;
+  std::vector<double> biases_;
+  std::vector<State> states_;
+  AlignedBuffer<float> scratch_, piece_values_;
+};
+
+void Worker::Run(const DenseBatch& batch, const Visibility& visibility, const KeyRows& key_rows,
+                 const Task& task, TakeStates take) {
+  batch_ = &batch;
+  visibility_ = &visibility;
+  key_rows_ = &key_rows;
+  task_ = &task;
+  Begin();
+  LoadQueries();
+  const int64_t pieces = num_pieces();
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    if (piece > 0) rows_.Restart();
+    AttendPiece((*task.pieces)[piece], (*task.pieces)[piece + 1]);
+    FinishPiece(piece);
+  }
+  for (int64_t group = 0; group < num_groups_; ++group) {
+    for (int64_t row = 0; row < row_count(); ++row) {
+      take(task.token_begin + row / num_heads_, HeadOf(task.group_begin + group, row),
+           states_.data() + (group * row_count() + row) * pieces, pieces);
+    }
+  }
+}
+
+void Worker::Begin() {
+  const AttnParams& params = batch_->params;
+  heads_per_group_ = batch_->num_heads() / batch_->cache.num_kv_heads();
+  num_groups_ = task_->group_end - task_->group_begin;
+  num_tokens_ = task_->token_end - task_->token_begin;
+  num_heads_ = task_->head_end - task_->head_begin;
+  per_head_ = params.block_sparse.enabled() || params.mask.form == MaskForm::kPerHead;
+  rows_.Begin(num_groups_, row_count(), key_rows_->key_dim(), key_rows_->value_dim());
+  scratch_.Reserve(key_rows_->scratch_floats());
+  seen_.assign(static_cast<size_t>(row_count()), 0);
+  rules_.assign(static_cast<size_t>(row_count()), ScoreRules{});
+  const int64_t states = num_groups_ * row_count() * num_pieces();
+  states_.resize(static_cast<size_t>(states));
+  piece_values_.Reserve(states * key_rows_->value_dim());
+  has_rules_ = params.soft_cap != 0 || !params.alibi_slopes.absent();
+
+  request_of_.clear();
+  row_views_.clear();
+  const auto& starts = batch_->query_start;
+  int64_t b = std::upper_bound(starts.begin(), starts.end(), task_->token_begin) -
+              starts.begin() - 1;
+  Visibility::Request request;
+  request.index = -1;
+  for (int64_t token = task_->token_begin; token < task_->token_end; ++token) {
+    while (token >= starts[b + 1]) ++b;
+    request_of_.push_back(b);
+  }
+  const auto bits_before = [&](int64_t index) {
+    int64_t bits = 0;
+    for (int64_t i = 0; i < index; ++i) bits += (starts[i + 1] - starts[i]) * batch_->lengths[i];
+    return bits;
+  };
+  for (int64_t group = 0; group < (per_head_ ? num_groups_ : 1); ++group) {
+    for (int64_t row = 0; row < row_count(); row += per_head_ ? 1 : num_heads_) {
+      const int64_t token = task_->token_begin + row / num_heads_;
+      const int64_t index = request_of_[row / num_heads_];
+      if (request.index != index) {
+        request.index = index;
+        request.q_len = starts[index + 1] - starts[index];
+        request.kv_len = batch_->lengths[index];
+        if (params.mask.form == MaskForm::kRaggedBits) {
+          request.mask_bits_before = bits_before(index);
+        }
+      }
+      const int64_t i = token - starts[index];
+      int64_t p = request.kv_len - request.q_len + i;
+      if (!batch_->query_positions.absent()) {
+        p = *reinterpret_cast<const int32_t*>(batch_->query_positions.At(token));
+      }
+      row_views_.push_back(
+          visibility_->RowOf(request, i, p, HeadOf(task_->group_begin + group, row)));
+      if (row_views_.back().has_bias) has_rules_ = true;
+    }
+  }
+  if (has_rules_ && params.mask.enabled()) {
+    biases_.assign(static_cast<size_t>(row_count()) * kTileKeys, 0.0);
+  }
+}
+
+void Worker::LoadQueries() {
+  const AttnParams& params = batch_->params;
+  const bool split = !batch_->query_rest.absent();
+  std::vector<float> parts;
+  if (split) parts.resize(static_cast<size_t>(key_rows_->key_dim() + 2 * kRowPad));
+  for (int64_t group = 0; group < num_groups_; ++group) {
+    for (int64_t row = 0; row < row_count(); ++row) {
+      const int64_t token = task_->token_begin + row / num_heads_;
+      const int64_t kv_head = task_->group_begin + group;
+      const int64_t head = HeadOf(kv_head, row);
+      float* query = rows_.query(group, row);
+      if (split) {
+        std::fill(parts.begin(), parts.end(), 0.0f);
+        ReadQuery(batch_->query, token, head, parts.data());
+        ReadQuery(batch_->query_rest, token, head, parts.data() + batch_->query.extent[2]);
+        std::copy_n(parts.begin(), Padded(key_rows_->key_dim()), query);
+      } else {
+        ReadQuery(batch_->query, token, head, query);
+      }
+      rows_.factor(group, row) = static_cast<double>(params.scale) *
+                                 ScaleAt(params.scales.k, request_of_[row / num_heads_], kv_head);
+    }
+  }
+}
+
+// Fills seen_ and rules_ for the rows of a group and returns the keys that any of them sees.
+uint64_t Worker::FindSeen(int64_t group, int64_t first, int64_t begin, int64_t end) {
+  const AttnParams& params = batch_->params;
+  const Visibility::Row* views = row_views_.data() + (per_head_ ? group * row_count() : 0);
+  uint64_t any = 0;
+  for (int64_t row = 0; row < row_count(); ++row) {
+    const bool same = !per_head_ && row % num_heads_ != 0;
+    const Visibility::Row& view = views[per_head_ ? row : row / num_heads_];
+    if (same) {
+      seen_[row] = seen_[row - 1];
+    } else {
+      uint64_t bits = BitsOf(first, std::max(view.lo, begin), std::min(view.hi, end));
+      if (view.needs_test) {
+        for (uint64_t left = bits; left != 0; left &= left - 1) {
+          const int key = __builtin_ctzll(left);
+          if (!visibility_->Visible(view, first + key)) bits &= ~(uint64_t{1} << key);
+        }
+      }
+      seen_[row] = bits;
+      any |= bits;
+    }
+    if (!has_rules_) continue;
+    ScoreRules& rules = rules_[row];
+    rules.soft_cap = params.soft_cap;
+    if (!params.alibi_slopes.absent()) {
+      rules.alibi_slope = LoadElement(
+          DType::kF32, params.alibi_slopes.At(HeadOf(task_->group_begin + group, row)));
+    }
+    rules.first_distance = static_cast<double>(first - view.p);
+    if (!view.has_bias) continue;
+    double* bias = biases_.data() + row * kTileKeys;
+    rules.additive = bias;
+    if (same) {
+      rules.additive = rules_[row - 1].additive;
+      continue;
+    }
+    for (uint64_t left = seen_[row]; left != 0; left &= left - 1) {
+      const int key = __builtin_ctzll(left);
+      bias[key] = visibility_->Bias(view, first + key);
+    }
+  }
+  return any;
+}
+
+void Worker::FindAddresses(int64_t first, uint64_t wanted, TileAddresses* addresses) const {
+  if (batch_->block_table.absent()) {
+    const int64_t slot = batch_->first_slot[task_->table_row] + first;
+    for (int key = 0; key < kTileKeys; ++key) {
+      addresses->block[key] = 0;
+      addresses->offset[key] = slot + key;
+    }
+    return;
+  }
+  const int64_t block_size = batch_->cache.block_size();
+  const ConstTensorView& table = batch_->block_table;
+  int64_t column = first / block_size;
+  int64_t offset = first % block_size;
+  for (int64_t key = 0; key < kTileKeys; ++column, offset = 0) {
+    const int64_t end = std::min<int64_t>(kTileKeys, key + block_size - offset);
+    if ((wanted & BitsOf(0, key, end)) == 0) {
+      key = end;
+      continue;
+    }
+    int32_t block;
+    std::memcpy(&block, table.At(task_->table_row, column), sizeof(block));
+    for (; key < end; ++key, ++offset) {
+      addresses->block[key] = block;
+      addresses->offset[key] = offset;
+    }
+  }
+}
+
+void Worker::AttendPiece(int64_t begin, int64_t end) {
+  int64_t lo = end, hi = begin;
+  bool tested = false;
+  for (const Visibility::Row& view : row_views_) {
+    if (view.lo >= view.hi) continue;
+    lo = std::min(lo, view.lo);
+    hi = std::max(hi, view.hi);
+    tested |= view.needs_test;
+  }
+  lo = std::max(lo, begin);
+  hi = std::min(hi, end);
+  if (lo >= hi) return;
+  const bool widen = row_count() >= kWidenRows;
+  TileAddresses addresses, next_addresses;
+  TileRows tile;
+  for (int64_t first = lo / kTileKeys * kTileKeys; first < hi; first += kTileKeys) {
+    // While a tile is computed, the next one comes from memory.
+    const int64_t next = first + kTileKeys;
+    uint64_t prefetched = 0;
+    for (const Visibility::Row& view : row_views_) {
+      if (tested || row_views_.size() > kPrefetchRows) break;
+      prefetched |= BitsOf(next, std::max(view.lo, begin), std::min(view.hi, end));
+    }
+    if (prefetched != 0) FindAddresses(next, prefetched, &next_addresses);
+    uint64_t wanted = 0;
+    for (int64_t group = 0; group < num_groups_; ++group) {
+      if (group == 0 || per_head_ || has_rules_) wanted = FindSeen(group, first, begin, end);
+      if (prefetched != 0) {
+        key_rows_->Prefetch(next_addresses, prefetched, task_->group_begin + group);
+      }
+      if (wanted == 0) continue;
+      if (group == 0 || per_head_) FindAddresses(first, wanted, &addresses);
+      key_rows_->Load(addresses, wanted, task_->group_begin + group, widen, scratch_.data(),
+                      &tile);
+      rows_.AddTile(group, tile, seen_.data(), rules_.data());
+    }
+  }
+}
+
+void Worker::FinishPiece(int64_t piece) {
+  const int64_t pieces = num_pieces();
+  const int64_t values = key_rows_->value_dim();
+  for (int64_t group = 0; group < num_groups_; ++group) {
+    for (int64_t row = 0; row < row_count(); ++row) {
+      const int64_t index = (group * row_count() + row) * pieces + piece;
+      float* out = piece_values_.data() + index * values;
+      State& state = states_[index];
+      state.out = out;
+      const double scale = ScaleAt(batch_->params.scales.v, request_of_[row / num_heads_],
+                                   task_->group_begin + group);
+      rows_.Finish(group, row, scale, &state.max, &state.sum, out);
+    }
+  }
+}
+
+// Cuts tokens [begin, end), whose keys are those of `table_row`, into tasks.
+void AddTasks(const DenseBatch& batch, int64_t begin, int64_t end, int64_t table_row,
+              const Pieces& pieces, int64_t share, std::vector<Task>* tasks) {
+  if (begin >= end) return;
+  const int64_t groups = batch.cache.num_kv_heads();
+  const int64_t heads = batch.num_heads() / groups;
+  // Few tasks for many threads: heads of a group part, too.
+  const int64_t heads_per_task =
+      std::min({heads, kTaskRows, std::max<int64_t>(4, heads / std::max<int64_t>(1, share / groups))});
+  const int64_t tokens_per_task =
+      std::min(end - begin, std::max<int64_t>(1, kTaskRows / heads_per_task));
+  // Small groups of rows go together, because heads are neighbours in memory.
+  int64_t groups_per_task = std::max<int64_t>(1, kTaskRows / (tokens_per_task * heads_per_task));
+  groups_per_task = std::min(groups_per_task, std::max<int64_t>(1, groups / std::max<int64_t>(1, share)));
+  Task task;
+  task.table_row = table_row;
+  task.pieces = &pieces;
+  for (int64_t token = begin; token < end; token += tokens_per_task) {
+    task.token_begin = token;
+    task.token_end = std::min(end, token + tokens_per_task);
+    for (int64_t group = 0; group < groups; group += groups_per_task) {
+      task.group_begin = group;
+      task.group_end = std::min(groups, group + groups_per_task);
+      for (int64_t head = 0; head < heads; head += heads_per_task) {
+        task.head_begin = head;
+        task.head_end = std::min(heads, head + heads_per_task);
+        task.cost = static_cast<double>(pieces.back() - pieces.front()) *
+                    static_cast<double>(task.token_end - task.token_begin);
+        tasks->push_back(task);
+      }
+    }
+  }
+}
+
+void RunTasks(const DenseBatch& batch, std::vector<Task> tasks, ThreadPool* threads,
+              TakeStates take) {
+  // The longest first, so that threads end together.
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [](const Task& a, const Task& b) { return a.cost > b.cost; });
+  const Visibility visibility(batch.params, batch.num_heads(), batch.cache.num_kv_heads());
+  const KeyRows key_rows(batch.cache);
+  ParallelFor(threads, static_cast<int64_t>(tasks.size()), [&](int64_t item, int) {
+    // Kept from call to call: its memory is what a thread needs at most for a task.
+    thread_local Worker worker;
+    worker.Run(batch, visibility, key_rows, tasks[item], take);
+  });
+}
+
+// How many tasks each of `requests` requests must give so that no thread is left without work.
+int64_t TasksPerRequest(ThreadPool* threads, int64_t requests) {
+  const int64_t all = NumThreads(threads) == 1 ? 1 : 4 * NumThreads(threads);
+  return (all + requests - 1) / std::max<int64_t>(1, requests);
+}
+
+}  // namespace
+
+ConstKvCacheView AsCache(const ConstTensorView& k, const ConstTensorView& v) {
+  const auto one_block = [](ConstTensorView view) {
+    for (int i = view.rank; i > 0; --i) {
+      view.extent[i] = view.extent[i - 1];
+      view.stride[i] = view.stride[i - 1];
+    }
+    view.extent[0] = 1;
+    view.stride[0] = 0;
+    ++view.rank;
+    return view;
+  };
+  return ConstKvCacheView(KvLayout::kNhd, one_block(k), one_block(v));
+}
+
+std::vector<int64_t> IntegersOf(const ConstTensorView& view) {
+  std::vector<int64_t> values;
+  if (view.absent()) return values;
+  values.reserve(static_cast<size_t>(view.extent[0]));
+  for (int64_t i = 0; i < view.extent[0]; ++i) {
+    int32_t value;
+    std::memcpy(&value, view.At(i), sizeof(value));
+    values.push_back(value);
+  }
+  return values;
+}
+
+Pieces PiecesOf(int64_t begin, int64_t end, const std::vector<int64_t>& cuts) {
+  Pieces pieces = {begin};
+  if (begin >= end) return pieces;
+  for (const int64_t cut : cuts) {
+    if (cut > begin && cut < end) pieces.push_back(cut);
+  }
+  pieces.push_back(end);
+  return pieces;
+}
+
+void AttendDense(const DenseBatch& batch, const std::vector<Pieces>& pieces, ThreadPool* threads,
+                 TakeStates take) {
+  std::vector<Task> tasks;
+  int64_t active = 0;
+  for (int64_t b = 0; b < batch.num_requests(); ++b) {
+    if (batch.query_start[b] < batch.query_start[b + 1]) ++active;
+  }
+  const int64_t share = TasksPerRequest(threads, active);
+  for (int64_t b = 0; b < batch.num_requests(); ++b) {
+    AddTasks(batch, batch.query_start[b], batch.query_start[b + 1], b, pieces[b], share,
+             &tasks);
+  }
+  RunTasks(batch, std::move(tasks), threads, take);
+}
+
+void AttendSharedPrefix(const DenseBatch& batch, int64_t prefix, ThreadPool* threads,
+                        TakeStates take) {
+  std::vector<Task> tasks;
+  const Pieces pieces = PiecesOf(0, prefix, {});
+  AddTasks(batch, batch.query_start.front(), batch.query_start.back(), 0, pieces,
+           TasksPerRequest(threads, 1), &tasks);
+  RunTasks(batch, std::move(tasks), threads, take);
+}
+
+}  // namespace kvblocks::attention::simd

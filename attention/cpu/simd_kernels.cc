@@ -1,0 +1,435 @@
+// Three targets are enough and keep compile times and binaries small: AVX-512, AVX2 (x86 since 2013)
+// and, as what always works, SSE4 (since 2010): g++ 12 miscompiles Highway's portable one.
+#if defined(__x86_64__)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#define HWY_BASELINE_TARGETS HWY_SSE4
+#endif
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "attention/cpu/simd_kernels.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "attention/cpu/simd_kernels.h"
+#include "attention/tensor/small_floats.h"
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvblocks::attention::simd {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using DD = hn::RepartitionToWide<DF>;
+using VF = hn::Vec<DF>;
+using VD = hn::Vec<DD>;
+constexpr DF kF;
+constexpr DD kD;
+constexpr int kLanes = HWY_MAX_BYTES / sizeof(float);
+static_assert(kRowPad % kLanes == 0 && kLanes >= 4);
+
+// Accumulators of a register tile: half of the vector registers.
+constexpr int kAccumulators = kLanes >= 16 ? 16 : 8;
+
+HWY_INLINE VF LoadRow(const float* from) { return hn::LoadU(kF, from); }
+HWY_INLINE VF LoadRow(const hwy::bfloat16_t* from) {
+  return hn::PromoteTo(kF, hn::LoadU(hn::Rebind<hwy::bfloat16_t, DF>(), from));
+}
+
+HWY_INLINE VD LowerAsDouble(VF v) { return hn::PromoteTo(kD, hn::LowerHalf(v)); }
+HWY_INLINE VD UpperAsDouble(VF v) {
+  return hn::PromoteTo(kD, hn::UpperHalf(hn::Half<DF>(), v));
+}
+
+// Sums each of M vectors: neighbouring lanes are added, in float32 until four sums are left of each
+// vector, then in float64. out[i] = factor * sum of vector i.
+template <int M>
+HWY_INLINE void SumDoubles(VD (&v)[M], int levels_left, VD* out) {
+  if constexpr (M >= 2) {
+    VD next[M / 2];
+    #pragma GCC unroll 16
+    for (int i = 0; i < M / 2; ++i) {
+      next[i] = hn::Add(hn::ConcatEven(kD, v[2 * i + 1], v[2 * i]),
+                        hn::ConcatOdd(kD, v[2 * i + 1], v[2 * i]));
+    }
+    if (levels_left == 1) {
+      #pragma GCC unroll 16
+      for (int i = 0; i < M / 2; ++i) out[i] = next[i];
+    } else {
+      SumDoubles(next, levels_left - 1, out);
+    }
+  }
+}
+
+template <int M, int Partials>
+HWY_INLINE void SumLanes(VF (&v)[M], VD* out) {
+  if constexpr (Partials > 4) {
+    VF next[M / 2];
+    #pragma GCC unroll 16
+    for (int i = 0; i < M / 2; ++i) {
+      next[i] = hn::Add(hn::ConcatEven(kF, v[2 * i + 1], v[2 * i]),
+                        hn::ConcatOdd(kF, v[2 * i + 1], v[2 * i]));
+    }
+    SumLanes<M / 2, Partials / 2>(next, out);
+  } else {
+    VD wide[2 * M];
+    #pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      wide[2 * i] = LowerAsDouble(v[i]);
+      wide[2 * i + 1] = UpperAsDouble(v[i]);
+    }
+    SumDoubles(wide, 2, out);
+  }
+}
+
+// A register tile of R rows by K keys, R * K = kAccumulators.
+template <typename T, int R>
+HWY_INLINE void Dots(const float* HWY_RESTRICT q, const void* const* keys, int64_t dim,
+                     const double* factor, double* HWY_RESTRICT scores) {
+  constexpr int K = kAccumulators / R;
+  VF acc[R * K];
+  #pragma GCC unroll 16
+  for (int i = 0; i < R * K; ++i) acc[i] = hn::Zero(kF);
+  const T* rows[K];
+  #pragma GCC unroll 16
+  for (int k = 0; k < K; ++k) rows[k] = static_cast<const T*>(keys[k]);
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    if constexpr (R >= K) {
+      VF key[K];
+      #pragma GCC unroll 16
+      for (int k = 0; k < K; ++k) key[k] = LoadRow(rows[k] + d);
+      #pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const VF query = hn::LoadU(kF, q + r * dim + d);
+        #pragma GCC unroll 16
+        for (int k = 0; k < K; ++k) acc[r * K + k] = hn::MulAdd(query, key[k], acc[r * K + k]);
+      }
+    } else {
+      VF query[R];
+      #pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) query[r] = hn::LoadU(kF, q + r * dim + d);
+      #pragma GCC unroll 16
+      for (int k = 0; k < K; ++k) {
+        const VF key = LoadRow(rows[k] + d);
+        #pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) acc[r * K + k] = hn::MulAdd(query[r], key, acc[r * K + k]);
+      }
+    }
+  }
+  constexpr int kVectors = R * K / (kLanes / 2);
+  VD sums[kVectors];
+  SumLanes<R * K, kLanes>(acc, sums);
+  alignas(64) double dots[R * K];
+  #pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) hn::Store(sums[i], kD, dots + i * (kLanes / 2));
+  #pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    #pragma GCC unroll 16
+    for (int k = 0; k < K; ++k) scores[r * kTileKeys + k] = factor[r] * dots[r * K + k];
+  }
+}
+
+template <typename T>
+void ScoreTileOf(const ScoreTileArgs& args) {
+  constexpr int kGroup = 16;
+  for (int first = 0; first < kTileKeys; first += kGroup) {
+    if ((args.keys_seen >> first & 0xffff) == 0) continue;
+    int row = 0;
+    const auto run = [&](auto rows) HWY_ATTR {
+      constexpr int R = decltype(rows)::value;
+      for (; row + R <= args.num_rows; row += R) {
+        for (int key = first; key < first + kGroup; key += kAccumulators / R) {
+          Dots<T, R>(args.q + row * args.dim, args.keys + key, args.dim, args.factor + row,
+                     args.scores + row * kTileKeys + key);
+        }
+      }
+    };
+    run(std::integral_constant<int, 4>());
+    run(std::integral_constant<int, 2>());
+    run(std::integral_constant<int, 1>());
+  }
+}
+
+void ScoreTileImpl(const ScoreTileArgs& args) {
+  if (args.type == RowType::kF32) return ScoreTileOf<float>(args);
+  ScoreTileOf<hwy::bfloat16_t>(args);
+}
+
+// e^x for x up to a few ulps above 0: 1.5 ulp, 0 below the smallest normal result; NaN stays NaN.
+HWY_INLINE VF Exp(VF x) {
+  const hn::RebindToSigned<DF> di;
+  const VF magic = hn::Set(kF, 12582912.0f);  // 1.5 * 2^23: rounds to an integer in the low bits
+  const VF t = hn::MulAdd(x, hn::Set(kF, 1.44269504f), magic);
+  const VF n = hn::Sub(t, magic);
+  VF r = hn::NegMulAdd(n, hn::Set(kF, 0.693145751953125f), x);
+  r = hn::NegMulAdd(n, hn::Set(kF, 1.42860682e-6f), r);
+  VF y = hn::Set(kF, 1.0f / 5040);
+  y = hn::MulAdd(y, r, hn::Set(kF, 1.0f / 720));
+  y = hn::MulAdd(y, r, hn::Set(kF, 1.0f / 120));
+  y = hn::MulAdd(y, r, hn::Set(kF, 1.0f / 24));
+  y = hn::MulAdd(y, r, hn::Set(kF, 1.0f / 6));
+  y = hn::MulAdd(y, r, hn::Set(kF, 0.5f));
+  y = hn::MulAdd(y, hn::Mul(r, r), r);
+  y = hn::Add(y, hn::Set(kF, 1.0f));
+  const auto exponent = hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, t)), hn::Set(di, 127 << 23));
+  const VF result = hn::Mul(y, hn::BitCast(kF, exponent));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(kF, -87.0f)), result);
+}
+
+double SoftmaxTileImpl(double* HWY_RESTRICT scores, uint64_t seen, const ScoreRules& rules,
+                       RowState* state, float* HWY_RESTRICT probabilities) {
+  constexpr int kStep = kLanes / 2;
+  const double infinity = std::numeric_limits<double>::infinity();
+  const VD hidden = hn::Set(kD, -infinity);
+  VD most = hidden;
+  const bool plain =
+      rules.soft_cap == 0 && rules.alibi_slope == 0 && rules.additive == nullptr;
+  if (plain && seen == ~uint64_t{0}) {
+    for (int key = 0; key < kTileKeys; key += kStep) {
+      most = hn::Max(hn::Load(kD, scores + key), most);
+    }
+  } else {
+    for (int key = 0; key < kTileKeys; key += kStep) {
+      VD s = hn::Load(kD, scores + key);
+      if (rules.soft_cap != 0) {
+        const VD cap = hn::Set(kD, rules.soft_cap);
+        const VD capped = hn::Mul(cap, hn::Tanh(kD, hn::Div(s, cap)));
+        s = hn::IfThenElse(hn::IsNaN(s), s, capped);
+      }
+      if (rules.alibi_slope != 0) {
+        const VD distance = hn::Add(hn::Iota(kD, key), hn::Set(kD, rules.first_distance));
+        s = hn::MulAdd(hn::Set(kD, rules.alibi_slope), distance, s);
+      }
+      if (rules.additive != nullptr) s = hn::Add(s, hn::LoadU(kD, rules.additive + key));
+      const uint8_t bits[8] = {static_cast<uint8_t>(seen >> key)};
+      s = hn::IfThenElse(hn::LoadMaskBits(kD, bits), s, hidden);
+      hn::Store(s, kD, scores + key);
+      most = hn::Max(s, most);
+    }
+  }
+  const float tile_max = static_cast<float>(hn::GetLane(hn::MaxOfLanes(kD, most)));
+  const double old_max = state->max;
+  const double new_max = std::max(old_max, static_cast<double>(tile_max));
+  state->max = new_max;
+  // Nothing seen so far: there is no maximum to subtract.
+  const VD subtract = hn::Set(kD, new_max == -infinity ? 0 : new_max);
+  VF sum = hn::Zero(kF);
+  const hn::Half<DF> half;
+  for (int key = 0; key < kTileKeys; key += kLanes) {
+    const VD low = hn::Sub(hn::Load(kD, scores + key), subtract);
+    const VD high = hn::Sub(hn::Load(kD, scores + key + kStep), subtract);
+    const VF p = Exp(hn::Combine(kF, hn::DemoteTo(half, high), hn::DemoteTo(half, low)));
+    hn::StoreU(p, kF, probabilities + key);
+    sum = hn::Add(sum, p);
+  }
+  const VD tile_sum = hn::Add(LowerAsDouble(sum), UpperAsDouble(sum));
+  // A new maximum is the rule for a row's first tiles only.
+  const double rescale = new_max == old_max ? 1 : std::exp(old_max - new_max);
+  state->sum = state->sum * rescale + hn::GetLane(hn::SumOfLanes(kD, tile_sum));
+  return rescale;
+}
+
+template <typename T, int R, int C>
+HWY_INLINE void AccumulateColumns(const AccumulateTileArgs& args, int row, int64_t column) {
+  VF acc[R * C];
+  #pragma GCC unroll 16
+  for (int i = 0; i < R * C; ++i) acc[i] = hn::Zero(kF);
+  const float* HWY_RESTRICT p = args.probabilities + row * kTileKeys;
+  for (int key = args.begin; key < args.end; ++key) {
+    const T* values = static_cast<const T*>(args.values[key]) + column;
+    VF value[C];
+    #pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) value[c] = LoadRow(values + c * kLanes);
+    #pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const VF weight = hn::Set(kF, p[r * kTileKeys + key]);
+      #pragma GCC unroll 16
+      for (int c = 0; c < C; ++c) acc[r * C + c] = hn::MulAdd(weight, value[c], acc[r * C + c]);
+    }
+  }
+  #pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const VD rescale = hn::Set(kD, args.rescale[row + r]);
+    double* HWY_RESTRICT out = args.acc + (row + r) * args.dim + column;
+    #pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) {
+      double* low = out + c * kLanes;
+      double* high = low + kLanes / 2;
+      hn::StoreU(hn::MulAdd(hn::LoadU(kD, low), rescale, LowerAsDouble(acc[r * C + c])), kD, low);
+      hn::StoreU(hn::MulAdd(hn::LoadU(kD, high), rescale, UpperAsDouble(acc[r * C + c])), kD,
+                 high);
+    }
+  }
+}
+
+template <typename T, int C>
+HWY_INLINE void AccumulateRows(const AccumulateTileArgs& args, int64_t column) {
+  int row = 0;
+  for (; row + 4 <= args.num_rows; row += 4) AccumulateColumns<T, 4, C>(args, row, column);
+  for (; row + 2 <= args.num_rows; row += 2) AccumulateColumns<T, 2, C>(args, row, column);
+  for (; row < args.num_rows; ++row) AccumulateColumns<T, 1, C>(args, row, column);
+}
+
+template <typename T>
+void AccumulateTileOf(const AccumulateTileArgs& args) {
+  constexpr int kColumns = kAccumulators / 4;
+  int64_t column = 0;
+  for (; column + kColumns * kLanes <= args.dim; column += kColumns * kLanes) {
+    AccumulateRows<T, kColumns>(args, column);
+  }
+  for (; column < args.dim; column += kLanes) AccumulateRows<T, 1>(args, column);
+}
+
+void AccumulateTileImpl(const AccumulateTileArgs& args) {
+  if (args.type == RowType::kF32) return AccumulateTileOf<float>(args);
+  AccumulateTileOf<hwy::bfloat16_t>(args);
+}
+
+template <typename T>
+bool AllFiniteOf(const T* row, int64_t n) {
+  // 0 * x is NaN for infinities and NaN, and sums keep that.
+  VF sum = hn::Zero(kF);
+  for (int64_t d = 0; d < n; d += kLanes) sum = hn::MulAdd(LoadRow(row + d), hn::Zero(kF), sum);
+  return hn::AllTrue(kF, hn::Eq(sum, hn::Zero(kF)));
+}
+
+bool AllFiniteImpl(const void* row, RowType type, int64_t n) {
+  if (type == RowType::kF32) return AllFiniteOf(static_cast<const float*>(row), n);
+  return AllFiniteOf(static_cast<const hwy::bfloat16_t*>(row), n);
+}
+
+// Codes as float32: sign, and the other bits moved to where float32 has exponent and mantissa, which
+// is the value but for the difference of the exponent biases (denormals included).
+template <int kMantissaBits>
+HWY_INLINE VF FromFp8(hn::Vec<hn::Rebind<uint8_t, DF>> codes) {
+  const hn::RebindToUnsigned<DF> du;
+  const hn::RebindToSigned<DF> di;
+  const auto wide = hn::BitCast(du, hn::PromoteTo(di, codes));
+  const auto magnitude = hn::And(wide, hn::Set(du, 0x7f));
+  const auto sign = hn::ShiftLeft<24>(hn::And(wide, hn::Set(du, 0x80)));
+  const float bias = kMantissaBits == 3 ? 0x1p120f : 0x1p112f;
+  VF value = hn::Mul(hn::BitCast(kF, hn::ShiftLeft<23 - kMantissaBits>(magnitude)),
+                     hn::Set(kF, bias));
+  if constexpr (kMantissaBits == 3) {
+    const VF nan = hn::Set(kF, std::numeric_limits<float>::quiet_NaN());
+    value = hn::IfThenElse(
+        hn::RebindMask(kF, hn::Eq(magnitude, hn::Set(du, 0x7f))), nan, value);
+  } else {
+    const auto special = hn::Or(hn::ShiftLeft<21>(magnitude), hn::Set(du, 0x7f800000));
+    value = hn::IfThenElse(
+        hn::RebindMask(kF, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7b))),
+        hn::BitCast(kF, special), value);
+  }
+  return hn::Or(value, hn::BitCast(kF, sign));
+}
+
+template <typename T, typename Convert>
+HWY_INLINE void ConvertVectors(const std::byte* source, int64_t n, float* out, Convert convert) {
+  int64_t d = 0;
+  const T* from = reinterpret_cast<const T*>(source);
+  for (; d + kLanes <= n; d += kLanes) hn::StoreU(convert(from + d), kF, out + d);
+  if (d < n) {
+    alignas(64) T rest[kLanes] = {};
+    std::memcpy(rest, from + d, static_cast<size_t>(n - d) * sizeof(T));
+    hn::StoreU(convert(rest), kF, out + d);
+    d += kLanes;
+  }
+  for (const int64_t end = Padded(n); d < end; d += kLanes) hn::StoreU(hn::Zero(kF), kF, out + d);
+}
+
+void ConvertRowImpl(DType from, const std::byte* source, int64_t n, float* out) {
+  switch (from) {
+    case DType::kF32:
+      return ConvertVectors<float>(source, n, out,
+                                   [](const float* at) HWY_ATTR { return LoadRow(at); });
+    case DType::kBF16:
+      return ConvertVectors<hwy::bfloat16_t>(
+          source, n, out, [](const hwy::bfloat16_t* at) HWY_ATTR { return LoadRow(at); });
+    case DType::kF16:
+      return ConvertVectors<hwy::float16_t>(
+          source, n, out, [](const hwy::float16_t* at) HWY_ATTR {
+            return hn::PromoteTo(kF, hn::LoadU(hn::Rebind<hwy::float16_t, DF>(), at));
+          });
+    case DType::kF8E4M3:
+      return ConvertVectors<uint8_t>(source, n, out, [](const uint8_t* at) HWY_ATTR {
+        return FromFp8<3>(hn::LoadU(hn::Rebind<uint8_t, DF>(), at));
+      });
+    case DType::kF8E5M2:
+      return ConvertVectors<uint8_t>(source, n, out, [](const uint8_t* at) HWY_ATTR {
+        return FromFp8<2>(hn::LoadU(hn::Rebind<uint8_t, DF>(), at));
+      });
+    case DType::kI8:
+      return ConvertVectors<int8_t>(source, n, out, [](const int8_t* at) HWY_ATTR {
+        const hn::RebindToSigned<DF> di;
+        return hn::ConvertTo(kF, hn::PromoteTo(di, hn::LoadU(hn::Rebind<int8_t, DF>(), at)));
+      });
+    default:
+      for (int64_t d = 0; d < Padded(n); ++d) {
+        out[d] = d < n ? static_cast<float>(LoadElement(from, source + d * ElementBytes(from))) : 0;
+      }
+  }
+}
+
+HWY_INLINE void RoundToBF16(const float* source, int64_t n, std::byte* out) {
+  for (int64_t d = 0; d < n; ++d) {
+    uint32_t bits;
+    std::memcpy(&bits, source + d, sizeof(bits));
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const uint16_t half = static_cast<uint16_t>(nan ? bits >> 16 | 0x40 : rounded);
+    std::memcpy(out + 2 * d, &half, sizeof(half));
+  }
+}
+
+void RoundRowImpl(DType to, const float* source, int64_t n, std::byte* out) {
+  if (to == DType::kF32) {
+    std::memcpy(out, source, static_cast<size_t>(n) * sizeof(float));
+  } else if (to == DType::kBF16) {
+    RoundToBF16(source, n, out);
+  } else {
+    for (int64_t d = 0; d < n; ++d) StoreElement(to, source[d], out + d * ElementBytes(to));
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvblocks::attention::simd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace kvblocks::attention::simd {
+
+HWY_EXPORT(ScoreTileImpl);
+HWY_EXPORT(SoftmaxTileImpl);
+HWY_EXPORT(AccumulateTileImpl);
+HWY_EXPORT(AllFiniteImpl);
+HWY_EXPORT(ConvertRowImpl);
+HWY_EXPORT(RoundRowImpl);
+
+void ScoreTile(const ScoreTileArgs& args) { HWY_DYNAMIC_DISPATCH(ScoreTileImpl)(args); }
+double SoftmaxTile(double* scores, uint64_t seen, const ScoreRules& rules, RowState* state,
+                   float* probabilities) {
+  return HWY_DYNAMIC_DISPATCH(SoftmaxTileImpl)(scores, seen, rules, state, probabilities);
+}
+void AccumulateTile(const AccumulateTileArgs& args) {
+  HWY_DYNAMIC_DISPATCH(AccumulateTileImpl)(args);
+}
+bool AllFinite(const void* row, RowType type, int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(AllFiniteImpl)(row, type, n);
+}
+void ConvertRow(DType from, const std::byte* source, int64_t n, float* out) {
+  HWY_DYNAMIC_DISPATCH(ConvertRowImpl)(from, source, n, out);
+}
+void RoundRow(DType to, const float* source, int64_t n, std::byte* out) {
+  HWY_DYNAMIC_DISPATCH(RoundRowImpl)(to, source, n, out);
+}
+
+}  // namespace kvblocks::attention::simd
+
+#endif  // HWY_ONCE

@@ -1,0 +1,223 @@
+#include "attention/cpu/simd_key_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "attention/cache/mla_fp8_rows.h"
+
+namespace kvblocks::attention::simd {
+namespace {
+
+// Calls f(key) for each bit set.
+template <typename F>
+void ForEachKey(uint64_t keys, F f) {
+  for (; keys != 0; keys &= keys - 1) f(__builtin_ctzll(keys));
+}
+
+}  // namespace
+
+KeyRows::Plane KeyRows::MakePlane(const ConstTensorView& view, int block_dim, int token_dim,
+                                  int head_dim, int64_t dim) {
+  Plane plane;
+  const int64_t bytes = ElementBytes(view.dtype);
+  plane.data = view.data;
+  plane.dtype = view.dtype;
+  plane.dim = dim;
+  plane.block_bytes = view.stride[block_dim] * bytes;
+  plane.token_bytes = view.stride[token_dim] * bytes;
+  plane.head_bytes = head_dim < 0 ? 0 : view.stride[head_dim] * bytes;
+  return plane;
+}
+
+KeyRows::KeyRows(const ConstKvCacheView& cache)
+    : cache_(cache), key_dim_(cache.key_dim()), value_dim_(cache.value_dim()) {
+  row_floats_ = std::max(Padded(key_dim_), Padded(value_dim_));
+  latent_ = cache.layout == KvLayout::kMlaSplit || cache.layout == KvLayout::kMlaFp8_656 ||
+            cache.layout == KvLayout::kMlaFp8_584;
+  zeros_.assign(static_cast<size_t>(row_floats_), 0.0f);
+  if (latent_) return;
+  switch (cache.layout) {
+    case KvLayout::kNhd:
+      key_plane_ = MakePlane(cache.k, 0, 1, 2, key_dim_);
+      value_plane_ = MakePlane(cache.v, 0, 1, 2, value_dim_);
+      break;
+    case KvLayout::kHnd:
+      key_plane_ = MakePlane(cache.k, 0, 2, 1, key_dim_);
+      value_plane_ = MakePlane(cache.v, 0, 2, 1, value_dim_);
+      break;
+    case KvLayout::kPagedX:
+      key_plane_ = MakePlane(cache.k, 0, 3, 1, key_dim_);
+      value_plane_ = MakePlane(cache.v, 0, 3, 1, value_dim_);
+      break;
+    default:
+      key_plane_ = MakePlane(cache.k, 0, 1, -1, key_dim_);
+      break;
+  }
+  const auto finish = [&](Plane& plane, const ConstTensorView& view, int element_dim) {
+    plane.element_bytes = view.stride[element_dim] * ElementBytes(view.dtype);
+    plane.dense = plane.element_bytes == ElementBytes(view.dtype) || plane.dim == 1;
+    plane.in_place = plane.dense && plane.dim % kRowPad == 0 &&
+                     (plane.dtype == DType::kF32 || plane.dtype == DType::kBF16);
+  };
+  if (cache.layout == KvLayout::kPagedX) {
+    // Keys are pieces of x elements, see ReadPagedXKey; values have tokens innermost.
+    finish(value_plane_, cache.v, 2);
+    value_plane_.in_place = false;
+  } else if (cache.layout == KvLayout::kMlaLatent) {
+    finish(key_plane_, cache.k, 2);
+  } else {
+    finish(key_plane_, cache.k, 3);
+    finish(value_plane_, cache.v, 3);
+  }
+}
+
+void KeyRows::ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std::byte* row) const {
+  const ConstTensorView& k = cache_.k;
+  const int64_t bytes = ElementBytes(k.dtype);
+  const int64_t piece = k.extent[4];
+  const std::byte* from = key_plane_.Row(block, offset, kv_head);
+  for (int64_t c = 0; c < k.extent[2]; ++c) {
+    const std::byte* source = from + c * k.stride[2] * bytes;
+    if (k.stride[4] == 1) {
+      std::memcpy(row + c * piece * bytes, source, static_cast<size_t>(piece * bytes));
+      continue;
+    }
+    for (int64_t i = 0; i < piece; ++i) {
+      std::memcpy(row + (c * piece + i) * bytes, source + i * k.stride[4] * bytes,
+                  static_cast<size_t>(bytes));
+    }
+  }
+}
+
+void KeyRows::ReadLatentRow(int64_t block, int64_t offset, float* row) const {
+  std::fill(row, row + row_floats_, 0.0f);
+  const std::byte* k = cache_.k.data;
+  switch (cache_.layout) {
+    case KvLayout::kMlaSplit: {
+      const int64_t latent = cache_.k.extent[2];
+      const auto copy = [&](const ConstTensorView& view, float* out) {
+        const std::byte* from = view.At(block, offset);
+        if (view.stride[2] == 1 || view.extent[2] == 1) {
+          return ConvertRow(view.dtype, from, view.extent[2], out);
+        }
+        for (int64_t d = 0; d < view.extent[2]; ++d) {
+          float one[kRowPad];
+          ConvertRow(view.dtype, from + d * view.stride[2] * ElementBytes(view.dtype), 1, one);
+          out[d] = one[0];
+        }
+      };
+      copy(cache_.k, row);
+      copy(cache_.v, row + latent);
+      break;
+    }
+    case KvLayout::kMlaFp8_656: {
+      const std::byte* record = k + block * cache_.k.stride[0] + offset * cache_.k.stride[1];
+      ConvertRow(DType::kF8E4M3, record, kMla656Values, row);
+      for (int64_t tile = 0; tile < kMla656Values / kMla656TileValues; ++tile) {
+        float scale;
+        std::memcpy(&scale, record + kMla656ScalesAt + tile * 4, sizeof(scale));
+        float* values = row + tile * kMla656TileValues;
+        for (int64_t d = 0; d < kMla656TileValues; ++d) values[d] *= scale;
+      }
+      ConvertRow(DType::kBF16, record + kMla656RotaryAt, kMlaRotaryValues, row + kMla656Values);
+      break;
+    }
+    default: {
+      const std::byte* start = k + block * cache_.k.stride[0];
+      const std::byte* record = start + offset * kMla584RecordBytes;
+      const std::byte* scales =
+          start + cache_.block_size() * kMla584RecordBytes + offset * kMla584ScaleBytes;
+      ConvertRow(DType::kF8E4M3, record, kMla584Values, row);
+      for (int64_t tile = 0; tile < kMla584Values / kMla584TileValues; ++tile) {
+        // 2^(b - 127) is below float32's normal numbers for b = 0 only; 255 is NaN.
+        const int exponent = std::to_integer<int>(scales[tile]);
+        const float scale = exponent == 255 ? NAN : std::ldexp(1.0f, exponent - 127);
+        float* values = row + tile * kMla584TileValues;
+        for (int64_t d = 0; d < kMla584TileValues; ++d) values[d] *= scale;
+      }
+      ConvertRow(DType::kBF16, record + kMla584RotaryAt, kMlaRotaryValues, row + kMla584Values);
+      break;
+    }
+  }
+}
+
+void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses, uint64_t wanted,
+                        int64_t kv_head, bool widen, float* scratch,
+                        std::array<const void*, kTileKeys>& rows, RowType& type) const {
+  const bool paged_x_key = &plane == &key_plane_ && cache_.layout == KvLayout::kPagedX;
+  if (plane.in_place && !(widen && plane.dtype == DType::kBF16)) {
+    type = plane.dtype == DType::kF32 ? RowType::kF32 : RowType::kBF16;
+    ForEachKey(wanted, [&](int key) {
+      rows[key] = plane.Row(addresses.block[key], addresses.offset[key], kv_head);
+    });
+    return;
+  }
+  type = RowType::kF32;
+  const int64_t bytes = ElementBytes(plane.dtype);
+  ForEachKey(wanted, [&](int key) {
+    float* out = scratch + key * row_floats_;
+    rows[key] = out;
+    // Raw elements go to the end of the row's own scratch when they must be collected first;
+    // widening then runs ahead of no element it has yet to read.
+    std::byte* raw = reinterpret_cast<std::byte*>(out);
+    if (paged_x_key) {
+      raw += row_floats_ * 4 - Padded(plane.dim) * bytes;
+      ReadPagedXKey(addresses.block[key], addresses.offset[key], kv_head, raw);
+      return ConvertRow(plane.dtype, raw, plane.dim, out);
+    }
+    const std::byte* from = plane.Row(addresses.block[key], addresses.offset[key], kv_head);
+    if (plane.dense) return ConvertRow(plane.dtype, from, plane.dim, out);
+    raw += row_floats_ * 4 - Padded(plane.dim) * bytes;
+    const auto gather = [&](auto element) {
+      using Element = decltype(element);
+      for (int64_t d = 0; d < plane.dim; ++d) {
+        std::memcpy(raw + d * sizeof(Element), from + d * plane.element_bytes, sizeof(Element));
+      }
+    };
+    if (bytes == 1) gather(uint8_t{});
+    if (bytes == 2) gather(uint16_t{});
+    if (bytes == 4) gather(uint32_t{});
+    ConvertRow(plane.dtype, raw, plane.dim, out);
+  });
+}
+
+void KeyRows::Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head, bool widen,
+                   float* scratch, TileRows* rows) const {
+  if (wanted != ~uint64_t{0}) {
+    rows->keys.fill(zeros_.data());
+    rows->values.fill(zeros_.data());
+  }
+  if (latent_) {
+    rows->key_type = rows->value_type = RowType::kF32;
+    ForEachKey(wanted, [&](int key) {
+      float* out = scratch + key * row_floats_;
+      ReadLatentRow(addresses.block[key], addresses.offset[key], out);
+      rows->keys[key] = rows->values[key] = out;
+    });
+    return;
+  }
+  LoadPlane(key_plane_, addresses, wanted, kv_head, widen, scratch, rows->keys, rows->key_type);
+  if (cache_.layout == KvLayout::kMlaLatent) {
+    // The same rows. What is read of them beyond the values goes into padding of the output.
+    rows->values = rows->keys;
+    rows->value_type = rows->key_type;
+    return;
+  }
+  LoadPlane(value_plane_, addresses, wanted, kv_head, widen, scratch + kTileKeys * row_floats_,
+            rows->values, rows->value_type);
+}
+
+void KeyRows::Prefetch(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head) const {
+  if (latent_ || cache_.layout == KvLayout::kPagedX) return;
+  ForEachKey(wanted, [&](int key) {
+    for (const Plane* plane : {&key_plane_, &value_plane_}) {
+      if (plane->data == nullptr) continue;
+      const std::byte* row = plane->Row(addresses.block[key], addresses.offset[key], kv_head);
+      const int64_t bytes = plane->dim * ElementBytes(plane->dtype);
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+    }
+  });
+}
+
+}  // namespace kvblocks::attention::simd

@@ -1,0 +1,85 @@
+// KeyRows: the key and value rows of one tile, out of a cache of any layout and element type, as the
+// kernels take them.
+//
+// Rows of float32 and bfloat16 that lie dense in memory are used in place; everything else (kPagedX,
+// 16- and 8-bit types that need widening, split and quantised latent rows, head sizes that are not
+// a multiple of kRowPad) is gathered into scratch. Codes come without the cache's scale, the rows
+// of kMlaFp8_656 and kMlaFp8_584 with their own. Keys that are not wanted are never touched: rows of
+// zeros stand for them. How rows come does not change their numbers.
+//
+// Immutable; Load costs O(wanted rows) and allocates nothing.
+
+#ifndef KVBLOCKS_ATTENTION_CPU_SIMD_KEY_ROWS_H_
+#define KVBLOCKS_ATTENTION_CPU_SIMD_KEY_ROWS_H_
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "attention/cache/kv_cache_view.h"
+#include "attention/cpu/simd_kernels.h"
+
+namespace kvblocks::attention::simd {
+
+// Where the keys of a tile are. Undefined for keys that are not wanted.
+struct TileAddresses {
+  std::array<int64_t, kTileKeys> block;
+  std::array<int64_t, kTileKeys> offset;  // in the block
+};
+
+struct TileRows {
+  std::array<const void*, kTileKeys> keys, values;
+  RowType key_type, value_type;
+};
+
+class KeyRows {
+ public:
+  // REQUIRES: a view that fits its layout; the memory outlives this.
+  explicit KeyRows(const ConstKvCacheView& cache);
+
+  int64_t key_dim() const { return key_dim_; }
+  int64_t value_dim() const { return value_dim_; }
+  int64_t scratch_floats() const { return 2 * kTileKeys * row_floats_ + kRowPad; }
+
+  // `widen` asks for float32 rows, which pays when many query rows share them. `scratch` holds
+  // scratch_floats() and lives as long as the rows.
+  void Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head, bool widen,
+            float* scratch, TileRows* rows) const;
+  // Asks for the lines of rows that are used in place.
+  void Prefetch(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head) const;
+
+ private:
+  // Dense rows: of keys or of values.
+  struct Plane {
+    const std::byte* data = nullptr;
+    DType dtype = DType::kF32;
+    int64_t dim = 0;
+    int64_t block_bytes = 0, token_bytes = 0, head_bytes = 0;
+    int64_t element_bytes = 0;  // between neighbours of a row
+    bool dense = false;         // a row's elements follow each other
+    bool in_place = false;
+
+    const std::byte* Row(int64_t block, int64_t offset, int64_t head) const {
+      return data + block * block_bytes + offset * token_bytes + head * head_bytes;
+    }
+  };
+  static Plane MakePlane(const ConstTensorView& view, int block_dim, int token_dim, int head_dim,
+                         int64_t dim);
+
+  void LoadPlane(const Plane& plane, const TileAddresses& addresses, uint64_t wanted,
+                 int64_t kv_head, bool widen, float* scratch,
+                 std::array<const void*, kTileKeys>& rows, RowType& type) const;
+  void ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std::byte* row) const;
+  void ReadLatentRow(int64_t block, int64_t offset, float* row) const;
+
+  ConstKvCacheView cache_;
+  int64_t key_dim_, value_dim_;
+  int64_t row_floats_;  // of a row in scratch
+  bool latent_;         // keys and values are the same gathered rows
+  Plane key_plane_, value_plane_;
+  std::vector<float> zeros_;
+};
+
+}  // namespace kvblocks::attention::simd
+
+#endif  // KVBLOCKS_ATTENTION_CPU_SIMD_KEY_ROWS_H_
