@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "attention/cpu/cache_ops.h"
+#include "attention/cpu/cpu_ops.h"
 #include "attention/cpu/reference_ops.h"
 
 namespace kvblocks::sim {
@@ -32,9 +33,10 @@ absl::Status HostBackend::MlaDecode(const attention::ExecContext& context,
   return attention_->MlaDecode(context, args);
 }
 
-std::vector<std::string> HostBackendNames() { return {"cpu_reference"}; }
+std::vector<std::string> HostBackendNames() { return {"cpu", "cpu_reference"}; }
 
 absl::StatusOr<HostBackend> FindHostBackend(const std::string& name) {
+  if (name == "cpu") return HostBackend(&attention::Cpu());
   if (name == "cpu_reference") return HostBackend(&attention::CpuReference());
   return absl::InvalidArgumentError(absl::StrCat("got \"", name, "\", expected one of ",
                                                  absl::StrJoin(HostBackendNames(), ", ")));

@@ -33,7 +33,7 @@ class HostBackend final : public attention::AttentionOps {
   const attention::AttentionOps* attention_;
 };
 
-// "cpu_reference", ...
+// "cpu", "cpu_reference".
 std::vector<std::string> HostBackendNames();
 // InvalidArgument for another name.
 absl::StatusOr<HostBackend> FindHostBackend(const std::string& name);
