@@ -28,7 +28,7 @@ expect 0 '' --help
 grep -q 'kvsim replay' out || fail "--help does not teach"
 expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
-for command in replay plan explain stats convert validate compare; do
+for command in replay plan explain verify stats convert validate compare; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
   grep -q "^Usage: kvsim $command" out || fail "$command --help names another command"
