@@ -282,7 +282,7 @@ void KvCacheVerifier::Settle() {
   for (const int32_t block : left_) {
     if (!is_block(block) || num_holders_[static_cast<size_t>(block)] > 0) continue;
     if (memory_.history(block).event == BlockEvent::kLost) continue;  // listed twice
-    if (options_.keeps_content && options_.keeps_content(block)) continue;
+    if (options_.use_of_block && options_.use_of_block(block) != BlockUse::kFree) continue;
     memory_.Record(block, {.step = stats_.num_steps, .event = BlockEvent::kLost}, options_.poison);
   }
   left_.clear();
@@ -300,7 +300,10 @@ absl::Status KvCacheVerifier::CheckTables() {
       for (int64_t i = FirstVisible(group, part.num_computed) / group.block_size; i < end; ++i) {
         const bool is_there = i < static_cast<int64_t>(table.size());
         const int32_t block = is_there ? table[static_cast<size_t>(i)] : -1;
-        if (block > kNullBlock && block < options_.num_blocks) continue;
+        const bool is_block = block > kNullBlock && block < options_.num_blocks;
+        const BlockUse use =
+            is_block && options_.use_of_block ? options_.use_of_block(block) : BlockUse::kHeld;
+        if (is_block && use == BlockUse::kHeld) continue;
         const int64_t token =
             std::max(i * group.block_size, FirstVisible(group, part.num_computed));
         std::string text = absl::StrCat("token ", token);
@@ -314,6 +317,9 @@ absl::Status KvCacheVerifier::CheckTables() {
           absl::StrAppend(&text, "is missing: it has ", table.size());
         } else if (block == kNullBlock) {
           absl::StrAppend(&text, "is the null block, 0");
+        } else if (is_block) {
+          absl::StrAppend(&text, "is ", block, ", which the engine counts as free",
+                          use == BlockUse::kCached ? " and cached" : "");
         } else {
           absl::StrAppend(&text, "is ", block, ", outside the pool of ", options_.num_blocks);
         }

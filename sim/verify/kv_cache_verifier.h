@@ -15,10 +15,11 @@
 //
 // Content that nobody may read any more is overwritten with NaN at once:
 //   - a block that a request gets anew: what was in it went when it was handed out;
-//   - a block that no request holds and no look-up can find: VerifierOptions::keeps_content;
+//   - a block that no request holds and no look-up can find (VerifierOptions::use_of_block);
 //   - blocks named by Drop, and the rows of tokens taken back by Rollback.
 // A free block that is still cached keeps its content, as it must. A block of the table counts as
-// new if no computed token lies in it when it first appears.
+// new if no computed token lies in it when it first appears. A block that a request needs and that
+// the engine counts as free is a failure before it is reused.
 //
 // Knows block ids, not managers: tables are spans of int32. Depends on attention/ only.
 // Cost per step: O(scheduled tokens * layers), and for each row attended O(length * layers).
@@ -64,6 +65,13 @@ struct VerifiedGroup {
   int64_t num_layers = 1;  // 0: not attended to (states); its blocks are void to others
 };
 
+// What the engine's books say of a block.
+enum class BlockUse : uint8_t {
+  kFree,    // nobody may read it
+  kCached,  // free, but a look-up may give it out
+  kHeld,    // referenced
+};
+
 struct VerifierOptions {
   int64_t num_blocks = 0;  // null block included
   std::vector<VerifiedGroup> groups;
@@ -71,9 +79,8 @@ struct VerifierOptions {
   // MlaDecode.
   const attention::AttentionOps* ops = nullptr;
   attention::ThreadPool* threads = nullptr;
-  // Whether a block that no request holds may still be given out as a hit, or is held by somebody
-  // the verifier does not see. Null: never.
-  std::function<bool(int32_t block)> keeps_content;
+  // Null: blocks that no request of the verifier's holds are free, the others held.
+  std::function<BlockUse(int32_t block)> use_of_block;
 
   bool poison = true;
   // Query rows attended per step and layer; 0: all. Those of requests whose tables changed come

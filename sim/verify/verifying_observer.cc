@@ -77,9 +77,10 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   options.groups = MakeGroups();
   options.ops = options_.ops;
   options.threads = options_.threads;
-  options.keeps_content = [this](int32_t id) {
+  options.use_of_block = [this](int32_t id) {
     const KvCacheBlock& block = manager_->pool().block(id);
-    return block.ref_count > 0 || block.has_key();
+    if (block.ref_count > 0) return BlockUse::kHeld;
+    return block.has_key() ? BlockUse::kCached : BlockUse::kFree;
   };
   options.poison = options_.poison;
   options.max_rows_per_step = options_.max_rows_per_step;

@@ -80,13 +80,12 @@ TEST(EmbedderTest, AnOutsideSchedulerIsVerifiedThroughPublicApi) {
   auto manager = KvCacheManager::Create(config, {.max_model_len = 64, .hash_seed = "s"}).value();
   const auto backend = sim::FindHostBackend("cpu_reference");
   ASSERT_TRUE(backend.ok());
-  auto verifier =
-      sim::KvCacheVerifier::Create(
-          {.num_blocks = config.num_blocks,
-           .groups = GroupsOf(*manager, {0.5f, -1.0f}),
-           .ops = &*backend,
-           .keeps_content = [&](int32_t block) { return KeepsContent(*manager, block); }})
-          .value();
+  auto verifier = sim::KvCacheVerifier::Create(
+                      {.num_blocks = config.num_blocks,
+                       .groups = GroupsOf(*manager, {0.5f, -1.0f}),
+                       .ops = &*backend,
+                       .use_of_block = [&](int32_t block) { return UseOfBlock(*manager, block); }})
+                      .value();
   TinyScheduler scheduler(manager.get(), verifier.get());
 
   std::vector<int64_t> prompt;

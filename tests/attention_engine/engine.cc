@@ -41,9 +41,10 @@ std::vector<sim::VerifiedGroup> GroupsOf(const KvCacheManager& manager, std::vec
   return groups;
 }
 
-bool KeepsContent(const KvCacheManager& manager, int32_t block) {
+sim::BlockUse UseOfBlock(const KvCacheManager& manager, int32_t block) {
   const KvCacheBlock& record = manager.pool().block(block);
-  return record.ref_count > 0 || record.has_key();
+  if (record.ref_count > 0) return sim::BlockUse::kHeld;
+  return record.has_key() ? sim::BlockUse::kCached : sim::BlockUse::kFree;
 }
 
 Engine::Engine(const EngineOptions& options, const attention::AttentionOps& ops)
@@ -56,7 +57,7 @@ Engine::Engine(const EngineOptions& options, const attention::AttentionOps& ops)
       {.num_blocks = options.num_blocks,
        .groups = GroupsOf(*manager_, {-1.0f, 0.5f}),
        .ops = &ops,
-       .keeps_content = [this](int32_t block) { return KeepsContent(*manager_, block); },
+       .use_of_block = [this](int32_t block) { return UseOfBlock(*manager_, block); },
        .seed = options.seed});
   KVBLOCKS_CHECK(verifier.ok(), verifier.status().ToString());
   verifier_ = *std::move(verifier);
@@ -238,13 +239,13 @@ absl::Status Engine::Evict() {
     ++counts_.resets;
     std::vector<int32_t> all;
     for (int32_t id = 1; id < manager_->pool().num_blocks(); ++id) {
-      if (!KeepsContent(*manager_, id)) all.push_back(id);
+      if (UseOfBlock(*manager_, id) == sim::BlockUse::kFree) all.push_back(id);
     }
     return verifier_->Drop(all);
   }
   const BlockId id = static_cast<BlockId>(1 + Below(manager_->pool().num_blocks() - 1));
   if (absl::Status status = manager_->EvictBlocks({id}); !status.ok()) return status;
-  if (KeepsContent(*manager_, id)) return absl::OkStatus();
+  if (UseOfBlock(*manager_, id) != sim::BlockUse::kFree) return absl::OkStatus();
   ++counts_.evicted;
   return verifier_->Drop({id});
 }

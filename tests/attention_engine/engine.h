@@ -23,8 +23,7 @@ namespace kvblocks::testing {
 
 // The verifier's view of a manager's groups; query heads get the sink logits `sinks`.
 std::vector<sim::VerifiedGroup> GroupsOf(const KvCacheManager& manager, std::vector<float> sinks);
-// Whether somebody may still read a block that no table names.
-bool KeepsContent(const KvCacheManager& manager, int32_t block);
+sim::BlockUse UseOfBlock(const KvCacheManager& manager, int32_t block);
 
 struct EngineOptions {
   std::vector<KvCacheSpec> specs;

@@ -1,6 +1,7 @@
 // Faults planted between manager and tensors, each of which the verifier finds in the very step and
 // names: request, layer, position and block.
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -61,6 +62,10 @@ class PlantedFaultTest : public ::testing::Test {
     options.groups = {{.name = "full", .block_size = 4, .sinks = {0.5f, 1.5f}},
                       {.name = "window 6", .block_size = 4, .window = 6, .sinks = {0.5f, 1.5f}}};
     options.ops = &ops_;
+    options.use_of_block = [this](int32_t block) {
+      return std::find(freed_.begin(), freed_.end(), block) == freed_.end() ? sim::BlockUse::kHeld
+                                                                            : freed_use_;
+    };
     verifier_ = sim::KvCacheVerifier::Create(options).value();
   }
 
@@ -114,6 +119,8 @@ class PlantedFaultTest : public ::testing::Test {
 
   std::vector<int64_t> tokens_;
   FaultyOps ops_;
+  std::vector<int32_t> freed_;  // in the books of the pool
+  sim::BlockUse freed_use_ = sim::BlockUse::kFree;
   std::unique_ptr<sim::KvCacheVerifier> verifier_;
 };
 
@@ -176,12 +183,24 @@ TEST_F(PlantedFaultTest, ABlockOfTwoGroupsIsFoundInTheSameStep) {
 
 TEST_F(PlantedFaultTest, AFreedBlockThatIsHitAgainIsFoundWhenItIsReadBack) {
   ASSERT_TRUE(SoundStep(0, 9).ok());
+  freed_ = {1, 2, 3, 11, 12, 13};
   ASSERT_TRUE(verifier_->Release(std::hash<std::string>()("A")).ok());
+  freed_ = {};
   // Nothing is cached, so B's prefix of 8 tokens cannot be there.
   ExpectFailure(Step("B", 8, 1, {1, 2, 20}, {11, 12, 21}), "B", 0, -1, 0, 1);
   EXPECT_THAT(text(),
               HasSubstr("the prefix of 8 tokens that the request came in with is not there"));
   EXPECT_THAT(text(), HasSubstr("was left by its last holder before the end of step 1"));
+}
+
+TEST_F(PlantedFaultTest, ABlockFreedTooEarlyIsFoundBeforeItIsReused) {
+  ASSERT_TRUE(SoundStep(0, 9).ok());
+  freed_ = {11};  // token 3 is out of sight from 9 on
+  ASSERT_TRUE(SoundStep(9, 1).ok());
+  freed_ = {11, 12};
+  freed_use_ = sim::BlockUse::kCached;
+  ExpectFailure(SoundStep(10, 1), "A", 1, 10, 5, 12);
+  EXPECT_THAT(text(), HasSubstr("is 12, which the engine counts as free and cached"));
 }
 
 TEST_F(PlantedFaultTest, APrefixOfOtherTokensIsNotAHit) {
