@@ -16,13 +16,14 @@
 #define KVBLOCKS_ATTENTION_CPU_CPU_OPS_H_
 
 #include "absl/status/status.h"
+#include "attention/cpu/host_ops.h"
 #include "attention/ops/args.h"
 #include "attention/ops/attention_ops.h"
 #include "attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
 
-class CpuOps : public AttentionOps {
+class CpuOps : public HostOps {
  public:
   const char* name() const override { return "CPU"; }
 

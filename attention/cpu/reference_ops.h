@@ -10,13 +10,14 @@
 #define KVBLOCKS_ATTENTION_CPU_REFERENCE_OPS_H_
 
 #include "absl/status/status.h"
+#include "attention/cpu/host_ops.h"
 #include "attention/ops/args.h"
 #include "attention/ops/attention_ops.h"
 #include "attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
 
-class CpuReferenceOps : public AttentionOps {
+class CpuReferenceOps : public HostOps {
  public:
   const char* name() const override { return "CPU_REFERENCE"; }
 

@@ -17,13 +17,13 @@ struct RequestInput {
 };
 
 struct BatchInput {
-  absl::Span<const RequestInput> requests;
+  absl::Span<const RequestInput> requests = {};
   // requests.size() x groups, request by request: the manager's block ids, as many as cover
   // computed and scheduled tokens, or more. Blocks outside a group's window may be anything.
-  absl::Span<const absl::Span<const int32_t>> block_ids;
+  absl::Span<const absl::Span<const int32_t>> block_ids = {};
   bool causal = true;
   // Blocks of the manager that begin every request of the step, per group; empty: none.
-  absl::Span<const int64_t> num_common_prefix_blocks;
+  absl::Span<const int64_t> num_common_prefix_blocks = {};
   // What a captured graph wants, at least the actual counts; 0: no padding.
   int64_t padded_num_reqs = 0;
   int64_t padded_num_tokens = 0;

@@ -51,10 +51,10 @@ class MaskProvider {
 };
 
 struct MetadataBuilderOptions {
-  std::vector<KvGroupConfig> groups;
+  std::vector<KvGroupConfig> groups = {};
   int64_t max_num_reqs = 0, max_num_tokens = 0;  // padding included
   int64_t max_seq_len = 0;
-  SplitOptions split;
+  SplitOptions split = {};
   // Null: the implicit path, no masks. Otherwise causal batches get attn_mask and custom_mask,
   // groups with a window swa_mask; batches that are not causal get none, since lengths say it all
   // there.

@@ -34,11 +34,11 @@ struct NullBlocks {
 // positions; -1 behind the last token. Host tensors: query_start_loc i32 [R + 1], positions i32 [T
 // or more], block_table i32 [R or more, columns], slot_mapping i64 [T or more].
 struct SlotMappingArgs {
-  ConstTensorView query_start_loc, positions, block_table;
+  ConstTensorView query_start_loc = {}, positions = {}, block_table = {};
   int64_t block_size = 0;
   int64_t num_blocks = 0;  // of the cache: ids are below it; 0: unknown
-  NullBlocks null_blocks;
-  TensorView slot_mapping;
+  NullBlocks null_blocks = {};
+  TensorView slot_mapping = {};
 };
 absl::Status ComputeSlotMapping(const SlotMappingArgs& args);
 

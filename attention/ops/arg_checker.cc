@@ -35,8 +35,9 @@ int64_t InnerSpan(const ConstTensorView& view, Inner inner) {
   const int64_t size = ElementBytes(view.dtype);
   int64_t span = size;
   for (int i = 0; i < view.rank; ++i) {
+    if (view.extent[i] <= 1) continue;  // its stride may be anything
     const int64_t stride = view.stride[i] * size;
-    if (view.extent[i] > 1 && inner(stride)) span += (view.extent[i] - 1) * stride;
+    if (inner(stride)) span += (view.extent[i] - 1) * stride;
   }
   return span;
 }
@@ -62,8 +63,9 @@ bool MayOverlap(const ConstTensorView& a, const ConstTensorView& b) {
   if (a_end <= Address(b) || b_end <= Address(a)) return false;
   for (const ConstTensorView* view : {&a, &b}) {
     for (int i = 0; i < view->rank; ++i) {
+      if (view->extent[i] <= 1) continue;
       const int64_t period = view->stride[i] * ElementBytes(view->dtype);
-      if (period > 0 && view->extent[i] > 1 && ApartWithin(a, b, period)) return false;
+      if (period > 0 && ApartWithin(a, b, period)) return false;
     }
   }
   return true;

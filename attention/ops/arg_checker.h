@@ -138,8 +138,9 @@ class HostArray {
   explicit HostArray(const ConstTensorView& view) {
     if (view.absent() || !view.device.on_host()) return;
     data_ = view.data;
-    step_ = view.stride[0] * static_cast<int64_t>(sizeof(T));
     size_ = view.num_elements();
+    // Strides of one element or none mean nothing and may be anything.
+    step_ = size_ <= 1 ? 0 : view.stride[0] * static_cast<int64_t>(sizeof(T));
     readable_ = true;
   }
   bool readable() const { return readable_; }

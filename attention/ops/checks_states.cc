@@ -14,8 +14,11 @@ bool IsOneOf(const TensorView& out, const ConstTensorView& stack) {
   for (int i = 0; i < out.rank; ++i) {
     if (out.extent[i] > 1 && out.stride[i] != stack.stride[i + 1]) return false;
   }
+  if (out.data == stack.data || stack.extent[0] <= 1 || stack.empty()) {
+    return out.data == stack.data;
+  }
   const int64_t step = stack.stride[0] * ElementBytes(stack.dtype);
-  if (out.data == stack.data || step == 0) return out.data == stack.data;
+  if (step == 0) return false;
   const auto distance =
       reinterpret_cast<intptr_t>(out.data) - reinterpret_cast<intptr_t>(stack.data);
   return distance > 0 && distance % step == 0 && distance / step < stack.extent[0];

@@ -7,7 +7,6 @@
 #ifndef KVBLOCKS_ATTENTION_OPS_VALID_ARGS_H_
 #define KVBLOCKS_ATTENTION_OPS_VALID_ARGS_H_
 
-#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 #include <memory>
@@ -22,6 +21,9 @@ inline constexpr std::byte kUntouched{0x5A};
 // Owns what the arguments look at.
 class TensorStore {
  public:
+  // `slack` bytes behind every tensor, for views that are made to reach further.
+  explicit TensorStore(int64_t slack = 8) : slack_(slack) {}
+
   TensorView Input(DType dtype, std::initializer_list<int64_t> extents) {
     return Make(dtype, extents, std::byte{0}, inputs_);
   }
@@ -54,14 +56,15 @@ class TensorStore {
 
  private:
   using Bytes = std::unique_ptr<std::vector<std::byte>>;
-  static TensorView Make(DType dtype, std::initializer_list<int64_t> extents, std::byte fill,
-                         std::vector<Bytes>& owner) {
+  TensorView Make(DType dtype, std::initializer_list<int64_t> extents, std::byte fill,
+                  std::vector<Bytes>& owner) {
     int64_t bytes = ElementBytes(dtype);
     for (int64_t extent : extents) bytes *= extent;
-    owner.push_back(std::make_unique<std::vector<std::byte>>(std::max<int64_t>(bytes, 8), fill));
+    owner.push_back(std::make_unique<std::vector<std::byte>>(bytes + slack_, fill));
     return TensorView::Contiguous(owner.back()->data(), dtype, extents);
   }
 
+  int64_t slack_;
   std::vector<Bytes> inputs_, outputs_;
 };
 

@@ -1,0 +1,190 @@
+#include "attention/cpu/blend_ops.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "attention/blend/hkvd_count.h"
+#include "attention/cache/element_rows.h"
+#include "attention/cpu/thread_pool.h"
+#include "attention/ops/checks.h"
+#include "attention/tensor/small_floats.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr int64_t kTokensPerItem = 64;
+
+// Calls work(first, last) for runs of tokens.
+template <typename Work>
+void ForTokens(const ExecContext& context, int64_t num_tokens, Work work) {
+  ParallelFor(context.threads, (num_tokens + kTokensPerItem - 1) / kTokensPerItem,
+              [&](int64_t item, int) {
+                work(item * kTokensPerItem, std::min((item + 1) * kTokensPerItem, num_tokens));
+              });
+}
+
+void LoadHead(const ConstTensorView& view, int64_t t, int64_t head, double* out) {
+  LoadElements(view.dtype, view.At(t, head), view.stride[2], view.extent[2], out);
+}
+
+void StoreElements(const TensorView& view, int64_t t, int64_t head, const double* values,
+                   int64_t count) {
+  std::byte* to = view.At(t, head);
+  const int64_t step = view.stride[2] * ElementBytes(view.dtype);
+  if (view.dtype == DType::kF32) {
+    for (int64_t d = 0; d < count; ++d, to += step) {
+      const float value = static_cast<float>(values[d]);
+      std::memcpy(to, &value, sizeof(value));
+    }
+    return;
+  }
+  for (int64_t d = 0; d < count; ++d, to += step) StoreElement(view.dtype, values[d], to);
+}
+
+// Columns [first, D) of a head, bits if the types agree. The views may be the same.
+void CopyColumns(const ConstTensorView& from, const TensorView& to, int64_t t, int64_t head,
+                 int64_t first) {
+  const int64_t bytes = ElementBytes(to.dtype);
+  for (int64_t d = first; d < to.extent[2]; ++d) {
+    if (from.dtype == to.dtype) {
+      std::memmove(to.At(t, head, d), from.At(t, head, d), bytes);
+    } else {
+      StoreElement(to.dtype, LoadElement(from.dtype, from.At(t, head, d)), to.At(t, head, d));
+    }
+  }
+}
+
+int64_t Position(const ConstTensorView& positions, int64_t t) {
+  if (positions.dtype == DType::kI64) {
+    int64_t value;
+    std::memcpy(&value, positions.At(t), sizeof(value));
+    return value;
+  }
+  int32_t value;
+  std::memcpy(&value, positions.At(t), sizeof(value));
+  return value;
+}
+
+void StoreIndex(const TensorView& imp, int64_t r, int64_t t) {
+  const int32_t index = static_cast<int32_t>(t);
+  std::memcpy(imp.At(r), &index, sizeof(index));
+}
+
+}  // namespace
+
+absl::Status CpuSelectHkvd(const ExecContext& context, const SelectHkvdArgs& args) {
+  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  const int64_t n = args.v_new.extent[0], num_heads = args.v_new.extent[1];
+  const int64_t dim = args.v_new.extent[2];
+  if (n == 0) return absl::OkStatus();
+  const int64_t num_prefix = n - args.suffix_len;
+
+  std::vector<double> diffs(num_prefix);
+  std::atomic<bool> saw_nan = false;
+  ForTokens(context, num_prefix, [&](int64_t first, int64_t last) {
+    std::vector<double> now(dim), then(dim);
+    for (int64_t t = first; t < last; ++t) {
+      double sum = 0;
+      for (int64_t head = 0; head < num_heads; ++head) {
+        LoadHead(args.v_new, t, head, now.data());
+        LoadHead(args.v_old, t, head, then.data());
+        for (int64_t d = 0; d < dim; ++d) sum += (now[d] - then[d]) * (now[d] - then[d]);
+      }
+      if (std::isnan(sum)) {
+        sum = std::numeric_limits<double>::infinity();
+        saw_nan = true;
+      }
+      diffs[t] = sum;
+    }
+  });
+  if (saw_nan && context.error_flags != nullptr) *context.error_flags->bits |= kNonFiniteInput;
+
+  const int64_t k = HkvdCount(n, args.suffix_len, args.ratio);
+  std::vector<int32_t> order(num_prefix);
+  std::iota(order.begin(), order.end(), 0);
+  std::nth_element(order.begin(), order.begin() + k, order.end(), [&](int32_t a, int32_t b) {
+    return diffs[a] != diffs[b] ? diffs[a] > diffs[b] : a < b;
+  });
+  std::sort(order.begin(), order.begin() + k);
+  for (int64_t r = 0; r < k; ++r) StoreIndex(args.imp, r, order[r]);
+  for (int64_t s = 0; s < args.suffix_len; ++s) StoreIndex(args.imp, k + s, num_prefix + s);
+  if (!args.diffs.absent()) {
+    for (int64_t t = 0; t < num_prefix; ++t) {
+      StoreElement(args.diffs.dtype, diffs[t], args.diffs.At(t));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuFuseKv(const ExecContext& context, const FuseKvArgs& args) {
+  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  ForTokens(context, args.imp.extent[0], [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      const int64_t t = Position(args.imp, r);
+      for (const auto& [from, to] :
+           {std::pair(args.k_new, args.k_old), std::pair(args.v_new, args.v_old)}) {
+        const int64_t bytes = ElementBytes(to.dtype), dim = to.extent[2];
+        for (int64_t head = 0; head < to.extent[1]; ++head) {
+          if (from.stride[2] == 1 && to.stride[2] == 1) {
+            std::memcpy(to.At(t, head), from.At(r, head), dim * bytes);
+            continue;
+          }
+          for (int64_t d = 0; d < dim; ++d) {
+            std::memcpy(to.At(t, head, d), from.At(r, head, d), bytes);
+          }
+        }
+      }
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CpuRotateKeys(const ExecContext& context, const RotateKeysArgs& args) {
+  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  const int64_t num_tokens = args.in.extent[0], num_heads = args.in.extent[1];
+  const int64_t dim = args.in.extent[2];
+  const int64_t columns = args.rotary_dim == 0 ? dim : args.rotary_dim;
+  const int64_t num_pairs = columns / 2;
+  const bool halves = args.pairs == RotaryPairs::kHalves;
+
+  std::vector<double> frequency(num_pairs);
+  for (int64_t i = 0; i < num_pairs; ++i) {
+    frequency[i] =
+        std::pow(args.theta, -2.0 * static_cast<double>(i) / static_cast<double>(columns));
+  }
+  ForTokens(context, num_tokens, [&](int64_t first, int64_t last) {
+    std::vector<double> row(dim), cosine(num_pairs), sine(num_pairs);
+    for (int64_t t = first; t < last; ++t) {
+      int64_t by = Position(args.positions, t);
+      if (!args.from_positions.absent()) by -= Position(args.from_positions, t);
+      if (by != 0) {
+        for (int64_t i = 0; i < num_pairs; ++i) {
+          const double angle = static_cast<double>(by) * frequency[i];
+          cosine[i] = std::cos(angle);
+          sine[i] = std::sin(angle);
+        }
+      }
+      for (int64_t head = 0; head < num_heads; ++head) {
+        CopyColumns(args.in, args.out, t, head, by == 0 ? 0 : columns);
+        if (by == 0) continue;
+        LoadElements(args.in.dtype, args.in.At(t, head), args.in.stride[2], columns, row.data());
+        for (int64_t i = 0; i < num_pairs; ++i) {
+          double& x = row[halves ? i : 2 * i];
+          double& y = row[halves ? i + num_pairs : 2 * i + 1];
+          const double rotated = x * cosine[i] - y * sine[i];
+          y = x * sine[i] + y * cosine[i];
+          x = rotated;
+        }
+        StoreElements(args.out, t, head, row.data(), columns);
+      }
+    }
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,188 @@
+// AttentionMaskBuilder: materialises explicit attention masks for one device and keeps them.
+//
+// A mask is cached under everything that made it: kind, type, encoding, device, window, size, and
+// for custom masks the generation of the registration and the bytes of its parameters. The same
+// request again returns the same storage. Causal masks grow to powers of two and are handed out as
+// the top left corner of the largest, with its row stride; a ref taken before a growth or a Clear
+// stays valid and unchanged. Between BeginCapture and EndCapture nothing is allocated: a mask that
+// is not there yet is FailedPrecondition, so Prewarm first.
+//
+// 0 is visible in every mask, MaskedValue tells what is not. Thread-safe; masks are made outside
+// the lock. Cost: a hit is one look-up in a map, a miss rows x columns calls of the rule.
+
+#ifndef KVBLOCKS_ATTENTION_MASKS_MASK_BUILDER_H_
+#define KVBLOCKS_ATTENTION_MASKS_MASK_BUILDER_H_
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "attention/masks/mask_ref.h"
+
+namespace kvblocks::attention {
+
+// What stands for "hidden": additive -infinity (floats only); finite additive -10000 (f16 only);
+// marker 1, except -infinity in f16, as the NPU operators of vLLM-Ascend take it.
+absl::StatusOr<double> MaskedValue(DType dtype, MaskEncoding encoding);
+
+// Type and encoding of a mask's elements.
+struct MaskElement {
+  DType dtype = DType::kBool;
+  MaskEncoding encoding = MaskEncoding::kMarker;
+
+  friend bool operator==(const MaskElement&, const MaskElement&) = default;
+};
+
+struct WindowMaskSpec {
+  int64_t window = 0;  // keys a query sees, itself included; >= 1
+  int64_t size = 2048;
+  MaskElement element = {};
+  // kShared or kTemplate. A template of `size` cannot tell a window of `size` or more: it is
+  // refused unless pre_tokens, with which it will be used in mode 4, is window - 1 and so carries
+  // it.
+  MaskForm form = MaskForm::kShared;
+  int64_t pre_tokens = kUnlimitedTokens;
+};
+
+// A prompt of num_tokens, cut into 2 * num_ranks chunks of equal length (the last ones may be short
+// or empty); rank r holds chunks r and 2 * num_ranks - 1 - r, so that all ranks see as many keys.
+struct ContextParallelShard {
+  int64_t num_tokens = 0;
+  int32_t num_ranks = 1;
+  int32_t rank = 0;
+};
+// The absolute positions of the rank's rows, ascending.
+absl::StatusOr<std::vector<int64_t>> ContextParallelPositions(const ContextParallelShard& shard);
+
+// Whether a custom mask hides key j from query i, both absolute positions. Must be pure.
+using MaskGenerator = std::function<bool(int64_t i, int64_t j, std::string_view params)>;
+
+struct CustomMaskSpec {
+  std::string name;
+  int64_t rows = 0, columns = 0;
+  MaskElement element = {};
+  std::optional<std::string> params = {};  // instead of those given at the registration
+};
+
+// Copies a finished mask to a device: `bytes` bytes at `host`.
+using MaskUpload = std::function<absl::StatusOr<std::shared_ptr<const std::byte>>(
+    DeviceId device, const std::byte* host, size_t bytes)>;
+
+class AttentionMaskBuilder {
+ public:
+  struct Options {
+    DeviceId device;
+    MaskUpload upload;  // needed unless the device is the host
+    int64_t max_mask_bytes = int64_t{4} << 30;
+  };
+  AttentionMaskBuilder() : AttentionMaskBuilder(Options{}) {}
+  explicit AttentionMaskBuilder(Options options);
+  AttentionMaskBuilder(const AttentionMaskBuilder&) = delete;
+  AttentionMaskBuilder& operator=(const AttentionMaskBuilder&) = delete;
+
+  DeviceId device() const { return options_.device; }
+
+  // [n, n]: hides j > i.
+  absl::StatusOr<MaskRef> Causal(int64_t n, MaskElement element);
+  // [2048, 2048] causal template for any length (sparse modes 2, 3 and 4).
+  absl::StatusOr<MaskRef> SplitFuse(DType dtype = DType::kI8);
+  // [size, size]: hides j > i and i - j >= window. A window of size or more is causal.
+  absl::StatusOr<MaskRef> SlidingWindow(const WindowMaskSpec& spec);
+  // [n, n]: of the keys up to i, the last `stride` and of the earlier ones every stride-th.
+  absl::StatusOr<MaskRef> Strided(int64_t stride, int64_t n, MaskElement element);
+  // [512, 512] causal.
+  absl::StatusOr<MaskRef> Mla(MaskElement element);
+  // [rows of the rank, num_tokens]: hides j beyond the row's absolute position.
+  absl::StatusOr<MaskRef> PrefillContextParallel(const ContextParallelShard& shard,
+                                                 MaskElement element);
+
+  // Makes a custom mask available; the same name again replaces it. Returns the generation id.
+  absl::StatusOr<int64_t> Register(const std::string& name, MaskGenerator generator,
+                                   std::string params = "");
+  absl::StatusOr<MaskRef> Custom(const CustomMaskSpec& spec);
+
+  // The same mask without gaps between rows: itself if it has none, else a copy (host only).
+  absl::StatusOr<MaskRef> Pack(const MaskRef& mask);
+
+  // Makes causal masks of up to n available before a capture.
+  absl::Status Prewarm(int64_t n, MaskElement element) { return Causal(n, element).status(); }
+  // Forgets all masks, not the registrations.
+  void Clear();
+
+  void BeginCapture();
+  void EndCapture();
+
+ private:
+  enum class Kind : uint8_t {
+    kCausal,
+    kSplitFuse,
+    kWindow,
+    kStrided,
+    kMla,
+    kContextParallel,
+    kCustom
+  };
+  struct Key {
+    Kind kind = Kind::kCausal;
+    DType dtype = DType::kBool;
+    MaskEncoding encoding = MaskEncoding::kMarker;
+    DeviceKind device_kind = DeviceKind::kHost;
+    int8_t device_ordinal = 0;
+    int64_t rows = 0, columns = 0;  // 0 for causal masks, which grow
+    int64_t window = 0;             // or stride
+    int64_t num_ranks = 0, rank = 0;
+    int64_t generation = 0;
+    std::string params;
+
+    auto operator<=>(const Key&) const = default;
+  };
+  struct Registration {
+    MaskGenerator generator;
+    std::string params;
+    int64_t generation = 0;
+  };
+  using Rule = absl::FunctionRef<bool(int64_t i, int64_t j)>;
+
+  Key MakeKey(Kind kind, MaskElement element) const;
+  // The cached mask of at least rows x columns, or a new one by the rule.
+  absl::StatusOr<MaskRef> GetOrMake(const Key& key, int64_t rows, int64_t columns, Rule hides);
+  absl::StatusOr<MaskRef> Materialise(const Key& key, int64_t rows, int64_t columns,
+                                      Rule hides) const;
+
+  const Options options_;
+  std::mutex mutex_;
+  int captures_ = 0;                                // guarded by mutex_
+  int64_t last_generation_ = 0;                     // guarded by mutex_
+  std::map<Key, MaskRef> masks_;                    // guarded by mutex_
+  std::map<std::string, Registration> registered_;  // guarded by mutex_
+};
+
+// Marks a stretch of code in which a graph is captured.
+class MaskCaptureScope {
+ public:
+  explicit MaskCaptureScope(AttentionMaskBuilder& builder) : builder_(builder) {
+    builder_.BeginCapture();
+  }
+  ~MaskCaptureScope() { builder_.EndCapture(); }
+  MaskCaptureScope(const MaskCaptureScope&) = delete;
+  MaskCaptureScope& operator=(const MaskCaptureScope&) = delete;
+
+ private:
+  AttentionMaskBuilder& builder_;
+};
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_MASKS_MASK_BUILDER_H_

@@ -1,0 +1,90 @@
+#include "attention/masks/mask_wiring.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr int64_t kTemplateSize = 2048;
+// Custom masks are full ones: sized by powers of two, so that they are not made anew every step.
+constexpr int64_t kSmallestCustomMask = 256;
+
+absl::StatusOr<MaskRef> CustomMask(AttentionMaskBuilder& builder, const CustomMaskConfig& config,
+                                   const CommonAttentionMetadata& metadata) {
+  const int64_t size = static_cast<int64_t>(std::bit_ceil(
+      static_cast<uint64_t>(std::max<int64_t>(kSmallestCustomMask, metadata.max_seq_len))));
+  if (config.type == CustomMaskConfig::Type::kCustom) {
+    CustomMaskSpec spec{.name = config.name, .rows = size, .columns = size};
+    if (!config.params.empty()) spec.params = config.params;
+    return builder.Custom(spec);
+  }
+  if (config.parameter < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("AttachMasks: parameter of the custom mask is ",
+                                                   config.parameter,
+                                                   "; a window or stride must be at least 1"));
+  }
+  if (!metadata.causal) {
+    return absl::InvalidArgumentError(
+        "AttachMasks: window and sparse masks are causal, the step is not; register a custom mask");
+  }
+  if (config.type == CustomMaskConfig::Type::kSparse) {
+    return builder.Strided(config.parameter, size, {});
+  }
+  return builder.SlidingWindow({.window = config.parameter, .size = size});
+}
+
+}  // namespace
+
+absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
+                         CommonAttentionMetadata* metadata) {
+  MaskRef standard, window, custom;
+  if (needs.window < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("AttachMasks: window is ", needs.window,
+                                                   "; it must be at least 1, or 0 for none"));
+  }
+  if (needs.explicit_masks && metadata->causal) {
+    absl::StatusOr<MaskRef> made =
+        needs.pooling ? builder.Causal(kTemplateSize, {}) : builder.SplitFuse();
+    if (!made.ok()) return made.status();
+    standard = *std::move(made);
+    standard.form = MaskForm::kTemplate;
+    if (needs.window > 0) {
+      made = builder.SlidingWindow({.window = needs.window,
+                                    .size = kTemplateSize,
+                                    .element = {DType::kI8, MaskEncoding::kMarker},
+                                    .form = MaskForm::kTemplate,
+                                    .pre_tokens = needs.window - 1});
+      if (!made.ok()) return made.status();
+      window = *std::move(made);
+    }
+  }
+  // A registered mask says itself what is hidden, causal step or not.
+  if (needs.explicit_masks && needs.custom.enabled) {
+    absl::StatusOr<MaskRef> made = CustomMask(builder, needs.custom, *metadata);
+    if (!made.ok()) return made.status();
+    custom = *std::move(made);
+  }
+  metadata->attn_mask = std::move(standard);
+  metadata->swa_mask = std::move(window);
+  metadata->custom_mask = std::move(custom);
+  return absl::OkStatus();
+}
+
+ExplicitMask ChooseMask(const CommonAttentionMetadata& metadata, int64_t window) {
+  if (!metadata.custom_mask.null()) {
+    ExplicitMask mask = metadata.custom_mask.ToExplicit(/*sparse_mode=*/1);
+    mask.rows_are_absolute = true;
+    return mask;
+  }
+  if (window > 0 && !metadata.swa_mask.null()) {
+    return metadata.swa_mask.ToExplicit(/*sparse_mode=*/4, window - 1, 0);
+  }
+  if (!metadata.attn_mask.null()) return metadata.attn_mask.ToExplicit(/*sparse_mode=*/3);
+  return {};
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,52 @@
+// Which masks a step carries, and which of them a layer uses.
+//
+// Most backends see keys by lengths, causality and window alone and get no mask at all. For one
+// that asks for explicit masks, AttachMasks fills the metadata's MaskRefs once per step: generation
+// gets the split-fuse template, pooling a causal bool mask as a template, windowed layers a window
+// template besides, a configured custom mask comes on top; a non-causal step gets none, because a
+// causal template would hide what it must see. ChooseMask then picks per layer: custom before
+// window before standard.
+
+#ifndef KVBLOCKS_ATTENTION_MASKS_MASK_WIRING_H_
+#define KVBLOCKS_ATTENTION_MASKS_MASK_WIRING_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "attention/masks/mask_builder.h"
+#include "attention/metadata/common_metadata.h"
+
+namespace kvblocks::attention {
+
+struct CustomMaskConfig {
+  enum class Type : uint8_t {
+    kSparse,  // the last `parameter` keys, and of the earlier ones every parameter-th (strided)
+    kWindow,  // the last `parameter` keys
+    kCustom,  // the mask registered as `name`, with `params` unless empty
+  };
+  bool enabled = false;
+  Type type = Type::kCustom;
+  int64_t parameter = 0;
+  std::string name = {};
+  std::string params = {};
+};
+
+struct MaskNeeds {
+  bool explicit_masks = false;  // what the chosen backend asks for
+  bool pooling = false;
+  int64_t window = 0;  // of the group's windowed layers, the query included; 0: none
+  CustomMaskConfig custom = {};
+};
+
+// Sets the three masks of the metadata (null where not needed). On failure nothing is changed.
+absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
+                         CommonAttentionMetadata* metadata);
+
+// The mask for a layer of the given window (0: none), as an operation takes it; disabled if the
+// step carries none. `metadata` must live as long as the result is used.
+ExplicitMask ChooseMask(const CommonAttentionMetadata& metadata, int64_t window);
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_MASKS_MASK_WIRING_H_

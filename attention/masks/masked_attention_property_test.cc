@@ -1,0 +1,338 @@
+// T-11: attention through an explicit mask is attention by lengths, windows and chunks, to the bit;
+// and both are what the dense oracle gets through the predicate.
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/cpu/reference_ops.h"
+#include "attention/masks/mask_builder.h"
+#include "attention/masks/mask_predicate.h"
+#include "attention/oracle/paged_case.h"
+#include "attention/tensor/small_floats.h"
+
+namespace kvblocks::attention {
+namespace {
+
+// Backends whose masked and implicit paths must agree bit for bit.
+std::vector<const AttentionOps*> Backends() { return {&CpuReference()}; }
+
+using Bytes = std::vector<std::byte>;
+
+Bytes OutputsOf(const PagedCase& paged) {
+  Bytes bytes = paged.out.bytes;
+  bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
+  return bytes;
+}
+
+// Both operations on the case, paged and contiguous; empty and a message if one fails.
+Bytes RunBoth(const AttentionOps& ops, PagedCase& paged, std::string* error) {
+  paged.ClearOutputs();
+  absl::Status status = ops.PagedPrefill({}, paged.PrefillArgs());
+  if (status.ok()) *error = paged.Mismatch(ReferenceTolerance(paged.options().q_dtype));
+  Bytes bytes = OutputsOf(paged);
+  paged.ClearOutputs();
+  if (status.ok()) status = ops.VarlenSelfAttention({}, paged.VarlenArgs());
+  if (status.ok() && error->empty()) {
+    *error = paged.Mismatch(ReferenceTolerance(paged.options().q_dtype));
+  }
+  if (!status.ok()) *error = std::string(status.message());
+  const Bytes varlen = OutputsOf(paged);
+  bytes.insert(bytes.end(), varlen.begin(), varlen.end());
+  return bytes;
+}
+
+// A visibility that parameters can say, and the same as a rule over absolute positions.
+struct Rule {
+  AttnParams params;  // what is not visibility is left at its default
+  std::function<bool(int64_t p, int64_t j, int64_t h)> visible;
+  int64_t window = 0;  // of a causal window, else 0
+  bool causal_only = false;
+  bool everything = false;
+  bool by_head = false;
+};
+
+Rule DrawRule(int64_t block_size) {
+  Rule rule;
+  switch (*rc::gen::inRange(0, 6)) {
+    case 0:
+      rule.causal_only = true;
+      rule.visible = [](int64_t p, int64_t j, int64_t) { return j <= p; };
+      break;
+    case 1: {
+      rule.window = *rc::gen::inRange<int64_t>(1, 12);
+      rule.params.window_left = rule.window - 1;
+      rule.visible = [w = rule.window](int64_t p, int64_t j, int64_t) {
+        return j <= p && j > p - w;
+      };
+      break;
+    }
+    case 2: {
+      const int64_t left = *rc::gen::inRange<int64_t>(0, 8);
+      const int64_t right = *rc::gen::inRange<int64_t>(0, 8);
+      rule.params.causal = false;
+      rule.params.window_left = left;
+      rule.params.window_right = right;
+      rule.visible = [left, right](int64_t p, int64_t j, int64_t) {
+        return j >= p - left && j <= p + right;
+      };
+      break;
+    }
+    case 3: {
+      rule.params.chunk = block_size * *rc::gen::inRange<int64_t>(1, 4);
+      rule.visible = [c = rule.params.chunk](int64_t p, int64_t j, int64_t) {
+        return j <= p && j / c == p / c;
+      };
+      break;
+    }
+    case 4: {
+      const int64_t local = *rc::gen::inRange<int64_t>(1, 3);
+      const int64_t stride = *rc::gen::inRange<int64_t>(2, 4);
+      rule.by_head = true;
+      rule.params.block_sparse = {static_cast<int32_t>(local), static_cast<int32_t>(stride),
+                                  block_size, 1, 0};
+      rule.visible = [=](int64_t p, int64_t j, int64_t h) {
+        const int64_t q_block = p / block_size, k_block = j / block_size;
+        return j <= p && (k_block > q_block - local || (k_block + h + 1) % stride == 0);
+      };
+      break;
+    }
+    default:
+      rule.everything = true;
+      rule.params.causal = false;
+      rule.visible = [](int64_t, int64_t, int64_t) { return true; };
+  }
+  return rule;
+}
+
+// A mask, and the memory it is in.
+struct OwnedMask {
+  ExplicitMask mask;
+  MaskRef ref;
+  Tensor tensor;
+};
+
+// The rule as a full mask of a drawn form, element and mode.
+OwnedMask DrawFullMask(const Rule& rule, const PagedCaseOptions& batch) {
+  const int64_t num_requests = static_cast<int64_t>(batch.lengths.size());
+  OwnedMask owned;
+  std::vector<MaskForm> forms = {MaskForm::kPerHead};
+  if (!rule.by_head) {
+    forms.insert(forms.end(), {MaskForm::kPerRequest, MaskForm::kRaggedBits, MaskForm::kShared});
+  }
+  const MaskForm form = *rc::gen::elementOf(forms);
+  const auto [dtype, encoding] = *rc::gen::element(std::pair(DType::kBool, MaskEncoding::kMarker),
+                                                   std::pair(DType::kF16, MaskEncoding::kMarker),
+                                                   std::pair(DType::kBF16, MaskEncoding::kMarker),
+                                                   std::pair(DType::kF16, MaskEncoding::kAdditive),
+                                                   std::pair(DType::kF32, MaskEncoding::kAdditive));
+  owned.mask.form = form;
+  owned.mask.sparse_mode = *rc::gen::element(0, 1);  // without a band 0 is the mask, too
+  if (form == MaskForm::kRaggedBits) {
+    int64_t bits = 0;
+    for (int64_t b = 0; b < num_requests; ++b) bits += batch.q_lens[b] * batch.lengths[b];
+    owned.tensor = Tensor(DType::kU8, {(bits + 7) / 8});
+    int64_t bit = 0;
+    for (int64_t b = 0; b < num_requests; ++b) {
+      for (int64_t i = 0; i < batch.q_lens[b]; ++i) {
+        for (int64_t j = 0; j < batch.lengths[b]; ++j, ++bit) {
+          if (!rule.visible(batch.lengths[b] - batch.q_lens[b] + i, j, 0)) {
+            owned.tensor.bytes[bit / 8] |= std::byte(1 << (bit % 8));
+          }
+        }
+      }
+    }
+    owned.mask.tensor = owned.tensor.view;
+    return owned;
+  }
+  const int64_t size = *std::max_element(batch.lengths.begin(), batch.lengths.end());
+  // Rows of one tensor for all requests can only be positions.
+  owned.mask.rows_are_absolute = form == MaskForm::kShared || *rc::gen::arbitrary<bool>();
+  owned.mask.encoding = encoding;
+  const int64_t head_extent = form == MaskForm::kPerHead ? batch.num_heads : 1;
+  const int64_t batch_extent = form == MaskForm::kShared ? 1 : num_requests;
+  std::vector<double> values;
+  for (int64_t b = 0; b < batch_extent; ++b) {
+    for (int64_t h = 0; h < head_extent; ++h) {
+      for (int64_t row = 0; row < size; ++row) {
+        const int64_t p =
+            owned.mask.rows_are_absolute ? row : batch.lengths[b] - batch.q_lens[b] + row;
+        for (int64_t j = 0; j < size; ++j) {
+          values.push_back(rule.visible(p, j, h) ? 0.0 : *MaskedValue(dtype, encoding));
+        }
+      }
+    }
+  }
+  std::vector<int64_t> extents = {size, size};
+  if (form == MaskForm::kPerHead) extents.insert(extents.begin(), head_extent);
+  if (form != MaskForm::kShared) extents.insert(extents.begin(), batch_extent);
+  owned.tensor = Tensor(dtype, extents);
+  owned.tensor.Set(values);
+  owned.mask.tensor = owned.tensor.view;
+  return owned;
+}
+
+// The rule as a template in mode 2, 3 or 4, or as a band in mode 0, if it can be one.
+std::optional<OwnedMask> DrawTemplate(const Rule& rule, const PagedCaseOptions& batch) {
+  static AttentionMaskBuilder* const builder = new AttentionMaskBuilder;
+  OwnedMask owned;
+  if (rule.everything) {
+    owned.mask.sparse_mode = 0;
+    return owned;
+  }
+  if (!rule.causal_only && rule.window == 0) return std::nullopt;
+  constexpr MaskElement kI8{DType::kI8, MaskEncoding::kMarker};
+  const int64_t size = *rc::gen::inRange<int64_t>(2, 50);  // of the template: any will do
+  if (rule.window > 0) {
+    if (rule.window < size && *rc::gen::arbitrary<bool>()) {
+      owned.ref = *builder->SlidingWindow({rule.window, size, kI8, MaskForm::kTemplate});
+      owned.mask = owned.ref.ToExplicit(3);
+      return owned;
+    }
+    owned.ref = *builder->Causal(size, kI8);
+    owned.ref.form = MaskForm::kTemplate;
+    owned.mask = owned.ref.ToExplicit(4, rule.window - 1, 0);
+    return owned;
+  }
+  owned.ref = *builder->Causal(size, kI8);
+  owned.ref.form = MaskForm::kTemplate;
+  // Mode 2 counts from the upper left corner: the same where nothing is cached.
+  const bool fresh = batch.lengths == batch.q_lens;
+  owned.mask = owned.ref.ToExplicit(fresh && *rc::gen::arbitrary<bool>() ? 2 : 3);
+  return owned;
+}
+
+RC_GTEST_PROP(MaskedAttentionPropertyTest, T11ExplicitEqualsImplicitBitForBit, ()) {
+  PagedCaseOptions options;
+  options.lengths.clear();
+  options.q_lens.clear();
+  const bool fresh = *rc::gen::arbitrary<bool>();
+  for (int64_t b = *rc::gen::inRange<int64_t>(1, 4); b > 0; --b) {
+    options.lengths.push_back(*rc::gen::inRange<int64_t>(1, 30));
+    options.q_lens.push_back(fresh ? options.lengths.back()
+                                   : *rc::gen::inRange<int64_t>(0, options.lengths.back() + 1));
+  }
+  options.block_size = *rc::gen::element(1, 4, 5);
+  options.key_dim = options.value_dim = 8;
+  options.q_dtype = options.cache_dtype = *rc::gen::element(DType::kF32, DType::kBF16);
+  options.layout = options.q_dtype == DType::kBF16
+                       ? *rc::gen::element(KvLayout::kNhd, KvLayout::kPagedX)
+                       : *rc::gen::element(KvLayout::kNhd, KvLayout::kHnd);
+  options.seed = *rc::gen::inRange<uint64_t>(1, 1 << 20);
+  const Rule rule = DrawRule(options.block_size);
+  const OwnedMask full = DrawFullMask(rule, options);
+  const std::optional<OwnedMask> by_template = DrawTemplate(rule, options);
+  const bool keep_causal = rule.params.causal && *rc::gen::arbitrary<bool>();
+
+  for (const AttentionOps* ops : Backends()) {
+    PagedCase paged(options);
+    const AttnParams plain = paged.params;
+    paged.params = rule.params;
+    paged.params.scale = plain.scale;
+    std::string error;
+    const Bytes implicit = RunBoth(*ops, paged, &error);
+    if (!error.empty()) RC_FAIL("implicit: " + error);
+
+    for (const OwnedMask* owned : {&full, by_template.has_value() ? &*by_template : nullptr}) {
+      if (owned == nullptr) continue;
+      paged.params = plain;
+      paged.params.causal = keep_causal;
+      paged.params.mask = owned->mask;
+      paged.hide = [&](int64_t b, int64_t i, int64_t j, int64_t h) {
+        MaskedRequest request{b, options.q_lens[b], options.lengths[b]};
+        for (int64_t a = 0; a < b; ++a) request.first_bit += options.q_lens[a] * options.lengths[a];
+        return MaskHides(owned->mask, request, h, i, j);
+      };
+      const Bytes explicitly = RunBoth(*ops, paged, &error);
+      if (!error.empty()) RC_FAIL("explicit: " + error);
+      RC_ASSERT(explicitly == implicit);
+      paged.hide = nullptr;
+    }
+  }
+}
+
+// Every rank of a prompt, with its rows of the queries, gets its rows of the whole.
+TEST(MaskedAttentionTest, ContextParallelRanksTogetherAreTheWholePrompt) {
+  constexpr int64_t kTokens = 22;
+  PagedCaseOptions options;
+  options.lengths = options.q_lens = {kTokens};
+  options.key_dim = options.value_dim = 8;
+  PagedCase paged(options);
+  AttentionMaskBuilder builder;
+  for (const AttentionOps* ops : Backends()) {
+    VarlenSelfAttentionArgs whole = paged.VarlenArgs();
+    ASSERT_TRUE(ops->VarlenSelfAttention({}, whole).ok());
+    int64_t rows_seen = 0;
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      const ContextParallelShard shard{kTokens, 3, rank};
+      const std::vector<int64_t> positions = *ContextParallelPositions(shard);
+      const int64_t rows = static_cast<int64_t>(positions.size());
+      rows_seen += rows;
+      const MaskRef mask =
+          *builder.PrefillContextParallel(shard, {DType::kBool, MaskEncoding::kMarker});
+      Tensor q(DType::kF32, {rows, options.num_heads, 8}), out(DType::kF32, {rows, 4, 8});
+      Tensor starts(DType::kI32, {2});
+      starts.Set({0, static_cast<double>(rows)});
+      std::vector<double> values;
+      for (const int64_t p : positions) {
+        const std::vector<double> row = ValuesOf(*whole.q.Slice(0, p, p + 1));
+        values.insert(values.end(), row.begin(), row.end());
+      }
+      q.Set(values);
+      VarlenSelfAttentionArgs part = whole;
+      part.q = q.view;
+      part.query_start_loc = starts.view;
+      part.out = out.view;
+      part.lse = {};
+      part.params.causal = false;
+      part.params.mask = mask.ToExplicit(1);
+      const absl::Status status = ops->VarlenSelfAttention({}, part);
+      ASSERT_TRUE(status.ok()) << status;
+      const std::vector<double> got = out.Get();
+      for (int64_t r = 0; r < rows; ++r) {
+        const std::vector<double> expected =
+            ValuesOf(*whole.out.Slice(0, positions[r], positions[r] + 1));
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), got.begin() + r * 32))
+            << "position " << positions[r];
+      }
+    }
+    EXPECT_EQ(rows_seen, kTokens);
+  }
+}
+
+TEST(MaskedAttentionTest, FiniteAdditiveMaskIsAddedAndDoesNotHide) {
+  PagedCaseOptions options;
+  options.lengths = {3};
+  options.q_lens = {1};
+  options.key_dim = options.value_dim = 8;
+  PagedCase paged(options);
+  AttentionMaskBuilder builder;
+  ASSERT_TRUE(
+      builder.Register("all", [](int64_t, int64_t, std::string_view) { return true; }).ok());
+  const auto run = [&](const AttentionOps& ops, MaskEncoding encoding) {
+    const auto mask = builder.Custom(
+        {.name = "all", .rows = 1, .columns = 3, .element = {DType::kF16, encoding}});
+    paged.params.mask = mask->ToExplicit(1);
+    const absl::Status status = ops.PagedPrefill({}, paged.PrefillArgs());
+    EXPECT_TRUE(status.ok()) << status;
+    return paged.out.Get();
+  };
+  for (const AttentionOps* ops : Backends()) {
+    paged.params.mask = {};
+    ASSERT_TRUE(ops->PagedPrefill({}, paged.PrefillArgs()).ok());
+    const std::vector<double> plain = paged.out.Get();
+    const std::vector<double> finite = run(*ops, MaskEncoding::kAdditiveFinite);
+    for (size_t i = 0; i < plain.size(); ++i) EXPECT_NEAR(finite[i], plain[i], 1e-6);
+    EXPECT_EQ(run(*ops, MaskEncoding::kAdditive), std::vector<double>(plain.size()));
+    EXPECT_EQ(run(*ops, MaskEncoding::kMarker), std::vector<double>(plain.size()));
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::attention

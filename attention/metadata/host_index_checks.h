@@ -1,0 +1,56 @@
+// Checks of the integer tensors that index operations read on the host: lengths, offsets, tables.
+// Messages begin with the operation and name request and value.
+
+#ifndef KVBLOCKS_ATTENTION_METADATA_HOST_INDEX_CHECKS_H_
+#define KVBLOCKS_ATTENTION_METADATA_HOST_INDEX_CHECKS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "attention/tensor/tensor_view.h"
+
+namespace kvblocks::attention {
+
+// That a tensor is dense, in host memory, of that type and rank, with at least so many rows and, if
+// `columns` >= 0, exactly so many columns.
+absl::Status CheckHostTensor(const char* operation, const char* name, const ConstTensorView& tensor,
+                             DType dtype, int rank, int64_t least_rows, int64_t columns = -1);
+
+// That offsets are i32 [R + 1], from 0 and non-decreasing -> T.
+absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTensorView& offsets);
+
+// That seq_lens is i32 [R] and each length at least the number of the request's queries.
+// REQUIRES: query_start_loc is checked.
+absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_start_loc,
+                          const ConstTensorView& seq_lens);
+
+// A checked block table whose slots fit in `max_slot`.
+class HostBlockTable {
+ public:
+  // `num_blocks` of the cache bounds ids; 0: unknown.
+  static absl::StatusOr<HostBlockTable> Create(const char* operation, const ConstTensorView& table,
+                                               int64_t num_reqs, int64_t block_size,
+                                               int64_t num_blocks, int64_t max_slot);
+
+  // That the blocks of rows [begin, end) of a request's cache are there and valid.
+  absl::Status CheckRows(int64_t request, int64_t begin, int64_t end) const;
+  // REQUIRES: checked.
+  int64_t Slot(int64_t request, int64_t row) const {
+    return static_cast<int64_t>(Block(request, row / block_size_)) * block_size_ +
+           row % block_size_;
+  }
+  int32_t Block(int64_t request, int64_t column) const {
+    return table_[request * columns_ + column];
+  }
+  int64_t block_size() const { return block_size_; }
+
+ private:
+  const char* operation_ = nullptr;
+  const int32_t* table_ = nullptr;
+  int64_t columns_ = 0, block_size_ = 1, last_block_ = -1;
+};
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_METADATA_HOST_INDEX_CHECKS_H_

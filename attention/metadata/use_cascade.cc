@@ -1,0 +1,33 @@
+#include "attention/metadata/use_cascade.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr int64_t kRowsPerTile = 128, kKeysPerTile = 128;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+CascadeCost ModelCascade(const CascadeChoice& choice) {
+  const int64_t key_tiles = CeilDiv(choice.common_prefix_len, kKeysPerTile);
+  const int64_t group = choice.num_heads / choice.num_kv_heads;
+  CascadeCost cost;
+  cost.cascade = CeilDiv(choice.num_heads * CeilDiv(choice.num_reqs, kRowsPerTile),
+                         choice.num_multiprocessors) *
+                 key_tiles;
+  cost.per_request =
+      CeilDiv(choice.num_reqs * choice.num_kv_heads * CeilDiv(group, kRowsPerTile) * key_tiles,
+              choice.num_multiprocessors);
+  return cost;
+}
+
+bool UseCascade(const CascadeChoice& choice) {
+  if (choice.common_prefix_len < 256 || choice.num_reqs < 8) return false;
+  if (choice.has_alibi || choice.has_window || choice.has_chunk) return false;
+  if (choice.max_query_len > 1 || choice.num_heads == choice.num_kv_heads) return true;
+  const CascadeCost cost = ModelCascade(choice);
+  return cost.cascade < cost.per_request;
+}
+
+}  // namespace kvblocks::attention
