@@ -11,7 +11,8 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
+#include "attention/cpu/cpu_ops.h"
+#include "attention/cpu/reference_ops.h"
 #include "attention/cpu/thread_pool.h"
 #include "sim/commands/commands.h"
 #include "sim/commands/output.h"
@@ -20,7 +21,6 @@
 #include "sim/commands/replay_setup.h"
 #include "sim/report/human_table.h"
 #include "sim/simulation.h"
-#include "sim/verify/host_backend.h"
 #include "sim/verify/verifying_observer.h"
 
 namespace kvblocks::sim {
@@ -28,6 +28,7 @@ namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
+constexpr const char* kReference = "cpu_reference";
 constexpr int64_t kMaxLayersPerGroup = 64;
 constexpr int64_t kMaxThreads = 1024;
 
@@ -80,8 +81,8 @@ class VerifyCommand final : public Command {
     app_->add_flag("--poison,!--no-poison", poison_, "fill void blocks with NaN [on]")
         ->group(kVerify);
     app_->add_option("--backend", backend_, "does the paged side [cpu]")
-        ->type_name(absl::StrJoin(HostBackendNames(), "|"))
-        ->check(CLI::IsMember(HostBackendNames()).description(""))
+        ->type_name("cpu|cpu_reference")
+        ->check(CLI::IsMember({"cpu", kReference}).description(""))
         ->group(kVerify);
     app_->add_option("--threads", threads_, "0: one per processor [0]")
         ->type_name("N")
@@ -149,14 +150,12 @@ ExitStatus VerifyCommand::Run() {
   if (!config.ok()) return Fail("verify", config.status());
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("verify", setup.status());
-  const auto backend = FindHostBackend(backend_);
-  if (!backend.ok()) return Fail("verify", backend.status());
   auto reader = OpenReplayTrace(*config, setup->reader);
   if (!reader.ok()) return Fail("verify", reader.status());
 
   attention::ThreadPool threads(static_cast<int>(threads_));
   VerifyingObserver::Options options;
-  options.ops = &*backend;
+  options.ops = backend_ == kReference ? &attention::CpuReference() : &attention::Cpu();
   options.threads = &threads;
   options.poison = poison_;
   options.layers_per_group = layers_;

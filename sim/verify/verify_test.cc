@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "attention/cpu/reference_ops.h"
 #include "attention/oracle/dense_oracle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sim/replay_for_test.h"
-#include "sim/verify/host_backend.h"
 #include "sim/verify/kv_cache_verifier.h"
 #include "sim/verify/plain_attention.h"
 #include "sim/verify/token_values.h"
@@ -104,7 +104,7 @@ class Decodes {
     VerifierOptions options;
     options.num_blocks = 100;
     options.groups = {{.name = "full", .block_size = 16}};
-    options.ops = &*backend_;
+    options.ops = &attention::CpuReference();
     options.max_rows_per_step = 1;
     verifier_ = KvCacheVerifier::Create(options).value();
   }
@@ -136,7 +136,6 @@ class Decodes {
  private:
   const std::vector<std::string> names_ = {"A", "B", "C", "D", "E"};
   std::vector<int64_t> tokens_;
-  const absl::StatusOr<HostBackend> backend_ = FindHostBackend("cpu_reference");
   std::unique_ptr<KvCacheVerifier> verifier_;
 };
 
@@ -166,12 +165,11 @@ TEST(SamplingTest, RowsAreLimitedPerStep) {
 }
 
 TEST(KvCacheVerifierTest, OptionsAreChecked) {
-  const auto backend = FindHostBackend("cpu_reference");
   const auto message = [&](auto change) {
     VerifierOptions options;
     options.num_blocks = 10;
     options.groups = {{.name = "full", .block_size = 16}};
-    options.ops = &*backend;
+    options.ops = &attention::CpuReference();
     change(options);
     const auto verifier = KvCacheVerifier::Create(options);
     EXPECT_EQ(verifier.status().code(), absl::StatusCode::kInvalidArgument);
@@ -216,7 +214,6 @@ struct ReplayedCase {
 };
 
 TEST(VerifyingObserverTest, ReplaysOfEveryKindHaveNoWrongNumber) {
-  const auto backend = FindHostBackend("cpu_reference");
   for (const ReplayedCase& c :
        {ReplayedCase{}, ReplayedCase{.async = true}, ReplayedCase{.drafts = 2},
         ReplayedCase{.async = true, .drafts = 3},
@@ -237,7 +234,7 @@ TEST(VerifyingObserverTest, ReplaysOfEveryKindHaveNoWrongNumber) {
       replay.config.scheduler.acceptance.kind = AcceptanceModel::Kind::kIid;
       replay.config.scheduler.acceptance.probabilities = {0.6};
     }
-    VerifyingObserver observer({.ops = &*backend, .layers_per_group = 2});
+    VerifyingObserver observer({.ops = &attention::CpuReference(), .layers_per_group = 2});
     replay.further_observers = {&observer};
     AddWorkload(&replay);
     ASSERT_TRUE(replay.Run().ok());
@@ -275,7 +272,7 @@ class ForgetfulOps final : public attention::AttentionOps {
   }
 
  private:
-  const HostBackend sound_ = *FindHostBackend("cpu_reference");
+  const attention::AttentionOps& sound_ = attention::CpuReference();
   mutable int num_writes_ = 0;
 };
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "attention/cpu/reference_ops.h"
 #include "gtest/gtest.h"
 #include "managers/kv_cache_manager.h"
-#include "sim/verify/host_backend.h"
 #include "sim/verify/kv_cache_verifier.h"
 #include "tests/attention_engine/engine.h"
 #include "tests/group_specs.h"
@@ -78,12 +78,10 @@ TEST(EmbedderTest, AnOutsideSchedulerIsVerifiedThroughPublicApi) {
                              .groups = {{.spec = Full(4), .layer_names = {"a"}},
                                         {.spec = Window(4, 10), .layer_names = {"b"}}}};
   auto manager = KvCacheManager::Create(config, {.max_model_len = 64, .hash_seed = "s"}).value();
-  const auto backend = sim::FindHostBackend("cpu_reference");
-  ASSERT_TRUE(backend.ok());
   auto verifier = sim::KvCacheVerifier::Create(
                       {.num_blocks = config.num_blocks,
                        .groups = GroupsOf(*manager, {0.5f, -1.0f}),
-                       .ops = &*backend,
+                       .ops = &attention::CpuReference(),
                        .use_of_block = [&](int32_t block) { return UseOfBlock(*manager, block); }})
                       .value();
   TinyScheduler scheduler(manager.get(), verifier.get());

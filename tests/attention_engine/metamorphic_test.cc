@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "attention/cpu/reference_ops.h"
 #include "gtest/gtest.h"
-#include "sim/verify/host_backend.h"
 #include "tests/attention_engine/engine.h"
 #include "tests/group_specs.h"
 
@@ -48,11 +48,9 @@ std::vector<Case> Cases() {
 class MetamorphicTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(MetamorphicTest, PagedAttentionEqualsPlainAttentionAfterEachStep) {
-  const auto backend = sim::FindHostBackend("cpu_reference");
-  ASSERT_TRUE(backend.ok());
   EngineOptions options{.specs = GetParam().specs};
   options.num_blocks = 30 * static_cast<int64_t>(options.specs.size());
-  Engine engine(options, *backend);
+  Engine engine(options, attention::CpuReference());
   for (int64_t i = 0; i < kSteps; ++i) {
     const absl::Status status = engine.Step();
     ASSERT_TRUE(status.ok()) << status;

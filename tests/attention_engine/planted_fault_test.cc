@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "attention/cpu/reference_ops.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/verify/host_backend.h"
 #include "sim/verify/kv_cache_verifier.h"
 
 namespace kvblocks::testing {
@@ -48,7 +48,7 @@ class FaultyOps final : public attention::AttentionOps {
   }
 
  private:
-  const sim::HostBackend sound_ = *sim::FindHostBackend("cpu_reference");
+  const attention::AttentionOps& sound_ = attention::CpuReference();
 };
 
 // One full layer and one with a window of 6, blocks of 4; tables are written by hand. Group 0 takes
