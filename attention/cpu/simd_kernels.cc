@@ -42,7 +42,23 @@ HWY_INLINE VF LoadRow(const hwy::bfloat16_t* from) {
   return hn::PromoteTo(kF, hn::LoadU(hn::Rebind<hwy::bfloat16_t, DF>(), from));
 }
 HWY_INLINE VF LoadRow(const hwy::float16_t* from) {
+#if HWY_TARGET == HWY_SSE4
+  // Without an instruction for it, PromoteTo takes infinities and NaN for numbers. As FromFp8 below.
+  const hn::RebindToUnsigned<DF> du;
+  const hn::RebindToSigned<DF> di;
+  const auto wide = hn::PromoteTo(
+      du, hn::LoadU(hn::Rebind<uint16_t, DF>(), reinterpret_cast<const uint16_t*>(from)));
+  const auto magnitude = hn::And(wide, hn::Set(du, 0x7fff));
+  const auto shifted = hn::ShiftLeft<13>(magnitude);
+  const VF number = hn::Mul(hn::BitCast(kF, shifted), hn::Set(kF, 0x1p112f));
+  const VF special = hn::BitCast(kF, hn::Or(shifted, hn::Set(du, 0x7f800000)));
+  const auto is_special =
+      hn::RebindMask(kF, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7bff)));
+  const VF sign = hn::BitCast(kF, hn::ShiftLeft<16>(hn::And(wide, hn::Set(du, 0x8000))));
+  return hn::Or(hn::IfThenElse(is_special, special, number), sign);
+#else
   return hn::PromoteTo(kF, hn::LoadU(hn::Rebind<hwy::float16_t, DF>(), from));
+#endif
 }
 
 HWY_INLINE VD LowerAsDouble(VF v) { return hn::PromoteTo(kD, hn::LowerHalf(v)); }
