@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "attention/cache/element_rows.h"
 #include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
@@ -20,19 +21,18 @@ double FiniteAmax(const double* values, int64_t count) {
 }
 
 void EncodeTile(const double* values, int64_t count, double scale, std::byte* codes) {
-  for (int64_t i = 0; i < count; ++i) codes[i] = std::byte{DoubleToE4M3(values[i] / scale)};
+  double scaled[kMla656TileValues];
+  for (int64_t i = 0; i < count; ++i) scaled[i] = values[i] / scale;
+  StoreElements(DType::kF8E4M3, scaled, count, codes);
 }
 
 void DecodeTile(const std::byte* codes, int64_t count, double scale, double* values) {
-  for (int64_t i = 0; i < count; ++i) {
-    values[i] = E4M3ToDouble(std::to_integer<uint8_t>(codes[i])) * scale;
-  }
+  LoadElements(DType::kF8E4M3, codes, 1, count, values);
+  for (int64_t i = 0; i < count; ++i) values[i] *= scale;
 }
 
 void DecodeRotary(const std::byte* words, double* values) {
-  for (int64_t i = 0; i < kMlaRotaryValues; ++i) {
-    values[i] = LoadElement(DType::kBF16, words + 2 * i);
-  }
+  LoadElements(DType::kBF16, words, 1, kMlaRotaryValues, values);
 }
 
 std::byte* ScalesOf584(std::byte* block, int64_t block_size, int64_t offset) {
