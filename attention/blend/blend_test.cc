@@ -206,6 +206,29 @@ TEST_P(BlendTest, MoreRowsNeverLeaveARowUnselected) {
   }
 }
 
+TEST_P(BlendTest, RanksByValuesOrByKeysAsSaid) {
+  const PrefilledPrompt full = Prefill(prompt_ids);
+  for (const bool by_keys : {false, true}) {
+    BlendConfig config = Config(0.3);
+    config.rank_by_keys = by_keys;
+    const BlendSession session = Session(config, {a, b}, suffix);
+    // The check layer projects every token with what full prefill has there.
+    const std::vector<float>& now = (by_keys ? full.k : full.v)[1];
+    const float* const then = (by_keys ? session.old_k(1) : session.old_v(1)).as<float>();
+    std::vector<std::pair<double, int32_t>> ranked;
+    for (int32_t t = 0; t < 17; ++t) {
+      double sum = 0;
+      for (int d = 0; d < 12; ++d) sum += std::pow(double{now[t * 12 + d]} - then[t * 12 + d], 2);
+      ranked.emplace_back(-sum, t);
+    }
+    std::sort(ranked.begin(), ranked.end());
+    std::vector<int32_t> expected = {17, 18, 19};
+    for (int r = 0; r < 5; ++r) expected.push_back(ranked[r].second);
+    std::sort(expected.begin(), expected.end());
+    EXPECT_EQ(Run(session).positions[0], expected);
+  }
+}
+
 TEST_P(BlendTest, RunningTwiceRotatesNothingTwice) {
   const BlendSession session = Session(Config(0.3), {a, b}, suffix);
   const BlendResult first = Run(session), second = Run(session);
