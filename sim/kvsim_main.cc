@@ -21,6 +21,7 @@ constexpr const char* kFooter = R"(Start here
   kvsim replay trace.jsonl.gz       hit rate, pool use and latency of your own
   kvsim plan --model=NAME           what its layers store and how many requests a device holds
   kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
+  kvsim verify trace.jsonl.gz       the same with real tensors: every wrong number is a bug
   kvsim compare a.json b.json       what differs between two runs, and from which step on
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
   kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
@@ -90,6 +91,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddStatsCommand(&app));
   commands.push_back(AddConvertCommand(&app));
   commands.push_back(AddValidateCommand(&app));
+  commands.push_back(AddVerifyCommand(&app));
   commands.push_back(AddCompareCommand(&app));
   try {
     app.parse(argc, argv);

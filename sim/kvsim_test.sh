@@ -28,7 +28,7 @@ expect 0 '' --help
 grep -q 'kvsim replay' out || fail "--help does not teach"
 expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
-for command in replay plan explain stats convert validate compare; do
+for command in replay plan explain verify stats convert validate compare; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
   grep -q "^Usage: kvsim $command" out || fail "$command --help names another command"
@@ -185,6 +185,15 @@ cmp by_flags.txt out || fail "explain reads another configuration"
 expect 0 '' explain --no-prefix-caching
 grep -q 'prefix caching is off' out || fail "explain without prefix caching"
 expect 3 'no progress' explain --num-blocks=20 --too-big=run
+
+# --- With tensors ---
+expect 0 '' verify --limit=30 --model=gpt-oss-20b --num-blocks=600 --rows=4
+grep -q '^verified  *no wrong number' out || fail "verify does not say that nothing is wrong"
+grep -q '^groups .*sliding_window, window 128' out || fail "verify does not name the groups"
+grep -q '^rows checked .* of .*%' out || fail "verify does not say how much it checked"
+expect 0 '' verify --limit=30 --max-tokens=500 --backend=cpu_reference --no-poison
+grep -q 'stopped by --max-tokens' out || fail "verify does not say that it stopped"
+grep -q '^blocks poisoned  *none' out || fail "--no-poison poisons"
 
 # --- Validation: a bad trace is a result, on standard output ---
 # judge STATUS PATTERN ARGUMENT...: the exit status; PATTERN in standard output, nothing on standard
@@ -387,6 +396,8 @@ needs --steps|replay --step-requests
 cannot create|replay --steps=/nosuchfolder/x.csv
 is the trace itself|replay trace.jsonl --steps=trace.jsonl
 name two files|replay --steps=x.out --csv=x.out
+--rows|verify --rows=-1
+--backend|verify --backend=abacus
 kvsim|frobnicate
 END
 [ "$(head -1 trace.jsonl | head -c 12)" = '{"timestamp"' ] || fail "the trace was overwritten"

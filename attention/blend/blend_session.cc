@@ -35,6 +35,11 @@ void AppendRows(const ConstTensorView& view, int64_t first, std::vector<std::byt
   const int64_t bytes = ElementBytes(view.dtype);
   for (int64_t t = first; t < view.extent[0]; ++t) {
     for (int64_t h = 0; h < view.extent[1]; ++h) {
+      const std::byte* const row = view.At(t, h);
+      if (view.stride[2] == 1 || view.extent[2] == 1) {
+        to->insert(to->end(), row, row + view.extent[2] * bytes);
+        continue;
+      }
       for (int64_t d = 0; d < view.extent[2]; ++d) {
         const std::byte* const element = view.At(t, h, d);
         to->insert(to->end(), element, element + bytes);

@@ -29,7 +29,7 @@ struct SmallTransformerConfig {
   int64_t ffn_size = 96;
   double theta = 10000;
   // Queries times this: how far attention is from the mean over all keys.
-  double sharpness = 3;
+  double sharpness = 1;
   uint64_t seed = 1;
 };
 

@@ -48,13 +48,12 @@ DenseResult DenseAttention(const DenseRequest& request, const DenseParams& param
     for (int64_t i = 0; i < request.q_len; ++i) {
       const int64_t p =
           request.positions.empty() ? kv_len - request.q_len + i : request.positions[i];
+      const double* q = request.q.data() + (i * num_heads + h) * key_dim;
       for (int64_t j = 0; j < kv_len; ++j) {
         if (!Visible(request, params, i, p, j, h)) continue;
+        const double* k = request.k.data() + (j * request.num_kv_heads + kv_head) * key_dim;
         double s = 0;
-        for (int64_t d = 0; d < key_dim; ++d) {
-          s += request.q[(i * num_heads + h) * key_dim + d] *
-               request.k[(j * request.num_kv_heads + kv_head) * key_dim + d];
-        }
+        for (int64_t d = 0; d < key_dim; ++d) s += q[d] * k[d];
         s *= params.scale;
         if (params.cap > 0) s = params.cap * std::tanh(s / params.cap);
         if (!params.alibi_slopes.empty()) s += params.alibi_slopes[h] * static_cast<double>(j - p);
@@ -76,11 +75,11 @@ DenseResult DenseAttention(const DenseRequest& request, const DenseParams& param
       for (int64_t j = 0; j < kv_len; ++j) {
         if (s[j] == -kInfinity) continue;
         const double weight = std::exp(s[j] - max);
+        const double* v = request.v.data() + (j * request.num_kv_heads + kv_head) * value_dim;
         sum += weight;
         for (int64_t d = 0; d < value_dim; ++d) {
-          const double value = request.v[(j * request.num_kv_heads + kv_head) * value_dim + d];
-          out[d] += weight * value;
-          if (std::abs(value) > range) range = std::abs(value);
+          out[d] += weight * v[d];
+          if (std::abs(v[d]) > range) range = std::abs(v[d]);
         }
       }
       const double lse = max + std::log(sum);

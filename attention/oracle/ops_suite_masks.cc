@@ -19,7 +19,7 @@ PagedCaseOptions Options() {
   PagedCaseOptions options;
   options.lengths = {1, 70, 0, 16, 33, kMaxLength};
   options.q_lens = {1, 17, 0, 16, 1, 5};
-  options.key_dim = options.value_dim = 64;
+  options.key_dim = options.value_dim = 32;
   return options;
 }
 
@@ -290,7 +290,7 @@ TEST(OpsMasksTest, NaNsBehindMasksDoNotMatter) {
   const auto hide = [](int64_t, int64_t, int64_t j, int64_t) { return j % 3 == 1; };
   for (Codes codes : {Codes::kBoolMarker, Codes::kF32Additive}) {
     PagedCase clean(Options()), spoiled(Options());
-    const std::vector<double> row(64, std::numeric_limits<double>::quiet_NaN());
+    const std::vector<double> row(32, std::numeric_limits<double>::quiet_NaN());
     for (int64_t j = 1; j < 70; j += 3) {
       for (int64_t h : {0, 1}) {
         spoiled.SetKey(1, j, h, row);

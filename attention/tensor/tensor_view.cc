@@ -45,9 +45,10 @@ std::string Name(DeviceId device) {
 }
 
 template <typename Byte>
-absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Make(
-    Byte* data, DType dtype, absl::Span<const int64_t> extents, absl::Span<const int64_t> strides,
-    DeviceId device) {
+absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Make(Byte* data, DType dtype,
+                                                                  absl::Span<const int64_t> extents,
+                                                                  absl::Span<const int64_t> strides,
+                                                                  DeviceId device) {
   if (extents.size() > kMaxRank) {
     return absl::InvalidArgumentError(
         absl::StrCat("a view of rank ", extents.size(), "; at most ", kMaxRank));
@@ -120,7 +121,7 @@ bool BasicTensorView<Byte>::contiguous() const {
   int64_t dense = 1;
   for (int i = rank - 1; i >= 0; --i) {
     if (extent[i] != 1 && stride[i] != dense) return false;
-    dense *= extent[i];
+    if (__builtin_mul_overflow(dense, extent[i], &dense)) return false;  // not a legal view
   }
   return true;
 }
@@ -176,7 +177,8 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Slice(int dim, int6
                                                    dim, " of extent ", extent[dim]));
   }
   BasicTensorView result = *this;
-  if (data != nullptr && begin < end) result.data = data + begin * stride[dim] * ElementBytes(dtype);
+  if (data != nullptr && begin < end)
+    result.data = data + begin * stride[dim] * ElementBytes(dtype);
   result.extent[dim] = end - begin;
   result.Canonicalize();
   return result;
@@ -265,23 +267,22 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Reshape(
         new_run *= result.extent[new_dim++];
       }
     } while (old_run != new_run);
-    // Extents of 1 do not break a run.
-    int64_t innermost = 0, next = 0;
+    // Extents of 1 do not break a run, a broadcast joins only others.
+    constexpr int64_t kNone = -1, kBeyondReach = -2;
+    int64_t step = 0, joined = kNone;  // the stride that joins the next dimension outwards
     for (int i = old_dim - 1; i >= old_begin; --i) {
       if (extent[i] == 1) continue;
-      if (next != 0 && stride[i] != next) {
+      if (joined == kNone) {
+        step = stride[i];
+      } else if (stride[i] != joined) {
         return absl::InvalidArgumentError(absl::StrCat(DebugString(), " is not a view as [",
                                                        absl::StrJoin(extents, ", "), "]; copy it"));
       }
-      if (next == 0) innermost = stride[i];
-      next = stride[i] * extent[i];
-      // A broadcast dimension joins only others of stride 0.
-      if (stride[i] == 0) next = 0, innermost = 0;
+      if (__builtin_mul_overflow(stride[i], extent[i], &joined)) joined = kBeyondReach;
     }
-    int64_t step = innermost;
     for (int i = new_dim - 1; i >= new_begin; --i) {
       result.stride[i] = step;
-      step *= result.extent[i];
+      if (__builtin_mul_overflow(step, result.extent[i], &step)) step = 0;
     }
   }
   result.Canonicalize();
@@ -296,7 +297,10 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::SplitLast(int64_t i
   }
   BasicTensorView result = *this;
   result.extent[rank - 1] = extent[rank - 1] / inner;
-  result.stride[rank - 1] = stride[rank - 1] * inner;
+  // Overflows only where nothing is left to step to.
+  if (__builtin_mul_overflow(stride[rank - 1], inner, &result.stride[rank - 1])) {
+    result.stride[rank - 1] = 0;
+  }
   result.extent[rank] = inner;
   result.stride[rank] = stride[rank - 1];
   ++result.rank;
@@ -316,14 +320,18 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Bitcast(DType to) c
   };
   if (from_bytes != 1 && to_bytes != 1) return refuse("go through bytes");
   if (rank == 0) return refuse("it has no dimension to widen");
-  if (extent[rank - 1] != 1 && stride[rank - 1] != 1) return refuse("its innermost stride is not 1");
+  if (extent[rank - 1] != 1 && stride[rank - 1] != 1) {
+    return refuse("its innermost stride is not 1");
+  }
   if (to_bytes == 1) {
     for (int i = 0; i + 1 < rank; ++i) {
       if (__builtin_mul_overflow(stride[i], from_bytes, &result.stride[i])) {
         return refuse("a stride overflows");
       }
     }
-    result.extent[rank - 1] *= from_bytes;
+    if (__builtin_mul_overflow(extent[rank - 1], from_bytes, &result.extent[rank - 1])) {
+      return refuse("an extent overflows");
+    }
     result.stride[rank - 1] = 1;
   } else {
     if (extent[rank - 1] % to_bytes != 0) return refuse("its innermost extent does not divide");
@@ -358,6 +366,8 @@ absl::StatusOr<BasicTensorView<Byte>> AsTokens(const BasicTensorView<Byte>& inpu
     return absl::InvalidArgumentError(
         absl::StrCat(input.DebugString(), " as [tokens, ", num_heads, " heads, dim]: ", why));
   };
+  // Next to an empty dimension the others may be of any size.
+  const int64_t num_tokens = ProductOrMinusOne({input.extent[0], input.extent[1]});
   BasicTensorView<Byte> tokens = input;
   switch (layout) {
     case TokenLayout::kTND:
@@ -365,8 +375,8 @@ absl::StatusOr<BasicTensorView<Byte>> AsTokens(const BasicTensorView<Byte>& inpu
       break;
     case TokenLayout::kBSND: {
       if (input.rank != 4) return refuse("BSND needs 4 dimensions");
-      auto merged = input.Reshape({input.extent[0] * input.extent[1], input.extent[2],
-                                   input.extent[3]});
+      if (num_tokens < 0) return refuse("more than 2^63 tokens");
+      auto merged = input.Reshape({num_tokens, input.extent[2], input.extent[3]});
       if (!merged.ok()) return merged.status();
       tokens = *merged;
       break;
@@ -376,8 +386,8 @@ absl::StatusOr<BasicTensorView<Byte>> AsTokens(const BasicTensorView<Byte>& inpu
       if (num_heads < 1 || input.extent[2] % num_heads != 0) {
         return refuse("the last dimension does not divide by the heads");
       }
-      auto merged = input.Reshape({input.extent[0] * input.extent[1], num_heads,
-                                   input.extent[2] / num_heads});
+      if (num_tokens < 0) return refuse("more than 2^63 tokens");
+      auto merged = input.Reshape({num_tokens, num_heads, input.extent[2] / num_heads});
       if (!merged.ok()) return merged.status();
       tokens = *merged;
       break;

@@ -92,8 +92,15 @@ struct BasicTensorView {
 
   // Whether the view was never set: no data and rank 0. Optional arguments are absent so.
   bool absent() const { return data == nullptr && rank == 0; }
-  bool empty() const { return num_elements() == 0; }
+  bool empty() const {
+    for (int i = 0; i < rank; ++i) {
+      if (extent[i] == 0) return true;
+    }
+    return false;
+  }
   int64_t num_elements() const {
+    // Next to a zero the other extents may be of any size.
+    if (empty()) return 0;
     int64_t product = 1;
     for (int i = 0; i < rank; ++i) product *= extent[i];
     return product;

@@ -26,6 +26,7 @@ class Command {
 std::unique_ptr<Command> AddReplayCommand(CLI::App* parent);
 std::unique_ptr<Command> AddPlanCommand(CLI::App* parent);
 std::unique_ptr<Command> AddExplainCommand(CLI::App* parent);
+std::unique_ptr<Command> AddVerifyCommand(CLI::App* parent);
 std::unique_ptr<Command> AddStatsCommand(CLI::App* parent);
 std::unique_ptr<Command> AddConvertCommand(CLI::App* parent);
 std::unique_ptr<Command> AddValidateCommand(CLI::App* parent);

@@ -1,0 +1,276 @@
+#include "attention/cpu/cache_ops.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attention/cache/kv_cache_layout.h"
+#include "attention/cache/kv_scale_state.h"
+#include "attention/cpu/thread_pool.h"
+#include "attention/ops/attention_ops.h"
+#include "attention/tensor/small_floats.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+template <typename T>
+ConstTensorView In(const std::vector<T>& values, std::initializer_list<int64_t> extents) {
+  return ViewOf(absl::MakeConstSpan(values), extents);
+}
+template <typename T>
+TensorView Out(std::vector<T>& values, std::initializer_list<int64_t> extents) {
+  return ViewOf(absl::MakeSpan(values), extents);
+}
+
+// One block of one head, whose K and V are `count` codes of a token each.
+struct CodeCache {
+  CodeCache(DType dtype, int64_t count) : codes(2 * count, 0xEE) {
+    auto* data = reinterpret_cast<std::byte*>(codes.data());
+    view = KvCacheView(KvLayout::kNhd, TensorView::Contiguous(data, dtype, {1, 1, 1, count}),
+                       TensorView::Contiguous(data + count, dtype, {1, 1, 1, count}));
+  }
+  std::vector<uint8_t> codes;
+  KvCacheView view;
+};
+
+// Stores `values` as K and V of slot 0 with the scale and returns the codes of K.
+std::vector<uint8_t> Store(DType dtype, const std::vector<float>& values, float scale) {
+  const int64_t count = values.size();
+  CodeCache cache(dtype, count);
+  const std::vector<float> scales = {scale};
+  const std::vector<int64_t> slots = {0};
+  ReshapeAndCacheArgs args;
+  args.k = args.v = In(values, {1, 1, count});
+  args.slot_mapping = In(slots, {1});
+  args.cache = cache.view;
+  args.scales.k = args.scales.v = In(scales, {1});
+  EXPECT_EQ(CpuReshapeAndCache({}, args), absl::OkStatus());
+  cache.codes.resize(count);
+  return cache.codes;
+}
+
+// EX-26.
+TEST(ReshapeAndCacheTest, Ex26E4M3Codes) {
+  EXPECT_EQ(Store(DType::kF8E4M3, {0.3f, 1, 300, -1000, 0x1p-10f, 0x1p-12f, -0.f, kNaN}, 0.5f),
+            (std::vector<uint8_t>{0x32, 0x40, 0x7E, 0xFE, 0x01, 0x00, 0x80, 0x7F}));
+}
+
+// EX-27.
+TEST(ReshapeAndCacheTest, Ex27E5M2AndInt8Codes) {
+  EXPECT_EQ(Store(DType::kF8E5M2, {1, 57344, 0x1p-16f, -2, kInfinity, kNaN}, 1),
+            (std::vector<uint8_t>{0x3C, 0x7B, 0x01, 0xC0, 0x7B, 0x7E}));
+  EXPECT_EQ(
+      Store(DType::kI8, {0.3125f, 0.4375f, -16, 20, kNaN, -kInfinity}, 0.125f),
+      (std::vector<uint8_t>{2, 4, static_cast<uint8_t>(-127), 127, 0, static_cast<uint8_t>(-127)}));
+}
+
+TEST(ReshapeAndCacheTest, SameTypeKeepsPayloads) {
+  const std::vector<float> k = {1, kNaN};
+  uint32_t payload = 0xFFA12345;
+  std::vector<float> with_payload = k;
+  std::memcpy(&with_payload[1], &payload, sizeof(payload));
+  std::vector<float> cache(4);
+  const std::vector<int64_t> slots = {0};
+  ReshapeAndCacheArgs args;
+  args.k = args.v = In(with_payload, {1, 1, 2});
+  args.slot_mapping = In(slots, {1});
+  auto* data = reinterpret_cast<std::byte*>(cache.data());
+  args.cache = KvCacheView(KvLayout::kHnd, TensorView::Contiguous(data, DType::kF32, {1, 1, 1, 2}),
+                           TensorView::Contiguous(data + 8, DType::kF32, {1, 1, 1, 2}));
+  ASSERT_EQ(CpuReshapeAndCache({}, args), absl::OkStatus());
+  EXPECT_EQ(std::memcmp(&cache[1], &payload, sizeof(payload)), 0);
+}
+
+TEST(ReshapeAndCacheTest, ABadSlotChangesNothing) {
+  const std::vector<float> k(2 * 4, 1);
+  std::vector<float> memory(2 * 2 * 4, 7);
+  KvCacheGeometry geometry;
+  geometry.dtype = DType::kF32;
+  geometry.num_blocks = 1;
+  geometry.block_size = 2;
+  geometry.key_dim = geometry.value_dim = 4;
+  ReshapeAndCacheArgs args;
+  args.k = args.v = In(k, {2, 1, 4});
+  args.cache = *MakeKvCacheView(geometry, Out(memory, {16}));
+  const auto run = [&](std::vector<int64_t> slots) {
+    args.slot_mapping = In(slots, {2});
+    return CpuReshapeAndCache({}, args).code();
+  };
+  EXPECT_EQ(run({0, 2}), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(run({1, 1}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(memory, std::vector<float>(16, 7));
+  EXPECT_EQ(run({-1, -1}), absl::StatusCode::kOk);
+  EXPECT_EQ(memory, std::vector<float>(16, 7));
+  EXPECT_EQ(run({-1, 1}), absl::StatusCode::kOk);
+  EXPECT_EQ(memory, (std::vector<float>{7, 7, 7, 7, 1, 1, 1, 1, 7, 7, 7, 7, 1, 1, 1, 1}));
+}
+
+// EX-28: 6 / 200 and 5 / 100; 0 gives 1.
+TEST(ComputeKvScalesTest, Ex28PerTensor) {
+  const std::vector<float> q = {0, 0}, k = {1, -6, 2, 3}, v = {5, 0, -4, 1};
+  float q_scale = 0, k_scale = 0, v_scale = 0;
+  ComputeKvScalesArgs args;
+  args.q = In(q, {1, 1, 2});
+  args.k = In(k, {2, 1, 2});
+  args.v = In(v, {2, 1, 2});
+  args.q_scale = ViewOf(absl::MakeSpan(&q_scale, 1));
+  args.k_scale = ViewOf(absl::MakeSpan(&k_scale, 1));
+  args.v_scale = ViewOf(absl::MakeSpan(&v_scale, 1));
+  ASSERT_EQ(CpuComputeKvScales({}, args), absl::OkStatus());
+  EXPECT_EQ(q_scale, 1);
+  EXPECT_EQ(k_scale, 0.03f);
+  EXPECT_EQ(v_scale, 0.05f);
+  args.k_divisor = 127;  // int8
+  ASSERT_EQ(CpuComputeKvScales({}, args), absl::OkStatus());
+  EXPECT_EQ(k_scale, 6 / 127.f);
+}
+
+TEST(ComputeKvScalesTest, PerHeadLeavesNonFiniteInputsOutAndFlagsThem) {
+  // Tokens of 3 heads of 2.
+  const std::vector<float> k = {1, 2, kNaN, 4, 0, 0, -3, 0, 8, kInfinity, 0, 0};
+  const std::vector<float> v = {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 4};
+  std::vector<float> k_scale(3), v_scale(3);
+  ComputeKvScalesArgs args;
+  args.k = In(k, {2, 3, 2});
+  args.v = In(v, {2, 3, 2});
+  args.k_scale = Out(k_scale, {3});
+  args.v_scale = Out(v_scale, {3});
+  uint32_t bits = kBadSlot;
+  DeviceErrorFlags flags{&bits};
+  ExecContext context;
+  context.error_flags = &flags;
+  ASSERT_EQ(CpuComputeKvScales(context, args), absl::OkStatus());
+  EXPECT_EQ(k_scale, (std::vector<float>{3 / 200.f, 8 / 200.f, 1}));
+  EXPECT_EQ(v_scale, (std::vector<float>{0.02f, 0.02f, 0.04f}));
+  EXPECT_EQ(bits, kBadSlot | kNonFiniteInput);
+  bits = 0;
+  args.k = args.v;
+  ASSERT_EQ(CpuComputeKvScales(context, args), absl::OkStatus());
+  EXPECT_EQ(bits, 0);
+}
+
+TEST(ComputeKvScalesTest, ScalesStayPositiveAndFinite) {
+  const std::vector<float> tiny = {std::numeric_limits<float>::denorm_min()};
+  const std::vector<double> huge = {1e300};
+  float k_scale = 0, v_scale = 0;
+  ComputeKvScalesArgs args;
+  args.k = In(tiny, {1, 1, 1});
+  args.v = In(huge, {1, 1, 1});
+  args.k_scale = ViewOf(absl::MakeSpan(&k_scale, 1));
+  args.v_scale = ViewOf(absl::MakeSpan(&v_scale, 1));
+  ASSERT_EQ(CpuComputeKvScales({}, args), absl::OkStatus());
+  EXPECT_EQ(k_scale, std::numeric_limits<float>::min());
+  EXPECT_EQ(v_scale, std::numeric_limits<float>::max());
+}
+
+TEST(ComputeKvScalesTest, ThreadsDoNotChangeScales) {
+  std::vector<float> k(1000 * 2 * 3);
+  for (size_t i = 0; i < k.size(); ++i) k[i] = std::sin(static_cast<float>(i)) * (i % 97);
+  ThreadPool pool(3);
+  std::vector<std::vector<float>> results;
+  for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
+    std::vector<float>& scales = results.emplace_back(4);
+    ComputeKvScalesArgs args;
+    args.k = args.v = In(k, {1000, 2, 3});
+    args.k_scale = ViewOf(absl::MakeSpan(scales).first(2));
+    args.v_scale = ViewOf(absl::MakeSpan(scales).subspan(2));
+    ExecContext context;
+    context.threads = threads;
+    ASSERT_EQ(CpuComputeKvScales(context, args), absl::OkStatus());
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
+class ScaleOps : public AttentionOps {
+ public:
+  const char* name() const override { return "scales"; }
+  absl::Status ComputeKvScales(const ExecContext& context,
+                               const ComputeKvScalesArgs& args) const override {
+    return CpuComputeKvScales(context, args);
+  }
+};
+
+TEST(KvScaleStateTest, TheFirstBatchWithTokensDecides) {
+  float k_scale = 0, v_scale = 0;
+  KvScaleState state({}, ViewOf(absl::MakeSpan(&k_scale, 1)), ViewOf(absl::MakeSpan(&v_scale, 1)));
+  const ScaleOps ops;
+  const std::vector<float> none, first = {6}, second = {60};
+  const auto compute = [&](const std::vector<float>& tokens) {
+    ComputeKvScalesArgs args;
+    args.k = args.v =
+        ConstTensorView::Contiguous(reinterpret_cast<const std::byte*>(tokens.data()), DType::kF32,
+                                    {static_cast<int64_t>(tokens.size()), 1, 1});
+    return state.ComputeOnce(ops, {}, args);
+  };
+  ASSERT_EQ(compute(none), absl::OkStatus());
+  EXPECT_FALSE(state.frozen());
+  ASSERT_EQ(compute(first), absl::OkStatus());
+  EXPECT_TRUE(state.frozen());
+  EXPECT_EQ(k_scale, 0.03f);
+  ASSERT_EQ(compute(second), absl::OkStatus());
+  EXPECT_EQ(k_scale, 0.03f);
+  EXPECT_EQ(state.scales().k.data, reinterpret_cast<const std::byte*>(&k_scale));
+  EXPECT_EQ(state.scales().v.data, reinterpret_cast<const std::byte*>(&v_scale));
+}
+
+TEST(KvScaleStateTest, AFailureDoesNotFreeze) {
+  float k_scale = 0, v_scale = 0;
+  KvScaleState state({}, ViewOf(absl::MakeSpan(&k_scale, 1)), ViewOf(absl::MakeSpan(&v_scale, 1)));
+  const std::vector<float> tokens = {6};
+  ComputeKvScalesArgs args;
+  args.k = args.v = In(tokens, {1, 1, 1});
+  args.k_divisor = -1;
+  EXPECT_FALSE(state.ComputeOnce(ScaleOps(), {}, args).ok());
+  EXPECT_FALSE(state.frozen());
+  EXPECT_EQ(k_scale, 0);
+}
+
+// Scales of [R, Hkv]: each request by its own.
+TEST(GatherCacheTest, DequantisesByRequestAndHead) {
+  // 2 blocks of 2 tokens of 2 heads of 1 code: values 1, 2, ... of K and their negatives of V.
+  std::vector<int8_t> k(8), v(8);
+  for (int i = 0; i < 8; ++i) k[i] = static_cast<int8_t>(i + 1), v[i] = static_cast<int8_t>(-i - 1);
+  GatherCacheArgs args;
+  args.cache = ConstKvCacheView(KvLayout::kNhd, In(k, {2, 2, 2, 1}), In(v, {2, 2, 2, 1}));
+  const std::vector<int32_t> table = {1, 0, 0, 1}, seq_lens = {3, 2}, lengths = {2, 1};
+  args.block_table = In(table, {2, 2});
+  args.seq_lens = In(seq_lens, {2});
+  args.lengths = In(lengths, {2});
+  args.row_offset = 1;
+  const std::vector<float> k_scales = {1, 10, 100, 1000};
+  const std::vector<float> v_scale = {0.5};
+  args.scales.k = In(k_scales, {2, 2});
+  args.scales.v = In(v_scale, {1});
+  std::vector<float> out(2 * 3 * 2, 99), out_v(2 * 3 * 2, 99);
+  args.out = Out(out, {2, 3, 2, 1});
+  args.out_v = Out(out_v, {2, 3, 2, 1});
+  ASSERT_EQ(CpuGatherCache({}, args), absl::OkStatus());
+  // Request 0: positions 1 and 2 are block 1 offset 1 and block 0 offset 0; request 1: position 1
+  // is block 0 offset 1.
+  EXPECT_EQ(out, (std::vector<float>{99, 99, 7, 80, 1, 20, 99, 99, 300, 4000, 99, 99}));
+  EXPECT_EQ(out_v, (std::vector<float>{99, 99, -3.5, -4, -0.5, -1, 99, 99, -1.5, -2, 99, 99}));
+}
+
+// AT-14: entries before the tokens asked for and past the length may be anything.
+TEST(GatherCacheTest, ReadsOnlyTheTableEntriesOfItsTokens) {
+  const std::vector<float> rows = {0, 1, 2, 3};
+  GatherCacheArgs args;
+  args.cache = ConstKvCacheView(KvLayout::kMlaSplit, In(rows, {2, 2, 1}), In(rows, {2, 2, 1}));
+  const std::vector<int32_t> table = {2147480000, 1, -5}, seq_lens = {3}, lengths = {1};
+  args.block_table = In(table, {1, 3});
+  args.seq_lens = In(seq_lens, {1});
+  args.lengths = In(lengths, {1});
+  std::vector<float> out(2);
+  args.out = Out(out, {1, 1, 2});
+  ASSERT_EQ(CpuGatherCache({}, args), absl::OkStatus());
+  EXPECT_EQ(out, (std::vector<float>{2, 2}));
+}
+
+}  // namespace
+}  // namespace kvblocks::attention

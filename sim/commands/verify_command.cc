@@ -1,0 +1,206 @@
+// kvsim verify: a replay whose steps are done with real tensors, and the first wrong number.
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "attention/cpu/cpu_ops.h"
+#include "attention/cpu/reference_ops.h"
+#include "attention/cpu/thread_pool.h"
+#include "sim/commands/commands.h"
+#include "sim/commands/output.h"
+#include "sim/commands/progress_line.h"
+#include "sim/commands/replay_input.h"
+#include "sim/commands/replay_setup.h"
+#include "sim/report/human_table.h"
+#include "sim/simulation.h"
+#include "sim/verify/verifying_observer.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::kvblocks::config::v1::ReplayConfig;
+
+constexpr const char* kReference = "cpu_reference";
+constexpr int64_t kMaxLayersPerGroup = 64;
+constexpr int64_t kMaxThreads = 1024;
+
+constexpr const char* kFooter =
+    R"(Replays the trace with the options of kvsim replay, and does each step with tensors: every token
+writes a key and a value through the slot mapping, with small heads, and queries attend through the
+block tables. Beside the pool stands a plain list of keys and values per request; attention over it
+must give the same numbers. A prefix hit must find what another request with that prefix wrote, all
+of it, bit by bit. Blocks are filled with NaN as soon as their content is void: when they are handed
+out anew, and when they are freed without being cached. So a fault of block manager, slot mapping,
+window or sink shows as a wrong number, in the step in which it happens; the message names request,
+layer, position and block.
+
+Each KV-cache group of the model is attended to by one small layer: full attention, windows, chunks,
+latent rows (also compressed ones), sink tokens; states (Mamba) are left out. All rows are written
+and all hits are read back, but with --rows only so many queries attend per step and layer: first
+those of requests whose block tables changed, then the others in turn. The report says how many.
+
+Examples
+  kvsim verify                                          the workload that comes with kvsim
+  kvsim verify trace.jsonl.gz --limit=200 --rows=0      all rows of 200 requests
+  kvsim verify trace.jsonl.gz --model=gpt-oss-20b --num-blocks=3000 --sample=0.05
+  kvsim verify trace.jsonl.gz --model=deepseek-v3 --max-tokens=2000000 --rows=8
+
+Exit status: 0 no wrong number, 1 a wrong number, 2 bad input or options, 3 no progress, 4 internal
+check failed.)";
+
+std::string Line(const char* label, const std::string& text) {
+  return absl::StrFormat("%-20s %s\n", label, text);
+}
+
+class VerifyCommand final : public Command {
+ public:
+  explicit VerifyCommand(CLI::App* parent)
+      : app_(parent->add_subcommand("verify", "Replay a trace with real tensors and check them")),
+        input_(app_) {
+    const char* kVerify = "Verification";
+    app_->add_option("--rows", rows_, "query rows attended per step and layer; 0: all [32]")
+        ->type_name("N")
+        ->check(CLI::Range(int64_t{0}, int64_t{1} << 40).description(""))
+        ->group(kVerify);
+    app_->add_option("--max-tokens", max_tokens_, "stop when so many are computed; 0: never [0]")
+        ->type_name("TOKENS")
+        ->check(CLI::Range(int64_t{0}, int64_t{1} << 60).description(""))
+        ->group(kVerify);
+    app_->add_option("--layers-per-group", layers_, "small layers per KV-cache group [1]")
+        ->type_name("N")
+        ->check(CLI::Range(int64_t{1}, kMaxLayersPerGroup).description(""))
+        ->group(kVerify);
+    app_->add_flag("--poison,!--no-poison", poison_, "fill void blocks with NaN [on]")
+        ->group(kVerify);
+    app_->add_option("--backend", backend_, "does the paged side [cpu]")
+        ->type_name("cpu|cpu_reference")
+        ->check(CLI::IsMember({"cpu", kReference}).description(""))
+        ->group(kVerify);
+    app_->add_option("--threads", threads_, "0: one per processor [0]")
+        ->type_name("N")
+        ->check(CLI::Range(int64_t{0}, kMaxThreads).description(""))
+        ->group(kVerify);
+    app_->add_flag("--quiet", quiet_, "no progress line")->group(kVerify);
+    input_.AddOptions();
+    app_->footer(kFooter);
+  }
+
+  CLI::App* app() const override { return app_; }
+  ExitStatus Run() override;
+
+ private:
+  std::string Report(const VerifyingObserver& observer, const SimulationResult& result,
+                     bool is_partial, double seconds) const;
+
+  CLI::App* app_;
+  ReplayInput input_;
+  int64_t rows_ = 32, max_tokens_ = 0, layers_ = 1, threads_ = 0;
+  std::string backend_ = "cpu";
+  bool poison_ = true, quiet_ = false;
+};
+
+std::string VerifyCommand::Report(const VerifyingObserver& observer, const SimulationResult& result,
+                                  bool is_partial, double seconds) const {
+  const VerifierStats& stats = observer.verifier()->stats();
+  const auto number = [](int64_t value) { return WithThousands(value); };
+  const int64_t num_queries = stats.num_tokens * observer.num_layers();
+  std::string text = Line("verified", observer.status().ok() ? "no wrong number" : "failed");
+  for (size_t g = 0; g < observer.group_texts().size(); ++g) {
+    text += Line(g == 0 ? "groups" : "", absl::StrCat(g, ": ", observer.group_texts()[g]));
+  }
+  text += Line("requests",
+               absl::StrCat(number(result.num_arrived), " arrived, ", number(result.num_finished),
+                            " finished, ", number(result.scheduler.num_preemptions), " preemptions",
+                            is_partial ? "; stopped by --max-tokens" : ""));
+  text += Line("steps", number(stats.num_steps));
+  text +=
+      Line("tokens written",
+           absl::StrCat(number(stats.num_tokens), ", ", number(stats.num_rows_written), " rows in ",
+                        observer.num_layers(), observer.num_layers() == 1 ? " layer" : " layers"));
+  text +=
+      Line("rows checked",
+           absl::StrFormat("%s of %s (%.2f %%), over %s keys", number(stats.num_rows_attended),
+                           number(num_queries),
+                           num_queries == 0 ? 0.0
+                                            : 100.0 * static_cast<double>(stats.num_rows_attended) /
+                                                  static_cast<double>(num_queries),
+                           number(stats.num_keys_attended)));
+  text += Line("hits read back", absl::StrCat(number(stats.num_hit_tokens), " tokens, ",
+                                              number(stats.num_rows_read_back), " rows in reach"));
+  text +=
+      Line("blocks poisoned", poison_ ? number(stats.num_blocks_poisoned) : "none (--no-poison)");
+  text += Line("max error", absl::StrFormat("%.2g, of at most %.2g", stats.max_error,
+                                            VerifyingObserver::Options().tolerance));
+  text += Line("backend", backend_);
+  text += Line("time", absl::StrFormat("%.1f s", seconds));
+  return text;
+}
+
+ExitStatus VerifyCommand::Run() {
+  const auto started = std::chrono::steady_clock::now();
+  const auto config = input_.Configure();
+  if (!config.ok()) return Fail("verify", config.status());
+  auto setup = MakeReplaySetup(*config);
+  if (!setup.ok()) return Fail("verify", setup.status());
+  auto reader = OpenReplayTrace(*config, setup->reader);
+  if (!reader.ok()) return Fail("verify", reader.status());
+
+  attention::ThreadPool threads(static_cast<int>(threads_));
+  VerifyingObserver::Options options;
+  options.ops = backend_ == kReference ? &attention::CpuReference() : &attention::Cpu();
+  options.threads = &threads;
+  options.poison = poison_;
+  options.layers_per_group = layers_;
+  options.max_rows_per_step = rows_;
+  options.seed = config->seed();
+  VerifyingObserver observer(options);
+  int64_t num_hit_tokens = 0, num_queried_tokens = 0;
+  // A wrong number ends the run in the iteration in which it is found.
+  setup->simulation.progress_interval = 1;
+  auto simulation =
+      Simulation::Create(setup->simulation, reader->get(), setup->step_time.get(), {&observer});
+  if (!simulation.ok()) return Fail("verify", simulation.status());
+  ProgressLine progress(quiet_);
+  bool is_partial = false;
+  (*simulation)->set_progress([&](const SimulationProgress& p) {
+    if (!observer.status().ok()) return false;
+    const VerifierStats& stats = observer.verifier()->stats();
+    is_partial = max_tokens_ > 0 && stats.num_tokens >= max_tokens_;
+    num_hit_tokens = stats.num_hit_tokens;
+    num_queried_tokens = stats.num_hit_tokens + stats.num_tokens;
+    progress.Update(p, num_hit_tokens, num_queried_tokens);
+    return !is_partial;
+  });
+  const absl::Status status = (*simulation)->Run();
+  progress.Clear();
+  for (const std::string& warning : (*reader)->warnings()) {
+    std::fprintf(stderr, "%s\n", warning.c_str());
+  }
+  const bool is_wrong = observer.status().code() == absl::StatusCode::kDataLoss;
+  if (!observer.status().ok() && !is_wrong) return Fail("verify", observer.status());
+  if (!is_wrong && !is_partial && !status.ok()) return Fail("verify", status);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  if (is_wrong) {
+    std::fprintf(stderr, "kvsim verify: %s\n", std::string(observer.status().message()).c_str());
+  }
+  if (!WriteStdout(Report(observer, (*simulation)->result(), is_partial, seconds)))
+    return kBadInput;
+  return is_wrong ? kMissed : kDone;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> AddVerifyCommand(CLI::App* parent) {
+  return std::make_unique<VerifyCommand>(parent);
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,163 @@
+#include "sim/verify/verifying_observer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::sim {
+namespace {
+
+// Query heads of the small layers: one without a sink, one with.
+const std::vector<float>& SinkLogits() {
+  static const auto* const logits = new std::vector<float>{-INFINITY, 1.0f};
+  return *logits;
+}
+
+bool IsMla(KvCacheSpecKind kind) {
+  return kind == KvCacheSpecKind::kMlaAttention || kind == KvCacheSpecKind::kSlidingWindowMla;
+}
+
+// Why a group's layers cannot be attended to, or nothing.
+const char* ReasonToLeaveOut(const KvCacheSpec& spec) {
+  switch (spec.kind()) {
+    case KvCacheSpecKind::kMamba:
+      return "states, not keys";
+    case KvCacheSpecKind::kCrossAttention:
+    case KvCacheSpecKind::kEncoderOnlyAttention:
+      return "keys of an encoder";
+    default:
+      return spec.compress_ratio() > 1 && spec.sliding_window().has_value()
+                 ? "a window over compressed rows"
+                 : nullptr;
+  }
+}
+
+}  // namespace
+
+std::vector<VerifiedGroup> VerifyingObserver::MakeGroups() {
+  std::vector<VerifiedGroup> groups;
+  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    const SingleTypeManager& manager = manager_->group(g);
+    const KvCacheSpec& spec = manager.spec();
+    VerifiedGroup group;
+    group.name = std::string(KindName(spec.kind()));
+    if (spec.sliding_window()) absl::StrAppend(&group.name, ", window ", *spec.sliding_window());
+    if (spec.attention_chunk_size()) {
+      absl::StrAppend(&group.name, ", chunk ", *spec.attention_chunk_size());
+    }
+    if (spec.compress_ratio() > 1)
+      absl::StrAppend(&group.name, ", ", spec.compress_ratio(), " : 1");
+    group.is_mla = IsMla(spec.kind());
+    group.block_size = spec.block_size();
+    group.num_layers = options_.layers_per_group;
+    if (const char* reason = ReasonToLeaveOut(spec)) {
+      absl::StrAppend(&group.name, " (left out: ", reason, ")");
+      group.num_layers = 0;
+    } else {
+      group.window = spec.sliding_window().value_or(0);
+      group.chunk = spec.attention_chunk_size().value_or(0);
+      group.compress_ratio = spec.compress_ratio();
+      group.sink_blocks.assign(manager.sink_blocks().begin(), manager.sink_blocks().end());
+      if (!group.is_mla) group.sinks = SinkLogits();
+    }
+    group_texts_.push_back(group.name);
+    num_layers_ += group.num_layers;
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+void VerifyingObserver::OnRunStart(const RunInfo& info) {
+  manager_ = info.manager;
+  trace_ = info.trace;
+  VerifierOptions options;
+  options.num_blocks = manager_->pool().num_blocks();
+  options.groups = MakeGroups();
+  options.ops = options_.ops;
+  options.threads = options_.threads;
+  options.use_of_block = [this](int32_t id) {
+    const KvCacheBlock& block = manager_->pool().block(id);
+    if (block.ref_count > 0) return BlockUse::kHeld;
+    return block.has_key() ? BlockUse::kCached : BlockUse::kFree;
+  };
+  options.poison = options_.poison;
+  options.max_rows_per_step = options_.max_rows_per_step;
+  options.tolerance = options_.tolerance;
+  options.seed = options_.seed;
+  options.num_heads = static_cast<int64_t>(SinkLogits().size());
+  if (num_layers_ == 0) {
+    status_ = absl::InvalidArgumentError("no group of the model holds keys: nothing to verify");
+    return;
+  }
+  auto verifier = KvCacheVerifier::Create(std::move(options));
+  if (verifier.ok()) {
+    verifier_ = *std::move(verifier);
+  } else {
+    status_ = verifier.status();
+  }
+}
+
+absl::Span<const int64_t> VerifyingObserver::TokensOf(const SimRequest& request,
+                                                      int64_t num_tokens) {
+  const size_t slot = static_cast<size_t>(request.slot);
+  if (slot >= contents_.size()) contents_.resize(slot + 1);
+  Content& content = contents_[slot];
+  if (!content.keys) content.keys.emplace(*trace_, request.spec, /*block_tokens=*/1);
+  keys_.clear();
+  content.keys->AppendBlocks(request.spec, num_tokens, &keys_);
+  for (const absl::uint128 key : keys_) {
+    content.tokens.push_back(static_cast<int64_t>(absl::Uint128Low64(key)));
+  }
+  return content.tokens;
+}
+
+void VerifyingObserver::OnStepScheduled(const StepRecord& step) {
+  if (!status_.ok() || step.scheduled.empty()) return;
+  const size_t num_groups = static_cast<size_t>(manager_->num_groups());
+  // Spans into it must not move.
+  tables_.resize(step.scheduled.size() * num_groups);
+  requests_.clear();
+  for (size_t i = 0; i < step.scheduled.size(); ++i) {
+    const ScheduledRecord& record = step.scheduled[i];
+    const SimRequest& request = *record.request;
+    const auto tables = absl::MakeSpan(tables_).subspan(i * num_groups, num_groups);
+    for (size_t g = 0; g < num_groups; ++g) {
+      tables[g] = manager_->GetBlocks(*request.kv, static_cast<GroupId>(g));
+    }
+    VerifiedRequest verified;
+    verified.id = static_cast<uint64_t>(request.spec.row);
+    verified.name = request.spec.id;
+    verified.num_computed = record.num_context;
+    verified.num_scheduled = record.num_tokens;
+    verified.tokens = TokensOf(request, record.num_context + record.num_tokens);
+    verified.block_tables = tables;
+    requests_.push_back(verified);
+  }
+  status_ = verifier_->OnStep(requests_);
+}
+
+void VerifyingObserver::OnStepFinished(const StepRecord& step) {
+  for (const OutputRecord& output : step.outputs) {
+    if (!status_.ok()) return;
+    if (output.num_rejected_drafts == 0 || output.request == nullptr) continue;
+    const SimRequest& request = *output.request;
+    if (request.state != RequestState::kRunning) continue;
+    status_ = verifier_->Rollback(static_cast<uint64_t>(request.spec.row), request.num_computed);
+  }
+}
+
+void VerifyingObserver::OnPreemption(const PreemptionRecord& record, SimTime now) {
+  (void)now;
+  if (status_.ok()) status_ = verifier_->Release(static_cast<uint64_t>(record.request->spec.row));
+}
+
+void VerifyingObserver::OnFinish(const SimRequest& request, SimTime now) {
+  (void)now;
+  const size_t slot = static_cast<size_t>(request.slot);
+  if (slot < contents_.size()) contents_[slot] = {};
+  if (status_.ok()) status_ = verifier_->Release(static_cast<uint64_t>(request.spec.row));
+}
+
+}  // namespace kvblocks::sim

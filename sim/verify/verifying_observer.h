@@ -1,0 +1,90 @@
+// VerifyingObserver: runs a KvCacheVerifier along with a simulation, on the block tables that its
+// scheduler and manager make.
+//
+//   VerifyingObserver observer({.ops = &ops, ...});
+//   auto simulation = Simulation::Create(config, reader, step_time, {&observer});
+//   simulation->set_progress([&](auto&) { return observer.status().ok(); });   // ends the run
+//   status = simulation->Run();                     // Cancelled: observer.status() says why
+//
+// Tokens are identified by the trace's content one by one, not by the manager's block hashes, so
+// wrong hashes show, too. A step is done when it is scheduled, whose order the device keeps:
+// drafts are written as if accepted and made void when they are rejected.
+//
+// After the first failure it only looks on. Needs every record of every step, so the simulation
+// steps requests one by one.
+
+#ifndef KVBLOCKS_SIM_VERIFY_VERIFYING_OBSERVER_H_
+#define KVBLOCKS_SIM_VERIFY_VERIFYING_OBSERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/numeric/int128.h"
+#include "absl/status/status.h"
+#include "attention/cpu/thread_pool.h"
+#include "attention/ops/attention_ops.h"
+#include "sim/engine/engine_observer.h"
+#include "sim/trace/content_keys.h"
+#include "sim/verify/kv_cache_verifier.h"
+
+namespace kvblocks::sim {
+
+class VerifyingObserver final : public EngineObserver {
+ public:
+  struct Options {
+    const attention::AttentionOps* ops = nullptr;
+    attention::ThreadPool* threads = nullptr;
+    bool poison = true;
+    int64_t layers_per_group = 1;
+    int64_t max_rows_per_step = 0;  // 0: all
+    double tolerance = 1e-5;
+    uint64_t seed = 0;
+  };
+
+  explicit VerifyingObserver(const Options& options) : options_(options) {}
+
+  // OK, or what the verifier found.
+  const absl::Status& status() const { return status_; }
+  // Null until the run starts, or if it could not be made.
+  const KvCacheVerifier* verifier() const { return verifier_.get(); }
+  // Of each of the manager's groups what is verified, in words: "full_attention", "mamba (states:
+  // left out)".
+  const std::vector<std::string>& group_texts() const { return group_texts_; }
+  int64_t num_layers() const { return num_layers_; }
+
+  void OnRunStart(const RunInfo& info) override;
+  void OnPreemption(const PreemptionRecord& record, SimTime now) override;
+  void OnStepScheduled(const StepRecord& step) override;
+  void OnStepFinished(const StepRecord& step) override;
+  void OnFinish(const SimRequest& request, SimTime now) override;
+
+ private:
+  // What a request's tokens are; by its slot.
+  struct Content {
+    std::optional<ContentKeys> keys;
+    std::vector<int64_t> tokens;
+  };
+
+  std::vector<VerifiedGroup> MakeGroups();
+  absl::Span<const int64_t> TokensOf(const SimRequest& request, int64_t num_tokens);
+
+  const Options options_;
+  const KvCacheManager* manager_ = nullptr;
+  const TraceInfo* trace_ = nullptr;
+  std::unique_ptr<KvCacheVerifier> verifier_;
+  std::vector<std::string> group_texts_;
+  int64_t num_layers_ = 0;
+  absl::Status status_;
+
+  std::vector<Content> contents_;
+  std::vector<absl::uint128> keys_;  // scratch
+  std::vector<VerifiedRequest> requests_;
+  std::vector<absl::Span<const int32_t>> tables_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_VERIFY_VERIFYING_OBSERVER_H_
