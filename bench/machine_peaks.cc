@@ -7,7 +7,11 @@
 #define HWY_TARGET_INCLUDE "bench/machine_peaks.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 
+#include <sys/mman.h>
 #include <time.h>
+
+#include <cstdlib>
+#include <cstring>
 
 #include "bench/machine_peaks.h"
 #include "hwy/highway.h"
@@ -78,7 +82,20 @@ namespace {
 HWY_EXPORT(SumImpl);
 HWY_EXPORT(MultiplyImpl);
 
+constexpr size_t kHugePage = size_t{1} << 21;
+
 }  // namespace
+
+HugeBuffer::HugeBuffer(int64_t bytes) {
+  const size_t rounded = (static_cast<size_t>(bytes) + kHugePage) / kHugePage * kHugePage;
+  data_ = static_cast<std::byte*>(std::aligned_alloc(kHugePage, rounded));
+  if (data_ == nullptr) std::abort();
+  // Where there are none, small pages do.
+  (void)madvise(data_, rounded, MADV_HUGEPAGE);
+  std::memset(data_, 0, rounded);
+}
+
+HugeBuffer::~HugeBuffer() { std::free(data_); }
 
 double Seconds(bool processor_time, int threads) {
   timespec now;
@@ -87,19 +104,21 @@ double Seconds(bool processor_time, int threads) {
   return processor_time ? seconds / threads : seconds;
 }
 
-MachinePeaks::MachinePeaks(attention::ThreadPool* threads, bool processor_time,
-                           int64_t buffer_bytes)
+MachinePeaks::MachinePeaks(attention::ThreadPool* threads, bool processor_time, bool smoke)
     : threads_(threads),
       processor_time_(processor_time),
-      buffer_(static_cast<size_t>(buffer_bytes / 4), 1.0f),
+      smoke_(smoke),
+      floats_(int64_t{1} << (smoke ? 19 : 26)),
+      buffer_(floats_ * 4),
       sums_(static_cast<size_t>(attention::NumThreads(threads)) * 8) {}
 
 double MachinePeaks::MeasureReads() {
   constexpr int64_t kPart = 1 << 18;
-  const int64_t parts = static_cast<int64_t>(buffer_.size()) / kPart;
+  const int64_t parts = floats_ / kPart;
+  const float* floats = reinterpret_cast<const float*>(buffer_.data());
   const double start = Seconds(processor_time_, attention::NumThreads(threads_));
   attention::ParallelFor(threads_, parts, [&](int64_t part, int thread) {
-    sums_[thread * 8] += HWY_DYNAMIC_DISPATCH(SumImpl)(buffer_.data() + part * kPart, kPart);
+    sums_[thread * 8] += HWY_DYNAMIC_DISPATCH(SumImpl)(floats + part * kPart, kPart);
   });
   return static_cast<double>(parts * kPart * 4) / (Seconds(processor_time_, attention::NumThreads(threads_)) - start);
 }
@@ -109,7 +128,7 @@ double MachinePeaks::MeasureMatrixFlops() {
   double flops = 0;
   const double start = Seconds(processor_time_, attention::NumThreads(threads_));
   attention::ParallelFor(threads_, items, [&](int64_t item, int thread) {
-    const double done = HWY_DYNAMIC_DISPATCH(MultiplyImpl)(2000, &sums_[thread * 8]);
+    const double done = HWY_DYNAMIC_DISPATCH(MultiplyImpl)(smoke_ ? 10 : 2000, &sums_[thread * 8]);
     if (item == 0) flops = done;
   });
   return flops * static_cast<double>(items) / (Seconds(processor_time_, attention::NumThreads(threads_)) - start);

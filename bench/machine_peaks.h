@@ -4,6 +4,7 @@
 #ifndef KVBLOCKS_BENCH_MACHINE_PEAKS_H_
 #define KVBLOCKS_BENCH_MACHINE_PEAKS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -16,10 +17,26 @@ namespace kvblocks::bench {
 // threads wait for each other.
 double Seconds(bool processor_time, int threads);
 
+// Memory of floats that begins at a huge page and asks for such: what large caches should do, and what
+// keeps look-ups of addresses out of the figures.
+class HugeBuffer {
+ public:
+  explicit HugeBuffer(int64_t bytes);
+  ~HugeBuffer();
+  HugeBuffer(HugeBuffer&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
+  HugeBuffer& operator=(HugeBuffer&&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_;
+};
+
 class MachinePeaks {
  public:
-  // Reads are from a buffer of `buffer_bytes`, which should be many times the last cache.
-  MachinePeaks(attention::ThreadPool* threads, bool processor_time, int64_t buffer_bytes);
+  // `smoke` measures next to nothing, to see that it runs. Else reads are from a buffer of 256 MiB,
+  // many times the last cache.
+  MachinePeaks(attention::ThreadPool* threads, bool processor_time, bool smoke);
 
   // Bytes per second of summing up the buffer once.
   double MeasureReads();
@@ -29,8 +46,9 @@ class MachinePeaks {
 
  private:
   attention::ThreadPool* threads_;
-  bool processor_time_;
-  std::vector<float> buffer_;
+  bool processor_time_, smoke_;
+  int64_t floats_;
+  HugeBuffer buffer_;
   std::vector<double> sums_;
 };
 

@@ -9,7 +9,7 @@
 // Only pieces change numbers, within the accuracy: a SplitPolicy, a plan or the prefix of a Cascade
 // cut the keys, Auto without a plan does not. Float64 tensors go to CPU_REFERENCE.
 //
-// Cost: keys and values are read once per request, and once per 16 query tokens of a prefill at
+// Cost: keys and values are read once per request, and once per 32 query tokens of a prefill at
 // groups of 4. A thread keeps scratch of the order of a megabyte between calls.
 
 #ifndef KVBLOCKS_ATTENTION_CPU_CPU_OPS_H_
