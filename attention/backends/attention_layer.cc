@@ -347,6 +347,9 @@ absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTens
   if (metadata == nullptr) return backend_->FillZeros(context, tensors.out);
   absl::StatusOr<Call> call = MakeCall(tensors, metadata);
   if (!call.ok()) return call.status();
+  if (metadata->num_actual_tokens == 0 && config_.type != AttentionType::kEncoderDecoder) {
+    return ZeroPadding(context, *call);
+  }
   const bool no_cache = IsBidirectional(config_.type) || tensors.cache.absent() ||
                         tensors.cache.k.empty() || metadata->block_table.absent() ||
                         metadata->block_table.empty();

@@ -215,6 +215,18 @@ TEST(AttentionLayerTest, PaddingRowsAreNotStoredAndComeOutZero) {
   for (size_t i = 5 * 32; i < values.size(); ++i) EXPECT_EQ(values[i], 0) << i;
 }
 
+TEST(AttentionLayerTest, EmptyBatchZeroesPaddingAndNoMore) {
+  RecordingBackend backend;
+  LayerFixture fixture({.shares_cache_of = "other"}, &backend);
+  fixture.Prepare({});
+  Tensor q(DType::kF32, {2, 32}), out(DType::kF32, {2, 32});
+  FillWithPoison(out);
+  const LayerTensors tensors = {q.view, {}, {}, fixture.cache(), out.view, 0};
+  ASSERT_EQ(fixture.layer().Forward({}, tensors, &fixture.metadata()), absl::OkStatus());
+  for (double value : out.Get()) EXPECT_EQ(value, 0);
+  EXPECT_TRUE(backend.calls().empty());
+}
+
 // One instance prefills; the other gets the blocks, at other ids, and decodes.
 TEST(AttentionLayerTest, DecodeContinuesAPrefillOfAnotherInstance) {
   LayerFixture prefiller({.window = 9}, &CpuReferenceBackend());

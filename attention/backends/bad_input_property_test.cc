@@ -149,14 +149,31 @@ void SpoiltArgumentsAreHarmless(Run run) {
   }
 }
 
-#define SPOILT_ARGUMENTS_ARE_HARMLESS(Op)                                             \
-  RC_GTEST_PROP(SpoiltArgumentsTest, Op, ()) {                                        \
-    for (int round = 0; round < 5; ++round) {                                         \
-      SpoiltArgumentsAreHarmless<Op##Args>(                                           \
-          [](const AttentionOps& ops, const ExecContext& context, const auto& args) { \
-            return ops.Op(context, args);                                             \
-          });                                                                         \
-    }                                                                                 \
+// Tensors of another device are not looked into, whatever the context says.
+template <typename Args, typename Run>
+void OtherDevicesAreRefused(Run run) {
+  TensorStore store;
+  Args args = Valid<Args>(store);
+  ExecContext context;
+  context.device = {DeviceKind::kCuda, 0};
+  VisitViews(args, [&](auto& view) {
+    if (view.absent()) return;
+    view.device = context.device;
+    view.data = reinterpret_cast<decltype(view.data)>(uintptr_t{4096});  // nothing there
+  });
+  for (const AttentionBackend* backend : DefaultBackendRegistry().backends()) {
+    const absl::Status status = run(backend->ops(), context, args);
+    RC_ASSERT(status.code() == absl::StatusCode::kInvalidArgument);
+    RC_ASSERT(status.message().find("cuda:0") != std::string::npos);
+  }
+}
+
+#define SPOILT_ARGUMENTS_ARE_HARMLESS(Op)                                              \
+  RC_GTEST_PROP(SpoiltArgumentsTest, Op, ()) {                                         \
+    const auto run = [](const AttentionOps& ops, const ExecContext& context,           \
+                        const Op##Args& args) { return ops.Op(context, args); };       \
+    for (int round = 0; round < 5; ++round) SpoiltArgumentsAreHarmless<Op##Args>(run); \
+    OtherDevicesAreRefused<Op##Args>(run);                                             \
   }
 
 SPOILT_ARGUMENTS_ARE_HARMLESS(ReshapeAndCache)

@@ -40,7 +40,8 @@ struct LayerConfig {
   KvScaleState* scale_state = nullptr;
   ComputeKvScalesArgs scale_divisors = {};  // only its divisors are read
 
-  // Batches with a common prefix are computed as a cascade where that is possible.
+  // Batches whose metadata has a common prefix are computed as a cascade, if the layer's features
+  // allow. Whether it pays is the caller's to judge: see UseCascade.
   bool use_cascade = false;
 
   bool is_mla() const { return latent_rank > 0; }

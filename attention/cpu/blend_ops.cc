@@ -78,7 +78,7 @@ void StoreIndex(const TensorView& imp, int64_t r, int64_t t) {
 }  // namespace
 
 absl::Status CpuSelectHkvd(const ExecContext& context, const SelectHkvdArgs& args) {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const int64_t n = args.v_new.extent[0], num_heads = args.v_new.extent[1];
   const int64_t dim = args.v_new.extent[2];
   if (n == 0) return absl::OkStatus();
@@ -122,7 +122,7 @@ absl::Status CpuSelectHkvd(const ExecContext& context, const SelectHkvdArgs& arg
 }
 
 absl::Status CpuFuseKv(const ExecContext& context, const FuseKvArgs& args) {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   ForTokens(context, args.imp.extent[0], [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
       const int64_t t = Position(args.imp, r);
@@ -145,7 +145,7 @@ absl::Status CpuFuseKv(const ExecContext& context, const FuseKvArgs& args) {
 }
 
 absl::Status CpuRotateKeys(const ExecContext& context, const RotateKeysArgs& args) {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const int64_t num_tokens = args.in.extent[0], num_heads = args.in.extent[1];
   const int64_t dim = args.in.extent[2];
   const int64_t columns = args.rotary_dim == 0 ? dim : args.rotary_dim;

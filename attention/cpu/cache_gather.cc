@@ -75,7 +75,7 @@ class RowGatherer {
 }  // namespace
 
 absl::Status CpuGatherCache(const ExecContext& context, const GatherCacheArgs& args) {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const ConstKvCacheView& cache = args.cache;
   int64_t longest = 0;
   const int64_t num_requests = args.lengths.extent[0];

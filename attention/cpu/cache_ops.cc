@@ -156,7 +156,7 @@ void ForRuns(const ExecContext& context, const ConstTensorView& slot_mapping, in
 }  // namespace
 
 absl::Status CpuReshapeAndCache(const ExecContext& context, const ReshapeAndCacheArgs& args) {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
   const int num_threads = NumThreads(context.threads);
   const int64_t heads = args.cache.num_kv_heads();
@@ -204,7 +204,7 @@ void WriteFp8Latent(const ExecContext& context, const ConcatAndCacheMlaArgs& arg
 }  // namespace
 
 absl::Status CpuConcatAndCacheMla(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
   if (args.cache.layout == KvLayout::kMlaFp8_656 || args.cache.layout == KvLayout::kMlaFp8_584) {
     WriteFp8Latent(context, args);

@@ -68,7 +68,7 @@ bool ComputeScales(const ExecContext& context, const ConstTensorView& input, flo
 }  // namespace
 
 absl::Status CpuComputeKvScales(const ExecContext& context, const ComputeKvScalesArgs& args) {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   bool all_finite = true;
   const auto compute = [&](const ConstTensorView& input, float divisor, const TensorView& scales) {
     // Without tokens there is nothing to scale by; what the buffer holds stays.

@@ -83,7 +83,7 @@ void AttendAndWrite(const ExecContext& context, const DenseBatch& batch,
 
 absl::Status CpuOps::PagedDecode(const ExecContext& context, const PagedDecodeArgs& args) const {
   if (AnyF64(args.q, args.cache.k, args.out)) return CpuReference().PagedDecode(context, args);
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   if (absl::Status status = CheckPlan(args); !status.ok()) return status;
   const DenseBatch batch =
       PagedBatch(args.q, args.cache, args.block_table, args.seq_lens, args.params);
@@ -102,7 +102,7 @@ absl::Status CpuOps::PagedDecode(const ExecContext& context, const PagedDecodeAr
 absl::Status CpuOps::PagedDecodePartial(const ExecContext& context,
                                         const PagedDecodePartialArgs& args) const {
   if (AnyF64(args.q, args.cache.k)) return CpuReference().PagedDecodePartial(context, args);
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const DenseBatch batch =
       PagedBatch(args.q, args.cache, args.block_table, args.seq_lens, args.params);
   std::vector<Pieces> pieces;
@@ -131,7 +131,7 @@ absl::Status CpuOps::PagedDecodePartial(const ExecContext& context,
 
 absl::Status CpuOps::ReduceSplits(const ExecContext& context, const ReduceSplitsArgs& args) const {
   if (AnyF64(args.tmp_out, args.out)) return CpuReference().ReduceSplits(context, args);
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const int64_t num_heads = args.out.extent[1], num_parts = args.max_logits.extent[2];
   const int64_t values = args.out.extent[2];
   const RowWriter writer(args.sinks, 0, args.out, args.lse);
@@ -172,7 +172,7 @@ DenseBatch PrefillBatch(const PagedPrefillArgs& args) {
 
 absl::Status CpuOps::PagedPrefill(const ExecContext& context, const PagedPrefillArgs& args) const {
   if (AnyF64(args.q, args.cache.k, args.out)) return CpuReference().PagedPrefill(context, args);
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const DenseBatch batch = PrefillBatch(args);
   AttendAndWrite(context, batch, PolicyPieces(batch),
                  RowWriter(args.params.sinks, args.out_scale, args.out, args.lse));
@@ -184,7 +184,7 @@ absl::Status CpuOps::Cascade(const ExecContext& context, const CascadeArgs& args
   if (AnyF64(prefill.q, prefill.cache.k, prefill.out)) {
     return CpuReference().Cascade(context, args);
   }
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const DenseBatch batch = PrefillBatch(prefill);
   const RowWriter writer(prefill.params.sinks, prefill.out_scale, prefill.out, prefill.lse);
   const int64_t prefix = args.common_prefix_len;
@@ -222,7 +222,7 @@ absl::Status CpuOps::VarlenSelfAttention(const ExecContext& context,
   if (AnyF64(args.q, args.k, args.v, args.out)) {
     return CpuReference().VarlenSelfAttention(context, args);
   }
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   DenseBatch batch;
   batch.query = args.q;
   batch.cache = simd::AsCache(args.k, args.v);
@@ -248,7 +248,7 @@ absl::Status CpuOps::MlaDecode(const ExecContext& context, const MlaDecodeArgs& 
   if (AnyF64(args.q_lat, args.q_pe, args.cache.k, args.out)) {
     return CpuReference().MlaDecode(context, args);
   }
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   DenseBatch batch =
       PagedBatch(args.q_lat, args.cache, args.block_table, args.seq_lens, args.params);
   batch.query_rest = args.q_pe;
@@ -263,7 +263,7 @@ absl::Status CpuOps::MlaDecode(const ExecContext& context, const MlaDecodeArgs& 
 
 absl::Status CpuOps::MergeStates(const ExecContext& context, const MergeStatesArgs& args) const {
   if (AnyF64(args.outs, args.out)) return CpuReference().MergeStates(context, args);
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const int64_t num_states = args.outs.extent[0], num_heads = args.out.extent[1];
   const int64_t values = args.out.extent[2];
   const RowWriter writer({}, args.out_scale, args.out, args.lse);

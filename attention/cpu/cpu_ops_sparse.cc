@@ -57,7 +57,7 @@ absl::Status CpuOps::SparseMlaDecode(const ExecContext& context,
       args.main.cache.k.dtype == DType::kF64) {
     return CpuReference().SparseMlaDecode(context, args);
   }
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const int64_t num_requests = args.q.extent[0], q_len = args.q.extent[1];
   if (args.q.empty()) return absl::OkStatus();
   std::vector<KeyLists> lists;
@@ -90,7 +90,7 @@ absl::Status CpuOps::SparseMlaPrefill(const ExecContext& context,
       args.kv.dtype == DType::kF64) {
     return CpuReference().SparseMlaPrefill(context, args);
   }
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   if (args.q.empty()) return absl::OkStatus();
   std::vector<KeyLists> lists(1);
   absl::StatusOr<ConstTensorView> values = args.kv.Slice(2, 0, args.out.extent[2]);

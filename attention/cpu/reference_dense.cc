@@ -82,7 +82,7 @@ void RunPagedPrefill(const ExecContext& context, const PagedPrefillArgs& args,
 
 absl::Status CpuReferenceOps::PagedDecode(const ExecContext& context,
                                           const PagedDecodeArgs& args) const {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   if (absl::Status status = CheckPlan(args); !status.ok()) return status;
   const PagedRows keys(args.cache, args.block_table, args.params.scales);
   AttendBatch batch = BatchOf(args.q, args.cache, args.params, keys);
@@ -98,7 +98,7 @@ absl::Status CpuReferenceOps::PagedDecode(const ExecContext& context,
 
 absl::Status CpuReferenceOps::PagedDecodePartial(const ExecContext& context,
                                                  const PagedDecodePartialArgs& args) const {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const PagedRows keys(args.cache, args.block_table, args.params.scales);
   AttendBatch batch = BatchOf(args.q, args.cache, args.params, keys);
   batch.requests = DecodeRequests(args.seq_lens, args.q.extent[0]);
@@ -126,20 +126,20 @@ absl::Status CpuReferenceOps::PagedDecodePartial(const ExecContext& context,
 
 absl::Status CpuReferenceOps::PagedPrefill(const ExecContext& context,
                                            const PagedPrefillArgs& args) const {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   RunPagedPrefill(context, args, 0);
   return absl::OkStatus();
 }
 
 absl::Status CpuReferenceOps::Cascade(const ExecContext& context, const CascadeArgs& args) const {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   RunPagedPrefill(context, args.prefill, args.common_prefix_len);
   return absl::OkStatus();
 }
 
 absl::Status CpuReferenceOps::VarlenSelfAttention(const ExecContext& context,
                                                   const VarlenSelfAttentionArgs& args) const {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const ConstTensorView& kv_start =
       args.kv_start_loc.absent() ? args.query_start_loc : args.kv_start_loc;
   AttendBatch batch;

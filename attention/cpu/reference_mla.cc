@@ -55,7 +55,7 @@ std::vector<AttendRequest> ListRequests(
 
 absl::Status CpuReferenceOps::MlaDecode(const ExecContext& context,
                                         const MlaDecodeArgs& args) const {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const PagedRows keys(args.cache, args.block_table, args.params.scales);
   AttendBatch batch;
   batch.num_heads = args.q_lat.extent[1];
@@ -94,7 +94,7 @@ absl::Status CpuReferenceOps::MlaDecode(const ExecContext& context,
 
 absl::Status CpuReferenceOps::SparseMlaDecode(const ExecContext& context,
                                               const SparseMlaDecodeArgs& args) const {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const int64_t num_requests = args.q.extent[0], q_len = args.q.extent[1];
   std::vector<std::vector<ListedRows::Entry>> lists(num_requests * q_len);
   for (int64_t b = 0; b < num_requests; ++b) {
@@ -135,7 +135,7 @@ absl::Status CpuReferenceOps::SparseMlaDecode(const ExecContext& context,
 
 absl::Status CpuReferenceOps::SparseMlaPrefill(const ExecContext& context,
                                                const SparseMlaPrefillArgs& args) const {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const int64_t num_tokens = args.q.extent[0], num_rows = args.kv.extent[0];
   // The tensor as a latent cache of one block, which lists of rows look up.
   ConstKvCacheView cache;

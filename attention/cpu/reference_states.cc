@@ -55,7 +55,7 @@ class WeightedStates {
 
 absl::Status CpuReferenceOps::ReduceSplits(const ExecContext& context,
                                            const ReduceSplitsArgs& args) const {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const int64_t num_heads = args.out.extent[1], num_parts = args.max_logits.extent[2];
   const int64_t value_dim = args.out.extent[2];
   const RowWriter writer = {args.sinks, 0, args.out, args.lse};
@@ -75,7 +75,7 @@ absl::Status CpuReferenceOps::ReduceSplits(const ExecContext& context,
 
 absl::Status CpuReferenceOps::MergeStates(const ExecContext& context,
                                           const MergeStatesArgs& args) const {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const int64_t num_states = args.outs.extent[0], num_heads = args.out.extent[1];
   const int64_t value_dim = args.out.extent[2];
   const RowWriter writer = {args.sinks, args.out_scale, args.out, args.lse};

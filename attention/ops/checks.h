@@ -1,5 +1,5 @@
-// What an operation refuses before it does anything: one check per argument structure, shared by all
-// backends.
+// What an operation refuses before it does anything: one check per argument structure, shared by
+// all backends.
 //
 // InvalidArgument for ranks, extents, types, devices, strides and parameters that do not fit
 // together; OutOfRange for block ids, slots and table sizes, as far as the host can read them. A
@@ -11,6 +11,7 @@
 #define KVBLOCKS_ATTENTION_OPS_CHECKS_H_
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "attention/ops/args.h"
 #include "attention/ops/exec_context.h"
 
@@ -33,6 +34,17 @@ absl::Status Check(const ExecContext& context, const GatherCacheArgs& args);
 absl::Status Check(const ExecContext& context, const SelectHkvdArgs& args);
 absl::Status Check(const ExecContext& context, const FuseKvArgs& args);
 absl::Status Check(const ExecContext& context, const RotateKeysArgs& args);
+
+// The check of operations that run on the host: they also refuse contexts of other devices, whose
+// memory they could not read.
+template <typename Args>
+absl::Status CheckOnHost(const ExecContext& context, const Args& args) {
+  if (!context.device.on_host()) {
+    return absl::InvalidArgumentError(absl::StrCat("the context is on ", Name(context.device),
+                                                   "; operations of the CPU run on the host"));
+  }
+  return Check(context, args);
+}
 
 }  // namespace kvblocks::attention
 

@@ -6,6 +6,9 @@
 namespace kvblocks::attention {
 namespace {
 
+// Far beyond any length, and positions plus or minus it stay within int64.
+constexpr int64_t kMaxDistance = int64_t{1} << 40;
+
 constexpr DTypeSet kByteTypes = {DType::kBool, DType::kI8, DType::kU8};
 
 // The largest numbers of query rows and keys of a request; -1 where unknown.
@@ -123,13 +126,15 @@ bool CheckMask(ArgChecker& check, const ExplicitMask& mask, const BatchLengths& 
   }
   if (!CheckMaskForm(check, mask, batch)) return false;
   if (mask.sparse_mode != 0 && mask.sparse_mode != 4) return true;
-  int64_t sum;
-  if (!__builtin_add_overflow(mask.pre_tokens, mask.next_tokens, &sum) && sum < 0) {
+  for (const int64_t distance : {mask.pre_tokens, mask.next_tokens}) {
+    if (distance < -kMaxDistance || distance > kMaxDistance) {
+      return check.Invalid("params.mask.pre_tokens or next_tokens is ", distance,
+                           "; within 2^40, and 2^31 - 1 for unlimited");
+    }
+  }
+  if (mask.pre_tokens + mask.next_tokens < 0) {
     return check.Invalid("params.mask.pre_tokens + next_tokens is ", mask.pre_tokens, " + ",
                          mask.next_tokens, "; at least 0");
-  }
-  if (mask.pre_tokens == INT64_MIN || mask.next_tokens == INT64_MIN) {
-    return check.Invalid("params.mask.pre_tokens or next_tokens is -2^63");
   }
   const Largest largest = LargestRequest(batch);
   if (mask.pre_tokens < 0 && largest.rows >= 0 && -mask.pre_tokens >= largest.rows) {
@@ -149,13 +154,18 @@ bool CheckVisibility(ArgChecker& check, const AttnParams& params, int64_t block_
                          params.window_right,
                          "; at least -1, and a window of W >= 1 tokens is window_left = W - 1");
   }
+  if (std::max(params.window_left, params.window_right) > kMaxDistance) {
+    return check.Invalid("params.window_left and window_right are ", params.window_left, " and ",
+                         params.window_right, "; at most 2^40, or -1 for unlimited");
+  }
   if (params.causal && params.window_right > 0) {
     return check.Invalid("params.window_right is ", params.window_right,
                          " under causal, which sees nothing to the right; use 0 or -1");
   }
-  if (params.chunk < 0 || (block_size > 0 && params.chunk % block_size != 0)) {
+  if (params.chunk < 0 || params.chunk > kMaxDistance ||
+      (block_size > 0 && params.chunk % block_size != 0)) {
     return check.Invalid("params.chunk is ", params.chunk, "; 0 or a multiple of the block size ",
-                         block_size);
+                         block_size, ", at most 2^40");
   }
   const BlockSparse& sparse = params.block_sparse;
   if (!sparse.enabled()) return true;
@@ -172,6 +182,9 @@ bool CheckVisibility(ArgChecker& check, const AttnParams& params, int64_t block_
 }
 
 bool CheckSplit(ArgChecker& check, const SplitPolicy& split, int64_t block_size) {
+  if (split.value > kMaxDistance) {
+    return check.Invalid("params.split.value is ", split.value, "; at most 2^40");
+  }
   switch (split.kind) {
     case SplitPolicy::Kind::kAuto:
     case SplitPolicy::Kind::kNone:

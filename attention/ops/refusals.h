@@ -199,6 +199,19 @@ std::vector<Bad<Args>> ParamRows(At at, bool paged) {
        kInvalid,
        {"next_tokens is -6", "-S2 = -6"}},
   };
+  // Positions plus these must not overflow.
+  rows.push_back({[=](Args& a, TensorStore&) { at(a).window_left = INT64_MAX; },
+                  kInvalid,
+                  {"window_left", "at most 2^40"}});
+  rows.push_back({[=](Args& a, TensorStore&) { at(a).split = SplitPolicy::Count(INT64_MAX); },
+                  kInvalid,
+                  {"split.value", "at most 2^40"}});
+  rows.push_back({[=](Args& a, TensorStore&) {
+                    at(a).mask.sparse_mode = 0;
+                    at(a).mask.next_tokens = INT64_MAX;
+                  },
+                  kInvalid,
+                  {"next_tokens is 9223372036854775807", "within 2^40"}});
   if (!paged) return rows;
   rows.push_back(
       {[=](Args& a, TensorStore&) { at(a).chunk = 6; }, kInvalid, {"chunk is 6", "block size 4"}});

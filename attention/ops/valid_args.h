@@ -33,7 +33,7 @@ class TensorStore {
   template <typename T>
   TensorView Values(std::initializer_list<T> values, std::initializer_list<int64_t> extents) {
     TensorView view = Input(DTypeOf<T>(), extents);
-    std::memcpy(view.data, values.begin(), values.size() * sizeof(T));
+    if (values.size() > 0) std::memcpy(view.data, values.begin(), values.size() * sizeof(T));
     return view;
   }
   TensorView Ints(std::initializer_list<int32_t> values) {
