@@ -11,30 +11,16 @@
 #include "attention/blend/blend_run.h"
 #include "attention/blend/hkvd_count.h"
 #include "attention/blend/small_transformer.h"
-#include "attention/cpu/blend_ops.h"
-#include "attention/cpu/reference_ops.h"
+#include "attention/cpu/cpu_ops.h"
 
 namespace {
 
 using namespace kvblocks::attention;
 
-// CPU_REFERENCE with the operations of blending.
-class Ops : public CpuReferenceOps {
+// The CPU backend, but selecting as many tokens blindly.
+class RandomSelection : public AttentionOps {
  public:
-  absl::Status SelectHkvd(const ExecContext& context, const SelectHkvdArgs& args) const override {
-    return CpuSelectHkvd(context, args);
-  }
-  absl::Status FuseKv(const ExecContext& context, const FuseKvArgs& args) const override {
-    return CpuFuseKv(context, args);
-  }
-  absl::Status RotateKeys(const ExecContext& context, const RotateKeysArgs& args) const override {
-    return CpuRotateKeys(context, args);
-  }
-};
-
-// Selects as many tokens, but any.
-class RandomSelection : public Ops {
- public:
+  const char* name() const override { return "CPU with random selection"; }
   absl::Status SelectHkvd(const ExecContext&, const SelectHkvdArgs& args) const override {
     const int64_t n = args.v_new.extent[0], prefix = n - args.suffix_len;
     std::vector<int32_t> order(n);
@@ -46,6 +32,16 @@ class RandomSelection : public Ops {
     std::copy(order.begin(), order.begin() + k, args.imp.as<int32_t>());
     std::copy(order.begin() + prefix, order.end(), args.imp.as<int32_t>() + k);
     return absl::OkStatus();
+  }
+  absl::Status FuseKv(const ExecContext& context, const FuseKvArgs& args) const override {
+    return Cpu().FuseKv(context, args);
+  }
+  absl::Status RotateKeys(const ExecContext& context, const RotateKeysArgs& args) const override {
+    return Cpu().RotateKeys(context, args);
+  }
+  absl::Status VarlenSelfAttention(const ExecContext& context,
+                                   const VarlenSelfAttentionArgs& args) const override {
+    return Cpu().VarlenSelfAttention(context, args);
   }
 };
 
@@ -97,7 +93,7 @@ void Answer(const SmallTransformer& model, absl::Span<const float> hidden,
   *logits = model.Logits(hidden.last(width));
 }
 
-Prompt MakePrompt(const SmallTransformer& model, const Ops& ops, uint64_t seed) {
+Prompt MakePrompt(const SmallTransformer& model, uint64_t seed) {
   std::mt19937_64 random(seed);
   Prompt prompt;
   prompt.ids = {kBos};
@@ -105,11 +101,11 @@ Prompt MakePrompt(const SmallTransformer& model, const Ops& ops, uint64_t seed) 
     std::vector<int32_t> ids = RandomTokens(random, kChunkTokens);
     prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
     ids.insert(ids.begin(), kBos);
-    prompt.chunks.push_back(OrExit(model.Prefill(ops, {}, ids)));
+    prompt.chunks.push_back(OrExit(model.Prefill(Cpu(), {}, ids)));
   }
   prompt.question = RandomTokens(random, kQuestionTokens);
   prompt.ids.insert(prompt.ids.end(), prompt.question.begin(), prompt.question.end());
-  Answer(model, OrExit(model.Prefill(ops, {}, prompt.ids)).hidden, &prompt.rows, &prompt.logits);
+  Answer(model, OrExit(model.Prefill(Cpu(), {}, prompt.ids)).hidden, &prompt.rows, &prompt.logits);
   return prompt;
 }
 
@@ -118,7 +114,8 @@ struct Errors {
   int64_t recomputed = 0;
 };
 
-Errors Blend(const SmallTransformer& model, const Ops& ops, const Prompt& prompt, double ratio) {
+Errors Blend(const SmallTransformer& model, const AttentionOps& ops, const Prompt& prompt,
+             double ratio) {
   const int64_t width = model.config().hidden_size;
   BlendConfig config = model.blend_config();
   config.ratio = ratio;
@@ -145,11 +142,10 @@ Errors Blend(const SmallTransformer& model, const Ops& ops, const Prompt& prompt
 }  // namespace
 
 int main() {
-  const Ops ops;
   const RandomSelection random_ops;
   const SmallTransformer model({});
   std::vector<Prompt> prompts;
-  for (int p = 0; p < kNumPrompts; ++p) prompts.push_back(MakePrompt(model, ops, p + 1));
+  for (int p = 0; p < kNumPrompts; ++p) prompts.push_back(MakePrompt(model, p + 1));
 
   std::printf("%d prompts of %d chunks of %d tokens and a question of %d, %d layers.\n",
               kNumPrompts, kNumChunks, static_cast<int>(kChunkTokens),
@@ -162,7 +158,7 @@ int main() {
     Errors deviating, any;
     for (const Prompt& prompt : prompts) {
       for (Errors* sum : {&deviating, &any}) {
-        const Errors one = Blend(model, sum == &any ? random_ops : ops, prompt, ratio);
+        const Errors one = Blend(model, sum == &any ? random_ops : Cpu(), prompt, ratio);
         sum->rows += one.rows / kNumPrompts;
         sum->logits += one.logits / kNumPrompts;
         sum->recomputed = one.recomputed;

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "attention/cpu/reference_ops.h"
+#include "attention/cpu/cpu_ops.h"
 #include "attention/masks/mask_builder.h"
 
 int main() {
@@ -38,7 +38,7 @@ int main() {
   args.params.causal = false;  // the mask says it all
   args.params.mask = mask->ToExplicit(/*sparse_mode=*/1);
   args.out = ViewOf(absl::MakeSpan(out), {kTokens, 1, kDim});
-  const absl::Status status = CpuReference().MaskedAttention({}, args);
+  const absl::Status status = Cpu().MaskedAttention({}, args);
   if (!status.ok()) {
     std::fprintf(stderr, "%s\n", status.ToString().c_str());
     return 1;

@@ -102,8 +102,9 @@ absl::Status Run::SelectRows(size_t s, int layer, BlendLayerReport* report) {
       HkvdCount(session.num_tokens(), session.suffix_len(), session.config().ratio) +
       session.suffix_len());
   SelectHkvdArgs args;
-  args.v_new = v_new_.View(row_start_[s], row_start_[s + 1]);
-  args.v_old = session.old_v(layer);
+  const bool by_keys = session.config().rank_by_keys;
+  args.v_new = (by_keys ? k_new_ : v_new_).View(row_start_[s], row_start_[s + 1]);
+  args.v_old = by_keys ? session.old_k(layer) : session.old_v(layer);
   args.ratio = session.config().ratio;
   args.suffix_len = session.suffix_len();
   args.imp = ViewOf(absl::MakeSpan(imp));

@@ -52,6 +52,7 @@ struct BlendConfig {
 
   int check_layer = 1;
   double ratio = 0.16;
+  bool rank_by_keys = false;  // deviation of K, before rotation, instead of V
   BlendMask mask = BlendMask::kByPosition;
 };
 

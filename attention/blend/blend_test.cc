@@ -12,25 +12,13 @@
 #include "attention/blend/blend_run.h"
 #include "attention/blend/blend_session.h"
 #include "attention/blend/small_transformer.h"
-#include "attention/cpu/blend_ops.h"
+#include "attention/cpu/cpu_ops.h"
 #include "attention/cpu/reference_ops.h"
 
 namespace kvblocks::attention {
 namespace {
 
-// CPU_REFERENCE with the operations of blending.
-class Ops : public CpuReferenceOps {
- public:
-  absl::Status SelectHkvd(const ExecContext& context, const SelectHkvdArgs& args) const override {
-    return CpuSelectHkvd(context, args);
-  }
-  absl::Status FuseKv(const ExecContext& context, const FuseKvArgs& args) const override {
-    return CpuFuseKv(context, args);
-  }
-  absl::Status RotateKeys(const ExecContext& context, const RotateKeysArgs& args) const override {
-    return CpuRotateKeys(context, args);
-  }
-};
+std::vector<const AttentionOps*> Backends() { return {&CpuReference(), &Cpu()}; }
 
 constexpr int32_t kBos = 0;
 
@@ -45,7 +33,7 @@ std::vector<int32_t> Join(std::vector<int32_t> a, const std::vector<int32_t>& b)
   return a;
 }
 
-class BlendTest : public ::testing::Test {
+class BlendTest : public ::testing::TestWithParam<const AttentionOps*> {
  protected:
   SmallTransformerConfig Shape() const {
     return {.num_layers = 4, .hidden_size = 24, .head_dim = 6, .ffn_size = 32};
@@ -104,12 +92,15 @@ class BlendTest : public ::testing::Test {
     return {prompt.hidden.begin() + t * width, prompt.hidden.begin() + (t + 1) * width};
   }
 
-  Ops ops;
+  const AttentionOps& ops = *GetParam();
   ExecContext context;
   SmallTransformer transformer{Shape()};
   const std::vector<int32_t> a = Tokens(9, 1), b = Tokens(7, 2), suffix = Tokens(3, 3);
   const std::vector<int32_t> prompt_ids = Join(Join(Join({kBos}, a), b), suffix);
 };
+
+INSTANTIATE_TEST_SUITE_P(Backends, BlendTest, ::testing::ValuesIn(Backends()),
+                         [](const auto& parameter) { return parameter.param->name(); });
 
 // --- EX-24: rows selected from the middle --------------------------------------------------------
 
@@ -127,43 +118,44 @@ TEST(QueryLimitsTest, Ex24BlendLeak) {
   k_cache[2] = k_cache[3] = NAN;
   std::vector<float> out(3);
   for (const bool paged : {false, true}) {
-    for (const auto& [limits, expected] :
-         {std::pair(imp, std::vector<float>{1.5, 3, 3.5}), {leaky, {2.5, 3, 3.5}}}) {
-      absl::Status status;
-      if (paged) {
-        PagedPrefillArgs args;
-        args.q = ViewOf(absl::MakeConstSpan(q), {3, 1, 1});
-        args.cache =
-            ConstKvCacheView(KvLayout::kNhd, ViewOf(absl::MakeConstSpan(k_cache), {2, 4, 1, 1}),
-                             ViewOf(absl::MakeConstSpan(v_cache), {2, 4, 1, 1}));
-        args.query_start_loc = ViewOf(absl::MakeConstSpan(starts));
-        args.seq_lens = ViewOf(absl::MakeConstSpan(lengths));
-        args.block_table = ViewOf(absl::MakeConstSpan(table), {1, 2});
-        args.max_query_len = 3;
-        args.max_seq_len = 6;
-        args.query_positions = ViewOf(absl::MakeConstSpan(limits));
-        args.out = ViewOf(absl::MakeSpan(out), {3, 1, 1});
-        status = Ops().PagedPrefill({}, args);
-      } else {
-        VarlenSelfAttentionArgs args;
-        args.q = ViewOf(absl::MakeConstSpan(q), {3, 1, 1});
-        args.k = ViewOf(absl::MakeConstSpan(k), {6, 1, 1});
-        args.v = ViewOf(absl::MakeConstSpan(v), {6, 1, 1});
-        args.query_start_loc = ViewOf(absl::MakeConstSpan(starts));
-        args.kv_start_loc = ViewOf(absl::MakeConstSpan(key_starts));
-        args.query_positions = ViewOf(absl::MakeConstSpan(limits));
-        args.out = ViewOf(absl::MakeSpan(out), {3, 1, 1});
-        status = Ops().VarlenSelfAttention({}, args);
+    for (const AttentionOps* ops : Backends())
+      for (const auto& [limits, expected] :
+           {std::pair(imp, std::vector<float>{1.5, 3, 3.5}), {leaky, {2.5, 3, 3.5}}}) {
+        absl::Status status;
+        if (paged) {
+          PagedPrefillArgs args;
+          args.q = ViewOf(absl::MakeConstSpan(q), {3, 1, 1});
+          args.cache =
+              ConstKvCacheView(KvLayout::kNhd, ViewOf(absl::MakeConstSpan(k_cache), {2, 4, 1, 1}),
+                               ViewOf(absl::MakeConstSpan(v_cache), {2, 4, 1, 1}));
+          args.query_start_loc = ViewOf(absl::MakeConstSpan(starts));
+          args.seq_lens = ViewOf(absl::MakeConstSpan(lengths));
+          args.block_table = ViewOf(absl::MakeConstSpan(table), {1, 2});
+          args.max_query_len = 3;
+          args.max_seq_len = 6;
+          args.query_positions = ViewOf(absl::MakeConstSpan(limits));
+          args.out = ViewOf(absl::MakeSpan(out), {3, 1, 1});
+          status = ops->PagedPrefill({}, args);
+        } else {
+          VarlenSelfAttentionArgs args;
+          args.q = ViewOf(absl::MakeConstSpan(q), {3, 1, 1});
+          args.k = ViewOf(absl::MakeConstSpan(k), {6, 1, 1});
+          args.v = ViewOf(absl::MakeConstSpan(v), {6, 1, 1});
+          args.query_start_loc = ViewOf(absl::MakeConstSpan(starts));
+          args.kv_start_loc = ViewOf(absl::MakeConstSpan(key_starts));
+          args.query_positions = ViewOf(absl::MakeConstSpan(limits));
+          args.out = ViewOf(absl::MakeSpan(out), {3, 1, 1});
+          status = ops->VarlenSelfAttention({}, args);
+        }
+        ASSERT_TRUE(status.ok()) << status;
+        for (int r = 0; r < 3; ++r) EXPECT_NEAR(out[r], expected[r], 1e-6) << paged << r;
       }
-      ASSERT_TRUE(status.ok()) << status;
-      for (int r = 0; r < 3; ++r) EXPECT_NEAR(out[r], expected[r], 1e-6) << paged << r;
-    }
   }
 }
 
 // --- T-25 ----------------------------------------------------------------------------------------
 
-TEST_F(BlendTest, RatioOneIsTheFullPrefillBitForBit) {
+TEST_P(BlendTest, RatioOneIsTheFullPrefillBitForBit) {
   const PrefilledPrompt full = Prefill(prompt_ids);
   for (const int check_layer : {0, 1, 3}) {
     BlendConfig config = Config(1.0);
@@ -176,7 +168,7 @@ TEST_F(BlendTest, RatioOneIsTheFullPrefillBitForBit) {
   }
 }
 
-TEST_F(BlendTest, RatioZeroWithTheSameKvIsTheFullPrefillBitForBit) {
+TEST_P(BlendTest, RatioZeroWithTheSameKvIsTheFullPrefillBitForBit) {
   const PrefilledPrompt full = Prefill(prompt_ids);
   // One chunk that was prefilled as the prompt's beginning: what it holds is what would be
   // computed.
@@ -189,7 +181,7 @@ TEST_F(BlendTest, RatioZeroWithTheSameKvIsTheFullPrefillBitForBit) {
   for (int r = 0; r < 3; ++r) EXPECT_EQ(Row(result, r), Row(full, 17 + r)) << r;
 }
 
-TEST_F(BlendTest, ChunksPrefilledApartDifferAtRatioZeroAndAreMendedByRecomputing) {
+TEST_P(BlendTest, ChunksPrefilledApartDifferAtRatioZeroAndAreMendedByRecomputing) {
   const PrefilledPrompt full = Prefill(prompt_ids);
   const std::vector<float> expected = Row(full, prompt_ids.size() - 1);
   const auto error = [&](double ratio) {
@@ -204,7 +196,7 @@ TEST_F(BlendTest, ChunksPrefilledApartDifferAtRatioZeroAndAreMendedByRecomputing
   EXPECT_EQ(error(1), 0);
 }
 
-TEST_F(BlendTest, MoreRowsNeverLeaveARowUnselected) {
+TEST_P(BlendTest, MoreRowsNeverLeaveARowUnselected) {
   std::vector<int32_t> before;
   for (const double ratio : {0.0, 0.1, 0.3, 0.5, 0.8, 1.0}) {
     const std::vector<int32_t> now = Run(Session(Config(ratio), {a, b}, suffix)).positions[0];
@@ -214,14 +206,37 @@ TEST_F(BlendTest, MoreRowsNeverLeaveARowUnselected) {
   }
 }
 
-TEST_F(BlendTest, RunningTwiceRotatesNothingTwice) {
+TEST_P(BlendTest, RanksByValuesOrByKeysAsSaid) {
+  const PrefilledPrompt full = Prefill(prompt_ids);
+  for (const bool by_keys : {false, true}) {
+    BlendConfig config = Config(0.3);
+    config.rank_by_keys = by_keys;
+    const BlendSession session = Session(config, {a, b}, suffix);
+    // The check layer projects every token with what full prefill has there.
+    const std::vector<float>& now = (by_keys ? full.k : full.v)[1];
+    const float* const then = (by_keys ? session.old_k(1) : session.old_v(1)).as<float>();
+    std::vector<std::pair<double, int32_t>> ranked;
+    for (int32_t t = 0; t < 17; ++t) {
+      double sum = 0;
+      for (int d = 0; d < 12; ++d) sum += std::pow(double{now[t * 12 + d]} - then[t * 12 + d], 2);
+      ranked.emplace_back(-sum, t);
+    }
+    std::sort(ranked.begin(), ranked.end());
+    std::vector<int32_t> expected = {17, 18, 19};
+    for (int r = 0; r < 5; ++r) expected.push_back(ranked[r].second);
+    std::sort(expected.begin(), expected.end());
+    EXPECT_EQ(Run(session).positions[0], expected);
+  }
+}
+
+TEST_P(BlendTest, RunningTwiceRotatesNothingTwice) {
   const BlendSession session = Session(Config(0.3), {a, b}, suffix);
   const BlendResult first = Run(session), second = Run(session);
   EXPECT_EQ(first.bytes, second.bytes);
   EXPECT_EQ(first.positions, second.positions);
 }
 
-TEST_F(BlendTest, BatchOfTwoEqualsTwoRuns) {
+TEST_P(BlendTest, BatchOfTwoEqualsTwoRuns) {
   BlendConfig late = Config(0.5);
   late.check_layer = 2;
   const BlendSession one = Session(Config(0.2), {a, b}, suffix);
@@ -239,7 +254,7 @@ TEST_F(BlendTest, BatchOfTwoEqualsTwoRuns) {
   }
 }
 
-TEST_F(BlendTest, BottomRightMaskLetsSelectedRowsSeeTheirFuture) {
+TEST_P(BlendTest, BottomRightMaskLetsSelectedRowsSeeTheirFuture) {
   BlendConfig compat = Config(0.3);
   compat.mask = BlendMask::kCompatBottomRight;
   const BlendResult leaky = Run(Session(compat, {a, b}, suffix));
@@ -254,7 +269,7 @@ TEST_F(BlendTest, BottomRightMaskLetsSelectedRowsSeeTheirFuture) {
 
 // --- The layers ----------------------------------------------------------------------------------
 
-TEST_F(BlendTest, LayersGoThroughTheirStates) {
+TEST_P(BlendTest, LayersGoThroughTheirStates) {
   BlendConfig config = Config(0.25);
   config.check_layer = 2;
   const BlendSession session = Session(config, {a, b}, suffix);
@@ -275,7 +290,7 @@ TEST_F(BlendTest, LayersGoThroughTheirStates) {
   EXPECT_EQ(result.sampling_rows, (std::vector<int64_t>{6}));
 }
 
-TEST_F(BlendTest, StoredKvIsThatOfTheChunksWithRecomputedRowsInIt) {
+TEST_P(BlendTest, StoredKvIsThatOfTheChunksWithRecomputedRowsInIt) {
   const BlendSession session = Session(Config(0.25), {a, b}, suffix);
   BlendModel model = transformer.Model(ops, context);
   int64_t layers_seen = 0;
@@ -298,7 +313,7 @@ TEST_F(BlendTest, StoredKvIsThatOfTheChunksWithRecomputedRowsInIt) {
   EXPECT_EQ(layers_seen, 4);
 }
 
-TEST_F(BlendTest, StoreTakesNewRowsOrAll) {
+TEST_P(BlendTest, StoreTakesNewRowsOrAll) {
   // Remembers the slots it is asked to write.
   class Writer : public AttentionOps {
    public:
@@ -325,7 +340,7 @@ TEST_F(BlendTest, StoreTakesNewRowsOrAll) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(BlendTest, FailingCallbackEndsTheRunWithItsStatus) {
+TEST_P(BlendTest, FailingCallbackEndsTheRunWithItsStatus) {
   const BlendSession session = Session(Config(0.25), {a}, suffix);
   BlendModel model = transformer.Model(ops, context);
   int finished = 0;
@@ -343,7 +358,7 @@ TEST_F(BlendTest, FailingCallbackEndsTheRunWithItsStatus) {
 
 // --- Collecting, and what is refused -------------------------------------------------------------
 
-TEST_F(BlendTest, LeadingTokensStayWithTheFirstChunkOnly) {
+TEST_P(BlendTest, LeadingTokensStayWithTheFirstChunkOnly) {
   const BlendSession session = Session(Config(0.1), {a, b}, suffix);
   EXPECT_EQ(std::vector<int32_t>(session.token_ids().begin(), session.token_ids().end()),
             prompt_ids);
@@ -354,7 +369,7 @@ TEST_F(BlendTest, LeadingTokensStayWithTheFirstChunkOnly) {
   EXPECT_EQ(std::memcmp(session.old_k(2).At(16), second.k[2].data() + 7 * 12, 12 * 4), 0);
 }
 
-TEST_F(BlendTest, BadConfigurationsAreRefused) {
+TEST_P(BlendTest, BadConfigurationsAreRefused) {
   const auto refused = [&](auto change, const std::string& names) {
     BlendConfig config = Config(0.5);
     change(config);
@@ -373,7 +388,7 @@ TEST_F(BlendTest, BadConfigurationsAreRefused) {
   refused([](auto& config) { config.dtype = DType::kI8; }, "dtype is i8");
 }
 
-TEST_F(BlendTest, ChunksThatDoNotFitAreRefusedAndChangeNothing) {
+TEST_P(BlendTest, ChunksThatDoNotFitAreRefusedAndChangeNothing) {
   auto session = *BlendSession::Create(Config(0.5));
   const PrefilledPrompt prompt = Prefill(a);
   const ChunkViews good = ViewsOf(prompt, transformer.config(), 0);
@@ -426,7 +441,7 @@ TEST_F(BlendTest, ChunksThatDoNotFitAreRefusedAndChangeNothing) {
   EXPECT_EQ(session.Plan(suffix).code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(BlendTest, SessionsOfDifferentModelsDoNotRunTogether) {
+TEST_P(BlendTest, SessionsOfDifferentModelsDoNotRunTogether) {
   BlendConfig other = Config(0.5);
   other.theta = 500000;
   const BlendSession one = Session(Config(0.5), {a}, suffix), two = Session(other, {a}, suffix);

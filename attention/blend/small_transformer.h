@@ -78,6 +78,10 @@ class SmallTransformer {
 
 // The chunk of a prompt that was prefilled alone; views on `prompt`, which must outlive them.
 struct ChunkViews {
+  ChunkViews() = default;
+  ChunkViews(ChunkViews&&) = default;  // a copy's chunk would look into the original
+  ChunkViews& operator=(ChunkViews&&) = default;
+
   std::vector<ConstTensorView> k, v;
   BlendChunk chunk;
 };

@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "attention/cache/strided_copy.h"
 #include "attention/cpu/thread_pool.h"
+#include "attention/ops/arg_checker.h"
+#include "attention/ops/batch_checks.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -25,20 +27,18 @@ View Block(const View& tensor, int64_t id) {
   return *tensor.Select(0, id);
 }
 
-absl::Status CheckHost(const char* op, const ExecContext& context, const ConstKvCacheView& cache) {
-  if (!context.device.on_host() || !cache.k.device.on_host()) {
-    return absl::UnimplementedError(absl::StrCat(op, ": cache on ", Name(cache.k.device),
-                                                 ", context on ", Name(context.device),
-                                                 "; this is the host's; use a CUDA backend"));
+// That the host can reach the cache, its views fit its layout and nothing written overlaps.
+absl::Status CheckHostCache(const char* op, const char* name, const ExecContext& context,
+                            const ConstKvCacheView& cache, bool written) {
+  if (!context.device.on_host()) {
+    return absl::UnimplementedError(
+        absl::StrCat(op, ": the context is on ", Name(context.device), "; this is the host's"));
   }
-  ConstTensorView storage[2];
-  for (const ConstTensorView& tensor : Tensors(cache, storage)) {
-    if (tensor.rank == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(op, ": cache of layout ", Name(cache.layout), " lacks a tensor"));
-    }
-  }
-  return absl::OkStatus();
+  const std::string k = absl::StrCat(name, ".k"), v = absl::StrCat(name, ".v");
+  ArgChecker check(context, op);
+  CacheGeometry geometry;
+  CheckCache(check, {name, k.c_str(), v.c_str()}, cache, CacheFamily::kAny, written, &geometry);
+  return check.Finish();
 }
 
 absl::Status CheckId(const char* op, const char* what, int64_t id, int64_t num_blocks) {
@@ -138,7 +138,7 @@ absl::Status CopyBlocks(const ExecContext& context, absl::Span<const KvCacheView
                         absl::Span<const BlockPair> pairs) {
   constexpr char kOp[] = "CopyBlocks";
   for (const KvCacheView& cache : caches) {
-    if (auto s = CheckHost(kOp, context, cache); !s.ok()) return s;
+    if (auto s = CheckHostCache(kOp, "caches", context, cache, true); !s.ok()) return s;
     const int64_t blocks = cache.num_blocks();
     if (auto s = CheckPairs(kOp, pairs, blocks, blocks, true); !s.ok()) return s;
   }
@@ -157,8 +157,8 @@ absl::Status CopyBlocks(const ExecContext& context, absl::Span<const KvCacheView
 absl::Status SwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
                         const KvCacheView& dst, absl::Span<const BlockPair> pairs) {
   constexpr char kOp[] = "SwapBlocks";
-  if (auto s = CheckHost(kOp, context, src); !s.ok()) return s;
-  if (auto s = CheckHost(kOp, context, dst); !s.ok()) return s;
+  if (auto s = CheckHostCache(kOp, "src", context, src, false); !s.ok()) return s;
+  if (auto s = CheckHostCache(kOp, "dst", context, dst, true); !s.ok()) return s;
   if (src.layout != dst.layout || src.planar_block_size != dst.planar_block_size) {
     return absl::InvalidArgumentError(absl::StrCat(kOp, ": src is ", Name(src.layout), ", dst ",
                                                    Name(dst.layout), "; use ConvertLayout"));
@@ -183,8 +183,8 @@ absl::Status SwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
 absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                            const KvCacheView& dst) {
   constexpr char kOp[] = "ConvertLayout";
-  if (auto s = CheckHost(kOp, context, src); !s.ok()) return s;
-  if (auto s = CheckHost(kOp, context, dst); !s.ok()) return s;
+  if (auto s = CheckHostCache(kOp, "src", context, src, false); !s.ok()) return s;
+  if (auto s = CheckHostCache(kOp, "dst", context, dst, true); !s.ok()) return s;
   const auto fp8 = [](KvLayout layout) {
     return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
   };
@@ -230,7 +230,7 @@ absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& s
 absl::Status FillBlocks(const ExecContext& context, const KvCacheView& cache,
                         absl::Span<const int32_t> ids, std::byte byte) {
   constexpr char kOp[] = "FillBlocks";
-  if (auto s = CheckHost(kOp, context, cache); !s.ok()) return s;
+  if (auto s = CheckHostCache(kOp, "cache", context, cache, true); !s.ok()) return s;
   for (const int32_t id : ids) {
     if (auto s = CheckId(kOp, "ids", id, cache.num_blocks()); !s.ok()) return s;
   }

@@ -1,8 +1,8 @@
 // Rows of elements to and from float64: LoadElement and StoreElement in bulk.
 //
 // The same results, bit for bit, as one element at a time (small_floats.h defines them), with the
-// choice of type outside the loop and conversions that stay in registers: one to three nanoseconds
-// an element. Strides count elements. No alignment needed.
+// choice of type outside the loop and conversions that stay in registers: a few nanoseconds an
+// element. Strides count elements. No alignment needed.
 
 #ifndef KVBLOCKS_ATTENTION_CACHE_ELEMENT_ROWS_H_
 #define KVBLOCKS_ATTENTION_CACHE_ELEMENT_ROWS_H_

@@ -178,7 +178,14 @@ RandomTensor::RandomTensor(DType dtype, std::vector<int64_t> extents, uint64_t s
     for (size_t at = 0; at + bytes <= memory_.size(); at += bytes) {
       const int64_t kind = Below(random, 8);
       double value = std::ldexp(normal(random), static_cast<int>(Below(random, 24)) - 14);
-      if (kind == 0) continue;
+      if (kind == 0) {
+        // A NaN with any payload now and then.
+        if (bytes > 1 && Below(random, 4) == 0) {
+          memory_[at + bytes - 1] |= std::byte{0x7F};
+          memory_[at + bytes - 2] |= std::byte{0xF0};
+        }
+        continue;
+      }
       if (kind == 1)
         value = std::ldexp(static_cast<double>(Below(random, 513) - 256),
                            static_cast<int>(Below(random, 20)) - 16);

@@ -1,6 +1,8 @@
 #include "attention/cpu/cache_ops.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "attention/cache/element_rows.h"
@@ -36,11 +38,25 @@ void Quantise(DType from_type, const std::byte* from, int64_t stride, int64_t co
   StoreElements(to, values, count, row);
 }
 
-// Stores rows of a tensor [T, heads, dim] into the rows of a cache.
+// The code of every 16-bit word, by the word.
+using CodeTable = std::vector<std::byte>;
+constexpr int64_t kWords = 1 << 16;
+
+CodeTable MakeCodeTable(DType from_type, DType to, float scale) {
+  std::vector<uint16_t> words(kWords);
+  std::iota(words.begin(), words.end(), uint16_t{0});
+  std::vector<double> values(kWords);
+  CodeTable codes(kWords);
+  Quantise(from_type, reinterpret_cast<const std::byte*>(words.data()), 1, kWords, to, scale,
+           values.data(), codes.data());
+  return codes;
+}
+
+// Stores rows of a tensor [T, heads, dim] into the rows of a cache; `num_tokens` of them at most.
 class RowWriter {
  public:
   RowWriter(const ConstTensorView& source, const RowLayout& rows, int64_t num_heads,
-            const ConstTensorView& scales, int num_threads)
+            const ConstTensorView& scales, int64_t num_tokens, int num_threads)
       : source_(source), rows_(rows), num_heads_(num_heads), scales_(scales) {
     const int64_t bytes = ElementBytes(source.dtype);
     token_stride_ = source.stride[0] * bytes;
@@ -49,6 +65,7 @@ class RowWriter {
     if (source.dtype != rows.dtype) {
       values_.resize(num_threads * rows.row_elements());
       converted_.resize(values_.size() * ElementBytes(rows.dtype));
+      MakeTables(num_tokens);
     } else if (rows.num_pieces == 1) {
       // Heads side by side on both sides are one row.
       const int64_t row_bytes = rows.row_elements() * bytes;
@@ -71,8 +88,12 @@ class RowWriter {
           const int64_t elements = rows_.row_elements();
           const int64_t bytes = ElementBytes(rows_.dtype);
           std::byte* row = converted_.data() + thread * elements * bytes;
-          Quantise(source_.dtype, from, source_.stride[source_.rank - 1], elements, rows_.dtype,
-                   ScaleAt(scales_, 0, head), values_.data() + thread * elements, row);
+          if (tables_.empty()) {
+            Quantise(source_.dtype, from, source_.stride[source_.rank - 1], elements, rows_.dtype,
+                     ScaleAt(scales_, 0, head), values_.data() + thread * elements, row);
+          } else {
+            LookUp(tables_[tables_.size() == 1 ? 0 : head], from, elements, row);
+          }
           from = row;
           stride = bytes;
         }
@@ -82,6 +103,24 @@ class RowWriter {
   }
 
  private:
+  // Large batches of 16-bit values look codes up: a table costs as much as converting its words.
+  void MakeTables(int64_t num_tokens) {
+    if (ElementBytes(source_.dtype) != 2 || !IsQuantizedCode(rows_.dtype)) return;
+    const bool per_head = scales_.num_elements() > 1 && scales_.stride[0] != 0;
+    const int64_t num_tables = per_head ? num_heads_ : 1;
+    if (num_tokens * num_heads_ / num_tables * rows_.row_elements() < 4 * kWords) return;
+    for (int64_t head = 0; head < num_tables; ++head) {
+      tables_.push_back(MakeCodeTable(source_.dtype, rows_.dtype, ScaleAt(scales_, 0, head)));
+    }
+  }
+  void LookUp(const CodeTable& table, const std::byte* from, int64_t count, std::byte* row) const {
+    for (int64_t i = 0; i < count; ++i) {
+      uint16_t word;
+      std::memcpy(&word, from + i * element_stride_, sizeof(word));
+      row[i] = table[word];
+    }
+  }
+
   ConstTensorView source_;
   RowLayout rows_;
   int64_t num_heads_;
@@ -89,6 +128,7 @@ class RowWriter {
   int64_t token_stride_, head_stride_, element_stride_;  // of the source, bytes
   std::vector<double> values_;                           // a row per thread, if types differ
   std::vector<std::byte> converted_;
+  std::vector<CodeTable> tables_;  // one for all heads, or one each; none: converts
 };
 
 // Calls write(token, count, block, offset, thread) for maximal runs of tokens at consecutive slots
@@ -120,8 +160,9 @@ absl::Status CpuReshapeAndCache(const ExecContext& context, const ReshapeAndCach
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
   const int num_threads = NumThreads(context.threads);
   const int64_t heads = args.cache.num_kv_heads();
-  RowWriter keys(args.k, KeyRows(args.cache), heads, args.scales.k, num_threads);
-  RowWriter values(args.v, ValueRows(args.cache), heads, args.scales.v, num_threads);
+  const int64_t tokens = args.slot_mapping.extent[0];
+  RowWriter keys(args.k, KeyRows(args.cache), heads, args.scales.k, tokens, num_threads);
+  RowWriter values(args.v, ValueRows(args.cache), heads, args.scales.v, tokens, num_threads);
   ForRuns(context, args.slot_mapping, args.cache.block_size(),
           [&](int64_t token, int64_t count, int64_t block, int64_t offset, int thread) {
             keys.WriteRun(token, count, block, offset, thread);
@@ -180,8 +221,9 @@ absl::Status CpuConcatAndCacheMla(const ExecContext& context, const ConcatAndCac
     rotary.data += latent.piece_elements * latent.element_stride;
   }
   const int num_threads = NumThreads(context.threads);
-  RowWriter latents(args.kv_c, latent, 1, args.scale, num_threads);
-  RowWriter rotaries(args.k_pe, rotary, 1, args.scale, num_threads);
+  const int64_t tokens = args.slot_mapping.extent[0];
+  RowWriter latents(args.kv_c, latent, 1, args.scale, tokens, num_threads);
+  RowWriter rotaries(args.k_pe, rotary, 1, args.scale, tokens, num_threads);
   ForRuns(context, args.slot_mapping, args.cache.block_size(),
           [&](int64_t token, int64_t count, int64_t block, int64_t offset, int thread) {
             latents.WriteRun(token, count, block, offset, thread);

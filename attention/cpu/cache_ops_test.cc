@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -109,6 +110,57 @@ TEST(ReshapeAndCacheTest, ABadSlotChangesNothing) {
   EXPECT_EQ(memory, std::vector<float>(16, 7));
   EXPECT_EQ(run({-1, 1}), absl::StatusCode::kOk);
   EXPECT_EQ(memory, (std::vector<float>{7, 7, 7, 7, 1, 1, 1, 1, 7, 7, 7, 7, 1, 1, 1, 1}));
+}
+
+// Batches large enough for tables of codes: every 16-bit word, with a scale for all or one per
+// head.
+TEST(ReshapeAndCacheTest, LargeBatchesGetTheCodesOfSmallOnes) {
+  constexpr int64_t kTokens = 256, kHeads = 2, kDim = 1024;
+  std::vector<uint16_t> words(kTokens * kHeads * kDim);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<uint16_t>(i * 40503);
+  std::vector<int64_t> slots(kTokens);
+  for (int64_t t = 0; t < kTokens; ++t) slots[t] = (t * 77) % kTokens;
+  const std::vector<float> scales = {0.37f, 2.5f};
+  for (const DType from : {DType::kBF16, DType::kF16}) {
+    for (const DType to : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
+      for (const int64_t num_scales : {1, 2}) {
+        KvCacheGeometry geometry;
+        geometry.layout = KvLayout::kHnd;
+        geometry.dtype = to;
+        geometry.num_blocks = kTokens / 16;
+        geometry.block_size = 16;
+        geometry.num_kv_heads = kHeads;
+        geometry.key_dim = geometry.value_dim = kDim;
+        std::vector<std::byte> memory(*KvCacheBytes(geometry));
+        const KvCacheView cache = *MakeKvCacheView(geometry, ViewOf(absl::MakeSpan(memory)));
+        ReshapeAndCacheArgs args;
+        args.k = args.v = ConstTensorView::Contiguous(
+            reinterpret_cast<const std::byte*>(words.data()), from, {kTokens, kHeads, kDim});
+        args.slot_mapping = In(slots, {kTokens});
+        args.cache = cache;
+        args.scales.k = args.scales.v = In(scales, {2}).Slice(0, 0, num_scales).value();
+        ASSERT_EQ(CpuReshapeAndCache({}, args), absl::OkStatus());
+        int64_t wrong = 0;
+        for (int64_t t = 0; t < kTokens; ++t) {
+          for (int64_t h = 0; h < kHeads; ++h) {
+            const double scale = scales[num_scales == 1 ? 0 : h];
+            for (int64_t d = 0; d < kDim; ++d) {
+              const double value = LoadElement(from, args.k.At(t, h, d)) / scale;
+              std::byte code;
+              if (to == DType::kI8) {
+                code = static_cast<std::byte>(DoubleToInt8Code(value));
+              } else {
+                StoreElement(to, value, &code);
+              }
+              wrong += *cache.k.At(slots[t] / 16, h, slots[t] % 16, d) != code;
+              wrong += *cache.v.At(slots[t] / 16, h, slots[t] % 16, d) != code;
+            }
+          }
+        }
+        EXPECT_EQ(wrong, 0) << Name(from) << " to " << Name(to) << ", " << num_scales << " scales";
+      }
+    }
+  }
 }
 
 // EX-28: 6 / 200 and 5 / 100; 0 gives 1.
@@ -255,6 +307,34 @@ TEST(GatherCacheTest, DequantisesByRequestAndHead) {
   // is block 0 offset 1.
   EXPECT_EQ(out, (std::vector<float>{99, 99, 7, 80, 1, 20, 99, 99, 300, 4000, 99, 99}));
   EXPECT_EQ(out_v, (std::vector<float>{99, 99, -3.5, -4, -0.5, -1, 99, 99, -1.5, -2, 99, 99}));
+}
+
+TEST(GatherCacheTest, LongRequestsAreSharedByThreads) {
+  constexpr int32_t kTokens = 1000, kBlockSize = 8;
+  std::vector<float> k(kTokens);
+  std::iota(k.begin(), k.end(), 0.f);
+  GatherCacheArgs args;
+  args.cache = ConstKvCacheView(KvLayout::kNhd, In(k, {kTokens / kBlockSize, kBlockSize, 1, 1}),
+                                In(k, {kTokens / kBlockSize, kBlockSize, 1, 1}));
+  std::vector<int32_t> table(kTokens / kBlockSize);
+  std::iota(table.rbegin(), table.rend(), 0);
+  const std::vector<int32_t> seq_lens = {kTokens}, lengths = {kTokens - 1};
+  args.block_table = In(table, {1, kTokens / kBlockSize});
+  args.seq_lens = In(seq_lens, {1});
+  args.lengths = In(lengths, {1});
+  std::vector<float> out(kTokens - 1), out_v(kTokens - 1), expected(kTokens - 1);
+  for (int32_t i = 0; i < kTokens - 1; ++i) {
+    expected[i] =
+        static_cast<float>(table[(i + 1) / kBlockSize] * kBlockSize + (i + 1) % kBlockSize);
+  }
+  args.out = Out(out, {1, kTokens - 1, 1, 1});
+  args.out_v = Out(out_v, {1, kTokens - 1, 1, 1});
+  ThreadPool pool(3);
+  ExecContext context;
+  context.threads = &pool;
+  ASSERT_EQ(CpuGatherCache(context, args), absl::OkStatus());
+  EXPECT_EQ(out, expected);
+  EXPECT_EQ(out_v, expected);
 }
 
 // AT-14: entries before the tokens asked for and past the length may be anything.

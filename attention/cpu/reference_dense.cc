@@ -60,9 +60,6 @@ void AttendAndWrite(const ExecContext& context, const AttendBatch& batch, const 
         const double lse = MergePieces(pieces);
         writer.Write(row, head, pieces[0].values, lse);
       });
-  const int64_t used =
-      batch.requests.empty() ? 0 : batch.requests.back().first_row + batch.requests.back().q_len;
-  for (int64_t row = used; row < writer.out.extent[0]; ++row) writer.WriteNothing(row);
 }
 
 void RunPagedPrefill(const ExecContext& context, const PagedPrefillArgs& args,
@@ -86,6 +83,7 @@ void RunPagedPrefill(const ExecContext& context, const PagedPrefillArgs& args,
 absl::Status CpuReferenceOps::PagedDecode(const ExecContext& context,
                                           const PagedDecodeArgs& args) const {
   if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = CheckPlan(args); !status.ok()) return status;
   const PagedRows keys(args.cache, args.block_table, args.params.scales);
   AttendBatch batch = BatchOf(args.q, args.cache, args.params, keys);
   batch.requests = DecodeRequests(args.seq_lens, args.q.extent[0]);

@@ -236,11 +236,4 @@ void RowWriter::Write(int64_t row, int64_t head, absl::Span<double> values, doub
   if (!lse.absent()) StoreElement(lse.dtype, row_lse, lse.At(row, head));
 }
 
-void RowWriter::WriteNothing(int64_t row) const {
-  std::vector<double> zeros(out.extent[2]);
-  for (int64_t head = 0; head < out.extent[1]; ++head) {
-    Write(row, head, absl::MakeSpan(zeros), -kInfinity);
-  }
-}
-
 }  // namespace kvblocks::attention

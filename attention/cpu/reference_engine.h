@@ -71,8 +71,6 @@ struct RowWriter {
   TensorView out, lse;  // lse may be absent
 
   void Write(int64_t row, int64_t head, absl::Span<double> values, double row_lse) const;
-  // 0 and -infinity: rows past the last request.
-  void WriteNothing(int64_t row) const;
 };
 
 // An element of an i32 or i64 array of one dimension.

@@ -66,7 +66,6 @@ absl::Status CpuReferenceOps::MlaDecode(const ExecContext& context,
   const bool varlen = !args.query_start_loc.absent();
   const int64_t num_requests =
       varlen ? std::max<int64_t>(1, args.query_start_loc.extent[0]) - 1 : args.q_lat.extent[0];
-  int64_t used = 0;
   for (int64_t b = 0; b < num_requests; ++b) {
     AttendRequest request;
     request.index = b;
@@ -74,7 +73,6 @@ absl::Status CpuReferenceOps::MlaDecode(const ExecContext& context,
     request.q_len = varlen ? IndexAt(args.query_start_loc, b + 1) - request.first_row : 1;
     request.kv_len = IndexAt(args.seq_lens, b);
     request.cuts = CutsOf(args.params.split, request.kv_len, args.cache.block_size());
-    used = request.first_row + request.q_len;
     batch.requests.push_back(std::move(request));
   }
   const RowWriter writer = {args.params.sinks, 0, args.out, args.lse};
@@ -91,7 +89,6 @@ absl::Status CpuReferenceOps::MlaDecode(const ExecContext& context,
         const double lse = MergePieces(pieces);
         writer.Write(row, head, pieces[0].values, lse);
       });
-  for (int64_t row = used; row < args.out.extent[0]; ++row) writer.WriteNothing(row);
   return absl::OkStatus();
 }
 

@@ -15,12 +15,9 @@ namespace {
 
 // Rows of a group that a task has at most, more or less: enough to use a tile's rows many times,
 // few enough for their sums to stay in the second-level cache.
-constexpr int64_t kTaskRows = 64;
+constexpr int64_t kTaskRows = 128;
 // From so many rows on, bfloat16 rows are widened once instead of by every group of rows.
 constexpr int64_t kWidenRows = 16;
-// Up to so many query tokens a tile is used for too short a time to hide the next one's way from
-// memory.
-constexpr size_t kPrefetchRows = 8;
 
 struct Task {
   int64_t token_begin = 0, token_end = 0;
@@ -276,28 +273,31 @@ void Worker::AttendPiece(int64_t begin, int64_t end) {
   hi = std::min(hi, end);
   if (lo >= hi) return;
   const bool widen = row_count() >= kWidenRows;
+  // Which keys of the next tile will be wanted is known in advance where intervals say it all.
+  const bool fetch_ahead = !tested;
   TileAddresses addresses, next_addresses;
   TileRows tile;
+  TileSources upcoming;
   for (int64_t first = lo / kTileKeys * kTileKeys; first < hi; first += kTileKeys) {
-    // While a tile is computed, the next one comes from memory.
-    const int64_t next = first + kTileKeys;
-    uint64_t prefetched = 0;
-    for (const Visibility::Row& view : row_views_) {
-      if (tested || row_views_.size() > kPrefetchRows) break;
-      prefetched |= BitsOf(next, std::max(view.lo, begin), std::min(view.hi, end));
+    uint64_t wanted = 0, next_wanted = 0;
+    if (fetch_ahead) {
+      for (const Visibility::Row& view : row_views_) {
+        next_wanted |= BitsOf(first + kTileKeys, std::max(view.lo, begin), std::min(view.hi, end));
+      }
+      if (next_wanted != 0) FindAddresses(first + kTileKeys, next_wanted, &next_addresses);
     }
-    if (prefetched != 0) FindAddresses(next, prefetched, &next_addresses);
-    uint64_t wanted = 0;
     for (int64_t group = 0; group < num_groups_; ++group) {
       if (group == 0 || per_head_ || has_rules_) wanted = FindSeen(group, first, begin, end);
-      if (prefetched != 0) {
-        key_rows_->Prefetch(next_addresses, prefetched, task_->group_begin + group);
-      }
       if (wanted == 0) continue;
       if (group == 0 || per_head_) FindAddresses(first, wanted, &addresses);
       key_rows_->Load(addresses, wanted, task_->group_begin + group, widen, scratch_.data(),
                       &tile);
-      rows_.AddTile(group, tile, seen_.data(), rules_.data());
+      if (next_wanted != 0) {
+        key_rows_->FindSources(next_addresses, next_wanted, task_->group_begin, num_groups_, group,
+                               &upcoming);
+      }
+      rows_.AddTile(group, tile, seen_.data(), rules_.data(),
+                    next_wanted != 0 ? &upcoming : nullptr);
     }
   }
 }

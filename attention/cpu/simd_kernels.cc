@@ -11,11 +11,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "attention/cpu/simd_kernels.h"
-#include "attention/tensor/small_floats.h"
+#include "attention/cpu/simd_load-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
@@ -23,28 +22,22 @@ HWY_BEFORE_NAMESPACE();
 namespace kvblocks::attention::simd {
 namespace HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
-using DF = hn::ScalableTag<float>;
-using DD = hn::RepartitionToWide<DF>;
-using VF = hn::Vec<DF>;
-using VD = hn::Vec<DD>;
-constexpr DF kF;
-constexpr DD kD;
-constexpr int kLanes = HWY_MAX_BYTES / sizeof(float);
-static_assert(kRowPad % kLanes == 0 && kLanes >= 4);
-
 // Accumulators of a register tile: half of the vector registers.
 constexpr int kAccumulators = kLanes >= 16 ? 16 : 8;
-
-HWY_INLINE VF LoadRow(const float* from) { return hn::LoadU(kF, from); }
-HWY_INLINE VF LoadRow(const hwy::bfloat16_t* from) {
-  return hn::PromoteTo(kF, hn::LoadU(hn::Rebind<hwy::bfloat16_t, DF>(), from));
-}
 
 HWY_INLINE VD LowerAsDouble(VF v) { return hn::PromoteTo(kD, hn::LowerHalf(v)); }
 HWY_INLINE VD UpperAsDouble(VF v) {
   return hn::PromoteTo(kD, hn::UpperHalf(hn::Half<DF>(), v));
+}
+
+// Bytes [begin, end) of the pieces of keys [first, last).
+HWY_INLINE void Prefetch(const Upcoming& upcoming, int first, int last, int64_t begin,
+                         int64_t end) {
+  if (upcoming.rows == nullptr) return;
+  for (int key = first; key < last; ++key) {
+    const char* row = static_cast<const char*>(upcoming.rows[key]);
+    for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(row + at, 0, 2);
+  }
 }
 
 // Sums each of M vectors: neighbouring lanes are added, in float32 until four sums are left of each
@@ -88,6 +81,37 @@ HWY_INLINE void SumLanes(VF (&v)[M], VD* out) {
   }
 }
 
+// The sums of 16 vectors of 16 lanes, as above but cheaper: at each level one shuffle and one or two
+// blends bring what two vectors have to add into place, instead of two shuffles. Vectors come in an
+// order that makes the sums come out in order.
+constexpr int kSumOrder[16] = {0, 4, 1, 5, 8, 12, 9, 13, 2, 6, 3, 7, 10, 14, 11, 15};
+
+HWY_INLINE void SumSixteen(const VF (&v)[16], VD* out) {
+  // v[kSumOrder[i]] is vector i of the result's order.
+  VF halves[8], quarters[4];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    halves[i] = hn::Add(hn::ConcatUpperLower(kF, v[i + 8], v[i]),
+                        hn::ConcatLowerUpper(kF, v[i + 8], v[i]));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    quarters[i] = hn::Add(hn::OddEven(halves[i + 4], halves[i]),
+                          hn::Reverse2(kF, hn::OddEven(halves[i], halves[i + 4])));
+  }
+  VD pairs[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const VD low = LowerAsDouble(quarters[i]), high = UpperAsDouble(quarters[i]);
+    pairs[i] = hn::Add(hn::ConcatUpperLower(kD, high, low), hn::ConcatLowerUpper(kD, high, low));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const VD a = pairs[2 * i], b = pairs[2 * i + 1];
+    out[i] = hn::Add(hn::OddEvenBlocks(b, a), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(a, b)));
+  }
+}
+
 // A register tile of R rows by K keys, R * K = kAccumulators.
 template <typename T, int R>
 HWY_INLINE void Dots(const float* HWY_RESTRICT q, const void* const* keys, int64_t dim,
@@ -124,14 +148,32 @@ HWY_INLINE void Dots(const float* HWY_RESTRICT q, const void* const* keys, int64
   }
   constexpr int kVectors = R * K / (kLanes / 2);
   VD sums[kVectors];
-  SumLanes<R * K, kLanes>(acc, sums);
-  alignas(64) double dots[R * K];
-  #pragma GCC unroll 16
-  for (int i = 0; i < kVectors; ++i) hn::Store(sums[i], kD, dots + i * (kLanes / 2));
-  #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    #pragma GCC unroll 16
-    for (int k = 0; k < K; ++k) scores[r * kTileKeys + k] = factor[r] * dots[r * K + k];
+  if constexpr (kLanes == 16) {
+    VF ordered[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) ordered[kSumOrder[i]] = acc[i];
+    SumSixteen(ordered, sums);
+  } else {
+    SumLanes<R * K, kLanes>(acc, sums);
+  }
+  if constexpr (K % (kLanes / 2) == 0) {
+    constexpr int kPerRow = K / (kLanes / 2);
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      const VD scaled = hn::Mul(sums[i], hn::Set(kD, factor[i / kPerRow]));
+      hn::StoreU(scaled, kD,
+                 scores + i / kPerRow * kTileKeys + i % kPerRow * (kLanes / 2));
+    }
+  } else {
+    static_assert(K * 4 == kLanes, "a vector holds the sums of two rows");
+    const hn::Half<DD> half;
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      double* row = scores + 2 * i * kTileKeys;
+      hn::StoreU(hn::Mul(hn::LowerHalf(sums[i]), hn::Set(half, factor[2 * i])), half, row);
+      hn::StoreU(hn::Mul(hn::UpperHalf(half, sums[i]), hn::Set(half, factor[2 * i + 1])), half,
+                 row + kTileKeys);
+    }
   }
 }
 
@@ -145,6 +187,7 @@ void ScoreTileOf(const ScoreTileArgs& args) {
       constexpr int R = decltype(rows)::value;
       for (; row + R <= args.num_rows; row += R) {
         for (int key = first; key < first + kGroup; key += kAccumulators / R) {
+          if (row == 0) Prefetch(args.upcoming, key, key + kAccumulators / R, 0, args.upcoming.bytes);
           Dots<T, R>(args.q + row * args.dim, args.keys + key, args.dim, args.factor + row,
                      args.scores + row * kTileKeys + key);
         }
@@ -158,7 +201,8 @@ void ScoreTileOf(const ScoreTileArgs& args) {
 
 void ScoreTileImpl(const ScoreTileArgs& args) {
   if (args.type == RowType::kF32) return ScoreTileOf<float>(args);
-  ScoreTileOf<hwy::bfloat16_t>(args);
+  if (args.type == RowType::kBF16) return ScoreTileOf<hwy::bfloat16_t>(args);
+  ScoreTileOf<hwy::float16_t>(args);
 }
 
 // e^x for x up to a few ulps above 0: 1.5 ulp, 0 below the smallest normal result; NaN stays NaN.
@@ -237,12 +281,17 @@ double SoftmaxTileImpl(double* HWY_RESTRICT scores, uint64_t seen, const ScoreRu
 
 template <typename T, int R, int C>
 HWY_INLINE void AccumulateColumns(const AccumulateTileArgs& args, int row, int64_t column) {
+  // Each pass over the keys asks for its share of what is upcoming.
+  const int64_t ahead = args.upcoming.bytes * column / args.dim;
+  const int64_t ahead_end =
+      row > 0 ? ahead : args.upcoming.bytes * (column + C * kLanes) / args.dim;
   VF acc[R * C];
   #pragma GCC unroll 16
   for (int i = 0; i < R * C; ++i) acc[i] = hn::Zero(kF);
   const float* HWY_RESTRICT p = args.probabilities + row * kTileKeys;
   for (int key = args.begin; key < args.end; ++key) {
     const T* values = static_cast<const T*>(args.values[key]) + column;
+    Prefetch(args.upcoming, key, key + 1, ahead, ahead_end);
     VF value[C];
     #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) value[c] = LoadRow(values + c * kLanes);
@@ -288,7 +337,8 @@ void AccumulateTileOf(const AccumulateTileArgs& args) {
 
 void AccumulateTileImpl(const AccumulateTileArgs& args) {
   if (args.type == RowType::kF32) return AccumulateTileOf<float>(args);
-  AccumulateTileOf<hwy::bfloat16_t>(args);
+  if (args.type == RowType::kBF16) return AccumulateTileOf<hwy::bfloat16_t>(args);
+  AccumulateTileOf<hwy::float16_t>(args);
 }
 
 template <typename T>
@@ -301,100 +351,8 @@ bool AllFiniteOf(const T* row, int64_t n) {
 
 bool AllFiniteImpl(const void* row, RowType type, int64_t n) {
   if (type == RowType::kF32) return AllFiniteOf(static_cast<const float*>(row), n);
-  return AllFiniteOf(static_cast<const hwy::bfloat16_t*>(row), n);
-}
-
-// Codes as float32: sign, and the other bits moved to where float32 has exponent and mantissa, which
-// is the value but for the difference of the exponent biases (denormals included).
-template <int kMantissaBits>
-HWY_INLINE VF FromFp8(hn::Vec<hn::Rebind<uint8_t, DF>> codes) {
-  const hn::RebindToUnsigned<DF> du;
-  const hn::RebindToSigned<DF> di;
-  const auto wide = hn::BitCast(du, hn::PromoteTo(di, codes));
-  const auto magnitude = hn::And(wide, hn::Set(du, 0x7f));
-  const auto sign = hn::ShiftLeft<24>(hn::And(wide, hn::Set(du, 0x80)));
-  const float bias = kMantissaBits == 3 ? 0x1p120f : 0x1p112f;
-  VF value = hn::Mul(hn::BitCast(kF, hn::ShiftLeft<23 - kMantissaBits>(magnitude)),
-                     hn::Set(kF, bias));
-  if constexpr (kMantissaBits == 3) {
-    const VF nan = hn::Set(kF, std::numeric_limits<float>::quiet_NaN());
-    value = hn::IfThenElse(
-        hn::RebindMask(kF, hn::Eq(magnitude, hn::Set(du, 0x7f))), nan, value);
-  } else {
-    const auto special = hn::Or(hn::ShiftLeft<21>(magnitude), hn::Set(du, 0x7f800000));
-    value = hn::IfThenElse(
-        hn::RebindMask(kF, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7b))),
-        hn::BitCast(kF, special), value);
-  }
-  return hn::Or(value, hn::BitCast(kF, sign));
-}
-
-template <typename T, typename Convert>
-HWY_INLINE void ConvertVectors(const std::byte* source, int64_t n, float* out, Convert convert) {
-  int64_t d = 0;
-  const T* from = reinterpret_cast<const T*>(source);
-  for (; d + kLanes <= n; d += kLanes) hn::StoreU(convert(from + d), kF, out + d);
-  if (d < n) {
-    alignas(64) T rest[kLanes] = {};
-    std::memcpy(rest, from + d, static_cast<size_t>(n - d) * sizeof(T));
-    hn::StoreU(convert(rest), kF, out + d);
-    d += kLanes;
-  }
-  for (const int64_t end = Padded(n); d < end; d += kLanes) hn::StoreU(hn::Zero(kF), kF, out + d);
-}
-
-void ConvertRowImpl(DType from, const std::byte* source, int64_t n, float* out) {
-  switch (from) {
-    case DType::kF32:
-      return ConvertVectors<float>(source, n, out,
-                                   [](const float* at) HWY_ATTR { return LoadRow(at); });
-    case DType::kBF16:
-      return ConvertVectors<hwy::bfloat16_t>(
-          source, n, out, [](const hwy::bfloat16_t* at) HWY_ATTR { return LoadRow(at); });
-    case DType::kF16:
-      return ConvertVectors<hwy::float16_t>(
-          source, n, out, [](const hwy::float16_t* at) HWY_ATTR {
-            return hn::PromoteTo(kF, hn::LoadU(hn::Rebind<hwy::float16_t, DF>(), at));
-          });
-    case DType::kF8E4M3:
-      return ConvertVectors<uint8_t>(source, n, out, [](const uint8_t* at) HWY_ATTR {
-        return FromFp8<3>(hn::LoadU(hn::Rebind<uint8_t, DF>(), at));
-      });
-    case DType::kF8E5M2:
-      return ConvertVectors<uint8_t>(source, n, out, [](const uint8_t* at) HWY_ATTR {
-        return FromFp8<2>(hn::LoadU(hn::Rebind<uint8_t, DF>(), at));
-      });
-    case DType::kI8:
-      return ConvertVectors<int8_t>(source, n, out, [](const int8_t* at) HWY_ATTR {
-        const hn::RebindToSigned<DF> di;
-        return hn::ConvertTo(kF, hn::PromoteTo(di, hn::LoadU(hn::Rebind<int8_t, DF>(), at)));
-      });
-    default:
-      for (int64_t d = 0; d < Padded(n); ++d) {
-        out[d] = d < n ? static_cast<float>(LoadElement(from, source + d * ElementBytes(from))) : 0;
-      }
-  }
-}
-
-HWY_INLINE void RoundToBF16(const float* source, int64_t n, std::byte* out) {
-  for (int64_t d = 0; d < n; ++d) {
-    uint32_t bits;
-    std::memcpy(&bits, source + d, sizeof(bits));
-    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const uint16_t half = static_cast<uint16_t>(nan ? bits >> 16 | 0x40 : rounded);
-    std::memcpy(out + 2 * d, &half, sizeof(half));
-  }
-}
-
-void RoundRowImpl(DType to, const float* source, int64_t n, std::byte* out) {
-  if (to == DType::kF32) {
-    std::memcpy(out, source, static_cast<size_t>(n) * sizeof(float));
-  } else if (to == DType::kBF16) {
-    RoundToBF16(source, n, out);
-  } else {
-    for (int64_t d = 0; d < n; ++d) StoreElement(to, source[d], out + d * ElementBytes(to));
-  }
+  if (type == RowType::kBF16) return AllFiniteOf(static_cast<const hwy::bfloat16_t*>(row), n);
+  return AllFiniteOf(static_cast<const hwy::float16_t*>(row), n);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -409,8 +367,6 @@ HWY_EXPORT(ScoreTileImpl);
 HWY_EXPORT(SoftmaxTileImpl);
 HWY_EXPORT(AccumulateTileImpl);
 HWY_EXPORT(AllFiniteImpl);
-HWY_EXPORT(ConvertRowImpl);
-HWY_EXPORT(RoundRowImpl);
 
 void ScoreTile(const ScoreTileArgs& args) { HWY_DYNAMIC_DISPATCH(ScoreTileImpl)(args); }
 double SoftmaxTile(double* scores, uint64_t seen, const ScoreRules& rules, RowState* state,
@@ -422,12 +378,6 @@ void AccumulateTile(const AccumulateTileArgs& args) {
 }
 bool AllFinite(const void* row, RowType type, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(AllFiniteImpl)(row, type, n);
-}
-void ConvertRow(DType from, const std::byte* source, int64_t n, float* out) {
-  HWY_DYNAMIC_DISPATCH(ConvertRowImpl)(from, source, n, out);
-}
-void RoundRow(DType to, const float* source, int64_t n, std::byte* out) {
-  HWY_DYNAMIC_DISPATCH(RoundRowImpl)(to, source, n, out);
 }
 
 }  // namespace kvblocks::attention::simd

@@ -2,8 +2,8 @@
 // query rows at once. Compiled for several instruction sets; the best one of the machine is chosen
 // at the first call.
 //
-// A tile is 64 pointers to key rows and 64 to value rows, of float32 or bfloat16, wherever those
-// are: rows of a cache are used in place where the cache allows it. Rows are padded to a multiple
+// A tile is 64 pointers to key rows and 64 to value rows, of float32, bfloat16 or float16,
+// wherever those are: rows of a cache are used in place where the cache allows it. Rows are padded to a multiple
 // of kRowPad elements, or have such a size.
 //
 // Always: every number depends on its own row and keys alone and comes by the same order of
@@ -27,7 +27,14 @@ inline constexpr int kTileKeys = 64;
 inline constexpr int64_t kRowPad = 16;  // a multiple of every vector length
 constexpr int64_t Padded(int64_t dim) { return (dim + kRowPad - 1) / kRowPad * kRowPad; }
 
-enum class RowType : uint8_t { kF32, kBF16 };
+enum class RowType : uint8_t { kF32, kBF16, kF16 };
+
+// Memory that will be read soon: a piece per key, asked for bit by bit while a tile is computed. Null
+// rows: none.
+struct Upcoming {
+  const void* const* rows = nullptr;
+  int64_t bytes = 0;  // of each
+};
 
 // Scores of all keys in groups of 16 that `keys_seen` touches: scores[row * 64 + key] = factor[row] *
 // <q row, key>. Pointers of such groups must all be valid. dim is padded, q rows are dim apart.
@@ -40,6 +47,7 @@ struct ScoreTileArgs {
   uint64_t keys_seen;
   const double* factor;  // per row
   double* scores;
+  Upcoming upcoming;
 };
 void ScoreTile(const ScoreTileArgs& args);
 
@@ -75,6 +83,7 @@ struct AccumulateTileArgs {
   int begin, end;
   const double* rescale;
   double* acc;
+  Upcoming upcoming;
 };
 void AccumulateTile(const AccumulateTileArgs& args);
 

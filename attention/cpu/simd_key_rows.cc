@@ -58,7 +58,8 @@ KeyRows::KeyRows(const ConstKvCacheView& cache)
     plane.element_bytes = view.stride[element_dim] * ElementBytes(view.dtype);
     plane.dense = plane.element_bytes == ElementBytes(view.dtype) || plane.dim == 1;
     plane.in_place = plane.dense && plane.dim % kRowPad == 0 &&
-                     (plane.dtype == DType::kF32 || plane.dtype == DType::kBF16);
+                     (plane.dtype == DType::kF32 || plane.dtype == DType::kBF16 ||
+                      plane.dtype == DType::kF16);
   };
   if (cache.layout == KvLayout::kPagedX) {
     // Keys are pieces of x elements, see ReadPagedXKey; values have tokens innermost.
@@ -146,8 +147,10 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses, uint
                         int64_t kv_head, bool widen, float* scratch,
                         std::array<const void*, kTileKeys>& rows, RowType& type) const {
   const bool paged_x_key = &plane == &key_plane_ && cache_.layout == KvLayout::kPagedX;
-  if (plane.in_place && !(widen && plane.dtype == DType::kBF16)) {
-    type = plane.dtype == DType::kF32 ? RowType::kF32 : RowType::kBF16;
+  if (plane.in_place && !(widen && plane.dtype != DType::kF32)) {
+    type = plane.dtype == DType::kF32    ? RowType::kF32
+           : plane.dtype == DType::kBF16 ? RowType::kBF16
+                                         : RowType::kF16;
     ForEachKey(wanted, [&](int key) {
       rows[key] = plane.Row(addresses.block[key], addresses.offset[key], kv_head);
     });
@@ -208,16 +211,32 @@ void KeyRows::Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_h
             rows->values, rows->value_type);
 }
 
-void KeyRows::Prefetch(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head) const {
-  if (latent_ || cache_.layout == KvLayout::kPagedX) return;
-  ForEachKey(wanted, [&](int key) {
-    for (const Plane* plane : {&key_plane_, &value_plane_}) {
-      if (plane->data == nullptr) continue;
-      const std::byte* row = plane->Row(addresses.block[key], addresses.offset[key], kv_head);
-      const int64_t bytes = plane->dim * ElementBytes(plane->dtype);
-      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64_t first_head,
+                          int64_t num_heads, int64_t share, TileSources* sources) const {
+  sources->key_bytes = sources->value_bytes = 0;
+  // Neighbours in memory are asked for together: in kNhd all heads of a token, else all tokens of a
+  // head. kPagedX has the rows of a block and head mixed in one piece: any way to share it out will
+  // do.
+  const bool mixed = cache_.layout == KvLayout::kPagedX;
+  const bool by_token = cache_.layout == KvLayout::kNhd;
+  const auto find = [&](const Plane& plane, std::array<const void*, kTileKeys>& rows,
+                        int64_t& row_bytes) {
+    if (plane.data == nullptr) return;
+    row_bytes = plane.dim * ElementBytes(plane.dtype);
+    for (int piece = 0; piece < kTileKeys; ++piece) {
+      const int64_t key = by_token ? (share * kTileKeys + piece) / num_heads : piece;
+      const int64_t head = first_head + (by_token ? (share * kTileKeys + piece) % num_heads : share);
+      if ((wanted >> key & 1) == 0) {
+        rows[piece] = zeros_.data();
+        continue;
+      }
+      const int64_t block = addresses.block[key], offset = addresses.offset[key];
+      rows[piece] = mixed ? plane.Row(block, 0, head) + offset * row_bytes
+                          : plane.Row(block, offset, head);
     }
-  });
+  };
+  find(key_plane_, sources->keys, sources->key_bytes);
+  find(value_plane_, sources->values, sources->value_bytes);
 }
 
 }  // namespace kvblocks::attention::simd

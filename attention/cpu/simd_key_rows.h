@@ -1,8 +1,8 @@
 // KeyRows: the key and value rows of one tile, out of a cache of any layout and element type, as the
 // kernels take them.
 //
-// Rows of float32 and bfloat16 that lie dense in memory are used in place; everything else (kPagedX,
-// 16- and 8-bit types that need widening, split and quantised latent rows, head sizes that are not
+// Rows of float32, bfloat16 and float16 that lie dense in memory are used in place; everything else (kPagedX,
+// 8-bit codes, split and quantised latent rows, head sizes that are not
 // a multiple of kRowPad) is gathered into scratch. Codes come without the cache's scale, the rows
 // of kMlaFp8_656 and kMlaFp8_584 with their own. Keys that are not wanted are never touched: rows of
 // zeros stand for them. How rows come does not change their numbers.
@@ -32,6 +32,12 @@ struct TileRows {
   RowType key_type, value_type;
 };
 
+// Memory that holds the rows of a tile, a piece per key.
+struct TileSources {
+  std::array<const void*, kTileKeys> keys, values;
+  int64_t key_bytes = 0, value_bytes = 0;  // of each piece
+};
+
 class KeyRows {
  public:
   // REQUIRES: a view that fits its layout; the memory outlives this.
@@ -45,8 +51,10 @@ class KeyRows {
   // scratch_floats() and lives as long as the rows.
   void Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head, bool widen,
             float* scratch, TileRows* rows) const;
-  // Asks for the lines of rows that are used in place.
-  void Prefetch(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head) const;
+  // Where the memory of a tile of num_heads heads is that will be loaded later: one of num_heads
+  // shares of it.
+  void FindSources(const TileAddresses& addresses, uint64_t wanted, int64_t first_head,
+                   int64_t num_heads, int64_t share, TileSources* sources) const;
 
  private:
   // Dense rows: of keys or of values.

@@ -5,6 +5,12 @@
 #include <limits>
 
 namespace kvblocks::attention::simd {
+namespace {
+
+// Rows whose scores are made and used before the next ones': they stay in the first-level cache.
+constexpr int64_t kChunkRows = 32;
+
+}  // namespace
 
 void RowBlock::Begin(int64_t num_groups, int64_t rows_per_group, int64_t key_dim,
                      int64_t value_dim) {
@@ -16,10 +22,10 @@ void RowBlock::Begin(int64_t num_groups, int64_t rows_per_group, int64_t key_dim
   const int64_t all = num_groups * rows_per_group;
   queries_.Reserve(all * key_dim_);
   sums_.Reserve(all * value_dim_);
-  scores_.Reserve(rows_ * kTileKeys);
-  probabilities_.Reserve(rows_ * kTileKeys);
+  scores_.Reserve(kChunkRows * kTileKeys);
+  probabilities_.Reserve(kChunkRows * kTileKeys);
   factors_.assign(static_cast<size_t>(all), 1.0);
-  rescale_.resize(static_cast<size_t>(rows_));
+  rescale_.resize(kChunkRows);
   states_.resize(static_cast<size_t>(all));
   Restart();
 }
@@ -38,8 +44,16 @@ bool RowBlock::HiddenRowsFinite(const TileRows& tile, uint64_t partly_seen) cons
 }
 
 void RowBlock::AddTile(int64_t group, const TileRows& tile, const uint64_t* seen,
-                       const ScoreRules* rules) {
-  int64_t begin = 0, end = rows_;
+                       const ScoreRules* rules, const TileSources* next) {
+  for (int64_t row = 0; row < rows_; row += kChunkRows) {
+    AddTileToChunk(group, row, std::min(row + kChunkRows, rows_), tile, seen, rules,
+                   row == 0 ? next : nullptr);
+  }
+}
+
+void RowBlock::AddTileToChunk(int64_t group, int64_t begin, int64_t end, const TileRows& tile,
+                              const uint64_t* seen, const ScoreRules* rules,
+                              const TileSources* next) {
   while (begin < end && seen[begin] == 0) ++begin;
   while (end > begin && seen[end - 1] == 0) --end;
   if (begin == end) return;
@@ -60,6 +74,7 @@ void RowBlock::AddTile(int64_t group, const TileRows& tile, const uint64_t* seen
   score.keys_seen = some;
   score.factor = factors_.data() + first;
   score.scores = scores_.data();
+  if (next != nullptr) score.upcoming = {next->keys.data(), next->key_bytes};
   ScoreTile(score);
   for (int row = 0; row < num_rows; ++row) {
     rescale_[row] = SoftmaxTile(scores_.data() + row * kTileKeys, seen[begin + row],
@@ -77,10 +92,12 @@ void RowBlock::AddTile(int64_t group, const TileRows& tile, const uint64_t* seen
   values.end = kTileKeys - __builtin_clzll(some);
   values.rescale = rescale_.data();
   values.acc = sums_.data() + first * value_dim_;
+  if (next != nullptr) values.upcoming = {next->values.data(), next->value_bytes};
   if (some == all || HiddenRowsFinite(tile, some & ~all)) return AccumulateTile(values);
 
   // 0 * NaN would carry a value into rows that do not see it: each row gets its own keys alone.
   values.num_rows = 1;
+  values.upcoming = {};
   for (int row = 0; row < num_rows; ++row) {
     const void* rows[kTileKeys];
     float probabilities[kTileKeys];

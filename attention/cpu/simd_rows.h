@@ -50,8 +50,9 @@ class RowBlock {
   double& factor(int64_t group, int64_t row) { return factors_[group * rows_ + row]; }
 
   // Takes a tile into the rows of a group. seen[row] are the keys each row sees, rules[row] what
-  // happens to its scores.
-  void AddTile(int64_t group, const TileRows& tile, const uint64_t* seen, const ScoreRules* rules);
+  // happens to its scores. `next`, if there is one, is fetched from memory meanwhile.
+  void AddTile(int64_t group, const TileRows& tile, const uint64_t* seen, const ScoreRules* rules,
+               const TileSources* next = nullptr);
 
   // The state of a row, its values times value_scale; out holds value_dim values.
   void Finish(int64_t group, int64_t row, double value_scale, float* max, float* sum, float* out);
@@ -59,6 +60,8 @@ class RowBlock {
   void Restart();
 
  private:
+  void AddTileToChunk(int64_t group, int64_t begin, int64_t end, const TileRows& tile,
+                      const uint64_t* seen, const ScoreRules* rules, const TileSources* next);
   bool HiddenRowsFinite(const TileRows& tile, uint64_t partly_seen) const;
 
   int64_t groups_ = 0, rows_ = 0;

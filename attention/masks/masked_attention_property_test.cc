@@ -9,8 +9,10 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "attention/cpu/cpu_ops.h"
 #include "attention/cpu/reference_ops.h"
 #include "attention/masks/mask_builder.h"
 #include "attention/masks/mask_predicate.h"
@@ -21,7 +23,11 @@ namespace kvblocks::attention {
 namespace {
 
 // Backends whose masked and implicit paths must agree bit for bit.
-std::vector<const AttentionOps*> Backends() { return {&CpuReference()}; }
+std::vector<const AttentionOps*> Backends() { return {&CpuReference(), &Cpu()}; }
+
+Tolerance ToleranceOf(const AttentionOps& ops, DType out) {
+  return &ops == &CpuReference() ? ReferenceTolerance(out) : CpuTolerance(out);
+}
 
 using Bytes = std::vector<std::byte>;
 
@@ -31,17 +37,16 @@ Bytes OutputsOf(const PagedCase& paged) {
   return bytes;
 }
 
-// Both operations on the case, paged and contiguous; empty and a message if one fails.
+// Both operations on the case, paged and contiguous; `error` says what failed or is off.
 Bytes RunBoth(const AttentionOps& ops, PagedCase& paged, std::string* error) {
+  const Tolerance tolerance = ToleranceOf(ops, paged.options().q_dtype);
   paged.ClearOutputs();
   absl::Status status = ops.PagedPrefill({}, paged.PrefillArgs());
-  if (status.ok()) *error = paged.Mismatch(ReferenceTolerance(paged.options().q_dtype));
+  if (status.ok()) *error = paged.Mismatch(tolerance);
   Bytes bytes = OutputsOf(paged);
   paged.ClearOutputs();
   if (status.ok()) status = ops.VarlenSelfAttention({}, paged.VarlenArgs());
-  if (status.ok() && error->empty()) {
-    *error = paged.Mismatch(ReferenceTolerance(paged.options().q_dtype));
-  }
+  if (status.ok() && error->empty()) *error = paged.Mismatch(tolerance);
   if (!status.ok()) *error = std::string(status.message());
   const Bytes varlen = OutputsOf(paged);
   bytes.insert(bytes.end(), varlen.begin(), varlen.end());
@@ -53,6 +58,8 @@ struct Rule {
   AttnParams params;  // what is not visibility is left at its default
   std::function<bool(int64_t p, int64_t j, int64_t h)> visible;
   int64_t window = 0;  // of a causal window, else 0
+  // Keys before and after the query that it sees, for rules that are bands.
+  std::optional<std::pair<int64_t, int64_t>> band;
   bool causal_only = false;
   bool everything = false;
   bool by_head = false;
@@ -63,11 +70,13 @@ Rule DrawRule(int64_t block_size) {
   switch (*rc::gen::inRange(0, 6)) {
     case 0:
       rule.causal_only = true;
+      rule.band = {kUnlimitedTokens, 0};
       rule.visible = [](int64_t p, int64_t j, int64_t) { return j <= p; };
       break;
     case 1: {
       rule.window = *rc::gen::inRange<int64_t>(1, 12);
       rule.params.window_left = rule.window - 1;
+      rule.band = {rule.window - 1, 0};
       rule.visible = [w = rule.window](int64_t p, int64_t j, int64_t) {
         return j <= p && j > p - w;
       };
@@ -79,6 +88,7 @@ Rule DrawRule(int64_t block_size) {
       rule.params.causal = false;
       rule.params.window_left = left;
       rule.params.window_right = right;
+      rule.band = {left, right};
       rule.visible = [left, right](int64_t p, int64_t j, int64_t) {
         return j >= p - left && j <= p + right;
       };
@@ -178,12 +188,25 @@ OwnedMask DrawFullMask(const Rule& rule, const PagedCaseOptions& batch) {
   return owned;
 }
 
-// The rule as a template in mode 2, 3 or 4, or as a band in mode 0, if it can be one.
+// The rule as a template in mode 2, 3 or 4, or as mode 0's band or nothing, if it can be one.
 std::optional<OwnedMask> DrawTemplate(const Rule& rule, const PagedCaseOptions& batch) {
   static AttentionMaskBuilder* const builder = new AttentionMaskBuilder;
   OwnedMask owned;
   if (rule.everything) {
     owned.mask.sparse_mode = 0;
+    return owned;
+  }
+  // A mask that hides nothing and mode 0's band, counted from the upper left: from positions.
+  if (rule.band.has_value() && (!rule.params.causal || *rc::gen::arbitrary<bool>())) {
+    const int64_t longest = *std::max_element(batch.lengths.begin(), batch.lengths.end());
+    owned.tensor = Tensor(DType::kI8, {longest, longest});
+    owned.tensor.Set(std::vector<double>(longest * longest));
+    owned.mask.tensor = owned.tensor.view;
+    owned.mask.form = MaskForm::kShared;
+    owned.mask.rows_are_absolute = true;
+    owned.mask.sparse_mode = 0;
+    owned.mask.pre_tokens = rule.band->first;
+    owned.mask.next_tokens = rule.band->second;
     return owned;
   }
   if (!rule.causal_only && rule.window == 0) return std::nullopt;

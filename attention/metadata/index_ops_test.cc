@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "attention/metadata/batch_split.h"
 #include "attention/metadata/compressed_indices.h"
 #include "attention/metadata/slot_mapping.h"
 #include "attention/metadata/virtual_batches.h"
@@ -373,6 +374,25 @@ TEST(VirtualBatchesTest, AnotherGroupReplacesTheRows) {
   other.starts = {0, 4, 13, 18};
   EXPECT_TRUE(absl::IsFailedPrecondition(pieces.UpdateBlockTable(other.meta)));
   EXPECT_EQ(pieces.metadata().num_reqs, 8);
+}
+
+TEST(VirtualBatchesTest, PiecesHavePhasesLikeAnyBatch) {
+  Ex11Batch batch;
+  batch.starts = {0, 1, 11, 16};  // the first piece is now a decode
+  batch.meta.num_actual_tokens = 16;
+  const std::vector<int64_t> slots(16, 3);
+  batch.meta.slot_mapping = ViewOf(absl::MakeConstSpan(slots));
+  VirtualBatches pieces;
+  EXPECT_OK(pieces.Build(batch.meta, 4));
+  const CommonAttentionMetadata meta = pieces.metadata();
+  EXPECT_THAT(meta.host_query_start_loc, ElementsAre(0, 1, 2, 6, 10, 11, 15, 16));
+  EXPECT_EQ(meta.num_decodes, 2);
+  EXPECT_EQ(meta.num_prefill_tokens, 14);
+  const absl::StatusOr<CommonAttentionMetadata> prefill = PrefillView(meta);
+  ASSERT_TRUE(prefill.ok()) << prefill.status();
+  EXPECT_THAT(prefill->host_query_start_loc, ElementsAre(0, 4, 8, 9, 13, 14));
+  EXPECT_THAT(prefill->host_seq_lens, ElementsAre(4, 4, 1, 4, 1));
+  EXPECT_EQ(prefill->slot_mapping.extent[0], 14);
 }
 
 TEST(VirtualBatchesTest, RequestsWithoutQueriesGiveNoPieces) {

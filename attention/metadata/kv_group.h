@@ -1,13 +1,21 @@
 // KvGroupConfig: one KV-cache group as attention metadata sees it, and the key by which layers and
 // split plans of the same kind recognise each other.
+//
+// A group counts in three units: tokens, which positions count; rows of its cache, one per token or
+// one per compression_ratio tokens; and blocks, the manager's (manager_block_size tokens) and the
+// kernel's (kernel_block_size rows). A manager's block is a whole number of rows and of kernel
+// blocks.
 
 #ifndef KVBLOCKS_ATTENTION_METADATA_KV_GROUP_H_
 #define KVBLOCKS_ATTENTION_METADATA_KV_GROUP_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
-#include "absl/strings/str_cat.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "attention/metadata/batch_input.h"
 
 namespace kvblocks::attention {
 
@@ -20,11 +28,7 @@ struct KvGroupKey {
 
   friend bool operator==(const KvGroupKey&, const KvGroupKey&) = default;
 };
-
-inline std::string DebugString(const KvGroupKey& key) {
-  return absl::StrCat("{block_size=", key.block_size, ", window=", key.window,
-                      ", compression_ratio=", key.compression_ratio, "}");
-}
+std::string DebugString(const KvGroupKey& key);
 
 struct KvGroupConfig {
   int64_t manager_block_size = 16;  // tokens per block id of the manager
@@ -35,7 +39,23 @@ struct KvGroupConfig {
   int32_t null_block = 0;           // of the manager; never stored to; -1: there is none
 
   KvGroupKey key() const { return {kernel_block_size, window, compression_ratio}; }
+  // The following REQUIRE a config that CheckKvGroup accepts.
+  int64_t rows_per_block() const { return manager_block_size / compression_ratio; }
+  int64_t expansion() const { return rows_per_block() / kernel_block_size; }
+  // The first block of the manager that a query at or behind `position` may look at.
+  int64_t FirstVisibleBlock(int64_t position) const {
+    return window == 0 ? 0 : std::max<int64_t>(0, position - window + 1) / manager_block_size;
+  }
 };
+
+// InvalidArgument unless units fit together and a table for these bounds can be addressed.
+absl::Status CheckKvGroup(const KvGroupConfig& config, int64_t max_num_reqs, int64_t max_seq_len);
+
+// The slots of a request's new tokens: -1 in the null block, and for tokens that complete no row of
+// a compressed cache. REQUIRES: a checked config, ids that cover the request, one slot per new
+// token.
+void FillSlots(const KvGroupConfig& config, absl::Span<const int32_t> ids,
+               const RequestInput& request, int64_t* slots);
 
 }  // namespace kvblocks::attention
 

@@ -12,7 +12,6 @@ namespace kvblocks::attention {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-constexpr int64_t kMaxTableEntries = kMaxInt32;
 constexpr uint8_t kDecode = 0, kExtend = 1, kFresh = 2;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -36,103 +35,6 @@ template <typename T>
 ConstTensorView View(const T* data, std::initializer_list<int64_t> extents) {
   return ConstTensorView::Contiguous(reinterpret_cast<const std::byte*>(data), DTypeOf<T>(),
                                      extents);
-}
-
-// Whether some id is not below the limit, negative ones counting as large. Fixed chunks, so that
-// the compiler vectorises at -O2.
-bool AnyOutside(const int32_t* ids, int64_t count, uint32_t limit) {
-  constexpr int64_t kChunk = 32;
-  int64_t i = 0;
-  for (; i + kChunk <= count; i += kChunk) {
-    uint32_t largest = 0;
-    for (int64_t k = 0; k < kChunk; ++k) {
-      const auto id = static_cast<uint32_t>(ids[i + k]);
-      largest = id > largest ? id : largest;
-    }
-    if (largest >= limit) return true;
-  }
-  for (; i < count; ++i) {
-    if (static_cast<uint32_t>(ids[i]) >= limit) return true;
-  }
-  return false;
-}
-
-// The first block of the manager that a query of the step may look at.
-int64_t FirstVisibleBlock(const KvGroupConfig& config, const RequestInput& request) {
-  if (config.window == 0) return 0;
-  return std::max<int64_t>(0, request.num_computed_tokens - config.window + 1) /
-         config.manager_block_size;
-}
-
-// Slots of the request's new tokens.
-void FillSlots(const KvGroupConfig& config, int64_t rows_per_block, absl::Span<const int32_t> ids,
-               const RequestInput& request, int64_t* slots) {
-  const int64_t block_size = config.manager_block_size, ratio = config.compression_ratio;
-  int64_t p = request.num_computed_tokens;
-  const int64_t end = p + request.num_scheduled_tokens;
-  while (p < end) {
-    // 32-bit division is several times faster, and positions fit.
-    const int64_t block = static_cast<uint32_t>(p) / static_cast<uint32_t>(block_size);
-    const int64_t block_begin = block * block_size;
-    const int64_t run_end = std::min(end, block_begin + block_size);
-    const int32_t id = ids[block];
-    if (id == config.null_block) {
-      slots = std::fill_n(slots, run_end - p, int64_t{-1});
-      p = run_end;
-    } else if (ratio == 1) {
-      const int64_t first = id * rows_per_block - block_begin;
-      for (; p < run_end; ++p) *slots++ = first + p;
-    } else {
-      for (; p < run_end; ++p) {
-        *slots++ = (p + 1) % ratio == 0 ? id * rows_per_block + (p - block_begin) / ratio : -1;
-      }
-    }
-  }
-}
-
-absl::Status CheckConfig(const KvGroupConfig& config, size_t g, int64_t max_num_reqs,
-                         int64_t max_seq_len) {
-  const std::string where = absl::StrCat("AttentionMetadataBuilder: KV group ", g, ": ");
-  if (config.window < 0 || config.window > kMaxInt32) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, "window is ", config.window, "; it must be 0 (none) to ", kMaxInt32));
-  }
-  if (config.manager_block_size < 1 || config.manager_block_size > kMaxInt32) {
-    return absl::InvalidArgumentError(absl::StrCat(where, "manager_block_size is ",
-                                                   config.manager_block_size,
-                                                   "; it must be from 1 to ", kMaxInt32));
-  }
-  const int64_t ratio = config.compression_ratio;
-  if (ratio < 1 || config.manager_block_size % ratio != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(where, "compression_ratio is ", ratio,
-                                                   "; it must divide the manager's ",
-                                                   config.manager_block_size, " tokens per block"));
-  }
-  const absl::StatusOr<int64_t> expansion =
-      BlockExpansion(config.manager_block_size / ratio, config.kernel_block_size);
-  if (!expansion.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, std::string(expansion.status().message()).c_str(),
-                     ratio == 1 ? "" : " (in rows of the compressed cache)"));
-  }
-  if (config.num_blocks < 1 || config.num_blocks > kMaxInt32 / *expansion) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, "num_blocks is ", config.num_blocks, "; it must be from 1 to ",
-                     kMaxInt32 / *expansion, ", so that kernel block ids fit in int32"));
-  }
-  if (config.null_block < -1 || config.null_block >= config.num_blocks) {
-    return absl::InvalidArgumentError(absl::StrCat(where, "null_block is ", config.null_block,
-                                                   "; it must be a block id below ",
-                                                   config.num_blocks, ", or -1 for none"));
-  }
-  const int64_t max_columns = kMaxTableEntries / std::max<int64_t>(1, max_num_reqs) / *expansion;
-  if (CeilDiv(max_seq_len, config.manager_block_size) > max_columns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, "a table of max_num_reqs ", max_num_reqs, " times max_seq_len ",
-                     max_seq_len, " in blocks of ", config.kernel_block_size, " has more than ",
-                     kMaxTableEntries, " entries; lower a bound"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status CheckBound(const char* name, int64_t value) {
@@ -161,14 +63,15 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   }
   for (size_t g = 0; g < options.groups.size(); ++g) {
     const absl::Status status =
-        CheckConfig(options.groups[g], g, options.max_num_reqs, options.max_seq_len);
-    if (!status.ok()) return status;
+        CheckKvGroup(options.groups[g], options.max_num_reqs, options.max_seq_len);
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("AttentionMetadataBuilder: KV group ", g, ": ",
+                                                     std::string(status.message()).c_str()));
+    }
   }
 
   AttentionMetadataBuilder builder;
   builder.split_ = options.split;
-  builder.masks_ = options.masks;
-  builder.is_pooling_ = options.is_pooling;
   builder.max_num_reqs_ = options.max_num_reqs;
   builder.max_num_tokens_ = options.max_num_tokens;
   builder.max_seq_len_ = options.max_seq_len;
@@ -185,8 +88,7 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   for (size_t g = 0; g < options.groups.size(); ++g) {
     Group& group = builder.groups_[g];
     group.config = options.groups[g];
-    group.rows_per_block = group.config.manager_block_size / group.config.compression_ratio;
-    group.expansion = group.rows_per_block / group.config.kernel_block_size;
+    group.expansion = group.config.expansion();
     group.columns = CeilDiv(options.max_seq_len, group.config.manager_block_size) * group.expansion;
     group.null_kernel_block =
         static_cast<int32_t>(std::max(group.config.null_block, 0) * group.expansion);
@@ -214,18 +116,21 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   }
   builder.phase_.resize(static_cast<size_t>(options.max_num_reqs));
   builder.uniform_count_.resize(static_cast<size_t>(options.split.decode_threshold) + 1);
-  builder.window_masks_.resize(options.groups.size());
 
   const absl::Status empty = builder.Build({});
   if (!empty.ok()) return empty;
+  builder.attach_masks_ = options.attach_masks;
   return builder;
 }
 
 absl::Status AttentionMetadataBuilder::Build(const BatchInput& input) {
-  const absl::Status status = Check(input);
+  absl::Status status = Check(input);
   if (!status.ok()) return status;
-  const BatchSplit split = Order(input.requests);
-  const CommonAttentionMetadata lengths = FillLengths(input, split);
+  const CommonAttentionMetadata scalars = CountPhases(input);
+  status = FetchMasks(scalars);
+  if (!status.ok()) return status;
+  Order(input.requests, scalars);
+  const CommonAttentionMetadata lengths = FillLengths(input, scalars);
   for (size_t g = 0; g < groups_.size(); ++g) {
     FillGroup(input, g);
     Publish(input, lengths, g);
@@ -233,160 +138,8 @@ absl::Status AttentionMetadataBuilder::Build(const BatchInput& input) {
   return absl::OkStatus();
 }
 
-absl::Status AttentionMetadataBuilder::Check(const BatchInput& input) {
-  const auto num_reqs = static_cast<int64_t>(input.requests.size());
-  if (input.block_ids.size() != input.requests.size() * groups_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "BuildMetadata: block_ids has ", input.block_ids.size(), " lists; ", num_reqs,
-        " requests of ", groups_.size(), " KV groups need ", num_reqs * groups_.size()));
-  }
-  if (num_reqs > max_num_reqs_ || input.padded_num_reqs > max_num_reqs_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("BuildMetadata: ", std::max(num_reqs, input.padded_num_reqs),
-                     " requests, padding included, but max_num_reqs is ", max_num_reqs_,
-                     "; schedule fewer or create the builder with more"));
-  }
-  if (input.padded_num_reqs != 0 && input.padded_num_reqs < num_reqs) {
-    return absl::InvalidArgumentError(absl::StrCat("BuildMetadata: padded_num_reqs is ",
-                                                   input.padded_num_reqs, ", less than the ",
-                                                   num_reqs, " requests of the step"));
-  }
-  int64_t num_tokens = 0;
-  for (size_t i = 0; i < input.requests.size(); ++i) {
-    const RequestInput& request = input.requests[i];
-    if (request.num_computed_tokens < 0 || request.num_scheduled_tokens < 1 ||
-        request.num_prompt_tokens < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "BuildMetadata: request ", i, ": num_computed_tokens ", request.num_computed_tokens,
-          ", num_scheduled_tokens ", request.num_scheduled_tokens, ", num_prompt_tokens ",
-          request.num_prompt_tokens,
-          "; scheduled must be at least 1, the others at least 0; leave requests out that have "
-          "nothing scheduled"));
-    }
-    if (request.num_scheduled_tokens > max_seq_len_ ||
-        request.num_computed_tokens > max_seq_len_ - request.num_scheduled_tokens) {
-      return absl::OutOfRangeError(
-          absl::StrCat("BuildMetadata: request ", i, ": ", request.num_computed_tokens,
-                       " computed and ", request.num_scheduled_tokens,
-                       " scheduled tokens; block tables cover max_seq_len ", max_seq_len_));
-    }
-    num_tokens += request.num_scheduled_tokens;
-  }
-  if (num_tokens > max_num_tokens_ || input.padded_num_tokens > max_num_tokens_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("BuildMetadata: ", std::max(num_tokens, input.padded_num_tokens),
-                     " scheduled tokens, padding included, but max_num_tokens is ", max_num_tokens_,
-                     "; schedule fewer or create the builder with more"));
-  }
-  if (input.padded_num_tokens != 0 && input.padded_num_tokens < num_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat("BuildMetadata: padded_num_tokens is ",
-                                                   input.padded_num_tokens, ", less than the ",
-                                                   num_tokens, " scheduled tokens"));
-  }
-  if (!input.num_common_prefix_blocks.empty() &&
-      input.num_common_prefix_blocks.size() != groups_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "BuildMetadata: num_common_prefix_blocks has ", input.num_common_prefix_blocks.size(),
-        " entries; it must have one for each of ", groups_.size(), " KV groups, or none"));
-  }
-  for (const int64_t num_blocks : input.num_common_prefix_blocks) {
-    if (num_blocks < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("BuildMetadata: num_common_prefix_blocks has ",
-                                                     num_blocks, "; it must not be negative"));
-    }
-  }
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    const absl::Status status = CheckBlocks(input, g);
-    if (!status.ok()) return status;
-  }
-  return FetchMasks(input.causal);
-}
-
-absl::Status AttentionMetadataBuilder::CheckBlocks(const BatchInput& input, size_t g) {
-  Group& group = groups_[g];
-  const KvGroupConfig& config = group.config;
-  if (g == 0 && ++check_ == 0) {  // wrapped: marks of long ago must not look like today's
-    for (Group& each : groups_) std::fill(each.writer.begin(), each.writer.end(), 0);
-    check_ = 1;
-  }
-  bool written_twice = false;
-  for (size_t i = 0; i < input.requests.size(); ++i) {
-    const RequestInput& request = input.requests[i];
-    const absl::Span<const int32_t> ids = input.block_ids[i * groups_.size() + g];
-    const int64_t length = request.num_computed_tokens + request.num_scheduled_tokens;
-    const int64_t needed = CeilDiv(length, config.manager_block_size);
-    if (static_cast<int64_t>(ids.size()) < needed) {
-      return absl::OutOfRangeError(absl::StrCat(
-          "BuildMetadata: request ", i, ": KV group ", g, " has ", ids.size(), " block ids for ",
-          length, " tokens; blocks of ", config.manager_block_size, " tokens need ", needed));
-    }
-    const int64_t first = FirstVisibleBlock(config, request);
-    if (AnyOutside(ids.data() + first, needed - first, static_cast<uint32_t>(config.num_blocks))) {
-      for (int64_t k = first; k < needed; ++k) {
-        if (ids[k] >= 0 && ids[k] < config.num_blocks) continue;
-        return absl::OutOfRangeError(absl::StrCat("BuildMetadata: request ", i, ": block id ", k,
-                                                  " of KV group ", g, " is ", ids[k],
-                                                  "; ids are from 0 to ", config.num_blocks - 1));
-      }
-    }
-    const int64_t block_size = config.manager_block_size;
-    for (int64_t k =
-             static_cast<uint32_t>(request.num_computed_tokens) / static_cast<uint32_t>(block_size);
-         k < needed; ++k) {
-      if (ids[k] == config.null_block) continue;
-      uint32_t& writer = group.writer[static_cast<size_t>(ids[k])];
-      written_twice |= writer == check_;
-      writer = check_;
-    }
-  }
-  // Two requests may write to different rows of a block; slots tell.
-  return written_twice ? FindDuplicateSlot(input, g) : absl::OkStatus();
-}
-
-absl::Status AttentionMetadataBuilder::FindDuplicateSlot(const BatchInput& input, size_t g) {
-  const Group& group = groups_[g];
-  std::vector<std::pair<int64_t, int64_t>>
-      slots;  // slot, request; allocates on this rare path only
-  std::vector<int64_t> own;
-  for (size_t i = 0; i < input.requests.size(); ++i) {
-    own.resize(static_cast<size_t>(input.requests[i].num_scheduled_tokens));
-    FillSlots(group.config, group.rows_per_block, input.block_ids[i * groups_.size() + g],
-              input.requests[i], own.data());
-    for (const int64_t slot : own) {
-      if (slot >= 0) slots.emplace_back(slot, static_cast<int64_t>(i));
-    }
-  }
-  std::sort(slots.begin(), slots.end());
-  for (size_t i = 0; i + 1 < slots.size(); ++i) {
-    if (slots[i].first != slots[i + 1].first) continue;
-    return absl::InvalidArgumentError(absl::StrCat("BuildMetadata: request ", slots[i + 1].second,
-                                                   ": slot ", slots[i].first, " of KV group ", g,
-                                                   " is also written by request ", slots[i].second,
-                                                   "; new tokens need slots of their own"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status AttentionMetadataBuilder::FetchMasks(bool causal) {
-  if (masks_ == nullptr) return absl::OkStatus();
-  attention_mask_ = {};
-  custom_mask_ = {};
-  std::fill(window_masks_.begin(), window_masks_.end(), MaskRef());
-  if (!causal) return absl::OkStatus();
-  const auto fetch = [](absl::StatusOr<MaskRef> from, MaskRef& to) {
-    if (from.ok()) to = *std::move(from);
-    return from.status();
-  };
-  absl::Status status = fetch(masks_->AttentionMask(is_pooling_), attention_mask_);
-  if (status.ok()) status = fetch(masks_->CustomMask(), custom_mask_);
-  for (size_t g = 0; g < groups_.size() && status.ok(); ++g) {
-    const int64_t window = groups_[g].config.window;
-    if (window > 0) status = fetch(masks_->WindowMask(window), window_masks_[g]);
-  }
-  return status;
-}
-
-BatchSplit AttentionMetadataBuilder::Order(absl::Span<const RequestInput> requests) {
+CommonAttentionMetadata AttentionMetadataBuilder::CountPhases(const BatchInput& input) {
+  const absl::Span<const RequestInput> requests = input.requests;
   const int32_t threshold = split_.decode_threshold;
   const auto may_decode = [&](const RequestInput& request) {
     return request.num_scheduled_tokens <= threshold &&
@@ -404,31 +157,53 @@ BatchSplit AttentionMetadataBuilder::Order(absl::Span<const RequestInput> reques
       if (uniform_count_[n] >= uniform_count_[uniform]) uniform = n;
     }
   }
-  BatchSplit split;
+  CommonAttentionMetadata meta;
+  meta.num_reqs = static_cast<int32_t>(requests.size());
+  meta.causal = input.causal;
   for (size_t i = 0; i < requests.size(); ++i) {
     const RequestInput& request = requests[i];
-    if (may_decode(request) && (uniform == 0 || request.num_scheduled_tokens == uniform)) {
+    const auto scheduled = static_cast<int32_t>(request.num_scheduled_tokens);
+    const auto computed = static_cast<int32_t>(request.num_computed_tokens);
+    if (may_decode(request) && (uniform == 0 || scheduled == uniform)) {
       phase_[i] = kDecode;
-      ++split.num_decodes;
-      split.num_decode_tokens += static_cast<int32_t>(request.num_scheduled_tokens);
+      ++meta.num_decodes;
+      meta.num_decode_tokens += scheduled;
     } else {
-      phase_[i] = request.num_computed_tokens > 0 ? kExtend : kFresh;
-      split.num_extends += phase_[i] == kExtend;
-      ++split.num_prefills;
-      split.num_prefill_tokens += static_cast<int32_t>(request.num_scheduled_tokens);
+      phase_[i] = computed > 0 ? kExtend : kFresh;
+      meta.num_extends += phase_[i] == kExtend;
+      ++meta.num_prefills;
+      meta.num_prefill_tokens += scheduled;
     }
+    meta.max_query_len = std::max(meta.max_query_len, scheduled);
+    meta.max_seq_len = std::max(meta.max_seq_len, computed + scheduled);
   }
-  int32_t next[3] = {0, split.num_decodes, split.num_decodes + split.num_extends};
+  meta.num_actual_tokens = meta.num_decode_tokens + meta.num_prefill_tokens;
+  return meta;
+}
+
+absl::Status AttentionMetadataBuilder::FetchMasks(const CommonAttentionMetadata& scalars) {
+  if (!attach_masks_) return absl::OkStatus();
+  for (Group& group : groups_) {
+    group.masks = scalars;
+    group.masks.block_size = group.config.kernel_block_size;
+    const absl::Status status = attach_masks_(group.config, &group.masks);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+void AttentionMetadataBuilder::Order(absl::Span<const RequestInput> requests,
+                                     const CommonAttentionMetadata& scalars) {
+  int32_t next[3] = {0, scalars.num_decodes, scalars.num_decodes + scalars.num_extends};
   for (size_t i = 0; i < requests.size(); ++i) {
     permutation_[next[phase_[i]]++] = static_cast<int32_t>(i);
   }
-  return split;
 }
 
-CommonAttentionMetadata AttentionMetadataBuilder::FillLengths(const BatchInput& input,
-                                                              const BatchSplit& split) {
+CommonAttentionMetadata AttentionMetadataBuilder::FillLengths(
+    const BatchInput& input, const CommonAttentionMetadata& scalars) {
   const auto num_reqs = static_cast<int64_t>(input.requests.size());
-  CommonAttentionMetadata meta;
+  CommonAttentionMetadata meta = scalars;
   int32_t num_tokens = 0;
   query_start_loc_[0] = 0;
   for (int64_t b = 0; b < num_reqs; ++b) {
@@ -439,8 +214,6 @@ CommonAttentionMetadata AttentionMetadataBuilder::FillLengths(const BatchInput& 
     num_tokens += scheduled;
     query_start_loc_[b + 1] = num_tokens;
     seq_lens_[b] = computed + scheduled;
-    meta.max_query_len = std::max(meta.max_query_len, scheduled);
-    meta.max_seq_len = std::max(meta.max_seq_len, computed + scheduled);
   }
   const int64_t rows = std::max(num_reqs, input.padded_num_reqs);
   const int64_t tokens = std::max<int64_t>(num_tokens, input.padded_num_tokens);
@@ -456,8 +229,8 @@ CommonAttentionMetadata AttentionMetadataBuilder::FillLengths(const BatchInput& 
   meta.positions = View(positions_, {tokens});
   meta.host_query_start_loc = {query_start_loc_, static_cast<size_t>(rows + 1)};
   meta.host_seq_lens = {seq_lens_, static_cast<size_t>(rows)};
-  if (split.num_decodes > 0) {
-    const int64_t begin = split.num_decodes;
+  if (meta.num_decodes > 0) {
+    const int64_t begin = meta.num_decodes;
     for (int64_t b = begin; b <= rows; ++b) {
       prefill_query_start_loc_[b - begin] = query_start_loc_[b] - query_start_loc_[begin];
     }
@@ -465,14 +238,8 @@ CommonAttentionMetadata AttentionMetadataBuilder::FillLengths(const BatchInput& 
     meta.host_prefill_query_start_loc = {prefill_query_start_loc_,
                                          static_cast<size_t>(rows - begin + 1)};
   }
-  meta.num_reqs = static_cast<int32_t>(num_reqs);
-  meta.num_actual_tokens = num_tokens;
-  meta.causal = input.causal;
-  meta.num_decodes = split.num_decodes;
-  meta.num_decode_tokens = split.num_decode_tokens;
-  meta.num_extends = split.num_extends;
-  meta.num_prefills = split.num_prefills;
-  meta.num_prefill_tokens = split.num_prefill_tokens;
+  const BatchSplit split = {meta.num_decodes, meta.num_decode_tokens, meta.num_extends,
+                            meta.num_prefills, meta.num_prefill_tokens};
   meta.attn_state =
       StateOf(meta.host_query_start_loc, meta.host_seq_lens, split, split_.decode_threshold);
   return meta;
@@ -489,14 +256,13 @@ void AttentionMetadataBuilder::FillGroup(const BatchInput& input, size_t g) {
       const size_t i = static_cast<size_t>(permutation_[b]);
       const RequestInput& request = input.requests[i];
       const absl::Span<const int32_t> ids = input.block_ids[i * groups_.size() + g];
-      const int64_t first = FirstVisibleBlock(config, request);
+      const int64_t first = config.FirstVisibleBlock(request.num_computed_tokens);
       const int64_t num_blocks = CeilDiv(seq_lens_[b], config.manager_block_size);
       std::fill_n(row, first * group.expansion, group.null_kernel_block);
       ExpandBlockIds(ids.subspan(first, num_blocks - first), group.expansion,
                      row + first * group.expansion);
       end = num_blocks * group.expansion;
-      FillSlots(config, group.rows_per_block, ids, request,
-                group.slot_mapping + query_start_loc_[b]);
+      FillSlots(config, ids, request, group.slot_mapping + query_start_loc_[b]);
     }
     if (group.filled[b] > end) std::fill(row + end, row + group.filled[b], group.null_kernel_block);
     group.filled[b] = static_cast<int32_t>(end);
@@ -525,10 +291,10 @@ void AttentionMetadataBuilder::Publish(const BatchInput& input,
     common = std::min(common, num_blocks * group.config.manager_block_size);
     meta.common_prefix_len = common / meta.block_size * meta.block_size;
   }
-  if (masks_ != nullptr) {
-    meta.attn_mask = attention_mask_;
-    meta.custom_mask = custom_mask_;
-    meta.swa_mask = window_masks_[g];
+  if (attach_masks_) {
+    meta.attn_mask = group.masks.attn_mask;
+    meta.swa_mask = group.masks.swa_mask;
+    meta.custom_mask = group.masks.custom_mask;
   }
   group.has_decode_view = group.has_prefill_view = false;
 }

@@ -224,6 +224,11 @@ TEST(MetadataBuilderTest, UniformDecodesHaveTheCommonestLength) {
   EXPECT_EQ(builder.metadata().num_decodes, 2);
   EXPECT_EQ(builder.metadata().num_decode_tokens, 6);
   EXPECT_EQ(builder.metadata().num_extends, 2);
+  step.requests[3].num_scheduled_tokens = 2;  // 2 and 3 new tokens twice each: the longer wins
+  step.requests[0].num_scheduled_tokens = 3;
+  ASSERT_BUILT(builder, step.Input());
+  EXPECT_THAT(builder.permutation(), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_EQ(builder.metadata().num_decode_tokens, 6);
 }
 
 TEST(MetadataBuilderTest, ViewsSliceTheSameBuffers) {
@@ -255,6 +260,11 @@ TEST(MetadataBuilderTest, ViewsSliceTheSameBuffers) {
   EXPECT_EQ(prefill.attn_state, AttentionState::kPrefillCacheHit);
   EXPECT_EQ(&builder.prefill_view(), &prefill);  // cached
   EXPECT_THAT(CumulativeEnds(prefill), ElementsAre(3, 9, 9, 9));
+
+  step.requests[1].num_computed_tokens = 8;
+  ASSERT_BUILT(builder, step.Input());
+  EXPECT_THAT(builder.decode_view().host_seq_lens, ElementsAre(9));
+  EXPECT_EQ(builder.decode_view().max_seq_len, 9);
 
   CommonAttentionMetadata incomplete = meta;
   incomplete.host_prefill_query_start_loc = {};
@@ -301,62 +311,39 @@ TEST(MetadataBuilderTest, CommonPrefixEndsWhereTheFirstQueryBegins) {
 
 // --- Masks ---
 
-class RecordingMasks final : public MaskProvider {
- public:
-  absl::StatusOr<MaskRef> AttentionMask(bool is_pooling) override {
-    calls.push_back(is_pooling ? "pooling" : "template");
-    return Mask();
-  }
-  absl::StatusOr<MaskRef> WindowMask(int64_t window) override {
-    calls.push_back("window " + std::to_string(window));
-    if (fail) return absl::FailedPreconditionError("not prewarmed");
-    return Mask();
-  }
-  absl::StatusOr<MaskRef> CustomMask() override { return MaskRef(); }
-
-  std::vector<std::string> calls;
-  bool fail = false;
-
- private:
-  static MaskRef Mask() {
-    MaskRef mask;
-    mask.form = MaskForm::kTemplate;
-    return mask;
-  }
-};
+// A template for causal steps, a window mask for groups that have one.
+absl::Status AttachSomeMasks(const KvGroupConfig& config, CommonAttentionMetadata* meta) {
+  if (!meta->causal) return absl::OkStatus();
+  meta->attn_mask.form = MaskForm::kTemplate;
+  if (config.window > 0) meta->swa_mask.form = MaskForm::kTemplate;
+  return meta->max_seq_len > 30 ? absl::FailedPreconditionError("not prewarmed") : absl::OkStatus();
+}
 
 TEST(MetadataBuilderTest, MasksAreAttachedWhereTheBackendAsks) {
-  RecordingMasks masks;
   MetadataBuilderOptions options = SmallOptions();
   options.groups.push_back(options.groups[0]);
   options.groups[1].window = 5;
-  options.masks = &masks;
+  options.attach_masks = AttachSomeMasks;
   AttentionMetadataBuilder builder = NewBuilder(options);
-  masks.calls.clear();
   Step step = {.requests = {{4, 1}}, .tables = {{1, 2}, {3, 4}}};
   ASSERT_BUILT(builder, step.Input());
-  EXPECT_THAT(masks.calls, ElementsAre("template", "window 5"));
   EXPECT_FALSE(builder.metadata(0).attn_mask.null());
   EXPECT_TRUE(builder.metadata(0).swa_mask.null());
+  EXPECT_FALSE(builder.metadata(1).attn_mask.null());
   EXPECT_FALSE(builder.metadata(1).swa_mask.null());
   EXPECT_TRUE(builder.metadata(1).custom_mask.null());
 
-  masks.fail = true;
+  step.requests[0].num_computed_tokens = 31;
+  step.tables.assign(2, {1, 2, 3, 4, 5, 6, 7, 8});
   EXPECT_TRUE(absl::IsFailedPrecondition(builder.Build(step.Input())));
   EXPECT_FALSE(builder.metadata(1).swa_mask.null());
+  EXPECT_EQ(builder.metadata(1).max_seq_len, 5);
 
-  // A mask would hide what a batch that is not causal sees.
   step.input.causal = false;
   ASSERT_BUILT(builder, step.Input());
   EXPECT_TRUE(builder.metadata(0).attn_mask.null());
   EXPECT_TRUE(builder.metadata(1).swa_mask.null());
   EXPECT_FALSE(builder.metadata(0).causal);
-
-  options.is_pooling = true;
-  masks.fail = false;
-  masks.calls.clear();
-  AttentionMetadataBuilder pooling = NewBuilder(options);
-  EXPECT_THAT(masks.calls, ElementsAre("pooling", "window 5"));
 }
 
 // --- Bad input ---
@@ -448,6 +435,20 @@ TEST_F(BadInputTest, IsRefusedAndChangesNothing) {
   ExpectRefused(step, Code::kInvalidArgument, "num_common_prefix_blocks has 2 entries");
   step.input.num_common_prefix_blocks = negative;
   ExpectRefused(step, Code::kInvalidArgument, "num_common_prefix_blocks has -1");
+}
+
+TEST(MetadataBuilderTest, LongTablesAreCheckedThroughout) {
+  MetadataBuilderOptions options = SmallOptions();
+  options.max_seq_len = 400;
+  AttentionMetadataBuilder builder = NewBuilder(options);
+  for (size_t k = 0; k < 70; ++k) {
+    for (const int32_t bad : {-1, 100, 101}) {
+      Step step = {.requests = {{279, 1}}, .tables = {std::vector<int32_t>(70, 99)}};
+      ASSERT_BUILT(builder, step.Input());
+      step.tables[0][k] = bad;
+      EXPECT_TRUE(absl::IsOutOfRange(builder.Build(step.Input()))) << k << " " << bad;
+    }
+  }
 }
 
 TEST(MetadataBuilderTest, ImpossibleConfigurationsAreRefused) {

@@ -66,6 +66,14 @@ int32_t NumParts(int32_t num_multiprocessors, int64_t num_kv_heads, int64_t rows
       std::max<int64_t>(1, num_multiprocessors / (num_kv_heads * CeilDiv(rows, rows_per_tile))));
 }
 
+void AppendCuts(const SplitPlan& plan, int64_t request, int64_t seq_len,
+                std::vector<int64_t>& cuts) {
+  const int64_t first_key = FirstKey(seq_len, plan.type);
+  for (int32_t s = plan.split_offsets[request] + 1; s < plan.split_offsets[request + 1]; ++s) {
+    cuts.push_back(first_key + plan.ranges[s].begin_tile * plan.tile);
+  }
+}
+
 SplitPlanner::SplitPlanner(int64_t max_num_reqs, int64_t max_num_parts) {
   ranges_.reserve(static_cast<size_t>(max_num_reqs + max_num_parts));
   parts_.reserve(static_cast<size_t>(max_num_reqs + max_num_parts));

@@ -78,6 +78,11 @@ constexpr int64_t FirstKey(int64_t seq_len, const KvGroupKey& type) {
   return std::max<int64_t>(0, seq_len - type.window) / type.block_size * type.block_size;
 }
 
+// Where a plan of one list cuts the keys of a request: positions in (0, seq_len), ascending,
+// appended.
+void AppendCuts(const SplitPlan& plan, int64_t request, int64_t seq_len,
+                std::vector<int64_t>& cuts);
+
 struct SplitPlanInput {
   KvGroupKey type = {};  // block_size 0: lists of slots, which know no blocks
   absl::Span<const int32_t> seq_lens = {};

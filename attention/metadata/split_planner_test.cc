@@ -106,6 +106,9 @@ TEST(SplitPlannerTest, WindowsPlanTheBlocksTheyTouch) {
   const std::vector<int32_t> lens = {1000};
   ExpectPlanned(planner, {.type = window, .seq_lens = lens, .policy = SplitPolicy::Fixed(32)});
   EXPECT_EQ(planner.plan().num_splits(0), 4);  // keys 896 to 999
+  std::vector<int64_t> cuts = {7};
+  AppendCuts(planner.plan(), 0, 1000, cuts);
+  EXPECT_THAT(cuts, ElementsAre(7, 928, 960, 992));
 }
 
 TEST(SplitPlannerTest, ASecondListBeginsATileOfItsOwn) {
@@ -140,7 +143,8 @@ TEST(SplitPlannerTest, BadInputLeavesTheLastPlan) {
 TEST(SplitPlannerTest, APlanForOthersIsRecognised) {
   SplitPlanner planner(4, 4);
   const KvGroupKey type = {.block_size = 16};
-  const std::vector<int32_t> lens = {100, 200}, grown = {100, 300}, one = {100};
+  const std::vector<int32_t> lens = {100, 200}, grown = {100, 300}, shrunk = {100, 192},
+                             one = {100};
   ExpectPlanned(planner, {.type = type, .seq_lens = lens});
   const SplitPlan& plan = planner.plan();
   EXPECT_TRUE(CheckPlanFits("PagedDecode", plan, type, lens).ok());
@@ -153,6 +157,7 @@ TEST(SplitPlannerTest, APlanForOthersIsRecognised) {
   refuse({.block_size = 32}, lens, "the plan was made for layers of {block_size=16");
   refuse({.block_size = 16, .window = 64}, lens, "the plan was made for");
   refuse(type, grown, "request 1: the plan has 4 tiles of 64 keys, length 300 needs 5");
+  refuse(type, shrunk, "request 1: the plan has 4 tiles of 64 keys, length 192 needs 3");
   refuse(type, one, "the plan has 2 requests, the batch 1");
   EXPECT_TRUE(absl::IsFailedPrecondition(CheckPlanFits("PagedDecode", SplitPlan(), {}, one)));
 }
@@ -173,12 +178,25 @@ TEST(StepPlansTest, PlansAreKeyedByTheTypeOfLayer) {
   EXPECT_EQ(*plans.Get(window), *first);
   EXPECT_EQ(*plans.Get(c4a), *second);
   EXPECT_EQ(plans.num_plans(), 2);
+  for (const auto vary : std::vector<void (*)(SplitPlanInput&)>{
+           [](auto& i) { i.tile = 32; }, [](auto& i) { i.overhead = 1; },
+           [](auto& i) { i.num_parts = 5; }, [](auto& i) { i.policy = SplitPolicy::None(); },
+           [](auto& i) { i.policy = SplitPolicy::Count(2); },
+           [](auto& i) { i.policy = SplitPolicy::Count(3); }}) {
+    SplitPlanInput varied = window;
+    vary(varied);
+    const absl::StatusOr<const SplitPlan*> other_plan = plans.Get(varied);
+    ASSERT_TRUE(other_plan.ok());
+    EXPECT_EQ(plans.Get(varied).value(), *other_plan);
+    EXPECT_EQ(plans.Get(window).value(), *first);
+  }
+  EXPECT_EQ(plans.num_plans(), 8);
   SplitPlanInput changed = window;
   changed.seq_lens = other;
   EXPECT_TRUE(absl::IsFailedPrecondition(plans.Get(changed).status()));
   changed.num_parts = 0;
   EXPECT_TRUE(absl::IsInvalidArgument(plans.Get(changed).status()));
-  EXPECT_EQ(plans.num_plans(), 2);
+  EXPECT_EQ(plans.num_plans(), 8);
   plans.BeginStep();
   changed.num_parts = 4;
   EXPECT_EQ(*plans.Get(changed), *first);  // the same memory, another step
@@ -373,6 +391,13 @@ TEST(UseCascadeTest, NeedsALongPrefixOfManyRequestsAndPlainKeys) {
                           .num_kv_heads = 8,
                           .num_multiprocessors = 132};
   EXPECT_FALSE(UseCascade(choice));  // the model says no
+  const CascadeChoice tie = {.common_prefix_len = 256,
+                             .num_reqs = 8,
+                             .num_heads = 2,
+                             .num_kv_heads = 1,
+                             .num_multiprocessors = 8};
+  EXPECT_EQ(ModelCascade(tie).cascade, ModelCascade(tie).per_request);
+  EXPECT_FALSE(UseCascade(tie));
   choice.max_query_len = 2;
   EXPECT_TRUE(UseCascade(choice));
   choice.max_query_len = 1;

@@ -73,6 +73,10 @@ class ArgChecker {
     return Fail(absl::StatusCode::kResourceExhausted, absl::StrCat(op_, ": ", text...));
   }
   template <typename... Text>
+  bool Stale(const Text&... text) {
+    return Fail(absl::StatusCode::kFailedPrecondition, absl::StrCat(op_, ": ", text...));
+  }
+  template <typename... Text>
   bool NotBuilt(const Text&... text) {
     return Fail(absl::StatusCode::kUnimplemented, absl::StrCat(op_, ": ", text...));
   }

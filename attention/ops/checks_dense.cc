@@ -1,5 +1,6 @@
 // Checks of attention over caches with heads, or over contiguous keys.
 
+#include "attention/metadata/split_planner.h"
 #include "attention/ops/batch_checks.h"
 #include "attention/ops/checks.h"
 #include "attention/ops/param_checks.h"
@@ -132,6 +133,43 @@ bool CheckPrefix(ArgChecker& check, const CascadeArgs& args, const CacheGeometry
   return true;
 }
 
+// That a plan was made for these requests, this block size and window, and covers the lengths.
+bool CheckPlan(ArgChecker& check, const PagedDecodeArgs& args, int64_t block_size) {
+  if (!check.ok() || args.plan == nullptr) return check.ok();
+  const SplitPlan& plan = *args.plan;
+  const int64_t requests = args.seq_lens.extent[0];
+  if (static_cast<int64_t>(plan.split_offsets.size()) != requests + 1) {
+    return check.Stale("the plan is for ", static_cast<int64_t>(plan.split_offsets.size()) - 1,
+                       " requests, the batch has R = ", requests, "; plan again");
+  }
+  if (plan.type.block_size != 0 && plan.type.block_size != block_size) {
+    return check.Stale("the plan is for block size ", plan.type.block_size, ", the cache has ",
+                       block_size, "; plan per KV group");
+  }
+  if (plan.type.window > 0 && plan.type.window != args.params.window_left + 1) {
+    return check.Stale("the plan is for a window of ", plan.type.window,
+                       " tokens, params.window_left is ", args.params.window_left,
+                       "; plan per KV group");
+  }
+  if (plan.tile < 1) return check.Stale("the plan has tiles of ", plan.tile, " keys");
+  const HostArray<int32_t> lengths(args.seq_lens);
+  for (int64_t b = 0; b < requests; ++b) {
+    const int64_t begin = plan.split_offsets[b], end = plan.split_offsets[b + 1];
+    if (begin < 0 || begin >= end || end > static_cast<int64_t>(plan.ranges.size())) {
+      return check.Stale("the plan has splits ", begin, " to ", end, " of request ", b, " and ",
+                         plan.ranges.size(), " in all; plan again");
+    }
+    if (!lengths.readable()) continue;
+    const int64_t covered = int64_t{plan.ranges[end - 1].end_tile} * plan.tile +
+                            FirstKey(lengths[b], plan.type);
+    if (covered < lengths[b]) {
+      return check.Stale("the plan covers ", covered, " keys of request ", b, " of length ",
+                         lengths[b], "; plan again");
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 absl::Status Check(const ExecContext& context, const PagedDecodeArgs& args) {
@@ -142,6 +180,7 @@ absl::Status Check(const ExecContext& context, const PagedDecodeArgs& args) {
   check.Out("out", args.out, kComputeTypes, {&decode.requests, &decode.heads, &value});
   check.OutIf("lse", args.lse, DType::kF32, {&decode.requests, &decode.heads});
   check.Aligned("out", args.out);
+  CheckPlan(check, args, decode.cache.block_size);
   return check.Finish();
 }
 

@@ -63,7 +63,7 @@ DenseResult DenseAttention(const DenseRequest& request, const DenseParams& param
       }
     }
     for (int64_t i = 0; i < request.q_len; ++i) {
-      const double* s = &scores[i * kv_len];
+      const double* s = scores.data() + i * kv_len;
       double max = -kInfinity, sum = 0;
       for (int64_t j = 0; j < kv_len; ++j) {
         if (std::isnan(s[j]) || s[j] > max) max = s[j];

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/cpu/thread_pool.h"
+#include "attention/metadata/split_planner.h"
 #include "attention/oracle/ops_suite.h"
 
 namespace kvblocks::attention {
@@ -113,6 +114,41 @@ TEST(OpsInvarianceTest, T8EverySplitGivesTheSame) {
     for (int64_t tokens : {16, 64, 512, 2048}) {
       RunPartialAndReduce(paged, tokens);
       EXPECT_EQ(paged.Mismatch(of_parts), "") << tokens;
+    }
+  }
+}
+
+TEST(OpsInvarianceTest, T8PlansGiveTheSameAndMustFit) {
+  for (int64_t window : {0, 50}) {
+    PagedCaseOptions options = DecodeOptions();
+    options.lengths = {900, 1, 0, 64, 333};
+    options.q_lens.assign(5, 1);
+    PagedCase paged(options);
+    if (window > 0) paged.params.window_left = window - 1;
+    SplitPlanInput input;
+    std::vector<int32_t> lengths(options.lengths.begin(), options.lengths.end());
+    input.type = {options.block_size, window, 1};
+    input.seq_lens = lengths;
+    for (int32_t parts : {1, 3, 40}) {
+      input.num_parts = parts;
+      SplitPlanner planner(8, 64);
+      ASSERT_TRUE(planner.Plan(input).ok());
+      PagedDecodeArgs args = paged.DecodeArgs();
+      args.plan = &planner.plan();
+      paged.ClearOutputs();
+      const absl::Status status = OpsUnderTest().PagedDecode({}, args);
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(DType::kF32)), "") << parts;
+      // A plan for other lengths is refused and nothing written.
+      lengths[0] += 200;
+      input.type.window = 0;
+      ASSERT_TRUE(planner.Plan(input).ok());
+      const std::vector<std::byte> before = OutputBytes(paged);
+      EXPECT_EQ(OpsUnderTest().PagedDecode({}, args).code(),
+                absl::StatusCode::kFailedPrecondition);
+      EXPECT_EQ(OutputBytes(paged), before);
+      lengths[0] -= 200;
+      input.type.window = window;
     }
   }
 }

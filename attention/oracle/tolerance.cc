@@ -40,7 +40,7 @@ Tolerance ReferenceTolerance(DType out) {
 }
 
 Tolerance CpuTolerance(DType out) {
-  if (out == DType::kF32 || out == DType::kF64) return {1e-6, 1e-6, 1e-6, 0x1p-24};
+  if (out == DType::kF32 || out == DType::kF64) return {1e-6, 1e-6, 1e-6, 0x1p-24, 0.1};
   return CudaTolerance(out);
 }
 
@@ -92,7 +92,7 @@ std::string Mismatch(const DenseResult& expected, const ConstTensorView& out,
         }
       }
       const double relative = std::sqrt(error2 / norm2);
-      if (norm2 >= 1e-6 && relative > tolerance.relative_l2) {
+      if (std::sqrt(norm2) >= tolerance.relative_from && relative > tolerance.relative_l2) {
         offend(relative / tolerance.relative_l2, "out[", t, ", ", h,
                "] has a relative L2 error of ", relative, ", limit ", tolerance.relative_l2);
       }

@@ -125,6 +125,10 @@ TEST_F(TensorViewTest, HugeStridesDoNotOverflowTheAlgebra) {
   ASSERT_TRUE(last.ok()) << last.status();
   EXPECT_TRUE(last->Reshape({2, 2}).ok());
   EXPECT_TRUE(last->Reshape({4, 1}).ok());
+  // What would join the outer dimension is beyond 2^63.
+  const auto inner = TensorView::Make(data(), DType::kF8E4M3, {2, 2}, {1, 4 * far});
+  ASSERT_TRUE(inner.ok()) << inner.status();
+  EXPECT_FALSE(inner->Reshape({4}).ok());
   EXPECT_EQ(last->SplitLast(4)->extent[0], 1);
   EXPECT_EQ(last->SplitLast(2)->stride[0], 4 * far);
 }

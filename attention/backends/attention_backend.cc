@@ -1,0 +1,65 @@
+#include "attention/backends/attention_backend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "attention/backends/attention_layer.h"
+
+namespace kvblocks::attention {
+namespace {
+
+// Zeros from dimension `dim` on, at `data`.
+void Zero(const TensorView& view, int dim, std::byte* data, int dense_from) {
+  const int64_t size = ElementBytes(view.dtype);
+  if (dim == dense_from) {
+    int64_t elements = 1;
+    for (int i = dim; i < view.rank; ++i) elements *= view.extent[i];
+    std::memset(data, 0, elements * size);
+    return;
+  }
+  for (int64_t i = 0; i < view.extent[dim]; ++i) {
+    Zero(view, dim + 1, data + i * view.stride[dim] * size, dense_from);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionBackend::MakeImpl(
+    const LayerConfig& layer) const {
+  return AttentionLayer::Create(layer, this);
+}
+
+int64_t AttentionBackend::PreferredBlockSize(int64_t default_size) const {
+  const BlockSizes& sizes = SupportedKernelBlockSizes();
+  default_size = std::max<int64_t>(default_size, 1);
+  if (sizes.contains(default_size)) return default_size;
+  int64_t best = 0;
+  if (sizes.multiple_of > 0) {
+    best = (default_size + sizes.multiple_of - 1) / sizes.multiple_of * sizes.multiple_of;
+  }
+  int64_t largest = best;
+  for (int64_t size : sizes.exact) {
+    if (size > default_size && (best == 0 || size < best)) best = size;
+    largest = std::max(largest, size);
+  }
+  return best > 0 ? best : largest;
+}
+
+absl::Status AttentionBackend::FillZeros(const ExecContext& context, const TensorView& out) const {
+  if (!context.device.on_host() || !out.device.on_host()) {
+    return absl::UnimplementedError(
+        absl::StrCat(name(), " cannot fill tensors on ", Name(out.device), " with zeros"));
+  }
+  if (out.empty()) return absl::OkStatus();
+  int dense_from = out.rank;
+  int64_t dense = 1;
+  while (dense_from > 0 &&
+         (out.extent[dense_from - 1] == 1 || out.stride[dense_from - 1] == dense)) {
+    dense *= out.extent[--dense_from];
+  }
+  Zero(out, 0, out.data, dense_from);
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,366 @@
+#include "attention/backends/attention_layer.h"
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "attention/masks/mask_wiring.h"
+#include "attention/metadata/batch_split.h"
+#include "attention/ops/checks.h"
+
+namespace kvblocks::attention {
+namespace {
+
+bool IsBidirectional(AttentionType type) {
+  return type == AttentionType::kEncoder || type == AttentionType::kEncoderOnly;
+}
+
+// [T, H, D] from that or [T, H * D].
+template <typename View>
+absl::StatusOr<View> AsHeads(const LayerConfig& layer, const char* name, const View& view,
+                             int64_t heads, int64_t dim) {
+  const bool flat = view.rank == 2 && view.extent[1] == heads * dim;
+  const bool split = view.rank == 3 && view.extent[1] == heads && view.extent[2] == dim;
+  if (!flat && !split) {
+    return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": ", name, " is ",
+                                                   view.DebugString(), "; [T, ", heads, " * ", dim,
+                                                   "] or [T, ", heads, ", ", dim, "]"));
+  }
+  return split ? view : view.SplitLast(dim);
+}
+
+template <typename View>
+absl::StatusOr<View> FirstRows(const LayerConfig& layer, const char* name, const View& view,
+                               int64_t rows) {
+  if (view.rank < 1 || view.extent[0] < rows) {
+    return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": ", name, " is ",
+                                                   view.DebugString(), "; the batch has ", rows,
+                                                   " tokens"));
+  }
+  return view.Slice(0, 0, rows);
+}
+
+// The first `rows` rows as [rows, heads, dim].
+template <typename View>
+absl::Status TakeRows(const LayerConfig& layer, const char* name, const View& view, int64_t heads,
+                      int64_t dim, int64_t rows, View* taken) {
+  auto shaped = AsHeads(layer, name, view, heads, dim);
+  if (!shaped.ok()) return shaped.status();
+  auto first = FirstRows(layer, name, *shaped, rows);
+  if (!first.ok()) return first.status();
+  *taken = *first;
+  return absl::OkStatus();
+}
+
+template <typename View>
+View Rows(const View& view, int64_t begin, int64_t end) {
+  return *view.Slice(0, begin, end);
+}
+
+int64_t Difference(absl::Span<const int32_t> starts, int64_t i) {
+  return int64_t{starts[i + 1]} - starts[i];
+}
+
+// Requests at the head of the batch that have one new token each.
+int64_t SingleTokenRows(const CommonAttentionMetadata& metadata) {
+  int64_t n = 0;
+  while (n < metadata.num_decodes && Difference(metadata.host_query_start_loc, n) == 1) ++n;
+  return n == metadata.num_decode_tokens ? n : 0;
+}
+
+}  // namespace
+
+// One Forward: the tensors cut to the batch's tokens and shaped [T, heads, dim].
+struct AttentionLayer::Call {
+  const CommonAttentionMetadata* metadata = nullptr;
+  ConstTensorView q, k, v;  // k and v absent: nothing new to store
+  ConstTensorView slots;
+  KvCacheView cache;
+  TensorView out;      // of the tokens
+  TensorView padding;  // rows of out behind them
+  float out_scale = 0;
+  KvScales scales;
+};
+
+absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
+    const LayerConfig& config, const AttentionBackend* backend) {
+  const auto refuse = [&](auto... text) {
+    return absl::InvalidArgumentError(absl::StrCat("layer ", config.name, ": ", text...));
+  };
+  if (config.num_heads < 1 || config.head_size < 1 || config.value_head_size < 0) {
+    return refuse(config.num_heads, " heads of size ", config.head_size, "; at least 1 each");
+  }
+  const int64_t kv_heads = config.is_mla() ? 1 : config.num_kv_heads;
+  if (kv_heads < 1 || config.num_heads % kv_heads != 0) {
+    return refuse(config.num_heads, " heads, no multiple of ", kv_heads, " KV heads");
+  }
+  if (config.window < 0 || config.chunk < 0) {
+    return refuse("window ", config.window, " and chunk ", config.chunk, "; at least 0");
+  }
+  if (!(config.scale >= 0) || !std::isfinite(config.scale)) {
+    return refuse("scale ", config.scale, "; finite and above 0, or 0 for head_size^-1/2");
+  }
+  if (config.is_mla() && (config.rotary_dim < 0 || config.type != AttentionType::kDecoder)) {
+    return refuse("MLA with rotary_dim ", config.rotary_dim, " of type ", Name(config.type),
+                  "; decoders only, rotary_dim at least 0");
+  }
+  LayerConfig full = config;
+  full.num_kv_heads = kv_heads;
+  if (full.value_head_size == 0) full.value_head_size = full.head_size;
+  if (full.scale == 0) full.scale = static_cast<float>(1 / std::sqrt(double(full.head_size)));
+  return std::unique_ptr<AttentionImpl>(new AttentionLayer(full, backend));
+}
+
+AttnParams AttentionLayer::Params(const CommonAttentionMetadata& metadata) const {
+  AttnParams params;
+  params.scale = config_.scale;
+  params.soft_cap = config_.soft_cap;
+  params.causal = config_.type == AttentionType::kDecoder && metadata.causal;
+  if (config_.window > 0 && config_.type != AttentionType::kEncoderDecoder) {
+    params.window_left = config_.window - 1;
+    params.window_right = params.causal ? -1 : config_.window - 1;
+  }
+  params.alibi_slopes = config_.alibi_slopes;
+  params.sinks = config_.sinks;
+  params.block_sparse = config_.block_sparse;
+  params.split = config_.split;
+  if (config_.type != AttentionType::kDecoder) return params;
+  params.chunk = config_.chunk;
+  if (backend_->flags().wants_explicit_masks) params.mask = ChooseMask(metadata, config_.window);
+  return params;
+}
+
+absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
+    const LayerTensors& tensors, const CommonAttentionMetadata* metadata) const {
+  Call call;
+  call.metadata = metadata;
+  call.cache = tensors.cache;
+  call.out_scale = tensors.out_scale;
+  call.scales = config_.scales;
+  const bool mla = config_.is_mla();
+  const int64_t tokens = metadata->num_actual_tokens;
+  const int64_t query_dim = mla ? config_.latent_rank + config_.rotary_dim : config_.head_size;
+  int64_t out_dim = config_.value_head_size;
+  if (mla) out_dim = tensors.cache.absent() ? config_.latent_rank : tensors.cache.value_dim();
+  absl::Status status =
+      TakeRows(config_, "q", tensors.q, config_.num_heads, query_dim, tokens, &call.q);
+  if (status.ok()) {
+    status = TakeRows(config_, "out", tensors.out, config_.num_heads, out_dim, tokens, &call.out);
+  }
+  if (!status.ok()) return status;
+  const auto whole_out = AsHeads(config_, "out", tensors.out, config_.num_heads, out_dim);
+  call.padding = Rows(*whole_out, tokens, whole_out->extent[0]);
+  if (tensors.k.absent() != tensors.v.absent()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", config_.name, ": k and v go together; give both or neither"));
+  }
+  if (tensors.k.absent()) return call;
+  // Keys of an encoder are not the batch's tokens: as many as there are.
+  const bool cross = config_.type == AttentionType::kEncoderDecoder;
+  const int64_t rows = cross ? tensors.k.extent[0] : tokens;
+  const int64_t k_dim = mla ? config_.latent_rank : config_.head_size;
+  const int64_t v_dim = mla ? config_.rotary_dim : config_.value_head_size;
+  status = TakeRows(config_, "k", tensors.k, config_.num_kv_heads, k_dim, rows, &call.k);
+  if (status.ok()) {
+    status = TakeRows(config_, "v", tensors.v, config_.num_kv_heads, v_dim, rows, &call.v);
+  }
+  if (!status.ok()) return status;
+  if (!metadata->slot_mapping.absent()) {
+    call.slots = metadata->slot_mapping;
+    if (!cross) {
+      auto slots = FirstRows(config_, "slot_mapping", metadata->slot_mapping, tokens);
+      if (!slots.ok()) return slots.status();
+      call.slots = *slots;
+    }
+  }
+  return call;
+}
+
+absl::Status AttentionLayer::ZeroPadding(const ExecContext& context, const Call& call) const {
+  return call.padding.empty() ? absl::OkStatus() : backend_->FillZeros(context, call.padding);
+}
+
+absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call) const {
+  if (config_.scale_state == nullptr || !IsQuantizedCode(call.cache.k.dtype)) {
+    return absl::OkStatus();
+  }
+  if (!config_.scale_state->frozen()) {
+    if (call.k.absent() || call.k.extent[0] == 0) return absl::OkStatus();
+    ComputeKvScalesArgs args = config_.scale_divisors;
+    if (!config_.scale_state->q_scale().absent()) args.q = call.q;
+    args.k = call.k, args.v = call.v;
+    absl::Status status = config_.scale_state->ComputeOnce(backend_->ops(), context, args);
+    if (!status.ok()) return status;
+  }
+  if (config_.scale_state->frozen()) call.scales = config_.scale_state->scales();
+  return absl::OkStatus();
+}
+
+absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Call& call) const {
+  const CommonAttentionMetadata& metadata = *call.metadata;
+  if (config_.is_mla()) {
+    return absl::UnimplementedError(absl::StrCat(
+        "layer ", config_.name, ": MLA without a cache; up-project and call VarlenSelfAttention"));
+  }
+  if (call.k.absent()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", config_.name, ": no cache and no k and v; give either"));
+  }
+  VarlenSelfAttentionArgs args;
+  args.q = call.q, args.k = call.k, args.v = call.v;
+  args.query_start_loc = metadata.query_start_loc;
+  args.params = Params(metadata);
+  args.out = call.out;
+  args.out_scale = call.out_scale;
+  // Keys of an encoder have lengths of their own.
+  std::vector<int32_t> kv_starts;
+  if (config_.type == AttentionType::kEncoderDecoder) {
+    kv_starts.push_back(0);
+    for (int32_t length : metadata.host_seq_lens) kv_starts.push_back(kv_starts.back() + length);
+    if (!context.device.on_host()) {
+      return absl::UnimplementedError(absl::StrCat(
+          "layer ", config_.name, ": cross attention without a cache on ", Name(context.device)));
+    }
+    args.kv_start_loc = ViewOf(absl::MakeConstSpan(kv_starts));
+  }
+  const AttentionOps& ops = backend_->ops();
+  return args.params.mask.enabled() ? ops.MaskedAttention(context, args)
+                                    : ops.VarlenSelfAttention(context, args);
+}
+
+absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& call) const {
+  const CommonAttentionMetadata& metadata = *call.metadata;
+  const AttentionOps& ops = backend_->ops();
+  AttnParams params = Params(metadata);
+  if (IsQuantizedCode(call.cache.k.dtype)) params.scales = call.scales;
+  const bool per_request_scales = params.scales.k.rank == 2 || params.scales.v.rank == 2;
+
+  std::optional<ReshapeAndCacheArgs> write;
+  if (!call.k.absent() && config_.shares_cache_of.empty()) {
+    write.emplace();
+    write->k = call.k, write->v = call.v;
+    write->slot_mapping = call.slots;
+    write->cache = call.cache;
+    write->scales = params.scales;
+  }
+
+  const auto prefill_of = [&](const CommonAttentionMetadata& part, int64_t first_row) {
+    PagedPrefillArgs args;
+    const int64_t end = first_row + part.num_actual_tokens;
+    args.q = Rows(call.q, first_row, end);
+    args.out = Rows(call.out, first_row, end);
+    args.cache = call.cache;
+    args.query_start_loc = part.query_start_loc;
+    args.seq_lens = part.seq_lens;
+    args.block_table = part.block_table;
+    args.max_query_len = part.max_query_len;
+    args.max_seq_len = part.max_seq_len;
+    args.params = params;
+    args.out_scale = call.out_scale;
+    return args;
+  };
+
+  // Decodes of one token take the decode operation, unless out is quantised, which only prefills
+  // do.
+  std::optional<PagedDecodeArgs> decode;
+  std::optional<PagedPrefillArgs> prefill;
+  std::optional<CascadeArgs> cascade;
+  const bool as_prefill = call.out_scale > 0 || per_request_scales || params.mask.enabled() ||
+                          config_.type != AttentionType::kDecoder;
+  const int64_t singles = as_prefill ? 0 : SingleTokenRows(metadata);
+  if (config_.use_cascade && metadata.common_prefix_len > 0 && config_.window == 0 &&
+      config_.chunk == 0 && !params.block_sparse.enabled() && !params.mask.enabled() &&
+      params.alibi_slopes.absent()) {
+    cascade = CascadeArgs{prefill_of(metadata, 0), metadata.common_prefix_len};
+  } else if (singles == 0) {
+    prefill = prefill_of(metadata, 0);
+  } else {
+    decode.emplace();
+    decode->q = Rows(call.q, 0, singles);
+    decode->out = Rows(call.out, 0, singles);
+    decode->cache = call.cache;
+    decode->block_table = Rows(metadata.block_table, 0, singles);
+    decode->seq_lens = Rows(metadata.seq_lens, 0, singles);
+    decode->max_seq_len = metadata.max_seq_len;
+    decode->params = params;
+    if (metadata.num_prefills > 0) {
+      auto part = PrefillView(metadata);
+      if (!part.ok()) return part.status();
+      prefill = prefill_of(*part, singles);
+    }
+  }
+
+  absl::Status status;
+  if (write.has_value()) status.Update(Check(context, *write));
+  if (decode.has_value()) status.Update(Check(context, *decode));
+  if (prefill.has_value()) status.Update(Check(context, *prefill));
+  if (cascade.has_value()) status.Update(Check(context, *cascade));
+  if (status.ok() && write.has_value()) status = ops.ReshapeAndCache(context, *write);
+  if (status.ok() && decode.has_value()) status = ops.PagedDecode(context, *decode);
+  if (status.ok() && prefill.has_value()) {
+    status = params.mask.enabled() ? ops.MaskedAttention(context, *prefill)
+                                   : ops.PagedPrefill(context, *prefill);
+  }
+  if (status.ok() && cascade.has_value()) status = ops.Cascade(context, *cascade);
+  return status;
+}
+
+absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call) const {
+  const CommonAttentionMetadata& metadata = *call.metadata;
+  const AttentionOps& ops = backend_->ops();
+  if (call.out_scale > 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("layer ", config_.name, ": MLA with a quantised output"));
+  }
+  std::optional<ConcatAndCacheMlaArgs> write;
+  const bool quantised = IsQuantizedCode(call.cache.k.dtype);
+  if (!call.k.absent() && config_.shares_cache_of.empty()) {
+    write.emplace();
+    write->kv_c = *call.k.Select(1, 0), write->k_pe = *call.v.Select(1, 0);
+    write->slot_mapping = call.slots;
+    write->cache = call.cache;
+    if (quantised) write->scale = call.scales.k;
+  }
+  MlaDecodeArgs attend;
+  attend.q_lat = call.q;
+  attend.cache = call.cache;
+  attend.query_start_loc = metadata.query_start_loc;
+  attend.block_table = metadata.block_table;
+  attend.seq_lens = metadata.seq_lens;
+  attend.max_seq_len = metadata.max_seq_len;
+  attend.params = Params(metadata);
+  if (quantised) attend.params.scales.k = call.scales.k;
+  attend.out = call.out;
+
+  absl::Status status = Check(context, attend);
+  if (write.has_value()) status.Update(Check(context, *write));
+  if (status.ok() && write.has_value()) status = ops.ConcatAndCacheMla(context, *write);
+  if (status.ok()) status = ops.MlaDecode(context, attend);
+  return status;
+}
+
+absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTensors& tensors,
+                                     const CommonAttentionMetadata* metadata) const {
+  if (metadata == nullptr) return backend_->FillZeros(context, tensors.out);
+  absl::StatusOr<Call> call = MakeCall(tensors, metadata);
+  if (!call.ok()) return call.status();
+  const bool no_cache = IsBidirectional(config_.type) || tensors.cache.absent() ||
+                        tensors.cache.k.empty() || metadata->block_table.absent() ||
+                        metadata->block_table.empty();
+  absl::Status status;
+  if (no_cache) {
+    status = SelfAttention(context, *call);
+  } else {
+    status = SettleScales(context, *call);
+    if (status.ok()) {
+      status = config_.is_mla() ? MlaAttention(context, *call) : DenseAttention(context, *call);
+    }
+  }
+  if (status.ok()) status = ZeroPadding(context, *call);
+  return status;
+}
+
+}  // namespace kvblocks::attention

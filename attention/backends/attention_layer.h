@@ -1,0 +1,56 @@
+// AttentionLayer: one attention layer over the operations of any backend.
+//
+// Forward, in order: scales of a quantised cache from the first batch, if asked for; the step's
+// keys and values into the cache; decode rows and prefill rows from the cache to out. Stores come
+// before every read of the step. Arguments of all operations are checked before the first runs, so
+// that a refused call changes nothing (but a frozen scale, which is settled first).
+//
+// Without cache or block table it is self-attention over the new keys alone, and nothing is stored;
+// without metadata (profiling) out is zeros. Output rows of padding are zeros.
+//
+// Cost: beyond the operations, O(R) checks and no allocation but for cross attention without cache.
+// Thread-compatible: layers with a KvScaleState are used by one thread at a time.
+
+#ifndef KVBLOCKS_ATTENTION_BACKENDS_ATTENTION_LAYER_H_
+#define KVBLOCKS_ATTENTION_BACKENDS_ATTENTION_LAYER_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "attention/backends/attention_backend.h"
+#include "attention/backends/layer_config.h"
+
+namespace kvblocks::attention {
+
+class AttentionLayer : public AttentionImpl {
+ public:
+  // `backend` must outlive the layer.
+  static absl::StatusOr<std::unique_ptr<AttentionImpl>> Create(const LayerConfig& config,
+                                                               const AttentionBackend* backend);
+
+  const LayerConfig& config() const override { return config_; }
+  absl::Status Forward(const ExecContext& context, const LayerTensors& tensors,
+                       const CommonAttentionMetadata* metadata) const override;
+
+ private:
+  struct Call;
+
+  AttentionLayer(const LayerConfig& config, const AttentionBackend* backend)
+      : config_(config), backend_(backend) {}
+  absl::StatusOr<Call> MakeCall(const LayerTensors& tensors,
+                                const CommonAttentionMetadata* metadata) const;
+  AttnParams Params(const CommonAttentionMetadata& metadata) const;
+  absl::Status SelfAttention(const ExecContext& context, const Call& call) const;
+  absl::Status DenseAttention(const ExecContext& context, Call& call) const;
+  absl::Status MlaAttention(const ExecContext& context, Call& call) const;
+  absl::Status SettleScales(const ExecContext& context, Call& call) const;
+  absl::Status ZeroPadding(const ExecContext& context, const Call& call) const;
+
+  LayerConfig config_;
+  const AttentionBackend* backend_;
+};
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_BACKENDS_ATTENTION_LAYER_H_

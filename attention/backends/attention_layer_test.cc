@@ -1,0 +1,392 @@
+#include "attention/backends/attention_layer.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "attention/backends/cpu_backends.h"
+#include "attention/backends/layer_fixture.h"
+#include "attention/masks/mask_builder.h"
+#include "attention/masks/mask_wiring.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Prefills, extends, decodes and mixtures of them; each step reads what itself stored.
+void ExpectStepsMatch(LayerFixture& fixture) {
+  const std::vector<std::vector<std::pair<int, int64_t>>> steps = {
+      {{0, 7}, {1, 1}},          {{0, 1}, {1, 5}, {2, 9}}, {{0, 1}, {1, 1}, {2, 1}},
+      {{2, 6}, {0, 1}, {3, 13}}, {{0, 1}, {3, 1}},         {{1, 2}, {2, 3}}};
+  for (size_t i = 0; i < steps.size(); ++i) {
+    ASSERT_EQ(fixture.Step(steps[i]), absl::OkStatus()) << "step " << i;
+    EXPECT_EQ(fixture.Mismatch(), "") << "step " << i;
+  }
+}
+
+TEST(AttentionLayerTest, StepsEqualDenseAttentionOnAllBackends) {
+  for (const AttentionBackend* backend : DefaultBackendRegistry().backends()) {
+    SCOPED_TRACE(backend->name());
+    LayerFixture fixture({}, backend);
+    ExpectStepsMatch(fixture);
+  }
+}
+
+TEST(AttentionLayerTest, FeaturesOfTheLayerReachTheOperations) {
+  const std::vector<float> sinks = {0.5f, -1, 2, 0}, slopes = {0.5f, 0.25f, 0.125f, 0};
+  const ConstTensorView sinks_view = ViewOf(absl::MakeConstSpan(sinks));
+  const ConstTensorView slopes_view = ViewOf(absl::MakeConstSpan(slopes));
+  const LayerConfig layers[] = {{.soft_cap = 2},
+                                {.window = 3},
+                                {.window = 6, .sinks = sinks_view},
+                                {.chunk = 8},
+                                {.sinks = sinks_view},
+                                {.alibi_slopes = slopes_view},
+                                {.chunk = 4, .sinks = sinks_view}};
+  for (const LayerConfig& layer : layers) {
+    SCOPED_TRACE(&layer - layers);
+    LayerFixture fixture(layer, &CpuReferenceBackend());
+    ExpectStepsMatch(fixture);
+  }
+}
+
+TEST(AttentionLayerTest, KeysAreStoredBeforeTheyAreRead) {
+  RecordingBackend backend;
+  LayerFixture fixture({}, &backend);
+  ASSERT_EQ(fixture.Step({{0, 5}}), absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "PagedPrefill"));
+  backend.ClearCalls();
+  ASSERT_EQ(fixture.Step({{0, 1}}), absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "PagedDecode"));
+  backend.ClearCalls();
+  ASSERT_EQ(fixture.Step({{1, 3}, {0, 1}}), absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "PagedDecode", "PagedPrefill"));
+}
+
+TEST(AttentionLayerTest, LayerThatSharesACacheStoresNothing) {
+  RecordingBackend backend;
+  LayerFixture owner({}, &CpuReferenceBackend());
+  ASSERT_EQ(owner.Step({{0, 5}, {1, 2}}), absl::OkStatus());
+  const std::vector<std::byte> before = owner.k_cache.bytes;
+  auto sharer = backend.MakeImpl({.name = "sharer",
+                                  .num_heads = 4,
+                                  .num_kv_heads = 2,
+                                  .head_size = 8,
+                                  .shares_cache_of = "layer"});
+  ASSERT_TRUE(sharer.ok());
+  LayerTensors tensors = owner.tensors();
+  Tensor other_k(DType::kF32, {7, 16});  // zeros: would show if stored or read
+  tensors.k = other_k.view;
+  ASSERT_EQ((*sharer)->Forward({}, tensors, &owner.metadata()), absl::OkStatus());
+  EXPECT_EQ(owner.Mismatch(), "");
+  EXPECT_EQ(owner.k_cache.bytes, before);
+  EXPECT_THAT(backend.calls(), ElementsAre("PagedPrefill"));
+}
+
+TEST(AttentionLayerTest, ProfilingFillsZeros) {
+  RecordingBackend backend;
+  LayerFixture fixture({}, &backend);
+  fixture.Prepare({{0, 5}});
+  const std::vector<std::byte> before = fixture.k_cache.bytes;
+  ASSERT_EQ(fixture.layer().Forward({}, fixture.tensors(), nullptr), absl::OkStatus());
+  for (double value : ValuesOf(fixture.tensors().out)) EXPECT_EQ(value, 0);
+  EXPECT_EQ(fixture.k_cache.bytes, before);
+  EXPECT_TRUE(backend.calls().empty());
+}
+
+TEST(AttentionLayerTest, ZerosOfAStridedOutputLeaveTheRestAlone) {
+  Tensor wide(DType::kF32, {3, 6});
+  FillWithPoison(wide);
+  const TensorView columns = *wide.view.Slice(1, 2, 5);
+  ASSERT_EQ(CpuReferenceBackend().FillZeros({}, columns), absl::OkStatus());
+  const std::vector<double> values = wide.Get();
+  for (int i = 0; i < 18; ++i) EXPECT_EQ(values[i] == 0, i % 6 >= 2 && i % 6 < 5) << i;
+}
+
+TEST(AttentionLayerTest, WithoutACacheItAttendsToTheNewKeysAlone) {
+  RecordingBackend backend;
+  LayerFixture fixture({.window = 3}, &backend);
+  fixture.Prepare({{0, 5}, {1, 4}});
+  LayerTensors tensors = fixture.tensors();
+  tensors.cache = {};
+  ASSERT_EQ(fixture.layer().Forward({}, tensors, &fixture.metadata()), absl::OkStatus());
+  fixture.Commit();
+  EXPECT_EQ(fixture.Mismatch(), "");
+  EXPECT_THAT(backend.calls(), ElementsAre("VarlenSelfAttention"));
+  // An empty block table means the same.
+  backend.ClearCalls();
+  CommonAttentionMetadata metadata = fixture.metadata();
+  metadata.block_table = {};
+  ASSERT_EQ(fixture.layer().Forward({}, fixture.tensors(), &metadata), absl::OkStatus());
+  EXPECT_EQ(fixture.Mismatch(), "");
+  EXPECT_THAT(backend.calls(), ElementsAre("VarlenSelfAttention"));
+}
+
+TEST(AttentionLayerTest, EncodersSeeBothSidesAndStoreNothing) {
+  for (const AttentionType type : {AttentionType::kEncoder, AttentionType::kEncoderOnly}) {
+    for (const int64_t window : {0, 2}) {
+      RecordingBackend backend;
+      LayerFixture fixture({.type = type, .window = window}, &backend);
+      const std::vector<std::byte> before = fixture.k_cache.bytes;
+      ASSERT_EQ(fixture.Step({{0, 5}, {1, 3}}), absl::OkStatus());
+      EXPECT_EQ(fixture.Mismatch(), "");
+      EXPECT_EQ(fixture.k_cache.bytes, before);
+      EXPECT_THAT(backend.calls(), ElementsAre("VarlenSelfAttention"));
+    }
+  }
+}
+
+// Two decoder tokens against an encoder of one token and of five, then decodes that bring no keys.
+TEST(AttentionLayerTest, CrossAttentionSeesAllKeysOfTheEncoder) {
+  RecordingBackend backend;
+  LayerFixture encoder({.type = AttentionType::kEncoderDecoder}, &backend);
+  encoder.Prepare({{0, 1}, {1, 5}});  // its metadata stores the encoders' six keys
+  const CommonAttentionMetadata keys = encoder.metadata();
+  const std::vector<int32_t> starts = {0, 2, 3};
+  CommonAttentionMetadata metadata = keys;
+  metadata.query_start_loc = ViewOf(absl::MakeConstSpan(starts));
+  metadata.host_query_start_loc = starts;
+  metadata.num_actual_tokens = 3;
+  metadata.max_query_len = 2;
+  Tensor q(DType::kF32, {3, 32}), out(DType::kF32, {3, 32});
+  std::mt19937_64 random(5);
+  q.Set(NormalDraws(random, 96));
+  LayerTensors tensors = encoder.tensors();
+  tensors.q = q.view, tensors.out = out.view;
+
+  const auto expect_dense = [&] {
+    const std::vector<double> got = out.Get(), all_q = q.Get();
+    const std::vector<double> all_k = ValuesOf(tensors.k), all_v = ValuesOf(tensors.v);
+    size_t at = 0;
+    for (int b = 0; b < 2; ++b) {
+      DenseRequest dense;
+      dense.q_len = starts[b + 1] - starts[b];
+      dense.kv_len = keys.host_seq_lens[b];
+      dense.num_heads = 4, dense.num_kv_heads = 2, dense.key_dim = dense.value_dim = 8;
+      dense.q.assign(all_q.begin() + starts[b] * 32, all_q.begin() + starts[b + 1] * 32);
+      const int64_t first = keys.host_query_start_loc[b];
+      dense.k.assign(all_k.begin() + first * 16, all_k.begin() + (first + dense.kv_len) * 16);
+      dense.v.assign(all_v.begin() + first * 16, all_v.begin() + (first + dense.kv_len) * 16);
+      DenseParams params;
+      params.scale = 1 / std::sqrt(8.0);
+      params.causal = false;
+      for (double expected : DenseAttention(dense, params).out) {
+        EXPECT_NEAR(got[at++], expected, 1e-5);
+      }
+    }
+  };
+  ASSERT_EQ(encoder.layer().Forward({}, tensors, &metadata), absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "PagedPrefill"));
+  expect_dense();
+  // Later steps find the keys in the cache.
+  backend.ClearCalls();
+  FillWithPoison(out);
+  LayerTensors later = tensors;
+  later.k = {}, later.v = {};
+  ASSERT_EQ(encoder.layer().Forward({}, later, &metadata), absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("PagedPrefill"));
+  expect_dense();
+  // And without a cache.
+  FillWithPoison(out);
+  tensors.cache = {};
+  ASSERT_EQ(encoder.layer().Forward({}, tensors, &metadata), absl::OkStatus());
+  expect_dense();
+}
+
+TEST(AttentionLayerTest, PaddingRowsAreNotStoredAndComeOutZero) {
+  LayerFixture fixture({}, &CpuReferenceBackend());
+  fixture.Prepare({{0, 5}});
+  LayerTensors tensors = fixture.tensors();
+  Tensor q(DType::kF32, {8, 32}), k(DType::kF32, {8, 16}), v(DType::kF32, {8, 16});
+  Tensor out(DType::kF32, {8, 32});
+  for (Tensor* tensor : {&q, &k, &v, &out}) FillWithPoison(*tensor);
+  std::memcpy(q.bytes.data(), tensors.q.data, 5 * 32 * 4);
+  std::memcpy(k.bytes.data(), tensors.k.data, 5 * 16 * 4);
+  std::memcpy(v.bytes.data(), tensors.v.data, 5 * 16 * 4);
+  const LayerTensors padded = {q.view, k.view, v.view, tensors.cache, out.view, 0};
+  ASSERT_EQ(fixture.layer().Forward({}, padded, &fixture.metadata()), absl::OkStatus());
+  fixture.Commit();
+  std::memcpy(tensors.out.data, out.bytes.data(), 5 * 32 * 4);
+  EXPECT_EQ(fixture.Mismatch(), "");
+  const std::vector<double> values = out.Get();
+  for (size_t i = 5 * 32; i < values.size(); ++i) EXPECT_EQ(values[i], 0) << i;
+}
+
+// One instance prefills; the other gets the blocks, at other ids, and decodes.
+TEST(AttentionLayerTest, DecodeContinuesAPrefillOfAnotherInstance) {
+  LayerFixture prefiller({.window = 9}, &CpuReferenceBackend());
+  ASSERT_EQ(prefiller.Step({{0, 7}, {1, 10}}), absl::OkStatus());
+  ASSERT_EQ(prefiller.Step({{1, 6}}), absl::OkStatus());
+  LayerFixture decoder({.window = 9}, &CpuReferenceBackend());
+  decoder.ContinueFrom(prefiller);
+  const size_t block_bytes = decoder.k_cache.bytes.size() / LayerFixture::kNumBlocks;
+  for (int request : {0, 1}) {
+    const auto& from = prefiller.blocks(request);
+    const auto& to = decoder.blocks(request);
+    ASSERT_EQ(from.size(), to.size());
+    EXPECT_NE(from, to);
+    for (size_t i = 0; i < from.size(); ++i) {
+      std::memcpy(&decoder.k_cache.bytes[to[i] * block_bytes],
+                  &prefiller.k_cache.bytes[from[i] * block_bytes], block_bytes);
+      std::memcpy(&decoder.v_cache.bytes[to[i] * block_bytes],
+                  &prefiller.v_cache.bytes[from[i] * block_bytes], block_bytes);
+    }
+  }
+  for (int step = 0; step < 6; ++step) {
+    ASSERT_EQ(decoder.Step({{0, 1}, {1, 1}}), absl::OkStatus());
+    EXPECT_EQ(decoder.Mismatch(), "") << step;
+  }
+}
+
+TEST(AttentionLayerTest, ScalesOfTheFirstBatchAreKept) {
+  RecordingBackend backend;
+  Tensor k_scale(DType::kF32, {2}), v_scale(DType::kF32, {2});
+  KvScaleState state({}, k_scale.view, v_scale.view);
+  LayerConfig layer{.scale_state = &state};
+  layer.scale_divisors.k_divisor = layer.scale_divisors.v_divisor = 127;
+  LayerFixture fixture(layer, &backend, DType::kI8);
+  ASSERT_EQ(fixture.Step({{0, 9}}), absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("ComputeKvScales", "ReshapeAndCache", "PagedPrefill"));
+  EXPECT_EQ(fixture.Mismatch(/*limit=*/0.1), "");  // 8-bit keys and values of about 3
+  const std::vector<double> first = k_scale.Get();
+  backend.ClearCalls();
+  ASSERT_EQ(fixture.Step({{0, 1}}), absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "PagedDecode"));
+  EXPECT_EQ(k_scale.Get(), first);
+  EXPECT_EQ(fixture.Mismatch(0.1), "");
+}
+
+TEST(AttentionLayerTest, ExplicitMasksGiveTheSameResults) {
+  RecordingBackend implicit, masked;
+  masked.flags_.wants_explicit_masks = true;
+  for (const int64_t window : {0, 3}) {
+    LayerFixture plain({.window = window}, &implicit), with_mask({.window = window}, &masked);
+    AttentionMaskBuilder masks;
+    for (const auto& step :
+         std::vector<std::vector<std::pair<int, int64_t>>>{{{0, 7}, {1, 2}}, {{0, 1}, {1, 4}}}) {
+      ASSERT_EQ(plain.Step(step), absl::OkStatus());
+      with_mask.Prepare(step);
+      CommonAttentionMetadata metadata = with_mask.metadata();
+      ASSERT_EQ(AttachMasks(masks, {.explicit_masks = true, .window = window}, &metadata),
+                absl::OkStatus());
+      ASSERT_EQ(with_mask.layer().Forward({}, with_mask.tensors(), &metadata), absl::OkStatus());
+      with_mask.Commit();
+      EXPECT_EQ(with_mask.Mismatch(), "");
+      EXPECT_EQ(ValuesOf(with_mask.tensors().out), ValuesOf(plain.tensors().out));
+    }
+  }
+}
+
+TEST(AttentionLayerTest, CascadeServesACommonPrefix) {
+  RecordingBackend backend;
+  LayerFixture fixture({.use_cascade = true}, &backend);
+  fixture.Prepare({{0, 9}});
+  CommonAttentionMetadata metadata = fixture.metadata();
+  metadata.common_prefix_len = 0;
+  ASSERT_EQ(fixture.layer().Forward({}, fixture.tensors(), &metadata), absl::OkStatus());
+  fixture.Commit();
+  backend.ClearCalls();
+  fixture.Prepare({{0, 2}});
+  metadata = fixture.metadata();
+  metadata.common_prefix_len = 8;
+  ASSERT_EQ(fixture.layer().Forward({}, fixture.tensors(), &metadata), absl::OkStatus());
+  fixture.Commit();
+  EXPECT_EQ(fixture.Mismatch(), "");
+  EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "Cascade"));
+}
+
+// Absorbed queries over latent rows: MQA with the row as key and its first columns as value.
+TEST(AttentionLayerTest, MlaLayerStoresLatentRowsAndAttends) {
+  constexpr int64_t kLatent = 6, kRotary = 2, kHeads = 4, kTokens = 5;
+  RecordingBackend backend;
+  auto layer = backend.MakeImpl({.name = "mla",
+                                 .num_heads = kHeads,
+                                 .head_size = 16,
+                                 .latent_rank = kLatent,
+                                 .rotary_dim = kRotary});
+  ASSERT_TRUE(layer.ok()) << layer.status();
+  LayerFixture lengths({}, &CpuReferenceBackend());  // for its metadata
+  lengths.Prepare({{0, kTokens}});
+  Tensor rows(DType::kF32, {LayerFixture::kNumBlocks, LayerFixture::kBlockSize, kLatent + kRotary});
+  FillWithPoison(rows);
+  const KvCacheView cache = {KvLayout::kMlaLatent, rows.view, *rows.view.Slice(2, 0, kLatent)};
+  Tensor q(DType::kF32, {kTokens, kHeads, kLatent + kRotary}),
+      kv_c(DType::kF32, {kTokens, kLatent});
+  Tensor k_pe(DType::kF32, {kTokens, kRotary}), out(DType::kF32, {kTokens, kHeads, kLatent});
+  std::mt19937_64 random(3);
+  for (Tensor* tensor : {&q, &kv_c, &k_pe}) {
+    tensor->Set(NormalDraws(random, tensor->view.num_elements()));
+  }
+  ASSERT_EQ((*layer)->Forward({}, {q.view, kv_c.view, k_pe.view, cache, out.view, 0},
+                              &lengths.metadata()),
+            absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("ConcatAndCacheMla", "MlaDecode"));
+  DenseRequest dense;
+  dense.q_len = dense.kv_len = kTokens;
+  dense.num_heads = kHeads, dense.num_kv_heads = 1;
+  dense.key_dim = kLatent + kRotary, dense.value_dim = kLatent;
+  dense.q = q.Get();
+  const std::vector<double> latent = kv_c.Get(), rotary = k_pe.Get();
+  for (int64_t t = 0; t < kTokens; ++t) {
+    dense.k.insert(dense.k.end(), &latent[t * kLatent], &latent[t * kLatent] + kLatent);
+    dense.k.insert(dense.k.end(), &rotary[t * kRotary], &rotary[t * kRotary] + kRotary);
+  }
+  dense.v = latent;
+  DenseParams params;
+  params.scale = 0.25;
+  const std::vector<double> expected = DenseAttention(dense, params).out, got = out.Get();
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-5) << i;
+}
+
+TEST(AttentionLayerTest, RefusedCallsChangeNothing) {
+  RecordingBackend backend;
+  LayerFixture fixture({}, &backend);
+  fixture.Prepare({{0, 5}});
+  const std::vector<std::byte> before = fixture.k_cache.bytes;
+  const auto expect_refused = [&](const LayerTensors& tensors, const CommonAttentionMetadata& meta,
+                                  const char* text) {
+    const absl::Status status = fixture.layer().Forward({}, tensors, &meta);
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+    EXPECT_EQ(fixture.k_cache.bytes, before);
+    for (double value : ValuesOf(fixture.tensors().out)) EXPECT_TRUE(std::isnan(value));
+    EXPECT_TRUE(backend.calls().empty());
+  };
+  LayerTensors tensors = fixture.tensors();
+  tensors.q = *tensors.q.Slice(0, 0, 4);
+  expect_refused(tensors, fixture.metadata(), "the batch has 5 tokens");
+  tensors = fixture.tensors();
+  tensors.k = *tensors.k.Slice(1, 0, 8);
+  expect_refused(tensors, fixture.metadata(), "k is f32[5, 8]");
+  tensors = fixture.tensors();
+  tensors.v = {};
+  expect_refused(tensors, fixture.metadata(), "k and v go together");
+  // A bad block table, found by the read's check before the store runs.
+  const std::vector<int32_t> table = {1, 99};
+  CommonAttentionMetadata metadata = fixture.metadata();
+  metadata.block_table = ViewOf(absl::MakeConstSpan(table), {1, 2});
+  expect_refused(fixture.tensors(), metadata, "block_table[0][1] is 99");
+}
+
+TEST(AttentionLayerTest, BadLayersAreNamed) {
+  const auto message = [](const LayerConfig& layer) {
+    return std::string(CpuReferenceBackend().MakeImpl(layer).status().message());
+  };
+  LayerConfig good{.name = "a", .num_heads = 4, .num_kv_heads = 2, .head_size = 8};
+  EXPECT_EQ(message(good), "");
+  LayerConfig bad = good;
+  bad.num_kv_heads = 3;
+  EXPECT_THAT(message(bad), HasSubstr("layer a: 4 heads, no multiple of 3"));
+  bad = good, bad.head_size = 0;
+  EXPECT_THAT(message(bad), HasSubstr("heads of size 0"));
+  bad = good, bad.window = -1;
+  EXPECT_THAT(message(bad), HasSubstr("window -1"));
+  bad = good, bad.scale = NAN;
+  EXPECT_THAT(message(bad), HasSubstr("scale nan"));
+}
+
+}  // namespace
+}  // namespace kvblocks::attention

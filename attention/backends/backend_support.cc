@@ -1,0 +1,133 @@
+#include "attention/backends/backend_support.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace kvblocks::attention {
+namespace {
+
+template <typename T>
+bool Contains(const std::vector<T>& list, const T& value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+template <typename T>
+std::string Names(const std::vector<T>& list) {
+  return absl::StrCat(
+      "{",
+      absl::StrJoin(list, ", ",
+                    [](std::string* out, const T& value) { absl::StrAppend(out, Name(value)); }),
+      "}");
+}
+
+std::string HeadSize(int64_t head_size, int64_t value_head_size) {
+  return head_size == value_head_size ? absl::StrCat(head_size)
+                                      : absl::StrCat(head_size, "/", value_head_size);
+}
+
+std::string Describe(const BlockSizes& sizes) {
+  std::string text =
+      sizes.exact.empty() ? "" : absl::StrCat("{", absl::StrJoin(sizes.exact, ", "), "}");
+  if (sizes.multiple_of > 0) {
+    absl::StrAppend(&text, text.empty() ? "" : " or ", "multiples of ", sizes.multiple_of);
+  }
+  return text;
+}
+
+}  // namespace
+
+bool BlockSizes::contains(int64_t block_size) const {
+  if (block_size < 1) return false;
+  return Contains(exact, block_size) || (multiple_of > 0 && block_size % multiple_of == 0);
+}
+
+std::vector<Reason> CheckSupport(const BackendSupport& support, const BackendConfig& config) {
+  std::vector<Reason> reasons;
+  const auto refuse = [&](ReasonKind kind, auto... text) {
+    reasons.push_back({kind, absl::StrCat(text...)});
+  };
+  if (support.on_cuda == config.device.on_host()) {
+    refuse(ReasonKind::kDevice, "tensors are on ", Name(config.device));
+  } else if (support.on_cuda && (config.compute_capability < support.least_compute_capability ||
+                                 config.compute_capability >= support.end_compute_capability)) {
+    refuse(ReasonKind::kDevice, "sm_", config.compute_capability, " not in sm_",
+           support.least_compute_capability,
+           support.end_compute_capability == INT32_MAX
+               ? std::string(" and later")
+               : absl::StrCat(" to before sm_", support.end_compute_capability));
+  }
+  if (!Contains(support.ops, config.op)) {
+    refuse(ReasonKind::kOp, "op ", Name(config.op), " not built");
+  }
+  if (!Contains(support.q_dtypes, config.q_dtype)) {
+    refuse(ReasonKind::kDType, "q dtype ", Name(config.q_dtype), " not in ",
+           Names(support.q_dtypes));
+  }
+  if (!Contains(support.cache_dtypes, config.cache_dtype)) {
+    refuse(ReasonKind::kCacheDType, "cache dtype ", Name(config.cache_dtype), " not in ",
+           Names(support.cache_dtypes));
+  }
+  if (config.layout.has_value()) {
+    const KvLayout layout = *config.layout;
+    if (!Contains(support.layouts, layout)) {
+      refuse(ReasonKind::kLayout, "layout ", Name(layout), " not in ", Names(support.layouts));
+    }
+    if (IsMla(layout) != config.features.contains(Feature::kMla)) {
+      refuse(ReasonKind::kCombination, "layout ", Name(layout),
+             IsMla(layout) ? " without mla" : " with mla");
+    }
+    const int64_t x = 16 / ElementBytes(config.cache_dtype);
+    if (layout == KvLayout::kPagedX && config.head_size % x != 0) {
+      refuse(ReasonKind::kAlignment, "head size ", config.head_size,
+             " no multiple of 16 bytes for layout paged_x");
+    }
+  }
+  const int64_t value_head_size =
+      config.value_head_size == 0 ? config.head_size : config.value_head_size;
+  if (config.head_size < 1 || value_head_size < 1) {
+    refuse(ReasonKind::kHeadSize, "head size ", HeadSize(config.head_size, value_head_size),
+           " below 1");
+  } else if (!support.head_sizes.empty() &&
+             !Contains(support.head_sizes, {config.head_size, value_head_size})) {
+    refuse(ReasonKind::kHeadSize, "head size ", HeadSize(config.head_size, value_head_size),
+           " not in {",
+           absl::StrJoin(support.head_sizes, ", ",
+                         [](std::string* out, const std::pair<int64_t, int64_t>& size) {
+                           absl::StrAppend(out, HeadSize(size.first, size.second));
+                         }),
+           "}");
+  }
+  if (config.num_heads < 0 || config.num_kv_heads < 0 ||
+      (config.num_kv_heads > 0 && config.num_heads % config.num_kv_heads != 0)) {
+    refuse(ReasonKind::kCombination, config.num_heads, " heads no multiple of ",
+           config.num_kv_heads, " KV heads");
+  }
+  if (!support.block_sizes.contains(config.block_size)) {
+    refuse(ReasonKind::kBlockSize, "block size ", config.block_size, " not in ",
+           Describe(support.block_sizes));
+  }
+  if (!Contains(support.types, config.type)) {
+    refuse(ReasonKind::kFeature, "attention type ", Name(config.type), " not in ",
+           Names(support.types));
+  }
+  for (int i = 0; i < kNumFeatures; ++i) {
+    const auto feature = static_cast<Feature>(i);
+    if (config.features.contains(feature) && !support.features.contains(feature)) {
+      refuse(ReasonKind::kFeature, Name(feature), " not supported");
+    }
+  }
+  for (const auto& [a, b] : support.exclusive) {
+    if (config.features.contains(a) && config.features.contains(b)) {
+      refuse(ReasonKind::kCombination, Name(a), " not together with ", Name(b));
+    }
+  }
+  if (config.graph_level > support.graph_level) {
+    refuse(ReasonKind::kFeature, "graph level ", Name(config.graph_level), " above ",
+           Name(support.graph_level));
+  }
+  return reasons;
+}
+
+}  // namespace kvblocks::attention

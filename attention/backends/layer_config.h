@@ -1,0 +1,51 @@
+// LayerConfig: what one attention layer of a model is, whatever the batch.
+
+#ifndef KVBLOCKS_ATTENTION_BACKENDS_LAYER_CONFIG_H_
+#define KVBLOCKS_ATTENTION_BACKENDS_LAYER_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+
+#include "attention/backends/backend_config.h"
+#include "attention/cache/kv_scale_state.h"
+#include "attention/ops/params.h"
+#include "attention/tensor/tensor_view.h"
+
+namespace kvblocks::attention {
+
+struct LayerConfig {
+  std::string name = {};
+  AttentionType type = AttentionType::kDecoder;
+  int64_t num_heads = 0, num_kv_heads = 0;
+  int64_t head_size = 0;
+  int64_t value_head_size = 0;  // 0: as head_size
+  float scale = 0;              // 0: head_size^-1/2
+  float soft_cap = 0;
+  int64_t window = 0;  // in tokens, the query included; 0: none
+  int64_t chunk = 0;   // chunked local attention; 0: none
+  ConstTensorView alibi_slopes = {}, sinks = {};
+  BlockSparse block_sparse = {};
+  SplitPolicy split = {};
+
+  // MLA: q is absorbed, [T, H, latent_rank + rotary_dim]; k is kv_c [T, latent_rank] and v k_pe
+  // [T, rotary_dim]; out [T, H, value columns of the cache]. head_size is that of the uncompressed
+  // heads and gives the default scale. 0: no MLA.
+  int64_t latent_rank = 0, rotary_dim = 0;
+
+  // The layer whose cache this one reads; it then stores nothing itself. Empty: its own.
+  std::string shares_cache_of = {};
+
+  // Of a quantised cache: fixed, or computed from the first batch if scale_state is not null.
+  KvScales scales = {};
+  KvScaleState* scale_state = nullptr;
+  ComputeKvScalesArgs scale_divisors = {};  // only its divisors are read
+
+  // Batches with a common prefix are computed as a cascade where that is possible.
+  bool use_cascade = false;
+
+  bool is_mla() const { return latent_rank > 0; }
+};
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_BACKENDS_LAYER_CONFIG_H_

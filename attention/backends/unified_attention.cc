@@ -1,0 +1,100 @@
+#include "attention/backends/unified_attention.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace kvblocks::attention {
+
+absl::Status ForwardContext::AddLayer(std::unique_ptr<AttentionImpl> layer, KvCacheView cache) {
+  if (layer == nullptr) return absl::InvalidArgumentError("AddLayer: a null layer");
+  const std::string name = layer->config().name;
+  if (layers_.contains(name)) {
+    return absl::AlreadyExistsError(absl::StrCat("AddLayer: there is a layer ", name));
+  }
+  layers_.emplace(name, Entry{std::move(layer), cache});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const CommonAttentionMetadata*> ForwardContext::FindMetadata(
+    const std::string& name) const {
+  if (const auto* one = std::get_if<const CommonAttentionMetadata*>(&metadata_)) return *one;
+  const MetadataByLayer* by_layer = std::get_if<MetadataByLayer>(&metadata_);
+  if (const auto* list = std::get_if<std::vector<MetadataByLayer>>(&metadata_)) {
+    if (list->empty()) {
+      return absl::NotFoundError(
+          "UnifiedAttention: the list of metadata is empty; element 0 is "
+          "the base model's");
+    }
+    by_layer = &list->front();
+  }
+  const auto found = by_layer->find(name);
+  if (found == by_layer->end()) {
+    return absl::NotFoundError(
+        absl::StrCat("UnifiedAttention: no metadata for layer ", name, "; give its group's"));
+  }
+  return found->second;
+}
+
+absl::StatusOr<ForwardContext::Layer> ForwardContext::Find(const std::string& name) const {
+  const auto found = layers_.find(name);
+  if (found == layers_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("UnifiedAttention: no layer ", name, " among ", layers_.size()));
+  }
+  Layer layer;
+  layer.impl = found->second.impl.get();
+  layer.cache = found->second.cache;
+  if (const std::string& target = layer.impl->config().shares_cache_of; !target.empty()) {
+    const auto owner = layers_.find(target);
+    if (owner == layers_.end()) {
+      return absl::NotFoundError(absl::StrCat("UnifiedAttention: layer ", name,
+                                              " shares the cache of ", target,
+                                              ", which is not a layer"));
+    }
+    layer.cache = owner->second.cache;
+  }
+  auto metadata = FindMetadata(name);
+  if (!metadata.ok()) return metadata.status();
+  layer.metadata = *metadata;
+  return layer;
+}
+
+absl::Status UnifiedAttention(const ExecContext& context, const ForwardContext& forward,
+                              const std::string& layer_name, const ConstTensorView& q,
+                              const ConstTensorView& k, const ConstTensorView& v,
+                              const TensorView& out, float out_scale) {
+  const auto layer = forward.Find(layer_name);
+  if (!layer.ok()) return layer.status();
+  LayerHooks* hooks = layer->metadata == nullptr ? nullptr : forward.hooks();
+  if (hooks != nullptr) {
+    if (absl::Status status = hooks->WaitForLayer(layer_name, context); !status.ok()) return status;
+  }
+  const LayerTensors tensors = {q, k, v, layer->cache, out, out_scale};
+  absl::Status status = layer->impl->Forward(context, tensors, layer->metadata);
+  if (status.ok() && hooks != nullptr) {
+    status = hooks->SaveLayer(layer_name, layer->cache, *layer->metadata, context);
+  }
+  return status;
+}
+
+absl::StatusOr<OutputShape> InferOutput(const LayerConfig& layer,
+                                        absl::Span<const int64_t> q_extents, DType q_dtype) {
+  const int64_t dim = layer.is_mla()               ? layer.latent_rank
+                      : layer.value_head_size == 0 ? layer.head_size
+                                                   : layer.value_head_size;
+  const int64_t query_dim = layer.is_mla() ? layer.latent_rank + layer.rotary_dim : layer.head_size;
+  const int64_t heads = layer.num_heads;
+  if (q_extents.size() == 2 && q_extents[1] == heads * query_dim) {
+    return OutputShape{{q_extents[0], heads * dim}, q_dtype};
+  }
+  if (q_extents.size() == 3 && q_extents[1] == heads && q_extents[2] == query_dim) {
+    return OutputShape{{q_extents[0], heads, dim}, q_dtype};
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("InferOutput: q of layer ", layer.name, " is [", absl::StrJoin(q_extents, ", "),
+                   "]; [T, ", heads, " * ", query_dim, "] or [T, ", heads, ", ", query_dim, "]"));
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,148 @@
+// For the same targets as simd_kernels.cc.
+#if defined(__x86_64__)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#define HWY_BASELINE_TARGETS HWY_SSE4
+#endif
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "attention/cpu/simd_convert.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+#include <cstring>
+#include <limits>
+
+#include "attention/cpu/simd_kernels.h"
+#include "attention/cpu/simd_load-inl.h"
+#include "attention/tensor/small_floats.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvblocks::attention::simd {
+namespace HWY_NAMESPACE {
+
+// Codes as float32: sign, and the other bits moved to where float32 has exponent and mantissa, which
+// is the value but for the difference of the exponent biases (denormals included).
+template <int kMantissaBits>
+HWY_INLINE VF FromFp8(hn::Vec<hn::Rebind<uint8_t, DF>> codes) {
+  const hn::RebindToUnsigned<DF> du;
+  const hn::RebindToSigned<DF> di;
+  const auto wide = hn::BitCast(du, hn::PromoteTo(di, codes));
+  const auto magnitude = hn::And(wide, hn::Set(du, 0x7f));
+  const auto sign = hn::ShiftLeft<24>(hn::And(wide, hn::Set(du, 0x80)));
+  const float bias = kMantissaBits == 3 ? 0x1p120f : 0x1p112f;
+  VF value = hn::Mul(hn::BitCast(kF, hn::ShiftLeft<23 - kMantissaBits>(magnitude)),
+                     hn::Set(kF, bias));
+  if constexpr (kMantissaBits == 3) {
+    const VF nan = hn::Set(kF, std::numeric_limits<float>::quiet_NaN());
+    value = hn::IfThenElse(
+        hn::RebindMask(kF, hn::Eq(magnitude, hn::Set(du, 0x7f))), nan, value);
+  } else {
+    const auto special = hn::Or(hn::ShiftLeft<21>(magnitude), hn::Set(du, 0x7f800000));
+    value = hn::IfThenElse(
+        hn::RebindMask(kF, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7b))),
+        hn::BitCast(kF, special), value);
+  }
+  return hn::Or(value, hn::BitCast(kF, sign));
+}
+
+template <typename T, typename Convert>
+HWY_INLINE void ConvertVectors(const std::byte* source, int64_t n, float* out, Convert convert) {
+  int64_t d = 0;
+  const T* from = reinterpret_cast<const T*>(source);
+  for (; d + kLanes <= n; d += kLanes) hn::StoreU(convert(from + d), kF, out + d);
+  if (d < n) {
+    alignas(64) T rest[kLanes] = {};
+    std::memcpy(rest, from + d, static_cast<size_t>(n - d) * sizeof(T));
+    hn::StoreU(convert(rest), kF, out + d);
+    d += kLanes;
+  }
+  for (const int64_t end = Padded(n); d < end; d += kLanes) hn::StoreU(hn::Zero(kF), kF, out + d);
+}
+
+void ConvertRowImpl(DType from, const std::byte* source, int64_t n, float* out) {
+  switch (from) {
+    case DType::kF32:
+      return ConvertVectors<float>(source, n, out,
+                                   [](const float* at) HWY_ATTR { return LoadRow(at); });
+    case DType::kBF16:
+      return ConvertVectors<hwy::bfloat16_t>(
+          source, n, out, [](const hwy::bfloat16_t* at) HWY_ATTR { return LoadRow(at); });
+    case DType::kF16:
+      return ConvertVectors<hwy::float16_t>(
+          source, n, out, [](const hwy::float16_t* at) HWY_ATTR { return LoadRow(at); });
+    case DType::kF8E4M3:
+      return ConvertVectors<uint8_t>(source, n, out, [](const uint8_t* at) HWY_ATTR {
+        return FromFp8<3>(hn::LoadU(hn::Rebind<uint8_t, DF>(), at));
+      });
+    case DType::kF8E5M2:
+      return ConvertVectors<uint8_t>(source, n, out, [](const uint8_t* at) HWY_ATTR {
+        return FromFp8<2>(hn::LoadU(hn::Rebind<uint8_t, DF>(), at));
+      });
+    case DType::kI8:
+      return ConvertVectors<int8_t>(source, n, out, [](const int8_t* at) HWY_ATTR {
+        const hn::RebindToSigned<DF> di;
+        return hn::ConvertTo(kF, hn::PromoteTo(di, hn::LoadU(hn::Rebind<int8_t, DF>(), at)));
+      });
+    default:
+      for (int64_t d = 0; d < Padded(n); ++d) {
+        out[d] = d < n ? static_cast<float>(LoadElement(from, source + d * ElementBytes(from))) : 0;
+      }
+  }
+}
+
+HWY_INLINE void RoundToBF16(const float* source, int64_t n, std::byte* out) {
+  for (int64_t d = 0; d < n; ++d) {
+    uint32_t bits;
+    std::memcpy(&bits, source + d, sizeof(bits));
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const uint16_t half = static_cast<uint16_t>(nan ? bits >> 16 | 0x40 : rounded);
+    std::memcpy(out + 2 * d, &half, sizeof(half));
+  }
+}
+
+HWY_INLINE void RoundToF16(const float* source, int64_t n, std::byte* out) {
+  int64_t d = 0;
+#if HWY_TARGET != HWY_SSE4  // which has no instruction for it
+  const hn::Rebind<hwy::float16_t, DF> narrow;
+  for (; d + kLanes <= n; d += kLanes) {
+    hn::StoreU(hn::DemoteTo(narrow, hn::LoadU(kF, source + d)), narrow,
+               reinterpret_cast<hwy::float16_t*>(out) + d);
+  }
+#endif
+  for (; d < n; ++d) StoreElement(DType::kF16, source[d], out + 2 * d);
+}
+
+void RoundRowImpl(DType to, const float* source, int64_t n, std::byte* out) {
+  if (to == DType::kF32) {
+    std::memcpy(out, source, static_cast<size_t>(n) * sizeof(float));
+  } else if (to == DType::kBF16) {
+    RoundToBF16(source, n, out);
+  } else if (to == DType::kF16) {
+    RoundToF16(source, n, out);
+  } else {
+    for (int64_t d = 0; d < n; ++d) StoreElement(to, source[d], out + d * ElementBytes(to));
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvblocks::attention::simd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace kvblocks::attention::simd {
+
+HWY_EXPORT(ConvertRowImpl);
+HWY_EXPORT(RoundRowImpl);
+
+void ConvertRow(DType from, const std::byte* source, int64_t n, float* out) {
+  HWY_DYNAMIC_DISPATCH(ConvertRowImpl)(from, source, n, out);
+}
+void RoundRow(DType to, const float* source, int64_t n, std::byte* out) {
+  HWY_DYNAMIC_DISPATCH(RoundRowImpl)(to, source, n, out);
+}
+
+}  // namespace kvblocks::attention::simd
+
+#endif  // HWY_ONCE

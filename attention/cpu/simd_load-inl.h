@@ -1,0 +1,57 @@
+// Vectors of the SIMD kernels and how rows of narrower types are loaded into them. Included once per
+// target by the files that are compiled for each of them.
+
+#if defined(KVBLOCKS_ATTENTION_CPU_SIMD_LOAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVBLOCKS_ATTENTION_CPU_SIMD_LOAD_INL_H_
+#undef KVBLOCKS_ATTENTION_CPU_SIMD_LOAD_INL_H_
+#else
+#define KVBLOCKS_ATTENTION_CPU_SIMD_LOAD_INL_H_
+#endif
+
+#include "attention/cpu/simd_kernels.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvblocks::attention::simd {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using DD = hn::RepartitionToWide<DF>;
+using VF = hn::Vec<DF>;
+using VD = hn::Vec<DD>;
+constexpr DF kF;
+constexpr DD kD;
+constexpr int kLanes = HWY_MAX_BYTES / sizeof(float);
+static_assert(kRowPad % kLanes == 0 && kLanes >= 4);
+
+HWY_INLINE VF LoadRow(const float* from) { return hn::LoadU(kF, from); }
+HWY_INLINE VF LoadRow(const hwy::bfloat16_t* from) {
+  return hn::PromoteTo(kF, hn::LoadU(hn::Rebind<hwy::bfloat16_t, DF>(), from));
+}
+HWY_INLINE VF LoadRow(const hwy::float16_t* from) {
+#if HWY_TARGET == HWY_SSE4
+  // Without an instruction for it, PromoteTo takes infinities and NaN for numbers. As FromFp8 below.
+  const hn::RebindToUnsigned<DF> du;
+  const hn::RebindToSigned<DF> di;
+  const auto wide = hn::PromoteTo(
+      du, hn::LoadU(hn::Rebind<uint16_t, DF>(), reinterpret_cast<const uint16_t*>(from)));
+  const auto magnitude = hn::And(wide, hn::Set(du, 0x7fff));
+  const auto shifted = hn::ShiftLeft<13>(magnitude);
+  const VF number = hn::Mul(hn::BitCast(kF, shifted), hn::Set(kF, 0x1p112f));
+  const VF special = hn::BitCast(kF, hn::Or(shifted, hn::Set(du, 0x7f800000)));
+  const auto is_special =
+      hn::RebindMask(kF, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7bff)));
+  const VF sign = hn::BitCast(kF, hn::ShiftLeft<16>(hn::And(wide, hn::Set(du, 0x8000))));
+  return hn::Or(hn::IfThenElse(is_special, special, number), sign);
+#else
+  return hn::PromoteTo(kF, hn::LoadU(hn::Rebind<hwy::float16_t, DF>(), from));
+#endif
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvblocks::attention::simd
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVBLOCKS_ATTENTION_CPU_SIMD_LOAD_INL_H_

@@ -1,0 +1,92 @@
+#include "attention/metadata/kv_group.h"
+
+#include <limits>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "attention/metadata/slot_mapping.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxTableEntries = kMaxInt32;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+std::string DebugString(const KvGroupKey& key) {
+  return absl::StrCat("{block_size=", key.block_size, ", window=", key.window,
+                      ", compression_ratio=", key.compression_ratio, "}");
+}
+
+absl::Status CheckKvGroup(const KvGroupConfig& config, int64_t max_num_reqs, int64_t max_seq_len) {
+  if (config.window < 0 || config.window > kMaxInt32) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("window is ", config.window, "; it must be 0 (none) to ", kMaxInt32));
+  }
+  if (config.manager_block_size < 1 || config.manager_block_size > kMaxInt32) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "manager_block_size is ", config.manager_block_size, "; it must be from 1 to ", kMaxInt32));
+  }
+  const int64_t ratio = config.compression_ratio;
+  if (ratio < 1 || config.manager_block_size % ratio != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("compression_ratio is ", ratio,
+                                                   "; it must divide the manager's ",
+                                                   config.manager_block_size, " tokens per block"));
+  }
+  const absl::StatusOr<int64_t> expansion =
+      BlockExpansion(config.manager_block_size / ratio, config.kernel_block_size);
+  if (!expansion.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::string(expansion.status().message()).c_str(),
+                     ratio == 1 ? "" : " (in rows of the compressed cache)"));
+  }
+  if (config.num_blocks < 1 || config.num_blocks > kMaxInt32 / *expansion) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_blocks is ", config.num_blocks, "; it must be from 1 to ",
+                     kMaxInt32 / *expansion, ", so that kernel block ids fit in int32"));
+  }
+  if (config.null_block < -1 || config.null_block >= config.num_blocks) {
+    return absl::InvalidArgumentError(absl::StrCat("null_block is ", config.null_block,
+                                                   "; it must be a block id below ",
+                                                   config.num_blocks, ", or -1 for none"));
+  }
+  const int64_t max_columns = kMaxTableEntries / std::max<int64_t>(1, max_num_reqs) / *expansion;
+  if (CeilDiv(max_seq_len, config.manager_block_size) > max_columns) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a table of max_num_reqs ", max_num_reqs, " times max_seq_len ", max_seq_len,
+                     " in blocks of ", config.kernel_block_size, " has more than ",
+                     kMaxTableEntries, " entries; lower a bound"));
+  }
+  return absl::OkStatus();
+}
+
+void FillSlots(const KvGroupConfig& config, absl::Span<const int32_t> ids,
+               const RequestInput& request, int64_t* slots) {
+  const int64_t block_size = config.manager_block_size, ratio = config.compression_ratio;
+  const int64_t rows_per_block = config.rows_per_block();
+  int64_t p = request.num_computed_tokens;
+  const int64_t end = p + request.num_scheduled_tokens;
+  while (p < end) {
+    // 32-bit division is several times faster, and positions fit.
+    const int64_t block = static_cast<uint32_t>(p) / static_cast<uint32_t>(block_size);
+    const int64_t block_begin = block * block_size;
+    const int64_t run_end = std::min(end, block_begin + block_size);
+    const int32_t id = ids[block];
+    if (id == config.null_block) {
+      slots = std::fill_n(slots, run_end - p, int64_t{-1});
+      p = run_end;
+    } else if (ratio == 1) {
+      const int64_t first = id * rows_per_block - block_begin;
+      for (; p < run_end; ++p) *slots++ = first + p;
+    } else {
+      for (; p < run_end; ++p) {
+        *slots++ = (p + 1) % ratio == 0 ? id * rows_per_block + (p - block_begin) / ratio : -1;
+      }
+    }
+  }
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,507 @@
+// T-6 for attention: each row of the table of bad input, for each operation that has the argument.
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "attention/metadata/split_planner.h"
+#include "attention/ops/checks.h"
+#include "attention/ops/refusals.h"
+
+namespace kvblocks::attention {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ChecksTest, PagedDecodeRefuses) {
+  using Args = PagedDecodeArgs;
+  const auto at = [](Args& a) -> AttnParams& { return a.params; };
+  ExpectRefused<Args>("PagedDecode", Join(ParamRows<Args>(at, true), TableRows<Args>()));
+  ExpectRefused<Args>(
+      "PagedDecode",
+      {{[](Args& a, TensorStore& s) {
+          a.q = s.Input(DType::kF32, {2, 3, 8});
+        },
+        kInvalid,
+        {"H = 3", "Hkv = 2"}},
+       {[](Args& a, TensorStore& s) {
+          a.q = s.Input(DType::kI8, {2, 4, 8});
+        },
+        kInvalid,
+        {"q is i8"}},
+       {[](Args& a, TensorStore& s) {
+          a.q = s.Input(DType::kF32, {2, 4, 16});
+        },
+        kInvalid,
+        {"D = 8"}},
+       {[](Args& a, TensorStore& s) {
+          a.out = s.Output(DType::kF32, {2, 4, 4});
+        },
+        kInvalid,
+        {"out is f32[2, 4, 4]", "Dv = 8"}},
+       {[](Args& a, TensorStore& s) {
+          a.lse = s.Output(DType::kF32, {4, 2});
+        },
+        kInvalid,
+        {"lse is f32[4, 2]", "R = 2"}},
+       {[](Args& a, TensorStore& s) {
+          a.lse = s.Output(DType::kF16, {2, 4});
+        },
+        kInvalid,
+        {"lse is f16"}},
+       {[](Args& a, TensorStore&) { a.q = a.out; }, kInvalid, {"out shares memory with q"}},
+       {[](Args& a, TensorStore&) { a.out.stride[0] = 0; }, kInvalid, {"out", "share memory"}},
+       {[](Args& a, TensorStore&) { a.q = OnCuda(a.q); }, kInvalid, {"q is on cuda:0"}},
+       {[](Args& a, TensorStore& s) {
+          a.cache = NhdCache(s, DType::kI8);
+          a.params.scales.k = s.Values<float>({1, 1, 1, -1}, {2, 2});
+        },
+        kInvalid,
+        {"scales.k[3] is -1"}},
+       {[](Args& a, TensorStore&) { a.q.data += 1; }, kInvalid, {"q begins 1 bytes past", "f32"}}});
+  // Entries that no query may see: outside the window, past the length; the length needs columns.
+  const auto garbage_before = [](Args& a, TensorStore& s) {
+    a.block_table = s.Values<int32_t>({2147480000, 2, 3, -7}, {2, 2});
+  };
+  ExpectAccepted<Args>([&](Args& a, TensorStore& s) {
+    garbage_before(a, s);
+    a.params.window_left = 1;
+  });
+  ExpectAccepted<Args>([&](Args& a, TensorStore& s) {
+    garbage_before(a, s);
+    a.params.chunk = 4;
+  });
+  TensorStore store;
+  Args args = Valid<Args>(store);
+  garbage_before(args, store);
+  args.params.window_left = 2;  // reaches position 3, in block 0
+  EXPECT_EQ(Check({}, args).code(), kRange);
+}
+
+TEST(ChecksTest, PagedDecodePartialRefuses) {
+  using Args = PagedDecodePartialArgs;
+  const auto at = [](Args& a) -> AttnParams& { return a.params; };
+  ExpectRefused<Args>("PagedDecodePartial", Join(ParamRows<Args>(at, true), TableRows<Args>()));
+  ExpectRefused<Args>(
+      "PagedDecodePartial",
+      {{[](Args& a, TensorStore&) { a.partition_tokens = 6; },
+        kInvalid,
+        {"partition_tokens is 6", "block size 4"}},
+       {[](Args& a, TensorStore&) { a.partition_tokens = 0; }, kInvalid, {"partition_tokens is 0"}},
+       {[](Args& a, TensorStore&) { a.max_seq_len = 9; }, kExhausted, {"P = 2", "9 tokens take 3"}},
+       {[](Args& a, TensorStore&) { a.partition_tokens = 8; },
+        kInvalid,
+        {"P = 2", "take 1 exactly"}},
+       {[](Args& a, TensorStore& s) {
+          a.exp_sums = s.Output(DType::kF32, {2, 4, 3});
+        },
+        kInvalid,
+        {"exp_sums", "P = 2"}},
+       {[](Args& a, TensorStore& s) {
+          a.tmp_out = s.Output(DType::kF16, {2, 4, 2, 8});
+        },
+        kInvalid,
+        {"tmp_out is f16"}},
+       {[](Args& a, TensorStore&) { a.exp_sums = a.max_logits; },
+        kInvalid,
+        {"max_logits shares memory with exp_sums"}}});
+}
+
+TEST(ChecksTest, PagedPrefillRefuses) {
+  using Args = PagedPrefillArgs;
+  const auto at = [](Args& a) -> AttnParams& { return a.params; };
+  ExpectRefused<Args>("PagedPrefill", Join(ParamRows<Args>(at, true), TableRows<Args>()));
+  ExpectRefused<Args>(
+      "PagedPrefill",
+      {{[](Args& a, TensorStore& s) {
+          a.query_start_loc = s.Ints({1, 2, 3});
+        },
+        kInvalid,
+        {"query_start_loc[0] is 1", "must be 0"}},
+       {[](Args& a, TensorStore& s) {
+          a.query_start_loc = s.Ints({0, 4, 3});
+        },
+        kInvalid,
+        {"query_start_loc[2] is 3, below 4"}},
+       {[](Args& a, TensorStore& s) {
+          a.query_start_loc = s.Ints({0, 1, 2});
+        },
+        kInvalid,
+        {"query_start_loc[2] is 2", "T = 3"}},
+       {[](Args& a, TensorStore& s) {
+          a.query_start_loc = s.Ints({0, 3});
+        },
+        kInvalid,
+        {"query_start_loc is i32[2]", "R + 1 = 3"}},
+       {[](Args& a, TensorStore& s) {
+          a.seq_lens = s.Ints({1, 3});
+        },
+        kInvalid,
+        {"seq_lens[0] is 1", "2 queries"}},
+       {[](Args& a, TensorStore&) { a.max_query_len = 1; },
+        kInvalid,
+        {"max_query_len is 1", "2 queries"}},
+       {[](Args& a, TensorStore& s) {
+          a.query_positions = s.Ints({0, 6, 2});
+        },
+        kInvalid,
+        {"query_positions[1] is 6", "length 6"}},
+       {[](Args& a, TensorStore& s) {
+          a.query_positions = s.Ints({0, 5, -1});
+        },
+        kInvalid,
+        {"query_positions[2] is -1"}},
+       {[](Args& a, TensorStore& s) {
+          a.query_positions = s.Ints({0, 5});
+        },
+        kInvalid,
+        {"T = 3"}},
+       {[](Args& a, TensorStore&) { a.out_scale = kNan; }, kInvalid, {"out_scale is nan"}},
+       {[](Args& a, TensorStore&) { a.out_scale = -1; }, kInvalid, {"out_scale is -1"}},
+       {[](Args& a, TensorStore&) { a.out_scale = 1; }, kInvalid, {"out is f32", "f8e4m3"}},
+       {[](Args& a, TensorStore& s) {
+          a.out = s.Output(DType::kF8E4M3, {3, 4, 8});
+        },
+        kInvalid,
+        {"out is f8e4m3"}},
+       {[](Args& a, TensorStore&) { a.out.data = const_cast<std::byte*>(a.cache.v.data); },
+        kInvalid,
+        {"out shares memory with cache.v"}},
+       {[](Args& a, TensorStore& s) {
+          a.q = s.Input(DType::kF32, {3, 5, 8});
+          a.out = {};
+        },
+        kInvalid,
+        {"out is absent"}}});
+  // No query: the table is not read. Padding rows of a bucket: T repeated, length 0.
+  ExpectAccepted<Args>([](Args& a, TensorStore& s) {
+    a.query_start_loc = s.Ints({0, 3, 3, 3});
+    a.seq_lens = s.Ints({6, 6, 0});
+    a.max_query_len = 3;
+    a.block_table = s.Values<int32_t>({1, 2, -1, -1, -1, -1}, {3, 2});
+  });
+  ExpectAccepted<Args>([](Args& a, TensorStore& s) {
+    a.q = s.Input(DType::kF32, {0, 4, 8});
+    a.out = s.Output(DType::kF32, {0, 4, 8});
+    a.lse = {};
+    a.query_start_loc = s.Ints({0});
+    a.seq_lens = s.Ints({});
+    a.block_table = s.Values<int32_t>({}, {0, 0});
+  });
+  // Under causal, blocks behind the last query are not seen.
+  ExpectAccepted<Args>([](Args& a, TensorStore& s) {
+    a.query_positions = s.Ints({1, 3, 2});
+    a.block_table = s.Values<int32_t>({1, -1, 3, 0}, {2, 2});
+  });
+}
+
+TEST(ChecksTest, VarlenSelfAttentionRefuses) {
+  using Args = VarlenSelfAttentionArgs;
+  const auto at = [](Args& a) -> AttnParams& { return a.params; };
+  ExpectRefused<Args>("VarlenSelfAttention", ParamRows<Args>(at, false));
+  ExpectRefused<Args>(
+      "VarlenSelfAttention",
+      {{[](Args& a, TensorStore& s) {
+          a.k = s.Input(DType::kF32, {9, 3, 8});
+        },
+        kInvalid,
+        {"Hkv = 3"}},
+       {[](Args& a, TensorStore& s) {
+          a.k = s.Input(DType::kF32, {9, 2, 6});
+        },
+        kInvalid,
+        {"D = 8"}},
+       {[](Args& a, TensorStore& s) {
+          a.v = s.Input(DType::kF32, {8, 2, 8});
+        },
+        kInvalid,
+        {"Tk = 9"}},
+       {[](Args& a, TensorStore&) { a.kv_start_loc = {}; }, kInvalid, {"k has 9 tokens and q 3"}},
+       {[](Args& a, TensorStore& s) {
+          a.kv_start_loc = s.Ints({0, 6, 8});
+        },
+        kInvalid,
+        {"kv_start_loc[2] is 8", "Tk = 9"}},
+       {[](Args& a, TensorStore& s) {
+          a.kv_start_loc = s.Ints({0, 9});
+        },
+        kInvalid,
+        {"R + 1 = 3"}},
+       {[](Args& a, TensorStore& s) {
+          a.kv_start_loc = s.Ints({0, 1, 9});
+        },
+        kInvalid,
+        {"2 queries"}},
+       {[](Args& a, TensorStore& s) {
+          a.query_start_loc = s.Ints({0, 2, 2});
+        },
+        kInvalid,
+        {"query_start_loc[2] is 2", "T = 3"}},
+       {[](Args& a, TensorStore& s) {
+          a.query_start_loc = s.Ints({});
+          a.kv_start_loc = {};
+        },
+        kInvalid,
+        {"R + 1"}},
+       {[](Args& a, TensorStore& s) { a.params.scales.v = s.Floats({1}); },
+        kInvalid,
+        {"params.scales"}},
+       {[](Args& a, TensorStore& s) {
+          a.query_positions = s.Ints({0, 1, 3});
+        },
+        kInvalid,
+        {"query_positions[2] is 3"}},
+       {[](Args& a, TensorStore&) { a.k = OnCuda(a.k); }, kInvalid, {"k is on cuda:0"}}});
+  // Cross attention: more queries than keys.
+  ExpectAccepted<Args>([](Args& a, TensorStore& s) {
+    a.kv_start_loc = s.Ints({0, 1, 9});
+    a.params.causal = false;
+  });
+}
+
+TEST(ChecksTest, CascadeRefuses) {
+  using Args = CascadeArgs;
+  const auto at = [](Args& a) -> AttnParams& { return a.prefill.params; };
+  ExpectRefused<Args>("Cascade", ParamRows<Args>(at, true));
+  ExpectRefused<Args>(
+      "Cascade", {{[](Args& a, TensorStore&) { a.common_prefix_len = 3; },
+                   kInvalid,
+                   {"common_prefix_len is 3", "block size 4"}},
+                  {[](Args& a, TensorStore&) { a.common_prefix_len = -4; }, kInvalid, {"is -4"}},
+                  {[](Args& a, TensorStore&) { a.common_prefix_len = 12; },
+                   kRange,
+                   {"2 columns", "12", "needs 3"}},
+                  {[](Args& a, TensorStore& s) {
+                     a.prefill.seq_lens = s.Ints({6, 4});
+                   },
+                   kInvalid,
+                   {"request 1 has only 3"}},
+                  {[](Args& a, TensorStore& s) {
+                     a.prefill.block_table = s.Values<int32_t>({1, 2, 4, 3}, {2, 2});
+                   },
+                   kInvalid,
+                   {"block_table[1][0] is 4", "whose block is 1"}},
+                  {[](Args& a, TensorStore&) { a.prefill.params.window_left = 2; },
+                   kUnimplemented,
+                   {"window"}},
+                  {[](Args& a, TensorStore& s) {
+                     a.prefill.query_start_loc = s.Ints({0, 1, 2});
+                   },
+                   kInvalid,
+                   {"query_start_loc"}}});
+}
+
+TEST(ChecksTest, MlaDecodeRefuses) {
+  using Args = MlaDecodeArgs;
+  const auto at = [](Args& a) -> AttnParams& { return a.params; };
+  ExpectRefused<Args>("MlaDecode", Join(ParamRows<Args>(at, true), TableRows<Args>()));
+  ExpectRefused<Args>(
+      "MlaDecode",
+      {{[](Args& a, TensorStore& s) {
+          a.q_lat = s.Input(DType::kF32, {3, 4, 8});
+        },
+        kInvalid,
+        {"q_lat", "R_kv = 6"}},
+       {[](Args& a, TensorStore& s) {
+          a.q_pe = s.Input(DType::kF32, {3, 4, 3});
+        },
+        kInvalid,
+        {"q_pe", "R_pe = 2"}},
+       {[](Args& a, TensorStore&) { a.q_pe = {}; }, kInvalid, {"q_lat", "R_kv + R_pe = 8"}},
+       {[](Args& a, TensorStore&) { a.query_start_loc = {}; }, kInvalid, {"T = 3", "R = 2"}},
+       {[](Args& a, TensorStore& s) {
+          a.query_start_loc = s.Ints({0, 3, 2});
+        },
+        kInvalid,
+        {"query_start_loc[2] is 2, below 3"}},
+       {[](Args& a, TensorStore& s) {
+          a.out = s.Output(DType::kF32, {3, 4, 8});
+        },
+        kInvalid,
+        {"Dv = 6"}},
+       {[](Args& a, TensorStore& s) { a.cache = NhdCache(s); }, kInvalid, {"layout nhd", "MLA"}}});
+}
+
+TEST(ChecksTest, SparseMlaDecodeRefuses) {
+  using Args = SparseMlaDecodeArgs;
+  ExpectRefused<Args>("SparseMlaDecode",
+                      {{[](Args& a, TensorStore& s) {
+                          a.q = s.Input(DType::kF32, {2, 4, 8});
+                        },
+                        kInvalid,
+                        {"q is", "[B, s_q, H, D]"}},
+                       {[](Args& a, TensorStore& s) {
+                          a.q = s.Input(DType::kF32, {2, 2, 4, 8});
+                        },
+                        kInvalid,
+                        {"s_q = 1"}},
+                       {[](Args& a, TensorStore& s) {
+                          a.main.indices = s.Input(DType::kI64, {2, 1, 3});
+                        },
+                        kInvalid,
+                        {"indices is i64", "i32"}},
+                       {[](Args& a, TensorStore& s) {
+                          a.main.topk_len = s.Ints({4, 0});
+                        },
+                        kInvalid,
+                        {"topk_len[0] is 4", "K = 3"}},
+                       {[](Args& a, TensorStore& s) {
+                          a.main.topk_len = s.Ints({-1, 0});
+                        },
+                        kInvalid,
+                        {"topk_len[0] is -1"}},
+                       {[](Args& a, TensorStore& s) {
+                          const TensorView k = s.Input(DType::kF32, {6, 4, 10});
+                          a.extra.cache = {KvLayout::kMlaLatent, k, *k.Slice(2, 0, 6)};
+                        },
+                        kInvalid,
+                        {"extra.cache has rows of 10"}},
+                       {[](Args& a, TensorStore&) { a.extra.cache = {}; },
+                        kInvalid,
+                        {"extra.indices is given without"}},
+                       {[](Args& a, TensorStore&) {
+                          a.extra.cache.k.rank = 2;
+                          a.extra.cache.k.extent[2] = 1;
+                        },
+                        kInvalid,
+                        {"extra.cache.k is"}},
+                       {[](Args& a, TensorStore&) { a.scale = 0; }, kInvalid, {"scale is 0"}},
+                       {[](Args& a, TensorStore& s) {
+                          a.sinks = s.Floats({0, 0, 0, kNan});
+                        },
+                        kInvalid,
+                        {"sinks[3] is NaN"}},
+                       {[](Args& a, TensorStore& s) { a.kv_scale = s.Floats({1}); },
+                        kInvalid,
+                        {"kv_scale is given"}},
+                       {[](Args& a, TensorStore& s) {
+                          a.out = s.Output(DType::kF32, {2, 1, 4, 8});
+                        },
+                        kInvalid,
+                        {"Dv = 6"}}});
+  ExpectAccepted<Args>([](Args& a, TensorStore& s) {  // K = 0
+    a.main.indices = s.Input(DType::kI32, {2, 1, 0});
+    a.main.topk_len = {};
+  });
+}
+
+TEST(ChecksTest, SparseMlaPrefillRefuses) {
+  using Args = SparseMlaPrefillArgs;
+  ExpectRefused<Args>(
+      "SparseMlaPrefill",
+      {{[](Args& a, TensorStore& s) {
+          a.kv = s.Input(DType::kF32, {5, 2, 8});
+        },
+        kInvalid,
+        {"kv is", "one KV head"}},
+       {[](Args& a, TensorStore& s) {
+          a.kv = s.Input(DType::kF32, {5, 1, 6});
+        },
+        kInvalid,
+        {"D = 8"}},
+       {[](Args& a, TensorStore& s) {
+          a.indices = s.Input(DType::kI32, {3, 1, 3});
+        },
+        kInvalid,
+        {"T = 2"}},
+       {[](Args& a, TensorStore& s) {
+          a.topk_len = s.Ints({0, 5});
+        },
+        kInvalid,
+        {"topk_len[1] is 5"}},
+       {[](Args& a, TensorStore& s) {
+          a.out = s.Output(DType::kF32, {2, 4, 9});
+        },
+        kInvalid,
+        {"rows of 9", "D = 8"}},
+       {[](Args& a, TensorStore& s) {
+          a.max_logits = s.Output(DType::kF32, {2, 3});
+        },
+        kInvalid,
+        {"max_logits", "H = 4"}},
+       {[](Args& a, TensorStore&) { a.scale = kInf; }, kInvalid, {"scale is inf"}},
+       {[](Args& a, TensorStore& s) { a.sinks = s.Floats({0}); }, kInvalid, {"sinks has 1"}}});
+}
+
+TEST(ChecksTest, PlanOfAnotherBatchIsStale) {
+  const auto plan_of = [](const std::vector<int32_t>& lengths, const KvGroupKey& type) {
+    SplitPlanInput input;
+    input.type = type;
+    input.seq_lens = lengths;
+    input.policy = SplitPolicy::Fixed(4);
+    return input;
+  };
+  struct Row {
+    std::vector<int32_t> lengths;
+    KvGroupKey type;
+    int64_t window_left;
+    const char* says;  // null: fine
+  };
+  const std::vector<Row> rows = {
+      {{6, 3}, {.block_size = 4}, -1, nullptr},
+      {{9, 3}, {.block_size = 4}, -1, nullptr},
+      {{6, 3}, {.block_size = 4, .window = 3}, 2, nullptr},
+      {{6, 3}, {.block_size = 4}, 2, nullptr},
+      {{6, 3, 1}, {.block_size = 4}, -1, "the plan is for 3 requests, the batch has R = 2"},
+      {{6, 3}, {.block_size = 2}, -1, "for block size 2, the cache has 4"},
+      {{6, 3}, {.block_size = 4, .window = 3}, -1, "for a window of 3 tokens"},
+      {{4, 3}, {.block_size = 4}, -1, "covers 4 keys of request 0 of length 6"},
+  };
+  for (const Row& row : rows) {
+    SplitPlanner planner(/*max_num_reqs=*/4, /*max_num_parts=*/4);
+    ASSERT_EQ(planner.Plan(plan_of(row.lengths, row.type)), absl::OkStatus());
+    TensorStore store;
+    PagedDecodeArgs args = Valid<PagedDecodeArgs>(store);
+    args.params.window_left = row.window_left;
+    args.plan = &planner.plan();
+    const absl::Status status = Check({}, args);
+    if (row.says == nullptr) {
+      EXPECT_EQ(status, absl::OkStatus());
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(row.says));
+    }
+  }
+}
+
+// AT-5: only for tensors on a CUDA device, where indices are not read.
+TEST(ChecksTest, CudaNeedsAlignedTensors) {
+  TensorStore store;
+  alignas(16) static std::byte buffer[4096];
+  PagedDecodeArgs args = Valid<PagedDecodeArgs>(store);
+  const DeviceId cuda = {DeviceKind::kCuda, 0};
+  int64_t at = 0;
+  const auto place = [&](auto view) {
+    if (view.absent()) return view;
+    view.data = buffer + at;
+    view.device = cuda;
+    at += (view.num_elements() * ElementBytes(view.dtype) + 15) / 16 * 16;
+    return view;
+  };
+  for (ConstTensorView* view : {&args.q, &args.cache.k, &args.cache.v}) *view = place(*view);
+  args.block_table = place(args.block_table);
+  args.seq_lens = place(args.seq_lens);
+  args.out = place(args.out);
+  args.lse = place(args.lse);
+  ASSERT_LE(at, static_cast<int64_t>(sizeof(buffer)));
+  args.max_seq_len = 1;  // lengths are on the device: nobody can tell
+  const ExecContext context = {.device = cuda};
+  EXPECT_EQ(Check(context, args), absl::OkStatus());
+  EXPECT_THAT(std::string(Check({}, args).message()), HasSubstr("the context is on host"));
+
+  PagedDecodeArgs bad = args;
+  bad.q.data += 4;
+  EXPECT_THAT(std::string(Check(context, bad).message()),
+              HasSubstr("q begins 4 bytes past a multiple of 16"));
+  bad = args;
+  bad.q.stride[1] = 7;
+  EXPECT_THAT(std::string(Check(context, bad).message()),
+              HasSubstr("q has stride 7 in dimension 1"));
+  bad = args;
+  bad.out.device.ordinal = 1;
+  EXPECT_THAT(std::string(Check(context, bad).message()),
+              HasSubstr("out is on cuda:1; the context is on cuda:0"));
+}
+
+}  // namespace
+}  // namespace kvblocks::attention
