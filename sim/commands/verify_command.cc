@@ -44,8 +44,8 @@ layer, position and block.
 
 Each KV-cache group of the model is attended to by one small layer: full attention, windows, chunks,
 latent rows (also compressed ones), sink tokens; states (Mamba) are left out. All rows are written
-and all hits are read back, but with --rows only so many queries attend per step and layer: first
-those of requests whose block tables changed, then the others in turn. The report says how many.
+and all hits are read back, but with --rows only so many queries attend per step and layer, half
+of them for requests whose block tables changed, all in turn. The report says how many did.
 
 Examples
   kvsim verify                                          the workload that comes with kvsim
@@ -162,7 +162,6 @@ ExitStatus VerifyCommand::Run() {
   options.max_rows_per_step = rows_;
   options.seed = config->seed();
   VerifyingObserver observer(options);
-  int64_t num_hit_tokens = 0, num_queried_tokens = 0;
   // A wrong number ends the run in the iteration in which it is found.
   setup->simulation.progress_interval = 1;
   auto simulation =
@@ -174,9 +173,7 @@ ExitStatus VerifyCommand::Run() {
     if (!observer.status().ok()) return false;
     const VerifierStats& stats = observer.verifier()->stats();
     is_partial = max_tokens_ > 0 && stats.num_tokens >= max_tokens_;
-    num_hit_tokens = stats.num_hit_tokens;
-    num_queried_tokens = stats.num_hit_tokens + stats.num_tokens;
-    progress.Update(p, num_hit_tokens, num_queried_tokens);
+    progress.Update(p, stats.num_hit_tokens, stats.num_hit_tokens + stats.num_tokens);
     return !is_partial;
   });
   const absl::Status status = (*simulation)->Run();

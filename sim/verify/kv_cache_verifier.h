@@ -83,8 +83,8 @@ struct VerifierOptions {
   std::function<BlockUse(int32_t block)> use_of_block;
 
   bool poison = true;
-  // Query rows attended per step and layer; 0: all. Those of requests whose tables changed come
-  // first, then the others in turn.
+  // Query rows attended per step and layer; 0: all. Requests whose tables changed have half of
+  // them, the others the rest; within both it goes round.
   int64_t max_rows_per_step = 0;
   // Largest difference of an output value; values lie in [-2, 2).
   double tolerance = 1e-5;
@@ -174,6 +174,7 @@ class KvCacheVerifier {
     bool is_new = false;
     bool changed = false;  // it, or a table of it
     size_t index = 0;      // in parts_
+    bool is_queried = false;
   };
   struct Query {
     const Part* part;

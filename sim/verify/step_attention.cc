@@ -166,28 +166,40 @@ void KvCacheVerifier::ChooseQueries() {
   const size_t budget = options_.max_rows_per_step == 0
                             ? std::numeric_limits<size_t>::max()
                             : static_cast<size_t>(options_.max_rows_per_step);
-  const auto take = [&](const Part& part, int64_t position) {
-    if (queries_.size() < budget) queries_.push_back({&part, position});
+  const auto take = [&](const Part& part, int64_t position, size_t limit) {
+    if (queries_.size() >= limit) return false;
+    queries_.push_back({&part, position});
+    return true;
   };
   const auto last = [](const Part& part) { return part.held->num_tokens() - 1; };
-  for (const Part& part : parts_) {
-    if (part.changed) take(part, last(part));
+  // The last row of each: of requests whose tables changed up to half of the budget, then of the
+  // others, both in turn; then of the rest.
+  const size_t num_parts = parts_.size();
+  size_t num_others = 0;
+  for (size_t i = 0; i < num_parts; ++i) {
+    Part& part = parts_[(turn_ + i) % num_parts];
+    part.is_queried = part.changed && take(part, last(part), budget - budget / 2);
   }
-  const size_t num_changed = queries_.size();
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Part& part = parts_[(turn_ + i) % parts_.size()];
-    if (!part.changed) take(part, last(part));
+  for (size_t i = 0; i < num_parts; ++i) {
+    Part& part = parts_[(turn_ + i) % num_parts];
+    if (part.changed || !take(part, last(part), budget)) continue;
+    part.is_queried = true;
+    ++num_others;
   }
-  turn_ += queries_.size() - num_changed;
+  for (Part& part : parts_) {
+    if (!part.is_queried) part.is_queried = take(part, last(part), budget);
+  }
+  turn_ += std::max<size_t>(num_others, 1);
   // Of prompts then a run at the end, the first row, and the rest if all are wanted.
   for (const Part& part : parts_) {
+    if (!part.is_queried) continue;
     for (int64_t p = last(part) - 1; p >= part.num_computed && p > last(part) - kRunLength; --p) {
-      take(part, p);
+      take(part, p, budget);
     }
   }
   for (const Part& part : parts_) {
     for (int64_t p = part.num_computed; p <= last(part) - kRunLength; ++p) {
-      take(part, p);
+      take(part, p, budget);
       if (options_.max_rows_per_step != 0) break;
     }
   }

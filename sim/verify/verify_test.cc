@@ -99,13 +99,14 @@ class Decodes {
  public:
   static constexpr int64_t kRequests = 5;
 
-  Decodes() {
+  // The tables of the first `num_growing` requests change in every step.
+  explicit Decodes(int64_t max_rows = 1, int64_t num_growing = 0) : num_growing_(num_growing) {
     for (int64_t i = 0; i < 200; ++i) tokens_.push_back(i);
     VerifierOptions options;
-    options.num_blocks = 100;
+    options.num_blocks = 300;
     options.groups = {{.name = "full", .block_size = 16}};
     options.ops = &attention::CpuReference();
-    options.max_rows_per_step = 1;
+    options.max_rows_per_step = max_rows;
     verifier_ = KvCacheVerifier::Create(options).value();
   }
 
@@ -115,8 +116,9 @@ class Decodes {
     std::vector<VerifiedRequest> step;
     for (int64_t r = 0; r < kRequests; ++r) {
       const size_t i = static_cast<size_t>(r);
-      for (int64_t b = 0; b <= position / 16; ++b) {
-        blocks[i].push_back(static_cast<int32_t>(1 + 10 * r + b));
+      const int64_t num_blocks = r < num_growing_ ? position + 1 : position / 16 + 1;
+      for (int64_t b = 0; b < num_blocks; ++b) {
+        blocks[i].push_back(FirstBlock(i) + static_cast<int32_t>(b));
       }
       tables[i] = blocks[i];
       step.push_back({.id = static_cast<uint64_t>(r),
@@ -130,28 +132,33 @@ class Decodes {
     return verifier_->OnStep(step);
   }
 
+  static int32_t FirstBlock(size_t request) { return 1 + 50 * static_cast<int32_t>(request); }
   KvCacheVerifier& verifier() { return *verifier_; }
   const std::string& name(size_t request) const { return names_[request]; }
 
  private:
+  const int64_t num_growing_;
   const std::vector<std::string> names_ = {"A", "B", "C", "D", "E"};
   std::vector<int64_t> tokens_;
   std::unique_ptr<KvCacheVerifier> verifier_;
 };
 
 TEST(SamplingTest, EveryRequestHasItsTurn) {
-  for (size_t victim = 0; victim < Decodes::kRequests; ++victim) {
-    Decodes decodes;
-    int64_t position = 0;
-    for (; position < 3; ++position) ASSERT_TRUE(decodes.Step(position).ok());
-    ASSERT_TRUE(decodes.verifier().Drop({static_cast<int32_t>(1 + 10 * victim)}).ok());
-    absl::Status status;
-    for (int64_t i = 0; i < Decodes::kRequests && status.ok(); ++i) {
-      status = decodes.Step(position++);
+  // Also where more tables change in each step than rows are attended.
+  for (const int64_t num_growing : {0, 3}) {
+    for (size_t victim = 0; victim < Decodes::kRequests; ++victim) {
+      Decodes decodes(num_growing == 0 ? 1 : 2, num_growing);
+      int64_t position = 0;
+      for (; position < 3; ++position) ASSERT_TRUE(decodes.Step(position).ok());
+      ASSERT_TRUE(decodes.verifier().Drop({Decodes::FirstBlock(victim)}).ok());
+      absl::Status status;
+      for (int64_t i = 0; i < Decodes::kRequests && status.ok(); ++i) {
+        status = decodes.Step(position++);
+      }
+      ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << num_growing << " " << victim;
+      EXPECT_EQ(decodes.verifier().failure()->request, decodes.name(victim));
+      EXPECT_THAT(decodes.verifier().failure()->text, HasSubstr("the engine dropped the block's"));
     }
-    ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << victim;
-    EXPECT_EQ(decodes.verifier().failure()->request, decodes.name(victim));
-    EXPECT_THAT(decodes.verifier().failure()->text, HasSubstr("the engine dropped the block's"));
   }
 }
 
