@@ -368,7 +368,7 @@ void RunTasks(const DenseBatch& batch, std::vector<Task> tasks, ThreadPool* thre
 
 // How many tasks each of `requests` requests must give so that no thread is left without work.
 int64_t TasksPerRequest(ThreadPool* threads, int64_t requests) {
-  const int64_t all = NumThreads(threads) == 1 ? 1 : 4 * NumThreads(threads);
+  const int64_t all = NumThreads(threads) == 1 ? 1 : 2 * NumThreads(threads);
   return (all + requests - 1) / std::max<int64_t>(1, requests);
 }
 
