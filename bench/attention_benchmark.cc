@@ -7,9 +7,9 @@
 // values that are read, against the bandwidth of summing up a large buffer; prefill counts two
 // multiply-adds per visible query-key pair, head and dimension, against the rate of a small matrix
 // product that stays in the first-level cache. Peak and operation are measured in turns, and the
-// median of their ratios is what counts, because other work on the machine slows both. With --processor_time,
-// what other processes take is not counted. --smoke runs
-// tiny shapes once, so that nothing here rots.
+// median of their ratios is what counts, because other work on the machine slows both. With
+// --processor_time, what other processes take is not counted. --smoke runs tiny shapes once, so
+// that nothing here rots.
 
 #include <algorithm>
 #include <cstdint>
@@ -123,8 +123,7 @@ bool RunShape(const Shape& shape, int rounds, bool processor_time, MachinePeaks*
   const bool mla = shape.layout == KvLayout::kMlaLatent;
   Memory k(shape.dtype, CacheExtents(shape, true, blocks));
   Memory v(shape.dtype, mla ? std::vector<int64_t>{0} : CacheExtents(shape, false, blocks));
-  const DType q_dtype =
-      attention::IsQuantizedCode(shape.dtype) ? DType::kBF16 : shape.dtype;
+  const DType q_dtype = attention::IsQuantizedCode(shape.dtype) ? DType::kBF16 : shape.dtype;
   const int64_t tokens = shape.requests * shape.q_len;
   Memory q(q_dtype, {tokens, shape.heads, shape.dim});
   Memory out(q_dtype, {tokens, shape.heads, shape.value_dim});
@@ -234,8 +233,8 @@ int Run(int argc, char** argv) {
       {"prefill f32 T=1024", DType::kF32, kNhd, 1, 1024, 1024, 32, 8, 128, 128, false},
       {"prefill bf16 T=1024", DType::kBF16, kNhd, 1, 1024, 1024, 32, 8, 128, 128, false},
       {"prefill bf16 T=512 L=4096", DType::kBF16, kNhd, 1, 4096, 512, 32, 8, 128, 128, false},
-      {"mla decode bf16 R=4 L=4096 H=16", DType::kBF16, KvLayout::kMlaLatent, 4, 4096, 1, 16, 1, 576,
-       512, false},
+      {"mla decode bf16 R=4 L=4096 H=16", DType::kBF16, KvLayout::kMlaLatent, 4, 4096, 1, 16, 1,
+       576, 512, false},
       {"mla decode bf16 R=4 L=4096 H=128", DType::kBF16, KvLayout::kMlaLatent, 4, 4096, 1, 128, 1,
        576, 512, false},
   };
@@ -248,7 +247,8 @@ int Run(int argc, char** argv) {
       shape.q_len = std::min<int64_t>(shape.q_len, shape.length);
       shape.requests = std::min<int64_t>(shape.requests, 2);
     }
-    if (!RunShape(shape, smoke ? 1 : std::max(3, rounds), processor_time, &peaks, &threads)) return 1;
+    if (!RunShape(shape, smoke ? 1 : std::max(3, rounds), processor_time, &peaks, &threads))
+      return 1;
   }
   return 0;
 }

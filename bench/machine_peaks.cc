@@ -5,7 +5,10 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench/machine_peaks.cc"
+// clang-format off: before whatever is compiled for each target.
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+// clang-format on
+#include "bench/machine_peaks.h"
 
 #include <sys/mman.h>
 #include <time.h>
@@ -13,7 +16,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "bench/machine_peaks.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -120,7 +122,8 @@ double MachinePeaks::MeasureReads() {
   attention::ParallelFor(threads_, parts, [&](int64_t part, int thread) {
     sums_[thread * 8] += HWY_DYNAMIC_DISPATCH(SumImpl)(floats + part * kPart, kPart);
   });
-  return static_cast<double>(parts * kPart * 4) / (Seconds(processor_time_, attention::NumThreads(threads_)) - start);
+  return static_cast<double>(parts * kPart * 4) /
+         (Seconds(processor_time_, attention::NumThreads(threads_)) - start);
 }
 
 double MachinePeaks::MeasureMatrixFlops() {
@@ -131,7 +134,8 @@ double MachinePeaks::MeasureMatrixFlops() {
     const double done = HWY_DYNAMIC_DISPATCH(MultiplyImpl)(smoke_ ? 10 : 2000, &sums_[thread * 8]);
     if (item == 0) flops = done;
   });
-  return flops * static_cast<double>(items) / (Seconds(processor_time_, attention::NumThreads(threads_)) - start);
+  return flops * static_cast<double>(items) /
+         (Seconds(processor_time_, attention::NumThreads(threads_)) - start);
 }
 
 }  // namespace kvblocks::bench

@@ -1,5 +1,6 @@
 // MachinePeaks: what memory and arithmetic units of this machine give to plain loops, to hold
-// kernels against. Measured on all threads of a pool, with the best instruction set the machine has.
+// kernels against. Measured on all threads of a pool, with the best instruction set the machine
+// has.
 
 #ifndef KVBLOCKS_BENCH_MACHINE_PEAKS_H_
 #define KVBLOCKS_BENCH_MACHINE_PEAKS_H_
@@ -17,8 +18,8 @@ namespace kvblocks::bench {
 // threads wait for each other.
 double Seconds(bool processor_time, int threads);
 
-// Memory of floats that begins at a huge page and asks for such: what large caches should do, and what
-// keeps look-ups of addresses out of the figures.
+// Memory of floats that begins at a huge page and asks for such: what large caches should do, and
+// what keeps look-ups of addresses out of the figures.
 class HugeBuffer {
  public:
   explicit HugeBuffer(int64_t bytes);

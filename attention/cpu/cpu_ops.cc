@@ -64,8 +64,8 @@ DenseBatch PagedBatch(const ConstTensorView& q, const ConstKvCacheView& cache,
 std::vector<Pieces> PolicyPieces(const DenseBatch& batch) {
   std::vector<Pieces> pieces;
   for (const int64_t length : batch.lengths) {
-    pieces.push_back(PiecesOf(
-        0, length, CutsOf(batch.params.split, length, batch.cache.block_size())));
+    pieces.push_back(
+        PiecesOf(0, length, CutsOf(batch.params.split, length, batch.cache.block_size())));
   }
   return pieces;
 }
@@ -110,22 +110,21 @@ absl::Status CpuOps::PagedDecodePartial(const ExecContext& context,
     pieces.push_back(
         PiecesOf(0, length, CutsOf(SplitPolicy::Fixed(args.partition_tokens), length, 1)));
   }
-  simd::AttendDense(
-      batch, pieces, context.threads,
-      [&](int64_t token, int64_t head, const State* states, int64_t num_states) {
-        const int64_t values = args.tmp_out.extent[3];
-        std::vector<float> zeros(static_cast<size_t>(values), 0.0f);
-        State none;
-        none.max = -std::numeric_limits<float>::infinity();
-        none.out = zeros.data();
-        for (int64_t part = 0; part < args.max_logits.extent[2]; ++part) {
-          const State& state = part < num_states ? states[part] : none;
-          StoreElement(DType::kF32, state.max, args.max_logits.At(token, head, part));
-          StoreElement(DType::kF32, state.sum, args.exp_sums.At(token, head, part));
-          simd::StoreRow(args.tmp_out, args.tmp_out.Offset(token, head, part),
-                         args.tmp_out.stride[3], values, 0, state.out);
-        }
-      });
+  simd::AttendDense(batch, pieces, context.threads,
+                    [&](int64_t token, int64_t head, const State* states, int64_t num_states) {
+                      const int64_t values = args.tmp_out.extent[3];
+                      std::vector<float> zeros(static_cast<size_t>(values), 0.0f);
+                      State none;
+                      none.max = -std::numeric_limits<float>::infinity();
+                      none.out = zeros.data();
+                      for (int64_t part = 0; part < args.max_logits.extent[2]; ++part) {
+                        const State& state = part < num_states ? states[part] : none;
+                        StoreElement(DType::kF32, state.max, args.max_logits.At(token, head, part));
+                        StoreElement(DType::kF32, state.sum, args.exp_sums.At(token, head, part));
+                        simd::StoreRow(args.tmp_out, args.tmp_out.Offset(token, head, part),
+                                       args.tmp_out.stride[3], values, 0, state.out);
+                      }
+                    });
   return absl::OkStatus();
 }
 
@@ -143,8 +142,8 @@ absl::Status CpuOps::ReduceSplits(const ExecContext& context, const ReduceSplits
       State& state = states[part];
       state.max = static_cast<float>(
           LoadElement(args.max_logits.dtype, args.max_logits.At(row, head, part)));
-      state.sum = static_cast<float>(
-          LoadElement(args.exp_sums.dtype, args.exp_sums.At(row, head, part)));
+      state.sum =
+          static_cast<float>(LoadElement(args.exp_sums.dtype, args.exp_sums.At(row, head, part)));
       state.out = rows.data() + part * values;
       if (state.sum == 0) continue;
       for (int64_t d = 0; d < values; ++d) {
@@ -160,8 +159,7 @@ absl::Status CpuOps::ReduceSplits(const ExecContext& context, const ReduceSplits
 namespace {
 
 DenseBatch PrefillBatch(const PagedPrefillArgs& args) {
-  DenseBatch batch =
-      PagedBatch(args.q, args.cache, args.block_table, args.seq_lens, args.params);
+  DenseBatch batch = PagedBatch(args.q, args.cache, args.block_table, args.seq_lens, args.params);
   batch.query_start = simd::IntegersOf(args.query_start_loc);
   if (batch.query_start.empty()) batch.query_start = {0};
   batch.query_positions = args.query_positions;
@@ -197,14 +195,13 @@ absl::Status CpuOps::Cascade(const ExecContext& context, const CascadeArgs& args
   const int64_t num_rows = batch.query_start.back() * num_heads;
   std::vector<State> prefix_states(static_cast<size_t>(num_rows));
   std::vector<float> prefix_rows(static_cast<size_t>(num_rows * values));
-  simd::AttendSharedPrefix(
-      batch, prefix, context.threads,
-      [&](int64_t token, int64_t head, const State* states, int64_t) {
-        const int64_t row = token * num_heads + head;
-        prefix_states[row] = states[0];
-        prefix_states[row].out = prefix_rows.data() + row * values;
-        std::copy_n(states[0].out, values, prefix_rows.data() + row * values);
-      });
+  simd::AttendSharedPrefix(batch, prefix, context.threads,
+                           [&](int64_t token, int64_t head, const State* states, int64_t) {
+                             const int64_t row = token * num_heads + head;
+                             prefix_states[row] = states[0];
+                             prefix_states[row].out = prefix_rows.data() + row * values;
+                             std::copy_n(states[0].out, values, prefix_rows.data() + row * values);
+                           });
   std::vector<Pieces> pieces;
   for (const int64_t length : batch.lengths) pieces.push_back(PiecesOf(prefix, length, {}));
   simd::AttendDense(batch, pieces, context.threads,

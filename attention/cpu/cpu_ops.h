@@ -1,10 +1,11 @@
 // CPU: attention with SIMD instructions and threads, the backend that users run.
 //
 // Every op takes any dense or latent layout, f32, f16 and bf16 and the 8-bit cache types, any head
-// sizes, and all features of AttnParams. Results are within float32 accuracy (relative 1e-6; see the
-// tests), rounded to the output type through float32. They are the same bit for bit whatever the
-// threads, the other requests of the batch and the ids of the blocks; a decode equals the same row
-// of a prefill, an explicit mask the rule it spells out. They may differ between instruction sets.
+// sizes, and all features of AttnParams. Results are within float32 accuracy (relative 1e-6; see
+// the tests), rounded to the output type through float32. They are the same bit for bit whatever
+// the threads, the other requests of the batch and the ids of the blocks; a decode equals the same
+// row of a prefill, an explicit mask the rule it spells out. They may differ between instruction
+// sets.
 //
 // Only pieces change numbers, within the accuracy: a SplitPolicy, a plan or the prefix of a Cascade
 // cut the keys, Auto without a plan does not. Float64 tensors go to CPU_REFERENCE.

@@ -73,14 +73,14 @@ absl::Status CpuOps::SparseMlaDecode(const ExecContext& context,
       }
     }
   }
-  simd::AttendLists(
-      args.q, lists, args.scale, context.threads,
-      [&](int64_t n, int64_t head, const State* states, int64_t num_states) {
-        const int64_t b = n / q_len;
-        const RowWriter writer(args.sinks, 0, args.out.Select(0, b).value(),
-                               args.lse.absent() ? TensorView() : args.lse.Select(0, b).value());
-        writer.WriteStates(n % q_len, head, states, num_states);
-      });
+  simd::AttendLists(args.q, lists, args.scale, context.threads,
+                    [&](int64_t n, int64_t head, const State* states, int64_t num_states) {
+                      const int64_t b = n / q_len;
+                      const RowWriter writer(
+                          args.sinks, 0, args.out.Select(0, b).value(),
+                          args.lse.absent() ? TensorView() : args.lse.Select(0, b).value());
+                      writer.WriteStates(n % q_len, head, states, num_states);
+                    });
   return absl::OkStatus();
 }
 

@@ -49,8 +49,8 @@ void RunPrefill(PagedCase& paged, ThreadPool* threads = nullptr) {
 
 TEST(SimdKernelsTest, RowsWidenExactlyOnEveryTarget) {
   OnEveryTarget([] {
-    for (const DType dtype : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8, DType::kF16,
-                              DType::kBF16, DType::kF32}) {
+    for (const DType dtype :
+         {DType::kF8E4M3, DType::kF8E5M2, DType::kI8, DType::kF16, DType::kBF16, DType::kF32}) {
       const int64_t bytes = ElementBytes(dtype);
       // All codes, or every 7th pattern of the wider types; not a multiple of any vector.
       const int64_t count = bytes == 1 ? 256 : 9363;
@@ -126,8 +126,8 @@ TEST(CpuOpsTest, FloatsAreWithinTheLimitsOnEveryTarget) {
 
 TEST(CpuOpsTest, EveryLayoutAndTypeOnEveryTarget) {
   for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd, KvLayout::kPagedX}) {
-    for (const DType cache : {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3,
-                              DType::kF8E5M2, DType::kI8}) {
+    for (const DType cache :
+         {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
       PagedCaseOptions options;
       options.lengths = {70, 0, 33, 130};
       options.q_lens = {1, 0, 33, 9};

@@ -6,8 +6,9 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/simd_convert.cc"
+// clang-format off: before whatever is compiled for each target.
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-
+// clang-format on
 #include <cstring>
 #include <limits>
 
@@ -20,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvblocks::attention::simd {
 namespace HWY_NAMESPACE {
 
-// Codes as float32: sign, and the other bits moved to where float32 has exponent and mantissa, which
-// is the value but for the difference of the exponent biases (denormals included).
+// Codes as float32: sign, and the other bits moved to where float32 has exponent and mantissa,
+// which is the value but for the difference of the exponent biases (denormals included).
 template <int kMantissaBits>
 HWY_INLINE VF FromFp8(hn::Vec<hn::Rebind<uint8_t, DF>> codes) {
   const hn::RebindToUnsigned<DF> du;
@@ -30,17 +31,16 @@ HWY_INLINE VF FromFp8(hn::Vec<hn::Rebind<uint8_t, DF>> codes) {
   const auto magnitude = hn::And(wide, hn::Set(du, 0x7f));
   const auto sign = hn::ShiftLeft<24>(hn::And(wide, hn::Set(du, 0x80)));
   const float bias = kMantissaBits == 3 ? 0x1p120f : 0x1p112f;
-  VF value = hn::Mul(hn::BitCast(kF, hn::ShiftLeft<23 - kMantissaBits>(magnitude)),
-                     hn::Set(kF, bias));
+  VF value =
+      hn::Mul(hn::BitCast(kF, hn::ShiftLeft<23 - kMantissaBits>(magnitude)), hn::Set(kF, bias));
   if constexpr (kMantissaBits == 3) {
     const VF nan = hn::Set(kF, std::numeric_limits<float>::quiet_NaN());
-    value = hn::IfThenElse(
-        hn::RebindMask(kF, hn::Eq(magnitude, hn::Set(du, 0x7f))), nan, value);
+    value = hn::IfThenElse(hn::RebindMask(kF, hn::Eq(magnitude, hn::Set(du, 0x7f))), nan, value);
   } else {
     const auto special = hn::Or(hn::ShiftLeft<21>(magnitude), hn::Set(du, 0x7f800000));
-    value = hn::IfThenElse(
-        hn::RebindMask(kF, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7b))),
-        hn::BitCast(kF, special), value);
+    value =
+        hn::IfThenElse(hn::RebindMask(kF, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7b))),
+                       hn::BitCast(kF, special), value);
   }
   return hn::Or(value, hn::BitCast(kF, sign));
 }

@@ -123,8 +123,8 @@ void Worker::Begin() {
   request_of_.clear();
   row_views_.clear();
   const auto& starts = batch_->query_start;
-  int64_t b = std::upper_bound(starts.begin(), starts.end(), task_->token_begin) -
-              starts.begin() - 1;
+  int64_t b =
+      std::upper_bound(starts.begin(), starts.end(), task_->token_begin) - starts.begin() - 1;
   Visibility::Request request;
   request.index = -1;
   for (int64_t token = task_->token_begin; token < task_->token_end; ++token) {
@@ -213,8 +213,8 @@ uint64_t Worker::FindSeen(int64_t group, int64_t first, int64_t begin, int64_t e
     ScoreRules& rules = rules_[row];
     rules.soft_cap = params.soft_cap;
     if (!params.alibi_slopes.absent()) {
-      rules.alibi_slope = LoadElement(
-          DType::kF32, params.alibi_slopes.At(HeadOf(task_->group_begin + group, row)));
+      rules.alibi_slope =
+          LoadElement(DType::kF32, params.alibi_slopes.At(HeadOf(task_->group_begin + group, row)));
     }
     rules.first_distance = static_cast<double>(first - view.p);
     if (!view.has_bias) continue;
@@ -290,8 +290,7 @@ void Worker::AttendPiece(int64_t begin, int64_t end) {
       if (group == 0 || per_head_ || has_rules_) wanted = FindSeen(group, first, begin, end);
       if (wanted == 0) continue;
       if (group == 0 || per_head_) FindAddresses(first, wanted, &addresses);
-      key_rows_->Load(addresses, wanted, task_->group_begin + group, widen, scratch_.data(),
-                      &tile);
+      key_rows_->Load(addresses, wanted, task_->group_begin + group, widen, scratch_.data(), &tile);
       if (next_wanted != 0) {
         key_rows_->FindSources(next_addresses, next_wanted, task_->group_begin, num_groups_, group,
                                &upcoming);
@@ -325,13 +324,14 @@ void AddTasks(const DenseBatch& batch, int64_t begin, int64_t end, int64_t table
   const int64_t groups = batch.cache.num_kv_heads();
   const int64_t heads = batch.num_heads() / groups;
   // Few tasks for many threads: heads of a group part, too.
-  const int64_t heads_per_task =
-      std::min({heads, kTaskRows, std::max<int64_t>(4, heads / std::max<int64_t>(1, share / groups))});
+  const int64_t heads_per_task = std::min(
+      {heads, kTaskRows, std::max<int64_t>(4, heads / std::max<int64_t>(1, share / groups))});
   const int64_t tokens_per_task =
       std::min(end - begin, std::max<int64_t>(1, kTaskRows / heads_per_task));
   // Small groups of rows go together, because heads are neighbours in memory.
   int64_t groups_per_task = std::max<int64_t>(1, kTaskRows / (tokens_per_task * heads_per_task));
-  groups_per_task = std::min(groups_per_task, std::max<int64_t>(1, groups / std::max<int64_t>(1, share)));
+  groups_per_task =
+      std::min(groups_per_task, std::max<int64_t>(1, groups / std::max<int64_t>(1, share)));
   Task task;
   task.table_row = table_row;
   task.pieces = &pieces;
@@ -368,7 +368,7 @@ void RunTasks(const DenseBatch& batch, std::vector<Task> tasks, ThreadPool* thre
 
 // How many tasks each of `requests` requests must give so that no thread is left without work.
 int64_t TasksPerRequest(ThreadPool* threads, int64_t requests) {
-  const int64_t all = NumThreads(threads) == 1 ? 1 : 4 * NumThreads(threads);
+  const int64_t all = NumThreads(threads) == 1 ? 1 : 2 * NumThreads(threads);
   return (all + requests - 1) / std::max<int64_t>(1, requests);
 }
 
@@ -419,8 +419,7 @@ void AttendDense(const DenseBatch& batch, const std::vector<Pieces>& pieces, Thr
   }
   const int64_t share = TasksPerRequest(threads, active);
   for (int64_t b = 0; b < batch.num_requests(); ++b) {
-    AddTasks(batch, batch.query_start[b], batch.query_start[b + 1], b, pieces[b], share,
-             &tasks);
+    AddTasks(batch, batch.query_start[b], batch.query_start[b + 1], b, pieces[b], share, &tasks);
   }
   RunTasks(batch, std::move(tasks), threads, take);
 }

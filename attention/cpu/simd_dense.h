@@ -52,8 +52,8 @@ Pieces PiecesOf(int64_t begin, int64_t end, const std::vector<int64_t>& cuts);
 
 // Takes the states of a row, one per piece; called once per token and head, from any thread. The
 // states' values may be overwritten.
-using TakeStates = absl::FunctionRef<void(int64_t token, int64_t head, const State* states,
-                                          int64_t num_states)>;
+using TakeStates =
+    absl::FunctionRef<void(int64_t token, int64_t head, const State* states, int64_t num_states)>;
 
 // Computes all rows against the pieces of their requests' keys.
 void AttendDense(const DenseBatch& batch, const std::vector<Pieces>& pieces, ThreadPool* threads,

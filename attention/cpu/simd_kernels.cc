@@ -1,5 +1,5 @@
-// Three targets are enough and keep compile times and binaries small: AVX-512, AVX2 (x86 since 2013)
-// and, as what always works, SSE4 (since 2010): g++ 12 miscompiles Highway's portable one.
+// Three targets are enough and keep compile times and binaries small: AVX-512, AVX2 (x86 since
+// 2013) and, as what always works, SSE4 (since 2010): g++ 12 miscompiles Highway's portable one.
 #if defined(__x86_64__)
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 #define HWY_BASELINE_TARGETS HWY_SSE4
@@ -7,13 +7,15 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/simd_kernels.cc"
+// clang-format off: before whatever is compiled for each target.
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
+// clang-format on
+#include "attention/cpu/simd_kernels.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "attention/cpu/simd_kernels.h"
 #include "attention/cpu/simd_load-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
@@ -26,9 +28,7 @@ namespace HWY_NAMESPACE {
 constexpr int kAccumulators = kLanes >= 16 ? 16 : 8;
 
 HWY_INLINE VD LowerAsDouble(VF v) { return hn::PromoteTo(kD, hn::LowerHalf(v)); }
-HWY_INLINE VD UpperAsDouble(VF v) {
-  return hn::PromoteTo(kD, hn::UpperHalf(hn::Half<DF>(), v));
-}
+HWY_INLINE VD UpperAsDouble(VF v) { return hn::PromoteTo(kD, hn::UpperHalf(hn::Half<DF>(), v)); }
 
 // Bytes [begin, end) of the pieces of keys [first, last).
 HWY_INLINE void Prefetch(const Upcoming& upcoming, int first, int last, int64_t begin,
@@ -46,13 +46,13 @@ template <int M>
 HWY_INLINE void SumDoubles(VD (&v)[M], int levels_left, VD* out) {
   if constexpr (M >= 2) {
     VD next[M / 2];
-    #pragma GCC unroll 16
+#pragma GCC unroll 16
     for (int i = 0; i < M / 2; ++i) {
       next[i] = hn::Add(hn::ConcatEven(kD, v[2 * i + 1], v[2 * i]),
                         hn::ConcatOdd(kD, v[2 * i + 1], v[2 * i]));
     }
     if (levels_left == 1) {
-      #pragma GCC unroll 16
+#pragma GCC unroll 16
       for (int i = 0; i < M / 2; ++i) out[i] = next[i];
     } else {
       SumDoubles(next, levels_left - 1, out);
@@ -64,7 +64,7 @@ template <int M, int Partials>
 HWY_INLINE void SumLanes(VF (&v)[M], VD* out) {
   if constexpr (Partials > 4) {
     VF next[M / 2];
-    #pragma GCC unroll 16
+#pragma GCC unroll 16
     for (int i = 0; i < M / 2; ++i) {
       next[i] = hn::Add(hn::ConcatEven(kF, v[2 * i + 1], v[2 * i]),
                         hn::ConcatOdd(kF, v[2 * i + 1], v[2 * i]));
@@ -72,7 +72,7 @@ HWY_INLINE void SumLanes(VF (&v)[M], VD* out) {
     SumLanes<M / 2, Partials / 2>(next, out);
   } else {
     VD wide[2 * M];
-    #pragma GCC unroll 16
+#pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
       wide[2 * i] = LowerAsDouble(v[i]);
       wide[2 * i + 1] = UpperAsDouble(v[i]);
@@ -81,9 +81,9 @@ HWY_INLINE void SumLanes(VF (&v)[M], VD* out) {
   }
 }
 
-// The sums of 16 vectors of 16 lanes, as above but cheaper: at each level one shuffle and one or two
-// blends bring what two vectors have to add into place, instead of two shuffles. Vectors come in an
-// order that makes the sums come out in order.
+// The sums of 16 vectors of 16 lanes, as above but cheaper: at each level one shuffle and one or
+// two blends bring what two vectors have to add into place, instead of two shuffles. Vectors come
+// in an order that makes the sums come out in order.
 constexpr int kSumOrder[16] = {0, 4, 1, 5, 8, 12, 9, 13, 2, 6, 3, 7, 10, 14, 11, 15};
 
 HWY_INLINE void SumSixteen(const VF (&v)[16], VD* out) {
@@ -91,8 +91,8 @@ HWY_INLINE void SumSixteen(const VF (&v)[16], VD* out) {
   VF halves[8], quarters[4];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
-    halves[i] = hn::Add(hn::ConcatUpperLower(kF, v[i + 8], v[i]),
-                        hn::ConcatLowerUpper(kF, v[i + 8], v[i]));
+    halves[i] =
+        hn::Add(hn::ConcatUpperLower(kF, v[i + 8], v[i]), hn::ConcatLowerUpper(kF, v[i + 8], v[i]));
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -118,30 +118,30 @@ HWY_INLINE void Dots(const float* HWY_RESTRICT q, const void* const* keys, int64
                      const double* factor, double* HWY_RESTRICT scores) {
   constexpr int K = kAccumulators / R;
   VF acc[R * K];
-  #pragma GCC unroll 16
+#pragma GCC unroll 16
   for (int i = 0; i < R * K; ++i) acc[i] = hn::Zero(kF);
   const T* rows[K];
-  #pragma GCC unroll 16
+#pragma GCC unroll 16
   for (int k = 0; k < K; ++k) rows[k] = static_cast<const T*>(keys[k]);
   for (int64_t d = 0; d < dim; d += kLanes) {
     if constexpr (R >= K) {
       VF key[K];
-      #pragma GCC unroll 16
+#pragma GCC unroll 16
       for (int k = 0; k < K; ++k) key[k] = LoadRow(rows[k] + d);
-      #pragma GCC unroll 16
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const VF query = hn::LoadU(kF, q + r * dim + d);
-        #pragma GCC unroll 16
+#pragma GCC unroll 16
         for (int k = 0; k < K; ++k) acc[r * K + k] = hn::MulAdd(query, key[k], acc[r * K + k]);
       }
     } else {
       VF query[R];
-      #pragma GCC unroll 16
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r) query[r] = hn::LoadU(kF, q + r * dim + d);
-      #pragma GCC unroll 16
+#pragma GCC unroll 16
       for (int k = 0; k < K; ++k) {
         const VF key = LoadRow(rows[k] + d);
-        #pragma GCC unroll 16
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) acc[r * K + k] = hn::MulAdd(query[r], key, acc[r * K + k]);
       }
     }
@@ -161,8 +161,7 @@ HWY_INLINE void Dots(const float* HWY_RESTRICT q, const void* const* keys, int64
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
       const VD scaled = hn::Mul(sums[i], hn::Set(kD, factor[i / kPerRow]));
-      hn::StoreU(scaled, kD,
-                 scores + i / kPerRow * kTileKeys + i % kPerRow * (kLanes / 2));
+      hn::StoreU(scaled, kD, scores + i / kPerRow * kTileKeys + i % kPerRow * (kLanes / 2));
     }
   } else {
     static_assert(K * 4 == kLanes, "a vector holds the sums of two rows");
@@ -187,7 +186,8 @@ void ScoreTileOf(const ScoreTileArgs& args) {
       constexpr int R = decltype(rows)::value;
       for (; row + R <= args.num_rows; row += R) {
         for (int key = first; key < first + kGroup; key += kAccumulators / R) {
-          if (row == 0) Prefetch(args.upcoming, key, key + kAccumulators / R, 0, args.upcoming.bytes);
+          if (row == 0)
+            Prefetch(args.upcoming, key, key + kAccumulators / R, 0, args.upcoming.bytes);
           Dots<T, R>(args.q + row * args.dim, args.keys + key, args.dim, args.factor + row,
                      args.scores + row * kTileKeys + key);
         }
@@ -232,8 +232,7 @@ double SoftmaxTileImpl(double* HWY_RESTRICT scores, uint64_t seen, const ScoreRu
   const double infinity = std::numeric_limits<double>::infinity();
   const VD hidden = hn::Set(kD, -infinity);
   VD most = hidden;
-  const bool plain =
-      rules.soft_cap == 0 && rules.alibi_slope == 0 && rules.additive == nullptr;
+  const bool plain = rules.soft_cap == 0 && rules.alibi_slope == 0 && rules.additive == nullptr;
   if (plain && seen == ~uint64_t{0}) {
     for (int key = 0; key < kTileKeys; key += kStep) {
       most = hn::Max(hn::Load(kD, scores + key), most);
@@ -286,33 +285,32 @@ HWY_INLINE void AccumulateColumns(const AccumulateTileArgs& args, int row, int64
   const int64_t ahead_end =
       row > 0 ? ahead : args.upcoming.bytes * (column + C * kLanes) / args.dim;
   VF acc[R * C];
-  #pragma GCC unroll 16
+#pragma GCC unroll 16
   for (int i = 0; i < R * C; ++i) acc[i] = hn::Zero(kF);
   const float* HWY_RESTRICT p = args.probabilities + row * kTileKeys;
   for (int key = args.begin; key < args.end; ++key) {
     const T* values = static_cast<const T*>(args.values[key]) + column;
     Prefetch(args.upcoming, key, key + 1, ahead, ahead_end);
     VF value[C];
-    #pragma GCC unroll 16
+#pragma GCC unroll 16
     for (int c = 0; c < C; ++c) value[c] = LoadRow(values + c * kLanes);
-    #pragma GCC unroll 16
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const VF weight = hn::Set(kF, p[r * kTileKeys + key]);
-      #pragma GCC unroll 16
+#pragma GCC unroll 16
       for (int c = 0; c < C; ++c) acc[r * C + c] = hn::MulAdd(weight, value[c], acc[r * C + c]);
     }
   }
-  #pragma GCC unroll 16
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     const VD rescale = hn::Set(kD, args.rescale[row + r]);
     double* HWY_RESTRICT out = args.acc + (row + r) * args.dim + column;
-    #pragma GCC unroll 16
+#pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {
       double* low = out + c * kLanes;
       double* high = low + kLanes / 2;
       hn::StoreU(hn::MulAdd(hn::LoadU(kD, low), rescale, LowerAsDouble(acc[r * C + c])), kD, low);
-      hn::StoreU(hn::MulAdd(hn::LoadU(kD, high), rescale, UpperAsDouble(acc[r * C + c])), kD,
-                 high);
+      hn::StoreU(hn::MulAdd(hn::LoadU(kD, high), rescale, UpperAsDouble(acc[r * C + c])), kD, high);
     }
   }
 }

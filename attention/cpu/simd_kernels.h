@@ -3,8 +3,8 @@
 // at the first call.
 //
 // A tile is 64 pointers to key rows and 64 to value rows, of float32, bfloat16 or float16,
-// wherever those are: rows of a cache are used in place where the cache allows it. Rows are padded to a multiple
-// of kRowPad elements, or have such a size.
+// wherever those are: rows of a cache are used in place where the cache allows it. Rows are padded
+// to a multiple of kRowPad elements, or have such a size.
 //
 // Always: every number depends on its own row and keys alone and comes by the same order of
 // operations, however many rows or keys are computed together; keys that a row does not see are
@@ -29,15 +29,15 @@ constexpr int64_t Padded(int64_t dim) { return (dim + kRowPad - 1) / kRowPad * k
 
 enum class RowType : uint8_t { kF32, kBF16, kF16 };
 
-// Memory that will be read soon: a piece per key, asked for bit by bit while a tile is computed. Null
-// rows: none.
+// Memory that will be read soon: a piece per key, asked for bit by bit while a tile is computed.
+// Null rows: none.
 struct Upcoming {
   const void* const* rows = nullptr;
   int64_t bytes = 0;  // of each
 };
 
-// Scores of all keys in groups of 16 that `keys_seen` touches: scores[row * 64 + key] = factor[row] *
-// <q row, key>. Pointers of such groups must all be valid. dim is padded, q rows are dim apart.
+// Scores of all keys in groups of 16 that `keys_seen` touches: scores[row * 64 + key] = factor[row]
+// * <q row, key>. Pointers of such groups must all be valid. dim is padded, q rows are dim apart.
 struct ScoreTileArgs {
   const float* q;
   int num_rows;
@@ -53,9 +53,9 @@ void ScoreTile(const ScoreTileArgs& args);
 
 // What happens to scores between the product and the softmax, for one row of one tile.
 struct ScoreRules {
-  double soft_cap = 0;              // 0: off
-  double alibi_slope = 0;           // added: slope * (first_distance + key)
-  double first_distance = 0;        // j - p of the tile's first key
+  double soft_cap = 0;               // 0: off
+  double alibi_slope = 0;            // added: slope * (first_distance + key)
+  double first_distance = 0;         // j - p of the tile's first key
   const double* additive = nullptr;  // [64], added
 };
 
@@ -67,8 +67,8 @@ struct RowState {
 };
 
 // One row: applies the rules, hides the keys not in `seen`, moves the state on, writes the
-// probabilities relative to the new maximum (0 for hidden keys) and returns the factor that what was
-// accumulated before must be scaled with.
+// probabilities relative to the new maximum (0 for hidden keys) and returns the factor that what
+// was accumulated before must be scaled with.
 double SoftmaxTile(double* scores, uint64_t seen, const ScoreRules& rules, RowState* state,
                    float* probabilities);
 

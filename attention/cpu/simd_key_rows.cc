@@ -57,9 +57,9 @@ KeyRows::KeyRows(const ConstKvCacheView& cache)
   const auto finish = [&](Plane& plane, const ConstTensorView& view, int element_dim) {
     plane.element_bytes = view.stride[element_dim] * ElementBytes(view.dtype);
     plane.dense = plane.element_bytes == ElementBytes(view.dtype) || plane.dim == 1;
-    plane.in_place = plane.dense && plane.dim % kRowPad == 0 &&
-                     (plane.dtype == DType::kF32 || plane.dtype == DType::kBF16 ||
-                      plane.dtype == DType::kF16);
+    plane.in_place =
+        plane.dense && plane.dim % kRowPad == 0 &&
+        (plane.dtype == DType::kF32 || plane.dtype == DType::kBF16 || plane.dtype == DType::kF16);
   };
   if (cache.layout == KvLayout::kPagedX) {
     // Keys are pieces of x elements, see ReadPagedXKey; values have tokens innermost.
@@ -225,14 +225,15 @@ void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64
     row_bytes = plane.dim * ElementBytes(plane.dtype);
     for (int piece = 0; piece < kTileKeys; ++piece) {
       const int64_t key = by_token ? (share * kTileKeys + piece) / num_heads : piece;
-      const int64_t head = first_head + (by_token ? (share * kTileKeys + piece) % num_heads : share);
+      const int64_t head =
+          first_head + (by_token ? (share * kTileKeys + piece) % num_heads : share);
       if ((wanted >> key & 1) == 0) {
         rows[piece] = zeros_.data();
         continue;
       }
       const int64_t block = addresses.block[key], offset = addresses.offset[key];
-      rows[piece] = mixed ? plane.Row(block, 0, head) + offset * row_bytes
-                          : plane.Row(block, offset, head);
+      rows[piece] =
+          mixed ? plane.Row(block, 0, head) + offset * row_bytes : plane.Row(block, offset, head);
     }
   };
   find(key_plane_, sources->keys, sources->key_bytes);

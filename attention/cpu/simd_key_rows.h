@@ -1,11 +1,11 @@
-// KeyRows: the key and value rows of one tile, out of a cache of any layout and element type, as the
-// kernels take them.
+// KeyRows: the key and value rows of one tile, out of a cache of any layout and element type, as
+// the kernels take them.
 //
-// Rows of float32, bfloat16 and float16 that lie dense in memory are used in place; everything else (kPagedX,
-// 8-bit codes, split and quantised latent rows, head sizes that are not
-// a multiple of kRowPad) is gathered into scratch. Codes come without the cache's scale, the rows
-// of kMlaFp8_656 and kMlaFp8_584 with their own. Keys that are not wanted are never touched: rows of
-// zeros stand for them. How rows come does not change their numbers.
+// Rows of float32, bfloat16 and float16 that lie dense in memory are used in place; everything else
+// (kPagedX, 8-bit codes, split and quantised latent rows, head sizes that are not a multiple of
+// kRowPad) is gathered into scratch. Codes come without the cache's scale, the rows of kMlaFp8_656
+// and kMlaFp8_584 with their own. Keys that are not wanted are never touched: rows of zeros stand
+// for them. How rows come does not change their numbers.
 //
 // Immutable; Load costs O(wanted rows) and allocates nothing.
 

@@ -25,11 +25,10 @@ struct KeyLists {
 
 // Queries [B, s, H, D], query n being (n / s, n % s), against the union of all lists. Takes one or
 // two states of every row, from any thread.
-void AttendLists(const ConstTensorView& query, const std::vector<KeyLists>& lists, double scale,
-                 ThreadPool* threads,
-                 absl::FunctionRef<void(int64_t n, int64_t head, const State* states,
-                                        int64_t num_states)>
-                     take);
+void AttendLists(
+    const ConstTensorView& query, const std::vector<KeyLists>& lists, double scale,
+    ThreadPool* threads,
+    absl::FunctionRef<void(int64_t n, int64_t head, const State* states, int64_t num_states)> take);
 
 }  // namespace kvblocks::attention::simd
 

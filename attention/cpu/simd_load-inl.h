@@ -1,5 +1,5 @@
-// Vectors of the SIMD kernels and how rows of narrower types are loaded into them. Included once per
-// target by the files that are compiled for each of them.
+// Vectors of the SIMD kernels and how rows of narrower types are loaded into them. Included once
+// per target by the files that are compiled for each of them.
 
 #if defined(KVBLOCKS_ATTENTION_CPU_SIMD_LOAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVBLOCKS_ATTENTION_CPU_SIMD_LOAD_INL_H_
@@ -32,7 +32,8 @@ HWY_INLINE VF LoadRow(const hwy::bfloat16_t* from) {
 }
 HWY_INLINE VF LoadRow(const hwy::float16_t* from) {
 #if HWY_TARGET == HWY_SSE4
-  // Without an instruction for it, PromoteTo takes infinities and NaN for numbers. As FromFp8 below.
+  // Without an instruction for it, PromoteTo takes infinities and NaN for numbers. As FromFp8
+  // below.
   const hn::RebindToUnsigned<DF> du;
   const hn::RebindToSigned<DF> di;
   const auto wide = hn::PromoteTo(

@@ -11,7 +11,8 @@
 
 namespace kvblocks::attention::simd {
 
-// Row (token, head) of [T, H, D] as float32; the elements up to the next multiple of kRowPad become 0.
+// Row (token, head) of [T, H, D] as float32; the elements up to the next multiple of kRowPad become
+// 0.
 inline void ReadQuery(const ConstTensorView& view, int64_t token, int64_t head, float* out) {
   const std::byte* from = view.At(token, head);
   const int64_t dim = view.extent[2];

@@ -77,9 +77,9 @@ void RowBlock::AddTileToChunk(int64_t group, int64_t begin, int64_t end, const T
   if (next != nullptr) score.upcoming = {next->keys.data(), next->key_bytes};
   ScoreTile(score);
   for (int row = 0; row < num_rows; ++row) {
-    rescale_[row] = SoftmaxTile(scores_.data() + row * kTileKeys, seen[begin + row],
-                                rules[begin + row], &states_[first + row],
-                                probabilities_.data() + row * kTileKeys);
+    rescale_[row] =
+        SoftmaxTile(scores_.data() + row * kTileKeys, seen[begin + row], rules[begin + row],
+                    &states_[first + row], probabilities_.data() + row * kTileKeys);
   }
 
   AccumulateTileArgs values;

@@ -1,9 +1,9 @@
 // RowBlock: the query rows that one thread works on together, and their online softmax over tiles
 // of keys.
 //
-// A row is one query token and head. Rows that share a KV head form a group; all rows of a group get
-// each tile in turn. Scores, maxima, sums and value sums are kept as kernels want them; Finish makes
-// states of them and starts over. Results of a row do not depend on the other rows.
+// A row is one query token and head. Rows that share a KV head form a group; all rows of a group
+// get each tile in turn. Scores, maxima, sums and value sums are kept as kernels want them; Finish
+// makes states of them and starts over. Results of a row do not depend on the other rows.
 //
 // Keeps its memory from use to use; one per thread.
 
@@ -42,8 +42,8 @@ class RowBlock {
   // `num_groups` groups of `rows_per_group` rows; dims as the keys and values have them.
   void Begin(int64_t num_groups, int64_t rows_per_group, int64_t key_dim, int64_t value_dim);
 
-  // Room for the query of a row, Padded(key_dim) floats, to be filled before the first tile; and what
-  // its products are multiplied with.
+  // Room for the query of a row, Padded(key_dim) floats, to be filled before the first tile; and
+  // what its products are multiplied with.
   float* query(int64_t group, int64_t row) {
     return queries_.data() + (group * rows_ + row) * key_dim_;
   }

@@ -68,7 +68,8 @@ double MergeRows(const State* states, int64_t num_states, int64_t n, double sink
     };
     double total = 0;
     for (int64_t i = 0; i < num_states; ++i) total += weight(i);
-    Combine(num_states, total, n, weight, [&](int64_t i) { return states[i].out; }, out);
+    Combine(
+        num_states, total, n, weight, [&](int64_t i) { return states[i].out; }, out);
     lse = max + std::log(total);
   }
   ApplySink(lse, sink, n, out);
@@ -100,7 +101,8 @@ double MergeRowsByLse(const double* lses, const float* const* rows, int64_t num_
     };
     double total = 0;
     for (int64_t i = 0; i < num_states; ++i) total += weight(i);
-    Combine(num_states, total, n, weight, [&](int64_t i) { return rows[i]; }, out);
+    Combine(
+        num_states, total, n, weight, [&](int64_t i) { return rows[i]; }, out);
     lse = max + std::log(total);
   }
   ApplySink(lse, sink, n, out);

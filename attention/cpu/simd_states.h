@@ -1,9 +1,10 @@
 // Attention states of the SIMD backend: what pieces of a key set leave behind, and how they become
 // an output row.
 //
-// A state is (max, sum, out): the largest score, the sum of e^(score - max), and the values weighted
-// and divided by that sum, all float32. Nothing seen: (-infinity, 0, 0). An undivided key set is one
-// state and takes the same way to the output, so that it equals one partition bit for bit.
+// A state is (max, sum, out): the largest score, the sum of e^(score - max), and the values
+// weighted and divided by that sum, all float32. Nothing seen: (-infinity, 0, 0). An undivided key
+// set is one state and takes the same way to the output, so that it equals one partition bit for
+// bit.
 
 #ifndef KVBLOCKS_ATTENTION_CPU_SIMD_STATES_H_
 #define KVBLOCKS_ATTENTION_CPU_SIMD_STATES_H_
