@@ -119,6 +119,11 @@ bool ArgChecker::WellFormed(const char* name, const ConstTensorView& view) {
     if (view.stride[i] < 0) {
       return Invalid(name, " has stride ", view.stride[i], " in dimension ", i, "; at least 0");
     }
+    // Even where a stride means nothing, in bytes it must stay within int64.
+    if (view.stride[i] > INT64_MAX / 256) {
+      return Invalid(name, " has stride ", view.stride[i], " in dimension ", i, "; at most ",
+                     INT64_MAX / 256);
+    }
     is_empty = is_empty || view.extent[i] == 0;
   }
   if (is_empty) {
