@@ -3,59 +3,19 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "managers/test_models.h"
-
-namespace {
-int64_t num_allocations = 0;
-bool is_counting = false;
-
-void* Allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
-  if (is_counting) ++num_allocations;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, alignment, size == 0 ? 1 : size) != 0) std::abort();
-  return memory;
-}
-}  // namespace
-
-// All forms, so that none frees what another kind of allocator made.
-void* operator new(std::size_t size) { return Allocate(size); }
-void* operator new[](std::size_t size) { return Allocate(size); }
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return Allocate(size); }
-void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return Allocate(size); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return Allocate(size, static_cast<std::size_t>(alignment));
-}
-void* operator new[](std::size_t size, std::align_val_t alignment) {
-  return Allocate(size, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+#include "tests/allocation_counter/allocation_counter.h"
 
 namespace kvblocks {
 namespace {
-
-// Counts while it lives.
-class Counting {
- public:
-  Counting() { is_counting = true; }
-  ~Counting() { is_counting = false; }
-};
 
 struct Model {
   std::string name;
@@ -99,9 +59,8 @@ class SteadyStateAllocationTest : public testing::TestWithParam<Model> {
       if (waiting_ != nullptr) {
         request = std::move(waiting_);
       } else {
-        is_counting = false;
+        const CountAllocations not_counting(false);
         request = MakeRequest();
-        is_counting = true;
       }
       if (!Admit(*request)) {
         waiting_ = std::move(request);
@@ -114,9 +73,8 @@ class SteadyStateAllocationTest : public testing::TestWithParam<Model> {
       Request& request = *running_[i];
       if (request.num_computed_tokens() == request.num_tokens()) {
         ASSERT_OK(manager_->Free(request));
-        is_counting = false;
+        const CountAllocations not_counting(false);
         running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i--));
-        is_counting = true;
         continue;
       }
       while (true) {
@@ -141,7 +99,6 @@ class SteadyStateAllocationTest : public testing::TestWithParam<Model> {
 
   static void ASSERT_OK(const absl::Status& status) {
     if (status.ok()) return;
-    is_counting = false;
     ADD_FAILURE() << status;
     std::abort();
   }
@@ -158,15 +115,14 @@ class SteadyStateAllocationTest : public testing::TestWithParam<Model> {
 TEST_P(SteadyStateAllocationTest, NothingIsAllocated) {
   running_.reserve(16);
   for (int i = 0; i < 60'000; ++i) Round();
-  is_counting = false;
   num_admissions_ = num_steps_ = num_preemptions_ = 0;
-  num_allocations = 0;
+  const int64_t before = NumAllocations();
   const int64_t evictions = manager_->pool().num_evictions();
   {
-    const Counting counting;
+    const CountAllocations counting;
     for (int i = 0; i < 20'000; ++i) Round();
   }
-  EXPECT_EQ(num_allocations, 0);
+  EXPECT_EQ(NumAllocations() - before, 0);
   // The run was long, and had everything in it.
   EXPECT_GT(num_admissions_, 1'000);
   EXPECT_GT(num_steps_, 50'000);
@@ -184,16 +140,6 @@ INSTANTIATE_TEST_SUITE_P(Models, SteadyStateAllocationTest,
                                          Model{"Chunked", 19, {Chunked(16, 64)}},
                                          Model{"Hybrid", 70, {Full(16), Window(16, 40)}}),
                          [](const auto& test) { return test.param.name; });
-
-// The counter counts.
-TEST(AllocationCounterTest, SeesAnAllocation) {
-  num_allocations = 0;
-  {
-    const Counting counting;
-    const auto manager = Manager(10, {Full(16)});
-  }
-  EXPECT_GT(num_allocations, 0);
-}
 
 }  // namespace
 }  // namespace kvblocks
