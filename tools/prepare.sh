@@ -10,7 +10,7 @@ kvblocks_packages=(
   g++ libabsl-dev libprotobuf-dev protobuf-compiler libssl-dev libxxhash-dev
   libsimdjson-dev libcli11-dev libzstd-dev zlib1g-dev libhwy-dev
   # tests and benchmarks
-  libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev
+  libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev libboost-context-dev
 )
 
 kvblocks_missing_packages() {

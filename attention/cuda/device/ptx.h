@@ -1,0 +1,207 @@
+// Instructions that C++ has no function for, each with its emulation: asynchronous copies, matrix
+// fragments, matrix products, named barriers, fast exponentials. Compute capability 8.0 and later.
+//
+// Shared memory is addressed as the instructions want it, by 32-bit addresses (SharedAddress); only
+// dynamic shared memory may be. Fragment layouts are PTX's for m16n8k16: lane l has group g = l / 4
+// and t = l % 4;
+//   A (16 x 16): a[0] = rows g, columns 2t, 2t+1; a[1] = row g+8; a[2] = row g, columns 2t+8, 2t+9;
+//                a[3] = row g+8, columns 2t+8, 2t+9
+//   B (16 x 8):  b0 = rows (k) 2t, 2t+1 of column g; b1 = rows 2t+8, 2t+9
+//   C (16 x 8):  c[0], c[1] = row g, columns 2t, 2t+1; c[2], c[3] = row g+8
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_PTX_H_
+#define KVBLOCKS_ATTENTION_CUDA_DEVICE_PTX_H_
+
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+
+namespace kvblocks::attention::cuda {
+
+#ifdef KVBLOCKS_CUDA_EMULATION
+
+inline uint32_t SharedAddress(const void* at) {
+  const ptrdiff_t offset = static_cast<const unsigned char*>(at) - DynamicSharedMemory();
+  return static_cast<uint32_t>(offset);
+}
+namespace internal {
+inline unsigned char* SharedPointer(uint32_t address) { return DynamicSharedMemory() + address; }
+}  // namespace internal
+
+#else
+
+KVB_DEVICE uint32_t SharedAddress(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+#endif
+
+// --- Loads past L1 ---
+
+// 16 bytes that nobody writes during the kernel and that are not read again by this multiprocessor.
+KVB_DEVICE uint4 LoadStreaming16(const void* from) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  uint4 value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+#else
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from));
+  return value;
+#endif
+}
+
+// --- Asynchronous copies from global to shared memory, by thread ---
+
+// 16 bytes, or zeros if not valid (then `from` is not read but must be an address). Both aligned.
+KVB_DEVICE void CopyAsync16(uint32_t to, const void* from, bool valid = true) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  emulation::QueueCopy(internal::SharedPointer(to), from, valid ? 16 : 0, valid ? 0 : 16);
+#else
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+#endif
+}
+// Closes a group of the copies made since the last.
+KVB_DEVICE void CommitCopies() {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  emulation::CommitCopies();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Until at most kPending groups of this thread are under way. Others' copies need a barrier, too.
+template <int kPending>
+KVB_DEVICE void WaitCopies() {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  emulation::FinishCopies(kPending);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// --- Barriers ---
+
+// Barrier 1 to 15 for a multiple of 32 threads of the block (0 is __syncthreads).
+KVB_DEVICE void NamedBarrierSync(int id, int threads) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  emulation::BarrierSync(id, static_cast<unsigned>(threads));
+#else
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+KVB_DEVICE void NamedBarrierArrive(int id, int threads) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  emulation::BarrierArrive(id, static_cast<unsigned>(threads));
+#else
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+// --- Overlap with neighbouring kernels of the stream (LaunchConfig::overlap_previous) ---
+
+KVB_DEVICE void WaitForPreviousKernel() {
+#if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+KVB_DEVICE void AllowNextKernel() {
+#if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// --- Fast arithmetic ---
+
+// 2^x, 2 ulp; 2^-infinity = 0.
+KVB_DEVICE float Exp2(float x) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  return std::exp2(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
+// --- Matrix fragments ---
+
+// Four 8 x 8 matrices of 16-bit elements; lane 8i + r gives the address of row r of matrix i (16
+// bytes, aligned). Lane l gets elements 2 (l % 4), + 1 of row l / 4 of each; transposed: of column.
+KVB_DEVICE void LoadMatrices(uint32_t (&r)[4], uint32_t address) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const auto rows = emulation::Exchange(kFullWarp, "LoadMatrices", address);
+  const unsigned lane = emulation::Lane();
+  for (unsigned i = 0; i < 4; ++i) {
+    std::memcpy(&r[i], internal::SharedPointer(rows[8 * i + lane / 4]) + 4 * (lane % 4), 4);
+  }
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+#endif
+}
+KVB_DEVICE void LoadMatricesTransposed(uint32_t (&r)[4], uint32_t address) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const auto rows = emulation::Exchange(kFullWarp, "LoadMatricesTransposed", address);
+  const unsigned lane = emulation::Lane();
+  for (unsigned i = 0; i < 4; ++i) {
+    uint16_t pair[2];
+    for (unsigned half = 0; half < 2; ++half) {
+      const unsigned row = 2 * (lane % 4) + half;
+      std::memcpy(&pair[half], internal::SharedPointer(rows[8 * i + row]) + 2 * (lane / 4), 2);
+    }
+    std::memcpy(&r[i], pair, 4);
+  }
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+#endif
+}
+
+// c += A B for elements of type T (Bf16 or F16), accumulated in float32; by the whole warp.
+template <typename T>
+KVB_DEVICE void MultiplyM16N8K16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  struct Operands {
+    uint32_t a[4], b[2];
+  };
+  const auto all = emulation::Exchange(kFullWarp, "MultiplyM16N8K16",
+                                       Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const unsigned g = emulation::Lane() / 4, t = emulation::Lane() % 4;
+  for (unsigned k4 = 0; k4 < 4; ++k4) {
+    const Operands rows = all[4 * g + k4];
+    for (unsigned half = 0; half < 2; ++half) {
+      const float2 a_low = T::Unpack(rows.a[2 * half]), a_high = T::Unpack(rows.a[2 * half + 1]);
+      for (unsigned column = 0; column < 2; ++column) {
+        const float2 b = T::Unpack(all[4 * (2 * t + column) + k4].b[half]);
+        c[column] += a_low.x * b.x + a_low.y * b.y;
+        c[2 + column] += a_high.x * b.x + a_high.y * b.y;
+      }
+    }
+  }
+#else
+  if constexpr (T::kIsBf16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+#endif
+}
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_DEVICE_PTX_H_
