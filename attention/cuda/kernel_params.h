@@ -1,0 +1,38 @@
+// Checked arguments of operations as the structures that kernels take, and their errors as statuses.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNEL_PARAMS_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNEL_PARAMS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "attention/cache/kv_cache_view.h"
+#include "attention/cuda/kernels/params.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/ops/exec_context.h"
+#include "attention/ops/params.h"
+
+namespace kvblocks::attention::cuda {
+
+// Internal, with the name of the CUDA error; OK for 0.
+absl::Status StatusOf(const char* operation, Error error);
+
+// The context's stream, flags, workspace and device. Internal if the device cannot be asked.
+absl::StatusOr<LaunchContext> LaunchContextOf(const char* operation, const ExecContext& context);
+
+// REQUIRES: an element type that kernels know (not f64).
+Element ElementOf(DType dtype);
+
+ConstRows ConstRowsOf(const ConstTensorView& view);  // [rows, heads, dim], or [rows, dim]
+Rows RowsOf(const TensorView& view);
+Scales ScalesOf(const ConstTensorView& view);  // absent, one element, [Hkv], or [R, Hkv]
+Cache CacheOf(const ConstKvCacheView& view, const KvScales& scales);
+PagedKeys PagedKeysOf(const ConstKvCacheView& view, const KvScales& scales,
+                      const ConstTensorView& block_table, const ConstTensorView& seq_lens);
+// Everything but MaskRule::bits_before.
+Scoring ScoringOf(const AttnParams& params);
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNEL_PARAMS_H_

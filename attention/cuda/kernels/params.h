@@ -1,0 +1,117 @@
+// What attention kernels take: plain structures, passed by value, filled by the host from checked
+// arguments (attention/cuda/kernel_params.h). No CUDA in here: host sources include it, too.
+//
+// Strides count elements, offsets are formed in 64 bits. Pointers are to device memory; a null
+// pointer is an absent option. Everything an index array says is checked by the kernel: what is out
+// of range is skipped and flagged.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PARAMS_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_PARAMS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvblocks::attention::cuda {
+
+// Where and with what a family of kernels is launched.
+struct LaunchContext {
+  void* stream = nullptr;           // a cudaStream_t
+  uint32_t* error_flags = nullptr;  // device; DeviceErrorBit, OR-ed
+  unsigned char* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  int num_multiprocessors = 1;
+  int compute_capability = 80;  // 80, 90, ...
+};
+
+enum class Element : uint8_t { kF32, kF16, kBF16, kE4M3, kE5M2, kI8 };
+
+// [rows, heads, dim], the innermost stride 1.
+struct ConstRows {
+  const void* data = nullptr;
+  int64_t row_stride = 0, head_stride = 0;
+  Element element = Element::kF32;
+};
+struct Rows {
+  void* data = nullptr;
+  int64_t row_stride = 0, head_stride = 0;
+  Element element = Element::kF32;
+};
+
+// Float32 scales of a cache's codes; null: 1. A stride of 0 repeats.
+struct Scales {
+  const float* data = nullptr;
+  int64_t request_stride = 0, head_stride = 0;
+};
+
+// Layouts as kernels address them. kStrided: kNhd, kHnd and contiguous keys; element d of offset o
+// of block b and head h is at b * block_stride + o * token_stride + h * head_stride + d.
+enum class Layout : uint8_t { kStrided, kPagedX, kMlaLatent, kMlaSplit, kMlaFp8_656, kMlaFp8_584 };
+
+struct CacheTensor {
+  const void* data = nullptr;
+  int64_t block_stride = 0, token_stride = 0, head_stride = 0;
+};
+
+// A paged cache. kPagedX is dense: K [NB, Hkv, D/x, BS, x], V [NB, Hkv, Dv, BS], and only the block
+// strides may differ from that. MLA layouts: k holds the rows (kMlaSplit: compressed values in k,
+// rotary ones in v), token_stride in elements, of bytes for the fp8 rows.
+struct Cache {
+  Layout layout = Layout::kStrided;
+  Element element = Element::kF32;
+  CacheTensor k, v;
+  int32_t num_blocks = 0, block_size = 1;
+  Scales k_scale, v_scale;
+};
+
+// The keys of a batch through its block tables.
+struct PagedKeys {
+  Cache cache;
+  const int32_t* block_table = nullptr;  // [R, columns]
+  int64_t table_stride = 0;
+  int32_t table_columns = 0;
+  const int32_t* seq_lens = nullptr;  // [R]
+};
+
+struct BlockSparseRule {
+  int32_t local_blocks = 0, vert_stride = 0;  // off if vert_stride <= 1
+  int32_t block_size = 64;
+  int32_t head_sliding_step = 0, tp_rank = 0;
+};
+
+// As ops/params.h has it: forms, encodings and modes by the same numbers.
+struct MaskRule {
+  const void* data = nullptr;
+  Element element = Element::kF32;
+  bool marker = false;  // not 0 hides, else added
+  bool bytes = false;   // elements are bytes: bool, u8, i8
+  uint8_t form = 0;     // MaskForm
+  int32_t mode = 1;
+  int64_t batch_stride = 0, head_stride = 0, row_stride = 0, column_stride = 0;
+  int64_t rows = 0, columns = 0;  // extents of the last two dimensions; kTemplate: N, N
+  int64_t pre_tokens = 0, next_tokens = 0;
+  bool rows_are_absolute = false;
+  // kRaggedBits: bits before each request's; else null.
+  const int64_t* bits_before = nullptr;
+};
+
+// How scores are made and what is visible; ops/params.h says what each means.
+struct Scoring {
+  float scale = 1;
+  float soft_cap = 0;
+  bool causal = true;
+  int32_t window_left = -1, window_right = -1;
+  int32_t chunk = 0;
+  const float* alibi_slopes = nullptr;
+  const float* sinks = nullptr;
+  BlockSparseRule block_sparse;
+  MaskRule mask;  // on if form != 0 or mode == 0
+
+  bool plain() const {
+    return soft_cap == 0 && chunk == 0 && alibi_slopes == nullptr &&
+           block_sparse.vert_stride <= 1 && mask.form == 0 && mask.mode != 0;
+  }
+};
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_PARAMS_H_

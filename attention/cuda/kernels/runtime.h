@@ -1,0 +1,60 @@
+// The CUDA runtime as host code of this folder uses it: errors by name, what the device is, memory.
+//
+// Properties are asked once per device and kept; no function but those that say so synchronises. In
+// a build with emulated kernels device memory is host memory and there is one device.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_RUNTIME_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_RUNTIME_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvblocks::attention::cuda {
+
+// A cudaError_t; 0 is success.
+using Error = int;
+const char* ErrorName(Error error);  // "cudaErrorInvalidValue"
+
+bool IsEmulation();
+
+struct DeviceProperties {
+  char name[256] = "";
+  int num_multiprocessors = 0;
+  int compute_capability = 0;  // 10 * major + minor
+  int64_t total_bytes = 0;
+  int64_t l2_bytes = 0;
+};
+// Devices that can be used, or 0 and why there is none.
+Error CountDevices(int* count);
+// Of a device; thread-safe, O(1) after the first call.
+Error PropertiesOf(int ordinal, DeviceProperties* properties);
+Error SetDevice(int ordinal);
+
+// Enqueue only. Copies from and to pageable host memory synchronise with the copy.
+Error CopyAsync(void* to, const void* from, size_t bytes, void* stream);
+Error FillAsync(void* to, int byte, size_t bytes, void* stream);
+
+// Not for the step path: these allocate or synchronise.
+Error AllocateDevice(size_t bytes, void** memory);
+Error FreeDevice(void* memory);
+Error AllocatePinned(size_t bytes, void** memory);
+Error FreePinned(void* memory);
+Error Synchronize(void* stream);
+
+// Non-blocking streams, events, graphs.
+Error CreateStream(void** stream);
+Error DestroyStream(void* stream);
+Error CreateEvent(void** event);
+Error DestroyEvent(void* event);
+Error RecordEvent(void* event, void* stream);
+// Milliseconds between two events that were reached.
+Error ElapsedMs(void* begin, void* end, float* ms);
+Error BeginCapture(void* stream);
+// Ends a capture and makes it ready to run.
+Error EndCapture(void* stream, void** graph);
+Error LaunchGraph(void* graph, void* stream);
+Error DestroyGraph(void* graph);
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_RUNTIME_H_
