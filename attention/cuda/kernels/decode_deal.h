@@ -129,6 +129,7 @@ KVB_DEVICE int PlanOwnPart(int num_requests, int num_parts, int own, int tiles, 
           MakePiece(lane, low - first, high - first, (sum - 1) / payload - first_part + 1,
                     own - first_part);
     }
+    __syncwarp();
     return __popc(takers);
   }
   if (lane == 0) sums[0] = 0;

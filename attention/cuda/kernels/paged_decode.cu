@@ -41,7 +41,8 @@ Shape ShapeOf(const PagedDecodeParams& params) {
   const int dim = MaxOf(params.key_dim, params.value_dim);
   shape.padded_dim = dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
   const int queries = params.num_heads / params.num_kv_heads * MaxOf(1, params.max_query_len);
-  shape.groups = queries <= 8 ? 1 : 2;
+  // Of the largest heads 16 queries do not fit the registers.
+  shape.groups = queries <= 8 || shape.padded_dim == 256 ? 1 : 2;
   const int rows = 8 * shape.groups;
   shape.row_groups = (queries + rows - 1) / rows;
   shape.rows = queries < rows ? queries : rows;

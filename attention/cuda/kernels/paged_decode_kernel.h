@@ -924,8 +924,11 @@ Error LaunchDecodeGroups(const DecodeLaunch& launch) {
     config.shared_bytes = DecodeShape<Code, kDim, 1>::kSharedBytes;
     return Launch(config, PagedDecodeKernel<T, Code, kDim, 1>, launch.params);
   }
-  config.shared_bytes = DecodeShape<Code, kDim, 2>::kSharedBytes;
-  return Launch(config, PagedDecodeKernel<T, Code, kDim, 2>, launch.params);
+  if constexpr (kDim <= 128) {
+    config.shared_bytes = DecodeShape<Code, kDim, 2>::kSharedBytes;
+    return Launch(config, PagedDecodeKernel<T, Code, kDim, 2>, launch.params);
+  }
+  return 1;
 }
 
 template <int kDim>
