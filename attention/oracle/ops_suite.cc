@@ -66,6 +66,10 @@ Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents
   return tensor;
 }
 
+std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count) {
+  return {all.begin() + begin, all.begin() + begin + count};
+}
+
 std::vector<std::byte> OutputBytes(const PagedCase& paged) {
   std::vector<std::byte> bytes = paged.out.bytes;
   bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());

@@ -52,6 +52,9 @@ void ExpectExample(double actual, double expected);
 Tensor FloatTensor(const std::vector<double>& values);
 Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents);
 
+// Elements [begin, begin + count).
+std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count);
+
 // All bytes of both outputs, for comparisons to the bit.
 std::vector<std::byte> OutputBytes(const PagedCase& paged);
 
