@@ -139,10 +139,7 @@ absl::Status BuildDenseCompressedIndices(const DenseCompressedIndicesArgs& args)
 absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args) {
   constexpr char kOp[] = "CombinePrefillIndices";
   const int64_t window = args.window;
-  if (window < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kOp, ": window is ", window, "; it must be at least 1, the query included"));
-  }
+  if (absl::Status status = CheckWindow(kOp, window); !status.ok()) return status;
   const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
   if (!num_tokens.ok()) return num_tokens.status();
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;

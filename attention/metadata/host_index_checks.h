@@ -17,6 +17,9 @@ namespace kvblocks::attention {
 absl::Status CheckHostTensor(const char* operation, const char* name, const ConstTensorView& tensor,
                              DType dtype, int rank, int64_t least_rows, int64_t columns = -1);
 
+// That a window, the query included, is at least 1.
+absl::Status CheckWindow(const char* operation, int64_t window);
+
 // That offsets are i32 [R + 1], from 0 and non-decreasing -> T.
 absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTensorView& offsets);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
 #include "attention/metadata/host_index_checks.h"
 
 namespace kvblocks::attention {
@@ -11,10 +10,7 @@ namespace kvblocks::attention {
 absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
   constexpr char kOp[] = "BuildSwaIndices";
   const int64_t window = args.window;
-  if (window < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kOp, ": window is ", window, "; it must be at least 1, the query included"));
-  }
+  if (absl::Status status = CheckWindow(kOp, window); !status.ok()) return status;
   const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
   if (!num_tokens.ok()) return num_tokens.status();
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
