@@ -21,6 +21,12 @@ absl::Status CheckHostTensor(const char* operation, const char* name, const Cons
                    columns < 0 ? std::string() : absl::StrCat(" and ", columns, " columns")));
 }
 
+absl::Status CheckWindow(const char* operation, int64_t window) {
+  if (window >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(operation, ": window is ", window,
+                                                 "; it must be at least 1, the query included"));
+}
+
 absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTensorView& offsets) {
   const absl::Status status =
       CheckHostTensor(operation, "query_start_loc", offsets, DType::kI32, 1, 1);
