@@ -169,23 +169,7 @@ absl::Status DeviceMirror::Run(absl::Status (AttentionOps::*op)(const ExecContex
                    &AttentionOps::Op),                                                       \
                context, args);                                                               \
   }
-KVBLOCKS_MIRRORED(ReshapeAndCache)
-KVBLOCKS_MIRRORED(ConcatAndCacheMla)
-KVBLOCKS_MIRRORED(ComputeKvScales)
-KVBLOCKS_MIRRORED(PagedDecode)
-KVBLOCKS_MIRRORED(PagedDecodePartial)
-KVBLOCKS_MIRRORED(ReduceSplits)
-KVBLOCKS_MIRRORED(PagedPrefill)
-KVBLOCKS_MIRRORED(VarlenSelfAttention)
-KVBLOCKS_MIRRORED(Cascade)
-KVBLOCKS_MIRRORED(MlaDecode)
-KVBLOCKS_MIRRORED(SparseMlaDecode)
-KVBLOCKS_MIRRORED(SparseMlaPrefill)
-KVBLOCKS_MIRRORED(MergeStates)
-KVBLOCKS_MIRRORED(GatherCache)
-KVBLOCKS_MIRRORED(SelectHkvd)
-KVBLOCKS_MIRRORED(FuseKv)
-KVBLOCKS_MIRRORED(RotateKeys)
+KVBLOCKS_ATTENTION_OPS(KVBLOCKS_MIRRORED)
 #undef KVBLOCKS_MIRRORED
 
 }  // namespace kvblocks::attention::cuda

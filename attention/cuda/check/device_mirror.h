@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "attention/ops/attention_ops.h"
+#include "attention/ops/op_list.h"
 
 namespace kvblocks::attention::cuda {
 
@@ -32,26 +33,7 @@ class DeviceMirror final : public AttentionOps {
 
   const char* name() const override { return ops_->name(); }
 
-#define KVBLOCKS_MIRRORED(Op) \
-  absl::Status Op(const ExecContext& context, const Op##Args& args) const override;
-  KVBLOCKS_MIRRORED(ReshapeAndCache)
-  KVBLOCKS_MIRRORED(ConcatAndCacheMla)
-  KVBLOCKS_MIRRORED(ComputeKvScales)
-  KVBLOCKS_MIRRORED(PagedDecode)
-  KVBLOCKS_MIRRORED(PagedDecodePartial)
-  KVBLOCKS_MIRRORED(ReduceSplits)
-  KVBLOCKS_MIRRORED(PagedPrefill)
-  KVBLOCKS_MIRRORED(VarlenSelfAttention)
-  KVBLOCKS_MIRRORED(Cascade)
-  KVBLOCKS_MIRRORED(MlaDecode)
-  KVBLOCKS_MIRRORED(SparseMlaDecode)
-  KVBLOCKS_MIRRORED(SparseMlaPrefill)
-  KVBLOCKS_MIRRORED(MergeStates)
-  KVBLOCKS_MIRRORED(GatherCache)
-  KVBLOCKS_MIRRORED(SelectHkvd)
-  KVBLOCKS_MIRRORED(FuseKv)
-  KVBLOCKS_MIRRORED(RotateKeys)
-#undef KVBLOCKS_MIRRORED
+KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_OP)
 
  private:
   template <typename Args>
