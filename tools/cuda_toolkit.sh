@@ -54,9 +54,9 @@ EOF
 
 # Whether nvcc there is of release 12.4 or later.
 recent() {
-  local version
-  version=$("$1/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p')
-  [ -n "$version" ] && [ "${version% *}" -gt 12 ] || { [ "${version% *}" = 12 ] && [ "${version#* }" -ge 4 ]; }
+  local major minor
+  read -r major minor < <("$1/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p')
+  [ "$((${major:-0} * 100 + ${minor:-0}))" -ge 1204 ]
 }
 
 # Prints the CUDA that the build takes before ours; third_party/cuda/cuda.bzl looks in the same order.
