@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/backends/attention_layer.h"
+#include "attention/ops/arg_checker.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -51,6 +52,8 @@ absl::Status AttentionBackend::FillZeros(const ExecContext& context, const Tenso
     return absl::UnimplementedError(
         absl::StrCat(name(), " cannot fill tensors on ", Name(out.device), " with zeros"));
   }
+  ArgChecker check(context, "FillZeros");
+  if (!check.View("out", out, DTypeSet::All())) return check.status();
   if (out.empty()) return absl::OkStatus();
   int dense_from = out.rank;
   int64_t dense = 1;
