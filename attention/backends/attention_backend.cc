@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionBackend::MakeImpl(
 
 int64_t AttentionBackend::PreferredBlockSize(int64_t default_size) const {
   const BlockSizes& sizes = SupportedKernelBlockSizes();
-  default_size = std::max<int64_t>(default_size, 1);
+  default_size = std::clamp<int64_t>(default_size, 1, INT64_MAX / 2);
   if (sizes.contains(default_size)) return default_size;
   int64_t best = 0;
   if (sizes.multiple_of > 0) {
