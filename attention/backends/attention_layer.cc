@@ -1,5 +1,6 @@
 #include "attention/backends/attention_layer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -98,8 +99,8 @@ absl::Status CheckCall(const LayerConfig& layer, const ExecContext& context,
                   "; one more than those");
   }
   if (check.ok()) return absl::OkStatus();
-  return absl::Status(check.status().code(),
-                      absl::StrCat("layer ", layer.name, ": ", std::string(check.status().message())));
+  return absl::Status(check.status().code(), absl::StrCat("layer ", layer.name, ": ",
+                                                          std::string(check.status().message())));
 }
 
 // Requests at the head of the batch that have one new token each; 0 if the counts do not say that
@@ -269,10 +270,10 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
     kv_starts.push_back(0);
     for (int32_t length : metadata.host_seq_lens) {
       const int64_t end = int64_t{kv_starts.back()} + length;
-      if (length < 0 || end > call.k.extent[0]) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("layer ", config_.name, ": seq_lens of the encoder add up to ", end,
-                         " keys or more; k has ", call.k.extent[0]));
+      if (length < 0 || end > std::min<int64_t>(call.k.extent[0], INT32_MAX)) {
+        return absl::InvalidArgumentError(absl::StrCat("layer ", config_.name,
+                                                       ": seq_lens of the encoder add up to ", end,
+                                                       " keys or more; k has ", call.k.extent[0]));
       }
       kv_starts.push_back(static_cast<int32_t>(end));
     }

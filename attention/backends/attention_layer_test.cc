@@ -393,8 +393,7 @@ TEST(AttentionLayerTest, CountsOfTheMetadataAreNotTrusted) {
   ASSERT_EQ(good.num_decodes, 1);
   ASSERT_EQ(good.num_prefills, 1);
   const auto forward = [&](const CommonAttentionMetadata& metadata) {
-    return std::string(
-        fixture.layer().Forward({}, fixture.tensors(), &metadata).message());
+    return std::string(fixture.layer().Forward({}, fixture.tensors(), &metadata).message());
   };
   CommonAttentionMetadata metadata = good;
   metadata.num_decodes = 3;

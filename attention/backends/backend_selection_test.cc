@@ -140,8 +140,8 @@ TEST(BackendSelectionTest, EverySingleUnsupportedAttributeIsNamed) {
 }
 
 TEST(BackendSelectionTest, OnlyRowsWithScalesInsideAreBytes) {
-  for (const KvLayout layout : {KvLayout::kMlaFp8_656, KvLayout::kMlaFp8_584, KvLayout::kMlaLatent,
-                                KvLayout::kNhd}) {
+  for (const KvLayout layout :
+       {KvLayout::kMlaFp8_656, KvLayout::kMlaFp8_584, KvLayout::kMlaLatent, KvLayout::kNhd}) {
     for (const DType dtype : {DType::kU8, DType::kF8E4M3}) {
       BackendConfig config;
       config.layout = layout;

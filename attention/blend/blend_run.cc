@@ -297,8 +297,7 @@ absl::StatusOr<BlendResult> RunBlend(const AttentionOps& ops, const ExecContext&
   if (hidden.rank != 2 || hidden.extent[0] != num_tokens ||
       hidden.extent[1] != config.hidden_size) {
     return Refuse(absl::StrCat("hidden is ", hidden.DebugString(), "; it must be ",
-                               Name(config.dtype), "[", num_tokens, ", ", config.hidden_size,
-                               "]"));
+                               Name(config.dtype), "[", num_tokens, ", ", config.hidden_size, "]"));
   }
   return Run(ops, context, sessions, model).All(hidden);
 }

@@ -94,8 +94,8 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
     if (value > kMaxSize) return Bad(field, value, "at most 2^20");
   }
   if (!(options.tolerance >= 0) || std::isinf(options.tolerance)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tolerance: got ", options.tolerance, ", expected a finite number, at least 0"));
+    return absl::InvalidArgumentError(absl::StrCat("tolerance: got ", options.tolerance,
+                                                   ", expected a finite number, at least 0"));
   }
   for (size_t g = 0; g < options.groups.size(); ++g) {
     const std::string field = absl::StrCat("groups[", g, "]");
