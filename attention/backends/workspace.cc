@@ -94,6 +94,7 @@ absl::StatusOr<absl::Span<std::byte>> WorkspaceArena::Take(int64_t bytes) {
       needed > INT64_MAX - (kAlignment - 1)) {
     return absl::InvalidArgumentError(absl::StrCat("a workspace of ", bytes, " bytes"));
   }
+  if (bytes == 0) return absl::Span<std::byte>();
   most_needed_ = std::max(most_needed_, needed);
   const auto size = static_cast<int64_t>(memory_.size());
   if (needed > size) {
@@ -102,7 +103,7 @@ absl::StatusOr<absl::Span<std::byte>> WorkspaceArena::Take(int64_t bytes) {
                                                      "; provide WorkspaceBytes"));
   }
   const auto piece = memory_.subspan(used_, bytes);
-  used_ = std::min(size, (needed + kAlignment - 1) / kAlignment * kAlignment);
+  used_ = (needed + kAlignment - 1) / kAlignment * kAlignment;
   return piece;
 }
 

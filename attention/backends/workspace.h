@@ -45,6 +45,7 @@ class WorkspaceArena {
   absl::StatusOr<absl::Span<std::byte>> Take(int64_t bytes);
   // All pieces are given back.
   void Reset() { used_ = 0; }
+  // Up to where the next piece begins, which may be past the end.
   int64_t used() const { return used_; }
   // The most that was ever asked for between resets, refusals included: what to provide.
   int64_t most_needed() const { return most_needed_; }

@@ -74,6 +74,18 @@ TEST(WorkspaceArenaTest, TooSmallNamesTheBytesNeeded) {
   EXPECT_EQ(arena.most_needed(), 1524);
   EXPECT_EQ(arena.Take(-1).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(arena.Take(INT64_MAX).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(arena.Take(0)->empty());
+}
+
+TEST(WorkspaceArenaTest, WhatIsNeededSuffices) {
+  std::vector<std::byte> memory(300);  // no multiple of the alignment
+  WorkspaceArena small(absl::MakeSpan(memory));
+  ASSERT_TRUE(small.Take(300).ok());
+  EXPECT_FALSE(small.Take(50).ok());
+  memory.resize(static_cast<size_t>(small.most_needed()));
+  WorkspaceArena arena(absl::MakeSpan(memory));
+  EXPECT_TRUE(arena.Take(300).ok());
+  EXPECT_TRUE(arena.Take(50).ok());
 }
 
 }  // namespace

@@ -232,6 +232,15 @@ TEST(ChecksTest, VarlenSelfAttentionRefuses) {
         },
         kInvalid,
         {"2 queries"}},
+       {[](Args& a, TensorStore& s) {  // the first query has no row in a mask by positions
+          a.kv_start_loc = s.Ints({0, 1, 9});
+          a.params.causal = false;
+          a.params.mask.form = MaskForm::kShared;
+          a.params.mask.rows_are_absolute = true;
+          a.params.mask.tensor = s.Input(DType::kI8, {8, 8});
+        },
+        kInvalid,
+        {"2 queries"}},
        {[](Args& a, TensorStore& s) {
           a.query_start_loc = s.Ints({0, 2, 2});
         },

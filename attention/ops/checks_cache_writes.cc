@@ -183,7 +183,7 @@ absl::Status Check(const ExecContext& context, const GatherCacheArgs& args) {
                      args.row_offset + lengths[b]);
     } else if (seq_lens.readable()) {
       const int64_t length = seq_lens[b];
-      const int64_t needed = (length + cache.block_size - 1) / cache.block_size;
+      const int64_t needed = length / cache.block_size + (length % cache.block_size != 0);
       if (needed > columns.size) {
         check.OutOfRange("block_table has ", columns.size, " columns; request ", b, " of length ",
                          length, " needs ", needed, " of block size ", cache.block_size);

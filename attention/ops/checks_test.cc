@@ -380,6 +380,13 @@ TEST(ChecksTest, GatherCacheRefuses) {
     a.lengths = s.Ints({2, 3});
     a.block_table = s.Values<int32_t>({-1, 2, 3, -1}, {2, 2});
   });
+  ExpectAccepted<Args>([](Args& a, TensorStore& s) {  // no blocks, of any size
+    a.cache = LatentCache(s);
+    a.cache.k.extent = a.cache.v.extent = {0, INT64_MAX, 1, 1, 1, 1};
+    a.lengths = s.Ints({0, 0});
+    a.out = s.Output(DType::kF32, {2, 6, 1});
+    a.out_v = {};
+  });
 }
 
 TEST(ChecksTest, SelectHkvdRefuses) {
