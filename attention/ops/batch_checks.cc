@@ -252,10 +252,11 @@ bool CheckStarts(ArgChecker& check, const char* name, const HostArray<int32_t>& 
 
 bool CheckLengths(ArgChecker& check, const AttnParams& params, const BatchLengths& batch) {
   if (!check.ok()) return false;
-  // With these, rows before position 0 would mean nothing. Without, as in cross attention, queries
-  // may outnumber keys.
-  const bool positional =
-      params.causal || params.window_left >= 0 || params.chunk > 0 || params.block_sparse.enabled();
+  // With these, rows before position 0 would mean nothing, and a mask by positions has none for
+  // them. Without, as in cross attention, queries may outnumber keys.
+  const bool positional = params.causal || params.window_left >= 0 || params.chunk > 0 ||
+                          params.block_sparse.enabled() ||
+                          (params.mask.form != MaskForm::kNone && params.mask.rows_are_absolute);
   for (int64_t b = 0; b < batch.num_requests; ++b) {
     const int64_t keys = batch.keys_readable() ? batch.key_len(b) : -1;
     if (batch.seq_lens.readable() && keys < 0) {
