@@ -81,6 +81,14 @@ TEST(SlotMappingTest, TokensOfTheNullBlockAreNotStored) {
   EXPECT_THAT(SlotsOf({0, 3}, {0, 16, 32}, {50, 51, 52}, 3), ElementsAre(-1, -1, 832));
 }
 
+TEST(SlotMappingTest, NullBlocksMayEndAtTheLargestId) {
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  const NullBlocks last = {.first = kMax, .count = 1};
+  EXPECT_TRUE(last.contains(kMax));
+  EXPECT_FALSE(last.contains(0));
+  EXPECT_TRUE((NullBlocks{.first = -2, .count = kMax}).contains(0));
+}
+
 TEST(SlotMappingTest, Ex02Expansion) {
   ASSERT_TRUE(BlockExpansion(32, 16).ok());
   EXPECT_EQ(*BlockExpansion(32, 16), 2);
@@ -407,6 +415,18 @@ TEST(VirtualBatchesTest, RequestsWithoutQueriesGiveNoPieces) {
   EXPECT_EQ(pieces.metadata().num_reqs, 0);
 }
 
+TEST(VirtualBatchesTest, AChunkBeyondTheTableLeavesRequestsWhole) {
+  Ex11Batch batch;
+  VirtualBatches pieces;
+  EXPECT_OK(pieces.Build(batch.meta, int64_t{1} << 62));
+  const CommonAttentionMetadata meta = pieces.metadata();
+  EXPECT_THAT(meta.host_seq_lens, ElementsAre(6, 17, 9));
+  EXPECT_EQ(meta.block_table.extent[1], 10);
+  const std::vector<int32_t> table(meta.block_table.as<int32_t>(),
+                                   meta.block_table.as<int32_t>() + 30);
+  EXPECT_EQ(table, batch.table.values);
+}
+
 TEST(VirtualBatchesTest, BadInputChangesNothing) {
   Ex11Batch good;
   VirtualBatches pieces;
@@ -420,7 +440,11 @@ TEST(VirtualBatchesTest, BadInputChangesNothing) {
   };
   refuse([](auto&) {}, 3, kInvalid, "chunk is 3 and block_size 2");
   refuse([](auto&) {}, 0, kInvalid, "chunk is 0");
-  refuse([](auto& b) { b.lens[2] = 4; }, 4, kInvalid, "request 2 has 5 new tokens and length 4");
+  refuse([](auto& b) { b.lens[2] = 4; }, 4, kInvalid, "request 2: seq_lens is 4, less than its 5");
+  refuse([](auto& b) { b.starts[0] = 1; }, 4, kInvalid, "query_start_loc[0] is 1");
+  refuse([](auto& b) { b.starts[1] = 20; }, 4, kInvalid, "query_start_loc[2] is 14");
+  refuse([](auto& b) { b.meta.num_reqs = -1; }, 4, kInvalid, "-1 requests");
+  refuse([](auto& b) { b.meta.custom_mask.form = MaskForm::kShared; }, 4, kInvalid, "custom_mask");
   refuse([](auto& b) { b.lens[1] = 21; }, 4, kOutOfRange, "request 1 needs rows 8 to 20");
   refuse([](auto& b) { b.table.values[12] = -1; }, 4, kOutOfRange, "block_table[1, 2] is -1");
   refuse([](auto& b) { b.meta.num_reqs = 4; }, 4, kInvalid, "4 requests need 5");
