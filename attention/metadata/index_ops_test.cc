@@ -324,6 +324,87 @@ TEST(CompressedIndicesTest, BadInputChangesNothing) {
   EXPECT_THAT(slots.values, ElementsAre(77));
 }
 
+// --- Any of them ---
+
+TEST(IndexOpsTest, OutputsShareNoMemory) {
+  Ints ints(std::vector<int32_t>(64, 0));
+  Longs longs(std::vector<int64_t>(8, 0));
+  Ints starts({0, 2}), table({0, 1}, 1), lens({2});
+  const auto at = [](TensorView memory, int64_t begin, std::initializer_list<int64_t> extents) {
+    int64_t size = 1;
+    for (const int64_t extent : extents) size *= extent;
+    return *memory.Slice(0, begin, begin + size)
+                ->Reshape(absl::MakeConstSpan(extents.begin(), extents.size()));
+  };
+  const TensorView words = *longs.view().Bitcast(DType::kU8)->Bitcast(DType::kI32);
+  ExpectRefused(ComputeSlotMapping({.query_start_loc = starts.view(),
+                                    .positions = at(words, 2, {2}),
+                                    .block_table = table.view(),
+                                    .block_size = 4,
+                                    .slot_mapping = at(longs.view(), 0, {2})}),
+                kInvalid, "slot_mapping shares memory with positions");
+  ExpectRefused(BuildCompressedSlots({.query_start_loc = starts.view(),
+                                      .positions = at(words, 2, {2}),
+                                      .block_table = table.view(),
+                                      .block_size = 4,
+                                      .slot_mapping = at(longs.view(), 0, {2})}),
+                kInvalid, "slot_mapping shares memory with positions");
+  ExpectRefused(BuildSwaIndices({.window = 4,
+                                 .query_start_loc = starts.view(),
+                                 .seq_lens = lens.view(),
+                                 .block_table = table.view(),
+                                 .block_size = 4,
+                                 .indices = at(ints.view(), 0, {2, 4}),
+                                 .lens = at(ints.view(), 7, {2})}),
+                kInvalid, "indices shares memory with lens");
+  const TopkSlotsArgs topk = {.query_start_loc = starts.view(),
+                              .indices = at(ints.view(), 0, {2, 4}),
+                              .block_table = table.view(),
+                              .block_size = 4,
+                              .slots = at(ints.view(), 0, {2, 4}),
+                              .counts = at(ints.view(), 8, {2})};
+  EXPECT_OK(BuildTopkSlots(topk));
+  TopkSlotsArgs shifted = topk;
+  shifted.slots = at(ints.view(), 1, {2, 4});
+  shifted.counts = at(ints.view(), 9, {2});
+  ExpectRefused(BuildTopkSlots(shifted), kInvalid, "slots shares memory with indices");
+  ExpectRefused(BuildDenseCompressedIndices({.query_start_loc = starts.view(),
+                                             .positions = at(ints.view(), 3, {2}),
+                                             .indices = at(ints.view(), 0, {2, 4}),
+                                             .lens = at(ints.view(), 8, {2})}),
+                kInvalid, "indices shares memory with positions");
+  ExpectRefused(CombinePrefillIndices({.window = 4,
+                                       .rows_per_request = 8,
+                                       .query_start_loc = starts.view(),
+                                       .seq_lens = lens.view(),
+                                       .indices = at(ints.view(), 0, {2, 4}),
+                                       .lens = at(ints.view(), 7, {2})}),
+                kInvalid, "indices shares memory with lens");
+}
+
+TEST(IndexOpsTest, TensorsWithoutMemoryAreRefused) {
+  Ints starts({0, 2}), positions({0, 1}), table({0, 1}, 1);
+  Longs slots({77, 77});
+  SlotMappingArgs args = {.query_start_loc = starts.view(),
+                          .positions = positions.view(),
+                          .block_table = table.view(),
+                          .block_size = 4,
+                          .slot_mapping = slots.view()};
+  for (ConstTensorView* view : {&args.query_start_loc, &args.positions, &args.block_table}) {
+    const ConstTensorView good = *view;
+    view->data = nullptr;
+    ExpectRefused(ComputeSlotMapping(args), kInvalid, "null data");
+    *view = good;
+    view->data = good.data + 1;
+    ExpectRefused(ComputeSlotMapping(args), kInvalid, "align it");
+    *view = good;
+    view->extent[view->rank - 1] = -1;
+    ExpectRefused(ComputeSlotMapping(args), kInvalid, "extent -1");
+    *view = good;
+  }
+  EXPECT_THAT(slots.values, ElementsAre(77, 77));
+}
+
 // --- Virtual batches ---
 
 struct Ex11Batch {
