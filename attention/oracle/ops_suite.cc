@@ -44,6 +44,14 @@ ScoresCase::ScoresCase(std::vector<std::vector<double>> scores,
   for (int64_t t = 0; t < num_tokens(); ++t) SetQuery(t, 0, OnFirstAxis(1));
 }
 
+PagedCaseOptions VariedDecodeOptions() {
+  PagedCaseOptions options;
+  options.lengths = {1, 70, 0, 16, 33, 131};
+  options.q_lens.assign(6, 1);
+  options.key_dim = options.value_dim = 64;
+  return options;
+}
+
 void ExpectExample(double actual, double expected) {
   if (!std::isfinite(expected)) {
     EXPECT_EQ(actual, expected);

@@ -45,6 +45,9 @@ class ScoresCase : public PagedCase {
   static double ValueAt(const Tensor& tensor, int64_t i) { return tensor.Get()[i]; }
 };
 
+// Decode rows of varied lengths, one of them empty; head sizes of 64.
+PagedCaseOptions VariedDecodeOptions();
+
 // A number of a worked example, within the tolerance of float32.
 void ExpectExample(double actual, double expected);
 
