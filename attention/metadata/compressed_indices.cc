@@ -37,15 +37,12 @@ absl::Status BuildCompressedSlots(const CompressedSlotsArgs& args) {
   constexpr char kOp[] = "BuildCompressedSlots";
   absl::Status status = CheckRatio(kOp, args.ratio);
   if (!status.ok()) return status;
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
-  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
-  const auto table = HostBlockTable::Create(kOp, args.block_table, num_reqs, args.block_size,
-                                            args.num_blocks, std::numeric_limits<int64_t>::max());
-  if (!table.ok()) return table.status();
+  const auto batch = CheckBatch(kOp, args, std::numeric_limits<int64_t>::max());
+  if (!batch.ok()) return batch.status();
+  const auto& [num_reqs, num_tokens, table] = *batch;
   for (const absl::Status& each :
-       {CheckPositions(kOp, args.positions, *num_tokens),
-        CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, *num_tokens)}) {
+       {CheckPositions(kOp, args.positions, num_tokens),
+        CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, num_tokens)}) {
     if (!each.ok()) return each;
   }
   const auto* starts = args.query_start_loc.as<int32_t>();
@@ -55,32 +52,29 @@ absl::Status BuildCompressedSlots(const CompressedSlotsArgs& args) {
     for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
       if (!completes(t)) continue;
       const int64_t row = positions[t] / args.ratio;
-      status = table->CheckRows(b, row, row + 1);
+      status = table.CheckRows(b, row, row + 1);
       if (!status.ok()) return status;
     }
   }
   auto* slots = args.slot_mapping.as<int64_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
-      slots[t] = completes(t) ? table->Slot(b, positions[t] / args.ratio) : -1;
+      slots[t] = completes(t) ? table.Slot(b, positions[t] / args.ratio) : -1;
     }
   }
-  std::fill(slots + *num_tokens, slots + args.slot_mapping.extent[0], int64_t{-1});
+  std::fill(slots + num_tokens, slots + args.slot_mapping.extent[0], int64_t{-1});
   return absl::OkStatus();
 }
 
 absl::Status BuildTopkSlots(const TopkSlotsArgs& args) {
   constexpr char kOp[] = "BuildTopkSlots";
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
-  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
-  const auto table = HostBlockTable::Create(kOp, args.block_table, num_reqs, args.block_size,
-                                            args.num_blocks, kMaxInt32);
-  if (!table.ok()) return table.status();
+  const auto batch = CheckBatch(kOp, args, kMaxInt32);
+  if (!batch.ok()) return batch.status();
+  const auto& [num_reqs, num_tokens, table] = *batch;
   const int64_t topk = args.slots.extent[1];
   for (const absl::Status& each :
-       {CheckHostTensor(kOp, "slots", args.slots, DType::kI32, 2, *num_tokens),
-        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, *num_tokens, topk),
+       {CheckHostTensor(kOp, "slots", args.slots, DType::kI32, 2, num_tokens),
+        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, num_tokens, topk),
         CheckHostTensor(kOp, "counts", args.counts, DType::kI32, 1, args.slots.extent[0])}) {
     if (!each.ok()) return each;
   }
@@ -89,7 +83,7 @@ absl::Status BuildTopkSlots(const TopkSlotsArgs& args) {
   for (int64_t b = 0; b < num_reqs; ++b) {
     for (int64_t i = starts[b] * topk; i < starts[b + 1] * topk; ++i) {
       if (indices[i] < 0) continue;
-      const absl::Status status = table->CheckRows(b, indices[i], indices[i] + int64_t{1});
+      const absl::Status status = table.CheckRows(b, indices[i], indices[i] + int64_t{1});
       if (!status.ok()) return status;
     }
   }
@@ -100,12 +94,12 @@ absl::Status BuildTopkSlots(const TopkSlotsArgs& args) {
       counts[t] = 0;
       for (int64_t i = t * topk; i < (t + 1) * topk; ++i) {
         counts[t] += indices[i] >= 0;
-        slots[i] = indices[i] < 0 ? -1 : static_cast<int32_t>(table->Slot(b, indices[i]));
+        slots[i] = indices[i] < 0 ? -1 : static_cast<int32_t>(table.Slot(b, indices[i]));
       }
     }
   }
-  std::fill(slots + *num_tokens * topk, slots + args.slots.extent[0] * topk, -1);
-  std::fill(counts + *num_tokens, counts + args.counts.extent[0], 0);
+  std::fill(slots + num_tokens * topk, slots + args.slots.extent[0] * topk, -1);
+  std::fill(counts + num_tokens, counts + args.counts.extent[0], 0);
   return absl::OkStatus();
 }
 

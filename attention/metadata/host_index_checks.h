@@ -54,6 +54,23 @@ class HostBlockTable {
   int64_t columns_ = 0, block_size_ = 1, last_block_ = -1;
 };
 
+// The batch of an operation over block tables.
+struct HostBatch {
+  int64_t num_reqs = 0, num_tokens = 0;
+  HostBlockTable table;
+};
+// Of arguments with query_start_loc, block_table, block_size and num_blocks.
+template <typename Args>
+absl::StatusOr<HostBatch> CheckBatch(const char* operation, const Args& args, int64_t max_slot) {
+  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(operation, args.query_start_loc);
+  if (!num_tokens.ok()) return num_tokens.status();
+  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
+  const auto table = HostBlockTable::Create(operation, args.block_table, num_reqs, args.block_size,
+                                            args.num_blocks, max_slot);
+  if (!table.ok()) return table.status();
+  return HostBatch{num_reqs, *num_tokens, *table};
+}
+
 }  // namespace kvblocks::attention
 
 #endif  // KVBLOCKS_ATTENTION_METADATA_HOST_INDEX_CHECKS_H_

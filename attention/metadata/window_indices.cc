@@ -11,15 +11,12 @@ absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
   constexpr char kOp[] = "BuildSwaIndices";
   const int64_t window = args.window;
   if (absl::Status status = CheckWindow(kOp, window); !status.ok()) return status;
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
-  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
-  const auto table = HostBlockTable::Create(kOp, args.block_table, num_reqs, args.block_size,
-                                            args.num_blocks, std::numeric_limits<int32_t>::max());
-  if (!table.ok()) return table.status();
+  const auto batch = CheckBatch(kOp, args, std::numeric_limits<int32_t>::max());
+  if (!batch.ok()) return batch.status();
+  const auto& [num_reqs, num_tokens, table] = *batch;
   for (const absl::Status& status :
        {CheckSeqLens(kOp, args.query_start_loc, args.seq_lens),
-        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, *num_tokens, window),
+        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, num_tokens, window),
         CheckHostTensor(kOp, "lens", args.lens, DType::kI32, 1, args.indices.extent[0])}) {
     if (!status.ok()) return status;
   }
@@ -29,7 +26,7 @@ absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
     const int64_t query_len = starts[b + 1] - starts[b];
     if (query_len == 0) continue;
     const int64_t first = std::max<int64_t>(0, seq_lens[b] - query_len - window + 1);
-    const absl::Status status = table->CheckRows(b, first, seq_lens[b]);
+    const absl::Status status = table.CheckRows(b, first, seq_lens[b]);
     if (!status.ok()) return status;
   }
 
@@ -41,7 +38,7 @@ absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
       int64_t k = 0;
       for (int64_t j = std::max<int64_t>(p - window + 1, 0); j <= p;) {
         const int64_t run_end = std::min(p + 1, (j / args.block_size + 1) * args.block_size);
-        int64_t slot = table->Slot(b, j);
+        int64_t slot = table.Slot(b, j);
         for (; j < run_end; ++j) row[k++] = static_cast<int32_t>(slot++);
       }
       *lens++ = static_cast<int32_t>(k);
@@ -49,9 +46,9 @@ absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
       row += window;
     }
   }
-  const int64_t padding = args.indices.extent[0] - *num_tokens;
+  const int64_t padding = args.indices.extent[0] - num_tokens;
   std::fill_n(row, padding * window, -1);
-  std::fill_n(lens, args.lens.extent[0] - *num_tokens, 0);
+  std::fill_n(lens, args.lens.extent[0] - num_tokens, 0);
   return absl::OkStatus();
 }
 
