@@ -320,7 +320,7 @@ class RowRun {
 };
 
 template <int kSums>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kSums <= 4 ? 4 : kSums <= 8 ? 3 : 2)
     AttendRowsKernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t pair = int64_t{blockIdx.x} * kWarps + warp;
