@@ -57,7 +57,7 @@ class PrefillTest : public testing::TestWithParam<int> {
     return options;
   }
 };
-INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillTest, testing::Values(80),
+INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillTest, testing::Values(80, 90),
                          [](const testing::TestParamInfo<int>& param) {
                            return absl::StrCat("Sm", param.param);
                          });

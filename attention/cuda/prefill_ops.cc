@@ -1,5 +1,7 @@
 #include "attention/cuda/prefill_ops.h"
 
+#include <algorithm>
+
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "attention/cuda/kernel_params.h"
@@ -52,6 +54,7 @@ PrefillParams PrefillParamsOf(const PagedPrefillArgs& args) {
   params.keys = PagedKeysOf(args.cache, args.params.scales, args.block_table, args.seq_lens);
   params.num_kv_heads = static_cast<int32_t>(args.cache.num_kv_heads());
   params.max_query_len = static_cast<int32_t>(args.max_query_len);
+  params.max_key_len = args.max_seq_len;
   return params;
 }
 
@@ -66,6 +69,7 @@ PrefillParams PrefillParamsOf(const VarlenSelfAttentionArgs& args) {
   params.kv_start_loc = starts.as<int32_t>();
   params.num_key_rows = args.k.extent[0];
   params.num_kv_heads = static_cast<int32_t>(args.k.extent[1]);
+  params.max_key_len = args.k.extent[0] / std::max(1, params.num_requests);
   return params;
 }
 

@@ -12,6 +12,7 @@
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/kernels/prefill_hopper.h"
 #include "attention/cuda/kernels/prefill_tile.h"
 
 namespace kvblocks::attention::cuda {
@@ -28,9 +29,10 @@ struct SharedLayout {
   static constexpr int kValueTile = kKeyTile + kD / 64 * kKeys * kColumnBytes;
   // int64 [2 tiles][K, V][64 keys]
   static constexpr int kOffsets = kValueTile + kDv / 64 * kKeys * kColumnBytes;
-  // uint32 [2 tiles][2]: a bit per key of a bad block
+  // uint8 [2 tiles][64 keys]: whether the key's block is none; uint32 [2][2]: whether one in 32 is
   static constexpr int kBadKeys = kOffsets + 2 * 2 * kKeys * 8;
-  static constexpr int kNonFinite = kBadKeys + 2 * 2 * 4;  // uint32 [8 warps]
+  static constexpr int kAnyBad = kBadKeys + 2 * kKeys;
+  static constexpr int kNonFinite = kAnyBad + 2 * 2 * 4;  // uint32 [8 warps]
   // What is known of the block's rows: here rather than in registers, which are all taken.
   static constexpr int kTile = kNonFinite + 8 * 4;
   static constexpr int kBytes = kTile + (sizeof(RowTile) + 15) / 16 * 16;
@@ -134,15 +136,22 @@ class Prefill {
       CommitCopies();
 
       const int32_t key0 = first_key_ + n * kKeys;
-      const uint32_t* bad_keys = BadKeys(n);
-      const bool masked = key0 < tile_.seen_by_all.begin ||
-                          key0 + kKeys > tile_.seen_by_all.end || (bad_keys[0] | bad_keys[1]) != 0;
-      if (rich) ModifyScores(scores, key0);
-      if (masked) HideScores(scores, key0, bad_keys);
+      const uint32_t* any_bad = AnyBad(n);
+      const bool bad = (any_bad[0] | any_bad[1]) != 0;
+      const bool edge =
+          key0 < tile_.seen_by_all.begin || key0 + kKeys > tile_.seen_by_all.end;
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) {
+        if (rich) ModifyScores(params_, tile_, scores[m], RowOf(m), key0);
+        if (edge || bad) {
+          HideScores(params_, tile_, scores[m], RowOf(m), key0,
+                     bad ? shared_ + Shared::kBadKeys + n % 2 * kKeys : nullptr);
+        }
+      }
 
       uint32_t weights[kMTiles][kKeys / 16][4];
       Exponentiate(scores, weights, log2_scale);
-      if (masked) TakeNonFiniteValues(key0, bad_keys);
+      if (edge) TakeNonFiniteValues(key0);
 
 #pragma unroll
       for (int k = 0; k < kKeys / 16; ++k) {
@@ -164,12 +173,10 @@ class Prefill {
   }
 
  private:
-  // Row of the tile that accumulators [m][.][2 * half ...] of this lane belong to.
-  KVB_DEVICE int RowOf(int m, int half) const {
-    return (warp_ * kMTiles + m) * 16 + half * 8 + lane_ / 4;
-  }
-  KVB_DEVICE const uint32_t* BadKeys(int n) const {
-    return reinterpret_cast<const uint32_t*>(shared_ + Shared::kBadKeys) + n % 2 * 2;
+  // Row of the tile that this lane's accumulators [m][.][0] belong to.
+  KVB_DEVICE int RowOf(int m) const { return (warp_ * kMTiles + m) * 16 + lane_ / 4; }
+  KVB_DEVICE const uint32_t* AnyBad(int n) const {
+    return reinterpret_cast<const uint32_t*>(shared_ + Shared::kAnyBad) + n % 2 * 2;
   }
 
   KVB_DEVICE int32_t BlockOf(int n) const {
@@ -185,9 +192,11 @@ class Prefill {
                      first_key_ + n * kKeys + thread_ % kKeys, block);
     reinterpret_cast<int64_t*>(shared_ + Shared::kOffsets)[n % 2 * 2 * kKeys + thread_] =
         address.offset;
+    if (values) return;
+    shared_[Shared::kBadKeys + n % 2 * kKeys + thread_] = address.bad;
     const uint32_t bad = __ballot_sync(kFullWarp, address.bad);
-    if (lane_ == 0 && !values) {
-      reinterpret_cast<uint32_t*>(shared_ + Shared::kBadKeys)[n % 2 * 2 + warp_] = bad;
+    if (lane_ == 0) {
+      reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad)[n % 2 * 2 + warp_] = bad;
       if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlockFlag);
     }
   }
@@ -230,64 +239,8 @@ class Prefill {
     }
   }
 
-  // Scale, soft cap and ALiBi: what is left is to be multiplied by log2(e) alone.
-  KVB_DEVICE void ModifyScores(float (&scores)[kMTiles][kKeys / 8][4], int32_t key0) const {
-    const Scoring& scoring = params_.scoring;
-    const float cap = scoring.soft_cap;
-    const float per_cap = cap > 0 ? 2 * kLog2E / cap : 0;
-#pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = RowOf(m, half);
-        const bool sloped = scoring.alibi_slopes != nullptr && row < tile_.num_rows;
-        const float slope = sloped ? scoring.alibi_slopes[tile_.HeadOf(row)] : 0;
-        const int32_t first = sloped ? key0 + 2 * (lane_ % 4) - tile_.PositionOf(params_, row) : 0;
-#pragma unroll
-        for (int j = 0; j < kKeys / 8; ++j) {
-          for (int i = 0; i < 2; ++i) {
-            float s = scores[m][j][2 * half + i] * scoring.scale;
-            if (cap > 0) s = SoftCap(s, cap, per_cap);
-            scores[m][j][2 * half + i] = s + slope * static_cast<float>(first + 8 * j + i);
-          }
-        }
-      }
-    }
-  }
-
-  // Keys of this lane's row, relative to key0; bad ones still among them.
-  KVB_DEVICE KeyRange RangeOf(int m, int half, int32_t key0) const {
-    const int row = RowOf(m, half);
-    if (row >= tile_.num_rows) return {0, 0};
-    const KeyRange keys =
-        VisibleFrom(params_.scoring, tile_.PositionOf(params_, row), tile_.kv_len);
-    return {keys.begin - key0, keys.end - key0};
-  }
-
-  KVB_DEVICE void HideScores(float (&scores)[kMTiles][kKeys / 8][4], int32_t key0,
-                             const uint32_t* bad_keys) const {
-    const int t2 = 2 * (lane_ % 4);
-#pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const KeyRange keys = RangeOf(m, half, key0);
-#pragma unroll
-        for (int j = 0; j < kKeys / 8; ++j) {
-          for (int i = 0; i < 2; ++i) {
-            const int key = 8 * j + t2 + i;
-            const bool bad = (bad_keys[j / 4] >> key % 32 & 1) != 0;
-            if (key < keys.begin || key >= keys.end || bad) {
-              scores[m][j][2 * half + i] = -Infinity();
-            }
-          }
-        }
-      }
-    }
-  }
-
   // Scores to weights, rounded and as fragments; maxima, sums and what is accumulated follow.
-  KVB_DEVICE void Exponentiate(const float (&scores)[kMTiles][kKeys / 8][4],
+  KVB_DEVICE void Exponentiate(float (&scores)[kMTiles][kKeys / 8][4],
                                uint32_t (&weights)[kMTiles][kKeys / 16][4], float log2_scale) {
     float shrink[kMTiles][2];
     bool grown = false;
@@ -295,26 +248,15 @@ class Prefill {
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float maximum = maximum_[m][half];
+        const float before = maximum_[m][half];
+        shrink[m][half] =
+            ExponentiateRow(scores[m], half, log2_scale, maximum_[m][half], sum_[m][half]);
+        grown |= maximum_[m][half] != before;
+      }
 #pragma unroll
-        for (int j = 0; j < kKeys / 8; ++j) {
-          maximum = fmaxf(maximum, fmaxf(scores[m][j][2 * half], scores[m][j][2 * half + 1]));
-        }
-        maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, 1));
-        maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, 2));
-        const float subtracted = maximum == -Infinity() ? 0 : maximum * log2_scale;
-        shrink[m][half] = Exp2(maximum_[m][half] * log2_scale - subtracted);
-        grown |= maximum != maximum_[m][half];
-        maximum_[m][half] = maximum;
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < kKeys / 8; ++j) {
-          const float low = Exp2(scores[m][j][2 * half] * log2_scale - subtracted);
-          const float high = Exp2(scores[m][j][2 * half + 1] * log2_scale - subtracted);
-          sum += low + high;
-          weights[m][j / 2][j % 2 * 2 + half] = T::Pack(low, high);
-        }
-        sum_[m][half] = sum_[m][half] * shrink[m][half] + sum;
+      for (int j = 0; j < kKeys / 8; ++j) {
+        weights[m][j / 2][j % 2 * 2] = T::Pack(scores[m][j][0], scores[m][j][1]);
+        weights[m][j / 2][j % 2 * 2 + 1] = T::Pack(scores[m][j][2], scores[m][j][3]);
       }
     }
     // Once maxima stand, most tiles leave them.
@@ -328,116 +270,39 @@ class Prefill {
     }
   }
 
-  // In a tile that some rows see less of than others, infinities and NaN among the values must not
-  // meet the weights of 0 that hidden keys have: they are added where they are seen, then zeroed.
-  KVB_DEVICE void TakeNonFiniteValues(int32_t key0, const uint32_t* bad_keys) {
+  // By all threads, V(n) being there.
+  KVB_DEVICE void TakeNonFiniteValues(int32_t key0) {
     unsigned char* values = shared_ + Shared::kValueTile;
     uint32_t* found_by_warp = reinterpret_cast<uint32_t*>(shared_ + Shared::kNonFinite);
     constexpr int kBytes = kDv / 64 * kKeys * kColumnBytes;
-    uint32_t found = 0;
-    for (int at = thread_ * 16; at < kBytes; at += kThreads * 16) {
-      const uint4 x = *reinterpret_cast<const uint4*>(values + at);
-      found |= NonFiniteHalves<T>(x.x) | NonFiniteHalves<T>(x.y) | NonFiniteHalves<T>(x.z) |
-               NonFiniteHalves<T>(x.w);
-    }
-    const bool any = __any_sync(kFullWarp, found != 0);
-    if (lane_ == 0) found_by_warp[warp_] = any;
+    const bool mine = FindNonFinite<T, kBytes>(values, thread_, kThreads);
+    const bool warps = __any_sync(kFullWarp, mine);
+    if (lane_ == 0) found_by_warp[warp_] = warps;
     __syncthreads();
+    uint32_t found = 0;
     for (int w = 0; w < kWarps; ++w) found |= found_by_warp[w];
     if (found == 0) return;
-
-    KeyRange keys[kMTiles][2];
+#pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-      for (int half = 0; half < 2; ++half) keys[m][half] = RangeOf(m, half, key0);
-    }
-    for (int key = 0; key < kKeys; ++key) {
-      if ((bad_keys[key / 32] >> key % 32 & 1) != 0) continue;
-#pragma unroll
-      for (int d = 0; d < kDv / 8; ++d) {
-        const uint32_t pair = *reinterpret_cast<const uint32_t*>(
-            values + (d / 8 * kKeys + key) * kColumnBytes + ((d % 8 ^ (key & 7)) << 4) +
-            lane_ % 4 * 4);
-        const uint32_t special = NonFiniteHalves<T>(pair);
-        if (special == 0) continue;
-        const float2 both = T::Unpack(pair & special);
-#pragma unroll
-        for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            if (key < keys[m][half].begin || key >= keys[m][half].end) continue;
-            out_[m][d][2 * half] += both.x;
-            out_[m][d][2 * half + 1] += both.y;
-          }
-        }
-      }
+      AddNonFinite<T, kKeys>(params_, tile_, values, out_[m], RowOf(m), key0);
     }
     __syncthreads();
-    for (int at = thread_ * 16; at < kBytes; at += kThreads * 16) {
-      uint4& x = *reinterpret_cast<uint4*>(values + at);
-      x.x &= ~NonFiniteHalves<T>(x.x);
-      x.y &= ~NonFiniteHalves<T>(x.y);
-      x.z &= ~NonFiniteHalves<T>(x.z);
-      x.w &= ~NonFiniteHalves<T>(x.w);
-    }
+    ZeroNonFinite<T, kBytes>(values, thread_, kThreads);
     __syncthreads();
   }
 
   KVB_DEVICE void WriteOutputs(float log2_scale) {
-    const bool codes = params_.out_scale > 0;
     // 16-bit rows go through shared memory, where this warp's queries were, and out by 16 bytes.
     unsigned char* staged = shared_ + Shared::kQueries;
     __syncwarp();
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float sum = sum_[m][half];
-        sum += __shfl_xor_sync(kFullWarp, sum, 1);
-        sum += __shfl_xor_sync(kFullWarp, sum, 2);
-        const int row = RowOf(m, half);
-        RowEnd end;
-        int64_t token = 0;
-        int32_t head = 0;
-        if (row < tile_.num_rows) {
-          end = EndRow(params_, tile_, row, maximum_[m][half], sum, log2_scale);
-          token = tile_.query_start + tile_.TokenOf(row);
-          head = tile_.HeadOf(row);
-          if (lane_ % 4 == 0 && params_.lse != nullptr) {
-            params_.lse[token * params_.lse_row_stride + head * params_.lse_head_stride] = end.lse;
-          }
-        }
-        const int64_t at = token * params_.out.row_stride + head * params_.out.head_stride;
-#pragma unroll
-        for (int d = 0; d < kDv / 8; ++d) {
-          const bool nothing = end.factor == 0;  // +0 then, whatever was accumulated
-          const float low = nothing ? 0 : out_[m][d][2 * half] * end.factor;
-          const float high = nothing ? 0 : out_[m][d][2 * half + 1] * end.factor;
-          if (!codes) {
-            *reinterpret_cast<uint32_t*>(staged + (d / 8 * kRows + row) * kColumnBytes +
-                                         ((d % 8 ^ (row & 7)) << 4) + lane_ % 4 * 4) =
-                T::Pack(low, high);
-          } else if (row < tile_.num_rows && d * 8 < params_.value_dim) {
-            StorePair<T>(params_.out, at + d * 8 + 2 * (lane_ % 4), low, high);
-          }
-        }
-      }
+      FinishRows<T, kRows>(params_, tile_, out_[m], RowOf(m), maximum_[m], sum_[m], log2_scale,
+                           staged);
     }
-    if (codes) return;
+    if (params_.out_scale > 0) return;
     __syncwarp();
-    const int piece = lane_ % 8;
-    for (int r = lane_ / 8; r < 16 * kMTiles; r += 4) {
-      const int row = warp_ * 16 * kMTiles + r;
-      if (row >= tile_.num_rows) break;
-      uint16_t* to = static_cast<uint16_t*>(params_.out.data) +
-                     (tile_.query_start + tile_.TokenOf(row)) * params_.out.row_stride +
-                     tile_.HeadOf(row) * params_.out.head_stride;
-#pragma unroll
-      for (int column = 0; column < kDv / 64; ++column) {
-        if (column * 64 + piece * 8 >= params_.value_dim) continue;
-        *reinterpret_cast<uint4*>(to + column * 64 + piece * 8) = *reinterpret_cast<const uint4*>(
-            staged + (column * kRows + row) * kColumnBytes + ((piece ^ (row & 7)) << 4));
-      }
-    }
+    StoreStagedRows<kRows, kDv / 64>(params_, tile_, staged, warp_ * 16 * kMTiles, 16 * kMTiles);
   }
 
   const PrefillParams& params_;
@@ -453,11 +318,9 @@ class Prefill {
 
 template <typename T, int kD, int kDv, int kMTiles, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
-    PrefillKernel(const __grid_constant__ PrefillParams params, uint32_t* error_flags) {
-  // Later rows see more keys and are started first.
-  const RowTile found =
-      FindRowTile<kRows>(params, static_cast<int32_t>(gridDim.x - 1 - blockIdx.x),
-                         static_cast<int32_t>(blockIdx.y), error_flags);
+    PrefillKernel(const __grid_constant__ PrefillParams params, const TileOrder order,
+                  uint32_t* error_flags) {
+  const RowTile found = FindRowTile<kRows>(params, order, blockIdx.x, error_flags);
   if (!found.valid) return;
   RowTile& tile =
       *reinterpret_cast<RowTile*>(DynamicSharedMemory() + SharedLayout<kD, kDv>::kTile);
@@ -468,12 +331,12 @@ __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
 
 template <typename T, int kD, int kDv, int kMTiles, int kWarps>
 Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
-  const dim3 grid(NumRowTiles(params, kRows), static_cast<unsigned>(params.num_kv_heads));
-  return Launch({.grid = grid,
+  const TileOrder order = OrderTiles(params, kRows);
+  return Launch({.grid = dim3(static_cast<unsigned>(order.items)),
                  .block = dim3(32 * kWarps),
                  .shared_bytes = SharedLayout<kD, kDv>::kBytes,
                  .stream = context.stream},
-                PrefillKernel<T, kD, kDv, kMTiles, kWarps>, params, context.error_flags);
+                PrefillKernel<T, kD, kDv, kMTiles, kWarps>, params, order, context.error_flags);
 }
 
 template <typename T>
@@ -519,6 +382,9 @@ bool TakesPrefill(const PrefillParams& params) {
 
 Error LaunchPrefill(const LaunchContext& context, const PrefillParams& params) {
   if (params.num_tokens == 0 || params.num_requests == 0) return 0;
+  if (context.compute_capability == 90 && TakesPrefillHopper(params)) {
+    return LaunchPrefillHopper(context, params);
+  }
   return params.q.element == Element::kBF16 ? LaunchOfType<Bf16>(context, params)
                                             : LaunchOfType<F16>(context, params);
 }

@@ -27,7 +27,8 @@ struct PrefillParams {
   const int32_t* query_positions = nullptr;  // [T] or null
   int32_t num_requests = 0;
   int32_t num_tokens = 0;     // T
-  int32_t max_query_len = 0;  // 0: not known
+  int32_t max_query_len = 0;  // a bound; 0: not known
+  int64_t max_key_len = 0;    // about, for the order of work
   int32_t num_heads = 0, num_kv_heads = 0;
   int32_t key_dim = 0, value_dim = 0;
   Scoring scoring;

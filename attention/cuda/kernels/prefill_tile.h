@@ -1,10 +1,9 @@
 // Device code that both prefill kernels share: which rows a block has, which keys they see, where
-// keys are, what one row's softmax makes of its scores, and how rows are written.
+// keys are, what softmax makes of scores, and how rows are written.
 //
-// A tile is kRows rows of one request and one KV head; row r of the request is new token r / g and
-// head r % g of the group. Tile numbers of request b start at query_start_loc[b] * g / kRows + b,
-// which leaves room for all of its tiles whatever the lengths are, so that a block finds its request
-// by search alone; numbers that no request needs exit at once.
+// A row tile is kRows rows of one request and one KV head; row r of the request is new token r / g
+// and head r % g of the group. A launch has work items by bounds alone (TileOrder), and a block finds
+// what an item is from query_start_loc; items that no request needs are found out at once.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_TILE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_TILE_H_
@@ -71,37 +70,74 @@ struct RowTile {
   }
 };
 
-KVB_HOST_DEVICE int64_t FirstTileOf(int64_t query_start, int32_t request, int32_t group,
-                                    int32_t rows) {
+// How items are numbered. Later rows of a request see more keys and come first. Items are ordered so
+// that what runs at a time reads few keys' K and V, which then stay in L2: groups of pairs of request
+// and KV head, in a group by rank from the request's end, then by pair. Where lengths may differ
+// widely that would leave most items empty: there, tile numbers of request b start at
+// query_start_loc[b] * g / kRows + b, which leaves room for all of its tiles, requests are found by
+// search, and groups are of KV heads.
+struct TileOrder {
+  bool by_rank = false;
+  int32_t numbers = 0;  // ranks, or tile numbers
+  int32_t pairs = 0, pairs_per_group = 1;
+  int64_t items = 0;
+};
+
+inline TileOrder OrderTiles(const PrefillParams& params, int32_t rows) {
+  constexpr int64_t kBytesInL2 = int64_t{32} << 20;
+  const int64_t group = params.num_heads / params.num_kv_heads;
+  const int64_t longest = params.num_requests == 1 || params.max_query_len == 0
+                              ? params.num_tokens
+                              : params.max_query_len;
+  const int64_t ranks = (longest * group + rows - 1) / rows;
+  const int64_t numbers = params.num_tokens * group / rows + params.num_requests;
+  TileOrder order;
+  order.by_rank = ranks * params.num_requests <= numbers + numbers / 4;
+  order.numbers = static_cast<int32_t>(order.by_rank ? ranks : numbers);
+  order.pairs = params.num_kv_heads * (order.by_rank ? params.num_requests : 1);
+  const int64_t bytes = params.max_key_len * (params.key_dim + params.value_dim) * 2;
+  const int64_t fit = bytes > 0 ? kBytesInL2 / bytes : order.pairs;
+  order.pairs_per_group =
+      static_cast<int32_t>(fit < 1 ? 1 : fit > order.pairs ? order.pairs : fit);
+  order.items = int64_t{order.numbers} * order.pairs;
+  return order;
+}
+
+KVB_DEVICE int64_t FirstNumberOf(int64_t query_start, int32_t request, int32_t group,
+                                 int32_t rows) {
   return query_start * group / rows + request;
 }
 
-// Tile numbers that a launch needs, by bounds.
-inline uint32_t NumRowTiles(const PrefillParams& params, int32_t rows) {
-  const int64_t group = params.num_heads / params.num_kv_heads;
-  int64_t tiles = params.num_tokens * group / rows + params.num_requests;
-  // One request's numbers are all its own.
-  if (params.num_requests == 1) tiles = (params.num_tokens * group + rows - 1) / rows;
-  return static_cast<uint32_t>(tiles);
-}
-
-// By whole warps; all threads of the block get the same.
+// By whole warps; all threads that ask get the same.
 template <int kRows>
-KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, int32_t number, int32_t kv_head,
+KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& order, uint32_t item,
                                uint32_t* error_flags) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
   RowTile tile;
-  tile.kv_head = kv_head;
+  const uint32_t per_group =
+      static_cast<uint32_t>(order.numbers) * static_cast<uint32_t>(order.pairs_per_group);
+  const int32_t first_pair = static_cast<int32_t>(item / per_group) * order.pairs_per_group;
+  const int32_t pairs = order.pairs - first_pair < order.pairs_per_group ? order.pairs - first_pair
+                                                                         : order.pairs_per_group;
+  const uint32_t in_group = item % per_group;
+  const int32_t pair = first_pair + static_cast<int32_t>(in_group % static_cast<uint32_t>(pairs));
+  const int32_t number = static_cast<int32_t>(in_group / static_cast<uint32_t>(pairs));
+  tile.kv_head = order.by_rank ? pair % params.num_kv_heads : pair;
   tile.group = params.num_heads / params.num_kv_heads;
-  // The last request whose first number is not above `number`: 32 candidates at a time.
   int32_t low = 0, high = params.num_requests;
+  const int32_t wanted = order.numbers - 1 - number;
+  if (order.by_rank) {
+    low = pair / params.num_kv_heads;
+    high = low + 1;
+  }
+  // The last request whose first number is not above the wanted one: 32 candidates at a time.
   while (high - low > 1) {
     const int32_t step = (high - low + 31) / 32;
     const int32_t candidate = low + lane * step;
     const bool reached =
-        candidate < high && (candidate == low ||
-                             FirstTileOf(params.query_start_loc[candidate], candidate, tile.group,
-                                         kRows) <= number);
+        candidate < high &&
+        (candidate == low || FirstNumberOf(params.query_start_loc[candidate], candidate,
+                                           tile.group, kRows) <= wanted);
     low += (__popc(__ballot_sync(kFullWarp, reached)) - 1) * step;
     if (low + step < high) high = low + step;
   }
@@ -111,9 +147,11 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, int32_t number, int3
   if (tile.query_start < 0) tile.query_start = 0;
   if (query_end > params.num_tokens) query_end = params.num_tokens;
   const int32_t q_len = query_end - tile.query_start;
-  const int64_t before =
-      (number - FirstTileOf(tile.query_start, low, tile.group, kRows)) * kRows;
   const int64_t rows = int64_t{q_len} * tile.group;
+  const int64_t before =
+      (order.by_rank ? (rows + kRows - 1) / kRows - 1 - number
+                     : wanted - FirstNumberOf(tile.query_start, low, tile.group, kRows)) *
+      kRows;
   if (before < 0 || before >= rows) return tile;
   tile.valid = true;
   tile.first_row = static_cast<int32_t>(before);
@@ -124,7 +162,7 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, int32_t number, int3
     const int64_t covered = int64_t{params.keys.table_columns} * params.keys.cache.block_size;
     if (length > covered) {
       length = covered;
-      if (error_flags != nullptr && threadIdx.x == 0) atomicOr(error_flags, kLengthClampedFlag);
+      if (error_flags != nullptr && lane == 0) atomicOr(error_flags, kLengthClampedFlag);
     }
     tile.kv_len = static_cast<int32_t>(length < 0 ? 0 : length);
   } else {
@@ -201,7 +239,107 @@ KVB_DEVICE float SoftCap(float s, float cap, float twice_log2e_per_cap) {
   return cap - __fdividef(2 * cap, e + 1);
 }
 
-// Two elements of 16 bits: which of them are infinities or NaN, as a mask of their bits.
+// Functions on scores take a warp's 16 rows by kTiles * 8 keys as MultiplyM16N8K16 leaves them; the
+// lane has row `row` of the block's tile in [.][0] and [.][1], and row + 8 in [.][2] and [.][3].
+
+// Scale, soft cap and ALiBi: what is left is to be multiplied by log2(e) alone.
+template <int kTiles>
+KVB_DEVICE void ModifyScores(const PrefillParams& params, const RowTile& tile,
+                             float (&scores)[kTiles][4], int row, int32_t key0) {
+  const Scoring& scoring = params.scoring;
+  const float cap = scoring.soft_cap;
+  const float per_cap = cap > 0 ? 2 * kLog2E / cap : 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int mine = row + 8 * half;
+    const bool sloped = scoring.alibi_slopes != nullptr && mine < tile.num_rows;
+    const float slope = sloped ? scoring.alibi_slopes[tile.HeadOf(mine)] : 0;
+    const int32_t first = sloped ? key0 + static_cast<int32_t>(threadIdx.x % 4 * 2) -
+                                       tile.PositionOf(params, mine)
+                                 : 0;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float s = scores[j][2 * half + i] * scoring.scale;
+        if (cap > 0) s = SoftCap(s, cap, per_cap);
+        scores[j][2 * half + i] = s + slope * static_cast<float>(first + 8 * j + i);
+      }
+    }
+  }
+}
+
+// Keys that a row sees, relative to key0; those of bad blocks among them.
+KVB_DEVICE KeyRange RangeOfRow(const PrefillParams& params, const RowTile& tile, int row,
+                               int32_t key0) {
+  if (row >= tile.num_rows) return {0, 0};
+  const KeyRange keys = VisibleFrom(params.scoring, tile.PositionOf(params, row), tile.kv_len);
+  return {keys.begin - key0, keys.end - key0};
+}
+
+// -infinity for hidden keys. bad: by key, not 0 for keys of bad blocks; null for none.
+template <int kTiles>
+KVB_DEVICE void HideScores(const PrefillParams& params, const RowTile& tile,
+                           float (&scores)[kTiles][4], int row, int32_t key0, const uint8_t* bad) {
+  const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const KeyRange keys = RangeOfRow(params, tile, row + 8 * half, key0);
+    const int begin = keys.begin - t2, end = keys.end - t2;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (8 * j + i < begin || 8 * j + i >= end) scores[j][2 * half + i] = -Infinity();
+      }
+    }
+  }
+  if (bad == nullptr) return;
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (bad[8 * j + t2 + i % 2] != 0) scores[j][i] = -Infinity();
+    }
+  }
+}
+
+// One row's maximum follows its scores and the scores become weights; `half` says which of the two
+// rows. Returns what sums and values so far shrink by; `sum` is that of this lane alone.
+template <int kTiles>
+KVB_DEVICE float ExponentiateRow(float (&scores)[kTiles][4], int half, float log2_scale,
+                                 float& maximum, float& sum) {
+  float highest = maximum;
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+    highest = fmaxf(highest, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
+  }
+  highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 1));
+  highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 2));
+  const float subtracted = highest == -Infinity() ? 0 : highest * log2_scale;
+  const float shrink = Exp2(maximum * log2_scale - subtracted);
+  maximum = highest;
+  float sums[2] = {0, 0};
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float weight = Exp2(scores[j][2 * half + i] * log2_scale - subtracted);
+      scores[j][2 * half + i] = weight;
+      sums[i] += weight;
+    }
+  }
+  sum = sum * shrink + (sums[0] + sums[1]);
+  return shrink;
+}
+
+// --- Values that are not finite ---
+//
+// In a tile of keys that some rows see less of than others, infinities and NaN among the values must
+// not meet the weights of 0 that hidden keys have: they are added where they are seen, then zeroed.
+// Values are columns of 64 elements of kKeys rows of 128 bytes with permuted pieces.
+
+// Of two elements of 16 bits, the bits of those that are infinities or NaN.
 template <typename T>
 KVB_DEVICE uint32_t NonFiniteHalves(uint32_t pair) {
   constexpr uint32_t kExponent = T::kIsBf16 ? 0x7f80u : 0x7c00u;
@@ -209,6 +347,53 @@ KVB_DEVICE uint32_t NonFiniteHalves(uint32_t pair) {
   if ((pair & kExponent) == kExponent) mask |= 0xffffu;
   if ((pair >> 16 & kExponent) == kExponent) mask |= 0xffff0000u;
   return mask;
+}
+
+// Whether this thread's share of the pieces has one.
+template <typename T, int kBytes>
+KVB_DEVICE bool FindNonFinite(const unsigned char* values, int thread, int threads) {
+  uint32_t found = 0;
+#pragma unroll 4
+  for (int at = thread * 16; at < kBytes; at += threads * 16) {
+    const uint4 x = *reinterpret_cast<const uint4*>(values + at);
+    found |= NonFiniteHalves<T>(x.x) | NonFiniteHalves<T>(x.y) | NonFiniteHalves<T>(x.z) |
+             NonFiniteHalves<T>(x.w);
+  }
+  return found != 0;
+}
+
+template <typename T, int kBytes>
+KVB_DEVICE void ZeroNonFinite(unsigned char* values, int thread, int threads) {
+  for (int at = thread * 16; at < kBytes; at += threads * 16) {
+    uint4& x = *reinterpret_cast<uint4*>(values + at);
+    x.x &= ~NonFiniteHalves<T>(x.x);
+    x.y &= ~NonFiniteHalves<T>(x.y);
+    x.z &= ~NonFiniteHalves<T>(x.z);
+    x.w &= ~NonFiniteHalves<T>(x.w);
+  }
+}
+
+// Into this lane's accumulators of a warp's 16 rows.
+template <typename T, int kKeys, int kTiles>
+KVB_DEVICE void AddNonFinite(const PrefillParams& params, const RowTile& tile,
+                             const unsigned char* values, float (&out)[kTiles][4], int row,
+                             int32_t key0) {
+  const KeyRange low = RangeOfRow(params, tile, row, key0);
+  const KeyRange high = RangeOfRow(params, tile, row + 8, key0);
+  for (int key = 0; key < kKeys; ++key) {
+    const bool in_low = key >= low.begin && key < low.end;
+    const bool in_high = key >= high.begin && key < high.end;
+#pragma unroll
+    for (int d = 0; d < kTiles; ++d) {
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(
+          values + (d / 8 * kKeys + key) * 128 + ((d % 8 ^ (key & 7)) << 4) + threadIdx.x % 4 * 4);
+      const uint32_t special = NonFiniteHalves<T>(pair);
+      if (special == 0) continue;
+      const float2 both = T::Unpack(pair & special);
+      if (in_low) out[d][0] += both.x, out[d][1] += both.y;
+      if (in_high) out[d][2] += both.x, out[d][3] += both.y;
+    }
+  }
 }
 
 // --- Outputs ---
@@ -237,17 +422,66 @@ KVB_DEVICE RowEnd EndRow(const PrefillParams& params, const RowTile& tile, int32
   return end;
 }
 
-// Two neighbouring values of a row, in its type.
-template <typename T>
-KVB_DEVICE void StorePair(const Rows& out, int64_t at, float low, float high) {
-  if (out.element == Element::kE4M3 || out.element == Element::kE5M2) {
-    const bool e4m3 = out.element == Element::kE4M3;
-    const uint32_t first = e4m3 ? E4m3::FromFloat(low) : E5m2::FromFloat(low);
-    const uint32_t second = e4m3 ? E4m3::FromFloat(high) : E5m2::FromFloat(high);
-    *reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(out.data) + at) =
-        static_cast<uint16_t>(first | second << 8);
-  } else {
-    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(out.data) + at) = T::Pack(low, high);
+// Ends this lane's two rows of a warp's 16 and leaves their outputs: as codes in place, or as 16-bit
+// rows in `staged`, columns of 64 elements of kRows rows of 128 bytes with permuted pieces.
+template <typename T, int kRows, int kTiles>
+KVB_DEVICE void FinishRows(const PrefillParams& params, const RowTile& tile,
+                           const float (&out)[kTiles][4], int row, const float (&maximum)[2],
+                           const float (&sums)[2], float log2_scale, unsigned char* staged) {
+  const bool codes = params.out_scale > 0;
+  const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = sums[half];
+    sum += __shfl_xor_sync(kFullWarp, sum, 1);
+    sum += __shfl_xor_sync(kFullWarp, sum, 2);
+    const int mine = row + 8 * half;
+    const bool exists = mine < tile.num_rows;
+    RowEnd end;
+    int64_t at = 0;
+    if (exists) {
+      end = EndRow(params, tile, mine, maximum[half], sum, log2_scale);
+      const int64_t token = tile.query_start + tile.TokenOf(mine);
+      const int32_t head = tile.HeadOf(mine);
+      if (t2 == 0 && params.lse != nullptr) {
+        params.lse[token * params.lse_row_stride + head * params.lse_head_stride] = end.lse;
+      }
+      at = token * params.out.row_stride + head * params.out.head_stride;
+    }
+    const bool nothing = end.factor == 0;  // +0 then, whatever was accumulated
+#pragma unroll
+    for (int d = 0; d < kTiles; ++d) {
+      const float low = nothing ? 0 : out[d][2 * half] * end.factor;
+      const float high = nothing ? 0 : out[d][2 * half + 1] * end.factor;
+      if (!codes) {
+        *reinterpret_cast<uint32_t*>(staged + (d / 8 * kRows + mine) * 128 +
+                                     ((d % 8 ^ (mine & 7)) << 4) + t2 * 2) = T::Pack(low, high);
+      } else if (exists && d * 8 < params.value_dim) {
+        const bool e4m3 = params.out.element == Element::kE4M3;
+        const uint32_t first = e4m3 ? E4m3::FromFloat(low) : E5m2::FromFloat(low);
+        const uint32_t second = e4m3 ? E4m3::FromFloat(high) : E5m2::FromFloat(high);
+        *reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(params.out.data) + at + d * 8 + t2) =
+            static_cast<uint16_t>(first | second << 8);
+      }
+    }
+  }
+}
+
+// Rows from `first` on that a warp staged, to where they belong.
+template <int kRows, int kColumns>
+KVB_DEVICE void StoreStagedRows(const PrefillParams& params, const RowTile& tile,
+                                const unsigned char* staged, int first, int count) {
+  const int lane = static_cast<int>(threadIdx.x % 32), piece = lane % 8;
+  for (int row = first + lane / 8; row < first + count && row < tile.num_rows; row += 4) {
+    uint16_t* to = static_cast<uint16_t*>(params.out.data) +
+                   (tile.query_start + tile.TokenOf(row)) * params.out.row_stride +
+                   tile.HeadOf(row) * params.out.head_stride;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      if (column * 64 + piece * 8 >= params.value_dim) continue;
+      *reinterpret_cast<uint4*>(to + column * 64 + piece * 8) = *reinterpret_cast<const uint4*>(
+          staged + (column * kRows + row) * 128 + ((piece ^ (row & 7)) << 4));
+    }
   }
 }
 
