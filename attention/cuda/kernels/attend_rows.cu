@@ -39,7 +39,7 @@ KVB_DEVICE float WarpSum(float value) {
   return value;
 }
 
-KVB_DEVICE int64_t OffsetOf(int64_t row, int64_t inner, int64_t outer_stride, int64_t row_stride) {
+KVB_DEVICE int64_t OffsetOf(int row, int inner, int64_t outer_stride, int64_t row_stride) {
   return row / inner * outer_stride + row % inner * row_stride;
 }
 
