@@ -18,7 +18,8 @@ TEST(WorkspaceTest, DecodeNeedsPartialsOfRequestsAndParts) {
   ASSERT_TRUE(size.ok());
   EXPECT_EQ(size->pinned, 0);
   const int64_t partials = (256 + 132) * 32 * 128 * 4, lses = (256 + 132) * 32 * 4;
-  EXPECT_EQ(size->device, partials + lses + 4352 + 1280);  // plan entries, offsets, rounded up
+  // Plan entries, offsets of splits and of mask bits, each rounded up.
+  EXPECT_EQ(size->device, partials + lses + 4352 + 1280 + 2048);
 }
 
 TEST(WorkspaceTest, EveryOperationHasASizeThatGrowsWithTheBounds) {

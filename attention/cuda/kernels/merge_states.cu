@@ -2,6 +2,7 @@
 #include "attention/cuda/kernels/merge_states.h"
 #include "attention/cuda/kernels/row_elements.h"
 #include "attention/cuda/kernels/row_visibility.h"
+#include "attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -52,27 +53,23 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 
   bool infinite = false;
   float max = -INFINITY;
-  int contributing = 0;
   for (int n = begin + lane; n < end; n += 32) {
     const Weight weight = WeightOf(params, n, row, head, infinite);
     if (weight.max == -INFINITY) continue;
     max = fmaxf(max, weight.max);
-    ++contributing;
   }
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, lanes));
-    contributing += __shfl_xor_sync(kFullWarp, contributing, lanes);
-  }
+  max = WarpMax(max);
   // All are NaN.
   const float shift = max == -INFINITY ? 0.0f : max;
 
   // Every lane sums the weights itself, in order.
   float sum = 0;
+  int contributing = 0;
   for (int n = begin; n < end; ++n) {
     const Weight weight = WeightOf(params, n, row, head, infinite);
     if (weight.max == -INFINITY) continue;
     sum += weight.sum * __expf(weight.max - shift);
+    ++contributing;
   }
   const bool empty = contributing == 0;
   float lse = empty ? -INFINITY : shift + logf(sum);
