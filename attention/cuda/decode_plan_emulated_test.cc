@@ -5,6 +5,8 @@
 #include <random>
 #include <vector>
 
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/decode_deal.h"
 #include "attention/cuda/kernels/decode_plan.h"
 #include "attention/metadata/split_planner.h"
 #include "gtest/gtest.h"
@@ -119,6 +121,66 @@ TEST(DecodePlanTest, EqualsTheHostsOnRandomBatches) {
     SCOPED_TRACE(n);
     ExpectSamePlan(batch);
     if (HasFatalFailure()) return;
+  }
+}
+
+struct OwnParts {
+  const int32_t* tiles;
+  int num_requests;
+  int4* pieces;  // [parts][kMaxOwnRequests]
+  int* counts;
+};
+void OwnPartsKernel(OwnParts own) {
+  int32_t* sums = reinterpret_cast<int32_t*>(DynamicSharedMemory());
+  int4* pieces = reinterpret_cast<int4*>(sums + kMaxOwnRequests + 4);
+  const int lane = static_cast<int>(threadIdx.x), part = static_cast<int>(blockIdx.x);
+  const int count = PlanOwnPart(own.num_requests, static_cast<int>(gridDim.x), part,
+                                lane < own.num_requests ? own.tiles[lane] : 0, sums, pieces);
+  if (lane == 0) own.counts[part] = count;
+  if (lane < count) own.pieces[part * kMaxOwnRequests + lane] = pieces[lane];
+}
+
+TEST(DecodePlanTest, BlocksPlanTheirOwnPartsAlike) {
+  std::mt19937_64 random(6);
+  for (int n = 0; n < 200; ++n) {
+    const int requests = static_cast<int>(Draw(random, 1, kMaxOwnRequests));
+    const int parts = static_cast<int>(Draw(random, 1, 70));
+    const int64_t longest = int64_t{1} << Draw(random, 0, 10);
+    std::vector<int32_t> lengths, tiles;
+    for (int b = 0; b < requests; ++b) {
+      tiles.push_back(static_cast<int32_t>(
+          Draw(random, 0, 4) == 0 ? Draw(random, 1, longest) : Draw(random, longest / 2 + 1, longest)));
+      lengths.push_back(tiles.back() * 64);
+    }
+    std::vector<int4> pieces(parts * kMaxOwnRequests);
+    std::vector<int> counts(parts);
+    LaunchConfig config;
+    config.grid = dim3(static_cast<unsigned>(parts));
+    config.shared_bytes = (kMaxOwnRequests + 4) * 4 + kMaxOwnRequests * 16;
+    ASSERT_EQ(Launch(config, OwnPartsKernel,
+                     OwnParts{tiles.data(), requests, pieces.data(), counts.data()}), 0);
+    SplitPlanInput input;
+    input.seq_lens = lengths;
+    int total = 0;
+    for (const int32_t count : tiles) total += count;
+    input.overhead = ChooseOverhead(total, parts);
+    input.num_parts = parts;
+    SplitPlanner host(1, 1);
+    ASSERT_TRUE(host.Plan(input).ok());
+    const SplitPlan& plan = host.plan();
+    for (int part = 0; part < parts; ++part) {
+      const SplitPart& expected = plan.parts[part];
+      ASSERT_EQ(counts[part], expected.end_range - expected.begin_range) << n << " " << part;
+      for (int i = 0; i < counts[part]; ++i) {
+        const SplitRange& range = plan.ranges[expected.begin_range + i];
+        const int4 piece = pieces[part * kMaxOwnRequests + i];
+        ASSERT_EQ(piece.x, range.request) << n;
+        ASSERT_EQ(piece.y, range.begin_tile) << n;
+        ASSERT_EQ(piece.z, range.end_tile) << n;
+        const int index = expected.begin_range + i - plan.split_offsets[range.request];
+        ASSERT_EQ(piece.w, plan.num_splits(range.request) << 16 | index) << n;
+      }
+    }
   }
 }
 

@@ -142,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(
         GridCase{DType::kF16, DType::kF8E5M2, kNhd, false, 112, 96, 12, 1, 16},
         GridCase{DType::kBF16, DType::kI8, kNhd, false, 128, 128, 4, 1, 16},
         GridCase{DType::kF16, DType::kI8, kHnd, true, 64, 64, 16, 1, 128},
-        GridCase{DType::kF16, DType::kI8, kNhd, false, 192, 192, 2, 1, 32}));
+        GridCase{DType::kF16, DType::kI8, kNhd, false, 192, 192, 12, 1, 32}));
 
 // --- Splits ---
 
@@ -168,6 +168,34 @@ TEST(PagedDecodeTest, LongRequestsGoOnThroughManyParts) {
   options.q_lens = {1, 1};
   PagedCase paged(options);
   Runner().ExpectDecode(paged);
+}
+
+TEST(PagedDecodeTest, ManyRequestsArePlannedInALaunchOfTheirOwn) {
+  PagedCaseOptions options = Options();
+  options.num_heads = options.num_kv_heads = 1;
+  options.lengths.clear();
+  for (int64_t b = 0; b < 40; ++b) options.lengths.push_back(b % 7 == 0 ? 140 + b : b);
+  options.q_lens.assign(40, 1);
+  PagedCase paged(options);
+  Runner runner;
+  runner.ExpectDecode(paged);
+  const std::vector<std::byte> first = BytesOf(paged);
+  runner.ExpectDecode(paged);
+  EXPECT_EQ(BytesOf(paged), first);
+}
+
+TEST(PagedDecodeTest, LaunchesFollowOneAnotherInAWorkspace) {  // T-31: counters are left as found
+  PagedCaseOptions options = Options();
+  options.lengths = {1000, 20};
+  options.q_lens = {1, 1};
+  PagedCase paged(options);
+  Runner runner;
+  runner.ExpectDecode(paged);
+  const std::vector<std::byte> first = BytesOf(paged);
+  for (int n = 0; n < 3; ++n) {
+    ASSERT_TRUE(runner.Decode(paged).ok());
+    EXPECT_EQ(BytesOf(paged), first);
+  }
 }
 
 // --- T-2: score features ---

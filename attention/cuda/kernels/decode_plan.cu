@@ -2,6 +2,7 @@
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/decode_deal.h"
 #include "attention/cuda/kernels/decode_lengths.h"
 
 namespace kvblocks::attention::cuda {
@@ -9,7 +10,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxOverhead = 5;
 
 struct KernelParams {
   const int32_t* seq_lens;
@@ -21,14 +21,9 @@ struct KernelParams {
   int4* pieces;
 };
 
-// Tiles of a request, at least one: an empty request still writes its output.
 KVB_DEVICE int TilesOf(const KernelParams& p, int b) {
-  int q_len = 1;
-  if (p.query_start_loc != nullptr) q_len = p.query_start_loc[b + 1] - p.query_start_loc[b];
-  const int length = q_len > 0 ? ClampLength(p.seq_lens[b], p.max_keys) : 0;
-  const int keys = length - FirstKey(length, q_len, p.window, p.block_size);
-  const int tiles = keys / p.tile + (keys % p.tile != 0 ? 1 : 0);
-  return tiles > 1 ? tiles : 1;
+  return TilesOfRequest(p.seq_lens, p.query_start_loc, b, p.max_keys, p.window, p.block_size,
+                        p.tile);
 }
 
 KVB_DEVICE int PiecesOf(const KernelParams& p, int tiles, int* step) {
@@ -38,73 +33,12 @@ KVB_DEVICE int PiecesOf(const KernelParams& p, int tiles, int* step) {
   return (tiles - 1) / *step + 1;
 }
 
-KVB_DEVICE int CeilDiv(int a, int b) { return (a + b - 1) / b; }
-KVB_DEVICE int Min(int a, int b) { return a < b ? a : b; }
-
-KVB_DEVICE void StorePiece(const KernelParams& p, int at, int request, int begin, int end, int count,
-                           int index) {
-  p.pieces[at] = make_int4(request, begin, end, static_cast<int>(unsigned(count) << 16 | index));
-}
-
-// Deals tiles to parts in order, as SplitPlanner does, by one warp. sums[b]: tiles and overheads of
-// the requests before b. Returns the number of pieces.
-KVB_DEVICE int DealToParts(const KernelParams& p, const int32_t* sums, int overhead, int payload) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int full = payload - overhead;  // the most tiles of one request in a part
-  int b = 0, done = 0, at = 0, part = 0;
-  while (part < p.num_parts && b < p.num_requests) {
-    const int tiles = sums[b + 1] - sums[b] - overhead;
-    const int index = CeilDiv(done, full);
-    const int count = index + CeilDiv(tiles - done, full);
-    if (tiles - done > full) {
-      // Parts that this request fills.
-      const int parts = Min((tiles - done - 1) / full, p.num_parts - part);
-      if (done == 0 && lane == 0) p.split_offsets[b] = at;
-      for (int i = lane; i < parts; i += 32) {
-        p.part_begin[part + i] = at + i;
-        StorePiece(p, at + i, b, done + i * full, done + (i + 1) * full, count, index + i);
-      }
-      part += parts;
-      at += parts;
-      done += parts * full;
-      continue;
-    }
-    if (lane == 0) {
-      p.part_begin[part] = at;
-      if (done == 0) p.split_offsets[b] = at;
-      StorePiece(p, at, b, done, tiles, count, index);
-    }
-    int room = payload - (tiles - done) - overhead;
-    ++at;
-    ++b;
-    done = 0;
-    // Whole requests, 32 at a look.
-    for (int fitting = 32; fitting == 32;) {
-      const int next = b + 1 + lane;
-      const bool fits = next <= p.num_requests && sums[Min(next, p.num_requests)] - sums[b] <= room;
-      fitting = __popc(__ballot_sync(kFullWarp, fits));
-      if (fits) {
-        p.split_offsets[next - 1] = at + lane;
-        StorePiece(p, at + lane, next - 1, 0, sums[next] - sums[next - 1] - overhead, 1, 0);
-      }
-      room -= sums[b + fitting] - sums[b];
-      at += fitting;
-      b += fitting;
-    }
-    if (b < p.num_requests && room > overhead) {
-      done = room - overhead;
-      const int left = sums[b + 1] - sums[b] - overhead - done;
-      if (lane == 0) {
-        p.split_offsets[b] = at;
-        StorePiece(p, at, b, 0, done, 1 + CeilDiv(left, full), 0);
-      }
-      ++at;
-    }
-    ++part;
-  }
-  for (int i = part + lane; i <= p.num_parts; i += 32) p.part_begin[i] = at;
-  return at;
-}
+struct PlanSink {
+  const KernelParams& p;
+  KVB_DEVICE void BeginPart(int part, int at) const { p.part_begin[part] = at; }
+  KVB_DEVICE void BeginRequest(int b, int at) const { p.split_offsets[b] = at; }
+  KVB_DEVICE void Add(int, int, int at, int4 piece) const { p.pieces[at] = piece; }
+};
 
 __global__ __launch_bounds__(kThreads) void DecodePlanKernel(const KernelParams p) {
   __shared__ int32_t sums[kMaxPlanRequests + 1];
@@ -142,13 +76,15 @@ __global__ __launch_bounds__(kThreads) void DecodePlanKernel(const KernelParams 
   __syncthreads();
   if (p.kind == SplitKind::kAuto) {
     int overhead = p.overhead;
-    if (overhead < 0) overhead = Min(kMaxOverhead, total / (8 * p.num_parts));
+    if (overhead < 0) overhead = ChooseOverhead(total, p.num_parts);
     for (int b = thread; b <= p.num_requests; b += kThreads) sums[b] += b * overhead;
     __syncthreads();
     if (warp > 0) return;
     const int payload = CeilDiv(sums[p.num_requests], p.num_parts) + overhead;
-    const int pieces = DealToParts(p, sums, overhead, payload);
+    const int pieces = DealToParts(p.num_requests, p.num_parts, p.num_parts - 1, sums, overhead,
+                                   payload, PlanSink{p});
     if (lane == 0) {
+      p.part_begin[p.num_parts] = pieces;
       p.split_offsets[p.num_requests] = pieces;
       p.header[kPlanNumPieces] = pieces;
       p.header[kPlanNumParts] = p.num_parts;
@@ -164,7 +100,7 @@ __global__ __launch_bounds__(kThreads) void DecodePlanKernel(const KernelParams 
     const int count = PiecesOf(p, tiles, &step);
     p.split_offsets[b] = sums[b];
     for (int i = 0; i < count; ++i) {
-      StorePiece(p, sums[b] + i, b, i * step, Min(tiles, (i + 1) * step), count, i);
+      p.pieces[sums[b] + i] = MakePiece(b, i * step, Min(tiles, (i + 1) * step), count, i);
     }
   }
   if (thread == 0) {

@@ -1,5 +1,7 @@
 #include "attention/cuda/kernels/paged_decode.h"
 
+#include <atomic>
+
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/kernels/paged_decode_kernel.h"
 
@@ -39,7 +41,8 @@ Shape ShapeOf(const PagedDecodeParams& params) {
   const int dim = MaxOf(params.key_dim, params.value_dim);
   shape.padded_dim = dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
   const int queries = params.num_heads / params.num_kv_heads * MaxOf(1, params.max_query_len);
-  shape.groups = queries <= 8 ? 1 : 2;
+  // Of the largest heads 16 queries do not fit the registers.
+  shape.groups = queries <= 8 || shape.padded_dim == 256 ? 1 : 2;
   const int rows = 8 * shape.groups;
   shape.row_groups = (queries + rows - 1) / rows;
   shape.rows = queries < rows ? queries : rows;
@@ -51,6 +54,19 @@ size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 
 int64_t SlotsOf(const DecodePlanParams& plan) {
   return plan.kind == SplitKind::kAuto ? 2 * int64_t{plan.num_parts} : LayoutOf(plan).max_pieces;
+}
+
+// The row of arrival_counters that belongs to a workspace; -1 if there are too many workspaces.
+int ArrivalRowOf(const void* workspace) {
+  static std::atomic<const void*> owners[kArrivalRows];
+  const size_t hash = reinterpret_cast<uintptr_t>(workspace) / kAlignment * 0x9e3779b97f4a7c15u >> 32;
+  for (size_t i = 0; i < kArrivalRows; ++i) {
+    std::atomic<const void*>& owner = owners[(hash + i) % kArrivalRows];
+    const void* seen = owner.load(std::memory_order_relaxed);
+    if (seen == nullptr && owner.compare_exchange_strong(seen, workspace)) seen = workspace;
+    if (seen == workspace) return static_cast<int>((hash + i) % kArrivalRows);
+  }
+  return -1;
 }
 
 }  // namespace
@@ -100,7 +116,8 @@ DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiproc
   plan.kind = params.split;
   plan.value = params.split_value;
   plan.tile = kDecodeTile;
-  const int per_multiprocessor = shape.padded_dim <= 128 ? 2 : 1;
+  const int per_multiprocessor = DecodeBlocksPerMultiprocessor(
+      shape.padded_dim, ElementBytesOf(params.keys.cache.element), shape.groups);
   const int heads = params.num_kv_heads * shape.row_groups;
   plan.num_parts = MaxOf(1, num_multiprocessors * per_multiprocessor / heads);
   plan.num_counters = params.num_requests * heads;
@@ -129,17 +146,25 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   const DecodePlanLayout layout = LayoutOf(plan);
   const PagedDecodeWorkspace workspace = WorkspaceOf(params, context.num_multiprocessors);
   if (context.workspace_bytes < workspace.bytes) return kInvalidValue;
+  DecodeLaunch launch = {};
+  DecodeKernelParams& p = launch.params;
   unsigned char* free = context.workspace;
   int32_t* words = static_cast<int32_t*>(params.plan);
   if (words == nullptr) {
-    words = reinterpret_cast<int32_t*>(free);
     free += workspace.plan_bytes;
-    const Error error = LaunchDecodePlan(context, plan, words);
-    if (error != 0) return error;
+    const int arrivals = plan.num_parts * params.num_kv_heads * shape.row_groups;
+    p.arrival_row = -1;
+    if (plan.kind == SplitKind::kAuto && params.num_requests <= kMaxOwnRequests &&
+        arrivals <= kArrivalCounters) {
+      p.arrival_row = ArrivalRowOf(context.workspace);
+    }
+    if (p.arrival_row < 0) {
+      words = reinterpret_cast<int32_t*>(context.workspace);
+      const Error error = LaunchDecodePlan(context, plan, words);
+      if (error != 0) return error;
+    }
   }
-
-  DecodeLaunch launch = {};
-  DecodeKernelParams& p = launch.params;
+  p.num_requests = params.num_requests;
   p.q = static_cast<const uint16_t*>(params.q.data);
   p.q_row_stride = params.q.row_stride;
   p.q_head_stride = params.q.head_stride;
@@ -169,10 +194,12 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   p.v_scale = cache.v_scale;
   p.alibi_slopes = params.scoring.alibi_slopes;
   p.sinks = params.scoring.sinks;
-  p.header = words;
-  p.part_begin = plan.kind == SplitKind::kAuto ? words + layout.part_begin : nullptr;
-  p.pieces = reinterpret_cast<const int4*>(words + layout.pieces);
-  p.counters = words + layout.counters;
+  if (words != nullptr) {
+    p.header = words;
+    if (plan.kind == SplitKind::kAuto) p.part_begin = words + layout.part_begin;
+    p.pieces = reinterpret_cast<const int4*>(words + layout.pieces);
+    p.counters = words + layout.counters;
+  }
   p.partials = reinterpret_cast<float*>(free);
   const size_t states = static_cast<size_t>(SlotsOf(plan)) *
                         static_cast<size_t>(params.num_kv_heads) *

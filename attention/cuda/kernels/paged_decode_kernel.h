@@ -19,6 +19,7 @@
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/cache_codes.h"
+#include "attention/cuda/kernels/decode_deal.h"
 #include "attention/cuda/kernels/decode_lengths.h"
 #include "attention/cuda/kernels/decode_plan.h"
 #include "attention/cuda/kernels/params.h"
@@ -52,11 +53,28 @@ struct DecodeKernelParams {
   int32_t window_left, window_right;
   int32_t group, num_kv_heads, key_dim, value_dim, rows;  // rows: of a row group, for partials
   bool causal, q_is_bf16, out_is_bf16;
+  // Launches without a plan (header is null): each block plans its own part of at most
+  // kMaxOwnRequests requests. Arrivals are then counted in a row of arrival_counters.
+  int32_t num_requests, arrival_row;
 };
+
+// Zero, and zero again after every launch. A row belongs to a workspace, which no two launches use at
+// a time.
+inline constexpr int kArrivalRows = 256, kArrivalCounters = 512;
+namespace {
+__device__ int32_t arrival_counters[kArrivalRows * kArrivalCounters];
+}  // namespace
 
 inline constexpr int kDecodeWarps = 4;
 inline constexpr int kDecodeTile = 64;
 inline constexpr int kDecodeWarpTile = 16;
+
+// Blocks that run on a multiprocessor at a time. More of them where tiles are small: the same bytes
+// under way, more warps to compute.
+constexpr int DecodeBlocksPerMultiprocessor(int padded_dim, int element_bytes, int groups) {
+  if (padded_dim * element_bytes <= 128 && groups == 1) return 3;
+  return padded_dim * element_bytes <= 256 && padded_dim * groups <= 256 ? 2 : 1;
+}
 
 // Where things are in shared memory.
 template <typename Code, int kDim, int kGroups>
@@ -65,12 +83,15 @@ struct DecodeShape {
   static constexpr int kRowBytes = (kChunks + 1) * 16;      // an odd number of chunks: no conflicts
   static constexpr int kMatrixBytes = kDecodeWarpTile * kRowBytes;
   static constexpr int kTileBytes = kDecodeWarps * 2 * kMatrixBytes;
-  static constexpr int kBlocksPerMultiprocessor = kDim <= 128 ? 2 : 1;
+  static constexpr int kBlocksPerMultiprocessor =
+      DecodeBlocksPerMultiprocessor(kDim, Code::kBytes, kGroups);
   static constexpr int kRows = 8 * kGroups;
   static constexpr int kMergeRow = 64 + 4;  // floats
   static constexpr int kMergeBytes = kDecodeWarps * 8 * kMergeRow * 4;
   static constexpr int kStatsBytes = kDecodeWarps * kRows * 8;
-  static constexpr int kOtherBytes = kMergeBytes + kStatsBytes + 16;
+  static constexpr int kPiecesBytes = kMaxOwnRequests * 16;
+  static constexpr int kSumsBytes = (kMaxOwnRequests + 4) * 4;
+  static constexpr int kOtherBytes = kMergeBytes + kStatsBytes + kPiecesBytes + kSumsBytes + 16;
   // Of a multiprocessor's 228 KiB each block takes 1 more than it asks for.
   static constexpr int kRoom = 228 * 1024 / kBlocksPerMultiprocessor - 1024 - kOtherBytes;
   static constexpr int kFitting = kRoom / kTileBytes;
@@ -88,6 +109,7 @@ struct DecodeItem {
   int position = 0;     // of its first query
   int first_token = 0, last_token = -1;  // of the row group, among its queries
   int q_len = 0;
+  int open_begin = 0, open_last = -1;  // keys that all of them see, both inclusive
   uint32_t cut = 0;
 };
 
@@ -106,9 +128,16 @@ KVB_DEVICE DecodeVisible VisibleTo(const DecodeKernelParams& p, const DecodeItem
   return visible;
 }
 
+// What a block does one after another.
+struct DecodeWork {
+  const int4* pieces;
+  int tile;
+  int at, end, step;
+};
+
 template <int kRows>
-KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, int at, int row_group) {
-  const int4 piece = p.pieces[at];
+KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, const DecodeWork& work, int row_group) {
+  const int4 piece = work.pieces[work.at];
   DecodeItem item;
   item.request = piece.x;
   item.cut = static_cast<uint32_t>(piece.w);
@@ -122,10 +151,9 @@ KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, int at, int row_grou
     atomicOr(p.error_flags, 1u << 6);  // kLengthClamped
   }
   const int first = FirstKey(item.length, item.q_len, p.window, p.block_size);
-  const int tile = p.header[kPlanTile];
-  const int64_t limit = first + int64_t{piece.z} * tile;
+  const int64_t limit = first + int64_t{piece.z} * work.tile;
   item.limit = limit < item.length ? static_cast<int>(limit) : item.length;
-  item.begin = first + piece.y * tile;
+  item.begin = first + piece.y * work.tile;
   item.position = item.length - item.q_len;
   item.first_token = row_group * kRows / p.group;
   const int last = (row_group * kRows + kRows - 1) / p.group;
@@ -134,17 +162,14 @@ KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, int at, int row_grou
     item.end = item.begin;
     return item;
   }
-  const int lowest = VisibleTo(p, item, item.first_token).begin & ~7;
-  if (lowest > item.begin) item.begin = lowest;
-  const int end = VisibleTo(p, item, item.last_token).last + 1;
-  item.end = end < item.limit ? end : item.limit;
+  const DecodeVisible early = VisibleTo(p, item, item.first_token);
+  const DecodeVisible late = VisibleTo(p, item, item.last_token);
+  if ((early.begin & ~7) > item.begin) item.begin = early.begin & ~7;
+  item.end = late.last + 1 < item.limit ? late.last + 1 : item.limit;
+  item.open_begin = late.begin;
+  item.open_last = early.last < item.limit ? early.last : item.limit - 1;
   return item;
 }
-
-// What a block does one after another.
-struct DecodeWork {
-  int at, end, step;
-};
 
 // Copies a warp's keys, tile after tile, piece after piece.
 template <typename Code, int kDim, int kRows>
@@ -172,7 +197,7 @@ class DecodeLoader {
   KVB_DEVICE uint32_t Next(uint32_t to) {
     while (key_ >= end_) {
       if (work_.at >= work_.end) return 0;
-      const DecodeItem item = OpenItem<kRows>(p_, work_.at, row_group_);
+      const DecodeItem item = OpenItem<kRows>(p_, work_, row_group_);
       work_.at += work_.step;
       key_ = item.begin;
       end_ = item.end;
@@ -234,19 +259,20 @@ class DecodeLoader {
         constexpr int kPassesPerOctet = 8 / kRowsPerPass;
         const char* from = octets[pass / kPassesPerOctet] +
                            pass % kPassesPerOctet * kRowsPerPass * token_stride;
-        CopyAsync16(at + pass * kRowsPerPass * kRowBytes, has_chunk ? from : base, has_chunk);
+        CopyAsync16(at + pass * kRowsPerPass * kRowBytes, from, has_chunk);
       }
       return;
     }
+    // Nothing is read at addresses of rows that are not valid.
+    const int from_row = id0 < 0 && begin < 8 ? 8 : begin, to_row = id1 < 0 && end > 8 ? 8 : end;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       constexpr int kPassesPerOctet = 8 / kRowsPerPass;
-      const int octet = pass / kPassesPerOctet;
       const int row = pass * kRowsPerPass + row_in_pass;
-      const bool valid =
-          has_chunk && row >= begin && row < end && (octet == 0 ? id0 : id1) >= 0;
-      const char* from = octets[octet] + pass % kPassesPerOctet * kRowsPerPass * token_stride;
-      CopyAsync16(at + pass * kRowsPerPass * kRowBytes, valid ? from : p_.k, valid);
+      const char* from =
+          octets[pass / kPassesPerOctet] + pass % kPassesPerOctet * kRowsPerPass * token_stride;
+      CopyAsync16(at + pass * kRowsPerPass * kRowBytes, from,
+                  has_chunk && row >= from_row && row < to_row);
     }
   }
 
@@ -366,11 +392,8 @@ class DecodeState {
         }
       }
     }
-    // All of the tile visible to all queries?
-    const DecodeVisible early = VisibleTo(p, item, item.first_token);
-    const DecodeVisible late = VisibleTo(p, item, item.last_token);
-    const int last = (early.last < item.limit ? early.last : item.limit - 1);
-    const bool masked = missing != 0 || first < late.begin || first + kDecodeWarpTile - 1 > last;
+    const bool masked = missing != 0 || first < item.open_begin ||
+                        first + kDecodeWarpTile - 1 > item.open_last;
     if (masked) {
 #pragma unroll
       for (int n = 0; n < kGroups; ++n) {
@@ -721,27 +744,49 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
   float* merge = reinterpret_cast<float*>(shared + Shape::kStages * Shape::kTileBytes);
   float2* stats = reinterpret_cast<float2*>(shared + Shape::kStages * Shape::kTileBytes +
                                             Shape::kMergeBytes);
+  // Also how many pieces there are, before the first.
   int* is_last = reinterpret_cast<int*>(stats + kDecodeWarps * kRows);
 
   WaitForPreviousKernel();
   AllowNextKernel();
-  const bool is_auto = p.part_begin != nullptr;
-  DecodeWork work = {part, p.header[kPlanNumPieces], static_cast<int>(gridDim.x)};
-  if (is_auto) work = {p.part_begin[part], p.part_begin[part + 1], 1};
+  const bool plans_itself = p.header == nullptr;
+  const bool is_auto = plans_itself || p.part_begin != nullptr;
+  DecodeWork work;
+  if (plans_itself) {
+    int4* pieces = reinterpret_cast<int4*>(shared + Shape::kSharedBytes - Shape::kPiecesBytes);
+    int32_t* sums = reinterpret_cast<int32_t*>(pieces) - Shape::kSumsBytes / 4;
+    if (warp == 0) {
+      int tiles = 0;
+      if (lane < p.num_requests) {
+        tiles = TilesOfRequest(p.seq_lens, p.query_start_loc, lane, p.max_keys, p.window,
+                               p.block_size, kDecodeTile);
+      }
+      const int count = PlanOwnPart(p.num_requests, static_cast<int>(gridDim.x), part, tiles, sums,
+                                    pieces);
+      if (lane == 0) *is_last = count;
+    }
+    __syncthreads();
+    work = {pieces, kDecodeTile, 0, *is_last, 1};
+  } else if (is_auto) {
+    work = {p.pieces, p.header[kPlanTile], p.part_begin[part], p.part_begin[part + 1], 1};
+  } else {
+    work = {p.pieces, p.header[kPlanTile], part, p.header[kPlanNumPieces],
+            static_cast<int>(gridDim.x)};
+  }
   if (work.at >= work.end) return;
 
   const uint32_t stages =
       SharedAddress(shared) + static_cast<uint32_t>(warp * 2 * Shape::kMatrixBytes);
   DecodeLoader<Code, kDim, kRows> loader(p, work, kv_head, row_group);
   uint32_t missing = 0;  // two bits per stage
-#pragma unroll
+#pragma unroll 1
   for (int stage = 0; stage < Shape::kStages; ++stage) {
     missing |= loader.Next(stages + stage * Shape::kTileBytes) << 2 * stage;
     CommitCopies();
   }
   int stage = 0;
   for (; work.at < work.end; work.at += work.step) {
-    const DecodeItem item = OpenItem<kRows>(p, work.at, row_group);
+    const DecodeItem item = OpenItem<kRows>(p, work, row_group);
     DecodeState<T, Code, kDim, kGroups> state;
     state.Begin(p, item, kv_head, row_group);
     for (int key = item.begin; key < item.end; key += kDecodeTile) {
@@ -844,11 +889,14 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
     __threadfence();
     __syncthreads();
     if (thread == 0) {
-      const int64_t counter =
-          (int64_t{item.request} * p.num_kv_heads + kv_head) * row_groups + row_group;
+      // Without a plan, of the part in which the request begins: no two begin cut in the same.
+      const int row = plans_itself ? part - index : item.request;
+      int32_t* counter =
+          (plans_itself ? arrival_counters + p.arrival_row * kArrivalCounters : p.counters) +
+          (int64_t{row} * p.num_kv_heads + kv_head) * row_groups + row_group;
       const int count = static_cast<int>(item.cut >> 16);
-      *is_last = atomicAdd(p.counters + counter, 1) == count - 1 ? 1 : 0;
-      if (*is_last != 0) p.counters[counter] = 0;
+      *is_last = atomicAdd(counter, 1) == count - 1 ? 1 : 0;
+      if (*is_last != 0) *counter = 0;
       __threadfence();
     }
     __syncthreads();
@@ -876,8 +924,11 @@ Error LaunchDecodeGroups(const DecodeLaunch& launch) {
     config.shared_bytes = DecodeShape<Code, kDim, 1>::kSharedBytes;
     return Launch(config, PagedDecodeKernel<T, Code, kDim, 1>, launch.params);
   }
-  config.shared_bytes = DecodeShape<Code, kDim, 2>::kSharedBytes;
-  return Launch(config, PagedDecodeKernel<T, Code, kDim, 2>, launch.params);
+  if constexpr (kDim <= 128) {
+    config.shared_bytes = DecodeShape<Code, kDim, 2>::kSharedBytes;
+    return Launch(config, PagedDecodeKernel<T, Code, kDim, 2>, launch.params);
+  }
+  return 1;
 }
 
 template <int kDim>
