@@ -165,8 +165,9 @@ absl::StatusOr<Pieces> PiecesOf(const char* op, const CudaCall& call, const Spli
   return pieces;
 }
 
-absl::Status AttendInPieces(const char* op, CudaCall& call, const AttendRowsParams& params) {
-  if (params.pieces.count <= 1) return StatusOf(op, LaunchAttendRows(call.launch, params));
+absl::Status AttendInPieces(const char* op, CudaCall& call, const AttendRowsParams& params,
+                            AttendLauncher launch) {
+  if (params.pieces.count <= 1) return StatusOf(op, launch(call.launch, params));
   const int64_t rows = params.num_rows, heads = params.num_heads, dim = params.value_dim;
   const int64_t states = params.pieces.count * rows * heads;
   const absl::StatusOr<float*> outs = TakeArray<float>(op, call, states * dim);
@@ -185,7 +186,7 @@ absl::Status AttendInPieces(const char* op, CudaCall& call, const AttendRowsPara
     parts.output.out_outer_stride = params.inner_rows * heads * dim;
     parts.output.lse.outer_stride = params.inner_rows * heads;
   }
-  if (absl::Status status = StatusOf(op, LaunchAttendRows(call.launch, parts)); !status.ok()) {
+  if (absl::Status status = StatusOf(op, launch(call.launch, parts)); !status.ok()) {
     return status;
   }
 

@@ -69,8 +69,11 @@ absl::Status PrepareMask(const char* op, CudaCall& call, const AttnParams& attn,
 absl::StatusOr<Pieces> PiecesOf(const char* op, const CudaCall& call, const SplitPolicy& split,
                                 const AttendRowsParams& params, int64_t max_keys);
 
-// Launches AttendRows, and if params.pieces are several, the merge of their states.
-absl::Status AttendInPieces(const char* op, CudaCall& call, const AttendRowsParams& params);
+// Launches AttendRows, or a kernel in its place, and if params.pieces are several, the merge of
+// their states.
+using AttendLauncher = Error (*)(const LaunchContext&, const AttendRowsParams&);
+absl::Status AttendInPieces(const char* op, CudaCall& call, const AttendRowsParams& params,
+                            AttendLauncher launch = LaunchAttendRows);
 
 // --- Implementation ---
 

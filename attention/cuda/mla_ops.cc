@@ -3,6 +3,7 @@
 #include "attention/cuda/attend_launch.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/mla_launch.h"
 #include "attention/ops/checks.h"
 #include "attention/tensor/dtype.h"
 
@@ -48,8 +49,6 @@ absl::Status CudaMlaDecode(const ExecContext& context, const MlaDecodeArgs& args
   absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
   if (!call.ok()) return call.status();
 
-  // Faster kernels are chosen here.
-
   AttendRowsParams params;
   params.q = ConstRowsOf(args.q_lat);
   params.q_dim = static_cast<int32_t>(args.q_lat.extent[2]);
@@ -67,11 +66,7 @@ absl::Status CudaMlaDecode(const ExecContext& context, const MlaDecodeArgs& args
   if (absl::Status status = PrepareMask(kOp, *call, args.params, params); !status.ok()) {
     return status;
   }
-  const absl::StatusOr<Pieces> pieces =
-      PiecesOf(kOp, *call, args.params.split, params, args.max_seq_len);
-  if (!pieces.ok()) return pieces.status();
-  params.pieces = *pieces;
-  return AttendInPieces(kOp, *call, params);
+  return LaunchMla(kOp, *call, args.params.split, args.max_seq_len, params);
 }
 
 absl::Status CudaSparseMlaDecode(const ExecContext& context, const SparseMlaDecodeArgs& args) {
@@ -88,8 +83,6 @@ absl::Status CudaSparseMlaDecode(const ExecContext& context, const SparseMlaDeco
   if (rows == 0) return absl::OkStatus();
   absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
   if (!call.ok()) return call.status();
-
-  // Faster kernels are chosen here.
 
   AttendRowsParams params;
   params.q = {args.q.data, args.q.stride[1], args.q.stride[2], ElementOf(args.q.dtype)};
@@ -109,12 +102,8 @@ absl::Status CudaSparseMlaDecode(const ExecContext& context, const SparseMlaDeco
                        ElementOf(args.out.dtype)};
   params.output.out_outer_stride = args.out.stride[0];
   params.output.lse = RowStatisticOf(args.lse);
-  const absl::StatusOr<Pieces> pieces =
-      PiecesOf(kOp, *call, SplitPolicy::Auto(), params,
-               int64_t{params.main.num_entries} + params.extra.num_entries);
-  if (!pieces.ok()) return pieces.status();
-  params.pieces = *pieces;
-  return AttendInPieces(kOp, *call, params);
+  return LaunchMla(kOp, *call, SplitPolicy::Auto(),
+                   int64_t{params.main.num_entries} + params.extra.num_entries, params);
 }
 
 absl::Status CudaSparseMlaPrefill(const ExecContext& context, const SparseMlaPrefillArgs& args) {
@@ -127,8 +116,6 @@ absl::Status CudaSparseMlaPrefill(const ExecContext& context, const SparseMlaPre
   if (!check.status().ok()) return check.status();
   absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
   if (!call.ok()) return call.status();
-
-  // Faster kernels are chosen here.
 
   AttendRowsParams params;
   params.q = ConstRowsOf(args.q);
@@ -159,7 +146,7 @@ absl::Status CudaSparseMlaPrefill(const ExecContext& context, const SparseMlaPre
   params.output.lse.outer_stride = params.output.lse.row_stride;
   params.output.max_logits = RowStatisticOf(args.max_logits);
   params.output.max_logits.outer_stride = params.output.max_logits.row_stride;
-  return StatusOf(kOp, LaunchAttendRows(call->launch, params));
+  return LaunchMla(kOp, *call, SplitPolicy::None(), params.main.num_entries, params);
 }
 
 }  // namespace kvblocks::attention::cuda
