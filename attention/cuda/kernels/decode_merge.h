@@ -50,7 +50,9 @@ KVB_DEVICE void FinishRow(const DecodeKernelParams& p, const DecodeRow& row, int
   }
   if (p.sinks != nullptr) sum += exp2f(p.sinks[row.head] * kLog2E - SafeMaximum(maximum));
   const float inverse = 1.0f / sum;
-  value.x *= inverse, value.y *= inverse, value.z *= inverse, value.w *= inverse;
+  // A sink of infinity gives +0, also of negative values.
+  value.x = value.x * inverse + 0.0f, value.y = value.y * inverse + 0.0f;
+  value.z = value.z * inverse + 0.0f, value.w = value.w * inverse + 0.0f;
   if (empty && !(sum != sum)) value = make_float4(0, 0, 0, 0);
   StoreOutput(p, row.token * p.out_row_stride + row.head * p.out_head_stride + d, value);
 }
