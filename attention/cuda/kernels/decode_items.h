@@ -60,7 +60,7 @@ inline constexpr int kDecodeWarpTile = 16;
 // Blocks that run on a multiprocessor at a time. More of them where tiles are small: the same bytes
 // under way, more warps to compute.
 constexpr int DecodeBlocksPerMultiprocessor(int padded_dim, int element_bytes, int groups) {
-  if (padded_dim * element_bytes <= 128 && groups == 1) return 3;
+  if (padded_dim <= 64 && groups == 1) return 3;
   return padded_dim * element_bytes <= 256 && padded_dim * groups <= 256 ? 2 : 1;
 }
 
@@ -83,7 +83,8 @@ struct DecodeShape {
   static constexpr int kFitting = kRoom / kTileBytes;
   static constexpr int kStages = kFitting > 6 ? 6 : kFitting;
   static constexpr int kSharedBytes = kStages * kTileBytes + kOtherBytes;
-  static constexpr int kMaxMergedAtOnce = 64;
+  // States of a cut request that are on their way at a time; as many as registers are left.
+  static constexpr int kMergedAtOnce = kBlocksPerMultiprocessor == 3 || kGroups == 2 ? 8 : 16;
 };
 
 // row / group by multiplication: exact where rows * group stay below 2^16.

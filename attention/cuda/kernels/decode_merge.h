@@ -66,8 +66,7 @@ KVB_DEVICE int64_t SlotOf(bool is_auto, int place, int own_index, int index) {
 }
 
 // Merges the states of all pieces of a request, in order. `stats`: shared, kMergedAtOnce * kRows.
-inline constexpr int kMergedAtOnce = 16;
-template <int kRows>
+template <int kRows, int kMergedAtOnce>
 KVB_DEVICE void MergePieces(const DecodeKernelParams& p, const DecodeItem& item, bool is_auto,
                             int place, int kv_head, int row_group, int row_groups,
                             float2* stats) {

@@ -34,8 +34,8 @@ class DecodeState {
   float factor[2 * kGroups];                     // of scores, base 2
   float slope[2 * kGroups];
 
-  KVB_DEVICE void Begin(const DecodeKernelParams& p, const DecodeItem& item, int kv_head,
-                        int row_group) {
+  KVB_DEVICE void LoadQueries(const DecodeKernelParams& p, const DecodeItem& item, int kv_head,
+                              int row_group) {
     const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
     constexpr float kLog2E = 1.4426950408889634f;
     float scale = p.scale * kLog2E;
@@ -80,9 +80,15 @@ class DecodeState {
                                : p.alibi_slopes[kv_head * p.group + own -
                                                 TokenOf(p, own) * p.group] *
                                      kLog2E;
-        maximum[2 * n + e] = -INFINITY;
-        sum[2 * n + e] = 0;
       }
+    }
+  }
+
+  KVB_DEVICE void Clear() {
+#pragma unroll
+    for (int i = 0; i < 2 * kGroups; ++i) {
+      maximum[i] = -INFINITY;
+      sum[i] = 0;
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {

@@ -37,7 +37,7 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
   const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
   const int kv_head = static_cast<int>(blockIdx.y), row_group = static_cast<int>(blockIdx.z);
   const int row_groups = static_cast<int>(gridDim.z);
-  const int part = static_cast<int>(blockIdx.x);
+  const int part = static_cast<int>(blockIdx.x), num_parts = static_cast<int>(gridDim.x);
   unsigned char* shared = DynamicSharedMemory();
   float* merge = reinterpret_cast<float*>(shared + Shape::kStages * Shape::kTileBytes);
   float2* stats = reinterpret_cast<float2*>(shared + Shape::kStages * Shape::kTileBytes +
@@ -66,7 +66,7 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
     static_assert(kMaxOwnRequests <= kDecodeWarps * 2 * kDecodeWarpTile);
     if (warp == 0) {
       const int count = PlanOwnPart(
-          p.num_requests, static_cast<int>(gridDim.x), part,
+          p.num_requests, num_parts, part,
           [&p](int b) {
             return TilesOfRequest(p.seq_lens, p.query_start_loc, b, p.max_keys, p.window,
                                   p.block_size, kDecodeTile);
@@ -81,7 +81,7 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
             p.part_begin[part + 1], 1};
   } else {
     work = {reinterpret_cast<const char*>(p.pieces), 16, p.header[kPlanTile], part,
-            p.header[kPlanNumPieces], static_cast<int>(gridDim.x)};
+            p.header[kPlanNumPieces], num_parts};
   }
   if (work.at >= work.end) return;
 
@@ -93,9 +93,9 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
   for (bool is_first = true; work.at < work.end; work.at += work.step) {
     const DecodeItem item = OpenItem<kRows>(p, work, row_group);
     DecodeState<T, Code, kDim, kGroups> state;
-    state.Begin(p, item, kv_head, row_group);
+    // Behind the loads of queries, which nothing waits for yet, where registers allow.
+    if constexpr (kGroups == 1) state.LoadQueries(p, item, kv_head, row_group);
     if (is_first) {
-      // Behind the loads of queries, which nothing waits for yet.
 #pragma unroll 1
       for (int i = 0; i < Shape::kStages; ++i) {
         missing |= loader.Next(stages + i * Shape::kTileBytes) << 2 * i;
@@ -103,6 +103,8 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
       }
       is_first = false;
     }
+    if constexpr (kGroups > 1) state.LoadQueries(p, item, kv_head, row_group);
+    state.Clear();
     for (int key = item.begin; key < item.end; key += kDecodeTile) {
       WaitCopies<Shape::kStages - 1>();
       __syncwarp();
@@ -213,7 +215,7 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
     }
     __syncthreads();
     if (*is_last != 0) {
-      MergePieces<kRows>(p, item, is_auto, place, kv_head, row_group, row_groups,
+      MergePieces<kRows, Shape::kMergedAtOnce>(p, item, is_auto, place, kv_head, row_group, row_groups,
                          reinterpret_cast<float2*>(merge));
     }
     __syncthreads();
