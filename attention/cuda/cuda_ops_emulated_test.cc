@@ -46,5 +46,6 @@ const AttentionOps& OpsUnderTest() {
   return ops;
 }
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
+SuiteTraits TraitsUnderTest() { return {}; }
 
 }  // namespace kvblocks::attention

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cuda/check/device_mirror.h"
+#include "attention/cuda/host_tensor_ops.h"
 #include "attention/cuda/mla_ops.h"
 #include "attention/ops/attention_ops.h"
 #include "attention/oracle/dense_oracle.h"
@@ -42,8 +42,9 @@ class MlaOps : public AttentionOps {
 
 const AttentionOps& OnDevice() {
   static const MlaOps ops;
-  static const DeviceMirror mirror(&ops, 16 << 20, 64 << 20);
-  return mirror;
+  static const auto on_device =
+      HostTensorOps::Create(&ops, {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20});
+  return **on_device;
 }
 
 // Rows whose scales are no powers of two are rounded after they were scaled.

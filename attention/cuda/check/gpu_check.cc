@@ -12,7 +12,7 @@
 #include <cstring>
 #include <string>
 
-#include "attention/cuda/check/device_mirror.h"
+#include "attention/cuda/host_tensor_ops.h"
 #include "attention/cuda/check/gpu_bench.h"
 #include "attention/cuda/cuda_ops.h"
 #include "attention/cuda/kernels/runtime.h"
@@ -22,11 +22,13 @@
 namespace kvblocks::attention {
 
 const AttentionOps& OpsUnderTest() {
-  static const auto* const mirror = new cuda::DeviceMirror(&Cuda());
-  return *mirror;
+  static const auto* const on_device =
+      new auto(cuda::HostTensorOps::Create(&Cuda(), cuda::HostTensorOps::Options{}));
+  return ***on_device;
 }
 
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
+SuiteTraits TraitsUnderTest() { return {.alignment = 16, .host_sees_values = false}; }
 
 }  // namespace kvblocks::attention
 
