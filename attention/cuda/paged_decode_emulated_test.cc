@@ -174,8 +174,8 @@ TEST(PagedDecodeTest, ManyRequestsArePlannedInALaunchOfTheirOwn) {
   PagedCaseOptions options = Options();
   options.num_heads = options.num_kv_heads = 1;
   options.lengths.clear();
-  for (int64_t b = 0; b < 40; ++b) options.lengths.push_back(b % 7 == 0 ? 140 + b : b);
-  options.q_lens.assign(40, 1);
+  for (int64_t b = 0; b < 140; ++b) options.lengths.push_back(b % 17 == 0 ? 140 + b : b % 40);
+  options.q_lens.assign(140, 1);
   PagedCase paged(options);
   Runner runner;
   runner.ExpectDecode(paged);

@@ -12,7 +12,7 @@
 
 namespace kvblocks::attention::cuda {
 
-inline constexpr int kMaxOwnRequests = 32;  // of PlanOwnPart: one per lane
+inline constexpr int kMaxOwnRequests = 128;  // of PlanOwnPart
 
 KVB_DEVICE int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 KVB_DEVICE int Min(int a, int b) { return a < b ? a : b; }
@@ -96,49 +96,74 @@ KVB_DEVICE int DealToParts(int num_requests, int num_parts, int last_part, const
 
 struct OwnPartSink {
   int own;
-  int4* pieces;
+  unsigned char* pieces;
+  int stride;
   KVB_DEVICE void BeginPart(int, int) const {}
   KVB_DEVICE void BeginRequest(int, int) const {}
   KVB_DEVICE void Add(int part, int position, int, int4 piece) const {
-    if (part == own) pieces[position] = piece;
+    if (part == own) Store(position, piece);
+  }
+  KVB_DEVICE void Store(int position, int4 piece) const {
+    *reinterpret_cast<int4*>(pieces + position * stride) = piece;
   }
 };
 
-// The pieces of part `own` into shared memory; returns how many. Lane b brings the tiles of request
-// b. `sums`: shared, kMaxOwnRequests + 1.
-KVB_DEVICE int PlanOwnPart(int num_requests, int num_parts, int own, int tiles, int32_t* sums,
-                           int4* pieces) {
+// The pieces of part `own` into shared memory, `stride` bytes apart (room for kMaxOwnRequests);
+// returns how many. tiles_of(b): of request b. `sums`: shared, kMaxOwnRequests + 1.
+template <typename TilesOf>
+KVB_DEVICE int PlanOwnPart(int num_requests, int num_parts, int own, const TilesOf& tiles_of,
+                           int32_t* sums, unsigned char* pieces, int stride) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  int sum = lane < num_requests ? tiles : 0;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int other = __shfl_up_sync(kFullWarp, sum, static_cast<unsigned>(distance));
-    if (lane >= distance) sum += other;
-  }
-  const int total = __shfl_sync(kFullWarp, sum, 31);
-  const int overhead = ChooseOverhead(total, num_parts);
-  const int payload = CeilDiv(total + num_requests * overhead, num_parts) + overhead;
-  if (overhead == 0) {
-    // Parts are equal stretches of all tiles laid end to end.
-    const int begin = own * payload, first = sum - tiles;
-    const int low = first > begin ? first : begin, high = Min(sum, begin + payload);
-    const bool takes = lane < num_requests && low < high;
-    const unsigned takers = __ballot_sync(kFullWarp, takes);
-    if (takes) {
-      const int first_part = first / payload;
-      pieces[__popc(takers & ((1u << lane) - 1))] =
-          MakePiece(lane, low - first, high - first, (sum - 1) / payload - first_part + 1,
-                    own - first_part);
+  const OwnPartSink sink = {own, pieces, stride};
+  int total = 0;
+  for (int base = 0; base < num_requests; base += 32) {
+    int sum = base + lane < num_requests ? tiles_of(base + lane) : 0;
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(kFullWarp, sum, static_cast<unsigned>(distance));
+      if (lane >= distance) sum += other;
     }
-    __syncwarp();
-    return __popc(takers);
+    if (base + lane < num_requests) sums[base + lane + 1] = total + sum;
+    total += __shfl_sync(kFullWarp, sum, 31);
   }
   if (lane == 0) sums[0] = 0;
-  if (lane < num_requests) sums[lane + 1] = sum + (lane + 1) * overhead;
-  pieces[lane].x = -1;
   __syncwarp();
-  DealToParts(num_requests, num_parts, own, sums, overhead, payload, OwnPartSink{own, pieces});
+  const int overhead = ChooseOverhead(total, num_parts);
+  const int payload = CeilDiv(total + num_requests * overhead, num_parts) + overhead;
+  int count = 0;
+  if (overhead == 0) {
+    // Parts are equal stretches of all tiles laid end to end.
+    const int begin = own * payload, end = begin + payload;
+    for (int base = 0; base < num_requests; base += 32) {
+      const int b = base + lane;
+      int first = 0, next = 0;
+      if (b < num_requests) first = sums[b], next = sums[b + 1];
+      const int low = first > begin ? first : begin, high = Min(next, end);
+      const unsigned takers = __ballot_sync(kFullWarp, low < high);
+      if (low < high) {
+        const int first_part = first / payload;
+        sink.Store(count + __popc(takers & ((1u << lane) - 1)),
+                   MakePiece(b, low - first, high - first, (next - 1) / payload - first_part + 1,
+                             own - first_part));
+      }
+      count += __popc(takers);
+    }
+    __syncwarp();
+    return count;
+  }
+  for (int b = lane; b < num_requests; b += 32) {
+    sums[b + 1] += (b + 1) * overhead;
+    sink.Store(b, make_int4(-1, 0, 0, 0));
+  }
   __syncwarp();
-  return __popc(__ballot_sync(kFullWarp, pieces[lane].x >= 0));
+  DealToParts(num_requests, num_parts, own, sums, overhead, payload, sink);
+  __syncwarp();
+  for (int base = 0; base < num_requests; base += 32) {
+    const int b = base + lane;
+    const bool used =
+        b < num_requests && reinterpret_cast<const int4*>(pieces + b * stride)->x >= 0;
+    count += __popc(__ballot_sync(kFullWarp, used));
+  }
+  return count;
 }
 
 }  // namespace kvblocks::attention::cuda

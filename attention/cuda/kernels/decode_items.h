@@ -1,0 +1,163 @@
+// What the blocks of a decode work on: parameters of the kernel, shared memory, and pieces of
+// requests with the keys that their queries see. Device code: included by .cu files only.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_ITEMS_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_ITEMS_H_
+
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/decode_deal.h"
+#include "attention/cuda/kernels/decode_lengths.h"
+#include "attention/cuda/kernels/params.h"
+
+namespace kvblocks::attention::cuda {
+
+// Strides of the cache in bytes, of others in elements.
+struct DecodeKernelParams {
+  const uint16_t* q;
+  int64_t q_row_stride, q_head_stride;
+  uint16_t* out;
+  int64_t out_row_stride, out_head_stride;
+  float* lse;
+  int64_t lse_row_stride, lse_head_stride;
+  const char *k, *v;
+  int64_t k_block, k_token, k_head, v_block, v_token, v_head;
+  const int32_t* block_table;
+  int64_t table_stride;
+  const int32_t *seq_lens, *query_start_loc;
+  Scales k_scale, v_scale;
+  const float *alibi_slopes, *sinks;
+  // Plan, and states of cut requests: [slot][kv head][row group][row][dim], and maximum and sum.
+  const int32_t *header, *part_begin;
+  const int4* pieces;
+  int32_t* counters;
+  float* partials;
+  float2* partial_stats;
+  uint32_t* error_flags;
+  float scale, soft_cap;
+  int32_t max_keys, num_blocks, block_size, window;
+  int32_t window_left, window_right;
+  int32_t group, num_kv_heads, key_dim, value_dim, rows;  // rows: of a row group, for partials
+  bool causal, q_is_bf16, out_is_bf16;
+  // Launches without a plan (header is null): each block plans its own part of at most
+  // kMaxOwnRequests requests. Arrivals are then counted in a row of arrival_counters.
+  int32_t num_requests, arrival_row;
+};
+
+// Zero, and zero again after every launch. A row belongs to a workspace, which no two launches use at
+// a time.
+inline constexpr int kArrivalRows = 256, kArrivalCounters = 512;
+namespace {
+__device__ int32_t arrival_counters[kArrivalRows * kArrivalCounters];
+}  // namespace
+
+inline constexpr int kDecodeWarps = 4;
+inline constexpr int kDecodeTile = 64;
+inline constexpr int kDecodeWarpTile = 16;
+
+// Blocks that run on a multiprocessor at a time. More of them where tiles are small: the same bytes
+// under way, more warps to compute.
+constexpr int DecodeBlocksPerMultiprocessor(int padded_dim, int element_bytes, int groups) {
+  if (padded_dim * element_bytes <= 128 && groups == 1) return 3;
+  return padded_dim * element_bytes <= 256 && padded_dim * groups <= 256 ? 2 : 1;
+}
+
+// Where things are in shared memory.
+template <typename Code, int kDim, int kGroups>
+struct DecodeShape {
+  static constexpr int kChunks = kDim * Code::kBytes / 16;  // of a row, 16 bytes each
+  static constexpr int kRowBytes = (kChunks + 1) * 16;      // an odd number of chunks: no conflicts
+  static constexpr int kMatrixBytes = kDecodeWarpTile * kRowBytes;
+  static constexpr int kTileBytes = kDecodeWarps * 2 * kMatrixBytes;
+  static constexpr int kBlocksPerMultiprocessor =
+      DecodeBlocksPerMultiprocessor(kDim, Code::kBytes, kGroups);
+  static constexpr int kRows = 8 * kGroups;
+  static constexpr int kMergeRow = 64 + 4;  // floats
+  static constexpr int kMergeBytes = kDecodeWarps * 8 * kMergeRow * 4;
+  static constexpr int kStatsBytes = kDecodeWarps * kRows * 8;
+  static constexpr int kOtherBytes = kMergeBytes + kStatsBytes + 16;
+  // Of a multiprocessor's 228 KiB each block takes 1 more than it asks for.
+  static constexpr int kRoom = 228 * 1024 / kBlocksPerMultiprocessor - 1024 - kOtherBytes;
+  static constexpr int kFitting = kRoom / kTileBytes;
+  static constexpr int kStages = kFitting > 6 ? 6 : kFitting;
+  static constexpr int kSharedBytes = kStages * kTileBytes + kOtherBytes;
+  static constexpr int kMaxMergedAtOnce = 64;
+};
+
+// A piece as a block of a row group works on it: keys [begin, end) hold all that its queries see.
+struct DecodeItem {
+  int request = 0;
+  int begin = 0, end = 0;
+  int limit = 0;        // keys from here on are other pieces'
+  int length = 0;       // of the request
+  int position = 0;     // of its first query
+  int first_token = 0, last_token = -1;  // of the row group, among its queries
+  int q_len = 0;
+  int open_begin = 0, open_last = -1;  // keys that all of them see, both inclusive
+  uint32_t cut = 0;
+};
+
+struct DecodeVisible {
+  int begin, last;  // both inclusive
+};
+
+KVB_DEVICE DecodeVisible VisibleTo(const DecodeKernelParams& p, const DecodeItem& item, int token) {
+  const int at = item.position + token;
+  DecodeVisible visible;
+  visible.begin = p.window_left >= 0 && at > p.window_left ? at - p.window_left : 0;
+  int last = item.length - 1;
+  if (p.causal && at < last) last = at;
+  if (p.window_right >= 0 && int64_t{at} + p.window_right < last) last = at + p.window_right;
+  visible.last = last;
+  return visible;
+}
+
+// What a block does one after another: pieces lie `stride` bytes apart.
+struct DecodeWork {
+  const char* pieces;
+  int stride, tile;
+  int at, end, step;
+};
+
+template <int kRows>
+KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, const DecodeWork& work, int row_group) {
+  const int4 piece =
+      *reinterpret_cast<const int4*>(work.pieces + static_cast<int64_t>(work.at) * work.stride);
+  DecodeItem item;
+  item.request = piece.x;
+  item.cut = static_cast<uint32_t>(piece.w);
+  item.q_len = 1;
+  if (p.query_start_loc != nullptr) {
+    item.q_len = p.query_start_loc[piece.x + 1] - p.query_start_loc[piece.x];
+  }
+  const int seq_len = p.seq_lens[piece.x];
+  item.length = item.q_len > 0 ? ClampLength(seq_len, p.max_keys) : 0;
+  if (item.length < seq_len && item.q_len > 0 && p.error_flags != nullptr && threadIdx.x == 0) {
+    atomicOr(p.error_flags, 1u << 6);  // kLengthClamped
+  }
+  const int first = FirstKey(item.length, item.q_len, p.window, p.block_size);
+  const int64_t limit = first + int64_t{piece.z} * work.tile;
+  item.limit = limit < item.length ? static_cast<int>(limit) : item.length;
+  item.begin = first + piece.y * work.tile;
+  item.position = item.length - item.q_len;
+  item.first_token = row_group * kRows / p.group;
+  const int last = (row_group * kRows + kRows - 1) / p.group;
+  item.last_token = last < item.q_len ? last : item.q_len - 1;
+  if (item.first_token > item.last_token) {
+    item.end = item.begin;
+    return item;
+  }
+  const DecodeVisible early = VisibleTo(p, item, item.first_token);
+  const DecodeVisible late = VisibleTo(p, item, item.last_token);
+  if ((early.begin & ~7) > item.begin) item.begin = early.begin & ~7;
+  item.end = late.last + 1 < item.limit ? late.last + 1 : item.limit;
+  item.open_begin = late.begin;
+  item.open_last = early.last < item.limit ? early.last : item.limit - 1;
+  return item;
+}
+
+// What exponents are taken from: no maximum yet counts as 0.
+KVB_DEVICE float SafeMaximum(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_ITEMS_H_
