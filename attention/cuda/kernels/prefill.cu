@@ -79,8 +79,8 @@ class Prefill {
     const bool rich = params_.scoring.soft_cap > 0 || params_.scoring.alibi_slopes != nullptr;
     const float log2_scale = rich ? kLog2E : params_.scoring.scale * kLog2E;
 
-    WriteOffsets(0, BlockOf(0));
-    int32_t next_block = BlockOf(1);
+    WriteOffsets(0, PlaceOfThread(0));
+    KeyPlace next = PlaceOfThread(1);
     CopyQueries(base + Shared::kQueries);
     __syncthreads();
     if (num_tiles_ > 0) {
@@ -95,8 +95,8 @@ class Prefill {
                     params_.value_dim);
       CommitCopies();
       if (n + 1 < num_tiles_) {
-        WriteOffsets(n + 1, next_block);
-        next_block = BlockOf(n + 2);
+        WriteOffsets(n + 1, next);
+        next = PlaceOfThread(n + 2);
       }
 
       float scores[kMTiles][kKeys / 8][4];
@@ -179,22 +179,21 @@ class Prefill {
     return reinterpret_cast<const uint32_t*>(shared_ + Shared::kAnyBad) + n % 2 * 2;
   }
 
-  KVB_DEVICE int32_t BlockOf(int n) const {
-    return thread_ < 2 * kKeys ? BlockIdOf(params_, tile_, first_key_ + n * kKeys + thread_ % kKeys)
-                               : 0;
-  }
   // Threads of the first two warps are keys of K, those of the next two of V.
-  KVB_DEVICE void WriteOffsets(int n, int32_t block) {
+  KVB_DEVICE KeyPlace PlaceOfThread(int n) const {
+    if (thread_ >= 2 * kKeys) return {};
+    return PlaceOf(params_, tile_, first_key_ + n * kKeys + thread_ % kKeys);
+  }
+  KVB_DEVICE void WriteOffsets(int n, const KeyPlace& place) {
     if (thread_ >= 2 * kKeys) return;
     const bool values = thread_ >= kKeys;
-    const KeyAddress address =
-        AddressOf<2>(params_, values ? params_.keys.cache.v : params_.keys.cache.k, tile_,
-                     first_key_ + n * kKeys + thread_ % kKeys, block);
+    const CacheTensor& tensor = values ? params_.keys.cache.v : params_.keys.cache.k;
     reinterpret_cast<int64_t*>(shared_ + Shared::kOffsets)[n % 2 * 2 * kKeys + thread_] =
-        address.offset;
+        OffsetOf(params_, tensor, tile_, place);
     if (values) return;
-    shared_[Shared::kBadKeys + n % 2 * kKeys + thread_] = address.bad;
-    const uint32_t bad = __ballot_sync(kFullWarp, address.bad);
+    const bool is_bad = IsBad(params_, place);
+    shared_[Shared::kBadKeys + n % 2 * kKeys + thread_] = is_bad;
+    const uint32_t bad = __ballot_sync(kFullWarp, is_bad);
     if (lane_ == 0) {
       reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad)[n % 2 * 2 + warp_] = bad;
       if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlockFlag);

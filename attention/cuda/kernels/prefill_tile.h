@@ -199,36 +199,40 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
 
 // --- Where keys are ---
 
-// Byte offset of a key's row from the tensor's base (the head's included), or -1 for a key that must
-// not be read.
-struct KeyAddress {
-  int64_t offset = -1;
-  bool bad = false;  // its block id is none of the cache's
+// A key's block and its row there; block -1: not to be read, and not visible to any row.
+struct KeyPlace {
+  int32_t block = -1, offset = 0;
 };
 
-KVB_DEVICE int32_t BlockIdOf(const PrefillParams& params, const RowTile& tile, int32_t key) {
-  if (params.keys.block_table == nullptr || key < tile.seen.begin || key >= tile.seen.end) return 0;
-  return params.keys.block_table[tile.request * params.keys.table_stride +
-                                 key / params.keys.cache.block_size];
+// Loads the block's id, which is not checked yet.
+KVB_DEVICE KeyPlace PlaceOf(const PrefillParams& params, const RowTile& tile, int32_t key) {
+  KeyPlace place;
+  if (key < tile.seen.begin || key >= tile.seen.end) return place;
+  if (params.keys.block_table == nullptr) return {0, key};
+  const uint32_t size = static_cast<uint32_t>(params.keys.cache.block_size);
+  uint32_t column;
+  if ((size & (size - 1)) == 0) {
+    column = static_cast<uint32_t>(key) >> (31 - __clz(static_cast<int>(size)));
+  } else {
+    column = static_cast<uint32_t>(key) / size;
+  }
+  place.offset = static_cast<int32_t>(static_cast<uint32_t>(key) - column * size);
+  place.block = params.keys.block_table[tile.request * params.keys.table_stride + column];
+  // Of ids that are none all are the same, but for -1.
+  if (place.block < 0) place.block = 0x7fffffff;
+  return place;
 }
 
-template <int kElementBytes>
-KVB_DEVICE KeyAddress AddressOf(const PrefillParams& params, const CacheTensor& tensor,
-                                const RowTile& tile, int32_t key, int32_t block) {
-  KeyAddress address;
-  if (key < tile.seen.begin || key >= tile.seen.end) return address;
-  int64_t element = tile.kv_head * tensor.head_stride;
-  if (params.keys.block_table == nullptr) {
-    element += (tile.kv_start + key) * tensor.token_stride;
-  } else if (block < 0 || block >= params.keys.cache.num_blocks) {
-    address.bad = true;
-    return address;
-  } else {
-    element += block * tensor.block_stride +
-               key % params.keys.cache.block_size * tensor.token_stride;
-  }
-  address.offset = element * kElementBytes;
-  return address;
+KVB_DEVICE bool IsBad(const PrefillParams& params, const KeyPlace& place) {
+  return params.keys.block_table != nullptr && place.block >= params.keys.cache.num_blocks;
+}
+
+// Byte offset of a key's row of 16-bit elements from the tensor's base, or -1: not to be read.
+KVB_DEVICE int64_t OffsetOf(const PrefillParams& params, const CacheTensor& tensor,
+                            const RowTile& tile, const KeyPlace& place) {
+  if (place.block < 0 || IsBad(params, place)) return -1;
+  const int64_t first = tile.kv_head * tensor.head_stride + tile.kv_start * tensor.token_stride;
+  return 2 * (first + place.block * tensor.block_stride + place.offset * tensor.token_stride);
 }
 
 // --- Scores ---
