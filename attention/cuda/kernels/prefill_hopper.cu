@@ -495,7 +495,7 @@ Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
 }  // namespace
 
 bool TakesPrefillHopper(const PrefillParams& params) {
-  return params.key_dim <= 192 && params.value_dim <= 128;
+  return params.key_dim <= 192 && params.value_dim <= 128 && !HoldsCodes(params.keys.cache);
 }
 
 Error LaunchPrefillHopper(const LaunchContext& context, const PrefillParams& params) {
