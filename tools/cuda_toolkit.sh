@@ -54,9 +54,9 @@ EOF
 
 # Whether nvcc there is of release 12.4 or later.
 recent() {
-  local version
-  version=$("$1/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p')
-  [ -n "$version" ] && [ "${version% *}" -gt 12 ] || { [ "${version% *}" = 12 ] && [ "${version#* }" -ge 4 ]; }
+  local major minor
+  read -r major minor < <("$1/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p')
+  [ "$((${major:-0} * 100 + ${minor:-0}))" -ge 1204 ]
 }
 
 # Prints the CUDA that the build takes before ours; third_party/cuda/cuda.bzl looks in the same order.
@@ -79,7 +79,7 @@ installed_elsewhere() {
 }
 
 unpack() {
-  python3 - "$@" <<'EOF'
+  "$python" - "$@" <<'EOF'
 import os, sys, zipfile
 
 target, wheels = sys.argv[1], sys.argv[2:]
@@ -110,8 +110,8 @@ esac
 
 if [ -z "$force" ]; then
   if found=$(installed_elsewhere); then
-    compiles "$found" || give_up "$found was found, but it does not compile, see above; it takes CUDA 12.4 or later. Set" \
-      "CUDA_PATH to another, or install one with tools/cuda_toolkit.sh --force and CUDA_PATH=$folder"
+    compiles "$found" || give_up "the build would use $found, but that does not compile, see above. It takes CUDA 12.4 or" \
+      "later: set CUDA_PATH to one, or run tools/cuda_toolkit.sh --force and set CUDA_PATH=$folder"
     say "the build uses the CUDA in $found; nothing to install"
     echo "$found"
     exit 0
@@ -124,11 +124,18 @@ if [ -z "$force" ]; then
 fi
 
 [ "$(uname -sm)" = "Linux x86_64" ] || give_up "the wheels are for Linux on x86-64, this is $(uname -sm); install CUDA and set CUDA_PATH"
-if ! python3 -m pip --version >/dev/null 2>&1 || ! command -v g++ >/dev/null; then
+python=
+find_python() {
+  for python in python3 /usr/bin/python3; do
+    "$python" -m pip --version >/dev/null 2>&1 && return
+  done
+  return 1
+}
+if ! find_python || ! command -v g++ >/dev/null; then
   . "$root/tools/prepare.sh"
   kvblocks_packages=(g++ python3 python3-pip)
   kvblocks_prepare
-  python3 -m pip --version >/dev/null 2>&1 || give_up "$(command -v python3 || echo python3) has no pip; install it"
+  find_python || give_up "$(command -v python3 || echo python3) has no pip; install it"
 fi
 
 say "downloading CUDA $release with pip, 105 MB"
@@ -136,7 +143,7 @@ mkdir -p "${folder%/*}" || exit 2
 work=$(mktemp -d "${folder%/*}/cuda.XXXXXX") || exit 2
 trap 'rm -rf "$work"' EXIT
 requirements >"$work/requirements.txt"
-python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --retries 2 --timeout 30 --no-deps \
+"$python" -m pip download --quiet --disable-pip-version-check --no-cache-dir --retries 2 --timeout 30 --no-deps \
   --only-binary :all: --platform manylinux2014_x86_64 --require-hashes \
   --dest "$work/wheels" --requirement "$work/requirements.txt" >&2 ||
   give_up "pip could not download CUDA $release, see above. It takes access to PyPI or a mirror that pip is configured" \
@@ -148,6 +155,9 @@ chmod 755 "$work/cuda"
 rm -rf "$folder"
 mv -T "$work/cuda" "$folder" || [ -x "$folder/bin/nvcc" ] || exit 2
 say "CUDA $release is in $folder"
+if found=$(installed_elsewhere 2>/dev/null) && [ "$found" != "$folder" ]; then
+  say "the build goes on using the CUDA in $found, unless CUDA_PATH=$folder is set"
+fi
 # A running Bazel server has looked for CUDA already.
 (cd "$root" && command -v bazel >/dev/null && bazel shutdown >/dev/null 2>&1)
 echo "$folder"

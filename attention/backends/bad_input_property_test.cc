@@ -8,6 +8,7 @@
 
 #include "attention/backends/cpu_backends.h"
 #include "attention/ops/checks.h"
+#include "attention/ops/op_list.h"
 #include "attention/ops/valid_args.h"
 #include "attention/ops/visit_views.h"
 #include "gtest/gtest.h"
@@ -176,23 +177,7 @@ void OtherDevicesAreRefused(Run run) {
     OtherDevicesAreRefused<Op##Args>(run);                                             \
   }
 
-SPOILT_ARGUMENTS_ARE_HARMLESS(ReshapeAndCache)
-SPOILT_ARGUMENTS_ARE_HARMLESS(ConcatAndCacheMla)
-SPOILT_ARGUMENTS_ARE_HARMLESS(ComputeKvScales)
-SPOILT_ARGUMENTS_ARE_HARMLESS(PagedDecode)
-SPOILT_ARGUMENTS_ARE_HARMLESS(PagedDecodePartial)
-SPOILT_ARGUMENTS_ARE_HARMLESS(ReduceSplits)
-SPOILT_ARGUMENTS_ARE_HARMLESS(PagedPrefill)
-SPOILT_ARGUMENTS_ARE_HARMLESS(VarlenSelfAttention)
-SPOILT_ARGUMENTS_ARE_HARMLESS(Cascade)
-SPOILT_ARGUMENTS_ARE_HARMLESS(MlaDecode)
-SPOILT_ARGUMENTS_ARE_HARMLESS(SparseMlaDecode)
-SPOILT_ARGUMENTS_ARE_HARMLESS(SparseMlaPrefill)
-SPOILT_ARGUMENTS_ARE_HARMLESS(MergeStates)
-SPOILT_ARGUMENTS_ARE_HARMLESS(GatherCache)
-SPOILT_ARGUMENTS_ARE_HARMLESS(SelectHkvd)
-SPOILT_ARGUMENTS_ARE_HARMLESS(FuseKv)
-SPOILT_ARGUMENTS_ARE_HARMLESS(RotateKeys)
+KVBLOCKS_ATTENTION_OPS(SPOILT_ARGUMENTS_ARE_HARMLESS)
 
 }  // namespace
 }  // namespace kvblocks::attention

@@ -7,36 +7,21 @@
 #include "absl/status/status.h"
 #include "attention/cpu/blend_ops.h"
 #include "attention/cpu/cache_ops.h"
+#include "attention/ops/args.h"
 #include "attention/ops/attention_ops.h"
+#include "attention/ops/exec_context.h"
+#include "attention/ops/op_list.h"
 
 namespace kvblocks::attention {
 
 class HostOps : public AttentionOps {
  public:
-  absl::Status ReshapeAndCache(const ExecContext& context,
-                               const ReshapeAndCacheArgs& args) const final {
-    return CpuReshapeAndCache(context, args);
+#define KVBLOCKS_CALL_CPU_OP(Op)                                                  \
+  absl::Status Op(const ExecContext& context, const Op##Args& args) const final { \
+    return Cpu##Op(context, args);                                                \
   }
-  absl::Status ConcatAndCacheMla(const ExecContext& context,
-                                 const ConcatAndCacheMlaArgs& args) const final {
-    return CpuConcatAndCacheMla(context, args);
-  }
-  absl::Status ComputeKvScales(const ExecContext& context,
-                               const ComputeKvScalesArgs& args) const final {
-    return CpuComputeKvScales(context, args);
-  }
-  absl::Status GatherCache(const ExecContext& context, const GatherCacheArgs& args) const final {
-    return CpuGatherCache(context, args);
-  }
-  absl::Status SelectHkvd(const ExecContext& context, const SelectHkvdArgs& args) const final {
-    return CpuSelectHkvd(context, args);
-  }
-  absl::Status FuseKv(const ExecContext& context, const FuseKvArgs& args) const final {
-    return CpuFuseKv(context, args);
-  }
-  absl::Status RotateKeys(const ExecContext& context, const RotateKeysArgs& args) const final {
-    return CpuRotateKeys(context, args);
-  }
+  KVBLOCKS_KV_ROW_OPS(KVBLOCKS_CALL_CPU_OP)
+#undef KVBLOCKS_CALL_CPU_OP
 };
 
 }  // namespace kvblocks::attention

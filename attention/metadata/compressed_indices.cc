@@ -37,17 +37,19 @@ absl::Status BuildCompressedSlots(const CompressedSlotsArgs& args) {
   constexpr char kOp[] = "BuildCompressedSlots";
   absl::Status status = CheckRatio(kOp, args.ratio);
   if (!status.ok()) return status;
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
-  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
-  const auto table = HostBlockTable::Create(kOp, args.block_table, num_reqs, args.block_size,
-                                            args.num_blocks, std::numeric_limits<int64_t>::max());
-  if (!table.ok()) return table.status();
+  const auto batch = CheckBatch(kOp, args, std::numeric_limits<int64_t>::max());
+  if (!batch.ok()) return batch.status();
+  const auto& [num_reqs, num_tokens, table] = *batch;
   for (const absl::Status& each :
-       {CheckPositions(kOp, args.positions, *num_tokens),
-        CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, *num_tokens)}) {
+       {CheckPositions(kOp, args.positions, num_tokens),
+        CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, num_tokens)}) {
     if (!each.ok()) return each;
   }
+  status = CheckApart(kOp, {{"slot_mapping", args.slot_mapping}},
+                      {{"query_start_loc", args.query_start_loc},
+                       {"positions", args.positions},
+                       {"block_table", args.block_table}});
+  if (!status.ok()) return status;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* positions = args.positions.as<int32_t>();
   const auto completes = [&](int64_t t) { return (positions[t] + int64_t{1}) % args.ratio == 0; };
@@ -55,41 +57,45 @@ absl::Status BuildCompressedSlots(const CompressedSlotsArgs& args) {
     for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
       if (!completes(t)) continue;
       const int64_t row = positions[t] / args.ratio;
-      status = table->CheckRows(b, row, row + 1);
+      status = table.CheckRows(b, row, row + 1);
       if (!status.ok()) return status;
     }
   }
   auto* slots = args.slot_mapping.as<int64_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
-      slots[t] = completes(t) ? table->Slot(b, positions[t] / args.ratio) : -1;
+      slots[t] = completes(t) ? table.Slot(b, positions[t] / args.ratio) : -1;
     }
   }
-  std::fill(slots + *num_tokens, slots + args.slot_mapping.extent[0], int64_t{-1});
+  std::fill(slots + num_tokens, slots + args.slot_mapping.extent[0], int64_t{-1});
   return absl::OkStatus();
 }
 
 absl::Status BuildTopkSlots(const TopkSlotsArgs& args) {
   constexpr char kOp[] = "BuildTopkSlots";
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
-  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
-  const auto table = HostBlockTable::Create(kOp, args.block_table, num_reqs, args.block_size,
-                                            args.num_blocks, kMaxInt32);
-  if (!table.ok()) return table.status();
+  const auto batch = CheckBatch(kOp, args, kMaxInt32);
+  if (!batch.ok()) return batch.status();
+  const auto& [num_reqs, num_tokens, table] = *batch;
   const int64_t topk = args.slots.extent[1];
   for (const absl::Status& each :
-       {CheckHostTensor(kOp, "slots", args.slots, DType::kI32, 2, *num_tokens),
-        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, *num_tokens, topk),
+       {CheckHostTensor(kOp, "slots", args.slots, DType::kI32, 2, num_tokens),
+        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, num_tokens, topk),
         CheckHostTensor(kOp, "counts", args.counts, DType::kI32, 1, args.slots.extent[0])}) {
     if (!each.ok()) return each;
   }
+  // The same tensor is read before it is written, entry by entry.
+  const bool in_place = args.slots.data == args.indices.data;
+  absl::Status apart = CheckApart(kOp, {{"slots", args.slots}, {"counts", args.counts}},
+                                  {{"query_start_loc", args.query_start_loc},
+                                   {"indices", in_place ? ConstTensorView() : args.indices},
+                                   {"block_table", args.block_table}});
+  if (!apart.ok()) return apart;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* indices = args.indices.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     for (int64_t i = starts[b] * topk; i < starts[b + 1] * topk; ++i) {
       if (indices[i] < 0) continue;
-      const absl::Status status = table->CheckRows(b, indices[i], indices[i] + int64_t{1});
+      const absl::Status status = table.CheckRows(b, indices[i], indices[i] + int64_t{1});
       if (!status.ok()) return status;
     }
   }
@@ -100,12 +106,12 @@ absl::Status BuildTopkSlots(const TopkSlotsArgs& args) {
       counts[t] = 0;
       for (int64_t i = t * topk; i < (t + 1) * topk; ++i) {
         counts[t] += indices[i] >= 0;
-        slots[i] = indices[i] < 0 ? -1 : static_cast<int32_t>(table->Slot(b, indices[i]));
+        slots[i] = indices[i] < 0 ? -1 : static_cast<int32_t>(table.Slot(b, indices[i]));
       }
     }
   }
-  std::fill(slots + *num_tokens * topk, slots + args.slots.extent[0] * topk, -1);
-  std::fill(counts + *num_tokens, counts + args.counts.extent[0], 0);
+  std::fill(slots + num_tokens * topk, slots + args.slots.extent[0] * topk, -1);
+  std::fill(counts + num_tokens, counts + args.counts.extent[0], 0);
   return absl::OkStatus();
 }
 
@@ -119,6 +125,10 @@ absl::Status BuildDenseCompressedIndices(const DenseCompressedIndicesArgs& args)
         CheckHostTensor(kOp, "lens", args.lens, DType::kI32, 1, args.indices.extent[0])}) {
     if (!each.ok()) return each;
   }
+  absl::Status apart =
+      CheckApart(kOp, {{"indices", args.indices}, {"lens", args.lens}},
+                 {{"query_start_loc", args.query_start_loc}, {"positions", args.positions}});
+  if (!apart.ok()) return apart;
   const int64_t capacity = args.indices.extent[1];
   auto* row = args.indices.as<int32_t>();
   auto* lens = args.lens.as<int32_t>();
@@ -139,10 +149,7 @@ absl::Status BuildDenseCompressedIndices(const DenseCompressedIndicesArgs& args)
 absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args) {
   constexpr char kOp[] = "CombinePrefillIndices";
   const int64_t window = args.window;
-  if (window < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kOp, ": window is ", window, "; it must be at least 1, the query included"));
-  }
+  if (absl::Status status = CheckWindow(kOp, window); !status.ok()) return status;
   const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
   if (!num_tokens.ok()) return num_tokens.status();
   const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
@@ -156,6 +163,11 @@ absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args) {
         CheckHostTensor(kOp, "lens", args.lens, DType::kI32, 1, args.indices.extent[0])}) {
     if (!each.ok()) return each;
   }
+  absl::Status apart = CheckApart(kOp, {{"indices", args.indices}, {"lens", args.lens}},
+                                  {{"query_start_loc", args.query_start_loc},
+                                   {"seq_lens", args.seq_lens},
+                                   {"topk", args.topk}});
+  if (!apart.ok()) return apart;
   if (!is_compressed && args.ratio > 1) {
     return absl::InvalidArgumentError(absl::StrCat(kOp, ": topk is absent, but ratio is ",
                                                    args.ratio,

@@ -5,6 +5,7 @@
 #define KVBLOCKS_ATTENTION_METADATA_HOST_INDEX_CHECKS_H_
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -12,10 +13,14 @@
 
 namespace kvblocks::attention {
 
-// That a tensor is dense, in host memory, of that type and rank, with at least so many rows and, if
+// That a tensor is well-formed, dense, in host memory, of that type and rank, with at least so many
+// rows and, if
 // `columns` >= 0, exactly so many columns.
 absl::Status CheckHostTensor(const char* operation, const char* name, const ConstTensorView& tensor,
                              DType dtype, int rank, int64_t least_rows, int64_t columns = -1);
+
+// That a window, the query included, is at least 1.
+absl::Status CheckWindow(const char* operation, int64_t window);
 
 // That offsets are i32 [R + 1], from 0 and non-decreasing -> T.
 absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTensorView& offsets);
@@ -24,6 +29,15 @@ absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTen
 // REQUIRES: query_start_loc is checked.
 absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_start_loc,
                           const ConstTensorView& seq_lens);
+
+struct NamedTensor {
+  const char* name;
+  ConstTensorView tensor;
+};
+// That outputs share no memory with each other or with inputs, which are read while they are
+// written. REQUIRES: checked tensors.
+absl::Status CheckApart(const char* operation, std::initializer_list<NamedTensor> outputs,
+                        std::initializer_list<NamedTensor> inputs);
 
 // A checked block table whose slots fit in `max_slot`.
 class HostBlockTable {
@@ -50,6 +64,23 @@ class HostBlockTable {
   const int32_t* table_ = nullptr;
   int64_t columns_ = 0, block_size_ = 1, last_block_ = -1;
 };
+
+// The batch of an operation over block tables.
+struct HostBatch {
+  int64_t num_reqs = 0, num_tokens = 0;
+  HostBlockTable table;
+};
+// Of arguments with query_start_loc, block_table, block_size and num_blocks.
+template <typename Args>
+absl::StatusOr<HostBatch> CheckBatch(const char* operation, const Args& args, int64_t max_slot) {
+  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(operation, args.query_start_loc);
+  if (!num_tokens.ok()) return num_tokens.status();
+  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
+  const auto table = HostBlockTable::Create(operation, args.block_table, num_reqs, args.block_size,
+                                            args.num_blocks, max_slot);
+  if (!table.ok()) return table.status();
+  return HostBatch{num_reqs, *num_tokens, *table};
+}
 
 }  // namespace kvblocks::attention
 

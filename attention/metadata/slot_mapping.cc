@@ -30,22 +30,24 @@ void ExpandBlockIds(absl::Span<const int32_t> ids, int64_t expansion, int32_t* o
 
 absl::Status ComputeSlotMapping(const SlotMappingArgs& args) {
   constexpr char kOp[] = "ComputeSlotMapping";
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
-  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
-  const auto table = HostBlockTable::Create(kOp, args.block_table, num_reqs, args.block_size,
-                                            args.num_blocks, std::numeric_limits<int64_t>::max());
-  if (!table.ok()) return table.status();
+  const auto batch = CheckBatch(kOp, args, std::numeric_limits<int64_t>::max());
+  if (!batch.ok()) return batch.status();
+  const auto& [num_reqs, num_tokens, table] = *batch;
   for (const absl::Status& status :
-       {CheckHostTensor(kOp, "positions", args.positions, DType::kI32, 1, *num_tokens),
-        CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, *num_tokens)}) {
+       {CheckHostTensor(kOp, "positions", args.positions, DType::kI32, 1, num_tokens),
+        CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, num_tokens)}) {
     if (!status.ok()) return status;
   }
+  absl::Status apart = CheckApart(kOp, {{"slot_mapping", args.slot_mapping}},
+                                  {{"query_start_loc", args.query_start_loc},
+                                   {"positions", args.positions},
+                                   {"block_table", args.block_table}});
+  if (!apart.ok()) return apart;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* positions = args.positions.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
-      const absl::Status status = table->CheckRows(b, positions[t], positions[t] + int64_t{1});
+      const absl::Status status = table.CheckRows(b, positions[t], positions[t] + int64_t{1});
       if (!status.ok()) return status;
     }
   }
@@ -54,11 +56,11 @@ absl::Status ComputeSlotMapping(const SlotMappingArgs& args) {
   for (int64_t b = 0; b < num_reqs; ++b) {
     for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
       const bool is_null =
-          args.null_blocks.contains(table->Block(b, positions[t] / args.block_size));
-      slots[t] = is_null ? -1 : table->Slot(b, positions[t]);
+          args.null_blocks.contains(table.Block(b, positions[t] / args.block_size));
+      slots[t] = is_null ? -1 : table.Slot(b, positions[t]);
     }
   }
-  std::fill(slots + *num_tokens, slots + args.slot_mapping.extent[0], int64_t{-1});
+  std::fill(slots + num_tokens, slots + args.slot_mapping.extent[0], int64_t{-1});
   return absl::OkStatus();
 }
 

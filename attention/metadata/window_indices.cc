@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
 #include "attention/metadata/host_index_checks.h"
 
 namespace kvblocks::attention {
@@ -11,29 +10,28 @@ namespace kvblocks::attention {
 absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
   constexpr char kOp[] = "BuildSwaIndices";
   const int64_t window = args.window;
-  if (window < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kOp, ": window is ", window, "; it must be at least 1, the query included"));
-  }
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
-  if (!num_tokens.ok()) return num_tokens.status();
-  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
-  const auto table = HostBlockTable::Create(kOp, args.block_table, num_reqs, args.block_size,
-                                            args.num_blocks, std::numeric_limits<int32_t>::max());
-  if (!table.ok()) return table.status();
+  if (absl::Status status = CheckWindow(kOp, window); !status.ok()) return status;
+  const auto batch = CheckBatch(kOp, args, std::numeric_limits<int32_t>::max());
+  if (!batch.ok()) return batch.status();
+  const auto& [num_reqs, num_tokens, table] = *batch;
   for (const absl::Status& status :
        {CheckSeqLens(kOp, args.query_start_loc, args.seq_lens),
-        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, *num_tokens, window),
+        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, num_tokens, window),
         CheckHostTensor(kOp, "lens", args.lens, DType::kI32, 1, args.indices.extent[0])}) {
     if (!status.ok()) return status;
   }
+  absl::Status apart = CheckApart(kOp, {{"indices", args.indices}, {"lens", args.lens}},
+                                  {{"query_start_loc", args.query_start_loc},
+                                   {"seq_lens", args.seq_lens},
+                                   {"block_table", args.block_table}});
+  if (!apart.ok()) return apart;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* seq_lens = args.seq_lens.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     const int64_t query_len = starts[b + 1] - starts[b];
     if (query_len == 0) continue;
     const int64_t first = std::max<int64_t>(0, seq_lens[b] - query_len - window + 1);
-    const absl::Status status = table->CheckRows(b, first, seq_lens[b]);
+    const absl::Status status = table.CheckRows(b, first, seq_lens[b]);
     if (!status.ok()) return status;
   }
 
@@ -45,7 +43,7 @@ absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
       int64_t k = 0;
       for (int64_t j = std::max<int64_t>(p - window + 1, 0); j <= p;) {
         const int64_t run_end = std::min(p + 1, (j / args.block_size + 1) * args.block_size);
-        int64_t slot = table->Slot(b, j);
+        int64_t slot = table.Slot(b, j);
         for (; j < run_end; ++j) row[k++] = static_cast<int32_t>(slot++);
       }
       *lens++ = static_cast<int32_t>(k);
@@ -53,9 +51,9 @@ absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
       row += window;
     }
   }
-  const int64_t padding = args.indices.extent[0] - *num_tokens;
+  const int64_t padding = args.indices.extent[0] - num_tokens;
   std::fill_n(row, padding * window, -1);
-  std::fill_n(lens, args.lens.extent[0] - *num_tokens, 0);
+  std::fill_n(lens, args.lens.extent[0] - num_tokens, 0);
   return absl::OkStatus();
 }
 

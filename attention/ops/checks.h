@@ -14,26 +14,14 @@
 #include "absl/strings/str_cat.h"
 #include "attention/ops/args.h"
 #include "attention/ops/exec_context.h"
+#include "attention/ops/op_list.h"
 
 namespace kvblocks::attention {
 
-absl::Status Check(const ExecContext& context, const ReshapeAndCacheArgs& args);
-absl::Status Check(const ExecContext& context, const ConcatAndCacheMlaArgs& args);
-absl::Status Check(const ExecContext& context, const ComputeKvScalesArgs& args);
-absl::Status Check(const ExecContext& context, const PagedDecodeArgs& args);
-absl::Status Check(const ExecContext& context, const PagedDecodePartialArgs& args);
-absl::Status Check(const ExecContext& context, const ReduceSplitsArgs& args);
-absl::Status Check(const ExecContext& context, const PagedPrefillArgs& args);
-absl::Status Check(const ExecContext& context, const VarlenSelfAttentionArgs& args);
-absl::Status Check(const ExecContext& context, const CascadeArgs& args);
-absl::Status Check(const ExecContext& context, const MlaDecodeArgs& args);
-absl::Status Check(const ExecContext& context, const SparseMlaDecodeArgs& args);
-absl::Status Check(const ExecContext& context, const SparseMlaPrefillArgs& args);
-absl::Status Check(const ExecContext& context, const MergeStatesArgs& args);
-absl::Status Check(const ExecContext& context, const GatherCacheArgs& args);
-absl::Status Check(const ExecContext& context, const SelectHkvdArgs& args);
-absl::Status Check(const ExecContext& context, const FuseKvArgs& args);
-absl::Status Check(const ExecContext& context, const RotateKeysArgs& args);
+#define KVBLOCKS_DECLARE_CHECK(Op) \
+  absl::Status Check(const ExecContext& context, const Op##Args& args);
+KVBLOCKS_ATTENTION_OPS(KVBLOCKS_DECLARE_CHECK)
+#undef KVBLOCKS_DECLARE_CHECK
 
 // The check of operations that run on the host: they also refuse contexts of other devices, whose
 // memory they could not read.

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "attention/ops/device_error_bits.h"
 #include "attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
@@ -21,18 +22,6 @@ class ThreadPool;
 struct Workspace {
   absl::Span<std::byte> device;
   absl::Span<std::byte> pinned;
-};
-
-// What a launch found wrong with indices that only the device sees. Bits are OR-ed, never cleared
-// by operations.
-enum DeviceErrorBit : uint32_t {
-  kBadSlot = 1u << 0,          // a slot outside the cache: the store was skipped
-  kBadBlock = 1u << 1,         // a block id outside the cache: its keys were invisible
-  kBadIndex = 1u << 2,         // a sparse index outside the capacity: ignored
-  kBadScale = 1u << 3,         // a scale that is not finite and positive
-  kMergeOfInfinity = 1u << 4,  // a state with an LSE of +infinity: taken as empty
-  kNonFiniteInput = 1u << 5,   // left out of a maximum, or a NaN ranked in a selection
-  kLengthClamped = 1u << 6,    // a length beyond what the block table covers
 };
 
 struct DeviceErrorFlags {

@@ -7,11 +7,14 @@
 #ifndef KVBLOCKS_ATTENTION_OPS_VALID_ARGS_H_
 #define KVBLOCKS_ATTENTION_OPS_VALID_ARGS_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "attention/ops/args.h"
 
 namespace kvblocks::attention {
@@ -24,10 +27,10 @@ class TensorStore {
   // `slack` bytes behind every tensor, for views that are made to reach further.
   explicit TensorStore(int64_t slack = 8) : slack_(slack) {}
 
-  TensorView Input(DType dtype, std::initializer_list<int64_t> extents) {
+  TensorView Input(DType dtype, absl::Span<const int64_t> extents) {
     return Make(dtype, extents, std::byte{0}, inputs_);
   }
-  TensorView Output(DType dtype, std::initializer_list<int64_t> extents) {
+  TensorView Output(DType dtype, absl::Span<const int64_t> extents) {
     return Make(dtype, extents, kUntouched, outputs_);
   }
   template <typename T>
@@ -56,7 +59,7 @@ class TensorStore {
 
  private:
   using Bytes = std::unique_ptr<std::vector<std::byte>>;
-  TensorView Make(DType dtype, std::initializer_list<int64_t> extents, std::byte fill,
+  TensorView Make(DType dtype, absl::Span<const int64_t> extents, std::byte fill,
                   std::vector<Bytes>& owner) {
     int64_t bytes = ElementBytes(dtype);
     for (int64_t extent : extents) bytes *= extent;
@@ -78,6 +81,28 @@ inline KvCacheView NhdCache(TensorStore& store, DType dtype = DType::kF32, bool 
 inline KvCacheView LatentCache(TensorStore& store, DType dtype = DType::kF32, bool output = false) {
   const TensorView k = output ? store.Output(dtype, {6, 4, 8}) : store.Input(dtype, {6, 4, 8});
   return {KvLayout::kMlaLatent, k, *k.Slice(2, 0, 6)};
+}
+
+// Both requests over the blocks of a cache.
+template <typename Args>
+void FillTables(TensorStore& s, Args& args) {
+  args.block_table = s.Values<int32_t>({1, 2, 3, 0}, {2, 2});
+  args.seq_lens = s.Ints({6, 3});
+  if constexpr (requires { args.max_seq_len; }) args.max_seq_len = 6;
+}
+// out [rows..., dim] and its lse [rows...].
+template <typename Args>
+void FillOutputs(TensorStore& s, Args& args, std::vector<int64_t> rows, int64_t dim) {
+  args.lse = s.Output(DType::kF32, rows);
+  rows.push_back(dim);
+  args.out = s.Output(DType::kF32, rows);
+}
+// What PagedDecode and PagedDecodePartial read.
+template <typename Args>
+void FillDecode(TensorStore& s, Args& args) {
+  args.q = s.Input(DType::kF32, {2, 4, 8});
+  args.cache = NhdCache(s);
+  FillTables(s, args);
 }
 
 template <typename Args>
@@ -110,20 +135,11 @@ inline ComputeKvScalesArgs Valid(TensorStore& s) {
   args.v_scale = s.Output(DType::kF32, {1});
   return args;
 }
-template <typename Args>
-void FillDecode(TensorStore& s, Args& args) {
-  args.q = s.Input(DType::kF32, {2, 4, 8});
-  args.cache = NhdCache(s);
-  args.block_table = s.Values<int32_t>({1, 2, 3, 0}, {2, 2});
-  args.seq_lens = s.Ints({6, 3});
-  args.max_seq_len = 6;
-}
 template <>
 inline PagedDecodeArgs Valid(TensorStore& s) {
   PagedDecodeArgs args;
   FillDecode(s, args);
-  args.out = s.Output(DType::kF32, {2, 4, 8});
-  args.lse = s.Output(DType::kF32, {2, 4});
+  FillOutputs(s, args, {2, 4}, 8);
   return args;
 }
 template <>
@@ -150,13 +166,10 @@ inline PagedPrefillArgs Valid(TensorStore& s) {
   PagedPrefillArgs args;
   args.q = s.Input(DType::kF32, {3, 4, 8});
   args.cache = NhdCache(s);
+  FillTables(s, args);
   args.query_start_loc = s.Ints({0, 2, 3});
-  args.seq_lens = s.Ints({6, 3});
-  args.block_table = s.Values<int32_t>({1, 2, 3, 0}, {2, 2});
   args.max_query_len = 2;
-  args.max_seq_len = 6;
-  args.out = s.Output(DType::kF32, {3, 4, 8});
-  args.lse = s.Output(DType::kF32, {3, 4});
+  FillOutputs(s, args, {3, 4}, 8);
   return args;
 }
 template <>
@@ -167,8 +180,7 @@ inline VarlenSelfAttentionArgs Valid(TensorStore& s) {
   args.v = s.Input(DType::kF32, {9, 2, 8});
   args.query_start_loc = s.Ints({0, 2, 3});
   args.kv_start_loc = s.Ints({0, 6, 9});
-  args.out = s.Output(DType::kF32, {3, 4, 8});
-  args.lse = s.Output(DType::kF32, {3, 4});
+  FillOutputs(s, args, {3, 4}, 8);
   return args;
 }
 template <>
@@ -186,12 +198,9 @@ inline MlaDecodeArgs Valid(TensorStore& s) {
   args.q_lat = s.Input(DType::kF32, {3, 4, 6});
   args.q_pe = s.Input(DType::kF32, {3, 4, 2});
   args.cache = LatentCache(s);
+  FillTables(s, args);
   args.query_start_loc = s.Ints({0, 2, 3});
-  args.block_table = s.Values<int32_t>({1, 2, 3, 0}, {2, 2});
-  args.seq_lens = s.Ints({6, 3});
-  args.max_seq_len = 6;
-  args.out = s.Output(DType::kF32, {3, 4, 6});
-  args.lse = s.Output(DType::kF32, {3, 4});
+  FillOutputs(s, args, {3, 4}, 6);
   return args;
 }
 template <>
@@ -201,8 +210,7 @@ inline SparseMlaDecodeArgs Valid(TensorStore& s) {
   args.main = {LatentCache(s), s.Values<int32_t>({1, 2, -1, 3, 4, 99}, {2, 1, 3}), s.Ints({3, 2})};
   args.extra = {LatentCache(s), s.Values<int32_t>({1, 2}, {2, 1, 1}), s.Ints({1, 0})};
   args.sinks = s.Floats({0, 0, 0, 0});
-  args.out = s.Output(DType::kF32, {2, 1, 4, 6});
-  args.lse = s.Output(DType::kF32, {2, 1, 4});
+  FillOutputs(s, args, {2, 1, 4}, 6);
   return args;
 }
 template <>
@@ -212,9 +220,8 @@ inline SparseMlaPrefillArgs Valid(TensorStore& s) {
   args.kv = s.Input(DType::kF32, {5, 1, 8});
   args.indices = s.Values<int32_t>({1, 2, -1, 3, 4, 99}, {2, 1, 3});
   args.topk_len = s.Ints({3, 2});
-  args.out = s.Output(DType::kF32, {2, 4, 6});
+  FillOutputs(s, args, {2, 4}, 6);
   args.max_logits = s.Output(DType::kF32, {2, 4});
-  args.lse = s.Output(DType::kF32, {2, 4});
   return args;
 }
 template <>
@@ -222,16 +229,14 @@ inline MergeStatesArgs Valid(TensorStore& s) {
   MergeStatesArgs args;
   args.outs = s.Input(DType::kF32, {2, 3, 4, 8});
   args.lses = s.Input(DType::kF32, {2, 3, 4});
-  args.out = s.Output(DType::kF32, {3, 4, 8});
-  args.lse = s.Output(DType::kF32, {3, 4});
+  FillOutputs(s, args, {3, 4}, 8);
   return args;
 }
 template <>
 inline GatherCacheArgs Valid(TensorStore& s) {
   GatherCacheArgs args;
   args.cache = NhdCache(s);
-  args.block_table = s.Values<int32_t>({1, 2, 3, 0}, {2, 2});
-  args.seq_lens = s.Ints({6, 3});
+  FillTables(s, args);
   args.lengths = s.Ints({5, 3});
   args.row_offset = 1;
   args.out = s.Output(DType::kF32, {2, 6, 2, 8});

@@ -90,4 +90,10 @@ DenseResult DenseAttention(const DenseRequest& request, const DenseParams& param
   return result;
 }
 
+void Append(const DenseResult& more, DenseResult& all) {
+  all.out.insert(all.out.end(), more.out.begin(), more.out.end());
+  all.lse.insert(all.lse.end(), more.lse.begin(), more.lse.end());
+  all.value_range.insert(all.value_range.end(), more.value_range.begin(), more.value_range.end());
+}
+
 }  // namespace kvblocks::attention

@@ -50,6 +50,9 @@ struct DenseResult {
 
 DenseResult DenseAttention(const DenseRequest& request, const DenseParams& params);
 
+// Rows of `more` behind those of `all`, for several requests.
+void Append(const DenseResult& more, DenseResult& all);
+
 }  // namespace kvblocks::attention
 
 #endif  // KVBLOCKS_ATTENTION_ORACLE_DENSE_ORACLE_H_

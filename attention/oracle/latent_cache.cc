@@ -21,6 +21,15 @@ std::byte DrawCode(std::mt19937_64& random) {
 
 }  // namespace
 
+std::vector<LatentCacheOptions> EveryLatentLayout() {
+  return {{KvLayout::kMlaLatent, DType::kF32},
+          {KvLayout::kMlaLatent, DType::kBF16},
+          {.layout = KvLayout::kMlaLatent, .dtype = DType::kF8E4M3, .scale = 0.03125},
+          {KvLayout::kMlaSplit, DType::kBF16},
+          {KvLayout::kMlaFp8_656, DType::kU8},
+          {KvLayout::kMlaFp8_584, DType::kU8}};
+}
+
 LatentCache::LatentCache(const LatentCacheOptions& options) : options_(options) {
   std::mt19937_64 random(options.seed);
   const int64_t NB = options.num_blocks, BS = options.block_size;

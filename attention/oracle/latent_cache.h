@@ -25,6 +25,9 @@ struct LatentCacheOptions {
   uint64_t seed = 1;
 };
 
+// Small caches, one of each latent layout and element type that the operations read.
+std::vector<LatentCacheOptions> EveryLatentLayout();
+
 class LatentCache {
  public:
   explicit LatentCache(const LatentCacheOptions& options);

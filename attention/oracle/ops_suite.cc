@@ -44,6 +44,14 @@ ScoresCase::ScoresCase(std::vector<std::vector<double>> scores,
   for (int64_t t = 0; t < num_tokens(); ++t) SetQuery(t, 0, OnFirstAxis(1));
 }
 
+PagedCaseOptions VariedDecodeOptions() {
+  PagedCaseOptions options;
+  options.lengths = {1, 70, 0, 16, 33, 131};
+  options.q_lens.assign(6, 1);
+  options.key_dim = options.value_dim = 64;
+  return options;
+}
+
 void ExpectExample(double actual, double expected) {
   if (!std::isfinite(expected)) {
     EXPECT_EQ(actual, expected);
@@ -64,6 +72,10 @@ Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents
   Tensor tensor(DType::kI32, std::move(extents));
   tensor.Set(values);
   return tensor;
+}
+
+std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count) {
+  return {all.begin() + begin, all.begin() + begin + count};
 }
 
 std::vector<std::byte> OutputBytes(const PagedCase& paged) {

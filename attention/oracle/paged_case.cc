@@ -349,10 +349,7 @@ DenseResult PagedCase::Expected() const {
     }
     if (hide) dense.hide = [&](int64_t i, int64_t j, int64_t h) { return hide(b, i, j, h); };
     if (bias) dense.bias = [&](int64_t i, int64_t j, int64_t h) { return bias(b, i, j, h); };
-    const DenseResult one = DenseAttention(request, dense);
-    all.out.insert(all.out.end(), one.out.begin(), one.out.end());
-    all.lse.insert(all.lse.end(), one.lse.begin(), one.lse.end());
-    all.value_range.insert(all.value_range.end(), one.value_range.begin(), one.value_range.end());
+    Append(DenseAttention(request, dense), all);
   }
   return all;
 }

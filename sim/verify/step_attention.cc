@@ -296,42 +296,34 @@ absl::Status KvCacheVerifier::RunPaged(size_t layer, absl::Span<const Piece> pie
   const auto tables = attention::ViewOf(absl::MakeConstSpan(piece_tables_), {num_pieces, columns});
   const auto lengths = attention::ViewOf(absl::MakeConstSpan(piece_rows_));
   const auto starts = attention::ViewOf(absl::MakeConstSpan(piece_starts_));
-  const attention::KvCacheView cache = memory_.View(layers_[layer].plane, shape, BlockRows(group));
+  const auto fill = [&](auto& args) {
+    args.cache = memory_.View(layers_[layer].plane, shape, BlockRows(group));
+    args.block_table = tables;
+    args.seq_lens = lengths;
+    args.max_seq_len = max_rows;
+    args.params = params;
+    args.out = out;
+  };
   ExecContext context;
   context.threads = options_.threads;
   if (group.is_mla) {
     attention::MlaDecodeArgs args;
+    fill(args);
     args.q_lat = q;
-    args.cache = cache;
     args.query_start_loc = starts;
-    args.block_table = tables;
-    args.seq_lens = lengths;
-    args.max_seq_len = max_rows;
-    args.params = params;
-    args.out = out;
     return FailedOperation(layer, "MlaDecode", options_.ops->MlaDecode(context, args));
   }
   if (max_queries == 1) {
     attention::PagedDecodeArgs args;
+    fill(args);
     args.q = q;
-    args.cache = cache;
-    args.block_table = tables;
-    args.seq_lens = lengths;
-    args.max_seq_len = max_rows;
-    args.params = params;
-    args.out = out;
     return FailedOperation(layer, "PagedDecode", options_.ops->PagedDecode(context, args));
   }
   attention::PagedPrefillArgs args;
+  fill(args);
   args.q = q;
-  args.cache = cache;
   args.query_start_loc = starts;
-  args.seq_lens = lengths;
-  args.block_table = tables;
   args.max_query_len = max_queries;
-  args.max_seq_len = max_rows;
-  args.params = params;
-  args.out = out;
   return FailedOperation(layer, "PagedPrefill", options_.ops->PagedPrefill(context, args));
 }
 

@@ -12,9 +12,6 @@ namespace {
 // More than this is refused as a number of tokens or blocks.
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
-// Stands for a block that is yet to be taken.
-constexpr BlockId kNew = -1;
-
 bool InRange(int64_t n) { return n >= 0 && n <= kMaxTokens; }
 
 // Callers may pass any number; no sum may wrap.
@@ -22,26 +19,11 @@ int64_t Add(int64_t a, int64_t b) {
   return a > std::numeric_limits<int64_t>::max() - b ? std::numeric_limits<int64_t>::max() : a + b;
 }
 
-int64_t HitTokens(const AllocateParams& params) { return params.hits ? params.hits->tokens : 0; }
-
-int64_t TotalComputed(const Request& request, const AllocateParams& params) {
-  return request.num_computed + HitTokens(params) + params.num_external;
-}
-
 int64_t MainTokens(const Request& request, const AllocateParams& params) {
   return Add(TotalComputed(request, params), params.num_new);
 }
 
 }  // namespace
-
-int64_t GroupTable::leading_nulls() const {
-  return std::find_if(blocks.begin(), blocks.end(), [](BlockId id) { return id != kNullBlockId; }) -
-         blocks.begin();
-}
-
-int64_t GroupTable::num_real() const {
-  return size() - std::count(blocks.begin(), blocks.end(), kNullBlockId);
-}
 
 Manager::Manager(const KvCacheConfig& config, const Options& options)
     : options_(options),
@@ -254,11 +236,6 @@ bool Manager::Fits(const Request& request, const AllocateParams& params, int64_t
   return Need(request, params, num_slots, apply_cap) + watermark <= pool_.num_free() - reserved;
 }
 
-std::vector<BlockId> Manager::Take(int64_t k, size_t group) {
-  if (pool_.is_native()) return pool_.TakePromised(k, static_cast<GroupId>(group));
-  return pool_.Take(k).value();
-}
-
 Outcome Manager::Allocate(Request& request, const AllocateParams& params,
                           std::vector<std::vector<BlockId>>* out) {  // BM-92 to BM-99
   if (!IsValid(request, params)) return Outcome::kInvalid;
@@ -306,108 +283,6 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
   return Outcome::kOk;
 }
 
-std::vector<BlockId> Manager::Adopted(size_t g, const Request& request,
-                                      const AllocateParams& params) const {  // BM-58, BM-59
-  const int64_t total = TotalComputed(request, params);
-  std::vector<BlockId> blocks(static_cast<size_t>(groups_[g].SkippedBlocks(total)), kNullBlockId);
-  if (params.hits && g < params.hits->lists.size()) {
-    const std::vector<BlockId>& list = params.hits->lists[g];
-    for (size_t i = blocks.size(); i < list.size(); ++i) blocks.push_back(list[i]);
-  }
-  if (params.num_external == 0 || groups_[g].SkippedTokens(total) >= total) return blocks;
-  while (static_cast<int64_t>(blocks.size()) < CeilDiv(total, groups_[g].block_size())) {
-    blocks.push_back(kNew);
-  }
-  return blocks;
-}
-
-std::vector<BlockId> Manager::Grown(const GroupRules& rules, const GroupTable& table,
-                                    bool has_scratch, int64_t num_slots, int64_t num_main,
-                                    int64_t num_encoder) const {
-  std::vector<BlockId> blocks = table.blocks;
-  const auto size = [&] { return static_cast<int64_t>(blocks.size()); };
-  int64_t target = CeilDiv(num_slots, rules.block_size());
-  if (rules.is_cross()) target = CeilDiv(num_encoder, rules.block_size());  // BM-112
-  if (rules.is_mamba()) target += rules.num_scratch();                      // BM-106
-  if (rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign) {         // BM-109
-    target = CeilDiv(num_main, rules.block_size()) + rules.num_scratch();
-    const int64_t state = target - rules.num_scratch() - 1;
-    if (target > size()) {
-      const int64_t old_size = size();
-      while (size() < state) blocks.push_back(kNullBlockId);
-      for (int64_t i = old_size - rules.num_scratch(); has_scratch && i < old_size; ++i) {
-        if (i < 0 || i >= state || blocks[static_cast<size_t>(i)] == kNullBlockId) continue;
-        blocks.push_back(blocks[static_cast<size_t>(i)]);
-        blocks[static_cast<size_t>(i)] = kNullBlockId;
-      }
-    }
-  }
-  while (size() < target) blocks.push_back(kNew);
-  return blocks;
-}
-
-void Manager::Adopt(Request& request, const AllocateParams& params) {  // BM-86
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    GroupTable& table = request.tables[g];
-    table.blocks = Adopted(g, request, params);
-    std::vector<BlockId> hits;
-    for (BlockId id : table.blocks) {
-      if (id != kNew) hits.push_back(id);
-    }
-    table.num_cached = static_cast<int64_t>(hits.size());
-    pool_.Touch(hits);
-  }
-  for (size_t g = 0; g < groups_.size(); ++g) TakeNew(request.tables[g], g);
-}
-
-bool Manager::EndsInside(const AllocateParams& params, size_t g) const {
-  return options_.partial_hits && params.hits && g < params.hits->lists.size() &&
-         !params.hits->lists[g].empty() && params.hits->tokens % groups_[g].block_size() != 0;
-}
-
-BlockId Manager::OverwrittenState(const Request& request, size_t g, int64_t num_main) const {
-  const GroupRules& rules = groups_[g];
-  if (!options_.partial_hits || !request.is_known || !rules.is_mamba() || num_main == 0) {
-    return kNullBlockId;
-  }
-  const std::vector<BlockId>& blocks = request.tables[g].blocks;
-  const auto position = static_cast<size_t>((num_main - 1) / rules.block_size());
-  if (position >= blocks.size()) return kNullBlockId;
-  const int64_t tokens = pool_.blocks()[static_cast<size_t>(blocks[position])].partial_tokens;
-  return tokens > 0 && tokens != num_main ? blocks[position] : kNullBlockId;
-}
-
-void Manager::TakeCopiesFor(Request& request, const AllocateParams& params, bool is_new,
-                            int64_t num_main) {
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    Copy copy{.group = static_cast<GroupId>(g)};
-    if (is_new && EndsInside(params, g)) {  // BM-121
-      GroupTable& table = request.tables[g];
-      copy.target = Take(1, g).front();
-      pool_.Touch({copy.target});
-      copy.source = std::exchange(table.blocks.back(), copy.target);
-      --table.num_cached;
-    } else if (!is_new && OverwrittenState(request, g, num_main) != kNullBlockId) {  // BM-122
-      copy.source = OverwrittenState(request, g, num_main);
-      copy.target = Take(1, g).front();
-      pool_.Touch({copy.source});
-      pool_.MoveKey(copy.source, copy.target);
-      if (registered_in_step_.erase(copy.source) > 0) registered_in_step_.insert(copy.target);
-    } else {
-      continue;
-    }
-    copies_.push_back(copy);
-  }
-}
-
-std::vector<Copy> Manager::TakeCopies() {
-  for (const Copy& copy : copies_) {
-    ++outside_references_[static_cast<size_t>(copy.source)];
-    ++outside_references_[static_cast<size_t>(copy.target)];
-  }
-  return std::exchange(copies_, {});
-}
-
 void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120
   const GroupRules& rules = groups_[g];
   GroupTable& table = request.tables[g];
@@ -429,15 +304,6 @@ void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120
                             id, tail) &&
       rules.is_mamba()) {
     registered_in_step_.insert(id);
-  }
-}
-
-void Manager::TakeNew(GroupTable& table, size_t g) {
-  const auto missing = std::count(table.blocks.begin(), table.blocks.end(), kNew);
-  const std::vector<BlockId> taken = Take(missing, g);
-  auto next = taken.begin();
-  for (BlockId& id : table.blocks) {
-    if (id == kNew) id = *next++;
   }
 }
 
@@ -506,28 +372,6 @@ std::vector<bool> Manager::Mask(const Request& request, size_t g, int64_t full) 
   return mask;
 }
 
-void Manager::Trim(Request& request, int64_t num_processed) {  // BM-62
-  if (!request.is_known) return;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    GroupTable& table = request.tables[g];
-    std::vector<BlockId> freed;
-    for (int64_t i = std::min(groups_[g].SkippedBlocks(num_processed), table.size()) - 1; i >= 0;
-         --i) {
-      BlockId& id = table.blocks[static_cast<size_t>(i)];
-      if (id == kNullBlockId && groups_[g].is_mamba()) continue;  // BM-110
-      if (id == kNullBlockId) break;
-      freed.push_back(std::exchange(id, kNullBlockId));
-    }
-    pool_.Free(freed);
-  }
-}
-
-bool Manager::RemoveSkippedBlocks(Request& request, int64_t num_processed) {
-  if (num_processed < 0) return false;
-  Trim(request, num_processed);
-  return true;
-}
-
 bool Manager::CacheBlocks(Request& request, int64_t num_tokens) {  // BM-103
   if (!options_.enable_caching) return true;
   if (num_tokens < 0 || num_tokens > request.content.num_tokens()) return false;
@@ -537,44 +381,6 @@ bool Manager::CacheBlocks(Request& request, int64_t num_tokens) {  // BM-103
   }
   Register(request, num_tokens);
   return true;
-}
-
-void Manager::Free(Request& request) {  // BM-63, BM-101
-  for (GroupTable& table : request.tables) {
-    pool_.Free({table.blocks.rbegin(), table.blocks.rend()});
-  }
-  request.tables.clear();
-  request.is_known = false;
-}
-
-std::vector<BlockId> Manager::Pop(Request& request) {
-  std::vector<BlockId> popped;
-  for (const GroupTable& table : request.tables) {
-    popped.insert(popped.end(), table.blocks.begin(), table.blocks.end());
-  }
-  for (BlockId id : popped) {
-    if (id != kNullBlockId) ++outside_references_[static_cast<size_t>(id)];
-  }
-  request.tables.clear();
-  request.is_known = false;
-  return popped;
-}
-
-void Manager::Pin(const std::vector<BlockId>& ids) {
-  pool_.Touch(ids);
-  for (BlockId id : ids) {
-    if (id != kNullBlockId) ++outside_references_[static_cast<size_t>(id)];
-  }
-}
-
-bool Manager::FreeBlocks(const std::vector<BlockId>& ids) {
-  std::vector<int> left = outside_references_;
-  for (BlockId id : ids) {
-    if (id < 0 || id >= static_cast<BlockId>(left.size())) return false;
-    if (id != kNullBlockId && --left[static_cast<size_t>(id)] < 0) return false;
-  }
-  outside_references_ = left;
-  return pool_.Free(ids);
 }
 
 bool Manager::Reset() {

@@ -76,6 +76,9 @@ struct AllocateParams {
   int64_t num_encoder = 0;
 };
 
+// With the call's hits and external tokens.
+int64_t TotalComputed(const Request& request, const AllocateParams& params);
+
 // BM-121, BM-122.
 struct Copy {
   GroupId group = 0;
@@ -144,6 +147,9 @@ class Manager {
   std::vector<Event> TakeEvents();
 
  private:
+  // Stands for a block that is yet to be taken.
+  static constexpr BlockId kNew = -1;
+
   bool Fits(const Request& request, const AllocateParams& params, int64_t num_slots, bool apply_cap,
             int64_t watermark, int64_t reserved);
   std::vector<BlockId> Take(int64_t k, size_t group);

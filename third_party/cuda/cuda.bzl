@@ -25,6 +25,13 @@ def _release(repository_ctx, nvcc):
         return None, "%s --version names no release" % nvcc
     return (int(major), int(minor)), result.stdout
 
+def _first(repository_ctx, folder, subfolders, name):
+    for subfolder in subfolders:
+        path = repository_ctx.path("%s/%s/%s" % (folder, subfolder, name))
+        if path.exists:
+            return path
+    return None
+
 def _usable(repository_ctx, folder):
     """Describes the CUDA in a folder, or says why it is not usable."""
     nvcc = folder.get_child("bin").get_child("nvcc")
@@ -35,19 +42,15 @@ def _usable(repository_ctx, folder):
         return None, text
     if release < _MINIMUM:
         return None, "%s is CUDA %d.%d, older than %d.%d" % ((folder,) + release + _MINIMUM)
-    library = None
-    for name in ["lib64", "lib", "targets/x86_64-linux/lib"]:
-        candidate = repository_ctx.path("%s/%s/libcudart_static.a" % (folder, name))
-        if not library and candidate.exists:
-            library = candidate
+    library = _first(repository_ctx, folder, ["lib64", "lib", "targets/x86_64-linux/lib"], "libcudart_static.a")
     if not library:
         return None, "%s has no libcudart_static.a" % folder
-    include = repository_ctx.path("%s/include" % folder)
-    if not include.get_child("cuda_runtime.h").exists:
-        return None, "%s has no include/cuda_runtime.h" % folder
+    header = _first(repository_ctx, folder, ["include", "targets/x86_64-linux/include"], "cuda_runtime.h")
+    if not header:
+        return None, "%s has no cuda_runtime.h" % folder
     return struct(
         nvcc = nvcc,
-        include = include,
+        include = header.dirname,
         library = library,
         text = text,
         version = "%d.%d" % release,

@@ -94,6 +94,16 @@ KVB_DEVICE void CopyAsync16(uint32_t to, const void* from, bool valid = true) {
                : "memory");
 #endif
 }
+// 8 bytes, as CopyAsync16.
+KVB_DEVICE void CopyAsync8(uint32_t to, const void* from, bool valid = true) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  emulation::QueueCopy(internal::SharedPointer(to), from, valid ? 8 : 0, valid ? 0 : 8);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 8 : 0)
+               : "memory");
+#endif
+}
 // Closes a group of the copies made since the last.
 KVB_DEVICE void CommitCopies() {
 #ifdef KVBLOCKS_CUDA_EMULATION
@@ -169,6 +179,17 @@ KVB_DEVICE uint32_t PermuteBytes(uint32_t a, uint32_t b, uint32_t selector) {
   return result;
 #else
   return __byte_perm(a, b, selector);
+#endif
+}
+// Two e4m3 codes in the lower half, the first in the lowest byte.
+KVB_DEVICE float2 E4m3PairToFloat(uint32_t codes) {
+#if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(codes)));
+  return F16::Unpack(pair);
+#else
+  return make_float2(E4m3::ToFloat(static_cast<uint8_t>(codes)),
+                     E4m3::ToFloat(static_cast<uint8_t>(codes >> 8)));
 #endif
 }
 

@@ -1,0 +1,173 @@
+#include "attention/cuda/cache_ops.h"
+
+#include <algorithm>
+
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/cache_write.h"
+#include "attention/cuda/kernels/gather.h"
+#include "attention/ops/checks.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+// How rows of a tensor of heads are stored in k or v of a dense layout.
+RowStore StoreOf(const ConstTensorView& from, const KvCacheView& cache, bool key,
+                 const ConstTensorView& scale) {
+  const TensorView& to = key ? cache.k : cache.v;
+  RowStore store;
+  store.from = ConstRowsOf(from);
+  store.to = to.data;
+  store.element = ElementOf(to.dtype);
+  store.heads = static_cast<int32_t>(cache.num_kv_heads());
+  store.dim = static_cast<int32_t>(key ? cache.key_dim() : cache.value_dim());
+  store.scale = ScalesOf(scale);
+  const int token_dim = cache.layout == KvLayout::kHnd ? 2 : 1;
+  const int head_dim = cache.layout == KvLayout::kNhd ? 2 : 1;
+  store.block_stride = to.stride[0];
+  store.head_stride = to.stride[head_dim];
+  if (cache.layout == KvLayout::kPagedX) {
+    store.order = key ? RowStore::Order::kPieces : RowStore::Order::kDimMajor;
+  } else {
+    store.token_stride = to.stride[token_dim];
+  }
+  return store;
+}
+
+// Rows [T, dim] of a latent cache.
+RowStore LatentStoreOf(const ConstTensorView& from, const TensorView& to, int64_t first,
+                       const ConstTensorView& scale) {
+  RowStore store;
+  store.from = ConstRowsOf(from);
+  store.to = to.data + first * ElementBytes(to.dtype);
+  store.element = ElementOf(to.dtype);
+  store.dim = static_cast<int32_t>(from.extent[1]);
+  store.block_stride = to.stride[0];
+  store.token_stride = to.stride[1];
+  store.scale = ScalesOf(scale);
+  return store;
+}
+
+template <typename Params>
+void TakeSlots(const ConstTensorView& slot_mapping, const KvCacheView& cache, Params& params) {
+  params.slots = slot_mapping.as<int64_t>();
+  params.slot_stride = slot_mapping.stride[0];
+  params.num_tokens = slot_mapping.extent[0];
+  params.num_slots = cache.num_slots();
+  params.block_size = static_cast<int32_t>(cache.block_size());
+}
+
+}  // namespace
+
+absl::Status CudaReshapeAndCache(const ExecContext& context, const ReshapeAndCacheArgs& args) {
+  constexpr char kName[] = "ReshapeAndCache";
+  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = RefuseF64(kName, "k", args.k); !status.ok()) return status;
+  if (absl::Status status = RefuseF64(kName, "v", args.v); !status.ok()) return status;
+  if (absl::Status status = RefuseF64(kName, "the cache", args.cache.k); !status.ok()) return status;
+  if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
+  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
+  if (!launch.ok()) return launch.status();
+  CacheWriteParams params;
+  params.stores[0] = StoreOf(args.k, args.cache, true, args.scales.k);
+  params.stores[1] = StoreOf(args.v, args.cache, false, args.scales.v);
+  TakeSlots(args.slot_mapping, args.cache, params);
+  return StatusOf(kName, LaunchCacheWrite(*launch, params));
+}
+
+absl::Status CudaConcatAndCacheMla(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
+  constexpr char kName[] = "ConcatAndCacheMla";
+  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  if (absl::Status status = RefuseF64(kName, "kv_c", args.kv_c); !status.ok()) return status;
+  if (absl::Status status = RefuseF64(kName, "k_pe", args.k_pe); !status.ok()) return status;
+  if (absl::Status status = RefuseF64(kName, "the cache", args.cache.k); !status.ok()) return status;
+  const KvCacheView& cache = args.cache;
+  if (args.slot_mapping.empty() || cache.num_slots() == 0) return absl::OkStatus();
+  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
+  if (!launch.ok()) return launch.status();
+  if (cache.layout == KvLayout::kMlaFp8_656 || cache.layout == KvLayout::kMlaFp8_584) {
+    MlaFp8WriteParams params;
+    params.kv_c = ConstRowsOf(args.kv_c);
+    params.k_pe = ConstRowsOf(args.k_pe);
+    params.to = cache.k.as<uint8_t>();
+    params.planar = cache.layout == KvLayout::kMlaFp8_584;
+    params.block_stride = cache.k.stride[0];
+    params.token_stride = params.planar ? 0 : cache.k.stride[1];
+    TakeSlots(args.slot_mapping, cache, params);
+    return StatusOf(kName, LaunchMlaFp8Write(*launch, params));
+  }
+  CacheWriteParams params;
+  const bool split = cache.layout == KvLayout::kMlaSplit;
+  params.stores[0] = LatentStoreOf(args.kv_c, cache.k, 0, args.scale);
+  params.stores[1] = LatentStoreOf(args.k_pe, split ? cache.v : cache.k,
+                                   split ? 0 : args.kv_c.extent[1], args.scale);
+  TakeSlots(args.slot_mapping, cache, params);
+  return StatusOf(kName, LaunchCacheWrite(*launch, params));
+}
+
+absl::Status CudaComputeKvScales(const ExecContext& context, const ComputeKvScalesArgs& args) {
+  constexpr char kName[] = "ComputeKvScales";
+  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  KvScalesParams params;
+  int64_t most_scales = 0;
+  const auto add = [&](int i, const char* name, const ConstTensorView& from, float divisor,
+                       const TensorView& to) {
+    if (from.absent() || to.absent() || from.empty()) return absl::OkStatus();
+    if (absl::Status status = RefuseF64(kName, name, from); !status.ok()) return status;
+    ScaleTask& task = params.tasks[i];
+    task.from = ConstRowsOf(from);
+    task.tokens = from.extent[0];
+    task.heads = static_cast<int32_t>(from.extent[1]);
+    task.dim = static_cast<int32_t>(from.extent[2]);
+    task.divisor = divisor;
+    task.to = to.as<float>();
+    task.num_scales = static_cast<int32_t>(to.num_elements());
+    task.to_stride = task.num_scales > 1 ? to.stride[0] : 1;
+    most_scales = std::max<int64_t>(most_scales, task.num_scales);
+    return absl::OkStatus();
+  };
+  absl::Status status = add(0, "q", args.q, args.q_divisor, args.q_scale);
+  status.Update(add(1, "k", args.k, args.k_divisor, args.k_scale));
+  status.Update(add(2, "v", args.v, args.v_divisor, args.v_scale));
+  if (!status.ok() || most_scales == 0) return status;
+  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
+  if (!launch.ok()) return launch.status();
+  status = CheckWorkspace(kName, *launch, KvScalesWorkspaceBytes(most_scales));
+  if (!status.ok()) return status;
+  return StatusOf(kName, LaunchKvScales(*launch, params));
+}
+
+absl::Status CudaGatherCache(const ExecContext& context, const GatherCacheArgs& args) {
+  constexpr char kName[] = "GatherCache";
+  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  absl::Status status = RefuseF64(kName, "the cache", args.cache.k);
+  status.Update(RefuseF64(kName, "out", args.out));
+  status.Update(RefuseF64(kName, "out_v", args.out_v));
+  if (!status.ok() || args.lengths.empty() || args.cache.num_slots() == 0) return status;
+  GatherParams params;
+  params.keys = PagedKeysOf(args.cache, args.scales, args.block_table, args.seq_lens);
+  params.kv_heads = static_cast<int32_t>(args.cache.num_kv_heads());
+  params.key_dim = static_cast<int32_t>(args.cache.key_dim());
+  params.value_dim = static_cast<int32_t>(args.cache.value_dim());
+  params.num_requests = args.lengths.extent[0];
+  params.lengths = args.lengths.as<int32_t>();
+  params.seq_lens_stride = args.seq_lens.stride[0];
+  params.lengths_stride = args.lengths.stride[0];
+  params.row_offset = args.row_offset;
+  params.rows = args.out.extent[1];
+  const auto output = [](const TensorView& view) {
+    GatherOutput out;
+    out.data = view.data;
+    out.element = ElementOf(view.dtype);
+    out.request_stride = view.stride[0];
+    out.row_stride = view.stride[1];
+    if (view.rank == 4) out.head_stride = view.stride[2];
+    return out;
+  };
+  params.out = output(args.out);
+  if (!IsMla(args.cache.layout)) params.out_v = output(args.out_v);
+  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
+  if (!launch.ok()) return launch.status();
+  return StatusOf(kName, LaunchGather(*launch, params));
+}
+
+}  // namespace kvblocks::attention::cuda

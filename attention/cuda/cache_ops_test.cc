@@ -1,0 +1,306 @@
+// The cache writers of CUDA against those of the CPU: the same bytes, whatever the layout, the types
+// and the slots (T-4), and what kernels do about slots that only they see.
+
+#include "attention/cuda/cache_ops.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention/cache/kv_cache_layout.h"
+#include "attention/cpu/cache_ops.h"
+#include "attention/cuda/check/device_mirror.h"
+#include "attention/ops/attention_ops.h"
+#include "attention/oracle/paged_case.h"
+#include "attention/tensor/small_floats.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+class CacheOps : public AttentionOps {
+ public:
+  const char* name() const override { return "CUDA"; }
+  absl::Status ReshapeAndCache(const ExecContext& context,
+                               const ReshapeAndCacheArgs& args) const override {
+    return CudaReshapeAndCache(context, args);
+  }
+  absl::Status ConcatAndCacheMla(const ExecContext& context,
+                                 const ConcatAndCacheMlaArgs& args) const override {
+    return CudaConcatAndCacheMla(context, args);
+  }
+  absl::Status ComputeKvScales(const ExecContext& context,
+                               const ComputeKvScalesArgs& args) const override {
+    return CudaComputeKvScales(context, args);
+  }
+};
+
+const AttentionOps& OnDevice() {
+  static const CacheOps ops;
+  static const DeviceMirror mirror(&ops, 1 << 20, 64 << 20);
+  return mirror;
+}
+
+// Values of many sizes, infinities among them and, where bits are copied, any pattern.
+void FillRandom(Tensor& tensor, bool any_bits, std::mt19937_64& random) {
+  if (any_bits) {
+    for (std::byte& byte : tensor.bytes) byte = static_cast<std::byte>(random());
+    return;
+  }
+  std::vector<double> values(tensor.view.num_elements());
+  for (double& value : values) {
+    value = NormalDraw(random) * std::exp2(static_cast<double>(random() % 20) - 10);
+    if (random() % 100 == 0) value = 0;
+    if (random() % 100 == 0) value = std::numeric_limits<double>::infinity();
+    // Halves of a code's last place, where rounding decides.
+    if (random() % 4 == 0) value = std::round(value * 16) / 16;
+  }
+  tensor.Set(values);
+}
+
+Tensor Slots(int64_t n, int64_t num_slots, std::mt19937_64& random) {
+  std::vector<double> slots(num_slots);
+  std::iota(slots.begin(), slots.end(), 0);
+  if (random() % 2 == 0) std::shuffle(slots.begin(), slots.end(), random);
+  slots.resize(n, -1);
+  for (double& slot : slots) {
+    if (random() % 6 == 0) slot = -1;
+  }
+  Tensor tensor(DType::kI64, {n});
+  tensor.Set(slots);
+  return tensor;
+}
+
+struct Types {
+  DType from, to;
+};
+constexpr Types kTypes[] = {
+    {DType::kBF16, DType::kBF16},   {DType::kF16, DType::kF16},     {DType::kF32, DType::kF32},
+    {DType::kF8E4M3, DType::kF8E4M3}, {DType::kI8, DType::kI8},     {DType::kF32, DType::kBF16},
+    {DType::kF32, DType::kF16},     {DType::kBF16, DType::kF8E4M3}, {DType::kF16, DType::kF8E5M2},
+    {DType::kF32, DType::kI8},      {DType::kBF16, DType::kI8},     {DType::kF32, DType::kF8E4M3},
+    {DType::kBF16, DType::kF32},
+};
+
+TEST(CudaCacheOpsTest, T4ReshapeAndCacheWritesTheBytesOfTheCpu) {
+  std::mt19937_64 random(7);
+  int cases = 0;
+  for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd, KvLayout::kPagedX}) {
+    for (const Types types : kTypes) {
+      for (const int64_t dim : {16, 48, 128}) {
+        // A GPU wants strides of 16 bytes, the tokens of a dim-major block among them.
+        const int64_t block_size = layout == KvLayout::kPagedX
+                                       ? int64_t{16} << random() % 2
+                                       : int64_t{1} << (1 + random() % 5);
+        const int64_t num_blocks = 1 + static_cast<int64_t>(random() % 6);
+        const int64_t heads = 1 + static_cast<int64_t>(random() % 3);
+        const int64_t n = 1 + static_cast<int64_t>(random() % (block_size * num_blocks));
+        SCOPED_TRACE(testing::Message() << Name(layout) << " " << Name(types.from) << " to "
+                                        << Name(types.to) << " D " << dim << " BS " << block_size);
+        const int64_t x = 16 / ElementBytes(types.to);
+        const auto extents = [&](bool key) -> std::vector<int64_t> {
+          if (layout == KvLayout::kNhd) return {num_blocks, block_size, heads, dim};
+          if (layout == KvLayout::kHnd) return {num_blocks, heads, block_size, dim};
+          if (key) return {num_blocks, heads, dim / x, block_size, x};
+          return {num_blocks, heads, dim, block_size};
+        };
+        const bool same = types.from == types.to;
+        Tensor k(types.from, {n + 2, heads, dim}), v(types.from, {n + 2, heads, dim});
+        FillRandom(k, same, random);
+        FillRandom(v, same, random);
+        Tensor k_cache(types.to, extents(true)), v_cache(types.to, extents(false));
+        FillRandom(k_cache, true, random);
+        FillRandom(v_cache, true, random);
+        Tensor slots = Slots(n, block_size * num_blocks, random);
+        Tensor scale(DType::kF32, {heads});
+        std::vector<double> scales(heads);
+        for (double& one : scales) one = 0.01 + static_cast<double>(random() % 1000) / 300;
+        scale.Set(scales);
+        ReshapeAndCacheArgs args;
+        args.k = k.view;
+        args.v = v.view;
+        args.slot_mapping = slots.view;
+        args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
+        if (IsQuantizedCode(types.to)) args.scales = {scale.view, scale.view};
+        const std::vector<std::byte> k_before = k_cache.bytes, v_before = v_cache.bytes;
+        ASSERT_TRUE(CpuReshapeAndCache({}, args).ok());
+        const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
+        std::copy(k_before.begin(), k_before.end(), k_cache.bytes.begin());
+        std::copy(v_before.begin(), v_before.end(), v_cache.bytes.begin());
+        const absl::Status status = OnDevice().ReshapeAndCache({}, args);
+        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_EQ(k_cache.bytes, k_expected);
+        ASSERT_EQ(v_cache.bytes, v_expected);
+        ++cases;
+      }
+    }
+  }
+  EXPECT_EQ(cases, 3 * 13 * 3);
+}
+
+TEST(CudaCacheOpsTest, T4ConcatAndCacheMlaWritesTheBytesOfTheCpu) {
+  std::mt19937_64 random(8);
+  for (const KvLayout layout : {KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,
+                                KvLayout::kMlaFp8_584}) {
+    for (const Types types : {Types{DType::kBF16, DType::kBF16}, Types{DType::kBF16, DType::kF8E4M3},
+                              Types{DType::kF32, DType::kBF16}, Types{DType::kF16, DType::kF16}}) {
+      const bool tiled = layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
+      const bool planar = layout == KvLayout::kMlaFp8_584;
+      const DType to = tiled ? DType::kU8 : types.to;
+      const int64_t block_size = 1 + static_cast<int64_t>(random() % 64), num_blocks = 3;
+      const int64_t n = 1 + static_cast<int64_t>(random() % 40) % (block_size * num_blocks);
+      const int64_t compressed = planar ? 448 : tiled ? 512 : 96, rotary = tiled ? 64 : 32;
+      SCOPED_TRACE(testing::Message() << Name(layout) << " " << Name(types.from) << " to "
+                                      << Name(to) << " BS " << block_size);
+      const bool same = types.from == to;
+      Tensor kv_c(types.from, {n, compressed}), k_pe(types.from, {n, rotary});
+      FillRandom(kv_c, same, random);
+      FillRandom(k_pe, same, random);
+      Tensor rows, rotary_rows;
+      KvCacheView cache;
+      if (planar) {
+        rows = Tensor(to, {num_blocks, MlaFp8_584BlockBytes(block_size)});
+        cache = KvCacheView(layout, rows.view, {}, block_size);
+      } else if (layout == KvLayout::kMlaFp8_656) {
+        rows = Tensor(to, {num_blocks, block_size, 656});
+        cache = KvCacheView(layout, rows.view);
+      } else if (layout == KvLayout::kMlaSplit) {
+        rows = Tensor(to, {num_blocks, block_size, compressed});
+        rotary_rows = Tensor(to, {num_blocks, block_size, rotary});
+        cache = KvCacheView(layout, rows.view, rotary_rows.view);
+      } else {
+        rows = Tensor(to, {num_blocks, block_size, compressed + rotary});
+        cache = KvCacheView(layout, rows.view, rows.view.Slice(2, 0, compressed).value());
+      }
+      FillRandom(rows, true, random);
+      FillRandom(rotary_rows, true, random);
+      Tensor slots = Slots(n, block_size * num_blocks, random);
+      Tensor scale(DType::kF32, {1});
+      scale.Set({0.37});
+      ConcatAndCacheMlaArgs args;
+      args.kv_c = kv_c.view;
+      args.k_pe = k_pe.view;
+      args.slot_mapping = slots.view;
+      args.cache = cache;
+      if (IsQuantizedCode(to)) args.scale = scale.view;
+      const std::vector<std::byte> before = rows.bytes, rotary_before = rotary_rows.bytes;
+      const absl::Status on_cpu = CpuConcatAndCacheMla({}, args);
+      ASSERT_TRUE(on_cpu.ok()) << on_cpu;
+      const std::vector<std::byte> expected = rows.bytes, rotary_expected = rotary_rows.bytes;
+      std::copy(before.begin(), before.end(), rows.bytes.begin());
+      std::copy(rotary_before.begin(), rotary_before.end(), rotary_rows.bytes.begin());
+      const absl::Status status = OnDevice().ConcatAndCacheMla({}, args);
+      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(rows.bytes, expected);
+      ASSERT_EQ(rotary_rows.bytes, rotary_expected);
+    }
+  }
+}
+
+TEST(CudaCacheOpsTest, ScalesAreThoseOfTheCpu) {
+  std::mt19937_64 random(9);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const bool per_head : {false, true}) {
+      for (const int64_t tokens : {1, 7, 50}) {
+        const int64_t heads = 3, dim = dtype == DType::kF32 ? 20 : 40;
+        SCOPED_TRACE(testing::Message() << Name(dtype) << " " << per_head << " " << tokens);
+        Tensor q(dtype, {tokens, 2 * heads, dim}), k(dtype, {tokens, heads, dim}),
+            v(dtype, {tokens, heads, dim});
+        FillRandom(q, false, random);
+        FillRandom(k, false, random);
+        v.Set(std::vector<double>(tokens * heads * dim, 0));
+        Tensor q_scale(DType::kF32, {1}), k_scale(DType::kF32, {per_head ? heads : 1}),
+            v_scale(DType::kF32, {1});
+        ComputeKvScalesArgs args;
+        args.q = q.view;
+        args.k = k.view;
+        args.v = v.view;
+        args.q_scale = q_scale.view;
+        args.k_scale = k_scale.view;
+        args.v_scale = v_scale.view;
+        uint32_t cpu_bits = 0, cuda_bits = 0;
+        DeviceErrorFlags cpu_flags{&cpu_bits}, cuda_flags{&cuda_bits};
+        ExecContext on_cpu, on_cuda;
+        on_cpu.error_flags = &cpu_flags;
+        on_cuda.error_flags = &cuda_flags;
+        ASSERT_TRUE(CpuComputeKvScales(on_cpu, args).ok());
+        const std::vector<double> q_expected = q_scale.Get(), k_expected = k_scale.Get();
+        FillWithPoison(q_scale);
+        FillWithPoison(k_scale);
+        FillWithPoison(v_scale);
+        const absl::Status status = OnDevice().ComputeKvScales(on_cuda, args);
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_EQ(q_scale.Get(), q_expected);
+        EXPECT_EQ(k_scale.Get(), k_expected);
+        EXPECT_EQ(v_scale.Get(), std::vector<double>{1});
+        EXPECT_EQ(cuda_bits, cpu_bits);
+      }
+    }
+  }
+}
+
+TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
+  for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kPagedX}) {
+    Tensor k(DType::kBF16, {3, 1, 16}), v(DType::kBF16, {3, 1, 16});
+    k.Set(std::vector<double>(48, 2));
+    v.Set(std::vector<double>(48, 3));
+    const bool nhd = layout == KvLayout::kNhd;
+    Tensor k_cache(DType::kBF16, nhd ? std::vector<int64_t>{1, 8, 1, 16}
+                                     : std::vector<int64_t>{1, 1, 2, 8, 8});
+    Tensor v_cache(DType::kBF16, nhd ? std::vector<int64_t>{1, 8, 1, 16}
+                                     : std::vector<int64_t>{1, 1, 16, 8});
+    Tensor slots(DType::kI64, {3});
+    slots.Set({8, 1, 1e15});
+    ReshapeAndCacheArgs args;
+    args.k = k.view;
+    args.v = v.view;
+    args.slot_mapping = slots.view;
+    args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
+    uint32_t bits = 0;
+    DeviceErrorFlags flags{&bits};
+    ExecContext context;
+    context.error_flags = &flags;
+    const absl::Status status = OnDevice().ReshapeAndCache(context, args);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(bits, kBadSlot);
+    double k_sum = 0, v_sum = 0;
+    for (const double value : k_cache.Get()) k_sum += value;
+    for (const double value : v_cache.Get()) v_sum += value;
+    EXPECT_EQ(k_sum, 16 * 2);
+    EXPECT_EQ(v_sum, 16 * 3);
+  }
+}
+
+TEST(CudaCacheOpsTest, TooSmallAWorkspaceIsNamedWithWhatItNeeds) {
+  static const CacheOps ops;
+  const DeviceMirror small(&ops, 256, 1 << 20);
+  Tensor k(DType::kF32, {1, 1, 4});
+  Tensor scale(DType::kF32, {1}), other(DType::kF32, {1});
+  ComputeKvScalesArgs args;
+  args.k = k.view;
+  args.v = k.view;
+  args.k_scale = scale.view;
+  args.v_scale = other.view;
+  const absl::Status status = small.ComputeKvScales({}, args);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(std::string(status.message()).find("256 bytes; needs 6336"), std::string::npos)
+      << status;
+}
+
+TEST(CudaCacheOpsTest, F64IsNotBuilt) {
+  Tensor k(DType::kF64, {1, 1, 4}), cache(DType::kF64, {1, 1, 1, 4}), slots(DType::kI64, {1});
+  Tensor v_cache(DType::kF64, {1, 1, 1, 4});
+  ReshapeAndCacheArgs args;
+  args.k = k.view;
+  args.v = k.view;
+  args.slot_mapping = slots.view;
+  args.cache = KvCacheView(KvLayout::kNhd, cache.view, v_cache.view);
+  EXPECT_EQ(OnDevice().ReshapeAndCache({}, args).code(), absl::StatusCode::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace kvblocks::attention::cuda

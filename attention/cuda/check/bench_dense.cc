@@ -1,0 +1,205 @@
+// Benchmarks of paged decode and prefill.
+
+#include <cstdio>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "attention/cuda/check/gpu_bench.h"
+#include "attention/cuda/cuda_ops.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+struct Shape {
+  std::vector<int64_t> lengths, q_lens;
+  int64_t heads = 32, kv_heads = 8, dim = 128, block_size = 16;
+  DType cache_dtype = DType::kBF16;
+  KvLayout layout = KvLayout::kNhd;
+};
+
+// A batch over a paged cache whose blocks are in random order; K and V in one allocation, as engines
+// have them.
+struct Batch {
+  Shape shape;
+  DeviceTensor cache, q, out, block_table, seq_lens, query_start_loc, k_scale, v_scale;
+  PagedPrefillArgs prefill;
+  PagedDecodeArgs decode;
+  double kv_bytes = 0, flops = 0;
+
+  Batch(const Shape& the_shape, uint32_t seed) : shape(the_shape) {
+    const auto requests = static_cast<int64_t>(shape.lengths.size());
+    std::vector<int64_t> starts = {0};
+    int64_t num_blocks = 0, columns = 1, longest = 0, longest_q = 0;
+    for (int64_t b = 0; b < requests; ++b) {
+      const int64_t blocks = (shape.lengths[b] + shape.block_size - 1) / shape.block_size;
+      num_blocks += blocks;
+      columns = std::max(columns, blocks);
+      longest = std::max(longest, shape.lengths[b]);
+      longest_q = std::max(longest_q, shape.q_lens[b]);
+      starts.push_back(starts.back() + shape.q_lens[b]);
+      const double seen = static_cast<double>(shape.lengths[b]) - (shape.q_lens[b] - 1) / 2.0;
+      kv_bytes += 2.0 * shape.lengths[b] * shape.kv_heads * shape.dim *
+                  ElementBytes(shape.cache_dtype);
+      flops += 4.0 * seen * shape.q_lens[b] * shape.heads * shape.dim;
+    }
+    std::vector<int64_t> ids(num_blocks);
+    std::iota(ids.begin(), ids.end(), 1);
+    std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
+    std::vector<int64_t> table(requests * columns, 0);
+    int64_t next = 0;
+    for (int64_t b = 0; b < requests; ++b) {
+      const int64_t blocks = (shape.lengths[b] + shape.block_size - 1) / shape.block_size;
+      for (int64_t c = 0; c < blocks; ++c) table[b * columns + c] = ids[next++];
+    }
+    const bool hnd = shape.layout == KvLayout::kHnd;
+    cache = DeviceTensor(shape.cache_dtype,
+                         hnd ? std::vector<int64_t>{num_blocks + 1, 2, shape.kv_heads,
+                                                    shape.block_size, shape.dim}
+                             : std::vector<int64_t>{num_blocks + 1, 2, shape.block_size,
+                                                    shape.kv_heads, shape.dim});
+    cache.FillNormal(seed);
+    const int64_t tokens = starts.back();
+    q = DeviceTensor(DType::kBF16, {tokens, shape.heads, shape.dim});
+    q.FillNormal(seed + 1);
+    out = DeviceTensor(DType::kBF16, {tokens, shape.heads, shape.dim});
+    block_table = DeviceTensor(DType::kI32, {requests, columns});
+    block_table.SetInts(table);
+    seq_lens = DeviceTensor(DType::kI32, {requests});
+    seq_lens.SetInts(shape.lengths);
+    query_start_loc = DeviceTensor(DType::kI32, {requests + 1});
+    query_start_loc.SetInts(starts);
+
+    AttnParams params;
+    params.scale = 0.08838835f;
+    const ConstKvCacheView view(shape.layout, cache.view.Select(1, 0).value(),
+                                cache.view.Select(1, 1).value());
+    if (ElementBytes(shape.cache_dtype) == 1) {
+      k_scale = DeviceTensor(DType::kF32, {1});
+      v_scale = DeviceTensor(DType::kF32, {1});
+      k_scale.SetInts({1});
+      v_scale.SetInts({1});
+      params.scales = {k_scale.view, v_scale.view};
+    }
+    prefill.q = q.view;
+    prefill.cache = view;
+    prefill.query_start_loc = query_start_loc.view;
+    prefill.seq_lens = seq_lens.view;
+    prefill.block_table = block_table.view;
+    prefill.max_query_len = longest_q;
+    prefill.max_seq_len = longest;
+    prefill.params = params;
+    prefill.out = out.view;
+    decode.q = q.view;
+    decode.cache = view;
+    decode.block_table = block_table.view;
+    decode.seq_lens = seq_lens.view;
+    decode.max_seq_len = longest;
+    decode.params = params;
+    decode.out = out.view;
+  }
+};
+
+std::string Tokens(int64_t count) {
+  return count % 1024 == 0 ? absl::StrCat(count / 1024, "k") : absl::StrCat(count);
+}
+
+std::string NameOf(const char* what, const Shape& shape, const std::string& lengths) {
+  return absl::StrCat(what, " ", Name(shape.cache_dtype), " ", Name(shape.layout), " ", lengths,
+                      " heads ", shape.heads, "/", shape.kv_heads, " block ", shape.block_size,
+                      shape.dim == 128 ? std::string() : absl::StrCat(" D=", shape.dim));
+}
+
+void RunDecode(GpuBench& bench, const Shape& shape, const std::string& lengths, int most_copies) {
+  const std::string name = NameOf("decode", shape, lengths);
+  if (!bench.wants(name)) return;
+  double bytes = 0;
+  for (const int64_t length : shape.lengths) {
+    bytes += 2.0 * length * shape.kv_heads * shape.dim * ElementBytes(shape.cache_dtype);
+  }
+  BenchCase bench_case;
+  bench_case.name = name;
+  bench_case.copies = CopiesFor(bytes, most_copies);
+  std::vector<std::unique_ptr<Batch>> batches;
+  for (int copy = 0; copy < bench_case.copies; ++copy) {
+    batches.push_back(std::make_unique<Batch>(shape, copy * 10 + 7));
+  }
+  bench_case.bytes = batches[0]->kv_bytes + 2.0 * batches[0]->q.bytes();
+  bench_case.flops = batches[0]->flops;
+  bench_case.enqueue = [&](const ExecContext& context, int copy) {
+    return Cuda().PagedDecode(context, batches[copy]->decode);
+  };
+  bench.Run(bench_case);
+}
+
+void RunPrefill(GpuBench& bench, const Shape& shape, const std::string& lengths) {
+  const std::string name = NameOf("prefill", shape, lengths);
+  if (!bench.wants(name)) return;
+  Batch batch(shape, 5);
+  BenchCase bench_case;
+  bench_case.name = name;
+  bench_case.bytes = batch.kv_bytes + 2.0 * batch.q.bytes();
+  bench_case.flops = batch.flops;
+  bench_case.enqueue = [&](const ExecContext& context, int) {
+    return Cuda().PagedPrefill(context, batch.prefill);
+  };
+  bench.Run(bench_case);
+}
+
+Shape DecodeShape(int64_t requests, int64_t length) {
+  Shape shape;
+  shape.lengths.assign(requests, length);
+  shape.q_lens.assign(requests, 1);
+  return shape;
+}
+
+}  // namespace
+
+void BenchDecode(GpuBench& bench) {
+  for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{32, 8}, {64, 8}, {32, 32}}) {
+    for (const auto& [requests, length] :
+         {std::pair<int64_t, int64_t>{128, 1024}, {64, 4096}, {32, 8192}, {8, 32768}}) {
+      for (const int64_t block_size : {16, 64}) {
+        Shape shape = DecodeShape(requests, length);
+        shape.heads = heads;
+        shape.kv_heads = kv_heads;
+        shape.block_size = block_size;
+        RunDecode(bench, shape, absl::StrCat(requests, "x", Tokens(length)), 8);
+      }
+    }
+  }
+  for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd}) {
+    for (const DType dtype : {DType::kBF16, DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
+      Shape shape = DecodeShape(64, 4096);
+      shape.cache_dtype = dtype;
+      shape.layout = layout;
+      if (dtype != DType::kBF16 || layout != KvLayout::kNhd) RunDecode(bench, shape, "64x4k", 8);
+    }
+  }
+  for (const auto& [requests, length] :
+       {std::pair<int64_t, int64_t>{1, 1024}, {1, 8192}, {8, 1024}, {1, 131072}}) {
+    RunDecode(bench, DecodeShape(requests, length),
+              absl::StrCat(requests, "x", Tokens(length)), 80);
+  }
+  Shape skewed = DecodeShape(64, 512);
+  skewed.lengths[20] = 32768;
+  RunDecode(bench, skewed, "63x512+1x32k", 20);
+}
+
+void BenchPrefill(GpuBench& bench) {
+  for (const auto& [requests, length] :
+       {std::pair<int64_t, int64_t>{8, 2048}, {1, 8192}, {2, 8192}, {1, 32768}}) {
+    Shape shape = DecodeShape(requests, length);
+    shape.q_lens = shape.lengths;
+    RunPrefill(bench, shape, absl::StrCat(requests, "x", Tokens(length)));
+  }
+  Shape chunk = DecodeShape(1, 32768);
+  chunk.q_lens = {512};
+  RunPrefill(bench, chunk, "512 on 32k");
+}
+
+}  // namespace kvblocks::attention::cuda

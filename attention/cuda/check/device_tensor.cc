@@ -1,0 +1,64 @@
+#include "attention/cuda/check/device_tensor.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "attention/cuda/check/bench_kernels.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/tensor/small_floats.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+void MustSucceed(Error error, const char* what) {
+  if (error == 0) return;
+  std::fprintf(stderr, "%s: %s\n", what, ErrorName(error));
+  std::abort();
+}
+
+}  // namespace
+
+DeviceTensor::DeviceTensor(DType dtype, const std::vector<int64_t>& extents) {
+  int64_t size = ElementBytes(dtype);
+  for (const int64_t extent : extents) size *= extent;
+  void* memory = nullptr;
+  MustSucceed(AllocateDevice(static_cast<size_t>(size), &memory), "device memory");
+  view = TensorView::Contiguous(static_cast<std::byte*>(memory), dtype, extents,
+                                {DeviceKind::kCuda, 0});
+}
+
+DeviceTensor::~DeviceTensor() { (void)FreeDevice(view.data); }
+
+DeviceTensor& DeviceTensor::operator=(DeviceTensor&& other) noexcept {
+  std::swap(view, other.view);
+  return *this;
+}
+
+void DeviceTensor::FillNormal(uint32_t seed, float factor) {
+  ExecContext context;
+  context.device = view.device;
+  const auto launch = LaunchContextOf("FillNormal", context);
+  if (!launch.ok()) std::abort();
+  MustSucceed(LaunchFillNormal(*launch, view.data, view.num_elements(), ElementOf(view.dtype), seed,
+                               factor),
+              "FillNormal");
+}
+
+void DeviceTensor::FillByte(int byte) {
+  MustSucceed(FillAsync(view.data, byte, static_cast<size_t>(bytes()), nullptr), "FillByte");
+}
+
+void DeviceTensor::SetInts(const std::vector<int64_t>& values) {
+  std::vector<std::byte> host(static_cast<size_t>(bytes()));
+  for (size_t i = 0; i < values.size(); ++i) {
+    StoreElement(view.dtype, static_cast<double>(values[i]),
+                 host.data() + static_cast<int64_t>(i) * ElementBytes(view.dtype));
+  }
+  MustSucceed(CopyAsync(view.data, host.data(), host.size(), nullptr), "SetInts");
+  MustSucceed(Synchronize(nullptr), "SetInts");
+}
+
+}  // namespace kvblocks::attention::cuda

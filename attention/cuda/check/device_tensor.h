@@ -1,0 +1,34 @@
+// DeviceTensor: memory of a device with a row-major view on it. Testonly; aborts when memory is short.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_CHECK_DEVICE_TENSOR_H_
+#define KVBLOCKS_ATTENTION_CUDA_CHECK_DEVICE_TENSOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "attention/tensor/tensor_view.h"
+
+namespace kvblocks::attention::cuda {
+
+class DeviceTensor {
+ public:
+  DeviceTensor() = default;
+  DeviceTensor(DType dtype, const std::vector<int64_t>& extents);
+  ~DeviceTensor();
+  DeviceTensor(DeviceTensor&& other) noexcept : view(other.view) { other.view = {}; }
+  DeviceTensor& operator=(DeviceTensor&& other) noexcept;
+
+  // About normal, times factor; enqueued on the default stream.
+  void FillNormal(uint32_t seed, float factor = 1);
+  void FillByte(int byte);
+  // Waits.
+  void SetInts(const std::vector<int64_t>& values);
+  int64_t bytes() const { return view.num_elements() * ElementBytes(view.dtype); }
+
+  TensorView view;
+};
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_CHECK_DEVICE_TENSOR_H_

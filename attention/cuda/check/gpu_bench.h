@@ -1,0 +1,71 @@
+// GpuBench: times operations on the GPU beside what its memory and matrix units give in the same run.
+//
+// An operation is captured into a graph `copies` times, each on its own data, so that launches leave
+// no gaps and data larger than the second-level cache comes from memory; a round is one replay, timed
+// by events, and the median of the rounds counts. Read and copy bandwidth and the rate of mma.sync
+// are measured first, in the same way. Prints a row per case: microseconds, TB/s and TFLOP/s of the
+// least work that the operation could do, and their percentages of what was measured.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_CHECK_GPU_BENCH_H_
+#define KVBLOCKS_ATTENTION_CUDA_CHECK_GPU_BENCH_H_
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "attention/cuda/check/device_tensor.h"
+#include "attention/ops/exec_context.h"
+
+namespace kvblocks::attention::cuda {
+
+struct BenchCase {
+  std::string name;
+  double bytes = 0, flops = 0;  // of one operation
+  int copies = 1;
+  // Enqueues the operation on copy `copy` of its data.
+  std::function<absl::Status(const ExecContext&, int copy)> enqueue;
+};
+
+class GpuBench {
+ public:
+  // Only cases whose names contain `filter` are run. `matrix_tflops` is the rate of large matrix
+  // products as a library has it, or 0 to hold against this program's own loop.
+  GpuBench(std::string filter, int rounds, double matrix_tflops);
+  ~GpuBench();
+
+  void MeasurePeaks();
+  bool wants(const std::string& name) const { return name.find(filter_) != std::string::npos; }
+  // Prints its row; failures are printed and counted.
+  void Run(const BenchCase& bench_case);
+  // Milliseconds of one replay of what `enqueue` does; negative if it fails.
+  double MedianMs(const std::function<absl::Status(const ExecContext&)>& enqueue);
+
+  const ExecContext& context() const { return context_; }
+  int failures() const { return failures_; }
+  double read_tbs() const { return read_tbs_; }
+
+ private:
+  std::string filter_;
+  int rounds_;
+  double matrix_tflops_;
+  double read_tbs_ = 0;
+  ExecContext context_;
+  Workspace workspace_;
+  DeviceErrorFlags flags_;
+  DeviceTensor workspace_memory_, flags_memory_;
+  int failures_ = 0;
+};
+
+// Copies of data that make up several times the second-level cache, at most `most`.
+int CopiesFor(double bytes, int most = 40);
+
+// The cases of one family of operations.
+void BenchDecode(GpuBench& bench);
+void BenchPrefill(GpuBench& bench);
+void BenchMla(GpuBench& bench);
+void BenchCacheWrites(GpuBench& bench);
+void BenchStates(GpuBench& bench);
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_CHECK_GPU_BENCH_H_

@@ -1,0 +1,84 @@
+// gpu_check: every test and benchmark of the CUDA backend in one program that needs nothing but a
+// driver, to be carried to a machine with a GPU.
+//
+//   gpu_check                      the tests (GoogleTest's flags apply)
+//   gpu_check --bench              the benchmarks
+//   gpu_check --bench=decode --rounds=50 --matrix_tflops=788
+//
+// Exit status 0: all passed; 1: something failed; 77: there is no GPU.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "attention/cuda/check/device_mirror.h"
+#include "attention/cuda/check/gpu_bench.h"
+#include "attention/cuda/cuda_ops.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/oracle/ops_suite.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention {
+
+const AttentionOps& OpsUnderTest() {
+  static const auto* const mirror = new cuda::DeviceMirror(&Cuda());
+  return *mirror;
+}
+
+Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
+
+}  // namespace kvblocks::attention
+
+namespace {
+
+// The value of --name=value, or null.
+const char* FlagValue(const char* argument, const char* name) {
+  const size_t length = std::strlen(name);
+  if (std::strncmp(argument, name, length) != 0) return nullptr;
+  if (argument[length] == '=') return argument + length + 1;
+  return argument[length] == '\0' ? "" : nullptr;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  bool bench = false;
+  std::string filter;
+  int rounds = 25;
+  double matrix_tflops = 0;
+  for (int i = 1; i < argc; ++i) {
+    if (const char* value = FlagValue(argv[i], "--bench")) {
+      bench = true;
+      filter = value;
+    } else if (const char* count = FlagValue(argv[i], "--rounds")) {
+      rounds = std::atoi(count);
+    } else if (const char* rate = FlagValue(argv[i], "--matrix_tflops")) {
+      matrix_tflops = std::atof(rate);
+    } else {
+      std::fprintf(stderr,
+                   "unknown argument %s; known: --bench[=part of a name] --rounds=N "
+                   "--matrix_tflops=X, and GoogleTest's\n",
+                   argv[i]);
+      return 2;
+    }
+  }
+  if (rounds < 1) {
+    std::fprintf(stderr, "--rounds must be at least 1\n");
+    return 2;
+  }
+  using namespace kvblocks::attention::cuda;
+  int devices = 0;
+  const Error error = CountDevices(&devices);
+  if (error != 0 || devices == 0) {
+    std::fprintf(stderr, "no GPU: %s\n", error != 0 ? ErrorName(error) : "no device");
+    return 77;
+  }
+  if (!bench) return RUN_ALL_TESTS();
+  GpuBench gpu(filter, rounds, matrix_tflops);
+  gpu.MeasurePeaks();
+  BenchDecode(gpu);
+  BenchPrefill(gpu);
+  return gpu.failures() == 0 ? 0 : 1;
+}

@@ -1,0 +1,35 @@
+// CUDA: attention on NVIDIA GPUs of compute capability 8.0 and later.
+//
+// Operations enqueue kernels on the context's stream and return: they neither allocate nor
+// synchronise, ask no device, and read no device memory, so that all of them can be captured in a
+// graph. Scratch memory is the context's workspace. What lies in device memory is checked there:
+// bad indices are skipped and flagged in the context's error flags.
+//
+// Where no faster kernel was built for a combination of types, layouts, sizes and features, a
+// portable one serves it. Tensors are f32, f16 and bf16, caches those and e4m3, e5m2, int8, heads
+// up to 576 values; float64 is refused.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_CUDA_OPS_H_
+#define KVBLOCKS_ATTENTION_CUDA_CUDA_OPS_H_
+
+#include "absl/status/status.h"
+#include "attention/ops/args.h"
+#include "attention/ops/attention_ops.h"
+#include "attention/ops/exec_context.h"
+#include "attention/ops/op_list.h"
+
+namespace kvblocks::attention {
+
+class CudaOps : public AttentionOps {
+ public:
+  const char* name() const override { return "CUDA"; }
+
+KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_OP)
+};
+
+// The one instance; it has no state.
+const AttentionOps& Cuda();
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_CUDA_OPS_H_

@@ -1,0 +1,407 @@
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/key_rows.h"
+#include "attention/cuda/kernels/row_visibility.h"
+#include "attention/cuda/kernels/warp_reduce.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+
+// What a warp keeps in shared memory: a tile of keys and the query as floats.
+struct WarpScratch {
+  TileOfKeys* tile;
+  float* q;
+};
+KVB_HOST_DEVICE int QueryBytes(int key_dim) { return (key_dim * 4 + 15) / 16 * 16; }
+KVB_HOST_DEVICE int ScratchBytes(int key_dim) {
+  return static_cast<int>(sizeof(TileOfKeys)) + QueryBytes(key_dim);
+}
+KVB_DEVICE WarpScratch ScratchOf(int warp, int key_dim) {
+  unsigned char* at = DynamicSharedMemory() + warp * ScratchBytes(key_dim);
+  return {reinterpret_cast<TileOfKeys*>(at), reinterpret_cast<float*>(at + sizeof(TileOfKeys))};
+}
+static_assert(sizeof(TileOfKeys) % 16 == 0);
+
+KVB_DEVICE int64_t OffsetOf(int row, int inner, int64_t outer_stride, int64_t row_stride) {
+  return row / inner * outer_stride + row % inner * row_stride;
+}
+
+// Slots of a list that count.
+KVB_DEVICE int UsedEntries(const SlotLists& lists, int outer) {
+  if (lists.slots == nullptr) return 0;
+  if (lists.lengths == nullptr) return lists.num_entries;
+  return static_cast<int>(MaxOf(0, MinOf(lists.lengths[outer], lists.num_entries)));
+}
+
+// A row's place in the batch and its keys.
+struct RowKeys {
+  QueryRow row;
+  int64_t first_key = 0;  // kContiguous
+  int main_keys = 0;      // kLists: keys before are of the first list
+  bool exists = true;     // else padding
+};
+
+KVB_DEVICE RowKeys KeysOf(const AttendRowsParams& params, int row, uint32_t& flags) {
+  RowKeys keys;
+  QueryRow& place = keys.row;
+  if (params.query_start_loc == nullptr) {
+    place.request = row;
+  } else {
+    // The last request that begins at or before the row.
+    const int32_t* starts = params.query_start_loc;
+    int low = 0, high = params.num_requests;
+    if (high < 1 || starts[0] > row || starts[high] <= row) {
+      keys.exists = false;
+      return keys;
+    }
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (starts[middle] <= row) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    place.request = low;
+    place.i = row - starts[low];
+    place.q_len = starts[low + 1] - starts[low];
+  }
+
+  int64_t length = 0;
+  switch (params.source) {
+    case KeySource::kPaged: {
+      length = params.keys.seq_lens[place.request];
+      const int64_t covered = int64_t{params.keys.table_columns} * params.keys.cache.block_size;
+      if (length > covered || length < 0) {
+        flags |= kFlagLengthClamped;
+        length = length < 0 ? 0 : covered;
+      }
+      break;
+    }
+    case KeySource::kContiguous: {
+      const int64_t begin = params.kv_start_loc[place.request];
+      const int64_t end = params.kv_start_loc[place.request + 1];
+      if (begin < 0 || end < begin || end > params.num_keys) {
+        flags |= kFlagLengthClamped;
+        keys.first_key = MinOf(MaxOf(0, begin), params.num_keys);
+        length = MaxOf(0, MinOf(end, params.num_keys) - keys.first_key);
+      } else {
+        keys.first_key = begin;
+        length = end - begin;
+      }
+      break;
+    }
+    case KeySource::kLists: {
+      const int outer = row / params.inner_rows;
+      keys.main_keys = UsedEntries(params.main, outer);
+      length = keys.main_keys + int64_t{UsedEntries(params.extra, outer)};
+      break;
+    }
+  }
+  place.kv_len = static_cast<int>(MinOf(length, INT32_MAX - 64));
+  place.p = params.query_positions != nullptr ? params.query_positions[row]
+                                              : int64_t{place.kv_len} - place.q_len + place.i;
+  return keys;
+}
+
+// Keys [begin, end) of a piece.
+struct KeyRange {
+  int64_t begin = 0, end = INT32_MAX;
+};
+KVB_DEVICE KeyRange PieceOf(const Pieces& pieces, int piece, int block_size, int first_visible,
+                            int kv_len) {
+  KeyRange range;
+  if (pieces.count <= 1) return range;
+  int64_t step = pieces.step;
+  if (pieces.per_request > 0) {
+    const int64_t blocks = (int64_t{kv_len} + block_size - 1) / block_size;
+    step = (blocks + pieces.per_request - 1) / pieces.per_request * block_size;
+  }
+  const int64_t from =
+      pieces.from_first_visible ? int64_t{first_visible / block_size} * block_size : 0;
+  range.begin = from + piece * step;
+  if (piece + 1 < pieces.count) range.end = range.begin + step;
+  return range;
+}
+
+// Where key j is; false if an index says something impossible.
+KVB_DEVICE bool Locate(const AttendRowsParams& params, const RowKeys& keys, const Cache& cache,
+                       bool extra, int row, int j, int kv_head, KeyAddress& address,
+                       uint32_t& flags) {
+  const int block_size = cache.block_size;
+  if (params.source == KeySource::kContiguous) {
+    address = AddressOf(cache, 0, keys.first_key + j, kv_head);
+    return true;
+  }
+  if (params.source == KeySource::kPaged) {
+    const int table_row = j < params.shared_prefix ? 0 : keys.row.request;
+    const int block =
+        params.keys.block_table[table_row * params.keys.table_stride + j / block_size];
+    if (block < 0 || block >= cache.num_blocks) {
+      flags |= kFlagBadBlock;
+      return false;
+    }
+    address = AddressOf(cache, block, j % block_size, kv_head);
+    return true;
+  }
+  const SlotLists& lists = extra ? params.extra : params.main;
+  const int slot =
+      lists.slots[OffsetOf(row, params.inner_rows, lists.outer_stride, lists.row_stride) +
+                  (extra ? j - keys.main_keys : j)];
+  if (slot < 0) return false;
+  if (slot / block_size >= cache.num_blocks) {
+    flags |= kFlagBadIndex;
+    return false;
+  }
+  address = AddressOf(cache, slot / block_size, slot % block_size, 0);
+  return true;
+}
+
+KVB_DEVICE float ScaleOf(const Scales& scales, int request, int kv_head) {
+  if (scales.data == nullptr) return 1;
+  return scales.data[request * scales.request_stride + kv_head * scales.head_stride];
+}
+
+KVB_DEVICE void StoreStatistic(const AttendRowsParams& params, const RowStatistic& statistic,
+                               int row, int head, int piece, float value) {
+  if (statistic.data == nullptr) return;
+  statistic.data[OffsetOf(row, params.inner_rows, statistic.outer_stride, statistic.row_stride) +
+                 head * statistic.head_stride + piece * statistic.piece_stride] = value;
+}
+
+// The online softmax of one row and head over the keys of a piece.
+template <int kSums>
+class RowRun {
+ public:
+  // `keys`: the row's; sees.lo < sees.hi.
+  KVB_DEVICE RowRun(const AttendRowsParams& params, const RowKeys& keys, const RowSees& sees,
+                    const WarpScratch& scratch, int row, int head)
+      : params_(params), keys_(keys), sees_(sees), scratch_(scratch), row_(row), head_(head) {
+    lane_ = static_cast<int>(threadIdx.x) % 32;
+    kv_head_ = head / (params.num_heads / params.num_kv_heads);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums_[i] = 0;
+  }
+
+  KVB_DEVICE void LoadQuery() {
+    const AttendRowsParams& params = params_;
+    const int64_t at =
+        OffsetOf(row_, params.inner_rows, params.q_outer_stride, params.q.row_stride) +
+        head_ * params.q.head_stride;
+    const int64_t tail_at = row_ * params.q_tail.row_stride + head_ * params.q_tail.head_stride;
+    for (int d = lane_; d < params.key_dim; d += 32) {
+      scratch_.q[d] = d < params.q_dim ? LoadElementAt(params.q.element, params.q.data, at + d)
+                                       : LoadElementAt(params.q_tail.element, params.q_tail.data,
+                                                       tail_at + d - params.q_dim);
+    }
+    __syncwarp();
+  }
+
+  // Keys [begin, end), all of one cache.
+  KVB_DEVICE void Attend(const Cache& cache, bool extra, int begin, int end) {
+    // A latent row is key and value at once and has the key's scale.
+    const float k_scale =
+        params_.scoring.scale * ScaleOf(cache.k_scale, keys_.row.request, kv_head_);
+    const float v_scale = ScaleOf(
+        cache.layout == Layout::kMlaLatent || cache.layout == Layout::kMlaSplit ? cache.k_scale
+                                                                                : cache.v_scale,
+        keys_.row.request, kv_head_);
+    // Tiles begin at multiples of 32: what hides keys does not move the others between lanes.
+    for (int tile = begin / 32 * 32; tile < end; tile += 32) {
+      const int j = tile + lane_;
+      KeyAddress address;
+      float bias = 0;
+      bool visible = j >= begin && j < end;
+      if (visible && sees_.needs_test) {
+        visible = IsVisible(params_.scoring, sees_, j, bias, flags_);
+      }
+      if (visible) {
+        visible = Locate(params_, keys_, cache, extra, row_, j, kv_head_, address, flags_);
+      }
+      float score = -INFINITY;
+      if (visible) score = ScoreOf(cache, address, k_scale, j, bias);
+      // A NaN is visible; -infinity is as good as hidden.
+      const unsigned live = __ballot_sync(kFullWarp, !(score == -INFINITY));
+      if (live == 0) continue;
+      const float max = fmaxf(max_, WarpMax(score));
+      const float shift = max == -INFINITY ? 0.0f : max;
+      const float shrink = __expf(max_ - shift);
+      const float weight = score == -INFINITY ? 0.0f : __expf(score - shift);
+      sum_ = sum_ * shrink + weight;
+      max_ = max;
+      if (shrink != 1.0f) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sums_[i] *= shrink;
+      }
+      scratch_.tile->value[lane_] = address.value;
+      scratch_.tile->scales[lane_] = address.scales;
+      scratch_.tile->weight[lane_] = weight * v_scale;
+      __syncwarp();
+      AddValues<kSums>(cache, params_.value_dim, *scratch_.tile, live, lane_, sums_);
+      __syncwarp();
+    }
+  }
+
+  KVB_DEVICE void Write(int piece) {
+    const AttendRowsParams& params = params_;
+    const AttendOutput& output = params.output;
+    const float sum = WarpSum(sum_);
+    const bool empty = sum == 0 && max_ == -INFINITY;
+    const float lse = empty ? -INFINITY : max_ + logf(sum);
+    float denominator = sum;
+    if (params.scoring.sinks != nullptr && !empty) {
+      denominator *= 1 + expf(params.scoring.sinks[head_] - lse);
+    }
+    if (output.out.data != nullptr) {
+      const int64_t at =
+          OffsetOf(row_, params.inner_rows, output.out_outer_stride, output.out.row_stride) +
+          head_ * output.out.head_stride + piece * output.out_piece_stride;
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        const int d = lane_ + 32 * i;
+        if (d >= params.value_dim) continue;
+        float value = empty ? 0.0f : sums_[i] / denominator;
+        if (output.out_scale > 0) value /= output.out_scale;
+        StoreElementAt(output.out.element, output.out.data, at + d, value);
+      }
+    }
+    if (lane_ == 0) {
+      StoreStatistic(params, output.lse, row_, head_, piece, lse);
+      // A NaN among the scores is their maximum.
+      const float max = sum == sum || max_ == INFINITY ? max_ : sum;
+      StoreStatistic(params, output.max_logits, row_, head_, piece, max);
+      StoreStatistic(params, output.exp_sums, row_, head_, piece, sum);
+    }
+  }
+
+  KVB_DEVICE uint32_t flags() const { return flags_; }
+
+ private:
+  KVB_DEVICE float ScoreOf(const Cache& cache, const KeyAddress& address, float k_scale, int j,
+                           float bias) {
+    const Scoring& scoring = params_.scoring;
+    float score =
+        k_scale * KeyProduct(cache, params_.key_dim, params_.value_dim, scratch_.q, address);
+    if (scoring.soft_cap > 0) score = scoring.soft_cap * tanhf(score / scoring.soft_cap);
+    if (scoring.alibi_slopes != nullptr) {
+      score += scoring.alibi_slopes[head_] * static_cast<float>(j - sees_.p);
+    }
+    if (sees_.has_bias) score += bias;
+    return score;
+  }
+
+  const AttendRowsParams& params_;
+  const RowKeys& keys_;
+  const RowSees& sees_;
+  const WarpScratch scratch_;
+  const int row_, head_;
+  int lane_, kv_head_;
+  float max_ = -INFINITY;
+  float sum_ = 0;  // of this lane's keys
+  float sums_[kSums];
+  uint32_t flags_ = 0;
+};
+
+template <int kSums>
+__global__ void __launch_bounds__(kThreads, kSums <= 4   ? 4
+                                            : kSums <= 8 ? 3
+                                                         : 2)
+    AttendRowsKernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t pair = int64_t{blockIdx.x} * kWarps + warp;
+  if (pair >= int64_t{params.num_rows} * params.num_heads) return;
+  const int row = static_cast<int>(pair / params.num_heads);
+  const int head = static_cast<int>(pair % params.num_heads);
+  const int piece = static_cast<int>(blockIdx.y);
+
+  uint32_t flags = 0;
+  const RowKeys keys = KeysOf(params, row, flags);
+  RowSees sees;
+  if (keys.exists) {
+    sees = SeesOf(params.scoring, params.num_heads, params.num_kv_heads, keys.row, head);
+  }
+  const KeyRange range =
+      PieceOf(params.pieces, piece, params.keys.cache.block_size, sees.lo, keys.row.kv_len);
+  const int begin = static_cast<int>(MinOf(MaxOf(sees.lo, range.begin), sees.hi));
+  const int end = static_cast<int>(MinOf(sees.hi, range.end));
+
+  RowRun<kSums> run(params, keys, sees, ScratchOf(warp, params.key_dim), row, head);
+  if (begin < end) {
+    run.LoadQuery();
+    const bool lists = params.source == KeySource::kLists;
+#pragma unroll 1
+    for (int part = 0; part < (lists ? 2 : 1); ++part) {
+      run.Attend(part == 1 ? params.extra.cache
+                 : lists   ? params.main.cache
+                           : params.keys.cache,
+                 part == 1, part == 1 ? static_cast<int>(MaxOf(begin, keys.main_keys)) : begin,
+                 lists && part == 0 ? static_cast<int>(MinOf(end, keys.main_keys)) : end);
+    }
+  }
+  run.Write(piece);
+  flags |= run.flags();
+  if (flags != 0 && error_flags != nullptr) atomicOr(error_flags, flags);
+}
+
+__global__ void __launch_bounds__(32) MaskBitsKernel(const MaskBitsParams params) {
+  const int lane = static_cast<int>(threadIdx.x);
+  int64_t before = 0;
+  for (int first = 0; first < params.num_requests; first += 32) {
+    const int b = first + lane;
+    int64_t bits = 0;
+    if (b < params.num_requests) {
+      const int64_t queries = params.query_start_loc == nullptr
+                                  ? 1
+                                  : params.query_start_loc[b + 1] - params.query_start_loc[b];
+      const int64_t length = params.seq_lens != nullptr
+                                 ? params.seq_lens[b]
+                                 : params.kv_start_loc[b + 1] - params.kv_start_loc[b];
+      bits = queries > 0 && length > 0 ? queries * length : 0;
+    }
+    int64_t sum = bits;  // of this lane and those below
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const int64_t below = __shfl_up_sync(kFullWarp, sum, lanes);
+      if (lane >= lanes) sum += below;
+    }
+    if (b < params.num_requests) params.bits_before[b] = before + sum - bits;
+    before += __shfl_sync(kFullWarp, sum, 31);
+  }
+}
+
+}  // namespace
+
+Error LaunchAttendRows(const LaunchContext& context, const AttendRowsParams& params) {
+  if (params.num_rows == 0 || params.num_heads == 0) return cudaSuccess;
+  const int64_t pairs = int64_t{params.num_rows} * params.num_heads;
+  const int64_t blocks = (pairs + kWarps - 1) / kWarps;
+  if (blocks > INT32_MAX || params.pieces.count < 1 || params.pieces.count > 65535 ||
+      params.key_dim > kMaxHeadDim || params.value_dim > kMaxHeadDim) {
+    return cudaErrorInvalidConfiguration;
+  }
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.pieces.count));
+  config.block = dim3(kThreads);
+  config.shared_bytes = static_cast<size_t>(kWarps) * ScratchBytes(params.key_dim);
+  config.stream = context.stream;
+  if (params.value_dim <= 128) {
+    return Launch(config, AttendRowsKernel<4>, params, context.error_flags);
+  }
+  if (params.value_dim <= 256) {
+    return Launch(config, AttendRowsKernel<8>, params, context.error_flags);
+  }
+  return Launch(config, AttendRowsKernel<kMaxHeadDim / 32>, params, context.error_flags);
+}
+
+Error LaunchMaskBits(const LaunchContext& context, const MaskBitsParams& params) {
+  if (params.num_requests == 0) return cudaSuccess;
+  LaunchConfig config;
+  config.block = dim3(32);
+  config.stream = context.stream;
+  return Launch(config, MaskBitsKernel, params);
+}
+
+}  // namespace kvblocks::attention::cuda

@@ -1,0 +1,76 @@
+// Kernels that store keys and values in a cache.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_WRITE_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_WRITE_H_
+
+#include <cstdint>
+
+#include "attention/cuda/kernels/params.h"
+#include "attention/cuda/kernels/runtime.h"
+
+namespace kvblocks::attention::cuda {
+
+// Rows [tokens, heads, dim] on their way into a cache: row (t, h) goes to element
+//   b * block_stride + o * token_stride + h * head_stride + d              (kRows)
+//   b * block_stride + h * head_stride + (d / x) * block_size * x + o * x + d % x    (kPieces)
+//   b * block_stride + h * head_stride + d * block_size + o                (kDimMajor)
+// of block b = slot / block_size and offset o = slot % block_size, x being 16 bytes of elements.
+struct RowStore {
+  enum class Order : uint8_t { kRows, kPieces, kDimMajor };
+  ConstRows from;
+  void* to = nullptr;
+  Order order = Order::kRows;
+  Element element = Element::kF32;  // of the cache
+  int64_t block_stride = 0, token_stride = 0, head_stride = 0;
+  int32_t heads = 1, dim = 0;
+  // Of codes whose source is wider; null or stride 0 as in Scales.
+  Scales scale;
+};
+
+struct CacheWriteParams {
+  RowStore stores[2];  // dim 0: none
+  const int64_t* slots = nullptr;
+  int64_t slot_stride = 1;
+  int64_t num_tokens = 0;  // slots
+  int64_t num_slots = 0;   // of the cache
+  int32_t block_size = 1;
+};
+
+// Slots < 0 are skipped, slots beyond the cache flagged and skipped. Same type: bits are copied;
+// floats round to nearest even, codes hold x / scale exactly rounded. One or two launches.
+Error LaunchCacheWrite(const LaunchContext& context, const CacheWriteParams& params);
+
+// Rows of kv_c and k_pe as fp8 records; see kv_cache_view.h for both forms.
+struct MlaFp8WriteParams {
+  ConstRows kv_c, k_pe;  // [T, 512 or 448], [T, 64]
+  uint8_t* to = nullptr;
+  bool planar = false;  // 584 bytes, else 656
+  int64_t block_stride = 0, token_stride = 0;  // bytes; planar: no token stride
+  const int64_t* slots = nullptr;
+  int64_t slot_stride = 1;
+  int64_t num_tokens = 0;
+  int64_t num_slots = 0;
+  int32_t block_size = 1;
+};
+Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& params);
+
+// amax / divisor of up to three tensors; 1 where all is 0. Non-finite inputs are left out and flagged.
+struct ScaleTask {
+  ConstRows from;  // null data: none
+  int64_t tokens = 0;
+  int32_t heads = 1, dim = 0;
+  float divisor = 1;
+  float* to = nullptr;
+  int64_t to_stride = 1;
+  int32_t num_scales = 1;  // 1 or heads
+};
+struct KvScalesParams {
+  ScaleTask tasks[3];
+};
+// Bytes of workspace for tensors of so many heads at most.
+int64_t KvScalesWorkspaceBytes(int64_t most_scales);
+Error LaunchKvScales(const LaunchContext& context, const KvScalesParams& params);
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_WRITE_H_

@@ -1,0 +1,109 @@
+// Pieces of rows inside kernels: loaded as floats from any element type, stored as any. Device code.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_ELEMENTS_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_ELEMENTS_H_
+
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/kernels/params.h"
+
+namespace kvblocks::attention::cuda {
+
+KVB_HOST_DEVICE int BytesOf(Element element) {
+  return element == Element::kF32 ? 4
+         : element == Element::kF16 || element == Element::kBF16 ? 2
+                                                                  : 1;
+}
+KVB_HOST_DEVICE bool IsCode(Element element) {
+  return element == Element::kE4M3 || element == Element::kE5M2 || element == Element::kI8;
+}
+
+// Element i of an array of any type.
+KVB_DEVICE float LoadAsFloat(Element element, const void* from, int64_t i) {
+  switch (element) {
+    case Element::kF32:
+      return static_cast<const float*>(from)[i];
+    case Element::kF16:
+      return F16::ToFloat(static_cast<const uint16_t*>(from)[i]);
+    case Element::kBF16:
+      return Bf16::ToFloat(static_cast<const uint16_t*>(from)[i]);
+    case Element::kE4M3:
+      return E4m3::ToFloat(static_cast<const uint8_t*>(from)[i]);
+    case Element::kE5M2:
+      return E5m2::ToFloat(static_cast<const uint8_t*>(from)[i]);
+    case Element::kI8:
+      return Int8::ToFloat(static_cast<const uint8_t*>(from)[i]);
+  }
+  return 0;
+}
+KVB_DEVICE void StoreFloat(Element element, float value, void* to, int64_t i) {
+  switch (element) {
+    case Element::kF32:
+      static_cast<float*>(to)[i] = value;
+      break;
+    case Element::kF16:
+      static_cast<uint16_t*>(to)[i] = F16::FromFloat(value);
+      break;
+    case Element::kBF16:
+      static_cast<uint16_t*>(to)[i] = Bf16::FromFloat(value);
+      break;
+    case Element::kE4M3:
+      static_cast<uint8_t*>(to)[i] = E4m3::FromFloat(value);
+      break;
+    case Element::kE5M2:
+      static_cast<uint8_t*>(to)[i] = E5m2::FromFloat(value);
+      break;
+    case Element::kI8:
+      static_cast<uint8_t*>(to)[i] = Int8::FromFloat(value);
+      break;
+  }
+}
+
+// kCount consecutive elements (4, 8 or 16) from a 16-bit or 32-bit type; `from` aligned to the
+// smaller of 16 bytes and their size.
+template <int kCount>
+KVB_DEVICE void LoadFloats(Element element, const void* from, float (&values)[kCount]) {
+  if (element == Element::kF32) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const float4 four = static_cast<const float4*>(from)[i / 4];
+      values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
+    }
+    return;
+  }
+  uint32_t pairs[kCount / 2];
+  if constexpr (kCount == 4) {
+    const uint2 two = *static_cast<const uint2*>(from);
+    pairs[0] = two.x, pairs[1] = two.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount / 2; i += 4) {
+      const uint4 four = static_cast<const uint4*>(from)[i / 4];
+      pairs[i] = four.x, pairs[i + 1] = four.y, pairs[i + 2] = four.z, pairs[i + 3] = four.w;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const float2 both = element == Element::kF16 ? F16::Unpack(pairs[i]) : Bf16::Unpack(pairs[i]);
+    values[2 * i] = both.x, values[2 * i + 1] = both.y;
+  }
+}
+
+// x / scale for a positive scale, rounded to odd: rounding the result to fewer bits gives what rounding the quotient
+// itself would.
+KVB_DEVICE float DivideForRounding(float x, float scale) {
+  if (scale == 1.0f) return x;
+  const float quotient = __fdiv_rn(x, scale);
+  const uint32_t bits = __float_as_uint(quotient);
+  if ((bits & 0x7f800000u) == 0x7f800000u || (bits & 0x7fffffffu) == 0) return quotient;
+  const float rest = fmaf(-quotient, scale, x);  // exact
+  if (rest == 0) return quotient;
+  // x = quotient * scale + rest; scales are positive, so a rest of the other sign than x means that
+  // the quotient was rounded away from zero.
+  const bool away = (rest < 0) != (x < 0);
+  return __uint_as_float((away ? bits - 1 : bits) | 1u);
+}
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_ELEMENTS_H_
