@@ -1,0 +1,302 @@
+// Instructions of compute capability 9.0 (sm_90a), each with its emulation: barriers in shared
+// memory, products of warpgroups, registers moved between warpgroups.
+//
+// A warpgroup is 4 warps from a multiple of 4; its instructions are executed by all of its 128
+// threads together. Accumulators of a product with N columns are N / 8 tiles of 8 columns, each as in
+// MultiplyM16N8K16, warp w having rows 16 w to 16 w + 15 of 64. The emulation multiplies at once: it
+// does not find a missing wait. Include only in sources built for sm_90a.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_HOPPER_H_
+#define KVBLOCKS_ATTENTION_CUDA_DEVICE_HOPPER_H_
+
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+
+namespace kvblocks::attention::cuda {
+
+// --- Barriers in shared memory (8 bytes): phases of a fixed number of arrivals ---
+
+#ifdef KVBLOCKS_CUDA_EMULATION
+namespace internal {
+struct EmulatedBarrier {
+  uint16_t expected, pending;
+  uint32_t phase;
+};
+inline EmulatedBarrier& BarrierAt(uint32_t address) {
+  return *reinterpret_cast<EmulatedBarrier*>(SharedPointer(address));
+}
+}  // namespace internal
+#endif
+
+KVB_DEVICE void InitBarrier(uint32_t barrier, int arrivals) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const uint16_t count = static_cast<uint16_t>(arrivals);
+  internal::BarrierAt(barrier) = {count, count, 0};
+#else
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+#endif
+}
+KVB_DEVICE void ArriveAtBarrier(uint32_t barrier) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  internal::EmulatedBarrier& at = internal::BarrierAt(barrier);
+  if (--at.pending == 0) at.pending = at.expected, ++at.phase;
+#else
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+// Arrives once all asynchronous copies of this thread so far are done; does not wait for them.
+KVB_DEVICE void ArriveAfterCopies(uint32_t barrier) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  emulation::CommitCopies();
+  emulation::FinishCopies(0);
+  ArriveAtBarrier(barrier);
+#else
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+// Until phase number n is over, given n's lowest bit. No thread may be two phases behind.
+KVB_DEVICE void WaitAtBarrier(uint32_t barrier, uint32_t parity) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const internal::EmulatedBarrier& at = internal::BarrierAt(barrier);
+  emulation::WaitUntil("a barrier in shared memory", [&] { return (at.phase & 1) != parity; });
+#else
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+// Shared memory written before by plain stores and copies of threads is seen by products after.
+KVB_DEVICE void FenceForAsyncProxy() {
+#ifndef KVBLOCKS_CUDA_EMULATION
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// --- Registers: a warpgroup gives some back, another takes them ---
+
+template <int kRegisters>
+KVB_DEVICE void ShrinkRegisters() {
+#ifndef KVBLOCKS_CUDA_EMULATION
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+KVB_DEVICE void GrowRegisters() {
+#ifndef KVBLOCKS_CUDA_EMULATION
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+
+// --- Products of a warpgroup ---
+
+// Matrices in shared memory are made of columns of 64 16-bit elements: rows of 128 bytes, the
+// 16-byte pieces of row r permuted by piece ^ r % 8, columns from multiples of 1024 bytes.
+//
+// A matrix whose rows are contiguous along k: `at` is the first row at the first of 16 elements.
+KVB_DEVICE uint64_t RowsAlongK(uint32_t at) {
+  return uint64_t{(at & 0x3ffff) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
+         uint64_t{1} << 62;
+}
+// One whose rows are values of k: `at` is the first of 16 rows, columns of 64 `column_bytes` apart.
+KVB_DEVICE uint64_t RowsAcrossK(uint32_t at, uint32_t column_bytes) {
+  return uint64_t{(at & 0x3ffff) >> 4} | uint64_t{column_bytes >> 4} << 16 |
+         uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+}
+
+// Before the first product that uses registers which other instructions wrote.
+KVB_DEVICE void BeginProducts() {
+#ifndef KVBLOCKS_CUDA_EMULATION
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+// Closes a group of products.
+KVB_DEVICE void CommitProducts() {
+#ifndef KVBLOCKS_CUDA_EMULATION
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+// Until at most kPending groups are under way.
+template <int kPending>
+KVB_DEVICE void WaitProducts() {
+#ifndef KVBLOCKS_CUDA_EMULATION
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+}
+// Keeps the compiler from moving uses of accumulators across what is before this.
+template <int kTiles>
+KVB_DEVICE void PinAccumulators(float (&d)[kTiles][4]) {
+#ifndef KVBLOCKS_CUDA_EMULATION
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[j][i])::"memory");
+  }
+#endif
+}
+
+#ifdef KVBLOCKS_CUDA_EMULATION
+
+namespace internal {
+
+struct Descriptor {
+  uint32_t start, leading, stride;
+  explicit Descriptor(uint64_t bits)
+      : start((bits & 0x3fff) << 4),
+        leading((bits >> 16 & 0x3fff) << 4),
+        stride((bits >> 32 & 0x3fff) << 4) {}
+  static uint16_t Load(uint32_t at) {
+    uint16_t value;
+    std::memcpy(&value, SharedPointer(at ^ (at >> 7 & 7) << 4), 2);
+    return value;
+  }
+  uint16_t AlongK(unsigned row, unsigned k) const {
+    return Load(start + row / 8 * stride + row % 8 * 128 + 2 * k);
+  }
+  uint16_t AcrossK(unsigned k, unsigned column) const {
+    return Load(start + column / 64 * leading + k / 8 * stride + k % 8 * 128 + 2 * (column % 64));
+  }
+};
+
+// a: this thread's two rows of 16; b(k, column).
+template <int kTiles, typename B>
+void EmulateProduct(float (&d)[kTiles][4], const float (&a)[2][16], const B& b, bool accumulate) {
+  const unsigned t = emulation::Lane() % 4;
+  for (unsigned j = 0; j < kTiles; ++j) {
+    for (unsigned i = 0; i < 2; ++i) {
+      float low = accumulate ? d[j][i] : 0, high = accumulate ? d[j][2 + i] : 0;
+      for (unsigned k = 0; k < 16; ++k) {
+        const float value = b(k, 8 * j + 2 * t + i);
+        low += a[0][k] * value;
+        high += a[1][k] * value;
+      }
+      d[j][i] = low, d[j][2 + i] = high;
+    }
+  }
+  // The operands are free again for all when it is over for one.
+  emulation::MeetWarpgroup("the end of a product", &t, sizeof(t));
+}
+
+}  // namespace internal
+
+// d = A B or d += A B; A 64 x 16 with rows along k, B 16 x 128, both in shared memory, B as rows of
+// its columns along k.
+template <typename T>
+void MultiplyGroupShared(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate) {
+  emulation::MeetWarpgroup("MultiplyGroupShared", &a, sizeof(a));
+  const internal::Descriptor rows(a), columns(b);
+  const unsigned first = emulation::LinearThread() / 32 % 4 * 16 + emulation::Lane() / 4;
+  float values[2][16];
+  for (unsigned k = 0; k < 16; ++k) {
+    values[0][k] = T::ToFloat(rows.AlongK(first, k));
+    values[1][k] = T::ToFloat(rows.AlongK(first + 8, k));
+  }
+  internal::EmulateProduct(
+      d, values,
+      [&](unsigned k, unsigned column) { return T::ToFloat(columns.AlongK(column, k)); },
+      accumulate);
+}
+
+// d += A B; A 64 x 16 as fragments of MultiplyM16N8K16, B 16 x 8 kTiles in shared memory, rows of k.
+template <typename T, int kTiles>
+void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
+  struct Fragment {
+    uint32_t a[4];
+  };
+  const Fragment mine{{a[0], a[1], a[2], a[3]}};
+  const emulation::Payloads<Fragment> all(
+      emulation::MeetWarpgroup("MultiplyGroupRegisters", &mine, sizeof(mine)));
+  const unsigned first = emulation::LinearThread() / 32 % 4 * 32 + emulation::Lane() / 4 * 4;
+  float values[2][16];
+  for (unsigned t = 0; t < 4; ++t) {
+    const Fragment of = all[first + t];
+    for (unsigned i = 0; i < 4; ++i) {
+      const float2 pair = T::Unpack(of.a[i]);
+      values[i % 2][i / 2 * 8 + 2 * t] = pair.x;
+      values[i % 2][i / 2 * 8 + 2 * t + 1] = pair.y;
+    }
+  }
+  const internal::Descriptor rows(b);
+  internal::EmulateProduct(
+      d, values, [&](unsigned k, unsigned column) { return T::ToFloat(rows.AcrossK(k, column)); },
+      true);
+}
+
+#else
+
+#define KVB_TILE(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define KVB_TILES_8(j)                                                                         \
+  KVB_TILE(j), KVB_TILE(j + 1), KVB_TILE(j + 2), KVB_TILE(j + 3), KVB_TILE(j + 4),             \
+      KVB_TILE(j + 5), KVB_TILE(j + 6), KVB_TILE(j + 7)
+#define KVB_REGISTERS_32                                                                       \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                     \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define KVB_REGISTERS_64                                                                       \
+  KVB_REGISTERS_32                                                                             \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "         \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+template <typename T>
+KVB_DEVICE void MultiplyGroupShared(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate) {
+#define KVB_PRODUCT(type)                                                                      \
+  asm volatile(                                                                                \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                             \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" KVB_REGISTERS_64       \
+      "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                         \
+      : KVB_TILES_8(0), KVB_TILES_8(8)                                                         \
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+  if constexpr (T::kIsBf16) {
+    KVB_PRODUCT("bf16");
+  } else {
+    KVB_PRODUCT("f16");
+  }
+#undef KVB_PRODUCT
+}
+
+template <typename T, int kTiles>
+KVB_DEVICE void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kTiles == 8 || kTiles == 16);
+#define KVB_PRODUCT_64(type)                                                                   \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                     \
+               " {" KVB_REGISTERS_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"               \
+               : KVB_TILES_8(0)                                                                \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define KVB_PRODUCT_128(type)                                                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                    \
+               " {" KVB_REGISTERS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"               \
+               : KVB_TILES_8(0), KVB_TILES_8(8)                                                \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+  if constexpr (kTiles == 8) {
+    if constexpr (T::kIsBf16) {
+      KVB_PRODUCT_64("bf16");
+    } else {
+      KVB_PRODUCT_64("f16");
+    }
+  } else {
+    if constexpr (T::kIsBf16) {
+      KVB_PRODUCT_128("bf16");
+    } else {
+      KVB_PRODUCT_128("f16");
+    }
+  }
+#undef KVB_PRODUCT_64
+#undef KVB_PRODUCT_128
+}
+
+#undef KVB_TILE
+#undef KVB_TILES_8
+#undef KVB_REGISTERS_32
+#undef KVB_REGISTERS_64
+
+#endif
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_DEVICE_HOPPER_H_
