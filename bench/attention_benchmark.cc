@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/cache/kv_cache_layout.h"
 #include "attention/cpu/cpu_ops.h"
 #include "attention/cpu/thread_pool.h"
 #include "attention/tensor/small_floats.h"
@@ -29,7 +30,6 @@ namespace kvblocks::bench {
 namespace {
 
 using attention::ConstKvCacheView;
-using attention::ConstTensorView;
 using attention::DType;
 using attention::KvLayout;
 using attention::TensorView;
@@ -83,23 +83,6 @@ struct Memory {
   }
 };
 
-std::vector<int64_t> CacheExtents(const Shape& shape, bool keys, int64_t blocks) {
-  const int64_t dim = keys ? shape.dim : shape.value_dim;
-  switch (shape.layout) {
-    case KvLayout::kHnd:
-      return {blocks, shape.kv_heads, kBlockSize, dim};
-    case KvLayout::kPagedX: {
-      const int64_t x = 16 / attention::ElementBytes(shape.dtype);
-      if (keys) return {blocks, shape.kv_heads, dim / x, kBlockSize, x};
-      return {blocks, shape.kv_heads, dim, kBlockSize};
-    }
-    case KvLayout::kMlaLatent:
-      return {blocks, kBlockSize, dim};
-    default:
-      return {blocks, kBlockSize, shape.kv_heads, dim};
-  }
-}
-
 // What is counted of one call: bytes read or float operations.
 double WorkOf(const Shape& shape) {
   if (shape.decode) {
@@ -121,15 +104,21 @@ bool RunShape(const Shape& shape, int rounds, bool processor_time, MachinePeaks*
   const int64_t columns = (shape.length + kBlockSize - 1) / kBlockSize;
   const int64_t blocks = shape.requests * columns;
   const bool mla = shape.layout == KvLayout::kMlaLatent;
-  Memory k(shape.dtype, CacheExtents(shape, true, blocks));
-  Memory v(shape.dtype, mla ? std::vector<int64_t>{0} : CacheExtents(shape, false, blocks));
+  const attention::KvCacheGeometry geometry = {.layout = shape.layout,
+                                               .dtype = shape.dtype,
+                                               .num_blocks = blocks,
+                                               .block_size = kBlockSize,
+                                               .num_kv_heads = shape.kv_heads,
+                                               .key_dim = shape.dim,
+                                               .value_dim = shape.value_dim};
+  Memory kv(shape.dtype,
+            {attention::KvCacheBytes(geometry).value() / attention::ElementBytes(shape.dtype)});
   const DType q_dtype = attention::IsQuantizedCode(shape.dtype) ? DType::kBF16 : shape.dtype;
   const int64_t tokens = shape.requests * shape.q_len;
   Memory q(q_dtype, {tokens, shape.heads, shape.dim});
   Memory out(q_dtype, {tokens, shape.heads, shape.value_dim});
   Memory lse(DType::kF32, {tokens, shape.heads});
-  k.Fill(random);
-  if (!mla) v.Fill(random);
+  kv.Fill(random);
   q.Fill(random);
   std::vector<int64_t> ids(static_cast<size_t>(blocks));
   for (int64_t i = 0; i < blocks; ++i) ids[i] = i;
@@ -143,37 +132,32 @@ bool RunShape(const Shape& shape, int rounds, bool processor_time, MachinePeaks*
   for (int64_t b = 0; b <= shape.requests; ++b) start_values.push_back(b * shape.q_len);
   starts.SetInts(start_values);
 
-  ConstTensorView values = v.view;
-  if (mla) values = ConstTensorView(k.view).Slice(2, 0, shape.value_dim).value();
-  const ConstKvCacheView cache(shape.layout, k.view, values);
+  const ConstKvCacheView cache = attention::MakeKvCacheView(geometry, kv.view).value();
   attention::ExecContext context;
   context.threads = threads;
   attention::AttnParams params;
   params.scale = 0.08f;
-  const auto call = [&]() -> absl::Status {
-    if (mla) {
-      attention::MlaDecodeArgs args;
-      args.q_lat = q.view;
-      args.cache = cache;
-      args.block_table = table.view;
-      args.seq_lens = lengths.view;
-      args.max_seq_len = shape.length;
-      args.params = params;
-      args.out = out.view;
-      args.lse = lse.view;
-      return attention::Cpu().MlaDecode(context, args);
-    }
-    attention::PagedPrefillArgs args;
-    args.q = q.view;
+  const auto fill = [&](auto& args) {
     args.cache = cache;
     args.block_table = table.view;
     args.seq_lens = lengths.view;
-    args.query_start_loc = starts.view;
-    args.max_query_len = shape.q_len;
     args.max_seq_len = shape.length;
     args.params = params;
     args.out = out.view;
     args.lse = lse.view;
+  };
+  const auto call = [&]() -> absl::Status {
+    if (mla) {
+      attention::MlaDecodeArgs args;
+      fill(args);
+      args.q_lat = q.view;
+      return attention::Cpu().MlaDecode(context, args);
+    }
+    attention::PagedPrefillArgs args;
+    fill(args);
+    args.q = q.view;
+    args.query_start_loc = starts.view;
+    args.max_query_len = shape.q_len;
     return attention::Cpu().PagedPrefill(context, args);
   };
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/backends/attention_layer.h"
+#include "attention/ops/arg_checker.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -32,7 +33,7 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionBackend::MakeImpl(
 
 int64_t AttentionBackend::PreferredBlockSize(int64_t default_size) const {
   const BlockSizes& sizes = SupportedKernelBlockSizes();
-  default_size = std::max<int64_t>(default_size, 1);
+  default_size = std::clamp<int64_t>(default_size, 1, INT64_MAX / 2);
   if (sizes.contains(default_size)) return default_size;
   int64_t best = 0;
   if (sizes.multiple_of > 0) {
@@ -51,6 +52,8 @@ absl::Status AttentionBackend::FillZeros(const ExecContext& context, const Tenso
     return absl::UnimplementedError(
         absl::StrCat(name(), " cannot fill tensors on ", Name(out.device), " with zeros"));
   }
+  ArgChecker check(context, "FillZeros");
+  if (!check.View("out", out, DTypeSet::All())) return check.status();
   if (out.empty()) return absl::OkStatus();
   int dense_from = out.rank;
   int64_t dense = 1;

@@ -1,14 +1,18 @@
 #include "attention/backends/attention_layer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "attention/masks/mask_wiring.h"
 #include "attention/metadata/batch_split.h"
+#include "attention/ops/arg_checker.h"
 #include "attention/ops/checks.h"
 
 namespace kvblocks::attention {
@@ -64,11 +68,48 @@ int64_t Difference(absl::Span<const int32_t> starts, int64_t i) {
   return int64_t{starts[i + 1]} - starts[i];
 }
 
-// Requests at the head of the batch that have one new token each.
+// That the views may be cut and shaped at all, and counts agree with each other. What they hold is
+// for the operations to check.
+absl::Status CheckCall(const LayerConfig& layer, const ExecContext& context,
+                       const LayerTensors& tensors, const CommonAttentionMetadata& metadata) {
+  ArgChecker check(context, "Forward");
+  check.View("q", tensors.q, DTypeSet::All());
+  check.View("out", tensors.out, DTypeSet::All());
+  for (const auto& [name, view] : {std::pair<const char*, ConstTensorView>("k", tensors.k),
+                                   {"v", tensors.v},
+                                   {"cache.k", tensors.cache.k},
+                                   {"cache.v", tensors.cache.v},
+                                   {"block_table", metadata.block_table},
+                                   {"seq_lens", metadata.seq_lens},
+                                   {"slot_mapping", metadata.slot_mapping}}) {
+    if (!view.absent()) check.View(name, view, DTypeSet::All());
+  }
+  const int64_t num_starts = static_cast<int64_t>(metadata.host_query_start_loc.size());
+  const int64_t num_rows = static_cast<int64_t>(metadata.host_seq_lens.size());
+  for (const auto& [name, count, limit] :
+       {std::tuple<const char*, int64_t, int64_t>("num_reqs", metadata.num_reqs, num_rows),
+        {"num_decodes", metadata.num_decodes, num_rows},
+        {"num_decode_tokens", metadata.num_decode_tokens, metadata.num_actual_tokens}}) {
+    if (count < 0 || count > limit) {
+      check.Invalid(name, " is ", count, "; 0 to ", limit, " by the rest of the metadata");
+    }
+  }
+  if (num_starts != num_rows + 1) {
+    check.Invalid("host_query_start_loc has ", num_starts, " elements and host_seq_lens ", num_rows,
+                  "; one more than those");
+  }
+  if (check.ok()) return absl::OkStatus();
+  return absl::Status(check.status().code(), absl::StrCat("layer ", layer.name, ": ",
+                                                          std::string(check.status().message())));
+}
+
+// Requests at the head of the batch that have one new token each; 0 if the counts do not say that
+// all others are prefills, which then all are.
 int64_t SingleTokenRows(const CommonAttentionMetadata& metadata) {
   int64_t n = 0;
   while (n < metadata.num_decodes && Difference(metadata.host_query_start_loc, n) == 1) ++n;
-  return n == metadata.num_decode_tokens ? n : 0;
+  const bool none_left = metadata.num_prefills > 0 || n == metadata.num_actual_tokens;
+  return n == metadata.num_decode_tokens && none_left ? n : 0;
 }
 
 }  // namespace
@@ -93,6 +134,13 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
   if (config.num_heads < 1 || config.head_size < 1 || config.value_head_size < 0) {
     return refuse(config.num_heads, " heads of size ", config.head_size, "; at least 1 each");
   }
+  for (int64_t size : {config.num_heads, config.head_size, config.value_head_size,
+                       config.latent_rank, config.rotary_dim}) {
+    // Keeps products of heads and sizes within int64.
+    if (size < 0 || size > int64_t{1} << 30) {
+      return refuse("a number of heads or values is ", size, "; 0 to 2^30");
+    }
+  }
   const int64_t kv_heads = config.is_mla() ? 1 : config.num_kv_heads;
   if (kv_heads < 1 || config.num_heads % kv_heads != 0) {
     return refuse(config.num_heads, " heads, no multiple of ", kv_heads, " KV heads");
@@ -103,13 +151,12 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
   if (!(config.scale >= 0) || !std::isfinite(config.scale)) {
     return refuse("scale ", config.scale, "; finite and above 0, or 0 for head_size^-1/2");
   }
-  if (config.is_mla() && (config.rotary_dim < 0 || config.type != AttentionType::kDecoder)) {
-    return refuse("MLA with rotary_dim ", config.rotary_dim, " of type ", Name(config.type),
-                  "; decoders only, rotary_dim at least 0");
+  if (config.is_mla() && config.type != AttentionType::kDecoder) {
+    return refuse("MLA of type ", Name(config.type), "; decoders only");
   }
   LayerConfig full = config;
   full.num_kv_heads = kv_heads;
-  if (full.value_head_size == 0) full.value_head_size = full.head_size;
+  full.value_head_size = config.output_head_size();
   if (full.scale == 0) full.scale = static_cast<float>(1 / std::sqrt(double(full.head_size)));
   return std::unique_ptr<AttentionImpl>(new AttentionLayer(full, backend));
 }
@@ -143,8 +190,7 @@ absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
   const bool mla = config_.is_mla();
   const int64_t tokens = metadata->num_actual_tokens;
   const int64_t query_dim = mla ? config_.latent_rank + config_.rotary_dim : config_.head_size;
-  int64_t out_dim = config_.value_head_size;
-  if (mla) out_dim = tensors.cache.absent() ? config_.latent_rank : tensors.cache.value_dim();
+  const int64_t out_dim = config_.value_head_size;
   absl::Status status =
       TakeRows(config_, "q", tensors.q, config_.num_heads, query_dim, tokens, &call.q);
   if (status.ok()) {
@@ -188,7 +234,10 @@ absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call
     return absl::OkStatus();
   }
   if (!config_.scale_state->frozen()) {
-    if (call.k.absent() || call.k.extent[0] == 0) return absl::OkStatus();
+    // Only keys that are stored decide.
+    if (call.k.absent() || call.k.extent[0] == 0 || !config_.shares_cache_of.empty()) {
+      return absl::OkStatus();
+    }
     ComputeKvScalesArgs args = config_.scale_divisors;
     if (!config_.scale_state->q_scale().absent()) args.q = call.q;
     args.k = call.k, args.v = call.v;
@@ -219,7 +268,15 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
   std::vector<int32_t> kv_starts;
   if (config_.type == AttentionType::kEncoderDecoder) {
     kv_starts.push_back(0);
-    for (int32_t length : metadata.host_seq_lens) kv_starts.push_back(kv_starts.back() + length);
+    for (int32_t length : metadata.host_seq_lens) {
+      const int64_t end = int64_t{kv_starts.back()} + length;
+      if (length < 0 || end > std::min<int64_t>(call.k.extent[0], INT32_MAX)) {
+        return absl::InvalidArgumentError(absl::StrCat("layer ", config_.name,
+                                                       ": seq_lens of the encoder add up to ", end,
+                                                       " keys or more; k has ", call.k.extent[0]));
+      }
+      kv_starts.push_back(static_cast<int32_t>(end));
+    }
     if (!context.device.on_host()) {
       return absl::UnimplementedError(absl::StrCat(
           "layer ", config_.name, ": cross attention without a cache on ", Name(context.device)));
@@ -282,8 +339,12 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     decode->q = Rows(call.q, 0, singles);
     decode->out = Rows(call.out, 0, singles);
     decode->cache = call.cache;
-    decode->block_table = Rows(metadata.block_table, 0, singles);
-    decode->seq_lens = Rows(metadata.seq_lens, 0, singles);
+    auto table = FirstRows(config_, "block_table", metadata.block_table, singles);
+    if (!table.ok()) return table.status();
+    auto lengths = FirstRows(config_, "seq_lens", metadata.seq_lens, singles);
+    if (!lengths.ok()) return lengths.status();
+    decode->block_table = *table;
+    decode->seq_lens = *lengths;
     decode->max_seq_len = metadata.max_seq_len;
     decode->params = params;
     if (metadata.num_prefills > 0) {
@@ -345,6 +406,9 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
 absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTensors& tensors,
                                      const CommonAttentionMetadata* metadata) const {
   if (metadata == nullptr) return backend_->FillZeros(context, tensors.out);
+  if (absl::Status status = CheckCall(config_, context, tensors, *metadata); !status.ok()) {
+    return status;
+  }
   absl::StatusOr<Call> call = MakeCall(tensors, metadata);
   if (!call.ok()) return call.status();
   if (metadata->num_actual_tokens == 0 && config_.type != AttentionType::kEncoderDecoder) {

@@ -1,5 +1,6 @@
 #include "attention/backends/attention_layer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -383,6 +384,87 @@ TEST(AttentionLayerTest, RefusedCallsChangeNothing) {
   expect_refused(fixture.tensors(), metadata, "block_table[0][1] is 99");
 }
 
+// Counts choose operations and never results; counts that cannot be are refused.
+TEST(AttentionLayerTest, CountsOfTheMetadataAreNotTrusted) {
+  LayerFixture fixture({}, &CpuReferenceBackend());
+  ASSERT_EQ(fixture.Step({{0, 5}, {1, 3}}), absl::OkStatus());
+  fixture.Prepare({{0, 1}, {1, 4}});
+  const CommonAttentionMetadata good = fixture.metadata();
+  ASSERT_EQ(good.num_decodes, 1);
+  ASSERT_EQ(good.num_prefills, 1);
+  const auto forward = [&](const CommonAttentionMetadata& metadata) {
+    return std::string(fixture.layer().Forward({}, fixture.tensors(), &metadata).message());
+  };
+  CommonAttentionMetadata metadata = good;
+  metadata.num_decodes = 3;
+  EXPECT_THAT(forward(metadata), HasSubstr("layer layer: Forward: num_decodes is 3; 0 to 2"));
+  metadata = good, metadata.num_decode_tokens = 6;
+  EXPECT_THAT(forward(metadata), HasSubstr("num_decode_tokens is 6; 0 to 5"));
+  metadata = good, metadata.num_reqs = -1;
+  EXPECT_THAT(forward(metadata), HasSubstr("num_reqs is -1"));
+  metadata = good, metadata.num_actual_tokens = -5;
+  EXPECT_THAT(forward(metadata), HasSubstr("num_decode_tokens is 1; 0 to -5"));
+  metadata = good, metadata.host_query_start_loc = {};
+  EXPECT_THAT(forward(metadata), HasSubstr("host_query_start_loc has 0 elements"));
+  metadata = good, metadata.host_seq_lens = metadata.host_seq_lens.first(1);
+  EXPECT_NE(forward(metadata), "");
+  metadata = good, metadata.block_table = *metadata.block_table.Slice(0, 0, 0);
+  metadata.block_table.extent[0] = 1, metadata.num_prefills = 0;
+  EXPECT_NE(forward(metadata), "");
+  metadata = good, metadata.block_table.rank = 9;
+  EXPECT_THAT(forward(metadata), HasSubstr("block_table has rank 9"));
+  for (double value : ValuesOf(fixture.tensors().out)) EXPECT_TRUE(std::isnan(value));
+  // No prefills counted, yet there are some.
+  metadata = good, metadata.num_prefills = 0;
+  EXPECT_EQ(forward(metadata), "");
+  fixture.Commit();
+  EXPECT_EQ(fixture.Mismatch(), "");
+}
+
+TEST(AttentionLayerTest, ViewsThatAreNoTensorsAreRefused) {
+  LayerFixture fixture({}, &CpuReferenceBackend());
+  fixture.Prepare({{0, 5}});
+  LayerTensors tensors = fixture.tensors();
+  tensors.out.data = nullptr;
+  for (const CommonAttentionMetadata* metadata :
+       {&fixture.metadata(), static_cast<const CommonAttentionMetadata*>(nullptr)}) {
+    EXPECT_THAT(std::string(fixture.layer().Forward({}, tensors, metadata).message()),
+                HasSubstr("out is f32[5, 32] with null data"));
+  }
+  tensors = fixture.tensors(), tensors.q.rank = 100;
+  EXPECT_THAT(std::string(fixture.layer().Forward({}, tensors, &fixture.metadata()).message()),
+              HasSubstr("q has rank 100"));
+  tensors = fixture.tensors(), tensors.cache.k.extent[0] = -1;
+  EXPECT_THAT(std::string(fixture.layer().Forward({}, tensors, &fixture.metadata()).message()),
+              HasSubstr("cache.k has extent -1"));
+}
+
+TEST(AttentionLayerTest, EncoderLengthsBeyondTheirKeysAreRefused) {
+  LayerFixture fixture({.type = AttentionType::kEncoderDecoder}, &CpuReferenceBackend());
+  fixture.Prepare({{0, 2}, {1, 3}});
+  LayerTensors tensors = fixture.tensors();
+  tensors.cache = {};
+  CommonAttentionMetadata metadata = fixture.metadata();
+  const std::vector<int32_t> lengths = {INT32_MAX, INT32_MAX};
+  metadata.host_seq_lens = lengths;
+  EXPECT_THAT(std::string(fixture.layer().Forward({}, tensors, &metadata).message()),
+              HasSubstr("seq_lens of the encoder add up to 2147483647 keys or more; k has 5"));
+}
+
+// A layer that reads another's codes must not make scales of keys that nobody stores.
+TEST(AttentionLayerTest, SharedCacheKeepsItsScales) {
+  RecordingBackend backend;
+  Tensor k_scale(DType::kF32, {1}), v_scale(DType::kF32, {1});
+  KvScaleState state({}, k_scale.view, v_scale.view);
+  LayerFixture fixture({.shares_cache_of = "other", .scale_state = &state}, &backend, DType::kI8);
+  std::fill(fixture.k_cache.bytes.begin(), fixture.k_cache.bytes.end(), std::byte{1});
+  std::fill(fixture.v_cache.bytes.begin(), fixture.v_cache.bytes.end(), std::byte{1});
+  ASSERT_EQ(fixture.Step({{0, 5}}), absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("PagedPrefill"));
+  EXPECT_FALSE(state.frozen());
+  for (double value : ValuesOf(fixture.tensors().out)) EXPECT_EQ(value, 1);
+}
+
 TEST(AttentionLayerTest, BadLayersAreNamed) {
   const auto message = [](const LayerConfig& layer) {
     return std::string(CpuReferenceBackend().MakeImpl(layer).status().message());
@@ -394,6 +476,10 @@ TEST(AttentionLayerTest, BadLayersAreNamed) {
   EXPECT_THAT(message(bad), HasSubstr("layer a: 4 heads, no multiple of 3"));
   bad = good, bad.head_size = 0;
   EXPECT_THAT(message(bad), HasSubstr("heads of size 0"));
+  bad = good, bad.head_size = int64_t{1} << 40;
+  EXPECT_THAT(message(bad), HasSubstr("a number of heads or values is 1099511627776"));
+  bad = good, bad.latent_rank = -1;
+  EXPECT_THAT(message(bad), HasSubstr("a number of heads or values is -1"));
   bad = good, bad.window = -1;
   EXPECT_THAT(message(bad), HasSubstr("window -1"));
   bad = good, bad.scale = NAN;

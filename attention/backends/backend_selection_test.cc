@@ -139,6 +139,21 @@ TEST(BackendSelectionTest, EverySingleUnsupportedAttributeIsNamed) {
   EXPECT_EQ(reasons[0].kind, ReasonKind::kAlignment);
 }
 
+TEST(BackendSelectionTest, OnlyRowsWithScalesInsideAreBytes) {
+  for (const KvLayout layout :
+       {KvLayout::kMlaFp8_656, KvLayout::kMlaFp8_584, KvLayout::kMlaLatent, KvLayout::kNhd}) {
+    for (const DType dtype : {DType::kU8, DType::kF8E4M3}) {
+      BackendConfig config;
+      config.layout = layout;
+      config.cache_dtype = dtype;
+      if (IsMla(layout)) config.features = {Feature::kMla};
+      const bool bytes = layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
+      EXPECT_EQ(CpuBackend().Check(config).empty(), bytes == (dtype == DType::kU8))
+          << Name(layout) << " of " << Name(dtype);
+    }
+  }
+}
+
 TEST(BackendSelectionTest, MessageListsEveryBackendWithAllReasons) {
   FakeBackend hopper("CUDA_HOPPER"), portable("CUDA_PORTABLE");
   portable.support_.head_sizes = {{64, 64}};

@@ -78,6 +78,12 @@ std::vector<Reason> CheckSupport(const BackendSupport& support, const BackendCon
       refuse(ReasonKind::kCombination, "layout ", Name(layout),
              IsMla(layout) ? " without mla" : " with mla");
     }
+    // Rows that carry their own scales are bytes, and no others are.
+    const bool bytes = layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
+    if (bytes != (config.cache_dtype == DType::kU8)) {
+      refuse(ReasonKind::kCombination, "layout ", Name(layout), " with cache dtype ",
+             Name(config.cache_dtype));
+    }
     const int64_t x = 16 / ElementBytes(config.cache_dtype);
     if (layout == KvLayout::kPagedX && config.head_size % x != 0) {
       refuse(ReasonKind::kAlignment, "head size ", config.head_size,

@@ -18,7 +18,7 @@ struct LayerConfig {
   AttentionType type = AttentionType::kDecoder;
   int64_t num_heads = 0, num_kv_heads = 0;
   int64_t head_size = 0;
-  int64_t value_head_size = 0;  // 0: as head_size
+  int64_t value_head_size = 0;  // 0: as head_size; MLA: as latent_rank
   float scale = 0;              // 0: head_size^-1/2
   float soft_cap = 0;
   int64_t window = 0;  // in tokens, the query included; 0: none
@@ -28,8 +28,9 @@ struct LayerConfig {
   SplitPolicy split = {};
 
   // MLA: q is absorbed, [T, H, latent_rank + rotary_dim]; k is kv_c [T, latent_rank] and v k_pe
-  // [T, rotary_dim]; out [T, H, value columns of the cache]. head_size is that of the uncompressed
-  // heads and gives the default scale. 0: no MLA.
+  // [T, rotary_dim]; out [T, H, value_head_size], the value columns of the cache (latent_rank but
+  // for kMlaFp8_584, whose values are the whole row). head_size is that of the uncompressed heads
+  // and gives the default scale. 0: no MLA.
   int64_t latent_rank = 0, rotary_dim = 0;
 
   // The layer whose cache this one reads; it then stores nothing itself. Empty: its own.
@@ -45,6 +46,10 @@ struct LayerConfig {
   bool use_cascade = false;
 
   bool is_mla() const { return latent_rank > 0; }
+  int64_t output_head_size() const {
+    if (value_head_size != 0) return value_head_size;
+    return is_mla() ? latent_rank : head_size;
+  }
 };
 
 }  // namespace kvblocks::attention

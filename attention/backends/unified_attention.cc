@@ -53,6 +53,12 @@ absl::StatusOr<ForwardContext::Layer> ForwardContext::Find(const std::string& na
                                               " shares the cache of ", target,
                                               ", which is not a layer"));
     }
+    if (const std::string& further = owner->second.impl->config().shares_cache_of;
+        !further.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("UnifiedAttention: layer ", name, " shares the cache of ", target,
+                       ", which shares that of ", further, "; name the layer that stores"));
+    }
     layer.cache = owner->second.cache;
   }
   auto metadata = FindMetadata(name);
@@ -81,9 +87,7 @@ absl::Status UnifiedAttention(const ExecContext& context, const ForwardContext& 
 
 absl::StatusOr<OutputShape> InferOutput(const LayerConfig& layer,
                                         absl::Span<const int64_t> q_extents, DType q_dtype) {
-  const int64_t dim = layer.is_mla()               ? layer.latent_rank
-                      : layer.value_head_size == 0 ? layer.head_size
-                                                   : layer.value_head_size;
+  const int64_t dim = layer.output_head_size();
   const int64_t query_dim = layer.is_mla() ? layer.latent_rank + layer.rotary_dim : layer.head_size;
   const int64_t heads = layer.num_heads;
   if (q_extents.size() == 2 && q_extents[1] == heads * query_dim) {

@@ -46,7 +46,7 @@ class ForwardContext {
     KvCacheView cache;
     const CommonAttentionMetadata* metadata = nullptr;
   };
-  // NotFound names the layer.
+  // NotFound names the layer; FailedPrecondition where it shares the cache of one that shares.
   absl::StatusOr<Layer> Find(const std::string& name) const;
   LayerHooks* hooks() const { return hooks_; }
 

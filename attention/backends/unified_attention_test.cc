@@ -2,6 +2,7 @@
 
 #include "attention/backends/unified_attention.h"
 
+#include "attention/backends/cpu_backends.h"
 #include "attention/backends/layer_fixture.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -136,6 +137,11 @@ TEST_F(UnifiedAttentionTest, UnknownAndDoubleLayersAreNamed) {
   EXPECT_THAT(std::string(Attend("layer9").message()), HasSubstr("layer9"));
   AddLayer("orphan", "nobody");
   EXPECT_THAT(std::string(Attend("orphan").message()), HasSubstr("shares the cache of nobody"));
+  AddLayer("grandchild", "layer1");
+  EXPECT_EQ(Attend("grandchild").code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(Attend("grandchild").message()), HasSubstr("shares that of layer0"));
+  AddLayer("narcissus", "narcissus");
+  EXPECT_EQ(Attend("narcissus").code(), absl::StatusCode::kFailedPrecondition);
   auto again =
       backend_.MakeImpl({.name = "layer0", .num_heads = 4, .num_kv_heads = 2, .head_size = 8});
   EXPECT_EQ(forward_.AddLayer(*std::move(again), {}).code(), absl::StatusCode::kAlreadyExists);
@@ -161,6 +167,19 @@ TEST(InferOutputTest, IsTheShapeOfQWithTheValueHeadSize) {
   EXPECT_THAT(InferOutput(layer, {7, 4, 8}, DType::kF16)->extents, ElementsAre(7, 4, 6));
   EXPECT_THAT(std::string(InferOutput(layer, {7, 31}, DType::kF16).status().message()),
               HasSubstr("q of layer a is [7, 31]"));
+}
+
+TEST(InferOutputTest, OfAnMlaLayerIsWhatForwardTakes) {
+  // Rows of kMlaFp8_656 have 512 values, of kMlaFp8_584 the rotary part as well.
+  LayerConfig layer{.name = "a", .num_heads = 4, .head_size = 192};
+  layer.latent_rank = 512, layer.rotary_dim = 64;
+  EXPECT_THAT(InferOutput(layer, {7, 4, 576}, DType::kF16)->extents, ElementsAre(7, 4, 512));
+  layer.latent_rank = 448, layer.value_head_size = 512;
+  const auto impl = CpuReferenceBackend().MakeImpl(layer);
+  ASSERT_TRUE(impl.ok());
+  for (const LayerConfig& config : {layer, (*impl)->config()}) {
+    EXPECT_THAT(InferOutput(config, {7, 4, 512}, DType::kF16)->extents, ElementsAre(7, 4, 512));
+  }
 }
 
 }  // namespace

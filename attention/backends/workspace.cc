@@ -55,6 +55,12 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
       device.Add({splits, heads, 4});       // their LSEs
       device.Add({bounds.max_parts, kPlanEntryBytes});
       device.Add({bounds.max_reqs + 1, 4});  // split offsets
+      device.Add({bounds.max_reqs, 8});      // where requests' bits of a ragged mask begin
+      break;
+    case OpKind::kPagedDecodePartial:
+    case OpKind::kPagedPrefill:
+    case OpKind::kVarlenSelfAttention:
+      device.Add({bounds.max_reqs, 8});  // as above
       break;
     case OpKind::kCascade:
       device.Add({2, bounds.max_tokens, heads, dim, 4});
@@ -70,10 +76,7 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
       break;
     case OpKind::kReshapeAndCache:
     case OpKind::kConcatAndCacheMla:
-    case OpKind::kPagedDecodePartial:
     case OpKind::kReduceSplits:
-    case OpKind::kPagedPrefill:
-    case OpKind::kVarlenSelfAttention:
     case OpKind::kSparseMlaPrefill:
     case OpKind::kMergeStates:
     case OpKind::kGatherCache:
@@ -94,6 +97,7 @@ absl::StatusOr<absl::Span<std::byte>> WorkspaceArena::Take(int64_t bytes) {
       needed > INT64_MAX - (kAlignment - 1)) {
     return absl::InvalidArgumentError(absl::StrCat("a workspace of ", bytes, " bytes"));
   }
+  if (bytes == 0) return absl::Span<std::byte>();
   most_needed_ = std::max(most_needed_, needed);
   const auto size = static_cast<int64_t>(memory_.size());
   if (needed > size) {
@@ -102,7 +106,7 @@ absl::StatusOr<absl::Span<std::byte>> WorkspaceArena::Take(int64_t bytes) {
                                                      "; provide WorkspaceBytes"));
   }
   const auto piece = memory_.subspan(used_, bytes);
-  used_ = std::min(size, (needed + kAlignment - 1) / kAlignment * kAlignment);
+  used_ = (needed + kAlignment - 1) / kAlignment * kAlignment;
   return piece;
 }
 

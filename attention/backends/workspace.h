@@ -30,9 +30,9 @@ struct WorkspaceSize {
 };
 
 // Of operations that split keys: partial outputs and LSEs of max_reqs + max_parts splits, and the
-// plan; of a cascade: two states of every token; of reductions and selections: partial results. 0
-// where none is needed. InvalidArgument for negative bounds or sizes beyond int64. The host's
-// backends need none.
+// plan; of a cascade: two states of every token; of all that take masks: offsets of ragged bits; of
+// reductions and selections: partial results. 0 where none is needed. InvalidArgument for negative
+// bounds or sizes beyond int64. The host's backends need none.
 absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& bounds);
 
 // Hands out pieces of one allocation, each beginning at a multiple of 256 bytes of the arena, which
@@ -45,6 +45,7 @@ class WorkspaceArena {
   absl::StatusOr<absl::Span<std::byte>> Take(int64_t bytes);
   // All pieces are given back.
   void Reset() { used_ = 0; }
+  // Up to where the next piece begins, which may be past the end.
   int64_t used() const { return used_; }
   // The most that was ever asked for between resets, refusals included: what to provide.
   int64_t most_needed() const { return most_needed_; }

@@ -18,7 +18,8 @@ TEST(WorkspaceTest, DecodeNeedsPartialsOfRequestsAndParts) {
   ASSERT_TRUE(size.ok());
   EXPECT_EQ(size->pinned, 0);
   const int64_t partials = (256 + 132) * 32 * 128 * 4, lses = (256 + 132) * 32 * 4;
-  EXPECT_EQ(size->device, partials + lses + 4352 + 1280);  // plan entries, offsets, rounded up
+  // Plan entries, offsets of splits and of mask bits, each rounded up.
+  EXPECT_EQ(size->device, partials + lses + 4352 + 1280 + 2048);
 }
 
 TEST(WorkspaceTest, EveryOperationHasASizeThatGrowsWithTheBounds) {
@@ -74,6 +75,18 @@ TEST(WorkspaceArenaTest, TooSmallNamesTheBytesNeeded) {
   EXPECT_EQ(arena.most_needed(), 1524);
   EXPECT_EQ(arena.Take(-1).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(arena.Take(INT64_MAX).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(arena.Take(0)->empty());
+}
+
+TEST(WorkspaceArenaTest, WhatIsNeededSuffices) {
+  std::vector<std::byte> memory(300);  // no multiple of the alignment
+  WorkspaceArena small(absl::MakeSpan(memory));
+  ASSERT_TRUE(small.Take(300).ok());
+  EXPECT_FALSE(small.Take(50).ok());
+  memory.resize(static_cast<size_t>(small.most_needed()));
+  WorkspaceArena arena(absl::MakeSpan(memory));
+  EXPECT_TRUE(arena.Take(300).ok());
+  EXPECT_TRUE(arena.Take(50).ok());
 }
 
 }  // namespace

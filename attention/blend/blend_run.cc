@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/blend/hkvd_count.h"
+#include "attention/ops/arg_checker.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -260,6 +261,7 @@ absl::StatusOr<BlendResult> Run::All(const ConstTensorView& hidden) {
 // That a batch can share the model's calls.
 absl::Status CheckBatch(absl::Span<const BlendSession* const> sessions) {
   for (size_t s = 0; s < sessions.size(); ++s) {
+    if (sessions[s] == nullptr) return Refuse(absl::StrCat("session ", s, " is null"));
     if (!sessions[s]->planned()) {
       return absl::FailedPreconditionError(
           absl::StrCat("RunBlend: session ", s, " is not planned; call Plan first"));
@@ -289,12 +291,13 @@ absl::StatusOr<BlendResult> RunBlend(const AttentionOps& ops, const ExecContext&
   const BlendConfig& config = sessions[0]->config();
   int64_t num_tokens = 0;
   for (const BlendSession* session : sessions) num_tokens += session->num_tokens();
+  const ExecContext on_host;
+  ArgChecker check(on_host, "RunBlend");
+  if (!check.View("hidden", hidden, config.dtype)) return check.status();
   if (hidden.rank != 2 || hidden.extent[0] != num_tokens ||
-      hidden.extent[1] != config.hidden_size || hidden.dtype != config.dtype ||
-      !hidden.device.on_host()) {
-    return Refuse(absl::StrCat("hidden is ", hidden.DebugString(), " on ", Name(hidden.device),
-                               "; it must be ", Name(config.dtype), "[", num_tokens, ", ",
-                               config.hidden_size, "] on the host"));
+      hidden.extent[1] != config.hidden_size) {
+    return Refuse(absl::StrCat("hidden is ", hidden.DebugString(), "; it must be ",
+                               Name(config.dtype), "[", num_tokens, ", ", config.hidden_size, "]"));
   }
   return Run(ops, context, sessions, model).All(hidden);
 }

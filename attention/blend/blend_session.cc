@@ -6,6 +6,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "attention/ops/arg_checker.h"
+#include "attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -14,18 +16,18 @@ absl::Status Refuse(const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("BlendSession: ", what));
 }
 
-absl::Status CheckRows(const char* name, int layer, const ConstTensorView& view, int64_t num_ids,
+// On the host, where sessions collect.
+absl::Status CheckRows(const char* kind, int layer, const ConstTensorView& view, int64_t num_ids,
                        const BlendConfig& config) {
+  const std::string name = absl::StrCat(kind, " of layer ", layer);
+  const ExecContext on_host;
+  ArgChecker check(on_host, "BlendSession");
+  if (!check.View(name.c_str(), view, config.dtype)) return check.status();
   if (view.rank != 3 || view.extent[0] != num_ids || view.extent[1] != config.num_kv_heads ||
-      view.extent[2] != config.head_dim || view.dtype != config.dtype) {
-    return Refuse(absl::StrCat(name, " of layer ", layer, " is ", view.DebugString(),
-                               "; the chunk has ", num_ids, " tokens, so it must be ",
-                               Name(config.dtype), "[", num_ids, ", ", config.num_kv_heads, ", ",
-                               config.head_dim, "]"));
-  }
-  if (!view.device.on_host()) {
-    return Refuse(absl::StrCat(name, " of layer ", layer, " is on ", Name(view.device),
-                               "; sessions collect on the host"));
+      view.extent[2] != config.head_dim) {
+    return Refuse(absl::StrCat(name, " is ", view.DebugString(), "; the chunk has ", num_ids,
+                               " tokens, so it must be ", Name(config.dtype), "[", num_ids, ", ",
+                               config.num_kv_heads, ", ", config.head_dim, "]"));
   }
   return absl::OkStatus();
 }
@@ -62,6 +64,20 @@ absl::StatusOr<BlendSession> BlendSession::Create(const BlendConfig& config) {
   if (config.head_dim < 1 || config.hidden_size < 1) {
     return Refuse(absl::StrCat("head_dim is ", config.head_dim, ", hidden_size ",
                                config.hidden_size, "; both must be at least 1"));
+  }
+  for (int64_t size : {config.num_heads, config.head_dim, config.hidden_size}) {
+    // Keeps the bytes of a row within int64.
+    if (size > int64_t{1} << 28) {
+      return Refuse(absl::StrCat("num_heads, head_dim or hidden_size is ", size, "; at most 2^28"));
+    }
+  }
+  const int64_t rotary_dim = config.rotary_dim == 0 ? config.head_dim : config.rotary_dim;
+  if (rotary_dim < 0 || rotary_dim > config.head_dim || rotary_dim % 2 != 0) {
+    return Refuse(absl::StrCat("rotary_dim is ", config.rotary_dim, " of head_dim ",
+                               config.head_dim, "; even, at most head_dim, or 0 for an even one"));
+  }
+  if (!(config.theta > 0) || !std::isfinite(config.theta)) {
+    return Refuse(absl::StrCat("theta is ", config.theta, "; finite and above 0"));
   }
   if (!IsComputeType(config.dtype)) {
     return Refuse(

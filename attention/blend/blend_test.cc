@@ -386,6 +386,10 @@ TEST_P(BlendTest, BadConfigurationsAreRefused) {
   refused([](auto& config) { config.num_kv_heads = 3; }, "num_kv_heads 3");
   refused([](auto& config) { config.head_dim = 0; }, "head_dim is 0");
   refused([](auto& config) { config.dtype = DType::kI8; }, "dtype is i8");
+  refused([](auto& config) { config.theta = 0; }, "theta is 0");
+  refused([](auto& config) { config.rotary_dim = 8; }, "rotary_dim is 8 of head_dim 6");
+  refused([](auto& config) { config.head_dim = 5; }, "rotary_dim is 0 of head_dim 5");
+  refused([](auto& config) { config.head_dim = int64_t{1} << 62; }, "at most 2^28");
 }
 
 TEST_P(BlendTest, ChunksThatDoNotFitAreRefusedAndChangeNothing) {
@@ -413,6 +417,9 @@ TEST_P(BlendTest, ChunksThatDoNotFitAreRefusedAndChangeNothing) {
   other = good.v;
   other[1].dtype = DType::kI32;
   refused(chunk, "V of layer 1");
+  other = good.v;
+  other[1].data = nullptr;
+  refused(chunk, "V of layer 1 is f32[9, 2, 6] with null data");
   chunk = good.chunk;
   chunk.num_leading_tokens = 10;
   refused(chunk, "num_leading_tokens is 10");
@@ -437,6 +444,11 @@ TEST_P(BlendTest, ChunksThatDoNotFitAreRefusedAndChangeNothing) {
   EXPECT_EQ(run(9).code(), absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(session.Plan(suffix, Join(a, suffix)).ok());
   EXPECT_EQ(run(9).code(), absl::StatusCode::kInvalidArgument);  // 12 tokens
+  const BlendSession* const null_session[] = {nullptr};
+  EXPECT_EQ(RunBlend(ops, context, null_session, {}, transformer.Model(ops, context)).status(),
+            absl::InvalidArgumentError("RunBlend: session 0 is null"));
+  EXPECT_EQ(RunBlend(ops, context, sessions, {}, transformer.Model(ops, context)).status(),
+            absl::InvalidArgumentError("RunBlend: hidden is absent; it is needed"));
   EXPECT_EQ(session.AddChunk(good.chunk).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(session.Plan(suffix).code(), absl::StatusCode::kFailedPrecondition);
 }

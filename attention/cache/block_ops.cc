@@ -76,20 +76,14 @@ absl::Status CheckPairs(const char* op, absl::Span<const BlockPair> pairs, int64
   return absl::OkStatus();
 }
 
-// Whether the bytes from the first to the farthest element of two tensors meet.
-bool SpansMeet(const ConstTensorView& a, const ConstTensorView& b) {
-  const auto a_bytes = a.SpanBytes();
-  const auto b_bytes = b.SpanBytes();
-  if (!a_bytes.ok() || !b_bytes.ok()) return true;
-  return *a_bytes > 0 && *b_bytes > 0 && a.data < b.data + *b_bytes && b.data < a.data + *a_bytes;
-}
-
-absl::Status CheckApart(const char* op, const ConstKvCacheView& src, const ConstKvCacheView& dst) {
-  ConstTensorView of_src[2], of_dst[2];
-  for (const ConstTensorView& a : Tensors(src, of_src)) {
-    for (const ConstTensorView& b : Tensors(dst, of_dst)) {
-      if (SpansMeet(a, b)) {
-        return absl::InvalidArgumentError(absl::StrCat(op, ": src ", a.DebugString(), " and dst ",
+// That none of the tensors of two caches share a byte.
+absl::Status CheckApart(const char* op, const ConstKvCacheView& one,
+                        const ConstKvCacheView& other) {
+  ConstTensorView of_one[2], of_other[2];
+  for (const ConstTensorView& a : Tensors(one, of_one)) {
+    for (const ConstTensorView& b : Tensors(other, of_other)) {
+      if (MayOverlap(a, b)) {
+        return absl::InvalidArgumentError(absl::StrCat(op, ": caches ", a.DebugString(), " and ",
                                                        b.DebugString(),
                                                        " share memory; give two caches"));
       }
@@ -141,6 +135,11 @@ absl::Status CopyBlocks(const ExecContext& context, absl::Span<const KvCacheView
     if (auto s = CheckHostCache(kOp, "caches", context, cache, true); !s.ok()) return s;
     const int64_t blocks = cache.num_blocks();
     if (auto s = CheckPairs(kOp, pairs, blocks, blocks, true); !s.ok()) return s;
+  }
+  for (size_t i = 0; i < caches.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (auto s = CheckApart(kOp, caches[j], caches[i]); !s.ok()) return s;
+    }
   }
   const int64_t num_pairs = pairs.size();
   ParallelFor(context.threads, num_pairs * static_cast<int64_t>(caches.size()),

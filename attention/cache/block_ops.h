@@ -3,8 +3,9 @@
 //
 // Bits are moved, never converted. Everything is checked before anything is moved: block ids out of
 // range are OutOfRange; caches of other shapes or types, pairs that overlap (a destination given
-// twice, or also a source, so that the order would matter) and caches whose memory meets where two
-// are expected are InvalidArgument. Pairs may be spread over the context's threads.
+// twice, or also a source, so that the order would matter) and caches that share memory are
+// InvalidArgument; layers interleaved in one allocation share none. Pairs may be spread over the
+// context's threads.
 
 #ifndef KVBLOCKS_ATTENTION_CACHE_BLOCK_OPS_H_
 #define KVBLOCKS_ATTENTION_CACHE_BLOCK_OPS_H_

@@ -225,6 +225,28 @@ TEST_F(BlockOpsTest, BlocksOutsideTheCacheAreNamed) {
             absl::StatusCode::kOutOfRange);
 }
 
+TEST_F(BlockOpsTest, LayersOfOneAllocationAreApartAndOneLayerIsNot) {
+  // [NB, layers, K and V, BS, Hkv, D].
+  std::vector<float> memory(4 * 2 * 2 * 2 * 1 * 8);
+  for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>(i);
+  const TensorView all = ViewOf(absl::MakeSpan(memory), {4, 2, 2, 2, 1, 8});
+  const auto layer = [&](int64_t index) {
+    const TensorView both = *all.Select(1, index);
+    return KvCacheView(KvLayout::kNhd, *both.Select(1, 0), *both.Select(1, 1));
+  };
+  const BlockPair pair[] = {{0, 1}};
+  const KvCacheView layers[] = {layer(0), layer(1)};
+  EXPECT_EQ(CopyBlocks({}, layers, pair), absl::OkStatus());
+  EXPECT_EQ(SwapBlocks({}, layers[0], layers[1], pair), absl::OkStatus());
+  EXPECT_EQ(ConvertLayout({}, layers[1], layers[0]), absl::OkStatus());
+  const std::vector<float> before = memory;
+  const KvCacheView twice[] = {layer(0), layer(1), layer(0)};
+  const absl::Status status = CopyBlocks({}, twice, pair);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(std::string(status.message()).find("share memory"), std::string::npos) << status;
+  EXPECT_EQ(memory, before);
+}
+
 TEST_F(BlockOpsTest, CachesThatDoNotFitAreRefused) {
   const auto invalid = absl::StatusCode::kInvalidArgument;
   const RandomCache hnd(Shape(KvLayout::kHnd), 2);

@@ -10,6 +10,8 @@
 
 #include "attention/blend/hkvd_count.h"
 #include "attention/cache/element_rows.h"
+#include "attention/cpu/error_flags.h"
+#include "attention/cpu/host_scalars.h"
 #include "attention/cpu/thread_pool.h"
 #include "attention/ops/checks.h"
 #include "attention/tensor/small_floats.h"
@@ -59,17 +61,6 @@ void CopyColumns(const ConstTensorView& from, const TensorView& to, int64_t t, i
   }
 }
 
-int64_t Position(const ConstTensorView& positions, int64_t t) {
-  if (positions.dtype == DType::kI64) {
-    int64_t value;
-    std::memcpy(&value, positions.At(t), sizeof(value));
-    return value;
-  }
-  int32_t value;
-  std::memcpy(&value, positions.At(t), sizeof(value));
-  return value;
-}
-
 void StoreIndex(const TensorView& imp, int64_t r, int64_t t) {
   const int32_t index = static_cast<int32_t>(t);
   std::memcpy(imp.At(r), &index, sizeof(index));
@@ -102,7 +93,7 @@ absl::Status CpuSelectHkvd(const ExecContext& context, const SelectHkvdArgs& arg
       diffs[t] = sum;
     }
   });
-  if (saw_nan && context.error_flags != nullptr) *context.error_flags->bits |= kNonFiniteInput;
+  if (saw_nan) Flag(context, kNonFiniteInput);
 
   const int64_t k = HkvdCount(n, args.suffix_len, args.ratio);
   std::vector<int32_t> order(num_prefix);
@@ -125,7 +116,7 @@ absl::Status CpuFuseKv(const ExecContext& context, const FuseKvArgs& args) {
   if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   ForTokens(context, args.imp.extent[0], [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
-      const int64_t t = Position(args.imp, r);
+      const int64_t t = IndexAt(args.imp, r);
       for (const auto& [from, to] :
            {std::pair(args.k_new, args.k_old), std::pair(args.v_new, args.v_old)}) {
         const int64_t bytes = ElementBytes(to.dtype), dim = to.extent[2];
@@ -160,11 +151,14 @@ absl::Status CpuRotateKeys(const ExecContext& context, const RotateKeysArgs& arg
   ForTokens(context, num_tokens, [&](int64_t first, int64_t last) {
     std::vector<double> row(dim), cosine(num_pairs), sine(num_pairs);
     for (int64_t t = first; t < last; ++t) {
-      int64_t by = Position(args.positions, t);
-      if (!args.from_positions.absent()) by -= Position(args.from_positions, t);
+      // Differences of positions may not fit into int64.
+      double by = static_cast<double>(IndexAt(args.positions, t));
+      if (!args.from_positions.absent()) {
+        by -= static_cast<double>(IndexAt(args.from_positions, t));
+      }
       if (by != 0) {
         for (int64_t i = 0; i < num_pairs; ++i) {
-          const double angle = static_cast<double>(by) * frequency[i];
+          const double angle = by * frequency[i];
           cosine[i] = std::cos(angle);
           sine[i] = std::sin(angle);
         }

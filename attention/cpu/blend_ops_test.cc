@@ -37,7 +37,7 @@ std::vector<int32_t> Select(const std::vector<float>& values, double ratio, int6
   args.imp = ViewOf(absl::MakeSpan(imp));
   DeviceErrorFlags error_flags{flags};
   ExecContext context;
-  if (flags != nullptr) context.error_flags = &error_flags;
+  context.error_flags = &error_flags;
   const absl::Status status = CpuSelectHkvd(context, args);
   EXPECT_TRUE(status.ok()) << status;
   return imp;
@@ -86,6 +86,8 @@ TEST(SelectHkvdTest, NanRanksAsInfinityAndIsFlagged) {
   EXPECT_EQ(Select({1, kInf, kNan, 0}, 0.34, 1, &flags), (Indices{1, 3}));
   EXPECT_EQ(flags, kBadSlot | kNonFiniteInput);
   flags = 0;
+  // Flags may have no room.
+  EXPECT_EQ(Select({1, kNan, 0}, 0.5, 1, nullptr), (Indices{1, 2}));
   // A NaN in the suffix is nobody's business.
   EXPECT_EQ(Select({1, 2, kNan}, 0.5, 1, &flags), (Indices{1, 2}));
   EXPECT_EQ(flags, 0);
@@ -286,6 +288,12 @@ TEST(RotateKeysTest, PositionsMayBe64Bit) {
   args.out = ViewOf(absl::MakeSpan(out), {1, 1, 2});
   ASSERT_TRUE(CpuRotateKeys({}, args).ok());
   ExpectNear(out, {0.2836622f, -0.9589243f});
+  // Their difference may be beyond them.
+  const std::vector<int64_t> last = {INT64_MAX}, first = {INT64_MIN};
+  args.positions = ViewOf(absl::MakeConstSpan(last));
+  args.from_positions = ViewOf(absl::MakeConstSpan(first));
+  ASSERT_TRUE(CpuRotateKeys({}, args).ok());
+  ExpectNear(out, {static_cast<float>(std::cos(0x1p64)), static_cast<float>(std::sin(0x1p64))});
 }
 
 TEST(RotateKeysTest, OddRotaryPartIsRefused) {

@@ -5,7 +5,7 @@
 #include "attention/cache/element_rows.h"
 #include "attention/cache/row_layout.h"
 #include "attention/cpu/cache_ops.h"
-#include "attention/cpu/cache_scalars.h"
+#include "attention/cpu/host_scalars.h"
 #include "attention/cpu/thread_pool.h"
 #include "attention/ops/checks.h"
 

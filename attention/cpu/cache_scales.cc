@@ -7,6 +7,7 @@
 
 #include "attention/cache/element_rows.h"
 #include "attention/cpu/cache_ops.h"
+#include "attention/cpu/error_flags.h"
 #include "attention/cpu/thread_pool.h"
 #include "attention/ops/checks.h"
 
@@ -78,10 +79,7 @@ absl::Status CpuComputeKvScales(const ExecContext& context, const ComputeKvScale
   compute(args.q, args.q_divisor, args.q_scale);
   compute(args.k, args.k_divisor, args.k_scale);
   compute(args.v, args.v_divisor, args.v_scale);
-  if (!all_finite && context.error_flags != nullptr && context.error_flags->bits != nullptr) {
-    std::atomic_ref<uint32_t>(*context.error_flags->bits)
-        .fetch_or(kNonFiniteInput, std::memory_order_relaxed);
-  }
+  if (!all_finite) Flag(context, kNonFiniteInput);
   return absl::OkStatus();
 }
 

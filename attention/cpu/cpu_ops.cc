@@ -72,6 +72,7 @@ std::vector<Pieces> PolicyPieces(const DenseBatch& batch) {
 
 void AttendAndWrite(const ExecContext& context, const DenseBatch& batch,
                     const std::vector<Pieces>& pieces, const RowWriter& writer) {
+  if (batch.query.empty()) return;
   simd::AttendDense(batch, pieces, context.threads,
                     [&](int64_t token, int64_t head, const State* states, int64_t num_states) {
                       writer.WriteStates(token, head, states, num_states);
@@ -105,6 +106,7 @@ absl::Status CpuOps::PagedDecodePartial(const ExecContext& context,
   if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const DenseBatch batch =
       PagedBatch(args.q, args.cache, args.block_table, args.seq_lens, args.params);
+  if (batch.query.empty()) return absl::OkStatus();
   std::vector<Pieces> pieces;
   for (const int64_t length : batch.lengths) {
     pieces.push_back(
@@ -184,6 +186,7 @@ absl::Status CpuOps::Cascade(const ExecContext& context, const CascadeArgs& args
   }
   if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const DenseBatch batch = PrefillBatch(prefill);
+  if (batch.query.empty()) return absl::OkStatus();
   const RowWriter writer(prefill.params.sinks, prefill.out_scale, prefill.out, prefill.lse);
   const int64_t prefix = args.common_prefix_len;
   if (prefix == 0) {

@@ -1,11 +1,11 @@
 // CPU's attention over lists of latent rows.
 
-#include <atomic>
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "attention/cpu/cpu_ops.h"
+#include "attention/cpu/error_flags.h"
 #include "attention/cpu/reference_ops.h"
 #include "attention/cpu/simd_dense.h"
 #include "attention/cpu/simd_lists.h"
@@ -18,11 +18,6 @@ namespace {
 using simd::KeyLists;
 using simd::RowWriter;
 using simd::State;
-
-void Flag(const ExecContext& context, DeviceErrorBit bit) {
-  if (context.error_flags == nullptr || context.error_flags->bits == nullptr) return;
-  std::atomic_ref<uint32_t>(*context.error_flags->bits).fetch_or(bit);
-}
 
 // Adds the list of the next query: the entries of the first topk_len[b] that lie in the cache.
 void AddList(const ExecContext& context, const ConstTensorView& indices, int64_t i, int64_t s,

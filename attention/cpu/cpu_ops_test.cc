@@ -207,6 +207,40 @@ TEST(CpuOpsTest, ThreadsDoNotChangeABit) {
 
 // AT-56, AT-99: a NaN or an infinity in a value row reaches the rows that see the key and no other,
 // although they share tiles.
+TEST(CpuOpsTest, NoHeadsAreNothingToDo) {
+  Tensor k(DType::kF32, {6, 4, 2, 8}), v(DType::kF32, {6, 4, 2, 8}), rows(DType::kF32, {6, 4, 8});
+  Tensor none(DType::kF32, {2, 0, 8}), none_latent(DType::kF32, {2, 0, 6});
+  Tensor lse(DType::kF32, {2, 0});
+  const std::vector<int32_t> table = {1, 2, 3, 4}, lengths = {6, 3}, starts = {0, 1, 2};
+  PagedDecodeArgs decode;
+  decode.q = none.view, decode.out = none.view, decode.lse = lse.view;
+  decode.cache = {KvLayout::kNhd, k.view, v.view};
+  decode.block_table = ViewOf(absl::MakeConstSpan(table), {2, 2});
+  decode.seq_lens = ViewOf(absl::MakeConstSpan(lengths));
+  decode.max_seq_len = 6;
+  EXPECT_EQ(Cpu().PagedDecode({}, decode), absl::OkStatus());
+  PagedPrefillArgs prefill;
+  prefill.q = none.view, prefill.out = none.view;
+  prefill.cache = decode.cache, prefill.block_table = decode.block_table;
+  prefill.seq_lens = decode.seq_lens;
+  prefill.query_start_loc = ViewOf(absl::MakeConstSpan(starts));
+  prefill.max_query_len = 1, prefill.max_seq_len = 6;
+  EXPECT_EQ(Cpu().PagedPrefill({}, prefill), absl::OkStatus());
+  CascadeArgs cascade;
+  cascade.prefill = prefill;
+  EXPECT_EQ(Cpu().Cascade({}, cascade), absl::OkStatus());
+  VarlenSelfAttentionArgs varlen;
+  varlen.q = none.view, varlen.out = none.view;
+  varlen.k = *k.view.Select(0, 0)->Slice(0, 0, 2), varlen.v = varlen.k;
+  varlen.query_start_loc = prefill.query_start_loc;
+  EXPECT_EQ(Cpu().VarlenSelfAttention({}, varlen), absl::OkStatus());
+  MlaDecodeArgs mla;
+  mla.q_lat = none.view, mla.out = none_latent.view;
+  mla.cache = {KvLayout::kMlaLatent, rows.view, *rows.view.Slice(2, 0, 6)};
+  mla.block_table = decode.block_table, mla.seq_lens = decode.seq_lens, mla.max_seq_len = 6;
+  EXPECT_EQ(Cpu().MlaDecode({}, mla), absl::OkStatus());
+}
+
 TEST(CpuOpsTest, ValuesReachOnlyRowsThatSeeThem) {
   PagedCaseOptions options;
   options.lengths = {100};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "attention/cache/element_rows.h"
+#include "attention/cpu/host_scalars.h"
 #include "attention/cpu/reference_cuts.h"
 #include "attention/cpu/reference_engine.h"
 #include "attention/cpu/reference_ops.h"

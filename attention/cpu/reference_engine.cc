@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "attention/cpu/host_scalars.h"
 #include "attention/cpu/thread_pool.h"
 #include "attention/cpu/visibility.h"
 #include "attention/tensor/small_floats.h"
@@ -153,17 +153,6 @@ class TileRun {
 
 }  // namespace
 
-int64_t IndexAt(const ConstTensorView& view, int64_t i) {
-  if (view.dtype == DType::kI64) {
-    int64_t value;
-    std::memcpy(&value, view.At(i), sizeof(value));
-    return value;
-  }
-  int32_t value;
-  std::memcpy(&value, view.At(i), sizeof(value));
-  return value;
-}
-
 void Attend(const ExecContext& context, const AttendBatch& batch,
             absl::FunctionRef<void(int64_t, int64_t, double*)> load_query,
             absl::FunctionRef<void(int64_t, int64_t, absl::Span<PieceState>)> finish) {
@@ -228,8 +217,10 @@ void RowWriter::Write(int64_t row, int64_t head, absl::Span<double> values, doub
   if (!sinks.absent() && row_lse != -kInfinity) {
     factor = 1 + std::exp(LoadElement(sinks.dtype, sinks.At(head)) - row_lse);
   }
+  // Of an infinite sink not even a NaN is left, nor the sign of a zero.
+  const bool is_all_sink = !sinks.absent() && LoadElement(sinks.dtype, sinks.At(head)) == kInfinity;
   for (size_t d = 0; d < values.size(); ++d) {
-    double value = values[d] / factor;
+    double value = is_all_sink ? 0 : values[d] / factor;
     if (out_scale > 0) value /= out_scale;
     StoreElement(out.dtype, value, out.At(row, head, d));
   }

@@ -73,9 +73,6 @@ struct RowWriter {
   void Write(int64_t row, int64_t head, absl::Span<double> values, double row_lse) const;
 };
 
-// An element of an i32 or i64 array of one dimension.
-int64_t IndexAt(const ConstTensorView& view, int64_t i);
-
 }  // namespace kvblocks::attention
 
 #endif  // KVBLOCKS_ATTENTION_CPU_REFERENCE_ENGINE_H_

@@ -1,10 +1,11 @@
 // CPU_REFERENCE's multi-head latent attention: one latent head serves all query heads.
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "attention/cache/element_rows.h"
+#include "attention/cpu/error_flags.h"
+#include "attention/cpu/host_scalars.h"
 #include "attention/cpu/reference_cuts.h"
 #include "attention/cpu/reference_engine.h"
 #include "attention/cpu/reference_ops.h"
@@ -19,11 +20,6 @@ namespace {
 int64_t UsedEntries(const ConstTensorView& topk_len, int64_t b, int64_t num_entries) {
   if (topk_len.absent()) return num_entries;
   return std::clamp<int64_t>(IndexAt(topk_len, b), 0, num_entries);
-}
-
-void Flag(const ExecContext& context, DeviceErrorBit bit) {
-  if (context.error_flags == nullptr || context.error_flags->bits == nullptr) return;
-  std::atomic_ref<uint32_t>(*context.error_flags->bits).fetch_or(bit);
 }
 
 // Appends the valid slots of query (b, s).

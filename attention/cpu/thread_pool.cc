@@ -52,6 +52,7 @@ void ThreadPool::Run(Job& job, int thread) {
 void ThreadPool::ParallelFor(int64_t num_items, absl::FunctionRef<void(int64_t, int)> work) {
   Job job{num_items, work};
   if (workers_.empty() || num_items <= 1) return Run(job, 0);
+  const std::lock_guard<std::mutex> turn(turn_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     job_ = &job;

@@ -2,7 +2,7 @@
 //
 // Items are handed out by an atomic counter, so who runs which is not fixed: items must not share
 // results, and then the outcome does not depend on the number of threads. The calling thread takes
-// part. One ParallelFor at a time; no allocation per call.
+// part. Thread-safe: concurrent calls take turns. No allocation per call.
 
 #ifndef KVBLOCKS_ATTENTION_CPU_THREAD_POOL_H_
 #define KVBLOCKS_ATTENTION_CPU_THREAD_POOL_H_
@@ -36,6 +36,7 @@ class ThreadPool {
   struct Job;
   void Run(Job& job, int thread);
 
+  std::mutex turn_;  // of the caller whose job it is; taken before mutex_
   std::mutex mutex_;
   std::condition_variable start_, done_;
   Job* job_ = nullptr;        // guarded by mutex_

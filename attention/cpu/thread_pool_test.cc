@@ -1,6 +1,8 @@
 #include "attention/cpu/thread_pool.h"
 
 #include <atomic>
+#include <latch>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -52,6 +54,29 @@ TEST(ThreadPoolTest, SeveralPoolsWorkAtTheSameTime) {
     inner.ParallelFor(10, [&](int64_t item, int) { sum += item; });
   });
   EXPECT_EQ(sum, 6 * 45);
+}
+
+TEST(ThreadPoolTest, CallersOfOnePoolTakeTurns) {
+  constexpr int64_t kRounds = 500;
+  ThreadPool pool(3);
+  std::vector<std::vector<int64_t>> sums(3, std::vector<int64_t>(3));  // [caller][thread]
+  std::latch start(3);
+  std::vector<std::thread> callers;
+  for (std::vector<int64_t>& sum : sums) {
+    callers.emplace_back([&] {
+      start.arrive_and_wait();
+      for (int64_t round = 0; round < kRounds; ++round) {
+        pool.ParallelFor(4, [&](int64_t item, int thread) {
+          std::this_thread::yield();  // so that others come in the middle
+          sum[thread] += item;
+        });
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  for (const std::vector<int64_t>& sum : sums) {
+    EXPECT_EQ(sum[0] + sum[1] + sum[2], kRounds * (0 + 1 + 2 + 3));
+  }
 }
 
 TEST(ThreadPoolTest, WithoutAPoolTheCallerDoesItInOrder) {

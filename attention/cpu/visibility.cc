@@ -1,6 +1,7 @@
 #include "attention/cpu/visibility.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 #include "attention/tensor/small_floats.h"
@@ -32,11 +33,12 @@ Visibility::Row Visibility::RowOf(const Request& request, int64_t i, int64_t p,
 
   if (params_.block_sparse.enabled()) {
     const BlockSparse& sparse = params_.block_sparse;
-    const int64_t step = sparse.head_sliding_step;
+    const int64_t stride = sparse.vert_stride, step = sparse.head_sliding_step;
     const int64_t kv_head = head / (num_heads_ / num_kv_heads_);
-    row.sparse_offset = (step >= 0 ? (sparse.tp_rank * num_heads_ + head) * step
-                                   : (sparse.tp_rank * num_kv_heads_ + kv_head) * -step) +
-                        1;
+    const int64_t shifts =
+        step >= 0 ? sparse.tp_rank * num_heads_ + head : sparse.tp_rank * num_kv_heads_ + kv_head;
+    // Only its remainder counts, which keeps products within int64.
+    row.sparse_offset = (shifts % stride) * (std::abs(step) % stride) % stride + 1;
     row.needs_test = true;
   }
 

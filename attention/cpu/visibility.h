@@ -42,7 +42,7 @@ class Visibility {
     bool has_bias = false;
 
     int64_t p = 0;
-    int64_t sparse_offset = 0;        // of the block-sparse rule
+    int64_t sparse_offset = 0;        // of the block-sparse rule, modulo its vert_stride
     int64_t mask_row = 0;             // i or p; kRaggedBits: the first bit of the row
     int64_t diagonal = 0;             // the column at which a template has its diagonal
     const std::byte* mask = nullptr;  // the row of a mask with one row per query

@@ -79,6 +79,16 @@ TEST(VisibilityTest, Ex15BlockSparse) {
   EXPECT_EQ(Hidden(params, 1, 17, 4, 2, 3), (Rows{"00001111000011110"}));
 }
 
+// Modulo 3, (tp_rank * H + head) * step + 1 is (1 * 4 + 1) * 1 + 1 = 0.
+TEST(VisibilityTest, BlockSparseOffsetsBeyondInt64) {
+  AttnParams params;
+  params.block_sparse.local_blocks = 1;
+  params.block_sparse.vert_stride = 3;
+  params.block_sparse.block_size = 4;
+  params.block_sparse.tp_rank = params.block_sparse.head_sliding_step = INT32_MAX;
+  EXPECT_EQ(Hidden(params, 1, 24, 4, 2, 1), (Rows{"000011111111000011110000"}));
+}
+
 TEST(VisibilityTest, Ex22Modes) {
   CausalTemplate causal(4);
   EXPECT_EQ(Hidden(causal.Params(2), 2, 5), (Rows{"01111", "00111"}));

@@ -2,20 +2,13 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/cache_write.h"
+#include "attention/cuda/kernels/gather.h"
 #include "attention/ops/checks.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-// Kernels compute in float32 and narrower.
-absl::Status RefuseF64(const char* operation, const char* name, const ConstTensorView& view) {
-  if (view.absent() || view.dtype != DType::kF64) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(operation, ": ", name, " is f64; the CUDA backend has f32, f16 and bf16"));
-}
 
 // How rows of a tensor of heads are stored in k or v of a dense layout.
 RowStore StoreOf(const ConstTensorView& from, const KvCacheView& cache, bool key,
@@ -138,12 +131,43 @@ absl::Status CudaComputeKvScales(const ExecContext& context, const ComputeKvScal
   if (!status.ok() || most_scales == 0) return status;
   const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
   if (!launch.ok()) return launch.status();
-  const int64_t needed = KvScalesWorkspaceBytes(most_scales);
-  if (static_cast<int64_t>(launch->workspace_bytes) < needed) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        kName, ": the workspace has ", launch->workspace_bytes, " bytes; needs ", needed));
-  }
+  status = CheckWorkspace(kName, *launch, KvScalesWorkspaceBytes(most_scales));
+  if (!status.ok()) return status;
   return StatusOf(kName, LaunchKvScales(*launch, params));
+}
+
+absl::Status CudaGatherCache(const ExecContext& context, const GatherCacheArgs& args) {
+  constexpr char kName[] = "GatherCache";
+  if (absl::Status status = Check(context, args); !status.ok()) return status;
+  absl::Status status = RefuseF64(kName, "the cache", args.cache.k);
+  status.Update(RefuseF64(kName, "out", args.out));
+  status.Update(RefuseF64(kName, "out_v", args.out_v));
+  if (!status.ok() || args.lengths.empty() || args.cache.num_slots() == 0) return status;
+  GatherParams params;
+  params.keys = PagedKeysOf(args.cache, args.scales, args.block_table, args.seq_lens);
+  params.kv_heads = static_cast<int32_t>(args.cache.num_kv_heads());
+  params.key_dim = static_cast<int32_t>(args.cache.key_dim());
+  params.value_dim = static_cast<int32_t>(args.cache.value_dim());
+  params.num_requests = args.lengths.extent[0];
+  params.lengths = args.lengths.as<int32_t>();
+  params.seq_lens_stride = args.seq_lens.stride[0];
+  params.lengths_stride = args.lengths.stride[0];
+  params.row_offset = args.row_offset;
+  params.rows = args.out.extent[1];
+  const auto output = [](const TensorView& view) {
+    GatherOutput out;
+    out.data = view.data;
+    out.element = ElementOf(view.dtype);
+    out.request_stride = view.stride[0];
+    out.row_stride = view.stride[1];
+    if (view.rank == 4) out.head_stride = view.stride[2];
+    return out;
+  };
+  params.out = output(args.out);
+  if (!IsMla(args.cache.layout)) params.out_v = output(args.out_v);
+  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
+  if (!launch.ok()) return launch.status();
+  return StatusOf(kName, LaunchGather(*launch, params));
 }
 
 }  // namespace kvblocks::attention::cuda

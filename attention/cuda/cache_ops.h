@@ -13,6 +13,7 @@ absl::Status CudaReshapeAndCache(const ExecContext& context, const ReshapeAndCac
 absl::Status CudaConcatAndCacheMla(const ExecContext& context, const ConcatAndCacheMlaArgs& args);
 // Needs 3 * 528 * 4 bytes of workspace per scale of the tensor with most of them.
 absl::Status CudaComputeKvScales(const ExecContext& context, const ComputeKvScalesArgs& args);
+absl::Status CudaGatherCache(const ExecContext& context, const GatherCacheArgs& args);
 
 }  // namespace kvblocks::attention::cuda
 

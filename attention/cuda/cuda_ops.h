@@ -16,6 +16,7 @@
 #include "attention/ops/args.h"
 #include "attention/ops/attention_ops.h"
 #include "attention/ops/exec_context.h"
+#include "attention/ops/op_list.h"
 
 namespace kvblocks::attention {
 
@@ -23,22 +24,7 @@ class CudaOps : public AttentionOps {
  public:
   const char* name() const override { return "CUDA"; }
 
-  absl::Status PagedDecode(const ExecContext& context, const PagedDecodeArgs& args) const override;
-  absl::Status PagedDecodePartial(const ExecContext& context,
-                                  const PagedDecodePartialArgs& args) const override;
-  absl::Status ReduceSplits(const ExecContext& context,
-                            const ReduceSplitsArgs& args) const override;
-  absl::Status PagedPrefill(const ExecContext& context,
-                            const PagedPrefillArgs& args) const override;
-  absl::Status VarlenSelfAttention(const ExecContext& context,
-                                   const VarlenSelfAttentionArgs& args) const override;
-  absl::Status Cascade(const ExecContext& context, const CascadeArgs& args) const override;
-  absl::Status MlaDecode(const ExecContext& context, const MlaDecodeArgs& args) const override;
-  absl::Status SparseMlaDecode(const ExecContext& context,
-                               const SparseMlaDecodeArgs& args) const override;
-  absl::Status SparseMlaPrefill(const ExecContext& context,
-                                const SparseMlaPrefillArgs& args) const override;
-  absl::Status MergeStates(const ExecContext& context, const MergeStatesArgs& args) const override;
+KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_OP)
 };
 
 // The one instance; it has no state.

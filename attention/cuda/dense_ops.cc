@@ -8,6 +8,8 @@
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/attend_rows.h"
 #include "attention/cuda/kernels/merge_states.h"
+#include "attention/cuda/paged_decode_ops.h"
+#include "attention/cuda/prefill_ops.h"
 #include "attention/metadata/split_planner.h"
 #include "attention/ops/checks.h"
 
@@ -77,7 +79,15 @@ absl::Status RunPagedPrefill(const char* op, const ExecContext& context,
   absl::StatusOr<CudaCall> call = BeginCall(op, context);
   if (!call.ok()) return call.status();
 
-  // Faster kernels are chosen here.
+  // Faster kernels are chosen here. A cascade's prefix is read through row 0 of the block table.
+  if (shared_prefix == 0 && IsForPagedDecode(args)) {
+    const PagedDecodeParams decode = PagedDecodeParamsOf(args);
+    if (TakesPagedDecode(decode)) return RunPagedDecode(op, context, decode);
+  }
+  if (shared_prefix == 0) {
+    const PrefillParams prefill = PrefillParamsOf(args);
+    if (TakesPrefill(prefill)) return StatusOf(op, LaunchPrefill(call->launch, prefill));
+  }
 
   AttendRowsParams params =
       PagedParams(args.q, args.cache, args.block_table, args.seq_lens, args.params);
@@ -107,7 +117,12 @@ absl::Status CudaPagedDecode(const ExecContext& context, const PagedDecodeArgs& 
   absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
   if (!call.ok()) return call.status();
 
-  // Faster kernels are chosen here.
+  // Faster kernels are chosen here. A plan of the host says how many pieces there are; they would plan
+  // on the device.
+  if (args.plan == nullptr) {
+    const PagedDecodeParams decode = PagedDecodeParamsOf(args);
+    if (TakesPagedDecode(decode)) return RunPagedDecode(kOp, context, decode);
+  }
 
   AttendRowsParams params =
       PagedParams(args.q, args.cache, args.block_table, args.seq_lens, args.params);
@@ -212,6 +227,9 @@ absl::Status CudaVarlenSelfAttention(const ExecContext& context,
   if (!call.ok()) return call.status();
 
   // Faster kernels are chosen here.
+  if (const PrefillParams prefill = PrefillParamsOf(args); TakesPrefill(prefill)) {
+    return StatusOf(kOp, LaunchPrefill(call->launch, prefill));
+  }
 
   AttendRowsParams params;
   params.q = ConstRowsOf(args.q);

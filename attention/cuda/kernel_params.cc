@@ -45,6 +45,18 @@ absl::StatusOr<LaunchContext> LaunchContextOf(const char* operation, const ExecC
   return launch;
 }
 
+absl::Status RefuseF64(const char* operation, const char* name, const ConstTensorView& view) {
+  if (view.absent() || view.dtype != DType::kF64) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat(operation, ": ", name, " is f64; the CUDA backend has f32, f16 and bf16"));
+}
+
+absl::Status CheckWorkspace(const char* operation, const LaunchContext& launch, int64_t bytes) {
+  if (static_cast<int64_t>(launch.workspace_bytes) >= bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      operation, ": the workspace has ", launch.workspace_bytes, " bytes; needs ", bytes));
+}
+
 Element ElementOf(DType dtype) {
   switch (dtype) {
     case DType::kF16:

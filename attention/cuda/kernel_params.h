@@ -21,6 +21,12 @@ absl::Status StatusOf(const char* operation, Error error);
 // The context's stream, flags, workspace and device. Internal if the device cannot be asked.
 absl::StatusOr<LaunchContext> LaunchContextOf(const char* operation, const ExecContext& context);
 
+// Kernels compute in float32 and narrower: Unimplemented for f64 tensors.
+absl::Status RefuseF64(const char* operation, const char* name, const ConstTensorView& view);
+
+// ResourceExhausted, with the bytes there are and those needed, unless the workspace has `bytes`.
+absl::Status CheckWorkspace(const char* operation, const LaunchContext& launch, int64_t bytes);
+
 // REQUIRES: an element type that kernels know (not f64).
 Element ElementOf(DType dtype);
 

@@ -1,9 +1,9 @@
 """Kernel sources, each built for GPUs and, as an emulation, for the host."""
 
 load("//:kvblocks.bzl", "kv_cc_library")
-load("//third_party/cuda:defs.bzl", "cuda_library")
+load("//third_party/cuda:defs.bzl", "DEFAULT_ARCHS", "cuda_library")
 
-def kv_kernels(name, srcs, hdrs, deps = [], textual_hdrs = [], **kwargs):
+def kv_kernels(name, srcs, hdrs, deps = [], textual_hdrs = [], archs = DEFAULT_ARCHS, **kwargs):
     """Two libraries from the same .cu sources: <name> by nvcc, <name>_emulated by the host compiler.
 
     A program links one of the two. Without a CUDA compiler there is only the second.
@@ -13,6 +13,7 @@ def kv_kernels(name, srcs, hdrs, deps = [], textual_hdrs = [], **kwargs):
       srcs: .cu files.
       hdrs: what host code includes to launch the kernels; it knows no CUDA.
       textual_hdrs: device code that several .cu files include.
+      archs: as of cuda_library.
       deps: other kv_kernels by their name, and plain libraries by their full label.
       **kwargs: visibility and the like.
     """
@@ -22,6 +23,7 @@ def kv_kernels(name, srcs, hdrs, deps = [], textual_hdrs = [], **kwargs):
         name = name,
         srcs = srcs + textual_hdrs,
         hdrs = hdrs,
+        archs = archs,
         deps = plain + kernels + ["//attention/cuda/device:gpu"],
         **kwargs
     )

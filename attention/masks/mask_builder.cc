@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "attention/cache/strided_copy.h"
 #include "attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
@@ -57,7 +58,20 @@ absl::StatusOr<double> MaskedValue(DType dtype, MaskEncoding encoding) {
       "; markers are bool, i8, u8 or floats, additive masks floats, finite additive ones f16"));
 }
 
-absl::StatusOr<std::vector<int64_t>> ContextParallelPositions(const ContextParallelShard& shard) {
+namespace {
+
+// The positions of a rank's rows: those of its two chunks, one after the other.
+struct ShardRows {
+  int64_t first_begin = 0, first_size = 0;
+  int64_t second_begin = 0, second_size = 0;
+
+  int64_t size() const { return first_size + second_size; }
+  int64_t Position(int64_t row) const {
+    return row < first_size ? first_begin + row : second_begin + row - first_size;
+  }
+};
+
+absl::StatusOr<ShardRows> RowsOf(const ContextParallelShard& shard) {
   if (shard.num_tokens < 1 || shard.num_tokens > kMaxExtent) {
     return absl::InvalidArgumentError(absl::StrCat("context parallel mask: num_tokens is ",
                                                    shard.num_tokens, "; it must be 1 to ",
@@ -70,11 +84,21 @@ absl::StatusOr<std::vector<int64_t>> ContextParallelPositions(const ContextParal
   }
   const int64_t num_chunks = 2 * int64_t{shard.num_ranks};
   const int64_t length = (shard.num_tokens + num_chunks - 1) / num_chunks;
-  std::vector<int64_t> positions;
-  for (const int64_t chunk : {int64_t{shard.rank}, num_chunks - 1 - shard.rank}) {
-    const int64_t end = std::min((chunk + 1) * length, shard.num_tokens);
-    for (int64_t p = chunk * length; p < end; ++p) positions.push_back(p);
-  }
+  ShardRows rows;
+  rows.first_begin = shard.rank * length;
+  rows.second_begin = (num_chunks - 1 - shard.rank) * length;
+  rows.first_size = std::clamp<int64_t>(shard.num_tokens - rows.first_begin, 0, length);
+  rows.second_size = std::clamp<int64_t>(shard.num_tokens - rows.second_begin, 0, length);
+  return rows;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int64_t>> ContextParallelPositions(const ContextParallelShard& shard) {
+  const absl::StatusOr<ShardRows> rows = RowsOf(shard);
+  if (!rows.ok()) return rows.status();
+  std::vector<int64_t> positions(static_cast<size_t>(rows->size()));
+  for (int64_t row = 0; row < rows->size(); ++row) positions[row] = rows->Position(row);
   return positions;
 }
 
@@ -158,20 +182,20 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Mla(MaskElement element) {
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::PrefillContextParallel(
     const ContextParallelShard& shard, MaskElement element) {
-  const auto positions = ContextParallelPositions(shard);
-  if (!positions.ok()) return positions.status();
-  if (positions->empty()) {
+  const absl::StatusOr<ShardRows> shard_rows = RowsOf(shard);
+  if (!shard_rows.ok()) return shard_rows.status();
+  if (shard_rows->size() == 0) {
     return absl::InvalidArgumentError(absl::StrCat("PrefillContextParallel: rank ", shard.rank,
                                                    " of ", shard.num_ranks, " holds none of ",
                                                    shard.num_tokens, " tokens; it needs no mask"));
   }
   Key key = MakeKey(Kind::kContextParallel, element);
-  key.rows = static_cast<int64_t>(positions->size());
+  key.rows = shard_rows->size();
   key.columns = shard.num_tokens;
   key.num_ranks = shard.num_ranks;
   key.rank = shard.rank;
   return GetOrMake(key, key.rows, key.columns,
-                   [&](int64_t i, int64_t j) { return j > (*positions)[i]; });
+                   [&](int64_t i, int64_t j) { return j > shard_rows->Position(i); });
 }
 
 absl::StatusOr<int64_t> AttentionMaskBuilder::Register(const std::string& name,
@@ -219,6 +243,19 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Custom(const CustomMaskSpec& spec)
                    [&](int64_t i, int64_t j) { return registration.generator(i, j, key.params); });
 }
 
+absl::StatusOr<int64_t> AttentionMaskBuilder::BytesOf(const char* what, DType dtype, int64_t rows,
+                                                      int64_t columns) const {
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(rows, columns, &bytes) ||
+      __builtin_mul_overflow(bytes, ElementBytes(dtype), &bytes) ||
+      bytes > options_.max_mask_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        what, ": a mask of ", rows, " x ", columns, " ", Name(dtype), " exceeds ",
+        options_.max_mask_bytes, " bytes; use a template or raise Options::max_mask_bytes"));
+  }
+  return bytes;
+}
+
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Pack(const MaskRef& mask) {
   if (mask.null() || mask.view.rank != 2) {
     return absl::InvalidArgumentError("Pack: the mask is null or not [S1, S2]");
@@ -236,18 +273,17 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Pack(const MaskRef& mask) {
     }
   }
   const int64_t rows = mask.view.extent[0], columns = mask.view.extent[1];
-  const int64_t row_bytes = columns * ElementBytes(mask.view.dtype);
-  std::shared_ptr<std::byte[]> bytes(new (std::nothrow) std::byte[rows * row_bytes]);
+  const absl::StatusOr<int64_t> num_bytes = BytesOf("Pack", mask.view.dtype, rows, columns);
+  if (!num_bytes.ok()) return num_bytes.status();
+  std::shared_ptr<std::byte[]> bytes(new (std::nothrow) std::byte[*num_bytes]);
   if (bytes == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("Pack: no memory for ", rows * row_bytes, " bytes"));
+    return absl::ResourceExhaustedError(absl::StrCat("Pack: no memory for ", *num_bytes, " bytes"));
   }
-  for (int64_t i = 0; i < rows; ++i) {
-    std::memcpy(bytes.get() + i * row_bytes, mask.view.At(i), row_bytes);
-  }
+  const TensorView dense =
+      TensorView::Contiguous(bytes.get(), mask.view.dtype, {rows, columns}, mask.view.device);
+  CopyStrided(mask.view, dense);
   MaskRef packed = mask;
-  packed.view =
-      ConstTensorView::Contiguous(bytes.get(), mask.view.dtype, {rows, columns}, mask.view.device);
+  packed.view = dense;
   packed.storage = std::move(bytes);
   return packed;
 }
@@ -301,20 +337,15 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Materialise(const Key& key, int64_
     return absl::UnimplementedError(absl::StrCat(
         "mask builder: no upload to ", Name(options_.device), " was given; set Options::upload"));
   }
-  const int64_t element_bytes = ElementBytes(key.dtype);
-  int64_t bytes = 0;
-  if (__builtin_mul_overflow(rows, columns, &bytes) ||
-      __builtin_mul_overflow(bytes, element_bytes, &bytes) || bytes > options_.max_mask_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "mask builder: a mask of ", rows, " x ", columns, " ", Name(key.dtype), " exceeds ",
-        options_.max_mask_bytes, " bytes; use a template or raise Options::max_mask_bytes"));
-  }
-  std::shared_ptr<std::byte[]> host(new (std::nothrow) std::byte[bytes]);
+  const absl::StatusOr<int64_t> bytes = BytesOf("mask builder", key.dtype, rows, columns);
+  if (!bytes.ok()) return bytes.status();
+  std::shared_ptr<std::byte[]> host(new (std::nothrow) std::byte[*bytes]);
   if (host == nullptr) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("mask builder: no memory for a mask of ", bytes, " bytes"));
+        absl::StrCat("mask builder: no memory for a mask of ", *bytes, " bytes"));
   }
-  std::memset(host.get(), 0, bytes);  // zero is visible in every type
+  std::memset(host.get(), 0, *bytes);  // zero is visible in every type
+  const int64_t element_bytes = ElementBytes(key.dtype);
   std::byte hidden[8] = {};
   StoreElement(key.dtype, *masked, hidden);
   std::byte* to = host.get();
@@ -331,7 +362,7 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Materialise(const Key& key, int64_
   if (on_host) {
     mask.storage = std::move(host);
   } else {
-    auto uploaded = options_.upload(options_.device, host.get(), static_cast<size_t>(bytes));
+    auto uploaded = options_.upload(options_.device, host.get(), static_cast<size_t>(*bytes));
     if (!uploaded.ok()) return uploaded.status();
     data = uploaded->get();
     mask.storage = *std::move(uploaded);

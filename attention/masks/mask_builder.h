@@ -156,6 +156,9 @@ class AttentionMaskBuilder {
   using Rule = absl::FunctionRef<bool(int64_t i, int64_t j)>;
 
   Key MakeKey(Kind kind, MaskElement element) const;
+  // Of a dense mask, or ResourceExhausted beyond max_mask_bytes.
+  absl::StatusOr<int64_t> BytesOf(const char* what, DType dtype, int64_t rows,
+                                  int64_t columns) const;
   // The cached mask of at least rows x columns, or a new one by the rule.
   absl::StatusOr<MaskRef> GetOrMake(const Key& key, int64_t rows, int64_t columns, Rule hides);
   absl::StatusOr<MaskRef> Materialise(const Key& key, int64_t rows, int64_t columns,

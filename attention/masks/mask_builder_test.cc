@@ -376,6 +376,20 @@ TEST(MaskGrowthTest, PackedCopyHasNoGaps) {
   EXPECT_EQ(builder.Pack(*packed)->view.data, packed->view.data);
 }
 
+TEST(MaskGrowthTest, PackingFollowsAnyStride) {
+  AttentionMaskBuilder builder({.device = {}, .upload = nullptr, .max_mask_bytes = 1 << 10});
+  MaskRef transposed = *builder.Causal(3, kF32Additive);
+  transposed.view = *transposed.view.Permute({1, 0});
+  const auto packed = builder.Pack(transposed);
+  ASSERT_TRUE(packed.ok()) << packed.status();
+  EXPECT_TRUE(packed->view.contiguous());
+  EXPECT_EQ(Picture(*packed), "000 100 110");
+  MaskRef broadcast = transposed;
+  broadcast.view.extent = {int64_t{1} << 40, int64_t{1} << 40, 1, 1, 1, 1};
+  broadcast.view.stride = {};
+  EXPECT_EQ(builder.Pack(broadcast).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
 TEST(MaskGrowthTest, NothingIsMadeDuringACapture) {
   AttentionMaskBuilder builder;
   ASSERT_TRUE(builder.Prewarm(10, kBoolMarker).ok());
@@ -408,6 +422,9 @@ TEST(MaskGrowthTest, BadSizesAreRefusedBeforeAnythingIsAllocated) {
   EXPECT_FALSE(builder.PrefillContextParallel({0, 2, 1}, kBoolMarker).ok());
   // 3 tokens in 8 chunks: rank 3 holds chunks 3 and 4, which are empty.
   EXPECT_FALSE(builder.PrefillContextParallel({3, 4, 3}, kBoolMarker).ok());
+  // Its rows would take 16 GiB to list.
+  EXPECT_EQ(builder.PrefillContextParallel({int64_t{1} << 31, 1, 0}, kBoolMarker).status().code(),
+            absl::StatusCode::kResourceExhausted);
 }
 
 // --- Wiring --------------------------------------------------------------------------------------

@@ -45,6 +45,11 @@ absl::Status BuildCompressedSlots(const CompressedSlotsArgs& args) {
         CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, num_tokens)}) {
     if (!each.ok()) return each;
   }
+  status = CheckApart(kOp, {{"slot_mapping", args.slot_mapping}},
+                      {{"query_start_loc", args.query_start_loc},
+                       {"positions", args.positions},
+                       {"block_table", args.block_table}});
+  if (!status.ok()) return status;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* positions = args.positions.as<int32_t>();
   const auto completes = [&](int64_t t) { return (positions[t] + int64_t{1}) % args.ratio == 0; };
@@ -78,6 +83,13 @@ absl::Status BuildTopkSlots(const TopkSlotsArgs& args) {
         CheckHostTensor(kOp, "counts", args.counts, DType::kI32, 1, args.slots.extent[0])}) {
     if (!each.ok()) return each;
   }
+  // The same tensor is read before it is written, entry by entry.
+  const bool in_place = args.slots.data == args.indices.data;
+  absl::Status apart = CheckApart(kOp, {{"slots", args.slots}, {"counts", args.counts}},
+                                  {{"query_start_loc", args.query_start_loc},
+                                   {"indices", in_place ? ConstTensorView() : args.indices},
+                                   {"block_table", args.block_table}});
+  if (!apart.ok()) return apart;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* indices = args.indices.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
@@ -113,6 +125,10 @@ absl::Status BuildDenseCompressedIndices(const DenseCompressedIndicesArgs& args)
         CheckHostTensor(kOp, "lens", args.lens, DType::kI32, 1, args.indices.extent[0])}) {
     if (!each.ok()) return each;
   }
+  absl::Status apart =
+      CheckApart(kOp, {{"indices", args.indices}, {"lens", args.lens}},
+                 {{"query_start_loc", args.query_start_loc}, {"positions", args.positions}});
+  if (!apart.ok()) return apart;
   const int64_t capacity = args.indices.extent[1];
   auto* row = args.indices.as<int32_t>();
   auto* lens = args.lens.as<int32_t>();
@@ -147,6 +163,11 @@ absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args) {
         CheckHostTensor(kOp, "lens", args.lens, DType::kI32, 1, args.indices.extent[0])}) {
     if (!each.ok()) return each;
   }
+  absl::Status apart = CheckApart(kOp, {{"indices", args.indices}, {"lens", args.lens}},
+                                  {{"query_start_loc", args.query_start_loc},
+                                   {"seq_lens", args.seq_lens},
+                                   {"topk", args.topk}});
+  if (!apart.ok()) return apart;
   if (!is_compressed && args.ratio > 1) {
     return absl::InvalidArgumentError(absl::StrCat(kOp, ": topk is absent, but ratio is ",
                                                    args.ratio,

@@ -4,20 +4,22 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "attention/ops/arg_checker.h"
+#include "attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
 
 absl::Status CheckHostTensor(const char* operation, const char* name, const ConstTensorView& tensor,
                              DType dtype, int rank, int64_t least_rows, int64_t columns) {
-  if (tensor.rank == rank && tensor.dtype == dtype && tensor.extent[0] >= least_rows &&
-      (columns < 0 || tensor.extent[1] == columns) && tensor.device.on_host() &&
-      tensor.contiguous()) {
+  ArgChecker check(ExecContext(), operation);
+  if (!check.View(name, tensor, dtype)) return check.status();
+  if (tensor.rank == rank && tensor.extent[0] >= least_rows &&
+      (columns < 0 || tensor.extent[1] == columns) && tensor.contiguous()) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat(operation, ": ", name, " is ", tensor.DebugString(), " on ", Name(tensor.device),
-                   "; it must be a dense ", Name(dtype), " tensor of rank ", rank,
-                   " in host memory with ", least_rows, " rows or more",
+      absl::StrCat(operation, ": ", name, " is ", tensor.DebugString(), "; it must be a dense ",
+                   Name(dtype), " tensor of rank ", rank, " with ", least_rows, " rows or more",
                    columns < 0 ? std::string() : absl::StrCat(" and ", columns, " columns")));
 }
 
@@ -62,6 +64,14 @@ absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_st
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckApart(const char* operation, std::initializer_list<NamedTensor> outputs,
+                        std::initializer_list<NamedTensor> inputs) {
+  ArgChecker check(ExecContext(), operation);
+  for (const NamedTensor& out : outputs) check.Writes(out.name, out.tensor);
+  for (const NamedTensor& in : inputs) check.Reads(in.name, in.tensor);
+  return check.Finish();
 }
 
 absl::StatusOr<HostBlockTable> HostBlockTable::Create(const char* operation,

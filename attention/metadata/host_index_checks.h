@@ -5,6 +5,7 @@
 #define KVBLOCKS_ATTENTION_METADATA_HOST_INDEX_CHECKS_H_
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -12,7 +13,8 @@
 
 namespace kvblocks::attention {
 
-// That a tensor is dense, in host memory, of that type and rank, with at least so many rows and, if
+// That a tensor is well-formed, dense, in host memory, of that type and rank, with at least so many
+// rows and, if
 // `columns` >= 0, exactly so many columns.
 absl::Status CheckHostTensor(const char* operation, const char* name, const ConstTensorView& tensor,
                              DType dtype, int rank, int64_t least_rows, int64_t columns = -1);
@@ -27,6 +29,15 @@ absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTen
 // REQUIRES: query_start_loc is checked.
 absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_start_loc,
                           const ConstTensorView& seq_lens);
+
+struct NamedTensor {
+  const char* name;
+  ConstTensorView tensor;
+};
+// That outputs share no memory with each other or with inputs, which are read while they are
+// written. REQUIRES: checked tensors.
+absl::Status CheckApart(const char* operation, std::initializer_list<NamedTensor> outputs,
+                        std::initializer_list<NamedTensor> inputs);
 
 // A checked block table whose slots fit in `max_slot`.
 class HostBlockTable {

@@ -81,6 +81,14 @@ TEST(SlotMappingTest, TokensOfTheNullBlockAreNotStored) {
   EXPECT_THAT(SlotsOf({0, 3}, {0, 16, 32}, {50, 51, 52}, 3), ElementsAre(-1, -1, 832));
 }
 
+TEST(SlotMappingTest, NullBlocksMayEndAtTheLargestId) {
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  const NullBlocks last = {.first = kMax, .count = 1};
+  EXPECT_TRUE(last.contains(kMax));
+  EXPECT_FALSE(last.contains(0));
+  EXPECT_TRUE((NullBlocks{.first = -2, .count = kMax}).contains(0));
+}
+
 TEST(SlotMappingTest, Ex02Expansion) {
   ASSERT_TRUE(BlockExpansion(32, 16).ok());
   EXPECT_EQ(*BlockExpansion(32, 16), 2);
@@ -316,6 +324,87 @@ TEST(CompressedIndicesTest, BadInputChangesNothing) {
   EXPECT_THAT(slots.values, ElementsAre(77));
 }
 
+// --- Any of them ---
+
+TEST(IndexOpsTest, OutputsShareNoMemory) {
+  Ints ints(std::vector<int32_t>(64, 0));
+  Longs longs(std::vector<int64_t>(8, 0));
+  Ints starts({0, 2}), table({0, 1}, 1), lens({2});
+  const auto at = [](TensorView memory, int64_t begin, std::initializer_list<int64_t> extents) {
+    int64_t size = 1;
+    for (const int64_t extent : extents) size *= extent;
+    return *memory.Slice(0, begin, begin + size)
+                ->Reshape(absl::MakeConstSpan(extents.begin(), extents.size()));
+  };
+  const TensorView words = *longs.view().Bitcast(DType::kU8)->Bitcast(DType::kI32);
+  ExpectRefused(ComputeSlotMapping({.query_start_loc = starts.view(),
+                                    .positions = at(words, 2, {2}),
+                                    .block_table = table.view(),
+                                    .block_size = 4,
+                                    .slot_mapping = at(longs.view(), 0, {2})}),
+                kInvalid, "slot_mapping shares memory with positions");
+  ExpectRefused(BuildCompressedSlots({.query_start_loc = starts.view(),
+                                      .positions = at(words, 2, {2}),
+                                      .block_table = table.view(),
+                                      .block_size = 4,
+                                      .slot_mapping = at(longs.view(), 0, {2})}),
+                kInvalid, "slot_mapping shares memory with positions");
+  ExpectRefused(BuildSwaIndices({.window = 4,
+                                 .query_start_loc = starts.view(),
+                                 .seq_lens = lens.view(),
+                                 .block_table = table.view(),
+                                 .block_size = 4,
+                                 .indices = at(ints.view(), 0, {2, 4}),
+                                 .lens = at(ints.view(), 7, {2})}),
+                kInvalid, "indices shares memory with lens");
+  const TopkSlotsArgs topk = {.query_start_loc = starts.view(),
+                              .indices = at(ints.view(), 0, {2, 4}),
+                              .block_table = table.view(),
+                              .block_size = 4,
+                              .slots = at(ints.view(), 0, {2, 4}),
+                              .counts = at(ints.view(), 8, {2})};
+  EXPECT_OK(BuildTopkSlots(topk));
+  TopkSlotsArgs shifted = topk;
+  shifted.slots = at(ints.view(), 1, {2, 4});
+  shifted.counts = at(ints.view(), 9, {2});
+  ExpectRefused(BuildTopkSlots(shifted), kInvalid, "slots shares memory with indices");
+  ExpectRefused(BuildDenseCompressedIndices({.query_start_loc = starts.view(),
+                                             .positions = at(ints.view(), 3, {2}),
+                                             .indices = at(ints.view(), 0, {2, 4}),
+                                             .lens = at(ints.view(), 8, {2})}),
+                kInvalid, "indices shares memory with positions");
+  ExpectRefused(CombinePrefillIndices({.window = 4,
+                                       .rows_per_request = 8,
+                                       .query_start_loc = starts.view(),
+                                       .seq_lens = lens.view(),
+                                       .indices = at(ints.view(), 0, {2, 4}),
+                                       .lens = at(ints.view(), 7, {2})}),
+                kInvalid, "indices shares memory with lens");
+}
+
+TEST(IndexOpsTest, TensorsWithoutMemoryAreRefused) {
+  Ints starts({0, 2}), positions({0, 1}), table({0, 1}, 1);
+  Longs slots({77, 77});
+  SlotMappingArgs args = {.query_start_loc = starts.view(),
+                          .positions = positions.view(),
+                          .block_table = table.view(),
+                          .block_size = 4,
+                          .slot_mapping = slots.view()};
+  for (ConstTensorView* view : {&args.query_start_loc, &args.positions, &args.block_table}) {
+    const ConstTensorView good = *view;
+    view->data = nullptr;
+    ExpectRefused(ComputeSlotMapping(args), kInvalid, "null data");
+    *view = good;
+    view->data = good.data + 1;
+    ExpectRefused(ComputeSlotMapping(args), kInvalid, "align it");
+    *view = good;
+    view->extent[view->rank - 1] = -1;
+    ExpectRefused(ComputeSlotMapping(args), kInvalid, "extent -1");
+    *view = good;
+  }
+  EXPECT_THAT(slots.values, ElementsAre(77, 77));
+}
+
 // --- Virtual batches ---
 
 struct Ex11Batch {
@@ -407,6 +496,18 @@ TEST(VirtualBatchesTest, RequestsWithoutQueriesGiveNoPieces) {
   EXPECT_EQ(pieces.metadata().num_reqs, 0);
 }
 
+TEST(VirtualBatchesTest, AChunkBeyondTheTableLeavesRequestsWhole) {
+  Ex11Batch batch;
+  VirtualBatches pieces;
+  EXPECT_OK(pieces.Build(batch.meta, int64_t{1} << 62));
+  const CommonAttentionMetadata meta = pieces.metadata();
+  EXPECT_THAT(meta.host_seq_lens, ElementsAre(6, 17, 9));
+  EXPECT_EQ(meta.block_table.extent[1], 10);
+  const std::vector<int32_t> table(meta.block_table.as<int32_t>(),
+                                   meta.block_table.as<int32_t>() + 30);
+  EXPECT_EQ(table, batch.table.values);
+}
+
 TEST(VirtualBatchesTest, BadInputChangesNothing) {
   Ex11Batch good;
   VirtualBatches pieces;
@@ -420,7 +521,11 @@ TEST(VirtualBatchesTest, BadInputChangesNothing) {
   };
   refuse([](auto&) {}, 3, kInvalid, "chunk is 3 and block_size 2");
   refuse([](auto&) {}, 0, kInvalid, "chunk is 0");
-  refuse([](auto& b) { b.lens[2] = 4; }, 4, kInvalid, "request 2 has 5 new tokens and length 4");
+  refuse([](auto& b) { b.lens[2] = 4; }, 4, kInvalid, "request 2: seq_lens is 4, less than its 5");
+  refuse([](auto& b) { b.starts[0] = 1; }, 4, kInvalid, "query_start_loc[0] is 1");
+  refuse([](auto& b) { b.starts[1] = 20; }, 4, kInvalid, "query_start_loc[2] is 14");
+  refuse([](auto& b) { b.meta.num_reqs = -1; }, 4, kInvalid, "-1 requests");
+  refuse([](auto& b) { b.meta.custom_mask.form = MaskForm::kShared; }, 4, kInvalid, "custom_mask");
   refuse([](auto& b) { b.lens[1] = 21; }, 4, kOutOfRange, "request 1 needs rows 8 to 20");
   refuse([](auto& b) { b.table.values[12] = -1; }, 4, kOutOfRange, "block_table[1, 2] is -1");
   refuse([](auto& b) { b.meta.num_reqs = 4; }, 4, kInvalid, "4 requests need 5");

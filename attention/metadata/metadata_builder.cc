@@ -1,5 +1,7 @@
 #include "attention/metadata/metadata_builder.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -30,6 +32,11 @@ class Pieces {
  private:
   int64_t total_ = 0;
 };
+
+// Of a group's block table.
+int64_t NumColumns(const KvGroupConfig& config, int64_t max_seq_len) {
+  return CeilDiv(max_seq_len, config.manager_block_size) * config.expansion();
+}
 
 template <typename T>
 ConstTensorView View(const T* data, std::initializer_list<int64_t> extents) {
@@ -70,13 +77,6 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
     }
   }
 
-  AttentionMetadataBuilder builder;
-  builder.split_ = options.split;
-  builder.max_num_reqs_ = options.max_num_reqs;
-  builder.max_num_tokens_ = options.max_num_tokens;
-  builder.max_seq_len_ = options.max_seq_len;
-  builder.groups_.resize(options.groups.size());
-
   Pieces pieces;
   const int64_t starts = pieces.Add<int32_t>(options.max_num_reqs + 1);
   const int64_t prefill_starts = pieces.Add<int32_t>(options.max_num_reqs + 1);
@@ -85,19 +85,30 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   const int64_t positions = pieces.Add<int32_t>(options.max_num_tokens);
   const int64_t token_to_req = pieces.Add<int32_t>(options.max_num_tokens);
   std::vector<std::pair<int64_t, int64_t>> of_group;  // slots, table
-  for (size_t g = 0; g < options.groups.size(); ++g) {
-    Group& group = builder.groups_[g];
-    group.config = options.groups[g];
-    group.expansion = group.config.expansion();
-    group.columns = CeilDiv(options.max_seq_len, group.config.manager_block_size) * group.expansion;
-    group.null_kernel_block =
-        static_cast<int32_t>(std::max(group.config.null_block, 0) * group.expansion);
-    group.filled.assign(static_cast<size_t>(options.max_num_reqs), 0);
-    group.writer.assign(static_cast<size_t>(group.config.num_blocks), 0);
+  int64_t scratch = options.max_num_reqs;             // bytes
+  for (const KvGroupConfig& config : options.groups) {
     const int64_t slots = pieces.Add<int64_t>(options.max_num_tokens);
-    of_group.emplace_back(slots, pieces.Add<int32_t>(options.max_num_reqs * group.columns));
+    const int64_t columns = NumColumns(config, options.max_seq_len);
+    of_group.emplace_back(slots, pieces.Add<int32_t>(options.max_num_reqs * columns));
+    scratch += (config.num_blocks + options.max_num_reqs) * static_cast<int64_t>(sizeof(int32_t));
+  }
+  // Refused here rather than by the kernel, half-way through filling the arrays.
+  const int64_t bytes = pieces.total() + scratch;
+  const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  if (bytes > memory) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "AttentionMetadataBuilder: max_num_reqs ", options.max_num_reqs, ", max_num_tokens ",
+        options.max_num_tokens, " and the blocks of ", options.groups.size(), " KV groups take ",
+        bytes >> 20, " MiB of host memory; this machine has ", memory >> 20,
+        " MiB; lower the bounds"));
   }
 
+  AttentionMetadataBuilder builder;
+  builder.split_ = options.split;
+  builder.max_num_reqs_ = options.max_num_reqs;
+  builder.max_num_tokens_ = options.max_num_tokens;
+  builder.max_seq_len_ = options.max_seq_len;
+  builder.groups_.resize(options.groups.size());
   builder.storage_bytes_ = static_cast<size_t>(pieces.total());
   builder.storage_ = std::make_unique<std::byte[]>(builder.storage_bytes_);
   std::byte* const base = builder.storage_.get();
@@ -110,6 +121,13 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   builder.token_to_req_ = ints(token_to_req);
   for (size_t g = 0; g < of_group.size(); ++g) {
     Group& group = builder.groups_[g];
+    group.config = options.groups[g];
+    group.expansion = group.config.expansion();
+    group.columns = NumColumns(group.config, options.max_seq_len);
+    group.null_kernel_block =
+        static_cast<int32_t>(std::max(group.config.null_block, 0) * group.expansion);
+    group.filled.assign(static_cast<size_t>(options.max_num_reqs), 0);
+    group.writer.assign(static_cast<size_t>(group.config.num_blocks), 0);
     group.slot_mapping = reinterpret_cast<int64_t*>(base + of_group[g].first);
     group.block_table = ints(of_group[g].second);
     std::fill_n(group.block_table, options.max_num_reqs * group.columns, group.null_kernel_block);

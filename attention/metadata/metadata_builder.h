@@ -57,6 +57,7 @@ struct MetadataBuilderOptions {
 
 class AttentionMetadataBuilder {
  public:
+  // InvalidArgument, or ResourceExhausted if the arrays exceed the memory of the machine.
   static absl::StatusOr<AttentionMetadataBuilder> Create(const MetadataBuilderOptions& options);
   AttentionMetadataBuilder(AttentionMetadataBuilder&&) = default;
   AttentionMetadataBuilder& operator=(AttentionMetadataBuilder&&) = default;

@@ -1,5 +1,6 @@
 #include "attention/metadata/metadata_builder.h"
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -472,6 +473,16 @@ TEST(MetadataBuilderTest, ImpossibleConfigurationsAreRefused) {
   refuse([](auto& o) { o.max_seq_len = int64_t{1} << 40; }, "max_seq_len is 1099511627776");
   refuse([](auto& o) { o.max_seq_len = o.max_num_reqs = 1'000'000'000; }, "lower a bound");
   refuse([](auto& o) { o.split.decode_threshold = 0; }, "decode_threshold is 0");
+}
+
+TEST(MetadataBuilderTest, BoundsBeyondTheMemoryOfTheMachineAreRefused) {
+  MetadataBuilderOptions options = SmallOptions();
+  options.groups[0].num_blocks = std::numeric_limits<int32_t>::max();
+  // With 4 bytes for each block of each group, 2^47 bytes: more than any machine has.
+  options.groups = std::vector<KvGroupConfig>(1 << 14, options.groups[0]);
+  const absl::Status status = AttentionMetadataBuilder::Create(options).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(status.ToString(), HasSubstr("16384 KV groups take"));
 }
 
 // EX-20: decodes, prefills, decode tokens, prefill tokens.

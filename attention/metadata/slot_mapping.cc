@@ -38,6 +38,11 @@ absl::Status ComputeSlotMapping(const SlotMappingArgs& args) {
         CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, num_tokens)}) {
     if (!status.ok()) return status;
   }
+  absl::Status apart = CheckApart(kOp, {{"slot_mapping", args.slot_mapping}},
+                                  {{"query_start_loc", args.query_start_loc},
+                                   {"positions", args.positions},
+                                   {"block_table", args.block_table}});
+  if (!apart.ok()) return apart;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* positions = args.positions.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {

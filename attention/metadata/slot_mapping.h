@@ -27,7 +27,7 @@ struct NullBlocks {
   int32_t first = 0;
   int32_t count = 1;
 
-  bool contains(int32_t block) const { return block >= first && block < first + count; }
+  bool contains(int32_t block) const { return block >= first && block - int64_t{first} < count; }
 };
 
 // slot_mapping[t] = block_table[b][p / BS] * BS + p % BS for the tokens t of request b, p their

@@ -9,6 +9,7 @@ namespace kvblocks::attention {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxPieces = int64_t{1} << 26;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
@@ -20,12 +21,49 @@ int64_t NumTiles(const KvGroupKey& type, absl::Span<const int32_t> seq_lens,
   return std::max<int64_t>(1, tiles);
 }
 
-absl::Status CheckInput(const SplitPlanInput& input) {
-  if (!input.extra_lens.empty() && input.extra_lens.size() != input.seq_lens.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PlanDecode: extra_lens has ", input.extra_lens.size(), " entries, seq_lens ",
-                     input.seq_lens.size(), "; they must be as many, or extra_lens empty"));
+absl::Status CheckSameSize(const char* operation, absl::Span<const int32_t> seq_lens,
+                           absl::Span<const int32_t> extra_lens) {
+  if (extra_lens.empty() || extra_lens.size() == seq_lens.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(operation, ": extra_lens has ", extra_lens.size(),
+                                                 " entries, seq_lens ", seq_lens.size(),
+                                                 "; they must be as many, or extra_lens empty"));
+}
+
+// Keys per tile as the policy counts them.
+int64_t TileOf(const SplitPlanInput& input) {
+  if (input.policy.kind == SplitPolicy::Kind::kFixed) return input.policy.value;
+  const bool whole_blocks =
+      input.policy.kind == SplitPolicy::Kind::kCount && input.type.block_size > 0;
+  return whole_blocks ? input.type.block_size : input.tile;
+}
+
+// Tiles and pieces are numbered in 32 bits; kMaxPieces bounds memory besides.
+absl::Status CheckPieces(const SplitPlanInput& input) {
+  int64_t pieces = input.policy.kind == SplitPolicy::Kind::kAuto ? input.num_parts : 0;
+  for (size_t b = 0; b < input.seq_lens.size(); ++b) {
+    const int64_t tiles = NumTiles(input.type, input.seq_lens, input.extra_lens, b, TileOf(input));
+    if (tiles > kMaxInt32) {
+      return absl::InvalidArgumentError(absl::StrCat("PlanDecode: request ", b, " has ", tiles,
+                                                     " tiles; at most ", kMaxInt32,
+                                                     ", take larger ones"));
+    }
+    if (input.policy.kind == SplitPolicy::Kind::kFixed) {
+      pieces += tiles;
+    } else if (input.policy.kind == SplitPolicy::Kind::kCount) {
+      pieces += std::min(tiles, input.policy.value);
+    } else {
+      ++pieces;
+    }
   }
+  if (pieces <= kMaxPieces) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("PlanDecode: a plan of up to ", pieces,
+                                                 " pieces; at most ", kMaxPieces,
+                                                 ", take fewer parts or larger pieces"));
+}
+
+absl::Status CheckInput(const SplitPlanInput& input) {
+  absl::Status same_size = CheckSameSize("PlanDecode", input.seq_lens, input.extra_lens);
+  if (!same_size.ok()) return same_size;
   for (const absl::Span<const int32_t> lens : {input.seq_lens, input.extra_lens}) {
     for (size_t b = 0; b < lens.size(); ++b) {
       if (lens[b] >= 0) continue;
@@ -55,7 +93,7 @@ absl::Status CheckInput(const SplitPlanInput& input) {
     return absl::InvalidArgumentError(
         absl::StrCat("PlanDecode: Count(", value, ") pieces; there must be at least 1"));
   }
-  return absl::OkStatus();
+  return CheckPieces(input);
 }
 
 }  // namespace
@@ -91,7 +129,7 @@ absl::Status SplitPlanner::Plan(const SplitPlanInput& input) {
   plan_ = SplitPlan();
   plan_.type = input.type;
   plan_.policy = input.policy;
-  plan_.tile = input.tile;
+  plan_.tile = TileOf(input);
   if (input.policy.kind == SplitPolicy::Kind::kAuto) {
     PlanParts(input);
   } else {
@@ -150,10 +188,6 @@ void SplitPlanner::PlanParts(const SplitPlanInput& input) {
 }
 
 void SplitPlanner::PlanPieces(const SplitPlanInput& input) {
-  if (input.policy.kind == SplitPolicy::Kind::kFixed) plan_.tile = input.policy.value;
-  if (input.policy.kind == SplitPolicy::Kind::kCount && input.type.block_size > 0) {
-    plan_.tile = input.type.block_size;
-  }
   for (size_t b = 0; b < input.seq_lens.size(); ++b) {
     const int64_t tiles = NumTiles(input.type, input.seq_lens, input.extra_lens, b, plan_.tile);
     int64_t step = tiles;
@@ -173,6 +207,8 @@ void SplitPlanner::PlanPieces(const SplitPlanInput& input) {
 absl::Status CheckPlanFits(const char* operation, const SplitPlan& plan, const KvGroupKey& type,
                            absl::Span<const int32_t> seq_lens,
                            absl::Span<const int32_t> extra_lens) {
+  absl::Status same_size = CheckSameSize(operation, seq_lens, extra_lens);
+  if (!same_size.ok()) return same_size;
   if (!(plan.type == type)) {
     return absl::FailedPreconditionError(
         absl::StrCat(operation, ": the plan was made for layers of ", DebugString(plan.type),

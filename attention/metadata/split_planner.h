@@ -121,7 +121,8 @@ class SplitPlanner {
 };
 
 // That a plan was made for layers of this type and for these lengths, else FailedPrecondition,
-// naming the operation: what an operation asks that is handed a plan. O(R).
+// naming the operation: what an operation asks that is handed a plan. InvalidArgument if extra_lens
+// is neither empty nor as long as seq_lens. O(R).
 absl::Status CheckPlanFits(const char* operation, const SplitPlan& plan, const KvGroupKey& type,
                            absl::Span<const int32_t> seq_lens,
                            absl::Span<const int32_t> extra_lens = {});

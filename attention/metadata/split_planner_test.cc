@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -138,6 +139,15 @@ TEST(SplitPlannerTest, BadInputLeavesTheLastPlan) {
          "Fixed(24)");
   refuse({.seq_lens = lens, .policy = SplitPolicy::Fixed(0)}, "Fixed(0)");
   refuse({.seq_lens = lens, .policy = SplitPolicy::Count(0)}, "Count(0)");
+  const std::vector<int32_t> longest(2, std::numeric_limits<int32_t>::max());
+  refuse({.seq_lens = lens, .num_parts = std::numeric_limits<int32_t>::max()},
+         "up to 2147483649 pieces");
+  refuse({.seq_lens = longest, .policy = SplitPolicy::Fixed(1)}, "up to 4294967294 pieces");
+  refuse({.type = {.block_size = 1},
+          .seq_lens = longest,
+          .policy = SplitPolicy::Count(int64_t{1} << 40)},
+         "up to 4294967294 pieces");
+  refuse({.seq_lens = longest, .extra_lens = longest, .tile = 1}, "request 0 has 4294967294 tiles");
 }
 
 TEST(SplitPlannerTest, APlanForOthersIsRecognised) {
@@ -197,6 +207,9 @@ TEST(StepPlansTest, PlansAreKeyedByTheTypeOfLayer) {
   changed.num_parts = 0;
   EXPECT_TRUE(absl::IsInvalidArgument(plans.Get(changed).status()));
   EXPECT_EQ(plans.num_plans(), 8);
+  SplitPlanInput shorter = c4a;
+  shorter.extra_lens = absl::MakeConstSpan(topk).subspan(0, 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(plans.Get(shorter).status()));
   plans.BeginStep();
   changed.num_parts = 4;
   EXPECT_EQ(*plans.Get(changed), *first);  // the same memory, another step

@@ -9,6 +9,8 @@
 namespace kvblocks::attention {
 namespace {
 
+constexpr char kOp[] = "VirtualBatches";
+
 ConstTensorView View(const std::vector<int32_t>& values) {
   return ViewOf(absl::MakeConstSpan(values));
 }
@@ -22,24 +24,29 @@ absl::Status VirtualBatches::CheckTable(const CommonAttentionMetadata& meta, int
                      "; chunk must be a positive multiple of block_size"));
   }
   const int64_t num_reqs = meta.num_reqs;
-  if (static_cast<int64_t>(meta.host_query_start_loc.size()) <= num_reqs ||
+  if (num_reqs < 0 || static_cast<int64_t>(meta.host_query_start_loc.size()) <= num_reqs ||
       static_cast<int64_t>(meta.host_seq_lens.size()) < num_reqs) {
     return absl::InvalidArgumentError(
         absl::StrCat("VirtualBatches: host_query_start_loc has ", meta.host_query_start_loc.size(),
                      " entries and host_seq_lens ", meta.host_seq_lens.size(), "; ", num_reqs,
                      " requests need ", num_reqs + 1, " and ", num_reqs));
   }
-  const absl::StatusOr<HostBlockTable> table = HostBlockTable::Create(
-      "VirtualBatches", meta.block_table, num_reqs, meta.block_size, 0, INT64_MAX);
+  if (!meta.custom_mask.null()) {
+    return absl::InvalidArgumentError(
+        "VirtualBatches: custom_mask counts positions of requests, which pieces begin anew; clear "
+        "it");
+  }
+  const ConstTensorView starts = ViewOf(meta.host_query_start_loc.subspan(0, num_reqs + 1));
+  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, starts);
+  if (!num_tokens.ok()) return num_tokens.status();
+  absl::Status lengths = CheckSeqLens(kOp, starts, ViewOf(meta.host_seq_lens));
+  if (!lengths.ok()) return lengths;
+  const absl::StatusOr<HostBlockTable> table =
+      HostBlockTable::Create(kOp, meta.block_table, num_reqs, meta.block_size, 0, INT64_MAX);
   if (!table.ok()) return table.status();
   for (int64_t b = 0; b < num_reqs; ++b) {
     const int64_t length = meta.host_seq_lens[b];
     const int64_t query_len = meta.host_query_start_loc[b + 1] - meta.host_query_start_loc[b];
-    if (query_len < 0 || length < query_len) {
-      return absl::InvalidArgumentError(absl::StrCat("VirtualBatches: request ", b, " has ",
-                                                     query_len, " new tokens and length ", length,
-                                                     "; 0 <= new tokens <= length"));
-    }
     if (query_len == 0) continue;
     const absl::Status status = table->CheckRows(b, (length - query_len) / chunk * chunk, length);
     if (!status.ok()) return status;
@@ -94,15 +101,16 @@ absl::Status VirtualBatches::UpdateBlockTable(const CommonAttentionMetadata& oth
 
 void VirtualBatches::FillTable(const CommonAttentionMetadata& meta) {
   source_ = meta;
-  const int64_t width = chunk_ / meta.block_size;
   const int64_t columns = meta.block_table.extent[1];
+  // A chunk beyond the table needs no more than the table.
+  width_ = std::min(chunk_ / meta.block_size, columns);
   const auto* const table = meta.block_table.as<int32_t>();
-  block_table_.assign(pieces_.size() * static_cast<size_t>(width), 0);
+  block_table_.assign(pieces_.size() * static_cast<size_t>(width_), 0);
   for (size_t v = 0; v < pieces_.size(); ++v) {
     const int64_t first = pieces_[v].start / meta.block_size;
     const int32_t* const row = table + pieces_[v].request * columns;
-    std::copy(row + first, row + std::min(columns, first + width),
-              block_table_.begin() + static_cast<int64_t>(v) * width);
+    std::copy(row + first, row + std::min(columns, first + width_),
+              block_table_.begin() + static_cast<int64_t>(v) * width_);
   }
   const BatchSplit split = SplitCounts(query_start_loc_, seq_lens_, {}, {});
   source_.num_reqs = static_cast<int32_t>(pieces_.size());
@@ -135,8 +143,7 @@ CommonAttentionMetadata VirtualBatches::metadata() const {
   meta.prefill_query_start_loc = View(prefill_query_start_loc_);
   meta.host_prefill_query_start_loc = prefill_query_start_loc_;
   const int64_t num_pieces = static_cast<int64_t>(pieces_.size());
-  const int64_t width = meta.block_size == 0 ? 0 : chunk_ / meta.block_size;
-  meta.block_table = ViewOf(absl::MakeConstSpan(block_table_), {num_pieces, width});
+  meta.block_table = ViewOf(absl::MakeConstSpan(block_table_), {num_pieces, width_});
   return meta;
 }
 

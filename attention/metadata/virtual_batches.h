@@ -3,8 +3,8 @@
 // For chunks of C tokens, a query at position p sees keys from C * (p / C) on. Cutting each request
 // at multiples of C turns every piece that holds new tokens into a request of its own: its queries
 // are the new tokens of the piece, its length the piece up to its last new token, its blocks the C
-// / BS that begin at the piece. Tokens keep their order, so queries, slots and positions stay as
-// they are.
+// / BS that begin at the piece, or as many as the table has columns. Tokens keep their order, so
+// queries, slots and positions stay as they are.
 //
 //   VirtualBatches pieces;
 //   absl::Status status = pieces.Build(builder.metadata(group), /*chunk=*/8192);
@@ -33,7 +33,8 @@ class VirtualBatches {
     int32_t start = 0;    // position at which the piece begins, a multiple of the chunk
   };
 
-  // `chunk` must be a multiple of meta.block_size. Requests without queries give no pieces.
+  // `chunk` must be a multiple of meta.block_size. Requests without queries give no pieces. A
+  // custom mask, whose rows and columns are positions of whole requests, is refused.
   absl::Status Build(const CommonAttentionMetadata& meta, int64_t chunk);
 
   // The same pieces over the blocks of another KV group: lengths must be those that were cut.
@@ -51,7 +52,8 @@ class VirtualBatches {
   CommonAttentionMetadata source_;  // scalars and per-token views; its lengths are not used
   std::vector<Piece> pieces_;
   std::vector<int32_t> query_start_loc_ = {0}, prefill_query_start_loc_, seq_lens_;
-  std::vector<int32_t> block_table_;                         // [pieces, chunk / block size]
+  int64_t width_ = 0;                                        // columns of block_table_
+  std::vector<int32_t> block_table_;                         // [pieces, width_]
   std::vector<int32_t> cut_query_start_loc_, cut_seq_lens_;  // of the batch that was cut
 };
 

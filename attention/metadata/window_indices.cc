@@ -20,6 +20,11 @@ absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
         CheckHostTensor(kOp, "lens", args.lens, DType::kI32, 1, args.indices.extent[0])}) {
     if (!status.ok()) return status;
   }
+  absl::Status apart = CheckApart(kOp, {{"indices", args.indices}, {"lens", args.lens}},
+                                  {{"query_start_loc", args.query_start_loc},
+                                   {"seq_lens", args.seq_lens},
+                                   {"block_table", args.block_table}});
+  if (!apart.ok()) return apart;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* seq_lens = args.seq_lens.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {

@@ -31,6 +31,11 @@ class DTypeSet {
   constexpr DTypeSet(std::initializer_list<DType> dtypes) {
     for (DType dtype : dtypes) bits_ |= 1u << static_cast<int>(dtype);
   }
+  static constexpr DTypeSet All() {
+    DTypeSet all(DType{});
+    all.bits_ = (1u << kNumDTypes) - 1;
+    return all;
+  }
   constexpr bool contains(DType dtype) const { return bits_ >> static_cast<int>(dtype) & 1; }
   friend constexpr DTypeSet operator|(DTypeSet a, DTypeSet b) {
     a.bits_ |= b.bits_;

@@ -53,6 +53,16 @@ struct ComputeKvScalesArgs {
 // Row offsets of a plan that cuts decode work into parts of equal size; see metadata/split_planner.h.
 struct SplitPlan;
 
+// A split plan in device memory, made there by the backend's planner for one batch: it serves every
+// layer with the same shapes until lengths change, on one stream at a time. `memory` is the caller's;
+// what the plan was made for is filled in by the planner and compared by who uses it.
+struct DeviceDecodePlan {
+  TensorView memory;  // contiguous, aligned to 16 bytes
+  int64_t num_requests = 0, num_heads = 0, num_kv_heads = 0, key_dim = 0, value_dim = 0;
+  int64_t block_size = 0, window_left = -1, table_columns = 0, max_seq_len = 0;
+  SplitPolicy split;
+};
+
 // One new token per request: q [R, H, D], block_table i32 [R, columns], seq_lens i32 [R] ->
 // out [R, H, Dv], lse [R, H] optional. A row of length 0 gives 0 and -infinity.
 struct PagedDecodeArgs {
@@ -62,6 +72,8 @@ struct PagedDecodeArgs {
   int64_t max_seq_len = 0;  // at least every length; an upper bound
   AttnParams params;
   const SplitPlan* plan = nullptr;
+  // Instead, for backends that plan on the device. Neither: the backend plans by itself.
+  const DeviceDecodePlan* device_plan = nullptr;
   TensorView out, lse;
 };
 

@@ -232,6 +232,15 @@ TEST(ChecksTest, VarlenSelfAttentionRefuses) {
         },
         kInvalid,
         {"2 queries"}},
+       {[](Args& a, TensorStore& s) {  // the first query has no row in a mask by positions
+          a.kv_start_loc = s.Ints({0, 1, 9});
+          a.params.causal = false;
+          a.params.mask.form = MaskForm::kShared;
+          a.params.mask.rows_are_absolute = true;
+          a.params.mask.tensor = s.Input(DType::kI8, {8, 8});
+        },
+        kInvalid,
+        {"2 queries"}},
        {[](Args& a, TensorStore& s) {
           a.query_start_loc = s.Ints({0, 2, 2});
         },
@@ -253,10 +262,15 @@ TEST(ChecksTest, VarlenSelfAttentionRefuses) {
         {"query_positions[2] is 3"}},
        {[](Args& a, TensorStore&) { a.k = OnCuda(a.k); }, kInvalid, {"k is on cuda:0"}}});
   // Cross attention: more queries than keys.
-  ExpectAccepted<Args>([](Args& a, TensorStore& s) {
-    a.kv_start_loc = s.Ints({0, 1, 9});
-    a.params.causal = false;
-  });
+  for (const bool is_masked : {false, true}) {
+    ExpectAccepted<Args>([is_masked](Args& a, TensorStore& s) {
+      a.kv_start_loc = s.Ints({0, 1, 9});
+      a.params.causal = false;
+      if (!is_masked) return;
+      a.params.mask.form = MaskForm::kShared;
+      a.params.mask.tensor = s.Input(DType::kI8, {8, 8});
+    });
+  }
 }
 
 TEST(ChecksTest, CascadeRefuses) {

@@ -254,8 +254,9 @@ bool CheckLengths(ArgChecker& check, const AttnParams& params, const BatchLength
   if (!check.ok()) return false;
   // With these, rows before position 0 would mean nothing. Without, as in cross attention, queries
   // may outnumber keys.
-  const bool positional =
-      params.causal || params.window_left >= 0 || params.chunk > 0 || params.block_sparse.enabled();
+  const bool positional = params.causal || params.window_left >= 0 || params.chunk > 0 ||
+                          params.block_sparse.enabled() ||
+                          (params.mask.enabled() && params.mask.rows_are_absolute);
   for (int64_t b = 0; b < batch.num_requests; ++b) {
     const int64_t keys = batch.keys_readable() ? batch.key_len(b) : -1;
     if (batch.seq_lens.readable() && keys < 0) {
@@ -292,6 +293,15 @@ bool CheckLengths(ArgChecker& check, const AttnParams& params, const BatchLength
   return true;
 }
 
+bool CheckColumns(ArgChecker& check, const ConstTensorView& block_table, int64_t b, int64_t length,
+                  int64_t block_size) {
+  if (!check.ok()) return false;
+  const int64_t needed = length / block_size + (length % block_size != 0);
+  return needed <= block_table.extent[1] ||
+         check.OutOfRange("block_table has ", block_table.extent[1], " columns; request ", b,
+                          " of length ", length, " needs ", needed, " of block size ", block_size);
+}
+
 bool CheckTableRow(ArgChecker& check, const ConstTensorView& block_table, int64_t b, int64_t begin,
                    int64_t end, int64_t num_blocks, int64_t block_size) {
   if (!block_table.device.on_host() || begin >= end) return check.ok();
@@ -311,12 +321,7 @@ bool CheckBlockTable(ArgChecker& check, const AttnParams& params, const BatchLen
   if (!batch.keys_readable()) return true;
   for (int64_t b = 0; b < batch.num_requests; ++b) {
     const int64_t length = batch.key_len(b);
-    const int64_t needed = length / block_size + (length % block_size != 0);
-    if (needed > block_table.extent[1]) {
-      return check.OutOfRange("block_table has ", block_table.extent[1], " columns; request ", b,
-                              " of length ", length, " needs ", needed, " of block size ",
-                              block_size);
-    }
+    if (!CheckColumns(check, block_table, b, length, block_size)) return false;
     if (!batch.queries_readable() || length == 0) continue;
     const int64_t queries = batch.query_len(b);
     if (queries == 0) continue;

@@ -77,7 +77,10 @@ bool CheckLengths(ArgChecker& check, const AttnParams& params, const BatchLength
 // may be anything.
 bool CheckBlockTable(ArgChecker& check, const AttnParams& params, const BatchLengths& batch,
                      const ConstTensorView& block_table, int64_t num_blocks, int64_t block_size);
-// Positions [begin, end) of request b.
+// That row b has an entry for every block of `length` keys.
+bool CheckColumns(ArgChecker& check, const ConstTensorView& block_table, int64_t b, int64_t length,
+                  int64_t block_size);
+// Positions [begin, end) of request b; REQUIRES: columns checked.
 bool CheckTableRow(ArgChecker& check, const ConstTensorView& block_table, int64_t b, int64_t begin,
                    int64_t end, int64_t num_blocks, int64_t block_size);
 

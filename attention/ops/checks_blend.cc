@@ -48,17 +48,23 @@ absl::Status Check(const ExecContext& context, const FuseKvArgs& args) {
   if (!check.ok()) return check.status();
   const HostArray<int32_t> imp(args.imp);
   if (!imp.readable()) return check.Finish();
-  std::vector<int32_t> sorted(imp.size());
+  const auto twice = [&](int32_t row) {
+    check.Invalid("imp has ", row, " twice; rows are replaced once");
+    return check.status();
+  };
   for (int64_t r = 0; r < imp.size(); ++r) {
-    sorted[r] = imp[r];
-    if (sorted[r] < 0 || sorted[r] >= tokens.size) {
-      check.OutOfRange("imp[", r, "] is ", sorted[r], "; 0 to below n = ", tokens.size);
+    if (imp[r] < 0 || imp[r] >= tokens.size) {
+      check.OutOfRange("imp[", r, "] is ", imp[r], "; 0 to below n = ", tokens.size);
       return check.status();
     }
+    // Found before anything is copied: a broadcast row may be given any number of times.
+    if (r > 0 && imp[r] == imp[r - 1]) return twice(imp[r]);
   }
+  std::vector<int32_t> sorted(imp.size());
+  for (int64_t r = 0; r < imp.size(); ++r) sorted[r] = imp[r];
   std::sort(sorted.begin(), sorted.end());
-  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice != sorted.end()) check.Invalid("imp has ", *twice, " twice; rows are replaced once");
+  const auto same = std::adjacent_find(sorted.begin(), sorted.end());
+  if (same != sorted.end()) return twice(*same);
   return check.Finish();
 }
 

@@ -18,6 +18,9 @@ bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping,
   const HostArray<int64_t> slots(slot_mapping);
   if (!slots.readable()) return true;
   const int64_t num_slots = cache.num_blocks * cache.block_size;
+  const auto twice = [&](int64_t slot) {
+    return check.Invalid("slot_mapping has ", slot, " twice; tokens need slots of their own");
+  };
   bool ascending = true;
   int64_t last = -1;
   for (int64_t i = 0; i < slots.size(); ++i) {
@@ -27,6 +30,8 @@ bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping,
                               cache.num_blocks, " blocks of ", cache.block_size);
     }
     if (slot < 0) continue;
+    // Found before anything is copied: a broadcast slot may stand for any number of tokens.
+    if (slot == last) return twice(slot);
     ascending = ascending && slot > last;
     last = slot;
   }
@@ -37,9 +42,8 @@ bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping,
     if (slots[i] >= 0) sorted.push_back(slots[i]);
   }
   std::sort(sorted.begin(), sorted.end());
-  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  return twice == sorted.end() ||
-         check.Invalid("slot_mapping has ", *twice, " twice; tokens need slots of their own");
+  const auto same = std::adjacent_find(sorted.begin(), sorted.end());
+  return same == sorted.end() || twice(*same);
 }
 
 // Values stored as they are, or converted: to floats, or to codes.
@@ -181,16 +185,11 @@ absl::Status Check(const ExecContext& context, const GatherCacheArgs& args) {
     } else if (lengths.readable() && lengths[b] > rows.size - args.row_offset) {
       check.TooSmall("out has M = ", rows.size, " rows; request ", b, " needs ",
                      args.row_offset + lengths[b]);
-    } else if (seq_lens.readable()) {
-      const int64_t length = seq_lens[b];
-      const int64_t needed = (length + cache.block_size - 1) / cache.block_size;
-      if (needed > columns.size) {
-        check.OutOfRange("block_table has ", columns.size, " columns; request ", b, " of length ",
-                         length, " needs ", needed, " of block size ", cache.block_size);
-      } else if (lengths.readable()) {
-        CheckTableRow(check, args.block_table, b, length - lengths[b], length, cache.num_blocks,
-                      cache.block_size);
-      }
+    } else if (seq_lens.readable() &&
+               CheckColumns(check, args.block_table, b, seq_lens[b], cache.block_size) &&
+               lengths.readable()) {
+      CheckTableRow(check, args.block_table, b, seq_lens[b] - lengths[b], seq_lens[b],
+                    cache.num_blocks, cache.block_size);
     }
   }
   return check.Finish();

@@ -66,6 +66,14 @@ TEST(ChecksTest, ReshapeAndCacheRefuses) {
         },
         kInvalid,
         {"slot_mapping has 7 twice"}},
+       {[](Args& a, TensorStore&) {  // one slot, repeated without end
+          for (ConstTensorView* view : {&a.k, &a.v, &a.slot_mapping}) {
+            view->extent[0] = int64_t{1} << 40;
+            view->stride[0] = 0;
+          }
+        },
+        kInvalid,
+        {"slot_mapping has 9 twice"}},
        {[](Args& a, TensorStore&) { a.cache.v.extent[3] = 9; }, kInvalid, {"v is", "Dv = 9"}},
        {[](Args& a, TensorStore&) { a.cache.v = a.cache.k; },
         kInvalid,
@@ -375,10 +383,26 @@ TEST(ChecksTest, GatherCacheRefuses) {
         {"block_table[0][1] is 9"}},
        {[](Args& a, TensorStore&) { a.out_v = {}; }, kInvalid, {"out_v is absent"}},
        {[](Args& a, TensorStore& s) { a.cache = LatentCache(s); }, kInvalid, {"out is"}},
+       {[](Args& a, TensorStore& s) {  // no blocks, each as large as can be
+          for (ConstTensorView* view : {&a.cache.k, &a.cache.v}) {
+            view->extent = {0, INT64_MAX, 1, 1, 1, 1};
+          }
+          a.out = s.Output(DType::kF32, {2, 6, 1, 1});
+          a.out_v = s.Output(DType::kF32, {2, 6, 1, 1});
+        },
+        kRange,
+        {"block_table[0][0] is 1", "0 to -1"}},
        {[](Args& a, TensorStore&) { a.out_v = a.out; }, kInvalid, {"shares memory"}}});
   ExpectAccepted<Args>([](Args& a, TensorStore& s) {  // blocks before the gathered tokens
     a.lengths = s.Ints({2, 3});
     a.block_table = s.Values<int32_t>({-1, 2, 3, -1}, {2, 2});
+  });
+  ExpectAccepted<Args>([](Args& a, TensorStore& s) {  // no blocks, of any size
+    a.cache = LatentCache(s);
+    a.cache.k.extent = a.cache.v.extent = {0, INT64_MAX, 1, 1, 1, 1};
+    a.lengths = s.Ints({0, 0});
+    a.out = s.Output(DType::kF32, {2, 6, 1});
+    a.out_v = {};
   });
 }
 
@@ -425,6 +449,14 @@ TEST(ChecksTest, FuseKvRefuses) {
                         },
                         kInvalid,
                         {"imp has 2 twice"}},
+                       {[](Args& a, TensorStore&) {  // one row, repeated without end
+                          for (ConstTensorView* view : {&a.imp, &a.k_new, &a.v_new}) {
+                            view->extent[0] = int64_t{1} << 40;
+                            view->stride[0] = 0;
+                          }
+                        },
+                        kInvalid,
+                        {"twice"}},
                        {[](Args& a, TensorStore& s) { a.imp = s.Ints({2}); }, kInvalid, {"M = 1"}},
                        {[](Args& a, TensorStore& s) {
                           a.v_old = s.Output(DType::kF32, {4, 2, 8});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 namespace kvblocks::attention {
 namespace {
@@ -148,7 +149,16 @@ bool CheckMask(ArgChecker& check, const ExplicitMask& mask, const BatchLengths& 
   return true;
 }
 
-bool CheckVisibility(ArgChecker& check, const AttnParams& params, int64_t block_size) {
+// Whether the offsets by which heads slide stay within int64, added to any key's block.
+bool SlideFits(const BlockSparse& sparse, int64_t num_heads) {
+  const int64_t step = std::abs(int64_t{sparse.head_sliding_step});
+  int64_t offset;
+  return !__builtin_mul_overflow(int64_t{sparse.tp_rank} + 1, num_heads, &offset) &&
+         !__builtin_mul_overflow(offset, step, &offset) && offset <= INT64_MAX / 2;
+}
+
+bool CheckVisibility(ArgChecker& check, const AttnParams& params, int64_t num_heads,
+                     int64_t block_size) {
   if (params.window_left < -1 || params.window_right < -1) {
     return check.Invalid("params.window_left and window_right are ", params.window_left, " and ",
                          params.window_right,
@@ -177,6 +187,11 @@ bool CheckVisibility(ArgChecker& check, const AttnParams& params, int64_t block_
   if (sparse.local_blocks < 0 || sparse.tp_rank < 0) {
     return check.Invalid("params.block_sparse has local_blocks ", sparse.local_blocks,
                          " and tp_rank ", sparse.tp_rank, "; at least 0");
+  }
+  if (!SlideFits(sparse, num_heads)) {
+    return check.Invalid("params.block_sparse has head_sliding_step ", sparse.head_sliding_step,
+                         " for tp_rank ", sparse.tp_rank, " of H = ", num_heads,
+                         " heads: slides beyond 2^62 blocks");
   }
   return true;
 }
@@ -210,7 +225,7 @@ bool CheckParams(ArgChecker& check, const AttnParams& params, const BatchLengths
                          "; finite and above 0, or 0 for none");
   }
   Dim heads{"H", batch.num_heads, "q"};
-  return CheckVisibility(check, params, block_size) &&
+  return CheckVisibility(check, params, batch.num_heads, block_size) &&
          check.InIf("params.alibi_slopes", params.alibi_slopes, DType::kF32, {&heads}) &&
          CheckSinks(check, params.sinks, batch.num_heads) &&
          CheckSplit(check, params.split, block_size) && CheckMask(check, params.mask, batch);

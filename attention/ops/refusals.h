@@ -203,6 +203,15 @@ std::vector<Bad<Args>> ParamRows(At at, bool paged) {
   rows.push_back({[=](Args& a, TensorStore&) { at(a).window_left = INT64_MAX; },
                   kInvalid,
                   {"window_left", "at most 2^40"}});
+  for (const int32_t step : {INT32_MAX, INT32_MIN}) {
+    rows.push_back({[=](Args& a, TensorStore&) {
+                      at(a).block_sparse.vert_stride = 2;
+                      at(a).block_sparse.tp_rank = INT32_MAX;
+                      at(a).block_sparse.head_sliding_step = step;
+                    },
+                    kInvalid,
+                    {"head_sliding_step " + std::to_string(step), "beyond 2^62"}});
+  }
   rows.push_back({[=](Args& a, TensorStore&) { at(a).split = SplitPolicy::Count(INT64_MAX); },
                   kInvalid,
                   {"split.value", "at most 2^40"}});

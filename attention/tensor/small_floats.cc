@@ -177,7 +177,8 @@ void StoreElement(DType dtype, double value, std::byte* to) {
     case DType::kF8E8M0: {
       // Powers of two only: the nearest in exponent, as writers of scales have already rounded.
       if (!(value > 0)) return Write(uint8_t{255}, to);
-      return Write(static_cast<uint8_t>(std::clamp(std::ilogb(value) + 127, 0, 254)), to);
+      // The exponent of infinity is the largest int.
+      return Write(static_cast<uint8_t>(std::clamp(std::ilogb(value), -127, 127) + 127), to);
     }
     case DType::kI8:
       return WriteInteger<int8_t>(value, to);

@@ -29,7 +29,8 @@ uint8_t DoubleToE5M2(double value);
 int8_t DoubleToInt8Code(double value);
 
 // The element at `from`, or `value` stored at `to` by the rules above. Any type but kI64 beyond
-// 2^53 is exact. Integers round to nearest even and saturate; NaN becomes 0. No alignment needed.
+// 2^53 is exact. Integers round to nearest even and saturate; NaN becomes 0. kF8E8M0 keeps the
+// exponent alone; what is not above 0 becomes NaN. No alignment needed.
 double LoadElement(DType dtype, const std::byte* from);
 void StoreElement(DType dtype, double value, std::byte* to);
 

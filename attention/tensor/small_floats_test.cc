@@ -119,6 +119,18 @@ TEST(SmallFloatsTest, EachE8M0IsAPowerOfTwo) {
   EXPECT_TRUE(std::isnan(E8M0ToDouble(255)));
 }
 
+TEST(SmallFloatsTest, E8M0SaturatesAndHasNoSign) {
+  const auto stored = [](double value) {
+    std::byte code;
+    StoreElement(DType::kF8E8M0, value, &code);
+    return std::to_integer<int>(code);
+  };
+  EXPECT_EQ(stored(kInfinity), 254);
+  EXPECT_EQ(stored(1e300), 254);
+  EXPECT_EQ(stored(5e-324), 0);
+  for (const double value : {0.0, -1.0, -kInfinity, kNaN}) EXPECT_EQ(stored(value), 255) << value;
+}
+
 // EX-26, scale 0.5: code, and code times scale.
 TEST(SmallFloatsTest, Ex26E4M3) {
   const auto code = [](double x) { return DoubleToE4M3(x / 0.5); };

@@ -30,6 +30,11 @@ int64_t ProductOrMinusOne(absl::Span<const int64_t> extents) {
   return product;
 }
 
+absl::Status TooManyElements(absl::Span<const int64_t> extents) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("shape [", absl::StrJoin(extents, ", "), "] has more than 2^63 elements"));
+}
+
 }  // namespace
 
 std::string Name(DeviceId device) {
@@ -67,10 +72,7 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Make(Byte* data, DT
           absl::StrCat("stride ", strides[i], " of dimension ", i, "; at least 0"));
     }
   }
-  if (ProductOrMinusOne(extents) < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("shape [", absl::StrJoin(extents, ", "), "] has more than 2^63 elements"));
-  }
+  if (ProductOrMinusOne(extents) < 0) return TooManyElements(extents);
   BasicTensorView view;
   view.data = data;
   view.dtype = dtype;
@@ -156,6 +158,8 @@ absl::Status BasicTensorView<Byte>::Validate(int64_t span_bytes) const {
                                                      "; neither may be negative"));
     }
   }
+  const auto extents = absl::MakeConstSpan(extent.data(), rank);
+  if (ProductOrMinusOne(extents) < 0) return TooManyElements(extents);
   absl::StatusOr<int64_t> bytes = SpanBytes();
   if (!bytes.ok()) return bytes.status();
   if (*bytes > 0 && data == nullptr) {
@@ -177,9 +181,9 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Slice(int dim, int6
                                                    dim, " of extent ", extent[dim]));
   }
   BasicTensorView result = *this;
-  if (data != nullptr && begin < end)
-    result.data = data + begin * stride[dim] * ElementBytes(dtype);
   result.extent[dim] = end - begin;
+  // What has no elements may have strides of any size.
+  if (!result.empty()) result.data = data + begin * stride[dim] * ElementBytes(dtype);
   result.Canonicalize();
   return result;
 }
@@ -192,7 +196,7 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Select(int dim, int
         absl::StrCat("index ", index, " of dimension ", dim, " of extent ", extent[dim]));
   }
   BasicTensorView result = *this;
-  if (data != nullptr) result.data = data + index * stride[dim] * ElementBytes(dtype);
+  if (!empty()) result.data = data + index * stride[dim] * ElementBytes(dtype);
   for (int i = dim; i + 1 < rank; ++i) {
     result.extent[i] = extent[i + 1];
     result.stride[i] = stride[i + 1];
@@ -329,7 +333,8 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Bitcast(DType to) c
         return refuse("a stride overflows");
       }
     }
-    if (__builtin_mul_overflow(extent[rank - 1], from_bytes, &result.extent[rank - 1])) {
+    if (__builtin_mul_overflow(extent[rank - 1], from_bytes, &result.extent[rank - 1]) ||
+        ProductOrMinusOne(absl::MakeConstSpan(result.extent.data(), rank)) < 0) {
       return refuse("an extent overflows");
     }
     result.stride[rank - 1] = 1;

@@ -78,6 +78,27 @@ TEST_F(TensorViewTest, EmptyViewsNeedNoDataAndMayBeHugeOtherwise) {
   EXPECT_FALSE(tokens.ok());
 }
 
+TEST_F(TensorViewTest, EmptyViewsStayWhereTheyAre) {
+  // Where nothing is, strides may be of any size: stepping along them would overflow.
+  const TensorView view = View({0, 5}, {1, kHuge / 2});
+  const auto slice = view.Slice(1, 3, 4);
+  ASSERT_TRUE(slice.ok());
+  EXPECT_EQ(slice->data, data());
+  const auto row = view.Select(1, 4);
+  ASSERT_TRUE(row.ok());
+  EXPECT_EQ(row->data, data());
+}
+
+TEST_F(TensorViewTest, BroadcastsHaveACountOfElementsToo) {
+  const int64_t big = int64_t{1} << 40;
+  TensorView view = View({4}, {0});
+  view.rank = 2;
+  view.extent = {big, big, 1, 1, 1, 1};
+  view.stride = {};
+  EXPECT_EQ(view.Validate(4).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(View({big, 1 << 22}, {0, 1}).Bitcast(DType::kU8).ok());
+}
+
 TEST_F(TensorViewTest, AbsentIsNotEmpty) {
   EXPECT_TRUE(TensorView().absent());
   EXPECT_FALSE(TensorView().empty());

@@ -1,6 +1,7 @@
 #include "sim/verify/kv_cache_verifier.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 
@@ -11,6 +12,8 @@ namespace kvblocks::sim {
 namespace {
 
 constexpr int32_t kNullBlock = 0;
+// Of heads, values, tokens per block and layers: the floats of a page fit into int64.
+constexpr int64_t kMaxSize = int64_t{1} << 20;
 
 absl::Status Bad(const std::string& field, int64_t got, const char* expected) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": got ", got, ", expected ", expected));
@@ -18,8 +21,12 @@ absl::Status Bad(const std::string& field, int64_t got, const char* expected) {
 
 absl::Status CheckGroup(const VerifiedGroup& group, const std::string& field,
                         const VerifierOptions& options) {
-  if (group.block_size < 1) return Bad(field + ".block_size", group.block_size, "at least 1");
-  if (group.num_layers < 0) return Bad(field + ".num_layers", group.num_layers, "at least 0");
+  if (group.block_size < 1 || group.block_size > kMaxSize) {
+    return Bad(field + ".block_size", group.block_size, "1 to 2^20");
+  }
+  if (group.num_layers < 0 || group.num_layers > kMaxSize) {
+    return Bad(field + ".num_layers", group.num_layers, "0 to 2^20");
+  }
   if (group.compress_ratio < 1 || group.block_size % group.compress_ratio != 0) {
     return Bad(field + ".compress_ratio", group.compress_ratio, "a divisor of the block size");
   }
@@ -67,7 +74,9 @@ RowShape MlaShape(const VerifierOptions& options) {
 
 absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(VerifierOptions options) {
   if (options.ops == nullptr) return absl::InvalidArgumentError("ops is null, expected a backend");
-  if (options.num_blocks < 1) return Bad("num_blocks", options.num_blocks, "at least 1");
+  if (options.num_blocks < 1 || options.num_blocks > INT32_MAX) {
+    return Bad("num_blocks", options.num_blocks, "1 to 2^31 - 1");
+  }
   if (options.groups.empty()) return Bad("groups", 0, "at least 1");
   if (options.num_kv_heads < 1) return Bad("num_kv_heads", options.num_kv_heads, "at least 1");
   if (options.num_heads < 1 || options.num_heads % options.num_kv_heads != 0) {
@@ -78,6 +87,15 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
   }
   if (options.max_rows_per_step < 0) {
     return Bad("max_rows_per_step", options.max_rows_per_step, "at least 0");
+  }
+  for (const auto& [field, value] :
+       {std::pair<const char*, int64_t>("num_heads", options.num_heads),
+        {"head_size", options.head_size}}) {
+    if (value > kMaxSize) return Bad(field, value, "at most 2^20");
+  }
+  if (!(options.tolerance >= 0) || std::isinf(options.tolerance)) {
+    return absl::InvalidArgumentError(absl::StrCat("tolerance: got ", options.tolerance,
+                                                   ", expected a finite number, at least 0"));
   }
   for (size_t g = 0; g < options.groups.size(); ++g) {
     const std::string field = absl::StrCat("groups[", g, "]");
@@ -198,10 +216,12 @@ absl::Status KvCacheVerifier::CheckStep(absl::Span<const VerifiedRequest> reques
           absl::StrCat(name, ": got ", request.num_scheduled, " scheduled and ",
                        request.num_computed, " computed tokens, expected at least 1 and 0"));
     }
-    const int64_t num_tokens = request.num_computed + request.num_scheduled;
-    if (static_cast<int64_t>(request.tokens.size()) < num_tokens) {
+    const int64_t num_tokens = static_cast<int64_t>(request.tokens.size());
+    if (num_tokens < request.num_computed ||
+        num_tokens - request.num_computed < request.num_scheduled) {
       return absl::InvalidArgumentError(
-          absl::StrCat(name, ": got ", request.tokens.size(), " token ids, expected ", num_tokens));
+          absl::StrCat(name, ": got ", num_tokens, " token ids, expected ", request.num_computed,
+                       " computed and ", request.num_scheduled, " scheduled ones"));
     }
     if (request.block_tables.size() != options_.groups.size()) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": got ", request.block_tables.size(),
@@ -388,6 +408,9 @@ absl::Status KvCacheVerifier::Rollback(uint64_t request, int64_t num_tokens) {
     const VerifiedGroup& group = GroupOf(layer);
     const int64_t kept = NumRows(group, num_tokens);
     for (int64_t row = kept; options_.poison && row < NumRows(group, held.num_tokens()); ++row) {
+      // Entries out of sight may be anything.
+      const int32_t block = BlockOfRow(layers_[layer].group, held, row);
+      if (block <= kNullBlock || block >= options_.num_blocks) continue;
       memory_.PoisonRow(PagedRow(layer, held, row), Shape(group));
     }
     held.rows[layer].resize(static_cast<size_t>(kept * Shape(group).floats()));

@@ -23,7 +23,8 @@ float Poison() {
 absl::StatusOr<PagedMemory> PagedMemory::Create(int64_t num_blocks, int64_t num_planes,
                                                 int64_t page_floats) {
   int64_t floats = 0, bytes = 0;
-  const bool fits = !__builtin_mul_overflow(num_blocks * num_planes, page_floats, &floats) &&
+  const bool fits = !__builtin_mul_overflow(num_blocks, num_planes, &floats) &&
+                    !__builtin_mul_overflow(floats, page_floats, &floats) &&
                     !__builtin_mul_overflow(floats, int64_t{sizeof(float)}, &bytes);
   PagedMemory memory;
   if (fits) {

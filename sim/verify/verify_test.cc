@@ -185,6 +185,13 @@ TEST(KvCacheVerifierTest, OptionsAreChecked) {
   using O = VerifierOptions;
   EXPECT_THAT(message([](O& o) { o.ops = nullptr; }), HasSubstr("ops is null"));
   EXPECT_THAT(message([](O& o) { o.num_blocks = 0; }), HasSubstr("num_blocks: got 0"));
+  EXPECT_THAT(message([](O& o) { o.num_blocks = int64_t{1} << 40; }), HasSubstr("2^31 - 1"));
+  // With these no difference would ever be too large.
+  EXPECT_THAT(message([](O& o) { o.tolerance = NAN; }), HasSubstr("tolerance: got nan"));
+  EXPECT_THAT(message([](O& o) { o.tolerance = INFINITY; }), HasSubstr("tolerance: got inf"));
+  EXPECT_THAT(message([](O& o) { o.tolerance = -1; }), HasSubstr("tolerance: got -1"));
+  EXPECT_THAT(message([](O& o) { o.head_size = int64_t{1} << 62; }), HasSubstr("at most 2^20"));
+  EXPECT_THAT(message([](O& o) { o.groups[0].block_size = INT64_MAX; }), HasSubstr("1 to 2^20"));
   EXPECT_THAT(message([](O& o) { o.groups.clear(); }), HasSubstr("groups: got 0"));
   EXPECT_THAT(message([](O& o) { o.num_heads = 3, o.num_kv_heads = 2; }), HasSubstr("num_heads"));
   EXPECT_THAT(message([](O& o) { o.head_size = 7; }), HasSubstr("head_size: got 7"));

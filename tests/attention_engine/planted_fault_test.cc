@@ -224,6 +224,15 @@ TEST_F(PlantedFaultTest, RejectedDraftsMustBeComputedAgain) {
   ExpectFailure(SoundStep(7, 2), "A", 0, 8, 8, 3);
 }
 
+TEST_F(PlantedFaultTest, EntriesOutOfSightMayBeAnythingInARollback) {
+  ASSERT_TRUE(SoundStep(0, 13).ok());
+  std::vector<int32_t> window = Blocks(11, 14);
+  window[0] = -1, window[1] = 1 << 30;
+  ASSERT_TRUE(Step("A", 13, 1, Blocks(1, 14), window).ok());
+  ASSERT_TRUE(verifier_->Rollback(std::hash<std::string>()("A"), 2).ok());
+  EXPECT_FALSE(verifier_->failure().has_value());
+}
+
 // --- Window edge ---
 
 TEST_F(PlantedFaultTest, AWindowThatIsOneShorterIsFound) {
@@ -282,6 +291,8 @@ TEST_F(PlantedFaultTest, WhatCannotBeAStepIsRefusedAndNotAFailure) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("got 10 computed tokens"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("call Rollback or Release"));
   EXPECT_FALSE(verifier_->failure().has_value());
+  EXPECT_THAT(std::string(Step("B", INT64_MAX, INT64_MAX, {}, {}).message()),
+              HasSubstr("got 64 token ids"));
   EXPECT_TRUE(SoundStep(9, 1).ok());
 }
 

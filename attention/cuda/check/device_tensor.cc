@@ -22,10 +22,12 @@ void MustSucceed(Error error, const char* what) {
 }  // namespace
 
 DeviceTensor::DeviceTensor(DType dtype, const std::vector<int64_t>& extents) {
-  view = TensorView::Contiguous(nullptr, dtype, extents, {DeviceKind::kCuda, 0});
+  int64_t size = ElementBytes(dtype);
+  for (const int64_t extent : extents) size *= extent;
   void* memory = nullptr;
-  MustSucceed(AllocateDevice(static_cast<size_t>(bytes()), &memory), "device memory");
-  view.data = static_cast<std::byte*>(memory);
+  MustSucceed(AllocateDevice(static_cast<size_t>(size), &memory), "device memory");
+  view = TensorView::Contiguous(static_cast<std::byte*>(memory), dtype, extents,
+                                {DeviceKind::kCuda, 0});
 }
 
 DeviceTensor::~DeviceTensor() { (void)FreeDevice(view.data); }

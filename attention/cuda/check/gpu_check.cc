@@ -22,7 +22,7 @@
 namespace kvblocks::attention {
 
 const AttentionOps& OpsUnderTest() {
-  static const auto* const mirror = new cuda::DeviceMirror(&cuda::Cuda());
+  static const auto* const mirror = new cuda::DeviceMirror(&Cuda());
   return *mirror;
 }
 

@@ -52,6 +52,36 @@ KVB_DEVICE uint4 LoadStreaming16(const void* from) {
 #endif
 }
 
+// What other blocks of the same kernel wrote before a fence: past L1, which may hold old bytes.
+KVB_DEVICE float4 LoadFromOthers16(const void* from) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  float4 value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+#else
+  float4 value;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(from)
+               : "memory");
+  return value;
+#endif
+}
+KVB_DEVICE float2 LoadFromOthers8(const void* from) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  float2 value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+#else
+  float2 value;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "l"(from)
+               : "memory");
+  return value;
+#endif
+}
+
 // --- Asynchronous copies from global to shared memory, by thread ---
 
 // 16 bytes, or zeros if not valid (then `from` is not read but must be an address). Both aligned.
@@ -136,6 +166,21 @@ KVB_DEVICE float Exp2(float x) {
 #endif
 }
 
+// --- Bytes and codes ---
+
+// Byte i of the result is byte (selector >> 4 i & 7) of the eight that a (0 to 3) and b (4 to 7) are.
+KVB_DEVICE uint32_t PermuteBytes(uint32_t a, uint32_t b, uint32_t selector) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const uint64_t bytes = a | uint64_t{b} << 32;
+  uint32_t result = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    result |= static_cast<uint32_t>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return result;
+#else
+  return __byte_perm(a, b, selector);
+#endif
+}
 // Two e4m3 codes in the lower half, the first in the lowest byte.
 KVB_DEVICE float2 E4m3PairToFloat(uint32_t codes) {
 #if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -183,6 +228,22 @@ KVB_DEVICE void LoadMatricesTransposed(uint32_t (&r)[4], uint32_t address) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
+#endif
+}
+
+// An 8 x 8 matrix of 16-bit elements as LoadMatrices gives it, as LoadMatricesTransposed would have.
+KVB_DEVICE uint32_t TransposeMatrix(uint32_t matrix) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const auto all = emulation::Exchange(kFullWarp, "TransposeMatrix", matrix);
+  const unsigned row = emulation::Lane() / 4, column = emulation::Lane() % 4 * 2;
+  // Element (column, row), then (column + 1, row).
+  const uint32_t low = all[4 * column + row / 2] >> 16 * (row % 2) & 0xffffu;
+  const uint32_t high = all[4 * (column + 1) + row / 2] >> 16 * (row % 2) & 0xffffu;
+  return low | high << 16;
+#else
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(matrix));
+  return transposed;
 #endif
 }
 

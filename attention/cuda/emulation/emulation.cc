@@ -26,6 +26,7 @@ namespace context = boost::context;
 // Sanitizers make frames several times larger.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kOutermostBytes = 16 * 1024;
 #else
 constexpr size_t kStackBytes = 96 * 1024;
 #endif
@@ -82,10 +83,10 @@ class StackPool {
   }
   void deallocate(context::stack_context& stack) {
 #if defined(__SANITIZE_ADDRESS__)
-    source_.deallocate(stack);
-#else
-    free_.push_back(stack);
+    // A fiber's outermost frames never return, and leave what lies around their variables poisoned.
+    ASAN_UNPOISON_MEMORY_REGION(static_cast<char*>(stack.sp) - kOutermostBytes, kOutermostBytes);
 #endif
+    free_.push_back(stack);
   }
   ~StackPool() {
     for (context::stack_context& stack : free_) source_.deallocate(stack);

@@ -2,6 +2,7 @@
 #include "attention/cuda/kernels/attend_rows.h"
 #include "attention/cuda/kernels/key_rows.h"
 #include "attention/cuda/kernels/row_visibility.h"
+#include "attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -24,22 +25,7 @@ KVB_DEVICE WarpScratch ScratchOf(int warp, int key_dim) {
 }
 static_assert(sizeof(TileOfKeys) % 16 == 0);
 
-KVB_DEVICE float WarpMax(float value) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, lanes));
-  }
-  return value;
-}
-KVB_DEVICE float WarpSum(float value) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    value += __shfl_xor_sync(kFullWarp, value, lanes);
-  }
-  return value;
-}
-
-KVB_DEVICE int64_t OffsetOf(int64_t row, int64_t inner, int64_t outer_stride, int64_t row_stride) {
+KVB_DEVICE int64_t OffsetOf(int row, int inner, int64_t outer_stride, int64_t row_stride) {
   return row / inner * outer_stride + row % inner * row_stride;
 }
 
@@ -320,7 +306,9 @@ class RowRun {
 };
 
 template <int kSums>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kSums <= 4   ? 4
+                                            : kSums <= 8 ? 3
+                                                         : 2)
     AttendRowsKernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t pair = int64_t{blockIdx.x} * kWarps + warp;

@@ -141,14 +141,24 @@ KVB_DEVICE void AddValues(const Cache& cache, int value_dim, const TileOfKeys& t
   WithElement(cache.element, [&](auto tag) {
     using E = decltype(tag);
     constexpr int kBytes = sizeof(typename E::Bits);
-    for (unsigned rest = live; rest != 0; rest &= rest - 1) {
-      const int key = __ffs(static_cast<int>(rest)) - 1;
+    const auto add = [&](int key) {
       const unsigned char* row = tile.value[key] + lane * step * kBytes;
       const float weight = tile.weight[key];
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
-        if (lane + 32 * i < value_dim)
+        if (lane + 32 * i < value_dim) {
           sums[i] += weight * LoadAs<E>(row + i * (32 * step * kBytes));
+        }
+      }
+    };
+    if (live == kFullWarp) {
+      // Loads of several keys at a time.
+#pragma unroll(kSums <= 8 ? 4 : 2)
+      for (int key = 0; key < 32; ++key) add(key);
+    } else {
+#pragma unroll 1
+      for (unsigned rest = live; rest != 0; rest &= rest - 1) {
+        add(__ffs(static_cast<int>(rest)) - 1);
       }
     }
   });

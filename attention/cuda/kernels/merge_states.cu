@@ -2,11 +2,13 @@
 #include "attention/cuda/kernels/merge_states.h"
 #include "attention/cuda/kernels/row_elements.h"
 #include "attention/cuda/kernels/row_visibility.h"
+#include "attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kMaxWarps = 4;
+constexpr int kSums = 4;  // values that a lane sums at a time
 
 // What a state weighs: sum * e^max; -infinity for nothing.
 struct Weight {
@@ -29,10 +31,10 @@ KVB_DEVICE Weight WeightOf(const MergeStatesParams& params, int n, int row, int 
   return weight;
 }
 
-__global__ void __launch_bounds__(32 * kWarps)
+__global__ void __launch_bounds__(32 * kMaxWarps)
     MergeStatesKernel(const __grid_constant__ MergeStatesParams params, uint32_t* error_flags) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t pair = int64_t{blockIdx.x} * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int64_t pair = int64_t{blockIdx.x} * (blockDim.x / 32) + static_cast<int>(threadIdx.x) / 32;
   if (pair >= int64_t{params.num_rows} * params.num_heads) return;
   const int out_row = static_cast<int>(pair / params.num_heads);
   const int head = static_cast<int>(pair % params.num_heads);
@@ -51,27 +53,23 @@ __global__ void __launch_bounds__(32 * kWarps)
 
   bool infinite = false;
   float max = -INFINITY;
-  int contributing = 0;
   for (int n = begin + lane; n < end; n += 32) {
     const Weight weight = WeightOf(params, n, row, head, infinite);
     if (weight.max == -INFINITY) continue;
     max = fmaxf(max, weight.max);
-    ++contributing;
   }
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, lanes));
-    contributing += __shfl_xor_sync(kFullWarp, contributing, lanes);
-  }
+  max = WarpMax(max);
   // All are NaN.
   const float shift = max == -INFINITY ? 0.0f : max;
 
   // Every lane sums the weights itself, in order.
   float sum = 0;
+  int contributing = 0;
   for (int n = begin; n < end; ++n) {
     const Weight weight = WeightOf(params, n, row, head, infinite);
     if (weight.max == -INFINITY) continue;
     sum += weight.sum * __expf(weight.max - shift);
+    ++contributing;
   }
   const bool empty = contributing == 0;
   float lse = empty ? -INFINITY : shift + logf(sum);
@@ -81,19 +79,32 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int64_t outer = out_row / params.inner_rows, inner = out_row % params.inner_rows;
   const int64_t out_at = outer * params.out_outer_stride + inner * params.out.row_stride +
                          head * params.out.head_stride;
-  for (int d = lane; d < params.value_dim; d += 32) {
-    float value = 0;
+  for (int first = lane; first < params.value_dim; first += 32 * kSums) {
+    float sums[kSums] = {};
     for (int n = begin; n < end; ++n) {
       const Weight weight = WeightOf(params, n, row, head, infinite);
       if (weight.max == -INFINITY) continue;
       const float factor = contributing == 1 ? 1.0f : weight.sum * __expf(weight.max - shift);
-      value += factor * LoadElementAt(params.outs.element, params.outs.data,
-                                      n * params.out_state_stride + row * params.outs.row_stride +
-                                          head * params.outs.head_stride + d);
+      const int64_t at = n * params.out_state_stride + row * params.outs.row_stride +
+                         head * params.outs.head_stride;
+      WithElement(params.outs.element, [&](auto tag) {
+        using E = decltype(tag);
+        const auto* values = static_cast<const typename E::Bits*>(params.outs.data) + at;
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+          const int d = first + 32 * i;
+          if (d < params.value_dim) sums[i] += factor * E::ToFloat(values[d]);
+        }
+      });
     }
-    value = empty ? 0.0f : value / denominator;
-    if (params.out_scale > 0) value /= params.out_scale;
-    StoreElementAt(params.out.element, params.out.data, out_at + d, value);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const int d = first + 32 * i;
+      if (d >= params.value_dim) continue;
+      float value = empty ? 0.0f : sums[i] / denominator;
+      if (params.out_scale > 0) value /= params.out_scale;
+      StoreElementAt(params.out.element, params.out.data, out_at + d, value);
+    }
   }
   // The lse may take the place of one that other lanes still weigh by.
   __syncwarp();
@@ -108,11 +119,14 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 Error LaunchMergeStates(const LaunchContext& context, const MergeStatesParams& params) {
   if (params.num_rows == 0 || params.num_heads == 0) return cudaSuccess;
-  const int64_t blocks = (int64_t{params.num_rows} * params.num_heads + kWarps - 1) / kWarps;
+  // Few rows go to as many multiprocessors as there are.
+  const int64_t pairs = int64_t{params.num_rows} * params.num_heads;
+  const int warps = pairs < int64_t{8} * context.num_multiprocessors ? 1 : kMaxWarps;
+  const int64_t blocks = (pairs + warps - 1) / warps;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(blocks));
-  config.block = dim3(32 * kWarps);
+  config.block = dim3(static_cast<unsigned>(32 * warps));
   config.stream = context.stream;
   return Launch(config, MergeStatesKernel, params, context.error_flags);
 }

@@ -1,7 +1,7 @@
-// Single indices and scales out of the views that cache operations take.
+// Single indices and scales out of views in host memory.
 
-#ifndef KVBLOCKS_ATTENTION_CPU_CACHE_SCALARS_H_
-#define KVBLOCKS_ATTENTION_CPU_CACHE_SCALARS_H_
+#ifndef KVBLOCKS_ATTENTION_CPU_HOST_SCALARS_H_
+#define KVBLOCKS_ATTENTION_CPU_HOST_SCALARS_H_
 
 #include <cstdint>
 #include <cstring>
@@ -36,4 +36,4 @@ inline float ScaleAt(const ConstTensorView& scales, int64_t request, int64_t kv_
 
 }  // namespace kvblocks::attention
 
-#endif  // KVBLOCKS_ATTENTION_CPU_CACHE_SCALARS_H_
+#endif  // KVBLOCKS_ATTENTION_CPU_HOST_SCALARS_H_

@@ -1,0 +1,402 @@
+// What kernels check themselves, because only the device sees it: indices and lengths that are out
+// of range, put in by calling the launch functions directly. And what CUDA's operations refuse.
+
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attention/cuda/cuda_ops.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/merge_states.h"
+#include "attention/oracle/paged_case.h"
+#include "attention/oracle/tolerance.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+RowStatistic StatisticOf(const TensorView& view) {
+  return {view.as<float>(), 0, view.stride[0], view.stride[1], 0};
+}
+
+// A prefill of the case, as the kernel takes it.
+AttendRowsParams ParamsOf(PagedCase& paged) {
+  const PagedPrefillArgs args = paged.PrefillArgs();
+  AttendRowsParams params;
+  params.q = ConstRowsOf(args.q);
+  params.num_rows = static_cast<int32_t>(args.q.extent[0]);
+  params.num_heads = static_cast<int32_t>(args.q.extent[1]);
+  params.num_kv_heads = static_cast<int32_t>(args.cache.num_kv_heads());
+  params.key_dim = params.q_dim = static_cast<int32_t>(args.cache.key_dim());
+  params.value_dim = static_cast<int32_t>(args.cache.value_dim());
+  params.num_requests = static_cast<int32_t>(args.seq_lens.extent[0]);
+  params.query_start_loc = args.query_start_loc.as<int32_t>();
+  params.keys = PagedKeysOf(args.cache, args.params.scales, args.block_table, args.seq_lens);
+  params.scoring = ScoringOf(args.params);
+  params.output.out = RowsOf(args.out);
+  params.output.lse = StatisticOf(args.lse);
+  return params;
+}
+
+// Runs the kernel; returns its error flags.
+uint32_t FlagsOfRun(const AttendRowsParams& params) {
+  uint32_t bits = 0;
+  LaunchContext context;
+  context.error_flags = &bits;
+  EXPECT_EQ(LaunchAttendRows(context, params), 0);
+  return bits;
+}
+
+std::string MismatchOf(const PagedCase& paged) {
+  return paged.Mismatch(CudaTolerance(paged.options().q_dtype));
+}
+
+PagedCaseOptions Options() {
+  PagedCaseOptions options;
+  options.lengths = {40, 9, 0, 70};
+  options.q_lens = {3, 1, 0, 17};
+  options.key_dim = options.value_dim = 32;
+  return options;
+}
+
+TEST(AttendRowsTest, KeysOfImpossibleBlocksAreInvisibleAndFlagged) {
+  for (KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd, KvLayout::kPagedX}) {
+    for (int32_t block : {-1, -2147483647, 100000, 2147483647}) {
+      PagedCaseOptions options = Options();
+      options.layout = layout;
+      PagedCase paged(options);
+      const int64_t columns = paged.block_table.view.extent[1];
+      const AttendRowsParams params = ParamsOf(paged);
+      EXPECT_EQ(FlagsOfRun(params), 0u);
+      EXPECT_EQ(MismatchOf(paged), "");
+      // The second block of request 0, the only one of request 1.
+      paged.block_table.view.as<int32_t>()[1] = block;
+      paged.block_table.view.as<int32_t>()[columns] = block;
+      paged.hide = [](int64_t b, int64_t, int64_t j, int64_t) {
+        return b == 1 || (b == 0 && j >= 16 && j < 32);
+      };
+      paged.ClearOutputs();
+      EXPECT_EQ(FlagsOfRun(params), static_cast<uint32_t>(kBadBlock));
+      EXPECT_EQ(MismatchOf(paged), "");
+      EXPECT_EQ(LaunchAttendRows({}, params), 0);  // nowhere to flag
+    }
+  }
+}
+
+TEST(AttendRowsTest, BlocksThatNoQuerySeesAreNotEvenLookedUp) {
+  PagedCase paged(Options());
+  paged.params.window_left = 10;
+  int32_t* entries = paged.block_table.view.as<int32_t>();
+  const int64_t columns = paged.block_table.view.extent[1];
+  entries[0] = -7;                // request 0 sees positions from 27 on
+  entries[3 * columns] = 100000;  // request 3 from 43 on
+  entries[3 * columns + 1] = -1;
+  EXPECT_EQ(FlagsOfRun(ParamsOf(paged)), 0u);
+  EXPECT_EQ(MismatchOf(paged), "");
+}
+
+TEST(AttendRowsTest, LengthsBeyondTheTableAreClampedAndFlagged) {
+  PagedCaseOptions options = Options();
+  options.lengths = {48, 9, 0, 33};
+  PagedCase paged(options);
+  AttendRowsParams params = ParamsOf(paged);
+  // As the host never lets it: three columns, and lengths that claim more.
+  params.keys.table_columns = 3;
+  for (int32_t claim : {49, 1000, 2147483647}) {
+    paged.seq_lens.view.as<int32_t>()[0] = claim;
+    paged.ClearOutputs();
+    EXPECT_EQ(FlagsOfRun(params), static_cast<uint32_t>(kLengthClamped));
+    EXPECT_EQ(MismatchOf(paged), "") << claim;
+  }
+  paged.seq_lens.view.as<int32_t>()[0] = -5;
+  paged.ClearOutputs();
+  EXPECT_EQ(FlagsOfRun(params), static_cast<uint32_t>(kLengthClamped));
+  const std::vector<double> out = paged.out.Get();
+  for (int i = 0; i < 3 * 4 * 32; ++i) ASSERT_EQ(out[i], 0);
+  EXPECT_EQ(paged.lse.Get()[0], -kInfinity);
+}
+
+TEST(AttendRowsTest, RowsOfNoRequestAreEmpty) {
+  PagedCase paged(Options());
+  AttendRowsParams params = ParamsOf(paged);
+  // The last request loses its queries, as padded rows have none.
+  paged.query_start_loc.view.as<int32_t>()[4] = 4;
+  paged.ClearOutputs();
+  EXPECT_EQ(FlagsOfRun(params), 0u);
+  const std::vector<double> out = paged.out.Get(), lse = paged.lse.Get();
+  for (size_t i = 4 * 4 * 32; i < out.size(); ++i) ASSERT_EQ(out[i], 0);
+  for (size_t i = 4 * 4; i < lse.size(); ++i) ASSERT_EQ(lse[i], -kInfinity);
+  params.num_requests = 0;
+  EXPECT_EQ(FlagsOfRun(params), 0u);
+  for (double value : paged.out.Get()) ASSERT_EQ(value, 0);
+}
+
+TEST(AttendRowsTest, MasksTooSmallForALengthHideTheRestAndFlag) {
+  PagedCase paged(Options());
+  Tensor mask(DType::kBool, {17, 50});  // of requests of up to 70 keys
+  for (std::byte& byte : mask.bytes) byte = std::byte{0};
+  paged.params.mask.form = MaskForm::kShared;
+  paged.params.mask.tensor = mask.view;
+  paged.hide = [](int64_t, int64_t, int64_t j, int64_t) { return j >= 50; };
+  EXPECT_EQ(FlagsOfRun(ParamsOf(paged)), static_cast<uint32_t>(kLengthClamped));
+  EXPECT_EQ(MismatchOf(paged), "");
+  // Rows by positions that the mask does not have, some of them negative.
+  paged.params.mask.rows_are_absolute = true;
+  paged.params.causal = false;
+  const AttendRowsParams params = ParamsOf(paged);
+  paged.seq_lens.view.as<int32_t>()[3] = 10;  // of 17 queries
+  EXPECT_EQ(FlagsOfRun(params), static_cast<uint32_t>(kLengthClamped));
+  // Ragged bits that end early.
+  Tensor bits(DType::kU8, {4});
+  for (std::byte& byte : bits.bytes) byte = std::byte{0};
+  paged.params.mask.rows_are_absolute = false;
+  paged.params.mask.form = MaskForm::kRaggedBits;
+  paged.params.mask.tensor = bits.view;
+  const std::vector<int64_t> bits_before = {0, 120, 129, int64_t{1} << 40};
+  AttendRowsParams ragged = ParamsOf(paged);
+  ragged.scoring.mask.bits_before = bits_before.data();
+  ragged.scoring.mask.columns = 4;
+  EXPECT_EQ(FlagsOfRun(ragged), static_cast<uint32_t>(kLengthClamped));
+}
+
+TEST(AttendRowsTest, PositionsMayBeAnything) {
+  PagedCase paged(Options());
+  AttendRowsParams params = ParamsOf(paged);
+  std::vector<int32_t> positions(params.num_rows, 2147483647);
+  for (size_t i = 0; i < positions.size(); i += 2) positions[i] = -2147483647;
+  params.query_positions = positions.data();
+  params.scoring.window_left = 3;
+  params.scoring.chunk = 16;
+  EXPECT_EQ(FlagsOfRun(params), 0u);
+  for (double lse : paged.lse.Get()) ASSERT_EQ(lse, -kInfinity);
+}
+
+TEST(AttendRowsTest, ContiguousKeysPastTheTensorAreInvisibleAndFlagged) {
+  PagedCase paged(Options());
+  const VarlenSelfAttentionArgs args = paged.VarlenArgs();
+  AttendRowsParams params = ParamsOf(paged);
+  params.source = KeySource::kContiguous;
+  params.kv_start_loc = args.kv_start_loc.as<int32_t>();
+  params.num_keys = static_cast<int32_t>(args.k.extent[0]);
+  params.keys.cache = {};
+  params.keys.cache.k = {args.k.data, 0, args.k.stride[0], args.k.stride[1]};
+  params.keys.cache.v = {args.v.data, 0, args.v.stride[0], args.v.stride[1]};
+  paged.ClearOutputs();
+  EXPECT_EQ(FlagsOfRun(params), 0u);
+  EXPECT_EQ(MismatchOf(paged), "");
+  paged.kv_start_loc.view.as<int32_t>()[4] += 1000;
+  const std::vector<std::byte> out = paged.out.bytes;
+  EXPECT_EQ(FlagsOfRun(params), static_cast<uint32_t>(kLengthClamped));
+  EXPECT_EQ(paged.out.bytes, out);
+  for (int32_t start : {-2147483647, 2147483647}) {
+    for (int n = 0; n < 5; ++n) paged.kv_start_loc.view.as<int32_t>()[n] = start;
+    EXPECT_EQ(FlagsOfRun(params), static_cast<uint32_t>(kLengthClamped));
+    for (double lse : paged.lse.Get()) ASSERT_EQ(lse, -kInfinity);
+  }
+}
+
+TEST(AttendRowsTest, ListsAreBoundByTheirEntriesAndTheCache) {
+  // One query of one head over rows of two values; row n is (n, 1).
+  std::vector<float> rows;
+  for (int n = 0; n < 6; ++n) rows.insert(rows.end(), {static_cast<float>(n), 1});
+  const float q[2] = {0, 0};
+  float out[2], lse;
+  const int32_t slots[] = {2, 6, 4, -1, 2147483647, 0};
+  AttendRowsParams params;
+  params.q = {q, 2, 2, Element::kF32};
+  params.q_dim = params.key_dim = params.value_dim = 2;
+  params.num_rows = params.inner_rows = 1;
+  params.source = KeySource::kLists;
+  params.main.cache.layout = Layout::kMlaLatent;
+  params.main.cache.k = {rows.data(), 4, 2, 0};
+  params.main.cache.num_blocks = 3;
+  params.main.cache.block_size = 2;
+  params.main.slots = slots;
+  params.main.num_entries = 6;
+  params.scoring.causal = false;
+  params.output.out = {out, 2, 2, Element::kF32};
+  params.output.lse = {&lse, 0, 1, 1, 0};
+  EXPECT_EQ(FlagsOfRun(params), static_cast<uint32_t>(kBadIndex));
+  EXPECT_FLOAT_EQ(out[0], 2);
+  EXPECT_FLOAT_EQ(lse, std::log(3.0f));
+  int32_t length = 2147483647;
+  params.main.lengths = &length;
+  EXPECT_EQ(FlagsOfRun(params), static_cast<uint32_t>(kBadIndex));
+  EXPECT_FLOAT_EQ(out[0], 2);
+  length = 1;
+  EXPECT_EQ(FlagsOfRun(params), 0u);
+  EXPECT_FLOAT_EQ(out[0], 2);
+  EXPECT_FLOAT_EQ(lse, 0);
+  length = -3;
+  EXPECT_EQ(FlagsOfRun(params), 0u);
+  EXPECT_EQ(out[0], 0);
+  EXPECT_EQ(lse, -kInfinity);
+}
+
+TEST(AttendRowsTest, MaskBitsAreCountedRequestByRequest) {
+  std::vector<int32_t> starts = {0}, lengths;
+  std::vector<int64_t> expected, bits(100, -1);
+  int64_t sum = 0;
+  for (int b = 0; b < 100; ++b) {
+    lengths.push_back(b % 7 == 0 ? 0 : 1000000 + b);
+    starts.push_back(starts.back() + b % 5);
+    expected.push_back(sum);
+    sum += int64_t{b % 5} * lengths.back();
+  }
+  MaskBitsParams params;
+  params.num_requests = 100;
+  params.query_start_loc = starts.data();
+  params.seq_lens = lengths.data();
+  params.bits_before = bits.data();
+  EXPECT_EQ(LaunchMaskBits({}, params), 0);
+  EXPECT_EQ(bits, expected);
+}
+
+// --- Merging ---
+
+TEST(MergeStatesTest, InfiniteLsesAreLeftOutAndFlagged) {
+  const std::vector<float> outs = {NAN, 5, 7}, lses = {kInfinity, 0, -kInfinity};
+  float out = NAN, lse = NAN;
+  MergeStatesParams params;
+  params.outs = {outs.data(), 1, 1, Element::kF32};
+  params.out_state_stride = 1;
+  params.lses = {lses.data(), 1, 1, 1};
+  params.num_states = 3;
+  params.num_rows = params.value_dim = 1;
+  params.infinity_is_empty = true;
+  params.out = {&out, 1, 1, Element::kF32};
+  params.lse = &lse;
+  uint32_t bits = 0;
+  LaunchContext context;
+  context.error_flags = &bits;
+  ASSERT_EQ(LaunchMergeStates(context, params), 0);
+  EXPECT_EQ(bits, static_cast<uint32_t>(kMergeOfInfinity));
+  EXPECT_EQ(out, 5);
+  EXPECT_EQ(lse, 0);
+}
+
+// What decode with a plan leaves: requests of 2, 1, 0 and 3 pieces with two rows each.
+TEST(MergeStatesTest, OffsetsSayWhichStatesAreOfARequest) {
+  constexpr int kRows = 2, kHeads = 3, kDim = 40, kStates = 6;
+  const std::vector<int32_t> offsets = {0, 2, 3, 3, 6};
+  std::vector<float> outs, lses;
+  for (int n = 0; n < kStates * kRows * kHeads; ++n) {
+    lses.push_back(static_cast<float>(n % 5) / 4);
+    for (int d = 0; d < kDim; ++d) outs.push_back(static_cast<float>(n * kDim + d));
+  }
+  std::vector<float> out(8 * kHeads * kDim, -1), lse(8 * kHeads, -1);
+  MergeStatesParams params;
+  params.outs = {outs.data(), kHeads * kDim, kDim, Element::kF32};
+  params.out_state_stride = kRows * kHeads * kDim;
+  params.lses = {lses.data(), kRows * kHeads, kHeads, 1};
+  params.state_offsets = offsets.data();
+  params.rows_per_request = kRows;
+  params.single_states_are_done = true;
+  params.num_rows = 4 * kRows;
+  params.num_heads = kHeads;
+  params.value_dim = kDim;
+  params.out = {out.data(), kHeads * kDim, kDim, Element::kF32};
+  params.lse = lse.data();
+  params.lse_row_stride = kHeads;
+  params.lse_head_stride = 1;
+  ASSERT_EQ(LaunchMergeStates({}, params), 0);
+  for (int row = 0; row < 8; ++row) {
+    const int request = row / kRows;
+    for (int h = 0; h < kHeads; ++h) {
+      double weights = 0, sum = 0;
+      for (int n = offsets[request]; n < offsets[request + 1]; ++n) {
+        const int at = (n * kRows + row % kRows) * kHeads + h;
+        weights += std::exp(lses[at]);
+        sum += std::exp(lses[at]) * outs[at * kDim + 33];
+      }
+      const int at = row * kHeads + h;
+      const float value = out[at * kDim + 33];
+      if (request == 1) {
+        EXPECT_EQ(value, -1);  // untouched
+        EXPECT_EQ(lse[at], -1);
+      } else if (request == 2) {
+        EXPECT_EQ(value, 0);
+        EXPECT_EQ(lse[at], -kInfinity);
+      } else {
+        EXPECT_NEAR(value, sum / weights, 1e-5 * value);
+        EXPECT_NEAR(lse[at], std::log(weights), 1e-6);
+      }
+    }
+  }
+}
+
+// --- What CUDA's operations refuse ---
+
+TEST(CudaOpsTest, RefusesWhatIsNotBuilt) {
+  PagedCaseOptions options;
+  options.lengths = {3, 20};
+  options.q_lens = {1, 1};
+  options.q_dtype = options.cache_dtype = DType::kF64;
+  PagedCase doubles(options);
+  absl::Status status = Cuda().PagedDecode({}, doubles.DecodeArgs());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("PagedDecode: q is f64"));
+
+  options.q_dtype = options.cache_dtype = DType::kF32;
+  options.key_dim = 577;
+  PagedCase wide(options);
+  status = Cuda().PagedPrefill({}, wide.PrefillArgs());
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 576"));
+
+  options.key_dim = 16;
+  PagedCase paged(options);
+  PagedDecodeArgs args = paged.DecodeArgs();
+  Tensor lengths(DType::kI32, {2, 2});
+  lengths.Set({1, 1, 1, 1});
+  args.seq_lens = lengths.view.Select(1, 0).value();
+  status = Cuda().PagedDecode({}, args);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("seq_lens has stride 2"));
+}
+
+TEST(CudaOpsTest, PiecesNeedAWorkspaceAndAutoTakesWhatThereIs) {
+  PagedCaseOptions options;
+  options.lengths = {700};
+  options.q_lens = {1};
+  options.num_heads = options.num_kv_heads = 1;
+  PagedCase paged(options);
+  PagedDecodeArgs args = paged.DecodeArgs();
+  args.params.split = SplitPolicy::Fixed(64);
+  const std::vector<std::byte> before = paged.out.bytes;
+  const absl::Status status = Cuda().PagedDecode({}, args);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  // 11 pieces of 16 values.
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("PagedDecode: the operation needs a workspace of 704 bytes"));
+  EXPECT_EQ(paged.out.bytes, before);
+
+  args.params.split = SplitPolicy::None();
+  ASSERT_TRUE(Cuda().PagedDecode({}, args).ok());
+  const std::vector<std::byte> whole = paged.out.bytes;
+  args.params.split = SplitPolicy::Auto();
+  ASSERT_TRUE(Cuda().PagedDecode({}, args).ok());
+  EXPECT_EQ(paged.out.bytes, whole);
+
+  std::vector<std::byte> memory(4096);
+  Workspace workspace;
+  workspace.device = absl::MakeSpan(memory);
+  ExecContext context;
+  context.workspace = &workspace;
+  paged.ClearOutputs();
+  ASSERT_TRUE(Cuda().PagedDecode(context, args).ok());
+  EXPECT_EQ(MismatchOf(paged), "");
+  EXPECT_NE(memory, std::vector<std::byte>(4096));  // it was cut
+}
+
+}  // namespace
+}  // namespace kvblocks::attention::cuda

@@ -1,0 +1,213 @@
+// CacheBlend's operations and GatherCache of CUDA against those of the CPU.
+
+#include "attention/cuda/blend_ops.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "attention/cpu/blend_ops.h"
+#include "attention/cpu/cache_ops.h"
+#include "attention/cuda/cache_ops.h"
+#include "attention/cuda/check/device_mirror.h"
+#include "attention/ops/attention_ops.h"
+#include "attention/oracle/paged_case.h"
+#include "attention/tensor/small_floats.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+class BlendOps : public AttentionOps {
+ public:
+  const char* name() const override { return "CUDA"; }
+  absl::Status SelectHkvd(const ExecContext& context, const SelectHkvdArgs& args) const override {
+    return CudaSelectHkvd(context, args);
+  }
+  absl::Status FuseKv(const ExecContext& context, const FuseKvArgs& args) const override {
+    return CudaFuseKv(context, args);
+  }
+  absl::Status RotateKeys(const ExecContext& context, const RotateKeysArgs& args) const override {
+    return CudaRotateKeys(context, args);
+  }
+  absl::Status GatherCache(const ExecContext& context, const GatherCacheArgs& args) const override {
+    return CudaGatherCache(context, args);
+  }
+};
+
+const AttentionOps& OnDevice() {
+  static const BlendOps ops;
+  static const DeviceMirror mirror(&ops, 4 << 20, 64 << 20);
+  return mirror;
+}
+
+Tensor Normal(DType dtype, std::vector<int64_t> extents, std::mt19937_64& random) {
+  Tensor tensor(dtype, std::move(extents));
+  tensor.Set(NormalDraws(random, tensor.view.num_elements()));
+  return tensor;
+}
+
+struct Flagged {
+  uint32_t bits = 0;
+  DeviceErrorFlags flags{&bits};
+  ExecContext context;
+  Flagged() { context.error_flags = &flags; }
+  Flagged(const Flagged&) = delete;
+};
+
+void ExpectSelectionOfTheCpu(const SelectHkvdArgs& args, Tensor& imp, Tensor& diffs) {
+  Flagged cpu, cuda;
+  ASSERT_TRUE(CpuSelectHkvd(cpu.context, args).ok());
+  const std::vector<double> imp_expected = imp.Get(), diffs_expected = diffs.Get();
+  FillWithPoison(imp);
+  FillWithPoison(diffs);
+  const absl::Status status = OnDevice().SelectHkvd(cuda.context, args);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(imp.Get(), imp_expected);
+  const std::vector<double> diffs_actual = diffs.Get();
+  for (size_t i = 0; i < diffs_actual.size(); ++i) {
+    if (diffs_expected[i] != diffs_actual[i]) {
+      EXPECT_NEAR(diffs_actual[i], diffs_expected[i], 2e-7 * diffs_expected[i]) << i;
+    }
+  }
+  EXPECT_EQ(cuda.bits, cpu.bits);
+}
+
+TEST(CudaBlendOpsTest, SelectionIsThatOfTheCpu) {
+  std::mt19937_64 random(3);
+  for (const int64_t n : {2, 33, 700, 3000}) {
+    for (const double ratio : {0.0, 0.16, 0.5, 1.0}) {
+      SCOPED_TRACE(testing::Message() << n << " tokens, ratio " << ratio);
+      Tensor now = Normal(DType::kBF16, {n, 2, 24}, random);
+      Tensor then = Normal(DType::kF32, {n, 2, 24}, random);
+      const int64_t suffix = 1 + static_cast<int64_t>(random() % 2) % n;
+      Tensor imp(DType::kI32, {n}), diffs(DType::kF32, {n - suffix});
+      imp.Set(std::vector<double>(n, 0));
+      ExpectSelectionOfTheCpu({now.view, then.view, ratio, suffix, imp.view, diffs.view}, imp, diffs);
+    }
+  }
+}
+
+TEST(CudaBlendOpsTest, TiesGoToTheLowerIndexAndNanComesFirst) {
+  const int64_t n = 2500;
+  Tensor now(DType::kF32, {n, 1, 8}), then(DType::kF32, {n, 1, 8});
+  std::vector<double> values(n * 8, 0.0);
+  // Few distinct differences: nearly everything ties; two rows are NaN.
+  for (int64_t t = 0; t < n; ++t) values[t * 8] = static_cast<double>(t * 7 % 3);
+  values[8 * 1200 + 3] = std::numeric_limits<double>::quiet_NaN();
+  values[8 * 40 + 3] = std::numeric_limits<double>::quiet_NaN();
+  now.Set(values);
+  then.Set(std::vector<double>(n * 8, 0.0));
+  for (const double ratio : {0.0004, 0.1, 0.3, 0.3333, 0.5, 0.9}) {
+    SCOPED_TRACE(ratio);
+    Tensor imp(DType::kI32, {n}), diffs(DType::kF32, {n - 1});
+    imp.Set(std::vector<double>(n, 0));
+    ExpectSelectionOfTheCpu({now.view, then.view, ratio, 1, imp.view, diffs.view}, imp, diffs);
+  }
+}
+
+TEST(CudaBlendOpsTest, FusedRowsAreBitsOfTheNewOnesAndBadIndicesAreSkipped) {
+  std::mt19937_64 random(4);
+  for (const int64_t dim : {16, 20}) {
+    Tensor k_new = Normal(DType::kF32, {3, 2, dim}, random);
+    Tensor v_new = Normal(DType::kBF16, {3, 2, 16}, random);
+    Tensor k_old = Normal(DType::kF32, {6, 2, dim}, random);
+    Tensor v_old = Normal(DType::kBF16, {6, 2, 16}, random);
+    Tensor imp(DType::kI32, {3});
+    imp.Set({4, 9, 1});
+    std::vector<double> k_expected = k_old.Get(), v_expected = v_old.Get();
+    const std::vector<double> k_from = k_new.Get(), v_from = v_new.Get();
+    for (const auto& [row, token] : {std::pair{0, 4}, std::pair{2, 1}}) {
+      for (int64_t i = 0; i < 2 * dim; ++i) k_expected[token * 2 * dim + i] = k_from[row * 2 * dim + i];
+      for (int64_t i = 0; i < 32; ++i) v_expected[token * 32 + i] = v_from[row * 32 + i];
+    }
+    Flagged cuda;
+    const absl::Status status = OnDevice().FuseKv(
+        cuda.context, {imp.view, k_new.view, v_new.view, k_old.view, v_old.view});
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(k_old.Get(), k_expected);
+    EXPECT_EQ(v_old.Get(), v_expected);
+    EXPECT_EQ(cuda.bits, kBadIndex);
+  }
+}
+
+TEST(CudaBlendOpsTest, RotationIsThatOfTheCpu) {
+  std::mt19937_64 random(5);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool interleaved : {false, true}) {
+      for (const bool delta : {false, true}) {
+        for (const bool in_place : {false, true}) {
+          SCOPED_TRACE(testing::Message() << Name(dtype) << interleaved << delta << in_place);
+          const int64_t n = 9, dim = 40, rotary = 24;
+          Tensor in = Normal(dtype, {n, 2, dim}, random), out(dtype, {n, 2, dim});
+          Tensor positions(DType::kI64, {n}), from(DType::kI32, {n});
+          positions.Set({0, 1, 2, 1000, 100000, 7, 8, 9, 131071});
+          from.Set({0, 1, 5, 999, 3, 7, 0, 1, 2});
+          RotateKeysArgs args;
+          args.in = in.view;
+          args.positions = positions.view;
+          if (delta) args.from_positions = from.view;
+          args.rotary_dim = rotary;
+          args.pairs = interleaved ? RotaryPairs::kInterleaved : RotaryPairs::kHalves;
+          args.out = out.view;
+          ASSERT_TRUE(CpuRotateKeys({}, args).ok());
+          const std::vector<double> expected = out.Get();
+          FillWithPoison(out);
+          if (in_place) args.out = in.view;
+          const absl::Status status = OnDevice().RotateKeys({}, args);
+          ASSERT_TRUE(status.ok()) << status;
+          const std::vector<double> actual = in_place ? in.Get() : out.Get();
+          const double unit = dtype == DType::kF32 ? 2e-7 : 8e-3;
+          for (size_t i = 0; i < expected.size(); ++i) {
+            ASSERT_NEAR(actual[i], expected[i], unit * std::max(1.0, std::abs(expected[i]))) << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaGatherTest, RowsAreThoseOfTheCpu) {
+  for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd, KvLayout::kPagedX}) {
+    for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF8E4M3, DType::kI8}) {
+      SCOPED_TRACE(testing::Message() << Name(layout) << " " << Name(dtype));
+      PagedCaseOptions options;
+      options.layout = layout;
+      options.cache_dtype = dtype;
+      options.scales = PagedCaseOptions::Scales::kPerRequest;
+      options.block_size = 16;
+      PagedCase paged(options);
+      const DType out_dtype = IsQuantizedCode(dtype) ? DType::kF32 : dtype;
+      const int64_t requests = paged.num_requests();
+      Tensor lengths(DType::kI32, {requests});
+      lengths.Set({1, 3, 16, 9, 0, 40});
+      Tensor out(out_dtype, {requests, 44, 2, 16}), out_v(out_dtype, {requests, 44, 2, 16});
+      GatherCacheArgs args;
+      args.cache = paged.cache();
+      args.block_table = paged.block_table.view;
+      args.seq_lens = paged.seq_lens.view;
+      args.lengths = lengths.view;
+      args.row_offset = 3;
+      args.scales = paged.params.scales;
+      args.out = out.view;
+      args.out_v = out_v.view;
+      FillWithPoison(out);
+      FillWithPoison(out_v);
+      const absl::Status on_cpu = CpuGatherCache({}, args);
+      ASSERT_TRUE(on_cpu.ok()) << on_cpu;
+      const std::vector<std::byte> k_expected = out.bytes, v_expected = out_v.bytes;
+      FillWithPoison(out);
+      FillWithPoison(out_v);
+      Flagged cuda;
+      const absl::Status status = OnDevice().GatherCache(cuda.context, args);
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(out.bytes, k_expected);
+      EXPECT_EQ(out_v.bytes, v_expected);
+      EXPECT_EQ(cuda.bits, 0u);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::attention::cuda

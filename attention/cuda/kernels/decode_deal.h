@@ -1,0 +1,146 @@
+// How a plan deals tiles to parts: the rules of metadata/split_planner.h, by one warp.
+//
+// DealToParts walks through all parts, a step per part or per request that fills several;
+// PlanOwnPart finds what one part does, for few requests, so that every block of a decode can plan
+// for itself. Device code: included by .cu files only.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_DEAL_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_DEAL_H_
+
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
+
+namespace kvblocks::attention::cuda {
+
+inline constexpr int kMaxOwnRequests = 32;  // of PlanOwnPart: one per lane
+
+KVB_DEVICE int CeilDiv(int a, int b) { return (a + b - 1) / b; }
+KVB_DEVICE int Min(int a, int b) { return a < b ? a : b; }
+
+// Less than 5 where parts have few tiles: there balance is worth more than whole requests.
+KVB_DEVICE int ChooseOverhead(int tiles, int num_parts) { return Min(5, tiles / (8 * num_parts)); }
+
+// As DecodePiece lies in memory: count pieces of the request, this one at `index`.
+KVB_DEVICE int4 MakePiece(int request, int begin, int end, int count, int index) {
+  return make_int4(request, begin, end, static_cast<int>(static_cast<unsigned>(count) << 16 |
+                                                         static_cast<unsigned>(index)));
+}
+
+// sums[b]: tiles and overheads of the requests before b. Calls, each by one lane or another:
+//   sink.BeginPart(part, at), at: pieces before it, also for parts that stay empty
+//   sink.BeginRequest(b, at)
+//   sink.Add(part, position in the part, at, piece)
+// Stops behind last_part. Returns the number of pieces.
+template <typename Sink>
+KVB_DEVICE int DealToParts(int num_requests, int num_parts, int last_part, const int32_t* sums,
+                           int overhead, int payload, const Sink& sink) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int full = payload - overhead;  // the most tiles of one request in a part
+  int b = 0, done = 0, at = 0, part = 0;
+  while (part <= last_part && b < num_requests) {
+    const int tiles = sums[b + 1] - sums[b] - overhead;
+    const int index = CeilDiv(done, full);
+    const int count = index + CeilDiv(tiles - done, full);
+    if (tiles - done > full) {
+      // Parts that this request fills.
+      const int parts = Min((tiles - done - 1) / full, num_parts - part);
+      if (done == 0 && lane == 0) sink.BeginRequest(b, at);
+      for (int i = lane; i < parts; i += 32) {
+        sink.BeginPart(part + i, at + i);
+        sink.Add(part + i, 0, at + i,
+                 MakePiece(b, done + i * full, done + (i + 1) * full, count, index + i));
+      }
+      part += parts;
+      at += parts;
+      done += parts * full;
+      continue;
+    }
+    if (lane == 0) {
+      sink.BeginPart(part, at);
+      if (done == 0) sink.BeginRequest(b, at);
+      sink.Add(part, 0, at, MakePiece(b, done, tiles, count, index));
+    }
+    int room = payload - (tiles - done) - overhead;
+    int position = 1;
+    ++b;
+    done = 0;
+    // Whole requests, 32 at a look.
+    for (int fitting = 32; fitting == 32;) {
+      const int next = b + 1 + lane;
+      const bool fits = next <= num_requests && sums[Min(next, num_requests)] - sums[b] <= room;
+      fitting = __popc(__ballot_sync(kFullWarp, fits));
+      if (fits) {
+        sink.BeginRequest(next - 1, at + position + lane);
+        sink.Add(part, position + lane, at + position + lane,
+                 MakePiece(next - 1, 0, sums[next] - sums[next - 1] - overhead, 1, 0));
+      }
+      room -= sums[b + fitting] - sums[b];
+      position += fitting;
+      b += fitting;
+    }
+    if (b < num_requests && room > overhead) {
+      done = room - overhead;
+      const int left = sums[b + 1] - sums[b] - overhead - done;
+      if (lane == 0) {
+        sink.BeginRequest(b, at + position);
+        sink.Add(part, position, at + position, MakePiece(b, 0, done, 1 + CeilDiv(left, full), 0));
+      }
+      ++position;
+    }
+    at += position;
+    ++part;
+  }
+  for (int i = part + lane; i <= Min(last_part, num_parts - 1); i += 32) sink.BeginPart(i, at);
+  return at;
+}
+
+struct OwnPartSink {
+  int own;
+  int4* pieces;
+  KVB_DEVICE void BeginPart(int, int) const {}
+  KVB_DEVICE void BeginRequest(int, int) const {}
+  KVB_DEVICE void Add(int part, int position, int, int4 piece) const {
+    if (part == own) pieces[position] = piece;
+  }
+};
+
+// The pieces of part `own` into shared memory; returns how many. Lane b brings the tiles of request
+// b. `sums`: shared, kMaxOwnRequests + 1.
+KVB_DEVICE int PlanOwnPart(int num_requests, int num_parts, int own, int tiles, int32_t* sums,
+                           int4* pieces) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  int sum = lane < num_requests ? tiles : 0;
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(kFullWarp, sum, static_cast<unsigned>(distance));
+    if (lane >= distance) sum += other;
+  }
+  const int total = __shfl_sync(kFullWarp, sum, 31);
+  const int overhead = ChooseOverhead(total, num_parts);
+  const int payload = CeilDiv(total + num_requests * overhead, num_parts) + overhead;
+  if (overhead == 0) {
+    // Parts are equal stretches of all tiles laid end to end.
+    const int begin = own * payload, first = sum - tiles;
+    const int low = first > begin ? first : begin, high = Min(sum, begin + payload);
+    const bool takes = lane < num_requests && low < high;
+    const unsigned takers = __ballot_sync(kFullWarp, takes);
+    if (takes) {
+      const int first_part = first / payload;
+      pieces[__popc(takers & ((1u << lane) - 1))] =
+          MakePiece(lane, low - first, high - first, (sum - 1) / payload - first_part + 1,
+                    own - first_part);
+    }
+    __syncwarp();
+    return __popc(takers);
+  }
+  if (lane == 0) sums[0] = 0;
+  if (lane < num_requests) sums[lane + 1] = sum + (lane + 1) * overhead;
+  pieces[lane].x = -1;
+  __syncwarp();
+  DealToParts(num_requests, num_parts, own, sums, overhead, payload, OwnPartSink{own, pieces});
+  __syncwarp();
+  return __popc(__ballot_sync(kFullWarp, pieces[lane].x >= 0));
+}
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_DEAL_H_

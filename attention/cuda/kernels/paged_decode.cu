@@ -1,0 +1,245 @@
+#include "attention/cuda/kernels/paged_decode.h"
+
+#include <atomic>
+
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/paged_decode_kernel.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+constexpr int kInvalidValue = 1;  // cudaErrorInvalidValue
+
+int ElementBytesOf(Element element) {
+  return element == Element::kF32 ? 4 : element == Element::kF16 || element == Element::kBF16 ? 2 : 1;
+}
+
+bool IsAligned(const void* address, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+// Rows of keys that 16-byte copies can read.
+bool RowsAreAligned(const CacheTensor& tensor, int element_bytes) {
+  return IsAligned(tensor.data, 16) && tensor.block_stride * element_bytes % 16 == 0 &&
+         tensor.token_stride * element_bytes % 16 == 0 &&
+         tensor.head_stride * element_bytes % 16 == 0;
+}
+
+bool Is16Bit(Element element) { return element == Element::kF16 || element == Element::kBF16; }
+
+int MaxOf(int a, int b) { return a > b ? a : b; }
+
+// How the queries of a KV head are dealt to blocks.
+struct Shape {
+  int padded_dim = 0;  // 64, 128, 256
+  int groups = 1;      // of 8 queries, per block
+  int row_groups = 1;  // blocks
+  int rows = 1;        // queries of a block that may exist
+};
+Shape ShapeOf(const PagedDecodeParams& params) {
+  Shape shape;
+  const int dim = MaxOf(params.key_dim, params.value_dim);
+  shape.padded_dim = dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
+  const int queries = params.num_heads / params.num_kv_heads * MaxOf(1, params.max_query_len);
+  // Of the largest heads 16 queries do not fit the registers.
+  shape.groups = queries <= 8 || shape.padded_dim == 256 ? 1 : 2;
+  const int rows = 8 * shape.groups;
+  shape.row_groups = (queries + rows - 1) / rows;
+  shape.rows = queries < rows ? queries : rows;
+  return shape;
+}
+
+constexpr size_t kAlignment = 256;
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+int64_t SlotsOf(const DecodePlanParams& plan) {
+  return plan.kind == SplitKind::kAuto ? 2 * int64_t{plan.num_parts} : LayoutOf(plan).max_pieces;
+}
+
+// The row of arrival_counters that belongs to a workspace; -1 if there are too many workspaces.
+int ArrivalRowOf(const void* workspace) {
+  static std::atomic<const void*> owners[kArrivalRows];
+  const size_t hash = reinterpret_cast<uintptr_t>(workspace) / kAlignment * 0x9e3779b97f4a7c15u >> 32;
+  for (size_t i = 0; i < kArrivalRows; ++i) {
+    std::atomic<const void*>& owner = owners[(hash + i) % kArrivalRows];
+    const void* seen = owner.load(std::memory_order_relaxed);
+    if (seen == nullptr && owner.compare_exchange_strong(seen, workspace)) seen = workspace;
+    if (seen == workspace) return static_cast<int>((hash + i) % kArrivalRows);
+  }
+  return -1;
+}
+
+}  // namespace
+
+bool TakesPagedDecode(const PagedDecodeParams& params) {
+  const Cache& cache = params.keys.cache;
+  const Scoring& scoring = params.scoring;
+  if (cache.layout != Layout::kStrided || cache.element == Element::kF32) return false;
+  if (scoring.chunk > 0 || scoring.block_sparse.vert_stride > 1 || scoring.mask.form != 0 ||
+      scoring.mask.mode == 0) {
+    return false;
+  }
+  if (!Is16Bit(params.q.element) || !Is16Bit(params.out.element)) return false;
+  if (Is16Bit(cache.element) && cache.element != params.q.element) return false;
+  const int bytes = ElementBytesOf(cache.element);
+  const int unit = 16 / bytes;
+  if (params.key_dim < unit || params.value_dim < unit || params.key_dim % unit != 0 ||
+      params.value_dim % unit != 0 || params.key_dim > 256 || params.value_dim > 256) {
+    return false;
+  }
+  if (params.num_kv_heads < 1 || params.num_kv_heads > 0xffff || cache.block_size % 8 != 0 ||
+      !RowsAreAligned(cache.k, bytes) || !RowsAreAligned(cache.v, bytes)) {
+    return false;
+  }
+  // Pairs of elements are read and written at once.
+  if (!IsAligned(params.q.data, 4) || params.q.row_stride % 2 != 0 ||
+      params.q.head_stride % 2 != 0 || !IsAligned(params.out.data, 4) ||
+      params.out.row_stride % 2 != 0 || params.out.head_stride % 2 != 0) {
+    return false;
+  }
+  if (ShapeOf(params).row_groups > 0xffff) return false;
+  return TakesDecodePlan(DecodePlanOf(params, 1));
+}
+
+DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiprocessors) {
+  const Shape shape = ShapeOf(params);
+  DecodePlanParams plan;
+  plan.seq_lens = params.keys.seq_lens;
+  plan.query_start_loc = params.query_start_loc;
+  plan.num_requests = params.num_requests;
+  plan.max_seq_len = params.max_seq_len;
+  plan.block_size = params.keys.cache.block_size;
+  plan.max_keys = int64_t{params.keys.table_columns} * plan.block_size;
+  constexpr int64_t kMaxKeys = (int64_t{1} << 31) - 1024;
+  if (plan.max_keys > kMaxKeys) plan.max_keys = kMaxKeys;
+  plan.window = params.scoring.window_left >= 0 ? params.scoring.window_left + 1 : 0;
+  plan.kind = params.split;
+  plan.value = params.split_value;
+  plan.tile = kDecodeTile;
+  const int per_multiprocessor = DecodeBlocksPerMultiprocessor(
+      shape.padded_dim, ElementBytesOf(params.keys.cache.element), shape.groups);
+  const int heads = params.num_kv_heads * shape.row_groups;
+  plan.num_parts = MaxOf(1, num_multiprocessors * per_multiprocessor / heads);
+  plan.num_counters = params.num_requests * heads;
+  return plan;
+}
+
+PagedDecodeWorkspace WorkspaceOf(const PagedDecodeParams& params, int num_multiprocessors) {
+  const Shape shape = ShapeOf(params);
+  const DecodePlanParams plan = DecodePlanOf(params, num_multiprocessors);
+  PagedDecodeWorkspace workspace;
+  workspace.plan_bytes = Aligned(LayoutOf(plan).bytes);
+  const size_t states = static_cast<size_t>(SlotsOf(plan)) *
+                        static_cast<size_t>(params.num_kv_heads) *
+                        static_cast<size_t>(shape.row_groups) * static_cast<size_t>(shape.rows);
+  workspace.partial_bytes = Aligned(states * static_cast<size_t>(params.value_dim) * sizeof(float)) +
+                            Aligned(states * 2 * sizeof(float));
+  workspace.bytes =
+      (params.plan == nullptr ? workspace.plan_bytes : 0) + workspace.partial_bytes;
+  return workspace;
+}
+
+Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& params) {
+  if (params.num_requests == 0 || params.num_heads == 0) return 0;
+  const Shape shape = ShapeOf(params);
+  const DecodePlanParams plan = DecodePlanOf(params, context.num_multiprocessors);
+  const DecodePlanLayout layout = LayoutOf(plan);
+  const PagedDecodeWorkspace workspace = WorkspaceOf(params, context.num_multiprocessors);
+  if (context.workspace_bytes < workspace.bytes) return kInvalidValue;
+  DecodeLaunch launch = {};
+  DecodeKernelParams& p = launch.params;
+  unsigned char* free = context.workspace;
+  int32_t* words = static_cast<int32_t*>(params.plan);
+  if (words == nullptr) {
+    free += workspace.plan_bytes;
+    const int arrivals = plan.num_parts * params.num_kv_heads * shape.row_groups;
+    p.arrival_row = -1;
+    if (plan.kind == SplitKind::kAuto && params.num_requests <= kMaxOwnRequests &&
+        arrivals <= kArrivalCounters) {
+      p.arrival_row = ArrivalRowOf(context.workspace);
+    }
+    if (p.arrival_row < 0) {
+      words = reinterpret_cast<int32_t*>(context.workspace);
+      const Error error = LaunchDecodePlan(context, plan, words);
+      if (error != 0) return error;
+    }
+  }
+  p.num_requests = params.num_requests;
+  p.q = static_cast<const uint16_t*>(params.q.data);
+  p.q_row_stride = params.q.row_stride;
+  p.q_head_stride = params.q.head_stride;
+  p.q_is_bf16 = params.q.element == Element::kBF16;
+  p.out = static_cast<uint16_t*>(params.out.data);
+  p.out_row_stride = params.out.row_stride;
+  p.out_head_stride = params.out.head_stride;
+  p.out_is_bf16 = params.out.element == Element::kBF16;
+  p.lse = params.lse;
+  p.lse_row_stride = params.lse_row_stride;
+  p.lse_head_stride = params.lse_head_stride;
+  const Cache& cache = params.keys.cache;
+  const int64_t bytes = ElementBytesOf(cache.element);
+  p.k = static_cast<const char*>(cache.k.data);
+  p.k_block = cache.k.block_stride * bytes;
+  p.k_token = cache.k.token_stride * bytes;
+  p.k_head = cache.k.head_stride * bytes;
+  p.v = static_cast<const char*>(cache.v.data);
+  p.v_block = cache.v.block_stride * bytes;
+  p.v_token = cache.v.token_stride * bytes;
+  p.v_head = cache.v.head_stride * bytes;
+  p.block_table = params.keys.block_table;
+  p.table_stride = params.keys.table_stride;
+  p.seq_lens = params.keys.seq_lens;
+  p.query_start_loc = params.query_start_loc;
+  p.k_scale = cache.k_scale;
+  p.v_scale = cache.v_scale;
+  p.alibi_slopes = params.scoring.alibi_slopes;
+  p.sinks = params.scoring.sinks;
+  if (words != nullptr) {
+    p.header = words;
+    if (plan.kind == SplitKind::kAuto) p.part_begin = words + layout.part_begin;
+    p.pieces = reinterpret_cast<const int4*>(words + layout.pieces);
+    p.counters = words + layout.counters;
+  }
+  p.partials = reinterpret_cast<float*>(free);
+  const size_t states = static_cast<size_t>(SlotsOf(plan)) *
+                        static_cast<size_t>(params.num_kv_heads) *
+                        static_cast<size_t>(shape.row_groups) * static_cast<size_t>(shape.rows);
+  p.partial_stats = reinterpret_cast<float2*>(
+      free + Aligned(states * static_cast<size_t>(params.value_dim) * sizeof(float)));
+  p.error_flags = context.error_flags;
+  p.scale = params.scoring.scale;
+  p.soft_cap = params.scoring.soft_cap;
+  p.max_keys = static_cast<int32_t>(plan.max_seq_len < plan.max_keys ? plan.max_seq_len
+                                                                     : plan.max_keys);
+  p.num_blocks = cache.num_blocks;
+  p.block_size = cache.block_size;
+  p.window = plan.window;
+  p.window_left = params.scoring.window_left;
+  p.window_right = params.scoring.window_right;
+  p.group = params.num_heads / params.num_kv_heads;
+  p.num_kv_heads = params.num_kv_heads;
+  p.key_dim = params.key_dim;
+  p.value_dim = params.value_dim;
+  p.rows = shape.rows;
+  p.causal = params.scoring.causal;
+  launch.cache_element = cache.element;
+  launch.q_element = params.q.element;
+  launch.groups = shape.groups;
+
+  // Pieces of other policies are dealt out to as many blocks as run at a time, several each.
+  const int64_t blocks = plan.kind == SplitKind::kAuto
+                             ? plan.num_parts
+                             : (layout.max_pieces < 4 * int64_t{plan.num_parts}
+                                    ? layout.max_pieces
+                                    : 4 * int64_t{plan.num_parts});
+  launch.config.grid = dim3(static_cast<unsigned>(blocks),
+                            static_cast<unsigned>(params.num_kv_heads),
+                            static_cast<unsigned>(shape.row_groups));
+  launch.config.stream = context.stream;
+  launch.config.overlap_previous = context.compute_capability >= 90;
+  if (shape.padded_dim == 64) return LaunchDecode64(launch);
+  if (shape.padded_dim == 128) return LaunchDecode128(launch);
+  return LaunchDecode256(launch);
+}
+
+}  // namespace kvblocks::attention::cuda

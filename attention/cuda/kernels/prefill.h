@@ -1,0 +1,51 @@
+// PagedPrefill and VarlenSelfAttention on tensor cores: 16-bit elements, keys from pages or from
+// contiguous rows.
+//
+// Two builds of one operation behind one launch: mma.sync kernels for every GPU from compute
+// capability 8.0 on, and wgmma kernels (prefill_hopper.h) that are taken on 9.0. Work is cut into
+// tiles of query rows, a row being a pair of a new token and a head of the group that shares a KV
+// head; grids follow from bounds alone. Nothing is allocated, and no workspace is used.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_H_
+
+#include <cstdint>
+
+#include "attention/cuda/kernels/params.h"
+#include "attention/cuda/kernels/runtime.h"
+
+namespace kvblocks::attention::cuda {
+
+struct PrefillParams {
+  ConstRows q;  // [T, H, D]
+  // Keys of contiguous tensors have no block table: cache.k and cache.v then are rows with
+  // token_stride and head_stride, num_key_rows of them, and kv_start_loc says whose they are.
+  PagedKeys keys;
+  const int32_t* kv_start_loc = nullptr;  // [R + 1]
+  int64_t num_key_rows = 0;
+  const int32_t* query_start_loc = nullptr;  // [R + 1]
+  const int32_t* query_positions = nullptr;  // [T] or null
+  int32_t num_requests = 0;
+  int32_t num_tokens = 0;     // T
+  int32_t max_query_len = 0;  // a bound; 0: not known
+  int64_t max_key_len = 0;    // about, for the order of work
+  int32_t num_heads = 0, num_kv_heads = 0;
+  int32_t key_dim = 0, value_dim = 0;
+  Scoring scoring;
+  float out_scale = 0;  // > 0: out holds codes
+  Rows out;             // [T, H, Dv]
+  float* lse = nullptr;
+  int64_t lse_row_stride = 0, lse_head_stride = 0;
+};
+
+// Whether these kernels do it: queries, keys and values of one 16-bit type, rows at multiples of 16
+// bytes, head sizes that are multiples of 8 up to 128, 192 with values of at most 128, or 256; no
+// explicit mask, no block-sparse rule.
+bool TakesPrefill(const PrefillParams& params);
+
+// REQUIRES: TakesPrefill(params).
+Error LaunchPrefill(const LaunchContext& context, const PrefillParams& params);
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_H_

@@ -1,0 +1,507 @@
+// Prefill with wgmma, for compute capability 9.0.
+//
+// A block stays on its multiprocessor and does one row tile after another. Of its three warpgroups
+// one produces: it finds row tiles, gathers queries, and gathers K and V, 128 keys at a time, two
+// tiles of each ahead, by 16-byte asynchronous copies whose completion arrives at barriers in shared
+// memory. Two consume, 64 rows each. While a consumer makes weights of tile n, its product with V(n-1)
+// still runs, and the other consumer multiplies: they take turns at issuing products. Weights stay in
+// registers as the left operand. The producer gives registers to the consumers.
+
+#include "attention/cuda/kernels/prefill_hopper.h"
+
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/hopper.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/prefill_tile.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+constexpr int kRows = 128;  // of queries
+constexpr int kKeys = 128;
+constexpr int kStages = 2;  // of K and V
+constexpr int kColumnBytes = 128;
+constexpr int kGroupThreads = 128;  // of a warpgroup
+constexpr int kConsumers = 2;
+constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
+constexpr int kConsumerWarps = 4 * kConsumers;
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+
+// Named barriers.
+constexpr int kTurnBarrier = 1;  // and 2: whose turn it is to issue products
+constexpr int kConsumersBarrier = 3;
+
+template <int kD, int kDv>
+struct SharedLayout {
+  static constexpr int kColumnOfTile = kKeys * kColumnBytes;
+  static constexpr int kKeyBytes = kD / 64 * kColumnOfTile;
+  static constexpr int kValueBytes = kDv / 64 * kColumnOfTile;
+  static constexpr int kQueryBytes = kD / 64 * kRows * kColumnBytes;
+  static constexpr int kOutBytes = kDv / 64 * kRows * kColumnBytes;
+  // Where outputs have no room of their own they take the queries', which then are free later.
+  static constexpr bool kOutInQueries =
+      kQueryBytes + kStages * (kKeyBytes + kValueBytes) + kOutBytes > 220 * 1024;
+
+  static constexpr int kQueries = 0;
+  static constexpr int kKeyTiles = kQueries + kQueryBytes;
+  static constexpr int kValueTiles = kKeyTiles + kStages * kKeyBytes;
+  static constexpr int kOut = kOutInQueries ? kQueries : kValueTiles + kStages * kValueBytes;
+  // uint8 [kStages][kKeys]: whether the key's block is none; uint32 [kStages][4]: whether one in 32 is
+  static constexpr int kBadKeys = kValueTiles + kStages * kValueBytes + (kOutInQueries ? 0 : kOutBytes);
+  static constexpr int kAnyBad = kBadKeys + kStages * kKeys;
+  static constexpr int kNonFinite = kAnyBad + kStages * 4 * 4;  // uint32 [8 warps]
+  static constexpr int kTiles = kNonFinite + kConsumerWarps * 4;  // RowTile [2]
+  static constexpr int kTileBytes = (sizeof(RowTile) + 15) / 16 * 16;
+  static constexpr int kBarriers = kTiles + 2 * kTileBytes;
+  static constexpr int kBytes = kBarriers + 16 * 8;
+};
+
+// Barriers in shared memory: something is there (full), nobody needs it any more (empty).
+struct Barriers {
+  uint32_t base;
+  KVB_DEVICE uint32_t TileFull(int slot) const { return base + 8 * slot; }
+  KVB_DEVICE uint32_t TileEmpty(int slot) const { return base + 16 + 8 * slot; }
+  KVB_DEVICE uint32_t KeysFull(int stage) const { return base + 32 + 8 * stage; }
+  KVB_DEVICE uint32_t KeysEmpty(int stage) const { return base + 48 + 8 * stage; }
+  KVB_DEVICE uint32_t ValuesFull(int stage) const { return base + 64 + 8 * stage; }
+  KVB_DEVICE uint32_t ValuesEmpty(int stage) const { return base + 80 + 8 * stage; }
+  KVB_DEVICE uint32_t QueriesFull() const { return base + 96; }
+  KVB_DEVICE uint32_t QueriesEmpty() const { return base + 104; }
+
+  KVB_DEVICE void Init() const {
+    for (int i = 0; i < 2; ++i) {
+      InitBarrier(TileFull(i), 1);
+      InitBarrier(TileEmpty(i), kConsumerWarps);
+      // Each producing thread's copies, and what its warp wrote about them.
+      InitBarrier(KeysFull(i), kGroupThreads + 4);
+      InitBarrier(KeysEmpty(i), kConsumerWarps);
+      InitBarrier(ValuesFull(i), kGroupThreads);
+      InitBarrier(ValuesEmpty(i), kConsumerWarps);
+    }
+    InitBarrier(QueriesFull(), kGroupThreads);
+    InitBarrier(QueriesEmpty(), kConsumerWarps);
+  }
+};
+
+KVB_DEVICE int32_t FirstKeyOf(const RowTile& tile) { return tile.seen.begin / kKeys * kKeys; }
+KVB_DEVICE int32_t NumKeyTilesOf(const RowTile& tile) {
+  if (tile.seen.end <= tile.seen.begin) return 0;
+  return (tile.seen.end - FirstKeyOf(tile) + kKeys - 1) / kKeys;
+}
+
+// --- The producer ---
+
+template <int kD, int kDv>
+class Producer {
+ public:
+  using Shared = SharedLayout<kD, kDv>;
+
+  KVB_DEVICE Producer(const PrefillParams& params, uint32_t* error_flags, const Barriers& barriers)
+      : params_(params),
+        error_flags_(error_flags),
+        barriers_(barriers),
+        shared_(DynamicSharedMemory()),
+        base_(SharedAddress(shared_)),
+        thread_(static_cast<int>(threadIdx.x)),
+        row_(thread_ / 8),
+        piece_(thread_ % 8) {}
+
+  KVB_DEVICE void Run(const TileOrder& order) {
+    uint32_t tiles = 0;
+    const uint32_t items = static_cast<uint32_t>(order.items);
+    // There and back: each round of blocks gives who had the longest item before the shortest.
+    for (uint32_t round = 0; round * gridDim.x < items; ++round) {
+      const uint32_t item =
+          round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+      if (item >= items) continue;
+      const RowTile found = FindRowTile<kRows>(params_, order, item, error_flags_);
+      if (!found.valid) continue;
+      const RowTile& tile = Publish(found, tiles);
+      CopyQueries(tile, tiles);
+      CopyKeysAndValues(tile);
+      ++tiles;
+    }
+    Publish(RowTile(), tiles);
+  }
+
+ private:
+  KVB_DEVICE const RowTile& Publish(const RowTile& tile, uint32_t n) {
+    RowTile& slot =
+        *reinterpret_cast<RowTile*>(shared_ + Shared::kTiles + n % 2 * Shared::kTileBytes);
+    WaitAtBarrier(barriers_.TileEmpty(n % 2), (n / 2 & 1) ^ 1);
+    if (thread_ == 0) {
+      slot = tile;
+      ArriveAtBarrier(barriers_.TileFull(n % 2));
+    }
+    WaitAtBarrier(barriers_.TileFull(n % 2), n / 2 & 1);
+    return slot;
+  }
+
+  KVB_DEVICE void CopyQueries(const RowTile& tile, uint32_t n) const {
+    WaitAtBarrier(barriers_.QueriesEmpty(), (n & 1) ^ 1);
+    for (int row = row_; row < kRows; row += kGroupThreads / 8) {
+      const unsigned char* source = static_cast<const unsigned char*>(params_.q.data);
+      const bool exists = row < tile.num_rows;
+      if (exists) {
+        source += 2 * ((tile.query_start + tile.TokenOf(row)) * params_.q.row_stride +
+                       tile.HeadOf(row) * params_.q.head_stride);
+      }
+#pragma unroll
+      for (int column = 0; column < kD / 64; ++column) {
+        const bool valid = exists && column * 64 + piece_ * 8 < params_.key_dim;
+        CopyAsync16(base_ + Shared::kQueries + (column * kRows + row) * kColumnBytes +
+                        ((piece_ ^ (row & 7)) << 4),
+                    valid ? source + column * 128 + piece_ * 16 : source, valid);
+      }
+    }
+    ArriveAfterCopies(barriers_.QueriesFull());
+  }
+
+  // This thread looks up the key of its eight threads' pass `piece_`; they tell each other.
+  KVB_DEVICE int32_t KeyOf(const RowTile& tile, int n) const {
+    return FirstKeyOf(tile) + n * kKeys + row_ + kGroupThreads / 8 * piece_;
+  }
+
+  KVB_DEVICE void CopyKeysAndValues(const RowTile& tile) {
+    const int num_tiles = NumKeyTilesOf(tile);
+    if (num_tiles == 0) return;
+    const Cache& cache = params_.keys.cache;
+    int32_t block = BlockIdOf(params_, tile, KeyOf(tile, 0));
+    KeyAddress key = AddressOf<2>(params_, cache.k, tile, KeyOf(tile, 0), block);
+    int64_t value = AddressOf<2>(params_, cache.v, tile, KeyOf(tile, 0), block).offset;
+    block = BlockIdOf(params_, tile, KeyOf(tile, 1));
+    CopyKeys(key, step_);
+    for (int n = 0; n < num_tiles; ++n) {
+      const int64_t value_now = value;
+      if (n + 1 < num_tiles) {
+        key = AddressOf<2>(params_, cache.k, tile, KeyOf(tile, n + 1), block);
+        value = AddressOf<2>(params_, cache.v, tile, KeyOf(tile, n + 1), block).offset;
+        block = BlockIdOf(params_, tile, KeyOf(tile, n + 2));
+        CopyKeys(key, step_ + n + 1);
+      }
+      CopyValues(value_now, step_ + n);
+    }
+    step_ += num_tiles;
+  }
+
+  KVB_DEVICE void CopyKeys(const KeyAddress& key, uint32_t step) {
+    const uint32_t stage = step % kStages;
+    WaitAtBarrier(barriers_.KeysEmpty(stage), (step / kStages & 1) ^ 1);
+    shared_[Shared::kBadKeys + stage * kKeys + row_ + kGroupThreads / 8 * piece_] = key.bad;
+    const uint32_t bad = __ballot_sync(kFullWarp, key.bad);
+    Copy<kD>(base_ + Shared::kKeyTiles + stage * Shared::kKeyBytes, params_.keys.cache.k.data,
+             key.offset, params_.key_dim);
+    ArriveAfterCopies(barriers_.KeysFull(stage));
+    __syncwarp();
+    if (thread_ % 32 == 0) {
+      reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad)[stage * 4 + thread_ / 32] = bad;
+      if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlockFlag);
+      ArriveAtBarrier(barriers_.KeysFull(stage));
+    }
+  }
+
+  KVB_DEVICE void CopyValues(int64_t offset, uint32_t step) const {
+    const uint32_t stage = step % kStages;
+    WaitAtBarrier(barriers_.ValuesEmpty(stage), (step / kStages & 1) ^ 1);
+    Copy<kDv>(base_ + Shared::kValueTiles + stage * Shared::kValueBytes,
+              params_.keys.cache.v.data, offset, params_.value_dim);
+    ArriveAfterCopies(barriers_.ValuesFull(stage));
+  }
+
+  // offset: of the row that this thread looked up.
+  template <int kDim>
+  KVB_DEVICE void Copy(uint32_t to, const void* from, int64_t offset, int dim) const {
+    const uint32_t at = to + row_ * kColumnBytes + ((piece_ ^ (row_ & 7)) << 4);
+#pragma unroll
+    for (int pass = 0; pass < 8; ++pass) {
+      const int64_t of_row = __shfl_sync(kFullWarp, offset, pass, 8);
+      const unsigned char* source =
+          static_cast<const unsigned char*>(from) + (of_row < 0 ? 0 : of_row + piece_ * 16);
+#pragma unroll
+      for (int column = 0; column < kDim / 64; ++column) {
+        const bool valid = of_row >= 0 && column * 64 + piece_ * 8 < dim;
+        CopyAsync16(at + column * Shared::kColumnOfTile + pass * (kGroupThreads / 8) * kColumnBytes,
+                    valid ? source + column * 128 : static_cast<const unsigned char*>(from), valid);
+      }
+    }
+  }
+
+  const PrefillParams& params_;
+  uint32_t* const error_flags_;
+  const Barriers barriers_;
+  unsigned char* const shared_;
+  const uint32_t base_;
+  const int thread_, row_, piece_;
+  uint32_t step_ = 0;  // tiles of keys so far
+};
+
+// --- A consumer ---
+
+template <typename T, int kD, int kDv>
+class Consumer {
+ public:
+  using Shared = SharedLayout<kD, kDv>;
+
+  KVB_DEVICE Consumer(const PrefillParams& params, const Barriers& barriers)
+      : params_(params),
+        barriers_(barriers),
+        shared_(DynamicSharedMemory()),
+        base_(SharedAddress(shared_)),
+        thread_(static_cast<int>(threadIdx.x) - kGroupThreads),
+        lane_(thread_ % 32),
+        group_(thread_ / kGroupThreads),
+        row_(thread_ / 32 * 16 + lane_ / 4) {}
+
+  KVB_DEVICE void Run() {
+    const bool rich = params_.scoring.soft_cap > 0 || params_.scoring.alibi_slopes != nullptr;
+    const float log2_scale = rich ? kLog2E : params_.scoring.scale * kLog2E;
+    if (group_ == 1) NamedBarrierArrive(kTurnBarrier, 2 * kGroupThreads);  // the other one begins
+    for (uint32_t tiles = 0;; ++tiles) {
+      WaitAtBarrier(barriers_.TileFull(tiles % 2), tiles / 2 & 1);
+      const RowTile& tile = *reinterpret_cast<const RowTile*>(shared_ + Shared::kTiles +
+                                                              tiles % 2 * Shared::kTileBytes);
+      if (!tile.valid) break;
+      WaitAtBarrier(barriers_.QueriesFull(), tiles & 1);
+      Attend(tile, rich, log2_scale);
+      WriteOutputs(tile, log2_scale);
+      Release(barriers_.TileEmpty(tiles % 2));
+    }
+  }
+
+ private:
+  // Of a warp, once it is done with something.
+  KVB_DEVICE void Release(uint32_t barrier) const {
+    __syncwarp();
+    if (lane_ == 0) ArriveAtBarrier(barrier);
+  }
+
+  KVB_DEVICE void Attend(const RowTile& tile, bool rich, float log2_scale) {
+    maximum_[0] = maximum_[1] = -Infinity();
+    sum_[0] = sum_[1] = 0;
+#pragma unroll
+    for (int d = 0; d < kDv / 8; ++d) {
+      for (int i = 0; i < 4; ++i) out_[d][i] = 0;
+    }
+    const int num_tiles = NumKeyTilesOf(tile);
+    if (num_tiles == 0) {
+      if (!Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
+      return;
+    }
+    int32_t key0 = FirstKeyOf(tile);
+    float scores[kKeys / 8][4];
+    uint32_t weights[kKeys / 16][4];
+
+    uint32_t stage = step_ % kStages, parity = step_ / kStages & 1;
+    WaitAtBarrier(barriers_.KeysFull(stage), parity);
+    FenceForAsyncProxy();
+    BeginProducts();
+    MultiplyQueries(scores, stage);
+    CommitProducts();
+    WaitProducts<0>();
+    PinAccumulators(scores);
+    FinishScores(tile, scores, key0, stage, rich);
+    float shrink[2];
+    MakeWeights(scores, shrink, log2_scale);
+    PackWeights(scores, weights);
+
+    for (int n = 1; n < num_tiles; ++n) {
+      const uint32_t last_stage = stage, last_parity = parity;
+      ++step_;
+      stage = step_ % kStages, parity = step_ / kStages & 1;
+      WaitAtBarrier(barriers_.KeysFull(stage), parity);
+      WaitAtBarrier(barriers_.ValuesFull(last_stage), last_parity);
+      if (IsEdge(tile, key0)) TakeNonFiniteValues(tile, last_stage, key0);
+      key0 += kKeys;
+      NamedBarrierSync(kTurnBarrier + group_, 2 * kGroupThreads);
+      FenceForAsyncProxy();
+      PinAccumulators(out_);
+      BeginProducts();
+      MultiplyQueries(scores, stage);
+      CommitProducts();
+      MultiplyValues(weights, last_stage);
+      CommitProducts();
+      NamedBarrierArrive(kTurnBarrier + (group_ ^ 1), 2 * kGroupThreads);
+      WaitProducts<1>();
+      PinAccumulators(scores);
+      FinishScores(tile, scores, key0, stage, rich);
+      const bool grown = MakeWeights(scores, shrink, log2_scale);
+      WaitProducts<0>();
+      PinAccumulators(out_);
+      Release(barriers_.ValuesEmpty(last_stage));
+      PackWeights(scores, weights);
+      if (grown) {
+#pragma unroll
+        for (int d = 0; d < kDv / 8; ++d) {
+          for (int i = 0; i < 4; ++i) out_[d][i] *= shrink[i / 2];
+        }
+      }
+    }
+    if (!Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
+
+    WaitAtBarrier(barriers_.ValuesFull(stage), parity);
+    if (IsEdge(tile, key0)) TakeNonFiniteValues(tile, stage, key0);
+    FenceForAsyncProxy();
+    PinAccumulators(out_);
+    BeginProducts();
+    MultiplyValues(weights, stage);
+    CommitProducts();
+    WaitProducts<0>();
+    PinAccumulators(out_);
+    Release(barriers_.ValuesEmpty(stage));
+    ++step_;
+  }
+
+  KVB_DEVICE static bool IsEdge(const RowTile& tile, int32_t key0) {
+    return key0 < tile.seen_by_all.begin || key0 + kKeys > tile.seen_by_all.end;
+  }
+
+  KVB_DEVICE void MultiplyQueries(float (&scores)[kKeys / 8][4], uint32_t stage) const {
+    const uint64_t queries =
+        RowsAlongK(base_ + Shared::kQueries + group_ * 64 * kColumnBytes);
+    const uint64_t keys = RowsAlongK(base_ + Shared::kKeyTiles + stage * Shared::kKeyBytes);
+#pragma unroll
+    for (int k = 0; k < kD / 16; ++k) {
+      // Descriptors count 16 bytes.
+      const int in_column = k % 4 * 2;
+      MultiplyGroupShared<T>(scores, queries + k / 4 * (kRows * kColumnBytes / 16) + in_column,
+                             keys + k / 4 * (Shared::kColumnOfTile / 16) + in_column, k > 0);
+    }
+  }
+  KVB_DEVICE void MultiplyValues(const uint32_t (&weights)[kKeys / 16][4], uint32_t stage) {
+    const uint64_t values =
+        RowsAcrossK(base_ + Shared::kValueTiles + stage * Shared::kValueBytes,
+                    Shared::kColumnOfTile);
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+      MultiplyGroupRegisters<T>(out_, weights[k], values + k * (16 * kColumnBytes / 16));
+    }
+  }
+
+  // Scores as softmax wants them; the stage of K is free after.
+  KVB_DEVICE void FinishScores(const RowTile& tile, float (&scores)[kKeys / 8][4], int32_t key0,
+                               uint32_t stage, bool rich) const {
+    const uint4 any = *reinterpret_cast<const uint4*>(shared_ + Shared::kAnyBad + stage * 16);
+    const bool bad = (any.x | any.y | any.z | any.w) != 0;
+    if (!bad) Release(barriers_.KeysEmpty(stage));
+    if (rich) ModifyScores(params_, tile, scores, row_, key0);
+    if (IsEdge(tile, key0) || bad) {
+      HideScores(params_, tile, scores, row_, key0,
+                 bad ? shared_ + Shared::kBadKeys + stage * kKeys : nullptr);
+    }
+    if (bad) Release(barriers_.KeysEmpty(stage));
+  }
+
+  // Whether a maximum grew, and so earlier values shrink.
+  KVB_DEVICE bool MakeWeights(float (&scores)[kKeys / 8][4], float (&shrink)[2],
+                              float log2_scale) {
+    const float before[2] = {maximum_[0], maximum_[1]};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      shrink[half] = ExponentiateRow(scores, half, log2_scale, maximum_[half], sum_[half]);
+    }
+    return __any_sync(kFullWarp, maximum_[0] != before[0] || maximum_[1] != before[1]);
+  }
+  KVB_DEVICE static void PackWeights(const float (&scores)[kKeys / 8][4],
+                                     uint32_t (&weights)[kKeys / 16][4]) {
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+      weights[j / 2][j % 2 * 2] = T::Pack(scores[j][0], scores[j][1]);
+      weights[j / 2][j % 2 * 2 + 1] = T::Pack(scores[j][2], scores[j][3]);
+    }
+  }
+
+  // By both consumers, V being there.
+  KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0) {
+    unsigned char* values = shared_ + Shared::kValueTiles + stage * Shared::kValueBytes;
+    uint32_t* found_by_warp = reinterpret_cast<uint32_t*>(shared_ + Shared::kNonFinite);
+    constexpr int kConsumerThreads = kConsumers * kGroupThreads;
+    const bool mine = FindNonFinite<T, Shared::kValueBytes>(values, thread_, kConsumerThreads);
+    const bool warps = __any_sync(kFullWarp, mine);
+    if (lane_ == 0) found_by_warp[thread_ / 32] = warps;
+    NamedBarrierSync(kConsumersBarrier, kConsumerThreads);
+    uint32_t found = 0;
+    for (int w = 0; w < kConsumerWarps; ++w) found |= found_by_warp[w];
+    if (found != 0) {
+      AddNonFinite<T, kKeys>(params_, tile, values, out_, row_, key0);
+      NamedBarrierSync(kConsumersBarrier, kConsumerThreads);
+      ZeroNonFinite<T, Shared::kValueBytes>(values, thread_, kConsumerThreads);
+      FenceForAsyncProxy();
+    }
+    // What was found is read by all before it is written for the next tile.
+    NamedBarrierSync(kConsumersBarrier, kConsumerThreads);
+  }
+
+  KVB_DEVICE void WriteOutputs(const RowTile& tile, float log2_scale) {
+    unsigned char* staged = shared_ + Shared::kOut;
+    if constexpr (Shared::kOutInQueries) {
+      // The other warps of this group still multiplied with this warp's queries.
+      NamedBarrierSync(kConsumersBarrier, kConsumers * kGroupThreads);
+    }
+    __syncwarp();
+    FinishRows<T, kRows>(params_, tile, out_, row_, maximum_, sum_, log2_scale, staged);
+    __syncwarp();
+    if (params_.out_scale <= 0) {
+      StoreStagedRows<kRows, kDv / 64>(params_, tile, staged, thread_ / 32 * 16, 16);
+    }
+    if constexpr (Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
+  }
+
+  const PrefillParams& params_;
+  const Barriers barriers_;
+  unsigned char* const shared_;
+  const uint32_t base_;
+  const int thread_, lane_, group_, row_;
+  uint32_t step_ = 0;  // tiles of keys so far
+  float out_[kDv / 8][4];
+  float maximum_[2], sum_[2];  // sums of this lane's columns
+};
+
+template <typename T, int kD, int kDv>
+__global__ void __launch_bounds__(kThreads, 1)
+    PrefillHopperKernel(const __grid_constant__ PrefillParams params, const TileOrder order,
+                        uint32_t* error_flags) {
+  const Barriers barriers{SharedAddress(DynamicSharedMemory()) + SharedLayout<kD, kDv>::kBarriers};
+  if (threadIdx.x == 0) barriers.Init();
+  __syncthreads();
+  if (threadIdx.x < kGroupThreads) {
+    ShrinkRegisters<kProducerRegisters>();
+    Producer<kD, kDv>(params, error_flags, barriers).Run(order);
+  } else {
+    GrowRegisters<kConsumerRegisters>();
+    Consumer<T, kD, kDv>(params, barriers).Run();
+  }
+}
+
+template <typename T, int kD, int kDv>
+Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
+  const TileOrder order = OrderTiles(params, kRows);
+  const int64_t blocks =
+      order.items < context.num_multiprocessors ? order.items : context.num_multiprocessors;
+  return Launch({.grid = dim3(static_cast<unsigned>(blocks)),
+                 .block = dim3(kThreads),
+                 .shared_bytes = SharedLayout<kD, kDv>::kBytes,
+                 .stream = context.stream},
+                PrefillHopperKernel<T, kD, kDv>, params, order, context.error_flags);
+}
+
+template <typename T>
+Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
+  const int d = params.key_dim, dv = params.value_dim;
+  if (d <= 64 && dv <= 64) return LaunchOne<T, 64, 64>(context, params);
+  if (d <= 128 && dv <= 128) return LaunchOne<T, 128, 128>(context, params);
+  return LaunchOne<T, 192, 128>(context, params);
+}
+
+}  // namespace
+
+bool TakesPrefillHopper(const PrefillParams& params) {
+  return params.key_dim <= 192 && params.value_dim <= 128;
+}
+
+Error LaunchPrefillHopper(const LaunchContext& context, const PrefillParams& params) {
+  return params.q.element == Element::kBF16 ? LaunchOfType<Bf16>(context, params)
+                                            : LaunchOfType<F16>(context, params);
+}
+
+}  // namespace kvblocks::attention::cuda

@@ -1,0 +1,18 @@
+// The prefill kernels of compute capability 9.0: what LaunchPrefill takes there where it can.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_H_
+
+#include "attention/cuda/kernels/prefill.h"
+
+namespace kvblocks::attention::cuda {
+
+// Of what TakesPrefill takes: head sizes up to 128, or 192 with values of at most 128.
+bool TakesPrefillHopper(const PrefillParams& params);
+
+// REQUIRES: both, and a device of compute capability 9.0.
+Error LaunchPrefillHopper(const LaunchContext& context, const PrefillParams& params);
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_H_

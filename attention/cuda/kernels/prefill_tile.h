@@ -1,0 +1,490 @@
+// Device code that both prefill kernels share: which rows a block has, which keys they see, where
+// keys are, what softmax makes of scores, and how rows are written.
+//
+// A row tile is kRows rows of one request and one KV head; row r of the request is new token r / g
+// and head r % g of the group. A launch has work items by bounds alone (TileOrder), and a block finds
+// what an item is from query_start_loc; items that no request needs are found out at once.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_TILE_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_TILE_H_
+
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/prefill.h"
+
+namespace kvblocks::attention::cuda {
+
+// DeviceErrorBit.
+inline constexpr uint32_t kBadBlockFlag = 1u << 1;
+inline constexpr uint32_t kLengthClampedFlag = 1u << 6;
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+KVB_HOST_DEVICE float Infinity() { return __builtin_huge_valf(); }
+
+// Keys [begin, end).
+struct KeyRange {
+  int32_t begin = 0, end = 0;
+};
+
+// What a query at position p sees of kv_len keys; both ends grow with p.
+KVB_DEVICE KeyRange VisibleFrom(const Scoring& scoring, int32_t p, int32_t kv_len) {
+  KeyRange keys{0, kv_len};
+  const int32_t left = scoring.window_left, right = scoring.window_right;
+  if (left >= 0 && left < p) keys.begin = p - left;
+  if (scoring.chunk > 0 && p > 0) {
+    const int32_t first = p / scoring.chunk * scoring.chunk;
+    if (first > keys.begin) keys.begin = first;
+  }
+  if (right >= 0 && right < kv_len - 1 - p) keys.end = p + right + 1;
+  if (scoring.causal && p < keys.end - 1) keys.end = p + 1;
+  if (keys.end < 0) keys.end = 0;
+  return keys;
+}
+
+struct RowTile {
+  bool valid = false;
+  int32_t request = 0;
+  int32_t first_row = 0, num_rows = 0;  // of the request's rows
+  int32_t query_start = 0;              // the request's first token
+  int32_t first_position = 0;           // of that token
+  int32_t kv_head = 0, group = 1;
+  int32_t kv_len = 0;
+  int64_t kv_start = 0;  // row of key 0, without a block table
+  KeyRange seen;         // by some row
+  KeyRange seen_by_all;  // may be empty with begin > end
+
+  KVB_DEVICE int32_t TokenOf(int32_t row) const {
+    return static_cast<int32_t>(static_cast<uint32_t>(first_row + row) /
+                                static_cast<uint32_t>(group));
+  }
+  KVB_DEVICE int32_t HeadOf(int32_t row) const {
+    return kv_head * group + static_cast<int32_t>(static_cast<uint32_t>(first_row + row) %
+                                                  static_cast<uint32_t>(group));
+  }
+  KVB_DEVICE int32_t PositionOf(const PrefillParams& params, int32_t row) const {
+    const int32_t token = TokenOf(row);
+    return params.query_positions == nullptr ? first_position + token
+                                             : params.query_positions[query_start + token];
+  }
+};
+
+// How items are numbered. Later rows of a request see more keys and come first. Items are ordered so
+// that what runs at a time reads few keys' K and V, which then stay in L2: groups of pairs of request
+// and KV head, in a group by rank from the request's end, then by pair. Where lengths may differ
+// widely that would leave most items empty: there, tile numbers of request b start at
+// query_start_loc[b] * g / kRows + b, which leaves room for all of its tiles, requests are found by
+// search, and groups are of KV heads.
+struct TileOrder {
+  bool by_rank = false;
+  int32_t numbers = 0;  // ranks, or tile numbers
+  int32_t pairs = 0, pairs_per_group = 1;
+  int64_t items = 0;
+};
+
+inline TileOrder OrderTiles(const PrefillParams& params, int32_t rows) {
+  constexpr int64_t kBytesInL2 = int64_t{32} << 20;
+  const int64_t group = params.num_heads / params.num_kv_heads;
+  const int64_t longest = params.num_requests == 1 || params.max_query_len == 0
+                              ? params.num_tokens
+                              : params.max_query_len;
+  const int64_t ranks = (longest * group + rows - 1) / rows;
+  const int64_t numbers = params.num_tokens * group / rows + params.num_requests;
+  TileOrder order;
+  order.by_rank = ranks * params.num_requests <= numbers + numbers / 4;
+  order.numbers = static_cast<int32_t>(order.by_rank ? ranks : numbers);
+  order.pairs = params.num_kv_heads * (order.by_rank ? params.num_requests : 1);
+  const int64_t bytes = params.max_key_len * (params.key_dim + params.value_dim) * 2;
+  const int64_t fit = bytes > 0 ? kBytesInL2 / bytes : order.pairs;
+  order.pairs_per_group =
+      static_cast<int32_t>(fit < 1 ? 1 : fit > order.pairs ? order.pairs : fit);
+  order.items = int64_t{order.numbers} * order.pairs;
+  return order;
+}
+
+KVB_DEVICE int64_t FirstNumberOf(int64_t query_start, int32_t request, int32_t group,
+                                 int32_t rows) {
+  return query_start * group / rows + request;
+}
+
+// By whole warps; all threads that ask get the same.
+template <int kRows>
+KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& order, uint32_t item,
+                               uint32_t* error_flags) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
+  RowTile tile;
+  const uint32_t per_group =
+      static_cast<uint32_t>(order.numbers) * static_cast<uint32_t>(order.pairs_per_group);
+  const int32_t first_pair = static_cast<int32_t>(item / per_group) * order.pairs_per_group;
+  const int32_t pairs = order.pairs - first_pair < order.pairs_per_group ? order.pairs - first_pair
+                                                                         : order.pairs_per_group;
+  const uint32_t in_group = item % per_group;
+  const int32_t pair = first_pair + static_cast<int32_t>(in_group % static_cast<uint32_t>(pairs));
+  const int32_t number = static_cast<int32_t>(in_group / static_cast<uint32_t>(pairs));
+  tile.kv_head = order.by_rank ? pair % params.num_kv_heads : pair;
+  tile.group = params.num_heads / params.num_kv_heads;
+  int32_t low = 0, high = params.num_requests;
+  const int32_t wanted = order.numbers - 1 - number;
+  if (order.by_rank) {
+    low = pair / params.num_kv_heads;
+    high = low + 1;
+  }
+  // The last request whose first number is not above the wanted one: 32 candidates at a time.
+  while (high - low > 1) {
+    const int32_t step = (high - low + 31) / 32;
+    const int32_t candidate = low + lane * step;
+    const bool reached =
+        candidate < high &&
+        (candidate == low || FirstNumberOf(params.query_start_loc[candidate], candidate,
+                                           tile.group, kRows) <= wanted);
+    low += (__popc(__ballot_sync(kFullWarp, reached)) - 1) * step;
+    if (low + step < high) high = low + step;
+  }
+  tile.request = low;
+  int32_t query_end = params.query_start_loc[low + 1];
+  tile.query_start = params.query_start_loc[low];
+  if (tile.query_start < 0) tile.query_start = 0;
+  if (query_end > params.num_tokens) query_end = params.num_tokens;
+  const int32_t q_len = query_end - tile.query_start;
+  const int64_t rows = int64_t{q_len} * tile.group;
+  const int64_t before =
+      (order.by_rank ? (rows + kRows - 1) / kRows - 1 - number
+                     : wanted - FirstNumberOf(tile.query_start, low, tile.group, kRows)) *
+      kRows;
+  if (before < 0 || before >= rows) return tile;
+  tile.valid = true;
+  tile.first_row = static_cast<int32_t>(before);
+  tile.num_rows = static_cast<int32_t>(rows - before < kRows ? rows - before : kRows);
+
+  if (params.keys.block_table != nullptr) {
+    int64_t length = params.keys.seq_lens[low];
+    const int64_t covered = int64_t{params.keys.table_columns} * params.keys.cache.block_size;
+    if (length > covered) {
+      length = covered;
+      if (error_flags != nullptr && lane == 0) atomicOr(error_flags, kLengthClampedFlag);
+    }
+    tile.kv_len = static_cast<int32_t>(length < 0 ? 0 : length);
+  } else {
+    int64_t begin = params.kv_start_loc[low], end = params.kv_start_loc[low + 1];
+    if (begin < 0) begin = 0;
+    if (end > params.num_key_rows) end = params.num_key_rows;
+    tile.kv_start = begin;
+    tile.kv_len = static_cast<int32_t>(end > begin ? end - begin : 0);
+  }
+  tile.first_position = tile.kv_len - q_len;
+
+  const int32_t first = tile.TokenOf(0), last = tile.TokenOf(tile.num_rows - 1);
+  int32_t lowest = tile.first_position + first, highest = tile.first_position + last;
+  if (params.query_positions != nullptr) {
+    lowest = 0x7fffffff, highest = -0x7fffffff;
+    for (int32_t token = first + lane; token <= last; token += 32) {
+      const int32_t p = params.query_positions[tile.query_start + token];
+      if (p < lowest) lowest = p;
+      if (p > highest) highest = p;
+    }
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      const int32_t other_low = __shfl_xor_sync(kFullWarp, lowest, lanes);
+      const int32_t other_high = __shfl_xor_sync(kFullWarp, highest, lanes);
+      if (other_low < lowest) lowest = other_low;
+      if (other_high > highest) highest = other_high;
+    }
+  }
+  const KeyRange of_lowest = VisibleFrom(params.scoring, lowest, tile.kv_len);
+  const KeyRange of_highest = VisibleFrom(params.scoring, highest, tile.kv_len);
+  tile.seen = {of_lowest.begin, of_highest.end};
+  tile.seen_by_all = {of_highest.begin, of_lowest.end};
+  return tile;
+}
+
+// --- Where keys are ---
+
+// Byte offset of a key's row from the tensor's base (the head's included), or -1 for a key that must
+// not be read.
+struct KeyAddress {
+  int64_t offset = -1;
+  bool bad = false;  // its block id is none of the cache's
+};
+
+KVB_DEVICE int32_t BlockIdOf(const PrefillParams& params, const RowTile& tile, int32_t key) {
+  if (params.keys.block_table == nullptr || key < tile.seen.begin || key >= tile.seen.end) return 0;
+  return params.keys.block_table[tile.request * params.keys.table_stride +
+                                 key / params.keys.cache.block_size];
+}
+
+template <int kElementBytes>
+KVB_DEVICE KeyAddress AddressOf(const PrefillParams& params, const CacheTensor& tensor,
+                                const RowTile& tile, int32_t key, int32_t block) {
+  KeyAddress address;
+  if (key < tile.seen.begin || key >= tile.seen.end) return address;
+  int64_t element = tile.kv_head * tensor.head_stride;
+  if (params.keys.block_table == nullptr) {
+    element += (tile.kv_start + key) * tensor.token_stride;
+  } else if (block < 0 || block >= params.keys.cache.num_blocks) {
+    address.bad = true;
+    return address;
+  } else {
+    element += block * tensor.block_stride +
+               key % params.keys.cache.block_size * tensor.token_stride;
+  }
+  address.offset = element * kElementBytes;
+  return address;
+}
+
+// --- Scores ---
+
+// cap * tanh(s / cap), within 2e-7 * cap.
+KVB_DEVICE float SoftCap(float s, float cap, float twice_log2e_per_cap) {
+  const float e = Exp2(s * twice_log2e_per_cap);
+  return cap - __fdividef(2 * cap, e + 1);
+}
+
+// Functions on scores take a warp's 16 rows by kTiles * 8 keys as MultiplyM16N8K16 leaves them; the
+// lane has row `row` of the block's tile in [.][0] and [.][1], and row + 8 in [.][2] and [.][3].
+
+// Scale, soft cap and ALiBi: what is left is to be multiplied by log2(e) alone.
+template <int kTiles>
+KVB_DEVICE void ModifyScores(const PrefillParams& params, const RowTile& tile,
+                             float (&scores)[kTiles][4], int row, int32_t key0) {
+  const Scoring& scoring = params.scoring;
+  const float cap = scoring.soft_cap;
+  const float per_cap = cap > 0 ? 2 * kLog2E / cap : 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int mine = row + 8 * half;
+    const bool sloped = scoring.alibi_slopes != nullptr && mine < tile.num_rows;
+    const float slope = sloped ? scoring.alibi_slopes[tile.HeadOf(mine)] : 0;
+    const int32_t first = sloped ? key0 + static_cast<int32_t>(threadIdx.x % 4 * 2) -
+                                       tile.PositionOf(params, mine)
+                                 : 0;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float s = scores[j][2 * half + i] * scoring.scale;
+        if (cap > 0) s = SoftCap(s, cap, per_cap);
+        scores[j][2 * half + i] = s + slope * static_cast<float>(first + 8 * j + i);
+      }
+    }
+  }
+}
+
+// Keys that a row sees, relative to key0; those of bad blocks among them.
+KVB_DEVICE KeyRange RangeOfRow(const PrefillParams& params, const RowTile& tile, int row,
+                               int32_t key0) {
+  if (row >= tile.num_rows) return {0, 0};
+  const KeyRange keys = VisibleFrom(params.scoring, tile.PositionOf(params, row), tile.kv_len);
+  return {keys.begin - key0, keys.end - key0};
+}
+
+// -infinity for hidden keys. bad: by key, not 0 for keys of bad blocks; null for none.
+template <int kTiles>
+KVB_DEVICE void HideScores(const PrefillParams& params, const RowTile& tile,
+                           float (&scores)[kTiles][4], int row, int32_t key0, const uint8_t* bad) {
+  const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const KeyRange keys = RangeOfRow(params, tile, row + 8 * half, key0);
+    const int begin = keys.begin - t2, end = keys.end - t2;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (8 * j + i < begin || 8 * j + i >= end) scores[j][2 * half + i] = -Infinity();
+      }
+    }
+  }
+  if (bad == nullptr) return;
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (bad[8 * j + t2 + i % 2] != 0) scores[j][i] = -Infinity();
+    }
+  }
+}
+
+// One row's maximum follows its scores and the scores become weights; `half` says which of the two
+// rows. Returns what sums and values so far shrink by; `sum` is that of this lane alone.
+template <int kTiles>
+KVB_DEVICE float ExponentiateRow(float (&scores)[kTiles][4], int half, float log2_scale,
+                                 float& maximum, float& sum) {
+  float highest = maximum;
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+    highest = fmaxf(highest, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
+  }
+  highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 1));
+  highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 2));
+  const float subtracted = highest == -Infinity() ? 0 : highest * log2_scale;
+  const float shrink = Exp2(maximum * log2_scale - subtracted);
+  maximum = highest;
+  float sums[2] = {0, 0};
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float weight = Exp2(scores[j][2 * half + i] * log2_scale - subtracted);
+      scores[j][2 * half + i] = weight;
+      sums[i] += weight;
+    }
+  }
+  sum = sum * shrink + (sums[0] + sums[1]);
+  return shrink;
+}
+
+// --- Values that are not finite ---
+//
+// In a tile of keys that some rows see less of than others, infinities and NaN among the values must
+// not meet the weights of 0 that hidden keys have: they are added where they are seen, then zeroed.
+// Values are columns of 64 elements of kKeys rows of 128 bytes with permuted pieces.
+
+// Of two elements of 16 bits, the bits of those that are infinities or NaN.
+template <typename T>
+KVB_DEVICE uint32_t NonFiniteHalves(uint32_t pair) {
+  constexpr uint32_t kExponent = T::kIsBf16 ? 0x7f80u : 0x7c00u;
+  uint32_t mask = 0;
+  if ((pair & kExponent) == kExponent) mask |= 0xffffu;
+  if ((pair >> 16 & kExponent) == kExponent) mask |= 0xffff0000u;
+  return mask;
+}
+
+// Whether this thread's share of the pieces has one.
+template <typename T, int kBytes>
+KVB_DEVICE bool FindNonFinite(const unsigned char* values, int thread, int threads) {
+  uint32_t found = 0;
+#pragma unroll 4
+  for (int at = thread * 16; at < kBytes; at += threads * 16) {
+    const uint4 x = *reinterpret_cast<const uint4*>(values + at);
+    found |= NonFiniteHalves<T>(x.x) | NonFiniteHalves<T>(x.y) | NonFiniteHalves<T>(x.z) |
+             NonFiniteHalves<T>(x.w);
+  }
+  return found != 0;
+}
+
+template <typename T, int kBytes>
+KVB_DEVICE void ZeroNonFinite(unsigned char* values, int thread, int threads) {
+  for (int at = thread * 16; at < kBytes; at += threads * 16) {
+    uint4& x = *reinterpret_cast<uint4*>(values + at);
+    x.x &= ~NonFiniteHalves<T>(x.x);
+    x.y &= ~NonFiniteHalves<T>(x.y);
+    x.z &= ~NonFiniteHalves<T>(x.z);
+    x.w &= ~NonFiniteHalves<T>(x.w);
+  }
+}
+
+// Into this lane's accumulators of a warp's 16 rows.
+template <typename T, int kKeys, int kTiles>
+KVB_DEVICE void AddNonFinite(const PrefillParams& params, const RowTile& tile,
+                             const unsigned char* values, float (&out)[kTiles][4], int row,
+                             int32_t key0) {
+  const KeyRange low = RangeOfRow(params, tile, row, key0);
+  const KeyRange high = RangeOfRow(params, tile, row + 8, key0);
+  for (int key = 0; key < kKeys; ++key) {
+    const bool in_low = key >= low.begin && key < low.end;
+    const bool in_high = key >= high.begin && key < high.end;
+#pragma unroll
+    for (int d = 0; d < kTiles; ++d) {
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(
+          values + (d / 8 * kKeys + key) * 128 + ((d % 8 ^ (key & 7)) << 4) + threadIdx.x % 4 * 4);
+      const uint32_t special = NonFiniteHalves<T>(pair);
+      if (special == 0) continue;
+      const float2 both = T::Unpack(pair & special);
+      if (in_low) out[d][0] += both.x, out[d][1] += both.y;
+      if (in_high) out[d][2] += both.x, out[d][3] += both.y;
+    }
+  }
+}
+
+// --- Outputs ---
+
+// How a row ends: its factor for the accumulated values, and its lse.
+struct RowEnd {
+  float factor = 0, lse = 0;
+};
+// maximum and sum of the row's exponentials, the maximum in units of which `log2_scale` makes
+// binary logarithms.
+KVB_DEVICE RowEnd EndRow(const PrefillParams& params, const RowTile& tile, int32_t row,
+                         float maximum, float sum, float log2_scale) {
+  RowEnd end;
+  if (sum == 0) {
+    end.lse = -Infinity();
+    return end;  // nothing visible
+  }
+  const float maximum2 = maximum * log2_scale;
+  end.lse = (maximum2 + log2f(sum)) * kLn2;
+  float total = sum;
+  if (params.scoring.sinks != nullptr) {
+    total += exp2f(params.scoring.sinks[tile.HeadOf(row)] * kLog2E - maximum2);
+  }
+  end.factor = 1.0f / total;
+  if (params.out_scale > 0) end.factor /= params.out_scale;
+  return end;
+}
+
+// Ends this lane's two rows of a warp's 16 and leaves their outputs: as codes in place, or as 16-bit
+// rows in `staged`, columns of 64 elements of kRows rows of 128 bytes with permuted pieces.
+template <typename T, int kRows, int kTiles>
+KVB_DEVICE void FinishRows(const PrefillParams& params, const RowTile& tile,
+                           const float (&out)[kTiles][4], int row, const float (&maximum)[2],
+                           const float (&sums)[2], float log2_scale, unsigned char* staged) {
+  const bool codes = params.out_scale > 0;
+  const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = sums[half];
+    sum += __shfl_xor_sync(kFullWarp, sum, 1);
+    sum += __shfl_xor_sync(kFullWarp, sum, 2);
+    const int mine = row + 8 * half;
+    const bool exists = mine < tile.num_rows;
+    RowEnd end;
+    int64_t at = 0;
+    if (exists) {
+      end = EndRow(params, tile, mine, maximum[half], sum, log2_scale);
+      const int64_t token = tile.query_start + tile.TokenOf(mine);
+      const int32_t head = tile.HeadOf(mine);
+      if (t2 == 0 && params.lse != nullptr) {
+        params.lse[token * params.lse_row_stride + head * params.lse_head_stride] = end.lse;
+      }
+      at = token * params.out.row_stride + head * params.out.head_stride;
+    }
+    const bool nothing = end.factor == 0;  // +0 then, whatever was accumulated
+#pragma unroll
+    for (int d = 0; d < kTiles; ++d) {
+      const float low = nothing ? 0 : out[d][2 * half] * end.factor;
+      const float high = nothing ? 0 : out[d][2 * half + 1] * end.factor;
+      if (!codes) {
+        *reinterpret_cast<uint32_t*>(staged + (d / 8 * kRows + mine) * 128 +
+                                     ((d % 8 ^ (mine & 7)) << 4) + t2 * 2) = T::Pack(low, high);
+      } else if (exists && d * 8 < params.value_dim) {
+        const bool e4m3 = params.out.element == Element::kE4M3;
+        const uint32_t first = e4m3 ? E4m3::FromFloat(low) : E5m2::FromFloat(low);
+        const uint32_t second = e4m3 ? E4m3::FromFloat(high) : E5m2::FromFloat(high);
+        *reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(params.out.data) + at + d * 8 + t2) =
+            static_cast<uint16_t>(first | second << 8);
+      }
+    }
+  }
+}
+
+// Rows from `first` on that a warp staged, to where they belong.
+template <int kRows, int kColumns>
+KVB_DEVICE void StoreStagedRows(const PrefillParams& params, const RowTile& tile,
+                                const unsigned char* staged, int first, int count) {
+  const int lane = static_cast<int>(threadIdx.x % 32), piece = lane % 8;
+  for (int row = first + lane / 8; row < first + count && row < tile.num_rows; row += 4) {
+    uint16_t* to = static_cast<uint16_t*>(params.out.data) +
+                   (tile.query_start + tile.TokenOf(row)) * params.out.row_stride +
+                   tile.HeadOf(row) * params.out.head_stride;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      if (column * 64 + piece * 8 >= params.value_dim) continue;
+      *reinterpret_cast<uint4*>(to + column * 64 + piece * 8) = *reinterpret_cast<const uint4*>(
+          staged + (column * kRows + row) * 128 + ((piece ^ (row & 7)) << 4));
+    }
+  }
+}
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_TILE_H_

@@ -1,0 +1,35 @@
+// Sums and maxima over a warp: every lane gets the same, always by the same tree. Device code.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_WARP_REDUCE_H_
+#define KVBLOCKS_ATTENTION_CUDA_KERNELS_WARP_REDUCE_H_
+
+#include "attention/cuda/device/gpu.h"
+
+namespace kvblocks::attention::cuda {
+
+// A NaN counts as -infinity.
+KVB_DEVICE float WarpMax(float value) {
+  if (!(value == value)) value = -INFINITY;
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const auto all = emulation::Exchange(kFullWarp, "WarpMax", value);
+  for (unsigned lane = 0; lane < 32; ++lane) value = fmaxf(value, all[lane]);
+  return value;
+#else
+  // Integers in the order of the floats, in one instruction.
+  const int bits = __float_as_int(value);
+  const int max = __reduce_max_sync(kFullWarp, bits >= 0 ? bits : bits ^ 0x7fffffff);
+  return __int_as_float(max >= 0 ? max : max ^ 0x7fffffff);
+#endif
+}
+
+KVB_DEVICE float WarpSum(float value) {
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    value += __shfl_xor_sync(kFullWarp, value, lanes);
+  }
+  return value;
+}
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_WARP_REDUCE_H_

@@ -1,0 +1,442 @@
+// The fast paged decode, its kernels run on the host, against the dense oracle.
+
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention/cuda/paged_decode_ops.h"
+#include "attention/oracle/paged_case.h"
+#include "attention/oracle/tolerance.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+// 16-byte aligned memory of exactly so many bytes, full of garbage.
+struct DeviceMemory {
+  explicit DeviceMemory(size_t bytes) : size((bytes + 15) / 16 * 16) {
+    data.reset(static_cast<std::byte*>(std::aligned_alloc(16, std::max<size_t>(size, 16))));
+    std::fill_n(data.get(), size, std::byte{0xa5});
+  }
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  size_t size;
+  std::unique_ptr<std::byte, Free> data;
+};
+
+// PagedCase keeps its cache in vectors, which are 16-byte aligned by their allocator.
+PagedCaseOptions Options() {
+  PagedCaseOptions options;
+  options.lengths = {1, 63, 64, 65, 0, 150};
+  options.q_lens = {1, 1, 1, 1, 1, 1};
+  options.num_heads = 4;
+  options.num_kv_heads = 2;
+  options.key_dim = options.value_dim = 64;
+  options.q_dtype = options.cache_dtype = DType::kBF16;
+  return options;
+}
+
+class Runner {
+ public:
+  explicit Runner(size_t workspace_bytes = size_t{1} << 22) : memory_(workspace_bytes) {
+    workspace_.device = absl::MakeSpan(memory_.data.get(), memory_.size);
+    flags_.bits = &bits_;
+    context_.workspace = &workspace_;
+    context_.error_flags = &flags_;
+  }
+  const ExecContext& context() const { return context_; }
+  uint32_t flags() const { return bits_; }
+
+  absl::Status Decode(PagedCase& paged) {
+    paged.ClearOutputs();
+    return CudaFastPagedDecode(context_, paged.DecodeArgs());
+  }
+  absl::Status Prefill(PagedCase& paged) {
+    paged.ClearOutputs();
+    return CudaFastPagedPrefill(context_, paged.PrefillArgs());
+  }
+  void ExpectDecode(PagedCase& paged) {
+    const absl::Status status = Decode(paged);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.options().q_dtype)), "");
+  }
+  void ExpectPrefill(PagedCase& paged) {
+    const absl::Status status = Prefill(paged);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.options().q_dtype)), "");
+  }
+
+ private:
+  DeviceMemory memory_;
+  Workspace workspace_;
+  uint32_t bits_ = 0;
+  DeviceErrorFlags flags_;
+  ExecContext context_;
+};
+
+std::vector<std::byte> BytesOf(const PagedCase& paged) {
+  std::vector<std::byte> bytes = paged.out.bytes;
+  bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
+  return bytes;
+}
+
+Tensor Floats(const std::vector<double>& values) {
+  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
+  tensor.Set(values);
+  return tensor;
+}
+
+// --- T-1: types, layouts, head sizes, groups, block sizes ---
+
+struct GridCase {
+  DType q, cache;
+  KvLayout layout;
+  bool interleave;
+  int64_t key_dim, value_dim, heads, kv_heads, block_size;
+};
+
+class PagedDecodeGrid : public testing::TestWithParam<GridCase> {};
+
+TEST_P(PagedDecodeGrid, AgreesWithTheOracle) {
+  const GridCase& grid = GetParam();
+  PagedCaseOptions options = Options();
+  options.q_dtype = grid.q;
+  options.cache_dtype = grid.cache;
+  options.layout = grid.layout;
+  options.interleave_kv = grid.interleave;
+  options.key_dim = grid.key_dim;
+  options.value_dim = grid.value_dim;
+  options.num_heads = grid.heads;
+  options.num_kv_heads = grid.kv_heads;
+  options.block_size = grid.block_size;
+  options.scales = static_cast<PagedCaseOptions::Scales>(grid.block_size / 16 % 3);
+  PagedCase paged(options);
+  Runner().ExpectDecode(paged);
+}
+
+constexpr KvLayout kNhd = KvLayout::kNhd, kHnd = KvLayout::kHnd;
+INSTANTIATE_TEST_SUITE_P(
+    Cases, PagedDecodeGrid,
+    testing::Values(
+        GridCase{DType::kBF16, DType::kBF16, kNhd, false, 64, 64, 2, 2, 8},
+        GridCase{DType::kF16, DType::kF16, kHnd, false, 64, 64, 4, 2, 16},
+        GridCase{DType::kBF16, DType::kBF16, kNhd, true, 128, 128, 4, 1, 16},
+        GridCase{DType::kF16, DType::kF16, kHnd, true, 128, 128, 7, 1, 32},
+        GridCase{DType::kBF16, DType::kBF16, kHnd, false, 128, 128, 8, 1, 64},
+        GridCase{DType::kBF16, DType::kBF16, kNhd, false, 128, 128, 16, 1, 128},
+        GridCase{DType::kF16, DType::kF16, kNhd, false, 256, 256, 4, 2, 256},
+        GridCase{DType::kBF16, DType::kBF16, kHnd, false, 80, 80, 2, 1, 24},
+        GridCase{DType::kBF16, DType::kBF16, kNhd, false, 192, 128, 2, 1, 16},
+        GridCase{DType::kF16, DType::kF16, kNhd, false, 96, 96, 20, 1, 16},
+        GridCase{DType::kF16, DType::kF16, kNhd, false, 120, 112, 2, 2, 64},
+        GridCase{DType::kBF16, DType::kF8E4M3, kNhd, false, 64, 64, 4, 2, 16},
+        GridCase{DType::kBF16, DType::kF8E4M3, kHnd, false, 128, 128, 16, 1, 32},
+        GridCase{DType::kF16, DType::kF8E4M3, kNhd, true, 256, 256, 2, 1, 64},
+        GridCase{DType::kBF16, DType::kF8E5M2, kHnd, false, 64, 64, 4, 2, 8},
+        GridCase{DType::kF16, DType::kF8E5M2, kNhd, false, 112, 96, 12, 1, 16},
+        GridCase{DType::kBF16, DType::kI8, kNhd, false, 128, 128, 4, 1, 16},
+        GridCase{DType::kF16, DType::kI8, kHnd, true, 64, 64, 16, 1, 128},
+        GridCase{DType::kF16, DType::kI8, kNhd, false, 192, 192, 12, 1, 32}));
+
+// --- Splits ---
+
+TEST(PagedDecodeTest, PoliciesAgreeWithTheOracle) {  // T-8, AT-47
+  for (const SplitPolicy policy :
+       {SplitPolicy::Auto(), SplitPolicy::None(), SplitPolicy::Fixed(16), SplitPolicy::Fixed(80),
+        SplitPolicy::Fixed(512), SplitPolicy::Count(1), SplitPolicy::Count(2),
+        SplitPolicy::Count(7), SplitPolicy::Count(64)}) {
+    PagedCaseOptions options = Options();
+    options.lengths = {700, 1, 0, 130};
+    options.q_lens = {1, 1, 1, 1};
+    PagedCase paged(options);
+    paged.params.split = policy;
+    SCOPED_TRACE(static_cast<int>(policy.kind) * 1000 + policy.value);
+    Runner().ExpectDecode(paged);
+  }
+}
+
+TEST(PagedDecodeTest, LongRequestsGoOnThroughManyParts) {
+  PagedCaseOptions options = Options();
+  options.num_heads = 2, options.num_kv_heads = 1;  // 8 parts
+  options.lengths = {2500, 1300};
+  options.q_lens = {1, 1};
+  PagedCase paged(options);
+  Runner().ExpectDecode(paged);
+}
+
+TEST(PagedDecodeTest, ManyRequestsArePlannedInALaunchOfTheirOwn) {
+  PagedCaseOptions options = Options();
+  options.num_heads = options.num_kv_heads = 1;
+  options.lengths.clear();
+  for (int64_t b = 0; b < 40; ++b) options.lengths.push_back(b % 7 == 0 ? 140 + b : b);
+  options.q_lens.assign(40, 1);
+  PagedCase paged(options);
+  Runner runner;
+  runner.ExpectDecode(paged);
+  const std::vector<std::byte> first = BytesOf(paged);
+  runner.ExpectDecode(paged);
+  EXPECT_EQ(BytesOf(paged), first);
+}
+
+TEST(PagedDecodeTest, LaunchesFollowOneAnotherInAWorkspace) {  // T-31: counters are left as found
+  PagedCaseOptions options = Options();
+  options.lengths = {1000, 20};
+  options.q_lens = {1, 1};
+  PagedCase paged(options);
+  Runner runner;
+  runner.ExpectDecode(paged);
+  const std::vector<std::byte> first = BytesOf(paged);
+  for (int n = 0; n < 3; ++n) {
+    ASSERT_TRUE(runner.Decode(paged).ok());
+    EXPECT_EQ(BytesOf(paged), first);
+  }
+}
+
+// --- T-2: score features ---
+
+TEST(PagedDecodeTest, WindowsReadNoBlockOutside) {  // AT-53, T-12
+  for (const int64_t window : {1, 20, 64, 100}) {
+    PagedCaseOptions options = Options();
+    options.lengths = {1, 150, 300, 0};
+    options.q_lens = {1, 1, 1, 1};
+    options.block_size = window == 20 ? 64 : 16;
+    PagedCase paged(options);
+    paged.params.window_left = window - 1;
+    Runner runner;
+    runner.ExpectDecode(paged);
+    const std::vector<std::byte> before = BytesOf(paged);
+    paged.KillBlocks(
+        [&](int64_t b, int64_t column) {
+          return (column + 1) * options.block_size <= options.lengths[b] - window;
+        },
+        window == 64);
+    ASSERT_TRUE(runner.Decode(paged).ok());
+    EXPECT_EQ(BytesOf(paged), before) << "window " << window;
+    EXPECT_EQ(runner.flags(), 0u);
+  }
+}
+
+TEST(PagedDecodeTest, SinksSoftCapAndSlopes) {  // AT-51, AT-52, AT-54
+  const Tensor sinks = Floats({0.5, -1, 3, -std::numeric_limits<double>::infinity()});
+  const Tensor slopes = Floats({0, 0.5, 0.0625, 0.25});
+  for (int features = 1; features < 8; ++features) {
+    PagedCaseOptions options = Options();
+    options.lengths = {0, 1, 65, 200};
+    options.q_lens = {1, 1, 1, 1};
+    PagedCase paged(options);
+    if ((features & 1) != 0) paged.params.sinks = sinks.view;
+    if ((features & 2) != 0) paged.params.soft_cap = 2;
+    if ((features & 4) != 0) paged.params.alibi_slopes = slopes.view;
+    SCOPED_TRACE(features);
+    Runner().ExpectDecode(paged);
+  }
+}
+
+TEST(PagedDecodeTest, SinkOfMinusInfinityIsNone) {  // T-10
+  PagedCaseOptions options = Options();
+  PagedCase paged(options);
+  Runner runner;
+  ASSERT_TRUE(runner.Decode(paged).ok());
+  const std::vector<std::byte> without = BytesOf(paged);
+  const Tensor sinks = Floats(std::vector<double>(4, -std::numeric_limits<double>::infinity()));
+  paged.params.sinks = sinks.view;
+  ASSERT_TRUE(runner.Decode(paged).ok());
+  EXPECT_EQ(BytesOf(paged), without);
+}
+
+// --- Several tokens ---
+
+TEST(PagedDecodeTest, SeveralTokensPerRequest) {  // AT-57
+  for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{2, 1}, {8, 2}, {8, 1}}) {
+    PagedCaseOptions options = Options();
+    options.num_heads = heads;
+    options.num_kv_heads = kv_heads;
+    options.lengths = {1, 3, 70, 200, 5, 66};
+    options.q_lens = {1, 3, 4, 2, 0, 3};
+    PagedCase paged(options);
+    SCOPED_TRACE(heads);
+    Runner().ExpectPrefill(paged);
+    paged.params.window_left = 2;
+    Runner().ExpectPrefill(paged);
+    paged.params.window_left = -1;
+    paged.params.causal = false;
+    Runner().ExpectPrefill(paged);
+  }
+}
+
+TEST(PagedDecodeTest, LaterTokensMayBeNaN) {  // AT-99
+  PagedCaseOptions options = Options();
+  options.lengths = {40};
+  options.q_lens = {3};
+  options.num_heads = options.num_kv_heads = 1;
+  PagedCase paged(options);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  paged.SetValue(0, 39, 0, std::vector<double>(64, nan));
+  Runner().ExpectPrefill(paged);
+  paged.SetKey(0, 38, 0, std::vector<double>(64, nan));
+  Runner().ExpectPrefill(paged);
+}
+
+// --- Special values ---
+
+TEST(PagedDecodeTest, NanStaysWithItsRequest) {  // AT-99
+  for (const DType cache : {DType::kBF16, DType::kF8E4M3, DType::kF8E5M2}) {
+    PagedCaseOptions options = Options();
+    options.cache_dtype = cache;
+    PagedCase paged(options);
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    paged.SetKey(1, 20, 1, std::vector<double>(64, nan));
+    paged.SetValue(5, 149, 0, std::vector<double>(64, nan));
+    SCOPED_TRACE(static_cast<int>(cache));
+    Runner().ExpectDecode(paged);
+  }
+}
+
+TEST(PagedDecodeTest, LargeScoresAndQueries) {  // T-33
+  for (const DType cache : {DType::kBF16, DType::kF8E4M3}) {
+    PagedCaseOptions options = Options();
+    options.cache_dtype = cache;
+    options.q_factor = 4;
+    PagedCase paged(options);
+    for (int64_t h = 0; h < 4; ++h) {
+      std::vector<double> row(64, 0.0);
+      row[h] = h == 0 ? 3000 : h == 1 ? -3000 : h == 2 ? 1e5 : 1e-6;
+      paged.SetQuery(3, h, row);
+    }
+    Runner().ExpectDecode(paged);
+  }
+}
+
+// --- Bad indices ---
+
+TEST(PagedDecodeTest, BadBlocksAreInvisibleAndFlagged) {
+  PagedCaseOptions options = Options();
+  PagedCase paged(options);
+  const int64_t columns = paged.block_table.view.extent[1];
+  int32_t* table = paged.block_table.view.as<int32_t>();
+  table[5 * columns + 2] = -7;
+  table[3 * columns + 0] = 1 << 30;
+  paged.hide = [](int64_t b, int64_t, int64_t j, int64_t) {
+    return (b == 5 && j / 16 == 2) || (b == 3 && j / 16 == 0);
+  };
+  // Around the host's check of the table: as if it were on a device.
+  Runner runner;
+  paged.ClearOutputs();
+  const PagedDecodeParams params = PagedDecodeParamsOf(paged.DecodeArgs());
+  ASSERT_TRUE(TakesPagedDecode(params));
+  ASSERT_TRUE(RunPagedDecode("PagedDecode", runner.context(), params).ok());
+  EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
+  EXPECT_EQ(runner.flags(), uint32_t{kBadBlock});
+}
+
+TEST(PagedDecodeTest, LengthsBeyondBoundsAreClamped) {
+  PagedCaseOptions options = Options();
+  options.lengths = {100, 40};
+  options.q_lens = {1, 1};
+  PagedCase paged(options);
+  PagedDecodeParams params = PagedDecodeParamsOf(paged.DecodeArgs());
+  paged.seq_lens.Set({1e9, 40});
+  Runner runner;
+  paged.ClearOutputs();
+  ASSERT_TRUE(RunPagedDecode("PagedDecode", runner.context(), params).ok());
+  EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
+  EXPECT_EQ(runner.flags(), uint32_t{kLengthClamped});
+}
+
+TEST(PagedDecodeTest, RefusesWhatIsNotBuilt) {
+  PagedCaseOptions options = Options();
+  options.block_size = 12;
+  PagedCase odd_blocks(options);
+  Runner runner;
+  EXPECT_EQ(runner.Decode(odd_blocks).code(), absl::StatusCode::kUnimplemented);
+  options = Options();
+  options.layout = KvLayout::kPagedX;
+  PagedCase paged_x(options);
+  EXPECT_EQ(runner.Decode(paged_x).code(), absl::StatusCode::kUnimplemented);
+  PagedCase whole(Options());
+  whole.params.chunk = 16;
+  EXPECT_EQ(runner.Decode(whole).code(), absl::StatusCode::kUnimplemented);
+}
+
+// --- Workspace and plans ---
+
+TEST(PagedDecodeTest, WorkspaceTooSmallNamesTheBytes) {
+  PagedCase paged(Options());
+  Runner none(0);
+  const auto needed = PagedDecodeWorkspaceBytes(none.context(),
+                                                PagedDecodeParamsOf(paged.DecodeArgs()));
+  ASSERT_TRUE(needed.ok());
+  Runner small(static_cast<size_t>(*needed) - 16);
+  const absl::Status status = small.Decode(paged);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(std::string(status.message()).find(std::to_string(*needed)), std::string::npos);
+  // Exactly as much is enough: sanitizers see what is behind it.
+  Runner(static_cast<size_t>(*needed)).ExpectDecode(paged);
+}
+
+TEST(PagedDecodeTest, OnePlanServesManyLayers) {  // AT-94, T-31
+  PagedCaseOptions options = Options();
+  options.lengths = {900, 3, 200};
+  options.q_lens = {1, 1, 1};
+  PagedCase paged(options);
+  Runner runner;
+  DeviceMemory memory(1 << 16);
+  DeviceDecodePlan plan;
+  plan.memory = TensorView::Contiguous(memory.data.get(), DType::kI32, {1 << 14});
+  PagedDecodeArgs args = paged.DecodeArgs();
+  ASSERT_TRUE(CudaPlanDecode(runner.context(), args, &plan).ok());
+  args.device_plan = &plan;
+  std::vector<std::byte> first;
+  for (int layer = 0; layer < 3; ++layer) {
+    paged.ClearOutputs();
+    ASSERT_TRUE(CudaFastPagedDecode(runner.context(), args).ok());
+    EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
+    if (layer == 0) first = BytesOf(paged);
+    EXPECT_EQ(BytesOf(paged), first);
+  }
+  args.params.window_left = 8;
+  EXPECT_EQ(CudaFastPagedDecode(runner.context(), args).code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(PagedDecodeTest, FixedPiecesIgnoreTheBatch) {  // T-16
+  PagedCaseOptions options = Options();
+  options.lengths = {170, 333, 5};
+  options.q_lens = {1, 1, 1};
+  PagedCase paged(options);
+  paged.params.split = SplitPolicy::Fixed(64);
+  Runner runner;
+  ASSERT_TRUE(runner.Decode(paged).ok());
+  const std::vector<double> all = paged.out.Get();
+  // Request 1 alone.
+  PagedDecodeArgs args = paged.DecodeArgs();
+  args.q = args.q.Slice(0, 1, 2).value();
+  args.block_table = args.block_table.Slice(0, 1, 2).value();
+  args.seq_lens = args.seq_lens.Slice(0, 1, 2).value();
+  args.out = args.out.Slice(0, 1, 2).value();
+  args.lse = args.lse.Slice(0, 1, 2).value();
+  FillWithPoison(paged.out);
+  ASSERT_TRUE(CudaFastPagedDecode(runner.context(), args).ok());
+  const std::vector<double> alone = paged.out.Get();
+  for (int64_t i = 4 * 64; i < 2 * 4 * 64; ++i) ASSERT_EQ(alone[i], all[i]) << i;
+}
+
+TEST(PagedDecodeTest, BlockIdsDoNotMatter) {  // T-7
+  PagedCase paged(Options());
+  Runner runner;
+  ASSERT_TRUE(runner.Decode(paged).ok());
+  const std::vector<std::byte> before = BytesOf(paged);
+  std::mt19937_64 random(3);
+  paged.PermuteBlocks(random);
+  ASSERT_TRUE(runner.Decode(paged).ok());
+  EXPECT_EQ(BytesOf(paged), before);
+}
+
+}  // namespace
+}  // namespace kvblocks::attention::cuda

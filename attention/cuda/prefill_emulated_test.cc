@@ -1,0 +1,296 @@
+// Both prefill kernels, emulated, against the dense oracle.
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/prefill_ops.h"
+#include "attention/ops/checks.h"
+#include "attention/oracle/paged_case.h"
+#include "attention/oracle/tolerance.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+// The kernels' compute capability.
+class PrefillTest : public testing::TestWithParam<int> {
+ protected:
+  template <typename Args>
+  void Launch(const Args& args, uint32_t expected_flags = 0) {
+    uint32_t flags = 0;
+    const absl::Status status = Check(ExecContext{}, args);
+    ASSERT_TRUE(status.ok() || expected_flags != 0) << status;
+    const PrefillParams params = PrefillParamsOf(args);
+    ASSERT_TRUE(TakesPrefill(params));
+    LaunchContext context;
+    context.error_flags = &flags;
+    context.num_multiprocessors = 4;
+    context.compute_capability = GetParam();
+    ASSERT_EQ(LaunchPrefill(context, params), 0);
+    EXPECT_EQ(flags, expected_flags);
+  }
+  static void ExpectExact(const PagedCase& paged) {
+    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.out.view.dtype)), "");
+  }
+  void ExpectPrefillIsExact(PagedCase& paged, uint32_t expected_flags = 0) {
+    paged.ClearOutputs();
+    Launch(paged.PrefillArgs(), expected_flags);
+    ExpectExact(paged);
+  }
+  void ExpectVarlenIsExact(PagedCase& paged) {
+    paged.ClearOutputs();
+    Launch(paged.VarlenArgs());
+    ExpectExact(paged);
+  }
+  // 16-bit queries over a cache of the same type.
+  static PagedCaseOptions Options(DType type = DType::kBF16) {
+    PagedCaseOptions options;
+    options.q_dtype = options.cache_dtype = type;
+    options.key_dim = options.value_dim = 64;
+    return options;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillTest, testing::Values(80, 90),
+                         [](const testing::TestParamInfo<int>& param) {
+                           return absl::StrCat("Sm", param.param);
+                         });
+
+Tensor Floats(const std::vector<double>& values) {
+  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
+  tensor.Set(values);
+  return tensor;
+}
+
+TEST_P(PrefillTest, T1LayoutsTypesHeadSizesAndGroups) {
+  struct Case {
+    DType type;
+    KvLayout layout;
+    int64_t key_dim, value_dim, heads, kv_heads, block_size;
+  };
+  const Case cases[] = {
+      {DType::kBF16, KvLayout::kNhd, 64, 64, 2, 2, 16},
+      {DType::kF16, KvLayout::kHnd, 128, 128, 4, 2, 32},
+      {DType::kBF16, KvLayout::kHnd, 96, 96, 4, 1, 8},
+      {DType::kF16, KvLayout::kNhd, 80, 80, 3, 1, 64},
+      {DType::kBF16, KvLayout::kNhd, 256, 256, 2, 1, 16},
+      {DType::kF16, KvLayout::kHnd, 192, 128, 2, 2, 128},
+      {DType::kBF16, KvLayout::kNhd, 128, 128, 8, 1, 24},
+  };
+  for (const Case& one : cases) {
+    PagedCaseOptions options = Options(one.type);
+    options.layout = one.layout;
+    options.key_dim = one.key_dim, options.value_dim = one.value_dim;
+    options.num_heads = one.heads, options.num_kv_heads = one.kv_heads;
+    options.block_size = one.block_size;
+    options.interleave_kv = one.block_size == 16;
+    options.lengths = {17, 0, 70, 150, 5, 65};
+    options.q_lens = {5, 0, 17, 2, 5, 1};
+    SCOPED_TRACE(absl::StrCat("D ", one.key_dim, ", heads ", one.heads, "/", one.kv_heads, ", BS ",
+                              one.block_size));
+    PagedCase paged(options);
+    ExpectPrefillIsExact(paged);
+  }
+}
+
+TEST_P(PrefillTest, T1ManyRowTilesOfOneRequest) {
+  for (const auto& [q_len, length] :
+       std::vector<std::pair<int64_t, int64_t>>{{129, 129}, {129, 200}, {300, 300}}) {
+    PagedCaseOptions options = Options();
+    options.num_heads = q_len == 300 ? 1 : 2, options.num_kv_heads = 1;
+    options.key_dim = options.value_dim = q_len == 300 ? 128 : 64;
+    options.lengths = {3, length, 33};
+    options.q_lens = {3, q_len, 1};
+    options.q_factor = 4;
+    PagedCase paged(options);
+    ExpectPrefillIsExact(paged);
+  }
+}
+
+TEST_P(PrefillTest, ContiguousKeysOfOtherLengths) {
+  PagedCaseOptions options = Options(DType::kF16);
+  options.key_dim = 192, options.value_dim = 128;
+  options.num_heads = 2;
+  options.lengths = {40, 7, 0, 100, 66};
+  options.q_lens = {40, 3, 0, 20, 1};
+  PagedCase paged(options);
+  ExpectVarlenIsExact(paged);
+  paged.params.causal = false;
+  ExpectVarlenIsExact(paged);
+}
+
+TEST_P(PrefillTest, T2FeaturesOfScores) {
+  PagedCaseOptions options = Options();
+  options.num_heads = 4, options.num_kv_heads = 2;
+  options.lengths = {150, 40, 70};
+  options.q_lens = {40, 40, 3};
+  const Tensor slopes = Floats({0.5, 0.25, 0.125, 0.0625});
+  const Tensor sinks = Floats({0.5, -std::numeric_limits<double>::infinity(), 3,
+                               std::numeric_limits<double>::infinity()});
+  for (const int features : {1, 2, 4, 8, 16, 32, 7, 62, 44}) {
+    SCOPED_TRACE(features);
+    PagedCase paged(options);
+    if (features & 1) paged.params.causal = false;
+    if (features & 2) paged.params.soft_cap = 5;
+    if (features & 4) paged.params.alibi_slopes = slopes.view;
+    if (features & 8) paged.params.sinks = sinks.view;
+    if (features & 16) paged.params.window_left = 20;
+    if (features & 32) paged.params.chunk = 32;
+    ExpectPrefillIsExact(paged);
+  }
+}
+
+TEST_P(PrefillTest, T5NothingOutsideOfWindowsIsRead) {
+  for (const bool causal : {true, false}) {
+    PagedCaseOptions options = Options();
+    options.block_size = 8;
+    options.num_heads = 2, options.num_kv_heads = 1;
+    options.lengths = {200, 90};
+    options.q_lens = {10, 70};
+    PagedCase paged(options);
+    paged.params.causal = causal;
+    paged.params.window_left = 24;
+    if (!causal) paged.params.window_right = 6;
+    paged.KillBlocks(
+        [&](int64_t b, int64_t column) {
+          const int64_t first = options.lengths[b] - options.q_lens[b] - 24;
+          return column * 8 + 7 < first;
+        },
+        causal);
+    ExpectPrefillIsExact(paged);
+  }
+}
+
+TEST_P(PrefillTest, NonFiniteValuesReachRowsThatSeeThemAlone) {
+  for (const DType type : {DType::kBF16, DType::kF16}) {
+    PagedCaseOptions options = Options(type);
+    options.num_heads = 2, options.num_kv_heads = 1;
+    options.lengths = {90, 30};
+    options.q_lens = {80, 30};
+    PagedCase paged(options);
+    paged.params.window_left = 40;
+    std::vector<double> row(64, 1);
+    row[3] = std::numeric_limits<double>::quiet_NaN();
+    row[50] = std::numeric_limits<double>::infinity();
+    row[51] = -std::numeric_limits<double>::infinity();
+    paged.SetValue(0, 20, 0, row);
+    paged.SetValue(0, 85, 0, row);
+    row[3] = 2;
+    paged.SetValue(1, 17, 0, row);
+    ExpectPrefillIsExact(paged);
+  }
+}
+
+TEST_P(PrefillTest, NonFiniteKeysReachRowsThatSeeThemAlone) {
+  PagedCaseOptions options = Options();
+  options.num_heads = 2, options.num_kv_heads = 1;
+  options.lengths = {90};
+  options.q_lens = {80};
+  PagedCase paged(options);
+  std::vector<double> row(64, 1);
+  row[3] = std::numeric_limits<double>::quiet_NaN();
+  paged.SetKey(0, 60, 0, row);
+  ExpectPrefillIsExact(paged);
+}
+
+TEST_P(PrefillTest, BadBlocksAreInvisibleAndFlagged) {
+  for (const int32_t bad : {-1, 2147480000}) {
+    PagedCaseOptions options = Options();
+    options.num_heads = options.num_kv_heads = 1;
+    options.lengths = {150, 20};
+    options.q_lens = {20, 20};
+    PagedCase paged(options);
+    // Keys 48 to 63 of the first request.
+    paged.block_table.view.as<int32_t>()[3] = bad;
+    paged.hide = [](int64_t b, int64_t, int64_t j, int64_t) { return b == 0 && j / 16 == 3; };
+    ExpectPrefillIsExact(paged, kBadBlock);
+  }
+}
+
+TEST_P(PrefillTest, LengthsPastTheTableAreClampedAndFlagged) {
+  PagedCaseOptions options = Options();
+  options.num_heads = options.num_kv_heads = 1;
+  options.lengths = {48};
+  options.q_lens = {4};
+  PagedCase paged(options);
+  PagedPrefillArgs args = paged.PrefillArgs();
+  args.block_table.extent[1] = 3;
+  paged.seq_lens.view.as<int32_t>()[0] = 1000;
+  Launch(args, kLengthClamped);
+  ExpectExact(paged);
+}
+
+TEST_P(PrefillTest, QueryPositionsInAnyOrder) {
+  PagedCaseOptions options = Options();
+  options.num_heads = 4, options.num_kv_heads = 1;
+  options.lengths = {120, 30};
+  options.q_lens = {40, 3};
+  PagedCase paged(options);
+  std::mt19937_64 random(7);
+  for (int64_t i = 0; i < 43; ++i) {
+    paged.query_positions.push_back(static_cast<int32_t>(IntegerDraw(random, 0, i < 40 ? 119 : 29)));
+  }
+  ExpectPrefillIsExact(paged);
+}
+
+TEST_P(PrefillTest, OutputsInEightBits) {
+  for (const DType code : {DType::kF8E4M3, DType::kF8E5M2}) {
+    PagedCaseOptions options = Options();
+    options.num_heads = 2, options.num_kv_heads = 1;
+    options.lengths = {40};
+    options.q_lens = {17};
+    PagedCase paged(options);
+    PagedPrefillArgs args = paged.PrefillArgs();
+    Tensor out(code, {17, 2, 64});
+    args.out = out.view;
+    args.out_scale = 0.5f;
+    Launch(args);
+    DenseResult expected = paged.Expected();
+    for (double& value : expected.out) value /= 0.5;
+    for (double& value : expected.value_range) value /= 0.5;
+    EXPECT_EQ(Mismatch(expected, out.view, paged.lse.view, CudaTolerance(code)), "");
+  }
+}
+
+TEST_P(PrefillTest, T14OneTokenAtATimeIsTheSame) {
+  PagedCaseOptions options = Options();
+  options.num_heads = 4, options.num_kv_heads = 2;
+  options.lengths = {20};
+  options.q_lens = {20};
+  PagedCase paged(options);
+  for (int64_t i = 0; i < 20; ++i) {
+    PagedPrefillArgs args = paged.PrefillArgs();
+    const Tensor starts = [] {
+      Tensor tensor(DType::kI32, {2});
+      tensor.Set({0, 1});
+      return tensor;
+    }();
+    args.q = args.q.Slice(0, i, i + 1).value();
+    args.out = args.out.Slice(0, i, i + 1).value();
+    args.lse = args.lse.Slice(0, i, i + 1).value();
+    args.query_start_loc = starts.view;
+    paged.seq_lens.view.as<int32_t>()[0] = static_cast<int32_t>(i + 1);
+    Launch(args);
+  }
+  ExpectExact(paged);
+}
+
+TEST_P(PrefillTest, NoLseAndNoRequests) {
+  PagedCaseOptions options = Options();
+  options.lengths = {16, 40};
+  options.q_lens = {16, 1};
+  PagedCase paged(options);
+  PagedPrefillArgs args = paged.PrefillArgs();
+  args.lse = {};
+  Launch(args);
+  EXPECT_EQ(Mismatch(paged.Expected(), paged.out.view, {}, CudaTolerance(DType::kBF16)), "");
+}
+
+}  // namespace
+}  // namespace kvblocks::attention::cuda
