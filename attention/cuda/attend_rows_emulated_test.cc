@@ -3,9 +3,12 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <limits>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/cuda/cuda_ops.h"
@@ -261,6 +264,76 @@ TEST(AttendRowsTest, MaskBitsAreCountedRequestByRequest) {
   EXPECT_EQ(bits, expected);
 }
 
+// Whatever stands in the arrays that only the device reads: nothing outside of any tensor is
+// touched, which sanitizers see, and nothing but outputs is written.
+TEST(AttendRowsTest, GarbageInDeviceArraysIsHarmless) {
+  const auto garbage = [](std::mt19937_64& random) {
+    const int32_t kExtremes[] = {INT32_MIN, INT32_MIN + 1, -1, 0, 1, 17, 1000, INT32_MAX};
+    return random() % 2 == 0 ? kExtremes[random() % 8] : static_cast<int32_t>(random() % 100) - 10;
+  };
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    std::mt19937_64 random(seed);
+    PagedCaseOptions options = Options();
+    options.lengths = {40, 9, 1, 20};
+    options.q_lens = {3, 1, 1, 6};
+    const KvLayout kLayouts[] = {KvLayout::kPagedX, KvLayout::kNhd, KvLayout::kHnd};
+    options.layout = kLayouts[seed % 3];
+    if (seed % 4 == 1) options.cache_dtype = DType::kI8;
+    options.num_heads = 2, options.num_kv_heads = 1;
+    options.key_dim = options.value_dim = 16;
+    PagedCase paged(options);
+    paged.params.causal = seed % 5 != 0;
+    if (seed % 3 == 1) paged.params.window_left = 7;
+    if (seed % 7 == 1) paged.params.chunk = 32;
+    Tensor mask(DType::kU8, {4, 6, 40});
+    for (std::byte& byte : mask.bytes) byte = static_cast<std::byte>(random() % 2);
+    if (seed % 4 == 2) {
+      paged.params.mask.tensor = mask.view;
+      paged.params.mask.form = MaskForm::kPerRequest;
+      paged.params.mask.rows_are_absolute = seed % 8 == 2;
+    }
+    Tensor bits(DType::kU8, {40});
+    if (seed % 4 == 3) {
+      paged.params.mask.tensor = bits.view;
+      paged.params.mask.form = MaskForm::kRaggedBits;
+    }
+    AttendRowsParams params = ParamsOf(paged);
+    std::vector<int64_t> bits_before(4);
+    std::vector<int32_t> positions(params.num_rows);
+    if (seed % 6 == 0) params.query_positions = positions.data();
+    for (int32_t& position : positions) position = garbage(random);
+    std::vector<std::pair<int32_t*, int64_t>> arrays;
+    for (Tensor* tensor : {&paged.block_table, &paged.seq_lens, &paged.query_start_loc}) {
+      arrays.emplace_back(tensor->view.as<int32_t>(), tensor->view.num_elements());
+    }
+    // All of one array, or an element here and there.
+    for (const auto& [array, count] : arrays) {
+      const bool all = random() % 4 == 0;
+      for (int64_t n = 0; n < count; ++n) {
+        if (all || random() % 6 == 0) array[n] = garbage(random);
+      }
+    }
+    if (seed % 4 == 3) {
+      MaskBitsParams counts;
+      counts.num_requests = 4;
+      counts.query_start_loc = params.query_start_loc;
+      counts.seq_lens = params.keys.seq_lens;
+      counts.bits_before = bits_before.data();
+      ASSERT_EQ(LaunchMaskBits({}, counts), 0);
+      params.scoring.mask.bits_before = bits_before.data();
+      params.scoring.mask.columns = 40;
+    }
+    const std::vector<std::byte> k = paged.k_bytes.bytes, v = paged.v_bytes.bytes;
+    paged.ClearOutputs();
+    params.pieces.count = 1 + static_cast<int32_t>(seed % 2);
+    params.pieces.step = 16;
+    params.output.out_piece_stride = params.output.lse.piece_stride = 0;
+    EXPECT_EQ(FlagsOfRun(params) & ~static_cast<uint32_t>(kBadBlock | kLengthClamped), 0u);
+    EXPECT_EQ(paged.k_bytes.bytes, k);
+    EXPECT_EQ(paged.v_bytes.bytes, v);
+  }
+}
+
 // --- Merging ---
 
 TEST(MergeStatesTest, InfiniteLsesAreLeftOutAndFlagged) {
@@ -282,6 +355,25 @@ TEST(MergeStatesTest, InfiniteLsesAreLeftOutAndFlagged) {
   EXPECT_EQ(bits, static_cast<uint32_t>(kMergeOfInfinity));
   EXPECT_EQ(out, 5);
   EXPECT_EQ(lse, 0);
+}
+
+TEST(MergeStatesTest, NaNsAreNotHidden) {
+  const std::vector<float> outs = {1, 5, 7};
+  for (const std::vector<float>& lses :
+       {std::vector<float>{0, NAN, 1}, std::vector<float>{NAN, NAN, NAN}}) {
+    float out = 0, lse = 0;
+    MergeStatesParams params;
+    params.outs = {outs.data(), 1, 1, Element::kF32};
+    params.out_state_stride = 1;
+    params.lses = {lses.data(), 1, 1, 1};
+    params.num_states = 3;
+    params.num_rows = params.value_dim = 1;
+    params.out = {&out, 1, 1, Element::kF32};
+    params.lse = &lse;
+    ASSERT_EQ(LaunchMergeStates({}, params), 0);
+    EXPECT_TRUE(std::isnan(lse));
+    EXPECT_TRUE(std::isnan(out));
+  }
 }
 
 // What decode with a plan leaves: requests of 2, 1, 0 and 3 pieces with two rows each.

@@ -66,8 +66,8 @@ KVB_DEVICE RowKeys KeysOf(const AttendRowsParams& params, int row, uint32_t& fla
       }
     }
     place.request = low;
-    place.i = row - starts[low];
-    place.q_len = starts[low + 1] - starts[low];
+    place.i = int64_t{row} - starts[low];
+    place.q_len = int64_t{starts[low + 1]} - starts[low];
   }
 
   int64_t length = 0;
@@ -348,26 +348,30 @@ __global__ void __launch_bounds__(kThreads, kSums <= 4   ? 4
 
 __global__ void __launch_bounds__(32) MaskBitsKernel(const MaskBitsParams params) {
   const int lane = static_cast<int>(threadIdx.x);
-  int64_t before = 0;
+  // Modulo 2^64: lengths may be anything.
+  uint64_t before = 0;
   for (int first = 0; first < params.num_requests; first += 32) {
     const int b = first + lane;
-    int64_t bits = 0;
+    uint64_t bits = 0;
     if (b < params.num_requests) {
-      const int64_t queries = params.query_start_loc == nullptr
-                                  ? 1
-                                  : params.query_start_loc[b + 1] - params.query_start_loc[b];
+      const int64_t queries =
+          params.query_start_loc == nullptr
+              ? 1
+              : int64_t{params.query_start_loc[b + 1]} - params.query_start_loc[b];
       const int64_t length = params.seq_lens != nullptr
                                  ? params.seq_lens[b]
-                                 : params.kv_start_loc[b + 1] - params.kv_start_loc[b];
-      bits = queries > 0 && length > 0 ? queries * length : 0;
+                                 : int64_t{params.kv_start_loc[b + 1]} - params.kv_start_loc[b];
+      bits = queries > 0 && length > 0
+                 ? static_cast<uint64_t>(queries) * static_cast<uint64_t>(length)
+                 : 0;
     }
-    int64_t sum = bits;  // of this lane and those below
+    uint64_t sum = bits;  // of this lane and those below
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const int64_t below = __shfl_up_sync(kFullWarp, sum, lanes);
+      const uint64_t below = __shfl_up_sync(kFullWarp, sum, lanes);
       if (lane >= lanes) sum += below;
     }
-    if (b < params.num_requests) params.bits_before[b] = before + sum - bits;
+    if (b < params.num_requests) params.bits_before[b] = static_cast<int64_t>(before + sum - bits);
     before += __shfl_sync(kFullWarp, sum, 31);
   }
 }

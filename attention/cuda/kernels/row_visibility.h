@@ -28,11 +28,12 @@ inline constexpr uint8_t kMaskPerHead = 3;
 inline constexpr uint8_t kMaskRaggedBits = 4;
 inline constexpr uint8_t kMaskTemplate = 5;
 
-// A query row of a request.
+// A query row of a request. Offsets in device memory may be anything: 64 bits hold their
+// differences.
 struct QueryRow {
   int request = 0;
-  int i = 0;  // among the request's queries
-  int q_len = 1;
+  int64_t i = 0;  // among the request's queries
+  int64_t q_len = 1;
   int kv_len = 0;
   int64_t p = 0;  // position
 };
@@ -82,7 +83,7 @@ KVB_DEVICE RowSees SeesOf(const Scoring& scoring, int num_heads, int num_kv_head
     sees.mask_row = mask.rows_are_absolute ? p : row.i;
     const bool bottom_right = mask.mode == 3 || mask.mode == 4;
     sees.diagonal = mask.form != kMaskTemplate ? sees.mask_row
-                    : bottom_right             ? int64_t{row.i} + row.kv_len - row.q_len
+                    : bottom_right             ? row.i + row.kv_len - row.q_len
                                                : row.i;
     if (mask.mode == 0 || mask.mode == 4) {
       if (mask.pre_tokens != kUnlimitedBand) lo = MaxOf(lo, sees.diagonal - mask.pre_tokens);
@@ -91,8 +92,10 @@ KVB_DEVICE RowSees SeesOf(const Scoring& scoring, int num_heads, int num_kv_head
       }
     }
     if (mask.form == kMaskRaggedBits) {
-      sees.mask_row = mask.bits_before[row.request] + int64_t{row.i} * row.kv_len;
-    } else if (mask.form != kMaskTemplate) {
+      // Modulo 2^64, as the sums before it.
+      sees.mask_row = static_cast<int64_t>(static_cast<uint64_t>(mask.bits_before[row.request]) +
+                                           static_cast<uint64_t>(row.i) * row.kv_len);
+    } else if (mask.form != kMaskTemplate && sees.mask_row >= 0 && sees.mask_row < mask.rows) {
       sees.mask_base = row.request * mask.batch_stride + head * mask.head_stride +
                        sees.mask_row * mask.row_stride;
     }
@@ -108,8 +111,8 @@ KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int64_t 
   int64_t at = 0;
   bool inside = true;
   if (mask.form == kMaskRaggedBits) {
-    const int64_t bit = sees.mask_row + j;
-    if (bit / 8 >= mask.columns) {
+    const auto bit = static_cast<uint64_t>(sees.mask_row) + static_cast<uint64_t>(j);
+    if (bit / 8 >= static_cast<uint64_t>(mask.columns)) {
       flags |= kFlagLengthClamped;
       return 1;
     }
