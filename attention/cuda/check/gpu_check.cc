@@ -82,5 +82,8 @@ int main(int argc, char** argv) {
   gpu.MeasurePeaks();
   BenchDecode(gpu);
   BenchPrefill(gpu);
+  BenchMla(gpu);
+  BenchCacheWrites(gpu);
+  BenchStates(gpu);
   return gpu.failures() == 0 ? 0 : 1;
 }
