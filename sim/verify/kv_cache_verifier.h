@@ -81,7 +81,7 @@ struct VerifierOptions {
   const attention::AttentionOps* ops = nullptr;
   attention::ThreadPool* threads = nullptr;
   // Called with the memory of all blocks once it is there: backends of other devices map it.
-  std::function<absl::Status(absl::Span<std::byte> memory)> on_memory;
+  std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;
   // Null: blocks that no request of the verifier's holds are free, the others held.
   std::function<BlockUse(int32_t block)> use_of_block;
 

@@ -41,7 +41,7 @@ class VerifyingObserver final : public EngineObserver {
   struct Options {
     const attention::AttentionOps* ops = nullptr;
     attention::ThreadPool* threads = nullptr;
-    std::function<absl::Status(absl::Span<std::byte> memory)> on_memory;  // VerifierOptions'
+    std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;  // VerifierOptions'
     bool poison = true;
     int64_t layers_per_group = 1;
     int64_t max_rows_per_step = 0;  // 0: all
