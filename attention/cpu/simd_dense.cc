@@ -284,12 +284,18 @@ void Worker::AttendPiece(int64_t begin, int64_t end) {
       for (const Visibility::Row& view : row_views_) {
         next_wanted |= BitsOf(first + kTileKeys, std::max(view.lo, begin), std::min(view.hi, end));
       }
-      if (next_wanted != 0) FindAddresses(first + kTileKeys, next_wanted, &next_addresses);
+      if (next_wanted != 0) {
+        FindAddresses(first + kTileKeys, next_wanted, &next_addresses);
+        key_rows_->Locate(next_wanted, &next_addresses);
+      }
     }
     for (int64_t group = 0; group < num_groups_; ++group) {
       if (group == 0 || per_head_ || has_rules_) wanted = FindSeen(group, first, begin, end);
       if (wanted == 0) continue;
-      if (group == 0 || per_head_) FindAddresses(first, wanted, &addresses);
+      if (group == 0 || per_head_) {
+        FindAddresses(first, wanted, &addresses);
+        key_rows_->Locate(wanted, &addresses);
+      }
       key_rows_->Load(addresses, wanted, task_->group_begin + group, widen, scratch_.data(), &tile);
       if (next_wanted != 0) {
         key_rows_->FindSources(next_addresses, next_wanted, task_->group_begin, num_groups_, group,

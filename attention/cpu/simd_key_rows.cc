@@ -143,7 +143,19 @@ void KeyRows::ReadLatentRow(int64_t block, int64_t offset, float* row) const {
   }
 }
 
-void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses, uint64_t wanted,
+void KeyRows::Locate(uint64_t wanted, TileAddresses* addresses) const {
+  const auto locate = [&](const Plane& plane, std::array<int64_t, kTileKeys>& row_at) {
+    if (plane.data == nullptr) return;
+    ForEachKey(wanted, [&](int key) {
+      row_at[key] = plane.At(addresses->block[key], addresses->offset[key]);
+    });
+  };
+  locate(key_plane_, addresses->key_at);
+  locate(value_plane_, addresses->value_at);
+}
+
+void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
+                        const std::array<int64_t, kTileKeys>& row_at, uint64_t wanted,
                         int64_t kv_head, bool widen, float* scratch,
                         std::array<const void*, kTileKeys>& rows, RowType& type) const {
   const bool paged_x_key = &plane == &key_plane_ && cache_.layout == KvLayout::kPagedX;
@@ -151,9 +163,12 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses, uint
     type = plane.dtype == DType::kF32    ? RowType::kF32
            : plane.dtype == DType::kBF16 ? RowType::kBF16
                                          : RowType::kF16;
-    ForEachKey(wanted, [&](int key) {
-      rows[key] = plane.Row(addresses.block[key], addresses.offset[key], kv_head);
-    });
+    const std::byte* head = plane.Head(kv_head);
+    if (wanted == ~uint64_t{0}) {
+      for (int key = 0; key < kTileKeys; ++key) rows[key] = head + row_at[key];
+    } else {
+      ForEachKey(wanted, [&](int key) { rows[key] = head + row_at[key]; });
+    }
     return;
   }
   type = RowType::kF32;
@@ -169,7 +184,7 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses, uint
       ReadPagedXKey(addresses.block[key], addresses.offset[key], kv_head, raw);
       return ConvertRow(plane.dtype, raw, plane.dim, out);
     }
-    const std::byte* from = plane.Row(addresses.block[key], addresses.offset[key], kv_head);
+    const std::byte* from = plane.Head(kv_head) + row_at[key];
     if (plane.dense) return ConvertRow(plane.dtype, from, plane.dim, out);
     raw += row_floats_ * 4 - Padded(plane.dim) * bytes;
     const auto gather = [&](auto element) {
@@ -200,15 +215,16 @@ void KeyRows::Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_h
     });
     return;
   }
-  LoadPlane(key_plane_, addresses, wanted, kv_head, widen, scratch, rows->keys, rows->key_type);
+  LoadPlane(key_plane_, addresses, addresses.key_at, wanted, kv_head, widen, scratch, rows->keys,
+            rows->key_type);
   if (cache_.layout == KvLayout::kMlaLatent) {
     // The same rows. What is read of them beyond the values goes into padding of the output.
     rows->values = rows->keys;
     rows->value_type = rows->key_type;
     return;
   }
-  LoadPlane(value_plane_, addresses, wanted, kv_head, widen, scratch + kTileKeys * row_floats_,
-            rows->values, rows->value_type);
+  LoadPlane(value_plane_, addresses, addresses.value_at, wanted, kv_head, widen,
+            scratch + kTileKeys * row_floats_, rows->values, rows->value_type);
 }
 
 void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64_t first_head,
@@ -219,25 +235,31 @@ void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64
   // do.
   const bool mixed = cache_.layout == KvLayout::kPagedX;
   const bool by_token = cache_.layout == KvLayout::kNhd;
-  const auto find = [&](const Plane& plane, std::array<const void*, kTileKeys>& rows,
-                        int64_t& row_bytes) {
+  const auto find = [&](const Plane& plane, const std::array<int64_t, kTileKeys>& row_at,
+                        std::array<const void*, kTileKeys>& rows, int64_t& row_bytes) {
     if (plane.data == nullptr) return;
     row_bytes = plane.dim * ElementBytes(plane.dtype);
+    int64_t key = by_token ? share * kTileKeys / num_heads : 0;
+    int64_t head = by_token ? share * kTileKeys % num_heads : share;
     for (int piece = 0; piece < kTileKeys; ++piece) {
-      const int64_t key = by_token ? (share * kTileKeys + piece) / num_heads : piece;
-      const int64_t head =
-          first_head + (by_token ? (share * kTileKeys + piece) % num_heads : share);
       if ((wanted >> key & 1) == 0) {
         rows[piece] = zeros_.data();
-        continue;
+      } else if (mixed) {
+        rows[piece] = plane.Row(addresses.block[key], 0, first_head + head) +
+                      addresses.offset[key] * row_bytes;
+      } else {
+        rows[piece] = plane.Head(first_head + head) + row_at[key];
       }
-      const int64_t block = addresses.block[key], offset = addresses.offset[key];
-      rows[piece] =
-          mixed ? plane.Row(block, 0, head) + offset * row_bytes : plane.Row(block, offset, head);
+      if (!by_token) {
+        ++key;
+      } else if (++head == num_heads) {
+        head = 0;
+        ++key;
+      }
     }
   };
-  find(key_plane_, sources->keys, sources->key_bytes);
-  find(value_plane_, sources->values, sources->value_bytes);
+  find(key_plane_, addresses.key_at, sources->keys, sources->key_bytes);
+  find(value_plane_, addresses.value_at, sources->values, sources->value_bytes);
 }
 
 }  // namespace kvblocks::attention::simd

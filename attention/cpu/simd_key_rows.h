@@ -25,6 +25,8 @@ namespace kvblocks::attention::simd {
 struct TileAddresses {
   std::array<int64_t, kTileKeys> block;
   std::array<int64_t, kTileKeys> offset;  // in the block
+  // Bytes from the first row of a head to its key's; Locate fills them.
+  std::array<int64_t, kTileKeys> key_at, value_at;
 };
 
 struct TileRows {
@@ -47,6 +49,8 @@ class KeyRows {
   int64_t value_dim() const { return value_dim_; }
   int64_t scratch_floats() const { return 2 * kTileKeys * row_floats_ + kRowPad; }
 
+  // Fills key_at and value_at of the wanted keys, once for all heads.
+  void Locate(uint64_t wanted, TileAddresses* addresses) const;
   // `widen` asks for float32 rows, which pays when many query rows share them. `scratch` holds
   // scratch_floats() and lives as long as the rows.
   void Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head, bool widen,
@@ -67,16 +71,21 @@ class KeyRows {
     bool dense = false;         // a row's elements follow each other
     bool in_place = false;
 
+    int64_t At(int64_t block, int64_t offset) const {
+      return block * block_bytes + offset * token_bytes;
+    }
+    const std::byte* Head(int64_t head) const { return data + head * head_bytes; }
     const std::byte* Row(int64_t block, int64_t offset, int64_t head) const {
-      return data + block * block_bytes + offset * token_bytes + head * head_bytes;
+      return Head(head) + At(block, offset);
     }
   };
   static Plane MakePlane(const ConstTensorView& view, int block_dim, int token_dim, int head_dim,
                          int64_t dim);
 
-  void LoadPlane(const Plane& plane, const TileAddresses& addresses, uint64_t wanted,
-                 int64_t kv_head, bool widen, float* scratch,
-                 std::array<const void*, kTileKeys>& rows, RowType& type) const;
+  void LoadPlane(const Plane& plane, const TileAddresses& addresses,
+                 const std::array<int64_t, kTileKeys>& row_at, uint64_t wanted, int64_t kv_head,
+                 bool widen, float* scratch, std::array<const void*, kTileKeys>& rows,
+                 RowType& type) const;
   void ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std::byte* row) const;
   void ReadLatentRow(int64_t block, int64_t offset, float* row) const;
 
