@@ -146,6 +146,7 @@ void KeyRows::ReadLatentRow(int64_t block, int64_t offset, float* row) const {
 void KeyRows::Locate(uint64_t wanted, TileAddresses* addresses) const {
   const auto locate = [&](const Plane& plane, std::array<int64_t, kTileKeys>& row_at) {
     if (plane.data == nullptr) return;
+    if (wanted != ~uint64_t{0}) row_at.fill(0);
     ForEachKey(wanted, [&](int key) {
       row_at[key] = plane.At(addresses->block[key], addresses->offset[key]);
     });
@@ -239,23 +240,24 @@ void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64
                         std::array<const void*, kTileKeys>& rows, int64_t& row_bytes) {
     if (plane.data == nullptr) return;
     row_bytes = plane.dim * ElementBytes(plane.dtype);
-    int64_t key = by_token ? share * kTileKeys / num_heads : 0;
-    int64_t head = by_token ? share * kTileKeys % num_heads : share;
-    for (int piece = 0; piece < kTileKeys; ++piece) {
-      if ((wanted >> key & 1) == 0) {
-        rows[piece] = zeros_.data();
-      } else if (mixed) {
-        rows[piece] = plane.Row(addresses.block[key], 0, first_head + head) +
-                      addresses.offset[key] * row_bytes;
-      } else {
-        rows[piece] = plane.Head(first_head + head) + row_at[key];
+    if (mixed) {
+      for (int key = 0; key < kTileKeys; ++key) {
+        rows[key] = (wanted >> key & 1) == 0
+                        ? static_cast<const void*>(zeros_.data())
+                        : plane.Row(addresses.block[key], 0, first_head + share) +
+                              addresses.offset[key] * row_bytes;
       }
-      if (!by_token) {
-        ++key;
-      } else if (++head == num_heads) {
-        head = 0;
-        ++key;
+    } else if (by_token) {
+      const std::byte* first = plane.Head(first_head);
+      int64_t key = share * kTileKeys / num_heads, head = share * kTileKeys % num_heads;
+      for (int piece = 0; piece < kTileKeys; ++key, head = 0) {
+        const std::byte* row = first + row_at[key] + head * plane.head_bytes;
+        const int64_t last = std::min(piece + num_heads - head, int64_t{kTileKeys});
+        for (; piece < last; row += plane.head_bytes) rows[piece++] = row;
       }
+    } else {
+      const std::byte* first = plane.Head(first_head + share);
+      for (int key = 0; key < kTileKeys; ++key) rows[key] = first + row_at[key];
     }
   };
   find(key_plane_, addresses.key_at, sources->keys, sources->key_bytes);

@@ -49,7 +49,7 @@ class KeyRows {
   int64_t value_dim() const { return value_dim_; }
   int64_t scratch_floats() const { return 2 * kTileKeys * row_floats_ + kRowPad; }
 
-  // Fills key_at and value_at of the wanted keys, once for all heads.
+  // Fills key_at and value_at, once for all heads; 0 for keys that are not wanted.
   void Locate(uint64_t wanted, TileAddresses* addresses) const;
   // `widen` asks for float32 rows, which pays when many query rows share them. `scratch` holds
   // scratch_floats() and lives as long as the rows.
