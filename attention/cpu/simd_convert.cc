@@ -10,7 +10,6 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // clang-format on
 #include <cstring>
-#include <limits>
 
 #include "attention/cpu/simd_kernels.h"
 #include "attention/cpu/simd_load-inl.h"
@@ -20,30 +19,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvblocks::attention::simd {
 namespace HWY_NAMESPACE {
-
-// Codes as float32: sign, and the other bits moved to where float32 has exponent and mantissa,
-// which is the value but for the difference of the exponent biases (denormals included).
-template <int kMantissaBits>
-HWY_INLINE VF FromFp8(hn::Vec<hn::Rebind<uint8_t, DF>> codes) {
-  const hn::RebindToUnsigned<DF> du;
-  const hn::RebindToSigned<DF> di;
-  const auto wide = hn::BitCast(du, hn::PromoteTo(di, codes));
-  const auto magnitude = hn::And(wide, hn::Set(du, 0x7f));
-  const auto sign = hn::ShiftLeft<24>(hn::And(wide, hn::Set(du, 0x80)));
-  const float bias = kMantissaBits == 3 ? 0x1p120f : 0x1p112f;
-  VF value =
-      hn::Mul(hn::BitCast(kF, hn::ShiftLeft<23 - kMantissaBits>(magnitude)), hn::Set(kF, bias));
-  if constexpr (kMantissaBits == 3) {
-    const VF nan = hn::Set(kF, std::numeric_limits<float>::quiet_NaN());
-    value = hn::IfThenElse(hn::RebindMask(kF, hn::Eq(magnitude, hn::Set(du, 0x7f))), nan, value);
-  } else {
-    const auto special = hn::Or(hn::ShiftLeft<21>(magnitude), hn::Set(du, 0x7f800000));
-    value =
-        hn::IfThenElse(hn::RebindMask(kF, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7b))),
-                       hn::BitCast(kF, special), value);
-  }
-  return hn::Or(value, hn::BitCast(kF, sign));
-}
 
 template <typename T, typename Convert>
 HWY_INLINE void ConvertVectors(const std::byte* source, int64_t n, float* out, Convert convert) {
@@ -71,18 +46,14 @@ void ConvertRowImpl(DType from, const std::byte* source, int64_t n, float* out) 
       return ConvertVectors<hwy::float16_t>(
           source, n, out, [](const hwy::float16_t* at) HWY_ATTR { return LoadRow(at); });
     case DType::kF8E4M3:
-      return ConvertVectors<uint8_t>(source, n, out, [](const uint8_t* at) HWY_ATTR {
-        return FromFp8<3>(hn::LoadU(hn::Rebind<uint8_t, DF>(), at));
-      });
+      return ConvertVectors<E4M3>(source, n, out,
+                                  [](const E4M3* at) HWY_ATTR { return LoadRow(at); });
     case DType::kF8E5M2:
-      return ConvertVectors<uint8_t>(source, n, out, [](const uint8_t* at) HWY_ATTR {
-        return FromFp8<2>(hn::LoadU(hn::Rebind<uint8_t, DF>(), at));
-      });
+      return ConvertVectors<E5M2>(source, n, out,
+                                  [](const E5M2* at) HWY_ATTR { return LoadRow(at); });
     case DType::kI8:
-      return ConvertVectors<int8_t>(source, n, out, [](const int8_t* at) HWY_ATTR {
-        const hn::RebindToSigned<DF> di;
-        return hn::ConvertTo(kF, hn::PromoteTo(di, hn::LoadU(hn::Rebind<int8_t, DF>(), at)));
-      });
+      return ConvertVectors<int8_t>(source, n, out,
+                                    [](const int8_t* at) HWY_ATTR { return LoadRow(at); });
     default:
       for (int64_t d = 0; d < Padded(n); ++d) {
         out[d] = d < n ? static_cast<float>(LoadElement(from, source + d * ElementBytes(from))) : 0;

@@ -2,9 +2,9 @@
 // query rows at once. Compiled for several instruction sets; the best one of the machine is chosen
 // at the first call.
 //
-// A tile is 64 pointers to key rows and 64 to value rows, of float32, bfloat16 or float16,
-// wherever those are: rows of a cache are used in place where the cache allows it. Rows are padded
-// to a multiple of kRowPad elements, or have such a size.
+// A tile is 64 pointers to key rows and 64 to value rows, of floats or 8-bit codes (without their
+// scale), wherever those are: rows of a cache are used in place where the cache allows it. Rows are
+// padded to a multiple of kRowPad elements, or have such a size.
 //
 // Always: every number depends on its own row and keys alone and comes by the same order of
 // operations, however many rows or keys are computed together; keys that a row does not see are
@@ -27,7 +27,7 @@ inline constexpr int kTileKeys = 64;
 inline constexpr int64_t kRowPad = 16;  // a multiple of every vector length
 constexpr int64_t Padded(int64_t dim) { return (dim + kRowPad - 1) / kRowPad * kRowPad; }
 
-enum class RowType : uint8_t { kF32, kBF16, kF16 };
+enum class RowType : uint8_t { kF32, kBF16, kF16, kF8E4M3, kF8E5M2, kI8 };
 
 // Memory that will be read soon: a piece per key, asked for bit by bit while a tile is computed.
 // Null rows: none.

@@ -15,6 +15,32 @@ void ForEachKey(uint64_t keys, F f) {
   for (; keys != 0; keys &= keys - 1) f(__builtin_ctzll(keys));
 }
 
+// Whether the kernels take elements of this type; then *type says how.
+bool RowTypeOf(DType dtype, RowType* type) {
+  switch (dtype) {
+    case DType::kF32:
+      *type = RowType::kF32;
+      return true;
+    case DType::kBF16:
+      *type = RowType::kBF16;
+      return true;
+    case DType::kF16:
+      *type = RowType::kF16;
+      return true;
+    case DType::kF8E4M3:
+      *type = RowType::kF8E4M3;
+      return true;
+    case DType::kF8E5M2:
+      *type = RowType::kF8E5M2;
+      return true;
+    case DType::kI8:
+      *type = RowType::kI8;
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 KeyRows::Plane KeyRows::MakePlane(const ConstTensorView& view, int block_dim, int token_dim,
@@ -58,8 +84,7 @@ KeyRows::KeyRows(const ConstKvCacheView& cache)
     plane.element_bytes = view.stride[element_dim] * ElementBytes(view.dtype);
     plane.dense = plane.element_bytes == ElementBytes(view.dtype) || plane.dim == 1;
     plane.in_place =
-        plane.dense && plane.dim % kRowPad == 0 &&
-        (plane.dtype == DType::kF32 || plane.dtype == DType::kBF16 || plane.dtype == DType::kF16);
+        plane.dense && plane.dim % kRowPad == 0 && RowTypeOf(plane.dtype, &plane.row_type);
   };
   if (cache.layout == KvLayout::kPagedX) {
     // Keys are pieces of x elements, see ReadPagedXKey; values have tokens innermost.
@@ -161,9 +186,7 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
                         std::array<const void*, kTileKeys>& rows, RowType& type) const {
   const bool paged_x_key = &plane == &key_plane_ && cache_.layout == KvLayout::kPagedX;
   if (plane.in_place && !(widen && plane.dtype != DType::kF32)) {
-    type = plane.dtype == DType::kF32    ? RowType::kF32
-           : plane.dtype == DType::kBF16 ? RowType::kBF16
-                                         : RowType::kF16;
+    type = plane.row_type;
     const std::byte* head = plane.Head(kv_head);
     if (wanted == ~uint64_t{0}) {
       for (int key = 0; key < kTileKeys; ++key) rows[key] = head + row_at[key];

@@ -1,11 +1,11 @@
 // KeyRows: the key and value rows of one tile, out of a cache of any layout and element type, as
 // the kernels take them.
 //
-// Rows of float32, bfloat16 and float16 that lie dense in memory are used in place; everything else
-// (kPagedX, 8-bit codes, split and quantised latent rows, head sizes that are not a multiple of
-// kRowPad) is gathered into scratch. Codes come without the cache's scale, the rows of kMlaFp8_656
-// and kMlaFp8_584 with their own. Keys that are not wanted are never touched: rows of zeros stand
-// for them. How rows come does not change their numbers.
+// Rows that lie dense in memory are used in place; everything else (kPagedX, split and quantised
+// latent rows, head sizes that are not a multiple of kRowPad) is gathered into scratch. Codes come
+// without the cache's scale, the rows of kMlaFp8_656 and kMlaFp8_584 with their own. Keys that are
+// not wanted are never touched: rows of zeros stand for them. How rows come does not change their
+// numbers.
 //
 // Immutable; Load costs O(wanted rows) and allocates nothing.
 
@@ -70,6 +70,7 @@ class KeyRows {
     int64_t element_bytes = 0;  // between neighbours of a row
     bool dense = false;         // a row's elements follow each other
     bool in_place = false;
+    RowType row_type = RowType::kF32;  // if in_place
 
     int64_t At(int64_t block, int64_t offset) const {
       return block * block_bytes + offset * token_bytes;
