@@ -16,7 +16,9 @@ namespace {
 // Rows of a group that a task has at most, more or less: enough to use a tile's rows many times,
 // few enough for their sums to stay in the second-level cache.
 constexpr int64_t kTaskRows = 128;
-// From so many rows on, bfloat16 rows are widened once instead of by every group of rows.
+// Keys and values of a tile: two of them are half of a second-level cache.
+constexpr int64_t kTaskTileBytes = 256 << 10;
+// From so many rows on, narrow rows are widened once instead of by every group of rows.
 constexpr int64_t kWidenRows = 16;
 
 struct Task {
@@ -373,10 +375,17 @@ void AddTasks(const DenseBatch& batch, int64_t begin, int64_t end, int64_t table
       {heads, kTaskRows, std::max<int64_t>(4, heads / std::max<int64_t>(1, share / groups))});
   const int64_t tokens_per_task =
       std::min(end - begin, std::max<int64_t>(1, kTaskRows / heads_per_task));
-  // Small groups of rows go together, because heads are neighbours in memory.
+  // Small groups of rows go together, because heads are neighbours in memory; where a head's keys
+  // are the nearer neighbours, only as long as two tiles of all stay in the cache.
   int64_t groups_per_task = std::max<int64_t>(1, kTaskRows / (tokens_per_task * heads_per_task));
   groups_per_task =
       std::min(groups_per_task, std::max<int64_t>(1, groups / std::max<int64_t>(1, share)));
+  if (batch.cache.layout == KvLayout::kHnd) {
+    const int64_t tile_bytes =
+        kTileKeys * (batch.cache.key_dim() * ElementBytes(batch.cache.k.dtype) +
+                     batch.cache.value_dim() * ElementBytes(batch.cache.v.dtype));
+    groups_per_task = std::min(groups_per_task, std::max<int64_t>(1, kTaskTileBytes / tile_bytes));
+  }
   Task task;
   task.table_row = table_row;
   task.pieces = &pieces;
