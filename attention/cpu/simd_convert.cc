@@ -10,6 +10,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // clang-format on
 #include <cstring>
+#include <type_traits>
 
 #include "attention/cpu/simd_kernels.h"
 #include "attention/cpu/simd_load-inl.h"
@@ -61,6 +62,48 @@ void ConvertRowImpl(DType from, const std::byte* source, int64_t n, float* out) 
   }
 }
 
+template <typename T>
+HWY_INLINE void ConvertSixteenColumnsOf(const std::byte* source, int64_t stride, int64_t n,
+                                        float* out, int64_t row_floats) {
+  // Square pieces of 16 by 16, transposed by squares of 4 by 4.
+  alignas(64) float piece[16 * 16];
+  const hn::CappedTag<float, 4> d4;
+  const hn::CappedTag<double, 2> d2;
+  const auto pairs = [&](auto v) HWY_ATTR { return hn::BitCast(d2, v); };
+  for (int64_t first = 0; first < n; first += 16) {
+    for (int64_t d = 0; d < 16; ++d) {
+      for (int64_t row = 0; row < 16; row += kLanes) {
+        const T* from = reinterpret_cast<const T*>(source + (first + d) * stride) + row;
+        hn::Store(first + d < n ? LoadRow(from) : hn::Zero(kF), kF, piece + 16 * d + row);
+      }
+    }
+    for (int64_t d = 0; d < 16; d += 4) {
+      for (int64_t row = 0; row < 16; row += 4) {
+        const float* from = piece + 16 * d + row;
+        const auto a = hn::Load(d4, from), b = hn::Load(d4, from + 16);
+        const auto c = hn::Load(d4, from + 32), e = hn::Load(d4, from + 48);
+        const auto ab01 = pairs(hn::InterleaveLower(d4, a, b));
+        const auto ab23 = pairs(hn::InterleaveUpper(d4, a, b));
+        const auto ce01 = pairs(hn::InterleaveLower(d4, c, e));
+        const auto ce23 = pairs(hn::InterleaveUpper(d4, c, e));
+        float* to = out + row * row_floats + first + d;
+        hn::StoreU(hn::BitCast(d4, hn::InterleaveLower(d2, ab01, ce01)), d4, to);
+        hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(d2, ab01, ce01)), d4, to + row_floats);
+        hn::StoreU(hn::BitCast(d4, hn::InterleaveLower(d2, ab23, ce23)), d4, to + 2 * row_floats);
+        hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(d2, ab23, ce23)), d4, to + 3 * row_floats);
+      }
+    }
+  }
+}
+
+void ConvertSixteenColumnsImpl(RowType from, const std::byte* source, int64_t stride, int64_t n,
+                               float* out, int64_t row_floats) {
+  CallWithRowType(from, [&](auto* null) HWY_ATTR {
+    using Element = std::remove_const_t<std::remove_pointer_t<decltype(null)>>;
+    ConvertSixteenColumnsOf<Element>(source, stride, n, out, row_floats);
+  });
+}
+
 HWY_INLINE void RoundToBF16(const float* source, int64_t n, std::byte* out) {
   for (int64_t d = 0; d < n; ++d) {
     uint32_t bits;
@@ -105,10 +148,15 @@ HWY_AFTER_NAMESPACE();
 namespace kvblocks::attention::simd {
 
 HWY_EXPORT(ConvertRowImpl);
+HWY_EXPORT(ConvertSixteenColumnsImpl);
 HWY_EXPORT(RoundRowImpl);
 
 void ConvertRow(DType from, const std::byte* source, int64_t n, float* out) {
   HWY_DYNAMIC_DISPATCH(ConvertRowImpl)(from, source, n, out);
+}
+void ConvertSixteenColumns(RowType from, const std::byte* source, int64_t stride, int64_t n,
+                           float* out, int64_t row_floats) {
+  HWY_DYNAMIC_DISPATCH(ConvertSixteenColumnsImpl)(from, source, stride, n, out, row_floats);
 }
 void RoundRow(DType to, const float* source, int64_t n, std::byte* out) {
   HWY_DYNAMIC_DISPATCH(RoundRowImpl)(to, source, n, out);

@@ -30,25 +30,6 @@ constexpr int kAccumulators = kLanes >= 16 ? 16 : 8;
 HWY_INLINE VD LowerAsDouble(VF v) { return hn::PromoteTo(kD, hn::LowerHalf(v)); }
 HWY_INLINE VD UpperAsDouble(VF v) { return hn::PromoteTo(kD, hn::UpperHalf(hn::Half<DF>(), v)); }
 
-// Calls f with a null pointer to const elements of the type.
-template <typename F>
-HWY_INLINE auto CallWithRowType(RowType type, F f) {
-  switch (type) {
-    case RowType::kF32:
-      return f(static_cast<const float*>(nullptr));
-    case RowType::kBF16:
-      return f(static_cast<const hwy::bfloat16_t*>(nullptr));
-    case RowType::kF16:
-      return f(static_cast<const hwy::float16_t*>(nullptr));
-    case RowType::kF8E4M3:
-      return f(static_cast<const E4M3*>(nullptr));
-    case RowType::kF8E5M2:
-      return f(static_cast<const E5M2*>(nullptr));
-    default:
-      return f(static_cast<const int8_t*>(nullptr));
-  }
-}
-
 // Bytes [begin, end) of the pieces of keys [first, last).
 HWY_INLINE void Prefetch(const Upcoming& upcoming, int first, int last, int64_t begin,
                          int64_t end) {

@@ -93,6 +93,11 @@ bool AllFinite(const void* row, RowType type, int64_t n);
 // n elements of any narrow float, float32 or int8 as float32, exactly; codes without their scale.
 // The elements up to the next multiple of kRowPad become 0.
 void ConvertRow(DType from, const std::byte* source, int64_t n, float* out);
+// Sixteen rows out of columns that are `stride` bytes apart, 16 elements each: out[row * row_floats
+// + d] is element `row` of column d, for d < n. The elements up to the next multiple of kRowPad
+// become 0.
+void ConvertSixteenColumns(RowType from, const std::byte* source, int64_t stride, int64_t n,
+                           float* out, int64_t row_floats);
 // A float32 row rounded to nearest even into f32, f16 or bf16.
 void RoundRow(DType to, const float* source, int64_t n, std::byte* out);
 

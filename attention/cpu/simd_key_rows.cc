@@ -41,6 +41,18 @@ bool RowTypeOf(DType dtype, RowType* type) {
   }
 }
 
+// Whether 16 keys are wanted and follow each other in a block.
+bool NeighboursFrom(int key, uint64_t wanted, const TileAddresses& addresses) {
+  if ((wanted >> key & 0xffff) != 0xffff) return false;
+  for (int i = 1; i < 16; ++i) {
+    if (addresses.block[key + i] != addresses.block[key] ||
+        addresses.offset[key + i] != addresses.offset[key] + i) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 KeyRows::Plane KeyRows::MakePlane(const ConstTensorView& view, int block_dim, int token_dim,
@@ -50,6 +62,7 @@ KeyRows::Plane KeyRows::MakePlane(const ConstTensorView& view, int block_dim, in
   plane.data = view.data;
   plane.dtype = view.dtype;
   plane.dim = dim;
+  plane.has_row_type = RowTypeOf(view.dtype, &plane.row_type);
   plane.block_bytes = view.stride[block_dim] * bytes;
   plane.token_bytes = view.stride[token_dim] * bytes;
   plane.head_bytes = head_dim < 0 ? 0 : view.stride[head_dim] * bytes;
@@ -83,8 +96,7 @@ KeyRows::KeyRows(const ConstKvCacheView& cache)
   const auto finish = [&](Plane& plane, const ConstTensorView& view, int element_dim) {
     plane.element_bytes = view.stride[element_dim] * ElementBytes(view.dtype);
     plane.dense = plane.element_bytes == ElementBytes(view.dtype) || plane.dim == 1;
-    plane.in_place =
-        plane.dense && plane.dim % kRowPad == 0 && RowTypeOf(plane.dtype, &plane.row_type);
+    plane.in_place = plane.dense && plane.dim % kRowPad == 0 && plane.has_row_type;
   };
   if (cache.layout == KvLayout::kPagedX) {
     // Keys are pieces of x elements, see ReadPagedXKey; values have tokens innermost.
@@ -105,6 +117,10 @@ void KeyRows::ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std:
   const std::byte* from = key_plane_.Row(block, offset, kv_head);
   for (int64_t c = 0; c < k.extent[2]; ++c) {
     const std::byte* source = from + c * k.stride[2] * bytes;
+    if (k.stride[4] == 1 && piece * bytes == 16) {
+      std::memcpy(row + c * 16, source, 16);
+      continue;
+    }
     if (k.stride[4] == 1) {
       std::memcpy(row + c * piece * bytes, source, static_cast<size_t>(piece * bytes));
       continue;
@@ -197,9 +213,30 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
   }
   type = RowType::kF32;
   const int64_t bytes = ElementBytes(plane.dtype);
+  if (paged_x_key && plane.has_row_type && plane.dim % kRowPad == 0 && !widen) {
+    type = plane.row_type;
+    ForEachKey(wanted, [&](int key) {
+      std::byte* row = reinterpret_cast<std::byte*>(scratch + key * row_floats_);
+      rows[key] = row;
+      ReadPagedXKey(addresses.block[key], addresses.offset[key], kv_head, row);
+    });
+    return;
+  }
+  int done = 0;  // of the next keys
+  const bool columns = !plane.dense && plane.token_bytes == bytes && plane.has_row_type;
   ForEachKey(wanted, [&](int key) {
     float* out = scratch + key * row_floats_;
     rows[key] = out;
+    if (columns && key % 16 == 0 && NeighboursFrom(key, wanted, addresses)) {
+      ConvertSixteenColumns(plane.row_type,
+                            plane.Row(addresses.block[key], addresses.offset[key], kv_head),
+                            plane.element_bytes, plane.dim, out, row_floats_);
+      done = 16;
+    }
+    if (done > 0) {
+      --done;
+      return;
+    }
     // Raw elements go to the end of the row's own scratch when they must be collected first;
     // widening then runs ahead of no element it has yet to read.
     std::byte* raw = reinterpret_cast<std::byte*>(out);

@@ -70,7 +70,8 @@ class KeyRows {
     int64_t element_bytes = 0;  // between neighbours of a row
     bool dense = false;         // a row's elements follow each other
     bool in_place = false;
-    RowType row_type = RowType::kF32;  // if in_place
+    bool has_row_type = false;  // that kernels take
+    RowType row_type = RowType::kF32;
 
     int64_t At(int64_t block, int64_t offset) const {
       return block * block_bytes + offset * token_bytes;

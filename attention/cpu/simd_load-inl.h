@@ -94,6 +94,25 @@ HWY_INLINE VF LoadRow(const int8_t* from) {
   return hn::ConvertTo(kF, hn::PromoteTo(di, hn::LoadU(hn::Rebind<int8_t, DF>(), from)));
 }
 
+// Calls f with a null pointer to const elements of the type.
+template <typename F>
+HWY_INLINE auto CallWithRowType(RowType type, F f) {
+  switch (type) {
+    case RowType::kF32:
+      return f(static_cast<const float*>(nullptr));
+    case RowType::kBF16:
+      return f(static_cast<const hwy::bfloat16_t*>(nullptr));
+    case RowType::kF16:
+      return f(static_cast<const hwy::float16_t*>(nullptr));
+    case RowType::kF8E4M3:
+      return f(static_cast<const E4M3*>(nullptr));
+    case RowType::kF8E5M2:
+      return f(static_cast<const E5M2*>(nullptr));
+    default:
+      return f(static_cast<const int8_t*>(nullptr));
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kvblocks::attention::simd
 HWY_AFTER_NAMESPACE();
