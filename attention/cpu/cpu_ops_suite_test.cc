@@ -5,5 +5,6 @@ namespace kvblocks::attention {
 
 const AttentionOps& OpsUnderTest() { return Cpu(); }
 Tolerance ToleranceUnderTest(DType out) { return CpuTolerance(out); }
+Tolerance TileScaledToleranceUnderTest(DType out) { return CpuTolerance(out); }
 
 }  // namespace kvblocks::attention

@@ -5,5 +5,6 @@ namespace kvblocks::attention {
 
 const AttentionOps& OpsUnderTest() { return CpuReference(); }
 Tolerance ToleranceUnderTest(DType out) { return ReferenceTolerance(out); }
+Tolerance TileScaledToleranceUnderTest(DType out) { return ReferenceTolerance(out); }
 
 }  // namespace kvblocks::attention

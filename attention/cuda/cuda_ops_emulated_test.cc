@@ -46,5 +46,6 @@ const AttentionOps& OpsUnderTest() {
   return ops;
 }
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
+Tolerance TileScaledToleranceUnderTest(DType out) { return CudaTileScaledTolerance(out); }
 
 }  // namespace kvblocks::attention

@@ -27,6 +27,7 @@ const AttentionOps& OpsUnderTest() {
 }
 
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
+Tolerance TileScaledToleranceUnderTest(DType out) { return CudaTileScaledTolerance(out); }
 
 }  // namespace kvblocks::attention
 
@@ -80,5 +81,6 @@ int main(int argc, char** argv) {
   gpu.MeasurePeaks();
   BenchDecode(gpu);
   BenchPrefill(gpu);
+  BenchMla(gpu);
   return gpu.failures() == 0 ? 0 : 1;
 }
