@@ -47,5 +47,6 @@ const AttentionOps& OpsUnderTest() {
 }
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
 SuiteTraits TraitsUnderTest() { return {}; }
+Tolerance TileScaledToleranceUnderTest(DType out) { return CudaTileScaledTolerance(out); }
 
 }  // namespace kvblocks::attention

@@ -47,10 +47,8 @@ const AttentionOps& OnDevice() {
   return **on_device;
 }
 
-// Rows whose scales are no powers of two are rounded after they were scaled.
 Tolerance ToleranceOf(KvLayout layout, DType type) {
-  if (layout == KvLayout::kMlaFp8_656) return {1e-2, 2e-2, 5e-3, 1e-5};
-  return CudaTolerance(type);
+  return layout == KvLayout::kMlaFp8_656 ? CudaTileScaledTolerance(type) : CudaTolerance(type);
 }
 
 Tensor Ints(const std::vector<double>& values, std::vector<int64_t> extents) {

@@ -1,5 +1,4 @@
-// Benchmarks of what moves or merges rows: cache writes, scales, states, selection, and MLA, dense and
-// by lists.
+// Benchmarks of what moves or merges rows: cache writes, scales, states, selection.
 
 #include <algorithm>
 #include <memory>
@@ -79,113 +78,6 @@ void RunWrites(GpuBench& bench, int64_t tokens, KvLayout layout, DType dtype) {
   bench.Run(bench_case);
 }
 
-// --- MLA ---
-
-struct MlaCase {
-  DeviceTensor q, cache, block_table, seq_lens, out, indices, extra, extra_indices;
-  MlaDecodeArgs dense;
-  SparseMlaDecodeArgs sparse;
-};
-
-// A latent cache of any layout of `rows` rows in blocks of 64.
-ConstKvCacheView LatentCache(KvLayout layout, int64_t blocks, uint32_t seed, DeviceTensor& memory) {
-  if (layout == KvLayout::kMlaLatent) {
-    memory = DeviceTensor(DType::kBF16, {blocks, 64, 576});
-    memory.FillNormal(seed);
-    return ConstKvCacheView(layout, memory.view, memory.view.Slice(2, 0, 512).value());
-  }
-  // Codes and scales of bytes that are small numbers in every field: 0x3c is e4m3 1.5, bf16 0.0115,
-  // float32 0.0115, e8m0 2^-67. What rows hold does not change how long they take.
-  const bool planar = layout == KvLayout::kMlaFp8_584;
-  memory = planar ? DeviceTensor(DType::kU8, {blocks, MlaFp8_584BlockBytes(64)})
-                  : DeviceTensor(DType::kU8, {blocks, 64, 656});
-  memory.FillByte(0x3c);
-  return ConstKvCacheView(layout, memory.view, {}, planar ? 64 : 0);
-}
-
-void RunMlaDecode(GpuBench& bench, int64_t requests, int64_t length, int64_t heads) {
-  BenchCase bench_case;
-  bench_case.name = absl::StrCat("mla decode bf16 ", requests, "x", length, " heads ", heads);
-  if (!bench.wants(bench_case.name)) return;
-  const double keys = static_cast<double>(requests) * static_cast<double>(length);
-  bench_case.bytes = keys * 576 * 2 + static_cast<double>(requests * heads) * (576 + 512) * 2;
-  bench_case.flops = keys * static_cast<double>(heads) * 2 * (576 + 512);
-  bench_case.copies = CopiesFor(bench_case.bytes, 4);
-  const int64_t columns = (length + 63) / 64, blocks = requests * columns;
-  std::vector<std::unique_ptr<MlaCase>> cases;
-  for (int copy = 0; copy < bench_case.copies; ++copy) {
-    auto one = std::make_unique<MlaCase>();
-    one->q = DeviceTensor(DType::kBF16, {requests, heads, 576});
-    one->q.FillNormal(copy * 5 + 2);
-    one->out = DeviceTensor(DType::kBF16, {requests, heads, 512});
-    one->block_table = DeviceTensor(DType::kI32, {requests, columns});
-    one->block_table.SetInts(Shuffled(blocks, 0, copy));
-    one->seq_lens = DeviceTensor(DType::kI32, {requests});
-    one->seq_lens.SetInts(std::vector<int64_t>(requests, length));
-    one->dense.cache = LatentCache(KvLayout::kMlaLatent, blocks, copy * 5 + 1, one->cache);
-    one->dense.q_lat = one->q.view;
-    one->dense.block_table = one->block_table.view;
-    one->dense.seq_lens = one->seq_lens.view;
-    one->dense.max_seq_len = length;
-    one->dense.params.scale = 0.0417f;
-    one->dense.out = one->out.view;
-    cases.push_back(std::move(one));
-  }
-  bench_case.enqueue = [&](const ExecContext& context, int copy) {
-    return Cuda().MlaDecode(context, cases[copy]->dense);
-  };
-  bench.Run(bench_case);
-}
-
-void RunSparse(GpuBench& bench, const char* what, KvLayout layout, int64_t requests, int64_t queries,
-               int64_t heads, int64_t topk, int64_t extra_topk) {
-  BenchCase bench_case;
-  bench_case.name = absl::StrCat("sparse mla ", what, " ", requests, "x", queries, " heads ", heads,
-                                 " rows ", topk, "+", extra_topk);
-  if (!bench.wants(bench_case.name)) return;
-  const int64_t width = layout == KvLayout::kMlaFp8_584 ? 512 : 576;
-  const double row_bytes = layout == KvLayout::kMlaFp8_584 ? 584 : layout == KvLayout::kMlaFp8_656 ? 656 : 1152;
-  const double listed = static_cast<double>(requests * queries) * static_cast<double>(topk + extra_topk);
-  // Queries of a request list rows of their own.
-  bench_case.bytes = listed * row_bytes + static_cast<double>(requests * queries * heads) *
-                                              static_cast<double>(width + 512) * 2;
-  bench_case.flops = listed * static_cast<double>(heads) * 2 * static_cast<double>(width + 512);
-  bench_case.copies = CopiesFor(bench_case.bytes, 8);
-  const int64_t rows = requests * std::max<int64_t>(topk, extra_topk) * 2;
-  const int64_t blocks = (rows + 63) / 64;
-  std::vector<std::unique_ptr<MlaCase>> cases;
-  for (int copy = 0; copy < bench_case.copies; ++copy) {
-    auto one = std::make_unique<MlaCase>();
-    std::mt19937_64 random(copy);
-    const auto list = [&](int64_t count) {
-      std::vector<int64_t> slots(requests * queries * count);
-      for (int64_t& slot : slots) slot = static_cast<int64_t>(random() % (blocks * 64));
-      DeviceTensor tensor(DType::kI32, {requests, queries, count});
-      tensor.SetInts(slots);
-      return tensor;
-    };
-    one->q = DeviceTensor(DType::kBF16, {requests, queries, heads, width});
-    one->q.FillNormal(copy * 5 + 2);
-    one->out = DeviceTensor(DType::kBF16, {requests, queries, heads, 512});
-    one->sparse.q = one->q.view;
-    one->indices = list(topk);
-    one->sparse.main.cache = LatentCache(layout, blocks, copy * 5 + 1, one->cache);
-    one->sparse.main.indices = one->indices.view;
-    if (extra_topk > 0) {
-      one->extra_indices = list(extra_topk);
-      one->sparse.extra.cache = LatentCache(layout, blocks, copy * 5 + 3, one->extra);
-      one->sparse.extra.indices = one->extra_indices.view;
-    }
-    one->sparse.scale = 0.0417f;
-    one->sparse.out = one->out.view;
-    cases.push_back(std::move(one));
-  }
-  bench_case.enqueue = [&](const ExecContext& context, int copy) {
-    return Cuda().SparseMlaDecode(context, cases[copy]->sparse);
-  };
-  bench.Run(bench_case);
-}
-
 }  // namespace
 
 void BenchCacheWrites(GpuBench& bench) {
@@ -193,12 +85,6 @@ void BenchCacheWrites(GpuBench& bench) {
     for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) RunWrites(bench, 8192, layout, dtype);
   }
   RunWrites(bench, 256, KvLayout::kNhd, DType::kBF16);
-}
-
-void BenchMla(GpuBench& bench) {
-  for (const int64_t heads : {16, 64, 128}) RunMlaDecode(bench, 128, 4096, heads);
-  RunSparse(bench, "v3.2", KvLayout::kMlaFp8_656, 128, 2, 128, 2048, 0);
-  RunSparse(bench, "v4", KvLayout::kMlaFp8_584, 128, 1, 64, 128, 512);
 }
 
 void BenchStates(GpuBench& bench) {

@@ -417,9 +417,10 @@ class Consumer {
       const int r = row_ + 8 * i;
       if (r >= state_.work.rows) continue;
       const float2 result = state_.results[r];
-      const bool empty = result.y == -INFINITY;
       // Partial states without keys are not read.
-      if (params_.pieces.count > 1 && empty) continue;
+      if (params_.pieces.count > 1 && result.y == -INFINITY) continue;
+      // +0, whatever the sums.
+      const bool empty = result.x == 0;
       const int64_t out = OutAt(params_, state_.work, r, piece) + group_ * 256 + lane_ % 4 * 2;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -455,7 +456,6 @@ KVB_DEVICE void WriteNothing(const AttendRowsParams& params, const MlaWork& work
 template <typename T, bool kFp8>
 __global__ void __launch_bounds__(kThreads, 1)
     MlaRows64Kernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags) {
-#if defined(KVBLOCKS_CUDA_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const int thread = static_cast<int>(threadIdx.x);
   const int piece = static_cast<int>(blockIdx.y);
   BlockState& state = State();
@@ -505,7 +505,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       consumer.RunSecond(piece);
     }
   }
-#endif
 }
 
 bool IsFp8(Layout layout) {
