@@ -338,7 +338,8 @@ class RowRun {
       for (int i = 0; i < kSums; ++i) {
         const int d = lane_ + 32 * i;
         if (d >= params.value_dim) continue;
-        float value = empty ? 0.0f : sums[i] / denominator;
+        // Divided by infinity, negative numbers become -0: the sum makes it +0.
+        float value = empty ? 0.0f : sums[i] / denominator + 0.0f;
         if (output.out_scale > 0) value /= output.out_scale;
         StoreElementAt(output.out.element, output.out.data, at + d, value);
       }
