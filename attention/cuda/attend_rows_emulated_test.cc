@@ -11,19 +11,15 @@
 #include <utility>
 #include <vector>
 
-#include "attention/cuda/cuda_ops.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/attend_rows.h"
 #include "attention/cuda/kernels/merge_states.h"
 #include "attention/oracle/paged_case.h"
 #include "attention/oracle/tolerance.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -169,6 +165,46 @@ TEST(AttendRowsTest, MasksTooSmallForALengthHideTheRestAndFlag) {
   ragged.scoring.mask.bits_before = bits_before.data();
   ragged.scoring.mask.columns = 4;
   EXPECT_EQ(FlagsOfRun(ragged), static_cast<uint32_t>(kLengthClamped));
+}
+
+// Heads of a group share each loaded key; what one of them does not see must not reach it.
+TEST(AttendRowsTest, KeysThatSomeHeadsOfAGroupSeeStayAwayFromTheOthers) {
+  for (int64_t heads : {2, 3, 4, 7, 8}) {
+    for (int64_t dim : {32, 160}) {
+      PagedCaseOptions options;
+      options.lengths = {100};
+      options.q_lens = {2};
+      options.num_heads = heads, options.num_kv_heads = 1;
+      options.key_dim = 32, options.value_dim = dim;
+      PagedCase clean(options), spoiled(options);
+      const std::vector<double> nan_key(32, NAN), nan_value(dim, NAN);
+      for (int64_t j = 1; j < 100; j += 3) {
+        spoiled.SetKey(0, j, 0, nan_key);
+        spoiled.SetValue(0, j, 0, nan_value);
+      }
+      Tensor mask(DType::kBool, {1, heads, 2, 100});
+      for (int64_t n = 0; n < heads * 200; ++n) {
+        mask.bytes[n] = static_cast<std::byte>(n / 200 % 2 == 0 && n % 100 % 3 == 1);
+      }
+      for (PagedCase* paged : {&clean, &spoiled}) {
+        paged->params.mask.form = MaskForm::kPerHead;
+        paged->params.mask.tensor = mask.view;
+        paged->hide = [](int64_t, int64_t, int64_t j, int64_t h) {
+          return h % 2 == 0 && j % 3 == 1;
+        };
+        EXPECT_EQ(FlagsOfRun(ParamsOf(*paged)), 0u);
+        EXPECT_EQ(MismatchOf(*paged), "");
+      }
+      const std::vector<double> a = clean.out.Get(), b = spoiled.out.Get();
+      for (size_t i = 0; i < a.size(); ++i) {
+        if (i / dim % heads % 2 == 0) {
+          ASSERT_EQ(b[i], a[i]) << heads << " heads, element " << i;
+        } else {
+          ASSERT_TRUE(std::isnan(b[i])) << heads << " heads, element " << i;
+        }
+      }
+    }
+  }
 }
 
 TEST(AttendRowsTest, PositionsMayBeAnything) {
@@ -424,70 +460,6 @@ TEST(MergeStatesTest, OffsetsSayWhichStatesAreOfARequest) {
       }
     }
   }
-}
-
-// --- What CUDA's operations refuse ---
-
-TEST(CudaOpsTest, RefusesWhatIsNotBuilt) {
-  PagedCaseOptions options;
-  options.lengths = {3, 20};
-  options.q_lens = {1, 1};
-  options.q_dtype = options.cache_dtype = DType::kF64;
-  PagedCase doubles(options);
-  absl::Status status = Cuda().PagedDecode({}, doubles.DecodeArgs());
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("PagedDecode: q is f64"));
-
-  options.q_dtype = options.cache_dtype = DType::kF32;
-  options.key_dim = 577;
-  PagedCase wide(options);
-  status = Cuda().PagedPrefill({}, wide.PrefillArgs());
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 576"));
-
-  options.key_dim = 16;
-  PagedCase paged(options);
-  PagedDecodeArgs args = paged.DecodeArgs();
-  Tensor lengths(DType::kI32, {2, 2});
-  lengths.Set({1, 1, 1, 1});
-  args.seq_lens = lengths.view.Select(1, 0).value();
-  status = Cuda().PagedDecode({}, args);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("seq_lens has stride 2"));
-}
-
-TEST(CudaOpsTest, PiecesNeedAWorkspaceAndAutoTakesWhatThereIs) {
-  PagedCaseOptions options;
-  options.lengths = {700};
-  options.q_lens = {1};
-  options.num_heads = options.num_kv_heads = 1;
-  PagedCase paged(options);
-  PagedDecodeArgs args = paged.DecodeArgs();
-  args.params.split = SplitPolicy::Fixed(64);
-  const std::vector<std::byte> before = paged.out.bytes;
-  const absl::Status status = Cuda().PagedDecode({}, args);
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  // 11 pieces of 16 values.
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("PagedDecode: the operation needs a workspace of 704 bytes"));
-  EXPECT_EQ(paged.out.bytes, before);
-
-  args.params.split = SplitPolicy::None();
-  ASSERT_TRUE(Cuda().PagedDecode({}, args).ok());
-  const std::vector<std::byte> whole = paged.out.bytes;
-  args.params.split = SplitPolicy::Auto();
-  ASSERT_TRUE(Cuda().PagedDecode({}, args).ok());
-  EXPECT_EQ(paged.out.bytes, whole);
-
-  std::vector<std::byte> memory(4096);
-  Workspace workspace;
-  workspace.device = absl::MakeSpan(memory);
-  ExecContext context;
-  context.workspace = &workspace;
-  paged.ClearOutputs();
-  ASSERT_TRUE(Cuda().PagedDecode(context, args).ok());
-  EXPECT_EQ(MismatchOf(paged), "");
-  EXPECT_NE(memory, std::vector<std::byte>(4096));  // it was cut
 }
 
 }  // namespace

@@ -104,7 +104,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     for (int i = 0; i < kSums; ++i) {
       const int d = first + 32 * i;
       if (d >= params.value_dim) continue;
-      float value = empty ? 0.0f : sums[i] / denominator;
+      // As in attend_rows.cu: no negative zeros.
+      float value = empty ? 0.0f : sums[i] / denominator + 0.0f;
       if (params.out_scale > 0) value /= params.out_scale;
       StoreElementAt(params.out.element, params.out.data, out_at + d, value);
     }

@@ -106,7 +106,7 @@ KVB_DEVICE RowSees SeesOf(const Scoring& scoring, int num_heads, int num_kv_head
 }
 
 // What the mask says of key j: 1 or 0 of markers and bits, else what it adds.
-KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int64_t j,
+KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int h, int64_t j,
                              uint32_t& flags) {
   int64_t at = 0;
   bool inside = true;
@@ -125,7 +125,7 @@ KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int64_t 
          MinOf(MaxOf(0, t), mask.columns - 1) * mask.column_stride;
   } else {
     inside = sees.mask_row >= 0 && sees.mask_row < mask.rows && j < mask.columns;
-    at = sees.mask_base + j * mask.column_stride;
+    at = sees.mask_base + h * mask.head_stride + j * mask.column_stride;
   }
   if (!inside) {
     flags |= kFlagLengthClamped;
@@ -135,21 +135,24 @@ KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int64_t 
   return LoadElementAt(mask.element, mask.data, at);
 }
 
-// Whether key j of [lo, hi) is visible, and what is added to its score.
-KVB_DEVICE bool IsVisible(const Scoring& scoring, const RowSees& sees, int64_t j, float& bias,
-                          uint32_t& flags) {
+// Whether key j of [lo, hi) is visible to the h-th head from that of `sees` on, of the same group,
+// and what is added to its score.
+KVB_DEVICE bool IsVisible(const Scoring& scoring, const RowSees& sees, int h, int64_t j,
+                          float& bias, uint32_t& flags) {
   bias = 0;
   const BlockSparseRule& sparse = scoring.block_sparse;
   if (sparse.vert_stride > 1) {
     const int64_t q_block = FloorDiv(sees.p, sparse.block_size);
     const int64_t k_block = j / sparse.block_size;
-    if (k_block <= q_block - sparse.local_blocks &&
-        (k_block + sees.sparse_offset) % sparse.vert_stride != 0) {
+    const int64_t offset =
+        sees.sparse_offset +
+        (sparse.head_sliding_step > 0 ? int64_t{h} * sparse.head_sliding_step : 0);
+    if (k_block <= q_block - sparse.local_blocks && (k_block + offset) % sparse.vert_stride != 0) {
       return false;
     }
   }
   if (scoring.mask.form == kMaskNone) return true;
-  const float value = MaskValueOf(scoring.mask, sees, j, flags);
+  const float value = MaskValueOf(scoring.mask, sees, h, j, flags);
   if (!sees.has_bias) return value == 0;
   bias = value;
   return value != -INFINITY;
