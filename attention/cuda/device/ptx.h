@@ -52,6 +52,30 @@ KVB_DEVICE uint4 LoadStreaming16(const void* from) {
 #endif
 }
 
+// Starts bringing the 128 bytes around an address into L2. Changes nothing that can be read.
+KVB_DEVICE void PrefetchToL2(const void* address) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  static_cast<void>(address);
+#else
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
+// Adds 1 and returns what was there: what this block wrote before its last barrier is seen by who
+// finds a larger count, and the other way round.
+KVB_DEVICE int CountArrival(int32_t* counter) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  return atomicAdd(counter, 1);
+#else
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+#endif
+}
+
 // What other blocks of the same kernel wrote before a fence: past L1, which may hold old bytes.
 KVB_DEVICE float4 LoadFromOthers16(const void* from) {
 #ifdef KVBLOCKS_CUDA_EMULATION

@@ -18,7 +18,9 @@ KVB_DEVICE int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 KVB_DEVICE int Min(int a, int b) { return a < b ? a : b; }
 
 // Less than 5 where parts have few tiles: there balance is worth more than whole requests.
-KVB_DEVICE int ChooseOverhead(int tiles, int num_parts) { return Min(5, tiles / (8 * num_parts)); }
+KVB_DEVICE int ChooseOverhead(int tiles, int num_parts) {
+  return tiles < 8 * num_parts ? 0 : Min(5, tiles / (8 * num_parts));
+}
 
 // As DecodePiece lies in memory: count pieces of the request, this one at `index`.
 KVB_DEVICE int4 MakePiece(int request, int begin, int end, int count, int index) {
@@ -39,10 +41,10 @@ KVB_DEVICE int DealToParts(int num_requests, int num_parts, int last_part, const
   int b = 0, done = 0, at = 0, part = 0;
   while (part <= last_part && b < num_requests) {
     const int tiles = sums[b + 1] - sums[b] - overhead;
-    const int index = CeilDiv(done, full);
-    const int count = index + CeilDiv(tiles - done, full);
     if (tiles - done > full) {
       // Parts that this request fills.
+      const int index = CeilDiv(done, full);
+      const int count = index + CeilDiv(tiles - done, full);
       const int parts = Min((tiles - done - 1) / full, num_parts - part);
       if (done == 0 && lane == 0) sink.BeginRequest(b, at);
       for (int i = lane; i < parts; i += 32) {
@@ -55,15 +57,17 @@ KVB_DEVICE int DealToParts(int num_requests, int num_parts, int last_part, const
       done += parts * full;
       continue;
     }
-    if (lane == 0) {
-      sink.BeginPart(part, at);
-      if (done == 0) sink.BeginRequest(b, at);
-      sink.Add(part, 0, at, MakePiece(b, done, tiles, count, index));
+    if (lane == 0) sink.BeginPart(part, at);
+    int room = payload, position = 0;
+    if (done > 0) {
+      // The rest of a request that was cut.
+      const int index = CeilDiv(done, full);
+      if (lane == 0) sink.Add(part, 0, at, MakePiece(b, done, tiles, index + 1, index));
+      room -= tiles - done + overhead;
+      position = 1;
+      ++b;
+      done = 0;
     }
-    int room = payload - (tiles - done) - overhead;
-    int position = 1;
-    ++b;
-    done = 0;
     // Whole requests, 32 at a look.
     for (int fitting = 32; fitting == 32;) {
       const int next = b + 1 + lane;

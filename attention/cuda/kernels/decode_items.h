@@ -28,6 +28,7 @@ struct DecodeKernelParams {
   const float *alibi_slopes, *sinks;
   // Plan, and states of cut requests: [slot][kv head][row group][row][dim], and maximum and sum.
   const int32_t *header, *part_begin;
+  int64_t plan_bytes;
   const int4* pieces;
   int32_t* counters;
   float* partials;
@@ -37,6 +38,8 @@ struct DecodeKernelParams {
   int32_t max_keys, num_blocks, block_size, window;
   int32_t window_left, window_right;
   int32_t group, num_kv_heads, key_dim, value_dim, rows;  // rows: of a row group, for partials
+  uint32_t group_inverse;                                 // see TokenOf
+  int32_t block_shift;                                    // log2 of block_size, or -1
   bool causal, q_is_bf16, out_is_bf16;
   // Launches without a plan (header is null): each block plans its own part of at most
   // kMaxOwnRequests requests. Arrivals are then counted in a row of arrival_counters.
@@ -82,6 +85,12 @@ struct DecodeShape {
   static constexpr int kSharedBytes = kStages * kTileBytes + kOtherBytes;
   static constexpr int kMaxMergedAtOnce = 64;
 };
+
+// row / group by multiplication: exact where rows * group stay below 2^16.
+KVB_HOST_DEVICE uint32_t GroupInverse(int group) { return 65535u / static_cast<uint32_t>(group) + 1; }
+KVB_DEVICE int TokenOf(const DecodeKernelParams& p, int row) {
+  return static_cast<int>(static_cast<uint32_t>(row) * p.group_inverse >> 16);
+}
 
 // A piece as a block of a row group works on it: keys [begin, end) hold all that its queries see.
 struct DecodeItem {
@@ -139,8 +148,8 @@ KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, const DecodeWork& wo
   item.limit = limit < item.length ? static_cast<int>(limit) : item.length;
   item.begin = first + piece.y * work.tile;
   item.position = item.length - item.q_len;
-  item.first_token = row_group * kRows / p.group;
-  const int last = (row_group * kRows + kRows - 1) / p.group;
+  item.first_token = TokenOf(p, row_group * kRows);
+  const int last = TokenOf(p, row_group * kRows + kRows - 1);
   item.last_token = last < item.q_len ? last : item.q_len - 1;
   if (item.first_token > item.last_token) {
     item.end = item.begin;

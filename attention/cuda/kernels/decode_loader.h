@@ -77,7 +77,7 @@ class DecodeLoader {
     offset_ = 0;
     if (first >= end_ || first + 8 <= lowest_) return;
     const int key = static_cast<int>(first);
-    const int column = key / p_.block_size;
+    const int column = p_.block_shift >= 0 ? key >> p_.block_shift : key / p_.block_size;
     const int id = p_.block_table[request_ * p_.table_stride + column];
     if (static_cast<uint32_t>(id) < static_cast<uint32_t>(p_.num_blocks)) {
       id_ = id;

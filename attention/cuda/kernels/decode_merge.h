@@ -34,10 +34,11 @@ KVB_DEVICE DecodeRow RowOf(const DecodeKernelParams& p, const DecodeItem& item, 
                            int row_group, int row) {
   const int all = row_group * kRows + row;
   DecodeRow result;
-  result.exists = all / p.group < item.q_len;
-  result.head = kv_head * p.group + all % p.group;
-  result.token = (p.query_start_loc != nullptr ? p.query_start_loc[item.request] : item.request) +
-                 all / p.group;
+  const int token = TokenOf(p, all);
+  result.exists = token < item.q_len;
+  result.head = kv_head * p.group + all - token * p.group;
+  result.token =
+      (p.query_start_loc != nullptr ? p.query_start_loc[item.request] : item.request) + token;
   return result;
 }
 KVB_DEVICE void FinishRow(const DecodeKernelParams& p, const DecodeRow& row, int d, float4 value,
@@ -64,58 +65,62 @@ KVB_DEVICE int64_t SlotOf(bool is_auto, int place, int own_index, int index) {
   return is_auto ? 2 * int64_t{at} + (index == 0 ? 1 : 0) : at;
 }
 
-// Merges the states of all pieces of a request, in order. `weights`: shared, kMaxMergedAtOnce * rows.
+// Merges the states of all pieces of a request, in order. `stats`: shared, kMergedAtOnce * kRows.
+inline constexpr int kMergedAtOnce = 16;
 template <int kRows>
 KVB_DEVICE void MergePieces(const DecodeKernelParams& p, const DecodeItem& item, bool is_auto,
                             int place, int kv_head, int row_group, int row_groups,
-                            float2* weights) {
-  constexpr int kAtOnce = 64;
+                            float2* stats) {
   const int thread = static_cast<int>(threadIdx.x);
   const int count = static_cast<int>(item.cut >> 16), index = static_cast<int>(item.cut & 0xffff);
-  const int columns = p.value_dim / 4, total = p.rows * columns;
-  for (int base = 0; base < total; base += kDecodeWarps * 32) {
-    const int row = (base + thread) / columns, d = (base + thread) % columns * 4;
-    const bool active = base + thread < total;
+  // From a slot to the next, in rows.
+  const int64_t stride = int64_t{p.num_kv_heads} * row_groups * p.rows;
+  const int64_t first = (kv_head * row_groups + row_group) * p.rows;
+  const int columns = p.value_dim / 4, threads_per_row = columns <= 16 ? 16 : columns <= 32 ? 32 : 64;
+  const int rows_at_once = kDecodeWarps * 32 / threads_per_row;
+  const int d = thread % threads_per_row * 4;
+  for (int base = 0; base < p.rows; base += rows_at_once) {
+    const int row = base + thread / threads_per_row;
+    const bool active = row < p.rows && d < p.value_dim;
     float maximum = -INFINITY, sum = 0;
     float4 value = make_float4(0, 0, 0, 0);
-    for (int begin = 0; begin < count; begin += kAtOnce) {
-      const int here = count - begin < kAtOnce ? count - begin : kAtOnce;
+#pragma unroll 1
+    for (int begin = 0; begin < count; begin += kMergedAtOnce) {
+      float4 states[kMergedAtOnce];
+#pragma unroll
+      for (int j = 0; j < kMergedAtOnce; ++j) {
+        if (active && begin + j < count) {
+          const int64_t at = SlotOf(is_auto, place, index, begin + j) * stride + first + row;
+          states[j] = LoadFromOthers16(p.partials + at * p.value_dim + d);
+        }
+      }
       __syncthreads();
-      for (int i = thread; i < here * p.rows; i += kDecodeWarps * 32) {
-        const int64_t slot = SlotOf(is_auto, place, index, begin + i / p.rows);
-        weights[i] = LoadFromOthers8(
-            p.partial_stats +
-            ((slot * p.num_kv_heads + kv_head) * row_groups + row_group) * p.rows + i % p.rows);
+      for (int i = thread; i < kMergedAtOnce * kRows; i += kDecodeWarps * 32) {
+        const int piece = begin + i / kRows;
+        float2 own = make_float2(-INFINITY, 0);
+        if (piece < count && i % kRows < p.rows) {
+          own = LoadFromOthers8(p.partial_stats +
+                                SlotOf(is_auto, place, index, piece) * stride + first + i % kRows);
+        }
+        stats[i] = own;
       }
       __syncthreads();
       if (!active) continue;
       float moved = maximum;
-      for (int i = 0; i < here; ++i) moved = fmaxf(moved, weights[i * p.rows + row].x);
+#pragma unroll
+      for (int j = 0; j < kMergedAtOnce; ++j) moved = fmaxf(moved, stats[j * kRows + row].x);
       const float shrink = Exp2(maximum - SafeMaximum(moved));
       maximum = moved;
       sum *= shrink;
       value.x *= shrink, value.y *= shrink, value.z *= shrink, value.w *= shrink;
-      for (int i = 0; i < here; i += 8) {
-        float4 states[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const int64_t slot =
-              SlotOf(is_auto, place, index, begin + (i + j < here ? i + j : here - 1));
-          states[j] = LoadFromOthers16(
-              p.partials +
-              (((slot * p.num_kv_heads + kv_head) * row_groups + row_group) * p.rows + row) *
-                  p.value_dim +
-              d);
-        }
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          if (i + j >= here) continue;
-          const float2 stats = weights[(i + j) * p.rows + row];
-          const float weight = Exp2(stats.x - SafeMaximum(maximum));
-          sum += weight * stats.y;
-          value.x += weight * states[j].x, value.y += weight * states[j].y;
-          value.z += weight * states[j].z, value.w += weight * states[j].w;
-        }
+      for (int j = 0; j < kMergedAtOnce; ++j) {
+        if (begin + j >= count) continue;
+        const float2 own = stats[j * kRows + row];
+        const float weight = Exp2(own.x - SafeMaximum(maximum));
+        sum += weight * own.y;
+        value.x += weight * states[j].x, value.y += weight * states[j].y;
+        value.z += weight * states[j].z, value.w += weight * states[j].w;
       }
     }
     if (!active) continue;

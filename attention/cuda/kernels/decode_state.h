@@ -48,12 +48,12 @@ class DecodeState {
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       const int row = row_group * Shape::kRows + 8 * n + g;
-      const int token = row / p.group;
+      const int token = TokenOf(p, row);
       const bool exists = token < item.q_len;
       const uint16_t* from = p.q;
       if (exists) {
         from += (first_row + token) * p.q_row_stride +
-                (kv_head * p.group + row % p.group) * p.q_head_stride;
+                (kv_head * p.group + row - token * p.group) * p.q_head_stride;
       }
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -77,7 +77,9 @@ class DecodeState {
         const int own = row_group * Shape::kRows + 8 * n + 2 * t + e;
         slope[2 * n + e] = p.alibi_slopes == nullptr
                                ? 0.0f
-                               : p.alibi_slopes[kv_head * p.group + own % p.group] * kLog2E;
+                               : p.alibi_slopes[kv_head * p.group + own -
+                                                TokenOf(p, own) * p.group] *
+                                     kLog2E;
         maximum[2 * n + e] = -INFINITY;
         sum[2 * n + e] = 0;
       }
@@ -116,7 +118,7 @@ class DecodeState {
       for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int token = (row_group * Shape::kRows + 8 * n + 2 * t + i % 2) / p.group;
+          const int token = TokenOf(p, row_group * Shape::kRows + 8 * n + 2 * t + i % 2);
           const int distance = first + g + i / 2 * 8 - (item.position + token);
           s[n][i] += slope[2 * n + i % 2] * static_cast<float>(distance);
         }
@@ -129,7 +131,7 @@ class DecodeState {
       for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int token = (row_group * Shape::kRows + 8 * n + 2 * t + i % 2) / p.group;
+          const int token = TokenOf(p, row_group * Shape::kRows + 8 * n + 2 * t + i % 2);
           const DecodeVisible visible = VisibleTo(p, item, token);
           const int key = first + g + i / 2 * 8;
           if (token >= item.q_len || key < visible.begin || key > visible.last ||
@@ -161,7 +163,7 @@ class DecodeState {
 #pragma unroll
         for (int i = 0; i < 2 * kGroups; ++i) {
           const int row = row_group * Shape::kRows + i / 2 * 8 + 2 * t + i % 2;
-          if (row / p.group == token) own |= 1u << i;
+          if (TokenOf(p, row) == token) own |= 1u << i;
         }
         AddValues<true>(at, weights, keep, own);
       }

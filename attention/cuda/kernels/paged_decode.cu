@@ -97,7 +97,9 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
       params.out.row_stride % 2 != 0 || params.out.head_stride % 2 != 0) {
     return false;
   }
-  if (ShapeOf(params).row_groups > 0xffff) return false;
+  const Shape shape = ShapeOf(params);
+  const int64_t rows = int64_t{8} * shape.groups * shape.row_groups;
+  if (rows * (params.num_heads / params.num_kv_heads) >= 1 << 16) return false;  // TokenOf
   return TakesDecodePlan(DecodePlanOf(params, 1));
 }
 
@@ -196,6 +198,7 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   p.sinks = params.scoring.sinks;
   if (words != nullptr) {
     p.header = words;
+    p.plan_bytes = (layout.pieces + 4 * layout.max_pieces) * int64_t{4};
     if (plan.kind == SplitKind::kAuto) p.part_begin = words + layout.part_begin;
     p.pieces = reinterpret_cast<const int4*>(words + layout.pieces);
     p.counters = words + layout.counters;
@@ -217,6 +220,11 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   p.window_left = params.scoring.window_left;
   p.window_right = params.scoring.window_right;
   p.group = params.num_heads / params.num_kv_heads;
+  p.group_inverse = GroupInverse(p.group);
+  p.block_shift = -1;
+  for (int shift = 3; shift < 31; ++shift) {
+    if (cache.block_size == 1 << shift) p.block_shift = shift;
+  }
   p.num_kv_heads = params.num_kv_heads;
   p.key_dim = params.key_dim;
   p.value_dim = params.value_dim;

@@ -19,6 +19,14 @@
 
 namespace kvblocks::attention::cuda {
 
+// The block's share of an array, unless that is more than what a prefetch is worth.
+KVB_DEVICE void PrefetchLines(const void* array, int64_t bytes, int thread, int num_threads) {
+  const int64_t offset = int64_t{thread} * 128;
+  if (bytes <= int64_t{num_threads} * 128 && offset < bytes) {
+    PrefetchToL2(static_cast<const char*>(array) + offset);
+  }
+}
+
 template <typename T, typename Code, int kDim, int kGroups>
 __global__ __launch_bounds__(kDecodeWarps * 32,
                              (DecodeShape<Code, kDim, kGroups>::kBlocksPerMultiprocessor)) void
@@ -37,10 +45,20 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
   // Also how many pieces there are, before the first.
   int* is_last = reinterpret_cast<int*>(stats + kDecodeWarps * kRows);
 
-  WaitForPreviousKernel();
-  AllowNextKernel();
   const bool plans_itself = p.header == nullptr;
   const bool is_auto = plans_itself || p.part_begin != nullptr;
+  // What is read first, each by the address in the last: fetched at once, while others still run.
+  const int all_threads =
+      static_cast<int>(gridDim.x * gridDim.y * gridDim.z) * kDecodeWarps * 32;
+  const int own_thread =
+      static_cast<int>((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
+          kDecodeWarps * 32 + thread;
+  PrefetchLines(p.seq_lens, p.num_requests * int64_t{4}, own_thread, all_threads);
+  if (!plans_itself) PrefetchLines(p.header, p.plan_bytes, own_thread, all_threads);
+  PrefetchLines(p.block_table, p.num_requests * p.table_stride * 4, own_thread, all_threads);
+  PrefetchLines(p.q, p.num_requests * p.q_row_stride * 2, own_thread, all_threads);
+  WaitForPreviousKernel();
+  AllowNextKernel();
   DecodeWork work;
   if (plans_itself) {
     // The last 16 bytes of each row of the first stage, which no copy touches.
@@ -71,16 +89,20 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
       SharedAddress(shared) + static_cast<uint32_t>(warp * 2 * Shape::kMatrixBytes);
   DecodeLoader<Code, kDim, kRows> loader(p, work, kv_head, row_group);
   uint32_t missing = 0;  // two bits per stage
-#pragma unroll 1
-  for (int stage = 0; stage < Shape::kStages; ++stage) {
-    missing |= loader.Next(stages + stage * Shape::kTileBytes) << 2 * stage;
-    CommitCopies();
-  }
   int stage = 0;
-  for (; work.at < work.end; work.at += work.step) {
+  for (bool is_first = true; work.at < work.end; work.at += work.step) {
     const DecodeItem item = OpenItem<kRows>(p, work, row_group);
     DecodeState<T, Code, kDim, kGroups> state;
     state.Begin(p, item, kv_head, row_group);
+    if (is_first) {
+      // Behind the loads of queries, which nothing waits for yet.
+#pragma unroll 1
+      for (int i = 0; i < Shape::kStages; ++i) {
+        missing |= loader.Next(stages + i * Shape::kTileBytes) << 2 * i;
+        CommitCopies();
+      }
+      is_first = false;
+    }
     for (int key = item.begin; key < item.end; key += kDecodeTile) {
       WaitCopies<Shape::kStages - 1>();
       __syncwarp();
@@ -178,8 +200,7 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
       }
     }
     if (!is_cut) continue;
-    __threadfence();
-    __syncthreads();
+    // All have stored their parts of the state: the last barrier is behind them.
     if (thread == 0) {
       // Without a plan, of the part in which the request begins: no two begin cut in the same.
       const int row = plans_itself ? part - index : item.request;
@@ -187,9 +208,8 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
           (plans_itself ? arrival_counters + p.arrival_row * kArrivalCounters : p.counters) +
           (int64_t{row} * p.num_kv_heads + kv_head) * row_groups + row_group;
       const int count = static_cast<int>(item.cut >> 16);
-      *is_last = atomicAdd(counter, 1) == count - 1 ? 1 : 0;
+      *is_last = CountArrival(counter) == count - 1 ? 1 : 0;
       if (*is_last != 0) *counter = 0;
-      __threadfence();
     }
     __syncthreads();
     if (*is_last != 0) {
