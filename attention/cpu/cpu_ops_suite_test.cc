@@ -5,5 +5,7 @@ namespace kvblocks::attention {
 
 const AttentionOps& OpsUnderTest() { return Cpu(); }
 Tolerance ToleranceUnderTest(DType out) { return CpuTolerance(out); }
+SuiteTraits TraitsUnderTest() { return {}; }
+Tolerance TileScaledToleranceUnderTest(DType out) { return CpuTolerance(out); }
 
 }  // namespace kvblocks::attention

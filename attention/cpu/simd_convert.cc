@@ -10,7 +10,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // clang-format on
 #include <cstring>
-#include <limits>
+#include <type_traits>
 
 #include "attention/cpu/simd_kernels.h"
 #include "attention/cpu/simd_load-inl.h"
@@ -20,30 +20,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvblocks::attention::simd {
 namespace HWY_NAMESPACE {
-
-// Codes as float32: sign, and the other bits moved to where float32 has exponent and mantissa,
-// which is the value but for the difference of the exponent biases (denormals included).
-template <int kMantissaBits>
-HWY_INLINE VF FromFp8(hn::Vec<hn::Rebind<uint8_t, DF>> codes) {
-  const hn::RebindToUnsigned<DF> du;
-  const hn::RebindToSigned<DF> di;
-  const auto wide = hn::BitCast(du, hn::PromoteTo(di, codes));
-  const auto magnitude = hn::And(wide, hn::Set(du, 0x7f));
-  const auto sign = hn::ShiftLeft<24>(hn::And(wide, hn::Set(du, 0x80)));
-  const float bias = kMantissaBits == 3 ? 0x1p120f : 0x1p112f;
-  VF value =
-      hn::Mul(hn::BitCast(kF, hn::ShiftLeft<23 - kMantissaBits>(magnitude)), hn::Set(kF, bias));
-  if constexpr (kMantissaBits == 3) {
-    const VF nan = hn::Set(kF, std::numeric_limits<float>::quiet_NaN());
-    value = hn::IfThenElse(hn::RebindMask(kF, hn::Eq(magnitude, hn::Set(du, 0x7f))), nan, value);
-  } else {
-    const auto special = hn::Or(hn::ShiftLeft<21>(magnitude), hn::Set(du, 0x7f800000));
-    value =
-        hn::IfThenElse(hn::RebindMask(kF, hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, 0x7b))),
-                       hn::BitCast(kF, special), value);
-  }
-  return hn::Or(value, hn::BitCast(kF, sign));
-}
 
 template <typename T, typename Convert>
 HWY_INLINE void ConvertVectors(const std::byte* source, int64_t n, float* out, Convert convert) {
@@ -71,23 +47,61 @@ void ConvertRowImpl(DType from, const std::byte* source, int64_t n, float* out) 
       return ConvertVectors<hwy::float16_t>(
           source, n, out, [](const hwy::float16_t* at) HWY_ATTR { return LoadRow(at); });
     case DType::kF8E4M3:
-      return ConvertVectors<uint8_t>(source, n, out, [](const uint8_t* at) HWY_ATTR {
-        return FromFp8<3>(hn::LoadU(hn::Rebind<uint8_t, DF>(), at));
-      });
+      return ConvertVectors<E4M3>(source, n, out,
+                                  [](const E4M3* at) HWY_ATTR { return LoadRow(at); });
     case DType::kF8E5M2:
-      return ConvertVectors<uint8_t>(source, n, out, [](const uint8_t* at) HWY_ATTR {
-        return FromFp8<2>(hn::LoadU(hn::Rebind<uint8_t, DF>(), at));
-      });
+      return ConvertVectors<E5M2>(source, n, out,
+                                  [](const E5M2* at) HWY_ATTR { return LoadRow(at); });
     case DType::kI8:
-      return ConvertVectors<int8_t>(source, n, out, [](const int8_t* at) HWY_ATTR {
-        const hn::RebindToSigned<DF> di;
-        return hn::ConvertTo(kF, hn::PromoteTo(di, hn::LoadU(hn::Rebind<int8_t, DF>(), at)));
-      });
+      return ConvertVectors<int8_t>(source, n, out,
+                                    [](const int8_t* at) HWY_ATTR { return LoadRow(at); });
     default:
       for (int64_t d = 0; d < Padded(n); ++d) {
         out[d] = d < n ? static_cast<float>(LoadElement(from, source + d * ElementBytes(from))) : 0;
       }
   }
+}
+
+template <typename T>
+HWY_INLINE void ConvertSixteenColumnsOf(const std::byte* source, int64_t stride, int64_t n,
+                                        float* out, int64_t row_floats) {
+  // Square pieces of 16 by 16, transposed by squares of 4 by 4.
+  alignas(64) float piece[16 * 16];
+  const hn::CappedTag<float, 4> d4;
+  const hn::CappedTag<double, 2> d2;
+  const auto pairs = [&](auto v) HWY_ATTR { return hn::BitCast(d2, v); };
+  for (int64_t first = 0; first < n; first += 16) {
+    for (int64_t d = 0; d < 16; ++d) {
+      for (int64_t row = 0; row < 16; row += kLanes) {
+        const T* from = reinterpret_cast<const T*>(source + (first + d) * stride) + row;
+        hn::Store(first + d < n ? LoadRow(from) : hn::Zero(kF), kF, piece + 16 * d + row);
+      }
+    }
+    for (int64_t d = 0; d < 16; d += 4) {
+      for (int64_t row = 0; row < 16; row += 4) {
+        const float* from = piece + 16 * d + row;
+        const auto a = hn::Load(d4, from), b = hn::Load(d4, from + 16);
+        const auto c = hn::Load(d4, from + 32), e = hn::Load(d4, from + 48);
+        const auto ab01 = pairs(hn::InterleaveLower(d4, a, b));
+        const auto ab23 = pairs(hn::InterleaveUpper(d4, a, b));
+        const auto ce01 = pairs(hn::InterleaveLower(d4, c, e));
+        const auto ce23 = pairs(hn::InterleaveUpper(d4, c, e));
+        float* to = out + row * row_floats + first + d;
+        hn::StoreU(hn::BitCast(d4, hn::InterleaveLower(d2, ab01, ce01)), d4, to);
+        hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(d2, ab01, ce01)), d4, to + row_floats);
+        hn::StoreU(hn::BitCast(d4, hn::InterleaveLower(d2, ab23, ce23)), d4, to + 2 * row_floats);
+        hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(d2, ab23, ce23)), d4, to + 3 * row_floats);
+      }
+    }
+  }
+}
+
+void ConvertSixteenColumnsImpl(RowType from, const std::byte* source, int64_t stride, int64_t n,
+                               float* out, int64_t row_floats) {
+  CallWithRowType(from, [&](auto* null) HWY_ATTR {
+    using Element = std::remove_const_t<std::remove_pointer_t<decltype(null)>>;
+    ConvertSixteenColumnsOf<Element>(source, stride, n, out, row_floats);
+  });
 }
 
 HWY_INLINE void RoundToBF16(const float* source, int64_t n, std::byte* out) {
@@ -134,10 +148,15 @@ HWY_AFTER_NAMESPACE();
 namespace kvblocks::attention::simd {
 
 HWY_EXPORT(ConvertRowImpl);
+HWY_EXPORT(ConvertSixteenColumnsImpl);
 HWY_EXPORT(RoundRowImpl);
 
 void ConvertRow(DType from, const std::byte* source, int64_t n, float* out) {
   HWY_DYNAMIC_DISPATCH(ConvertRowImpl)(from, source, n, out);
+}
+void ConvertSixteenColumns(RowType from, const std::byte* source, int64_t stride, int64_t n,
+                           float* out, int64_t row_floats) {
+  HWY_DYNAMIC_DISPATCH(ConvertSixteenColumnsImpl)(from, source, stride, n, out, row_floats);
 }
 void RoundRow(DType to, const float* source, int64_t n, std::byte* out) {
   HWY_DYNAMIC_DISPATCH(RoundRowImpl)(to, source, n, out);

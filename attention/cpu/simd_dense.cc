@@ -16,7 +16,9 @@ namespace {
 // Rows of a group that a task has at most, more or less: enough to use a tile's rows many times,
 // few enough for their sums to stay in the second-level cache.
 constexpr int64_t kTaskRows = 128;
-// From so many rows on, bfloat16 rows are widened once instead of by every group of rows.
+// Keys and values of a tile: two of them are half of a second-level cache.
+constexpr int64_t kTaskTileBytes = 256 << 10;
+// From so many rows on, narrow rows are widened once instead of by every group of rows.
 constexpr int64_t kWidenRows = 16;
 
 struct Task {
@@ -46,15 +48,21 @@ double ScaleAt(const ConstTensorView& scale, int64_t request, int64_t kv_head) {
 // What one thread needs for its tasks, and how it does one.
 class Worker {
  public:
+  // `next` is what this thread does after, or null: its first keys are fetched from memory while
+  // the last ones of this task are computed.
   void Run(const DenseBatch& batch, const Visibility& visibility, const KeyRows& key_rows,
-           const Task& task, TakeStates take);
+           const Task& task, const Task* next, TakeStates take);
 
  private:
   void Begin();
   void LoadQueries();
-  void AttendPiece(int64_t begin, int64_t end);
+  Visibility::Request RequestOf(int64_t index) const;
+  Visibility::Row ViewOf(const Visibility::Request& request, int64_t token, int64_t head) const;
+  void AttendPiece(int64_t begin, int64_t end, bool last);
   uint64_t FindSeen(int64_t group, int64_t first, int64_t begin, int64_t end);
-  void FindAddresses(int64_t first, uint64_t wanted, TileAddresses* addresses) const;
+  void FindAddresses(int64_t table_row, int64_t first, uint64_t wanted,
+                     TileAddresses* addresses) const;
+  uint64_t FindFirstTile(const Task& task, TileAddresses* addresses) const;
   void FinishPiece(int64_t piece);
 
   int64_t row_count() const { return num_tokens_ * num_heads_; }
@@ -69,6 +77,7 @@ class Worker {
   const Visibility* visibility_;
   const KeyRows* key_rows_;
   const Task* task_;
+  const Task* next_task_;
   int64_t heads_per_group_, num_groups_, num_tokens_, num_heads_;
   bool per_head_, has_rules_;
 
@@ -83,17 +92,18 @@ class Worker {
 };
 
 void Worker::Run(const DenseBatch& batch, const Visibility& visibility, const KeyRows& key_rows,
-                 const Task& task, TakeStates take) {
+                 const Task& task, const Task* next, TakeStates take) {
   batch_ = &batch;
   visibility_ = &visibility;
   key_rows_ = &key_rows;
   task_ = &task;
+  next_task_ = next;
   Begin();
   LoadQueries();
   const int64_t pieces = num_pieces();
   for (int64_t piece = 0; piece < pieces; ++piece) {
     if (piece > 0) rows_.Restart();
-    AttendPiece((*task.pieces)[piece], (*task.pieces)[piece + 1]);
+    AttendPiece((*task.pieces)[piece], (*task.pieces)[piece + 1], piece + 1 == pieces);
     FinishPiece(piece);
   }
   for (int64_t group = 0; group < num_groups_; ++group) {
@@ -131,36 +141,42 @@ void Worker::Begin() {
     while (token >= starts[b + 1]) ++b;
     request_of_.push_back(b);
   }
-  const auto bits_before = [&](int64_t index) {
-    int64_t bits = 0;
-    for (int64_t i = 0; i < index; ++i) bits += (starts[i + 1] - starts[i]) * batch_->lengths[i];
-    return bits;
-  };
   for (int64_t group = 0; group < (per_head_ ? num_groups_ : 1); ++group) {
     for (int64_t row = 0; row < row_count(); row += per_head_ ? 1 : num_heads_) {
       const int64_t token = task_->token_begin + row / num_heads_;
       const int64_t index = request_of_[row / num_heads_];
-      if (request.index != index) {
-        request.index = index;
-        request.q_len = starts[index + 1] - starts[index];
-        request.kv_len = batch_->lengths[index];
-        if (params.mask.form == MaskForm::kRaggedBits) {
-          request.mask_bits_before = bits_before(index);
-        }
-      }
-      const int64_t i = token - starts[index];
-      int64_t p = request.kv_len - request.q_len + i;
-      if (!batch_->query_positions.absent()) {
-        p = *reinterpret_cast<const int32_t*>(batch_->query_positions.At(token));
-      }
-      row_views_.push_back(
-          visibility_->RowOf(request, i, p, HeadOf(task_->group_begin + group, row)));
+      if (request.index != index) request = RequestOf(index);
+      row_views_.push_back(ViewOf(request, token, HeadOf(task_->group_begin + group, row)));
       if (row_views_.back().has_bias) has_rules_ = true;
     }
   }
   if (has_rules_ && params.mask.enabled()) {
     biases_.assign(static_cast<size_t>(row_count()) * kTileKeys, 0.0);
   }
+}
+
+Visibility::Request Worker::RequestOf(int64_t index) const {
+  const auto& starts = batch_->query_start;
+  Visibility::Request request;
+  request.index = index;
+  request.q_len = starts[index + 1] - starts[index];
+  request.kv_len = batch_->lengths[index];
+  if (batch_->params.mask.form == MaskForm::kRaggedBits) {
+    for (int64_t i = 0; i < index; ++i) {
+      request.mask_bits_before += (starts[i + 1] - starts[i]) * batch_->lengths[i];
+    }
+  }
+  return request;
+}
+
+Visibility::Row Worker::ViewOf(const Visibility::Request& request, int64_t token,
+                               int64_t head) const {
+  const int64_t i = token - batch_->query_start[request.index];
+  int64_t p = request.kv_len - request.q_len + i;
+  if (!batch_->query_positions.absent()) {
+    p = *reinterpret_cast<const int32_t*>(batch_->query_positions.At(token));
+  }
+  return visibility_->RowOf(request, i, p, head);
 }
 
 void Worker::LoadQueries() {
@@ -232,9 +248,10 @@ uint64_t Worker::FindSeen(int64_t group, int64_t first, int64_t begin, int64_t e
   return any;
 }
 
-void Worker::FindAddresses(int64_t first, uint64_t wanted, TileAddresses* addresses) const {
+void Worker::FindAddresses(int64_t table_row, int64_t first, uint64_t wanted,
+                           TileAddresses* addresses) const {
   if (batch_->block_table.absent()) {
-    const int64_t slot = batch_->first_slot[task_->table_row] + first;
+    const int64_t slot = batch_->first_slot[table_row] + first;
     for (int key = 0; key < kTileKeys; ++key) {
       addresses->block[key] = 0;
       addresses->offset[key] = slot + key;
@@ -252,7 +269,7 @@ void Worker::FindAddresses(int64_t first, uint64_t wanted, TileAddresses* addres
       continue;
     }
     int32_t block;
-    std::memcpy(&block, table.At(task_->table_row, column), sizeof(block));
+    std::memcpy(&block, table.At(table_row, column), sizeof(block));
     for (; key < end; ++key, ++offset) {
       addresses->block[key] = block;
       addresses->offset[key] = offset;
@@ -260,7 +277,27 @@ void Worker::FindAddresses(int64_t first, uint64_t wanted, TileAddresses* addres
   }
 }
 
-void Worker::AttendPiece(int64_t begin, int64_t end) {
+// The first keys that the first token of a task sees; 0 where that takes more than intervals, or
+// where the task is not a single request's of as many heads as this one's.
+uint64_t Worker::FindFirstTile(const Task& task, TileAddresses* addresses) const {
+  const auto& starts = batch_->query_start;
+  const int64_t index = task.table_row;
+  if (per_head_ || task.group_end - task.group_begin != num_groups_ || task.pieces->size() < 2 ||
+      task.token_begin < starts[index] || task.token_end > starts[index + 1]) {
+    return 0;
+  }
+  const Visibility::Row view =
+      ViewOf(RequestOf(index), task.token_begin, task.group_begin * heads_per_group_);
+  const int64_t lo = std::max(view.lo, task.pieces->front());
+  const int64_t hi = std::min(view.hi, task.pieces->back());
+  if (view.needs_test || lo >= hi) return 0;
+  const int64_t first = lo / kTileKeys * kTileKeys;
+  const uint64_t wanted = BitsOf(first, lo, hi);
+  FindAddresses(index, first, wanted, addresses);
+  return wanted;
+}
+
+void Worker::AttendPiece(int64_t begin, int64_t end, bool last) {
   int64_t lo = end, hi = begin;
   bool tested = false;
   for (const Visibility::Row& view : row_views_) {
@@ -280,19 +317,29 @@ void Worker::AttendPiece(int64_t begin, int64_t end) {
   TileSources upcoming;
   for (int64_t first = lo / kTileKeys * kTileKeys; first < hi; first += kTileKeys) {
     uint64_t wanted = 0, next_wanted = 0;
+    int64_t next_group = task_->group_begin;
     if (fetch_ahead) {
       for (const Visibility::Row& view : row_views_) {
         next_wanted |= BitsOf(first + kTileKeys, std::max(view.lo, begin), std::min(view.hi, end));
       }
-      if (next_wanted != 0) FindAddresses(first + kTileKeys, next_wanted, &next_addresses);
     }
+    if (next_wanted != 0) {
+      FindAddresses(task_->table_row, first + kTileKeys, next_wanted, &next_addresses);
+    } else if (last && next_task_ != nullptr && first + kTileKeys >= hi) {
+      next_wanted = FindFirstTile(*next_task_, &next_addresses);
+      next_group = next_task_->group_begin;
+    }
+    if (next_wanted != 0) key_rows_->Locate(next_wanted, &next_addresses);
     for (int64_t group = 0; group < num_groups_; ++group) {
       if (group == 0 || per_head_ || has_rules_) wanted = FindSeen(group, first, begin, end);
       if (wanted == 0) continue;
-      if (group == 0 || per_head_) FindAddresses(first, wanted, &addresses);
+      if (group == 0 || per_head_) {
+        FindAddresses(task_->table_row, first, wanted, &addresses);
+        key_rows_->Locate(wanted, &addresses);
+      }
       key_rows_->Load(addresses, wanted, task_->group_begin + group, widen, scratch_.data(), &tile);
       if (next_wanted != 0) {
-        key_rows_->FindSources(next_addresses, next_wanted, task_->group_begin, num_groups_, group,
+        key_rows_->FindSources(next_addresses, next_wanted, next_group, num_groups_, group,
                                &upcoming);
       }
       rows_.AddTile(group, tile, seen_.data(), rules_.data(),
@@ -328,10 +375,17 @@ void AddTasks(const DenseBatch& batch, int64_t begin, int64_t end, int64_t table
       {heads, kTaskRows, std::max<int64_t>(4, heads / std::max<int64_t>(1, share / groups))});
   const int64_t tokens_per_task =
       std::min(end - begin, std::max<int64_t>(1, kTaskRows / heads_per_task));
-  // Small groups of rows go together, because heads are neighbours in memory.
+  // Small groups of rows go together, because heads are neighbours in memory; where a head's keys
+  // are the nearer neighbours, only as long as two tiles of all stay in the cache.
   int64_t groups_per_task = std::max<int64_t>(1, kTaskRows / (tokens_per_task * heads_per_task));
   groups_per_task =
       std::min(groups_per_task, std::max<int64_t>(1, groups / std::max<int64_t>(1, share)));
+  if (batch.cache.layout == KvLayout::kHnd) {
+    const int64_t tile_bytes =
+        kTileKeys * (batch.cache.key_dim() * ElementBytes(batch.cache.k.dtype) +
+                     batch.cache.value_dim() * ElementBytes(batch.cache.v.dtype));
+    groups_per_task = std::min(groups_per_task, std::max<int64_t>(1, kTaskTileBytes / tile_bytes));
+  }
   Task task;
   task.table_row = table_row;
   task.pieces = &pieces;
@@ -359,16 +413,32 @@ void RunTasks(const DenseBatch& batch, std::vector<Task> tasks, ThreadPool* thre
                    [](const Task& a, const Task& b) { return a.cost > b.cost; });
   const Visibility visibility(batch.params, batch.num_heads(), batch.cache.num_kv_heads());
   const KeyRows key_rows(batch.cache);
-  ParallelFor(threads, static_cast<int64_t>(tasks.size()), [&](int64_t item, int) {
+  // Short tasks are handed out several at a time, so that a thread knows which one it does next.
+  double cost = 0, total = 0;
+  for (const Task& task : tasks) total += task.cost;
+  const double enough = total / (8 * NumThreads(threads));
+  std::vector<size_t> starts = {0};
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    cost += tasks[i].cost;
+    if (cost < enough && i + 1 < tasks.size()) continue;
+    starts.push_back(i + 1);
+    cost = 0;
+  }
+  ParallelFor(threads, static_cast<int64_t>(starts.size()) - 1, [&](int64_t item, int) {
     // Kept from call to call: its memory is what a thread needs at most for a task.
     thread_local Worker worker;
-    worker.Run(batch, visibility, key_rows, tasks[item], take);
+    for (size_t i = starts[item]; i < starts[item + 1]; ++i) {
+      const Task* next = i + 1 < starts[item + 1] ? &tasks[i + 1] : nullptr;
+      worker.Run(batch, visibility, key_rows, tasks[i], next, take);
+    }
   });
 }
 
-// How many tasks each of `requests` requests must give so that no thread is left without work.
+// How many tasks each of `requests` requests must give so that no thread is left without work. A
+// lone request's tasks take the same time, and the more heads they have, the longer are the pieces
+// of memory that they read.
 int64_t TasksPerRequest(ThreadPool* threads, int64_t requests) {
-  const int64_t all = NumThreads(threads) == 1 ? 1 : 2 * NumThreads(threads);
+  const int64_t all = requests <= 1 ? NumThreads(threads) : 2 * NumThreads(threads);
   return (all + requests - 1) / std::max<int64_t>(1, requests);
 }
 

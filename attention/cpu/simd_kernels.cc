@@ -10,12 +10,12 @@
 // clang-format off: before whatever is compiled for each target.
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // clang-format on
-#include "attention/cpu/simd_kernels.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
+#include "attention/cpu/simd_kernels.h"
 #include "attention/cpu/simd_load-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
@@ -200,9 +200,9 @@ void ScoreTileOf(const ScoreTileArgs& args) {
 }
 
 void ScoreTileImpl(const ScoreTileArgs& args) {
-  if (args.type == RowType::kF32) return ScoreTileOf<float>(args);
-  if (args.type == RowType::kBF16) return ScoreTileOf<hwy::bfloat16_t>(args);
-  ScoreTileOf<hwy::float16_t>(args);
+  CallWithRowType(args.type, [&](auto* row) HWY_ATTR {
+    ScoreTileOf<std::remove_pointer_t<decltype(row)>>(args);
+  });
 }
 
 // e^x for x up to a few ulps above 0: 1.5 ulp, 0 below the smallest normal result; NaN stays NaN.
@@ -334,9 +334,9 @@ void AccumulateTileOf(const AccumulateTileArgs& args) {
 }
 
 void AccumulateTileImpl(const AccumulateTileArgs& args) {
-  if (args.type == RowType::kF32) return AccumulateTileOf<float>(args);
-  if (args.type == RowType::kBF16) return AccumulateTileOf<hwy::bfloat16_t>(args);
-  AccumulateTileOf<hwy::float16_t>(args);
+  CallWithRowType(args.type, [&](auto* row) HWY_ATTR {
+    AccumulateTileOf<std::remove_pointer_t<decltype(row)>>(args);
+  });
 }
 
 template <typename T>
@@ -348,9 +348,8 @@ bool AllFiniteOf(const T* row, int64_t n) {
 }
 
 bool AllFiniteImpl(const void* row, RowType type, int64_t n) {
-  if (type == RowType::kF32) return AllFiniteOf(static_cast<const float*>(row), n);
-  if (type == RowType::kBF16) return AllFiniteOf(static_cast<const hwy::bfloat16_t*>(row), n);
-  return AllFiniteOf(static_cast<const hwy::float16_t*>(row), n);
+  return CallWithRowType(
+      type, [&](auto* null) HWY_ATTR { return AllFiniteOf(static_cast<decltype(null)>(row), n); });
 }
 
 }  // namespace HWY_NAMESPACE

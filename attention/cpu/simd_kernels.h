@@ -2,9 +2,9 @@
 // query rows at once. Compiled for several instruction sets; the best one of the machine is chosen
 // at the first call.
 //
-// A tile is 64 pointers to key rows and 64 to value rows, of float32, bfloat16 or float16,
-// wherever those are: rows of a cache are used in place where the cache allows it. Rows are padded
-// to a multiple of kRowPad elements, or have such a size.
+// A tile is 64 pointers to key rows and 64 to value rows, of floats or 8-bit codes (without their
+// scale), wherever those are: rows of a cache are used in place where the cache allows it. Rows are
+// padded to a multiple of kRowPad elements, or have such a size.
 //
 // Always: every number depends on its own row and keys alone and comes by the same order of
 // operations, however many rows or keys are computed together; keys that a row does not see are
@@ -27,7 +27,7 @@ inline constexpr int kTileKeys = 64;
 inline constexpr int64_t kRowPad = 16;  // a multiple of every vector length
 constexpr int64_t Padded(int64_t dim) { return (dim + kRowPad - 1) / kRowPad * kRowPad; }
 
-enum class RowType : uint8_t { kF32, kBF16, kF16 };
+enum class RowType : uint8_t { kF32, kBF16, kF16, kF8E4M3, kF8E5M2, kI8 };
 
 // Memory that will be read soon: a piece per key, asked for bit by bit while a tile is computed.
 // Null rows: none.
@@ -93,6 +93,11 @@ bool AllFinite(const void* row, RowType type, int64_t n);
 // n elements of any narrow float, float32 or int8 as float32, exactly; codes without their scale.
 // The elements up to the next multiple of kRowPad become 0.
 void ConvertRow(DType from, const std::byte* source, int64_t n, float* out);
+// Sixteen rows out of columns that are `stride` bytes apart, 16 elements each: out[row * row_floats
+// + d] is element `row` of column d, for d < n. The elements up to the next multiple of kRowPad
+// become 0.
+void ConvertSixteenColumns(RowType from, const std::byte* source, int64_t stride, int64_t n,
+                           float* out, int64_t row_floats);
 // A float32 row rounded to nearest even into f32, f16 or bf16.
 void RoundRow(DType to, const float* source, int64_t n, std::byte* out);
 

@@ -15,6 +15,44 @@ void ForEachKey(uint64_t keys, F f) {
   for (; keys != 0; keys &= keys - 1) f(__builtin_ctzll(keys));
 }
 
+// Whether the kernels take elements of this type; then *type says how.
+bool RowTypeOf(DType dtype, RowType* type) {
+  switch (dtype) {
+    case DType::kF32:
+      *type = RowType::kF32;
+      return true;
+    case DType::kBF16:
+      *type = RowType::kBF16;
+      return true;
+    case DType::kF16:
+      *type = RowType::kF16;
+      return true;
+    case DType::kF8E4M3:
+      *type = RowType::kF8E4M3;
+      return true;
+    case DType::kF8E5M2:
+      *type = RowType::kF8E5M2;
+      return true;
+    case DType::kI8:
+      *type = RowType::kI8;
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Whether 16 keys are wanted and follow each other in a block.
+bool NeighboursFrom(int key, uint64_t wanted, const TileAddresses& addresses) {
+  if ((wanted >> key & 0xffff) != 0xffff) return false;
+  for (int i = 1; i < 16; ++i) {
+    if (addresses.block[key + i] != addresses.block[key] ||
+        addresses.offset[key + i] != addresses.offset[key] + i) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 KeyRows::Plane KeyRows::MakePlane(const ConstTensorView& view, int block_dim, int token_dim,
@@ -24,6 +62,7 @@ KeyRows::Plane KeyRows::MakePlane(const ConstTensorView& view, int block_dim, in
   plane.data = view.data;
   plane.dtype = view.dtype;
   plane.dim = dim;
+  plane.has_row_type = RowTypeOf(view.dtype, &plane.row_type);
   plane.block_bytes = view.stride[block_dim] * bytes;
   plane.token_bytes = view.stride[token_dim] * bytes;
   plane.head_bytes = head_dim < 0 ? 0 : view.stride[head_dim] * bytes;
@@ -57,9 +96,7 @@ KeyRows::KeyRows(const ConstKvCacheView& cache)
   const auto finish = [&](Plane& plane, const ConstTensorView& view, int element_dim) {
     plane.element_bytes = view.stride[element_dim] * ElementBytes(view.dtype);
     plane.dense = plane.element_bytes == ElementBytes(view.dtype) || plane.dim == 1;
-    plane.in_place =
-        plane.dense && plane.dim % kRowPad == 0 &&
-        (plane.dtype == DType::kF32 || plane.dtype == DType::kBF16 || plane.dtype == DType::kF16);
+    plane.in_place = plane.dense && plane.dim % kRowPad == 0 && plane.has_row_type;
   };
   if (cache.layout == KvLayout::kPagedX) {
     // Keys are pieces of x elements, see ReadPagedXKey; values have tokens innermost.
@@ -80,6 +117,10 @@ void KeyRows::ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std:
   const std::byte* from = key_plane_.Row(block, offset, kv_head);
   for (int64_t c = 0; c < k.extent[2]; ++c) {
     const std::byte* source = from + c * k.stride[2] * bytes;
+    if (k.stride[4] == 1 && piece * bytes == 16) {
+      std::memcpy(row + c * 16, source, 16);
+      continue;
+    }
     if (k.stride[4] == 1) {
       std::memcpy(row + c * piece * bytes, source, static_cast<size_t>(piece * bytes));
       continue;
@@ -143,24 +184,59 @@ void KeyRows::ReadLatentRow(int64_t block, int64_t offset, float* row) const {
   }
 }
 
-void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses, uint64_t wanted,
+void KeyRows::Locate(uint64_t wanted, TileAddresses* addresses) const {
+  const auto locate = [&](const Plane& plane, std::array<int64_t, kTileKeys>& row_at) {
+    if (plane.data == nullptr) return;
+    if (wanted != ~uint64_t{0}) row_at.fill(0);
+    ForEachKey(wanted, [&](int key) {
+      row_at[key] = plane.At(addresses->block[key], addresses->offset[key]);
+    });
+  };
+  locate(key_plane_, addresses->key_at);
+  locate(value_plane_, addresses->value_at);
+}
+
+void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
+                        const std::array<int64_t, kTileKeys>& row_at, uint64_t wanted,
                         int64_t kv_head, bool widen, float* scratch,
                         std::array<const void*, kTileKeys>& rows, RowType& type) const {
   const bool paged_x_key = &plane == &key_plane_ && cache_.layout == KvLayout::kPagedX;
   if (plane.in_place && !(widen && plane.dtype != DType::kF32)) {
-    type = plane.dtype == DType::kF32    ? RowType::kF32
-           : plane.dtype == DType::kBF16 ? RowType::kBF16
-                                         : RowType::kF16;
-    ForEachKey(wanted, [&](int key) {
-      rows[key] = plane.Row(addresses.block[key], addresses.offset[key], kv_head);
-    });
+    type = plane.row_type;
+    const std::byte* head = plane.Head(kv_head);
+    if (wanted == ~uint64_t{0}) {
+      for (int key = 0; key < kTileKeys; ++key) rows[key] = head + row_at[key];
+    } else {
+      ForEachKey(wanted, [&](int key) { rows[key] = head + row_at[key]; });
+    }
     return;
   }
   type = RowType::kF32;
   const int64_t bytes = ElementBytes(plane.dtype);
+  if (paged_x_key && plane.has_row_type && plane.dim % kRowPad == 0 && !widen) {
+    type = plane.row_type;
+    ForEachKey(wanted, [&](int key) {
+      std::byte* row = reinterpret_cast<std::byte*>(scratch + key * row_floats_);
+      rows[key] = row;
+      ReadPagedXKey(addresses.block[key], addresses.offset[key], kv_head, row);
+    });
+    return;
+  }
+  int done = 0;  // of the next keys
+  const bool columns = !plane.dense && plane.token_bytes == bytes && plane.has_row_type;
   ForEachKey(wanted, [&](int key) {
     float* out = scratch + key * row_floats_;
     rows[key] = out;
+    if (columns && key % 16 == 0 && NeighboursFrom(key, wanted, addresses)) {
+      ConvertSixteenColumns(plane.row_type,
+                            plane.Row(addresses.block[key], addresses.offset[key], kv_head),
+                            plane.element_bytes, plane.dim, out, row_floats_);
+      done = 16;
+    }
+    if (done > 0) {
+      --done;
+      return;
+    }
     // Raw elements go to the end of the row's own scratch when they must be collected first;
     // widening then runs ahead of no element it has yet to read.
     std::byte* raw = reinterpret_cast<std::byte*>(out);
@@ -169,7 +245,7 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses, uint
       ReadPagedXKey(addresses.block[key], addresses.offset[key], kv_head, raw);
       return ConvertRow(plane.dtype, raw, plane.dim, out);
     }
-    const std::byte* from = plane.Row(addresses.block[key], addresses.offset[key], kv_head);
+    const std::byte* from = plane.Head(kv_head) + row_at[key];
     if (plane.dense) return ConvertRow(plane.dtype, from, plane.dim, out);
     raw += row_floats_ * 4 - Padded(plane.dim) * bytes;
     const auto gather = [&](auto element) {
@@ -200,15 +276,16 @@ void KeyRows::Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_h
     });
     return;
   }
-  LoadPlane(key_plane_, addresses, wanted, kv_head, widen, scratch, rows->keys, rows->key_type);
+  LoadPlane(key_plane_, addresses, addresses.key_at, wanted, kv_head, widen, scratch, rows->keys,
+            rows->key_type);
   if (cache_.layout == KvLayout::kMlaLatent) {
     // The same rows. What is read of them beyond the values goes into padding of the output.
     rows->values = rows->keys;
     rows->value_type = rows->key_type;
     return;
   }
-  LoadPlane(value_plane_, addresses, wanted, kv_head, widen, scratch + kTileKeys * row_floats_,
-            rows->values, rows->value_type);
+  LoadPlane(value_plane_, addresses, addresses.value_at, wanted, kv_head, widen,
+            scratch + kTileKeys * row_floats_, rows->values, rows->value_type);
 }
 
 void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64_t first_head,
@@ -219,25 +296,32 @@ void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64
   // do.
   const bool mixed = cache_.layout == KvLayout::kPagedX;
   const bool by_token = cache_.layout == KvLayout::kNhd;
-  const auto find = [&](const Plane& plane, std::array<const void*, kTileKeys>& rows,
-                        int64_t& row_bytes) {
+  const auto find = [&](const Plane& plane, const std::array<int64_t, kTileKeys>& row_at,
+                        std::array<const void*, kTileKeys>& rows, int64_t& row_bytes) {
     if (plane.data == nullptr) return;
     row_bytes = plane.dim * ElementBytes(plane.dtype);
-    for (int piece = 0; piece < kTileKeys; ++piece) {
-      const int64_t key = by_token ? (share * kTileKeys + piece) / num_heads : piece;
-      const int64_t head =
-          first_head + (by_token ? (share * kTileKeys + piece) % num_heads : share);
-      if ((wanted >> key & 1) == 0) {
-        rows[piece] = zeros_.data();
-        continue;
+    if (mixed) {
+      for (int key = 0; key < kTileKeys; ++key) {
+        rows[key] = (wanted >> key & 1) == 0
+                        ? static_cast<const void*>(zeros_.data())
+                        : plane.Row(addresses.block[key], 0, first_head + share) +
+                              addresses.offset[key] * row_bytes;
       }
-      const int64_t block = addresses.block[key], offset = addresses.offset[key];
-      rows[piece] =
-          mixed ? plane.Row(block, 0, head) + offset * row_bytes : plane.Row(block, offset, head);
+    } else if (by_token) {
+      const std::byte* first = plane.Head(first_head);
+      int64_t key = share * kTileKeys / num_heads, head = share * kTileKeys % num_heads;
+      for (int piece = 0; piece < kTileKeys; ++key, head = 0) {
+        const std::byte* row = first + row_at[key] + head * plane.head_bytes;
+        const int64_t last = std::min(piece + num_heads - head, int64_t{kTileKeys});
+        for (; piece < last; row += plane.head_bytes) rows[piece++] = row;
+      }
+    } else {
+      const std::byte* first = plane.Head(first_head + share);
+      for (int key = 0; key < kTileKeys; ++key) rows[key] = first + row_at[key];
     }
   };
-  find(key_plane_, sources->keys, sources->key_bytes);
-  find(value_plane_, sources->values, sources->value_bytes);
+  find(key_plane_, addresses.key_at, sources->keys, sources->key_bytes);
+  find(value_plane_, addresses.value_at, sources->values, sources->value_bytes);
 }
 
 }  // namespace kvblocks::attention::simd

@@ -1,11 +1,11 @@
 // KeyRows: the key and value rows of one tile, out of a cache of any layout and element type, as
 // the kernels take them.
 //
-// Rows of float32, bfloat16 and float16 that lie dense in memory are used in place; everything else
-// (kPagedX, 8-bit codes, split and quantised latent rows, head sizes that are not a multiple of
-// kRowPad) is gathered into scratch. Codes come without the cache's scale, the rows of kMlaFp8_656
-// and kMlaFp8_584 with their own. Keys that are not wanted are never touched: rows of zeros stand
-// for them. How rows come does not change their numbers.
+// Rows that lie dense in memory are used in place; everything else (kPagedX, split and quantised
+// latent rows, head sizes that are not a multiple of kRowPad) is gathered into scratch. Codes come
+// without the cache's scale, the rows of kMlaFp8_656 and kMlaFp8_584 with their own. Keys that are
+// not wanted are never touched: rows of zeros stand for them. How rows come does not change their
+// numbers.
 //
 // Immutable; Load costs O(wanted rows) and allocates nothing.
 
@@ -25,6 +25,8 @@ namespace kvblocks::attention::simd {
 struct TileAddresses {
   std::array<int64_t, kTileKeys> block;
   std::array<int64_t, kTileKeys> offset;  // in the block
+  // Bytes from the first row of a head to its key's; Locate fills them.
+  std::array<int64_t, kTileKeys> key_at, value_at;
 };
 
 struct TileRows {
@@ -47,6 +49,8 @@ class KeyRows {
   int64_t value_dim() const { return value_dim_; }
   int64_t scratch_floats() const { return 2 * kTileKeys * row_floats_ + kRowPad; }
 
+  // Fills key_at and value_at, once for all heads; 0 for keys that are not wanted.
+  void Locate(uint64_t wanted, TileAddresses* addresses) const;
   // `widen` asks for float32 rows, which pays when many query rows share them. `scratch` holds
   // scratch_floats() and lives as long as the rows.
   void Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_head, bool widen,
@@ -66,17 +70,24 @@ class KeyRows {
     int64_t element_bytes = 0;  // between neighbours of a row
     bool dense = false;         // a row's elements follow each other
     bool in_place = false;
+    bool has_row_type = false;  // that kernels take
+    RowType row_type = RowType::kF32;
 
+    int64_t At(int64_t block, int64_t offset) const {
+      return block * block_bytes + offset * token_bytes;
+    }
+    const std::byte* Head(int64_t head) const { return data + head * head_bytes; }
     const std::byte* Row(int64_t block, int64_t offset, int64_t head) const {
-      return data + block * block_bytes + offset * token_bytes + head * head_bytes;
+      return Head(head) + At(block, offset);
     }
   };
   static Plane MakePlane(const ConstTensorView& view, int block_dim, int token_dim, int head_dim,
                          int64_t dim);
 
-  void LoadPlane(const Plane& plane, const TileAddresses& addresses, uint64_t wanted,
-                 int64_t kv_head, bool widen, float* scratch,
-                 std::array<const void*, kTileKeys>& rows, RowType& type) const;
+  void LoadPlane(const Plane& plane, const TileAddresses& addresses,
+                 const std::array<int64_t, kTileKeys>& row_at, uint64_t wanted, int64_t kv_head,
+                 bool widen, float* scratch, std::array<const void*, kTileKeys>& rows,
+                 RowType& type) const;
   void ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std::byte* row) const;
   void ReadLatentRow(int64_t block, int64_t offset, float* row) const;
 

@@ -32,6 +32,7 @@ void AddList(const KeyLists& lists, const KeyRows& key_rows, int64_t n, Worker* 
       addresses.offset[key] = lists.slots[first + key] % block_size;
     }
     const uint64_t wanted = count == kTileKeys ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+    key_rows.Locate(wanted, &addresses);
     key_rows.Load(addresses, wanted, 0, true, worker->scratch.data(), &tile);
     std::fill(worker->seen.begin(), worker->seen.end(), wanted);
     worker->rows.AddTile(0, tile, worker->seen.data(), worker->rules.data());

@@ -122,6 +122,7 @@ absl::Status PrepareMask(const char* op, CudaCall& call, const AttnParams& attn,
 absl::StatusOr<Pieces> PiecesOf(const char* op, const CudaCall& call, const SplitPolicy& split,
                                 const AttendRowsParams& params, int64_t max_keys) {
   Pieces pieces;
+  if (params.num_rows == 0 || params.num_heads == 0) return pieces;
   const int64_t block_size = std::max(1, params.keys.cache.block_size);
   int64_t count = 1, step = 0;
   switch (split.kind) {
@@ -136,7 +137,10 @@ absl::StatusOr<Pieces> PiecesOf(const char* op, const CudaCall& call, const Spli
       pieces.per_request = static_cast<int32_t>(std::min(split.value, kMaxRows));
       break;
     case SplitPolicy::Kind::kAuto: {
-      const int64_t pairs = int64_t{params.num_rows} * params.num_heads;
+      const int heads_per_warp =
+          HeadsPerWarp(params.num_heads, params.num_kv_heads, params.value_dim);
+      const int64_t warps = int64_t{params.num_rows} * params.num_kv_heads *
+                            CeilDiv(params.num_heads / params.num_kv_heads, heads_per_warp);
       const int64_t wanted = call.launch.num_multiprocessors * kWarpsPerMultiprocessor;
       int64_t keys = max_keys;
       if (params.scoring.window_left >= 0) {
@@ -145,7 +149,7 @@ absl::StatusOr<Pieces> PiecesOf(const char* op, const CudaCall& call, const Spli
       const int64_t room = static_cast<int64_t>(call.launch.workspace_bytes) - call.arena.used() -
                            2 * kArenaAlignment;
       const int64_t bytes = StateBytes(params);
-      count = pairs == 0 ? 1 : std::min(CeilDiv(wanted, pairs), CeilDiv(keys, kLeastKeys));
+      count = std::min(CeilDiv(wanted, warps), CeilDiv(keys, kLeastKeys));
       count = std::min(count, room / std::max<int64_t>(1, bytes));
       count = std::clamp<int64_t>(count, 1, kMaxPieces);
       if (count > 1) {

@@ -3,24 +3,23 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <limits>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "attention/cuda/cuda_ops.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/attend_rows.h"
 #include "attention/cuda/kernels/merge_states.h"
 #include "attention/oracle/paged_case.h"
 #include "attention/oracle/tolerance.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -168,6 +167,46 @@ TEST(AttendRowsTest, MasksTooSmallForALengthHideTheRestAndFlag) {
   EXPECT_EQ(FlagsOfRun(ragged), static_cast<uint32_t>(kLengthClamped));
 }
 
+// Heads of a group share each loaded key; what one of them does not see must not reach it.
+TEST(AttendRowsTest, KeysThatSomeHeadsOfAGroupSeeStayAwayFromTheOthers) {
+  for (int64_t heads : {2, 3, 4, 7, 8}) {
+    for (int64_t dim : {32, 160}) {
+      PagedCaseOptions options;
+      options.lengths = {100};
+      options.q_lens = {2};
+      options.num_heads = heads, options.num_kv_heads = 1;
+      options.key_dim = 32, options.value_dim = dim;
+      PagedCase clean(options), spoiled(options);
+      const std::vector<double> nan_key(32, NAN), nan_value(dim, NAN);
+      for (int64_t j = 1; j < 100; j += 3) {
+        spoiled.SetKey(0, j, 0, nan_key);
+        spoiled.SetValue(0, j, 0, nan_value);
+      }
+      Tensor mask(DType::kBool, {1, heads, 2, 100});
+      for (int64_t n = 0; n < heads * 200; ++n) {
+        mask.bytes[n] = static_cast<std::byte>(n / 200 % 2 == 0 && n % 100 % 3 == 1);
+      }
+      for (PagedCase* paged : {&clean, &spoiled}) {
+        paged->params.mask.form = MaskForm::kPerHead;
+        paged->params.mask.tensor = mask.view;
+        paged->hide = [](int64_t, int64_t, int64_t j, int64_t h) {
+          return h % 2 == 0 && j % 3 == 1;
+        };
+        EXPECT_EQ(FlagsOfRun(ParamsOf(*paged)), 0u);
+        EXPECT_EQ(MismatchOf(*paged), "");
+      }
+      const std::vector<double> a = clean.out.Get(), b = spoiled.out.Get();
+      for (size_t i = 0; i < a.size(); ++i) {
+        if (i / dim % heads % 2 == 0) {
+          ASSERT_EQ(b[i], a[i]) << heads << " heads, element " << i;
+        } else {
+          ASSERT_TRUE(std::isnan(b[i])) << heads << " heads, element " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(AttendRowsTest, PositionsMayBeAnything) {
   PagedCase paged(Options());
   AttendRowsParams params = ParamsOf(paged);
@@ -261,6 +300,76 @@ TEST(AttendRowsTest, MaskBitsAreCountedRequestByRequest) {
   EXPECT_EQ(bits, expected);
 }
 
+// Whatever stands in the arrays that only the device reads: nothing outside of any tensor is
+// touched, which sanitizers see, and nothing but outputs is written.
+TEST(AttendRowsTest, GarbageInDeviceArraysIsHarmless) {
+  const auto garbage = [](std::mt19937_64& random) {
+    const int32_t kExtremes[] = {INT32_MIN, INT32_MIN + 1, -1, 0, 1, 17, 1000, INT32_MAX};
+    return random() % 2 == 0 ? kExtremes[random() % 8] : static_cast<int32_t>(random() % 100) - 10;
+  };
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    std::mt19937_64 random(seed);
+    PagedCaseOptions options = Options();
+    options.lengths = {40, 9, 1, 20};
+    options.q_lens = {3, 1, 1, 6};
+    const KvLayout kLayouts[] = {KvLayout::kPagedX, KvLayout::kNhd, KvLayout::kHnd};
+    options.layout = kLayouts[seed % 3];
+    if (seed % 4 == 1) options.cache_dtype = DType::kI8;
+    options.num_heads = 2, options.num_kv_heads = 1;
+    options.key_dim = options.value_dim = 16;
+    PagedCase paged(options);
+    paged.params.causal = seed % 5 != 0;
+    if (seed % 3 == 1) paged.params.window_left = 7;
+    if (seed % 7 == 1) paged.params.chunk = 32;
+    Tensor mask(DType::kU8, {4, 6, 40});
+    for (std::byte& byte : mask.bytes) byte = static_cast<std::byte>(random() % 2);
+    if (seed % 4 == 2) {
+      paged.params.mask.tensor = mask.view;
+      paged.params.mask.form = MaskForm::kPerRequest;
+      paged.params.mask.rows_are_absolute = seed % 8 == 2;
+    }
+    Tensor bits(DType::kU8, {40});
+    if (seed % 4 == 3) {
+      paged.params.mask.tensor = bits.view;
+      paged.params.mask.form = MaskForm::kRaggedBits;
+    }
+    AttendRowsParams params = ParamsOf(paged);
+    std::vector<int64_t> bits_before(4);
+    std::vector<int32_t> positions(params.num_rows);
+    if (seed % 6 == 0) params.query_positions = positions.data();
+    for (int32_t& position : positions) position = garbage(random);
+    std::vector<std::pair<int32_t*, int64_t>> arrays;
+    for (Tensor* tensor : {&paged.block_table, &paged.seq_lens, &paged.query_start_loc}) {
+      arrays.emplace_back(tensor->view.as<int32_t>(), tensor->view.num_elements());
+    }
+    // All of one array, or an element here and there.
+    for (const auto& [array, count] : arrays) {
+      const bool all = random() % 4 == 0;
+      for (int64_t n = 0; n < count; ++n) {
+        if (all || random() % 6 == 0) array[n] = garbage(random);
+      }
+    }
+    if (seed % 4 == 3) {
+      MaskBitsParams counts;
+      counts.num_requests = 4;
+      counts.query_start_loc = params.query_start_loc;
+      counts.seq_lens = params.keys.seq_lens;
+      counts.bits_before = bits_before.data();
+      ASSERT_EQ(LaunchMaskBits({}, counts), 0);
+      params.scoring.mask.bits_before = bits_before.data();
+      params.scoring.mask.columns = 40;
+    }
+    const std::vector<std::byte> k = paged.k_bytes.bytes, v = paged.v_bytes.bytes;
+    paged.ClearOutputs();
+    params.pieces.count = 1 + static_cast<int32_t>(seed % 2);
+    params.pieces.step = 16;
+    params.output.out_piece_stride = params.output.lse.piece_stride = 0;
+    EXPECT_EQ(FlagsOfRun(params) & ~static_cast<uint32_t>(kBadBlock | kLengthClamped), 0u);
+    EXPECT_EQ(paged.k_bytes.bytes, k);
+    EXPECT_EQ(paged.v_bytes.bytes, v);
+  }
+}
+
 // --- Merging ---
 
 TEST(MergeStatesTest, InfiniteLsesAreLeftOutAndFlagged) {
@@ -282,6 +391,25 @@ TEST(MergeStatesTest, InfiniteLsesAreLeftOutAndFlagged) {
   EXPECT_EQ(bits, static_cast<uint32_t>(kMergeOfInfinity));
   EXPECT_EQ(out, 5);
   EXPECT_EQ(lse, 0);
+}
+
+TEST(MergeStatesTest, NaNsAreNotHidden) {
+  const std::vector<float> outs = {1, 5, 7};
+  for (const std::vector<float>& lses :
+       {std::vector<float>{0, NAN, 1}, std::vector<float>{NAN, NAN, NAN}}) {
+    float out = 0, lse = 0;
+    MergeStatesParams params;
+    params.outs = {outs.data(), 1, 1, Element::kF32};
+    params.out_state_stride = 1;
+    params.lses = {lses.data(), 1, 1, 1};
+    params.num_states = 3;
+    params.num_rows = params.value_dim = 1;
+    params.out = {&out, 1, 1, Element::kF32};
+    params.lse = &lse;
+    ASSERT_EQ(LaunchMergeStates({}, params), 0);
+    EXPECT_TRUE(std::isnan(lse));
+    EXPECT_TRUE(std::isnan(out));
+  }
 }
 
 // What decode with a plan leaves: requests of 2, 1, 0 and 3 pieces with two rows each.
@@ -332,70 +460,6 @@ TEST(MergeStatesTest, OffsetsSayWhichStatesAreOfARequest) {
       }
     }
   }
-}
-
-// --- What CUDA's operations refuse ---
-
-TEST(CudaOpsTest, RefusesWhatIsNotBuilt) {
-  PagedCaseOptions options;
-  options.lengths = {3, 20};
-  options.q_lens = {1, 1};
-  options.q_dtype = options.cache_dtype = DType::kF64;
-  PagedCase doubles(options);
-  absl::Status status = Cuda().PagedDecode({}, doubles.DecodeArgs());
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("PagedDecode: q is f64"));
-
-  options.q_dtype = options.cache_dtype = DType::kF32;
-  options.key_dim = 577;
-  PagedCase wide(options);
-  status = Cuda().PagedPrefill({}, wide.PrefillArgs());
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 576"));
-
-  options.key_dim = 16;
-  PagedCase paged(options);
-  PagedDecodeArgs args = paged.DecodeArgs();
-  Tensor lengths(DType::kI32, {2, 2});
-  lengths.Set({1, 1, 1, 1});
-  args.seq_lens = lengths.view.Select(1, 0).value();
-  status = Cuda().PagedDecode({}, args);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("seq_lens has stride 2"));
-}
-
-TEST(CudaOpsTest, PiecesNeedAWorkspaceAndAutoTakesWhatThereIs) {
-  PagedCaseOptions options;
-  options.lengths = {700};
-  options.q_lens = {1};
-  options.num_heads = options.num_kv_heads = 1;
-  PagedCase paged(options);
-  PagedDecodeArgs args = paged.DecodeArgs();
-  args.params.split = SplitPolicy::Fixed(64);
-  const std::vector<std::byte> before = paged.out.bytes;
-  const absl::Status status = Cuda().PagedDecode({}, args);
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  // 11 pieces of 16 values.
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("PagedDecode: the operation needs a workspace of 704 bytes"));
-  EXPECT_EQ(paged.out.bytes, before);
-
-  args.params.split = SplitPolicy::None();
-  ASSERT_TRUE(Cuda().PagedDecode({}, args).ok());
-  const std::vector<std::byte> whole = paged.out.bytes;
-  args.params.split = SplitPolicy::Auto();
-  ASSERT_TRUE(Cuda().PagedDecode({}, args).ok());
-  EXPECT_EQ(paged.out.bytes, whole);
-
-  std::vector<std::byte> memory(4096);
-  Workspace workspace;
-  workspace.device = absl::MakeSpan(memory);
-  ExecContext context;
-  context.workspace = &workspace;
-  paged.ClearOutputs();
-  ASSERT_TRUE(Cuda().PagedDecode(context, args).ok());
-  EXPECT_EQ(MismatchOf(paged), "");
-  EXPECT_NE(memory, std::vector<std::byte>(4096));  // it was cut
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include "attention/cpu/blend_ops.h"
 #include "attention/cpu/cache_ops.h"
 #include "attention/cuda/cache_ops.h"
-#include "attention/cuda/check/device_mirror.h"
+#include "attention/cuda/host_tensor_ops.h"
 #include "attention/ops/attention_ops.h"
 #include "attention/oracle/paged_case.h"
 #include "attention/tensor/small_floats.h"
@@ -38,8 +38,9 @@ class BlendOps : public AttentionOps {
 
 const AttentionOps& OnDevice() {
   static const BlendOps ops;
-  static const DeviceMirror mirror(&ops, 4 << 20, 64 << 20);
-  return mirror;
+  static const auto on_device =
+      HostTensorOps::Create(&ops, {.workspace_bytes = 4 << 20, .arena_bytes = 64 << 20});
+  return **on_device;
 }
 
 Tensor Normal(DType dtype, std::vector<int64_t> extents, std::mt19937_64& random) {

@@ -13,7 +13,7 @@
 
 #include "attention/cache/kv_cache_layout.h"
 #include "attention/cpu/cache_ops.h"
-#include "attention/cuda/check/device_mirror.h"
+#include "attention/cuda/host_tensor_ops.h"
 #include "attention/ops/attention_ops.h"
 #include "attention/oracle/paged_case.h"
 #include "attention/tensor/small_floats.h"
@@ -41,8 +41,9 @@ class CacheOps : public AttentionOps {
 
 const AttentionOps& OnDevice() {
   static const CacheOps ops;
-  static const DeviceMirror mirror(&ops, 1 << 20, 64 << 20);
-  return mirror;
+  static const auto on_device =
+      HostTensorOps::Create(&ops, {.workspace_bytes = 1 << 20, .arena_bytes = 64 << 20});
+  return **on_device;
 }
 
 // Values of many sizes, infinities among them and, where bits are copied, any pattern.
@@ -277,7 +278,8 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
 
 TEST(CudaCacheOpsTest, TooSmallAWorkspaceIsNamedWithWhatItNeeds) {
   static const CacheOps ops;
-  const DeviceMirror small(&ops, 256, 1 << 20);
+  const auto small =
+      HostTensorOps::Create(&ops, {.workspace_bytes = 256, .arena_bytes = 1 << 20}).value();
   Tensor k(DType::kF32, {1, 1, 4});
   Tensor scale(DType::kF32, {1}), other(DType::kF32, {1});
   ComputeKvScalesArgs args;
@@ -285,7 +287,7 @@ TEST(CudaCacheOpsTest, TooSmallAWorkspaceIsNamedWithWhatItNeeds) {
   args.v = k.view;
   args.k_scale = scale.view;
   args.v_scale = other.view;
-  const absl::Status status = small.ComputeKvScales({}, args);
+  const absl::Status status = small->ComputeKvScales({}, args);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_NE(std::string(status.message()).find("256 bytes; needs 6336"), std::string::npos)
       << status;

@@ -12,6 +12,8 @@ namespace {
 // What starting a piece costs, in tiles of keys: its queries, the ring's first tiles, the merge.
 constexpr int64_t kPieceTiles = 4;
 constexpr int64_t kMaxPieces = 64;
+// Packed rows of a request that tiles of 16 rows serve better.
+constexpr int64_t kMostRowsForRows16 = 16;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -134,7 +136,8 @@ MlaKernel MlaKernelFor(const LaunchContext& context, const AttendRowsParams& par
   if (split.kind == SplitPolicy::Kind::kAuto && params.query_start_loc != nullptr) {
     rows *= CeilDiv(params.num_rows, std::max(1, params.num_requests));
   }
-  return MlaKernel::kRows16;
+  const bool has_wgmma = capability == 90 || IsEmulation();
+  return has_wgmma && rows > kMostRowsForRows16 ? MlaKernel::kRows64 : MlaKernel::kRows16;
 }
 
 absl::Status LaunchMla(const char* op, CudaCall& call, const SplitPolicy& split, int64_t max_keys,
@@ -148,7 +151,9 @@ absl::Status LaunchMla(const char* op, CudaCall& call, const SplitPolicy& split,
     params.pieces = *pieces;
   }
   return AttendInPieces(op, call, params,
-                        kernel == MlaKernel::kRows ? LaunchAttendRows : LaunchMlaRows16);
+                        kernel == MlaKernel::kRows     ? LaunchAttendRows
+                        : kernel == MlaKernel::kRows16 ? LaunchMlaRows16
+                                                       : LaunchMlaRows64);
 }
 
 }  // namespace kvblocks::attention::cuda

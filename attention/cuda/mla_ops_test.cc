@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cuda/check/device_mirror.h"
+#include "attention/cuda/host_tensor_ops.h"
 #include "attention/cuda/mla_ops.h"
 #include "attention/ops/attention_ops.h"
 #include "attention/oracle/dense_oracle.h"
@@ -42,14 +42,13 @@ class MlaOps : public AttentionOps {
 
 const AttentionOps& OnDevice() {
   static const MlaOps ops;
-  static const DeviceMirror mirror(&ops, 16 << 20, 64 << 20);
-  return mirror;
+  static const auto on_device =
+      HostTensorOps::Create(&ops, {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20});
+  return **on_device;
 }
 
-// Rows whose scales are no powers of two are rounded after they were scaled.
 Tolerance ToleranceOf(KvLayout layout, DType type) {
-  if (layout == KvLayout::kMlaFp8_656) return {1e-2, 2e-2, 5e-3, 1e-5};
-  return CudaTolerance(type);
+  return layout == KvLayout::kMlaFp8_656 ? CudaTileScaledTolerance(type) : CudaTolerance(type);
 }
 
 Tensor Ints(const std::vector<double>& values, std::vector<int64_t> extents) {

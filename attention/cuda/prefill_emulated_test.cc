@@ -113,6 +113,35 @@ TEST_P(PrefillTest, T1ManyRowTilesOfOneRequest) {
   }
 }
 
+TEST_P(PrefillTest, T21CodesWithScalesOfAllShapes) {
+  using Scales = PagedCaseOptions::Scales;
+  struct Case {
+    DType type, code;
+    Scales scales;
+    int64_t dim;
+    KvLayout layout;
+  };
+  const Case cases[] = {
+      {DType::kBF16, DType::kF8E4M3, Scales::kPerHead, 128, KvLayout::kNhd},
+      {DType::kF16, DType::kF8E5M2, Scales::kOne, 64, KvLayout::kHnd},
+      {DType::kF16, DType::kI8, Scales::kPerRequest, 80, KvLayout::kNhd},
+      {DType::kBF16, DType::kI8, Scales::kPerHead, 128, KvLayout::kHnd},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(absl::StrCat(Name(one.type), " over ", Name(one.code)));
+    PagedCaseOptions options = Options(one.type);
+    options.cache_dtype = one.code;
+    options.scales = one.scales;
+    options.key_dim = options.value_dim = one.dim;
+    options.layout = one.layout;
+    options.lengths = {17, 100, 5};
+    options.q_lens = {5, 20, 5};
+    PagedCase paged(options);
+    paged.params.soft_cap = one.code == DType::kF8E5M2 ? 3 : 0;
+    ExpectPrefillIsExact(paged);
+  }
+}
+
 TEST_P(PrefillTest, ContiguousKeysOfOtherLengths) {
   PagedCaseOptions options = Options(DType::kF16);
   options.key_dim = 192, options.value_dim = 128;

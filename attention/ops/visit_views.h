@@ -1,4 +1,4 @@
-// VisitViews: calls a function with every tensor of an operation's arguments. Testonly.
+// VisitViews: calls a function with every tensor of an operation's arguments.
 
 #ifndef KVBLOCKS_ATTENTION_OPS_VISIT_VIEWS_H_
 #define KVBLOCKS_ATTENTION_OPS_VISIT_VIEWS_H_

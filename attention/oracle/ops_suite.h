@@ -23,6 +23,17 @@ namespace kvblocks::attention {
 const AttentionOps& OpsUnderTest();
 // Of outputs of this type.
 Tolerance ToleranceUnderTest(DType out);
+// ... from rows of codes with a scale per tile that is no power of two (kMlaFp8_656).
+Tolerance TileScaledToleranceUnderTest(DType out);
+// What the rules leave to a backend's device.
+struct SuiteTraits {
+  // Rows and blocks of tensors begin at multiples of so many bytes (AT-5).
+  int64_t alignment = 1;
+  // Lengths and states are where the host sees them: plans for others, and an lse of +infinity, are
+  // refused. Else they are skipped and flagged.
+  bool host_sees_values = true;
+};
+SuiteTraits TraitsUnderTest();
 
 // --- For the suites ---
 

@@ -69,6 +69,10 @@ std::vector<PagedCaseOptions> GridCases() {
     options.num_heads = kHeads[row[4]].first;
     options.num_kv_heads = kHeads[row[4]].second;
     options.block_size = kBlockSizes[row[5]];
+    if (options.layout == KvLayout::kPagedX) {  // whose rows of V are the tokens of a block
+      options.block_size = std::max(options.block_size, TraitsUnderTest().alignment /
+                                                            ElementBytes(options.cache_dtype));
+    }
     options.seed = cases.size() + 1;
     options.scales = static_cast<PagedCaseOptions::Scales>(cases.size() % 3);
     options.interleave_kv = cases.size() % 2 == 0;

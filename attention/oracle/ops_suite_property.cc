@@ -33,6 +33,17 @@ PagedCaseOptions DrawOptions(bool decode) {
   options.num_kv_heads = Draw(1, 4);
   options.num_heads = options.num_kv_heads * Draw(1, 5);
   options.block_size = Draw(1, 20);
+  if (const int64_t bytes = TraitsUnderTest().alignment; bytes > 1) {
+    // The same draws, moved up to where rows are aligned.
+    const auto up = [](int64_t size, int64_t step) { return (size + step - 1) / step * step; };
+    const int64_t of_row = bytes / std::min(ElementBytes(options.q_dtype),
+                                            ElementBytes(options.cache_dtype));
+    options.key_dim = up(options.key_dim, of_row);
+    options.value_dim = up(options.value_dim, of_row);
+    if (options.layout == KvLayout::kPagedX) {
+      options.block_size = up(options.block_size, bytes / ElementBytes(options.cache_dtype));
+    }
+  }
   options.interleave_kv = Flip();
   options.scales = static_cast<PagedCaseOptions::Scales>(Draw(0, 3));
   options.seed = Draw(0, 1 << 30);

@@ -108,7 +108,10 @@ struct SparseCase {
   std::string MismatchNow() const {
     const int64_t rows = kRequests * kQueries;
     return Mismatch(expected, out.view.Reshape({rows, heads, main.value_dim()}).value(),
-                    lse.view.Reshape({rows, heads}).value(), ToleranceUnderTest(out.view.dtype));
+                    lse.view.Reshape({rows, heads}).value(),
+                    main.view().layout == KvLayout::kMlaFp8_656
+                        ? TileScaledToleranceUnderTest(out.view.dtype)
+                        : ToleranceUnderTest(out.view.dtype));
   }
 
   int64_t heads;

@@ -105,6 +105,7 @@ TEST(OpsInvarianceTest, T8PlansGiveTheSameAndMustFit) {
       const absl::Status status = OpsUnderTest().PagedDecode({}, args);
       ASSERT_TRUE(status.ok()) << status;
       EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(DType::kF32)), "") << parts;
+      if (!TraitsUnderTest().host_sees_values) continue;
       // A plan for other lengths is refused and nothing written.
       lengths[0] += 200;
       input.type.window = 0;

@@ -68,10 +68,20 @@ TEST(OpsStatesTest, Ex9SinkExactlyOnce) {
   in_lse.Expect(10, std::log(16));
 }
 
-TEST(OpsStatesTest, InfiniteLseIsRefused) {
+TEST(OpsStatesTest, InfiniteLseIsRefusedOrTakenAsEmpty) {
   ExampleStates states({1, 2}, {0, kInfinity});
-  EXPECT_EQ(OpsUnderTest().MergeStates({}, states.args).code(),
-            absl::StatusCode::kInvalidArgument);
+  uint32_t bits = 0;
+  DeviceErrorFlags flags{&bits};
+  ExecContext context;
+  context.error_flags = &flags;
+  const absl::Status status = OpsUnderTest().MergeStates(context, states.args);
+  if (TraitsUnderTest().host_sees_values) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return;
+  }
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(bits, kMergeOfInfinity);
+  states.Expect(1, 0);
 }
 
 // Attention of one request with `num_keys` keys, and of parts of its keys, all by VarlenSelfAttention.

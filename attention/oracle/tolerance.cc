@@ -61,6 +61,11 @@ Tolerance CudaTolerance(DType out) {
   }
 }
 
+Tolerance CudaTileScaledTolerance(DType out) {
+  if (out != DType::kBF16 && out != DType::kF16) return CudaTolerance(out);
+  return {1e-2, 2e-2, 5e-3, 1e-5};
+}
+
 std::string Mismatch(const DenseResult& expected, const ConstTensorView& out,
                      const ConstTensorView& lse, const Tolerance& tolerance) {
   const int64_t num_heads = out.extent[1], value_dim = out.extent[2];

@@ -32,6 +32,8 @@ Tolerance ReferenceTolerance(DType out);
 Tolerance CpuTolerance(DType out);
 // Of CUDA kernels that compute in `out`.
 Tolerance CudaTolerance(DType out);
+// ... from rows that they round to 16 bits after scaling, tile by tile; float32 is not rounded.
+Tolerance CudaTileScaledTolerance(DType out);
 
 // Empty if `out` [rows, H, Dv] and `lse` [rows, H] (or absent) are within the limits, else the worst
 // offence in words. `expected` as the oracle gives it, rows one after another.

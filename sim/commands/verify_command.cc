@@ -14,6 +14,11 @@
 #include "attention/cpu/cpu_ops.h"
 #include "attention/cpu/reference_ops.h"
 #include "attention/cpu/thread_pool.h"
+#ifdef KVBLOCKS_WITH_CUDA
+#include "absl/cleanup/cleanup.h"
+#include "attention/cuda/cuda_ops.h"
+#include "attention/cuda/host_tensor_ops.h"
+#endif
 #include "sim/commands/commands.h"
 #include "sim/commands/output.h"
 #include "sim/commands/progress_line.h"
@@ -52,9 +57,22 @@ Examples
   kvsim verify trace.jsonl.gz --limit=200 --rows=0      all rows of 200 requests
   kvsim verify trace.jsonl.gz --model=gpt-oss-20b --num-blocks=3000 --sample=0.05
   kvsim verify trace.jsonl.gz --model=deepseek-v3 --max-tokens=2000000 --rows=8
+  kvsim verify trace.jsonl.gz --device=cuda             the GPU's kernels do the paged side
 
 Exit status: 0 no wrong number, 1 a wrong number, 2 bad input or options, 3 no progress, 4 internal
 check failed.)";
+
+// Largest difference of values in [-2, 2): kernels of a GPU have float32 exponentials of their own.
+double ToleranceOf(const std::string& device) {
+  return device == "cuda" ? 6e-5 : VerifyingObserver::Options().tolerance;
+}
+
+// The GPU's operations on tensors in host memory.
+#ifdef KVBLOCKS_WITH_CUDA
+absl::StatusOr<std::unique_ptr<attention::cuda::HostTensorOps>> OpenCuda() {
+  return attention::cuda::HostTensorOps::Create(&attention::Cuda(), {});
+}
+#endif
 
 std::string Line(const char* label, const std::string& text) {
   return absl::StrFormat("%-20s %s\n", label, text);
@@ -84,6 +102,10 @@ class VerifyCommand final : public Command {
         ->type_name("cpu|cpu_reference")
         ->check(CLI::IsMember({"cpu", kReference}).description(""))
         ->group(kVerify);
+    app_->add_option("--device", device_, "cuda: the GPU of this machine does the paged side [cpu]")
+        ->type_name("cpu|cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
+        ->group(kVerify);
     app_->add_option("--threads", threads_, "0: one per processor [0]")
         ->type_name("N")
         ->check(CLI::Range(int64_t{0}, kMaxThreads).description(""))
@@ -103,7 +125,7 @@ class VerifyCommand final : public Command {
   CLI::App* app_;
   ReplayInput input_;
   int64_t rows_ = 32, max_tokens_ = 0, layers_ = 1, threads_ = 0;
-  std::string backend_ = "cpu";
+  std::string backend_ = "cpu", device_ = "cpu";
   bool poison_ = true, quiet_ = false;
 };
 
@@ -138,8 +160,8 @@ std::string VerifyCommand::Report(const VerifyingObserver& observer, const Simul
   text +=
       Line("blocks poisoned", poison_ ? number(stats.num_blocks_poisoned) : "none (--no-poison)");
   text += Line("max error", absl::StrFormat("%.2g, of at most %.2g", stats.max_error,
-                                            VerifyingObserver::Options().tolerance));
-  text += Line("backend", backend_);
+                                            ToleranceOf(device_)));
+  text += Line("backend", device_ == "cuda" ? device_ : backend_);
   text += Line("time", absl::StrFormat("%.1f s", seconds));
   return text;
 }
@@ -156,12 +178,34 @@ ExitStatus VerifyCommand::Run() {
   attention::ThreadPool threads(static_cast<int>(threads_));
   VerifyingObserver::Options options;
   options.ops = backend_ == kReference ? &attention::CpuReference() : &attention::Cpu();
+#ifdef KVBLOCKS_WITH_CUDA
+  std::unique_ptr<attention::cuda::HostTensorOps> cuda;
+#endif
+  if (device_ == "cuda") {
+#ifdef KVBLOCKS_WITH_CUDA
+    auto opened = OpenCuda();
+    if (!opened.ok()) return Fail("verify", opened.status());
+    cuda = *std::move(opened);
+    options.ops = cuda.get();
+    options.on_memory = [&cuda](absl::Span<std::byte> memory) { return cuda->Share(memory); };
+#else
+    return Fail("verify", absl::UnimplementedError(
+                              "--device=cuda: this kvsim was built without CUDA; with a CUDA compiler "
+                              "(tools/cuda_toolkit.sh installs one), bazel build -c opt "
+                              "--define=kvblocks_cuda=1 //sim:kvsim builds one with it"));
+#endif
+  }
+  options.tolerance = ToleranceOf(device_);
   options.threads = &threads;
   options.poison = poison_;
   options.layers_per_group = layers_;
   options.max_rows_per_step = rows_;
   options.seed = config->seed();
   VerifyingObserver observer(options);
+#ifdef KVBLOCKS_WITH_CUDA
+  // Unmaps the observer's memory before that is freed.
+  const absl::Cleanup close_cuda = [&cuda] { cuda.reset(); };
+#endif
   // A wrong number ends the run in the iteration in which it is found.
   setup->simulation.progress_interval = 1;
   auto simulation =

@@ -115,6 +115,10 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
   auto memory = PagedMemory::Create(verifier->options_.num_blocks, num_planes, page_floats);
   if (!memory.ok()) return memory.status();
   verifier->memory_ = *std::move(memory);
+  if (verifier->options_.on_memory) {
+    absl::Status status = verifier->options_.on_memory(verifier->memory_.bytes());
+    if (!status.ok()) return status;
+  }
   if (verifier->options_.poison) verifier->memory_.Record(kNullBlock, {}, true);
   verifier->WriteSinkRows();
   return verifier;

@@ -29,6 +29,7 @@
 #ifndef KVBLOCKS_SIM_VERIFY_KV_CACHE_VERIFIER_H_
 #define KVBLOCKS_SIM_VERIFY_KV_CACHE_VERIFIER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -79,6 +80,8 @@ struct VerifierOptions {
   // MlaDecode.
   const attention::AttentionOps* ops = nullptr;
   attention::ThreadPool* threads = nullptr;
+  // Called with the memory of all blocks once it is there: backends of other devices map it.
+  std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;
   // Null: blocks that no request of the verifier's holds are free, the others held.
   std::function<BlockUse(int32_t block)> use_of_block;
 

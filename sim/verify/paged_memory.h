@@ -10,12 +10,14 @@
 #ifndef KVBLOCKS_SIM_VERIFY_PAGED_MEMORY_H_
 #define KVBLOCKS_SIM_VERIFY_PAGED_MEMORY_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "attention/cache/kv_cache_view.h"
 #include "sim/verify/plain_attention.h"
 
@@ -42,6 +44,11 @@ class PagedMemory {
                                             int64_t page_floats);
 
   int64_t num_blocks() const { return num_blocks_; }
+  // All planes.
+  absl::Span<std::byte> bytes() const {
+    return {reinterpret_cast<std::byte*>(data_.get()),
+            static_cast<size_t>(num_blocks_ * num_planes_ * page_floats_) * sizeof(float)};
+  }
 
   // A layer's cache of `block_rows` rows per block in a plane.
   attention::KvCacheView View(int64_t plane, const RowShape& shape, int64_t block_rows) const;

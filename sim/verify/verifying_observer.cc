@@ -77,6 +77,7 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   options.groups = MakeGroups();
   options.ops = options_.ops;
   options.threads = options_.threads;
+  options.on_memory = options_.on_memory;
   options.use_of_block = [this](int32_t id) {
     const KvCacheBlock& block = manager_->pool().block(id);
     if (block.ref_count > 0) return BlockUse::kHeld;

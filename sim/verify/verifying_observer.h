@@ -16,14 +16,18 @@
 #ifndef KVBLOCKS_SIM_VERIFY_VERIFYING_OBSERVER_H_
 #define KVBLOCKS_SIM_VERIFY_VERIFYING_OBSERVER_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "attention/cpu/thread_pool.h"
 #include "attention/ops/attention_ops.h"
 #include "sim/engine/engine_observer.h"
@@ -37,6 +41,7 @@ class VerifyingObserver final : public EngineObserver {
   struct Options {
     const attention::AttentionOps* ops = nullptr;
     attention::ThreadPool* threads = nullptr;
+    std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;  // VerifierOptions'
     bool poison = true;
     int64_t layers_per_group = 1;
     int64_t max_rows_per_step = 0;  // 0: all
@@ -44,7 +49,7 @@ class VerifyingObserver final : public EngineObserver {
     uint64_t seed = 0;
   };
 
-  explicit VerifyingObserver(const Options& options) : options_(options) {}
+  explicit VerifyingObserver(Options options) : options_(std::move(options)) {}
 
   // OK, or what the verifier found.
   const absl::Status& status() const { return status_; }

@@ -5,14 +5,15 @@
 //   gpu_check --bench              the benchmarks
 //   gpu_check --bench=decode --rounds=50 --matrix_tflops=788
 //
-// Exit status 0: all passed; 1: something failed; 77: there is no GPU.
+// Exit status 0: all passed, or skipped because there is no GPU; 1: something failed, or benchmarks
+// found no GPU; 2: bad arguments.
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
-#include "attention/cuda/check/device_mirror.h"
+#include "attention/cuda/host_tensor_ops.h"
 #include "attention/cuda/check/gpu_bench.h"
 #include "attention/cuda/cuda_ops.h"
 #include "attention/cuda/kernels/runtime.h"
@@ -22,11 +23,14 @@
 namespace kvblocks::attention {
 
 const AttentionOps& OpsUnderTest() {
-  static const auto* const mirror = new cuda::DeviceMirror(&Cuda());
-  return *mirror;
+  static const auto* const on_device =
+      new auto(cuda::HostTensorOps::Create(&Cuda(), cuda::HostTensorOps::Options{}));
+  return ***on_device;
 }
 
 Tolerance ToleranceUnderTest(DType out) { return CudaTolerance(out); }
+SuiteTraits TraitsUnderTest() { return {.alignment = 16, .host_sees_values = false}; }
+Tolerance TileScaledToleranceUnderTest(DType out) { return CudaTileScaledTolerance(out); }
 
 }  // namespace kvblocks::attention
 
@@ -39,6 +43,23 @@ const char* FlagValue(const char* argument, const char* name) {
   if (argument[length] == '=') return argument + length + 1;
   return argument[length] == '\0' ? "" : nullptr;
 }
+
+// Empty if there is a GPU.
+std::string WhyNoGpu() {
+  int devices = 0;
+  const int error = kvblocks::attention::cuda::CountDevices(&devices);
+  if (error == 0 && devices > 0) return "";
+  return std::string("no GPU can be used: ") +
+         (error != 0 ? kvblocks::attention::cuda::ErrorName(error) : "there is none");
+}
+
+// Skips every test by name where there is none.
+class NeedsGpu : public testing::Environment {
+ public:
+  void SetUp() override {
+    if (const std::string reason = WhyNoGpu(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
 
 }  // namespace
 
@@ -69,16 +90,20 @@ int main(int argc, char** argv) {
     return 2;
   }
   using namespace kvblocks::attention::cuda;
-  int devices = 0;
-  const Error error = CountDevices(&devices);
-  if (error != 0 || devices == 0) {
-    std::fprintf(stderr, "no GPU: %s\n", error != 0 ? ErrorName(error) : "no device");
-    return 77;
+  if (!bench) {
+    testing::AddGlobalTestEnvironment(new NeedsGpu);
+    return RUN_ALL_TESTS();
   }
-  if (!bench) return RUN_ALL_TESTS();
+  if (const std::string reason = WhyNoGpu(); !reason.empty()) {
+    std::fprintf(stderr, "%s\n", reason.c_str());
+    return 1;
+  }
   GpuBench gpu(filter, rounds, matrix_tflops);
   gpu.MeasurePeaks();
   BenchDecode(gpu);
   BenchPrefill(gpu);
+  BenchMla(gpu);
+  BenchCacheWrites(gpu);
+  BenchStates(gpu);
   return gpu.failures() == 0 ? 0 : 1;
 }

@@ -108,7 +108,7 @@ KVB_DEVICE float2 LoadFromOthers8(const void* from) {
 
 // --- Asynchronous copies from global to shared memory, by thread ---
 
-// 16 bytes, or zeros if not valid (then `from` is not read but must be an address). Both aligned.
+// 16 bytes, or zeros if not valid (then `from` is not read). Both aligned.
 KVB_DEVICE void CopyAsync16(uint32_t to, const void* from, bool valid = true) {
 #ifdef KVBLOCKS_CUDA_EMULATION
   emulation::QueueCopy(internal::SharedPointer(to), from, valid ? 16 : 0, valid ? 0 : 16);

@@ -10,20 +10,23 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 
-// What a warp keeps in shared memory: a tile of keys and the query as floats.
+// What a warp keeps in shared memory: a tile of keys, and the queries of its heads as floats.
+template <int kHeads>
 struct WarpScratch {
-  TileOfKeys* tile;
+  TileOfKeys<kHeads>* tile;
   float* q;
 };
-KVB_HOST_DEVICE int QueryBytes(int key_dim) { return (key_dim * 4 + 15) / 16 * 16; }
+KVB_HOST_DEVICE int QueryFloats(int key_dim) { return (key_dim + 3) / 4 * 4; }
+template <int kHeads>
 KVB_HOST_DEVICE int ScratchBytes(int key_dim) {
-  return static_cast<int>(sizeof(TileOfKeys)) + QueryBytes(key_dim);
+  return static_cast<int>(sizeof(TileOfKeys<kHeads>)) + kHeads * QueryFloats(key_dim) * 4;
 }
-KVB_DEVICE WarpScratch ScratchOf(int warp, int key_dim) {
-  unsigned char* at = DynamicSharedMemory() + warp * ScratchBytes(key_dim);
-  return {reinterpret_cast<TileOfKeys*>(at), reinterpret_cast<float*>(at + sizeof(TileOfKeys))};
+template <int kHeads>
+KVB_DEVICE WarpScratch<kHeads> ScratchOf(int warp, int key_dim) {
+  unsigned char* at = DynamicSharedMemory() + warp * ScratchBytes<kHeads>(key_dim);
+  return {reinterpret_cast<TileOfKeys<kHeads>*>(at),
+          reinterpret_cast<float*>(at + sizeof(TileOfKeys<kHeads>))};
 }
-static_assert(sizeof(TileOfKeys) % 16 == 0);
 
 KVB_DEVICE int64_t OffsetOf(int row, int inner, int64_t outer_stride, int64_t row_stride) {
   return row / inner * outer_stride + row % inner * row_stride;
@@ -66,8 +69,8 @@ KVB_DEVICE RowKeys KeysOf(const AttendRowsParams& params, int row, uint32_t& fla
       }
     }
     place.request = low;
-    place.i = row - starts[low];
-    place.q_len = starts[low + 1] - starts[low];
+    place.i = int64_t{row} - starts[low];
+    place.q_len = int64_t{starts[low + 1]} - starts[low];
   }
 
   int64_t length = 0;
@@ -172,31 +175,51 @@ KVB_DEVICE void StoreStatistic(const AttendRowsParams& params, const RowStatisti
                  head * statistic.head_stride + piece * statistic.piece_stride] = value;
 }
 
-// The online softmax of one row and head over the keys of a piece.
-template <int kSums>
+// The online softmax of one row, and up to kHeads heads of one group, over the keys of a piece:
+// each key is loaded once for all of them.
+template <int kHeads, int kSums>
 class RowRun {
  public:
-  // `keys`: the row's; sees.lo < sees.hi.
+  // Heads [head, head + num_heads). `keys`: the row's; `sees`: what the first head sees.
   KVB_DEVICE RowRun(const AttendRowsParams& params, const RowKeys& keys, const RowSees& sees,
-                    const WarpScratch& scratch, int row, int head)
-      : params_(params), keys_(keys), sees_(sees), scratch_(scratch), row_(row), head_(head) {
+                    const WarpScratch<kHeads>& scratch, int row, int head, int num_heads)
+      : params_(params),
+        keys_(keys),
+        sees_(sees),
+        scratch_(scratch),
+        row_(row),
+        head_(head),
+        num_heads_(num_heads) {
     lane_ = static_cast<int>(threadIdx.x) % 32;
     kv_head_ = head / (params.num_heads / params.num_kv_heads);
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums_[i] = 0;
+    for (int h = 0; h < kHeads; ++h) {
+      max_[h] = -INFINITY;
+      sum_[h] = 0;
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums_[h][i] = 0;
+    }
   }
 
-  KVB_DEVICE void LoadQuery() {
+  KVB_DEVICE void LoadQueries() {
     const AttendRowsParams& params = params_;
-    const int64_t at =
-        OffsetOf(row_, params.inner_rows, params.q_outer_stride, params.q.row_stride) +
-        head_ * params.q.head_stride;
-    const int64_t tail_at = row_ * params.q_tail.row_stride + head_ * params.q_tail.head_stride;
-    for (int d = lane_; d < params.key_dim; d += 32) {
-      scratch_.q[d] = d < params.q_dim ? LoadElementAt(params.q.element, params.q.data, at + d)
-                                       : LoadElementAt(params.q_tail.element, params.q_tail.data,
-                                                       tail_at + d - params.q_dim);
+    const int stride = QueryFloats(params.key_dim);
+#pragma unroll 1
+    for (int h = 0; h < num_heads_; ++h) {
+      const int64_t at =
+          OffsetOf(row_, params.inner_rows, params.q_outer_stride, params.q.row_stride) +
+          (head_ + h) * params.q.head_stride;
+      const int64_t tail_at =
+          row_ * params.q_tail.row_stride + (head_ + h) * params.q_tail.head_stride;
+      for (int d = lane_; d < params.key_dim; d += 32) {
+        scratch_.q[h * stride + d] = d < params.q_dim
+                                         ? LoadElementAt(params.q.element, params.q.data, at + d)
+                                         : LoadElementAt(params.q_tail.element, params.q_tail.data,
+                                                         tail_at + d - params.q_dim);
+      }
     }
+    // Heads that the warp does not have.
+    for (int at = num_heads_ * stride + lane_; at < kHeads * stride; at += 32) scratch_.q[at] = 0;
     __syncwarp();
   }
 
@@ -211,110 +234,160 @@ class RowRun {
         keys_.row.request, kv_head_);
     // Tiles begin at multiples of 32: what hides keys does not move the others between lanes.
     for (int tile = begin / 32 * 32; tile < end; tile += 32) {
-      const int j = tile + lane_;
       KeyAddress address;
-      float bias = 0;
-      bool visible = j >= begin && j < end;
-      if (visible && sees_.needs_test) {
-        visible = IsVisible(params_.scoring, sees_, j, bias, flags_);
-      }
-      if (visible) {
-        visible = Locate(params_, keys_, cache, extra, row_, j, kv_head_, address, flags_);
-      }
-      float score = -INFINITY;
-      if (visible) score = ScoreOf(cache, address, k_scale, j, bias);
-      // A NaN is visible; -infinity is as good as hidden.
-      const unsigned live = __ballot_sync(kFullWarp, !(score == -INFINITY));
-      if (live == 0) continue;
-      const float max = fmaxf(max_, WarpMax(score));
-      const float shift = max == -INFINITY ? 0.0f : max;
-      const float shrink = __expf(max_ - shift);
-      const float weight = score == -INFINITY ? 0.0f : __expf(score - shift);
-      sum_ = sum_ * shrink + weight;
-      max_ = max;
-      if (shrink != 1.0f) {
+      float scores[kHeads];
+      Score(cache, extra, tile + lane_, tile + lane_ >= begin && tile + lane_ < end, k_scale,
+            address, scores);
+      unsigned live[kHeads];
+      unsigned any = 0;
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) sums_[i] *= shrink;
+      for (int h = 0; h < kHeads; ++h) {
+        live[h] = 0;
+        // A NaN is visible; -infinity is as good as hidden.
+        if (h < num_heads_) live[h] = __ballot_sync(kFullWarp, !(scores[h] == -INFINITY));
+        any |= live[h];
+      }
+      if (any == 0) continue;
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        if (h >= num_heads_) continue;
+        const float max = fmaxf(max_[h], WarpMax(scores[h]));
+        const float shift = max == -INFINITY ? 0.0f : max;
+        const float shrink = __expf(max_[h] - shift);
+        const float weight = scores[h] == -INFINITY ? 0.0f : __expf(scores[h] - shift);
+        sum_[h] = sum_[h] * shrink + weight;
+        max_[h] = max;
+        if (shrink != 1.0f) {
+#pragma unroll
+          for (int i = 0; i < kSums; ++i) sums_[h][i] *= shrink;
+        }
+        scratch_.tile->weight[h][lane_] = weight * v_scale;
       }
       scratch_.tile->value[lane_] = address.value;
       scratch_.tile->scales[lane_] = address.scales;
-      scratch_.tile->weight[lane_] = weight * v_scale;
       __syncwarp();
-      AddValues<kSums>(cache, params_.value_dim, *scratch_.tile, live, lane_, sums_);
+      AddValues<kHeads, kSums>(cache, params_.value_dim, *scratch_.tile, live, num_heads_, lane_,
+                               sums_);
       __syncwarp();
     }
   }
 
   KVB_DEVICE void Write(int piece) {
-    const AttendRowsParams& params = params_;
-    const AttendOutput& output = params.output;
-    const float sum = WarpSum(sum_);
-    const bool empty = sum == 0 && max_ == -INFINITY;
-    const float lse = empty ? -INFINITY : max_ + logf(sum);
-    float denominator = sum;
-    if (params.scoring.sinks != nullptr && !empty) {
-      denominator *= 1 + expf(params.scoring.sinks[head_] - lse);
-    }
-    if (output.out.data != nullptr) {
-      const int64_t at =
-          OffsetOf(row_, params.inner_rows, output.out_outer_stride, output.out.row_stride) +
-          head_ * output.out.head_stride + piece * output.out_piece_stride;
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        const int d = lane_ + 32 * i;
-        if (d >= params.value_dim) continue;
-        float value = empty ? 0.0f : sums_[i] / denominator;
-        if (output.out_scale > 0) value /= output.out_scale;
-        StoreElementAt(output.out.element, output.out.data, at + d, value);
-      }
-    }
-    if (lane_ == 0) {
-      StoreStatistic(params, output.lse, row_, head_, piece, lse);
-      // A NaN among the scores is their maximum.
-      const float max = sum == sum || max_ == INFINITY ? max_ : sum;
-      StoreStatistic(params, output.max_logits, row_, head_, piece, max);
-      StoreStatistic(params, output.exp_sums, row_, head_, piece, sum);
+    for (int h = 0; h < kHeads; ++h) {
+      if (h < num_heads_) WriteHead(piece, head_ + h, max_[h], WarpSum(sum_[h]), sums_[h]);
     }
   }
 
   KVB_DEVICE uint32_t flags() const { return flags_; }
 
  private:
-  KVB_DEVICE float ScoreOf(const Cache& cache, const KeyAddress& address, float k_scale, int j,
-                           float bias) {
+  // Scores of key j and where it is; -infinity where it is hidden.
+  KVB_DEVICE void Score(const Cache& cache, bool extra, int j, bool inside, float k_scale,
+                        KeyAddress& address, float (&scores)[kHeads]) {
     const Scoring& scoring = params_.scoring;
-    float score =
-        k_scale * KeyProduct(cache, params_.key_dim, params_.value_dim, scratch_.q, address);
-    if (scoring.soft_cap > 0) score = scoring.soft_cap * tanhf(score / scoring.soft_cap);
-    if (scoring.alibi_slopes != nullptr) {
-      score += scoring.alibi_slopes[head_] * static_cast<float>(j - sees_.p);
+    float biases[kHeads];
+    bool any = false;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      biases[h] = 0;
+      scores[h] = -INFINITY;
+      bool visible = inside && h < num_heads_;
+      if (visible && sees_.needs_test) {
+        visible = IsVisible(scoring, sees_, h, j, biases[h], flags_);
+      }
+      if (visible) scores[h] = 0;
+      any = any || visible;
     }
-    if (sees_.has_bias) score += bias;
-    return score;
+    if (!any) return;
+    if (!Locate(params_, keys_, cache, extra, row_, j, kv_head_, address, flags_)) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) scores[h] = -INFINITY;
+      return;
+    }
+    float products[kHeads];
+    KeyProducts<kHeads>(cache, params_.key_dim, params_.value_dim, scratch_.q,
+                        QueryFloats(params_.key_dim), address, products);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (scores[h] == -INFINITY) continue;
+      float score = k_scale * products[h];
+      if (scoring.soft_cap > 0) score = scoring.soft_cap * tanhf(score / scoring.soft_cap);
+      if (scoring.alibi_slopes != nullptr) {
+        score += scoring.alibi_slopes[head_ + h] * static_cast<float>(j - sees_.p);
+      }
+      if (sees_.has_bias) score += biases[h];
+      scores[h] = score;
+    }
+  }
+
+  KVB_DEVICE void WriteHead(int piece, int head, float max, float sum, const float (&sums)[kSums]) {
+    const AttendRowsParams& params = params_;
+    const AttendOutput& output = params.output;
+    const bool empty = sum == 0 && max == -INFINITY;
+    const float lse = empty ? -INFINITY : max + logf(sum);
+    float denominator = sum;
+    if (params.scoring.sinks != nullptr && !empty) {
+      denominator *= 1 + expf(params.scoring.sinks[head] - lse);
+    }
+    if (output.out.data != nullptr) {
+      const int64_t at =
+          OffsetOf(row_, params.inner_rows, output.out_outer_stride, output.out.row_stride) +
+          head * output.out.head_stride + piece * output.out_piece_stride;
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        const int d = lane_ + 32 * i;
+        if (d >= params.value_dim) continue;
+        // Divided by infinity, negative numbers become -0: the sum makes it +0.
+        float value = empty ? 0.0f : sums[i] / denominator + 0.0f;
+        if (output.out_scale > 0) value /= output.out_scale;
+        StoreElementAt(output.out.element, output.out.data, at + d, value);
+      }
+    }
+    if (lane_ == 0) {
+      StoreStatistic(params, output.lse, row_, head, piece, lse);
+      // A NaN among the scores is their maximum.
+      const float largest = sum == sum || max == INFINITY ? max : sum;
+      StoreStatistic(params, output.max_logits, row_, head, piece, largest);
+      StoreStatistic(params, output.exp_sums, row_, head, piece, sum);
+    }
   }
 
   const AttendRowsParams& params_;
   const RowKeys& keys_;
   const RowSees& sees_;
-  const WarpScratch scratch_;
-  const int row_, head_;
+  const WarpScratch<kHeads> scratch_;
+  const int row_, head_, num_heads_;
   int lane_, kv_head_;
-  float max_ = -INFINITY;
-  float sum_ = 0;  // of this lane's keys
-  float sums_[kSums];
+  float max_[kHeads];
+  float sum_[kHeads];  // of this lane's keys
+  float sums_[kHeads][kSums];
   uint32_t flags_ = 0;
 };
 
-template <int kSums>
-__global__ void __launch_bounds__(kThreads, kSums <= 4   ? 4
-                                            : kSums <= 8 ? 3
-                                                         : 2)
+// Warps that a row takes: each has up to kHeads heads of one group.
+KVB_HOST_DEVICE int WarpsPerGroup(const AttendRowsParams& params, int heads_per_warp) {
+  const int group = params.num_heads / params.num_kv_heads;
+  return (group + heads_per_warp - 1) / heads_per_warp;
+}
+
+// Blocks per multiprocessor that leave enough registers.
+constexpr int BlocksFor(int heads, int sums) { return heads == 1 ? 4 : sums <= 8 ? 3 : 2; }
+
+template <int kHeads, int kSums>
+__global__ void __launch_bounds__(kThreads, BlocksFor(kHeads, kSums))
     AttendRowsKernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t pair = int64_t{blockIdx.x} * kWarps + warp;
-  if (pair >= int64_t{params.num_rows} * params.num_heads) return;
-  const int row = static_cast<int>(pair / params.num_heads);
-  const int head = static_cast<int>(pair % params.num_heads);
+  const int per_group = WarpsPerGroup(params, kHeads);
+  const int per_row = per_group * params.num_kv_heads;
+  const int64_t item = int64_t{blockIdx.x} * kWarps + warp;
+  if (item >= int64_t{params.num_rows} * per_row) return;
+  const int row = static_cast<int>(item / per_row);
+  const int of_row = static_cast<int>(item % per_row);
+  const int group = params.num_heads / params.num_kv_heads;
+  const int first = of_row % per_group * kHeads;  // in the group
+  const int head = of_row / per_group * group + first;
+  const int num_heads = group - first < kHeads ? group - first : kHeads;
   const int piece = static_cast<int>(blockIdx.y);
 
   uint32_t flags = 0;
@@ -328,9 +401,10 @@ __global__ void __launch_bounds__(kThreads, kSums <= 4   ? 4
   const int begin = static_cast<int>(MinOf(MaxOf(sees.lo, range.begin), sees.hi));
   const int end = static_cast<int>(MinOf(sees.hi, range.end));
 
-  RowRun<kSums> run(params, keys, sees, ScratchOf(warp, params.key_dim), row, head);
+  RowRun<kHeads, kSums> run(params, keys, sees, ScratchOf<kHeads>(warp, params.key_dim), row, head,
+                            num_heads);
   if (begin < end) {
-    run.LoadQuery();
+    run.LoadQueries();
     const bool lists = params.source == KeySource::kLists;
 #pragma unroll 1
     for (int part = 0; part < (lists ? 2 : 1); ++part) {
@@ -346,28 +420,45 @@ __global__ void __launch_bounds__(kThreads, kSums <= 4   ? 4
   if (flags != 0 && error_flags != nullptr) atomicOr(error_flags, flags);
 }
 
+template <int kHeads, int kSums>
+Error LaunchKernel(const LaunchContext& context, const AttendRowsParams& params) {
+  const int64_t warps =
+      int64_t{params.num_rows} * params.num_kv_heads * WarpsPerGroup(params, kHeads);
+  const int64_t blocks = (warps + kWarps - 1) / kWarps;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.pieces.count));
+  config.block = dim3(kThreads);
+  config.shared_bytes = static_cast<size_t>(kWarps) * ScratchBytes<kHeads>(params.key_dim);
+  config.stream = context.stream;
+  return Launch(config, AttendRowsKernel<kHeads, kSums>, params, context.error_flags);
+}
 __global__ void __launch_bounds__(32) MaskBitsKernel(const MaskBitsParams params) {
   const int lane = static_cast<int>(threadIdx.x);
-  int64_t before = 0;
+  // Modulo 2^64: lengths may be anything.
+  uint64_t before = 0;
   for (int first = 0; first < params.num_requests; first += 32) {
     const int b = first + lane;
-    int64_t bits = 0;
+    uint64_t bits = 0;
     if (b < params.num_requests) {
-      const int64_t queries = params.query_start_loc == nullptr
-                                  ? 1
-                                  : params.query_start_loc[b + 1] - params.query_start_loc[b];
+      const int64_t queries =
+          params.query_start_loc == nullptr
+              ? 1
+              : int64_t{params.query_start_loc[b + 1]} - params.query_start_loc[b];
       const int64_t length = params.seq_lens != nullptr
                                  ? params.seq_lens[b]
-                                 : params.kv_start_loc[b + 1] - params.kv_start_loc[b];
-      bits = queries > 0 && length > 0 ? queries * length : 0;
+                                 : int64_t{params.kv_start_loc[b + 1]} - params.kv_start_loc[b];
+      bits = queries > 0 && length > 0
+                 ? static_cast<uint64_t>(queries) * static_cast<uint64_t>(length)
+                 : 0;
     }
-    int64_t sum = bits;  // of this lane and those below
+    uint64_t sum = bits;  // of this lane and those below
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const int64_t below = __shfl_up_sync(kFullWarp, sum, lanes);
+      const uint64_t below = __shfl_up_sync(kFullWarp, sum, lanes);
       if (lane >= lanes) sum += below;
     }
-    if (b < params.num_requests) params.bits_before[b] = before + sum - bits;
+    if (b < params.num_requests) params.bits_before[b] = static_cast<int64_t>(before + sum - bits);
     before += __shfl_sync(kFullWarp, sum, 31);
   }
 }
@@ -376,24 +467,19 @@ __global__ void __launch_bounds__(32) MaskBitsKernel(const MaskBitsParams params
 
 Error LaunchAttendRows(const LaunchContext& context, const AttendRowsParams& params) {
   if (params.num_rows == 0 || params.num_heads == 0) return cudaSuccess;
-  const int64_t pairs = int64_t{params.num_rows} * params.num_heads;
-  const int64_t blocks = (pairs + kWarps - 1) / kWarps;
-  if (blocks > INT32_MAX || params.pieces.count < 1 || params.pieces.count > 65535 ||
-      params.key_dim > kMaxHeadDim || params.value_dim > kMaxHeadDim) {
+  if (params.pieces.count < 1 || params.pieces.count > 65535 || params.key_dim > kMaxHeadDim ||
+      params.value_dim > kMaxHeadDim) {
     return cudaErrorInvalidConfiguration;
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.pieces.count));
-  config.block = dim3(kThreads);
-  config.shared_bytes = static_cast<size_t>(kWarps) * ScratchBytes(params.key_dim);
-  config.stream = context.stream;
-  if (params.value_dim <= 128) {
-    return Launch(config, AttendRowsKernel<4>, params, context.error_flags);
+  switch (HeadsPerWarp(params.num_heads, params.num_kv_heads, params.value_dim)) {
+    case 1:
+      return LaunchKernel<1, 4>(context, params);
+    case 2:
+      if (params.value_dim > 256) return LaunchKernel<2, kMaxHeadDim / 32>(context, params);
+      return LaunchKernel<2, 8>(context, params);
+    default:
+      return LaunchKernel<4, 4>(context, params);
   }
-  if (params.value_dim <= 256) {
-    return Launch(config, AttendRowsKernel<8>, params, context.error_flags);
-  }
-  return Launch(config, AttendRowsKernel<kMaxHeadDim / 32>, params, context.error_flags);
 }
 
 Error LaunchMaskBits(const LaunchContext& context, const MaskBitsParams& params) {

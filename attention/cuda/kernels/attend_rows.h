@@ -2,9 +2,10 @@
 //
 // Query rows against keys of one source: a paged cache through block tables, contiguous keys, or
 // lists of slots in one or two latent caches; every layout, element type, head size up to
-// kMaxHeadDim and every feature of Scoring. A warp takes one row, head and piece of the keys, in
-// float32 all along; keys outside of [lo, hi), the interval that positions leave visible, are never
-// touched. The same inputs give the same bits, whatever else is in the batch.
+// kMaxHeadDim and every feature of Scoring. A warp takes one row, up to HeadsPerWarp heads of a
+// group and a piece of the keys, in float32 all along; keys outside of [lo, hi), the interval that
+// positions leave visible, are never touched. The same inputs give the same bits, whatever else is
+// in the batch.
 //
 // Checked on the device: block ids, slots, lengths against tables, masks and tensors. What is out
 // of range is invisible and flagged.
@@ -23,6 +24,10 @@
 namespace kvblocks::attention::cuda {
 
 inline constexpr int kMaxHeadDim = 576;  // of keys and of values
+// Heads of a group that share a warp, and with it each load of a key.
+constexpr int HeadsPerWarp(int num_heads, int num_kv_heads, int value_dim) {
+  return value_dim > 128 ? 2 : num_heads == num_kv_heads ? 1 : 4;
+}
 
 enum class KeySource : uint8_t { kPaged, kContiguous, kLists };
 

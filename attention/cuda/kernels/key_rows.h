@@ -69,10 +69,11 @@ KVB_DEVICE KeyAddress AddressOf(const Cache& cache, int64_t block, int64_t offse
   return address;
 }
 
-// The product of a query (16-byte aligned) with a key, without the cache's scale: a sum over
-// segments of one element type and scale each.
-KVB_DEVICE float KeyProduct(const Cache& cache, int key_dim, int value_dim, const float* q,
-                            const KeyAddress& address) {
+// The products of queries, q_stride floats apart (a multiple of 4, q 16-byte aligned), with a key,
+// without the cache's scale: sums over segments of one element type and scale each.
+template <int kQueries>
+KVB_DEVICE void KeyProducts(const Cache& cache, int key_dim, int value_dim, const float* q,
+                            int q_stride, const KeyAddress& address, float (&products)[kQueries]) {
   const bool is_656 = cache.layout == Layout::kMlaFp8_656;
   const bool is_fp8 = is_656 || cache.layout == Layout::kMlaFp8_584;
   const int tile = is_656                              ? kTile656
@@ -84,7 +85,8 @@ KVB_DEVICE float KeyProduct(const Cache& cache, int key_dim, int value_dim, cons
       cache.layout == Layout::kPagedX ? int64_t{cache.block_size} * 16 : 16;
   Element element = is_fp8 ? Element::kE4M3 : cache.element;
   const unsigned char* row = address.key;
-  float sum = 0;
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) products[n] = 0;
 #pragma unroll 1
   for (int d = 0, n = 0; d < key_dim; ++n) {
     int count = tile;
@@ -96,69 +98,104 @@ KVB_DEVICE float KeyProduct(const Cache& cache, int key_dim, int value_dim, cons
     } else if (is_fp8) {
       scale = is_656 ? LoadAnywhere<F32>(address.scales + 4 * n) : E8m0ToFloat(address.scales[n]);
     }
-    sum += scale * Dot(element, q + d, row, count, piece_stride);
+    WithElement(element, [&](auto tag) {
+      AddDots<decltype(tag), kQueries>(q + d, q_stride, row, count, piece_stride, scale, products);
+    });
     d += count;
     row += count;  // of fp8 tiles
   }
-  return sum;
 }
 
-// What of a tile of 32 keys its values are summed by: lane n knows key n.
+// What of a tile of 32 keys their values are summed by: lane n knows key n.
+template <int kHeads>
 struct TileOfKeys {
   const unsigned char* value[32];
   const unsigned char* scales[32];
-  float weight[32];
+  float weight[kHeads][32];
 };
 
-// sums[i] += weight * value (lane + 32 i), for the keys whose bits are set in `live`, in order.
-template <int kSums>
-KVB_DEVICE void AddValues(const Cache& cache, int value_dim, const TileOfKeys& tile, unsigned live,
-                          int lane, float (&sums)[kSums]) {
+// sums[h][i] += weight of head h * value (lane + 32 i), for the keys whose bits are set in live[h],
+// in order.
+template <int kHeads, int kSums>
+KVB_DEVICE void AddValues(const Cache& cache, int value_dim, const TileOfKeys<kHeads>& tile,
+                          const unsigned (&live)[kHeads], int num_heads, int lane,
+                          float (&sums)[kHeads][kSums]) {
+  unsigned any = 0, all = kFullWarp;
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    any |= live[h];
+    if (h < num_heads) all &= live[h];
+  }
+  const auto add = [&](int key, const float(&values)[kSums]) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      // What is hidden from a head is left out, not multiplied by 0.
+      if ((live[h] >> key & 1) == 0) continue;
+      const float weight = tile.weight[h][key];
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[h][i] += weight * values[i];
+    }
+  };
+
   if (cache.layout == Layout::kMlaFp8_656 || cache.layout == Layout::kMlaFp8_584) {
     const bool is_656 = cache.layout == Layout::kMlaFp8_656;
     const int coded = is_656 ? kValues656 : kValues584;
-    for (unsigned rest = live; rest != 0; rest &= rest - 1) {
+#pragma unroll 1
+    for (unsigned rest = any; rest != 0; rest &= rest - 1) {
       const int key = __ffs(static_cast<int>(rest)) - 1;
       const unsigned char* row = tile.value[key];
       const unsigned char* scales = tile.scales[key];
-      const float weight = tile.weight[key];
+      float values[kSums];
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
         const int d = lane + 32 * i;
+        values[i] = 0;
         if (d >= value_dim) continue;
         if (d < coded) {
           const float scale = is_656 ? LoadAnywhere<F32>(scales + d / kTile656 * 4)
                                      : E8m0ToFloat(scales[d / kTile584]);
-          sums[i] += weight * (scale * E4m3::ToFloat(row[d]));
+          values[i] = scale * E4m3::ToFloat(row[d]);
         } else {
-          sums[i] += weight * LoadAnywhere<Bf16>(row + coded + 2 * (d - coded));
+          values[i] = LoadAnywhere<Bf16>(row + coded + 2 * (d - coded));
         }
       }
+      add(key, values);
     }
     return;
   }
+
   const int64_t step = cache.layout == Layout::kPagedX ? cache.block_size : 1;
   WithElement(cache.element, [&](auto tag) {
     using E = decltype(tag);
     constexpr int kBytes = sizeof(typename E::Bits);
-    const auto add = [&](int key) {
+    const auto load = [&](int key, float(&values)[kSums]) {
       const unsigned char* row = tile.value[key] + lane * step * kBytes;
-      const float weight = tile.weight[key];
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
-        if (lane + 32 * i < value_dim) {
-          sums[i] += weight * LoadAs<E>(row + i * (32 * step * kBytes));
-        }
+        values[i] = lane + 32 * i < value_dim ? LoadAs<E>(row + i * (32 * step * kBytes)) : 0.0f;
       }
     };
-    if (live == kFullWarp) {
+    if (all == kFullWarp) {
       // Loads of several keys at a time.
-#pragma unroll(kSums <= 8 ? 4 : 2)
-      for (int key = 0; key < 32; ++key) add(key);
+#pragma unroll(kHeads * kSums <= 8 ? 4 : 2)
+      for (int key = 0; key < 32; ++key) {
+        float values[kSums];
+        load(key, values);
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          if (h >= num_heads) continue;
+          const float weight = tile.weight[h][key];
+#pragma unroll
+          for (int i = 0; i < kSums; ++i) sums[h][i] += weight * values[i];
+        }
+      }
     } else {
 #pragma unroll 1
-      for (unsigned rest = live; rest != 0; rest &= rest - 1) {
-        add(__ffs(static_cast<int>(rest)) - 1);
+      for (unsigned rest = any; rest != 0; rest &= rest - 1) {
+        const int key = __ffs(static_cast<int>(rest)) - 1;
+        float values[kSums];
+        load(key, values);
+        add(key, values);
       }
     }
   });

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   for (int n = begin; n < end; ++n) {
     const Weight weight = WeightOf(params, n, row, head, infinite);
     if (weight.max == -INFINITY) continue;
-    sum += weight.sum * __expf(weight.max - shift);
+    sum = __fadd_rn(sum, __fmul_rn(weight.sum, __expf(weight.max - shift)));
     ++contributing;
   }
   const bool empty = contributing == 0;
@@ -93,7 +93,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
           const int d = first + 32 * i;
-          if (d < params.value_dim) sums[i] += factor * E::ToFloat(values[d]);
+          // Not fused: two states give the same bits in either order.
+          if (d < params.value_dim) {
+            sums[i] = __fadd_rn(sums[i], __fmul_rn(factor, E::ToFloat(values[d])));
+          }
         }
       });
     }
@@ -101,7 +104,8 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     for (int i = 0; i < kSums; ++i) {
       const int d = first + 32 * i;
       if (d >= params.value_dim) continue;
-      float value = empty ? 0.0f : sums[i] / denominator;
+      // As in attend_rows.cu: no negative zeros.
+      float value = empty ? 0.0f : sums[i] / denominator + 0.0f;
       if (params.out_scale > 0) value /= params.out_scale;
       StoreElementAt(params.out.element, params.out.data, out_at + d, value);
     }

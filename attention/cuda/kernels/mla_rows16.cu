@@ -334,10 +334,10 @@ class Rows16 {
       }
       // Partial states without keys are not read.
       if (params_.pieces.count > 1 && result.lse == -INFINITY) continue;
+      const bool empty = result.factor == 0;  // +0, whatever the sums
       const int64_t out = OutAt(params_, work_, r, piece) + warp_ * 64 + lane_ % 4 * 2;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        const bool empty = result.lse == -INFINITY;
         StoreOutPair(params_.output.out, out + 8 * n,
                      empty ? 0.0f : o_[n][2 * i] * result.factor,
                      empty ? 0.0f : o_[n][2 * i + 1] * result.factor);

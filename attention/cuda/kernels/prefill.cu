@@ -6,11 +6,14 @@
 // during Q K(n), K(n+1) during the softmax of n and P V(n). Byte offsets of the rows of tile n+1 are
 // computed during n, from block ids that were loaded during n-1. All tiles in shared memory are
 // columns of 64 elements: rows of 128 bytes whose eighths are permuted by the row's number, so that
-// eight rows' fragments come from all banks.
+// eight rows' fragments come from all banks. Codes of 8 bits arrive beside the tiles and are made into
+// the queries' type, exactly, by the threads that copied them; their scales go into the factors of
+// scores and outputs.
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/cache_codes.h"
 #include "attention/cuda/kernels/prefill.h"
 #include "attention/cuda/kernels/prefill_hopper.h"
 #include "attention/cuda/kernels/prefill_tile.h"
@@ -22,7 +25,7 @@ constexpr int kRows = 128;  // of queries
 constexpr int kKeys = 64;
 constexpr int kColumnBytes = 128;
 
-template <int kD, int kDv>
+template <int kD, int kDv, bool kCodes>
 struct SharedLayout {
   static constexpr int kQueries = 0;
   static constexpr int kKeyTile = kQueries + kD / 64 * kRows * kColumnBytes;
@@ -35,15 +38,18 @@ struct SharedLayout {
   static constexpr int kNonFinite = kAnyBad + 2 * 2 * 4;  // uint32 [8 warps]
   // What is known of the block's rows: here rather than in registers, which are all taken.
   static constexpr int kTile = kNonFinite + 8 * 4;
-  static constexpr int kBytes = kTile + (sizeof(RowTile) + 15) / 16 * 16;
+  // Codes of K or V: uint8 [64 keys][kD].
+  static constexpr int kCodeTile = kTile + (sizeof(RowTile) + 15) / 16 * 16;
+  static constexpr int kBytes = kCodeTile + (kCodes ? kKeys * kD : 0);
 };
 
-template <typename T, int kD, int kDv, int kMTiles, int kWarps>
+template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes>
 class Prefill {
  public:
   static constexpr int kThreads = 32 * kWarps;
   static_assert(16 * kMTiles * kWarps == kRows);
-  using Shared = SharedLayout<kD, kDv>;
+  static_assert(!kCodes || (kD == 128 && kDv == 128 && kWarps == 4));
+  using Shared = SharedLayout<kD, kDv, kCodes>;
 
   KVB_DEVICE Prefill(const PrefillParams& params, const RowTile& tile, uint32_t* error_flags)
       : params_(params),
@@ -77,10 +83,10 @@ class Prefill {
       }
     }
     const bool rich = params_.scoring.soft_cap > 0 || params_.scoring.alibi_slopes != nullptr;
-    const float log2_scale = rich ? kLog2E : params_.scoring.scale * kLog2E;
+    const float log2_scale = rich ? kLog2E : params_.scoring.scale * tile_.k_scale * kLog2E;
 
-    WriteOffsets(0, BlockOf(0));
-    int32_t next_block = BlockOf(1);
+    WriteOffsets(0, PlaceOfThread(0));
+    KeyPlace next = PlaceOfThread(1);
     CopyQueries(base + Shared::kQueries);
     __syncthreads();
     if (num_tiles_ > 0) {
@@ -90,13 +96,14 @@ class Prefill {
 
     for (int n = 0; n < num_tiles_; ++n) {
       WaitCopies<0>();
+      if constexpr (kCodes) ConvertTile(Shared::kKeyTile);
       __syncthreads();  // K(n) is there, nobody needs V(n-1)
       CopyTile<kDv>(base + Shared::kValueTile, params_.keys.cache.v.data, n, true,
                     params_.value_dim);
       CommitCopies();
       if (n + 1 < num_tiles_) {
-        WriteOffsets(n + 1, next_block);
-        next_block = BlockOf(n + 2);
+        WriteOffsets(n + 1, next);
+        next = PlaceOfThread(n + 2);
       }
 
       float scores[kMTiles][kKeys / 8][4];
@@ -128,6 +135,7 @@ class Prefill {
       }
 
       WaitCopies<0>();
+      if constexpr (kCodes) ConvertTile(Shared::kValueTile);
       __syncthreads();  // V(n) is there, nobody needs K(n)
       if (n + 1 < num_tiles_) {
         CopyTile<kD>(base + Shared::kKeyTile, params_.keys.cache.k.data, n + 1, false,
@@ -179,22 +187,21 @@ class Prefill {
     return reinterpret_cast<const uint32_t*>(shared_ + Shared::kAnyBad) + n % 2 * 2;
   }
 
-  KVB_DEVICE int32_t BlockOf(int n) const {
-    return thread_ < 2 * kKeys ? BlockIdOf(params_, tile_, first_key_ + n * kKeys + thread_ % kKeys)
-                               : 0;
-  }
   // Threads of the first two warps are keys of K, those of the next two of V.
-  KVB_DEVICE void WriteOffsets(int n, int32_t block) {
+  KVB_DEVICE KeyPlace PlaceOfThread(int n) const {
+    if (thread_ >= 2 * kKeys) return {};
+    return PlaceOf(params_, tile_, first_key_ + n * kKeys + thread_ % kKeys);
+  }
+  KVB_DEVICE void WriteOffsets(int n, const KeyPlace& place) {
     if (thread_ >= 2 * kKeys) return;
     const bool values = thread_ >= kKeys;
-    const KeyAddress address =
-        AddressOf<2>(params_, values ? params_.keys.cache.v : params_.keys.cache.k, tile_,
-                     first_key_ + n * kKeys + thread_ % kKeys, block);
+    const CacheTensor& tensor = values ? params_.keys.cache.v : params_.keys.cache.k;
     reinterpret_cast<int64_t*>(shared_ + Shared::kOffsets)[n % 2 * 2 * kKeys + thread_] =
-        address.offset;
+        OffsetOf<kCodes ? 1 : 2>(params_, tensor, tile_, place);
     if (values) return;
-    shared_[Shared::kBadKeys + n % 2 * kKeys + thread_] = address.bad;
-    const uint32_t bad = __ballot_sync(kFullWarp, address.bad);
+    const bool is_bad = IsBad(params_, place);
+    shared_[Shared::kBadKeys + n % 2 * kKeys + thread_] = is_bad;
+    const uint32_t bad = __ballot_sync(kFullWarp, is_bad);
     if (lane_ == 0) {
       reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad)[n % 2 * 2 + warp_] = bad;
       if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlockFlag);
@@ -212,13 +219,56 @@ class Prefill {
       const int64_t offset = offsets[row + pass * (kThreads / 8)];
       const unsigned char* source =
           static_cast<const unsigned char*>(from) + (offset < 0 ? 0 : offset);
+      if constexpr (kCodes) {
+        CopyAsync16(SharedAddress(shared_) + CodesAt(pass), source + piece * 16,
+                    offset >= 0 && piece * 16 < dim);
+      } else {
 #pragma unroll
-      for (int column = 0; column < kDim / 64; ++column) {
-        const bool valid = offset >= 0 && column * 64 + piece * 8 < dim;
-        CopyAsync16(at + column * kKeys * kColumnBytes + pass * (kThreads / 8) * kColumnBytes,
-                    valid ? source + column * 128 + piece * 16 : source, valid);
+        for (int column = 0; column < kDim / 64; ++column) {
+          CopyAsync16(at + column * kKeys * kColumnBytes + pass * (kThreads / 8) * kColumnBytes,
+                      source + column * 128 + piece * 16,
+                      offset >= 0 && column * 64 + piece * 8 < dim);
+        }
       }
     }
+  }
+
+  // Where this thread copies codes to: 16 of a row, as many rows further with each pass.
+  KVB_DEVICE int CodesAt(int pass) const {
+    return Shared::kCodeTile + (thread_ / 8 + pass * (kThreads / 8)) * kD + thread_ % 8 * 16;
+  }
+  KVB_DEVICE void ConvertTile(int tile) const {
+    switch (params_.keys.cache.element) {
+      case Element::kE4M3:
+        return ConvertTileOf<E4m3Pairs>(tile);
+      case Element::kE5M2:
+        return ConvertTileOf<E5m2Pairs>(tile);
+      default:
+        return ConvertTileOf<Int8Pairs>(tile);
+    }
+  }
+  template <typename Code>
+  KVB_DEVICE void ConvertTileOf(int tile) const {
+    const int row = thread_ / 8, piece = thread_ % 8;
+#pragma unroll
+    for (int pass = 0; pass < kKeys * 8 / kThreads; ++pass) {
+      const uint4 codes = *reinterpret_cast<const uint4*>(shared_ + CodesAt(pass));
+      unsigned char* to = shared_ + tile + piece / 4 * kKeys * kColumnBytes +
+                          (row + pass * (kThreads / 8)) * kColumnBytes;
+      *reinterpret_cast<uint4*>(to + (((piece % 4 * 2) ^ (row & 7)) << 4)) =
+          make_uint4(PairOf<Code, 0, 1>(codes.x), PairOf<Code, 2, 3>(codes.x),
+                     PairOf<Code, 0, 1>(codes.y), PairOf<Code, 2, 3>(codes.y));
+      *reinterpret_cast<uint4*>(to + (((piece % 4 * 2 + 1) ^ (row & 7)) << 4)) =
+          make_uint4(PairOf<Code, 0, 1>(codes.z), PairOf<Code, 2, 3>(codes.z),
+                     PairOf<Code, 0, 1>(codes.w), PairOf<Code, 2, 3>(codes.w));
+    }
+  }
+  template <typename Code, int kLower, int kUpper>
+  static KVB_DEVICE uint32_t PairOf(uint32_t codes) {
+    const uint32_t pair = Code::template Pair<kLower, kUpper>(codes);
+    if constexpr (!T::kIsBf16) return pair;
+    const float2 both = F16::Unpack(pair);
+    return T::Pack(both.x, both.y);
   }
 
   KVB_DEVICE void CopyQueries(uint32_t to) const {
@@ -316,32 +366,33 @@ class Prefill {
   float maximum_[kMTiles][2], sum_[kMTiles][2];  // sums of this lane's columns
 };
 
-template <typename T, int kD, int kDv, int kMTiles, int kWarps>
+template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes>
 __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
     PrefillKernel(const __grid_constant__ PrefillParams params, const TileOrder order,
                   uint32_t* error_flags) {
   const RowTile found = FindRowTile<kRows>(params, order, blockIdx.x, error_flags);
   if (!found.valid) return;
-  RowTile& tile =
-      *reinterpret_cast<RowTile*>(DynamicSharedMemory() + SharedLayout<kD, kDv>::kTile);
+  RowTile& tile = *reinterpret_cast<RowTile*>(DynamicSharedMemory() +
+                                              SharedLayout<kD, kDv, kCodes>::kTile);
   if (threadIdx.x == 0) tile = found;
   __syncthreads();
-  Prefill<T, kD, kDv, kMTiles, kWarps>(params, tile, error_flags).Run();
+  Prefill<T, kD, kDv, kMTiles, kWarps, kCodes>(params, tile, error_flags).Run();
 }
 
-template <typename T, int kD, int kDv, int kMTiles, int kWarps>
+template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes = false>
 Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
   const TileOrder order = OrderTiles(params, kRows);
   return Launch({.grid = dim3(static_cast<unsigned>(order.items)),
                  .block = dim3(32 * kWarps),
-                 .shared_bytes = SharedLayout<kD, kDv>::kBytes,
+                 .shared_bytes = SharedLayout<kD, kDv, kCodes>::kBytes,
                  .stream = context.stream},
-                PrefillKernel<T, kD, kDv, kMTiles, kWarps>, params, order, context.error_flags);
+                PrefillKernel<T, kD, kDv, kMTiles, kWarps, kCodes>, params, order, context.error_flags);
 }
 
 template <typename T>
 Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
   const int d = params.key_dim, dv = params.value_dim;
+  if (HoldsCodes(params.keys.cache)) return LaunchOne<T, 128, 128, 2, 4, true>(context, params);
   if (d <= 64 && dv <= 64) return LaunchOne<T, 64, 64, 2, 4>(context, params);
   if (d <= 128 && dv <= 128) return LaunchOne<T, 128, 128, 2, 4>(context, params);
   if (d <= 192 && dv <= 128) return LaunchOne<T, 192, 128, 2, 4>(context, params);
@@ -360,16 +411,18 @@ bool TakesPrefill(const PrefillParams& params) {
   const Scoring& scoring = params.scoring;
   const Element type = params.q.element;
   if (type != Element::kF16 && type != Element::kBF16) return false;
-  if (cache.element != type || cache.layout != Layout::kStrided) return false;
+  const bool codes = HoldsCodes(cache);
+  if ((cache.element != type && !codes) || cache.layout != Layout::kStrided) return false;
   if (scoring.block_sparse.vert_stride > 1 || scoring.mask.form != 0 || scoring.mask.mode == 0) {
     return false;
   }
-  if (params.key_dim % 8 != 0 || params.value_dim % 8 != 0) return false;
-  if (params.key_dim > 256 || params.value_dim > 256) return false;
+  const int piece = codes ? 16 : 8, largest = codes ? 128 : 256;  // elements
+  if (params.key_dim % piece != 0 || params.value_dim % piece != 0) return false;
+  if (params.key_dim > largest || params.value_dim > largest) return false;
   if (!Aligned(params.q.data, params.q.row_stride, params.q.head_stride, 8, 16)) return false;
   for (const CacheTensor* tensor : {&cache.k, &cache.v}) {
-    if (!Aligned(tensor->data, tensor->token_stride, tensor->head_stride, 8, 16) ||
-        tensor->block_stride % 8 != 0) {
+    if (!Aligned(tensor->data, tensor->token_stride, tensor->head_stride, piece, 16) ||
+        tensor->block_stride % piece != 0) {
       return false;
     }
   }

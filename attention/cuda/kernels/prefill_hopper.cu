@@ -167,31 +167,30 @@ class Producer {
     const int num_tiles = NumKeyTilesOf(tile);
     if (num_tiles == 0) return;
     const Cache& cache = params_.keys.cache;
-    int32_t block = BlockIdOf(params_, tile, KeyOf(tile, 0));
-    KeyAddress key = AddressOf<2>(params_, cache.k, tile, KeyOf(tile, 0), block);
-    int64_t value = AddressOf<2>(params_, cache.v, tile, KeyOf(tile, 0), block).offset;
-    block = BlockIdOf(params_, tile, KeyOf(tile, 1));
-    CopyKeys(key, step_);
+    KeyPlace place = PlaceOf(params_, tile, KeyOf(tile, 0));
+    int64_t value = OffsetOf(params_, cache.v, tile, place);
+    KeyPlace next = PlaceOf(params_, tile, KeyOf(tile, 1));
+    CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_);
     for (int n = 0; n < num_tiles; ++n) {
       const int64_t value_now = value;
       if (n + 1 < num_tiles) {
-        key = AddressOf<2>(params_, cache.k, tile, KeyOf(tile, n + 1), block);
-        value = AddressOf<2>(params_, cache.v, tile, KeyOf(tile, n + 1), block).offset;
-        block = BlockIdOf(params_, tile, KeyOf(tile, n + 2));
-        CopyKeys(key, step_ + n + 1);
+        place = next;
+        value = OffsetOf(params_, cache.v, tile, place);
+        next = PlaceOf(params_, tile, KeyOf(tile, n + 2));
+        CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_ + n + 1);
       }
       CopyValues(value_now, step_ + n);
     }
     step_ += num_tiles;
   }
 
-  KVB_DEVICE void CopyKeys(const KeyAddress& key, uint32_t step) {
+  KVB_DEVICE void CopyKeys(int64_t offset, bool is_bad, uint32_t step) const {
     const uint32_t stage = step % kStages;
     WaitAtBarrier(barriers_.KeysEmpty(stage), (step / kStages & 1) ^ 1);
-    shared_[Shared::kBadKeys + stage * kKeys + row_ + kGroupThreads / 8 * piece_] = key.bad;
-    const uint32_t bad = __ballot_sync(kFullWarp, key.bad);
+    shared_[Shared::kBadKeys + stage * kKeys + row_ + kGroupThreads / 8 * piece_] = is_bad;
+    const uint32_t bad = __ballot_sync(kFullWarp, is_bad);
     Copy<kD>(base_ + Shared::kKeyTiles + stage * Shared::kKeyBytes, params_.keys.cache.k.data,
-             key.offset, params_.key_dim);
+             offset, params_.key_dim);
     ArriveAfterCopies(barriers_.KeysFull(stage));
     __syncwarp();
     if (thread_ % 32 == 0) {
@@ -209,20 +208,20 @@ class Producer {
     ArriveAfterCopies(barriers_.ValuesFull(stage));
   }
 
-  // offset: of the row that this thread looked up.
+  // offset: of the row that this thread looked up. Few instructions count here: the consumers' own
+  // leave little time.
   template <int kDim>
   KVB_DEVICE void Copy(uint32_t to, const void* from, int64_t offset, int dim) const {
     const uint32_t at = to + row_ * kColumnBytes + ((piece_ ^ (row_ & 7)) << 4);
+    const unsigned char* source = static_cast<const unsigned char*>(from) + piece_ * 16;
 #pragma unroll
     for (int pass = 0; pass < 8; ++pass) {
       const int64_t of_row = __shfl_sync(kFullWarp, offset, pass, 8);
-      const unsigned char* source =
-          static_cast<const unsigned char*>(from) + (of_row < 0 ? 0 : of_row + piece_ * 16);
+      const unsigned char* row = source + (of_row < 0 ? 0 : of_row);
 #pragma unroll
       for (int column = 0; column < kDim / 64; ++column) {
-        const bool valid = of_row >= 0 && column * 64 + piece_ * 8 < dim;
         CopyAsync16(at + column * Shared::kColumnOfTile + pass * (kGroupThreads / 8) * kColumnBytes,
-                    valid ? source + column * 128 : static_cast<const unsigned char*>(from), valid);
+                    row + column * 128, of_row >= 0 && column * 64 + piece_ * 8 < dim);
       }
     }
   }
@@ -313,8 +312,8 @@ class Consumer {
       WaitAtBarrier(barriers_.ValuesFull(last_stage), last_parity);
       if (IsEdge(tile, key0)) TakeNonFiniteValues(tile, last_stage, key0);
       key0 += kKeys;
-      NamedBarrierSync(kTurnBarrier + group_, 2 * kGroupThreads);
       FenceForAsyncProxy();
+      NamedBarrierSync(kTurnBarrier + group_, 2 * kGroupThreads);
       PinAccumulators(out_);
       BeginProducts();
       MultiplyQueries(scores, stage);
@@ -496,7 +495,7 @@ Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
 }  // namespace
 
 bool TakesPrefillHopper(const PrefillParams& params) {
-  return params.key_dim <= 192 && params.value_dim <= 128;
+  return params.key_dim <= 192 && params.value_dim <= 128 && !HoldsCodes(params.keys.cache);
 }
 
 Error LaunchPrefillHopper(const LaunchContext& context, const PrefillParams& params) {

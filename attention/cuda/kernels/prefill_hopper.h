@@ -7,7 +7,7 @@
 
 namespace kvblocks::attention::cuda {
 
-// Of what TakesPrefill takes: head sizes up to 128, or 192 with values of at most 128.
+// Of what TakesPrefill takes: 16-bit keys, head sizes up to 128, or 192 with values of at most 128.
 bool TakesPrefillHopper(const PrefillParams& params);
 
 // REQUIRES: both, and a device of compute capability 9.0.

@@ -17,6 +17,7 @@ namespace kvblocks::attention::cuda {
 
 // DeviceErrorBit.
 inline constexpr uint32_t kBadBlockFlag = 1u << 1;
+inline constexpr uint32_t kBadScaleFlag = 1u << 3;
 inline constexpr uint32_t kLengthClampedFlag = 1u << 6;
 
 inline constexpr float kLog2E = 1.4426950408889634f;
@@ -52,6 +53,7 @@ struct RowTile {
   int32_t kv_head = 0, group = 1;
   int32_t kv_len = 0;
   int64_t kv_start = 0;  // row of key 0, without a block table
+  float k_scale = 1, v_scale = 1;  // of codes
   KeyRange seen;         // by some row
   KeyRange seen_by_all;  // may be empty with begin > end
 
@@ -106,6 +108,16 @@ inline TileOrder OrderTiles(const PrefillParams& params, int32_t rows) {
 KVB_DEVICE int64_t FirstNumberOf(int64_t query_start, int32_t request, int32_t group,
                                  int32_t rows) {
   return query_start * group / rows + request;
+}
+
+KVB_HOST_DEVICE bool HoldsCodes(const Cache& cache) {
+  return cache.element != Element::kF32 && cache.element != Element::kF16 &&
+         cache.element != Element::kBF16;
+}
+
+KVB_DEVICE float ScaleAt(const Scales& scales, int32_t request, int32_t kv_head) {
+  if (scales.data == nullptr) return 1;
+  return scales.data[request * scales.request_stride + kv_head * scales.head_stride];
 }
 
 // By whole warps; all threads that ask get the same.
@@ -174,6 +186,14 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
   }
   tile.first_position = tile.kv_len - q_len;
 
+  if (HoldsCodes(params.keys.cache)) {
+    tile.k_scale = ScaleAt(params.keys.cache.k_scale, low, tile.kv_head);
+    tile.v_scale = ScaleAt(params.keys.cache.v_scale, low, tile.kv_head);
+    const bool good = tile.k_scale > 0 && tile.k_scale < Infinity() && tile.v_scale > 0 &&
+                      tile.v_scale < Infinity();
+    if (!good && error_flags != nullptr && lane == 0) atomicOr(error_flags, kBadScaleFlag);
+  }
+
   const int32_t first = tile.TokenOf(0), last = tile.TokenOf(tile.num_rows - 1);
   int32_t lowest = tile.first_position + first, highest = tile.first_position + last;
   if (params.query_positions != nullptr) {
@@ -199,36 +219,42 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
 
 // --- Where keys are ---
 
-// Byte offset of a key's row from the tensor's base (the head's included), or -1 for a key that must
-// not be read.
-struct KeyAddress {
-  int64_t offset = -1;
-  bool bad = false;  // its block id is none of the cache's
+// A key's block and its row there; block -1: not to be read, and not visible to any row.
+struct KeyPlace {
+  int32_t block = -1, offset = 0;
 };
 
-KVB_DEVICE int32_t BlockIdOf(const PrefillParams& params, const RowTile& tile, int32_t key) {
-  if (params.keys.block_table == nullptr || key < tile.seen.begin || key >= tile.seen.end) return 0;
-  return params.keys.block_table[tile.request * params.keys.table_stride +
-                                 key / params.keys.cache.block_size];
+// Loads the block's id, which is not checked yet.
+KVB_DEVICE KeyPlace PlaceOf(const PrefillParams& params, const RowTile& tile, int32_t key) {
+  KeyPlace place;
+  if (key < tile.seen.begin || key >= tile.seen.end) return place;
+  if (params.keys.block_table == nullptr) return {0, key};
+  const uint32_t size = static_cast<uint32_t>(params.keys.cache.block_size);
+  uint32_t column;
+  if ((size & (size - 1)) == 0) {
+    column = static_cast<uint32_t>(key) >> (31 - __clz(static_cast<int>(size)));
+  } else {
+    column = static_cast<uint32_t>(key) / size;
+  }
+  place.offset = static_cast<int32_t>(static_cast<uint32_t>(key) - column * size);
+  place.block = params.keys.block_table[tile.request * params.keys.table_stride + column];
+  // Of ids that are none all are the same, but for -1.
+  if (place.block < 0) place.block = 0x7fffffff;
+  return place;
 }
 
-template <int kElementBytes>
-KVB_DEVICE KeyAddress AddressOf(const PrefillParams& params, const CacheTensor& tensor,
-                                const RowTile& tile, int32_t key, int32_t block) {
-  KeyAddress address;
-  if (key < tile.seen.begin || key >= tile.seen.end) return address;
-  int64_t element = tile.kv_head * tensor.head_stride;
-  if (params.keys.block_table == nullptr) {
-    element += (tile.kv_start + key) * tensor.token_stride;
-  } else if (block < 0 || block >= params.keys.cache.num_blocks) {
-    address.bad = true;
-    return address;
-  } else {
-    element += block * tensor.block_stride +
-               key % params.keys.cache.block_size * tensor.token_stride;
-  }
-  address.offset = element * kElementBytes;
-  return address;
+KVB_DEVICE bool IsBad(const PrefillParams& params, const KeyPlace& place) {
+  return params.keys.block_table != nullptr && place.block >= params.keys.cache.num_blocks;
+}
+
+// Byte offset of a key's row from the tensor's base, or -1: not to be read.
+template <int kElementBytes = 2>
+KVB_DEVICE int64_t OffsetOf(const PrefillParams& params, const CacheTensor& tensor,
+                            const RowTile& tile, const KeyPlace& place) {
+  if (place.block < 0 || IsBad(params, place)) return -1;
+  const int64_t first = tile.kv_head * tensor.head_stride + tile.kv_start * tensor.token_stride;
+  return kElementBytes *
+         (first + place.block * tensor.block_stride + place.offset * tensor.token_stride);
 }
 
 // --- Scores ---
@@ -247,7 +273,7 @@ template <int kTiles>
 KVB_DEVICE void ModifyScores(const PrefillParams& params, const RowTile& tile,
                              float (&scores)[kTiles][4], int row, int32_t key0) {
   const Scoring& scoring = params.scoring;
-  const float cap = scoring.soft_cap;
+  const float cap = scoring.soft_cap, scale = scoring.scale * tile.k_scale;
   const float per_cap = cap > 0 ? 2 * kLog2E / cap : 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -261,7 +287,7 @@ KVB_DEVICE void ModifyScores(const PrefillParams& params, const RowTile& tile,
     for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float s = scores[j][2 * half + i] * scoring.scale;
+        float s = scores[j][2 * half + i] * scale;
         if (cap > 0) s = SoftCap(s, cap, per_cap);
         scores[j][2 * half + i] = s + slope * static_cast<float>(first + 8 * j + i);
       }
@@ -417,7 +443,7 @@ KVB_DEVICE RowEnd EndRow(const PrefillParams& params, const RowTile& tile, int32
   if (params.scoring.sinks != nullptr) {
     total += exp2f(params.scoring.sinks[tile.HeadOf(row)] * kLog2E - maximum2);
   }
-  end.factor = 1.0f / total;
+  end.factor = tile.v_scale / total;
   if (params.out_scale > 0) end.factor /= params.out_scale;
   return end;
 }

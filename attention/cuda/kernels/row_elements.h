@@ -73,73 +73,73 @@ KVB_DEVICE void StoreElementAt(Element element, void* data, int64_t index, float
 
 namespace internal {
 
-// Adds the products of 16 bytes of elements with as many floats at q (16-byte aligned).
+// Word i of 16 bytes of elements as four floats (of 4-byte elements: all), from element 4 i on.
 template <typename E>
-KVB_DEVICE void AddProducts(const float4* q, const uint4& chunk, float4& sum) {
-  const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+KVB_DEVICE float4 FourOf(const uint32_t (&words)[4], int i) {
   if constexpr (sizeof(typename E::Bits) == 4) {
-    const float4 a = q[0];
-    sum.x += a.x * E::ToFloat(words[0]);
-    sum.y += a.y * E::ToFloat(words[1]);
-    sum.z += a.z * E::ToFloat(words[2]);
-    sum.w += a.w * E::ToFloat(words[3]);
+    return make_float4(E::ToFloat(words[0]), E::ToFloat(words[1]), E::ToFloat(words[2]),
+                       E::ToFloat(words[3]));
   } else if constexpr (sizeof(typename E::Bits) == 2) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float4 a = q[i];
-      const auto value = [&](int n) {
-        return E::ToFloat(static_cast<uint16_t>(words[2 * i + n / 2] >> (16 * (n % 2))));
-      };
-      sum.x += a.x * value(0);
-      sum.y += a.y * value(1);
-      sum.z += a.z * value(2);
-      sum.w += a.w * value(3);
-    }
+    const float2 a = E::Unpack(words[2 * i]), b = E::Unpack(words[2 * i + 1]);
+    return make_float4(a.x, a.y, b.x, b.y);
   } else {
+    const auto value = [&](int n) { return E::ToFloat(static_cast<uint8_t>(words[i] >> (8 * n))); };
+    return make_float4(value(0), value(1), value(2), value(3));
+  }
+}
+
+// Adds the products of 16 bytes of elements with as many floats of each query, q_stride apart, at q
+// (16-byte aligned).
+template <typename E, int kQueries>
+KVB_DEVICE void AddProducts(const float* q, int q_stride, const uint4& chunk,
+                            float4 (&sums)[kQueries]) {
+  const uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 a = q[i];
-      const auto value = [&](int n) {
-        return E::ToFloat(static_cast<uint8_t>(words[i] >> (8 * n)));
-      };
-      sum.x += a.x * value(0);
-      sum.y += a.y * value(1);
-      sum.z += a.z * value(2);
-      sum.w += a.w * value(3);
+  for (int i = 0; i < 4 / static_cast<int>(sizeof(typename E::Bits)); ++i) {
+    const float4 k = FourOf<E>(words, i);
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) {
+      const float4 a = reinterpret_cast<const float4*>(q + n * q_stride)[i];
+      sums[n].x += a.x * k.x;
+      sums[n].y += a.y * k.y;
+      sums[n].z += a.z * k.z;
+      sums[n].w += a.w * k.w;
     }
   }
 }
 
 }  // namespace internal
 
-// Sum of q[d] * element d of the row, d < count. The row comes in pieces of 16 bytes, piece_stride
-// bytes apart.
-template <typename E>
-KVB_DEVICE float DotAs(const float* q, const unsigned char* row, int count, int64_t piece_stride) {
+// products[n] += scale * sum of q[n * q_stride + d] * element d of the row, d < count. The row
+// comes in pieces of 16 bytes, piece_stride bytes apart.
+template <typename E, int kQueries>
+KVB_DEVICE void AddDots(const float* q, int q_stride, const unsigned char* row, int count,
+                        int64_t piece_stride, float scale, float (&products)[kQueries]) {
   constexpr int kPiece = 16 / sizeof(typename E::Bits);
-  float4 sum = make_float4(0, 0, 0, 0);
+  float4 sums[kQueries];
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) sums[n] = make_float4(0, 0, 0, 0);
   int d = 0;
   const auto bits = reinterpret_cast<uintptr_t>(row) | reinterpret_cast<uintptr_t>(q) |
                     static_cast<uintptr_t>(piece_stride);
   if (bits % 16 == 0) {
-#pragma unroll 2
+#pragma unroll(kQueries == 1 ? 2 : 1)
     for (; d + kPiece <= count; d += kPiece, row += piece_stride) {
-      internal::AddProducts<E>(reinterpret_cast<const float4*>(q + d),
-                               *reinterpret_cast<const uint4*>(row), sum);
+      internal::AddProducts<E, kQueries>(q + d, q_stride, *reinterpret_cast<const uint4*>(row),
+                                         sums);
     }
   }
 #pragma unroll 1
-  for (int n = 0; d < count; ++d) {
-    sum.x += q[d] * LoadAnywhere<E>(row + n * static_cast<int>(sizeof(typename E::Bits)));
-    if (++n == kPiece) n = 0, row += piece_stride;
+  for (int at = 0; d < count; ++d) {
+    const float value = LoadAnywhere<E>(row + at * static_cast<int>(sizeof(typename E::Bits)));
+#pragma unroll
+    for (int n = 0; n < kQueries; ++n) sums[n].x += q[n * q_stride + d] * value;
+    if (++at == kPiece) at = 0, row += piece_stride;
   }
-  return (sum.x + sum.y) + (sum.z + sum.w);
-}
-KVB_DEVICE float Dot(Element element, const float* q, const unsigned char* row, int count,
-                     int64_t piece_stride) {
-  float sum = 0;
-  WithElement(element, [&](auto tag) { sum = DotAs<decltype(tag)>(q, row, count, piece_stride); });
-  return sum;
+#pragma unroll
+  for (int n = 0; n < kQueries; ++n) {
+    products[n] += scale * ((sums[n].x + sums[n].y) + (sums[n].z + sums[n].w));
+  }
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -28,11 +28,12 @@ inline constexpr uint8_t kMaskPerHead = 3;
 inline constexpr uint8_t kMaskRaggedBits = 4;
 inline constexpr uint8_t kMaskTemplate = 5;
 
-// A query row of a request.
+// A query row of a request. Offsets in device memory may be anything: 64 bits hold their
+// differences.
 struct QueryRow {
   int request = 0;
-  int i = 0;  // among the request's queries
-  int q_len = 1;
+  int64_t i = 0;  // among the request's queries
+  int64_t q_len = 1;
   int kv_len = 0;
   int64_t p = 0;  // position
 };
@@ -82,7 +83,7 @@ KVB_DEVICE RowSees SeesOf(const Scoring& scoring, int num_heads, int num_kv_head
     sees.mask_row = mask.rows_are_absolute ? p : row.i;
     const bool bottom_right = mask.mode == 3 || mask.mode == 4;
     sees.diagonal = mask.form != kMaskTemplate ? sees.mask_row
-                    : bottom_right             ? int64_t{row.i} + row.kv_len - row.q_len
+                    : bottom_right             ? row.i + row.kv_len - row.q_len
                                                : row.i;
     if (mask.mode == 0 || mask.mode == 4) {
       if (mask.pre_tokens != kUnlimitedBand) lo = MaxOf(lo, sees.diagonal - mask.pre_tokens);
@@ -91,8 +92,10 @@ KVB_DEVICE RowSees SeesOf(const Scoring& scoring, int num_heads, int num_kv_head
       }
     }
     if (mask.form == kMaskRaggedBits) {
-      sees.mask_row = mask.bits_before[row.request] + int64_t{row.i} * row.kv_len;
-    } else if (mask.form != kMaskTemplate) {
+      // Modulo 2^64, as the sums before it.
+      sees.mask_row = static_cast<int64_t>(static_cast<uint64_t>(mask.bits_before[row.request]) +
+                                           static_cast<uint64_t>(row.i) * row.kv_len);
+    } else if (mask.form != kMaskTemplate && sees.mask_row >= 0 && sees.mask_row < mask.rows) {
       sees.mask_base = row.request * mask.batch_stride + head * mask.head_stride +
                        sees.mask_row * mask.row_stride;
     }
@@ -103,13 +106,13 @@ KVB_DEVICE RowSees SeesOf(const Scoring& scoring, int num_heads, int num_kv_head
 }
 
 // What the mask says of key j: 1 or 0 of markers and bits, else what it adds.
-KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int64_t j,
+KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int h, int64_t j,
                              uint32_t& flags) {
   int64_t at = 0;
   bool inside = true;
   if (mask.form == kMaskRaggedBits) {
-    const int64_t bit = sees.mask_row + j;
-    if (bit / 8 >= mask.columns) {
+    const auto bit = static_cast<uint64_t>(sees.mask_row) + static_cast<uint64_t>(j);
+    if (bit / 8 >= static_cast<uint64_t>(mask.columns)) {
       flags |= kFlagLengthClamped;
       return 1;
     }
@@ -122,7 +125,7 @@ KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int64_t 
          MinOf(MaxOf(0, t), mask.columns - 1) * mask.column_stride;
   } else {
     inside = sees.mask_row >= 0 && sees.mask_row < mask.rows && j < mask.columns;
-    at = sees.mask_base + j * mask.column_stride;
+    at = sees.mask_base + h * mask.head_stride + j * mask.column_stride;
   }
   if (!inside) {
     flags |= kFlagLengthClamped;
@@ -132,21 +135,24 @@ KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int64_t 
   return LoadElementAt(mask.element, mask.data, at);
 }
 
-// Whether key j of [lo, hi) is visible, and what is added to its score.
-KVB_DEVICE bool IsVisible(const Scoring& scoring, const RowSees& sees, int64_t j, float& bias,
-                          uint32_t& flags) {
+// Whether key j of [lo, hi) is visible to the h-th head from that of `sees` on, of the same group,
+// and what is added to its score.
+KVB_DEVICE bool IsVisible(const Scoring& scoring, const RowSees& sees, int h, int64_t j,
+                          float& bias, uint32_t& flags) {
   bias = 0;
   const BlockSparseRule& sparse = scoring.block_sparse;
   if (sparse.vert_stride > 1) {
     const int64_t q_block = FloorDiv(sees.p, sparse.block_size);
     const int64_t k_block = j / sparse.block_size;
-    if (k_block <= q_block - sparse.local_blocks &&
-        (k_block + sees.sparse_offset) % sparse.vert_stride != 0) {
+    const int64_t offset =
+        sees.sparse_offset +
+        (sparse.head_sliding_step > 0 ? int64_t{h} * sparse.head_sliding_step : 0);
+    if (k_block <= q_block - sparse.local_blocks && (k_block + offset) % sparse.vert_stride != 0) {
       return false;
     }
   }
   if (scoring.mask.form == kMaskNone) return true;
-  const float value = MaskValueOf(scoring.mask, sees, j, flags);
+  const float value = MaskValueOf(scoring.mask, sees, h, j, flags);
   if (!sees.has_bias) return value == 0;
   bias = value;
   return value != -INFINITY;

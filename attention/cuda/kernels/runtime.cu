@@ -64,6 +64,11 @@ Error FreeDevice(void* memory) {
 }
 Error AllocatePinned(size_t bytes, void** memory) { return AllocateDevice(bytes, memory); }
 Error FreePinned(void* memory) { return FreeDevice(memory); }
+Error RegisterHost(void* memory, size_t, void** device) {
+  *device = memory;
+  return 0;
+}
+Error UnregisterHost(void*) { return 0; }
 Error Synchronize(void*) { return 0; }
 Error CreateStream(void** stream) {
   *stream = nullptr;
@@ -126,6 +131,11 @@ Error AllocateDevice(size_t bytes, void** memory) { return cudaMalloc(memory, by
 Error FreeDevice(void* memory) { return cudaFree(memory); }
 Error AllocatePinned(size_t bytes, void** memory) { return cudaMallocHost(memory, bytes); }
 Error FreePinned(void* memory) { return cudaFreeHost(memory); }
+Error RegisterHost(void* memory, size_t bytes, void** device) {
+  const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterMapped);
+  return error != cudaSuccess ? error : cudaHostGetDevicePointer(device, memory, 0);
+}
+Error UnregisterHost(void* memory) { return cudaHostUnregister(memory); }
 Error Synchronize(void* stream) { return cudaStreamSynchronize(StreamOf(stream)); }
 Error CreateStream(void** stream) {
   cudaStream_t made = nullptr;

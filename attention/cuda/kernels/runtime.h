@@ -39,6 +39,9 @@ Error AllocateDevice(size_t bytes, void** memory);
 Error FreeDevice(void* memory);
 Error AllocatePinned(size_t bytes, void** memory);
 Error FreePinned(void* memory);
+// Page-locks host memory; `device` is where the device sees it.
+Error RegisterHost(void* memory, size_t bytes, void** device);
+Error UnregisterHost(void* memory);
 Error Synchronize(void* stream);
 
 // Non-blocking streams, events, graphs.

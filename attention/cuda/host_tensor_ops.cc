@@ -1,4 +1,4 @@
-#include "attention/cuda/check/device_mirror.h"
+#include "attention/cuda/host_tensor_ops.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/runtime.h"
 #include "attention/ops/visit_views.h"
 
@@ -47,30 +48,54 @@ constexpr int64_t kGap = 512;
 
 }  // namespace
 
-DeviceMirror::DeviceMirror(const AttentionOps* ops, int64_t workspace_bytes, int64_t arena_bytes)
-    : ops_(ops), arena_bytes_(arena_bytes), workspace_bytes_(workspace_bytes) {
-  MustSucceed(SetDevice(0), "the mirror's device");
-  MustSucceed(CreateStream(&stream_), "a stream");
-  void* memory = nullptr;
-  if (!IsEmulation()) {
-    MustSucceed(AllocateDevice(static_cast<size_t>(arena_bytes_), &memory), "the mirror's arena");
-    arena_ = static_cast<std::byte*>(memory);
+absl::StatusOr<std::unique_ptr<HostTensorOps>> HostTensorOps::Create(const AttentionOps* ops,
+                                                                     const Options& options) {
+  int devices = 0;
+  const Error error = CountDevices(&devices);
+  if (error != 0 || devices == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("no GPU can be used: ", error != 0 ? ErrorName(error) : "there is none"));
   }
-  MustSucceed(AllocateDevice(static_cast<size_t>(workspace_bytes_), &memory), "a workspace");
-  workspace_ = static_cast<std::byte*>(memory);
-  MustSucceed(AllocateDevice(sizeof(uint32_t), &memory), "error flags");
-  flags_ = static_cast<uint32_t*>(memory);
+  std::unique_ptr<HostTensorOps> made(new HostTensorOps(ops, options));
+  const auto allocate = [](int64_t bytes, const char* what, auto** memory) {
+    void* allocated = nullptr;
+    if (AllocateDevice(static_cast<size_t>(bytes), &allocated) != 0) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the GPU has no ", bytes, " bytes for ", what));
+    }
+    *memory = static_cast<std::remove_reference_t<decltype(*memory)>>(allocated);
+    return absl::OkStatus();
+  };
+  absl::Status status = StatusOf("HostTensorOps", SetDevice(0));
+  status.Update(StatusOf("HostTensorOps", CreateStream(&made->stream_)));
+  if (status.ok() && !IsEmulation()) {
+    status = allocate(options.arena_bytes, "copies of tensors", &made->arena_);
+  }
+  if (status.ok()) status = allocate(options.workspace_bytes, "a workspace", &made->workspace_);
+  if (status.ok()) status = allocate(sizeof(uint32_t), "error flags", &made->flags_);
+  if (!status.ok()) return status;
+  return made;
 }
 
-DeviceMirror::~DeviceMirror() {
+HostTensorOps::~HostTensorOps() {
+  for (const Shared& shared : shared_) (void)UnregisterHost(shared.begin);
   (void)FreeDevice(arena_);
   (void)FreeDevice(workspace_);
   (void)FreeDevice(flags_);
-  (void)DestroyStream(stream_);
+  if (stream_ != nullptr) (void)DestroyStream(stream_);
+}
+
+absl::Status HostTensorOps::Share(absl::Span<std::byte> memory) {
+  if (memory.empty()) return absl::OkStatus();
+  void* device = nullptr;
+  const Error error = RegisterHost(memory.data(), memory.size(), &device);
+  if (error != 0) return StatusOf("Share", error);
+  shared_.push_back({memory.data(), memory.data() + memory.size(), static_cast<std::byte*>(device)});
+  return absl::OkStatus();
 }
 
 template <typename Args>
-absl::Status DeviceMirror::Run(absl::Status (AttentionOps::*op)(const ExecContext&, const Args&)
+absl::Status HostTensorOps::Run(absl::Status (AttentionOps::*op)(const ExecContext&, const Args&)
                                    const,
                                const ExecContext& context, Args args) const {
   std::vector<Range> ranges;
@@ -79,11 +104,14 @@ absl::Status DeviceMirror::Run(absl::Status (AttentionOps::*op)(const ExecContex
     using View = std::remove_reference_t<decltype(view)>;
     if (view.data == nullptr || view.empty()) return;
     const absl::StatusOr<int64_t> bytes = view.SpanBytes();
-    if (!bytes.ok() || *bytes > arena_bytes_) {
+    if (!bytes.ok() || *bytes > options_.arena_bytes) {
       spans_known = false;  // a hostile view: the operation refuses it before it reads anything
       return;
     }
     auto* begin = const_cast<std::byte*>(view.data);
+    for (const Shared& shared : shared_) {
+      if (begin >= shared.begin && begin + *bytes <= shared.end) return;
+    }
     ranges.push_back({begin, begin + *bytes, std::is_same_v<View, TensorView>});
   });
   ranges = Joined(std::move(ranges));
@@ -94,8 +122,8 @@ absl::Status DeviceMirror::Run(absl::Status (AttentionOps::*op)(const ExecContex
     if (arena_ != nullptr) {
       int64_t needed = kGap;
       for (const Range& range : ranges) needed += range.end - range.begin + 2 * kGap;
-      if (needed > arena_bytes_) {
-        return absl::ResourceExhaustedError(absl::StrCat("the mirror's arena has ", arena_bytes_,
+      if (needed > options_.arena_bytes) {
+        return absl::ResourceExhaustedError(absl::StrCat("the arena has ", options_.arena_bytes,
                                                          " bytes; these tensors need ", needed));
       }
       MustSucceed(FillAsync(arena_, 0xff, static_cast<size_t>(needed), stream_), "poison");
@@ -123,6 +151,12 @@ absl::Status DeviceMirror::Run(absl::Status (AttentionOps::*op)(const ExecContex
   VisitViews(args, [&](auto& view) {
     if (view.absent()) return;
     view.device = device;
+    for (const Shared& shared : shared_) {
+      if (view.data >= shared.begin && view.data < shared.end) {
+        view.data = shared.device + (view.data - shared.begin);
+        return;
+      }
+    }
     for (const Range& range : ranges) {
       if (range.device == nullptr || view.data == nullptr) continue;
       if (view.data >= range.begin && view.data < range.end) {
@@ -134,10 +168,10 @@ absl::Status DeviceMirror::Run(absl::Status (AttentionOps::*op)(const ExecContex
   MustSucceed(FillAsync(flags_, 0, sizeof(uint32_t), stream_), "flags");
   // What an operation leaves in its workspace must not matter to the next.
   MustSucceed(FillAsync(workspace_, 0xff,
-                        static_cast<size_t>(std::min<int64_t>(workspace_bytes_, 4 << 20)), stream_),
+                        static_cast<size_t>(std::min<int64_t>(options_.workspace_bytes, 4 << 20)), stream_),
               "the workspace");
 
-  Workspace workspace{absl::MakeSpan(workspace_, static_cast<size_t>(workspace_bytes_)), {}};
+  Workspace workspace{absl::MakeSpan(workspace_, static_cast<size_t>(options_.workspace_bytes)), {}};
   DeviceErrorFlags flags{flags_};
   ExecContext on_device;
   on_device.device = device;
@@ -163,7 +197,7 @@ absl::Status DeviceMirror::Run(absl::Status (AttentionOps::*op)(const ExecContex
 }
 
 #define KVBLOCKS_MIRRORED(Op)                                                                \
-  absl::Status DeviceMirror::Op(const ExecContext& context, const Op##Args& args) const {    \
+  absl::Status HostTensorOps::Op(const ExecContext& context, const Op##Args& args) const {    \
     return Run(static_cast<absl::Status (AttentionOps::*)(const ExecContext&,                \
                                                           const Op##Args&) const>(           \
                    &AttentionOps::Op),                                                       \
