@@ -91,9 +91,9 @@ KVB_DEVICE int32_t NumKeyTilesOf(const RowTile& tile) {
   return (tile.seen.end - FirstKeyOf(tile) + kKeys - 1) / kKeys;
 }
 
-// Whether some row sees less of the tile of keys than another.
-KVB_DEVICE bool IsEdge(const RowTile& tile, int32_t key0) {
-  return key0 < tile.seen_by_all.begin || key0 + kKeys > tile.seen_by_all.end;
+// Whether some row sees less of the tile of keys than another; whole: RowTile::seen_by_all.
+KVB_DEVICE bool IsEdge(const KeyRange& whole, int32_t key0) {
+  return key0 < whole.begin || key0 + kKeys > whole.end;
 }
 
 // --- The producer ---
@@ -146,6 +146,10 @@ class Producer {
       ArriveAtBarrier(barriers_.TileFull(n % kTileSlots));
     }
     WaitAtBarrier(barriers_.TileFull(n % kTileSlots), n / kTileSlots & 1);
+    // Block ids are there when the tile's turn comes.
+    if (!SlotOf(n).valid) return;
+    first_ = PlaceOf(params_, SlotOf(n), KeyOf(SlotOf(n), 0));
+    second_ = PlaceOf(params_, SlotOf(n), KeyOf(SlotOf(n), 1));
   }
 
   KVB_DEVICE void CopyQueries(const RowTile& tile, uint32_t n) const {
@@ -177,8 +181,7 @@ class Producer {
   KVB_DEVICE void CopyAll(const RowTile& tile, const TileOrder& order) {
     const int num_tiles = NumKeyTilesOf(tile);
     const Cache& cache = params_.keys.cache;
-    KeyPlace place = PlaceOf(params_, tile, KeyOf(tile, 0));
-    KeyPlace next = PlaceOf(params_, tile, KeyOf(tile, 1));
+    KeyPlace place = first_, next = second_;
     int64_t value = OffsetOf(params_, cache.v, tile, place);
     if (num_tiles > 0) {
       CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_);
@@ -192,7 +195,7 @@ class Producer {
         next = PlaceOf(params_, tile, KeyOf(tile, n + 2));
         CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_ + n + 1);
       }
-      CopyValues(value_now, step_ + n, IsEdge(tile, FirstKeyOf(tile) + n * kKeys));
+      CopyValues(value_now, step_ + n, IsEdge(tile.seen_by_all, FirstKeyOf(tile) + n * kKeys));
       if (n == 0) PublishNext(order);
     }
     if (num_tiles == 0) PublishNext(order);
@@ -248,16 +251,34 @@ class Producer {
   // leave little time.
   template <int kDim>
   KVB_DEVICE void Copy(uint32_t to, const void* from, int64_t offset, int dim) const {
+    if (dim == kDim) {
+      CopyPieces<kDim, true>(to, from, offset, dim);
+    } else {
+      CopyPieces<kDim, false>(to, from, offset, dim);
+    }
+  }
+  template <int kDim, bool kWhole>
+  KVB_DEVICE void CopyPieces(uint32_t to, const void* from, int64_t offset, int dim) const {
     const uint32_t at = to + row_ * kColumnBytes + ((piece_ ^ (row_ & 7)) << 4);
-    const unsigned char* source = static_cast<const unsigned char*>(from) + piece_ * 16;
+    // Rows that are not read have the sign bit.
+    constexpr uint64_t kNone = uint64_t{1} << 63;
+    const uint64_t looked_up =
+        reinterpret_cast<uintptr_t>(from) + (offset < 0 ? kNone : static_cast<uint64_t>(offset));
 #pragma unroll
     for (int pass = 0; pass < 8; ++pass) {
-      const int64_t of_row = __shfl_sync(kFullWarp, offset, pass, 8);
-      const unsigned char* row = source + (of_row < 0 ? 0 : of_row);
+      const uint32_t low =
+          __shfl_sync(kFullWarp, static_cast<uint32_t>(looked_up), pass, 8);
+      const uint32_t high =
+          __shfl_sync(kFullWarp, static_cast<uint32_t>(looked_up >> 32), pass, 8);
+      const bool exists = static_cast<int32_t>(high) >= 0;
+      const unsigned char* row =
+          reinterpret_cast<const unsigned char*>(uint64_t{high & 0x7fffffffu} << 32 | low) +
+          piece_ * 16;
 #pragma unroll
       for (int column = 0; column < kDim / 64; ++column) {
         CopyAsync16(at + column * Shared::kColumnOfTile + pass * (kGroupThreads / 8) * kColumnBytes,
-                    row + column * 128, of_row >= 0 && column * 64 + piece_ * 8 < dim);
+                    row + column * 128,
+                    exists && (kWhole || column * 64 + piece_ * 8 < dim));
       }
     }
   }
@@ -271,6 +292,7 @@ class Producer {
   uint32_t step_ = 0;       // tiles of keys so far
   uint32_t round_ = 0;      // of items
   uint32_t published_ = 0;  // row tiles
+  KeyPlace first_, second_;  // of the row tile published last
 };
 
 // --- A consumer ---
@@ -326,19 +348,22 @@ class Consumer {
       return;
     }
     int32_t key0 = FirstKeyOf(tile);
+    const KeyRange whole = tile.seen_by_all;
     float scores[kKeys / 8][4];
     uint32_t weights[kKeys / 16][4];
 
     uint32_t stage = step_ % kStages, parity = step_ / kStages & 1;
     WaitAtBarrier(barriers_.KeysFull(stage), parity);
-    bool bad = AnyOf(Shared::kAnyBad + stage * 16);
+    bool bad = HasFlag(Shared::kAnyBad + stage * 16);
     FenceForAsyncProxy();
     BeginProducts();
     MultiplyQueries(scores, stage);
     CommitProducts();
     WaitProducts<0>();
     PinAccumulators(scores);
-    FinishScores(tile, scores, key0, stage, rich, bad);
+    if (!Shared::kOutInQueries && num_tiles == 1) Release(barriers_.QueriesEmpty());
+    FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0),
+                   __any_sync(kFullWarp, bad));
     float shrink[2];
     MakeWeights(scores, shrink, log2_scale);
     PackWeights(scores, weights);
@@ -348,9 +373,9 @@ class Consumer {
       ++step_;
       stage = step_ % kStages, parity = step_ / kStages & 1;
       WaitAtBarrier(barriers_.KeysFull(stage), parity);
-      bad = AnyOf(Shared::kAnyBad + stage * 16);
+      bad = HasFlag(Shared::kAnyBad + stage * 16);
       WaitAtBarrier(barriers_.ValuesFull(last_stage), last_parity);
-      if (IsEdge(tile, key0)) TakeNonFiniteValues(tile, last_stage, key0);
+      if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
       key0 += kKeys;
       FenceForAsyncProxy();
       NamedBarrierSync(kTurnBarrier + group_, 2 * kGroupThreads);
@@ -363,7 +388,9 @@ class Consumer {
       NamedBarrierArrive(kTurnBarrier + (group_ ^ 1), 2 * kGroupThreads);
       WaitProducts<1>();
       PinAccumulators(scores);
-      FinishScores(tile, scores, key0, stage, rich, bad);
+      if (!Shared::kOutInQueries && n + 1 == num_tiles) Release(barriers_.QueriesEmpty());
+      FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0),
+                   __any_sync(kFullWarp, bad));
       const bool grown = MakeWeights(scores, shrink, log2_scale);
       WaitProducts<0>();
       PinAccumulators(out_);
@@ -376,10 +403,9 @@ class Consumer {
         }
       }
     }
-    if (!Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
 
     WaitAtBarrier(barriers_.ValuesFull(stage), parity);
-    if (IsEdge(tile, key0)) TakeNonFiniteValues(tile, stage, key0);
+    if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, stage, key0);
     FenceForAsyncProxy();
     PinAccumulators(out_);
     BeginProducts();
@@ -415,10 +441,10 @@ class Consumer {
 
   // Scores as softmax wants them; the stage of K is free after.
   KVB_DEVICE void FinishScores(const RowTile& tile, float (&scores)[kKeys / 8][4], int32_t key0,
-                               uint32_t stage, bool rich, bool bad) const {
+                               uint32_t stage, bool rich, bool edge, bool bad) const {
     if (!bad) Release(barriers_.KeysEmpty(stage));
     if (rich) ModifyScores(params_, tile, scores, row_, key0);
-    if (IsEdge(tile, key0) || bad) {
+    if (edge || bad) {
       HideScores(params_, tile, scores, row_, key0,
                  bad ? shared_ + Shared::kBadKeys + stage * kKeys : nullptr);
     }
@@ -441,14 +467,14 @@ class Consumer {
     }
   }
 
-  KVB_DEVICE bool AnyOf(int at) const {
-    const uint4 any = *reinterpret_cast<const uint4*>(shared_ + at);
-    return (any.x | any.y | any.z | any.w) != 0;
+  // Of four words, one of them for this lane.
+  KVB_DEVICE bool HasFlag(int at) const {
+    return reinterpret_cast<const uint32_t*>(shared_ + at)[lane_ % 4] != 0;
   }
 
   // By both consumers, V being there.
   KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0) {
-    if (!AnyOf(Shared::kNonFinite + stage * 16)) return;
+    if (!__any_sync(kFullWarp, HasFlag(Shared::kNonFinite + stage * 16))) return;
     unsigned char* values = shared_ + Shared::kValueTiles + stage * Shared::kValueBytes;
     constexpr int kConsumerThreads = kConsumers * kGroupThreads;
     AddNonFinite<T, kKeys>(params_, tile, values, out_, row_, key0);

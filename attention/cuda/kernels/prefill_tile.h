@@ -330,6 +330,10 @@ KVB_DEVICE void HideScores(const PrefillParams& params, const RowTile& tile,
   }
 }
 
+// A row's maximum follows its scores when these are this many binary orders above it: weights of up
+// to 2^8 are as exact, and what was accumulated seldom has to shrink.
+inline constexpr float kHeadroom = 8;
+
 // Maxima of the lane's two rows follow their scores, and scores become weights. shrink: what sums and
 // values so far are to be multiplied by; sums are those of this lane alone.
 template <int kTiles>
@@ -354,6 +358,7 @@ KVB_DEVICE void ExponentiateRows(float (&scores)[kTiles][4], float log2_scale,
   float subtracted[2], added[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    if (!((highest[half] - maximum[half]) * log2_scale > kHeadroom)) highest[half] = maximum[half];
     subtracted[half] = highest[half] == -Infinity() ? 0 : highest[half] * log2_scale;
     shrink[half] = Exp2(maximum[half] * log2_scale - subtracted[half]);
     maximum[half] = highest[half];
