@@ -113,9 +113,14 @@ KVB_DEVICE void CopyAsync16(uint32_t to, const void* from, bool valid = true) {
 #ifdef KVBLOCKS_CUDA_EMULATION
   emulation::QueueCopy(internal::SharedPointer(to), from, valid ? 16 : 0, valid ? 0 : 16);
 #else
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(valid ? 16 : 0)
-               : "memory");
+  asm volatile(
+      "{\n"
+      ".reg .pred ignored;\n"
+      "setp.eq.u32 ignored, %2, 0;\n"
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignored;\n"
+      "}" ::"r"(to),
+      "l"(from), "r"(static_cast<uint32_t>(valid))
+      : "memory");
 #endif
 }
 // 8 bytes, as CopyAsync16.

@@ -296,13 +296,9 @@ class Prefill {
     bool grown = false;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float before = maximum_[m][half];
-        shrink[m][half] =
-            ExponentiateRow(scores[m], half, log2_scale, maximum_[m][half], sum_[m][half]);
-        grown |= maximum_[m][half] != before;
-      }
+      const float before[2] = {maximum_[m][0], maximum_[m][1]};
+      ExponentiateRows(scores[m], log2_scale, maximum_[m], sum_[m], shrink[m]);
+      grown |= maximum_[m][0] != before[0] || maximum_[m][1] != before[1];
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
         weights[m][j / 2][j % 2 * 2] = T::Pack(scores[m][j][0], scores[m][j][1]);

@@ -21,6 +21,8 @@ namespace {
 constexpr int kRows = 128;  // of queries
 constexpr int kKeys = 128;
 constexpr int kStages = 2;  // of K and V
+// Row tiles known: what is computed, what comes next, and what consumers may not have left yet.
+constexpr int kTileSlots = 3;
 constexpr int kColumnBytes = 128;
 constexpr int kGroupThreads = 128;  // of a warpgroup
 constexpr int kConsumers = 2;
@@ -50,10 +52,11 @@ struct SharedLayout {
   // uint8 [kStages][kKeys]: whether the key's block is none; uint32 [kStages][4]: whether one in 32 is
   static constexpr int kBadKeys = kValueTiles + kStages * kValueBytes + (kOutInQueries ? 0 : kOutBytes);
   static constexpr int kAnyBad = kBadKeys + kStages * kKeys;
-  static constexpr int kNonFinite = kAnyBad + kStages * 4 * 4;  // uint32 [8 warps]
-  static constexpr int kTiles = kNonFinite + kConsumerWarps * 4;  // RowTile [2]
+  // uint32 [kStages][4]: whether V has infinities or NaN, in tiles at an edge, by producing warps
+  static constexpr int kNonFinite = kAnyBad + kStages * 4 * 4;
+  static constexpr int kTiles = kNonFinite + kStages * 4 * 4;  // RowTile [kTileSlots]
   static constexpr int kTileBytes = (sizeof(RowTile) + 15) / 16 * 16;
-  static constexpr int kBarriers = kTiles + 2 * kTileBytes;
+  static constexpr int kBarriers = kTiles + kTileSlots * kTileBytes;
   static constexpr int kBytes = kBarriers + 16 * 8;
 };
 
@@ -61,7 +64,6 @@ struct SharedLayout {
 struct Barriers {
   uint32_t base;
   KVB_DEVICE uint32_t TileFull(int slot) const { return base + 8 * slot; }
-  KVB_DEVICE uint32_t TileEmpty(int slot) const { return base + 16 + 8 * slot; }
   KVB_DEVICE uint32_t KeysFull(int stage) const { return base + 32 + 8 * stage; }
   KVB_DEVICE uint32_t KeysEmpty(int stage) const { return base + 48 + 8 * stage; }
   KVB_DEVICE uint32_t ValuesFull(int stage) const { return base + 64 + 8 * stage; }
@@ -70,13 +72,12 @@ struct Barriers {
   KVB_DEVICE uint32_t QueriesEmpty() const { return base + 104; }
 
   KVB_DEVICE void Init() const {
-    for (int i = 0; i < 2; ++i) {
-      InitBarrier(TileFull(i), 1);
-      InitBarrier(TileEmpty(i), kConsumerWarps);
+    for (int i = 0; i < kTileSlots; ++i) InitBarrier(TileFull(i), 1);
+    for (int i = 0; i < kStages; ++i) {
       // Each producing thread's copies, and what its warp wrote about them.
       InitBarrier(KeysFull(i), kGroupThreads + 4);
       InitBarrier(KeysEmpty(i), kConsumerWarps);
-      InitBarrier(ValuesFull(i), kGroupThreads);
+      InitBarrier(ValuesFull(i), kGroupThreads + 4);
       InitBarrier(ValuesEmpty(i), kConsumerWarps);
     }
     InitBarrier(QueriesFull(), kGroupThreads);
@@ -88,6 +89,11 @@ KVB_DEVICE int32_t FirstKeyOf(const RowTile& tile) { return tile.seen.begin / kK
 KVB_DEVICE int32_t NumKeyTilesOf(const RowTile& tile) {
   if (tile.seen.end <= tile.seen.begin) return 0;
   return (tile.seen.end - FirstKeyOf(tile) + kKeys - 1) / kKeys;
+}
+
+// Whether some row sees less of the tile of keys than another; whole: RowTile::seen_by_all.
+KVB_DEVICE bool IsEdge(const KeyRange& whole, int32_t key0) {
+  return key0 < whole.begin || key0 + kKeys > whole.end;
 }
 
 // --- The producer ---
@@ -108,34 +114,42 @@ class Producer {
         piece_(thread_ % 8) {}
 
   KVB_DEVICE void Run(const TileOrder& order) {
-    uint32_t tiles = 0;
-    const uint32_t items = static_cast<uint32_t>(order.items);
-    // There and back: each round of blocks gives who had the longest item before the shortest.
-    for (uint32_t round = 0; round * gridDim.x < items; ++round) {
-      const uint32_t item =
-          round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-      if (item >= items) continue;
-      const RowTile found = FindRowTile<kRows>(params_, order, item, error_flags_);
-      if (!found.valid) continue;
-      const RowTile& tile = Publish(found, tiles);
-      CopyQueries(tile, tiles);
-      CopyKeysAndValues(tile);
-      ++tiles;
+    PublishNext(order);
+    while (true) {
+      const RowTile& tile = SlotOf(published_ - 1);
+      if (!tile.valid) return;
+      CopyAll(tile, order);
     }
-    Publish(RowTile(), tiles);
   }
 
  private:
-  KVB_DEVICE const RowTile& Publish(const RowTile& tile, uint32_t n) {
-    RowTile& slot =
-        *reinterpret_cast<RowTile*>(shared_ + Shared::kTiles + n % 2 * Shared::kTileBytes);
-    WaitAtBarrier(barriers_.TileEmpty(n % 2), (n / 2 & 1) ^ 1);
-    if (thread_ == 0) {
-      slot = tile;
-      ArriveAtBarrier(barriers_.TileFull(n % 2));
+  KVB_DEVICE RowTile& SlotOf(uint32_t n) const {
+    return *reinterpret_cast<RowTile*>(shared_ + Shared::kTiles +
+                                       n % kTileSlots * Shared::kTileBytes);
+  }
+
+  // Finds this block's next row tile, or that there is none. When it is asked for the one after n,
+  // queries of n are under way, so consumers are past n - 2, whose slot is taken.
+  KVB_DEVICE void PublishNext(const TileOrder& order) {
+    RowTile found;
+    const uint32_t items = static_cast<uint32_t>(order.items);
+    while (!found.valid && round_ * gridDim.x < items) {
+      // There and back: each round of blocks gives who had the longest item before the shortest.
+      const uint32_t item =
+          round_ * gridDim.x + (round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+      ++round_;
+      if (item < items) found = FindRowTile<kRows>(params_, order, item, error_flags_);
     }
-    WaitAtBarrier(barriers_.TileFull(n % 2), n / 2 & 1);
-    return slot;
+    const uint32_t n = published_++;
+    if (thread_ == 0) {
+      SlotOf(n) = found;
+      ArriveAtBarrier(barriers_.TileFull(n % kTileSlots));
+    }
+    WaitAtBarrier(barriers_.TileFull(n % kTileSlots), n / kTileSlots & 1);
+    // Block ids are there when the tile's turn comes.
+    if (!SlotOf(n).valid) return;
+    first_ = PlaceOf(params_, SlotOf(n), KeyOf(SlotOf(n), 0));
+    second_ = PlaceOf(params_, SlotOf(n), KeyOf(SlotOf(n), 1));
   }
 
   KVB_DEVICE void CopyQueries(const RowTile& tile, uint32_t n) const {
@@ -163,14 +177,16 @@ class Producer {
     return FirstKeyOf(tile) + n * kKeys + row_ + kGroupThreads / 8 * piece_;
   }
 
-  KVB_DEVICE void CopyKeysAndValues(const RowTile& tile) {
+  // What consumers wait for first comes first.
+  KVB_DEVICE void CopyAll(const RowTile& tile, const TileOrder& order) {
     const int num_tiles = NumKeyTilesOf(tile);
-    if (num_tiles == 0) return;
     const Cache& cache = params_.keys.cache;
-    KeyPlace place = PlaceOf(params_, tile, KeyOf(tile, 0));
+    KeyPlace place = first_, next = second_;
     int64_t value = OffsetOf(params_, cache.v, tile, place);
-    KeyPlace next = PlaceOf(params_, tile, KeyOf(tile, 1));
-    CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_);
+    if (num_tiles > 0) {
+      CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_);
+    }
+    CopyQueries(tile, published_ - 1);
     for (int n = 0; n < num_tiles; ++n) {
       const int64_t value_now = value;
       if (n + 1 < num_tiles) {
@@ -179,8 +195,10 @@ class Producer {
         next = PlaceOf(params_, tile, KeyOf(tile, n + 2));
         CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_ + n + 1);
       }
-      CopyValues(value_now, step_ + n);
+      CopyValues(value_now, step_ + n, IsEdge(tile.seen_by_all, FirstKeyOf(tile) + n * kKeys));
+      if (n == 0) PublishNext(order);
     }
+    if (num_tiles == 0) PublishNext(order);
     step_ += num_tiles;
   }
 
@@ -200,28 +218,67 @@ class Producer {
     }
   }
 
-  KVB_DEVICE void CopyValues(int64_t offset, uint32_t step) const {
+  KVB_DEVICE void CopyValues(int64_t offset, uint32_t step, bool edge) const {
     const uint32_t stage = step % kStages;
     WaitAtBarrier(barriers_.ValuesEmpty(stage), (step / kStages & 1) ^ 1);
-    Copy<kDv>(base_ + Shared::kValueTiles + stage * Shared::kValueBytes,
-              params_.keys.cache.v.data, offset, params_.value_dim);
+    const uint32_t to = Shared::kValueTiles + stage * Shared::kValueBytes;
+    Copy<kDv>(base_ + to, params_.keys.cache.v.data, offset, params_.value_dim);
     ArriveAfterCopies(barriers_.ValuesFull(stage));
+    uint32_t found = 0;
+    if (edge) {
+      // Each thread looks at what it copied itself.
+      CommitCopies();
+      WaitCopies<0>();
+      const bool bf16 = params_.keys.cache.element == Element::kBF16;
+      const unsigned char* at =
+          shared_ + to + row_ * kColumnBytes + ((piece_ ^ (row_ & 7)) << 4);
+#pragma unroll 4
+      for (int i = 0; i < 8 * (kDv / 64); ++i) {
+        found |= NonFiniteCarries(
+            *reinterpret_cast<const uint4*>(at + i / 8 * Shared::kColumnOfTile +
+                                            i % 8 * (kGroupThreads / 8) * kColumnBytes),
+            bf16);
+      }
+    }
+    const uint32_t any = __ballot_sync(kFullWarp, found != 0);
+    if (thread_ % 32 == 0) {
+      reinterpret_cast<uint32_t*>(shared_ + Shared::kNonFinite)[stage * 4 + thread_ / 32] = any;
+      ArriveAtBarrier(barriers_.ValuesFull(stage));
+    }
   }
 
   // offset: of the row that this thread looked up. Few instructions count here: the consumers' own
   // leave little time.
   template <int kDim>
   KVB_DEVICE void Copy(uint32_t to, const void* from, int64_t offset, int dim) const {
+    if (dim == kDim) {
+      CopyPieces<kDim, true>(to, from, offset, dim);
+    } else {
+      CopyPieces<kDim, false>(to, from, offset, dim);
+    }
+  }
+  template <int kDim, bool kWhole>
+  KVB_DEVICE void CopyPieces(uint32_t to, const void* from, int64_t offset, int dim) const {
     const uint32_t at = to + row_ * kColumnBytes + ((piece_ ^ (row_ & 7)) << 4);
-    const unsigned char* source = static_cast<const unsigned char*>(from) + piece_ * 16;
+    // Rows that are not read have the sign bit.
+    constexpr uint64_t kNone = uint64_t{1} << 63;
+    const uint64_t looked_up =
+        reinterpret_cast<uintptr_t>(from) + (offset < 0 ? kNone : static_cast<uint64_t>(offset));
 #pragma unroll
     for (int pass = 0; pass < 8; ++pass) {
-      const int64_t of_row = __shfl_sync(kFullWarp, offset, pass, 8);
-      const unsigned char* row = source + (of_row < 0 ? 0 : of_row);
+      const uint32_t low =
+          __shfl_sync(kFullWarp, static_cast<uint32_t>(looked_up), pass, 8);
+      const uint32_t high =
+          __shfl_sync(kFullWarp, static_cast<uint32_t>(looked_up >> 32), pass, 8);
+      const bool exists = static_cast<int32_t>(high) >= 0;
+      const unsigned char* row =
+          reinterpret_cast<const unsigned char*>(uint64_t{high & 0x7fffffffu} << 32 | low) +
+          piece_ * 16;
 #pragma unroll
       for (int column = 0; column < kDim / 64; ++column) {
         CopyAsync16(at + column * Shared::kColumnOfTile + pass * (kGroupThreads / 8) * kColumnBytes,
-                    row + column * 128, of_row >= 0 && column * 64 + piece_ * 8 < dim);
+                    row + column * 128,
+                    exists && (kWhole || column * 64 + piece_ * 8 < dim));
       }
     }
   }
@@ -232,7 +289,10 @@ class Producer {
   unsigned char* const shared_;
   const uint32_t base_;
   const int thread_, row_, piece_;
-  uint32_t step_ = 0;  // tiles of keys so far
+  uint32_t step_ = 0;       // tiles of keys so far
+  uint32_t round_ = 0;      // of items
+  uint32_t published_ = 0;  // row tiles
+  KeyPlace first_, second_;  // of the row tile published last
 };
 
 // --- A consumer ---
@@ -257,14 +317,14 @@ class Consumer {
     const float log2_scale = rich ? kLog2E : params_.scoring.scale * kLog2E;
     if (group_ == 1) NamedBarrierArrive(kTurnBarrier, 2 * kGroupThreads);  // the other one begins
     for (uint32_t tiles = 0;; ++tiles) {
-      WaitAtBarrier(barriers_.TileFull(tiles % 2), tiles / 2 & 1);
+      const uint32_t slot = tiles % kTileSlots;
+      WaitAtBarrier(barriers_.TileFull(slot), tiles / kTileSlots & 1);
       const RowTile& tile = *reinterpret_cast<const RowTile*>(shared_ + Shared::kTiles +
-                                                              tiles % 2 * Shared::kTileBytes);
+                                                              slot * Shared::kTileBytes);
       if (!tile.valid) break;
       WaitAtBarrier(barriers_.QueriesFull(), tiles & 1);
       Attend(tile, rich, log2_scale);
       WriteOutputs(tile, log2_scale);
-      Release(barriers_.TileEmpty(tiles % 2));
     }
   }
 
@@ -288,18 +348,22 @@ class Consumer {
       return;
     }
     int32_t key0 = FirstKeyOf(tile);
+    const KeyRange whole = tile.seen_by_all;
     float scores[kKeys / 8][4];
     uint32_t weights[kKeys / 16][4];
 
     uint32_t stage = step_ % kStages, parity = step_ / kStages & 1;
     WaitAtBarrier(barriers_.KeysFull(stage), parity);
+    bool bad = HasFlag(Shared::kAnyBad + stage * 16);
     FenceForAsyncProxy();
     BeginProducts();
     MultiplyQueries(scores, stage);
     CommitProducts();
     WaitProducts<0>();
     PinAccumulators(scores);
-    FinishScores(tile, scores, key0, stage, rich);
+    if (!Shared::kOutInQueries && num_tiles == 1) Release(barriers_.QueriesEmpty());
+    FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0),
+                   __any_sync(kFullWarp, bad));
     float shrink[2];
     MakeWeights(scores, shrink, log2_scale);
     PackWeights(scores, weights);
@@ -309,8 +373,9 @@ class Consumer {
       ++step_;
       stage = step_ % kStages, parity = step_ / kStages & 1;
       WaitAtBarrier(barriers_.KeysFull(stage), parity);
+      bad = HasFlag(Shared::kAnyBad + stage * 16);
       WaitAtBarrier(barriers_.ValuesFull(last_stage), last_parity);
-      if (IsEdge(tile, key0)) TakeNonFiniteValues(tile, last_stage, key0);
+      if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
       key0 += kKeys;
       FenceForAsyncProxy();
       NamedBarrierSync(kTurnBarrier + group_, 2 * kGroupThreads);
@@ -323,7 +388,9 @@ class Consumer {
       NamedBarrierArrive(kTurnBarrier + (group_ ^ 1), 2 * kGroupThreads);
       WaitProducts<1>();
       PinAccumulators(scores);
-      FinishScores(tile, scores, key0, stage, rich);
+      if (!Shared::kOutInQueries && n + 1 == num_tiles) Release(barriers_.QueriesEmpty());
+      FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0),
+                   __any_sync(kFullWarp, bad));
       const bool grown = MakeWeights(scores, shrink, log2_scale);
       WaitProducts<0>();
       PinAccumulators(out_);
@@ -336,10 +403,9 @@ class Consumer {
         }
       }
     }
-    if (!Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
 
     WaitAtBarrier(barriers_.ValuesFull(stage), parity);
-    if (IsEdge(tile, key0)) TakeNonFiniteValues(tile, stage, key0);
+    if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, stage, key0);
     FenceForAsyncProxy();
     PinAccumulators(out_);
     BeginProducts();
@@ -349,10 +415,6 @@ class Consumer {
     PinAccumulators(out_);
     Release(barriers_.ValuesEmpty(stage));
     ++step_;
-  }
-
-  KVB_DEVICE static bool IsEdge(const RowTile& tile, int32_t key0) {
-    return key0 < tile.seen_by_all.begin || key0 + kKeys > tile.seen_by_all.end;
   }
 
   KVB_DEVICE void MultiplyQueries(float (&scores)[kKeys / 8][4], uint32_t stage) const {
@@ -379,12 +441,10 @@ class Consumer {
 
   // Scores as softmax wants them; the stage of K is free after.
   KVB_DEVICE void FinishScores(const RowTile& tile, float (&scores)[kKeys / 8][4], int32_t key0,
-                               uint32_t stage, bool rich) const {
-    const uint4 any = *reinterpret_cast<const uint4*>(shared_ + Shared::kAnyBad + stage * 16);
-    const bool bad = (any.x | any.y | any.z | any.w) != 0;
+                               uint32_t stage, bool rich, bool edge, bool bad) const {
     if (!bad) Release(barriers_.KeysEmpty(stage));
     if (rich) ModifyScores(params_, tile, scores, row_, key0);
-    if (IsEdge(tile, key0) || bad) {
+    if (edge || bad) {
       HideScores(params_, tile, scores, row_, key0,
                  bad ? shared_ + Shared::kBadKeys + stage * kKeys : nullptr);
     }
@@ -395,10 +455,7 @@ class Consumer {
   KVB_DEVICE bool MakeWeights(float (&scores)[kKeys / 8][4], float (&shrink)[2],
                               float log2_scale) {
     const float before[2] = {maximum_[0], maximum_[1]};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      shrink[half] = ExponentiateRow(scores, half, log2_scale, maximum_[half], sum_[half]);
-    }
+    ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
     return __any_sync(kFullWarp, maximum_[0] != before[0] || maximum_[1] != before[1]);
   }
   KVB_DEVICE static void PackWeights(const float (&scores)[kKeys / 8][4],
@@ -410,24 +467,20 @@ class Consumer {
     }
   }
 
+  // Of four words, one of them for this lane.
+  KVB_DEVICE bool HasFlag(int at) const {
+    return reinterpret_cast<const uint32_t*>(shared_ + at)[lane_ % 4] != 0;
+  }
+
   // By both consumers, V being there.
   KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0) {
+    if (!__any_sync(kFullWarp, HasFlag(Shared::kNonFinite + stage * 16))) return;
     unsigned char* values = shared_ + Shared::kValueTiles + stage * Shared::kValueBytes;
-    uint32_t* found_by_warp = reinterpret_cast<uint32_t*>(shared_ + Shared::kNonFinite);
     constexpr int kConsumerThreads = kConsumers * kGroupThreads;
-    const bool mine = FindNonFinite<T, Shared::kValueBytes>(values, thread_, kConsumerThreads);
-    const bool warps = __any_sync(kFullWarp, mine);
-    if (lane_ == 0) found_by_warp[thread_ / 32] = warps;
+    AddNonFinite<T, kKeys>(params_, tile, values, out_, row_, key0);
     NamedBarrierSync(kConsumersBarrier, kConsumerThreads);
-    uint32_t found = 0;
-    for (int w = 0; w < kConsumerWarps; ++w) found |= found_by_warp[w];
-    if (found != 0) {
-      AddNonFinite<T, kKeys>(params_, tile, values, out_, row_, key0);
-      NamedBarrierSync(kConsumersBarrier, kConsumerThreads);
-      ZeroNonFinite<T, Shared::kValueBytes>(values, thread_, kConsumerThreads);
-      FenceForAsyncProxy();
-    }
-    // What was found is read by all before it is written for the next tile.
+    ZeroNonFinite<T, Shared::kValueBytes>(values, thread_, kConsumerThreads);
+    FenceForAsyncProxy();
     NamedBarrierSync(kConsumersBarrier, kConsumerThreads);
   }
 

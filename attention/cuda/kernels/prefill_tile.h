@@ -219,12 +219,12 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
 
 // --- Where keys are ---
 
-// A key's block and its row there; block -1: not to be read, and not visible to any row.
+// A key's block and its row there; offset -1: not to be read, and not visible to any row.
 struct KeyPlace {
-  int32_t block = -1, offset = 0;
+  int32_t block = 0, offset = -1;
 };
 
-// Loads the block's id, which is not checked yet.
+// Loads the block's id, and does not look at it: the load may take its time.
 KVB_DEVICE KeyPlace PlaceOf(const PrefillParams& params, const RowTile& tile, int32_t key) {
   KeyPlace place;
   if (key < tile.seen.begin || key >= tile.seen.end) return place;
@@ -238,20 +238,20 @@ KVB_DEVICE KeyPlace PlaceOf(const PrefillParams& params, const RowTile& tile, in
   }
   place.offset = static_cast<int32_t>(static_cast<uint32_t>(key) - column * size);
   place.block = params.keys.block_table[tile.request * params.keys.table_stride + column];
-  // Of ids that are none all are the same, but for -1.
-  if (place.block < 0) place.block = 0x7fffffff;
   return place;
 }
 
 KVB_DEVICE bool IsBad(const PrefillParams& params, const KeyPlace& place) {
-  return params.keys.block_table != nullptr && place.block >= params.keys.cache.num_blocks;
+  return params.keys.block_table != nullptr && place.offset >= 0 &&
+         static_cast<uint32_t>(place.block) >=
+             static_cast<uint32_t>(params.keys.cache.num_blocks);
 }
 
 // Byte offset of a key's row from the tensor's base, or -1: not to be read.
 template <int kElementBytes = 2>
 KVB_DEVICE int64_t OffsetOf(const PrefillParams& params, const CacheTensor& tensor,
                             const RowTile& tile, const KeyPlace& place) {
-  if (place.block < 0 || IsBad(params, place)) return -1;
+  if (place.offset < 0 || IsBad(params, place)) return -1;
   const int64_t first = tile.kv_head * tensor.head_stride + tile.kv_start * tensor.token_stride;
   return kElementBytes *
          (first + place.block * tensor.block_stride + place.offset * tensor.token_stride);
@@ -330,33 +330,52 @@ KVB_DEVICE void HideScores(const PrefillParams& params, const RowTile& tile,
   }
 }
 
-// One row's maximum follows its scores and the scores become weights; `half` says which of the two
-// rows. Returns what sums and values so far shrink by; `sum` is that of this lane alone.
+// A row's maximum follows its scores when these are this many binary orders above it: weights of up
+// to 2^8 are as exact, and what was accumulated seldom has to shrink.
+inline constexpr float kHeadroom = 8;
+
+// Maxima of the lane's two rows follow their scores, and scores become weights. shrink: what sums and
+// values so far are to be multiplied by; sums are those of this lane alone.
 template <int kTiles>
-KVB_DEVICE float ExponentiateRow(float (&scores)[kTiles][4], int half, float log2_scale,
-                                 float& maximum, float& sum) {
-  float highest = maximum;
-#pragma unroll
-  for (int j = 0; j < kTiles; ++j) {
-    highest = fmaxf(highest, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
-  }
-  highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 1));
-  highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 2));
-  const float subtracted = highest == -Infinity() ? 0 : highest * log2_scale;
-  const float shrink = Exp2(maximum * log2_scale - subtracted);
-  maximum = highest;
-  float sums[2] = {0, 0};
+KVB_DEVICE void ExponentiateRows(float (&scores)[kTiles][4], float log2_scale,
+                                 float (&maximum)[2], float (&sums)[2], float (&shrink)[2]) {
+  float highest[2] = {maximum[0], maximum[1]};
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float weight = Exp2(scores[j][2 * half + i] * log2_scale - subtracted);
-      scores[j][2 * half + i] = weight;
-      sums[i] += weight;
+    for (int half = 0; half < 2; ++half) {
+      highest[half] =
+          fmaxf(highest[half], fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
     }
   }
-  sum = sum * shrink + (sums[0] + sums[1]);
-  return shrink;
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; ++lanes) {
+    const float other[2] = {__shfl_xor_sync(kFullWarp, highest[0], lanes),
+                            __shfl_xor_sync(kFullWarp, highest[1], lanes)};
+    highest[0] = fmaxf(highest[0], other[0]);
+    highest[1] = fmaxf(highest[1], other[1]);
+  }
+  float subtracted[2], added[2][2] = {{0, 0}, {0, 0}};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!((highest[half] - maximum[half]) * log2_scale > kHeadroom)) highest[half] = maximum[half];
+    subtracted[half] = highest[half] == -Infinity() ? 0 : highest[half] * log2_scale;
+    shrink[half] = Exp2(maximum[half] * log2_scale - subtracted[half]);
+    maximum[half] = highest[half];
+  }
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float weight = Exp2(scores[j][i] * log2_scale - subtracted[i / 2]);
+      scores[j][i] = weight;
+      added[i / 2][i % 2] += weight;
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sums[half] = sums[half] * shrink[half] + (added[half][0] + added[half][1]);
+  }
 }
 
 // --- Values that are not finite ---
@@ -375,17 +394,25 @@ KVB_DEVICE uint32_t NonFiniteHalves(uint32_t pair) {
   return mask;
 }
 
+// Nonzero in the upper bit of a half if one of the elements there is: an exponent of all ones carries
+// into the sign when its lowest bit is added.
+KVB_DEVICE uint32_t NonFiniteCarries(const uint4& x, bool bf16) {
+  const uint32_t exponents = bf16 ? 0x7f807f80u : 0x7c007c00u;
+  const uint32_t lowest = bf16 ? 0x00800080u : 0x04000400u;
+  return (((x.x & exponents) + lowest) | ((x.y & exponents) + lowest) |
+          ((x.z & exponents) + lowest) | ((x.w & exponents) + lowest)) &
+         0x80008000u;
+}
+
 // Whether this thread's share of the pieces has one.
 template <typename T, int kBytes>
 KVB_DEVICE bool FindNonFinite(const unsigned char* values, int thread, int threads) {
-  uint32_t found = 0;
+  uint32_t carried = 0;
 #pragma unroll 4
   for (int at = thread * 16; at < kBytes; at += threads * 16) {
-    const uint4 x = *reinterpret_cast<const uint4*>(values + at);
-    found |= NonFiniteHalves<T>(x.x) | NonFiniteHalves<T>(x.y) | NonFiniteHalves<T>(x.z) |
-             NonFiniteHalves<T>(x.w);
+    carried |= NonFiniteCarries(*reinterpret_cast<const uint4*>(values + at), T::kIsBf16);
   }
-  return found != 0;
+  return carried != 0;
 }
 
 template <typename T, int kBytes>
@@ -448,47 +475,74 @@ KVB_DEVICE RowEnd EndRow(const PrefillParams& params, const RowTile& tile, int32
   return end;
 }
 
+// Two codes, the first in the lower byte.
+KVB_DEVICE uint16_t EncodePair(bool e4m3, float low, float high) {
+#if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t codes;
+  if (e4m3) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  }
+  return codes;
+#else
+  const uint32_t first = e4m3 ? E4m3::FromFloat(low) : E5m2::FromFloat(low);
+  const uint32_t second = e4m3 ? E4m3::FromFloat(high) : E5m2::FromFloat(high);
+  return static_cast<uint16_t>(first | second << 8);
+#endif
+}
+
 // Ends this lane's two rows of a warp's 16 and leaves their outputs: as codes in place, or as 16-bit
 // rows in `staged`, columns of 64 elements of kRows rows of 128 bytes with permuted pieces.
 template <typename T, int kRows, int kTiles>
 KVB_DEVICE void FinishRows(const PrefillParams& params, const RowTile& tile,
                            const float (&out)[kTiles][4], int row, const float (&maximum)[2],
                            const float (&sums)[2], float log2_scale, unsigned char* staged) {
-  const bool codes = params.out_scale > 0;
   const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
+  float factor[2];
+  int64_t at[2];  // of codes; -1: no such row
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float sum = sums[half];
     sum += __shfl_xor_sync(kFullWarp, sum, 1);
     sum += __shfl_xor_sync(kFullWarp, sum, 2);
     const int mine = row + 8 * half;
-    const bool exists = mine < tile.num_rows;
-    RowEnd end;
-    int64_t at = 0;
-    if (exists) {
-      end = EndRow(params, tile, mine, maximum[half], sum, log2_scale);
-      const int64_t token = tile.query_start + tile.TokenOf(mine);
-      const int32_t head = tile.HeadOf(mine);
-      if (t2 == 0 && params.lse != nullptr) {
-        params.lse[token * params.lse_row_stride + head * params.lse_head_stride] = end.lse;
-      }
-      at = token * params.out.row_stride + head * params.out.head_stride;
+    factor[half] = 0;
+    at[half] = -1;
+    if (mine >= tile.num_rows) continue;
+    const RowEnd end = EndRow(params, tile, mine, maximum[half], sum, log2_scale);
+    const int64_t token = tile.query_start + tile.TokenOf(mine);
+    const int32_t head = tile.HeadOf(mine);
+    if (t2 == 0 && params.lse != nullptr) {
+      params.lse[token * params.lse_row_stride + head * params.lse_head_stride] = end.lse;
     }
-    const bool nothing = end.factor == 0;  // +0 then, whatever was accumulated
+    factor[half] = end.factor;
+    at[half] = token * params.out.row_stride + head * params.out.head_stride;
+  }
+  // A factor of 0 means +0, whatever was accumulated.
+  const auto value = [&](int d, int i) {
+    return factor[i / 2] == 0 ? 0.0f : out[d][i] * factor[i / 2];
+  };
+  if (params.out_scale <= 0) {
+    unsigned char* to = staged + row * 128 + t2 * 2;
 #pragma unroll
     for (int d = 0; d < kTiles; ++d) {
-      const float low = nothing ? 0 : out[d][2 * half] * end.factor;
-      const float high = nothing ? 0 : out[d][2 * half + 1] * end.factor;
-      if (!codes) {
-        *reinterpret_cast<uint32_t*>(staged + (d / 8 * kRows + mine) * 128 +
-                                     ((d % 8 ^ (mine & 7)) << 4) + t2 * 2) = T::Pack(low, high);
-      } else if (exists && d * 8 < params.value_dim) {
-        const bool e4m3 = params.out.element == Element::kE4M3;
-        const uint32_t first = e4m3 ? E4m3::FromFloat(low) : E5m2::FromFloat(low);
-        const uint32_t second = e4m3 ? E4m3::FromFloat(high) : E5m2::FromFloat(high);
-        *reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(params.out.data) + at + d * 8 + t2) =
-            static_cast<uint16_t>(first | second << 8);
-      }
+      // Rows 8 apart are permuted alike.
+      unsigned char* piece = to + d / 8 * kRows * 128 + (((d % 8) ^ (row & 7)) << 4);
+      *reinterpret_cast<uint32_t*>(piece) = T::Pack(value(d, 0), value(d, 1));
+      *reinterpret_cast<uint32_t*>(piece + 8 * 128) = T::Pack(value(d, 2), value(d, 3));
+    }
+    return;
+  }
+  const bool e4m3 = params.out.element == Element::kE4M3;
+  uint8_t* codes = static_cast<uint8_t*>(params.out.data);
+#pragma unroll
+  for (int d = 0; d < kTiles; ++d) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (at[half] < 0 || d * 8 >= params.value_dim) continue;
+      *reinterpret_cast<uint16_t*>(codes + at[half] + d * 8 + t2) =
+          EncodePair(e4m3, value(d, 2 * half), value(d, 2 * half + 1));
     }
   }
 }
