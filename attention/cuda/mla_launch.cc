@@ -12,8 +12,6 @@ namespace {
 // What starting a piece costs, in tiles of keys: its queries, the ring's first tiles, the merge.
 constexpr int64_t kPieceTiles = 4;
 constexpr int64_t kMaxPieces = 64;
-// Packed rows of a request that tiles of 16 rows serve better.
-constexpr int64_t kMostRowsForRows16 = 16;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -136,8 +134,9 @@ MlaKernel MlaKernelFor(const LaunchContext& context, const AttendRowsParams& par
   if (split.kind == SplitPolicy::Kind::kAuto && params.query_start_loc != nullptr) {
     rows *= CeilDiv(params.num_rows, std::max(1, params.num_requests));
   }
-  const bool has_wgmma = capability == 90 || IsEmulation();
-  return has_wgmma && rows > kMostRowsForRows16 ? MlaKernel::kRows64 : MlaKernel::kRows16;
+  // Emulation has all instructions and tries both.
+  const bool has_wgmma = capability == 90 || (IsEmulation() && rows > 16);
+  return has_wgmma ? MlaKernel::kRows64 : MlaKernel::kRows16;
 }
 
 absl::Status LaunchMla(const char* op, CudaCall& call, const SplitPolicy& split, int64_t max_keys,

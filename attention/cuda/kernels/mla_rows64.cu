@@ -23,11 +23,12 @@ constexpr int kKeys = kMlaRows64Keys;
 constexpr int kConsumers = 256, kThreads = 384;
 constexpr int kBoxBytes = kKeys * 128;
 constexpr int kTileBytes = kMlaBoxes * kBoxBytes;
-// Together 512 per thread of a warpgroup. Decoding takes more than copying.
+// Three warpgroups start with 168 each; more than these 504 together would be waited for in vain.
+// Decoding takes more than copying.
 template <bool kFp8>
 constexpr int kConsumerRegisters = kFp8 ? 208 : 216;
 template <bool kFp8>
-constexpr int kProducerRegisters = kFp8 ? 96 : 72;
+constexpr int kProducerRegisters = kFp8 ? 88 : 72;
 
 // Named barriers.
 constexpr int kProbabilitiesReady = 1, kProbabilitiesTaken = 2, kBothConsumers = 3;
@@ -65,18 +66,6 @@ struct Tiles {
 KVB_DEVICE const unsigned char* FromLane(const unsigned char* pointer, int lane) {
   return reinterpret_cast<const unsigned char*>(
       __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(pointer), lane));
-}
-
-// One row's 16-bit values, by eight lanes.
-KVB_DEVICE void CopyRow(const unsigned char* key, const unsigned char* tail, int boxes, uint32_t to,
-                        const void* somewhere) {
-  const bool valid = key != nullptr;
-#pragma unroll
-  for (int box = 0; box < kMlaBoxes; ++box) {
-    if (box >= boxes) continue;
-    const unsigned char* from = box < kMlaValueBoxes ? key + box * 128 : tail;
-    CopyAsync16(to + box * kBoxBytes, valid ? from : somewhere, valid);
-  }
 }
 
 // What eight lanes take of an fp8 row: four pieces of codes each, a piece of rotary values, scales.
@@ -136,8 +125,11 @@ KVB_DEVICE void Produce(const AttendRowsParams& params, uint32_t& flags) {
   const int lane = thread % 32, warp = thread / 32 % 2, stage = thread / 64;
   const int own = thread % 64;  // the row whose place this thread finds
   const int l = lane % 8;
-  const int boxes = params.key_dim / 64;
+  const bool has_tail = params.key_dim == kMlaKeyDim;
+  const bool is_split =
+      params.source == KeySource::kPaged && params.keys.cache.layout == Layout::kMlaSplit;
   unsigned char* tile_at = TileOf(stage);
+  const uint32_t tile_shared = SharedAddress(tile_at);
   const uint32_t full = SharedAddress(&state.full[stage]);
   const uint32_t empty = SharedAddress(&state.empty[stage]);
   int next_index = IndexOf(params, work, (tiles.first + stage) * kKeys + own);
@@ -147,9 +139,6 @@ KVB_DEVICE void Produce(const AttendRowsParams& params, uint32_t& flags) {
     const int j = tile * kKeys + own;
     KeyAddress address = AddressOf(params, work, j, next_index, flags);
     next_index = IndexOf(params, work, j + 2 * kKeys);
-    if (!kFp8 && address.key != nullptr && address.tail == nullptr) {
-      address.tail = address.key + kMlaValueBoxes * 128;
-    }
     const unsigned live = __ballot_sync(kFullWarp, address.key != nullptr);
     if (uses > 0) WaitAtBarrier(empty, (uses - 1) & 1);
     if (lane == 0) state.live[stage][warp] = live;
@@ -161,21 +150,32 @@ KVB_DEVICE void Produce(const AttendRowsParams& params, uint32_t& flags) {
         return LoadRow(FromLane(address.key, from), FromLane(address.scales, from), is_656, l);
       };
       RawRow raw = load(0);
-#pragma unroll
+#pragma unroll 1
       for (int pass = 0; pass < 8; ++pass) {
-        RawRow next;
-        if (pass < 7) next = load(pass + 1);
+        const RawRow next = load(pass < 7 ? pass + 1 : 7);
         StoreRow<T>(raw, is_656, l, 32 * warp + 4 * pass + lane / 8, tile_at);
-        if (pass < 7) raw = next;
+        raw = next;
       }
     } else {
+      // What is not read must still be an address.
+      if (address.key == nullptr) {
+        address.key = address.tail = static_cast<const unsigned char*>(params.q.data);
+      }
 #pragma unroll
       for (int pass = 0; pass < 8; ++pass) {
         const int from = 4 * pass + lane / 8;
-        const unsigned char* key = FromLane(address.key, from);
-        const unsigned char* tail = FromLane(address.tail, from);
-        CopyRow(key == nullptr ? nullptr : key + l * 16, tail + l * 16, boxes,
-                SharedAddress(tile_at) + PieceAt(32 * warp + from, l), params.q.data);
+        const bool valid = (live >> from & 1) != 0;
+        const unsigned char* key = FromLane(address.key, from) + l * 16;
+        const uint32_t to = tile_shared + PieceAt(32 * warp + from, l);
+#pragma unroll
+        for (int box = 0; box < kMlaValueBoxes; ++box) {
+          CopyAsync16(to + box * kBoxBytes, key + box * 128, valid);
+        }
+        if (has_tail) {
+          const unsigned char* tail =
+              is_split ? FromLane(address.tail, from) + l * 16 : key + kMlaValueBoxes * 128;
+          CopyAsync16(to + kMlaValueBoxes * kBoxBytes, tail, valid);
+        }
       }
       CommitCopies();
       WaitCopies<0>();
@@ -232,6 +232,7 @@ class Consumer {
     RowResult results[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      max[i] *= kLn2;
       sum[i] += __shfl_xor_sync(kFullWarp, sum[i], 1);
       sum[i] += __shfl_xor_sync(kFullWarp, sum[i], 2);
       const int r = row_ + 8 * i;
@@ -296,19 +297,14 @@ class Consumer {
     return first_key < state_.work.all_from || first_key + kKeys > state_.work.all_until;
   }
 
-  // Keys out of the block's range are not live.
+  // Maxima are of scores in powers of two. Keys out of the block's range are not live.
   KVB_DEVICE void Softmax(int first_key, int stage, float (&s)[8][4], float (&max)[2],
                           float (&sum)[2], uint32_t (&p)[4][4], float (&shrink)[2]) {
     const int column = lane_ % 4 * 2;
     const uint32_t live[2] = {state_.live[stage][0] >> column, state_.live[stage][1] >> column};
     const bool all_live = (state_.live[stage][0] & state_.live[stage][1]) == 0xffffffffu;
-    const float scale = params_.scoring.scale;
+    const float scale = params_.scoring.scale * kLog2E;
     const bool mixed = IsMixed(first_key);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] *= scale;
-    }
     if (!all_live || mixed) {
       VisibleKeys sees[2] = {{0, INT32_MAX}, {0, INT32_MAX}};
       if (mixed) sees[0] = state_.sees[row_], sees[1] = state_.sees[row_ + 8];
@@ -324,19 +320,20 @@ class Consumer {
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float new_max = max[i];
+      float new_max = s[0][2 * i];
 #pragma unroll
       for (int n = 0; n < 8; ++n) new_max = fmaxf(new_max, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
       new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 1));
       new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 2));
+      new_max = fmaxf(max[i], new_max * scale);
       const float shift = new_max == -INFINITY ? 0.0f : new_max;
-      shrink[i] = Exp2((max[i] - shift) * kLog2E);
+      shrink[i] = Exp2(max[i] - shift);
       max[i] = new_max;
       float added = 0;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        const float low = Exp2((s[n][2 * i] - shift) * kLog2E);
-        const float high = Exp2((s[n][2 * i + 1] - shift) * kLog2E);
+        const float low = Exp2(fmaf(s[n][2 * i], scale, -shift));
+        const float high = Exp2(fmaf(s[n][2 * i + 1], scale, -shift));
         added += low + high;
         p[n / 2][n % 2 * 2 + i] = T::Pack(low, high);
       }
@@ -347,12 +344,14 @@ class Consumer {
   // Adds a tile's values in this warpgroup's columns.
   KVB_DEVICE void Values(int first_key, int stage, const uint32_t (&p)[4][4],
                          const float (&shrink)[2]) {
+    if (__any_sync(kFullWarp, shrink[0] != 1 || shrink[1] != 1)) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int n = 0; n < 16; ++n) {
-        o_[h][n][0] *= shrink[0], o_[h][n][1] *= shrink[0];
-        o_[h][n][2] *= shrink[1], o_[h][n][3] *= shrink[1];
+        for (int n = 0; n < 16; ++n) {
+          o_[h][n][0] *= shrink[0], o_[h][n][1] *= shrink[0];
+          o_[h][n][2] *= shrink[1], o_[h][n][3] *= shrink[1];
+        }
       }
     }
     if (IsMixed(first_key)) GuardValues(first_key, stage);
