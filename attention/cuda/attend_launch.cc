@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "attention/cuda/kernels/merge_states.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -170,7 +169,7 @@ absl::StatusOr<Pieces> PiecesOf(const char* op, const CudaCall& call, const Spli
 }
 
 absl::Status AttendInPieces(const char* op, CudaCall& call, const AttendRowsParams& params,
-                            AttendLauncher launch) {
+                            AttendLauncher launch, MergeLauncher merge_launch) {
   if (params.pieces.count <= 1) return StatusOf(op, launch(call.launch, params));
   const int64_t rows = params.num_rows, heads = params.num_heads, dim = params.value_dim;
   const int64_t states = params.pieces.count * rows * heads;
@@ -211,7 +210,7 @@ absl::Status AttendInPieces(const char* op, CudaCall& call, const AttendRowsPara
   merge.inner_rows = params.inner_rows;
   merge.out_outer_stride = params.output.out_outer_stride;
   merge.lse_outer_stride = params.output.lse.outer_stride;
-  return StatusOf(op, LaunchMergeStates(call.launch, merge));
+  return StatusOf(op, merge_launch(call.launch, merge));
 }
 
 }  // namespace kvblocks::attention::cuda

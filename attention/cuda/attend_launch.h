@@ -19,6 +19,7 @@
 #include "attention/cache/kv_cache_view.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/merge_states.h"
 #include "attention/ops/exec_context.h"
 #include "attention/ops/params.h"
 
@@ -69,11 +70,13 @@ absl::Status PrepareMask(const char* op, CudaCall& call, const AttnParams& attn,
 absl::StatusOr<Pieces> PiecesOf(const char* op, const CudaCall& call, const SplitPolicy& split,
                                 const AttendRowsParams& params, int64_t max_keys);
 
-// Launches AttendRows, or a kernel in its place, and if params.pieces are several, the merge of
-// their states.
+// Launches AttendRows and, if params.pieces are several, the merge of their states; or kernels in
+// their place.
 using AttendLauncher = Error (*)(const LaunchContext&, const AttendRowsParams&);
+using MergeLauncher = Error (*)(const LaunchContext&, const MergeStatesParams&);
 absl::Status AttendInPieces(const char* op, CudaCall& call, const AttendRowsParams& params,
-                            AttendLauncher launch = LaunchAttendRows);
+                            AttendLauncher launch = LaunchAttendRows,
+                            MergeLauncher merge = LaunchMergeStates);
 
 // --- Implementation ---
 

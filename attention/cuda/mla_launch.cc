@@ -11,9 +11,6 @@ namespace {
 
 // What starting a piece costs, in tiles of keys: its queries, the ring's first tiles, the merge.
 constexpr int64_t kPieceTiles = 4;
-constexpr int64_t kMaxPieces = 64;
-// Packed rows of a request that tiles of 16 rows serve better.
-constexpr int64_t kMostRowsForRows16 = 16;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -77,8 +74,9 @@ bool TakesKeys(const AttendRowsParams& params) {
   if (params.source != KeySource::kLists || params.main.slots == nullptr) return false;
   if (!TakesCache(params.main.cache, params)) return false;
   if (params.extra.slots == nullptr) return true;
-  return IsFp8(params.extra.cache.layout) == IsFp8(params.main.cache.layout) &&
-         TakesCache(params.extra.cache, params);
+  const Layout main = params.main.cache.layout, extra = params.extra.cache.layout;
+  if (IsFp8(main) ? extra != main : IsFp8(extra)) return false;
+  return TakesCache(params.extra.cache, params);
 }
 
 bool TakesOutput(const AttendOutput& output) {
@@ -104,7 +102,7 @@ Pieces AutoPieces(const CudaCall& call, const AttendRowsParams& params, MlaKerne
   const int64_t blocks = MlaTilesOf(params, is_64 ? 64 : 16);
   const int64_t slots = int64_t{std::max(1, call.launch.num_multiprocessors)} *
                         (is_64 ? kMlaRows64PerMultiprocessor : kMlaRows16PerMultiprocessor);
-  const int64_t most = std::min({kMaxPieces, tiles, room / bytes});
+  const int64_t most = std::min({int64_t{kMlaMaxPieces}, tiles, room / bytes});
   int64_t best = 1, least = std::numeric_limits<int64_t>::max();
   for (int64_t count = 1; count <= most; ++count) {
     const int64_t cost = CeilDiv(blocks * count, slots) * (CeilDiv(tiles, count) + kPieceTiles);
@@ -136,8 +134,9 @@ MlaKernel MlaKernelFor(const LaunchContext& context, const AttendRowsParams& par
   if (split.kind == SplitPolicy::Kind::kAuto && params.query_start_loc != nullptr) {
     rows *= CeilDiv(params.num_rows, std::max(1, params.num_requests));
   }
-  const bool has_wgmma = capability == 90 || IsEmulation();
-  return has_wgmma && rows > kMostRowsForRows16 ? MlaKernel::kRows64 : MlaKernel::kRows16;
+  // Emulation has all instructions and tries both.
+  const bool has_wgmma = capability == 90 || (IsEmulation() && rows > 16);
+  return has_wgmma ? MlaKernel::kRows64 : MlaKernel::kRows16;
 }
 
 absl::Status LaunchMla(const char* op, CudaCall& call, const SplitPolicy& split, int64_t max_keys,
@@ -150,10 +149,10 @@ absl::Status LaunchMla(const char* op, CudaCall& call, const SplitPolicy& split,
     if (!pieces.ok()) return pieces.status();
     params.pieces = *pieces;
   }
-  return AttendInPieces(op, call, params,
-                        kernel == MlaKernel::kRows     ? LaunchAttendRows
-                        : kernel == MlaKernel::kRows16 ? LaunchMlaRows16
-                                                       : LaunchMlaRows64);
+  if (kernel == MlaKernel::kRows) return AttendInPieces(op, call, params);
+  return AttendInPieces(
+      op, call, params, kernel == MlaKernel::kRows16 ? LaunchMlaRows16 : LaunchMlaRows64,
+      params.pieces.count <= kMlaMaxPieces ? LaunchMlaMerge : LaunchMergeStates);
 }
 
 }  // namespace kvblocks::attention::cuda

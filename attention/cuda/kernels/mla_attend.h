@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "attention/cuda/kernels/attend_rows.h"
+#include "attention/cuda/kernels/merge_states.h"
 #include "attention/cuda/kernels/params.h"
 #include "attention/cuda/kernels/runtime.h"
 
@@ -40,6 +41,10 @@ inline int64_t MlaTilesOf(const AttendRowsParams& params, int tile_rows) {
 Error LaunchMlaRows16(const LaunchContext& context, const AttendRowsParams& params);
 // REQUIRES compute capability 9.0.
 Error LaunchMlaRows64(const LaunchContext& context, const AttendRowsParams& params);
+
+// What merges their pieces: as LaunchMergeStates without offsets, maxima or scales.
+inline constexpr int kMlaMaxPieces = 128;
+Error LaunchMlaMerge(const LaunchContext& context, const MergeStatesParams& params);
 
 }  // namespace kvblocks::attention::cuda
 

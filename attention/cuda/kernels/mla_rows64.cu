@@ -23,11 +23,12 @@ constexpr int kKeys = kMlaRows64Keys;
 constexpr int kConsumers = 256, kThreads = 384;
 constexpr int kBoxBytes = kKeys * 128;
 constexpr int kTileBytes = kMlaBoxes * kBoxBytes;
-// Together 512 per thread of a warpgroup. Decoding takes more than copying.
+// Three warpgroups start with 168 each; more than these 504 together would be waited for in vain.
+// Decoding takes more than copying.
 template <bool kFp8>
 constexpr int kConsumerRegisters = kFp8 ? 208 : 216;
 template <bool kFp8>
-constexpr int kProducerRegisters = kFp8 ? 96 : 72;
+constexpr int kProducerRegisters = kFp8 ? 88 : 72;
 
 // Named barriers.
 constexpr int kProbabilitiesReady = 1, kProbabilitiesTaken = 2, kBothConsumers = 3;
@@ -67,77 +68,76 @@ KVB_DEVICE const unsigned char* FromLane(const unsigned char* pointer, int lane)
       __shfl_sync(kFullWarp, reinterpret_cast<unsigned long long>(pointer), lane));
 }
 
-// One row's 16-bit values, by eight lanes.
-KVB_DEVICE void CopyRow(const unsigned char* key, const unsigned char* tail, int boxes, uint32_t to,
-                        const void* somewhere) {
-  const bool valid = key != nullptr;
-#pragma unroll
-  for (int box = 0; box < kMlaBoxes; ++box) {
-    if (box >= boxes) continue;
-    const unsigned char* from = box < kMlaValueBoxes ? key + box * 128 : tail;
-    CopyAsync16(to + box * kBoxBytes, valid ? from : somewhere, valid);
-  }
-}
-
-// What eight lanes take of an fp8 row: four pieces of codes each, a piece of rotary values, scales.
+// What eight lanes take of an fp8 row: four pieces of 16 codes each and their scales. Lane l has
+// pieces l, l + 8, ...
 struct RawRow {
-  uint4 codes[4], rotary;
-  float scales[4];
+  uint4 codes[4];
+  uint4 scales;  // 656: float32; 584: x and y have 8 bytes
 };
-KVB_DEVICE RawRow LoadRow(const unsigned char* key, const unsigned char* scales, bool is_656,
-                          int l) {
+template <bool kIs656>
+KVB_DEVICE RawRow LoadRow(const unsigned char* key, const unsigned char* scales, int l) {
   RawRow raw;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) raw.codes[i] = uint4{0, 0, 0, 0}, raw.scales[i] = 0;
-  raw.rotary = uint4{0, 0, 0, 0};
-  if (key == nullptr) return raw;
-  const int pieces = (is_656 ? kValues656 : kValues584) / 16;
-#pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (l + 8 * i < pieces) raw.codes[i] = LoadStreaming16(key + (l + 8 * i) * 16);
+    if (kIs656 || i < 3 || l < 4) raw.codes[i] = LoadStreaming16(key + (l + 8 * i) * 16);
   }
-  raw.rotary = LoadStreaming16(key + (is_656 ? kRotaryAt656 : kValues584) + l * 16);
-  if (is_656) {
-    const uint4 bits = LoadStreaming16(scales);
-    raw.scales[0] = __uint_as_float(bits.x), raw.scales[1] = __uint_as_float(bits.y);
-    raw.scales[2] = __uint_as_float(bits.z), raw.scales[3] = __uint_as_float(bits.w);
+  if constexpr (kIs656) {
+    raw.scales = LoadStreaming16(scales);
   } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (l + 8 * i < pieces) raw.scales[i] = E8m0ToFloat(scales[l / 4 + 2 * i]);
-    }
+    const uint2 bytes = *reinterpret_cast<const uint2*>(scales);
+    raw.scales.x = bytes.x, raw.scales.y = bytes.y;
   }
   return raw;
 }
-template <typename T>
-KVB_DEVICE void StoreRow(const RawRow& raw, bool is_656, int l, int row, unsigned char* tile) {
+// Zeros for a row that is no key, whatever was loaded in its place.
+template <typename T, bool kIs656>
+KVB_DEVICE void StoreRow(const RawRow& raw, bool valid, int l, int row, unsigned char* tile) {
   // Lanes that share banks store their two pieces in opposite order.
-  const bool odd = l >= 4;
+  const int odd = l / 4;
+  unsigned char* at = tile + odd * kBoxBytes;  // of piece l; piece l + 8 is two boxes on
+  unsigned char* first = at + PieceAt(row, l % 4 * 2 + odd);
+  unsigned char* second = at + PieceAt(row, l % 4 * 2 + 1 - odd);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int piece = l + 8 * i;
-    if (!is_656 && piece >= kValues584 / 16) continue;
+    if (!kIs656 && i == 3 && l >= 4) continue;
+    float scale;
+    if constexpr (kIs656) {
+      scale = __uint_as_float(i == 0   ? raw.scales.x
+                              : i == 1 ? raw.scales.y
+                              : i == 2 ? raw.scales.z
+                                       : raw.scales.w);
+    } else {
+      // Byte 2i or 2i + 1.
+      scale = E8m0ToFloat(static_cast<uint8_t>((i < 2 ? raw.scales.x : raw.scales.y) >>
+                                               (i % 2 * 16 + odd * 8)));
+    }
     uint4 decoded[2];
-    DecodePieces<T>(raw.codes[i], raw.scales[i], decoded);
-    unsigned char* box = tile + piece / 4 * kBoxBytes;
-    const int at = piece % 4 * 2;
-    StoreShared16(box + PieceAt(row, at + odd), odd ? decoded[1] : decoded[0]);
-    StoreShared16(box + PieceAt(row, at + !odd), odd ? decoded[0] : decoded[1]);
+    DecodePieces<T>(raw.codes[i], scale, decoded);
+    if (!valid) decoded[0] = decoded[1] = uint4{0, 0, 0, 0};
+    StoreShared16(first + i * 2 * kBoxBytes, odd != 0 ? decoded[1] : decoded[0]);
+    StoreShared16(second + i * 2 * kBoxBytes, odd != 0 ? decoded[0] : decoded[1]);
   }
-  StoreShared16(tile + (is_656 ? 8 : 7) * kBoxBytes + PieceAt(row, l), raw.rotary);
 }
 
-template <typename T, bool kFp8>
+template <typename T, Layout kLayout>
 KVB_DEVICE void Produce(const AttendRowsParams& params, uint32_t& flags) {
+  constexpr bool kFp8 = kLayout != Layout::kMlaLatent;
   BlockState& state = State();
   const MlaWork& work = state.work;
   const Tiles tiles(work);
+  // At least a row of queries, of more bytes than a row of codes.
+  KeyAddress somewhere;
+  somewhere.key = somewhere.tail = somewhere.scales =
+      static_cast<const unsigned char*>(params.q.data);
   const int thread = static_cast<int>(threadIdx.x) - kConsumers;
   const int lane = thread % 32, warp = thread / 32 % 2, stage = thread / 64;
   const int own = thread % 64;  // the row whose place this thread finds
   const int l = lane % 8;
-  const int boxes = params.key_dim / 64;
+  const bool has_tail = params.key_dim == kMlaKeyDim;
+  const bool is_split =
+      params.source == KeySource::kPaged && params.keys.cache.layout == Layout::kMlaSplit;
   unsigned char* tile_at = TileOf(stage);
+  const uint32_t tile_shared = SharedAddress(tile_at);
   const uint32_t full = SharedAddress(&state.full[stage]);
   const uint32_t empty = SharedAddress(&state.empty[stage]);
   int next_index = IndexOf(params, work, (tiles.first + stage) * kKeys + own);
@@ -147,35 +147,56 @@ KVB_DEVICE void Produce(const AttendRowsParams& params, uint32_t& flags) {
     const int j = tile * kKeys + own;
     KeyAddress address = AddressOf(params, work, j, next_index, flags);
     next_index = IndexOf(params, work, j + 2 * kKeys);
-    if (!kFp8 && address.key != nullptr && address.tail == nullptr) {
-      address.tail = address.key + kMlaValueBoxes * 128;
-    }
     const unsigned live = __ballot_sync(kFullWarp, address.key != nullptr);
     if (uses > 0) WaitAtBarrier(empty, (uses - 1) & 1);
     if (lane == 0) state.live[stage][warp] = live;
+    // What is not used must still be an address.
+    if (address.key == nullptr) address = somewhere;
     if constexpr (kFp8) {
-      // Both lists are of the same kind or none of this tile's rows is of the other.
-      const bool is_656 = LayoutOf(params, work, tile * kKeys) == Layout::kMlaFp8_656;
+      constexpr bool kIs656 = kLayout == Layout::kMlaFp8_656;
+      const auto row_of = [&](int pass) { return 4 * pass + lane / 8; };
       const auto load = [&](int pass) {
-        const int from = 4 * pass + lane / 8;
-        return LoadRow(FromLane(address.key, from), FromLane(address.scales, from), is_656, l);
+        return LoadRow<kIs656>(FromLane(address.key, row_of(pass)),
+                               FromLane(address.scales, row_of(pass)), l);
       };
-      RawRow raw = load(0);
+      const auto store = [&](const RawRow& raw, int pass) {
+        StoreRow<T, kIs656>(raw, (live >> row_of(pass) & 1) != 0, l, 32 * warp + row_of(pass),
+                            tile_at);
+      };
+      // Rotary values are what they will be.
+      constexpr int kBox = kIs656 ? 8 : 7;
 #pragma unroll
       for (int pass = 0; pass < 8; ++pass) {
-        RawRow next;
-        if (pass < 7) next = load(pass + 1);
-        StoreRow<T>(raw, is_656, l, 32 * warp + 4 * pass + lane / 8, tile_at);
-        if (pass < 7) raw = next;
+        CopyAsync16(tile_shared + kBox * kBoxBytes + PieceAt(32 * warp + row_of(pass), l),
+                    FromLane(address.tail, row_of(pass)) + l * 16,
+                    (live >> row_of(pass) & 1) != 0);
       }
+      CommitCopies();
+      RawRow even = load(0), odd;
+#pragma unroll 1
+      for (int pass = 0; pass < 8; pass += 2) {
+        odd = load(pass + 1);
+        store(even, pass);
+        if (pass < 6) even = load(pass + 2);
+        store(odd, pass + 1);
+      }
+      WaitCopies<0>();
     } else {
 #pragma unroll
       for (int pass = 0; pass < 8; ++pass) {
         const int from = 4 * pass + lane / 8;
-        const unsigned char* key = FromLane(address.key, from);
-        const unsigned char* tail = FromLane(address.tail, from);
-        CopyRow(key == nullptr ? nullptr : key + l * 16, tail + l * 16, boxes,
-                SharedAddress(tile_at) + PieceAt(32 * warp + from, l), params.q.data);
+        const bool valid = (live >> from & 1) != 0;
+        const unsigned char* key = FromLane(address.key, from) + l * 16;
+        const uint32_t to = tile_shared + PieceAt(32 * warp + from, l);
+#pragma unroll
+        for (int box = 0; box < kMlaValueBoxes; ++box) {
+          CopyAsync16(to + box * kBoxBytes, key + box * 128, valid);
+        }
+        if (has_tail) {
+          const unsigned char* tail =
+              is_split ? FromLane(address.tail, from) + l * 16 : key + kMlaValueBoxes * 128;
+          CopyAsync16(to + kMlaValueBoxes * kBoxBytes, tail, valid);
+        }
       }
       CommitCopies();
       WaitCopies<0>();
@@ -232,6 +253,7 @@ class Consumer {
     RowResult results[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      max[i] *= kLn2;
       sum[i] += __shfl_xor_sync(kFullWarp, sum[i], 1);
       sum[i] += __shfl_xor_sync(kFullWarp, sum[i], 2);
       const int r = row_ + 8 * i;
@@ -296,19 +318,14 @@ class Consumer {
     return first_key < state_.work.all_from || first_key + kKeys > state_.work.all_until;
   }
 
-  // Keys out of the block's range are not live.
+  // Maxima are of scores in powers of two. Keys out of the block's range are not live.
   KVB_DEVICE void Softmax(int first_key, int stage, float (&s)[8][4], float (&max)[2],
                           float (&sum)[2], uint32_t (&p)[4][4], float (&shrink)[2]) {
     const int column = lane_ % 4 * 2;
     const uint32_t live[2] = {state_.live[stage][0] >> column, state_.live[stage][1] >> column};
     const bool all_live = (state_.live[stage][0] & state_.live[stage][1]) == 0xffffffffu;
-    const float scale = params_.scoring.scale;
+    const float scale = params_.scoring.scale * kLog2E;
     const bool mixed = IsMixed(first_key);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] *= scale;
-    }
     if (!all_live || mixed) {
       VisibleKeys sees[2] = {{0, INT32_MAX}, {0, INT32_MAX}};
       if (mixed) sees[0] = state_.sees[row_], sees[1] = state_.sees[row_ + 8];
@@ -324,19 +341,20 @@ class Consumer {
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float new_max = max[i];
+      float new_max = s[0][2 * i];
 #pragma unroll
       for (int n = 0; n < 8; ++n) new_max = fmaxf(new_max, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
       new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 1));
       new_max = fmaxf(new_max, __shfl_xor_sync(kFullWarp, new_max, 2));
+      new_max = fmaxf(max[i], new_max * scale);
       const float shift = new_max == -INFINITY ? 0.0f : new_max;
-      shrink[i] = Exp2((max[i] - shift) * kLog2E);
+      shrink[i] = Exp2(max[i] - shift);
       max[i] = new_max;
       float added = 0;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        const float low = Exp2((s[n][2 * i] - shift) * kLog2E);
-        const float high = Exp2((s[n][2 * i + 1] - shift) * kLog2E);
+        const float low = Exp2(fmaf(s[n][2 * i], scale, -shift));
+        const float high = Exp2(fmaf(s[n][2 * i + 1], scale, -shift));
         added += low + high;
         p[n / 2][n % 2 * 2 + i] = T::Pack(low, high);
       }
@@ -347,12 +365,14 @@ class Consumer {
   // Adds a tile's values in this warpgroup's columns.
   KVB_DEVICE void Values(int first_key, int stage, const uint32_t (&p)[4][4],
                          const float (&shrink)[2]) {
+    if (__any_sync(kFullWarp, shrink[0] != 1 || shrink[1] != 1)) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int n = 0; n < 16; ++n) {
-        o_[h][n][0] *= shrink[0], o_[h][n][1] *= shrink[0];
-        o_[h][n][2] *= shrink[1], o_[h][n][3] *= shrink[1];
+        for (int n = 0; n < 16; ++n) {
+          o_[h][n][0] *= shrink[0], o_[h][n][1] *= shrink[0];
+          o_[h][n][2] *= shrink[1], o_[h][n][3] *= shrink[1];
+        }
       }
     }
     if (IsMixed(first_key)) GuardValues(first_key, stage);
@@ -453,9 +473,11 @@ KVB_DEVICE void WriteNothing(const AttendRowsParams& params, const MlaWork& work
   }
 }
 
-template <typename T, bool kFp8>
+// kLayout: kMlaLatent stands for kMlaSplit, too.
+template <typename T, Layout kLayout>
 __global__ void __launch_bounds__(kThreads, 1)
     MlaRows64Kernel(const __grid_constant__ AttendRowsParams params, uint32_t* error_flags) {
+  constexpr bool kFp8 = kLayout != Layout::kMlaLatent;
   const int thread = static_cast<int>(threadIdx.x);
   const int piece = static_cast<int>(blockIdx.y);
   BlockState& state = State();
@@ -494,7 +516,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int group = __shfl_sync(kFullWarp, thread / 128, 0);
   if (group == 2) {
     ShrinkRegisters<kProducerRegisters<kFp8>>();
-    Produce<T, kFp8>(params, flags);
+    Produce<T, kLayout>(params, flags);
     if (flags != 0 && error_flags != nullptr) atomicOr(error_flags, flags);
   } else {
     GrowRegisters<kConsumerRegisters<kFp8>>();
@@ -505,10 +527,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       consumer.RunSecond(piece);
     }
   }
-}
-
-bool IsFp8(Layout layout) {
-  return layout == Layout::kMlaFp8_656 || layout == Layout::kMlaFp8_584;
 }
 
 }  // namespace
@@ -524,13 +542,16 @@ Error LaunchMlaRows64(const LaunchContext& context, const AttendRowsParams& para
   config.block = dim3(kThreads);
   config.shared_bytes = kSharedBytes;
   config.stream = context.stream;
-  if (IsFp8(layout)) {
-    return Launch(config, MlaRows64Kernel<Bf16, true>, params, context.error_flags);
+  if (layout == Layout::kMlaFp8_656) {
+    return Launch(config, MlaRows64Kernel<Bf16, Layout::kMlaFp8_656>, params, context.error_flags);
+  }
+  if (layout == Layout::kMlaFp8_584) {
+    return Launch(config, MlaRows64Kernel<Bf16, Layout::kMlaFp8_584>, params, context.error_flags);
   }
   if (params.q.element == Element::kF16) {
-    return Launch(config, MlaRows64Kernel<F16, false>, params, context.error_flags);
+    return Launch(config, MlaRows64Kernel<F16, Layout::kMlaLatent>, params, context.error_flags);
   }
-  return Launch(config, MlaRows64Kernel<Bf16, false>, params, context.error_flags);
+  return Launch(config, MlaRows64Kernel<Bf16, Layout::kMlaLatent>, params, context.error_flags);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -23,7 +23,7 @@ namespace kvblocks::attention::cuda {
 
 inline constexpr int kMlaBoxes = 9;       // of a key of 576 values; 8 of one of 512
 inline constexpr int kMlaValueBoxes = 8;  // of the 512 that are the value, too
-inline constexpr float kLog2E = 1.44269504088896341f;
+inline constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 
 // Rows [m0, m0 + rows) of the packed rows of a request, and keys [begin, end) for them.
 struct MlaWork {

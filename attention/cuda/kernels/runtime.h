@@ -50,6 +50,7 @@ Error DestroyStream(void* stream);
 Error CreateEvent(void** event);
 Error DestroyEvent(void* event);
 Error RecordEvent(void* event, void* stream);
+Error WaitForEvent(void* event);  // synchronises
 // Milliseconds between two events that were reached.
 Error ElapsedMs(void* begin, void* end, float* ms);
 Error BeginCapture(void* stream);
