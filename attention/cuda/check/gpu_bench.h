@@ -65,6 +65,7 @@ void BenchPrefill(GpuBench& bench);
 void BenchMla(GpuBench& bench);
 void BenchCacheWrites(GpuBench& bench);
 void BenchStates(GpuBench& bench);
+void BenchStep(GpuBench& bench);
 
 }  // namespace kvblocks::attention::cuda
 

@@ -105,5 +105,6 @@ int main(int argc, char** argv) {
   BenchMla(gpu);
   BenchCacheWrites(gpu);
   BenchStates(gpu);
+  BenchStep(gpu);
   return gpu.failures() == 0 ? 0 : 1;
 }

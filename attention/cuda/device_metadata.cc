@@ -1,0 +1,74 @@
+#include "attention/cuda/device_metadata.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/runtime.h"
+
+namespace kvblocks::attention::cuda {
+
+absl::StatusOr<std::unique_ptr<DeviceMetadata>> DeviceMetadata::Create(
+    const ExecContext& context, const AttentionMetadataBuilder* builder) {
+  std::unique_ptr<DeviceMetadata> made(new DeviceMetadata(builder));
+  made->device_ = context.device;
+  const size_t bytes = builder->storage().size();
+  const auto short_of = [bytes](const char* memory) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("metadata: no ", bytes, " bytes of ", memory, " memory for its arrays"));
+  };
+  void* allocated = nullptr;
+  if (AllocateDevice(bytes, &allocated) != 0) return short_of("device");
+  made->memory_ = static_cast<std::byte*>(allocated);
+  for (int i = 0; i < 2; ++i) {
+    if (AllocatePinned(bytes, &allocated) != 0) return short_of("pinned");
+    made->pinned_[i] = static_cast<std::byte*>(allocated);
+    if (const Error error = CreateEvent(&made->copied_[i]); error != 0) {
+      return StatusOf("metadata", error);
+    }
+  }
+  return made;
+}
+
+DeviceMetadata::~DeviceMetadata() {
+  (void)FreeDevice(memory_);
+  for (int i = 0; i < 2; ++i) {
+    if (used_[i]) (void)WaitForEvent(copied_[i]);
+    if (copied_[i] != nullptr) (void)DestroyEvent(copied_[i]);
+    if (pinned_[i] != nullptr) (void)FreePinned(pinned_[i]);
+  }
+}
+
+absl::Status DeviceMetadata::Upload(const ExecContext& context) {
+  const int i = next_;
+  if (used_[i]) {
+    if (const Error error = WaitForEvent(copied_[i]); error != 0) return StatusOf("metadata", error);
+  }
+  const absl::Span<const std::byte> storage = builder_->storage();
+  std::memcpy(pinned_[i], storage.data(), storage.size());
+  Error error = CopyAsync(memory_, pinned_[i], storage.size(), context.stream);
+  if (error == 0) error = RecordEvent(copied_[i], context.stream);
+  if (error != 0) return StatusOf("metadata", error);
+  used_[i] = true;
+  next_ = 1 - i;
+  return absl::OkStatus();
+}
+
+CommonAttentionMetadata DeviceMetadata::metadata(int group) const {
+  CommonAttentionMetadata metadata = builder_->metadata(group);
+  const absl::Span<const std::byte> storage = builder_->storage();
+  for (ConstTensorView* view :
+       {&metadata.query_start_loc, &metadata.seq_lens, &metadata.block_table,
+        &metadata.slot_mapping, &metadata.positions, &metadata.token_to_req,
+        &metadata.prefill_query_start_loc}) {
+    if (view->absent() || view->data < storage.data() ||
+        view->data >= storage.data() + storage.size()) {
+      continue;
+    }
+    view->data = memory_ + (view->data - storage.data());
+    view->device = device_;
+  }
+  return metadata;
+}
+
+}  // namespace kvblocks::attention::cuda

@@ -1,0 +1,53 @@
+// DeviceMetadata: a step's metadata in device memory, by one asynchronous copy.
+//
+// The builder keeps all arrays of all groups in one stretch of memory; Upload copies it into pinned
+// memory and enqueues its copy to a buffer of the same size, whose addresses stay the same from step
+// to step: what a captured graph reads. Nothing else is enqueued and nothing waits, but for the copy
+// of the upload before the last, whose pinned memory it takes.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_METADATA_H_
+#define KVBLOCKS_ATTENTION_CUDA_DEVICE_METADATA_H_
+
+#include <cstddef>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "attention/metadata/common_metadata.h"
+#include "attention/metadata/metadata_builder.h"
+#include "attention/ops/exec_context.h"
+
+namespace kvblocks::attention::cuda {
+
+class DeviceMetadata {
+ public:
+  // Takes device and pinned memory of the builder's size on the context's device. ResourceExhausted
+  // if there is none. The builder must outlive this.
+  static absl::StatusOr<std::unique_ptr<DeviceMetadata>> Create(
+      const ExecContext& context, const AttentionMetadataBuilder* builder);
+  ~DeviceMetadata();
+  DeviceMetadata(const DeviceMetadata&) = delete;
+  DeviceMetadata& operator=(const DeviceMetadata&) = delete;
+
+  // The builder's arrays as they are now. Internal for CUDA errors.
+  absl::Status Upload(const ExecContext& context);
+
+  // The builder's metadata of a group with views of device memory; host arrays stay the host's. Good
+  // on the stream behind Upload.
+  CommonAttentionMetadata metadata(int group = 0) const;
+
+ private:
+  explicit DeviceMetadata(const AttentionMetadataBuilder* builder) : builder_(builder) {}
+
+  const AttentionMetadataBuilder* builder_;
+  DeviceId device_;
+  std::byte* memory_ = nullptr;
+  std::byte* pinned_[2] = {nullptr, nullptr};
+  void* copied_[2] = {nullptr, nullptr};  // events: the copies from `pinned_` are done
+  bool used_[2] = {false, false};
+  int next_ = 0;
+};
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_DEVICE_METADATA_H_
