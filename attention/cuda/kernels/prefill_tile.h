@@ -51,6 +51,7 @@ struct RowTile {
   int32_t query_start = 0;              // the request's first token
   int32_t first_position = 0;           // of that token
   int32_t kv_head = 0, group = 1;
+  int32_t group_shift = -1;  // if the group is a power of two, its logarithm
   int32_t kv_len = 0;
   int64_t kv_start = 0;  // row of key 0, without a block table
   float k_scale = 1, v_scale = 1;  // of codes
@@ -58,12 +59,12 @@ struct RowTile {
   KeyRange seen_by_all;  // may be empty with begin > end
 
   KVB_DEVICE int32_t TokenOf(int32_t row) const {
-    return static_cast<int32_t>(static_cast<uint32_t>(first_row + row) /
-                                static_cast<uint32_t>(group));
+    const uint32_t of_request = static_cast<uint32_t>(first_row + row);
+    return static_cast<int32_t>(group_shift >= 0 ? of_request >> group_shift
+                                                 : of_request / static_cast<uint32_t>(group));
   }
   KVB_DEVICE int32_t HeadOf(int32_t row) const {
-    return kv_head * group + static_cast<int32_t>(static_cast<uint32_t>(first_row + row) %
-                                                  static_cast<uint32_t>(group));
+    return kv_head * group + first_row + row - TokenOf(row) * group;
   }
   KVB_DEVICE int32_t PositionOf(const PrefillParams& params, int32_t row) const {
     const int32_t token = TokenOf(row);
@@ -136,6 +137,7 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
   const int32_t number = static_cast<int32_t>(in_group / static_cast<uint32_t>(pairs));
   tile.kv_head = order.by_rank ? pair % params.num_kv_heads : pair;
   tile.group = params.num_heads / params.num_kv_heads;
+  if ((tile.group & (tile.group - 1)) == 0) tile.group_shift = 31 - __clz(tile.group);
   int32_t low = 0, high = params.num_requests;
   const int32_t wanted = order.numbers - 1 - number;
   if (order.by_rank) {
@@ -470,7 +472,7 @@ KVB_DEVICE RowEnd EndRow(const PrefillParams& params, const RowTile& tile, int32
   if (params.scoring.sinks != nullptr) {
     total += exp2f(params.scoring.sinks[tile.HeadOf(row)] * kLog2E - maximum2);
   }
-  end.factor = tile.v_scale / total;
+  end.factor = __fdividef(tile.v_scale, total);
   if (params.out_scale > 0) end.factor /= params.out_scale;
   return end;
 }
