@@ -20,7 +20,9 @@ namespace {
 
 constexpr int kRows = 128;  // of queries
 constexpr int kKeys = 128;
-constexpr int kStages = 2;  // of K and V
+constexpr int kKeyStages = 2;
+constexpr int kMostValueStages = 3;
+constexpr int kMostSharedBytes = 227 * 1024;
 // Row tiles known: what is computed, what comes next, and what consumers may not have left yet.
 constexpr int kTileSlots = 3;
 constexpr int kColumnBytes = 128;
@@ -41,42 +43,54 @@ struct SharedLayout {
   static constexpr int kValueBytes = kDv / 64 * kColumnOfTile;
   static constexpr int kQueryBytes = kD / 64 * kRows * kColumnBytes;
   static constexpr int kOutBytes = kDv / 64 * kRows * kColumnBytes;
+  static constexpr int kSmallBytes = 2 * 1024;  // at most, of what is not a tile
+  static constexpr int Room(int value_stages, bool out) {
+    return kQueryBytes + kKeyStages * kKeyBytes + value_stages * kValueBytes +
+           (out ? kOutBytes : 0) + kSmallBytes;
+  }
+  // V is released late, when both consumers are done with it, and wanted soon.
+  static constexpr int kValueStages =
+      Room(kMostValueStages, true) <= kMostSharedBytes ? kMostValueStages : 2;
   // Where outputs have no room of their own they take the queries', which then are free later.
-  static constexpr bool kOutInQueries =
-      kQueryBytes + kStages * (kKeyBytes + kValueBytes) + kOutBytes > 220 * 1024;
+  static constexpr bool kOutInQueries = Room(kValueStages, true) > kMostSharedBytes;
 
   static constexpr int kQueries = 0;
   static constexpr int kKeyTiles = kQueries + kQueryBytes;
-  static constexpr int kValueTiles = kKeyTiles + kStages * kKeyBytes;
-  static constexpr int kOut = kOutInQueries ? kQueries : kValueTiles + kStages * kValueBytes;
-  // uint8 [kStages][kKeys]: whether the key's block is none; uint32 [kStages][4]: whether one in 32 is
-  static constexpr int kBadKeys = kValueTiles + kStages * kValueBytes + (kOutInQueries ? 0 : kOutBytes);
-  static constexpr int kAnyBad = kBadKeys + kStages * kKeys;
-  // uint32 [kStages][4]: whether V has infinities or NaN, in tiles at an edge, by producing warps
-  static constexpr int kNonFinite = kAnyBad + kStages * 4 * 4;
-  static constexpr int kTiles = kNonFinite + kStages * 4 * 4;  // RowTile [kTileSlots]
+  static constexpr int kValueTiles = kKeyTiles + kKeyStages * kKeyBytes;
+  static constexpr int kValuesEnd = kValueTiles + kValueStages * kValueBytes;
+  static constexpr int kOut = kOutInQueries ? kQueries : kValuesEnd;
+  // uint8 [kKeyStages][kKeys]: whether the key's block is none
+  static constexpr int kBadKeys = kValuesEnd + (kOutInQueries ? 0 : kOutBytes);
+  // uint32 [kKeyStages][4], by producing warps: whether one of their keys is
+  static constexpr int kAnyBad = kBadKeys + kKeyStages * kKeys;
+  // uint32 [kValueStages][4]: whether V has infinities or NaN, in tiles at an edge, by producing warps
+  static constexpr int kNonFinite = kAnyBad + kKeyStages * 4 * 4;
+  static constexpr int kTiles = kNonFinite + kValueStages * 4 * 4;  // RowTile [kTileSlots]
   static constexpr int kTileBytes = (sizeof(RowTile) + 15) / 16 * 16;
   static constexpr int kBarriers = kTiles + kTileSlots * kTileBytes;
   static constexpr int kBytes = kBarriers + 16 * 8;
+  static_assert(kBytes <= kMostSharedBytes);
 };
 
 // Barriers in shared memory: something is there (full), nobody needs it any more (empty).
 struct Barriers {
   uint32_t base;
   KVB_DEVICE uint32_t TileFull(int slot) const { return base + 8 * slot; }
-  KVB_DEVICE uint32_t KeysFull(int stage) const { return base + 32 + 8 * stage; }
-  KVB_DEVICE uint32_t KeysEmpty(int stage) const { return base + 48 + 8 * stage; }
-  KVB_DEVICE uint32_t ValuesFull(int stage) const { return base + 64 + 8 * stage; }
+  KVB_DEVICE uint32_t KeysFull(int stage) const { return base + 24 + 8 * stage; }
+  KVB_DEVICE uint32_t KeysEmpty(int stage) const { return base + 40 + 8 * stage; }
+  KVB_DEVICE uint32_t ValuesFull(int stage) const { return base + 56 + 8 * stage; }
   KVB_DEVICE uint32_t ValuesEmpty(int stage) const { return base + 80 + 8 * stage; }
-  KVB_DEVICE uint32_t QueriesFull() const { return base + 96; }
-  KVB_DEVICE uint32_t QueriesEmpty() const { return base + 104; }
+  KVB_DEVICE uint32_t QueriesFull() const { return base + 104; }
+  KVB_DEVICE uint32_t QueriesEmpty() const { return base + 112; }
 
   KVB_DEVICE void Init() const {
     for (int i = 0; i < kTileSlots; ++i) InitBarrier(TileFull(i), 1);
-    for (int i = 0; i < kStages; ++i) {
-      // Each producing thread's copies, and what its warp wrote about them.
+    // Each producing thread's copies, and what its warp wrote about them.
+    for (int i = 0; i < kKeyStages; ++i) {
       InitBarrier(KeysFull(i), kGroupThreads + 4);
       InitBarrier(KeysEmpty(i), kConsumerWarps);
+    }
+    for (int i = 0; i < kMostValueStages; ++i) {
       InitBarrier(ValuesFull(i), kGroupThreads + 4);
       InitBarrier(ValuesEmpty(i), kConsumerWarps);
     }
@@ -203,8 +217,8 @@ class Producer {
   }
 
   KVB_DEVICE void CopyKeys(int64_t offset, bool is_bad, uint32_t step) const {
-    const uint32_t stage = step % kStages;
-    WaitAtBarrier(barriers_.KeysEmpty(stage), (step / kStages & 1) ^ 1);
+    const uint32_t stage = step % kKeyStages;
+    WaitAtBarrier(barriers_.KeysEmpty(stage), (step / kKeyStages & 1) ^ 1);
     shared_[Shared::kBadKeys + stage * kKeys + row_ + kGroupThreads / 8 * piece_] = is_bad;
     const uint32_t bad = __ballot_sync(kFullWarp, is_bad);
     Copy<kD>(base_ + Shared::kKeyTiles + stage * Shared::kKeyBytes, params_.keys.cache.k.data,
@@ -219,8 +233,8 @@ class Producer {
   }
 
   KVB_DEVICE void CopyValues(int64_t offset, uint32_t step, bool edge) const {
-    const uint32_t stage = step % kStages;
-    WaitAtBarrier(barriers_.ValuesEmpty(stage), (step / kStages & 1) ^ 1);
+    const uint32_t stage = step % Shared::kValueStages;
+    WaitAtBarrier(barriers_.ValuesEmpty(stage), (step / Shared::kValueStages & 1) ^ 1);
     const uint32_t to = Shared::kValueTiles + stage * Shared::kValueBytes;
     Copy<kDv>(base_ + to, params_.keys.cache.v.data, offset, params_.value_dim);
     ArriveAfterCopies(barriers_.ValuesFull(stage));
@@ -352,7 +366,7 @@ class Consumer {
     float scores[kKeys / 8][4];
     uint32_t weights[kKeys / 16][4];
 
-    uint32_t stage = step_ % kStages, parity = step_ / kStages & 1;
+    uint32_t stage = step_ % kKeyStages, parity = step_ / kKeyStages & 1;
     WaitAtBarrier(barriers_.KeysFull(stage), parity);
     bool bad = HasFlag(Shared::kAnyBad + stage * 16);
     FenceForAsyncProxy();
@@ -369,9 +383,10 @@ class Consumer {
     PackWeights(scores, weights);
 
     for (int n = 1; n < num_tiles; ++n) {
-      const uint32_t last_stage = stage, last_parity = parity;
+      const uint32_t last_stage = step_ % Shared::kValueStages;
+      const uint32_t last_parity = step_ / Shared::kValueStages & 1;
       ++step_;
-      stage = step_ % kStages, parity = step_ / kStages & 1;
+      stage = step_ % kKeyStages, parity = step_ / kKeyStages & 1;
       WaitAtBarrier(barriers_.KeysFull(stage), parity);
       bad = HasFlag(Shared::kAnyBad + stage * 16);
       WaitAtBarrier(barriers_.ValuesFull(last_stage), last_parity);
@@ -404,16 +419,17 @@ class Consumer {
       }
     }
 
-    WaitAtBarrier(barriers_.ValuesFull(stage), parity);
-    if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, stage, key0);
+    const uint32_t last_stage = step_ % Shared::kValueStages;
+    WaitAtBarrier(barriers_.ValuesFull(last_stage), step_ / Shared::kValueStages & 1);
+    if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
     FenceForAsyncProxy();
     PinAccumulators(out_);
     BeginProducts();
-    MultiplyValues(weights, stage);
+    MultiplyValues(weights, last_stage);
     CommitProducts();
     WaitProducts<0>();
     PinAccumulators(out_);
-    Release(barriers_.ValuesEmpty(stage));
+    Release(barriers_.ValuesEmpty(last_stage));
     ++step_;
   }
 
