@@ -160,8 +160,8 @@ TEST_P(PrefillTest, T2FeaturesOfScores) {
   options.lengths = {150, 40, 70};
   options.q_lens = {40, 40, 3};
   const Tensor slopes = Floats({0.5, 0.25, 0.125, 0.0625});
-  const Tensor sinks = Floats({0.5, -std::numeric_limits<double>::infinity(), 3,
-                               std::numeric_limits<double>::infinity()});
+  const Tensor sinks = Floats(
+      {0.5, -std::numeric_limits<double>::infinity(), 3, std::numeric_limits<double>::infinity()});
   for (const int features : {1, 2, 4, 8, 16, 32, 7, 62, 44}) {
     SCOPED_TRACE(features);
     PagedCase paged(options);
@@ -263,7 +263,8 @@ TEST_P(PrefillTest, QueryPositionsInAnyOrder) {
   PagedCase paged(options);
   std::mt19937_64 random(7);
   for (int64_t i = 0; i < 43; ++i) {
-    paged.query_positions.push_back(static_cast<int32_t>(IntegerDraw(random, 0, i < 40 ? 119 : 29)));
+    paged.query_positions.push_back(
+        static_cast<int32_t>(IntegerDraw(random, 0, i < 40 ? 119 : 29)));
   }
   ExpectPrefillIsExact(paged);
 }

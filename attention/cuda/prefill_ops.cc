@@ -39,8 +39,8 @@ absl::Status Run(const char* operation, const ExecContext& context, const Args& 
   const PrefillParams params = PrefillParamsOf(args);
   if (!TakesPrefill(params)) {
     return absl::UnimplementedError(absl::StrCat(
-        operation, " on tensor cores: not built for q ", Name(args.q.dtype), ", D ",
-        params.key_dim, ", Dv ", params.value_dim, " with these keys, strides and parameters"));
+        operation, " on tensor cores: not built for q ", Name(args.q.dtype), ", D ", params.key_dim,
+        ", Dv ", params.value_dim, " with these keys, strides and parameters"));
   }
   absl::StatusOr<LaunchContext> launch = LaunchContextOf(operation, context);
   if (!launch.ok()) return launch.status();

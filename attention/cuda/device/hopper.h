@@ -2,9 +2,9 @@
 // memory, products of warpgroups, registers moved between warpgroups.
 //
 // A warpgroup is 4 warps from a multiple of 4; its instructions are executed by all of its 128
-// threads together. Accumulators of a product with N columns are N / 8 tiles of 8 columns, each as in
-// MultiplyM16N8K16, warp w having rows 16 w to 16 w + 15 of 64. The emulation multiplies at once: it
-// does not find a missing wait. Include only in sources built for sm_90a.
+// threads together. Accumulators of a product with N columns are N / 8 tiles of 8 columns, each as
+// in MultiplyM16N8K16, warp w having rows 16 w to 16 w + 15 of 64. The emulation multiplies at
+// once: it does not find a missing wait. Include only in sources built for sm_90a.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_HOPPER_H_
 #define KVBLOCKS_ATTENTION_CUDA_DEVICE_HOPPER_H_
@@ -199,12 +199,12 @@ void MultiplyGroupShared(float (&d)[16][4], uint64_t a, uint64_t b, bool accumul
     values[1][k] = T::ToFloat(rows.AlongK(first + 8, k));
   }
   internal::EmulateProduct(
-      d, values,
-      [&](unsigned k, unsigned column) { return T::ToFloat(columns.AlongK(column, k)); },
+      d, values, [&](unsigned k, unsigned column) { return T::ToFloat(columns.AlongK(column, k)); },
       accumulate);
 }
 
-// d += A B; A 64 x 16 as fragments of MultiplyM16N8K16, B 16 x 8 kTiles in shared memory, rows of k.
+// d += A B; A 64 x 16 as fragments of MultiplyM16N8K16, B 16 x 8 kTiles in shared memory, rows of
+// k.
 template <typename T, int kTiles>
 void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
   struct Fragment {
@@ -232,25 +232,25 @@ void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint6
 #else
 
 #define KVB_TILE(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define KVB_TILES_8(j)                                                                         \
-  KVB_TILE(j), KVB_TILE(j + 1), KVB_TILE(j + 2), KVB_TILE(j + 3), KVB_TILE(j + 4),             \
+#define KVB_TILES_8(j)                                                             \
+  KVB_TILE(j), KVB_TILE(j + 1), KVB_TILE(j + 2), KVB_TILE(j + 3), KVB_TILE(j + 4), \
       KVB_TILE(j + 5), KVB_TILE(j + 6), KVB_TILE(j + 7)
-#define KVB_REGISTERS_32                                                                       \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                     \
+#define KVB_REGISTERS_32                                                   \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define KVB_REGISTERS_64                                                                       \
-  KVB_REGISTERS_32                                                                             \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "         \
+#define KVB_REGISTERS_64                                                               \
+  KVB_REGISTERS_32                                                                     \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 template <typename T>
 KVB_DEVICE void MultiplyGroupShared(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate) {
-#define KVB_PRODUCT(type)                                                                      \
-  asm volatile(                                                                                \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                             \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" KVB_REGISTERS_64       \
-      "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                         \
-      : KVB_TILES_8(0), KVB_TILES_8(8)                                                         \
+#define KVB_PRODUCT(type)                                                                \
+  asm volatile(                                                                          \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                       \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" KVB_REGISTERS_64 \
+      "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                   \
+      : KVB_TILES_8(0), KVB_TILES_8(8)                                                   \
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
   if constexpr (T::kIsBf16) {
     KVB_PRODUCT("bf16");
@@ -263,15 +263,15 @@ KVB_DEVICE void MultiplyGroupShared(float (&d)[16][4], uint64_t a, uint64_t b, b
 template <typename T, int kTiles>
 KVB_DEVICE void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
   static_assert(kTiles == 8 || kTiles == 16);
-#define KVB_PRODUCT_64(type)                                                                   \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                     \
-               " {" KVB_REGISTERS_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"               \
-               : KVB_TILES_8(0)                                                                \
+#define KVB_PRODUCT_64(type)                                                                     \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" KVB_REGISTERS_32 \
+               "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                                       \
+               : KVB_TILES_8(0)                                                                  \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define KVB_PRODUCT_128(type)                                                                  \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                    \
-               " {" KVB_REGISTERS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"               \
-               : KVB_TILES_8(0), KVB_TILES_8(8)                                                \
+#define KVB_PRODUCT_128(type)                                                                     \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" KVB_REGISTERS_64 \
+               "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                        \
+               : KVB_TILES_8(0), KVB_TILES_8(8)                                                   \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
   if constexpr (kTiles == 8) {
     if constexpr (T::kIsBf16) {

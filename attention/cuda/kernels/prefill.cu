@@ -1,14 +1,14 @@
 // Prefill with mma.sync, for any GPU from compute capability 8.0 on.
 //
-// A block has 128 query rows, in registers' terms 32 (head sizes up to 192: 4 warps, two blocks on a
-// multiprocessor) or 16 (256: 8 warps) of them per warp; 64 keys at a time. K and V have one buffer
-// each and arrive by 16-byte asynchronous copies, the other one being computed on meanwhile: V(n)
-// during Q K(n), K(n+1) during the softmax of n and P V(n). Byte offsets of the rows of tile n+1 are
-// computed during n, from block ids that were loaded during n-1. All tiles in shared memory are
-// columns of 64 elements: rows of 128 bytes whose eighths are permuted by the row's number, so that
-// eight rows' fragments come from all banks. Codes of 8 bits arrive beside the tiles and are made into
-// the queries' type, exactly, by the threads that copied them; their scales go into the factors of
-// scores and outputs.
+// A block has 128 query rows, in registers' terms 32 (head sizes up to 192: 4 warps, two blocks on
+// a multiprocessor) or 16 (256: 8 warps) of them per warp; 64 keys at a time. K and V have one
+// buffer each and arrive by 16-byte asynchronous copies, the other one being computed on meanwhile:
+// V(n) during Q K(n), K(n+1) during the softmax of n and P V(n). Byte offsets of the rows of tile
+// n+1 are computed during n, from block ids that were loaded during n-1. All tiles in shared memory
+// are columns of 64 elements: rows of 128 bytes whose eighths are permuted by the row's number, so
+// that eight rows' fragments come from all banks. Codes of 8 bits arrive beside the tiles and are
+// made into the queries' type, exactly, by the threads that copied them; their scales go into the
+// factors of scores and outputs.
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
@@ -16,6 +16,7 @@
 #include "attention/cuda/kernels/cache_codes.h"
 #include "attention/cuda/kernels/prefill.h"
 #include "attention/cuda/kernels/prefill_hopper.h"
+#include "attention/cuda/kernels/prefill_rows.h"
 #include "attention/cuda/kernels/prefill_tile.h"
 
 namespace kvblocks::attention::cuda {
@@ -70,7 +71,8 @@ class Prefill {
     const uint32_t row16 = lane_ & 15, swizzle = lane_ & 7;
     const uint32_t q_at = base + Shared::kQueries + (warp_ * 16 * kMTiles + row16) * kColumnBytes +
                           (((lane_ >> 4) ^ swizzle) << 4);
-    const uint32_t k_at = base + Shared::kKeyTile + ((lane_ >> 4) * 8 + (lane_ & 7)) * kColumnBytes +
+    const uint32_t k_at = base + Shared::kKeyTile +
+                          ((lane_ >> 4) * 8 + (lane_ & 7)) * kColumnBytes +
                           (((lane_ >> 3 & 1) ^ swizzle) << 4);
     const uint32_t v_at =
         base + Shared::kValueTile + row16 * kColumnBytes + (((lane_ >> 4) ^ swizzle) << 4);
@@ -146,8 +148,7 @@ class Prefill {
       const int32_t key0 = first_key_ + n * kKeys;
       const uint32_t* any_bad = AnyBad(n);
       const bool bad = (any_bad[0] | any_bad[1]) != 0;
-      const bool edge =
-          key0 < tile_.seen_by_all.begin || key0 + kKeys > tile_.seen_by_all.end;
+      const bool edge = key0 < tile_.seen_by_all.begin || key0 + kKeys > tile_.seen_by_all.end;
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m) {
         if (rich) ModifyScores(params_, tile_, scores[m], RowOf(m), key0);
@@ -166,8 +167,8 @@ class Prefill {
 #pragma unroll
         for (int d = 0; d < kDv / 16; ++d) {
           uint32_t b[4];
-          LoadMatricesTransposed(b, (v_at ^ (d % 4 * 32)) + d / 4 * kKeys * kColumnBytes +
-                                        k * 16 * kColumnBytes);
+          LoadMatricesTransposed(
+              b, (v_at ^ (d % 4 * 32)) + d / 4 * kKeys * kColumnBytes + k * 16 * kColumnBytes);
 #pragma unroll
           for (int m = 0; m < kMTiles; ++m) {
             MultiplyM16N8K16<T>(out_[m][2 * d], weights[m][k], b[0], b[1]);
@@ -197,7 +198,7 @@ class Prefill {
     const bool values = thread_ >= kKeys;
     const CacheTensor& tensor = values ? params_.keys.cache.v : params_.keys.cache.k;
     reinterpret_cast<int64_t*>(shared_ + Shared::kOffsets)[n % 2 * 2 * kKeys + thread_] =
-        OffsetOf<kCodes ? 1 : 2>(params_, tensor, tile_, place);
+        OffsetOf < kCodes ? 1 : 2 > (params_, tensor, tile_, place);
     if (values) return;
     const bool is_bad = IsBad(params_, place);
     shared_[Shared::kBadKeys + n % 2 * kKeys + thread_] = is_bad;
@@ -368,8 +369,8 @@ __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
                   uint32_t* error_flags) {
   const RowTile found = FindRowTile<kRows>(params, order, blockIdx.x, error_flags);
   if (!found.valid) return;
-  RowTile& tile = *reinterpret_cast<RowTile*>(DynamicSharedMemory() +
-                                              SharedLayout<kD, kDv, kCodes>::kTile);
+  RowTile& tile =
+      *reinterpret_cast<RowTile*>(DynamicSharedMemory() + SharedLayout<kD, kDv, kCodes>::kTile);
   if (threadIdx.x == 0) tile = found;
   __syncthreads();
   Prefill<T, kD, kDv, kMTiles, kWarps, kCodes>(params, tile, error_flags).Run();
@@ -382,7 +383,8 @@ Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
                  .block = dim3(32 * kWarps),
                  .shared_bytes = SharedLayout<kD, kDv, kCodes>::kBytes,
                  .stream = context.stream},
-                PrefillKernel<T, kD, kDv, kMTiles, kWarps, kCodes>, params, order, context.error_flags);
+                PrefillKernel<T, kD, kDv, kMTiles, kWarps, kCodes>, params, order,
+                context.error_flags);
 }
 
 template <typename T>

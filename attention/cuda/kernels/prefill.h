@@ -1,5 +1,5 @@
-// PagedPrefill and VarlenSelfAttention on tensor cores: 16-bit elements or codes of 8 bits, keys from
-// pages or from contiguous rows.
+// PagedPrefill and VarlenSelfAttention on tensor cores: 16-bit elements or codes of 8 bits, keys
+// from pages or from contiguous rows.
 //
 // Two builds of one operation behind one launch: mma.sync kernels for every GPU from compute
 // capability 8.0 on, and wgmma kernels (prefill_hopper.h) that are taken on 9.0. Work is cut into
@@ -38,9 +38,9 @@ struct PrefillParams {
   int64_t lse_row_stride = 0, lse_head_stride = 0;
 };
 
-// Whether these kernels do it: queries of a 16-bit type; keys and values of the same, head sizes that
-// are multiples of 8 up to 256, or codes, multiples of 16 up to 128; rows at multiples of 16 bytes; no
-// explicit mask, no block-sparse rule.
+// Whether these kernels do it: queries of a 16-bit type; keys and values of the same, head sizes
+// that are multiples of 8 up to 256, or codes, multiples of 16 up to 128; rows at multiples of 16
+// bytes; no explicit mask, no block-sparse rule.
 bool TakesPrefill(const PrefillParams& params);
 
 // REQUIRES: TakesPrefill(params).

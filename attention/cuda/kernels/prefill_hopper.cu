@@ -1,299 +1,24 @@
 // Prefill with wgmma, for compute capability 9.0.
 //
 // A block stays on its multiprocessor and does one row tile after another. Of its three warpgroups
-// one produces: it finds row tiles, gathers queries, and gathers K and V, 128 keys at a time, two
-// tiles of each ahead, by 16-byte asynchronous copies whose completion arrives at barriers in shared
-// memory. Two consume, 64 rows each. While a consumer makes weights of tile n, its product with V(n-1)
-// still runs, and the other consumer multiplies: they take turns at issuing products. Weights stay in
-// registers as the left operand. The producer gives registers to the consumers.
-
-#include "attention/cuda/kernels/prefill_hopper.h"
+// one produces: it finds row tiles, gathers queries, and gathers K and V, 128 keys at a time, by
+// 16-byte asynchronous copies whose completion arrives at barriers in shared memory. Two consume,
+// 64 rows each. While a consumer makes weights of tile n, its product with V(n-1) still runs, and
+// the other consumer multiplies: they take turns at issuing products. Weights stay in registers as
+// the left operand. The producer gives registers to the consumers.
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/hopper.h"
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/prefill_hopper.h"
+#include "attention/cuda/kernels/prefill_hopper_producer.h"
+#include "attention/cuda/kernels/prefill_rows.h"
 #include "attention/cuda/kernels/prefill_tile.h"
 
 namespace kvblocks::attention::cuda {
+namespace prefill_hopper {
 namespace {
-
-constexpr int kRows = 128;  // of queries
-constexpr int kKeys = 128;
-constexpr int kStages = 2;  // of K and V
-// Row tiles known: what is computed, what comes next, and what consumers may not have left yet.
-constexpr int kTileSlots = 3;
-constexpr int kColumnBytes = 128;
-constexpr int kGroupThreads = 128;  // of a warpgroup
-constexpr int kConsumers = 2;
-constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
-constexpr int kConsumerWarps = 4 * kConsumers;
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-
-// Named barriers.
-constexpr int kTurnBarrier = 1;  // and 2: whose turn it is to issue products
-constexpr int kConsumersBarrier = 3;
-
-template <int kD, int kDv>
-struct SharedLayout {
-  static constexpr int kColumnOfTile = kKeys * kColumnBytes;
-  static constexpr int kKeyBytes = kD / 64 * kColumnOfTile;
-  static constexpr int kValueBytes = kDv / 64 * kColumnOfTile;
-  static constexpr int kQueryBytes = kD / 64 * kRows * kColumnBytes;
-  static constexpr int kOutBytes = kDv / 64 * kRows * kColumnBytes;
-  // Where outputs have no room of their own they take the queries', which then are free later.
-  static constexpr bool kOutInQueries =
-      kQueryBytes + kStages * (kKeyBytes + kValueBytes) + kOutBytes > 220 * 1024;
-
-  static constexpr int kQueries = 0;
-  static constexpr int kKeyTiles = kQueries + kQueryBytes;
-  static constexpr int kValueTiles = kKeyTiles + kStages * kKeyBytes;
-  static constexpr int kOut = kOutInQueries ? kQueries : kValueTiles + kStages * kValueBytes;
-  // uint8 [kStages][kKeys]: whether the key's block is none; uint32 [kStages][4]: whether one in 32 is
-  static constexpr int kBadKeys = kValueTiles + kStages * kValueBytes + (kOutInQueries ? 0 : kOutBytes);
-  static constexpr int kAnyBad = kBadKeys + kStages * kKeys;
-  // uint32 [kStages][4]: whether V has infinities or NaN, in tiles at an edge, by producing warps
-  static constexpr int kNonFinite = kAnyBad + kStages * 4 * 4;
-  static constexpr int kTiles = kNonFinite + kStages * 4 * 4;  // RowTile [kTileSlots]
-  static constexpr int kTileBytes = (sizeof(RowTile) + 15) / 16 * 16;
-  static constexpr int kBarriers = kTiles + kTileSlots * kTileBytes;
-  static constexpr int kBytes = kBarriers + 16 * 8;
-};
-
-// Barriers in shared memory: something is there (full), nobody needs it any more (empty).
-struct Barriers {
-  uint32_t base;
-  KVB_DEVICE uint32_t TileFull(int slot) const { return base + 8 * slot; }
-  KVB_DEVICE uint32_t KeysFull(int stage) const { return base + 32 + 8 * stage; }
-  KVB_DEVICE uint32_t KeysEmpty(int stage) const { return base + 48 + 8 * stage; }
-  KVB_DEVICE uint32_t ValuesFull(int stage) const { return base + 64 + 8 * stage; }
-  KVB_DEVICE uint32_t ValuesEmpty(int stage) const { return base + 80 + 8 * stage; }
-  KVB_DEVICE uint32_t QueriesFull() const { return base + 96; }
-  KVB_DEVICE uint32_t QueriesEmpty() const { return base + 104; }
-
-  KVB_DEVICE void Init() const {
-    for (int i = 0; i < kTileSlots; ++i) InitBarrier(TileFull(i), 1);
-    for (int i = 0; i < kStages; ++i) {
-      // Each producing thread's copies, and what its warp wrote about them.
-      InitBarrier(KeysFull(i), kGroupThreads + 4);
-      InitBarrier(KeysEmpty(i), kConsumerWarps);
-      InitBarrier(ValuesFull(i), kGroupThreads + 4);
-      InitBarrier(ValuesEmpty(i), kConsumerWarps);
-    }
-    InitBarrier(QueriesFull(), kGroupThreads);
-    InitBarrier(QueriesEmpty(), kConsumerWarps);
-  }
-};
-
-KVB_DEVICE int32_t FirstKeyOf(const RowTile& tile) { return tile.seen.begin / kKeys * kKeys; }
-KVB_DEVICE int32_t NumKeyTilesOf(const RowTile& tile) {
-  if (tile.seen.end <= tile.seen.begin) return 0;
-  return (tile.seen.end - FirstKeyOf(tile) + kKeys - 1) / kKeys;
-}
-
-// Whether some row sees less of the tile of keys than another; whole: RowTile::seen_by_all.
-KVB_DEVICE bool IsEdge(const KeyRange& whole, int32_t key0) {
-  return key0 < whole.begin || key0 + kKeys > whole.end;
-}
-
-// --- The producer ---
-
-template <int kD, int kDv>
-class Producer {
- public:
-  using Shared = SharedLayout<kD, kDv>;
-
-  KVB_DEVICE Producer(const PrefillParams& params, uint32_t* error_flags, const Barriers& barriers)
-      : params_(params),
-        error_flags_(error_flags),
-        barriers_(barriers),
-        shared_(DynamicSharedMemory()),
-        base_(SharedAddress(shared_)),
-        thread_(static_cast<int>(threadIdx.x)),
-        row_(thread_ / 8),
-        piece_(thread_ % 8) {}
-
-  KVB_DEVICE void Run(const TileOrder& order) {
-    PublishNext(order);
-    while (true) {
-      const RowTile& tile = SlotOf(published_ - 1);
-      if (!tile.valid) return;
-      CopyAll(tile, order);
-    }
-  }
-
- private:
-  KVB_DEVICE RowTile& SlotOf(uint32_t n) const {
-    return *reinterpret_cast<RowTile*>(shared_ + Shared::kTiles +
-                                       n % kTileSlots * Shared::kTileBytes);
-  }
-
-  // Finds this block's next row tile, or that there is none. When it is asked for the one after n,
-  // queries of n are under way, so consumers are past n - 2, whose slot is taken.
-  KVB_DEVICE void PublishNext(const TileOrder& order) {
-    RowTile found;
-    const uint32_t items = static_cast<uint32_t>(order.items);
-    while (!found.valid && round_ * gridDim.x < items) {
-      // There and back: each round of blocks gives who had the longest item before the shortest.
-      const uint32_t item =
-          round_ * gridDim.x + (round_ % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-      ++round_;
-      if (item < items) found = FindRowTile<kRows>(params_, order, item, error_flags_);
-    }
-    const uint32_t n = published_++;
-    if (thread_ == 0) {
-      SlotOf(n) = found;
-      ArriveAtBarrier(barriers_.TileFull(n % kTileSlots));
-    }
-    WaitAtBarrier(barriers_.TileFull(n % kTileSlots), n / kTileSlots & 1);
-    // Block ids are there when the tile's turn comes.
-    if (!SlotOf(n).valid) return;
-    first_ = PlaceOf(params_, SlotOf(n), KeyOf(SlotOf(n), 0));
-    second_ = PlaceOf(params_, SlotOf(n), KeyOf(SlotOf(n), 1));
-  }
-
-  KVB_DEVICE void CopyQueries(const RowTile& tile, uint32_t n) const {
-    WaitAtBarrier(barriers_.QueriesEmpty(), (n & 1) ^ 1);
-    for (int row = row_; row < kRows; row += kGroupThreads / 8) {
-      const unsigned char* source = static_cast<const unsigned char*>(params_.q.data);
-      const bool exists = row < tile.num_rows;
-      if (exists) {
-        source += 2 * ((tile.query_start + tile.TokenOf(row)) * params_.q.row_stride +
-                       tile.HeadOf(row) * params_.q.head_stride);
-      }
-#pragma unroll
-      for (int column = 0; column < kD / 64; ++column) {
-        const bool valid = exists && column * 64 + piece_ * 8 < params_.key_dim;
-        CopyAsync16(base_ + Shared::kQueries + (column * kRows + row) * kColumnBytes +
-                        ((piece_ ^ (row & 7)) << 4),
-                    valid ? source + column * 128 + piece_ * 16 : source, valid);
-      }
-    }
-    ArriveAfterCopies(barriers_.QueriesFull());
-  }
-
-  // This thread looks up the key of its eight threads' pass `piece_`; they tell each other.
-  KVB_DEVICE int32_t KeyOf(const RowTile& tile, int n) const {
-    return FirstKeyOf(tile) + n * kKeys + row_ + kGroupThreads / 8 * piece_;
-  }
-
-  // What consumers wait for first comes first.
-  KVB_DEVICE void CopyAll(const RowTile& tile, const TileOrder& order) {
-    const int num_tiles = NumKeyTilesOf(tile);
-    const Cache& cache = params_.keys.cache;
-    KeyPlace place = first_, next = second_;
-    int64_t value = OffsetOf(params_, cache.v, tile, place);
-    if (num_tiles > 0) {
-      CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_);
-    }
-    CopyQueries(tile, published_ - 1);
-    for (int n = 0; n < num_tiles; ++n) {
-      const int64_t value_now = value;
-      if (n + 1 < num_tiles) {
-        place = next;
-        value = OffsetOf(params_, cache.v, tile, place);
-        next = PlaceOf(params_, tile, KeyOf(tile, n + 2));
-        CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_ + n + 1);
-      }
-      CopyValues(value_now, step_ + n, IsEdge(tile.seen_by_all, FirstKeyOf(tile) + n * kKeys));
-      if (n == 0) PublishNext(order);
-    }
-    if (num_tiles == 0) PublishNext(order);
-    step_ += num_tiles;
-  }
-
-  KVB_DEVICE void CopyKeys(int64_t offset, bool is_bad, uint32_t step) const {
-    const uint32_t stage = step % kStages;
-    WaitAtBarrier(barriers_.KeysEmpty(stage), (step / kStages & 1) ^ 1);
-    shared_[Shared::kBadKeys + stage * kKeys + row_ + kGroupThreads / 8 * piece_] = is_bad;
-    const uint32_t bad = __ballot_sync(kFullWarp, is_bad);
-    Copy<kD>(base_ + Shared::kKeyTiles + stage * Shared::kKeyBytes, params_.keys.cache.k.data,
-             offset, params_.key_dim);
-    ArriveAfterCopies(barriers_.KeysFull(stage));
-    __syncwarp();
-    if (thread_ % 32 == 0) {
-      reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad)[stage * 4 + thread_ / 32] = bad;
-      if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlockFlag);
-      ArriveAtBarrier(barriers_.KeysFull(stage));
-    }
-  }
-
-  KVB_DEVICE void CopyValues(int64_t offset, uint32_t step, bool edge) const {
-    const uint32_t stage = step % kStages;
-    WaitAtBarrier(barriers_.ValuesEmpty(stage), (step / kStages & 1) ^ 1);
-    const uint32_t to = Shared::kValueTiles + stage * Shared::kValueBytes;
-    Copy<kDv>(base_ + to, params_.keys.cache.v.data, offset, params_.value_dim);
-    ArriveAfterCopies(barriers_.ValuesFull(stage));
-    uint32_t found = 0;
-    if (edge) {
-      // Each thread looks at what it copied itself.
-      CommitCopies();
-      WaitCopies<0>();
-      const bool bf16 = params_.keys.cache.element == Element::kBF16;
-      const unsigned char* at =
-          shared_ + to + row_ * kColumnBytes + ((piece_ ^ (row_ & 7)) << 4);
-#pragma unroll 4
-      for (int i = 0; i < 8 * (kDv / 64); ++i) {
-        found |= NonFiniteCarries(
-            *reinterpret_cast<const uint4*>(at + i / 8 * Shared::kColumnOfTile +
-                                            i % 8 * (kGroupThreads / 8) * kColumnBytes),
-            bf16);
-      }
-    }
-    const uint32_t any = __ballot_sync(kFullWarp, found != 0);
-    if (thread_ % 32 == 0) {
-      reinterpret_cast<uint32_t*>(shared_ + Shared::kNonFinite)[stage * 4 + thread_ / 32] = any;
-      ArriveAtBarrier(barriers_.ValuesFull(stage));
-    }
-  }
-
-  // offset: of the row that this thread looked up. Few instructions count here: the consumers' own
-  // leave little time.
-  template <int kDim>
-  KVB_DEVICE void Copy(uint32_t to, const void* from, int64_t offset, int dim) const {
-    if (dim == kDim) {
-      CopyPieces<kDim, true>(to, from, offset, dim);
-    } else {
-      CopyPieces<kDim, false>(to, from, offset, dim);
-    }
-  }
-  template <int kDim, bool kWhole>
-  KVB_DEVICE void CopyPieces(uint32_t to, const void* from, int64_t offset, int dim) const {
-    const uint32_t at = to + row_ * kColumnBytes + ((piece_ ^ (row_ & 7)) << 4);
-    // Rows that are not read have the sign bit.
-    constexpr uint64_t kNone = uint64_t{1} << 63;
-    const uint64_t looked_up =
-        reinterpret_cast<uintptr_t>(from) + (offset < 0 ? kNone : static_cast<uint64_t>(offset));
-#pragma unroll
-    for (int pass = 0; pass < 8; ++pass) {
-      const uint32_t low =
-          __shfl_sync(kFullWarp, static_cast<uint32_t>(looked_up), pass, 8);
-      const uint32_t high =
-          __shfl_sync(kFullWarp, static_cast<uint32_t>(looked_up >> 32), pass, 8);
-      const bool exists = static_cast<int32_t>(high) >= 0;
-      const unsigned char* row =
-          reinterpret_cast<const unsigned char*>(uint64_t{high & 0x7fffffffu} << 32 | low) +
-          piece_ * 16;
-#pragma unroll
-      for (int column = 0; column < kDim / 64; ++column) {
-        CopyAsync16(at + column * Shared::kColumnOfTile + pass * (kGroupThreads / 8) * kColumnBytes,
-                    row + column * 128,
-                    exists && (kWhole || column * 64 + piece_ * 8 < dim));
-      }
-    }
-  }
-
-  const PrefillParams& params_;
-  uint32_t* const error_flags_;
-  const Barriers barriers_;
-  unsigned char* const shared_;
-  const uint32_t base_;
-  const int thread_, row_, piece_;
-  uint32_t step_ = 0;       // tiles of keys so far
-  uint32_t round_ = 0;      // of items
-  uint32_t published_ = 0;  // row tiles
-  KeyPlace first_, second_;  // of the row tile published last
-};
 
 // --- A consumer ---
 
@@ -319,8 +44,8 @@ class Consumer {
     for (uint32_t tiles = 0;; ++tiles) {
       const uint32_t slot = tiles % kTileSlots;
       WaitAtBarrier(barriers_.TileFull(slot), tiles / kTileSlots & 1);
-      const RowTile& tile = *reinterpret_cast<const RowTile*>(shared_ + Shared::kTiles +
-                                                              slot * Shared::kTileBytes);
+      const RowTile& tile =
+          *reinterpret_cast<const RowTile*>(shared_ + Shared::kTiles + slot * Shared::kTileBytes);
       if (!tile.valid) break;
       WaitAtBarrier(barriers_.QueriesFull(), tiles & 1);
       Attend(tile, rich, log2_scale);
@@ -352,7 +77,7 @@ class Consumer {
     float scores[kKeys / 8][4];
     uint32_t weights[kKeys / 16][4];
 
-    uint32_t stage = step_ % kStages, parity = step_ / kStages & 1;
+    uint32_t stage = step_ % kKeyStages, parity = step_ / kKeyStages & 1;
     WaitAtBarrier(barriers_.KeysFull(stage), parity);
     bool bad = HasFlag(Shared::kAnyBad + stage * 16);
     FenceForAsyncProxy();
@@ -362,16 +87,16 @@ class Consumer {
     WaitProducts<0>();
     PinAccumulators(scores);
     if (!Shared::kOutInQueries && num_tiles == 1) Release(barriers_.QueriesEmpty());
-    FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0),
-                   __any_sync(kFullWarp, bad));
+    FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), __any_sync(kFullWarp, bad));
     float shrink[2];
     MakeWeights(scores, shrink, log2_scale);
     PackWeights(scores, weights);
 
     for (int n = 1; n < num_tiles; ++n) {
-      const uint32_t last_stage = stage, last_parity = parity;
+      const uint32_t last_stage = step_ % Shared::kValueStages;
+      const uint32_t last_parity = step_ / Shared::kValueStages & 1;
       ++step_;
-      stage = step_ % kStages, parity = step_ / kStages & 1;
+      stage = step_ % kKeyStages, parity = step_ / kKeyStages & 1;
       WaitAtBarrier(barriers_.KeysFull(stage), parity);
       bad = HasFlag(Shared::kAnyBad + stage * 16);
       WaitAtBarrier(barriers_.ValuesFull(last_stage), last_parity);
@@ -404,22 +129,22 @@ class Consumer {
       }
     }
 
-    WaitAtBarrier(barriers_.ValuesFull(stage), parity);
-    if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, stage, key0);
+    const uint32_t last_stage = step_ % Shared::kValueStages;
+    WaitAtBarrier(barriers_.ValuesFull(last_stage), step_ / Shared::kValueStages & 1);
+    if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
     FenceForAsyncProxy();
     PinAccumulators(out_);
     BeginProducts();
-    MultiplyValues(weights, stage);
+    MultiplyValues(weights, last_stage);
     CommitProducts();
     WaitProducts<0>();
     PinAccumulators(out_);
-    Release(barriers_.ValuesEmpty(stage));
+    Release(barriers_.ValuesEmpty(last_stage));
     ++step_;
   }
 
   KVB_DEVICE void MultiplyQueries(float (&scores)[kKeys / 8][4], uint32_t stage) const {
-    const uint64_t queries =
-        RowsAlongK(base_ + Shared::kQueries + group_ * 64 * kColumnBytes);
+    const uint64_t queries = RowsAlongK(base_ + Shared::kQueries + group_ * 64 * kColumnBytes);
     const uint64_t keys = RowsAlongK(base_ + Shared::kKeyTiles + stage * Shared::kKeyBytes);
 #pragma unroll
     for (int k = 0; k < kD / 16; ++k) {
@@ -430,9 +155,8 @@ class Consumer {
     }
   }
   KVB_DEVICE void MultiplyValues(const uint32_t (&weights)[kKeys / 16][4], uint32_t stage) {
-    const uint64_t values =
-        RowsAcrossK(base_ + Shared::kValueTiles + stage * Shared::kValueBytes,
-                    Shared::kColumnOfTile);
+    const uint64_t values = RowsAcrossK(base_ + Shared::kValueTiles + stage * Shared::kValueBytes,
+                                        Shared::kColumnOfTile);
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
       MultiplyGroupRegisters<T>(out_, weights[k], values + k * (16 * kColumnBytes / 16));
@@ -452,8 +176,7 @@ class Consumer {
   }
 
   // Whether a maximum grew, and so earlier values shrink.
-  KVB_DEVICE bool MakeWeights(float (&scores)[kKeys / 8][4], float (&shrink)[2],
-                              float log2_scale) {
+  KVB_DEVICE bool MakeWeights(float (&scores)[kKeys / 8][4], float (&shrink)[2], float log2_scale) {
     const float before[2] = {maximum_[0], maximum_[1]};
     ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
     return __any_sync(kFullWarp, maximum_[0] != before[0] || maximum_[1] != before[1]);
@@ -546,14 +269,15 @@ Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
 }
 
 }  // namespace
+}  // namespace prefill_hopper
 
 bool TakesPrefillHopper(const PrefillParams& params) {
   return params.key_dim <= 192 && params.value_dim <= 128 && !HoldsCodes(params.keys.cache);
 }
 
 Error LaunchPrefillHopper(const LaunchContext& context, const PrefillParams& params) {
-  return params.q.element == Element::kBF16 ? LaunchOfType<Bf16>(context, params)
-                                            : LaunchOfType<F16>(context, params);
+  return params.q.element == Element::kBF16 ? prefill_hopper::LaunchOfType<Bf16>(context, params)
+                                            : prefill_hopper::LaunchOfType<F16>(context, params);
 }
 
 }  // namespace kvblocks::attention::cuda
