@@ -10,10 +10,10 @@
 
 namespace kvblocks::attention::cuda {
 
-// Has `bytes` (a multiple of 16) brought to the second-level cache; `from` aligned to 16.
-KVB_DEVICE void PrefetchRow(const void* from, uint32_t bytes) {
+// Has the line of 128 bytes with this address brought to the second-level cache.
+KVB_DEVICE void PrefetchLine(const void* from) {
 #ifndef KVBLOCKS_CUDA_EMULATION
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
 #endif
 }
 

@@ -136,12 +136,11 @@ KVB_DEVICE void Produce(const AttendRowsParams& params, uint32_t& flags) {
   const bool has_tail = params.key_dim == kMlaKeyDim;
   const bool is_split =
       params.source == KeySource::kPaged && params.keys.cache.layout == Layout::kMlaSplit;
-  const uint32_t latent_bytes = has_tail && !is_split ? 2 * kMlaKeyDim : 2 * kMlaValueDim;
   unsigned char* tile_at = TileOf(stage);
   const uint32_t tile_shared = SharedAddress(tile_at);
   const uint32_t full = SharedAddress(&state.full[stage]);
   const uint32_t empty = SharedAddress(&state.empty[stage]);
-  // Places are known a tile ahead and rows on their way to the L2, indices two tiles ahead.
+  // Places are known a tile ahead and fp8 rows on their way to the L2, indices two tiles ahead.
   int j = (tiles.first + stage) * kKeys + own;
   KeyAddress next = AddressOf(params, work, j, IndexOf(params, work, j), flags);
   int next_index = IndexOf(params, work, j + 2 * kKeys);
@@ -152,10 +151,12 @@ KVB_DEVICE void Produce(const AttendRowsParams& params, uint32_t& flags) {
     j += 2 * kKeys;
     next = AddressOf(params, work, j, next_index, flags);
     next_index = IndexOf(params, work, j + 2 * kKeys);
-    if (next.key != nullptr) {
-      PrefetchRow(next.key, kLayout == Layout::kMlaFp8_656   ? 656
-                            : kLayout == Layout::kMlaFp8_584 ? kRecord584
-                                                             : latent_bytes);
+    if (kFp8 && next.key != nullptr) {
+#pragma unroll
+      for (int line = 0; line < 6; ++line) {
+        PrefetchLine(next.key + (line < 5 ? line * 128 : kRecord584 - 16));
+      }
+      PrefetchLine(next.scales);
     }
     const unsigned live = __ballot_sync(kFullWarp, address.key != nullptr);
     // What is not used must still be an address.
