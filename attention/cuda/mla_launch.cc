@@ -27,11 +27,10 @@ bool TakesQueries(const AttendRowsParams& params) {
   if (q.element != Element::kBF16 && q.element != Element::kF16) return false;
   if (!IsAligned(q.data, 16)) return false;
   // Strides along one row or head are never used.
-  if (!AllMultiplesOf(8, params.q_dim, params.num_rows > 1 ? q.row_stride : 0,
-                      params.num_heads > 1 ? q.head_stride : 0,
-                      params.num_rows > 1 && params.inner_rows != kOneDimension
-                          ? params.q_outer_stride
-                          : 0)) {
+  if (!AllMultiplesOf(
+          8, params.q_dim, params.num_rows > 1 ? q.row_stride : 0,
+          params.num_heads > 1 ? q.head_stride : 0,
+          params.num_rows > 1 && params.inner_rows != kOneDimension ? params.q_outer_stride : 0)) {
     return false;
   }
   if (params.q_dim == params.key_dim) return true;
@@ -40,9 +39,7 @@ bool TakesQueries(const AttendRowsParams& params) {
          AllMultiplesOf(8, tail.row_stride, tail.head_stride);
 }
 
-bool IsFp8(Layout layout) {
-  return layout == Layout::kMlaFp8_656 || layout == Layout::kMlaFp8_584;
-}
+bool IsFp8(Layout layout) { return layout == Layout::kMlaFp8_656 || layout == Layout::kMlaFp8_584; }
 
 bool TakesCache(const Cache& cache, const AttendRowsParams& params) {
   if (!IsAligned(cache.k.data, 16)) return false;
@@ -85,8 +82,7 @@ bool TakesOutput(const AttendOutput& output) {
          output.exp_sums.data == nullptr &&
          (out.element == Element::kF32 || out.element == Element::kBF16 ||
           out.element == Element::kF16) &&
-         AllMultiplesOf(2, out.row_stride, out.head_stride,
-                        output.out_outer_stride);
+         AllMultiplesOf(2, out.row_stride, out.head_stride, output.out_outer_stride);
 }
 
 Pieces AutoPieces(const CudaCall& call, const AttendRowsParams& params, MlaKernel kernel,
@@ -95,8 +91,8 @@ Pieces AutoPieces(const CudaCall& call, const AttendRowsParams& params, MlaKerne
   const bool is_64 = kernel == MlaKernel::kRows64;
   const int64_t tile = is_64 ? kMlaRows64Keys : kMlaRows16Keys;
   const int64_t room = static_cast<int64_t>(call.launch.workspace_bytes) - call.arena.used() - 512;
-  const int64_t bytes =
-      std::max<int64_t>(1, int64_t{params.num_rows} * params.num_heads * (params.value_dim + 1) * 4);
+  const int64_t bytes = std::max<int64_t>(
+      1, int64_t{params.num_rows} * params.num_heads * (params.value_dim + 1) * 4);
   const int64_t tiles = std::max<int64_t>(1, CeilDiv(max_keys, tile));
   if (params.scoring.window_left >= 0 || params.output.max_logits.data != nullptr) return pieces;
   const int64_t blocks = MlaTilesOf(params, is_64 ? 64 : 16);
@@ -121,7 +117,8 @@ MlaKernel MlaKernelFor(const LaunchContext& context, const AttendRowsParams& par
   const Scoring& scoring = params.scoring;
   const int capability = context.compute_capability;
   // Of shared memory: 164 KB with 8.0, 8.7 and 11.0, 228 KB with 9.0 and 10.
-  const bool has_memory = capability == 80 || capability == 87 || (capability >= 90 && capability < 120);
+  const bool has_memory =
+      capability == 80 || capability == 87 || (capability >= 90 && capability < 120);
   if (!has_memory || !scoring.plain() || scoring.mask.form != 0 ||
       (params.key_dim != kMlaKeyDim && params.key_dim != kMlaValueDim) ||
       params.value_dim != kMlaValueDim || params.query_positions != nullptr ||
@@ -150,9 +147,9 @@ absl::Status LaunchMla(const char* op, CudaCall& call, const SplitPolicy& split,
     params.pieces = *pieces;
   }
   if (kernel == MlaKernel::kRows) return AttendInPieces(op, call, params);
-  return AttendInPieces(
-      op, call, params, kernel == MlaKernel::kRows16 ? LaunchMlaRows16 : LaunchMlaRows64,
-      params.pieces.count <= kMlaMaxPieces ? LaunchMlaMerge : LaunchMergeStates);
+  return AttendInPieces(op, call, params,
+                        kernel == MlaKernel::kRows16 ? LaunchMlaRows16 : LaunchMlaRows64,
+                        params.pieces.count <= kMlaMaxPieces ? LaunchMlaMerge : LaunchMergeStates);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -1,5 +1,7 @@
-// MLA on tensor cores against the dense oracle: sizes that the kernels were made for, which suites of
-// all backends avoid for their cost.
+// MLA on tensor cores against the dense oracle: sizes that the kernels were made for, which suites
+// of all backends avoid for their cost.
+
+#include "attention/cuda/mla_ops.h"
 
 #include <algorithm>
 #include <cmath>
@@ -337,8 +339,7 @@ struct ListCase {
     cache.Poison(capacity - 1);  // only of entries that do not count
     std::vector<double> entries, used;
     for (int64_t b = 0; b < kRequests; ++b) {
-      used.push_back(
-          static_cast<double>(options.lengths ? IntegerDraw(random, 0, count) : count));
+      used.push_back(static_cast<double>(options.lengths ? IntegerDraw(random, 0, count) : count));
       for (int64_t s = 0; s < options.queries; ++s) {
         for (int64_t k = 0; k < count; ++k) {
           const bool counts = k < used.back();
@@ -371,10 +372,10 @@ struct ListCase {
     const int64_t row = options.heads * main.key_dim();
     const auto rows = static_cast<int64_t>(seen.size());
     for (int64_t n = 0; n < rows; ++n) {
-      Append(DenseAttention(
-                 RequestOverRows(seen[n], Part(q.Get(), n * row, row), 1, options.heads, 512),
-                 dense),
-             expected);
+      Append(
+          DenseAttention(
+              RequestOverRows(seen[n], Part(q.Get(), n * row, row), 1, options.heads, 512), dense),
+          expected);
     }
     EXPECT_EQ(Mismatch(expected, out.view.Reshape({rows, options.heads, 512}).value(),
                        lse.view.Reshape({rows, options.heads}).value(),
@@ -400,8 +401,12 @@ TEST(CudaMlaTest, T3SparseDecode) {
       {.layout = KvLayout::kMlaFp8_656, .heads = 64, .entries = 130, .lengths = true},
       {.layout = KvLayout::kMlaFp8_584, .heads = 16, .entries = 70, .extra_entries = 33},
       {.layout = KvLayout::kMlaFp8_584, .heads = 5, .entries = 97, .block_size = 3, .sink = true},
-      {.layout = KvLayout::kMlaFp8_584, .heads = 64, .queries = 1, .entries = 128,
-       .extra_entries = 90, .lengths = true},
+      {.layout = KvLayout::kMlaFp8_584,
+       .heads = 64,
+       .queries = 1,
+       .entries = 128,
+       .extra_entries = 90,
+       .lengths = true},
       {.heads = 16, .entries = 40, .extra_entries = 3, .all_invalid = true},
       {.layout = KvLayout::kMlaFp8_656, .heads = 64, .entries = 40, .all_invalid = true},
   };

@@ -27,16 +27,16 @@ struct Tolerance {
 
 // Of a float64 computation that rounds once to `out`.
 Tolerance ReferenceTolerance(DType out);
-// Of CPU kernels in float32. A rounding error of values of the size of 1 is 6e-8: it is 1e-6 of rows
-// that cancel out to less than a tenth.
+// Of CPU kernels in float32. A rounding error of values of the size of 1 is 6e-8: it is 1e-6 of
+// rows that cancel out to less than a tenth.
 Tolerance CpuTolerance(DType out);
 // Of CUDA kernels that compute in `out`.
 Tolerance CudaTolerance(DType out);
 // ... from rows that they round to 16 bits after scaling, tile by tile; float32 is not rounded.
 Tolerance CudaTileScaledTolerance(DType out);
 
-// Empty if `out` [rows, H, Dv] and `lse` [rows, H] (or absent) are within the limits, else the worst
-// offence in words. `expected` as the oracle gives it, rows one after another.
+// Empty if `out` [rows, H, Dv] and `lse` [rows, H] (or absent) are within the limits, else the
+// worst offence in words. `expected` as the oracle gives it, rows one after another.
 std::string Mismatch(const DenseResult& expected, const ConstTensorView& out,
                      const ConstTensorView& lse, const Tolerance& tolerance);
 

@@ -32,8 +32,8 @@ struct DenseBatch {
     std::iota(ids.begin(), ids.end(), 0);
     std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
     for (int64_t b = 0; b <= shape.requests; ++b) offsets[b] = b * shape.queries;
-    cache = DeviceTensor(DType::kBF16, {shape.requests * columns, shape.block_size,
-                                        kValues + kRotary});
+    cache =
+        DeviceTensor(DType::kBF16, {shape.requests * columns, shape.block_size, kValues + kRotary});
     cache.FillNormal(seed);
     q = DeviceTensor(DType::kBF16, {tokens, shape.heads, kValues + kRotary});
     q.FillNormal(seed + 1);
@@ -206,7 +206,8 @@ void BenchMla(GpuBench& bench) {
   RunDense(bench, {.requests = 1, .length = 32768, .heads = 16});
   RunDense(bench, {.requests = 1, .length = 32768, .heads = 128});
   RunSparse(bench, {.name = "sparse mla fp8_656 128x2 heads 128 K 2048"});
-  RunSparse(bench, {.name = "sparse mla bf16 128x2 heads 128 K 2048", .layout = KvLayout::kMlaLatent});
+  RunSparse(bench,
+            {.name = "sparse mla bf16 128x2 heads 128 K 2048", .layout = KvLayout::kMlaLatent});
   RunSparse(bench, {.name = "sparse mla fp8_656 128x1 heads 16 K 2048", .queries = 1, .heads = 16});
   RunSparse(bench, {.name = "sparse mla fp8_584 128x1 heads 64 K 128+512",
                     .layout = KvLayout::kMlaFp8_584,

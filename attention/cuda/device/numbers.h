@@ -152,6 +152,26 @@ struct Int8 {
   }
 };
 
+// Two codes, the lower one in the lower byte; in hardware where there is such an instruction.
+template <typename T>
+KVB_DEVICE uint32_t EncodePair(float lower, float upper) {
+  return T::FromFloat(lower) | uint32_t{T::FromFloat(upper)} << 8;
+}
+#if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+template <>
+KVB_DEVICE uint32_t EncodePair<E4m3>(float lower, float upper) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(upper), "f"(lower));
+  return pair;
+}
+template <>
+KVB_DEVICE uint32_t EncodePair<E5m2>(float lower, float upper) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(upper), "f"(lower));
+  return pair;
+}
+#endif
+
 // 2^(bits - 127).
 KVB_DEVICE float E8m0ToFloat(uint8_t bits) {
   if (bits == 0) return 0x1p-127f;

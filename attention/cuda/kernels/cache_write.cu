@@ -2,6 +2,7 @@
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/device_flags.h"
 #include "attention/cuda/kernels/elements.h"
 
@@ -16,17 +17,25 @@ constexpr int kWarps = 8;
 struct RawCopy {};
 template <typename To>
 struct Piece {
-  static constexpr bool kScaled = true;
+  static constexpr bool kScaled = sizeof(typename To::Bits) == 1;
   static constexpr int kElements = 16 / static_cast<int>(sizeof(typename To::Bits));
-  static KVB_DEVICE uint4 Load(const RowStore& store, const unsigned char* from, float scale) {
+  static KVB_DEVICE uint4 Load(const RowStore& store, const unsigned char* from,
+                               const Divider& divide) {
     float values[kElements];
     LoadFloats<kElements>(store.from.element, from, values);
     uint4 piece;
-    auto* bits = reinterpret_cast<typename To::Bits*>(&piece);
+    if constexpr (kScaled) {
+      uint32_t words[4];
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      bits[i] = To::FromFloat(sizeof(typename To::Bits) == 1 ? DivideForRounding(values[i], scale)
-                                                             : values[i]);
+      for (int i = 0; i < 4; ++i) {
+        words[i] = EncodePair<To>(divide(values[4 * i]), divide(values[4 * i + 1])) |
+                   EncodePair<To>(divide(values[4 * i + 2]), divide(values[4 * i + 3])) << 16;
+      }
+      piece = make_uint4(words[0], words[1], words[2], words[3]);
+    } else {
+      auto* bits = reinterpret_cast<typename To::Bits*>(&piece);
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) bits[i] = To::FromFloat(values[i]);
     }
     return piece;
   }
@@ -34,8 +43,8 @@ struct Piece {
 template <>
 struct Piece<RawCopy> {
   static constexpr bool kScaled = false;
-  static KVB_DEVICE uint4 Load(const RowStore&, const unsigned char* from, float) {
-    return *reinterpret_cast<const uint4*>(from);
+  static KVB_DEVICE uint4 Load(const RowStore&, const unsigned char* from, const Divider&) {
+    return LoadStreaming16(from);
   }
 };
 
@@ -57,7 +66,7 @@ KVB_DEVICE int64_t SlotOf(const int64_t* slots, int64_t stride, int64_t token, i
 
 // Single elements of [begin, end) of a row: what is left of rows that are no whole number of pieces.
 KVB_DEVICE void StoreElements(const RowStore& store, const unsigned char* from, int64_t to,
-                              int begin, int end, float scale) {
+                              int begin, int end, const Divider& divide) {
   const int bytes = BytesOf(store.element);
   for (int d = begin; d < end; ++d) {
     if (store.from.element == store.element) {
@@ -66,28 +75,16 @@ KVB_DEVICE void StoreElements(const RowStore& store, const unsigned char* from, 
       }
     } else {
       const float value = LoadAsFloat(store.from.element, from, d);
-      StoreFloat(store.element, bytes == 1 ? DivideForRounding(value, scale) : value, store.to,
+      StoreFloat(store.element, bytes == 1 ? divide(value) : value, store.to,
                  to + d);
     }
   }
 }
 
-// A warp takes 2^token_bits adjacent tokens: one where a row is stored as it is; four where adjacent
-// tokens' pieces are adjacent in the cache, so that stores fill whole sectors, as loads do.
+// The rows of one token, or of several adjacent ones side by side.
 template <typename To>
-__global__ void __launch_bounds__(kWarps * 32)
-    StoreRowsKernel(CacheWriteParams params, int token_bits, uint32_t* flags) {
-  const RowStore store = params.stores[blockIdx.y];
-  if (store.dim == 0 || store.order == RowStore::Order::kDimMajor) return;
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  const int64_t token = (warp << token_bits) + (lane & ((1 << token_bits) - 1));
-  if (token >= params.num_tokens) return;
-  const int64_t slot = SlotOf(params.slots, params.slot_stride, token, params.num_slots, flags);
-  if (slot < 0) return;
-  const int64_t block = slot / params.block_size;
-  const int64_t offset = slot - block * params.block_size;
-
+KVB_DEVICE void StoreToken(const RowStore& store, int64_t token, int64_t block, int64_t offset,
+                           int32_t block_size, int lane, int token_bits, uint32_t* flags) {
   const int to_bytes = BytesOf(store.element), from_bytes = BytesOf(store.from.element);
   const int per_piece = 16 / to_bytes;
   const int pieces_per_head = store.dim / per_piece;
@@ -99,9 +96,12 @@ __global__ void __launch_bounds__(kWarps * 32)
                        (store.order == RowStore::Order::kRows ? offset * store.token_stride
                                                               : offset * per_piece);
   const int64_t piece_stride =
-      store.order == RowStore::Order::kRows ? per_piece : int64_t{params.block_size} * per_piece;
+      store.order == RowStore::Order::kRows ? per_piece : int64_t{block_size} * per_piece;
   const int first = lane >> token_bits, step = 32 >> token_bits;
-  constexpr int kUnroll = 4;
+  // One scale for all heads is divided by once.
+  const bool scale_per_head = Piece<To>::kScaled && store.scale.head_stride != 0;
+  Divider divide(Piece<To>::kScaled ? ScaleOf(store.scale, 0, flags) : 1.0f);
+  constexpr int kUnroll = Piece<To>::kScaled ? 2 : 4;
   for (int p = first; p < pieces; p += kUnroll * step) {
     uint4 piece[kUnroll];
 #pragma unroll
@@ -109,9 +109,9 @@ __global__ void __launch_bounds__(kWarps * 32)
       const int at = p + u * step;
       if (at >= pieces) break;
       const int head = at / pieces_per_head, d = (at - head * pieces_per_head) * per_piece;
+      if (scale_per_head) divide = Divider(ScaleOf(store.scale, head, flags));
       piece[u] = Piece<To>::Load(
-          store, from + (head * store.from.head_stride + d) * from_bytes,
-          Piece<To>::kScaled && to_bytes == 1 ? ScaleOf(store.scale, head, flags) : 1.0f);
+          store, from + (head * store.from.head_stride + d) * from_bytes, divide);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -125,10 +125,31 @@ __global__ void __launch_bounds__(kWarps * 32)
   const int whole = pieces_per_head * per_piece;
   if (whole < store.dim && store.order == RowStore::Order::kRows) {
     for (int head = first; head < store.heads; head += step) {
+      if (scale_per_head) divide = Divider(ScaleOf(store.scale, head, flags));
       StoreElements(store, from + head * store.from.head_stride * from_bytes,
-                    base + head * store.head_stride, whole, store.dim,
-                    to_bytes == 1 ? ScaleOf(store.scale, head, flags) : 1.0f);
+                    base + head * store.head_stride, whole, store.dim, divide);
     }
+  }
+}
+
+// A warp takes 2^token_bits adjacent tokens: one where a row is stored as it is; four where adjacent
+// tokens' pieces are adjacent in the cache, so that stores fill whole sectors, as loads do.
+template <typename To>
+__global__ void __launch_bounds__(kWarps * 32)
+    StoreRowsKernel(const __grid_constant__ CacheWriteParams params, int token_bits,
+                    uint32_t* flags) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const int64_t token = (warp << token_bits) + (lane & ((1 << token_bits) - 1));
+  if (token >= params.num_tokens) return;
+  const int64_t slot = SlotOf(params.slots, params.slot_stride, token, params.num_slots, flags);
+  if (slot < 0) return;
+  const int64_t block = slot / params.block_size;
+  const int64_t offset = slot - block * params.block_size;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (params.stores[i].dim == 0 || params.stores[i].order == RowStore::Order::kDimMajor) continue;
+    StoreToken<To>(params.stores[i], token, block, offset, params.block_size, lane, token_bits, flags);
   }
 }
 
@@ -163,7 +184,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     }
     base[threadIdx.x] = at;
   }
-  const float scale = IsCode(store.element) ? ScaleOf(store.scale, head, flags) : 1.0f;
+  const Divider divide(IsCode(store.element) ? ScaleOf(store.scale, head, flags) : 1.0f);
   const bool raw = store.from.element == store.element;
   const int from_bytes = BytesOf(store.from.element);
   // Eight elements a thread.
@@ -196,13 +217,13 @@ __global__ void __launch_bounds__(kWarps * 32)
       LoadFloats<8>(store.from.element, from, values);
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        StoreFloat(store.element, sizeof(Bits) == 1 ? DivideForRounding(values[k], scale) : values[k],
+        StoreFloat(store.element, sizeof(Bits) == 1 ? divide(values[k]) : values[k],
                    to, k);
       }
     } else {
       for (int k = 0; k < count; ++k) {
         const float value = LoadAsFloat(store.from.element, from, k);
-        StoreFloat(store.element, sizeof(Bits) == 1 ? DivideForRounding(value, scale) : value, to, k);
+        StoreFloat(store.element, sizeof(Bits) == 1 ? divide(value) : value, to, k);
       }
     }
   }
@@ -222,7 +243,7 @@ unsigned Blocks(int64_t count, int64_t per_block) {
 template <typename To>
 Error StoreRows(const LaunchContext& context, const CacheWriteParams& params, int token_bits) {
   LaunchConfig config;
-  config.grid = dim3(Blocks(params.num_tokens, kWarps << token_bits), 2);
+  config.grid = dim3(Blocks(params.num_tokens, kWarps << token_bits));
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
   return Launch(config, StoreRowsKernel<To>, params, token_bits, context.error_flags);
@@ -346,10 +367,15 @@ __global__ void __launch_bounds__(kWarps * 32)
     if (!(scale > 1.1754944e-38f)) scale = 1.1754944e-38f;
   }
   if (has_values) {
+    const Divider divide(scale);
     uint4 codes;
     auto* bytes = reinterpret_cast<uint8_t*>(&codes);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) bytes[i] = E4m3::FromFloat(DivideForRounding(values[i], scale));
+    for (int i = 0; i < 16; i += 2) {
+      const uint32_t pair = EncodePair<E4m3>(divide(values[i]), divide(values[i + 1]));
+      bytes[i] = static_cast<uint8_t>(pair);
+      bytes[i + 1] = static_cast<uint8_t>(pair >> 8);
+    }
     *reinterpret_cast<uint4*>(record + lane * 16) = codes;
     if (lane % lanes_per_tile == 0) {
       const int tile = lane / lanes_per_tile;
@@ -411,30 +437,41 @@ __global__ void __launch_bounds__(kWarps * 32)
        token += step) {
     const auto* row = static_cast<const unsigned char*>(task.from.data) +
                       token * task.from.row_stride * bytes;
-#pragma unroll 4
-    for (int p = lane; p < pieces; p += 32) {
-      const int head = p / pieces_per_head, d = (p - head * pieces_per_head) * 8;
-      const auto* from = row + (head * task.from.head_stride + d) * bytes;
-      float values[8];
-      if (d + 8 <= task.dim) {
-        LoadFloats<8>(task.from.element, from, values);
-      } else {
-        for (int i = 0; i < 8; ++i) {
-          values[i] = d + i < task.dim ? LoadAsFloat(task.from.element, from, i) : 0;
+    // Several pieces are loaded before the first is looked at.
+    constexpr int kUnroll = 4;
+    for (int p = lane; p < pieces; p += 32 * kUnroll) {
+      float values[kUnroll][8];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = p + 32 * u;
+        const int head = at / pieces_per_head, d = (at - head * pieces_per_head) * 8;
+        const auto* from = row + (head * task.from.head_stride + d) * bytes;
+        if (at < pieces && d + 8 <= task.dim) {
+          LoadFloats<8>(task.from.element, from, values[u]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            values[u][i] =
+                at < pieces && d + i < task.dim ? LoadAsFloat(task.from.element, from, i) : 0;
+          }
         }
       }
-      float most = 0;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float magnitude = fabsf(values[i]);
-        const bool counts = magnitude <= 3.4028235e38f;
-        finite = finite && counts;
-        most = counts ? LargestOf(most, magnitude) : most;
-      }
-      if (task.num_scales > 1) {
-        atomicMax(&maxima[head], __float_as_uint(most));
-      } else {
-        amax = LargestOf(amax, most);
+      for (int u = 0; u < kUnroll; ++u) {
+        const int at = p + 32 * u;
+        float most = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float magnitude = fabsf(values[u][i]);
+          const bool counts = magnitude <= 3.4028235e38f;
+          finite = finite && counts;
+          most = counts ? LargestOf(most, magnitude) : most;
+        }
+        if (task.num_scales > 1) {
+          if (at < pieces) atomicMax(&maxima[at / pieces_per_head], __float_as_uint(most));
+        } else {
+          amax = LargestOf(amax, most);
+        }
       }
     }
   }
@@ -456,6 +493,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     FinishScalesKernel(KvScalesParams params, const float* partial, int64_t task_stride,
                        int num_blocks) {
   __shared__ float maxima[kWarps];
+  WaitForPreviousKernel();
   const ScaleTask task = params.tasks[blockIdx.y];
   const int scale = static_cast<int>(blockIdx.x);
   if (task.from.data == nullptr || scale >= task.num_scales) return;
@@ -497,7 +535,7 @@ Error LaunchKvScales(const LaunchContext& context, const KvScalesParams& params)
   }
   if (tokens == 0) return 0;
   int64_t blocks = (tokens + kWarps - 1) / kWarps;
-  const int64_t wave = int64_t{context.num_multiprocessors} * 3;
+  const int64_t wave = int64_t{context.num_multiprocessors} * 4;
   if (blocks > wave) blocks = wave;
   if (blocks > kMostScaleBlocks) blocks = kMostScaleBlocks;
   auto* partial = reinterpret_cast<float*>(context.workspace);
@@ -512,6 +550,7 @@ Error LaunchKvScales(const LaunchContext& context, const KvScalesParams& params)
   if (error != 0) return error;
   config.grid = dim3(static_cast<unsigned>(most_scales), 3);
   config.shared_bytes = 0;
+  config.overlap_previous = true;
   return Launch(config, FinishScalesKernel, params, static_cast<const float*>(partial), task_stride,
                 static_cast<int>(blocks));
 }

@@ -89,20 +89,37 @@ KVB_DEVICE void LoadFloats(Element element, const void* from, float (&values)[kC
   }
 }
 
-// x / scale for a positive scale, rounded to odd: rounding the result to fewer bits gives what rounding the quotient
-// itself would.
-KVB_DEVICE float DivideForRounding(float x, float scale) {
-  if (scale == 1.0f) return x;
-  const float quotient = __fdiv_rn(x, scale);
-  const uint32_t bits = __float_as_uint(quotient);
-  if ((bits & 0x7f800000u) == 0x7f800000u || (bits & 0x7fffffffu) == 0) return quotient;
-  const float rest = fmaf(-quotient, scale, x);  // exact
-  if (rest == 0) return quotient;
-  // x = quotient * scale + rest; scales are positive, so a rest of the other sign than x means that
-  // the quotient was rounded away from zero.
-  const bool away = (rest < 0) != (x < 0);
-  return __uint_as_float((away ? bits - 1 : bits) | 1u);
-}
+// Quotients by a positive scale, rounded to odd: rounding the result to fewer bits gives what rounding
+// the quotient itself would.
+class Divider {
+ public:
+  explicit KVB_DEVICE Divider(float scale)
+      : scale_(scale), inverse_(__fdiv_rn(1.0f, scale)), ordinary_(scale > 1e-30f && scale < 1e30f) {}
+
+  KVB_DEVICE float operator()(float x) const {
+    if (scale_ == 1.0f) return x;
+    const float magnitude = fabsf(x);
+    // Where nothing under- or overflows, two steps give what a division would, in a few instructions.
+    float quotient;
+    if (ordinary_ && magnitude > 1e-24f && magnitude < 1e8f * fmaxf(scale_, 1.0f)) {
+      const float guess = x * inverse_;
+      quotient = fmaf(fmaf(-guess, scale_, x), inverse_, guess);
+    } else {
+      quotient = __fdiv_rn(x, scale_);
+    }
+    const uint32_t bits = __float_as_uint(quotient);
+    if ((bits & 0x7f800000u) == 0x7f800000u || (bits & 0x7fffffffu) == 0) return quotient;
+    const float rest = fmaf(-quotient, scale_, x);  // exact
+    // x = quotient * scale + rest; scales are positive, so a rest of the other sign than x means that
+    // the quotient was rounded away from zero.
+    const bool away = (rest < 0) != (x < 0);
+    return rest == 0 ? quotient : __uint_as_float((away ? bits - 1 : bits) | 1u);
+  }
+
+ private:
+  float scale_, inverse_;
+  bool ordinary_;
+};
 
 }  // namespace kvblocks::attention::cuda
 

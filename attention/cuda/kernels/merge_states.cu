@@ -1,4 +1,5 @@
 #include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/elements.h"
 #include "attention/cuda/kernels/merge_states.h"
 #include "attention/cuda/kernels/row_elements.h"
 #include "attention/cuda/kernels/row_visibility.h"
@@ -119,10 +120,123 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
   if (infinite && error_flags != nullptr) atomicOr(error_flags, kFlagMergeOfInfinity);
 }
 
+// Few states of many rows, at the speed of memory: a thread takes eight values of a (row, head), loads
+// them of all states before it uses any, and has the weights to itself. The same arithmetic as above.
+constexpr int kFew = 4;
+constexpr int kFewThreads = 256;
+
+bool IsFew(const MergeStatesParams& params) {
+  const auto aligned = [](const void* data, int64_t row, int64_t head, Element element) {
+    const int64_t step = element == Element::kF32 ? 4 : 8;
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row % step == 0 && head % step == 0;
+  };
+  const int pieces = params.value_dim / 8;
+  return params.state_offsets == nullptr && params.exp_sums.data == nullptr &&
+         params.num_states >= 1 && params.num_states <= kFew && params.out_scale == 0 &&
+         params.inner_rows == INT32_MAX && params.value_dim % 8 == 0 && pieces > 0 &&
+         pieces <= 32 && 32 % pieces == 0 && !IsCode(params.outs.element) &&
+         !IsCode(params.out.element) &&
+         aligned(params.outs.data, params.outs.row_stride, params.outs.head_stride,
+                 params.outs.element) &&
+         aligned(params.outs.data, params.out_state_stride, 0, params.outs.element) &&
+         aligned(params.out.data, params.out.row_stride, params.out.head_stride,
+                 params.out.element);
+}
+
+__global__ void __launch_bounds__(kFewThreads)
+    MergeFewStatesKernel(const __grid_constant__ MergeStatesParams params, int pieces,
+                         uint32_t* error_flags) {
+  const int64_t item = int64_t{blockIdx.x} * kFewThreads + threadIdx.x;
+  const int64_t pair = item / pieces;
+  const bool exists = pair < int64_t{params.num_rows} * params.num_heads;
+  const int row = exists ? static_cast<int>(pair / params.num_heads) : 0;
+  const int head = exists ? static_cast<int>(pair % params.num_heads) : 0;
+  const int first = static_cast<int>(item % pieces) * 8;
+  const int begin = params.tokens_with_context >= 0 && row >= params.tokens_with_context
+                        ? params.num_states - 1
+                        : 0;
+  const int bytes = BytesOf(params.outs.element);
+  float values[kFew][8];
+  float maxima[kFew];
+  bool infinite = false;
+#pragma unroll
+  for (int n = 0; n < kFew; ++n) {
+    maxima[n] = -INFINITY;
+    if (!exists || n < begin || n >= params.num_states) continue;
+    maxima[n] = WeightOf(params, n, row, head, infinite).max;
+    const auto* from = static_cast<const unsigned char*>(params.outs.data) +
+                       (n * params.out_state_stride + row * params.outs.row_stride +
+                        head * params.outs.head_stride + first) * bytes;
+    LoadFloats<8>(params.outs.element, from, values[n]);
+  }
+  float max = -INFINITY;
+#pragma unroll
+  for (int n = 0; n < kFew; ++n) max = fmaxf(max, maxima[n]);
+  const float shift = max == -INFINITY ? 0.0f : max;
+  float sum = 0, sums[8] = {};
+  int contributing = 0;
+#pragma unroll
+  for (int n = 0; n < kFew; ++n) contributing += maxima[n] == -INFINITY ? 0 : 1;
+#pragma unroll
+  for (int n = 0; n < kFew; ++n) {
+    if (maxima[n] == -INFINITY) continue;
+    const float weight = __expf(maxima[n] - shift);
+    sum = __fadd_rn(sum, weight);
+    const float factor = contributing == 1 ? 1.0f : weight;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[i] = __fadd_rn(sums[i], __fmul_rn(factor, values[n][i]));
+  }
+  const bool empty = contributing == 0;
+  const float lse = empty ? -INFINITY : shift + logf(sum);
+  float denominator = contributing == 1 ? 1.0f : sum;
+  if (params.sinks != nullptr && !empty && exists) {
+    denominator *= 1 + expf(params.sinks[head] - lse);
+  }
+  // What is written may take the place of what lanes of the same row still read.
+  __syncwarp();
+  if (!exists) return;
+  // A sink of +infinity leaves +0, whatever the sign was.
+  const bool nothing = empty || denominator == INFINITY;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sums[i] = nothing ? 0.0f : sums[i] / denominator;
+  const int64_t at = row * params.out.row_stride + head * params.out.head_stride + first;
+  if (params.out.element == Element::kF32) {
+    auto* to = reinterpret_cast<float4*>(static_cast<float*>(params.out.data) + at);
+    to[0] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+    to[1] = make_float4(sums[4], sums[5], sums[6], sums[7]);
+  } else {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = params.out.element == Element::kF16 ? F16::Pack(sums[2 * i], sums[2 * i + 1])
+                                                     : Bf16::Pack(sums[2 * i], sums[2 * i + 1]);
+    }
+    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.out.data) + at) =
+        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+  if (first == 0 && params.lse != nullptr) {
+    params.lse[row * params.lse_row_stride + head * params.lse_head_stride] = lse;
+  }
+  if (infinite && first == 0 && error_flags != nullptr) {
+    atomicOr(error_flags, kFlagMergeOfInfinity);
+  }
+}
+
 }  // namespace
 
 Error LaunchMergeStates(const LaunchContext& context, const MergeStatesParams& params) {
   if (params.num_rows == 0 || params.num_heads == 0) return cudaSuccess;
+  if (IsFew(params)) {
+    const int pieces = params.value_dim / 8;
+    const int64_t items = int64_t{params.num_rows} * params.num_heads * pieces;
+    const int64_t blocks = (items + kFewThreads - 1) / kFewThreads;
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    LaunchConfig config;
+    config.grid = dim3(static_cast<unsigned>(blocks));
+    config.block = dim3(kFewThreads);
+    config.stream = context.stream;
+    return Launch(config, MergeFewStatesKernel, params, pieces, context.error_flags);
+  }
   // Few rows go to as many multiprocessors as there are.
   const int64_t pairs = int64_t{params.num_rows} * params.num_heads;
   const int warps = pairs < int64_t{8} * context.num_multiprocessors ? 1 : kMaxWarps;

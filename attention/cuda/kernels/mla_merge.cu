@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kThreads)
   const int states = params.num_states;
   const StateStatistic& lses = params.lses;
   if (thread < states) {
-    weights[thread] = lses.data[thread * lses.state_stride + row * lses.row_stride +
-                                head * lses.head_stride];
+    weights[thread] =
+        lses.data[thread * lses.state_stride + row * lses.row_stride + head * lses.head_stride];
   }
   __syncthreads();
   float max = -INFINITY;
@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kThreads)
 Error LaunchMlaMerge(const LaunchContext& context, const MergeStatesParams& params) {
   const int64_t blocks = int64_t{params.num_rows} * params.num_heads;
   if (blocks == 0) return cudaSuccess;
-  if (blocks > INT32_MAX || params.num_states > kMlaMaxPieces ||
-      params.value_dim != kMlaValueDim) {
+  if (blocks > INT32_MAX || params.num_states > kMlaMaxPieces || params.value_dim != kMlaValueDim) {
     return cudaErrorInvalidConfiguration;
   }
   LaunchConfig config;

@@ -2,9 +2,9 @@
 //
 // A block of 8 warps takes 16 rows; two blocks share a multiprocessor, so that one loads and
 // multiplies while the other waits at a barrier. Tiles of 32 keys come through a ring of three by
-// cp.async. For scores a warp has 8 keys and half of the dimensions, with its part of the queries in
-// registers for good; halves meet in shared memory, from where every warp reads all scores as the
-// fragments it multiplies by its 64 columns of the values: probabilities never leave registers.
+// cp.async. For scores a warp has 8 keys and half of the dimensions, with its part of the queries
+// in registers for good; halves meet in shared memory, from where every warp reads all scores as
+// the fragments it multiplies by its 64 columns of the values: probabilities never leave registers.
 //
 // fp8 rows go through a ring of their bytes and are decoded into one tile.
 
@@ -106,6 +106,7 @@ class Rows16 {
   // Fragments of this warp's half of the dimensions, by way of the first tile's memory.
   KVB_DEVICE void LoadQueries() {
     StageQueries<kRows, kThreads>(params_, work_, thread_, tiles_);
+    WaitCopies<0>();
     __syncthreads();
     const uint32_t at = SharedAddress(tiles_);
     const int matrix = lane_ / 8, row = matrix % 2 * 8 + lane_ % 8, half = warp_ / 4;
@@ -150,8 +151,7 @@ class Rows16 {
           CopyAsync8(to + kRawScales584, valid ? address.scales : somewhere, valid);
         }
       } else {
-        const uint32_t to =
-            SharedAddress(tiles_ + stage * kTileBytes) + PieceAt(key_, l);
+        const uint32_t to = SharedAddress(tiles_ + stage * kTileBytes) + PieceAt(key_, l);
         const unsigned char* from = valid ? address.key + l * 16 : somewhere;
         const int step = valid ? 128 : 0;
 #pragma unroll
@@ -159,9 +159,9 @@ class Rows16 {
           CopyAsync16(to + box * kBoxBytes, from + box * step, valid);
         }
         if (params_.key_dim == kMlaKeyDim) {
-          const unsigned char* tail =
-              valid && address.tail != nullptr ? address.tail + l * 16
-                                               : from + kMlaValueBoxes * step;
+          const unsigned char* tail = valid && address.tail != nullptr
+                                          ? address.tail + l * 16
+                                          : from + kMlaValueBoxes * step;
           CopyAsync16(to + kMlaValueBoxes * kBoxBytes, tail, valid);
         }
       }
@@ -194,8 +194,8 @@ class Rows16 {
                   *reinterpret_cast<const uint4*>(rotary));
   }
 
-  // This warp's part of the scores into shared memory: half h multiplies boxes 4h to 4h + 3 and half
-  // of the last box.
+  // This warp's part of the scores into shared memory: half h multiplies boxes 4h to 4h + 3 and
+  // half of the last box.
   KVB_DEVICE void Scores(uint32_t at) {
     const int octet = warp_ % 4, half = warp_ / 4;
     float s[2][4] = {};
@@ -205,9 +205,8 @@ class Rows16 {
 #pragma unroll
     for (int step = 0; step < kHalfSteps; step += 2) {
       uint32_t b[4];
-      LoadMatrices(b, step < 16
-                          ? boxes + step / 4 * kBoxBytes + (lane_at ^ (step % 4 * 32))
-                          : at + (kMlaBoxes - 1) * kBoxBytes + (lane_at ^ (half * 64)));
+      LoadMatrices(b, step < 16 ? boxes + step / 4 * kBoxBytes + (lane_at ^ (step % 4 * 32))
+                                : at + (kMlaBoxes - 1) * kBoxBytes + (lane_at ^ (half * 64)));
       MultiplyM16N8K16<T>(s[0], q_[step], b[0], b[1]);
       MultiplyM16N8K16<T>(s[1], q_[step + 1], b[2], b[3]);
     }
@@ -338,8 +337,7 @@ class Rows16 {
       const int64_t out = OutAt(params_, work_, r, piece) + warp_ * 64 + lane_ % 4 * 2;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        StoreOutPair(params_.output.out, out + 8 * n,
-                     empty ? 0.0f : o_[n][2 * i] * result.factor,
+        StoreOutPair(params_.output.out, out + 8 * n, empty ? 0.0f : o_[n][2 * i] * result.factor,
                      empty ? 0.0f : o_[n][2 * i + 1] * result.factor);
       }
     }
@@ -378,9 +376,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (flags != 0 && error_flags != nullptr) atomicOr(error_flags, flags);
 }
 
-bool IsFp8(Layout layout) {
-  return layout == Layout::kMlaFp8_656 || layout == Layout::kMlaFp8_584;
-}
+bool IsFp8(Layout layout) { return layout == Layout::kMlaFp8_656 || layout == Layout::kMlaFp8_584; }
 
 }  // namespace
 
@@ -388,8 +384,8 @@ Error LaunchMlaRows16(const LaunchContext& context, const AttendRowsParams& para
   if (params.num_rows == 0 || params.num_heads == 0) return cudaSuccess;
   const int64_t tiles = MlaTilesOf(params, kRows);
   if (tiles > INT32_MAX || params.pieces.count > 65535) return cudaErrorInvalidConfiguration;
-  const Layout layout = params.source == KeySource::kLists ? params.main.cache.layout
-                                                           : params.keys.cache.layout;
+  const Layout layout =
+      params.source == KeySource::kLists ? params.main.cache.layout : params.keys.cache.layout;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(params.pieces.count));
   config.block = dim3(kThreads);

@@ -3,9 +3,9 @@
 // A block of three warpgroups has a multiprocessor to itself. Two consume: each holds 64 rows x 256
 // columns of the sums; the first also multiplies queries by keys and makes probabilities, which the
 // second gets through shared memory, thread by thread, as the fragments that both multiply by
-// values. While the first is at the scores of one tile, the second is still at the values of the one
-// before. The third loads: each of its halves owns one of two tiles in shared memory, copies rows
-// there or decodes fp8 rows on the way, and so one tile is under way while the other is used.
+// values. While the first is at the scores of one tile, the second is still at the values of the
+// one before. The third loads: each of its halves owns one of two tiles in shared memory, copies
+// rows there or decodes fp8 rows on the way, and so one tile is under way while the other is used.
 //
 // Per tile of 64 keys: 8.9 MFLOP, 2200 cycles of the matrix units; 72 KiB of rows, 4000 cycles of
 // memory if nobody else has them in the cache.
@@ -26,9 +26,9 @@ constexpr int kTileBytes = kMlaBoxes * kBoxBytes;
 // Three warpgroups start with 168 each; more than these 504 together would be waited for in vain.
 // Decoding takes more than copying.
 template <bool kFp8>
-constexpr int kConsumerRegisters = kFp8 ? 208 : 216;
+constexpr int kConsumerRegisters = kFp8 ? 200 : 216;
 template <bool kFp8>
-constexpr int kProducerRegisters = kFp8 ? 88 : 72;
+constexpr int kProducerRegisters = kFp8 ? 104 : 72;
 
 // Named barriers.
 constexpr int kProbabilitiesReady = 1, kProbabilitiesTaken = 2, kBothConsumers = 3;
@@ -108,8 +108,8 @@ KVB_DEVICE void StoreRow(const RawRow& raw, bool valid, int l, int row, unsigned
                                        : raw.scales.w);
     } else {
       // Byte 2i or 2i + 1.
-      scale = E8m0ToFloat(static_cast<uint8_t>((i < 2 ? raw.scales.x : raw.scales.y) >>
-                                               (i % 2 * 16 + odd * 8)));
+      scale = E8m0ToFloat(
+          static_cast<uint8_t>((i < 2 ? raw.scales.x : raw.scales.y) >> (i % 2 * 16 + odd * 8)));
     }
     uint4 decoded[2];
     DecodePieces<T>(raw.codes[i], scale, decoded);
@@ -140,16 +140,25 @@ KVB_DEVICE void Produce(const AttendRowsParams& params, uint32_t& flags) {
   const uint32_t tile_shared = SharedAddress(tile_at);
   const uint32_t full = SharedAddress(&state.full[stage]);
   const uint32_t empty = SharedAddress(&state.empty[stage]);
-  int next_index = IndexOf(params, work, (tiles.first + stage) * kKeys + own);
+  // Places are known a tile ahead and fp8 rows on their way to the L2, indices two tiles ahead.
+  int j = (tiles.first + stage) * kKeys + own;
+  KeyAddress next = AddressOf(params, work, j, IndexOf(params, work, j), flags);
+  int next_index = IndexOf(params, work, j + 2 * kKeys);
   uint32_t uses = 0;
 #pragma unroll 1
   for (int tile = tiles.first + stage; tile <= tiles.last; tile += 2, ++uses) {
-    const int j = tile * kKeys + own;
-    KeyAddress address = AddressOf(params, work, j, next_index, flags);
+    KeyAddress address = next;
+    j += 2 * kKeys;
+    next = AddressOf(params, work, j, next_index, flags);
     next_index = IndexOf(params, work, j + 2 * kKeys);
+    if (kFp8 && next.key != nullptr) {
+#pragma unroll
+      for (int line = 0; line < 6; ++line) {
+        PrefetchLine(next.key + (line < 5 ? line * 128 : kRecord584 - 16));
+      }
+      PrefetchLine(next.scales);
+    }
     const unsigned live = __ballot_sync(kFullWarp, address.key != nullptr);
-    if (uses > 0) WaitAtBarrier(empty, (uses - 1) & 1);
-    if (lane == 0) state.live[stage][warp] = live;
     // What is not used must still be an address.
     if (address.key == nullptr) address = somewhere;
     if constexpr (kFp8) {
@@ -163,25 +172,28 @@ KVB_DEVICE void Produce(const AttendRowsParams& params, uint32_t& flags) {
         StoreRow<T, kIs656>(raw, (live >> row_of(pass) & 1) != 0, l, 32 * warp + row_of(pass),
                             tile_at);
       };
+      RawRow even = load(0), odd = load(1);
+      if (uses > 0) WaitAtBarrier(empty, (uses - 1) & 1);
+      if (lane == 0) state.live[stage][warp] = live;
       // Rotary values are what they will be.
       constexpr int kBox = kIs656 ? 8 : 7;
 #pragma unroll
       for (int pass = 0; pass < 8; ++pass) {
         CopyAsync16(tile_shared + kBox * kBoxBytes + PieceAt(32 * warp + row_of(pass), l),
-                    FromLane(address.tail, row_of(pass)) + l * 16,
-                    (live >> row_of(pass) & 1) != 0);
+                    FromLane(address.tail, row_of(pass)) + l * 16, (live >> row_of(pass) & 1) != 0);
       }
       CommitCopies();
-      RawRow even = load(0), odd;
 #pragma unroll 1
       for (int pass = 0; pass < 8; pass += 2) {
-        odd = load(pass + 1);
         store(even, pass);
         if (pass < 6) even = load(pass + 2);
         store(odd, pass + 1);
+        if (pass < 6) odd = load(pass + 3);
       }
       WaitCopies<0>();
     } else {
+      if (uses > 0) WaitAtBarrier(empty, (uses - 1) & 1);
+      if (lane == 0) state.live[stage][warp] = live;
 #pragma unroll
       for (int pass = 0; pass < 8; ++pass) {
         const int from = 4 * pass + lane / 8;
@@ -297,7 +309,8 @@ class Consumer {
  private:
   template <int kBoxes>
   KVB_DEVICE void Scores(int stage, float (&s)[8][4]) {
-    const uint32_t q = SharedAddress(DynamicSharedMemory()), k = SharedAddress(TileOf(stage));
+    const uint64_t q = RowsAlongK(SharedAddress(DynamicSharedMemory()));
+    const uint64_t k = RowsAlongK(SharedAddress(TileOf(stage)));
 #pragma unroll
     for (int n = 0; n < 8; ++n) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
     BeginProducts();
@@ -305,8 +318,9 @@ class Consumer {
     for (int box = 0; box < kBoxes; ++box) {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        MultiplyGroupShared64<T>(s, RowsAlongK(q + box * (kRows * 128) + step * 32),
-                                 RowsAlongK(k + box * kBoxBytes + step * 32), true);
+        // Addresses are the lowest bits, in units of 16 bytes.
+        MultiplyGroupShared64<T>(s, q + (box * (kRows * 128) + step * 32) / 16,
+                                 k + (box * kBoxBytes + step * 32) / 16, true);
       }
     }
     CommitProducts();
@@ -376,14 +390,15 @@ class Consumer {
       }
     }
     if (IsMixed(first_key)) GuardValues(first_key, stage);
-    const uint32_t at = SharedAddress(TileOf(stage)) + group_ * 4 * kBoxBytes;
+    const uint64_t v =
+        RowsAcrossK(SharedAddress(TileOf(stage)) + group_ * 4 * kBoxBytes, kBoxBytes);
     BeginProducts();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        MultiplyGroupRegisters<T, 16>(
-            o_[h], p[step], RowsAcrossK(at + h * 2 * kBoxBytes + step * 16 * 128, kBoxBytes));
+        MultiplyGroupRegisters<T, 16>(o_[h], p[step],
+                                      v + (h * 2 * kBoxBytes + step * 16 * 128) / 16);
       }
     }
     CommitProducts();
@@ -509,7 +524,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     if (thread < kConsumers) {
       StageQueries<kRows, kConsumers>(params, work, thread, DynamicSharedMemory());
-      FenceForAsyncProxy();
     }
     __syncthreads();
   }
@@ -520,6 +534,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (flags != 0 && error_flags != nullptr) atomicOr(error_flags, flags);
   } else {
     GrowRegisters<kConsumerRegisters<kFp8>>();
+    WaitCopies<0>();
+    FenceForAsyncProxy();
+    NamedBarrierSync(kBothConsumers, kConsumers);
     Consumer<T> consumer(params, group);
     if (group == 0) {
       consumer.RunFirst(piece);
@@ -535,8 +552,8 @@ Error LaunchMlaRows64(const LaunchContext& context, const AttendRowsParams& para
   if (params.num_rows == 0 || params.num_heads == 0) return cudaSuccess;
   const int64_t tiles = MlaTilesOf(params, kRows);
   if (tiles > INT32_MAX || params.pieces.count > 65535) return cudaErrorInvalidConfiguration;
-  const Layout layout = params.source == KeySource::kLists ? params.main.cache.layout
-                                                           : params.keys.cache.layout;
+  const Layout layout =
+      params.source == KeySource::kLists ? params.main.cache.layout : params.keys.cache.layout;
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(params.pieces.count));
   config.block = dim3(kThreads);

@@ -1,5 +1,5 @@
-// What the kernels of multi-head latent attention share: which rows and keys a block has, where keys
-// are, and codes of fp8 rows as 16-bit values. Device code.
+// What the kernels of multi-head latent attention share: which rows and keys a block has, where
+// keys are, and codes of fp8 rows as 16-bit values. Device code.
 //
 // Rows (token, head) of one request are packed into tiles, so that a tile of keys is read once for
 // all of them. Keys have virtual numbers: positions in a paged cache, or the entries of the main
@@ -156,18 +156,18 @@ inline constexpr int kNoKey = INT32_MIN;
 KVB_DEVICE int IndexOf(const AttendRowsParams& params, const MlaWork& work, int j) {
   if (j < work.begin || j >= work.end) return kNoKey;
   if (params.source == KeySource::kPaged) {
-    return params.keys.block_table[work.request * params.keys.table_stride +
-                                   j / params.keys.cache.block_size];
+    return params.keys
+        .block_table[work.request * params.keys.table_stride + j / params.keys.cache.block_size];
   }
   if (j < work.main_used) {
-    return params.main.slots[MlaOffset(params, work.first_row, params.main.outer_stride,
-                                       params.main.row_stride) +
-                             j];
+    return params.main
+        .slots[MlaOffset(params, work.first_row, params.main.outer_stride, params.main.row_stride) +
+               j];
   }
   if (j < work.extra_from) return kNoKey;
-  return params.extra.slots[MlaOffset(params, work.first_row, params.extra.outer_stride,
-                                      params.extra.row_stride) +
-                            j - work.extra_from];
+  return params.extra
+      .slots[MlaOffset(params, work.first_row, params.extra.outer_stride, params.extra.row_stride) +
+             j - work.extra_from];
 }
 
 // Where key j with this index is; no key: null, flagged if the index is impossible.
@@ -230,7 +230,8 @@ KVB_DEVICE void DecodePieces(const uint4& codes, float scale, uint4 (&pieces)[2]
   pieces[1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
 }
 
-// Stores the packed rows of queries as boxes of kRows rows at `to`; zeros where there is nothing.
+// Starts copies of the packed rows of queries to boxes of kRows rows at `to`; zeros where there is
+// nothing.
 template <int kRows, int kThreads>
 KVB_DEVICE void StageQueries(const AttendRowsParams& params, const MlaWork& work, int thread,
                              unsigned char* to) {
@@ -245,17 +246,19 @@ KVB_DEVICE void StageQueries(const AttendRowsParams& params, const MlaWork& work
              2 * (MlaOffset(params, row, params.q_outer_stride, params.q.row_stride) +
                   head * params.q.head_stride);
     tail = static_cast<const unsigned char*>(params.q_tail.data) +
-           2 * (row * params.q_tail.row_stride + head * params.q_tail.head_stride - params.q_dim);
+           2 * (row * params.q_tail.row_stride + head * params.q_tail.head_stride);
   }
-#pragma unroll 1
+#pragma unroll 6
   for (int piece = thread % kPerRow; piece < kMlaBoxes * 8; piece += kPerRow) {
-    uint4 value{0, 0, 0, 0};
-    if (latent != nullptr && piece * 8 < params.key_dim) {
-      value = *reinterpret_cast<const uint4*>((piece * 8 < params.q_dim ? latent : tail) +
-                                              piece * 16);
-    }
-    StoreShared16(to + piece / 8 * (kRows * 128) + PieceAt(r, piece % 8), value);
+    const bool valid = latent != nullptr && piece * 8 < params.key_dim;
+    const int past = piece * 8 - params.q_dim;
+    CopyAsync16(SharedAddress(to) + piece / 8 * (kRows * 128) + PieceAt(r, piece % 8),
+                !valid     ? params.q.data
+                : past < 0 ? latent + piece * 16
+                           : tail + past * 2,
+                valid);
   }
+  CommitCopies();
 }
 
 // --- Results ---
