@@ -133,6 +133,27 @@ KVB_DEVICE void CopyAsync8(uint32_t to, const void* from, bool valid = true) {
                : "memory");
 #endif
 }
+// The same of bytes that are read once: L2 keeps others rather than these. `policy` is OnceInL2().
+KVB_DEVICE uint64_t OnceInL2() {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  return 0;
+#else
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+#endif
+}
+KVB_DEVICE void CopyAsync16Once(uint32_t to, const void* from, bool valid, uint64_t policy) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  static_cast<void>(policy);
+  CopyAsync16(to, from, valid);
+#else
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+      "l"(from), "r"(valid ? 16 : 0), "l"(policy)
+      : "memory");
+#endif
+}
 // Closes a group of the copies made since the last.
 KVB_DEVICE void CommitCopies() {
 #ifdef KVBLOCKS_CUDA_EMULATION

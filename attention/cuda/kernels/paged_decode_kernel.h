@@ -89,21 +89,24 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
       SharedAddress(shared) + static_cast<uint32_t>(warp * 2 * Shape::kMatrixBytes);
   DecodeLoader<Code, kDim, kRows> loader(p, work, kv_head, row_group);
   uint32_t missing = 0;  // two bits per stage
+  const auto fill_stages = [&] {
+#pragma unroll 1
+    for (int i = 0; i < Shape::kStages; ++i) {
+      missing |= loader.Next(stages + i * Shape::kTileBytes) << 2 * i;
+      CommitCopies();
+    }
+  };
+  if constexpr (kGroups > 1) fill_stages();
   int stage = 0;
   for (bool is_first = true; work.at < work.end; work.at += work.step) {
     const DecodeItem item = OpenItem<kRows>(p, work, row_group);
     DecodeState<T, Code, kDim, kGroups> state;
-    // Behind the loads of queries, which nothing waits for yet, where registers allow.
-    if constexpr (kGroups == 1) state.LoadQueries(p, item, kv_head, row_group);
-    if (is_first) {
-#pragma unroll 1
-      for (int i = 0; i < Shape::kStages; ++i) {
-        missing |= loader.Next(stages + i * Shape::kTileBytes) << 2 * i;
-        CommitCopies();
-      }
+    state.LoadQueries(p, item, kv_head, row_group);
+    // Where registers allow, behind the loads of queries, which nothing waits for yet.
+    if (kGroups == 1 && is_first) {
+      fill_stages();
       is_first = false;
     }
-    if constexpr (kGroups > 1) state.LoadQueries(p, item, kv_head, row_group);
     state.Clear();
     for (int key = item.begin; key < item.end; key += kDecodeTile) {
       WaitCopies<Shape::kStages - 1>();
