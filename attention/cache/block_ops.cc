@@ -1,105 +1,22 @@
 #include "attention/cache/block_ops.h"
 
-#include <algorithm>
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
+#include "attention/cache/block_checks.h"
 #include "attention/cache/strided_copy.h"
 #include "attention/cpu/thread_pool.h"
-#include "attention/ops/arg_checker.h"
-#include "attention/ops/batch_checks.h"
 
 namespace kvblocks::attention {
 namespace {
-
-// The tensors that hold a cache's bytes: K and V, or one where V is part of K.
-template <typename View>
-absl::Span<const View> Tensors(const BasicKvCacheView<View>& cache, View (&storage)[2]) {
-  storage[0] = cache.k;
-  storage[1] = cache.v;
-  const bool one = IsMla(cache.layout) && cache.layout != KvLayout::kMlaSplit;
-  return absl::MakeConstSpan(storage, one ? 1 : 2);
-}
 
 template <typename View>
 View Block(const View& tensor, int64_t id) {
   return *tensor.Select(0, id);
 }
 
-// That the host can reach the cache, its views fit its layout and nothing written overlaps.
-absl::Status CheckHostCache(const char* op, const char* name, const ExecContext& context,
-                            const ConstKvCacheView& cache, bool written) {
-  if (!context.device.on_host()) {
-    return absl::UnimplementedError(
-        absl::StrCat(op, ": the context is on ", Name(context.device), "; this is the host's"));
-  }
-  const std::string k = absl::StrCat(name, ".k"), v = absl::StrCat(name, ".v");
-  ArgChecker check(context, op);
-  CacheGeometry geometry;
-  CheckCache(check, {name, k.c_str(), v.c_str()}, cache, CacheFamily::kAny, written, &geometry);
-  return check.Finish();
-}
-
-absl::Status CheckId(const char* op, const char* what, int64_t id, int64_t num_blocks) {
-  if (id >= 0 && id < num_blocks) return absl::OkStatus();
-  return absl::OutOfRangeError(
-      absl::StrCat(op, ": ", what, " block ", id, " of a cache of ", num_blocks, " blocks"));
-}
-
-// Destinations must be distinct and, within one cache, no sources.
-absl::Status CheckPairs(const char* op, absl::Span<const BlockPair> pairs, int64_t src_blocks,
-                        int64_t dst_blocks, bool one_cache) {
-  std::vector<int32_t> sources, destinations;
-  for (const auto& [source, destination] : pairs) {
-    if (auto s = CheckId(op, "source", source, src_blocks); !s.ok()) return s;
-    if (auto s = CheckId(op, "destination", destination, dst_blocks); !s.ok()) return s;
-    sources.push_back(source);
-    destinations.push_back(destination);
-  }
-  std::sort(sources.begin(), sources.end());
-  std::sort(destinations.begin(), destinations.end());
-  if (auto twice = std::adjacent_find(destinations.begin(), destinations.end());
-      twice != destinations.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(op, ": destination block ", *twice, " is given twice; give it once"));
-  }
-  if (!one_cache) return absl::OkStatus();
-  for (const int32_t destination : destinations) {
-    if (std::binary_search(sources.begin(), sources.end(), destination)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(op, ": block ", destination,
-                       " is a source and a destination, so the result would depend on the order; "
-                       "use two calls"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// That none of the tensors of two caches share a byte.
-absl::Status CheckApart(const char* op, const ConstKvCacheView& one,
-                        const ConstKvCacheView& other) {
-  ConstTensorView of_one[2], of_other[2];
-  for (const ConstTensorView& a : Tensors(one, of_one)) {
-    for (const ConstTensorView& b : Tensors(other, of_other)) {
-      if (MayOverlap(a, b)) {
-        return absl::InvalidArgumentError(absl::StrCat(op, ": caches ", a.DebugString(), " and ",
-                                                       b.DebugString(),
-                                                       " share memory; give two caches"));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSameBlocks(const char* op, const ConstTensorView& src,
-                             const ConstTensorView& dst) {
-  const bool same = src.dtype == dst.dtype && src.rank == dst.rank &&
-                    std::equal(src.extent.begin() + 1, src.extent.end(), dst.extent.begin() + 1);
-  if (same) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(op, ": src ", src.DebugString(), " and dst ",
-                                                 dst.DebugString(),
-                                                 " have blocks of other shapes or types"));
+absl::Status CheckOnHost(const char* op, const ExecContext& context) {
+  if (context.device.on_host()) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat(op, ": the context is on ", Name(context.device), "; this is the host's"));
 }
 
 // K and V of kPagedX, kNhd and kHnd, or the latent and rotary columns, with dimensions in the order
@@ -130,23 +47,15 @@ void TokenMajor(const BasicKvCacheView<View>& cache, int64_t latent_rank, View* 
 
 absl::Status CopyBlocks(const ExecContext& context, absl::Span<const KvCacheView> caches,
                         absl::Span<const BlockPair> pairs) {
-  constexpr char kOp[] = "CopyBlocks";
-  for (const KvCacheView& cache : caches) {
-    if (auto s = CheckHostCache(kOp, "caches", context, cache, true); !s.ok()) return s;
-    const int64_t blocks = cache.num_blocks();
-    if (auto s = CheckPairs(kOp, pairs, blocks, blocks, true); !s.ok()) return s;
-  }
-  for (size_t i = 0; i < caches.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      if (auto s = CheckApart(kOp, caches[j], caches[i]); !s.ok()) return s;
-    }
-  }
+  absl::Status status = CheckOnHost("CopyBlocks", context);
+  if (status.ok()) status = CheckCopyBlocks(context, caches, pairs);
+  if (!status.ok()) return status;
   const int64_t num_pairs = pairs.size();
   ParallelFor(context.threads, num_pairs * static_cast<int64_t>(caches.size()),
               [&](int64_t item, int) {
                 const auto& [source, destination] = pairs[item % num_pairs];
                 TensorView storage[2];
-                for (const TensorView& tensor : Tensors(caches[item / num_pairs], storage)) {
+                for (const TensorView& tensor : CacheTensors(caches[item / num_pairs], storage)) {
                   CopyStrided(Block(tensor, source), Block(tensor, destination));
                 }
               });
@@ -155,22 +64,13 @@ absl::Status CopyBlocks(const ExecContext& context, absl::Span<const KvCacheView
 
 absl::Status SwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
                         const KvCacheView& dst, absl::Span<const BlockPair> pairs) {
-  constexpr char kOp[] = "SwapBlocks";
-  if (auto s = CheckHostCache(kOp, "src", context, src, false); !s.ok()) return s;
-  if (auto s = CheckHostCache(kOp, "dst", context, dst, true); !s.ok()) return s;
-  if (src.layout != dst.layout || src.planar_block_size != dst.planar_block_size) {
-    return absl::InvalidArgumentError(absl::StrCat(kOp, ": src is ", Name(src.layout), ", dst ",
-                                                   Name(dst.layout), "; use ConvertLayout"));
-  }
+  absl::Status status = CheckOnHost("SwapBlocks", context);
+  if (status.ok()) status = CheckSwapBlocks(context, src, context, dst, pairs);
+  if (!status.ok()) return status;
   ConstTensorView src_storage[2];
   TensorView dst_storage[2];
-  const auto from = Tensors(src, src_storage);
-  const auto to = Tensors(dst, dst_storage);
-  for (int i = 0; i < from.size(); ++i) {
-    if (auto s = CheckSameBlocks(kOp, from[i], to[i]); !s.ok()) return s;
-  }
-  if (auto s = CheckPairs(kOp, pairs, src.num_blocks(), dst.num_blocks(), false); !s.ok()) return s;
-  if (auto s = CheckApart(kOp, src, dst); !s.ok()) return s;
+  const auto from = CacheTensors(src, src_storage);
+  const auto to = CacheTensors(dst, dst_storage);
   ParallelFor(context.threads, pairs.size(), [&](int64_t item, int) {
     for (int i = 0; i < from.size(); ++i) {
       CopyStrided(Block(from[i], pairs[item].first), Block(to[i], pairs[item].second));
@@ -182,8 +82,9 @@ absl::Status SwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
 absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
                            const KvCacheView& dst) {
   constexpr char kOp[] = "ConvertLayout";
-  if (auto s = CheckHostCache(kOp, "src", context, src, false); !s.ok()) return s;
-  if (auto s = CheckHostCache(kOp, "dst", context, dst, true); !s.ok()) return s;
+  if (auto s = CheckOnHost(kOp, context); !s.ok()) return s;
+  if (auto s = CheckBlockCache(kOp, "src", context, src, false); !s.ok()) return s;
+  if (auto s = CheckBlockCache(kOp, "dst", context, dst, true); !s.ok()) return s;
   const auto fp8 = [](KvLayout layout) {
     return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
   };
@@ -200,7 +101,7 @@ absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& s
                      " does not convert to dst ", Name(dst.layout), " ", dst.k.DebugString(),
                      "; blocks, block size, heads, dims and types must be equal"));
   }
-  if (auto s = CheckApart(kOp, src, dst); !s.ok()) return s;
+  if (auto s = CheckCachesApart(kOp, src, dst); !s.ok()) return s;
 
   ConstTensorView from[2];
   TensorView to[2];
@@ -228,13 +129,11 @@ absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& s
 
 absl::Status FillBlocks(const ExecContext& context, const KvCacheView& cache,
                         absl::Span<const int32_t> ids, std::byte byte) {
-  constexpr char kOp[] = "FillBlocks";
-  if (auto s = CheckHostCache(kOp, "cache", context, cache, true); !s.ok()) return s;
-  for (const int32_t id : ids) {
-    if (auto s = CheckId(kOp, "ids", id, cache.num_blocks()); !s.ok()) return s;
-  }
+  absl::Status status = CheckOnHost("FillBlocks", context);
+  if (status.ok()) status = CheckFillBlocks(context, cache, ids);
+  if (!status.ok()) return status;
   TensorView storage[2];
-  for (const TensorView& tensor : Tensors(cache, storage)) {
+  for (const TensorView& tensor : CacheTensors(cache, storage)) {
     for (const int32_t id : ids) FillStrided(Block(tensor, id), byte);
   }
   return absl::OkStatus();

@@ -7,9 +7,25 @@
 #ifndef KVBLOCKS_ATTENTION_CACHE_STRIDED_COPY_H_
 #define KVBLOCKS_ATTENTION_CACHE_STRIDED_COPY_H_
 
+#include <array>
+#include <cstdint>
+
 #include "attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
+
+struct StridedDim {
+  int64_t extent, from, to;  // strides in bytes
+};
+
+// How elements of two views of one shape are visited: dimensions of extent > 1, outermost first in
+// `to`, those that are dense on both sides joined. REQUIRES: as CopyStrided, but no host memory.
+struct StridedLoop {
+  std::array<StridedDim, kMaxRank> dims;
+  int rank = 0;
+
+  StridedLoop(const ConstTensorView& from, const TensorView& to);
+};
 
 // REQUIRES: equal extents and element sizes, no overlap, no stride 0 in `to` but of extent 1.
 void CopyStrided(const ConstTensorView& from, const TensorView& to);

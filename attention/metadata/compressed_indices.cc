@@ -10,17 +10,13 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-absl::Status CheckRatio(const char* operation, int64_t ratio) {
-  if (ratio >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(operation, ": ratio is ", ratio, "; it must be at least 1"));
-}
+constexpr char kSlots[] = "BuildCompressedSlots";
+constexpr char kTopk[] = "BuildTopkSlots";
+constexpr char kDense[] = "BuildDenseCompressedIndices";
+constexpr char kPrefill[] = "CombinePrefillIndices";
 
 absl::Status CheckPositions(const char* operation, const ConstTensorView& positions,
                             int64_t num_tokens) {
-  const absl::Status status =
-      CheckHostTensor(operation, "positions", positions, DType::kI32, 1, num_tokens);
-  if (!status.ok()) return status;
   for (int64_t t = 0; t < num_tokens; ++t) {
     const int32_t p = positions.as<int32_t>()[t];
     if (p < 0) {
@@ -33,22 +29,104 @@ absl::Status CheckPositions(const char* operation, const ConstTensorView& positi
 
 }  // namespace
 
+absl::Status CheckTensors(const ExecContext& context, const CompressedSlotsArgs& args,
+                          int64_t num_tokens) {
+  for (const absl::Status& status :
+       {CheckRatio(kSlots, args.ratio), CheckBatchTensors(context, kSlots, args),
+        CheckIndexTensor(context, kSlots, "positions", args.positions, DType::kI32, 1, num_tokens),
+        CheckIndexTensor(context, kSlots, "slot_mapping", args.slot_mapping, DType::kI64, 1,
+                         num_tokens)}) {
+    if (!status.ok()) return status;
+  }
+  return CheckApart(kSlots, {{"slot_mapping", args.slot_mapping}},
+                    {{"query_start_loc", args.query_start_loc},
+                     {"positions", args.positions},
+                     {"block_table", args.block_table}});
+}
+
+absl::Status CheckTensors(const ExecContext& context, const TopkSlotsArgs& args,
+                          int64_t num_tokens) {
+  for (const absl::Status& status :
+       {CheckBatchTensors(context, kTopk, args),
+        CheckIndexTensor(context, kTopk, "slots", args.slots, DType::kI32, 2, num_tokens),
+        CheckIndexTensor(context, kTopk, "indices", args.indices, DType::kI32, 2, num_tokens,
+                         args.slots.extent[1]),
+        CheckIndexTensor(context, kTopk, "counts", args.counts, DType::kI32, 1,
+                         args.slots.extent[0])}) {
+    if (!status.ok()) return status;
+  }
+  // The same tensor is read before it is written, entry by entry.
+  const bool in_place = args.slots.data == args.indices.data;
+  return CheckApart(kTopk, {{"slots", args.slots}, {"counts", args.counts}},
+                    {{"query_start_loc", args.query_start_loc},
+                     {"indices", in_place ? ConstTensorView() : args.indices},
+                     {"block_table", args.block_table}});
+}
+
+absl::Status CheckTensors(const ExecContext& context, const DenseCompressedIndicesArgs& args,
+                          int64_t num_tokens) {
+  for (const absl::Status& status :
+       {CheckRatio(kDense, args.ratio),
+        CheckIndexTensor(context, kDense, "query_start_loc", args.query_start_loc, DType::kI32, 1,
+                         1),
+        CheckIndexTensor(context, kDense, "positions", args.positions, DType::kI32, 1, num_tokens),
+        CheckIndexTensor(context, kDense, "indices", args.indices, DType::kI32, 2, num_tokens),
+        CheckIndexTensor(context, kDense, "lens", args.lens, DType::kI32, 1,
+                         args.indices.extent[0])}) {
+    if (!status.ok()) return status;
+  }
+  return CheckApart(kDense, {{"indices", args.indices}, {"lens", args.lens}},
+                    {{"query_start_loc", args.query_start_loc}, {"positions", args.positions}});
+}
+
+absl::Status CheckTensors(const ExecContext& context, const PrefillIndicesArgs& args,
+                          int64_t num_tokens) {
+  for (const absl::Status& status :
+       {CheckWindow(kPrefill, args.window), CheckRatio(kPrefill, args.ratio),
+        CheckIndexTensor(context, kPrefill, "query_start_loc", args.query_start_loc, DType::kI32, 1,
+                         1)}) {
+    if (!status.ok()) return status;
+  }
+  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
+  const bool is_compressed = !args.topk.absent();
+  const int64_t topk = is_compressed ? args.topk.extent[1] : 0;
+  for (const absl::Status& status :
+       {CheckIndexTensor(context, kPrefill, "seq_lens", args.seq_lens, DType::kI32, 1, num_reqs),
+        is_compressed
+            ? CheckIndexTensor(context, kPrefill, "topk", args.topk, DType::kI32, 2, num_tokens)
+            : absl::OkStatus(),
+        CheckIndexTensor(context, kPrefill, "indices", args.indices, DType::kI32, 2, num_tokens,
+                         topk + args.window),
+        CheckIndexTensor(context, kPrefill, "lens", args.lens, DType::kI32, 1,
+                         args.indices.extent[0])}) {
+    if (!status.ok()) return status;
+  }
+  const absl::Status apart = CheckApart(kPrefill, {{"indices", args.indices}, {"lens", args.lens}},
+                                        {{"query_start_loc", args.query_start_loc},
+                                         {"seq_lens", args.seq_lens},
+                                         {"topk", args.topk}});
+  if (!apart.ok()) return apart;
+  if (!is_compressed && args.ratio > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(kPrefill, ": topk is absent, but ratio is ",
+                                                   args.ratio,
+                                                   "; a compressed layer needs its top-k list"));
+  }
+  const int64_t rows = args.rows_per_request, compressed_rows = args.compressed_rows;
+  if (compressed_rows < 0 || rows < compressed_rows ||
+      (num_reqs > 0 && rows > kMaxInt32 / num_reqs)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kPrefill, ": rows_per_request is ", rows, " and compressed_rows ", compressed_rows, " for ",
+        num_reqs, " requests; 0 <= compressed_rows <= rows_per_request, and rows must fit in i32"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status BuildCompressedSlots(const CompressedSlotsArgs& args) {
-  constexpr char kOp[] = "BuildCompressedSlots";
-  absl::Status status = CheckRatio(kOp, args.ratio);
-  if (!status.ok()) return status;
-  const auto batch = CheckBatch(kOp, args, std::numeric_limits<int64_t>::max());
+  const auto batch = CheckBatch(kSlots, args, std::numeric_limits<int64_t>::max());
   if (!batch.ok()) return batch.status();
   const auto& [num_reqs, num_tokens, table] = *batch;
-  for (const absl::Status& each :
-       {CheckPositions(kOp, args.positions, num_tokens),
-        CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, num_tokens)}) {
-    if (!each.ok()) return each;
-  }
-  status = CheckApart(kOp, {{"slot_mapping", args.slot_mapping}},
-                      {{"query_start_loc", args.query_start_loc},
-                       {"positions", args.positions},
-                       {"block_table", args.block_table}});
+  absl::Status status = CheckTensors(ExecContext(), args, num_tokens);
+  if (status.ok()) status = CheckPositions(kSlots, args.positions, num_tokens);
   if (!status.ok()) return status;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* positions = args.positions.as<int32_t>();
@@ -72,24 +150,12 @@ absl::Status BuildCompressedSlots(const CompressedSlotsArgs& args) {
 }
 
 absl::Status BuildTopkSlots(const TopkSlotsArgs& args) {
-  constexpr char kOp[] = "BuildTopkSlots";
-  const auto batch = CheckBatch(kOp, args, kMaxInt32);
+  const auto batch = CheckBatch(kTopk, args, kMaxInt32);
   if (!batch.ok()) return batch.status();
   const auto& [num_reqs, num_tokens, table] = *batch;
+  const absl::Status fits = CheckTensors(ExecContext(), args, num_tokens);
+  if (!fits.ok()) return fits;
   const int64_t topk = args.slots.extent[1];
-  for (const absl::Status& each :
-       {CheckHostTensor(kOp, "slots", args.slots, DType::kI32, 2, num_tokens),
-        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, num_tokens, topk),
-        CheckHostTensor(kOp, "counts", args.counts, DType::kI32, 1, args.slots.extent[0])}) {
-    if (!each.ok()) return each;
-  }
-  // The same tensor is read before it is written, entry by entry.
-  const bool in_place = args.slots.data == args.indices.data;
-  absl::Status apart = CheckApart(kOp, {{"slots", args.slots}, {"counts", args.counts}},
-                                  {{"query_start_loc", args.query_start_loc},
-                                   {"indices", in_place ? ConstTensorView() : args.indices},
-                                   {"block_table", args.block_table}});
-  if (!apart.ok()) return apart;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* indices = args.indices.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
@@ -116,19 +182,11 @@ absl::Status BuildTopkSlots(const TopkSlotsArgs& args) {
 }
 
 absl::Status BuildDenseCompressedIndices(const DenseCompressedIndicesArgs& args) {
-  constexpr char kOp[] = "BuildDenseCompressedIndices";
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
+  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kDense, args.query_start_loc);
   if (!num_tokens.ok()) return num_tokens.status();
-  for (const absl::Status& each :
-       {CheckRatio(kOp, args.ratio), CheckPositions(kOp, args.positions, *num_tokens),
-        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, *num_tokens),
-        CheckHostTensor(kOp, "lens", args.lens, DType::kI32, 1, args.indices.extent[0])}) {
-    if (!each.ok()) return each;
-  }
-  absl::Status apart =
-      CheckApart(kOp, {{"indices", args.indices}, {"lens", args.lens}},
-                 {{"query_start_loc", args.query_start_loc}, {"positions", args.positions}});
-  if (!apart.ok()) return apart;
+  absl::Status status = CheckTensors(ExecContext(), args, *num_tokens);
+  if (status.ok()) status = CheckPositions(kDense, args.positions, *num_tokens);
+  if (!status.ok()) return status;
   const int64_t capacity = args.indices.extent[1];
   auto* row = args.indices.as<int32_t>();
   auto* lens = args.lens.as<int32_t>();
@@ -147,39 +205,15 @@ absl::Status BuildDenseCompressedIndices(const DenseCompressedIndicesArgs& args)
 }
 
 absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args) {
-  constexpr char kOp[] = "CombinePrefillIndices";
-  const int64_t window = args.window;
-  if (absl::Status status = CheckWindow(kOp, window); !status.ok()) return status;
-  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kOp, args.query_start_loc);
+  const absl::StatusOr<int64_t> num_tokens = CheckQueryStartLoc(kPrefill, args.query_start_loc);
   if (!num_tokens.ok()) return num_tokens.status();
-  const int64_t num_reqs = args.query_start_loc.extent[0] - 1;
+  absl::Status status = CheckTensors(ExecContext(), args, *num_tokens);
+  if (status.ok()) status = CheckSeqLens(kPrefill, args.query_start_loc, args.seq_lens);
+  if (!status.ok()) return status;
+  const int64_t num_reqs = args.query_start_loc.extent[0] - 1, window = args.window;
   const bool is_compressed = !args.topk.absent();
   const int64_t topk = is_compressed ? args.topk.extent[1] : 0;
-  for (const absl::Status& each :
-       {CheckRatio(kOp, args.ratio), CheckSeqLens(kOp, args.query_start_loc, args.seq_lens),
-        is_compressed ? CheckHostTensor(kOp, "topk", args.topk, DType::kI32, 2, *num_tokens)
-                      : absl::OkStatus(),
-        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, *num_tokens, topk + window),
-        CheckHostTensor(kOp, "lens", args.lens, DType::kI32, 1, args.indices.extent[0])}) {
-    if (!each.ok()) return each;
-  }
-  absl::Status apart = CheckApart(kOp, {{"indices", args.indices}, {"lens", args.lens}},
-                                  {{"query_start_loc", args.query_start_loc},
-                                   {"seq_lens", args.seq_lens},
-                                   {"topk", args.topk}});
-  if (!apart.ok()) return apart;
-  if (!is_compressed && args.ratio > 1) {
-    return absl::InvalidArgumentError(absl::StrCat(kOp, ": topk is absent, but ratio is ",
-                                                   args.ratio,
-                                                   "; a compressed layer needs its top-k list"));
-  }
   const int64_t rows = args.rows_per_request, compressed_rows = args.compressed_rows;
-  if (compressed_rows < 0 || rows < compressed_rows ||
-      (num_reqs > 0 && rows > kMaxInt32 / num_reqs)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        kOp, ": rows_per_request is ", rows, " and compressed_rows ", compressed_rows, " for ",
-        num_reqs, " requests; 0 <= compressed_rows <= rows_per_request, and rows must fit in i32"));
-  }
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* seq_lens = args.seq_lens.as<int32_t>();
   const auto* list = is_compressed ? args.topk.as<int32_t>() : nullptr;
@@ -188,7 +222,7 @@ absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args) {
     const int64_t query_len = starts[b + 1] - starts[b];
     const int64_t gathered = WindowGatherLen(query_len, seq_lens[b], window);
     if (query_len > 0 && gathered > rows - compressed_rows) {
-      return absl::OutOfRangeError(absl::StrCat(kOp, ": request ", b, " gathers ", gathered,
+      return absl::OutOfRangeError(absl::StrCat(kPrefill, ": request ", b, " gathers ", gathered,
                                                 " tokens behind ", compressed_rows,
                                                 " compressed rows; rows_per_request is ", rows));
     }
@@ -196,7 +230,7 @@ absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args) {
       const int64_t t = starts[b] + i;
       for (int64_t k = 0; k < num_compressed(seq_lens[b] - query_len + i); ++k) {
         if (list[t * topk + k] < compressed_rows) continue;
-        return absl::OutOfRangeError(absl::StrCat(kOp, ": request ", b, ": topk[", t, ", ", k,
+        return absl::OutOfRangeError(absl::StrCat(kPrefill, ": request ", b, ": topk[", t, ", ", k,
                                                   "] is ", list[t * topk + k],
                                                   "; compressed_rows is ", compressed_rows));
       }

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "attention/ops/exec_context.h"
 #include "attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
@@ -68,6 +69,16 @@ struct PrefillIndicesArgs {
   TensorView indices = {}, lens = {};
 };
 absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args);
+
+// What can be checked without reading tensors, for at least `num_tokens` tokens, on any device.
+absl::Status CheckTensors(const ExecContext& context, const CompressedSlotsArgs& args,
+                          int64_t num_tokens);
+absl::Status CheckTensors(const ExecContext& context, const TopkSlotsArgs& args,
+                          int64_t num_tokens);
+absl::Status CheckTensors(const ExecContext& context, const DenseCompressedIndicesArgs& args,
+                          int64_t num_tokens);
+absl::Status CheckTensors(const ExecContext& context, const PrefillIndicesArgs& args,
+                          int64_t num_tokens);
 
 }  // namespace kvblocks::attention
 

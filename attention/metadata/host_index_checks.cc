@@ -8,10 +8,16 @@
 #include "attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
+namespace {
 
-absl::Status CheckHostTensor(const char* operation, const char* name, const ConstTensorView& tensor,
-                             DType dtype, int rank, int64_t least_rows, int64_t columns) {
-  ArgChecker check(ExecContext(), operation);
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+
+}  // namespace
+
+absl::Status CheckIndexTensor(const ExecContext& context, const char* operation, const char* name,
+                              const ConstTensorView& tensor, DType dtype, int rank,
+                              int64_t least_rows, int64_t columns) {
+  ArgChecker check(context, operation);
   if (!check.View(name, tensor, dtype)) return check.status();
   if (tensor.rank == rank && tensor.extent[0] >= least_rows &&
       (columns < 0 || tensor.extent[1] == columns) && tensor.contiguous()) {
@@ -29,9 +35,30 @@ absl::Status CheckWindow(const char* operation, int64_t window) {
                                                  "; it must be at least 1, the query included"));
 }
 
+absl::Status CheckRatio(const char* operation, int64_t ratio) {
+  if (ratio >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(operation, ": ratio is ", ratio, "; it must be at least 1"));
+}
+
+absl::Status CheckBlockTable(const ExecContext& context, const char* operation,
+                             const ConstTensorView& table, int64_t num_reqs, int64_t block_size) {
+  if (block_size < 1 || block_size > kMaxInt32) {
+    return absl::InvalidArgumentError(absl::StrCat(operation, ": block_size is ", block_size,
+                                                   "; it must be from 1 to ", kMaxInt32));
+  }
+  return CheckIndexTensor(context, operation, "block_table", table, DType::kI32, 2, num_reqs);
+}
+
+int64_t LastBlockId(int64_t block_size, int64_t num_blocks, int64_t max_slot) {
+  // One bound serves both: ids of the cache, and slots that the output type can hold.
+  const int64_t last_of_cache = num_blocks > 0 ? std::min(num_blocks, kMaxInt32) - 1 : kMaxInt32;
+  return std::min(last_of_cache, (max_slot - (block_size - 1)) / block_size);
+}
+
 absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTensorView& offsets) {
   const absl::Status status =
-      CheckHostTensor(operation, "query_start_loc", offsets, DType::kI32, 1, 1);
+      CheckIndexTensor(ExecContext(), operation, "query_start_loc", offsets, DType::kI32, 1, 1);
   if (!status.ok()) return status;
   const auto* starts = offsets.as<int32_t>();
   if (starts[0] != 0) {
@@ -52,7 +79,7 @@ absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_st
                           const ConstTensorView& seq_lens) {
   const int64_t num_reqs = query_start_loc.extent[0] - 1;
   const absl::Status status =
-      CheckHostTensor(operation, "seq_lens", seq_lens, DType::kI32, 1, num_reqs);
+      CheckIndexTensor(ExecContext(), operation, "seq_lens", seq_lens, DType::kI32, 1, num_reqs);
   if (!status.ok()) return status;
   const auto* starts = query_start_loc.as<int32_t>();
   const auto* lens = seq_lens.as<int32_t>();
@@ -78,22 +105,15 @@ absl::StatusOr<HostBlockTable> HostBlockTable::Create(const char* operation,
                                                       const ConstTensorView& table,
                                                       int64_t num_reqs, int64_t block_size,
                                                       int64_t num_blocks, int64_t max_slot) {
-  constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-  if (block_size < 1 || block_size > kMaxInt32) {
-    return absl::InvalidArgumentError(absl::StrCat(operation, ": block_size is ", block_size,
-                                                   "; it must be from 1 to ", kMaxInt32));
-  }
   const absl::Status status =
-      CheckHostTensor(operation, "block_table", table, DType::kI32, 2, num_reqs);
+      CheckBlockTable(ExecContext(), operation, table, num_reqs, block_size);
   if (!status.ok()) return status;
   HostBlockTable checked;
   checked.operation_ = operation;
   checked.table_ = table.as<int32_t>();
   checked.columns_ = table.extent[1];
   checked.block_size_ = block_size;
-  // One bound serves both: ids of the cache, and slots that the output type can hold.
-  const int64_t last_of_cache = num_blocks > 0 ? std::min(num_blocks, kMaxInt32) - 1 : kMaxInt32;
-  checked.last_block_ = std::min(last_of_cache, (max_slot - (block_size - 1)) / block_size);
+  checked.last_block_ = LastBlockId(block_size, num_blocks, max_slot);
   return checked;
 }
 

@@ -1,5 +1,8 @@
-// Checks of the integer tensors that index operations read on the host: lengths, offsets, tables.
-// Messages begin with the operation and name request and value.
+// Checks of the integer tensors that index operations take: lengths, offsets, tables. Messages
+// begin with the operation and name request and value.
+//
+// Checks that take a context read no elements and serve tensors on any device; all others read them
+// on the host.
 
 #ifndef KVBLOCKS_ATTENTION_METADATA_HOST_INDEX_CHECKS_H_
 #define KVBLOCKS_ATTENTION_METADATA_HOST_INDEX_CHECKS_H_
@@ -9,18 +12,41 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "attention/ops/exec_context.h"
 #include "attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 
-// That a tensor is well-formed, dense, in host memory, of that type and rank, with at least so many
-// rows and, if
-// `columns` >= 0, exactly so many columns.
-absl::Status CheckHostTensor(const char* operation, const char* name, const ConstTensorView& tensor,
-                             DType dtype, int rank, int64_t least_rows, int64_t columns = -1);
+// That a tensor is well-formed, dense, on the context's device, of that type and rank, with at
+// least so many rows and, if `columns` >= 0, exactly so many columns.
+absl::Status CheckIndexTensor(const ExecContext& context, const char* operation, const char* name,
+                              const ConstTensorView& tensor, DType dtype, int rank,
+                              int64_t least_rows, int64_t columns = -1);
 
 // That a window, the query included, is at least 1.
 absl::Status CheckWindow(const char* operation, int64_t window);
+
+// That tokens per row of a compressed cache are at least 1.
+absl::Status CheckRatio(const char* operation, int64_t ratio);
+
+// That a block table is i32 [R or more, columns] and blocks have a size that slots can have.
+absl::Status CheckBlockTable(const ExecContext& context, const char* operation,
+                             const ConstTensorView& table, int64_t num_reqs, int64_t block_size);
+
+// Of arguments with query_start_loc, block_table and block_size: their ranks, extents and types.
+template <typename Args>
+absl::Status CheckBatchTensors(const ExecContext& context, const char* operation,
+                               const Args& args) {
+  absl::Status status = CheckIndexTensor(context, operation, "query_start_loc",
+                                         args.query_start_loc, DType::kI32, 1, 1);
+  if (!status.ok()) return status;
+  return CheckBlockTable(context, operation, args.block_table, args.query_start_loc.extent[0] - 1,
+                         args.block_size);
+}
+
+// The largest id of a block of the cache all of whose slots are at most `max_slot`; `num_blocks` 0:
+// of any cache. REQUIRES: a checked block size.
+int64_t LastBlockId(int64_t block_size, int64_t num_blocks, int64_t max_slot);
 
 // That offsets are i32 [R + 1], from 0 and non-decreasing -> T.
 absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTensorView& offsets);

@@ -7,6 +7,12 @@
 #include "attention/metadata/host_index_checks.h"
 
 namespace kvblocks::attention {
+namespace {
+
+constexpr char kOp[] = "ComputeSlotMapping";
+
+}  // namespace
+
 absl::StatusOr<int64_t> BlockExpansion(int64_t manager_block_size, int64_t kernel_block_size) {
   if (manager_block_size < 1 || kernel_block_size < 1 ||
       manager_block_size % kernel_block_size != 0) {
@@ -28,21 +34,27 @@ void ExpandBlockIds(absl::Span<const int32_t> ids, int64_t expansion, int32_t* o
   }
 }
 
+absl::Status CheckTensors(const ExecContext& context, const SlotMappingArgs& args,
+                          int64_t num_tokens) {
+  for (const absl::Status& status :
+       {CheckBatchTensors(context, kOp, args),
+        CheckIndexTensor(context, kOp, "positions", args.positions, DType::kI32, 1, num_tokens),
+        CheckIndexTensor(context, kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1,
+                         num_tokens)}) {
+    if (!status.ok()) return status;
+  }
+  return CheckApart(kOp, {{"slot_mapping", args.slot_mapping}},
+                    {{"query_start_loc", args.query_start_loc},
+                     {"positions", args.positions},
+                     {"block_table", args.block_table}});
+}
+
 absl::Status ComputeSlotMapping(const SlotMappingArgs& args) {
-  constexpr char kOp[] = "ComputeSlotMapping";
   const auto batch = CheckBatch(kOp, args, std::numeric_limits<int64_t>::max());
   if (!batch.ok()) return batch.status();
   const auto& [num_reqs, num_tokens, table] = *batch;
-  for (const absl::Status& status :
-       {CheckHostTensor(kOp, "positions", args.positions, DType::kI32, 1, num_tokens),
-        CheckHostTensor(kOp, "slot_mapping", args.slot_mapping, DType::kI64, 1, num_tokens)}) {
-    if (!status.ok()) return status;
-  }
-  absl::Status apart = CheckApart(kOp, {{"slot_mapping", args.slot_mapping}},
-                                  {{"query_start_loc", args.query_start_loc},
-                                   {"positions", args.positions},
-                                   {"block_table", args.block_table}});
-  if (!apart.ok()) return apart;
+  const absl::Status fits = CheckTensors(ExecContext(), args, num_tokens);
+  if (!fits.ok()) return fits;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* positions = args.positions.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {

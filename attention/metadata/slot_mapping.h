@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "attention/ops/exec_context.h"
 #include "attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
@@ -41,6 +42,9 @@ struct SlotMappingArgs {
   TensorView slot_mapping = {};
 };
 absl::Status ComputeSlotMapping(const SlotMappingArgs& args);
+// What can be checked without reading tensors, for at least `num_tokens` tokens, on any device.
+absl::Status CheckTensors(const ExecContext& context, const SlotMappingArgs& args,
+                          int64_t num_tokens);
 
 }  // namespace kvblocks::attention
 

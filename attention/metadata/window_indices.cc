@@ -7,31 +7,47 @@
 
 namespace kvblocks::attention {
 
+namespace {
+
+constexpr char kOp[] = "BuildSwaIndices";
+
+}  // namespace
+
+absl::Status CheckTensors(const ExecContext& context, const WindowIndicesArgs& args,
+                          int64_t num_tokens) {
+  absl::Status status = CheckWindow(kOp, args.window);
+  if (status.ok()) status = CheckBatchTensors(context, kOp, args);
+  if (!status.ok()) return status;
+  for (const absl::Status& each :
+       {CheckIndexTensor(context, kOp, "seq_lens", args.seq_lens, DType::kI32, 1,
+                         args.query_start_loc.extent[0] - 1),
+        CheckIndexTensor(context, kOp, "indices", args.indices, DType::kI32, 2, num_tokens,
+                         args.window),
+        CheckIndexTensor(context, kOp, "lens", args.lens, DType::kI32, 1,
+                         args.indices.extent[0])}) {
+    if (!each.ok()) return each;
+  }
+  return CheckApart(kOp, {{"indices", args.indices}, {"lens", args.lens}},
+                    {{"query_start_loc", args.query_start_loc},
+                     {"seq_lens", args.seq_lens},
+                     {"block_table", args.block_table}});
+}
+
 absl::Status BuildSwaIndices(const WindowIndicesArgs& args) {
-  constexpr char kOp[] = "BuildSwaIndices";
   const int64_t window = args.window;
-  if (absl::Status status = CheckWindow(kOp, window); !status.ok()) return status;
   const auto batch = CheckBatch(kOp, args, std::numeric_limits<int32_t>::max());
   if (!batch.ok()) return batch.status();
   const auto& [num_reqs, num_tokens, table] = *batch;
-  for (const absl::Status& status :
-       {CheckSeqLens(kOp, args.query_start_loc, args.seq_lens),
-        CheckHostTensor(kOp, "indices", args.indices, DType::kI32, 2, num_tokens, window),
-        CheckHostTensor(kOp, "lens", args.lens, DType::kI32, 1, args.indices.extent[0])}) {
-    if (!status.ok()) return status;
-  }
-  absl::Status apart = CheckApart(kOp, {{"indices", args.indices}, {"lens", args.lens}},
-                                  {{"query_start_loc", args.query_start_loc},
-                                   {"seq_lens", args.seq_lens},
-                                   {"block_table", args.block_table}});
-  if (!apart.ok()) return apart;
+  absl::Status status = CheckTensors(ExecContext(), args, num_tokens);
+  if (status.ok()) status = CheckSeqLens(kOp, args.query_start_loc, args.seq_lens);
+  if (!status.ok()) return status;
   const auto* starts = args.query_start_loc.as<int32_t>();
   const auto* seq_lens = args.seq_lens.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     const int64_t query_len = starts[b + 1] - starts[b];
     if (query_len == 0) continue;
     const int64_t first = std::max<int64_t>(0, seq_lens[b] - query_len - window + 1);
-    const absl::Status status = table.CheckRows(b, first, seq_lens[b]);
+    status = table.CheckRows(b, first, seq_lens[b]);
     if (!status.ok()) return status;
   }
 

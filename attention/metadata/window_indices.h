@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "attention/ops/exec_context.h"
 #include "attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
@@ -24,6 +25,9 @@ struct WindowIndicesArgs {
   TensorView indices = {}, lens = {};
 };
 absl::Status BuildSwaIndices(const WindowIndicesArgs& args);
+// What can be checked without reading tensors, for at least `num_tokens` tokens, on any device.
+absl::Status CheckTensors(const ExecContext& context, const WindowIndicesArgs& args,
+                          int64_t num_tokens);
 
 }  // namespace kvblocks::attention
 

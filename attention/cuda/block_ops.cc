@@ -1,0 +1,188 @@
+#include "attention/cuda/block_ops.h"
+
+#include <algorithm>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "attention/cache/block_checks.h"
+#include "attention/cache/strided_copy.h"
+#include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/block_ops.h"
+#include "attention/cuda/kernels/runtime.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+// Blocks of two tensors of one block shape. REQUIRES: checked, at least one block each.
+BlockBytes BytesOf(const ConstTensorView& from, const TensorView& to) {
+  const int64_t element = ElementBytes(to.dtype);
+  BlockBytes bytes;
+  bytes.from = reinterpret_cast<const unsigned char*>(from.data);
+  bytes.to = reinterpret_cast<unsigned char*>(to.data);
+  bytes.from_block_stride = from.stride[0] * element;
+  bytes.to_block_stride = to.stride[0] * element;
+  const TensorView block = *to.Select(0, 0);
+  if (block.empty()) return bytes;
+  const StridedLoop loop(*from.Select(0, 0), block);
+  int64_t run = element;
+  bytes.rank = loop.rank;
+  if (loop.rank > 0 && loop.dims[loop.rank - 1].from == element &&
+      loop.dims[loop.rank - 1].to == element) {
+    run *= loop.dims[--bytes.rank].extent;
+  }
+  // Any power of two up to 16 that divides all of these.
+  uint64_t divided = reinterpret_cast<uintptr_t>(bytes.from) |
+                     reinterpret_cast<uintptr_t>(bytes.to) | static_cast<uint64_t>(run);
+  if (from.extent[0] > 1) divided |= static_cast<uint64_t>(bytes.from_block_stride);
+  if (to.extent[0] > 1) divided |= static_cast<uint64_t>(bytes.to_block_stride);
+  for (int dim = 0; dim < bytes.rank; ++dim) {
+    bytes.extent[dim] = loop.dims[dim].extent;
+    bytes.from_stride[dim] = loop.dims[dim].from;
+    bytes.to_stride[dim] = loop.dims[dim].to;
+    divided |= static_cast<uint64_t>(loop.dims[dim].from | loop.dims[dim].to);
+  }
+  bytes.unit = 16;
+  while (divided % static_cast<uint64_t>(bytes.unit) != 0) bytes.unit /= 2;
+  bytes.run_units = run / bytes.unit;
+  return bytes;
+}
+
+// All pairs of the tensors that `params` has.
+Error LaunchPairs(const LaunchContext& launch, absl::Span<const BlockPair> pairs,
+                  BlockParams* params) {
+  for (size_t begin = 0; begin < pairs.size(); begin += BlockPairs::kMost) {
+    params->num_pairs =
+        static_cast<int32_t>(std::min<size_t>(pairs.size() - begin, BlockPairs::kMost));
+    for (int32_t i = 0; i < params->num_pairs; ++i) {
+      const BlockPair& pair = pairs[begin + static_cast<size_t>(i)];
+      params->pairs.from[i] = pair.first;
+      params->pairs.to[i] = pair.second;
+    }
+    const Error error = LaunchBlocks(launch, *params);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+// Dense blocks by a copy engine; pairs that go on where the one before ended, in one copy.
+Error CopyPairs(void* stream, absl::Span<const BlockPair> pairs, const BlockBytes& bytes) {
+  const int64_t block = bytes.run_units * bytes.unit;
+  const bool neighbours_touch = bytes.from_block_stride == block && bytes.to_block_stride == block;
+  for (size_t i = 0; i < pairs.size();) {
+    size_t end = i + 1;
+    while (neighbours_touch && end < pairs.size() && pairs[end].first - 1 == pairs[end - 1].first &&
+           pairs[end].second - 1 == pairs[end - 1].second) {
+      ++end;
+    }
+    const Error error = CopyAsync(bytes.to + pairs[i].second * bytes.to_block_stride,
+                                  bytes.from + pairs[i].first * bytes.from_block_stride,
+                                  (end - i) * static_cast<size_t>(block), stream);
+    if (error != 0) return error;
+    i = end;
+  }
+  return 0;
+}
+
+// The context of one side of a swap.
+absl::StatusOr<ExecContext> SideOf(const char* name, const ExecContext& context,
+                                   const ConstKvCacheView& cache) {
+  ExecContext side;
+  side.device = cache.k.device;
+  const bool in_place = context.device.on_host() ? side.device.on_host()
+                                                 : side.device == context.device ||
+                                                       side.device.kind == DeviceKind::kPinnedHost;
+  ConstTensorView storage[2];
+  bool together = true;
+  for (const ConstTensorView& tensor : CacheTensors(cache, storage)) {
+    together = together && tensor.device == side.device;
+  }
+  if (in_place && together) return side;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "SwapBlocks: ", name, " is on ", Name(side.device), together ? "" : " and elsewhere",
+      "; it must be on ", Name(context.device), ", or in pinned host memory"));
+}
+
+}  // namespace
+
+absl::Status CudaCopyBlocks(const ExecContext& context, absl::Span<const KvCacheView> caches,
+                            absl::Span<const BlockPair> pairs) {
+  constexpr char kName[] = "CopyBlocks";
+  absl::Status status = CheckCopyBlocks(context, caches, pairs);
+  if (!status.ok() || pairs.empty() || caches.empty()) return status;
+  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
+  if (!launch.ok()) return launch.status();
+  for (const KvCacheView& cache : caches) {
+    TensorView storage[2];
+    BlockParams params;
+    params.num_tensors = 0;
+    for (const TensorView& tensor : CacheTensors(cache, storage)) {
+      params.tensors[params.num_tensors++] = BytesOf(tensor, tensor);
+    }
+    status = StatusOf(kName, LaunchPairs(*launch, pairs, &params));
+    if (!status.ok()) return status;
+  }
+  return status;
+}
+
+absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
+                            const KvCacheView& dst, absl::Span<const BlockPair> pairs) {
+  constexpr char kName[] = "SwapBlocks";
+  const absl::StatusOr<ExecContext> from = SideOf("src", context, src);
+  if (!from.ok()) return from.status();
+  const absl::StatusOr<ExecContext> to = SideOf("dst", context, dst);
+  if (!to.ok()) return to.status();
+  if (!context.device.on_host() && from->device.on_host() && to->device.on_host()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kName, ": src and dst are on ", Name(from->device), "; the host's SwapBlocks does that"));
+  }
+  absl::Status status = CheckSwapBlocks(*from, src, *to, dst, pairs);
+  if (!status.ok() || pairs.empty()) return status;
+  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
+  if (!launch.ok()) return launch.status();
+  ConstTensorView from_storage[2];
+  TensorView to_storage[2];
+  const auto sources = CacheTensors(src, from_storage);
+  const auto targets = CacheTensors(dst, to_storage);
+  const bool over_the_bus = from->device.on_host() || to->device.on_host();
+  BlockParams params;
+  params.num_tensors = 0;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const BlockBytes bytes = BytesOf(sources[i], targets[i]);
+    if (over_the_bus && bytes.rank == 0) {
+      status = StatusOf(kName, CopyPairs(context.stream, pairs, bytes));
+      if (!status.ok()) return status;
+    } else {
+      params.tensors[params.num_tensors++] = bytes;
+    }
+  }
+  if (params.num_tensors == 0) return status;
+  return StatusOf(kName, LaunchPairs(*launch, pairs, &params));
+}
+
+absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache,
+                            absl::Span<const int32_t> ids, std::byte byte) {
+  constexpr char kName[] = "FillBlocks";
+  absl::Status status = CheckFillBlocks(context, cache, ids);
+  if (!status.ok() || ids.empty()) return status;
+  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
+  if (!launch.ok()) return launch.status();
+  BlockParams params;
+  params.fill = std::to_integer<uint8_t>(byte);
+  params.num_tensors = 0;
+  TensorView storage[2];
+  for (const TensorView& tensor : CacheTensors(cache, storage)) {
+    BlockBytes& bytes = params.tensors[params.num_tensors++];
+    bytes = BytesOf(tensor, tensor);
+    bytes.from = nullptr;
+  }
+  for (size_t begin = 0; status.ok() && begin < ids.size(); begin += BlockPairs::kMost) {
+    const size_t count = std::min<size_t>(ids.size() - begin, BlockPairs::kMost);
+    params.num_pairs = static_cast<int32_t>(count);
+    std::copy_n(ids.begin() + begin, count, params.pairs.from);
+    std::copy_n(ids.begin() + begin, count, params.pairs.to);
+    status = StatusOf(kName, LaunchBlocks(*launch, params));
+  }
+  return status;
+}
+
+}  // namespace kvblocks::attention::cuda

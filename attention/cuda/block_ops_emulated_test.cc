@@ -1,0 +1,192 @@
+// Block operations of CUDA, emulated, against those of the host.
+
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "attention/cache/block_ops.h"
+#include "attention/cache/random_cache.h"
+#include "attention/cuda/block_ops.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+using testing::HasSubstr;
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : random_(seed) {}
+  int64_t Draw(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random_);
+  }
+  RandomCacheShape Shape(KvLayout layout) {
+    const DType dtypes[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
+    RandomCacheShape shape;
+    shape.layout = layout;
+    shape.dtype = layout >= KvLayout::kMlaFp8_656 ? DType::kU8 : dtypes[Draw(0, 2)];
+    shape.num_blocks = Draw(2, 6);
+    shape.block_size = Draw(1, 5);
+    shape.num_kv_heads = IsMla(layout) ? 1 : Draw(1, 3);
+    shape.key_dim = 16 / ElementBytes(shape.dtype) * Draw(1, 2);
+    shape.value_dim = IsMla(layout) ? Draw(1, shape.key_dim - 1) : Draw(1, 20);
+    return shape;
+  }
+  // Distinct destinations that are no sources.
+  std::vector<BlockPair> Pairs(int64_t src_blocks, int64_t dst_blocks, bool one_cache) {
+    std::vector<BlockPair> pairs;
+    std::set<int64_t> sources, destinations;
+    for (int64_t i = 0; i < 5; ++i) {
+      const int64_t source = Draw(0, src_blocks - 1), destination = Draw(0, dst_blocks - 1);
+      if (destinations.count(destination) > 0) continue;
+      if (one_cache && (source == destination || sources.count(destination) > 0 ||
+                        destinations.count(source) > 0)) {
+        continue;
+      }
+      sources.insert(source);
+      destinations.insert(destination);
+      pairs.emplace_back(source, destination);
+    }
+    return pairs;
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+TEST(CudaBlockOpsTest, BytesOfAllLayoutsGoWhereTheHostPutsThem) {
+  Random random(1);
+  for (const KvLayout layout : kAllLayouts) {
+    for (uint64_t seed = 0; seed < 8; ++seed) {
+      SCOPED_TRACE(std::string(Name(layout)) + " " + std::to_string(seed));
+      RandomCacheShape shape = random.Shape(layout);
+      RandomCache expected(shape, seed), actual(shape, seed);
+      const int64_t blocks = shape.num_blocks;
+      const std::vector<BlockPair> copied = random.Pairs(blocks, blocks, true);
+      const KvCacheView of_host[] = {expected.view()}, of_device[] = {actual.view()};
+      ASSERT_EQ(CopyBlocks({}, of_host, copied), absl::OkStatus());
+      ASSERT_EQ(CudaCopyBlocks({}, of_device, copied), absl::OkStatus());
+      ASSERT_EQ(actual.memory(), expected.memory());
+
+      shape.num_blocks = random.Draw(1, 6);
+      RandomCache source(shape, seed + 100);  // of other strides
+      const std::vector<BlockPair> swapped = random.Pairs(shape.num_blocks, blocks, false);
+      ASSERT_EQ(SwapBlocks({}, source.view(), expected.view(), swapped), absl::OkStatus());
+      ASSERT_EQ(CudaSwapBlocks({}, source.view(), actual.view(), swapped), absl::OkStatus());
+      ASSERT_EQ(actual.memory(), expected.memory());
+
+      const int32_t ids[] = {static_cast<int32_t>(blocks - 1), 0};
+      ASSERT_EQ(FillBlocks({}, expected.view(), ids, std::byte{0xA5}), absl::OkStatus());
+      ASSERT_EQ(CudaFillBlocks({}, actual.view(), ids, std::byte{0xA5}), absl::OkStatus());
+      ASSERT_EQ(actual.memory(), expected.memory());
+    }
+  }
+}
+
+// A dense kNhd cache [blocks, 1, 1, 8], or, interleaved, of strided blocks, labelled as wanted.
+struct Labelled {
+  std::vector<float> memory;
+  KvCacheView view;
+
+  Labelled(int64_t blocks, DeviceKind kind, bool heads_apart = false)
+      : memory(static_cast<size_t>(2 * 2 * blocks * 8)) {
+    std::iota(memory.begin(), memory.end(), 1.0f);
+    TensorView both = ViewOf(absl::MakeSpan(memory), {blocks, 2, 2, 1, 8});
+    both.device.kind = kind;
+    if (heads_apart) {
+      // K and V of a token beside each other, tokens of a block apart.
+      view = KvCacheView(KvLayout::kNhd, *both.Select(2, 0), *both.Select(2, 1));
+    } else {
+      both = ViewOf(absl::MakeSpan(memory), {2, blocks, 2, 1, 8});
+      both.device.kind = kind;
+      view = KvCacheView(KvLayout::kNhd, *both.Select(0, 0), *both.Select(0, 1));
+    }
+  }
+  KvCacheView OnHost() const {
+    KvCacheView host = view;
+    host.k.device = host.v.device = {};
+    return host;
+  }
+};
+
+ExecContext OnDevice() {
+  ExecContext context;
+  context.device = {DeviceKind::kCuda, 0};
+  return context;
+}
+
+TEST(CudaBlockOpsTest, BlocksAreSwappedWithPinnedMemory) {
+  for (const bool heads_apart : {false, true}) {
+    for (const bool out : {false, true}) {
+      const Labelled source(9, out ? DeviceKind::kCuda : DeviceKind::kPinnedHost, heads_apart);
+      Labelled expected(12, DeviceKind::kHost);
+      Labelled actual(12, out ? DeviceKind::kPinnedHost : DeviceKind::kCuda);
+      // Runs of neighbours, one that is broken on one side, and single blocks.
+      const BlockPair pairs[] = {{0, 3}, {1, 4}, {2, 5}, {3, 7}, {8, 8}, {5, 0}, {4, 1}};
+      ASSERT_EQ(SwapBlocks({}, source.OnHost(), expected.view, pairs), absl::OkStatus());
+      ASSERT_EQ(CudaSwapBlocks(OnDevice(), source.view, actual.view, pairs), absl::OkStatus());
+      EXPECT_EQ(actual.memory, expected.memory);
+    }
+  }
+}
+
+TEST(CudaBlockOpsTest, ListsLongerThanAKernelTakesAreCut) {
+  constexpr int64_t kBlocks = 2000;
+  Labelled expected(kBlocks, DeviceKind::kHost), actual(kBlocks, DeviceKind::kCuda);
+  std::vector<BlockPair> pairs;
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < 1000; ++i) {
+    pairs.emplace_back(2 * i, 2 * ((i * 7) % 1000) + 1);
+    ids.push_back(2 * i);
+  }
+  const KvCacheView of_host[] = {expected.view}, of_device[] = {actual.view};
+  ASSERT_EQ(CopyBlocks({}, of_host, pairs), absl::OkStatus());
+  ASSERT_EQ(CudaCopyBlocks(OnDevice(), of_device, pairs), absl::OkStatus());
+  EXPECT_EQ(actual.memory, expected.memory);
+  ASSERT_EQ(FillBlocks({}, expected.view, ids, std::byte{0x11}), absl::OkStatus());
+  ASSERT_EQ(CudaFillBlocks(OnDevice(), actual.view, ids, std::byte{0x11}), absl::OkStatus());
+  EXPECT_EQ(actual.memory, expected.memory);
+}
+
+TEST(CudaBlockOpsTest, WhatTheHostRefusesIsRefused) {
+  Labelled cache(4, DeviceKind::kCuda), other(4, DeviceKind::kCuda);
+  Labelled pinned(4, DeviceKind::kPinnedHost), host(4, DeviceKind::kHost);
+  const std::vector<float> before = cache.memory;
+  const auto refused = [&](const absl::Status& status, absl::StatusCode code,
+                           const std::string& words) {
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+    EXPECT_EQ(cache.memory, before);
+  };
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+  const auto range = absl::StatusCode::kOutOfRange;
+  const auto copy = [&](std::vector<BlockPair> pairs) {
+    const KvCacheView caches[] = {cache.view};
+    return CudaCopyBlocks(OnDevice(), caches, pairs);
+  };
+  refused(copy({{0, 1}, {2, 1}}), invalid, "given twice");
+  refused(copy({{0, 1}, {1, 2}}), invalid, "is a source and a destination");
+  refused(copy({{0, 4}}), range, "destination block 4 of a cache of 4 blocks");
+  refused(copy({{-1, 0}}), range, "source block -1");
+  const KvCacheView twice[] = {cache.view, other.view, cache.view};
+  const BlockPair pair[] = {{0, 1}};
+  refused(CudaCopyBlocks(OnDevice(), twice, pair), invalid, "share memory");
+  const int32_t id = 4;
+  refused(CudaFillBlocks(OnDevice(), cache.view, {&id, 1}, std::byte{0}), range, "ids block 4");
+  refused(CudaFillBlocks(OnDevice(), host.view, {}, std::byte{0}), invalid, "is on host");
+  refused(CudaSwapBlocks(OnDevice(), cache.view, cache.view, pair), invalid, "share memory");
+  refused(CudaSwapBlocks(OnDevice(), host.view, cache.view, pair), invalid,
+          "src is on host; it must be on cuda:0, or in pinned host memory");
+  refused(CudaSwapBlocks(OnDevice(), pinned.view, pinned.view, pair), invalid,
+          "the host's SwapBlocks does that");
+  KvCacheView split = pinned.view;
+  split.v.device = {};
+  refused(CudaSwapBlocks(OnDevice(), split, cache.view, pair), invalid, "and elsewhere");
+  EXPECT_EQ(CudaSwapBlocks(OnDevice(), other.view, cache.view, {}), absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace kvblocks::attention::cuda

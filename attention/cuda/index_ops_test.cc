@@ -1,0 +1,448 @@
+// Index operations of CUDA against those of the host.
+
+#include "attention/cuda/index_ops.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/ops/device_error_bits.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+
+constexpr DeviceId kDevice = {DeviceKind::kCuda, 0};
+
+void MustSucceed(Error error) { ASSERT_EQ(error, 0) << ErrorName(error); }
+
+// Elements on the host and, from a call of device() to one of Fetch(), on the device.
+template <typename T>
+class Values {
+ public:
+  explicit Values(std::vector<T> all)
+      : values(std::move(all)), extents_{static_cast<int64_t>(values.size())} {}
+  Values(std::vector<T> all, int64_t rows) : Values(std::move(all)) {
+    extents_ = {rows, rows == 0 ? 0 : static_cast<int64_t>(values.size()) / rows};
+  }
+  Values(const Values&) = delete;
+  ~Values() {
+    if (memory_ != nullptr) (void)FreeDevice(memory_);
+  }
+
+  TensorView host() {
+    return TensorView::Contiguous(reinterpret_cast<std::byte*>(values.data()), DTypeOf<T>(),
+                                  extents_);
+  }
+  TensorView device() {
+    if (memory_ == nullptr) MustSucceed(AllocateDevice(Bytes() + 1, &memory_));
+    MustSucceed(CopyAsync(memory_, values.data(), Bytes(), nullptr));
+    return TensorView::Contiguous(static_cast<std::byte*>(memory_), DTypeOf<T>(), extents_,
+                                  kDevice);
+  }
+  std::vector<T> Fetch() {
+    std::vector<T> fetched(values.size());
+    MustSucceed(CopyAsync(fetched.data(), memory_, Bytes(), nullptr));
+    MustSucceed(Synchronize(nullptr));
+    return fetched;
+  }
+
+  std::vector<T> values;
+
+ private:
+  size_t Bytes() const { return values.size() * sizeof(T); }
+  std::vector<int64_t> extents_;
+  void* memory_ = nullptr;
+};
+using Ints = Values<int32_t>;
+using Longs = Values<int64_t>;
+Ints Fresh(int64_t rows, int64_t width) {
+  return Ints(std::vector<int32_t>(static_cast<size_t>(rows * width), 77), rows);
+}
+Ints Fresh(int64_t rows) { return Ints(std::vector<int32_t>(static_cast<size_t>(rows), 77)); }
+Longs FreshSlots(int64_t rows) {
+  return Longs(std::vector<int64_t>(static_cast<size_t>(rows), 77));
+}
+
+// Runs a CUDA operation; the error flags it raised.
+template <typename Args>
+uint32_t FlagsOf(absl::Status (*op)(const ExecContext&, const Args&), const Args& args) {
+  Ints bits(std::vector<int32_t>{0});
+  DeviceErrorFlags flags{bits.device().as<uint32_t>()};
+  ExecContext context;
+  context.device = kDevice;
+  context.error_flags = &flags;
+  const absl::Status status = op(context, args);
+  EXPECT_TRUE(status.ok()) << status;
+  return static_cast<uint32_t>(bits.Fetch()[0]);
+}
+
+#define EXPECT_OK(expression)           \
+  do {                                  \
+    const absl::Status ok = expression; \
+    EXPECT_TRUE(ok.ok()) << ok;         \
+  } while (false)
+
+// --- Worked examples ---
+
+TEST(CudaIndexOpsTest, Ex01Slots) {
+  const auto slots_of = [](std::vector<int32_t> starts, std::vector<int32_t> positions,
+                           std::vector<int32_t> table, int64_t padded) {
+    const int64_t requests = static_cast<int64_t>(starts.size()) - 1;
+    Ints s(std::move(starts)), p(std::move(positions)), t(std::move(table), requests);
+    Longs slots = FreshSlots(padded);
+    const SlotMappingArgs args = {.query_start_loc = s.device(),
+                                  .positions = p.device(),
+                                  .block_table = t.device(),
+                                  .block_size = 16,
+                                  .num_blocks = 100,
+                                  .null_blocks = {.first = 50, .count = 2},
+                                  .slot_mapping = slots.device()};
+    EXPECT_EQ(FlagsOf(CudaComputeSlotMapping, args), 0u);
+    return slots.Fetch();
+  };
+  EXPECT_THAT(slots_of({0, 3, 6}, {0, 1, 2, 0, 1, 2}, {0, 1}, 6), ElementsAre(0, 1, 2, 16, 17, 18));
+  EXPECT_THAT(slots_of({0, 1, 2, 3}, {3, 2, 1}, {2, 0, 1}, 3), ElementsAre(35, 2, 17));
+  EXPECT_THAT(slots_of({0, 4}, {14, 15, 16, 17}, {7, 3, 9}, 6),
+              ElementsAre(126, 127, 48, 49, -1, -1));
+  // Those of null blocks are not stored.
+  EXPECT_THAT(slots_of({0, 3}, {0, 16, 32}, {50, 51, 52}, 3), ElementsAre(-1, -1, 832));
+}
+
+TEST(CudaIndexOpsTest, Ex12WindowIndices) {
+  const auto lists_of = [](std::vector<int32_t> row, int32_t length, int32_t query_len,
+                           int64_t padded, uint32_t flags) {
+    Ints starts({0, query_len}), lens({length}), table(std::move(row), 1);
+    Ints indices = Fresh(padded, 4), counts = Fresh(padded);
+    const WindowIndicesArgs args = {.window = 4,
+                                    .query_start_loc = starts.device(),
+                                    .seq_lens = lens.device(),
+                                    .block_table = table.device(),
+                                    .block_size = 2,
+                                    .num_blocks = 10,
+                                    .indices = indices.device(),
+                                    .lens = counts.device()};
+    EXPECT_EQ(FlagsOf(CudaBuildSwaIndices, args), flags);
+    return std::make_pair(indices.Fetch(), counts.Fetch());
+  };
+  auto [longer, longer_lens] = lists_of({9, 4, 7, 1}, 7, 2, 2, 0);
+  EXPECT_THAT(longer, ElementsAre(8, 9, 14, 15, 9, 14, 15, 2));
+  EXPECT_THAT(longer_lens, ElementsAre(4, 4));
+  auto [shorter, shorter_lens] = lists_of({9, 4}, 3, 3, 5, 0);  // and two padding tokens
+  EXPECT_THAT(shorter, ElementsAre(18, -1, -1, -1, 18, 19, -1, -1, 18, 19, 8, -1,  //
+                                   -1, -1, -1, -1, -1, -1, -1, -1));
+  EXPECT_THAT(shorter_lens, ElementsAre(1, 2, 3, 0, 0));
+  // Blocks before the window are not looked at; those in it that the cache has not are left out.
+  EXPECT_EQ(lists_of({-7, 4, 7, 1}, 7, 2, 2, 0).first, longer);
+  auto [bad, bad_lens] = lists_of({9, 4, 10, 1}, 7, 2, 2, kBadBlock);
+  EXPECT_THAT(bad, ElementsAre(8, 9, -1, -1, 9, -1, -1, 2));
+  EXPECT_THAT(bad_lens, ElementsAre(4, 4));
+  // The table covers 8 positions of 10.
+  auto [beyond, beyond_lens] = lists_of({9, 4, 7, 1}, 10, 2, 2, kLengthClamped);
+  EXPECT_THAT(beyond, ElementsAre(15, 2, 3, -1, 2, 3, -1, -1));
+  EXPECT_THAT(beyond_lens, ElementsAre(3, 2));
+  // More tokens than the request has in all, or than there are rows.
+  auto [before, before_lens] = lists_of({9, 4}, 1, 2, 2, kLengthClamped);
+  EXPECT_THAT(before, ElementsAre(-1, -1, -1, -1, 18, -1, -1, -1));
+  EXPECT_THAT(before_lens, ElementsAre(0, 1));
+  EXPECT_THAT(lists_of({9, 4}, 3, 3, 2, kLengthClamped).second, ElementsAre(1, 2));
+}
+
+TEST(CudaIndexOpsTest, Ex13CompressedSlotsAndTopk) {
+  Ints starts({0, 6}), positions({3, 4, 5, 6, 7, 8}), table({5}, 1);
+  Longs slots = FreshSlots(8);
+  const CompressedSlotsArgs compressed = {.ratio = 4,
+                                          .query_start_loc = starts.device(),
+                                          .positions = positions.device(),
+                                          .block_table = table.device(),
+                                          .block_size = 2,
+                                          .num_blocks = 6,
+                                          .slot_mapping = slots.device()};
+  EXPECT_EQ(FlagsOf(CudaBuildCompressedSlots, compressed), 0u);
+  EXPECT_THAT(slots.Fetch(), ElementsAre(10, -1, -1, -1, 11, -1, -1, -1));
+
+  Ints one({0, 1}), topk({0, 65, -1, 130, 9, 9, 9, 9}, 2), row({3, 8, 1}, 1);
+  Ints out = Fresh(2, 4), counts = Fresh(2);
+  TopkSlotsArgs args = {.query_start_loc = one.device(),
+                        .indices = topk.device(),
+                        .block_table = row.device(),
+                        .block_size = 64,
+                        .num_blocks = 9,
+                        .slots = out.device(),
+                        .counts = counts.device()};
+  EXPECT_EQ(FlagsOf(CudaBuildTopkSlots, args), 0u);
+  EXPECT_THAT(out.Fetch(), ElementsAre(192, 513, -1, 66, -1, -1, -1, -1));
+  EXPECT_THAT(counts.Fetch(), ElementsAre(3, 0));
+  // In place.
+  args.slots = topk.device();
+  args.indices = args.slots;
+  EXPECT_EQ(FlagsOf(CudaBuildTopkSlots, args), 0u);
+  EXPECT_THAT(topk.Fetch(), ElementsAre(192, 513, -1, 66, -1, -1, -1, -1));
+  EXPECT_THAT(counts.Fetch(), ElementsAre(3, 0));
+  // Rows past the table and blocks past the cache.
+  topk.values[1] = 192;
+  args.indices = args.slots = topk.device();
+  EXPECT_EQ(FlagsOf(CudaBuildTopkSlots, args), kBadIndex);
+  EXPECT_THAT(topk.Fetch(), ElementsAre(192, -1, -1, 66, -1, -1, -1, -1));
+  EXPECT_THAT(counts.Fetch(), ElementsAre(2, 0));
+  args.indices = args.slots = topk.device();
+  args.num_blocks = 3;
+  EXPECT_EQ(FlagsOf(CudaBuildTopkSlots, args), kBadIndex | kBadBlock);
+  EXPECT_THAT(topk.Fetch(), ElementsAre(-1, -1, -1, 66, -1, -1, -1, -1));
+  EXPECT_THAT(counts.Fetch(), ElementsAre(1, 0));
+}
+
+TEST(CudaIndexOpsTest, Ex14PrefillCombination) {
+  Ints starts({0, 0, 3}), lens({0, 9}), topk({0, 1, 0, 1, 0, 1}, 3);
+  Ints indices = Fresh(4, 6), counts = Fresh(4), narrow = Fresh(4, 4);
+  PrefillIndicesArgs args = {.ratio = 4,
+                             .window = 4,
+                             .rows_per_request = 32,
+                             .compressed_rows = 8,
+                             .query_start_loc = starts.device(),
+                             .seq_lens = lens.device(),
+                             .topk = topk.device(),
+                             .indices = indices.device(),
+                             .lens = counts.device()};
+  EXPECT_EQ(FlagsOf(CudaCombinePrefillIndices, args), 0u);
+  EXPECT_THAT(indices.Fetch(), ElementsAre(32, 40, 41, 42, 43, -1,  //
+                                           32, 33, 41, 42, 43, 44,  //
+                                           32, 33, 42, 43, 44, 45,  //
+                                           -1, -1, -1, -1, -1, -1));
+  EXPECT_THAT(counts.Fetch(), ElementsAre(5, 6, 6, 0));
+  // A row that the compressed region has not.
+  topk.values[3] = 8;
+  args.topk = topk.device();
+  EXPECT_EQ(FlagsOf(CudaCombinePrefillIndices, args), kBadIndex);
+  EXPECT_THAT(indices.Fetch(), ElementsAre(32, 40, 41, 42, 43, -1,  //
+                                           32, -1, 41, 42, 43, 44,  //
+                                           32, 33, 42, 43, 44, 45,  //
+                                           -1, -1, -1, -1, -1, -1));
+  // Six tokens are gathered into a buffer of five.
+  topk.values[3] = 1;
+  args.topk = topk.device();
+  args.rows_per_request = 13;
+  EXPECT_EQ(FlagsOf(CudaCombinePrefillIndices, args), kLengthClamped);
+  EXPECT_THAT(indices.Fetch(), ElementsAre(13, 21, 22, 23, 24, -1,  //
+                                           13, 14, 22, 23, 24, 25,  //
+                                           13, 14, 23, 24, 25, -1,  //
+                                           -1, -1, -1, -1, -1, -1));
+  EXPECT_THAT(counts.Fetch(), ElementsAre(5, 6, 5, 0));
+  // A layer with a window only.
+  args = {.window = 4,
+          .rows_per_request = 32,
+          .query_start_loc = starts.device(),
+          .seq_lens = lens.device(),
+          .indices = narrow.device(),
+          .lens = counts.device()};
+  EXPECT_EQ(FlagsOf(CudaCombinePrefillIndices, args), 0u);
+  EXPECT_THAT(narrow.Fetch(), ElementsAre(32, 33, 34, 35, 33, 34, 35, 36, 34, 35, 36, 37,  //
+                                          -1, -1, -1, -1));
+}
+
+// --- What the device alone can see ---
+
+TEST(CudaIndexOpsTest, BadPositionsAndBlocksGetNoSlot) {
+  Ints starts({0, 3, 5}), positions({-1, 5, 8, 0, 4}), table({3, 4, 5, -1}, 2);
+  Longs slots = FreshSlots(6);
+  SlotMappingArgs args = {.query_start_loc = starts.device(),
+                          .positions = positions.device(),
+                          .block_table = table.device(),
+                          .block_size = 4,
+                          .num_blocks = 5,
+                          .slot_mapping = slots.device()};
+  EXPECT_EQ(FlagsOf(CudaComputeSlotMapping, args), kLengthClamped | kBadBlock);
+  EXPECT_THAT(slots.Fetch(), ElementsAre(-1, 17, -1, -1, -1, -1));
+  // More tokens than positions, and a count below zero.
+  starts.values = {0, 1, 9};
+  args.query_start_loc = starts.device();
+  args.positions = *args.positions.Slice(0, 1, 2);
+  EXPECT_EQ(FlagsOf(CudaComputeSlotMapping, args), kLengthClamped);
+  EXPECT_THAT(slots.Fetch(), ElementsAre(17, -1, -1, -1, -1, -1));
+  starts.values = {0, 1, -9};
+  args.query_start_loc = starts.device();
+  EXPECT_EQ(FlagsOf(CudaComputeSlotMapping, args), kLengthClamped);
+  EXPECT_THAT(slots.Fetch(), Each(-1));
+
+  Ints indices = Fresh(2, 3), lens = Fresh(3);
+  starts.values = {0, 1, 2};
+  positions.values = {-5, 2, 0, 0, 0};
+  const DenseCompressedIndicesArgs dense = {.ratio = 2,
+                                            .query_start_loc = starts.device(),
+                                            .positions = positions.device(),
+                                            .indices = indices.device(),
+                                            .lens = lens.device()};
+  EXPECT_EQ(FlagsOf(CudaBuildDenseCompressedIndices, dense), kLengthClamped);
+  EXPECT_THAT(indices.Fetch(), ElementsAre(-1, -1, -1, 0, -1, -1));
+  EXPECT_THAT(lens.Fetch(), ElementsAre(0, 1, 0));
+}
+
+TEST(CudaIndexOpsTest, ShapesAndDevicesAreCheckedAsOnTheHost) {
+  Ints starts({0, 1}), lens({3}), table({1, 2}, 1), indices = Fresh(1, 4), counts = Fresh(1);
+  const WindowIndicesArgs good = {.window = 4,
+                                  .query_start_loc = starts.device(),
+                                  .seq_lens = lens.device(),
+                                  .block_table = table.device(),
+                                  .block_size = 2,
+                                  .num_blocks = 10,
+                                  .indices = indices.device(),
+                                  .lens = counts.device()};
+  ExecContext context;
+  context.device = kDevice;
+  const auto refuse = [&](auto change, const std::string& words) {
+    WindowIndicesArgs args = good;
+    change(args);
+    const absl::Status status = CudaBuildSwaIndices(context, args);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(words));
+  };
+  refuse([](auto& a) { a.window = 5; }, "indices is i32[1, 4]");
+  refuse([](auto& a) { a.window = 0; }, "window is 0");
+  refuse([](auto& a) { a.block_size = 0; }, "block_size is 0");
+  refuse([](auto& a) { a.seq_lens.device = {}; }, "on host; the context is on cuda:0");
+  refuse([](auto& a) { a.lens = *a.indices.Select(0, 0); }, "shares memory");
+  refuse([](auto& a) { a.query_start_loc = {}; }, "query_start_loc is absent");
+  EXPECT_THAT(indices.Fetch(), Each(77));
+}
+
+// --- Random batches ---
+
+// Requests with distinct blocks, some without tokens, and padding behind them.
+struct Batch {
+  int64_t block_size, columns, num_padded;
+  std::vector<int32_t> starts = {0}, lens, positions, table;
+
+  Batch(std::mt19937_64& random, int64_t num_requests) {
+    const auto draw = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    block_size = draw(1, 5);
+    columns = (40 + block_size - 1) / block_size + draw(0, 2);
+    int32_t next = 0;
+    for (int64_t b = 0; b < num_requests; ++b) {
+      const int64_t length = draw(0, 40);
+      const int64_t most =
+          num_requests > 8 || draw(0, 3) > 0 ? std::min<int64_t>(2, length) : length;
+      const int64_t query_len = draw(0, most);
+      starts.push_back(starts.back() + static_cast<int32_t>(query_len));
+      lens.push_back(static_cast<int32_t>(length));
+      for (int64_t p = length - query_len; p < length; ++p) {
+        positions.push_back(static_cast<int32_t>(p));
+      }
+      for (int64_t c = 0; c < columns; ++c) table.push_back(next++ * 7 % 100'003);
+    }
+    num_padded = static_cast<int64_t>(positions.size()) + draw(0, 3);
+  }
+};
+
+// T-22 has the host's lists equal the dense predicates; these equal the host's.
+TEST(CudaIndexOpsTest, RandomBatchesGetTheListsOfTheHost) {
+  std::mt19937_64 random(1);
+  for (const int64_t num_requests : {0, 1, 2, 3, 5, 31, 32, 33, 70, 1100}) {
+    SCOPED_TRACE(num_requests);
+    const Batch batch(random, num_requests);
+    const int64_t rows = batch.num_padded;
+    const auto draw = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    Ints starts(batch.starts), lens(batch.lens), positions(batch.positions);
+    Ints table(batch.table, num_requests);
+    const int64_t ratio = draw(1, 5), capacity = draw(1, 40), window = draw(1, 70);
+
+    const auto on_device = [&](auto& args) {
+      args.query_start_loc = starts.device();
+      if constexpr (requires { args.positions; }) args.positions = positions.device();
+      if constexpr (requires { args.seq_lens; }) args.seq_lens = lens.device();
+      if constexpr (requires { args.block_table; }) args.block_table = table.device();
+    };
+    const auto on_host = [&](auto args) {
+      args.query_start_loc = starts.host();
+      if constexpr (requires { args.positions; }) args.positions = positions.host();
+      if constexpr (requires { args.seq_lens; }) args.seq_lens = lens.host();
+      if constexpr (requires { args.block_table; }) args.block_table = table.host();
+      if constexpr (requires { args.block_size; }) args.block_size = batch.block_size;
+      if constexpr (requires { args.num_blocks; }) args.num_blocks = 100'003;
+      return args;
+    };
+    const auto compare_slots = [&](auto host, auto cuda, auto args) {
+      Longs expected = FreshSlots(rows), actual = FreshSlots(rows);
+      args = on_host(args);
+      args.slot_mapping = expected.host();
+      EXPECT_OK(host(args));
+      on_device(args);
+      args.slot_mapping = actual.device();
+      EXPECT_EQ(FlagsOf(cuda, args), 0u);
+      EXPECT_EQ(actual.Fetch(), expected.values);
+    };
+    compare_slots(ComputeSlotMapping, CudaComputeSlotMapping,
+                  SlotMappingArgs{.null_blocks = {7, 3}});
+    compare_slots(BuildCompressedSlots, CudaBuildCompressedSlots,
+                  CompressedSlotsArgs{.ratio = ratio});
+
+    const auto compare_lists = [&](auto host, auto cuda, auto args, int64_t width) {
+      Ints expected = Fresh(rows, width), expected_lens = Fresh(rows + 1);
+      Ints actual = Fresh(rows, width), actual_lens = Fresh(rows + 1);
+      args = on_host(args);
+      args.indices = expected.host();
+      args.lens = expected_lens.host();
+      EXPECT_OK(host(args));
+      on_device(args);
+      args.indices = actual.device();
+      args.lens = actual_lens.device();
+      EXPECT_EQ(FlagsOf(cuda, args), 0u);
+      EXPECT_EQ(actual.Fetch(), expected.values);
+      EXPECT_EQ(actual_lens.Fetch(), expected_lens.values);
+      return expected.values;
+    };
+    compare_lists(BuildSwaIndices, CudaBuildSwaIndices, WindowIndicesArgs{.window = window},
+                  window);
+    const std::vector<int32_t> dense =
+        compare_lists(BuildDenseCompressedIndices, CudaBuildDenseCompressedIndices,
+                      DenseCompressedIndicesArgs{.ratio = ratio}, capacity);
+    Ints list(dense, rows);
+    PrefillIndicesArgs prefill = {.ratio = ratio,
+                                  .window = window,
+                                  .rows_per_request = 40 / ratio + 80,
+                                  .compressed_rows = 40 / ratio};
+    Ints expected = Fresh(rows, capacity + window), expected_lens = Fresh(rows);
+    Ints actual = Fresh(rows, capacity + window), actual_lens = Fresh(rows);
+    prefill = on_host(prefill);
+    prefill.topk = list.host();
+    prefill.indices = expected.host();
+    prefill.lens = expected_lens.host();
+    EXPECT_OK(CombinePrefillIndices(prefill));
+    on_device(prefill);
+    prefill.topk = list.device();
+    prefill.indices = actual.device();
+    prefill.lens = actual_lens.device();
+    EXPECT_EQ(FlagsOf(CudaCombinePrefillIndices, prefill), 0u);
+    EXPECT_EQ(actual.Fetch(), expected.values);
+    EXPECT_EQ(actual_lens.Fetch(), expected_lens.values);
+
+    Ints slots = Fresh(rows, capacity), counts = Fresh(rows);
+    TopkSlotsArgs topk = on_host(TopkSlotsArgs{});
+    topk.indices = list.host();
+    topk.slots = slots.host();
+    topk.counts = counts.host();
+    EXPECT_OK(BuildTopkSlots(topk));
+    Ints actual_counts = Fresh(rows);
+    on_device(topk);
+    topk.indices = topk.slots = list.device();
+    topk.counts = actual_counts.device();
+    EXPECT_EQ(FlagsOf(CudaBuildTopkSlots, topk), 0u);
+    EXPECT_EQ(list.Fetch(), slots.values);
+    EXPECT_EQ(actual_counts.Fetch(), counts.values);
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::attention::cuda

@@ -1,0 +1,262 @@
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/device_flags.h"
+#include "attention/cuda/kernels/index_ops.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+constexpr int kSlotThreads = 128;
+constexpr int kWarps = 4;  // few: a decode batch of 256 tokens reaches 64 multiprocessors
+
+// Tokens that are no padding. One thread of the launch, `reports`, says if tensors lack rows for
+// them.
+KVB_DEVICE int64_t NumTokens(const IndexBatch& batch, bool reports, uint32_t* flags) {
+  if (batch.num_requests == 0) return 0;
+  const int64_t tokens = batch.query_start_loc[batch.num_requests];
+  if (tokens >= 0 && tokens <= batch.most_tokens) return tokens;
+  if (reports) Flag(flags, kLengthClamped);
+  return tokens < 0 ? 0 : batch.most_tokens;
+}
+
+// The last request that begins at or before the token; those without tokens end where they begin.
+KVB_DEVICE int32_t FindRequest(const IndexBatch& batch, int64_t token) {
+  int32_t begin = 0, end = batch.num_requests;
+  while (end - begin > 1) {
+    const int32_t middle = begin + (end - begin) / 2;
+    (batch.query_start_loc[middle] <= token ? begin : end) = middle;
+  }
+  return begin;
+}
+
+// The same by a warp, 32 probes at a time: two loads one after another up to 1024 requests.
+KVB_DEVICE int32_t FindRequestByWarp(const IndexBatch& batch, int64_t token, int lane) {
+  int32_t begin = 0, end = batch.num_requests;
+  while (end - begin > 1) {
+    const int32_t step = (end - begin + 31) / 32;
+    const int32_t probe = begin + lane * step;
+    const bool before = probe < end && batch.query_start_loc[probe] <= token;
+    const unsigned all = __ballot_sync(kFullWarp, before) | 1u;
+    begin += (31 - __clz(static_cast<int>(all))) * step;
+    end = begin + step < end ? begin + step : end;
+  }
+  return begin;
+}
+
+// The slot of a row of a request, or -1. `beyond`: the flag of rows that the table does not cover.
+KVB_DEVICE int64_t SlotOf(const IndexBatch& batch, int32_t request, int64_t row, uint32_t beyond,
+                          int32_t* block, uint32_t* flags) {
+  const uint32_t column = static_cast<uint32_t>(row) / static_cast<uint32_t>(batch.block_size);
+  if (row < 0 || column >= static_cast<uint32_t>(batch.columns)) {
+    Flag(flags, beyond);
+    return -1;
+  }
+  *block = batch.block_table[int64_t{request} * batch.columns + column];
+  if (*block < 0 || *block > batch.last_block) {
+    Flag(flags, kBadBlock);
+    return -1;
+  }
+  const uint32_t offset =
+      static_cast<uint32_t>(row) - column * static_cast<uint32_t>(batch.block_size);
+  return int64_t{*block} * batch.block_size + offset;
+}
+
+__global__ void __launch_bounds__(kSlotThreads) SlotKernel(SlotParams params, uint32_t* flags) {
+  const int64_t token = int64_t{blockIdx.x} * kSlotThreads + threadIdx.x;
+  if (token >= params.num_slots) return;
+  int64_t slot = -1;
+  if (token < NumTokens(params.batch, token == 0, flags)) {
+    const int64_t position = params.positions[token];
+    if (position < 0) {
+      Flag(flags, kLengthClamped);
+    } else if (params.ratio == 1 || (position + 1) % params.ratio == 0) {
+      int32_t block = 0;
+      slot = SlotOf(params.batch, FindRequest(params.batch, token), position / params.ratio,
+                    kLengthClamped, &block, flags);
+      const int64_t from_null = int64_t{block} - params.null_first;
+      if (from_null >= 0 && from_null < params.null_count) slot = -1;
+    }
+  }
+  params.slots[token] = slot;
+}
+
+// What a warp needs to know of its token.
+struct ListRow {
+  int lane;
+  int64_t row;
+  bool is_token;
+};
+KVB_DEVICE ListRow RowOfWarp(const IndexListParams& params, uint32_t* flags) {
+  ListRow at;
+  at.lane = static_cast<int>(threadIdx.x % 32);
+  at.row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  at.is_token = at.row < NumTokens(params.batch, at.row == 0 && at.lane == 0, flags);
+  return at;
+}
+
+// Ends a row whose first `length` entries were written.
+KVB_DEVICE void FinishRow(const IndexListParams& params, const ListRow& at, int64_t length) {
+  if (at.row < params.rows) {
+    for (int64_t k = length + at.lane; k < params.width; k += 32) {
+      params.indices[at.row * params.width + k] = -1;
+    }
+  }
+}
+
+// A token's request and the positions [first, end) that it sees through a window.
+struct Window {
+  int32_t request;
+  int64_t position, first, end;
+  int64_t query_len, seq_len;
+};
+KVB_DEVICE Window WindowOf(const IndexListParams& params, const ListRow& at) {
+  Window window;
+  window.request = FindRequestByWarp(params.batch, at.row, at.lane);
+  const int32_t* starts = params.batch.query_start_loc + window.request;
+  const int64_t begin = starts[0], end = starts[1];
+  window.query_len = end - begin;
+  window.seq_len = params.seq_lens[window.request];
+  window.position = window.seq_len - (end - at.row);
+  window.end = window.position + 1;
+  window.first = window.end > params.window ? window.end - params.window : 0;
+  return window;
+}
+
+__global__ void __launch_bounds__(kWarps * 32)
+    WindowKernel(IndexListParams params, uint32_t* flags) {
+  const ListRow at = RowOfWarp(params, flags);
+  if (at.row >= params.num_lens) return;
+  int64_t length = 0;
+  if (at.is_token) {
+    Window window = WindowOf(params, at);
+    const int64_t covered = int64_t{params.batch.columns} * params.batch.block_size;
+    if ((window.seq_len > covered || window.position < 0) && at.lane == 0) {
+      Flag(flags, kLengthClamped);
+    }
+    if (window.end > covered) window.end = covered;
+    length = window.end > window.first ? window.end - window.first : 0;
+    int32_t* out = params.indices + at.row * params.width;
+    for (int64_t k = at.lane; k < length; k += 32) {
+      int32_t block = 0;
+      out[k] = static_cast<int32_t>(
+          SlotOf(params.batch, window.request, window.first + k, kLengthClamped, &block, flags));
+    }
+  }
+  FinishRow(params, at, length);
+  if (at.lane == 0) params.lens[at.row] = static_cast<int32_t>(length);
+}
+
+__global__ void __launch_bounds__(kWarps * 32) TopkKernel(IndexListParams params, uint32_t* flags) {
+  const ListRow at = RowOfWarp(params, flags);
+  if (at.row >= params.num_lens) return;
+  int32_t count = 0;
+  if (at.is_token) {
+    const int32_t request = FindRequestByWarp(params.batch, at.row, at.lane);
+    for (int64_t k = at.lane; k < params.width; k += 32) {
+      const int32_t index = params.from[at.row * params.width + k];
+      int32_t block = 0;
+      const int64_t slot =
+          index < 0 ? -1 : SlotOf(params.batch, request, index, kBadIndex, &block, flags);
+      count += slot >= 0 ? 1 : 0;
+      params.indices[at.row * params.width + k] = static_cast<int32_t>(slot);
+    }
+    for (int lanes = 16; lanes > 0; lanes /= 2) count += __shfl_xor_sync(kFullWarp, count, lanes);
+  } else {
+    FinishRow(params, at, 0);
+  }
+  if (at.lane == 0) params.lens[at.row] = count;
+}
+
+__global__ void __launch_bounds__(kWarps * 32)
+    DenseKernel(IndexListParams params, uint32_t* flags) {
+  const ListRow at = RowOfWarp(params, flags);
+  if (at.row >= params.num_lens) return;
+  int64_t length = 0;
+  if (at.is_token) {
+    const int64_t position = params.positions[at.row];
+    if (position < 0) {
+      if (at.lane == 0) Flag(flags, kLengthClamped);
+    } else {
+      length = (position + 1) / params.ratio;
+      if (length > params.width) length = params.width;
+    }
+    for (int64_t k = at.lane; k < length; k += 32) {
+      params.indices[at.row * params.width + k] = static_cast<int32_t>(k);
+    }
+  }
+  FinishRow(params, at, length);
+  if (at.lane == 0) params.lens[at.row] = static_cast<int32_t>(length);
+}
+
+__global__ void __launch_bounds__(kWarps * 32)
+    PrefillKernel(IndexListParams params, uint32_t* flags) {
+  const ListRow at = RowOfWarp(params, flags);
+  if (at.row >= params.num_lens) return;
+  int64_t length = 0;
+  if (at.is_token) {
+    Window window = WindowOf(params, at);
+    int32_t* out = params.indices + at.row * params.width;
+    const int64_t base = window.request * params.rows_per_request;
+    int64_t compressed = window.end > 0 ? window.end / params.ratio : 0;
+    if (compressed > params.from_width) compressed = params.from_width;
+    for (int64_t k = at.lane; k < compressed; k += 32) {
+      const int64_t local = params.from[at.row * params.from_width + k];
+      const bool is_row = local < params.compressed_rows;
+      if (!is_row) Flag(flags, kBadIndex);
+      out[k] = static_cast<int32_t>(local < 0 || !is_row ? -1 : base + local);
+    }
+    // The buffer ends with the newest tokens, from gather_start on.
+    const int64_t cached = window.seq_len - window.query_len;
+    const int64_t before = cached < params.window - 1 ? cached : params.window - 1;
+    const int64_t gather_start = cached - (before > 0 ? before : 0);
+    const int64_t room = params.rows_per_request - params.compressed_rows;
+    if ((cached < 0 || window.seq_len - gather_start > room) && at.lane == 0) {
+      Flag(flags, kLengthClamped);
+    }
+    if (window.first < gather_start) window.first = gather_start;
+    if (window.end > gather_start + room) window.end = gather_start + room;
+    const int64_t seen = window.end > window.first ? window.end - window.first : 0;
+    const int64_t window_base = base + params.compressed_rows + window.first - gather_start;
+    for (int64_t k = at.lane; k < seen; k += 32) {
+      out[compressed + k] = static_cast<int32_t>(window_base + k);
+    }
+    length = compressed + seen;
+  }
+  FinishRow(params, at, length);
+  if (at.lane == 0) params.lens[at.row] = static_cast<int32_t>(length);
+}
+
+template <typename Kernel>
+Error LaunchRows(const LaunchContext& context, const IndexListParams& params, Kernel kernel) {
+  if (params.num_lens == 0) return 0;
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>((params.num_lens + kWarps - 1) / kWarps));
+  config.block = dim3(kWarps * 32);
+  config.stream = context.stream;
+  return Launch(config, kernel, params, context.error_flags);
+}
+
+}  // namespace
+
+Error LaunchSlots(const LaunchContext& context, const SlotParams& params) {
+  if (params.num_slots == 0) return 0;
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>((params.num_slots + kSlotThreads - 1) / kSlotThreads));
+  config.block = dim3(kSlotThreads);
+  config.stream = context.stream;
+  return Launch(config, SlotKernel, params, context.error_flags);
+}
+
+Error LaunchWindowLists(const LaunchContext& context, const IndexListParams& params) {
+  return LaunchRows(context, params, WindowKernel);
+}
+Error LaunchTopkSlots(const LaunchContext& context, const IndexListParams& params) {
+  return LaunchRows(context, params, TopkKernel);
+}
+Error LaunchDenseLists(const LaunchContext& context, const IndexListParams& params) {
+  return LaunchRows(context, params, DenseKernel);
+}
+Error LaunchPrefillLists(const LaunchContext& context, const IndexListParams& params) {
+  return LaunchRows(context, params, PrefillKernel);
+}
+
+}  // namespace kvblocks::attention::cuda
