@@ -151,8 +151,9 @@ TEST(DecodePlanTest, BlocksPlanTheirOwnPartsAlike) {
     const int64_t longest = int64_t{1} << Draw(random, 0, 10);
     std::vector<int32_t> lengths, tiles;
     for (int b = 0; b < requests; ++b) {
-      tiles.push_back(static_cast<int32_t>(
-          Draw(random, 0, 4) == 0 ? Draw(random, 1, longest) : Draw(random, longest / 2 + 1, longest)));
+      tiles.push_back(static_cast<int32_t>(Draw(random, 0, 4) == 0
+                                               ? Draw(random, 1, longest)
+                                               : Draw(random, longest / 2 + 1, longest)));
       lengths.push_back(tiles.back() * 64);
     }
     std::vector<int4> pieces(parts * kMaxOwnRequests);
@@ -161,7 +162,8 @@ TEST(DecodePlanTest, BlocksPlanTheirOwnPartsAlike) {
     config.grid = dim3(static_cast<unsigned>(parts));
     config.shared_bytes = (kMaxOwnRequests + 4) * 4 + kMaxOwnRequests * 48;
     ASSERT_EQ(Launch(config, OwnPartsKernel,
-                     OwnParts{tiles.data(), requests, pieces.data(), counts.data()}), 0);
+                     OwnParts{tiles.data(), requests, pieces.data(), counts.data()}),
+              0);
     SplitPlanInput input;
     input.seq_lens = lengths;
     int total = 0;

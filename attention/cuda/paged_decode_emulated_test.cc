@@ -123,26 +123,25 @@ TEST_P(PagedDecodeGrid, AgreesWithTheOracle) {
 constexpr KvLayout kNhd = KvLayout::kNhd, kHnd = KvLayout::kHnd;
 INSTANTIATE_TEST_SUITE_P(
     Cases, PagedDecodeGrid,
-    testing::Values(
-        GridCase{DType::kBF16, DType::kBF16, kNhd, false, 64, 64, 2, 2, 8},
-        GridCase{DType::kF16, DType::kF16, kHnd, false, 64, 64, 4, 2, 16},
-        GridCase{DType::kBF16, DType::kBF16, kNhd, true, 128, 128, 4, 1, 16},
-        GridCase{DType::kF16, DType::kF16, kHnd, true, 128, 128, 7, 1, 32},
-        GridCase{DType::kBF16, DType::kBF16, kHnd, false, 128, 128, 8, 1, 64},
-        GridCase{DType::kBF16, DType::kBF16, kNhd, false, 128, 128, 16, 1, 128},
-        GridCase{DType::kF16, DType::kF16, kNhd, false, 256, 256, 4, 2, 256},
-        GridCase{DType::kBF16, DType::kBF16, kHnd, false, 80, 80, 2, 1, 24},
-        GridCase{DType::kBF16, DType::kBF16, kNhd, false, 192, 128, 2, 1, 16},
-        GridCase{DType::kF16, DType::kF16, kNhd, false, 96, 96, 20, 1, 16},
-        GridCase{DType::kF16, DType::kF16, kNhd, false, 120, 112, 2, 2, 64},
-        GridCase{DType::kBF16, DType::kF8E4M3, kNhd, false, 64, 64, 4, 2, 16},
-        GridCase{DType::kBF16, DType::kF8E4M3, kHnd, false, 128, 128, 16, 1, 32},
-        GridCase{DType::kF16, DType::kF8E4M3, kNhd, true, 256, 256, 2, 1, 64},
-        GridCase{DType::kBF16, DType::kF8E5M2, kHnd, false, 64, 64, 4, 2, 8},
-        GridCase{DType::kF16, DType::kF8E5M2, kNhd, false, 112, 96, 12, 1, 16},
-        GridCase{DType::kBF16, DType::kI8, kNhd, false, 128, 128, 4, 1, 16},
-        GridCase{DType::kF16, DType::kI8, kHnd, true, 64, 64, 16, 1, 128},
-        GridCase{DType::kF16, DType::kI8, kNhd, false, 192, 192, 12, 1, 32}));
+    testing::Values(GridCase{DType::kBF16, DType::kBF16, kNhd, false, 64, 64, 2, 2, 8},
+                    GridCase{DType::kF16, DType::kF16, kHnd, false, 64, 64, 4, 2, 16},
+                    GridCase{DType::kBF16, DType::kBF16, kNhd, true, 128, 128, 4, 1, 16},
+                    GridCase{DType::kF16, DType::kF16, kHnd, true, 128, 128, 7, 1, 32},
+                    GridCase{DType::kBF16, DType::kBF16, kHnd, false, 128, 128, 8, 1, 64},
+                    GridCase{DType::kBF16, DType::kBF16, kNhd, false, 128, 128, 16, 1, 128},
+                    GridCase{DType::kF16, DType::kF16, kNhd, false, 256, 256, 4, 2, 256},
+                    GridCase{DType::kBF16, DType::kBF16, kHnd, false, 80, 80, 2, 1, 24},
+                    GridCase{DType::kBF16, DType::kBF16, kNhd, false, 192, 128, 2, 1, 16},
+                    GridCase{DType::kF16, DType::kF16, kNhd, false, 96, 96, 20, 1, 16},
+                    GridCase{DType::kF16, DType::kF16, kNhd, false, 120, 112, 2, 2, 64},
+                    GridCase{DType::kBF16, DType::kF8E4M3, kNhd, false, 64, 64, 4, 2, 16},
+                    GridCase{DType::kBF16, DType::kF8E4M3, kHnd, false, 128, 128, 16, 1, 32},
+                    GridCase{DType::kF16, DType::kF8E4M3, kNhd, true, 256, 256, 2, 1, 64},
+                    GridCase{DType::kBF16, DType::kF8E5M2, kHnd, false, 64, 64, 4, 2, 8},
+                    GridCase{DType::kF16, DType::kF8E5M2, kNhd, false, 112, 96, 12, 1, 16},
+                    GridCase{DType::kBF16, DType::kI8, kNhd, false, 128, 128, 4, 1, 16},
+                    GridCase{DType::kF16, DType::kI8, kHnd, true, 64, 64, 16, 1, 128},
+                    GridCase{DType::kF16, DType::kI8, kNhd, false, 192, 192, 12, 1, 32}));
 
 // --- Splits ---
 
@@ -369,8 +368,8 @@ TEST(PagedDecodeTest, RefusesWhatIsNotBuilt) {
 TEST(PagedDecodeTest, WorkspaceTooSmallNamesTheBytes) {
   PagedCase paged(Options());
   Runner none(0);
-  const auto needed = PagedDecodeWorkspaceBytes(none.context(),
-                                                PagedDecodeParamsOf(paged.DecodeArgs()));
+  const auto needed =
+      PagedDecodeWorkspaceBytes(none.context(), PagedDecodeParamsOf(paged.DecodeArgs()));
   ASSERT_TRUE(needed.ok());
   Runner small(static_cast<size_t>(*needed) - 16);
   const absl::Status status = small.Decode(paged);

@@ -153,8 +153,8 @@ absl::Status CudaPlanDecode(const ExecContext& context, const PagedDecodeArgs& a
   const TensorView& memory = plan->memory;
   const int64_t given = memory.absent() ? 0 : memory.num_elements() * ElementBytes(memory.dtype);
   if (given < static_cast<int64_t>(needed)) {
-    return absl::ResourceExhaustedError(absl::StrCat("PlanDecode: the plan needs ", needed,
-                                                     " bytes, memory has ", given));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("PlanDecode: the plan needs ", needed, " bytes, memory has ", given));
   }
   plan->num_requests = args.seq_lens.extent[0];
   plan->num_heads = args.q.extent[1];

@@ -47,8 +47,8 @@ struct E4m3Pairs {
   template <int kLower, int kUpper>
   static KVB_DEVICE uint32_t Pair(uint32_t codes) {
 #if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    const uint16_t two = static_cast<uint16_t>(
-        PermuteBytes(codes, 0, static_cast<uint32_t>(kLower | kUpper << 4)));
+    const uint16_t two =
+        static_cast<uint16_t>(PermuteBytes(codes, 0, static_cast<uint32_t>(kLower | kUpper << 4)));
     uint32_t pair;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(two));
     return pair;
@@ -71,8 +71,7 @@ struct E5m2Pairs {
   // The upper byte of an f16.
   template <int kLower, int kUpper>
   static KVB_DEVICE uint32_t Pair(uint32_t codes) {
-    return PermuteBytes(codes, 0,
-                        static_cast<uint32_t>(4 | kLower << 4 | 4 << 8 | kUpper << 12));
+    return PermuteBytes(codes, 0, static_cast<uint32_t>(4 | kLower << 4 | 4 << 8 | kUpper << 12));
   }
 };
 
@@ -81,9 +80,8 @@ struct Int8Pairs {
   // 1024 + 128 + code is an f16 whose lower byte is code + 128.
   template <int kLower, int kUpper>
   static KVB_DEVICE uint32_t Pair(uint32_t codes) {
-    const uint32_t biased =
-        PermuteBytes(codes ^ 0x80808080u, 0x64u,
-                     static_cast<uint32_t>(kLower | 4 << 4 | kUpper << 8 | 4 << 12));
+    const uint32_t biased = PermuteBytes(
+        codes ^ 0x80808080u, 0x64u, static_cast<uint32_t>(kLower | 4 << 4 | kUpper << 8 | 4 << 12));
     return internal::AddF16Pairs(biased, 0xe480e480u);  // -1152
   }
 };

@@ -24,8 +24,9 @@ KVB_DEVICE int ChooseOverhead(int tiles, int num_parts) {
 
 // As DecodePiece lies in memory: count pieces of the request, this one at `index`.
 KVB_DEVICE int4 MakePiece(int request, int begin, int end, int count, int index) {
-  return make_int4(request, begin, end, static_cast<int>(static_cast<unsigned>(count) << 16 |
-                                                         static_cast<unsigned>(index)));
+  return make_int4(
+      request, begin, end,
+      static_cast<int>(static_cast<unsigned>(count) << 16 | static_cast<unsigned>(index)));
 }
 
 // sums[b]: tiles and overheads of the requests before b. Calls, each by one lane or another:

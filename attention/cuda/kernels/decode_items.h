@@ -46,8 +46,8 @@ struct DecodeKernelParams {
   int32_t num_requests, arrival_row;
 };
 
-// Zero, and zero again after every launch. A row belongs to a workspace, which no two launches use at
-// a time.
+// Zero, and zero again after every launch. A row belongs to a workspace, which no two launches use
+// at a time.
 inline constexpr int kArrivalRows = 256, kArrivalCounters = 512;
 namespace {
 __device__ int32_t arrival_counters[kArrivalRows * kArrivalCounters];
@@ -90,7 +90,9 @@ struct DecodeShape {
 };
 
 // row / group by multiplication: exact where rows * group stay below 2^16.
-KVB_HOST_DEVICE uint32_t GroupInverse(int group) { return 65535u / static_cast<uint32_t>(group) + 1; }
+KVB_HOST_DEVICE uint32_t GroupInverse(int group) {
+  return 65535u / static_cast<uint32_t>(group) + 1;
+}
 KVB_DEVICE int TokenOf(const DecodeKernelParams& p, int row) {
   return static_cast<int>(static_cast<uint32_t>(row) * p.group_inverse >> 16);
 }
@@ -99,9 +101,9 @@ KVB_DEVICE int TokenOf(const DecodeKernelParams& p, int row) {
 struct DecodeItem {
   int request = 0;
   int begin = 0, end = 0;
-  int limit = 0;        // keys from here on are other pieces'
-  int length = 0;       // of the request
-  int position = 0;     // of its first query
+  int limit = 0;                         // keys from here on are other pieces'
+  int length = 0;                        // of the request
+  int position = 0;                      // of its first query
   int first_token = 0, last_token = -1;  // of the row group, among its queries
   int q_len = 0;
   int open_begin = 0, open_last = -1;  // keys that all of them see, both inclusive

@@ -1,5 +1,5 @@
-// How many keys of a request count and where its tiles begin: what planner and decode must agree on.
-// Device code: included by .cu files only.
+// How many keys of a request count and where its tiles begin: what planner and decode must agree
+// on. Device code: included by .cu files only.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LENGTHS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LENGTHS_H_

@@ -1,9 +1,9 @@
-// DecodeLoader: the copies of one warp of a decode, ahead of its computation. Device code: included by
-// .cu files only.
+// DecodeLoader: the copies of one warp of a decode, ahead of its computation. Device code: included
+// by .cu files only.
 //
-// Block table entries are read for 16 tiles at a time, 8 keys to a lane, and passed on by shuffles; a
-// block of keys is a multiple of 8, so that each octet has one. Rows that no query sees are zeroed and
-// not read, neither are their table entries.
+// Block table entries are read for 16 tiles at a time, 8 keys to a lane, and passed on by shuffles;
+// a block of keys is a multiple of 8, so that each octet has one. Rows that no query sees are
+// zeroed and not read, neither are their table entries.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LOADER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LOADER_H_
@@ -45,9 +45,8 @@ class DecodeLoader {
       work_.at += work_.step;
       key_ = item.begin;
       end_ = item.end;
-      lowest_ = item.first_token <= item.last_token
-                    ? VisibleTo(p_, item, item.first_token).begin
-                    : 0;
+      lowest_ =
+          item.first_token <= item.last_token ? VisibleTo(p_, item, item.first_token).begin : 0;
       request_ = item.request;
       held_ = 16;
     }
@@ -72,8 +71,8 @@ class DecodeLoader {
   // Finds the blocks of this warp's keys of the next 16 tiles: each lane those of 8 keys.
   KVB_DEVICE void LookUp() {
     held_ = 0;
-    const int64_t first = int64_t{key_} + lane_ / 2 * kDecodeTile + warp_ * kDecodeWarpTile +
-                          lane_ % 2 * 8;
+    const int64_t first =
+        int64_t{key_} + lane_ / 2 * kDecodeTile + warp_ * kDecodeWarpTile + lane_ % 2 * 8;
     id_ = -1;
     offset_ = 0;
     if (first >= end_ || first + 8 <= lowest_) return;
@@ -111,8 +110,8 @@ class DecodeLoader {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         constexpr int kPassesPerOctet = 8 / kRowsPerPass;
-        const char* from = octets[pass / kPassesPerOctet] +
-                           pass % kPassesPerOctet * kRowsPerPass * token_stride;
+        const char* from =
+            octets[pass / kPassesPerOctet] + pass % kPassesPerOctet * kRowsPerPass * token_stride;
         CopyChunk(at + pass * kRowsPerPass * kRowBytes, from, has_chunk);
       }
       return;

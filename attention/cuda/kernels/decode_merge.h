@@ -68,14 +68,15 @@ KVB_DEVICE int64_t SlotOf(bool is_auto, int place, int own_index, int index) {
 // Merges the states of all pieces of a request, in order. `stats`: shared, kMergedAtOnce * kRows.
 template <int kRows, int kMergedAtOnce>
 KVB_DEVICE void MergePieces(const DecodeKernelParams& p, const DecodeItem& item, bool is_auto,
-                            int place, int kv_head, int row_group, int row_groups,
-                            float2* stats) {
+                            int place, int kv_head, int row_group, int row_groups, float2* stats) {
   const int thread = static_cast<int>(threadIdx.x);
   const int count = static_cast<int>(item.cut >> 16), index = static_cast<int>(item.cut & 0xffff);
   // From a slot to the next, in rows.
   const int64_t stride = int64_t{p.num_kv_heads} * row_groups * p.rows;
   const int64_t first = (kv_head * row_groups + row_group) * p.rows;
-  const int columns = p.value_dim / 4, threads_per_row = columns <= 16 ? 16 : columns <= 32 ? 32 : 64;
+  const int columns = p.value_dim / 4, threads_per_row = columns <= 16   ? 16
+                                                         : columns <= 32 ? 32
+                                                                         : 64;
   const int rows_at_once = kDecodeWarps * 32 / threads_per_row;
   const int d = thread % threads_per_row * 4;
   for (int base = 0; base < p.rows; base += rows_at_once) {
@@ -98,8 +99,8 @@ KVB_DEVICE void MergePieces(const DecodeKernelParams& p, const DecodeItem& item,
         const int piece = begin + i / kRows;
         float2 own = make_float2(-INFINITY, 0);
         if (piece < count && i % kRows < p.rows) {
-          own = LoadFromOthers8(p.partial_stats +
-                                SlotOf(is_auto, place, index, piece) * stride + first + i % kRows);
+          own = LoadFromOthers8(p.partial_stats + SlotOf(is_auto, place, index, piece) * stride +
+                                first + i % kRows);
         }
         stats[i] = own;
       }

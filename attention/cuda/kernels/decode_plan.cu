@@ -1,9 +1,8 @@
-#include "attention/cuda/kernels/decode_plan.h"
-
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/decode_deal.h"
 #include "attention/cuda/kernels/decode_lengths.h"
+#include "attention/cuda/kernels/decode_plan.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -143,8 +142,8 @@ bool TakesDecodePlan(const DecodePlanParams& params) {
 DecodePlanLayout LayoutOf(const DecodePlanParams& params) {
   DecodePlanLayout layout;
   const bool is_auto = params.kind == SplitKind::kAuto;
-  layout.max_pieces = params.num_requests * PiecesPerRequest(params) +
-                      (is_auto ? params.num_parts : 0);
+  layout.max_pieces =
+      params.num_requests * PiecesPerRequest(params) + (is_auto ? params.num_parts : 0);
   layout.part_begin = kPlanHeaderWords;
   layout.split_offsets = layout.part_begin + (is_auto ? params.num_parts + 1 : 0);
   layout.pieces = AlignedTo4(layout.split_offsets + params.num_requests + 1);

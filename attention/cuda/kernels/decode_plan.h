@@ -1,9 +1,9 @@
-// The split planner on the device: how the keys of a decode batch are cut into pieces of equal work,
-// by the rules and with the results of metadata/split_planner.h.
+// The split planner on the device: how the keys of a decode batch are cut into pieces of equal
+// work, by the rules and with the results of metadata/split_planner.h.
 //
-// One launch of one block; its plan serves every layer of the same shape until lengths change. Where
-// things are in a plan depends on bounds alone (DecodePlanLayout), so that a captured graph follows
-// new lengths. A plan is 32-bit words:
+// One launch of one block; its plan serves every layer of the same shape until lengths change.
+// Where things are in a plan depends on bounds alone (DecodePlanLayout), so that a captured graph
+// follows new lengths. A plan is 32-bit words:
 //   header (16 words; DecodePlanWord), part_begin [parts + 1] (Auto), split_offsets [R + 1], pieces
 //   [max_pieces] of 4 words (DecodePiece), counters: zero, and zero again after every decode.
 // Pieces are in order of requests. Auto: part p does pieces part_begin[p] to part_begin[p + 1].
@@ -50,8 +50,8 @@ struct DecodePlanParams {
   int32_t block_size = 1;
   int32_t window = 0;  // 0: none; tile 0 begins at the block in which the first query's window does
   SplitKind kind = SplitKind::kAuto;
-  int64_t value = 0;  // of Fixed and Count
-  int32_t tile = 64;  // Auto, None
+  int64_t value = 0;      // of Fixed and Count
+  int32_t tile = 64;      // Auto, None
   int32_t overhead = -1;  // of a piece, in tiles; < 0: 5, less if parts have few tiles
   int32_t num_parts = 1;  // Auto
   int32_t num_counters = 0;

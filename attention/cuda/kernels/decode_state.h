@@ -1,10 +1,11 @@
-// DecodeState: the queries of a block in registers, and scores, weights and sums of one warp's keys.
-// Device code: included by .cu files only.
+// DecodeState: the queries of a block in registers, and scores, weights and sums of one warp's
+// keys. Device code: included by .cu files only.
 //
 // Products are transposed, keys or head dimensions in the 16 rows of a matrix instruction and up to
 // 8 * kGroups queries in its columns: S^T = K Q^T, then O^T += V^T P^T, P^T by two register
 // transposes. A lane (g, t) of S^T holds keys g and g + 8 of queries 2t and 2t + 1. The maximum is
-// moved only when a score exceeds it by 8 powers of two, so most tiles need no exchange between lanes.
+// moved only when a score exceeds it by 8 powers of two, so most tiles need no exchange between
+// lanes.
 //
 // Codes of 8 bits: a 16-byte piece of a row is 16 dimensions, and fragments come with dimensions
 // permuted; queries are loaded with the same permutation, outputs written back by its inverse.
@@ -40,8 +41,8 @@ class DecodeState {
     constexpr float kLog2E = 1.4426950408889634f;
     float scale = p.scale * kLog2E;
     if (p.k_scale.data != nullptr) {
-      scale *= p.k_scale.data[item.request * p.k_scale.request_stride +
-                              kv_head * p.k_scale.head_stride];
+      scale *=
+          p.k_scale.data[item.request * p.k_scale.request_stride + kv_head * p.k_scale.head_stride];
     }
     int64_t first_row = item.request;
     if (p.query_start_loc != nullptr) first_row = p.query_start_loc[item.request];
@@ -75,11 +76,10 @@ class DecodeState {
         // The unit of query 2t + e is with the lanes that loaded it.
         factor[2 * n + e] = scale * __shfl_sync(kFullWarp, unit, 4 * (2 * t + e));
         const int own = row_group * Shape::kRows + 8 * n + 2 * t + e;
-        slope[2 * n + e] = p.alibi_slopes == nullptr
-                               ? 0.0f
-                               : p.alibi_slopes[kv_head * p.group + own -
-                                                TokenOf(p, own) * p.group] *
-                                     kLog2E;
+        slope[2 * n + e] =
+            p.alibi_slopes == nullptr
+                ? 0.0f
+                : p.alibi_slopes[kv_head * p.group + own - TokenOf(p, own) * p.group] * kLog2E;
       }
     }
   }
@@ -130,8 +130,8 @@ class DecodeState {
         }
       }
     }
-    const bool masked = missing != 0 || first < item.open_begin ||
-                        first + kDecodeWarpTile - 1 > item.open_last;
+    const bool masked =
+        missing != 0 || first < item.open_begin || first + kDecodeWarpTile - 1 > item.open_last;
     if (masked) {
 #pragma unroll
       for (int n = 0; n < kGroups; ++n) {

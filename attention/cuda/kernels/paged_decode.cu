@@ -1,8 +1,7 @@
-#include "attention/cuda/kernels/paged_decode.h"
-
 #include <atomic>
 
 #include "attention/cuda/device/gpu.h"
+#include "attention/cuda/kernels/paged_decode.h"
 #include "attention/cuda/kernels/paged_decode_kernel.h"
 
 namespace kvblocks::attention::cuda {
@@ -11,7 +10,9 @@ namespace {
 constexpr int kInvalidValue = 1;  // cudaErrorInvalidValue
 
 int ElementBytesOf(Element element) {
-  return element == Element::kF32 ? 4 : element == Element::kF16 || element == Element::kBF16 ? 2 : 1;
+  return element == Element::kF32                                ? 4
+         : element == Element::kF16 || element == Element::kBF16 ? 2
+                                                                 : 1;
 }
 
 bool IsAligned(const void* address, size_t bytes) {
@@ -59,7 +60,8 @@ int64_t SlotsOf(const DecodePlanParams& plan) {
 // The row of arrival_counters that belongs to a workspace; -1 if there are too many workspaces.
 int ArrivalRowOf(const void* workspace) {
   static std::atomic<const void*> owners[kArrivalRows];
-  const size_t hash = reinterpret_cast<uintptr_t>(workspace) / kAlignment * 0x9e3779b97f4a7c15u >> 32;
+  const size_t hash =
+      reinterpret_cast<uintptr_t>(workspace) / kAlignment * 0x9e3779b97f4a7c15u >> 32;
   for (size_t i = 0; i < kArrivalRows; ++i) {
     std::atomic<const void*>& owner = owners[(hash + i) % kArrivalRows];
     const void* seen = owner.load(std::memory_order_relaxed);
@@ -134,10 +136,10 @@ PagedDecodeWorkspace WorkspaceOf(const PagedDecodeParams& params, int num_multip
   const size_t states = static_cast<size_t>(SlotsOf(plan)) *
                         static_cast<size_t>(params.num_kv_heads) *
                         static_cast<size_t>(shape.row_groups) * static_cast<size_t>(shape.rows);
-  workspace.partial_bytes = Aligned(states * static_cast<size_t>(params.value_dim) * sizeof(float)) +
-                            Aligned(states * 2 * sizeof(float));
-  workspace.bytes =
-      (params.plan == nullptr ? workspace.plan_bytes : 0) + workspace.partial_bytes;
+  workspace.partial_bytes =
+      Aligned(states * static_cast<size_t>(params.value_dim) * sizeof(float)) +
+      Aligned(states * 2 * sizeof(float));
+  workspace.bytes = (params.plan == nullptr ? workspace.plan_bytes : 0) + workspace.partial_bytes;
   return workspace;
 }
 
@@ -212,8 +214,8 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   p.error_flags = context.error_flags;
   p.scale = params.scoring.scale;
   p.soft_cap = params.scoring.soft_cap;
-  p.max_keys = static_cast<int32_t>(plan.max_seq_len < plan.max_keys ? plan.max_seq_len
-                                                                     : plan.max_keys);
+  p.max_keys =
+      static_cast<int32_t>(plan.max_seq_len < plan.max_keys ? plan.max_seq_len : plan.max_keys);
   p.num_blocks = cache.num_blocks;
   p.block_size = cache.block_size;
   p.window = plan.window;
@@ -235,14 +237,14 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   launch.groups = shape.groups;
 
   // Pieces of other policies are dealt out to as many blocks as run at a time, several each.
-  const int64_t blocks = plan.kind == SplitKind::kAuto
-                             ? plan.num_parts
-                             : (layout.max_pieces < 4 * int64_t{plan.num_parts}
-                                    ? layout.max_pieces
-                                    : 4 * int64_t{plan.num_parts});
-  launch.config.grid = dim3(static_cast<unsigned>(blocks),
-                            static_cast<unsigned>(params.num_kv_heads),
-                            static_cast<unsigned>(shape.row_groups));
+  const int64_t blocks =
+      plan.kind == SplitKind::kAuto
+          ? plan.num_parts
+          : (layout.max_pieces < 4 * int64_t{plan.num_parts} ? layout.max_pieces
+                                                             : 4 * int64_t{plan.num_parts});
+  launch.config.grid =
+      dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.num_kv_heads),
+           static_cast<unsigned>(shape.row_groups));
   launch.config.stream = context.stream;
   launch.config.overlap_previous = context.compute_capability >= 90;
   if (shape.padded_dim == 64) return LaunchDecode64(launch);

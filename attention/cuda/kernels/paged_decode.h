@@ -1,10 +1,10 @@
 // Attention of few queries per request over a paged cache, at the speed of memory: decode, and
 // speculation's several tokens.
 //
-// Queries that share a KV head are columns of matrix products, so each key is read once per group of
-// up to 16 of them. Keys are read in the pieces of a plan (decode_plan.h); pieces of a cut request
-// leave float32 states, and whoever finishes last merges them in order: results do not depend on
-// timing. One launch, and one more if it has to plan for itself.
+// Queries that share a KV head are columns of matrix products, so each key is read once per group
+// of up to 16 of them. Keys are read in the pieces of a plan (decode_plan.h); pieces of a cut
+// request leave float32 states, and whoever finishes last merges them in order: results do not
+// depend on timing. One launch, and one more if it has to plan for itself.
 //
 // Takes kStrided caches whose rows begin at multiples of 16 bytes, blocks of multiples of 8 keys,
 // head sizes of multiples of 8 up to 256, 16-bit queries and outputs; causal, windows, sinks, soft

@@ -28,9 +28,12 @@ KVB_DEVICE void PrefetchLines(const void* array, int64_t bytes, int thread, int 
 }
 
 template <typename T, typename Code, int kDim, int kGroups>
-__global__ __launch_bounds__(kDecodeWarps * 32,
-                             (DecodeShape<Code, kDim, kGroups>::kBlocksPerMultiprocessor)) void
-PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
+__global__ __launch_bounds__(
+    kDecodeWarps * 32,
+    (DecodeShape<Code, kDim,
+                 kGroups>::kBlocksPerMultiprocessor)) void PagedDecodeKernel(const __grid_constant__
+                                                                                 DecodeKernelParams
+                                                                                     p) {
   using Shape = DecodeShape<Code, kDim, kGroups>;
   constexpr int kRows = Shape::kRows;
   const int thread = static_cast<int>(threadIdx.x);
@@ -40,19 +43,19 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
   const int part = static_cast<int>(blockIdx.x), num_parts = static_cast<int>(gridDim.x);
   unsigned char* shared = DynamicSharedMemory();
   float* merge = reinterpret_cast<float*>(shared + Shape::kStages * Shape::kTileBytes);
-  float2* stats = reinterpret_cast<float2*>(shared + Shape::kStages * Shape::kTileBytes +
-                                            Shape::kMergeBytes);
+  float2* stats =
+      reinterpret_cast<float2*>(shared + Shape::kStages * Shape::kTileBytes + Shape::kMergeBytes);
   // Also how many pieces there are, before the first.
   int* is_last = reinterpret_cast<int*>(stats + kDecodeWarps * kRows);
 
   const bool plans_itself = p.header == nullptr;
   const bool is_auto = plans_itself || p.part_begin != nullptr;
   // What is read first, each by the address in the last: fetched at once, while others still run.
-  const int all_threads =
-      static_cast<int>(gridDim.x * gridDim.y * gridDim.z) * kDecodeWarps * 32;
+  const int all_threads = static_cast<int>(gridDim.x * gridDim.y * gridDim.z) * kDecodeWarps * 32;
   const int own_thread =
       static_cast<int>((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
-          kDecodeWarps * 32 + thread;
+          kDecodeWarps * 32 +
+      thread;
   PrefetchLines(p.seq_lens, p.num_requests * int64_t{4}, own_thread, all_threads);
   if (!plans_itself) PrefetchLines(p.header, p.plan_bytes, own_thread, all_threads);
   PrefetchLines(p.block_table, p.num_requests * p.table_stride * 4, own_thread, all_threads);
@@ -77,11 +80,19 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
     __syncthreads();
     work = {reinterpret_cast<const char*>(pieces), Shape::kRowBytes, kDecodeTile, 0, *is_last, 1};
   } else if (is_auto) {
-    work = {reinterpret_cast<const char*>(p.pieces), 16, p.header[kPlanTile], p.part_begin[part],
-            p.part_begin[part + 1], 1};
+    work = {reinterpret_cast<const char*>(p.pieces),
+            16,
+            p.header[kPlanTile],
+            p.part_begin[part],
+            p.part_begin[part + 1],
+            1};
   } else {
-    work = {reinterpret_cast<const char*>(p.pieces), 16, p.header[kPlanTile], part,
-            p.header[kPlanNumPieces], num_parts};
+    work = {reinterpret_cast<const char*>(p.pieces),
+            16,
+            p.header[kPlanTile],
+            part,
+            p.header[kPlanNumPieces],
+            num_parts};
   }
   if (work.at >= work.end) return;
 
@@ -123,7 +134,7 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
     }
     if (item.first_token > item.last_token) continue;
 
-    // The four warps' states become one.
+      // The four warps' states become one.
 #pragma unroll
     for (int i = 0; i < 2 * kGroups; ++i) {
       state.sum[i] += __shfl_xor_sync(kFullWarp, state.sum[i], 4);
@@ -137,15 +148,16 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
     __syncthreads();
     float value_scale = 1;
     if (p.v_scale.data != nullptr) {
-      value_scale = p.v_scale.data[item.request * p.v_scale.request_stride +
-                                   kv_head * p.v_scale.head_stride];
+      value_scale =
+          p.v_scale.data[item.request * p.v_scale.request_stride + kv_head * p.v_scale.head_stride];
     }
     const bool is_cut = item.cut >> 16 > 1;
     const int place = is_auto ? part : work.at;
     const int index = static_cast<int>(item.cut & 0xffff);
     const int64_t state_row =
         ((SlotOf(is_auto, place, index, index) * p.num_kv_heads + kv_head) * row_groups +
-         row_group) * p.rows;
+         row_group) *
+        p.rows;
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       float shrink[2];
@@ -187,9 +199,8 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
         float4 value = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int w = 0; w < kDecodeWarps; ++w) {
-          const float4 part_of =
-              *reinterpret_cast<const float4*>(merge + (w * 8 + thread / 16) * Shape::kMergeRow +
-                                               thread % 16 * 4);
+          const float4 part_of = *reinterpret_cast<const float4*>(
+              merge + (w * 8 + thread / 16) * Shape::kMergeRow + thread % 16 * 4);
           value.x += part_of.x, value.y += part_of.y, value.z += part_of.z, value.w += part_of.w;
         }
         const int d = 64 * quarter + thread % 16 * 4;
@@ -218,8 +229,8 @@ PagedDecodeKernel(const __grid_constant__ DecodeKernelParams p) {
     }
     __syncthreads();
     if (*is_last != 0) {
-      MergePieces<kRows, Shape::kMergedAtOnce>(p, item, is_auto, place, kv_head, row_group, row_groups,
-                         reinterpret_cast<float2*>(merge));
+      MergePieces<kRows, Shape::kMergedAtOnce>(p, item, is_auto, place, kv_head, row_group,
+                                               row_groups, reinterpret_cast<float2*>(merge));
     }
     __syncthreads();
   }
