@@ -109,6 +109,7 @@ absl::Status CudaPagedDecode(const ExecContext& context, const PagedDecodeArgs& 
   constexpr char kOp[] = "PagedDecode";
   if (absl::Status status = Check(context, args); !status.ok()) return status;
   if (absl::Status status = CheckPlan(args); !status.ok()) return status;
+  if (absl::Status status = CheckDevicePlan(args); !status.ok()) return status;
   CudaChecker check(kOp, context);
   check.Values("q", args.q).Values("out", args.out).KvCache("cache", args.cache);
   check.Dense("block_table", args.block_table).Dense("seq_lens", args.seq_lens);

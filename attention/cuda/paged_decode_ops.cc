@@ -104,6 +104,14 @@ absl::StatusOr<int64_t> PagedDecodeWorkspaceBytes(const ExecContext& context,
   return static_cast<int64_t>(WorkspaceOf(params, launch->num_multiprocessors).bytes);
 }
 
+absl::Status CheckDevicePlan(const PagedDecodeArgs& args) {
+  if (args.device_plan == nullptr) return absl::OkStatus();
+  const std::string difference = Difference(*args.device_plan, args);
+  if (difference.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("PagedDecode: device_plan: ", difference, "; plan again"));
+}
+
 absl::Status RunPagedDecode(const char* operation, const ExecContext& context,
                             const PagedDecodeParams& params) {
   absl::StatusOr<LaunchContext> launch = LaunchContextOf(operation, context);
@@ -119,13 +127,8 @@ absl::Status RunPagedDecode(const char* operation, const ExecContext& context,
 absl::Status CudaFastPagedDecode(const ExecContext& context, const PagedDecodeArgs& args) {
   absl::Status status = Check(context, args);
   if (!status.ok()) return status;
-  if (args.device_plan != nullptr) {
-    const std::string difference = Difference(*args.device_plan, args);
-    if (!difference.empty()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("PagedDecode: device_plan: ", difference, "; plan again"));
-    }
-  }
+  status = CheckDevicePlan(args);
+  if (!status.ok()) return status;
   const PagedDecodeParams params = PagedDecodeParamsOf(args);
   if (!TakesPagedDecode(params)) return NotTaken("PagedDecode");
   return RunPagedDecode("PagedDecode", context, params);

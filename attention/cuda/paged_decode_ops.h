@@ -26,6 +26,9 @@ bool IsForPagedDecode(const PagedPrefillArgs& args);
 absl::StatusOr<int64_t> PagedDecodeWorkspaceBytes(const ExecContext& context,
                                                   const PagedDecodeParams& params);
 
+// FailedPrecondition if args.device_plan was made for other shapes, naming what differs.
+absl::Status CheckDevicePlan(const PagedDecodeArgs& args);
+
 // ResourceExhausted for a workspace too small. REQUIRES: TakesPagedDecode(params).
 absl::Status RunPagedDecode(const char* operation, const ExecContext& context,
                             const PagedDecodeParams& params);
