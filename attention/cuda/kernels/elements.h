@@ -93,8 +93,11 @@ KVB_DEVICE void LoadFloats(Element element, const void* from, float (&values)[kC
 // the quotient itself would.
 class Divider {
  public:
-  explicit KVB_DEVICE Divider(float scale)
-      : scale_(scale), inverse_(__fdiv_rn(1.0f, scale)), ordinary_(scale > 1e-30f && scale < 1e30f) {}
+  explicit KVB_DEVICE Divider(float scale) {
+    scale_ = scale;
+    inverse_ = __fdiv_rn(1.0f, scale);
+    ordinary_ = scale > 1e-30f && scale < 1e30f;
+  }
 
   KVB_DEVICE float operator()(float x) const {
     if (scale_ == 1.0f) return x;
