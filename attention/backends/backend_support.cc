@@ -104,6 +104,9 @@ std::vector<Reason> CheckSupport(const BackendSupport& support, const BackendCon
                            absl::StrAppend(out, HeadSize(size.first, size.second));
                          }),
            "}");
+  } else if (std::max(config.head_size, value_head_size) > support.most_head_size) {
+    refuse(ReasonKind::kHeadSize, "head size ", HeadSize(config.head_size, value_head_size),
+           " above ", support.most_head_size);
   }
   if (config.num_heads < 0 || config.num_kv_heads < 0 ||
       (config.num_kv_heads > 0 && config.num_heads % config.num_kv_heads != 0)) {

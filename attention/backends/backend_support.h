@@ -28,6 +28,7 @@ struct BackendSupport {
   std::vector<KvLayout> layouts = {};
   // (D, Dv) of what is built; empty: any.
   std::vector<std::pair<int64_t, int64_t>> head_sizes = {};
+  int64_t most_head_size = INT64_MAX;  // of D and of Dv
   BlockSizes block_sizes = {};
   std::vector<AttentionType> types = {};
   FeatureSet features = {};

@@ -9,21 +9,23 @@
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/block_ops.h"
 #include "attention/cuda/kernels/runtime.h"
+#include "attention/ops/arg_checker.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
-// Blocks of two tensors of one block shape. REQUIRES: checked, at least one block each.
-BlockBytes BytesOf(const ConstTensorView& from, const TensorView& to) {
-  const int64_t element = ElementBytes(to.dtype);
+// Blocks like `source` and `target`, which are block 0 and may be empty, so many bytes apart.
+// REQUIRES: equal shapes and types.
+BlockBytes BytesOf(const ConstTensorView& source, const TensorView& target,
+                   int64_t from_block_stride, int64_t to_block_stride) {
+  const int64_t element = ElementBytes(target.dtype);
   BlockBytes bytes;
-  bytes.from = reinterpret_cast<const unsigned char*>(from.data);
-  bytes.to = reinterpret_cast<unsigned char*>(to.data);
-  bytes.from_block_stride = from.stride[0] * element;
-  bytes.to_block_stride = to.stride[0] * element;
-  const TensorView block = *to.Select(0, 0);
-  if (block.empty()) return bytes;
-  const StridedLoop loop(*from.Select(0, 0), block);
+  bytes.from_block_stride = from_block_stride;
+  bytes.to_block_stride = to_block_stride;
+  bytes.from = reinterpret_cast<const unsigned char*>(source.data);
+  bytes.to = reinterpret_cast<unsigned char*>(target.data);
+  if (target.empty()) return bytes;
+  const StridedLoop loop(source, target);
   int64_t run = element;
   bytes.rank = loop.rank;
   if (loop.rank > 0 && loop.dims[loop.rank - 1].from == element &&
@@ -32,9 +34,8 @@ BlockBytes BytesOf(const ConstTensorView& from, const TensorView& to) {
   }
   // Any power of two up to 16 that divides all of these.
   uint64_t divided = reinterpret_cast<uintptr_t>(bytes.from) |
-                     reinterpret_cast<uintptr_t>(bytes.to) | static_cast<uint64_t>(run);
-  if (from.extent[0] > 1) divided |= static_cast<uint64_t>(bytes.from_block_stride);
-  if (to.extent[0] > 1) divided |= static_cast<uint64_t>(bytes.to_block_stride);
+                     reinterpret_cast<uintptr_t>(bytes.to) | static_cast<uint64_t>(run) |
+                     static_cast<uint64_t>(from_block_stride | to_block_stride);
   for (int dim = 0; dim < bytes.rank; ++dim) {
     bytes.extent[dim] = loop.dims[dim].extent;
     bytes.from_stride[dim] = loop.dims[dim].from;
@@ -45,6 +46,14 @@ BlockBytes BytesOf(const ConstTensorView& from, const TensorView& to) {
   while (divided % static_cast<uint64_t>(bytes.unit) != 0) bytes.unit /= 2;
   bytes.run_units = run / bytes.unit;
   return bytes;
+}
+
+// All blocks of two tensors. REQUIRES: checked, at least one block each.
+BlockBytes BlocksOf(const ConstTensorView& from, const TensorView& to) {
+  const auto stride = [](const ConstTensorView& tensor) {
+    return tensor.extent[0] > 1 ? tensor.stride[0] * ElementBytes(tensor.dtype) : 0;
+  };
+  return BytesOf(*from.Select(0, 0), *to.Select(0, 0), stride(from), stride(to));
 }
 
 // All pairs of the tensors that `params` has.
@@ -116,7 +125,7 @@ absl::Status CudaCopyBlocks(const ExecContext& context, absl::Span<const KvCache
     BlockParams params;
     params.num_tensors = 0;
     for (const TensorView& tensor : CacheTensors(cache, storage)) {
-      params.tensors[params.num_tensors++] = BytesOf(tensor, tensor);
+      params.tensors[params.num_tensors++] = BlocksOf(tensor, tensor);
     }
     status = StatusOf(kName, LaunchPairs(*launch, pairs, &params));
     if (!status.ok()) return status;
@@ -147,7 +156,7 @@ absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& 
   BlockParams params;
   params.num_tensors = 0;
   for (size_t i = 0; i < sources.size(); ++i) {
-    const BlockBytes bytes = BytesOf(sources[i], targets[i]);
+    const BlockBytes bytes = BlocksOf(sources[i], targets[i]);
     if (over_the_bus && bytes.rank == 0) {
       status = StatusOf(kName, CopyPairs(context.stream, pairs, bytes));
       if (!status.ok()) return status;
@@ -172,7 +181,7 @@ absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache
   TensorView storage[2];
   for (const TensorView& tensor : CacheTensors(cache, storage)) {
     BlockBytes& bytes = params.tensors[params.num_tensors++];
-    bytes = BytesOf(tensor, tensor);
+    bytes = BlocksOf(tensor, tensor);
     bytes.from = nullptr;
   }
   for (size_t begin = 0; status.ok() && begin < ids.size(); begin += BlockPairs::kMost) {
@@ -183,6 +192,29 @@ absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache
     status = StatusOf(kName, LaunchBlocks(*launch, params));
   }
   return status;
+}
+
+absl::Status CudaFillTensor(const ExecContext& context, const TensorView& out, std::byte byte) {
+  constexpr char kName[] = "FillTensor";
+  ArgChecker check(context, kName);
+  if (check.View("out", out, DTypeSet::All())) check.Writes("out", out);
+  absl::Status status = check.Finish();
+  if (!status.ok() || out.empty()) return status;
+  BlockParams params;
+  BlockBytes& bytes = params.tensors[0];
+  bytes = BytesOf(out, out, 0, 0);
+  bytes.from = nullptr;
+  params.fill = std::to_integer<uint8_t>(byte);
+  if (bytes.rank == 0) {
+    return StatusOf(
+        kName, FillAsync(bytes.to, params.fill, static_cast<size_t>(bytes.run_units * bytes.unit),
+                         context.stream));
+  }
+  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
+  if (!launch.ok()) return launch.status();
+  params.num_pairs = 1;
+  params.pairs.from[0] = params.pairs.to[0] = 0;
+  return StatusOf(kName, LaunchBlocks(*launch, params));
 }
 
 }  // namespace kvblocks::attention::cuda

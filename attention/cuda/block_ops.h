@@ -17,6 +17,7 @@
 #include "attention/cache/kv_cache_view.h"
 #include "attention/ops/args.h"
 #include "attention/ops/exec_context.h"
+#include "attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention::cuda {
 
@@ -32,6 +33,9 @@ absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& 
 
 absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache,
                             absl::Span<const int32_t> ids, std::byte byte);
+
+// Every byte of a tensor of any strides, and no other, becomes `byte`.
+absl::Status CudaFillTensor(const ExecContext& context, const TensorView& out, std::byte byte);
 
 }  // namespace kvblocks::attention::cuda
 

@@ -23,19 +23,31 @@ KVB_DEVICE void MoveUnits(const BlockBytes& bytes, int64_t from_block, int64_t t
       bytes.from == nullptr ? nullptr : bytes.from + from_block * bytes.from_block_stride;
   unsigned char* to = bytes.to + to_block * bytes.to_block_stride;
   const int64_t step = int64_t{gridDim.x} * kThreads;
-#pragma unroll kUnitsPerThread
-  for (int64_t u = int64_t{blockIdx.x} * kThreads + threadIdx.x; u < num_units; u += step) {
-    int64_t rest = bytes.rank == 0 ? 0 : u / bytes.run_units;
-    int64_t from_at = (u - rest * bytes.run_units) * static_cast<int64_t>(sizeof(Unit));
-    int64_t to_at = from_at;
-    for (int dim = bytes.rank - 1; dim >= 0; --dim) {
-      const int64_t outer = rest / bytes.extent[dim], i = rest - outer * bytes.extent[dim];
-      from_at += i * bytes.from_stride[dim];
-      to_at += i * bytes.to_stride[dim];
-      rest = outer;
+  int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  for (; first < num_units; first += step * kUnitsPerThread) {
+    // All loads before the first store, which the compiler must take for one of the same memory.
+    Unit units[kUnitsPerThread];
+    int64_t to_at[kUnitsPerThread];
+#pragma unroll
+    for (int i = 0; i < kUnitsPerThread; ++i) {
+      const int64_t u = first + i * step;
+      if (u >= num_units) break;
+      int64_t rest = bytes.rank == 0 ? 0 : u / bytes.run_units;
+      int64_t from_at = (u - rest * bytes.run_units) * static_cast<int64_t>(sizeof(Unit));
+      to_at[i] = from_at;
+      for (int dim = bytes.rank - 1; dim >= 0; --dim) {
+        const int64_t outer = rest / bytes.extent[dim], at = rest - outer * bytes.extent[dim];
+        from_at += at * bytes.from_stride[dim];
+        to_at[i] += at * bytes.to_stride[dim];
+        rest = outer;
+      }
+      units[i] = from == nullptr ? Repeat<Unit>(fill)
+                                 : *reinterpret_cast<const Unit*>(from + from_at);
     }
-    *reinterpret_cast<Unit*>(to + to_at) =
-        bytes.from == nullptr ? Repeat<Unit>(fill) : *reinterpret_cast<const Unit*>(from + from_at);
+#pragma unroll
+    for (int i = 0; i < kUnitsPerThread; ++i) {
+      if (first + i * step < num_units) *reinterpret_cast<Unit*>(to + to_at[i]) = units[i];
+    }
   }
 }
 

@@ -14,7 +14,7 @@
 
 namespace kvblocks::attention::cuda {
 
-inline constexpr int kMostBlockDims = 5;
+inline constexpr int kMostBlockDims = 6;
 
 // Blocks as bytes: loops over `rank` dimensions, outermost first, around runs of dense units.
 struct BlockBytes {

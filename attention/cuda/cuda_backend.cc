@@ -1,0 +1,58 @@
+#include "attention/cuda/cuda_backend.h"
+
+#include <cstddef>
+
+#include "attention/cuda/block_ops.h"
+#include "attention/cuda/cuda_ops.h"
+#include "attention/cuda/kernels/attend_rows.h"
+
+namespace kvblocks::attention {
+namespace {
+
+BackendSupport CudaSupport() {
+  BackendSupport support;
+  for (int op = 0; op < kNumOpKinds; ++op) support.ops.push_back(static_cast<OpKind>(op));
+  support.q_dtypes = {DType::kF32, DType::kF16, DType::kBF16};
+  support.cache_dtypes = support.q_dtypes;
+  for (DType code : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8, DType::kU8}) {
+    support.cache_dtypes.push_back(code);  // kU8: rows that carry their own scales
+  }
+  support.layouts = {KvLayout::kPagedX,    KvLayout::kNhd,      KvLayout::kHnd,
+                     KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,
+                     KvLayout::kMlaFp8_584};
+  support.most_head_size = cuda::kMaxHeadDim;
+  support.block_sizes = {.multiple_of = 1};
+  support.types = {AttentionType::kDecoder, AttentionType::kEncoder, AttentionType::kEncoderOnly,
+                   AttentionType::kEncoderDecoder};
+  support.features = FeatureSet::All();
+  support.graph_level = GraphLevel::kUniformBatch;
+  support.on_cuda = true;
+  support.least_compute_capability = 80;
+  return support;
+}
+
+class Backend final : public AttentionBackend {
+ public:
+  const char* name() const override { return ops().name(); }
+  const AttentionOps& ops() const override { return Cuda(); }
+  const BackendSupport& support() const override { return support_; }
+  absl::Status FillZeros(const ExecContext& context, const TensorView& out) const override {
+    return cuda::CudaFillTensor(context, out, std::byte{0});
+  }
+
+ private:
+  const BackendSupport support_ = CudaSupport();
+};
+
+}  // namespace
+
+const AttentionBackend& CudaBackend() {
+  static const auto* const backend = new Backend();
+  return *backend;
+}
+
+absl::Status RegisterCudaBackend(BackendRegistry& registry) {
+  return registry.Register(&CudaBackend(), kCudaPortablePriority);
+}
+
+}  // namespace kvblocks::attention
