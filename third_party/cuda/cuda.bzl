@@ -5,7 +5,8 @@ nvcc on PATH; /usr/local/cuda; the folder that tools/cuda_toolkit.sh fills. Baze
 environment variables changes and when its server starts.
 
 The repository has
-  cuda.bzl   CUDA_AVAILABLE; CUDA_NVCC, the compiler's path; CUDA_VERSION, such as "13.0"; CUDA_MISSING, why there is none
+  cuda.bzl   CUDA_ARCHS, from KVBLOCKS_CUDA_ARCHS=sm_90a,... : what kernels are compiled for instead of the default;
+             CUDA_AVAILABLE; CUDA_NVCC, the compiler's path; CUDA_VERSION, such as "13.0"; CUDA_MISSING, why there is none
   :headers   the runtime's headers, for host code that includes cuda_runtime.h
   :cudart    these, and the runtime, linked statically
   :release   a file that changes with the compiler
@@ -74,6 +75,7 @@ _CONSTANTS = """CUDA_AVAILABLE = {available}
 CUDA_NVCC = {nvcc}
 CUDA_VERSION = {version}
 CUDA_MISSING = {missing}
+CUDA_ARCHS = {archs}
 """
 
 _BUILD_WITH = """package(default_visibility = ["//visibility:public"])
@@ -138,11 +140,12 @@ def _local_cuda_impl(repository_ctx):
         nvcc = repr(str(cuda.nvcc) if cuda else ""),
         version = repr(cuda.version if cuda else ""),
         missing = repr("" if cuda else "; ".join(reasons)),
+        archs = repr([arch for arch in (repository_ctx.os.environ.get("KVBLOCKS_CUDA_ARCHS") or "").split(",") if arch]),
     ), executable = False)
 
 local_cuda = repository_rule(
     implementation = _local_cuda_impl,
     configure = True,
-    environ = ["CUDA_PATH", "PATH", "XDG_CACHE_HOME", "HOME"],
+    environ = ["CUDA_PATH", "PATH", "XDG_CACHE_HOME", "HOME", "KVBLOCKS_CUDA_ARCHS"],
     local = True,
 )

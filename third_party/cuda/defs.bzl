@@ -6,11 +6,11 @@ the other value. A target that is to exist either way takes its CUDA part throug
 """
 
 load("//:kvblocks.bzl", "COPTS", "kv_cc_binary", "kv_cc_library", "kv_cc_test")
-load("@local_cuda//:cuda.bzl", "CUDA_AVAILABLE", "CUDA_NVCC")
+load("@local_cuda//:cuda.bzl", "CUDA_ARCHS", "CUDA_AVAILABLE", "CUDA_NVCC")
 
 # Machine code for A100 and its family, for Hopper with wgmma and the bulk copy engine, and PTX from which a driver
 # compiles for newer GPUs.
-DEFAULT_ARCHS = [
+DEFAULT_ARCHS = CUDA_ARCHS or [
     "sm_80",
     "sm_90a",
     "compute_80",
