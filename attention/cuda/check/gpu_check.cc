@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "attention/cuda/host_tensor_ops.h"
 #include "attention/cuda/check/gpu_bench.h"
@@ -53,12 +54,15 @@ std::string WhyNoGpu() {
          (error != 0 ? kvblocks::attention::cuda::ErrorName(error) : "there is none");
 }
 
-// Skips every test by name where there is none.
-class NeedsGpu : public testing::Environment {
+// Skips every test, by name and with the reason, where there is none. (An environment that skips would
+// leave them all as passed.)
+class SkipsWithoutGpu : public testing::EmptyTestEventListener {
  public:
-  void SetUp() override {
-    if (const std::string reason = WhyNoGpu(); !reason.empty()) GTEST_SKIP() << reason;
-  }
+  explicit SkipsWithoutGpu(std::string reason) : reason_(std::move(reason)) {}
+  void OnTestStart(const testing::TestInfo&) override { GTEST_SKIP() << reason_; }
+
+ private:
+  std::string reason_;
 };
 
 }  // namespace
@@ -90,11 +94,14 @@ int main(int argc, char** argv) {
     return 2;
   }
   using namespace kvblocks::attention::cuda;
+  const std::string reason = WhyNoGpu();
   if (!bench) {
-    testing::AddGlobalTestEnvironment(new NeedsGpu);
+    if (!reason.empty()) {
+      testing::UnitTest::GetInstance()->listeners().Append(new SkipsWithoutGpu(reason));
+    }
     return RUN_ALL_TESTS();
   }
-  if (const std::string reason = WhyNoGpu(); !reason.empty()) {
+  if (!reason.empty()) {
     std::fprintf(stderr, "%s\n", reason.c_str());
     return 1;
   }
