@@ -34,7 +34,12 @@ class GpuBench {
   ~GpuBench();
 
   void MeasurePeaks();
-  bool wants(const std::string& name) const { return name.find(filter_) != std::string::npos; }
+  bool wants(const std::string& name) {
+    const bool wanted = name.find(filter_) != std::string::npos;
+    num_wanted_ += wanted ? 1 : 0;
+    return wanted;
+  }
+  int num_wanted() const { return num_wanted_; }
   // Prints its row; failures are printed and counted.
   void Run(const BenchCase& bench_case);
   // Milliseconds of one replay of what `enqueue` does; negative if it fails.
@@ -53,7 +58,7 @@ class GpuBench {
   Workspace workspace_;
   DeviceErrorFlags flags_;
   DeviceTensor workspace_memory_, flags_memory_;
-  int failures_ = 0;
+  int failures_ = 0, num_wanted_ = 0;
 };
 
 // Copies of data that make up several times the second-level cache, at most `most`.

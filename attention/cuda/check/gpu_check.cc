@@ -9,12 +9,12 @@
 // found no GPU; 2: bad arguments.
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
 
 #include "attention/cuda/host_tensor_ops.h"
+#include "absl/strings/numbers.h"
 #include "attention/cuda/check/gpu_bench.h"
 #include "attention/cuda/cuda_ops.h"
 #include "attention/cuda/kernels/runtime.h"
@@ -78,9 +78,9 @@ int main(int argc, char** argv) {
       bench = true;
       filter = value;
     } else if (const char* count = FlagValue(argv[i], "--rounds")) {
-      rounds = std::atoi(count);
+      if (!absl::SimpleAtoi(count, &rounds)) rounds = 0;
     } else if (const char* rate = FlagValue(argv[i], "--matrix_tflops")) {
-      matrix_tflops = std::atof(rate);
+      if (!absl::SimpleAtod(rate, &matrix_tflops)) matrix_tflops = -1;
     } else {
       std::fprintf(stderr,
                    "unknown argument %s; known: --bench[=part of a name] --rounds=N "
@@ -89,8 +89,12 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  if (rounds < 1) {
-    std::fprintf(stderr, "--rounds must be at least 1\n");
+  if (rounds < 1 || rounds > 100000) {
+    std::fprintf(stderr, "--rounds must be 1 to 100000\n");
+    return 2;
+  }
+  if (!(matrix_tflops >= 0 && matrix_tflops < 1e6)) {
+    std::fprintf(stderr, "--matrix_tflops must be a rate in TFLOP/s, or 0 for this program's own\n");
     return 2;
   }
   using namespace kvblocks::attention::cuda;
@@ -113,5 +117,10 @@ int main(int argc, char** argv) {
   BenchCacheWrites(gpu);
   BenchStates(gpu);
   BenchStep(gpu);
+  if (gpu.num_wanted() == 0) {
+    std::fprintf(stderr, "--bench=%s: no case has that in its name; without a value all run\n",
+                 filter.c_str());
+    return 2;
+  }
   return gpu.failures() == 0 ? 0 : 1;
 }
