@@ -79,7 +79,7 @@ KVB_DEVICE RowKeys KeysOf(const AttendRowsParams& params, int row, uint32_t& fla
       length = params.keys.seq_lens[place.request];
       const int64_t covered = int64_t{params.keys.table_columns} * params.keys.cache.block_size;
       if (length > covered || length < 0) {
-        flags |= kFlagLengthClamped;
+        flags |= kLengthClamped;
         length = length < 0 ? 0 : covered;
       }
       break;
@@ -88,7 +88,7 @@ KVB_DEVICE RowKeys KeysOf(const AttendRowsParams& params, int row, uint32_t& fla
       const int64_t begin = params.kv_start_loc[place.request];
       const int64_t end = params.kv_start_loc[place.request + 1];
       if (begin < 0 || end < begin || end > params.num_keys) {
-        flags |= kFlagLengthClamped;
+        flags |= kLengthClamped;
         keys.first_key = MinOf(MaxOf(0, begin), params.num_keys);
         length = MaxOf(0, MinOf(end, params.num_keys) - keys.first_key);
       } else {
@@ -144,7 +144,7 @@ KVB_DEVICE bool Locate(const AttendRowsParams& params, const RowKeys& keys, cons
     const int block =
         params.keys.block_table[table_row * params.keys.table_stride + j / block_size];
     if (block < 0 || block >= cache.num_blocks) {
-      flags |= kFlagBadBlock;
+      flags |= kBadBlock;
       return false;
     }
     address = AddressOf(cache, block, j % block_size, kv_head);
@@ -156,7 +156,7 @@ KVB_DEVICE bool Locate(const AttendRowsParams& params, const RowKeys& keys, cons
                   (extra ? j - keys.main_keys : j)];
   if (slot < 0) return false;
   if (slot / block_size >= cache.num_blocks) {
-    flags |= kFlagBadIndex;
+    flags |= kBadIndex;
     return false;
   }
   address = AddressOf(cache, slot / block_size, slot % block_size, 0);
@@ -213,8 +213,8 @@ class RowRun {
           row_ * params.q_tail.row_stride + (head_ + h) * params.q_tail.head_stride;
       for (int d = lane_; d < params.key_dim; d += 32) {
         scratch_.q[h * stride + d] = d < params.q_dim
-                                         ? LoadElementAt(params.q.element, params.q.data, at + d)
-                                         : LoadElementAt(params.q_tail.element, params.q_tail.data,
+                                         ? LoadAsFloat(params.q.element, params.q.data, at + d)
+                                         : LoadAsFloat(params.q_tail.element, params.q_tail.data,
                                                          tail_at + d - params.q_dim);
       }
     }
@@ -341,7 +341,7 @@ class RowRun {
         // Divided by infinity, negative numbers become -0: the sum makes it +0.
         float value = empty ? 0.0f : sums[i] / denominator + 0.0f;
         if (output.out_scale > 0) value /= output.out_scale;
-        StoreElementAt(output.out.element, output.out.data, at + d, value);
+        StoreFloat(output.out.element, value, output.out.data, at + d);
       }
     }
     if (lane_ == 0) {

@@ -8,6 +8,7 @@
 #include "attention/cuda/kernels/decode_deal.h"
 #include "attention/cuda/kernels/decode_lengths.h"
 #include "attention/cuda/kernels/params.h"
+#include "attention/ops/device_error_bits.h"
 
 namespace kvblocks::attention::cuda {
 
@@ -146,7 +147,7 @@ KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, const DecodeWork& wo
   const int seq_len = p.seq_lens[piece.x];
   item.length = item.q_len > 0 ? ClampLength(seq_len, p.max_keys) : 0;
   if (item.length < seq_len && item.q_len > 0 && p.error_flags != nullptr && threadIdx.x == 0) {
-    atomicOr(p.error_flags, 1u << 6);  // kLengthClamped
+    atomicOr(p.error_flags, kLengthClamped);
   }
   const int first = FirstKey(item.length, item.q_len, p.window, p.block_size);
   const int64_t limit = first + int64_t{piece.z} * work.tile;

@@ -11,6 +11,7 @@
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/decode_items.h"
+#include "attention/ops/device_error_bits.h"
 
 namespace kvblocks::attention::cuda {
 
@@ -83,7 +84,7 @@ class DecodeLoader {
       id_ = id;
       offset_ = key - column * p_.block_size;
     } else if (p_.error_flags != nullptr) {
-      atomicOr(p_.error_flags, 1u << 1);  // kBadBlock
+      atomicOr(p_.error_flags, kBadBlock);
     }
   }
 

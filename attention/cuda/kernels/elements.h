@@ -9,54 +9,39 @@
 
 namespace kvblocks::attention::cuda {
 
-KVB_HOST_DEVICE int BytesOf(Element element) {
-  return element == Element::kF32 ? 4
-         : element == Element::kF16 || element == Element::kBF16 ? 2
-                                                                  : 1;
-}
-KVB_HOST_DEVICE bool IsCode(Element element) {
-  return element == Element::kE4M3 || element == Element::kE5M2 || element == Element::kI8;
+// Calls function(tag) with the element's type.
+template <typename Function>
+KVB_DEVICE void WithElement(Element element, const Function& function) {
+  switch (element) {
+    case Element::kF32:
+      return function(F32());
+    case Element::kF16:
+      return function(F16());
+    case Element::kBF16:
+      return function(Bf16());
+    case Element::kE4M3:
+      return function(E4m3());
+    case Element::kE5M2:
+      return function(E5m2());
+    case Element::kI8:
+      return function(Int8());
+  }
 }
 
 // Element i of an array of any type.
 KVB_DEVICE float LoadAsFloat(Element element, const void* from, int64_t i) {
-  switch (element) {
-    case Element::kF32:
-      return static_cast<const float*>(from)[i];
-    case Element::kF16:
-      return F16::ToFloat(static_cast<const uint16_t*>(from)[i]);
-    case Element::kBF16:
-      return Bf16::ToFloat(static_cast<const uint16_t*>(from)[i]);
-    case Element::kE4M3:
-      return E4m3::ToFloat(static_cast<const uint8_t*>(from)[i]);
-    case Element::kE5M2:
-      return E5m2::ToFloat(static_cast<const uint8_t*>(from)[i]);
-    case Element::kI8:
-      return Int8::ToFloat(static_cast<const uint8_t*>(from)[i]);
-  }
-  return 0;
+  float value = 0;
+  WithElement(element, [&](auto tag) {
+    using E = decltype(tag);
+    value = E::ToFloat(static_cast<const typename E::Bits*>(from)[i]);
+  });
+  return value;
 }
 KVB_DEVICE void StoreFloat(Element element, float value, void* to, int64_t i) {
-  switch (element) {
-    case Element::kF32:
-      static_cast<float*>(to)[i] = value;
-      break;
-    case Element::kF16:
-      static_cast<uint16_t*>(to)[i] = F16::FromFloat(value);
-      break;
-    case Element::kBF16:
-      static_cast<uint16_t*>(to)[i] = Bf16::FromFloat(value);
-      break;
-    case Element::kE4M3:
-      static_cast<uint8_t*>(to)[i] = E4m3::FromFloat(value);
-      break;
-    case Element::kE5M2:
-      static_cast<uint8_t*>(to)[i] = E5m2::FromFloat(value);
-      break;
-    case Element::kI8:
-      static_cast<uint8_t*>(to)[i] = Int8::FromFloat(value);
-      break;
-  }
+  WithElement(element, [&](auto tag) {
+    using E = decltype(tag);
+    static_cast<typename E::Bits*>(to)[i] = E::FromFloat(value);
+  });
 }
 
 // kCount consecutive elements (4, 8 or 16) from a 16-bit or 32-bit type; `from` aligned to the

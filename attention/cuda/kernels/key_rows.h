@@ -27,7 +27,7 @@ KVB_DEVICE KeyAddress AddressOf(const Cache& cache, int64_t block, int64_t offse
   KeyAddress address;
   const auto* k = static_cast<const unsigned char*>(cache.k.data);
   const auto* v = static_cast<const unsigned char*>(cache.v.data);
-  const int bytes = ElementBytesOf(cache.element);
+  const int bytes = BytesOf(cache.element);
   switch (cache.layout) {
     case Layout::kStrided:
       address.key = k + (block * cache.k.block_stride + offset * cache.k.token_stride +

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
       // As in attend_rows.cu: no negative zeros.
       float value = empty ? 0.0f : sums[i] / denominator + 0.0f;
       if (params.out_scale > 0) value /= params.out_scale;
-      StoreElementAt(params.out.element, params.out.data, out_at + d, value);
+      StoreFloat(params.out.element, value, params.out.data, out_at + d);
     }
   }
   // The lse may take the place of one that other lanes still weigh by.
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps)
     params.lse[outer * params.lse_outer_stride + inner * params.lse_row_stride +
                head * params.lse_head_stride] = lse;
   }
-  if (infinite && error_flags != nullptr) atomicOr(error_flags, kFlagMergeOfInfinity);
+  if (infinite && error_flags != nullptr) atomicOr(error_flags, kMergeOfInfinity);
 }
 
 // Few states of many rows, at the speed of memory: a thread takes eight values of a (row, head), loads
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kFewThreads)
     params.lse[row * params.lse_row_stride + head * params.lse_head_stride] = lse;
   }
   if (infinite && first == 0 && error_flags != nullptr) {
-    atomicOr(error_flags, kFlagMergeOfInfinity);
+    atomicOr(error_flags, kMergeOfInfinity);
   }
 }
 

@@ -57,10 +57,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t outer = row / params.inner_rows, inner = row % params.inner_rows;
   const int64_t at = outer * params.out_outer_stride + inner * params.out.row_stride +
                      head * params.out.head_stride + 4 * thread;
-  StoreElementAt(params.out.element, params.out.data, at, value.x * factor);
-  StoreElementAt(params.out.element, params.out.data, at + 1, value.y * factor);
-  StoreElementAt(params.out.element, params.out.data, at + 2, value.z * factor);
-  StoreElementAt(params.out.element, params.out.data, at + 3, value.w * factor);
+  StoreFloat(params.out.element, value.x * factor, params.out.data, at);
+  StoreFloat(params.out.element, value.y * factor, params.out.data, at + 1);
+  StoreFloat(params.out.element, value.z * factor, params.out.data, at + 2);
+  StoreFloat(params.out.element, value.w * factor, params.out.data, at + 3);
   if (thread == 0 && params.lse != nullptr) {
     params.lse[outer * params.lse_outer_stride + inner * params.lse_row_stride +
                head * params.lse_head_stride] = lse;

@@ -128,7 +128,7 @@ KVB_DEVICE void FindKeys(const AttendRowsParams& params, int piece, MlaWork& wor
     int64_t length = params.keys.seq_lens[work.request];
     const int64_t covered = int64_t{params.keys.table_columns} * block_size;
     if (length < 0 || length > covered) {
-      flags |= kFlagLengthClamped;
+      flags |= kLengthClamped;
       length = length < 0 ? 0 : covered;
     }
     work.kv_len = static_cast<int>(MinOf(length, INT32_MAX - 64));
@@ -178,7 +178,7 @@ KVB_DEVICE KeyAddress AddressOf(const AttendRowsParams& params, const MlaWork& w
   if (params.source == KeySource::kPaged) {
     const Cache& cache = params.keys.cache;
     if (index < 0 || index >= cache.num_blocks) {
-      flags |= kFlagBadBlock;
+      flags |= kBadBlock;
       return none;
     }
     return AddressOf(cache, index, j % cache.block_size, 0);
@@ -188,7 +188,7 @@ KVB_DEVICE KeyAddress AddressOf(const AttendRowsParams& params, const MlaWork& w
   const Cache& cache = extra ? params.extra.cache : params.main.cache;
   const int block = index / cache.block_size;
   if (block >= cache.num_blocks) {
-    flags |= kFlagBadIndex;
+    flags |= kBadIndex;
     return none;
   }
   return AddressOf(cache, block, index - block * cache.block_size, 0);

@@ -9,12 +9,6 @@ namespace {
 
 constexpr int kInvalidValue = 1;  // cudaErrorInvalidValue
 
-int ElementBytesOf(Element element) {
-  return element == Element::kF32                                ? 4
-         : element == Element::kF16 || element == Element::kBF16 ? 2
-                                                                 : 1;
-}
-
 bool IsAligned(const void* address, size_t bytes) {
   return reinterpret_cast<uintptr_t>(address) % bytes == 0;
 }
@@ -83,7 +77,7 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
   }
   if (!Is16Bit(params.q.element) || !Is16Bit(params.out.element)) return false;
   if (Is16Bit(cache.element) && cache.element != params.q.element) return false;
-  const int bytes = ElementBytesOf(cache.element);
+  const int bytes = BytesOf(cache.element);
   const int unit = 16 / bytes;
   if (params.key_dim < unit || params.value_dim < unit || params.key_dim % unit != 0 ||
       params.value_dim % unit != 0 || params.key_dim > 256 || params.value_dim > 256) {
@@ -121,7 +115,7 @@ DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiproc
   plan.value = params.split_value;
   plan.tile = kDecodeTile;
   const int per_multiprocessor = DecodeBlocksPerMultiprocessor(
-      shape.padded_dim, ElementBytesOf(params.keys.cache.element), shape.groups);
+      shape.padded_dim, BytesOf(params.keys.cache.element), shape.groups);
   const int heads = params.num_kv_heads * shape.row_groups;
   plan.num_parts = MaxOf(1, num_multiprocessors * per_multiprocessor / heads);
   plan.num_counters = params.num_requests * heads;
@@ -181,7 +175,7 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   p.lse_row_stride = params.lse_row_stride;
   p.lse_head_stride = params.lse_head_stride;
   const Cache& cache = params.keys.cache;
-  const int64_t bytes = ElementBytesOf(cache.element);
+  const int64_t bytes = BytesOf(cache.element);
   p.k = static_cast<const char*>(cache.k.data);
   p.k_block = cache.k.block_stride * bytes;
   p.k_token = cache.k.token_stride * bytes;

@@ -25,6 +25,13 @@ struct LaunchContext {
 
 enum class Element : uint8_t { kF32, kF16, kBF16, kE4M3, kE5M2, kI8 };
 
+constexpr int BytesOf(Element element) {
+  return element == Element::kF32 ? 4
+         : element == Element::kF16 || element == Element::kBF16 ? 2
+                                                                  : 1;
+}
+constexpr bool IsCode(Element element) { return BytesOf(element) == 1; }
+
 // [rows, heads, dim], the innermost stride 1.
 struct ConstRows {
   const void* data = nullptr;

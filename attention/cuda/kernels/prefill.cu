@@ -205,7 +205,7 @@ class Prefill {
     const uint32_t bad = __ballot_sync(kFullWarp, is_bad);
     if (lane_ == 0) {
       reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad)[n % 2 * 2 + warp_] = bad;
-      if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlockFlag);
+      if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlock);
     }
   }
 

@@ -225,7 +225,7 @@ class Producer {
     __syncwarp();
     if (thread_ % 32 == 0) {
       reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad)[stage * 4 + thread_ / 32] = bad;
-      if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlockFlag);
+      if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlock);
       ArriveAtBarrier(barriers_.KeysFull(stage));
     }
   }

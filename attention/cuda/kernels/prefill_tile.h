@@ -12,13 +12,9 @@
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/prefill.h"
+#include "attention/ops/device_error_bits.h"
 
 namespace kvblocks::attention::cuda {
-
-// DeviceErrorBit.
-inline constexpr uint32_t kBadBlockFlag = 1u << 1;
-inline constexpr uint32_t kBadScaleFlag = 1u << 3;
-inline constexpr uint32_t kLengthClampedFlag = 1u << 6;
 
 KVB_HOST_DEVICE float Infinity() { return __builtin_huge_valf(); }
 
@@ -173,7 +169,7 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
     const int64_t covered = int64_t{params.keys.table_columns} * params.keys.cache.block_size;
     if (length > covered) {
       length = covered;
-      if (error_flags != nullptr && lane == 0) atomicOr(error_flags, kLengthClampedFlag);
+      if (error_flags != nullptr && lane == 0) atomicOr(error_flags, kLengthClamped);
     }
     tile.kv_len = static_cast<int32_t>(length < 0 ? 0 : length);
   } else {
@@ -190,7 +186,7 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
     tile.v_scale = ScaleAt(params.keys.cache.v_scale, low, tile.kv_head);
     const bool good = tile.k_scale > 0 && tile.k_scale < Infinity() && tile.v_scale > 0 &&
                       tile.v_scale < Infinity();
-    if (!good && error_flags != nullptr && lane == 0) atomicOr(error_flags, kBadScaleFlag);
+    if (!good && error_flags != nullptr && lane == 0) atomicOr(error_flags, kBadScale);
   }
 
   const int32_t first = tile.TokenOf(0), last = tile.TokenOf(tile.num_rows - 1);

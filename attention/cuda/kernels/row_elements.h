@@ -8,15 +8,10 @@
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
+#include "attention/cuda/kernels/elements.h"
 #include "attention/cuda/kernels/params.h"
 
 namespace kvblocks::attention::cuda {
-
-KVB_HOST_DEVICE int ElementBytesOf(Element element) {
-  return element == Element::kF32                                ? 4
-         : element == Element::kF16 || element == Element::kBF16 ? 2
-                                                                 : 1;
-}
 
 // Of memory aligned to the element.
 template <typename E>
@@ -34,41 +29,6 @@ KVB_DEVICE float LoadAnywhere(const unsigned char* at) {
     return E::ToFloat(uint32_t{at[0]} | uint32_t{at[1]} << 8 | uint32_t{at[2]} << 16 |
                       uint32_t{at[3]} << 24);
   }
-}
-
-// Calls function(tag) with the element's type.
-template <typename Function>
-KVB_DEVICE void WithElement(Element element, const Function& function) {
-  switch (element) {
-    case Element::kF32:
-      return function(F32());
-    case Element::kF16:
-      return function(F16());
-    case Element::kBF16:
-      return function(Bf16());
-    case Element::kE4M3:
-      return function(E4m3());
-    case Element::kE5M2:
-      return function(E5m2());
-    case Element::kI8:
-      return function(Int8());
-  }
-}
-
-// The element `index` of an array aligned to it.
-KVB_DEVICE float LoadElementAt(Element element, const void* data, int64_t index) {
-  float value = 0;
-  WithElement(element, [&](auto tag) {
-    using E = decltype(tag);
-    value = E::ToFloat(static_cast<const typename E::Bits*>(data)[index]);
-  });
-  return value;
-}
-KVB_DEVICE void StoreElementAt(Element element, void* data, int64_t index, float value) {
-  WithElement(element, [&](auto tag) {
-    using E = decltype(tag);
-    static_cast<typename E::Bits*>(data)[index] = E::FromFloat(value);
-  });
 }
 
 namespace internal {

@@ -10,14 +10,9 @@
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/kernels/params.h"
 #include "attention/cuda/kernels/row_elements.h"
+#include "attention/ops/device_error_bits.h"
 
 namespace kvblocks::attention::cuda {
-
-// As ops/exec_context.h has them.
-inline constexpr uint32_t kFlagBadBlock = 1u << 1;
-inline constexpr uint32_t kFlagBadIndex = 1u << 2;
-inline constexpr uint32_t kFlagMergeOfInfinity = 1u << 4;
-inline constexpr uint32_t kFlagLengthClamped = 1u << 6;
 
 // As ops/params.h has them.
 inline constexpr int64_t kUnlimitedBand = (int64_t{1} << 31) - 1;
@@ -113,7 +108,7 @@ KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int h, i
   if (mask.form == kMaskRaggedBits) {
     const auto bit = static_cast<uint64_t>(sees.mask_row) + static_cast<uint64_t>(j);
     if (bit / 8 >= static_cast<uint64_t>(mask.columns)) {
-      flags |= kFlagLengthClamped;
+      flags |= kLengthClamped;
       return 1;
     }
     const auto* bytes = static_cast<const uint8_t*>(mask.data);
@@ -128,11 +123,11 @@ KVB_DEVICE float MaskValueOf(const MaskRule& mask, const RowSees& sees, int h, i
     at = sees.mask_base + h * mask.head_stride + j * mask.column_stride;
   }
   if (!inside) {
-    flags |= kFlagLengthClamped;
+    flags |= kLengthClamped;
     return mask.marker ? 1.0f : -INFINITY;
   }
   if (mask.bytes) return static_cast<const uint8_t*>(mask.data)[at] != 0 ? 1.0f : 0.0f;
-  return LoadElementAt(mask.element, mask.data, at);
+  return LoadAsFloat(mask.element, mask.data, at);
 }
 
 // Whether key j of [lo, hi) is visible to the h-th head from that of `sees` on, of the same group,
