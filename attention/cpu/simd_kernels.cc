@@ -112,18 +112,11 @@ HWY_INLINE void SumSixteen(const VF (&v)[16], VD* out) {
   }
 }
 
-// A register tile of R rows by K keys, R * K = kAccumulators.
-template <typename T, int R>
-HWY_INLINE void Dots(const float* HWY_RESTRICT q, const void* const* keys, int64_t dim,
-                     const double* factor, double* HWY_RESTRICT scores) {
-  constexpr int K = kAccumulators / R;
-  VF acc[R * K];
-#pragma GCC unroll 16
-  for (int i = 0; i < R * K; ++i) acc[i] = hn::Zero(kF);
-  const T* rows[K];
-#pragma GCC unroll 16
-  for (int k = 0; k < K; ++k) rows[k] = static_cast<const T*>(keys[k]);
-  for (int64_t d = 0; d < dim; d += kLanes) {
+// acc[r * K + k] += elements [begin, end) of row r of q times those of key k, lane by lane.
+template <typename T, int R, int K>
+HWY_INLINE void AddProducts(const float* HWY_RESTRICT q, const T* const (&rows)[K], int64_t dim,
+                            int64_t begin, int64_t end, VF (&acc)[R * K]) {
+  for (int64_t d = begin; d < end; d += kLanes) {
     if constexpr (R >= K) {
       VF key[K];
 #pragma GCC unroll 16
@@ -145,6 +138,33 @@ HWY_INLINE void Dots(const float* HWY_RESTRICT q, const void* const* keys, int64
         for (int r = 0; r < R; ++r) acc[r * K + k] = hn::MulAdd(query[r], key, acc[r * K + k]);
       }
     }
+  }
+}
+
+// Narrow vectors give a lane more terms, and the error of a sum grows with their number: after so
+// many elements sums of theirs are added to the others. Of 16 lanes it takes rows of 512 values to
+// come to as many terms.
+constexpr int64_t kSpan = kLanes >= 16 ? int64_t{1} << 40 : 8 * kLanes;
+
+// A register tile of R rows by K keys, R * K = kAccumulators.
+template <typename T, int R>
+HWY_INLINE void Dots(const float* HWY_RESTRICT q, const void* const* keys, int64_t dim,
+                     const double* factor, double* HWY_RESTRICT scores) {
+  constexpr int K = kAccumulators / R;
+  VF acc[R * K];
+#pragma GCC unroll 16
+  for (int i = 0; i < R * K; ++i) acc[i] = hn::Zero(kF);
+  const T* rows[K];
+#pragma GCC unroll 16
+  for (int k = 0; k < K; ++k) rows[k] = static_cast<const T*>(keys[k]);
+  AddProducts<T, R, K>(q, rows, dim, 0, std::min(dim, kSpan), acc);
+  for (int64_t begin = kSpan; begin < dim; begin += kSpan) {
+    VF more[R * K];
+#pragma GCC unroll 16
+    for (int i = 0; i < R * K; ++i) more[i] = hn::Zero(kF);
+    AddProducts<T, R, K>(q, rows, dim, begin, std::min(dim, begin + kSpan), more);
+#pragma GCC unroll 16
+    for (int i = 0; i < R * K; ++i) acc[i] = hn::Add(acc[i], more[i]);
   }
   constexpr int kVectors = R * K / (kLanes / 2);
   VD sums[kVectors];
@@ -256,7 +276,12 @@ double SoftmaxTileImpl(double* HWY_RESTRICT scores, uint64_t seen, const ScoreRu
       most = hn::Max(s, most);
     }
   }
-  const float tile_max = static_cast<float>(hn::GetLane(hn::MaxOfLanes(kD, most)));
+  const double exact_max = hn::GetLane(hn::MaxOfLanes(kD, most));
+  float tile_max = static_cast<float>(exact_max);
+  // Rounded down, so that the largest score weighs at least 1.
+  if (tile_max > exact_max && std::isfinite(tile_max)) {
+    tile_max = std::nextafter(tile_max, -std::numeric_limits<float>::infinity());
+  }
   const double old_max = state->max;
   const double new_max = std::max(old_max, static_cast<double>(tile_max));
   state->max = new_max;

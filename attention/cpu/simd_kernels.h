@@ -59,8 +59,8 @@ struct ScoreRules {
   const double* additive = nullptr;  // [64], added
 };
 
-// State of the online softmax of one row. The maximum is a float32 number (an upper bound of the
-// scores but for rounding), so that it can be handed out as one.
+// State of the online softmax of one row. The maximum is a float32 number, the largest that is not
+// above the largest score, so that it can be handed out as one.
 struct RowState {
   double max;
   double sum;
