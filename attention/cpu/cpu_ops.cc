@@ -85,7 +85,6 @@ void AttendAndWrite(const ExecContext& context, const DenseBatch& batch,
 absl::Status CpuOps::PagedDecode(const ExecContext& context, const PagedDecodeArgs& args) const {
   if (AnyF64(args.q, args.cache.k, args.out)) return CpuReference().PagedDecode(context, args);
   if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
-  if (absl::Status status = CheckPlan(args); !status.ok()) return status;
   const DenseBatch batch =
       PagedBatch(args.q, args.cache, args.block_table, args.seq_lens, args.params);
   std::vector<Pieces> pieces;

@@ -1,9 +1,6 @@
 #include "attention/cpu/reference_cuts.h"
 
-#include <cstring>
-
 #include "attention/metadata/kv_group.h"
-#include "attention/metadata/split_planner.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -33,19 +30,6 @@ std::vector<int64_t> CutsOf(const SplitPlan& plan, int64_t request, int64_t kv_l
     if (cut < kv_len) cuts.push_back(cut);
   }
   return cuts;
-}
-
-absl::Status CheckPlan(const PagedDecodeArgs& args) {
-  if (args.plan == nullptr) return absl::OkStatus();
-  // A plan of all keys serves layers with a window, too.
-  KvGroupKey type = args.plan->type;
-  type.block_size = args.cache.block_size();
-  if (type.window != 0) type.window = args.params.window_left + 1;
-  std::vector<int32_t> lengths(args.seq_lens.extent[0]);
-  for (size_t b = 0; b < lengths.size(); ++b) {
-    std::memcpy(&lengths[b], args.seq_lens.At(b), sizeof(int32_t));
-  }
-  return CheckPlanFits("PagedDecode", *args.plan, type, lengths);
 }
 
 std::vector<int64_t> CutsAt(int64_t position, int64_t kv_len) {

@@ -6,8 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "attention/ops/args.h"
+#include "attention/metadata/split_planner.h"
 #include "attention/ops/params.h"
 
 namespace kvblocks::attention {
@@ -15,8 +14,6 @@ namespace kvblocks::attention {
 // Ascending, in (0, kv_len). Auto without a plan is one piece.
 std::vector<int64_t> CutsOf(const SplitPolicy& policy, int64_t kv_len, int64_t block_size);
 std::vector<int64_t> CutsOf(const SplitPlan& plan, int64_t request, int64_t kv_len);
-// FailedPrecondition if the arguments' plan was made for other lengths or another type of layer.
-absl::Status CheckPlan(const PagedDecodeArgs& args);
 // One cut, or none if it is at or past the end.
 std::vector<int64_t> CutsAt(int64_t position, int64_t kv_len);
 

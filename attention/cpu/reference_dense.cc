@@ -84,7 +84,6 @@ void RunPagedPrefill(const ExecContext& context, const PagedPrefillArgs& args,
 absl::Status CpuReferenceOps::PagedDecode(const ExecContext& context,
                                           const PagedDecodeArgs& args) const {
   if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
-  if (absl::Status status = CheckPlan(args); !status.ok()) return status;
   const PagedRows keys(args.cache, args.block_table, args.params.scales);
   AttendBatch batch = BatchOf(args.q, args.cache, args.params, keys);
   batch.requests = DecodeRequests(args.seq_lens, args.q.extent[0]);

@@ -86,6 +86,12 @@ class ArgChecker {
     return Fail(absl::StatusCode::kUnimplemented, absl::StrCat(op_, ": ", text...));
   }
 
+  // A finding of another check, which names the operation itself.
+  bool Take(const absl::Status& status) {
+    if (ok() && !status.ok()) status_ = status;
+    return ok();
+  }
+
   bool In(const char* name, const ConstTensorView& view, DTypeSet dtypes,
           std::initializer_list<Dim*> dims);
   bool Out(const char* name, const TensorView& view, DTypeSet dtypes,

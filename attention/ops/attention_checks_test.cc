@@ -453,13 +453,19 @@ TEST(ChecksTest, PlanOfAnotherBatchIsStale) {
   };
   const std::vector<Row> rows = {
       {{6, 3}, {.block_size = 4}, -1, nullptr},
-      {{9, 3}, {.block_size = 4}, -1, nullptr},
+      {{9, 3},
+       {.block_size = 4},
+       -1,
+       "request 0: the plan has 3 tiles of 4 keys, length 6 needs 2"},
       {{6, 3}, {.block_size = 4, .window = 3}, 2, nullptr},
       {{6, 3}, {.block_size = 4}, 2, nullptr},
       {{6, 3, 1}, {.block_size = 4}, -1, "the plan is for 3 requests, the batch has R = 2"},
       {{6, 3}, {.block_size = 2}, -1, "for block size 2, the cache has 4"},
       {{6, 3}, {.block_size = 4, .window = 3}, -1, "for a window of 3 tokens"},
-      {{4, 3}, {.block_size = 4}, -1, "covers 4 keys of request 0 of length 6"},
+      {{4, 3},
+       {.block_size = 4},
+       -1,
+       "request 0: the plan has 1 tiles of 4 keys, length 6 needs 2"},
   };
   for (const Row& row : rows) {
     SplitPlanner planner(/*max_num_reqs=*/4, /*max_num_parts=*/4);

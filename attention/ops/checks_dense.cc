@@ -1,5 +1,7 @@
 // Checks of attention over caches with heads, or over contiguous keys.
 
+#include <vector>
+
 #include "attention/metadata/split_planner.h"
 #include "attention/ops/batch_checks.h"
 #include "attention/ops/checks.h"
@@ -133,7 +135,8 @@ bool CheckPrefix(ArgChecker& check, const CascadeArgs& args, const CacheGeometry
   return true;
 }
 
-// That a plan was made for these requests, this block size and window, and covers the lengths.
+// That a plan was made for these requests, this block size and window and, as far as the host can
+// read them, these lengths.
 bool CheckPlan(ArgChecker& check, const PagedDecodeArgs& args, int64_t block_size) {
   if (!check.ok() || args.plan == nullptr) return check.ok();
   const SplitPlan& plan = *args.plan;
@@ -152,22 +155,22 @@ bool CheckPlan(ArgChecker& check, const PagedDecodeArgs& args, int64_t block_siz
                        "; plan per KV group");
   }
   if (plan.tile < 1) return check.Stale("the plan has tiles of ", plan.tile, " keys");
-  const HostArray<int32_t> lengths(args.seq_lens);
   for (int64_t b = 0; b < requests; ++b) {
     const int64_t begin = plan.split_offsets[b], end = plan.split_offsets[b + 1];
     if (begin < 0 || begin >= end || end > static_cast<int64_t>(plan.ranges.size())) {
       return check.Stale("the plan has splits ", begin, " to ", end, " of request ", b, " and ",
                          plan.ranges.size(), " in all; plan again");
     }
-    if (!lengths.readable()) continue;
-    const int64_t covered = int64_t{plan.ranges[end - 1].end_tile} * plan.tile +
-                            FirstKey(lengths[b], plan.type);
-    if (covered < lengths[b]) {
-      return check.Stale("the plan covers ", covered, " keys of request ", b, " of length ",
-                         lengths[b], "; plan again");
-    }
   }
-  return true;
+  const HostArray<int32_t> readable(args.seq_lens);
+  if (!readable.readable()) return true;
+  // A plan of all keys serves layers with a window, too.
+  KvGroupKey type = plan.type;
+  type.block_size = block_size;
+  if (type.window != 0) type.window = args.params.window_left + 1;
+  std::vector<int32_t> lengths(static_cast<size_t>(requests));
+  for (int64_t b = 0; b < requests; ++b) lengths[b] = readable[b];
+  return check.Take(CheckPlanFits("PagedDecode", plan, type, lengths));
 }
 
 }  // namespace
