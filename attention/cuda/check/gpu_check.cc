@@ -2,6 +2,7 @@
 // driver, to be carried to a machine with a GPU.
 //
 //   gpu_check                      the tests (GoogleTest's flags apply)
+//   gpu_check --portable           the tests with the kernels for compute capability 8.0
 //   gpu_check --bench              the benchmarks
 //   gpu_check --bench=decode --rounds=50 --matrix_tflops=788
 //
@@ -13,10 +14,10 @@
 #include <string>
 #include <utility>
 
-#include "attention/cuda/host_tensor_ops.h"
 #include "absl/strings/numbers.h"
 #include "attention/cuda/check/gpu_bench.h"
 #include "attention/cuda/cuda_ops.h"
+#include "attention/cuda/host_tensor_ops.h"
 #include "attention/cuda/kernels/runtime.h"
 #include "attention/oracle/ops_suite.h"
 #include "gtest/gtest.h"
@@ -69,7 +70,7 @@ class SkipsWithoutGpu : public testing::EmptyTestEventListener {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  bool bench = false;
+  bool bench = false, portable = false;
   std::string filter;
   int rounds = 25;
   double matrix_tflops = 0;
@@ -81,9 +82,11 @@ int main(int argc, char** argv) {
       if (!absl::SimpleAtoi(count, &rounds)) rounds = 0;
     } else if (const char* rate = FlagValue(argv[i], "--matrix_tflops")) {
       if (!absl::SimpleAtod(rate, &matrix_tflops)) matrix_tflops = -1;
+    } else if (std::strcmp(argv[i], "--portable") == 0) {
+      portable = true;
     } else {
       std::fprintf(stderr,
-                   "unknown argument %s; known: --bench[=part of a name] --rounds=N "
+                   "unknown argument %s; known: --portable --bench[=part of a name] --rounds=N "
                    "--matrix_tflops=X, and GoogleTest's\n",
                    argv[i]);
       return 2;
@@ -98,6 +101,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   using namespace kvblocks::attention::cuda;
+  if (portable) LimitComputeCapability(80);
   const std::string reason = WhyNoGpu();
   if (!bench) {
     if (!reason.empty()) {
@@ -113,6 +117,7 @@ int main(int argc, char** argv) {
   gpu.MeasurePeaks();
   BenchDecode(gpu);
   BenchPrefill(gpu);
+  BenchCascade(gpu);
   BenchMla(gpu);
   BenchCacheWrites(gpu);
   BenchStates(gpu);

@@ -1,5 +1,7 @@
 #include "attention/cuda/kernels/runtime.h"
 
+#include <atomic>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -44,6 +46,7 @@ Error PropertiesOf(int, DeviceProperties* properties) {
   properties->l2_bytes = 1 << 20;
   return 0;
 }
+void LimitComputeCapability(int) {}
 Error SetDevice(int) { return 0; }
 Error CopyAsync(void* to, const void* from, size_t bytes, void*) {
   if (bytes > 0) std::memmove(to, from, bytes);
@@ -92,6 +95,7 @@ Error DestroyGraph(void*) { return kNotSupported; }
 #else
 
 namespace {
+std::atomic<int> most_capability = INT_MAX;
 cudaStream_t StreamOf(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t EventOf(void* event) { return static_cast<cudaEvent_t>(event); }
 }  // namespace
@@ -122,7 +126,12 @@ Error PropertiesOf(int ordinal, DeviceProperties* properties) {
     is_known[ordinal] = true;
   }
   *properties = known[ordinal];
+  const int most = most_capability.load(std::memory_order_relaxed);
+  if (properties->compute_capability > most) properties->compute_capability = most;
   return 0;
+}
+void LimitComputeCapability(int most) {
+  most_capability.store(most, std::memory_order_relaxed);
 }
 Error SetDevice(int ordinal) { return cudaSetDevice(ordinal); }
 Error CopyAsync(void* to, const void* from, size_t bytes, void* stream) {

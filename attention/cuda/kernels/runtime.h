@@ -28,6 +28,9 @@ struct DeviceProperties {
 Error CountDevices(int* count);
 // Of a device; thread-safe, O(1) after the first call.
 Error PropertiesOf(int ordinal, DeviceProperties* properties);
+// From now on PropertiesOf reports at most this compute capability, so that kernels for older devices
+// run on newer ones: for tests.
+void LimitComputeCapability(int most);
 Error SetDevice(int ordinal);
 
 // Enqueue only. Copies from and to pageable host memory synchronise with the copy.
