@@ -13,6 +13,8 @@ constexpr int64_t kAlignment = 256;
 constexpr int64_t kPlanEntryBytes = 32;
 // Partial sums of a selection or maximum: one per block of so many tokens.
 constexpr int64_t kTokensPerPartial = 64;
+// Query rows that a thread block attends with at a time.
+constexpr int64_t kRowsPerTile = 128;
 
 // Sum of pieces that Take hands out; -1 beyond int64.
 class Sum {
@@ -47,15 +49,18 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
   const int64_t splits = bounds.max_reqs + bounds.max_parts;
   const int64_t heads = bounds.num_heads, dim = bounds.value_head_size;
   Sum device, pinned;
+  const auto add_decode = [&] {
+    device.Add({splits, heads, dim, 4});  // partial outputs
+    device.Add({splits, heads, 4});       // their LSEs
+    device.Add({bounds.max_parts, kPlanEntryBytes});
+    device.Add({bounds.max_reqs + 1, 4});  // split offsets
+    device.Add({bounds.max_reqs, 8});      // where requests' bits of a ragged mask begin
+  };
   switch (op) {
     case OpKind::kPagedDecode:
     case OpKind::kMlaDecode:
     case OpKind::kSparseMlaDecode:
-      device.Add({splits, heads, dim, 4});  // partial outputs
-      device.Add({splits, heads, 4});       // their LSEs
-      device.Add({bounds.max_parts, kPlanEntryBytes});
-      device.Add({bounds.max_reqs + 1, 4});  // split offsets
-      device.Add({bounds.max_reqs, 8});      // where requests' bits of a ragged mask begin
+      add_decode();
       break;
     case OpKind::kPagedDecodePartial:
     case OpKind::kPagedPrefill:
@@ -65,6 +70,10 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
     case OpKind::kCascade:
       device.Add({2, bounds.max_tokens, heads, dim, 4});
       device.Add({2, bounds.max_tokens, heads, 4});
+      // Rows that attend to pieces of the prefix, a tile of each part: outputs, queries, LSEs.
+      device.Add({bounds.max_parts, kRowsPerTile, dim, 4});
+      device.Add({bounds.max_parts, kRowsPerTile, 4});
+      add_decode();
       break;
     case OpKind::kComputeKvScales:
       device.Add({bounds.max_tokens / kTokensPerPartial + 1, heads + 2 * bounds.num_kv_heads, 4});

@@ -30,8 +30,9 @@ struct WorkspaceSize {
 };
 
 // Of operations that split keys: partial outputs and LSEs of max_reqs + max_parts splits, and the
-// plan; of a cascade: two states of every token; of all that take masks: offsets of ragged bits; of
-// reductions and selections: partial results. 0 where none is needed. InvalidArgument for negative
+// plan; of a cascade: the same, two states of every token and one of each row that a part attends
+// with; of all that take masks: offsets of ragged bits; of reductions and selections: partial
+// results. 0 where none is needed. InvalidArgument for negative
 // bounds or sizes beyond int64. The host's backends need none.
 absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& bounds);
 

@@ -1,10 +1,9 @@
 #include "attention/cuda/dense_ops.h"
 
 #include <algorithm>
-#include <cstring>
-#include <vector>
 
 #include "attention/cuda/attend_launch.h"
+#include "attention/cuda/cascade_ops.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/attend_rows.h"
 #include "attention/cuda/kernels/merge_states.h"
@@ -43,20 +42,6 @@ AttendRowsParams PagedParams(const ConstTensorView& q, const ConstKvCacheView& c
   return params;
 }
 
-// That the host, as far as it can read lengths, would make the same plan.
-absl::Status CheckPlan(const PagedDecodeArgs& args) {
-  if (args.plan == nullptr || !args.seq_lens.device.on_host()) return absl::OkStatus();
-  // A plan of all keys serves layers with a window, too.
-  KvGroupKey type = args.plan->type;
-  type.block_size = args.cache.block_size();
-  if (type.window != 0) type.window = args.params.window_left + 1;
-  std::vector<int32_t> lengths(args.seq_lens.extent[0]);
-  for (size_t b = 0; b < lengths.size(); ++b) {
-    std::memcpy(&lengths[b], args.seq_lens.At(b), sizeof(int32_t));
-  }
-  return CheckPlanFits("PagedDecode", *args.plan, type, lengths);
-}
-
 // As many pieces as the plan gives the request it cuts most.
 SplitPolicy PolicyOf(const PagedDecodeArgs& args) {
   if (args.plan == nullptr) return args.params.split;
@@ -79,7 +64,11 @@ absl::Status RunPagedPrefill(const char* op, const ExecContext& context,
   absl::StatusOr<CudaCall> call = BeginCall(op, context);
   if (!call.ok()) return call.status();
 
-  // Faster kernels are chosen here. A cascade's prefix is read through row 0 of the block table.
+  // Faster kernels are chosen here.
+  if (shared_prefix > 0) {
+    const absl::StatusOr<bool> done = RunCascadeInParts(op, context, {args, shared_prefix});
+    if (!done.ok() || *done) return done.status();
+  }
   if (shared_prefix == 0 && IsForPagedDecode(args)) {
     const PagedDecodeParams decode = PagedDecodeParamsOf(args);
     if (TakesPagedDecode(decode)) return RunPagedDecode(op, context, decode);
@@ -108,7 +97,6 @@ absl::Status RunPagedPrefill(const char* op, const ExecContext& context,
 absl::Status CudaPagedDecode(const ExecContext& context, const PagedDecodeArgs& args) {
   constexpr char kOp[] = "PagedDecode";
   if (absl::Status status = Check(context, args); !status.ok()) return status;
-  if (absl::Status status = CheckPlan(args); !status.ok()) return status;
   if (absl::Status status = CheckDevicePlan(args); !status.ok()) return status;
   CudaChecker check(kOp, context);
   check.Values("q", args.q).Values("out", args.out).KvCache("cache", args.cache);

@@ -4,7 +4,8 @@
 // Each checks its arguments, takes the fastest kernel built for them, and launches; it neither
 // allocates nor synchronises. Decode with pieces needs a workspace: Fixed and Count always, Auto
 // cuts no finer than what there is. A plan says how many pieces there are; where they begin is up
-// to the kernel. Cascade looks the shared keys up in row 0 of the table. PagedPrefill and
+// to the kernel. Cascade's two parts (cascade_ops.h) need a workspace; without, or where tensor
+// cores do not serve, one pass looks the shared keys up in row 0 of the table. PagedPrefill and
 // VarlenSelfAttention take a row's keys in one piece whatever params.split says.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_DENSE_OPS_H_

@@ -20,10 +20,11 @@ struct Shape {
   int64_t heads = 32, kv_heads = 8, dim = 128, block_size = 16;
   DType cache_dtype = DType::kBF16;
   KvLayout layout = KvLayout::kNhd;
+  int64_t shared_prefix = 0;  // keys that all requests have in the same blocks
 };
 
-// A batch over a paged cache whose blocks are in random order; K and V in one allocation, as engines
-// have them.
+// A batch over a paged cache whose blocks are in random order; K and V in one allocation, as
+// engines have them.
 struct Batch {
   Shape shape;
   DeviceTensor cache, q, out, block_table, seq_lens, query_start_loc, k_scale, v_scale;
@@ -34,17 +35,18 @@ struct Batch {
   Batch(const Shape& the_shape, uint32_t seed) : shape(the_shape) {
     const auto requests = static_cast<int64_t>(shape.lengths.size());
     std::vector<int64_t> starts = {0};
+    const int64_t shared = shape.shared_prefix / shape.block_size;
     int64_t num_blocks = 0, columns = 1, longest = 0, longest_q = 0;
     for (int64_t b = 0; b < requests; ++b) {
       const int64_t blocks = (shape.lengths[b] + shape.block_size - 1) / shape.block_size;
-      num_blocks += blocks;
+      num_blocks += blocks - (b == 0 ? 0 : shared);
       columns = std::max(columns, blocks);
       longest = std::max(longest, shape.lengths[b]);
       longest_q = std::max(longest_q, shape.q_lens[b]);
       starts.push_back(starts.back() + shape.q_lens[b]);
       const double seen = static_cast<double>(shape.lengths[b]) - (shape.q_lens[b] - 1) / 2.0;
-      kv_bytes += 2.0 * shape.lengths[b] * shape.kv_heads * shape.dim *
-                  ElementBytes(shape.cache_dtype);
+      kv_bytes += 2.0 * (shape.lengths[b] - (b == 0 ? 0 : shape.shared_prefix)) * shape.kv_heads *
+                  shape.dim * ElementBytes(shape.cache_dtype);
       flops += 4.0 * seen * shape.q_lens[b] * shape.heads * shape.dim;
     }
     std::vector<int64_t> ids(num_blocks);
@@ -54,14 +56,15 @@ struct Batch {
     int64_t next = 0;
     for (int64_t b = 0; b < requests; ++b) {
       const int64_t blocks = (shape.lengths[b] + shape.block_size - 1) / shape.block_size;
-      for (int64_t c = 0; c < blocks; ++c) table[b * columns + c] = ids[next++];
+      for (int64_t c = 0; c < blocks; ++c) {
+        table[b * columns + c] = b > 0 && c < shared ? table[c] : ids[next++];
+      }
     }
     const bool hnd = shape.layout == KvLayout::kHnd;
-    cache = DeviceTensor(shape.cache_dtype,
-                         hnd ? std::vector<int64_t>{num_blocks + 1, 2, shape.kv_heads,
-                                                    shape.block_size, shape.dim}
-                             : std::vector<int64_t>{num_blocks + 1, 2, shape.block_size,
-                                                    shape.kv_heads, shape.dim});
+    cache = DeviceTensor(
+        shape.cache_dtype,
+        hnd ? std::vector<int64_t>{num_blocks + 1, 2, shape.kv_heads, shape.block_size, shape.dim}
+            : std::vector<int64_t>{num_blocks + 1, 2, shape.block_size, shape.kv_heads, shape.dim});
     cache.FillNormal(seed);
     const int64_t tokens = starts.back();
     q = DeviceTensor(DType::kBF16, {tokens, shape.heads, shape.dim});
@@ -150,6 +153,28 @@ void RunPrefill(GpuBench& bench, const Shape& shape, const std::string& lengths)
   bench.Run(bench_case);
 }
 
+// The same batch by a cascade and by decode, which reads the shared keys once per request.
+void RunCascade(GpuBench& bench, const Shape& shape, const std::string& lengths) {
+  for (const bool cascade : {true, false}) {
+    const std::string name = NameOf(cascade ? "cascade" : "decode, no cascade", shape, lengths);
+    if (!bench.wants(name)) continue;
+    std::vector<std::unique_ptr<Batch>> batches;
+    BenchCase bench_case;
+    bench_case.name = name;
+    bench_case.copies = 6;
+    for (int copy = 0; copy < bench_case.copies; ++copy) {
+      batches.push_back(std::make_unique<Batch>(shape, copy * 10 + 9));
+    }
+    bench_case.bytes = batches[0]->kv_bytes + 2.0 * batches[0]->q.bytes();
+    bench_case.flops = batches[0]->flops;
+    bench_case.enqueue = [&](const ExecContext& context, int copy) {
+      if (!cascade) return Cuda().PagedDecode(context, batches[copy]->decode);
+      return Cuda().Cascade(context, {batches[copy]->prefill, shape.shared_prefix});
+    };
+    bench.Run(bench_case);
+  }
+}
+
 Shape DecodeShape(int64_t requests, int64_t length) {
   Shape shape;
   shape.lengths.assign(requests, length);
@@ -182,12 +207,18 @@ void BenchDecode(GpuBench& bench) {
   }
   for (const auto& [requests, length] :
        {std::pair<int64_t, int64_t>{1, 1024}, {1, 8192}, {8, 1024}, {1, 131072}}) {
-    RunDecode(bench, DecodeShape(requests, length),
-              absl::StrCat(requests, "x", Tokens(length)), 80);
+    RunDecode(bench, DecodeShape(requests, length), absl::StrCat(requests, "x", Tokens(length)),
+              80);
   }
   Shape skewed = DecodeShape(64, 512);
   skewed.lengths[20] = 32768;
   RunDecode(bench, skewed, "63x512+1x32k", 20);
+}
+
+void BenchCascade(GpuBench& bench) {
+  Shape shape = DecodeShape(64, 8192 + 256);
+  shape.shared_prefix = 8192;
+  RunCascade(bench, shape, "64x(8k shared + 256)");
 }
 
 void BenchPrefill(GpuBench& bench) {

@@ -67,6 +67,7 @@ int CopiesFor(double bytes, int most = 40);
 // The cases of one family of operations.
 void BenchDecode(GpuBench& bench);
 void BenchPrefill(GpuBench& bench);
+void BenchCascade(GpuBench& bench);
 void BenchMla(GpuBench& bench);
 void BenchCacheWrites(GpuBench& bench);
 void BenchStates(GpuBench& bench);

@@ -1,0 +1,139 @@
+// Cascades in two parts, emulated: prefixes in one piece and in several, against the dense oracle.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "attention/cuda/cascade_ops.h"
+#include "attention/oracle/paged_case.h"
+#include "attention/oracle/tolerance.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+constexpr int64_t kDim = 64;
+
+class CascadeTest : public testing::Test {
+ protected:
+  // Requests over 16-bit caches whose first 1024 keys are those of request 0.
+  static PagedCaseOptions Options(std::vector<int64_t> lengths, std::vector<int64_t> q_lens) {
+    PagedCaseOptions options;
+    options.q_dtype = options.cache_dtype = DType::kBF16;
+    options.num_heads = 4;
+    options.num_kv_heads = 1;
+    options.key_dim = options.value_dim = kDim;
+    options.lengths = std::move(lengths);
+    options.q_lens = std::move(q_lens);
+    return options;
+  }
+  static void SharePrefix(PagedCase& paged) {
+    int32_t* entries = paged.block_table.view.as<int32_t>();
+    const int64_t columns = paged.block_table.view.extent[1];
+    const int64_t values = kPrefix * paged.options().num_kv_heads * kDim;
+    for (int64_t b = 1; b < paged.num_requests(); ++b) {
+      if (paged.options().lengths[b] == 0) continue;
+      std::copy_n(entries, kPrefix / paged.options().block_size, entries + b * columns);
+      std::copy_n(paged.request(0).k.begin(), values, paged.request(b).k.begin());
+      std::copy_n(paged.request(0).v.begin(), values, paged.request(b).v.begin());
+    }
+  }
+
+  // With a workspace of so many bytes.
+  bool Run(PagedCase& paged, size_t bytes = size_t{8} << 20) {
+    memory_.assign(bytes, std::byte{0xFF});
+    Workspace workspace;
+    workspace.device = absl::MakeSpan(memory_);
+    DeviceErrorFlags flags{&flag_bits_};
+    ExecContext context;
+    context.workspace = &workspace;
+    context.error_flags = &flags;
+    paged.ClearOutputs();
+    const absl::StatusOr<bool> done =
+        RunCascadeInParts("Cascade", context, {paged.PrefillArgs(), kPrefix});
+    EXPECT_TRUE(done.ok()) << done.status();
+    return done.ok() && *done;
+  }
+  void ExpectExact(PagedCase& paged, size_t bytes = size_t{8} << 20) {
+    ASSERT_TRUE(Run(paged, bytes));
+    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.out.view.dtype)), "");
+    EXPECT_EQ(flag_bits_, 0u);
+  }
+
+  static constexpr int64_t kPrefix = 1024;
+  std::vector<std::byte> memory_;
+  uint32_t flag_bits_ = 0;
+};
+
+TEST_F(CascadeTest, DecodesAreExact) {
+  PagedCase paged(Options({1100, 1041, 1025, 0, 1200}, {1, 1, 1, 0, 1}));
+  SharePrefix(paged);
+  ExpectExact(paged);
+  Tensor sinks(DType::kF32, {4});
+  sinks.Set({0.5, 8, -1, -INFINITY});
+  paged.params.sinks = sinks.view;
+  paged.params.soft_cap = 3;
+  ExpectExact(paged);
+}
+
+TEST_F(CascadeTest, NewTokensSeeTheSuffixCausally) {
+  PagedCase paged(
+      Options({1100, 1041, 1060}, {40, 3, 36}));  // more rows than decode's kernels take
+  SharePrefix(paged);
+  ExpectExact(paged);
+}
+
+TEST_F(CascadeTest, ThePrefixIsCutAsFarAsTheWorkspaceGoes) {
+  PagedCase paged(Options({1030, 1041, 1050}, {1, 1, 1}));
+  SharePrefix(paged);
+  ASSERT_TRUE(Run(paged));
+  const std::vector<std::byte> cut = paged.out.bytes;
+  // Of one piece there are two states of 3 rows of 4 heads, and decode's part.
+  size_t least = 0;
+  for (size_t bytes = 4096; bytes < size_t{4} << 20 && least == 0; bytes += 4096) {
+    if (Run(paged, bytes)) least = bytes;
+  }
+  ASSERT_GT(least, 0u);
+  EXPECT_NE(paged.out.bytes, cut);  // in fewer pieces
+  EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
+  ExpectExact(paged, least + 4096);
+}
+
+TEST_F(CascadeTest, ALengthWithinThePrefixIsFlagged) {
+  PagedCase paged(Options({1030, 1041, 1050}, {1, 1, 1}));
+  SharePrefix(paged);
+  ExpectExact(paged);
+  paged.seq_lens.view.as<int32_t>()[1] = 700;
+  ASSERT_TRUE(Run(paged));
+  EXPECT_EQ(flag_bits_, uint32_t{kLengthClamped});
+}
+
+TEST_F(CascadeTest, WhatTensorCoresDoNotServeIsLeft) {
+  PagedCaseOptions options = Options({1030, 1041}, {1, 1});
+  options.q_dtype = options.cache_dtype = DType::kF32;
+  PagedCase floats(options);
+  EXPECT_FALSE(Run(floats));
+  options.q_dtype = DType::kBF16;
+  options.cache_dtype = DType::kF8E4M3;
+  options.scales = PagedCaseOptions::Scales::kPerRequest;
+  PagedCase scaled(options);
+  EXPECT_FALSE(Run(scaled));
+  options.cache_dtype = DType::kBF16;
+  PagedCase paged(options);
+  Tensor slopes(DType::kF32, {4});
+  slopes.Set({0.5, 0.25, 0.125, 0});
+  paged.params.alibi_slopes = slopes.view;
+  EXPECT_FALSE(Run(paged));
+  paged.params.alibi_slopes = {};
+  paged.query_positions = {1029, 1040};
+  EXPECT_FALSE(Run(paged));
+  paged.query_positions = {};
+  EXPECT_FALSE(Run(paged, 4096));
+  // Nothing was enqueued.
+  for (const double value : paged.out.Get()) EXPECT_TRUE(std::isnan(value));
+}
+
+}  // namespace
+}  // namespace kvblocks::attention::cuda
