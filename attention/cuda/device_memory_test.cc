@@ -1,0 +1,286 @@
+// What works on tensors in device memory without a host's copy of them: layers of the backend CUDA,
+// fed by uploaded metadata, against those of the CPU, and block operations against the host's. Runs
+// emulated and on GPUs.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "attention/backends/cpu_backends.h"
+#include "attention/cache/block_ops.h"
+#include "attention/cuda/block_ops.h"
+#include "attention/cuda/cuda_backend.h"
+#include "attention/cuda/device_metadata.h"
+#include "attention/cuda/kernels/runtime.h"
+#include "attention/metadata/metadata_builder.h"
+#include "attention/oracle/paged_case.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+using testing::Each;
+
+constexpr DeviceId kDevice = {DeviceKind::kCuda, 0};
+
+// What a stretch of host memory holds, in memory of the device, or in pinned memory.
+class Mirror {
+ public:
+  explicit Mirror(absl::Span<const std::byte> host, DeviceKind kind = DeviceKind::kCuda)
+      : host_(host), device_{kind, 0} {
+    void* memory = nullptr;
+    EXPECT_EQ(kind == DeviceKind::kCuda ? AllocateDevice(host.size(), &memory)
+                                        : AllocatePinned(host.size(), &memory),
+              0);
+    memory_ = static_cast<std::byte*>(memory);
+    EXPECT_EQ(CopyAsync(memory_, host.data(), host.size(), nullptr), 0);
+    EXPECT_EQ(Synchronize(nullptr), 0);
+  }
+  explicit Mirror(const Tensor& tensor) : Mirror(absl::MakeConstSpan(tensor.bytes)) {}
+  ~Mirror() {
+    EXPECT_EQ(device_.kind == DeviceKind::kCuda ? FreeDevice(memory_) : FreePinned(memory_), 0);
+  }
+  Mirror(const Mirror&) = delete;
+  Mirror& operator=(const Mirror&) = delete;
+
+  // The mirror image of a view of the host memory.
+  template <typename View>
+  View Of(View view) const {
+    if (view.absent()) return view;
+    view.data = memory_ + (view.data - host_.data());
+    view.device = device_;
+    return view;
+  }
+  KvCacheView Of(KvCacheView cache) const {
+    cache.k = Of(cache.k);
+    cache.v = Of(cache.v);
+    return cache;
+  }
+  std::byte* data() const { return memory_; }
+  std::vector<std::byte> Bytes() const {
+    std::vector<std::byte> bytes(host_.size());
+    EXPECT_EQ(CopyAsync(bytes.data(), memory_, bytes.size(), nullptr), 0);
+    EXPECT_EQ(Synchronize(nullptr), 0);
+    return bytes;
+  }
+  void CopyTo(Tensor& tensor) const {
+    const std::vector<std::byte> bytes = Bytes();
+    std::copy(bytes.begin(), bytes.end(), tensor.bytes.begin());  // its view looks into them
+  }
+
+ private:
+  absl::Span<const std::byte> host_;
+  DeviceId device_;
+  std::byte* memory_ = nullptr;
+};
+
+// On the default stream, with a workspace and flags.
+class OnDevice {
+ public:
+  OnDevice() {
+    workspace_.device = absl::MakeSpan(memory_.data(), zeros_.size());
+    flags_.bits = reinterpret_cast<uint32_t*>(flag_bits_.data());
+    context.device = kDevice;
+    context.workspace = &workspace_;
+    context.error_flags = &flags_;
+  }
+  uint32_t flags() const {
+    uint32_t bits;
+    std::memcpy(&bits, flag_bits_.Bytes().data(), sizeof(bits));
+    return bits;
+  }
+
+  ExecContext context;
+
+ private:
+  const std::vector<std::byte> zeros_ = std::vector<std::byte>(size_t{8} << 20);
+  const Mirror memory_{zeros_}, flag_bits_{absl::MakeConstSpan(zeros_).first(4)};
+  Workspace workspace_;
+  DeviceErrorFlags flags_;
+};
+
+constexpr int64_t kHeads = 4, kKvHeads = 2, kBlockSize = 16, kBlocks = 32;
+
+// Three steps of three requests on both layers: caches alike to the bit, outputs within `limit`
+// times the largest value.
+void ExpectLayersAgree(LayerConfig layer, DType dtype, double limit) {
+  layer.name = "layer";
+  layer.num_heads = kHeads;
+  layer.num_kv_heads = kKvHeads;
+  layer.head_size = 64;
+  LayerConfig on_gpu = layer;
+  const auto* sinks = reinterpret_cast<const std::byte*>(layer.sinks.data);
+  const Mirror sinks_mirror(absl::MakeConstSpan(sinks, layer.sinks.absent() ? 0 : kHeads * 4));
+  on_gpu.sinks = sinks_mirror.Of(layer.sinks);
+  const auto cpu = CpuBackend().MakeImpl(layer);
+  const auto cuda = CudaBackend().MakeImpl(on_gpu);
+  ASSERT_TRUE(cpu.ok() && cuda.ok());
+
+  MetadataBuilderOptions options;
+  options.groups = {
+      {.manager_block_size = kBlockSize, .kernel_block_size = kBlockSize, .num_blocks = kBlocks}};
+  options.max_num_reqs = 4;
+  options.max_num_tokens = 128;
+  options.max_seq_len = 64;
+  auto builder = CudaBackend().MakeMetadataBuilder(options);
+  ASSERT_TRUE(builder.ok()) << builder.status();
+  OnDevice on;
+  const auto uploaded = DeviceMetadata::Create(on.context, &*builder);
+  ASSERT_TRUE(uploaded.ok()) << uploaded.status();
+
+  std::vector<Tensor> caches;
+  for (int i = 0; i < 2; ++i) {
+    caches.emplace_back(dtype, std::vector<int64_t>{kBlocks, kBlockSize, kKvHeads, 64});
+    FillWithPoison(caches.back());
+  }
+  const Mirror k_cache(caches[0]), v_cache(caches[1]);
+
+  const std::vector<int32_t> blocks[] = {{9, 4, 17, 2}, {3, 30, 11, 12}, {5, 1, 8, 22}};
+  const std::vector<RequestInput> steps[] = {{{0, 37}, {0, 1}, {0, 51}},    // prefills
+                                             {{37, 1}, {1, 1}, {51, 1}},    // decodes
+                                             {{38, 1}, {2, 40}, {52, 3}}};  // both
+  std::mt19937_64 random(1);
+  for (const std::vector<RequestInput>& step : steps) {
+    const std::vector<absl::Span<const int32_t>> tables(std::begin(blocks), std::end(blocks));
+    ASSERT_EQ(builder->Build({.requests = step, .block_ids = tables}), absl::OkStatus());
+    const CommonAttentionMetadata& metadata = builder->metadata(0);
+    const int64_t rows = metadata.num_actual_tokens + 2;
+    Tensor q(dtype, {rows, kHeads * 64}), k(dtype, {rows, kKvHeads * 64});
+    Tensor v(dtype, {rows, kKvHeads * 64}), out(dtype, {rows, kHeads * 64});
+    for (Tensor* tensor : {&q, &k, &v}) {
+      tensor->Set(NormalDraws(random, tensor->view.num_elements()));
+    }
+    FillWithPoison(out);
+    const Mirror q_copy(q), k_copy(k), v_copy(v), out_copy(out);
+    ASSERT_EQ(
+        (*cpu)->Forward(
+            {},
+            {q.view, k.view, v.view, {KvLayout::kNhd, caches[0].view, caches[1].view}, out.view, 0},
+            &metadata),
+        absl::OkStatus());
+    ASSERT_EQ((*uploaded)->Upload(on.context), absl::OkStatus());
+    const CommonAttentionMetadata on_device = (*uploaded)->metadata();
+    ASSERT_EQ(
+        (*cuda)->Forward(on.context,
+                         {q_copy.Of(q.view),
+                          k_copy.Of(k.view),
+                          v_copy.Of(v.view),
+                          {KvLayout::kNhd, k_cache.Of(caches[0].view), v_cache.Of(caches[1].view)},
+                          out_copy.Of(out.view),
+                          0},
+                         &on_device),
+        absl::OkStatus());
+    EXPECT_EQ(on.flags(), 0u);
+    EXPECT_EQ(k_cache.Bytes(), caches[0].bytes);
+    EXPECT_EQ(v_cache.Bytes(), caches[1].bytes);
+    double most = 1;
+    for (const double value : v.Get()) most = std::max(most, std::abs(value));
+    const std::vector<double> expected = out.Get();
+    out_copy.CopyTo(out);
+    const std::vector<double> actual = out.Get();
+    for (size_t i = 0; i < actual.size(); ++i) {
+      ASSERT_NEAR(actual[i], expected[i], limit * most) << i;
+    }
+    EXPECT_THAT(std::vector<double>(actual.end() - 2 * kHeads * 64, actual.end()), Each(0.0));
+  }
+}
+
+TEST(DeviceMemoryTest, LayersAgreeWithThoseOfTheCpu) {
+  const std::vector<float> sinks = {0.5f, -1, 2, 0};
+  for (const auto& [dtype, limit] :
+       {std::pair(DType::kF32, 1e-5), std::pair(DType::kBF16, 1.5e-2)}) {
+    SCOPED_TRACE(Name(dtype));
+    ExpectLayersAgree({}, dtype, limit);
+    ExpectLayersAgree({.window = 21, .sinks = ViewOf(absl::MakeConstSpan(sinks))}, dtype, limit);
+  }
+}
+
+TEST(DeviceMemoryTest, ProfilingRunsFillOutputsOfAnyStrides) {
+  LayerConfig config;
+  config.name = "layer";
+  config.num_heads = config.num_kv_heads = 2;
+  config.head_size = 8;
+  const auto layer = CudaBackend().MakeImpl(config);
+  ASSERT_TRUE(layer.ok());
+  ExecContext context;
+  context.device = kDevice;
+  Tensor fused(DType::kBF16, {3, 24});
+  fused.Set(std::vector<double>(72, 7.0));
+  const Mirror fused_copy(fused);
+  LayerTensors tensors;
+  tensors.out = fused_copy.Of(*fused.view.Slice(1, 4, 20));
+  ASSERT_EQ((*layer)->Forward(context, tensors, nullptr), absl::OkStatus());
+  fused_copy.CopyTo(fused);
+  const std::vector<double> values = fused.Get();
+  for (size_t i = 0; i < values.size(); ++i) {
+    EXPECT_EQ(values[i], i % 24 >= 4 && i % 24 < 20 ? 0 : 7) << i;
+  }
+  Tensor dense(DType::kF32, {3, 16});
+  FillWithPoison(dense);
+  const Mirror dense_copy(dense);
+  tensors.out = dense_copy.Of(dense.view);
+  ASSERT_EQ((*layer)->Forward(context, tensors, nullptr), absl::OkStatus());
+  dense_copy.CopyTo(dense);
+  EXPECT_THAT(dense.Get(), Each(0.0));
+  tensors.out = dense.view;  // on the host
+  EXPECT_TRUE(absl::IsInvalidArgument((*layer)->Forward(context, tensors, nullptr)));
+}
+
+// K and V of nine blocks in one allocation: after each other, block by block or token by token.
+struct BothInOne {
+  Tensor memory;
+  KvCacheView view;
+
+  BothInOne(int dim, uint64_t seed) {
+    std::vector<int64_t> extents = {9, 5, 3, 16};
+    extents.insert(extents.begin() + dim, 2);
+    memory = Tensor(DType::kBF16, extents);
+    std::mt19937_64 random(seed);
+    memory.Set(NormalDraws(random, memory.view.num_elements()));
+    view = {KvLayout::kNhd, *memory.view.Select(dim, 0), *memory.view.Select(dim, 1)};
+  }
+};
+
+TEST(DeviceMemoryTest, BlocksGoWhereTheHostPutsThem) {
+  ExecContext context;
+  context.device = kDevice;
+  for (const int dim : {0, 1, 2}) {
+    for (const int other_dim : {0, 1, 2}) {
+      SCOPED_TRACE(testing::Message() << dim << " " << other_dim);
+      BothInOne expected(dim, 1), other(other_dim, 2);
+      const Mirror actual(expected.memory);
+      const KvCacheView of_host[] = {expected.view}, of_device[] = {actual.Of(expected.view)};
+      const BlockPair copied[] = {{0, 3}, {8, 1}, {0, 5}};
+      ASSERT_EQ(CopyBlocks({}, of_host, copied), absl::OkStatus());
+      ASSERT_EQ(CudaCopyBlocks(context, of_device, copied), absl::OkStatus());
+      ASSERT_EQ(actual.Bytes(), expected.memory.bytes);
+
+      // Within the device, and over the bus; there and back.
+      const BlockPair there[] = {{4, 0}, {5, 1}, {6, 2}, {0, 8}}, back[] = {{3, 7}, {1, 1}};
+      for (const DeviceKind kind : {DeviceKind::kCuda, DeviceKind::kPinnedHost}) {
+        const Mirror other_copy(absl::MakeConstSpan(other.memory.bytes), kind);
+        ASSERT_EQ(SwapBlocks({}, other.view, expected.view, there), absl::OkStatus());
+        ASSERT_EQ(CudaSwapBlocks(context, other_copy.Of(other.view), of_device[0], there),
+                  absl::OkStatus());
+        ASSERT_EQ(actual.Bytes(), expected.memory.bytes);
+        ASSERT_EQ(SwapBlocks({}, expected.view, other.view, back), absl::OkStatus());
+        ASSERT_EQ(CudaSwapBlocks(context, of_device[0], other_copy.Of(other.view), back),
+                  absl::OkStatus());
+        ASSERT_EQ(other_copy.Bytes(), other.memory.bytes);
+      }
+      const int32_t ids[] = {8, 0, 3};
+      ASSERT_EQ(FillBlocks({}, expected.view, ids, std::byte{0xA5}), absl::OkStatus());
+      ASSERT_EQ(CudaFillBlocks(context, of_device[0], ids, std::byte{0xA5}), absl::OkStatus());
+      ASSERT_EQ(actual.Bytes(), expected.memory.bytes);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::attention::cuda
