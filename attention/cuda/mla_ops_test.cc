@@ -151,6 +151,7 @@ TEST(CudaMlaTest, T3DenseDecode) {
       {3, 8, DType::kBF16, KvLayout::kMlaLatent, {30, 0, 66, 9}, {7, 0, 12, 1}},
       {16, 4, DType::kF16, KvLayout::kMlaLatent, {6, 70}, {6, 3}},
       {40, 16, DType::kBF16, KvLayout::kMlaLatent, {70, 8}, {4, 2}},
+      {33, 64, DType::kBF16, KvLayout::kMlaLatent, {400}, {1}},
   };
   for (const auto& each : kCases) {
     SCOPED_TRACE(absl::StrCat(each.heads, " heads, BS ", each.block_size));
@@ -185,6 +186,15 @@ TEST(CudaMlaTest, WindowsSinksAndSplits) {
     decode.params.window_left = 20;
     decode.ExpectExact(decode.Args());
     decode.params.split = SplitPolicy::Fixed(40);
+    decode.ExpectExact(decode.Args());
+  }
+}
+
+// Scores hundreds of powers of two apart: maxima that grow, and grow late.
+TEST(CudaMlaTest, SumsFollowMaxima) {
+  for (const int64_t heads : {16, 33}) {
+    DecodeCase decode(CacheOptions(KvLayout::kMlaLatent, DType::kBF16, 64), {330}, {1}, heads);
+    decode.params.scale = 0.5f;
     decode.ExpectExact(decode.Args());
   }
 }

@@ -146,6 +146,8 @@ TEST(CudaMlaTest, T3SparseDecode) {
        .entries = 128,
        .extra_entries = 90,
        .lengths = true},
+      {.layout = KvLayout::kMlaFp8_656, .heads = 33, .queries = 1, .entries = 390},
+      {.layout = KvLayout::kMlaFp8_584, .heads = 33, .queries = 1, .entries = 330},
       {.heads = 16, .entries = 40, .extra_entries = 3, .all_invalid = true},
       {.layout = KvLayout::kMlaFp8_656, .heads = 64, .entries = 40, .all_invalid = true},
   };

@@ -1,9 +1,9 @@
 // MLA for tiles of 64 rows, by wgmma.
 //
-// A block of three warpgroups has a multiprocessor to itself. Two consume
-// (mla_rows64_consumer.h): scores and half of the values' columns, and the other half. The third
-// loads (mla_rows64_producer.h), one of two tiles of 64 keys in shared memory while the other is
-// used.
+// A block has a multiprocessor to itself. Two of its warpgroups consume (mla_rows64_consumer.h):
+// scores and half of the values' columns, and the other half. A third, or for fp8 rows a third and
+// a fourth, load (mla_rows64_producer.h): one of two tiles of 64 keys in shared memory is filled
+// while the other is used.
 //
 // Per tile of 64 keys: 8.9 MFLOP, 2200 cycles of the matrix units; 72 KiB of rows, 4000 cycles of
 // memory if nobody else has them in the cache.
@@ -19,8 +19,8 @@ namespace kvblocks::attention::cuda {
 namespace mla_rows64 {
 namespace {
 
-// Three warpgroups start with 168 each, four with 128; more than these 504 and 512 together would be
-// waited for in vain.
+// Three warpgroups start with 168 each, four with 128; more than these 504 and 512 together would
+// be waited for in vain.
 template <bool kFp8>
 constexpr int kConsumerRegisters = kFp8 ? 192 : 216;
 template <bool kFp8>

@@ -352,8 +352,7 @@ class Consumer {
       // Partial states without keys are not read.
       const bool writes =
           r < state_.work.rows && (params_.pieces.count == 1 || result.y != -INFINITY);
-      const int64_t out =
-          writes ? OutAt(params_, state_.work, r, piece) + group_ * 256 : INT64_MIN;
+      const int64_t out = writes ? OutAt(params_, state_.work, r, piece) + group_ * 256 : INT64_MIN;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
 #pragma unroll

@@ -4,10 +4,10 @@
 // Consumers fence what was written here by plain stores and copies before products read it: a fence
 // in this warpgroup would wait for all loads of a thread.
 //
-// 16-bit rows: nobody waits, copies arrive at a half's barrier themselves. Codes: a row's are copied
-// to where its values will be, and decoded in place, by the lanes that copied them. They need no
-// memory of their own then, and registers only for a moment. Cost: some 65 instructions per 16 codes
-// and thread, 2000 cycles per tile.
+// 16-bit rows: nobody waits, copies arrive at a half's barrier themselves. Codes: a row's are
+// copied to where its values will be and decoded in place, so that they need no memory of their
+// own, and registers only for a moment. Cost: some 65 instructions per 16 codes and thread, by
+// eight warps.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_PRODUCER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_PRODUCER_H_
@@ -130,8 +130,8 @@ KVB_DEVICE void Decode(int half, const uint32_t (&scales)[kPasses], int lane, in
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (!HasPiece<kIs656>(half, i, l)) continue;
-      codes[pass][i] = *reinterpret_cast<const uint4*>(
-          boxes + i * kBoxBytes + PieceAt(first_row + 4 * pass + lane / 8, l));
+      codes[pass][i] = *reinterpret_cast<const uint4*>(boxes + i * kBoxBytes +
+                                                       PieceAt(first_row + 4 * pass + lane / 8, l));
     }
   }
   __syncwarp();
@@ -142,29 +142,30 @@ KVB_DEVICE void Decode(int half, const uint32_t (&scales)[kPasses], int lane, in
     const int row = first_row + 4 * pass + lane / 8;
     unsigned char* first = boxes + odd * kBoxBytes + PieceAt(row, l % 4 * 2 + odd);
     unsigned char* second = boxes + odd * kBoxBytes + PieceAt(row, l % 4 * 2 + 1 - odd);
-    const float own = kIs656 ? __uint_as_float(scales[pass])
-                             : E8m0ToFloat(static_cast<uint8_t>(scales[pass]));
+    const float own =
+        kIs656 ? __uint_as_float(scales[pass]) : E8m0ToFloat(static_cast<uint8_t>(scales[pass]));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float scale = __shfl_sync(kFullWarp, own, lane - l + (kIs656 ? i : 2 * i + odd));
       if (!HasPiece<kIs656>(half, i, l)) continue;
       const uint4 from = codes[pass][i];
-      StoreShared16(first + i * 2 * kBoxBytes, DecodePiece<T>(odd != 0 ? from.z : from.x,
-                                                              odd != 0 ? from.w : from.y, scale));
-      StoreShared16(second + i * 2 * kBoxBytes, DecodePiece<T>(odd != 0 ? from.x : from.z,
-                                                               odd != 0 ? from.y : from.w, scale));
+      StoreShared16(first + i * 2 * kBoxBytes,
+                    DecodePiece<T>(odd != 0 ? from.z : from.x, odd != 0 ? from.w : from.y, scale));
+      StoreShared16(second + i * 2 * kBoxBytes,
+                    DecodePiece<T>(odd != 0 ? from.x : from.z, odd != 0 ? from.y : from.w, scale));
     }
   }
 }
 
-// Four lanes bring the lines of a row.
+// Four lanes bring the lines of a row, which is not left: it may be the last one.
 template <bool kIs656>
 KVB_DEVICE void PrefetchRow(const RowPlace& place, int lane) {
   if (place.row == nullptr) return;
+  constexpr int kLast = kIs656 ? kRotaryAt656 + 2 * kRotaryValues - 16 : kRecord584 - 16;
   const int quarter = lane / kOwnRows;
   if (quarter < 3) {
     PrefetchToL2(place.row + quarter * 256);
-    PrefetchToL2(place.row + quarter * 256 + 128);
+    PrefetchToL2(place.row + (quarter < 2 ? quarter * 256 + 128 : kLast));
   } else if (!kIs656) {
     PrefetchToL2(place.beside);
   }
@@ -179,65 +180,55 @@ KVB_DEVICE void ProduceDecoded(const AttendRowsParams& params, uint32_t& flags) 
   const Tiles tiles(state.work);
   const int thread = static_cast<int>(threadIdx.x) - kConsumers;
   const int lane = thread % 32, warp = thread / 32, l = lane % 8;
-  // Four lanes find a key each: entries are known two tiles ahead.
+  // Four lanes find a key each: places a tile ahead, entries two.
   static_assert(kOwnRows == 8);
   int j = tiles.first * kKeys + kOwnRows * warp + lane % kOwnRows;
-  const auto place_of = [&](int entry) {
-    return PlaceOf<true>(state, kLayout, j, entry, flags);
-  };
-  RowPlace place = place_of(EntryOf<true>(state, j));
+  const auto place_of = [&](int entry) { return PlaceOf<true>(state, kLayout, j, entry, flags); };
   int next_entry = EntryOf<true>(state, j + kKeys);
-  unsigned live = 0;
-  uint32_t scales[kHalves][kPasses];
-  // Starts the copies of tile n, whose rows are at `place`.
-  const auto begin = [&](int half, int n) {
-    const int stage = n & 1;
-    if (n > 1) WaitAtBarrier(EmptyBarrier(stage, half), ((n >> 1) - 1) & 1);
-    if (half == 0) {
-      live = __ballot_sync(kFullWarp, place.row != nullptr);
-      if (lane == 0) state.live[stage][warp] = static_cast<uint8_t>(live);
-    }
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int from = 4 * pass + lane / 8;
-      const bool valid = (live >> from & 1) != 0;
-      const unsigned char* row = FromLane(place.row, from);
-      const unsigned char* beside = kIs656 ? row + kScalesAt656 : FromLane(place.beside, from);
-      scales[half][pass] = valid ? LoadScale<kIs656>(half, beside, l) : 0;
-      if (!valid) row = Somewhere(params);
-      const uint32_t at = SharedAddress(TileOf(stage)) + PieceAt(kOwnRows * warp + from, l);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (!HasPiece<kIs656>(half, i, l)) continue;
-        CopyAsync16(at + (half * kHalfBoxes + i) * kBoxBytes, row + (16 * half + 8 * i + l) * 16,
-                    valid);
-      }
-      // Rotary values are what they will be.
-      if (half == kRotaryHalf) {
-        CopyAsync16(at + kRotaryBox * kBoxBytes, row + kRotaryAt + l * 16, valid);
-      }
-    }
-  };
-  begin(0, 0);
-  CommitCopies();
-  begin(1, 0);
-  CommitCopies();
-  const int count = tiles.last - tiles.first + 1;
+  RowPlace next = place_of(EntryOf<true>(state, j));
 #pragma unroll 1
-  for (int n = 0; n < count; ++n) {
-    j += kKeys;
-    place = place_of(next_entry);
-    next_entry = EntryOf<true>(state, j + kKeys);
-    PrefetchRow<kIs656>(place, lane);
+  for (int tile = tiles.first; tile <= tiles.last; ++tile) {
+    const int n = tile - tiles.first, stage = n & 1;
+    unsigned char* to = TileOf(stage);
+    const RowPlace place = next;
+    const unsigned live = __ballot_sync(kFullWarp, place.row != nullptr);
+    uint32_t scales[kHalves][kPasses];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      // All but the other half, which was begun after this one.
-      WaitCopies<1>();
-      Decode<T, kIs656>(half, scales[half], lane, kOwnRows * warp, TileOf(n & 1));
-      ArriveAsWarp(FullBarrier(n & 1, half));
-      if (n + 1 < count) begin(half, n + 1);
+      if (n > 1) WaitAtBarrier(EmptyBarrier(stage, half), ((n >> 1) - 1) & 1);
+      if (half == 0 && lane == 0) state.live[stage][warp] = static_cast<uint8_t>(live);
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const int from = 4 * pass + lane / 8;
+        const bool valid = (live >> from & 1) != 0;
+        const unsigned char* row = FromLane(place.row, from);
+        const unsigned char* beside = kIs656 ? row + kScalesAt656 : FromLane(place.beside, from);
+        scales[half][pass] = valid ? LoadScale<kIs656>(half, beside, l) : 0;
+        if (!valid) row = Somewhere(params);
+        const uint32_t at = SharedAddress(to) + PieceAt(kOwnRows * warp + from, l);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (!HasPiece<kIs656>(half, i, l)) continue;
+          CopyAsync16(at + (half * kHalfBoxes + i) * kBoxBytes, row + (16 * half + 8 * i + l) * 16,
+                      valid);
+        }
+        // Rotary values are what they will be.
+        if (half == kRotaryHalf) {
+          CopyAsync16(at + kRotaryBox * kBoxBytes, row + kRotaryAt + l * 16, valid);
+        }
+      }
       CommitCopies();
     }
+    j += kKeys;
+    next = place_of(next_entry);
+    next_entry = EntryOf<true>(state, j + kKeys);
+    PrefetchRow<kIs656>(next, lane);
+    WaitCopies<1>();
+    Decode<T, kIs656>(0, scales[0], lane, kOwnRows * warp, to);
+    ArriveAsWarp(FullBarrier(stage, 0));
+    WaitCopies<0>();
+    Decode<T, kIs656>(1, scales[1], lane, kOwnRows * warp, to);
+    ArriveAsWarp(FullBarrier(stage, 1));
   }
 }
 

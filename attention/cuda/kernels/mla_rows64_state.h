@@ -31,20 +31,20 @@ inline constexpr int kHalves = 2;
 inline constexpr int kProbabilitiesReady = 1, kProbabilitiesTaken = 2, kBothConsumers = 3;
 inline constexpr int kOneConsumer = 4;  // and 5
 
-// Where keys are, with all that an address takes but one multiplication or two: a table of blocks or
-// a list of slots, and the rows of its cache.
+// Where keys are, with all that an address takes but one multiplication or two: a table of blocks
+// or a list of slots, and the rows of its cache.
 struct KeyTable {
   const int32_t* entries = nullptr;
   const unsigned char* rows = nullptr;
   const unsigned char* tails = nullptr;  // kMlaSplit: the rotary values
-  int64_t block_bytes = 0, tail_block_bytes = 0;
-  int32_t row_bytes = 0, tail_row_bytes = 0;
+  int64_t block_bytes = 0, tail_block_bytes = 0, row_bytes = 0, tail_row_bytes = 0;
   int32_t num_blocks = 0, block_size = 1;
   uint32_t multiplier = 1, shift = 0;
 
   // n / block_size for 0 <= n < 2^31.
   KVB_DEVICE int BlockOf(int n) const {
-    const uint32_t high = static_cast<uint32_t>(uint64_t{multiplier} * static_cast<uint32_t>(n) >> 32);
+    const uint32_t high =
+        static_cast<uint32_t>(uint64_t{multiplier} * static_cast<uint32_t>(n) >> 32);
     return static_cast<int>((high + static_cast<uint32_t>(n)) >> shift);
   }
 };
@@ -58,7 +58,7 @@ KVB_DEVICE KeyTable TableOf(const Cache& cache, const int32_t* entries) {
   switch (cache.layout) {
     case Layout::kMlaFp8_656:
       table.block_bytes = cache.k.block_stride;
-      table.row_bytes = static_cast<int32_t>(cache.k.token_stride);
+      table.row_bytes = cache.k.token_stride;
       break;
     case Layout::kMlaFp8_584:
       table.block_bytes = cache.k.block_stride;
@@ -66,12 +66,12 @@ KVB_DEVICE KeyTable TableOf(const Cache& cache, const int32_t* entries) {
       break;
     default:
       table.block_bytes = cache.k.block_stride * bytes;
-      table.row_bytes = static_cast<int32_t>(cache.k.token_stride * bytes);
+      table.row_bytes = cache.k.token_stride * bytes;
   }
   if (cache.layout == Layout::kMlaSplit) {
     table.tails = static_cast<const unsigned char*>(cache.v.data);
     table.tail_block_bytes = cache.v.block_stride * bytes;
-    table.tail_row_bytes = static_cast<int32_t>(cache.v.token_stride * bytes);
+    table.tail_row_bytes = cache.v.token_stride * bytes;
   }
   const uint32_t size = static_cast<uint32_t>(cache.block_size);
   if (size > 1) table.shift = static_cast<uint32_t>(32 - __clz(static_cast<int>(size - 1)));
@@ -125,12 +125,11 @@ KVB_DEVICE void ArriveAsWarp(uint32_t barrier) {
   if (threadIdx.x % 32 == 0) ArriveAtBarrier(barrier);
 }
 
-
 // By one thread.
 KVB_DEVICE void FindTables(const AttendRowsParams& params, const MlaWork& work, BlockState& state) {
   if (params.source == KeySource::kPaged) {
-    state.tables[0] =
-        TableOf(params.keys.cache, params.keys.block_table + work.request * params.keys.table_stride);
+    state.tables[0] = TableOf(params.keys.cache,
+                              params.keys.block_table + work.request * params.keys.table_stride);
     return;
   }
   const auto table_of = [&](const SlotLists& lists) {
@@ -170,10 +169,9 @@ KVB_DEVICE RowPlace PlaceOf(const BlockState& state, Layout layout, int j, int e
   }
   offset -= (kLists ? block : table.BlockOf(j)) * table.block_size;
   const unsigned char* rows = table.rows + block * table.block_bytes;
-  place.row = rows + int64_t{offset} * table.row_bytes;
+  place.row = rows + offset * table.row_bytes;
   if (layout == Layout::kMlaSplit) {
-    place.beside = table.tails + block * table.tail_block_bytes +
-                   int64_t{offset} * table.tail_row_bytes;
+    place.beside = table.tails + block * table.tail_block_bytes + offset * table.tail_row_bytes;
   } else if (layout == Layout::kMlaFp8_584) {
     place.beside = rows + int64_t{table.block_size} * kRecord584 + offset * kScales584;
   }
