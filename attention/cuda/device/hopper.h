@@ -73,6 +73,26 @@ KVB_DEVICE void WaitAtBarrier(uint32_t barrier, uint32_t parity) {
 #endif
 }
 
+// Whether phase number n is over, without waiting for it: a hint, except that true stays true until
+// the phase after n is over, too.
+KVB_DEVICE bool TestBarrier(uint32_t barrier, uint32_t parity) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  return (internal::BarrierAt(barrier).phase & 1) != parity;
+#else
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred over;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 over, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, over;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+#endif
+}
+
 // Shared memory written before by plain stores and copies of threads is seen by products after.
 KVB_DEVICE void FenceForAsyncProxy() {
 #ifndef KVBLOCKS_CUDA_EMULATION
@@ -109,6 +129,12 @@ KVB_DEVICE uint64_t RowsAlongK(uint32_t at) {
 KVB_DEVICE uint64_t RowsAcrossK(uint32_t at, uint32_t column_bytes) {
   return uint64_t{(at & 0x3ffff) >> 4} | uint64_t{column_bytes >> 4} << 16 |
          uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
+}
+
+// The same `bytes` further on, a multiple of 16: one addition of 32 bits.
+KVB_DEVICE uint64_t Advanced(uint64_t matrix, uint32_t bytes) {
+  const uint32_t address = static_cast<uint32_t>(matrix) + bytes / 16;
+  return (matrix >> 32 << 32) | address;
 }
 
 // Before the first product that uses registers which other instructions wrote.
@@ -186,10 +212,10 @@ void EmulateProduct(float (&d)[kTiles][4], const float (&a)[2][16], const B& b, 
 
 }  // namespace internal
 
-// d = A B or d += A B; A 64 x 16 with rows along k, B 16 x 128, both in shared memory, B as rows of
-// its columns along k.
-template <typename T>
-void MultiplyGroupShared(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate) {
+// d = A B or d += A B; A 64 x 16 with rows along k, B 16 x 8 kTiles, both in shared memory, B as
+// rows of its columns along k.
+template <typename T, int kTiles>
+void MultiplyGroupShared(float (&d)[kTiles][4], uint64_t a, uint64_t b, bool accumulate) {
   emulation::MeetWarpgroup("MultiplyGroupShared", &a, sizeof(a));
   const internal::Descriptor rows(a), columns(b);
   const unsigned first = emulation::LinearThread() / 32 % 4 * 16 + emulation::Lane() / 4;
@@ -243,21 +269,39 @@ void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint6
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-template <typename T>
-KVB_DEVICE void MultiplyGroupShared(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate) {
-#define KVB_PRODUCT(type)                                                                \
+template <typename T, int kTiles>
+KVB_DEVICE void MultiplyGroupShared(float (&d)[kTiles][4], uint64_t a, uint64_t b,
+                                    bool accumulate) {
+  static_assert(kTiles == 8 || kTiles == 16);
+#define KVB_PRODUCT_64(type)                                                            \
+  asm volatile(                                                                         \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                      \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" KVB_REGISTERS_32 \
+      "}, %32, %33, p, 1, 1, 0, 0;\n}"                                                  \
+      : KVB_TILES_8(0)                                                                  \
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
+#define KVB_PRODUCT_128(type)                                                            \
   asm volatile(                                                                          \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                       \
       "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" KVB_REGISTERS_64 \
       "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                   \
       : KVB_TILES_8(0), KVB_TILES_8(8)                                                   \
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)))
-  if constexpr (T::kIsBf16) {
-    KVB_PRODUCT("bf16");
+  if constexpr (kTiles == 8) {
+    if constexpr (T::kIsBf16) {
+      KVB_PRODUCT_64("bf16");
+    } else {
+      KVB_PRODUCT_64("f16");
+    }
   } else {
-    KVB_PRODUCT("f16");
+    if constexpr (T::kIsBf16) {
+      KVB_PRODUCT_128("bf16");
+    } else {
+      KVB_PRODUCT_128("f16");
+    }
   }
-#undef KVB_PRODUCT
+#undef KVB_PRODUCT_64
+#undef KVB_PRODUCT_128
 }
 
 template <typename T, int kTiles>

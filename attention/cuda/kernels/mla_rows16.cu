@@ -183,8 +183,9 @@ class Rows16 {
       const float scale = is_656
                               ? *reinterpret_cast<const float*>(row + kScalesAt656 + piece / 8 * 4)
                               : E8m0ToFloat(row[kRawScales584 + piece / 4]);
-      uint4 decoded[2];
-      DecodePieces<T>(*reinterpret_cast<const uint4*>(row + piece * 16), scale, decoded);
+      const uint4 codes = *reinterpret_cast<const uint4*>(row + piece * 16);
+      const uint4 decoded[2] = {DecodePiece<T>(codes.x, codes.y, scale),
+                                DecodePiece<T>(codes.z, codes.w, scale)};
       unsigned char* box = tiles_ + piece / 4 * kBoxBytes;
       StoreShared16(box + PieceAt(key_, piece % 4 * 2 + odd), decoded[odd]);
       StoreShared16(box + PieceAt(key_, piece % 4 * 2 + 1 - odd), decoded[1 - odd]);

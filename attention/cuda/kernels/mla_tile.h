@@ -214,20 +214,14 @@ KVB_DEVICE void StoreShared16(unsigned char* at, const uint4& value) {
   *reinterpret_cast<uint4*>(at) = value;
 }
 
-// 16 codes times a scale, in two pieces of 8.
+// 8 codes times a scale.
 template <typename T>
-KVB_DEVICE void DecodePieces(const uint4& codes, float scale, uint4 (&pieces)[2]) {
-  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-  uint32_t pairs[8];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 low = E4m3PairToFloat(words[i] & 0xffff);
-    const float2 high = E4m3PairToFloat(words[i] >> 16);
-    pairs[2 * i] = T::Pack(low.x * scale, low.y * scale);
-    pairs[2 * i + 1] = T::Pack(high.x * scale, high.y * scale);
-  }
-  pieces[0] = {pairs[0], pairs[1], pairs[2], pairs[3]};
-  pieces[1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
+KVB_DEVICE uint4 DecodePiece(uint32_t first, uint32_t second, float scale) {
+  const auto pair = [&](uint32_t codes) {
+    const float2 values = E4m3PairToFloat(codes);
+    return T::Pack(values.x * scale, values.y * scale);
+  };
+  return {pair(first & 0xffff), pair(first >> 16), pair(second & 0xffff), pair(second >> 16)};
 }
 
 // Starts copies of the packed rows of queries to boxes of kRows rows at `to`; zeros where there is
