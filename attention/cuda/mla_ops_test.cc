@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cuda/mla_ops_test_util.h"
+#include "attention/cuda/mla_ops_suite.h"
 #include "attention/ops/attention_ops.h"
 #include "attention/oracle/dense_oracle.h"
 #include "attention/oracle/latent_cache.h"

@@ -1,7 +1,7 @@
-// What the tests of multi-head latent attention on tensor cores share.
+// What the suites of multi-head latent attention on tensor cores share.
 
-#ifndef KVBLOCKS_ATTENTION_CUDA_MLA_OPS_TEST_UTIL_H_
-#define KVBLOCKS_ATTENTION_CUDA_MLA_OPS_TEST_UTIL_H_
+#ifndef KVBLOCKS_ATTENTION_CUDA_MLA_OPS_SUITE_H_
+#define KVBLOCKS_ATTENTION_CUDA_MLA_OPS_SUITE_H_
 
 #include <cstdint>
 #include <utility>
@@ -69,4 +69,4 @@ inline LatentCacheOptions CacheOptions(KvLayout layout, DType type, int64_t bloc
 
 }  // namespace kvblocks::attention::cuda
 
-#endif  // KVBLOCKS_ATTENTION_CUDA_MLA_OPS_TEST_UTIL_H_
+#endif  // KVBLOCKS_ATTENTION_CUDA_MLA_OPS_SUITE_H_
