@@ -61,6 +61,17 @@ class Runner {
     paged.ClearOutputs();
     return CudaFastPagedPrefill(context_, paged.PrefillArgs());
   }
+  // As on a GPU of so many multiprocessors that has clusters.
+  Error DecodeInClusters(PagedCase& paged, int num_multiprocessors) {
+    paged.ClearOutputs();
+    LaunchContext launch;
+    launch.error_flags = &bits_;
+    launch.workspace = reinterpret_cast<unsigned char*>(memory_.data.get());
+    launch.workspace_bytes = memory_.size;
+    launch.num_multiprocessors = num_multiprocessors;
+    launch.compute_capability = 90;
+    return LaunchPagedDecode(launch, PagedDecodeParamsOf(paged.DecodeArgs()));
+  }
   void ExpectDecode(PagedCase& paged) {
     const absl::Status status = Decode(paged);
     ASSERT_TRUE(status.ok()) << status;
@@ -197,6 +208,55 @@ TEST(PagedDecodeTest, LaunchesFollowOneAnotherInAWorkspace) {  // T-31: counters
   }
 }
 
+// --- Clusters ---
+
+TEST(PagedDecodeTest, ClustersAgreeWithTheOracle) {
+  struct Case {
+    std::vector<int64_t> lengths;
+    int64_t heads, kv_heads, dim;
+    DType cache;
+  };
+  for (const Case& given :
+       {Case{{1000}, 4, 1, 64, DType::kBF16}, Case{{300}, 8, 2, 128, DType::kBF16},
+        Case{{130}, 16, 1, 64, DType::kF8E4M3}, Case{{2048, 0, 129}, 2, 1, 64, DType::kI8}}) {
+    PagedCaseOptions options = Options();
+    options.lengths = given.lengths;
+    options.q_lens.assign(given.lengths.size(), 1);
+    options.num_heads = given.heads;
+    options.num_kv_heads = given.kv_heads;
+    options.key_dim = options.value_dim = given.dim;
+    options.cache_dtype = given.cache;
+    PagedCase paged(options);
+    SCOPED_TRACE(given.lengths[0]);
+    Runner runner;
+    std::vector<std::byte> first;
+    for (int n = 0; n < 2; ++n) {
+      ASSERT_EQ(runner.DecodeInClusters(paged, 32), 0);
+      EXPECT_EQ(paged.Mismatch(CudaTolerance(options.q_dtype)), "");
+      if (n == 0) first = BytesOf(paged);
+      EXPECT_EQ(BytesOf(paged), first);
+    }
+    EXPECT_EQ(runner.flags(), 0u);
+  }
+}
+
+TEST(PagedDecodeTest, ClustersHaveWindowsSinksAndNan) {
+  const Tensor sinks = Floats({0.5, -1, 3, -std::numeric_limits<double>::infinity()});
+  PagedCaseOptions options = Options();
+  options.lengths = {0, 500};
+  options.q_lens = {1, 1};
+  PagedCase paged(options);
+  paged.params.sinks = sinks.view;
+  paged.params.window_left = 260;
+  paged.SetValue(1, 100, 0, std::vector<double>(64, std::numeric_limits<double>::quiet_NaN()));
+  Runner runner;
+  ASSERT_EQ(runner.DecodeInClusters(paged, 32), 0);
+  EXPECT_EQ(paged.Mismatch(CudaTolerance(options.q_dtype)), "");
+  paged.SetValue(1, 400, 1, std::vector<double>(64, std::numeric_limits<double>::quiet_NaN()));
+  ASSERT_EQ(runner.DecodeInClusters(paged, 32), 0);
+  EXPECT_EQ(paged.Mismatch(CudaTolerance(options.q_dtype)), "");
+}
+
 // --- T-2: score features ---
 
 TEST(PagedDecodeTest, WindowsReadNoBlockOutside) {  // AT-53, T-12
@@ -310,6 +370,26 @@ TEST(PagedDecodeTest, LargeScoresAndQueries) {  // T-33
     }
     Runner().ExpectDecode(paged);
   }
+}
+
+// --- Strides ---
+
+TEST(PagedDecodeTest, TakesOnlyOffsetsThatFit) {
+  PagedCase paged(Options());
+  PagedDecodeParams params = PagedDecodeParamsOf(paged.DecodeArgs());
+  EXPECT_TRUE(TakesPagedDecode(params));
+  Cache& cache = params.keys.cache;
+  cache.k.block_stride = cache.v.block_stride = 24;  // 3 units of 16 bytes
+  cache.num_blocks = 1'400'000'000;
+  EXPECT_TRUE(TakesPagedDecode(params));
+  cache.num_blocks = 1'500'000'000;
+  EXPECT_FALSE(TakesPagedDecode(params));
+  cache.k.block_stride = cache.v.block_stride = 1 << 20;  // 8192 units of 256 bytes
+  EXPECT_FALSE(TakesPagedDecode(params));
+  cache.num_blocks = 500'000;
+  EXPECT_TRUE(TakesPagedDecode(params));
+  cache.v.token_stride = -64;
+  EXPECT_FALSE(TakesPagedDecode(params));
 }
 
 // --- Bad indices ---

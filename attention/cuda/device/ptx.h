@@ -106,6 +106,28 @@ KVB_DEVICE float2 LoadFromOthers8(const void* from) {
 #endif
 }
 
+KVB_DEVICE int32_t LoadFromOthers4(const int32_t* from) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  return *from;
+#else
+  int32_t value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+#endif
+}
+// What a word may become once WaitForPreviousKernel() is behind: good for a guess, which what is
+// read behind it by LoadFromOthers4 must confirm. Leaves nothing in L1. The emulation is wrong now
+// and then.
+KVB_DEVICE int32_t LoadGuess(const int32_t* from) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  static thread_local uint32_t random = 1;
+  random = random * 1664525u + 1013904223u;
+  return random >> 28 == 0 ? static_cast<int32_t>(random << 3) : *from;
+#else
+  return LoadFromOthers4(from);
+#endif
+}
+
 // --- Asynchronous copies from global to shared memory, by thread ---
 
 // 16 bytes, or zeros if not valid (then `from` is not read). Both aligned.

@@ -107,6 +107,15 @@ struct PooledStack {
   void deallocate(context::stack_context& stack) { Stacks().deallocate(stack); }
 };
 
+class Block;
+
+// Blocks that run at the same time, and their barrier.
+struct Cluster {
+  std::vector<std::unique_ptr<Block>> blocks;
+  unsigned arrived = 0;
+  uint64_t generation = 0;
+};
+
 class Block {
  public:
   Block(dim3 grid, dim3 block, size_t shared_bytes)
@@ -135,7 +144,12 @@ class Block {
     std::free(shared_);
   }
 
-  void Run(dim3 index, absl::FunctionRef<void()> body);
+  // Step runs each thread that can run until it waits; false if none can. `body` outlives the last.
+  void Start(Cluster* cluster, dim3 index, absl::FunctionRef<void()> body);
+  bool Step();
+  bool running() const { return num_running_ > 0; }
+  unsigned num_threads() const { return num_threads_; }
+  Cluster& cluster() { return *cluster_; }
 
   const dim3& grid() const { return grid_; }
   const dim3& block() const { return block_; }
@@ -151,6 +165,7 @@ class Block {
   uint64_t generation(int id) const { return barriers_[id].generation; }
   void Wait(const char* what, absl::FunctionRef<bool()> condition);
   [[noreturn]] void Fail(const std::string& why);
+  void Report() const;
 
  private:
   static size_t Padded(size_t bytes) { return (bytes + 1023) / 1024 * 1024; }
@@ -158,12 +173,14 @@ class Block {
   void OnExit(Thread& thread);
   void ReleaseFullBarrier(Barrier& barrier);
 
+  Cluster* cluster_ = nullptr;
   dim3 grid_, block_;
   unsigned num_threads_;
   size_t shared_bytes_;
   unsigned char* shared_ = nullptr;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
+  std::vector<unsigned> order_;  // of warps
   std::vector<Meeting> groups_;
   std::array<Barrier, 16> barriers_;
   unsigned num_running_ = 0;
@@ -178,8 +195,8 @@ class Block {
 
 thread_local Block* running_block = nullptr;
 
-void Block::Run(dim3 index, absl::FunctionRef<void()> body) {
-  running_block = this;
+void Block::Start(Cluster* cluster, dim3 index, absl::FunctionRef<void()> body) {
+  cluster_ = cluster;
   if (shared_ != nullptr) std::memset(shared_, 0xff, shared_bytes_);
   barriers_ = {};
   num_running_ = num_threads_;
@@ -214,22 +231,24 @@ void Block::Run(dim3 index, absl::FunctionRef<void()> body) {
                                     return std::move(scheduler_);
                                   });
   }
-  std::vector<unsigned> order(warps_.size());
-  for (unsigned w = 0; w < order.size(); ++w) order[w] = w;
-  while (num_running_ > 0) {
-    if (random_) std::shuffle(order.begin(), order.end(), *random_);
-    bool progress = false;
-    for (const unsigned w : order) {
-      for (unsigned i = w * 32; i < std::min(num_threads_, w * 32 + 32); ++i) {
-        Thread& thread = threads_[i];
-        if (thread.done || (thread.ready != nullptr && !(*thread.ready)())) continue;
-        Resume(thread);
-        progress = true;
-      }
+  order_.resize(warps_.size());
+  for (unsigned w = 0; w < order_.size(); ++w) order_[w] = w;
+}
+
+bool Block::Step() {
+  running_block = this;
+  if (random_) std::shuffle(order_.begin(), order_.end(), *random_);
+  bool progress = false;
+  for (const unsigned w : order_) {
+    for (unsigned i = w * 32; i < std::min(num_threads_, w * 32 + 32); ++i) {
+      Thread& thread = threads_[i];
+      if (thread.done || (thread.ready != nullptr && !(*thread.ready)())) continue;
+      Resume(thread);
+      progress = true;
     }
-    if (!progress) Fail("deadlock: every thread waits");
   }
   running_block = nullptr;
+  return progress;
 }
 
 void Block::Resume(Thread& thread) {
@@ -320,26 +339,52 @@ void Block::OnExit(Thread& thread) {
 
 void Block::Fail(const std::string& why) {
   std::fprintf(stderr, "emulated GPU: %s\n", why.c_str());
+  Report();
+  std::abort();
+}
+
+void Block::Report() const {
   for (const Thread& thread : threads_) {
     if (thread.done || thread.linear % 32 != 0) continue;
     std::fprintf(stderr, "  block (%u, %u, %u) warp %u, first lane: %s\n", thread.indices.block.x,
                  thread.indices.block.y, thread.indices.block.z, thread.linear / 32,
                  thread.ready != nullptr ? thread.waits_for : "runs");
   }
-  std::abort();
 }
 
 }  // namespace
 
-cudaError_t RunGrid(dim3 grid, dim3 block, size_t shared_bytes, absl::FunctionRef<void()> thread) {
+cudaError_t RunGrid(dim3 grid, dim3 block, size_t shared_bytes, absl::FunctionRef<void()> thread,
+                    unsigned cluster) {
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  if (threads == 0 || threads > kMaxThreads || shared_bytes > 227 * 1024) {
+  if (threads == 0 || threads > kMaxThreads || shared_bytes > 227 * 1024 || cluster < 1 ||
+      cluster > 16 || grid.x % cluster != 0) {
     return cudaErrorInvalidConfiguration;
   }
-  Block runner(grid, block, shared_bytes);
+  Cluster runner;
+  for (unsigned i = 0; i < cluster; ++i) {
+    runner.blocks.push_back(std::make_unique<Block>(grid, block, shared_bytes));
+  }
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
-      for (unsigned x = 0; x < grid.x; ++x) runner.Run(dim3(x, y, z), thread);
+      for (unsigned x = 0; x < grid.x; x += cluster) {
+        for (unsigned i = 0; i < cluster; ++i) {
+          runner.blocks[i]->Start(&runner, dim3(x + i, y, z), thread);
+        }
+        for (bool running = true; running;) {
+          bool progress = false;
+          running = false;
+          for (const std::unique_ptr<Block>& one : runner.blocks) {
+            if (one->running() && one->Step()) progress = true;
+            if (one->running()) running = true;
+          }
+          if (running && !progress) {
+            std::fprintf(stderr, "emulated GPU: deadlock: every thread waits\n");
+            for (const std::unique_ptr<Block>& one : runner.blocks) one->Report();
+            std::abort();
+          }
+        }
+      }
     }
   }
   return cudaSuccess;
@@ -385,6 +430,28 @@ void BarrierSync(int id, unsigned threads) {
   const uint64_t generation = running_block->generation(id);
   running_block->Arrive(id, threads);
   running_block->Wait("a barrier", [&] { return running_block->generation(id) != generation; });
+}
+
+void ClusterSync() {
+  Cluster& cluster = running_block->cluster();
+  const uint64_t generation = cluster.generation;
+  const size_t all = cluster.blocks.size() * running_block->num_threads();
+  if (++cluster.arrived == all) {
+    cluster.arrived = 0;
+    ++cluster.generation;
+  }
+  running_block->Wait("a barrier of the cluster", [&] { return cluster.generation != generation; });
+}
+
+const unsigned char* ClusterShared(int rank, size_t offset, size_t bytes) {
+  const std::vector<std::unique_ptr<Block>>& blocks = running_block->cluster().blocks;
+  if (rank < 0 || static_cast<size_t>(rank) >= blocks.size()) {
+    running_block->Fail("no block " + std::to_string(rank) + " in the cluster");
+  }
+  const Block& block = *blocks[static_cast<size_t>(rank)];
+  if (!block.running()) running_block->Fail("shared memory of a block that has ended");
+  if (offset + bytes > block.shared_bytes()) running_block->Fail("behind another's shared memory");
+  return block.shared() + offset;
 }
 
 void WaitUntil(const char* what, absl::FunctionRef<bool()> condition) {

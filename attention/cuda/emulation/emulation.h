@@ -11,7 +11,7 @@
 // beyond what the host checks, rounding inside a matrix instruction (here: float32 sums).
 //
 // A fiber runs until it waits. Threads of a warp are not in lockstep between warp operations. One
-// block at a time per host thread; blocks must not wait for each other.
+// cluster at a time per host thread, its blocks in turn; clusters must not wait for each other.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_EMULATION_EMULATION_H_
 #define KVBLOCKS_ATTENTION_CUDA_EMULATION_EMULATION_H_
@@ -64,8 +64,9 @@ inline constexpr cudaError_t cudaErrorInvalidConfiguration = 9;
 
 namespace kvblocks::attention::cuda::emulation {
 
-// The largest grid is bounded by patience; a block has at most 1024 threads.
-cudaError_t RunGrid(dim3 grid, dim3 block, size_t shared_bytes, absl::FunctionRef<void()> thread);
+// The largest grid is bounded by patience; a block has at most 1024 threads, a cluster 16 blocks.
+cudaError_t RunGrid(dim3 grid, dim3 block, size_t shared_bytes, absl::FunctionRef<void()> thread,
+                    unsigned cluster = 1);
 
 // --- What a running thread sees ---
 
@@ -114,6 +115,11 @@ Payloads<T> Exchange(unsigned mask, const char* operation, const T& value) {
 // Barrier `id` of the block (0 to 15) for `threads` arrivals; 0: all threads that still run.
 void BarrierSync(int id, unsigned threads);
 void BarrierArrive(int id, unsigned threads);
+
+// All threads of the cluster; one that has returned is missed, which ends in a deadlock's report.
+void ClusterSync();
+// Dynamic shared memory of block `rank` of the cluster, which must not have ended.
+const unsigned char* ClusterShared(int rank, size_t offset, size_t bytes);
 
 // Waits until the condition holds; other threads make it so. `what` is for the report of a deadlock.
 void WaitUntil(const char* what, absl::FunctionRef<bool()> condition);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "attention/cuda/device/cluster.h"
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
@@ -177,6 +178,45 @@ __global__ void DeadlockKernel() {
 
 TEST(EmulationDeathTest, ADeadlockIsReported) {
   EXPECT_DEATH((void)Launch({.block = dim3(64)}, DeadlockKernel), "deadlock.*\n.*a barrier");
+}
+
+// Leaves a number per thread, and adds up what the blocks of the cluster left.
+__global__ void ClusterKernel(float* out, int early) {
+  float4* own = reinterpret_cast<float4*>(DynamicSharedMemory()) + threadIdx.x;
+  const float value = static_cast<float>(100 * blockIdx.x + threadIdx.x);
+  *own = make_float4(value, 0, 0, 1);
+  if (static_cast<int>(blockIdx.x) == early) return;
+  ClusterSync();
+  float4 sum = make_float4(0, 0, 0, 0);
+  for (int rank = 0; rank < 4; ++rank) {
+    const float4 there = LoadFromCluster16(SharedAddress(own), rank);
+    sum.x += there.x, sum.w += there.w;
+    sum.y += LoadFromCluster8(SharedAddress(own), rank).x;
+  }
+  if (early != -2) ClusterSync();
+  out[blockIdx.x * 64 + threadIdx.x] = sum.x + sum.y + sum.w;
+}
+
+TEST(EmulationTest, BlocksOfAClusterReadEachOther) {
+  std::vector<float> out(8 * 64, 0);
+  const LaunchConfig config = {
+      .grid = dim3(8), .block = dim3(64), .shared_bytes = 1024, .cluster = 4};
+  ASSERT_EQ(Launch(config, ClusterKernel, out.data(), -1), cudaSuccess);
+  for (int i = 0; i < 8 * 64; ++i) {
+    EXPECT_EQ(out[i], 2 * (i < 256 ? 600 : 2200) + 8 * (i % 64) + 4) << i;
+  }
+}
+
+TEST(EmulationDeathTest, ClustersAreWatched) {
+  std::vector<float> out(8 * 64, 0);
+  LaunchConfig config = {.grid = dim3(8), .block = dim3(64), .shared_bytes = 1024, .cluster = 4};
+  EXPECT_DEATH((void)Launch(config, ClusterKernel, out.data(), 1),
+               "deadlock.*\n.*a barrier of the cluster");
+  EXPECT_DEATH((void)Launch(config, ClusterKernel, out.data(), -2), "a block that has ended");
+  config.cluster = 2;
+  EXPECT_DEATH((void)Launch(config, ClusterKernel, out.data(), -1), "no block 2 in the cluster");
+  config.cluster = 3;
+  EXPECT_NE(Launch(config, ClusterKernel, out.data(), -1), cudaSuccess);
 }
 
 TEST(EmulationTest, ImpossibleLaunchesAreRefused) {

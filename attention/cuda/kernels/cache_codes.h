@@ -1,8 +1,9 @@
 // Codes of quantised caches as pairs of 16-bit floats, made in registers where fragments are.
 //
-// Every code is exact in f16, whatever type the queries have. Pair<i, j>(word) gives bytes i (lower
-// half) and j of four codes. NaN codes give NaN. A cache that holds 16-bit elements has the tag
-// SameType. Device code: included by .cu files only.
+// Every code is exact in f16, whatever type the queries have. Of the four codes of a word,
+// Pair<i, j>(word) gives bytes i (lower half) and j, Neighbours the pairs (0, 1) and (2, 3),
+// EveryOther (0, 2) and (1, 3); both at once take fewer instructions. NaN codes give NaN. A cache
+// that holds 16-bit elements has the tag SameType. Device code: included by .cu files only.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_CODES_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_CODES_H_
@@ -42,8 +43,43 @@ KVB_DEVICE uint32_t MultiplyF16Pairs(uint32_t a, uint32_t b) {
 
 }  // namespace internal
 
+struct CodePairs {
+  uint32_t first, second;
+};
+
+// Both by Pair.
+template <typename Code>
+struct PairByPair {
+  static KVB_DEVICE CodePairs Neighbours(uint32_t codes) {
+    return {Code::template Pair<0, 1>(codes), Code::template Pair<2, 3>(codes)};
+  }
+  static KVB_DEVICE CodePairs EveryOther(uint32_t codes) {
+    return {Code::template Pair<0, 2>(codes), Code::template Pair<1, 3>(codes)};
+  }
+};
+
 struct E4m3Pairs {
   static constexpr int kBytes = 1;
+  // The conversion takes either half of a word as it is.
+  static KVB_DEVICE CodePairs Neighbours(uint32_t codes) {
+#if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    CodePairs pairs;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+        "}"
+        : "=r"(pairs.first), "=r"(pairs.second)
+        : "r"(codes));
+    return pairs;
+#else
+    return PairByPair<E4m3Pairs>::Neighbours(codes);
+#endif
+  }
+  static KVB_DEVICE CodePairs EveryOther(uint32_t codes) {
+    return Neighbours(PermuteBytes(codes, 0, 0x3120));
+  }
   template <int kLower, int kUpper>
   static KVB_DEVICE uint32_t Pair(uint32_t codes) {
 #if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -66,7 +102,7 @@ struct E4m3Pairs {
   }
 };
 
-struct E5m2Pairs {
+struct E5m2Pairs : PairByPair<E5m2Pairs> {
   static constexpr int kBytes = 1;
   // The upper byte of an f16.
   template <int kLower, int kUpper>
@@ -75,7 +111,7 @@ struct E5m2Pairs {
   }
 };
 
-struct Int8Pairs {
+struct Int8Pairs : PairByPair<Int8Pairs> {
   static constexpr int kBytes = 1;
   // 1024 + 128 + code is an f16 whose lower byte is code + 128.
   template <int kLower, int kUpper>

@@ -21,7 +21,9 @@ struct DecodeKernelParams {
   float* lse;
   int64_t lse_row_stride, lse_head_stride;
   const char *k, *v;
-  int64_t k_block, k_token, k_head, v_block, v_token, v_head;
+  int64_t k_token, k_head, v_token, v_head;
+  // Strides of blocks and tokens in units (bytes), so that offsets of blocks fit 32 bits.
+  uint32_t k_unit, k_block_units, k_token_units, v_unit, v_block_units, v_token_units;
   const int32_t* block_table;
   int64_t table_stride;
   const int32_t *seq_lens, *query_start_loc;
@@ -42,9 +44,13 @@ struct DecodeKernelParams {
   uint32_t group_inverse;                                 // see TokenOf
   int32_t block_shift;                                    // log2 of block_size, or -1
   bool causal, q_is_bf16, out_is_bf16;
+  bool is_special;  // soft caps or ALiBi
   // Launches without a plan (header is null): each block plans its own part of at most
   // kMaxOwnRequests requests. Arrivals are then counted in a row of arrival_counters.
   int32_t num_requests, arrival_row;
+  // A cluster of blocks for each request, KV head and row group: part n is block n % kDecodeCluster
+  // of request n / kDecodeCluster's. Only without a plan.
+  bool in_clusters;
 };
 
 // Zero, and zero again after every launch. A row belongs to a workspace, which no two launches use
@@ -56,6 +62,7 @@ __device__ int32_t arrival_counters[kArrivalRows * kArrivalCounters];
 
 inline constexpr int kDecodeWarps = 4;
 inline constexpr int kDecodeTile = 64;
+inline constexpr int kDecodeCluster = 8;  // blocks
 inline constexpr int kDecodeWarpTile = 16;
 
 // Blocks that run on a multiprocessor at a time. More of them where tiles are small: the same bytes
@@ -78,7 +85,7 @@ struct DecodeShape {
   static constexpr int kMergeRow = 64 + 4;  // floats
   static constexpr int kMergeBytes = kDecodeWarps * 8 * kMergeRow * 4;
   static constexpr int kStatsBytes = kDecodeWarps * kRows * 8;
-  static constexpr int kOtherBytes = kMergeBytes + kStatsBytes + 16;
+  static constexpr int kOtherBytes = kMergeBytes + kStatsBytes + 16 + kMaxOwnRequests * 4;
   // Of a multiprocessor's 228 KiB each block takes 1 more than it asks for.
   static constexpr int kRoom = 228 * 1024 / kBlocksPerMultiprocessor - 1024 - kOtherBytes;
   static constexpr int kFitting = kRoom / kTileBytes;
@@ -89,6 +96,14 @@ struct DecodeShape {
   // States of a cut request that are on their way at a time; as many as registers are left.
   static constexpr int kMergedAtOnce = kBlocksPerMultiprocessor == 3 || kGroups == 2 ? 8 : 16;
 };
+
+// For conditions that rarely hold: what they guard is kept out of the loop's way.
+KVB_DEVICE bool Unlikely(bool condition) { return __builtin_expect(condition, false); }
+
+// The same for all lanes, and known to the compiler to be.
+KVB_DEVICE int WarpOfBlock() {
+  return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x / 32), 0);
+}
 
 // row / group by multiplication: exact where rows * group stay below 2^16.
 KVB_HOST_DEVICE uint32_t GroupInverse(int group) {
@@ -126,14 +141,17 @@ KVB_DEVICE DecodeVisible VisibleTo(const DecodeKernelParams& p, const DecodeItem
   return visible;
 }
 
-// What a block does one after another: pieces lie `stride` bytes apart.
+// What a block does one after another: pieces lie `stride` bytes apart. Lengths of all requests, in
+// shared memory where the block has planned with them.
 struct DecodeWork {
   const char* pieces;
+  const int32_t* lengths;
   int stride, tile;
   int at, end, step;
 };
 
-template <int kRows>
+// Of the piece at work.at. With kReports a length that had to be clamped is flagged.
+template <int kRows, bool kReports>
 KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, const DecodeWork& work, int row_group) {
   const int4 piece =
       *reinterpret_cast<const int4*>(work.pieces + static_cast<int64_t>(work.at) * work.stride);
@@ -144,9 +162,10 @@ KVB_DEVICE DecodeItem OpenItem(const DecodeKernelParams& p, const DecodeWork& wo
   if (p.query_start_loc != nullptr) {
     item.q_len = p.query_start_loc[piece.x + 1] - p.query_start_loc[piece.x];
   }
-  const int seq_len = p.seq_lens[piece.x];
+  const int seq_len = work.lengths[piece.x];
   item.length = item.q_len > 0 ? ClampLength(seq_len, p.max_keys) : 0;
-  if (item.length < seq_len && item.q_len > 0 && p.error_flags != nullptr && threadIdx.x == 0) {
+  if (kReports && item.length < seq_len && item.q_len > 0 && p.error_flags != nullptr &&
+      threadIdx.x == 0) {
     atomicOr(p.error_flags, kLengthClamped);
   }
   const int first = FirstKey(item.length, item.q_len, p.window, p.block_size);

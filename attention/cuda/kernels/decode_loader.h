@@ -1,9 +1,11 @@
 // DecodeLoader: the copies of one warp of a decode, ahead of its computation. Device code: included
 // by .cu files only.
 //
-// Block table entries are read for 16 tiles at a time, 8 keys to a lane, and passed on by shuffles;
-// a block of keys is a multiple of 8, so that each octet has one. Rows that no query sees are
-// zeroed and not read, neither are their table entries.
+// Block table entries are read for 16 tiles at a time, 8 keys to a lane, which makes 32-bit offsets
+// of them; a block of keys is a multiple of 8, so that each octet has one. Per tile what is left is
+// to pass offsets on by shuffles and one addition per copy: these instructions, not the bytes, are
+// what 8-bit caches wait for. Rows that no query sees are zeroed and not read, neither are their
+// table entries.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LOADER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LOADER_H_
@@ -23,69 +25,138 @@ class DecodeLoader {
   static constexpr int kRowBytes = (kChunks + 1) * 16;
   static constexpr int kMatrixBytes = kDecodeWarpTile * kRowBytes;
   static constexpr int kRowsPerPass = 32 / kChunks;
-  static constexpr int kPasses = kDecodeWarpTile / kRowsPerPass;
+  static constexpr int kPassesPerOctet = 8 / kRowsPerPass;
   static_assert(kChunks <= 32 && kRowsPerPass <= 8);
 
-  KVB_DEVICE DecodeLoader(const DecodeKernelParams& p, DecodeWork work, int kv_head, int row_group)
-      : p_(p), work_(work), row_group_(row_group) {
+  KVB_DEVICE DecodeLoader(const DecodeKernelParams& p, int kv_head, int row_group)
+      : p_(p), row_group_(row_group) {
     lane_ = static_cast<int>(threadIdx.x % 32);
-    warp_ = static_cast<int>(threadIdx.x / 32);
-    k_ = p.k + kv_head * p.k_head + lane_ % kChunks * 16;
-    v_ = p.v + kv_head * p.v_head + lane_ % kChunks * 16;
-    k_has_chunk_ = lane_ % kChunks * 16 < p.key_dim * Code::kBytes;
+    warp_ = WarpOfBlock();
+    const int chunk = lane_ % kChunks * 16, row = lane_ / kChunks;
+    k_ = p.k + kv_head * p.k_head + row * p.k_token + chunk;
+    v_ = p.v + kv_head * p.v_head + row * p.v_token + chunk;
+    own_ = static_cast<uint32_t>(row * kRowBytes + chunk);
+    k_has_chunk_ = chunk < p.key_dim * Code::kBytes;
+    v_has_chunk_ = chunk < p.value_dim * Code::kBytes;
     policy_ = OnceInL2();
-    v_has_chunk_ = lane_ % kChunks * 16 < p.value_dim * Code::kBytes;
+  }
+
+  // Begins with `work`, and reads its first table entries.
+  KVB_DEVICE void Start(const DecodeWork& work) {
+    Begin(work);
+    if (key_ < end_) StartLookUp<false>();
+  }
+
+  // Begins with `work` before lengths and table may be relied on. As long as Confirm is
+  // outstanding, Next must be called only while has_tile(), and its copies may have to be dropped.
+  KVB_DEVICE void Guess(const DecodeWork& work) {
+    Begin(work);
+    has_guessed_ = false;
+    if (key_ >= end_) return;
+    StartLookUp<true>();
+    has_guessed_ = v_offset_ != kNoBlock;
+    guessed_ = k_offset_;
+    FinishLookUp(false);
+  }
+  KVB_DEVICE bool has_tile() const { return key_ < end_ && held_ < kUsedUp; }
+  // What the table says now about what was guessed; before Next.
+  KVB_DEVICE uint32_t ReadAgain() const {
+    if (!has_guessed_) return 0;
+    const int key = key_ + lane_ / 2 * kDecodeTile + warp_ * kDecodeWarpTile + lane_ % 2 * 8;
+    return static_cast<uint32_t>(
+        LoadFromOthers4(p_.block_table + request_ * p_.table_stride + ColumnOf(key)));
+  }
+  // Whether the lane's guess was right. Where all of the block's were, Confirm reports it like what
+  // was read.
+  KVB_DEVICE bool IsRight(uint32_t block) const { return !has_guessed_ || block == guessed_; }
+  KVB_DEVICE void Confirm() const {
+    if (has_guessed_ && guessed_ >= static_cast<uint32_t>(p_.num_blocks)) ReportBadBlock();
   }
 
   // Starts copying the warp's part of the next tile to `to`, K, then V; nothing after the last one.
   // Returns which octets of keys have no block: bits 0 and 1.
   KVB_DEVICE uint32_t Next(uint32_t to) {
-    while (key_ >= end_) {
-      if (work_.at >= work_.end) return 0;
-      const DecodeItem item = OpenItem<kRows>(p_, work_, row_group_);
-      work_.at += work_.step;
-      key_ = item.begin;
-      end_ = item.end;
-      lowest_ =
-          item.first_token <= item.last_token ? VisibleTo(p_, item, item.first_token).begin : 0;
-      request_ = item.request;
-      held_ = 16;
-    }
-    if (held_ == 16) LookUp();
+    if (Unlikely(key_ >= end_ || held_ >= kUsedUp) && !Advance()) return 0;
+    const uint32_t k0 = __shfl_sync(kFullWarp, k_offset_, 2 * held_);
+    const uint32_t k1 = __shfl_sync(kFullWarp, k_offset_, 2 * held_ + 1);
+    const uint32_t v0 = __shfl_sync(kFullWarp, v_offset_, 2 * held_);
+    const uint32_t v1 = __shfl_sync(kFullWarp, v_offset_, 2 * held_ + 1);
     const int first = key_ + warp_ * kDecodeWarpTile;
-    const int id0 = __shfl_sync(kFullWarp, id_, 2 * held_);
-    const int id1 = __shfl_sync(kFullWarp, id_, 2 * held_ + 1);
-    const int offset0 = __shfl_sync(kFullWarp, offset_, 2 * held_);
-    const int offset1 = __shfl_sync(kFullWarp, offset_, 2 * held_ + 1);
     ++held_;
     key_ += kDecodeTile;
-    if (first >= end_) return 0;
-    // Rows [begin, end) of the 16 are visible to some query.
-    const int begin = lowest_ - first, end = end_ - first;
-    Copy(to, k_, p_.k_block, p_.k_token, k_has_chunk_, id0, id1, offset0, offset1, begin, end);
-    Copy(to + kMatrixBytes, v_, p_.v_block, p_.v_token, v_has_chunk_, id0, id1, offset0, offset1,
-         begin, end);
-    return (id0 < 0 ? 1u : 0u) | (id1 < 0 ? 2u : 0u);
+    const uint32_t at = to + own_;
+    if (Unlikely(first < lowest_ || first + kDecodeWarpTile > end_ || k0 == kNoBlock ||
+                 k1 == kNoBlock)) {
+      return CopySome(at, k0, k1, v0, v1, first);
+    }
+    Copy(at, k_, p_.k_unit, p_.k_token, k_has_chunk_, k0, k1);
+    Copy(at + kMatrixBytes, v_, p_.v_unit, p_.v_token, v_has_chunk_, v0, v1);
+    return 0;
   }
 
  private:
+  static constexpr uint32_t kNoBlock = 0xffffffffu;  // an offset
+  static constexpr int kUsedUp = 16, kUnderWay = 17;
+
+  KVB_DEVICE void Begin(const DecodeWork& work) {
+    work_ = work;
+    key_ = end_ = 0;
+    held_ = kUsedUp;
+    if (work_.at < work_.end) Open();
+  }
+
+  KVB_DEVICE void Open() {
+    const DecodeItem item = OpenItem<kRows, false>(p_, work_, row_group_);
+    work_.at += work_.step;
+    key_ = item.begin;
+    end_ = item.end;
+    lowest_ = item.first_token <= item.last_token ? VisibleTo(p_, item, item.first_token).begin : 0;
+    request_ = item.request;
+    held_ = kUsedUp;
+  }
+
+  // To the next tile and its blocks; false after the last.
+  KVB_DEVICE bool Advance() {
+    while (key_ >= end_) {
+      if (work_.at >= work_.end) return false;
+      Open();
+    }
+    if (held_ == kUsedUp) StartLookUp<false>();
+    if (held_ == kUnderWay) FinishLookUp(true);
+    return true;
+  }
+
+  KVB_DEVICE int ColumnOf(int key) const {
+    return p_.block_shift >= 0 ? key >> p_.block_shift : key / p_.block_size;
+  }
+  KVB_DEVICE void ReportBadBlock() const {
+    if (p_.error_flags != nullptr) atomicOr(p_.error_flags, kBadBlock);
+  }
+
   // Finds the blocks of this warp's keys of the next 16 tiles: each lane those of 8 keys.
-  KVB_DEVICE void LookUp() {
-    held_ = 0;
+  template <bool kGuess>
+  KVB_DEVICE void StartLookUp() {
+    held_ = kUnderWay;
     const int64_t first =
         int64_t{key_} + lane_ / 2 * kDecodeTile + warp_ * kDecodeWarpTile + lane_ % 2 * 8;
-    id_ = -1;
-    offset_ = 0;
+    k_offset_ = v_offset_ = kNoBlock;
     if (first >= end_ || first + 8 <= lowest_) return;
-    const int key = static_cast<int>(first);
-    const int column = p_.block_shift >= 0 ? key >> p_.block_shift : key / p_.block_size;
-    const int id = p_.block_table[request_ * p_.table_stride + column];
-    if (static_cast<uint32_t>(id) < static_cast<uint32_t>(p_.num_blocks)) {
-      id_ = id;
-      offset_ = key - column * p_.block_size;
-    } else if (p_.error_flags != nullptr) {
-      atomicOr(p_.error_flags, kBadBlock);
+    const int key = static_cast<int>(first), column = ColumnOf(key);
+    const int32_t* entry = p_.block_table + request_ * p_.table_stride + column;
+    // Until FinishLookUp the block and the key's place in it.
+    k_offset_ = static_cast<uint32_t>(kGuess ? LoadGuess(entry) : *entry);
+    v_offset_ = static_cast<uint32_t>(key - column * p_.block_size);
+  }
+  KVB_DEVICE void FinishLookUp(bool reports) {
+    held_ = 0;
+    const uint32_t id = k_offset_, in_block = v_offset_;
+    if (id < static_cast<uint32_t>(p_.num_blocks)) {
+      k_offset_ = id * p_.k_block_units + in_block * p_.k_token_units;
+      v_offset_ = id * p_.v_block_units + in_block * p_.v_token_units;
+      return;
     }
+    k_offset_ = kNoBlock;
+    if (reports && in_block != kNoBlock) ReportBadBlock();
   }
 
   // Keys are read once: tables, plans and queries are what L2 should keep. Rows of 8-bit codes were
@@ -98,49 +169,54 @@ class DecodeLoader {
     }
   }
 
-  KVB_DEVICE void Copy(uint32_t to, const char* base, int64_t block_stride, int64_t token_stride,
-                       bool has_chunk, int id0, int id1, int offset0, int offset1, int begin,
-                       int end) {
-    const int row_in_pass = lane_ / kChunks;
-    const uint32_t at = to + row_in_pass * kRowBytes + lane_ % kChunks * 16;
-    const char* octets[2] = {
-        base + (id0 < 0 ? 0 : id0 * block_stride + (offset0 + row_in_pass) * token_stride),
-        base + (id1 < 0 ? 0 : id1 * block_stride + (offset1 + row_in_pass) * token_stride)};
-    const bool whole = begin <= 0 && end >= kDecodeWarpTile && id0 >= 0 && id1 >= 0;
-    if (whole) {
+  KVB_DEVICE void Copy(uint32_t to, const char* base, uint32_t unit, int64_t token_stride,
+                       bool has_chunk, uint32_t offset0, uint32_t offset1) {
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        constexpr int kPassesPerOctet = 8 / kRowsPerPass;
-        const char* from =
-            octets[pass / kPassesPerOctet] + pass % kPassesPerOctet * kRowsPerPass * token_stride;
-        CopyChunk(at + pass * kRowsPerPass * kRowBytes, from, has_chunk);
+    for (int octet = 0; octet < 2; ++octet) {
+      const char* from = base + uint64_t{octet == 0 ? offset0 : offset1} * unit;
+#pragma unroll
+      for (int pass = 0; pass < kPassesPerOctet; ++pass) {
+        CopyChunk(to + (octet * 8 + pass * kRowsPerPass) * kRowBytes, from, has_chunk);
+        from += kRowsPerPass * token_stride;
       }
-      return;
-    }
-    // Nothing is read at addresses of rows that are not valid.
-    const int from_row = id0 < 0 && begin < 8 ? 8 : begin, to_row = id1 < 0 && end > 8 ? 8 : end;
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      constexpr int kPassesPerOctet = 8 / kRowsPerPass;
-      const int row = pass * kRowsPerPass + row_in_pass;
-      const char* from =
-          octets[pass / kPassesPerOctet] + pass % kPassesPerOctet * kRowsPerPass * token_stride;
-      CopyChunk(at + pass * kRowsPerPass * kRowBytes, from,
-                has_chunk && row >= from_row && row < to_row);
     }
   }
 
+  // Where some of the 16 keys from `first` on are no keys, or have no block: nothing is read there.
+  KVB_DEVICE uint32_t CopySome(uint32_t to, uint32_t k0, uint32_t k1, uint32_t v0, uint32_t v1,
+                               int first) {
+    if (first >= end_) return 0;
+    const uint32_t missing = (k0 == kNoBlock ? 1u : 0u) | (k1 == kNoBlock ? 2u : 0u);
+    const int begin = lowest_ - first, end = end_ - first;
+#pragma unroll 1
+    for (int pass = 0; pass < 2 * kPassesPerOctet; ++pass) {
+      const int octet = pass / kPassesPerOctet, row = pass * kRowsPerPass + lane_ / kChunks;
+      const bool valid = row >= begin && row < end && (missing >> octet & 1) == 0;
+      const int64_t row_in_octet = pass % kPassesPerOctet * kRowsPerPass;
+      const uint32_t at = to + static_cast<uint32_t>(pass * kRowsPerPass * kRowBytes);
+      const uint64_t k = octet == 0 ? k0 : k1, v = octet == 0 ? v0 : v1;
+      CopyChunk(at, valid ? k_ + k * p_.k_unit + row_in_octet * p_.k_token : p_.k,
+                valid && k_has_chunk_);
+      CopyChunk(at + kMatrixBytes, valid ? v_ + v * p_.v_unit + row_in_octet * p_.v_token : p_.v,
+                valid && v_has_chunk_);
+    }
+    return missing;
+  }
+
   const DecodeKernelParams& p_;
-  DecodeWork work_;
+  DecodeWork work_ = {};
   int row_group_;
   int lane_, warp_;
-  const char *k_, *v_;
+  const char *k_, *v_;  // the lane's piece of the first row that it copies of an octet
+  uint32_t own_;        // the same in shared memory
   bool k_has_chunk_, v_has_chunk_;
   uint64_t policy_;
   int request_ = 0;
   int key_ = 0, end_ = 0, lowest_ = 0;
-  int held_ = 16;  // tiles whose blocks are known and used up
-  int id_ = -1, offset_ = 0;
+  int held_ = kUsedUp;  // tiles of the 16 looked up that are used up
+  uint32_t k_offset_ = kNoBlock, v_offset_ = kNoBlock;  // in units, of an octet
+  bool has_guessed_ = false;
+  uint32_t guessed_ = 0;  // block
 };
 
 }  // namespace kvblocks::attention::cuda

@@ -4,6 +4,7 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_MERGE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_MERGE_H_
 
+#include "attention/cuda/device/cluster.h"
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
@@ -71,9 +72,14 @@ KVB_DEVICE void MergePieces(const DecodeKernelParams& p, const DecodeItem& item,
                             int place, int kv_head, int row_group, int row_groups, float2* stats) {
   const int thread = static_cast<int>(threadIdx.x);
   const int count = static_cast<int>(item.cut >> 16), index = static_cast<int>(item.cut & 0xffff);
-  // From a slot to the next, in rows.
+  // From a slot to the next, in rows, and from a piece to the next.
   const int64_t stride = int64_t{p.num_kv_heads} * row_groups * p.rows;
+  const int64_t step =
+      SlotOf(is_auto, place, index, 2) * stride - SlotOf(is_auto, place, index, 1) * stride;
   const int64_t first = (kv_head * row_groups + row_group) * p.rows;
+  // Where piece 0 would be if its slot were the step before piece 1's.
+  const int64_t zero = SlotOf(is_auto, place, index, 1) * stride - step + first;
+  const int64_t odd_zero = SlotOf(is_auto, place, index, 0) * stride + first - zero;
   const int columns = p.value_dim / 4, threads_per_row = columns <= 16   ? 16
                                                          : columns <= 32 ? 32
                                                                          : 64;
@@ -86,23 +92,32 @@ KVB_DEVICE void MergePieces(const DecodeKernelParams& p, const DecodeItem& item,
     float4 value = make_float4(0, 0, 0, 0);
 #pragma unroll 1
     for (int begin = 0; begin < count; begin += kMergedAtOnce) {
+      // All under way at a time: first what the weights are made of.
+      constexpr int kOwn = (kMergedAtOnce * kRows + kDecodeWarps * 32 - 1) / (kDecodeWarps * 32);
+      float2 loaded[kOwn];
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) {
+        const int i = thread + j * kDecodeWarps * 32, piece = begin + i / kRows;
+        loaded[j] = make_float2(-INFINITY, 0);
+        if (piece < count && i % kRows < p.rows) {
+          loaded[j] = LoadFromOthers8(p.partial_stats + zero + piece * step +
+                                      (piece == 0 ? odd_zero : 0) + i % kRows);
+        }
+      }
       float4 states[kMergedAtOnce];
+      const float* from = p.partials + (zero + begin * step + row) * p.value_dim + d;
 #pragma unroll
       for (int j = 0; j < kMergedAtOnce; ++j) {
         if (active && begin + j < count) {
-          const int64_t at = SlotOf(is_auto, place, index, begin + j) * stride + first + row;
-          states[j] = LoadFromOthers16(p.partials + at * p.value_dim + d);
+          states[j] = LoadFromOthers16(from + (j == 0 && begin == 0 ? odd_zero * p.value_dim : 0));
         }
+        from += step * p.value_dim;
       }
       __syncthreads();
-      for (int i = thread; i < kMergedAtOnce * kRows; i += kDecodeWarps * 32) {
-        const int piece = begin + i / kRows;
-        float2 own = make_float2(-INFINITY, 0);
-        if (piece < count && i % kRows < p.rows) {
-          own = LoadFromOthers8(p.partial_stats + SlotOf(is_auto, place, index, piece) * stride +
-                                first + i % kRows);
-        }
-        stats[i] = own;
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) {
+        const int i = thread + j * kDecodeWarps * 32;
+        if (i < kMergedAtOnce * kRows) stats[i] = loaded[j];
       }
       __syncthreads();
       if (!active) continue;
@@ -126,6 +141,52 @@ KVB_DEVICE void MergePieces(const DecodeKernelParams& p, const DecodeItem& item,
     if (!active) continue;
     const DecodeRow where = RowOf<kRows>(p, item, kv_head, row_group, row);
     if (where.exists) FinishRow(p, where, d, value, maximum, sum);
+  }
+}
+
+// Merges the states of a cluster's blocks, in order, each block its share of the outputs. States
+// are at `states` in each block's shared memory, [rows][value dim], maxima and sums at `stats`.
+// `room`: shared, of 24 bytes per thread.
+template <int kRows>
+KVB_DEVICE void MergeCluster(const DecodeKernelParams& p, const DecodeItem& item, int kv_head,
+                             int row_group, uint32_t states, uint32_t stats, float* room) {
+  constexpr int kThreads = kDecodeWarps * 32, kAtOnce = kThreads / kDecodeCluster;
+  const int thread = static_cast<int>(threadIdx.x), rank = thread / kAtOnce;
+  const int columns = p.value_dim / 4, all = p.rows * columns;
+  const int share = CeilDiv(all, kDecodeCluster);
+  const int begin = static_cast<int>(item.cut & 0xffff) * share, end = Min(all, begin + share);
+  float4* values = reinterpret_cast<float4*>(room);
+  float2* weighs = reinterpret_cast<float2*>(room + 4 * kThreads);
+  for (int base = begin; base < end; base += kAtOnce) {
+    // A value of one of the states to each thread.
+    const int i = base + thread % kAtOnce, row = i / columns, d = i % columns * 4;
+    if (i < end) {
+      const float2 own = LoadFromCluster8(stats + static_cast<uint32_t>(row * 8), rank);
+      values[thread] =
+          LoadFromCluster16(states + static_cast<uint32_t>(row * p.value_dim + d) * 4, rank);
+      weighs[thread] = own;
+    }
+    __syncthreads();
+    if (rank == 0 && i < end) {
+      float maximum = -INFINITY, sum = 0;
+#pragma unroll
+      for (int j = 0; j < kDecodeCluster; ++j) {
+        maximum = fmaxf(maximum, weighs[thread + j * kAtOnce].x);
+      }
+      float4 value = make_float4(0, 0, 0, 0);
+#pragma unroll
+      for (int j = 0; j < kDecodeCluster; ++j) {
+        const float2 own = weighs[thread + j * kAtOnce];
+        const float4 state = values[thread + j * kAtOnce];
+        const float weight = Exp2(own.x - SafeMaximum(maximum));
+        sum += weight * own.y;
+        value.x += weight * state.x, value.y += weight * state.y;
+        value.z += weight * state.z, value.w += weight * state.w;
+      }
+      const DecodeRow where = RowOf<kRows>(p, item, kv_head, row_group, row);
+      if (where.exists) FinishRow(p, where, d, value, maximum, sum);
+    }
+    __syncthreads();
   }
 }
 

@@ -103,7 +103,7 @@ class DecodeState {
   // A warp's 16 keys from `first` on, at `at` in shared memory.
   KVB_DEVICE void Attend(const DecodeKernelParams& p, const DecodeItem& item, int row_group,
                          uint32_t at, int first, uint32_t missing) {
-    const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+    const int lane = static_cast<int>(threadIdx.x % 32), t = lane % 4;
     float s[kGroups][4];
     Scores(at, s);
 #pragma unroll
@@ -111,42 +111,9 @@ class DecodeState {
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[n][i] *= factor[2 * n + i % 2];
     }
-    if (p.soft_cap > 0) {
-      const float cap = p.soft_cap * 1.4426950408889634f;
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[n][i] = cap * tanhf(s[n][i] / cap);
-      }
-    }
-    if (p.alibi_slopes != nullptr) {
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int token = TokenOf(p, row_group * Shape::kRows + 8 * n + 2 * t + i % 2);
-          const int distance = first + g + i / 2 * 8 - (item.position + token);
-          s[n][i] += slope[2 * n + i % 2] * static_cast<float>(distance);
-        }
-      }
-    }
     const bool masked =
         missing != 0 || first < item.open_begin || first + kDecodeWarpTile - 1 > item.open_last;
-    if (masked) {
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int token = TokenOf(p, row_group * Shape::kRows + 8 * n + 2 * t + i % 2);
-          const DecodeVisible visible = VisibleTo(p, item, token);
-          const int key = first + g + i / 2 * 8;
-          if (token >= item.q_len || key < visible.begin || key > visible.last ||
-              key >= item.limit || (missing >> i / 2 & 1) != 0) {
-            s[n][i] = -INFINITY;
-          }
-        }
-      }
-    }
+    if (Unlikely(masked || p.is_special)) Adjust(p, item, row_group, first, missing, masked, s);
     Weigh(s);
     uint32_t weights[kGroups][2];
 #pragma unroll
@@ -154,7 +121,7 @@ class DecodeState {
       weights[n][0] = TransposeMatrix(T::Pack(s[n][0], s[n][1]));
       weights[n][1] = TransposeMatrix(T::Pack(s[n][2], s[n][3]));
     }
-    if (masked && item.first_token != item.last_token) {
+    if (Unlikely(masked && item.first_token != item.last_token)) {
       // A hidden value may be NaN, and 0 * NaN is: each token alone, with what it sees.
       for (int token = item.first_token; token <= item.last_token; ++token) {
         const DecodeVisible visible = VisibleTo(p, item, token);
@@ -180,6 +147,46 @@ class DecodeState {
   }
 
  private:
+  // What few scores need: soft caps, ALiBi, keys that not all queries see.
+  KVB_DEVICE void Adjust(const DecodeKernelParams& p, const DecodeItem& item, int row_group,
+                         int first, uint32_t missing, bool masked, float (&s)[kGroups][4]) const {
+    const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+    if (p.soft_cap > 0) {
+      const float cap = p.soft_cap * 1.4426950408889634f;
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[n][i] = cap * tanhf(s[n][i] / cap);
+      }
+    }
+    if (p.alibi_slopes != nullptr) {
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int token = TokenOf(p, row_group * Shape::kRows + 8 * n + 2 * t + i % 2);
+          const int distance = first + g + i / 2 * 8 - (item.position + token);
+          s[n][i] += slope[2 * n + i % 2] * static_cast<float>(distance);
+        }
+      }
+    }
+    if (masked) {
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int token = TokenOf(p, row_group * Shape::kRows + 8 * n + 2 * t + i % 2);
+          const DecodeVisible visible = VisibleTo(p, item, token);
+          const int key = first + g + i / 2 * 8;
+          if (token >= item.q_len || key < visible.begin || key > visible.last ||
+              key >= item.limit || (missing >> i / 2 & 1) != 0) {
+            s[n][i] = -INFINITY;
+          }
+        }
+      }
+    }
+  }
+
   // bf16 to f16 by a power of two that brings the largest to 2^14; returns its inverse.
   KVB_DEVICE float ConvertQueries(int n) {
     float largest = 0;
@@ -224,12 +231,13 @@ class DecodeState {
       for (int step = 0; step < kSteps; step += 2) {
         uint32_t codes[4];
         LoadMatrices(codes, row + step * 16);
-        const uint32_t even_a[4] = {
-            Code::template Pair<0, 1>(codes[0]), Code::template Pair<0, 1>(codes[1]),
-            Code::template Pair<2, 3>(codes[0]), Code::template Pair<2, 3>(codes[1])};
-        const uint32_t odd_a[4] = {
-            Code::template Pair<0, 1>(codes[2]), Code::template Pair<0, 1>(codes[3]),
-            Code::template Pair<2, 3>(codes[2]), Code::template Pair<2, 3>(codes[3])};
+        CodePairs pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = Code::Neighbours(codes[i]);
+        const uint32_t even_a[4] = {pairs[0].first, pairs[1].first, pairs[0].second,
+                                    pairs[1].second};
+        const uint32_t odd_a[4] = {pairs[2].first, pairs[3].first, pairs[2].second,
+                                   pairs[3].second};
 #pragma unroll
         for (int n = 0; n < kGroups; ++n) {
           MultiplyM16N8K16<T>(s[n], even_a, q[step][n][0], q[step][n][1]);
@@ -263,7 +271,7 @@ class DecodeState {
 #pragma unroll
       for (int i = 0; i < 4; ++i) exceeds |= s[n][i] > maximum[2 * n + i % 2] + kLazy;
     }
-    if (__any_sync(kFullWarp, exceeds)) {
+    if (Unlikely(__any_sync(kFullWarp, exceeds))) {
 #pragma unroll
       for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
@@ -324,10 +332,9 @@ class DecodeState {
         LoadMatricesTransposed(codes, row + step * 16);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          uint32_t a[4] = {Code::template Pair<0, 2>(codes[2 * half]),
-                           Code::template Pair<1, 3>(codes[2 * half]),
-                           Code::template Pair<0, 2>(codes[2 * half + 1]),
-                           Code::template Pair<1, 3>(codes[2 * half + 1])};
+          const CodePairs low = Code::EveryOther(codes[2 * half]);
+          const CodePairs high = Code::EveryOther(codes[2 * half + 1]);
+          uint32_t a[4] = {low.first, low.second, high.first, high.second};
           if constexpr (kMasked) {
             a[0] &= keep[0], a[1] &= keep[0], a[2] &= keep[1], a[3] &= keep[1];
           }

@@ -24,6 +24,27 @@ bool Is16Bit(Element element) { return element == Element::kF16 || element == El
 
 int MaxOf(int a, int b) { return a > b ? a : b; }
 
+// Strides of blocks and tokens as multiples of a power of two, so that the offset of any key's
+// octet fits 32 bits and is not the largest, which means none.
+struct Units {
+  uint32_t unit = 0, block = 0, token = 0;
+};
+bool UnitsOf(const Cache& cache, const CacheTensor& tensor, Units* units) {
+  const int64_t bytes = BytesOf(cache.element);
+  const int64_t block = tensor.block_stride * bytes, token = tensor.token_stride * bytes;
+  if (block < 0 || token < 0 || token > int64_t{1} << 26) return false;
+  int64_t unit = 16;
+  while (unit < 1 << 20 && (block | token) % (2 * unit) == 0) unit *= 2;
+  const int64_t most = (int64_t{1} << 32) - 2;
+  const int64_t tokens = int64_t{cache.block_size - 1} * (token / unit);
+  if (tokens > most || (block > 0 && cache.num_blocks > (most - tokens) / (block / unit))) {
+    return false;
+  }
+  *units = {static_cast<uint32_t>(unit), static_cast<uint32_t>(block / unit),
+            static_cast<uint32_t>(token / unit)};
+  return true;
+}
+
 // How the queries of a KV head are dealt to blocks.
 struct Shape {
   int padded_dim = 0;  // 64, 128, 256
@@ -49,6 +70,20 @@ size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 
 int64_t SlotsOf(const DecodePlanParams& plan) {
   return plan.kind == SplitKind::kAuto ? 2 * int64_t{plan.num_parts} : LayoutOf(plan).max_pieces;
+}
+
+// Few and short requests are cut for clusters of blocks, which merge states in shared memory. Of
+// more of them, or longer ones, more blocks should read keys; and clusters of two blocks per
+// multiprocessor do not all run at the same time.
+bool InClusters(const PagedDecodeParams& params, const Shape& shape, const LaunchContext& context,
+                const DecodePlanParams& plan) {
+  // Built for 9.0 alone.
+  if (context.compute_capability != 90 || plan.kind != SplitKind::kAuto) return false;
+  const int64_t clusters = int64_t{params.num_requests} * params.num_kv_heads * shape.row_groups;
+  const int64_t keys = plan.max_seq_len < plan.max_keys ? plan.max_seq_len : plan.max_keys;
+  constexpr int64_t kMostTiles = 4;  // of a block
+  return keys > kDecodeTile && keys <= kMostTiles * kDecodeCluster * kDecodeTile &&
+         clusters * kDecodeCluster <= context.num_multiprocessors;
 }
 
 // The row of arrival_counters that belongs to a workspace; -1 if there are too many workspaces.
@@ -87,6 +122,8 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
       !RowsAreAligned(cache.k, bytes) || !RowsAreAligned(cache.v, bytes)) {
     return false;
   }
+  Units units;
+  if (!UnitsOf(cache, cache.k, &units) || !UnitsOf(cache, cache.v, &units)) return false;
   // Pairs of elements are read and written at once.
   if (!IsAligned(params.q.data, 4) || params.q.row_stride % 2 != 0 ||
       params.q.head_stride % 2 != 0 || !IsAligned(params.out.data, 4) ||
@@ -162,6 +199,7 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
       if (error != 0) return error;
     }
   }
+  p.in_clusters = words == nullptr && InClusters(params, shape, context, plan);
   p.num_requests = params.num_requests;
   p.q = static_cast<const uint16_t*>(params.q.data);
   p.q_row_stride = params.q.row_stride;
@@ -177,11 +215,18 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   const Cache& cache = params.keys.cache;
   const int64_t bytes = BytesOf(cache.element);
   p.k = static_cast<const char*>(cache.k.data);
-  p.k_block = cache.k.block_stride * bytes;
+  Units units;
+  if (!UnitsOf(cache, cache.k, &units)) return kInvalidValue;
+  p.k_unit = units.unit;
+  p.k_block_units = units.block;
+  p.k_token_units = units.token;
   p.k_token = cache.k.token_stride * bytes;
   p.k_head = cache.k.head_stride * bytes;
   p.v = static_cast<const char*>(cache.v.data);
-  p.v_block = cache.v.block_stride * bytes;
+  if (!UnitsOf(cache, cache.v, &units)) return kInvalidValue;
+  p.v_unit = units.unit;
+  p.v_block_units = units.block;
+  p.v_token_units = units.token;
   p.v_token = cache.v.token_stride * bytes;
   p.v_head = cache.v.head_stride * bytes;
   p.block_table = params.keys.block_table;
@@ -226,6 +271,7 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
   p.value_dim = params.value_dim;
   p.rows = shape.rows;
   p.causal = params.scoring.causal;
+  p.is_special = p.soft_cap > 0 || p.alibi_slopes != nullptr;
   launch.cache_element = cache.element;
   launch.q_element = params.q.element;
   launch.groups = shape.groups;
@@ -237,8 +283,9 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
           : (layout.max_pieces < 4 * int64_t{plan.num_parts} ? layout.max_pieces
                                                              : 4 * int64_t{plan.num_parts});
   launch.config.grid =
-      dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(params.num_kv_heads),
-           static_cast<unsigned>(shape.row_groups));
+      dim3(static_cast<unsigned>(p.in_clusters ? params.num_requests * kDecodeCluster : blocks),
+           static_cast<unsigned>(params.num_kv_heads), static_cast<unsigned>(shape.row_groups));
+  launch.config.cluster = p.in_clusters ? kDecodeCluster : 1;
   launch.config.stream = context.stream;
   launch.config.overlap_previous = context.compute_capability >= 90;
   if (shape.padded_dim == 64) return LaunchDecode64(launch);

@@ -7,6 +7,7 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_KERNEL_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_KERNEL_H_
 
+#include "attention/cuda/device/cluster.h"
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/decode_deal.h"
@@ -37,7 +38,7 @@ __global__ __launch_bounds__(
   using Shape = DecodeShape<Code, kDim, kGroups>;
   constexpr int kRows = Shape::kRows;
   const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
+  const int lane = thread % 32, warp = WarpOfBlock(), g = lane / 4, t = lane % 4;
   const int kv_head = static_cast<int>(blockIdx.y), row_group = static_cast<int>(blockIdx.z);
   const int row_groups = static_cast<int>(gridDim.z);
   const int part = static_cast<int>(blockIdx.x), num_parts = static_cast<int>(gridDim.x);
@@ -47,6 +48,8 @@ __global__ __launch_bounds__(
       reinterpret_cast<float2*>(shared + Shape::kStages * Shape::kTileBytes + Shape::kMergeBytes);
   // Also how many pieces there are, before the first.
   int* is_last = reinterpret_cast<int*>(stats + kDecodeWarps * kRows);
+  int* differs = is_last + 1;
+  int32_t* lengths = is_last + 4;  // of launches that plan for themselves
 
   const bool plans_itself = p.header == nullptr;
   const bool is_auto = plans_itself || p.part_begin != nullptr;
@@ -60,75 +63,127 @@ __global__ __launch_bounds__(
   if (!plans_itself) PrefetchLines(p.header, p.plan_bytes, own_thread, all_threads);
   PrefetchLines(p.block_table, p.num_requests * p.table_stride * 4, own_thread, all_threads);
   PrefetchLines(p.q, p.num_requests * p.q_row_stride * 2, own_thread, all_threads);
-  WaitForPreviousKernel();
-  AllowNextKernel();
-  DecodeWork work;
-  if (plans_itself) {
-    // The last 16 bytes of each row of the first stage, which no copy touches.
-    unsigned char* pieces = shared + Shape::kChunks * 16;
-    static_assert(kMaxOwnRequests <= kDecodeWarps * 2 * kDecodeWarpTile);
-    if (warp == 0) {
-      const int count = PlanOwnPart(
-          p.num_requests, num_parts, part,
-          [&p](int b) {
-            return TilesOfRequest(p.seq_lens, p.query_start_loc, b, p.max_keys, p.window,
-                                  p.block_size, kDecodeTile);
-          },
-          reinterpret_cast<int32_t*>(merge), pieces, Shape::kRowBytes);
-      if (lane == 0) *is_last = count;
+  // A block that plans for itself does so before it may, by what lengths and the table are now:
+  // that is what they will be unless the kernel before changes them. Keys it copies only when it
+  // may, but before it knows that nothing has changed; else it drops them and begins again.
+  const uint32_t stages =
+      SharedAddress(shared) + static_cast<uint32_t>(warp * 2 * Shape::kMatrixBytes);
+  DecodeWork work = {};
+  DecodeLoader<Code, kDim, kRows> loader(p, kv_head, row_group);
+  uint32_t missing = 0;  // two bits per stage, of the next one to compute on lowest
+  int filled = 0;        // stages
+  static_assert(kMaxOwnRequests <= kDecodeWarps * 32);
+  const bool has_length = plans_itself && thread < p.num_requests;
+  bool is_guess = plans_itself && p.query_start_loc == nullptr, is_confirmed = !is_guess;
+  int length = 0;
+  if (!is_guess) {
+    WaitForPreviousKernel();
+    AllowNextKernel();
+  }
+  if (has_length) {
+    lengths[thread] =
+        is_guess ? LoadGuess(p.seq_lens + thread) : LoadFromOthers4(p.seq_lens + thread);
+  }
+  uint32_t block = 0;
+#pragma unroll 1
+  for (bool begins = true;;) {
+    if (!begins) {
+      // What was guessed goes on.
+    } else if (plans_itself) {
+      // The last 16 bytes of each row of the first stage, which no copy touches.
+      unsigned char* pieces = shared + Shape::kChunks * 16;
+      static_assert(kMaxOwnRequests <= kDecodeWarps * 2 * kDecodeWarpTile);
+      __syncthreads();
+      const auto tiles_of = [&](int b) {
+        return TilesOfRequest(lengths, p.query_start_loc, b, p.max_keys, p.window, p.block_size,
+                              kDecodeTile);
+      };
+      if (p.in_clusters) {
+        if (thread == 0) {
+          const int request = part / kDecodeCluster, index = part % kDecodeCluster;
+          const int tiles = tiles_of(request), step = CeilDiv(tiles, kDecodeCluster);
+          *reinterpret_cast<int4*>(pieces) =
+              MakePiece(request, Min(tiles, index * step), Min(tiles, (index + 1) * step),
+                        kDecodeCluster, index);
+          *is_last = 1, *differs = 0;
+        }
+      } else if (warp == 0) {
+        const int count = PlanOwnPart(p.num_requests, num_parts, part, tiles_of,
+                                      reinterpret_cast<int32_t*>(merge), pieces, Shape::kRowBytes);
+        if (lane == 0) *is_last = count, *differs = 0;
+      }
+      __syncthreads();
+      work = {reinterpret_cast<const char*>(pieces),
+              lengths,
+              Shape::kRowBytes,
+              kDecodeTile,
+              0,
+              *is_last,
+              1};
+    } else if (is_auto) {
+      work = {reinterpret_cast<const char*>(p.pieces),
+              p.seq_lens,
+              16,
+              p.header[kPlanTile],
+              p.part_begin[part],
+              p.part_begin[part + 1],
+              1};
+    } else {
+      work = {reinterpret_cast<const char*>(p.pieces),
+              p.seq_lens,
+              16,
+              p.header[kPlanTile],
+              part,
+              p.header[kPlanNumPieces],
+              num_parts};
     }
+    if (begins) {
+      if (is_guess) {
+        loader.Guess(work);
+        WaitForPreviousKernel();
+        AllowNextKernel();
+        if (has_length) length = LoadFromOthers4(p.seq_lens + thread);
+        block = loader.ReadAgain();
+      } else {
+        loader.Start(work);
+      }
+      missing = 0;
+      filled = 0;
+    }
+#pragma unroll 1
+    for (; filled < Shape::kStages && (is_confirmed || loader.has_tile()); ++filled) {
+      missing |= loader.Next(stages + filled * Shape::kTileBytes) << 2 * filled;
+      CommitCopies();
+    }
+    if (is_confirmed) break;
+    if ((has_length && length != lengths[thread]) || !loader.IsRight(block)) *differs = 1;
     __syncthreads();
-    work = {reinterpret_cast<const char*>(pieces), Shape::kRowBytes, kDecodeTile, 0, *is_last, 1};
-  } else if (is_auto) {
-    work = {reinterpret_cast<const char*>(p.pieces),
-            16,
-            p.header[kPlanTile],
-            p.part_begin[part],
-            p.part_begin[part + 1],
-            1};
-  } else {
-    work = {reinterpret_cast<const char*>(p.pieces),
-            16,
-            p.header[kPlanTile],
-            part,
-            p.header[kPlanNumPieces],
-            num_parts};
+    begins = *differs != 0;
+    if (begins) {
+      WaitCopies<0>();
+      if (has_length) lengths[thread] = length;
+    } else {
+      loader.Confirm();
+    }
+    is_guess = false;
+    is_confirmed = true;
   }
   if (work.at >= work.end) return;
 
-  const uint32_t stages =
-      SharedAddress(shared) + static_cast<uint32_t>(warp * 2 * Shape::kMatrixBytes);
-  DecodeLoader<Code, kDim, kRows> loader(p, work, kv_head, row_group);
-  uint32_t missing = 0;  // two bits per stage
-  const auto fill_stages = [&] {
-#pragma unroll 1
-    for (int i = 0; i < Shape::kStages; ++i) {
-      missing |= loader.Next(stages + i * Shape::kTileBytes) << 2 * i;
-      CommitCopies();
-    }
-  };
-  if constexpr (kGroups > 1) fill_stages();
   int stage = 0;
-  for (bool is_first = true; work.at < work.end; work.at += work.step) {
-    const DecodeItem item = OpenItem<kRows>(p, work, row_group);
+  for (; work.at < work.end; work.at += work.step) {
+    const DecodeItem item = OpenItem<kRows, true>(p, work, row_group);
     DecodeState<T, Code, kDim, kGroups> state;
     state.LoadQueries(p, item, kv_head, row_group);
-    // Where registers allow, behind the loads of queries, which nothing waits for yet.
-    if (kGroups == 1 && is_first) {
-      fill_stages();
-      is_first = false;
-    }
     state.Clear();
     for (int key = item.begin; key < item.end; key += kDecodeTile) {
       WaitCopies<Shape::kStages - 1>();
       __syncwarp();
       const uint32_t at = stages + static_cast<uint32_t>(stage * Shape::kTileBytes);
       const int first = key + warp * kDecodeWarpTile;
-      if (first < item.end) {
-        state.Attend(p, item, row_group, at, first, missing >> 2 * stage & 3);
-      }
+      if (first < item.end) state.Attend(p, item, row_group, at, first, missing & 3);
       __syncwarp();
-      missing = (missing & ~(3u << 2 * stage)) | loader.Next(at) << 2 * stage;
+      missing = missing >> 2 | loader.Next(at) << 2 * (Shape::kStages - 1);
       CommitCopies();
       if (++stage == Shape::kStages) stage = 0;
     }
@@ -158,6 +213,13 @@ __global__ __launch_bounds__(
         ((SlotOf(is_auto, place, index, index) * p.num_kv_heads + kv_head) * row_groups +
          row_group) *
         p.rows;
+    // Others of the cluster read the state where keys were: this is the block's only piece.
+    constexpr int kClusterStats = kRows * kDim * 4;
+    static_assert(kClusterStats + kRows * 8 <= Shape::kTileBytes);
+    float* own_state =
+        p.in_clusters ? reinterpret_cast<float*>(shared) : p.partials + state_row * p.value_dim;
+    float2* own_stats = p.in_clusters ? reinterpret_cast<float2*>(shared + kClusterStats)
+                                      : p.partial_stats + state_row;
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
       float shrink[2];
@@ -208,14 +270,21 @@ __global__ __launch_bounds__(
           if (!is_cut) {
             FinishRow(p, where, d, value, maximum, sum);
           } else {
-            *reinterpret_cast<float4*>(p.partials + (state_row + row) * p.value_dim + d) = value;
-            if (d == 0) p.partial_stats[state_row + row] = make_float2(maximum, sum);
+            *reinterpret_cast<float4*>(own_state + row * p.value_dim + d) = value;
+            if (d == 0) own_stats[row] = make_float2(maximum, sum);
           }
         }
         __syncthreads();
       }
     }
     if (!is_cut) continue;
+    if (p.in_clusters) {
+      ClusterSync();
+      MergeCluster<kRows>(p, item, kv_head, row_group, SharedAddress(shared),
+                          SharedAddress(shared) + kClusterStats, merge);
+      ClusterSync();
+      continue;
+    }
     // All have stored their parts of the state: the last barrier is behind them.
     if (thread == 0) {
       // Without a plan, of the part in which the request begins: no two begin cut in the same.
