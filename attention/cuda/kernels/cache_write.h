@@ -54,23 +54,6 @@ struct MlaFp8WriteParams {
 };
 Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& params);
 
-// amax / divisor of up to three tensors; 1 where all is 0. Non-finite inputs are left out and flagged.
-struct ScaleTask {
-  ConstRows from;  // null data: none
-  int64_t tokens = 0;
-  int32_t heads = 1, dim = 0;
-  float divisor = 1;
-  float* to = nullptr;
-  int64_t to_stride = 1;
-  int32_t num_scales = 1;  // 1 or heads
-};
-struct KvScalesParams {
-  ScaleTask tasks[3];
-};
-// Bytes of workspace for tensors of so many heads at most.
-int64_t KvScalesWorkspaceBytes(int64_t most_scales);
-Error LaunchKvScales(const LaunchContext& context, const KvScalesParams& params);
-
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_WRITE_H_
