@@ -71,8 +71,8 @@ void RunGather(GpuBench& bench, DType dtype) {
   BenchCase bench_case;
   bench_case.name = absl::StrCat("gather 8 x 1024 tokens, ", Name(dtype), " to bf16");
   if (!bench.wants(bench_case.name)) return;
-  bench_case.bytes = 2.0 * kBlocks * kBlock * kHeads * kDim *
-                     static_cast<double>(2 + ElementBytes(dtype));
+  bench_case.bytes =
+      2.0 * kBlocks * kBlock * kHeads * kDim * static_cast<double>(2 + ElementBytes(dtype));
   bench_case.moves = true;
   bench_case.copies = CopiesFor(bench_case.bytes, 20);
   std::vector<std::unique_ptr<GatherCase>> cases;

@@ -51,8 +51,9 @@ struct Converted {
       *reinterpret_cast<float4*>(to + piece_step) =
           make_float4(values[4], values[5], values[6], values[7]);
     } else if constexpr (kBytes == 2) {
-      const uint4 pairs = make_uint4(To::Pack(values[0], values[1]), To::Pack(values[2], values[3]),
-                                     To::Pack(values[4], values[5]), To::Pack(values[6], values[7]));
+      const uint4 pairs =
+          make_uint4(To::Pack(values[0], values[1]), To::Pack(values[2], values[3]),
+                     To::Pack(values[4], values[5]), To::Pack(values[6], values[7]));
       StorePart(wide, pairs, to);
     } else {
       uint2 both;

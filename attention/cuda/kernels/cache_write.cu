@@ -1,5 +1,3 @@
-#include "attention/cuda/kernels/cache_write.h"
-
 #include <algorithm>
 #include <type_traits>
 
@@ -8,6 +6,7 @@
 #include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/cache_copies.h"
 #include "attention/cuda/kernels/cache_slots.h"
+#include "attention/cuda/kernels/cache_write.h"
 #include "attention/cuda/kernels/device_flags.h"
 #include "attention/cuda/kernels/fast_division.h"
 
@@ -50,8 +49,8 @@ KVB_DEVICE void StoreColumns(const CacheWriteParams& params, const RowsPlan& pla
   const int first = plan.tokens_first ? rest : quotient;
   const int column = plan.tokens_first ? quotient : rest;
   int unit = column_block * plan.columns + column;
-  const bool exists = first < plan.tokens_per_pass && column < plan.columns &&
-                      unit < plan.units[0] + plan.units[1];
+  const bool exists =
+      first < plan.tokens_per_pass && column < plan.columns && unit < plan.units[0] + plan.units[1];
   const int which = unit >= plan.units[0] ? 1 : 0;
   if (which == 1) unit -= plan.units[0];
   const RowStore& store = params.stores[which];
@@ -93,9 +92,9 @@ KVB_DEVICE void StoreColumns(const CacheWriteParams& params, const RowsPlan& pla
   const bool in_rows = store.order == RowStore::Order::kRows;
   const int in_piece = in_rows ? d : d % (16 / to_bytes);
   const int64_t piece_step = in_rows ? 16 : int64_t{params.block_size} * 16;
-  auto* to = static_cast<unsigned char*>(store.to) +
-             (head * store.head_stride + int64_t{d - in_piece} * params.block_size + in_piece) *
-                 to_bytes;
+  auto* to =
+      static_cast<unsigned char*>(store.to) +
+      (head * store.head_stride + int64_t{d - in_piece} * params.block_size + in_piece) * to_bytes;
   const Copy copy(scale);
   bool stored = false;
   uint32_t open = 0;
@@ -145,9 +144,9 @@ KVB_DEVICE uint32_t TileAt(int token, int chunk) {
   return static_cast<uint32_t>(token * kTilePitch + ((chunk ^ swizzle) << 4));
 }
 
-// A tile of tokens and dims of one head is turned by way of shared memory: loaded along dims, stored
-// along tokens, eight bytes at a time where slots follow one another. Elements of one or two bytes,
-// dims a multiple of eight.
+// A tile of tokens and dims of one head is turned by way of shared memory: loaded along dims,
+// stored along tokens, eight bytes at a time where slots follow one another. Elements of one or two
+// bytes, dims a multiple of eight.
 template <typename Copy>
 KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& division,
                             int64_t token_block, int tile, uint32_t* flags) {
@@ -170,9 +169,10 @@ KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& 
 
   const int per_unit = ElementsOf(store);
   const int units = dims / per_unit;
-  const auto* from = static_cast<const unsigned char*>(store.from.data) +
-                     (first_token * store.from.row_stride + head * store.from.head_stride +
-                      first_dim) * from_bytes;
+  const auto* from =
+      static_cast<const unsigned char*>(store.from.data) +
+      (first_token * store.from.row_stride + head * store.from.head_stride + first_dim) *
+          from_bytes;
   const Copy copy(scale);
   unsigned char* shared = DynamicSharedMemory();
   const int unit_bytes = per_unit * bytes;
@@ -186,8 +186,8 @@ KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& 
     for (int i = 0; i < kPieceTokens; ++i) {
       const int token = begin + i * tokens_per_pass;
       if (token < num_tokens && unit < units) {
-        loaded[i] = LoadOnce16(
-            from + (token * store.from.row_stride + unit * per_unit) * from_bytes);
+        loaded[i] =
+            LoadOnce16(from + (token * store.from.row_stride + unit * per_unit) * from_bytes);
       }
     }
     const int byte = unit * unit_bytes;
@@ -212,8 +212,8 @@ KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& 
   }
   __syncthreads();
 
-  // A warp takes 16 tokens and, at a time, 32 bytes of each: four 8 x 8 matrices of 16 bits, of which
-  // lane l gets tokens 4 (l % 4) to + 3, and of dims what column l / 4 has.
+  // A warp takes 16 tokens and, at a time, 32 bytes of each: four 8 x 8 matrices of 16 bits, of
+  // which lane l gets tokens 4 (l % 4) to + 3, and of dims what column l / 4 has.
   const int first = warp % (kTileTokens / 16) * 16;
   const int quarter = lane % 4;
   const int row_token = first + lane % 8 / 2 * 4 + lane % 2 + (lane / 8 % 2) * 2;
@@ -236,7 +236,8 @@ KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& 
       int dim = byte / bytes + (half * 8 + lane / 4) * (2 / bytes);
       if (bytes == 1) {
         // Two dims of four tokens become one dim of eight.
-        const uint32_t even = PermuteBytes(low, high, 0x6420), odd = PermuteBytes(low, high, 0x7531);
+        const uint32_t even = PermuteBytes(low, high, 0x6420),
+                       odd = PermuteBytes(low, high, 0x7531);
         const bool takes_odd = quarter % 2 == 1;
         const uint32_t other = __shfl_xor_sync(kFullWarp, takes_odd ? even : odd, 1);
         low = takes_odd ? other : even;
@@ -304,8 +305,9 @@ __global__ void __launch_bounds__(kThreads)
   const int to_bytes = BytesOf(store.element), from_bytes = BytesOf(store.from.element);
   const auto* from = static_cast<const unsigned char*>(store.from.data) +
                      (token * store.from.row_stride + head * store.from.head_stride) * from_bytes;
-  auto* to = static_cast<unsigned char*>(store.to) +
-             (place.block * store.block_stride + head * store.head_stride + place.offset) * to_bytes;
+  auto* to =
+      static_cast<unsigned char*>(store.to) +
+      (place.block * store.block_stride + head * store.head_stride + place.offset) * to_bytes;
   const bool scaled = IsCode(store.element) && store.element != store.from.element;
   const float scale = scaled ? ScaleOf(store.scale, head) : 1.0f;
   if (scaled) CheckScale(store.scale, scale, flags);
@@ -329,8 +331,8 @@ LaunchConfig ConfigOf(const LaunchContext& context, int threads) {
   return config;
 }
 
-// A plan for rows or pieces of those stores that have a dim, and for blocks of *threads, so many loads
-// each, or, for few tokens to go to as many multiprocessors as there are, fewer.
+// A plan for rows or pieces of those stores that have a dim, and for blocks of *threads, so many
+// loads each, or, for few tokens to go to as many multiprocessors as there are, fewer.
 RowsPlan PlanRows(const CacheWriteParams& params, int tokens, int multiprocessors, int* threads) {
   RowsPlan plan;
   plan.slots = SlotDivision(params.block_size, params.num_slots);
@@ -367,8 +369,7 @@ RowsPlan PlanRows(const CacheWriteParams& params, int tokens, int multiprocessor
 template <typename Copy>
 Error StoreRows(const LaunchContext& context, const CacheWriteParams& params) {
   int threads = Copy::kThreads;
-  const RowsPlan plan =
-      PlanRows(params, Copy::kTokens, context.num_multiprocessors, &threads);
+  const RowsPlan plan = PlanRows(params, Copy::kTokens, context.num_multiprocessors, &threads);
   LaunchConfig config = ConfigOf(context, threads);
   config.grid = dim3(Blocks(params.num_tokens, Copy::kTokens * plan.tokens_per_pass),
                      static_cast<unsigned>(plan.column_blocks));

@@ -37,7 +37,8 @@ struct CacheWriteParams {
 };
 
 // Slots < 0 are skipped, slots beyond the cache flagged and skipped. Same type: bits are copied;
-// floats round to nearest even, codes hold x / scale exactly rounded. One or two launches.
+// floats round to nearest even, codes hold x / scale exactly rounded. One launch, but two where K and
+// V are converted differently or values of kPagedX are float32 or odd.
 Error LaunchCacheWrite(const LaunchContext& context, const CacheWriteParams& params);
 
 // Rows of kv_c and k_pe as fp8 records; see kv_cache_view.h for both forms.

@@ -1,5 +1,5 @@
-// Quotients by a number that is fixed for a launch: the host prepares a multiplication, which takes a
-// tenth of the instructions of a division on the device.
+// Quotients by a number that is fixed for a launch: the host prepares a multiplication, which takes
+// a tenth of the instructions of a division on the device.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_FAST_DIVISION_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_FAST_DIVISION_H_

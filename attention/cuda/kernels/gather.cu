@@ -1,5 +1,3 @@
-#include "attention/cuda/kernels/gather.h"
-
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
@@ -7,6 +5,7 @@
 #include "attention/cuda/kernels/device_flags.h"
 #include "attention/cuda/kernels/elements.h"
 #include "attention/cuda/kernels/fast_division.h"
+#include "attention/cuda/kernels/gather.h"
 #include "attention/cuda/kernels/row_units.h"
 
 namespace kvblocks::attention::cuda {
@@ -40,7 +39,8 @@ KVB_DEVICE void GatherRow(const GatherParams& params, bool key, int64_t request,
   const Cache& cache = params.keys.cache;
   const GatherOutput& out = key ? params.out : params.out_v;
   const int dim = key ? params.key_dim : params.value_dim;
-  const int64_t to = request * out.request_stride + to_row * out.row_stride + head * out.head_stride;
+  const int64_t to =
+      request * out.request_stride + to_row * out.row_stride + head * out.head_stride;
   if (cache.layout == Layout::kMlaFp8_656 || cache.layout == Layout::kMlaFp8_584) {
     for (int d = lane; d < dim; d += 32) {
       StoreFloat(out.element, LoadFp8Record(cache, block, offset, d), out.data, to + d);
@@ -63,7 +63,8 @@ KVB_DEVICE void GatherRow(const GatherParams& params, bool key, int64_t request,
       data = cache.v.data;
       at = block * cache.v.block_stride + offset * cache.v.token_stride + d - latent;
     } else {
-      at = block * tensor.block_stride + offset * tensor.token_stride + head * tensor.head_stride + d;
+      at = block * tensor.block_stride + offset * tensor.token_stride + head * tensor.head_stride +
+           d;
     }
     if (!scaled && out.element == cache.element) {
       if (BytesOf(out.element) == 2) {
@@ -118,8 +119,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   WaitForPreviousKernel();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t request = blockIdx.y;
-  const Extent extent =
-      ExtentOf(params, request, threadIdx.x == 0 && blockIdx.x == 0, flags);
+  const Extent extent = ExtentOf(params, request, threadIdx.x == 0 && blockIdx.x == 0, flags);
   const int64_t i = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (i >= extent.count) return;
   const BlockAndOffset place =
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(kThreads)
   WaitForPreviousKernel();
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t request = blockIdx.z;
-  const Extent extent = ExtentOf(
-      params, request, thread == 0 && blockIdx.x == 0 && blockIdx.y == 0, flags);
+  const Extent extent =
+      ExtentOf(params, request, thread == 0 && blockIdx.x == 0 && blockIdx.y == 0, flags);
   const int tokens_per_block = kTokens * plan.tokens_per_pass;
   const int64_t first_token = int64_t{blockIdx.x} * tokens_per_block;
   const int64_t left = extent.count - first_token;
@@ -205,9 +205,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const CacheTensor& from = plan.parts[i].from;
-      rows[i][thread] = place.block < 0 ? -1
-                                        : place.block * from.block_stride +
-                                              place.offset * from.token_stride;
+      rows[i][thread] =
+          place.block < 0 ? -1 : place.block * from.block_stride + place.offset * from.token_stride;
     }
   }
   __syncthreads();
@@ -241,10 +240,11 @@ __global__ void __launch_bounds__(kThreads)
       units[i] = LoadOnce16(at);
     }
   }
-  auto* to = static_cast<unsigned char*>(part.to.data) +
-             (request * part.to.request_stride + (params.row_offset + first_token) *
-                                                     part.to.row_stride +
-              head * part.to.head_stride + d) * out_bytes;
+  auto* to =
+      static_cast<unsigned char*>(part.to.data) +
+      (request * part.to.request_stride + (params.row_offset + first_token) * part.to.row_stride +
+       head * part.to.head_stride + d) *
+          out_bytes;
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
     const int token = first + i * plan.tokens_per_pass;
@@ -266,7 +266,8 @@ unsigned Blocks(int64_t count, int64_t per_block) {
 bool PlanGather(const GatherParams& params, GatherPlan* plan) {
   const Cache& cache = params.keys.cache;
   const bool split = cache.layout == Layout::kMlaSplit;
-  if (!split && cache.layout != Layout::kStrided && cache.layout != Layout::kMlaLatent) return false;
+  if (!split && cache.layout != Layout::kStrided && cache.layout != Layout::kMlaLatent)
+    return false;
   const bool codes = IsCode(cache.element);
   const int elements = codes ? kUnit : 16 / BytesOf(cache.element);
   const bool two = split || params.out_v.data != nullptr;
@@ -284,8 +285,8 @@ bool PlanGather(const GatherParams& params, GatherPlan* plan) {
                      int64_t{params.value_dim} * BytesOf(part.to.element);
     }
     const auto aligned = [&fits](const void* data, int64_t a, int64_t b, int64_t c, int bytes) {
-      fits = fits && reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
-             a * bytes % 16 == 0 && b * bytes % 16 == 0 && c * bytes % 16 == 0;
+      fits = fits && reinterpret_cast<uintptr_t>(data) % 16 == 0 && a * bytes % 16 == 0 &&
+             b * bytes % 16 == 0 && c * bytes % 16 == 0;
     };
     aligned(part.from.data, part.from.block_stride, part.from.token_stride, part.from.head_stride,
             BytesOf(cache.element));
@@ -301,8 +302,8 @@ bool PlanGather(const GatherParams& params, GatherPlan* plan) {
   plan->column_blocks = static_cast<int32_t>(Blocks(units, kThreads));
   const auto columns = static_cast<int32_t>(Blocks(units, plan->column_blocks));
   plan->across = FastDivisor(columns);
-  plan->tokens_per_pass = kThreads / columns < kMostTokens / kTokens ? kThreads / columns
-                                                                     : kMostTokens / kTokens;
+  plan->tokens_per_pass =
+      kThreads / columns < kMostTokens / kTokens ? kThreads / columns : kMostTokens / kTokens;
   return true;
 }
 
@@ -316,17 +317,16 @@ Error LaunchGather(const LaunchContext& context, const GatherParams& params) {
   config.stream = context.stream;
   config.overlap_previous = context.compute_capability >= 90;
   GatherPlan plan;
-  plan.division =
-      SlotDivision(params.keys.cache.block_size,
-                   int64_t{params.keys.table_columns} * params.keys.cache.block_size);
+  plan.division = SlotDivision(params.keys.cache.block_size,
+                               int64_t{params.keys.table_columns} * params.keys.cache.block_size);
   if (PlanGather(params, &plan)) {
-    config.grid = dim3(Blocks(rows, kTokens * plan.tokens_per_pass),
-                       static_cast<unsigned>(plan.column_blocks),
-                       static_cast<unsigned>(params.num_requests));
-    return Launch(config,
-                  IsCode(params.keys.cache.element) ? GatherUnitsKernel<true>
-                                                    : GatherUnitsKernel<false>,
-                  params, plan, context.error_flags);
+    config.grid =
+        dim3(Blocks(rows, kTokens * plan.tokens_per_pass),
+             static_cast<unsigned>(plan.column_blocks), static_cast<unsigned>(params.num_requests));
+    return Launch(
+        config,
+        IsCode(params.keys.cache.element) ? GatherUnitsKernel<true> : GatherUnitsKernel<false>,
+        params, plan, context.error_flags);
   }
   config.grid = dim3(Blocks(rows, kWarps), static_cast<unsigned>(params.num_requests));
   return Launch(config, GatherKernel, params, plan.division, context.error_flags);

@@ -1,10 +1,9 @@
-#include "attention/cuda/kernels/kv_scales.h"
-
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/device_flags.h"
 #include "attention/cuda/kernels/fast_division.h"
+#include "attention/cuda/kernels/kv_scales.h"
 #include "attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
@@ -77,8 +76,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool wide = element == Element::kF32;
   const int bytes = BytesOf(element), elements = 16 / bytes;
   const auto head = static_cast<int>(plan.units_per_head[which].Quotient(exists ? unit : 0));
-  const int d =
-      (unit - head * static_cast<int>(plan.units_per_head[which].divisor())) * elements;
+  const int d = (unit - head * static_cast<int>(plan.units_per_head[which].divisor())) * elements;
   const bool whole = d + elements <= task.dim;
   const int64_t step = int64_t{gridDim.x} * kTokens * plan.tokens_per_pass;
   int64_t token = int64_t{blockIdx.x} * kTokens * plan.tokens_per_pass + first;
@@ -129,10 +127,10 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (!finite) Flag(flags, kNonFiniteInput);
   const uint32_t largest = LargestHalf(wide, amax);
-  uint32_t bits = wide                        ? largest
-                  : element == Element::kF16 ? __float_as_uint(F16::ToFloat(
-                                                   static_cast<uint16_t>(largest)))
-                                              : largest << 16;
+  uint32_t bits = wide ? largest
+                  : element == Element::kF16
+                      ? __float_as_uint(F16::ToFloat(static_cast<uint16_t>(largest)))
+                      : largest << 16;
   // The lanes of a warp most often have one scale.
   int scale = which * plan.most_scales + (task.num_scales > 1 ? head : 0);
   if (!exists) scale = 0, bits = 0;

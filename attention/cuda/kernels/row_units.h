@@ -1,5 +1,5 @@
-// Rows as units of eight elements: loaded raw, so that many are under way before the first is looked
-// at, then unpacked, then stored as any type. Device code.
+// Rows as units of eight elements: loaded raw, so that many are under way before the first is
+// looked at, then unpacked, then stored as any type. Device code.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_ROW_UNITS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_ROW_UNITS_H_
@@ -68,12 +68,12 @@ KVB_DEVICE float ValueOf(Element element, const uint4& piece, int n) {
 
 // Codes of quotients by a scale, rounded as the exact quotients would be.
 //
-// Quotients lie between two products that a few instructions make; where both have the same code, it
-// is the quotient's. Where not, the value is left open, and is to be settled by itself: the middle
-// between the two codes, times the scale, is compared with it. Of scales that are a 200th of a largest
-// magnitude, one value in 128 is left open. Products by the inverse of a power of two need no second
-// one: they are exact, or too small to matter. Scales outside of [1e-30, 1e30] leave all values open,
-// each of which then takes a division.
+// Quotients lie between two products that a few instructions make; where both have the same code,
+// it is the quotient's. Where not, the value is left open, and is to be settled by itself: the
+// middle between the two codes, times the scale, is compared with it. Of scales that are a 200th of
+// a largest magnitude, one value in 128 is left open. Products by the inverse of a power of two
+// need no second one: they are exact, or too small to matter. Scales outside of [1e-30, 1e30] leave
+// all values open, each of which then takes a division.
 template <typename To>
 class CodeMaker {
  public:
