@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
 #include <vector>
 
+#include "attention/cache/random_block_ops.h"
 #include "attention/cache/random_cache.h"
 #include "attention/cpu/thread_pool.h"
 #include "gtest/gtest.h"
@@ -27,19 +27,7 @@ ExecContext DrawContext() {
   return context;
 }
 
-RandomCacheShape DrawShape(KvLayout layout) {
-  const DType dtypes[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
-  RandomCacheShape shape;
-  shape.layout = layout;
-  shape.dtype = layout >= KvLayout::kMlaFp8_656 ? DType::kU8 : dtypes[Draw(0, 2)];
-  shape.num_blocks = Draw(1, 6);
-  shape.block_size = Draw(1, 5);
-  shape.num_kv_heads = IsMla(layout) ? 1 : Draw(1, 3);
-  // Convertible into kPagedX, too.
-  shape.key_dim = 16 / ElementBytes(shape.dtype) * Draw(1, 2);
-  shape.value_dim = IsMla(layout) ? Draw(1, shape.key_dim - 1) : Draw(1, 20);
-  return shape;
-}
+RandomCacheShape DrawShape(KvLayout layout) { return DrawCacheShape(layout, 1, Draw); }
 
 // The addresses of all bytes of a block, each once, in an order that depends on the shape only.
 std::vector<std::byte*> BytesOfBlock(const KvCacheView& cache, int64_t id) {
@@ -62,22 +50,8 @@ std::vector<std::byte*> BytesOfBlock(const KvCacheView& cache, int64_t id) {
   return bytes;
 }
 
-// Pairs with distinct destinations that are no sources, if both are of one cache.
 std::vector<BlockPair> DrawPairs(int64_t src_blocks, int64_t dst_blocks, bool one_cache) {
-  std::vector<BlockPair> pairs;
-  std::set<int64_t> sources, destinations;
-  for (int64_t i = Draw(0, 6); i > 0; --i) {
-    const int64_t source = Draw(0, src_blocks - 1), destination = Draw(0, dst_blocks - 1);
-    if (destinations.count(destination) > 0) continue;
-    if (one_cache && (source == destination || sources.count(destination) > 0 ||
-                      destinations.count(source) > 0)) {
-      continue;
-    }
-    sources.insert(source);
-    destinations.insert(destination);
-    pairs.emplace_back(source, destination);
-  }
-  return pairs;
+  return DrawBlockPairs(src_blocks, dst_blocks, one_cache, 6, Draw);
 }
 
 TEST(BlockOpsPropertyTest, CopyBlocksMovesExactlyTheBytesOfItsBlocks) {

@@ -90,6 +90,26 @@ TEST(CudaBlendOpsTest, SelectionIsThatOfTheCpu) {
   }
 }
 
+// More tokens than a block keeps in registers, many of them equal.
+TEST(CudaBlendOpsTest, SelectionOfManyTokensIsThatOfTheCpu) {
+  constexpr int64_t kTokens = 9001;
+  std::mt19937_64 random(5);
+  Tensor now = Normal(DType::kBF16, {kTokens, 1, 8}, random);
+  std::vector<double> values = now.Get();
+  for (int64_t i = 0; i < kTokens * 8; ++i) {
+    if (i / 8 % 3 == 0) values[i] = static_cast<double>(i % 8);
+  }
+  now.Set(values);
+  Tensor then(DType::kBF16, {kTokens, 1, 8});
+  then.Set(std::vector<double>(kTokens * 8, 0.0));
+  for (const double ratio : {0.001, 0.16, 0.99}) {
+    SCOPED_TRACE(ratio);
+    Tensor imp(DType::kI32, {kTokens}), diffs(DType::kF32, {kTokens - 5});
+    imp.Set(std::vector<double>(kTokens, 0));
+    ExpectSelectionOfTheCpu({now.view, then.view, ratio, 5, imp.view, diffs.view}, imp, diffs);
+  }
+}
+
 TEST(CudaBlendOpsTest, TiesGoToTheLowerIndexAndNanComesFirst) {
   const int64_t n = 2500;
   Tensor now(DType::kF32, {n, 1, 8}), then(DType::kF32, {n, 1, 8});

@@ -2,11 +2,11 @@
 
 #include <numeric>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "attention/cache/block_ops.h"
+#include "attention/cache/random_block_ops.h"
 #include "attention/cache/random_cache.h"
 #include "attention/cuda/block_ops.h"
 #include "gmock/gmock.h"
@@ -17,63 +17,27 @@ namespace {
 
 using testing::HasSubstr;
 
-class Random {
- public:
-  explicit Random(uint64_t seed) : random_(seed) {}
-  int64_t Draw(int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(random_);
-  }
-  RandomCacheShape Shape(KvLayout layout) {
-    const DType dtypes[] = {DType::kF32, DType::kBF16, DType::kF8E4M3};
-    RandomCacheShape shape;
-    shape.layout = layout;
-    shape.dtype = layout >= KvLayout::kMlaFp8_656 ? DType::kU8 : dtypes[Draw(0, 2)];
-    shape.num_blocks = Draw(2, 6);
-    shape.block_size = Draw(1, 5);
-    shape.num_kv_heads = IsMla(layout) ? 1 : Draw(1, 3);
-    shape.key_dim = 16 / ElementBytes(shape.dtype) * Draw(1, 2);
-    shape.value_dim = IsMla(layout) ? Draw(1, shape.key_dim - 1) : Draw(1, 20);
-    return shape;
-  }
-  // Distinct destinations that are no sources.
-  std::vector<BlockPair> Pairs(int64_t src_blocks, int64_t dst_blocks, bool one_cache) {
-    std::vector<BlockPair> pairs;
-    std::set<int64_t> sources, destinations;
-    for (int64_t i = 0; i < 5; ++i) {
-      const int64_t source = Draw(0, src_blocks - 1), destination = Draw(0, dst_blocks - 1);
-      if (destinations.count(destination) > 0) continue;
-      if (one_cache && (source == destination || sources.count(destination) > 0 ||
-                        destinations.count(source) > 0)) {
-        continue;
-      }
-      sources.insert(source);
-      destinations.insert(destination);
-      pairs.emplace_back(source, destination);
-    }
-    return pairs;
-  }
-
- private:
-  std::mt19937_64 random_;
-};
-
 TEST(CudaBlockOpsTest, BytesOfAllLayoutsGoWhereTheHostPutsThem) {
-  Random random(1);
+  std::mt19937_64 random(1);
+  const auto draw = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
   for (const KvLayout layout : kAllLayouts) {
     for (uint64_t seed = 0; seed < 8; ++seed) {
       SCOPED_TRACE(std::string(Name(layout)) + " " + std::to_string(seed));
-      RandomCacheShape shape = random.Shape(layout);
+      RandomCacheShape shape = DrawCacheShape(layout, 2, draw);
       RandomCache expected(shape, seed), actual(shape, seed);
       const int64_t blocks = shape.num_blocks;
-      const std::vector<BlockPair> copied = random.Pairs(blocks, blocks, true);
+      const std::vector<BlockPair> copied = DrawBlockPairs(blocks, blocks, true, 5, draw);
       const KvCacheView of_host[] = {expected.view()}, of_device[] = {actual.view()};
       ASSERT_EQ(CopyBlocks({}, of_host, copied), absl::OkStatus());
       ASSERT_EQ(CudaCopyBlocks({}, of_device, copied), absl::OkStatus());
       ASSERT_EQ(actual.memory(), expected.memory());
 
-      shape.num_blocks = random.Draw(1, 6);
+      shape.num_blocks = draw(1, 6);
       RandomCache source(shape, seed + 100);  // of other strides
-      const std::vector<BlockPair> swapped = random.Pairs(shape.num_blocks, blocks, false);
+      const std::vector<BlockPair> swapped =
+          DrawBlockPairs(shape.num_blocks, blocks, false, 5, draw);
       ASSERT_EQ(SwapBlocks({}, source.view(), expected.view(), swapped), absl::OkStatus());
       ASSERT_EQ(CudaSwapBlocks({}, source.view(), actual.view(), swapped), absl::OkStatus());
       ASSERT_EQ(actual.memory(), expected.memory());

@@ -5,6 +5,7 @@
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/cache_write.h"
 #include "attention/cuda/kernels/gather.h"
+#include "attention/cuda/kernels/kv_scales.h"
 #include "attention/ops/checks.h"
 
 namespace kvblocks::attention::cuda {

@@ -143,6 +143,50 @@ TEST(CudaCacheOpsTest, T4ReshapeAndCacheWritesTheBytesOfTheCpu) {
   EXPECT_EQ(cases, 3 * 13 * 3);
 }
 
+// Middles between codes among them: of scales that are powers of two, a fifth of one (as 1 / 200 of a
+// largest magnitude is), or neither; and scales near the ends of float32.
+TEST(CudaCacheOpsTest, EveryBf16ValueGetsTheCodeOfTheCpu) {
+  constexpr int64_t kTokens = 512, kDim = 128;
+  Tensor k(DType::kBF16, {kTokens, 1, kDim});
+  for (int64_t i = 0; i < kTokens * kDim; ++i) {
+    auto bits = static_cast<uint16_t>(i);
+    if ((bits & 0x7fff) > 0x7f80) bits = 0;  // NaN may have any sign
+    std::memcpy(k.bytes.data() + 2 * i, &bits, sizeof(bits));
+  }
+  std::vector<double> all(kTokens);
+  std::iota(all.begin(), all.end(), 0);
+  Tensor slots(DType::kI64, {kTokens});
+  slots.Set(all);
+  for (const DType code : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
+    for (const double factor : {1.0, 0.25, 3.5 / 200, 0.05, 1.0 / 3, 5.0, 3e-38, 1e-31, 2e31, 3e38}) {
+      for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kPagedX}) {
+        SCOPED_TRACE(testing::Message() << Name(code) << " " << factor << " " << Name(layout));
+        const bool nhd = layout == KvLayout::kNhd;
+        const int64_t blocks = kTokens / 16;
+        Tensor k_cache(code, nhd ? std::vector<int64_t>{blocks, 16, 1, kDim}
+                                 : std::vector<int64_t>{blocks, 1, kDim / 16, 16, 16});
+        Tensor v_cache(code, nhd ? std::vector<int64_t>{blocks, 16, 1, kDim}
+                                 : std::vector<int64_t>{blocks, 1, kDim, 16});
+        Tensor scale(DType::kF32, {1});
+        scale.Set({factor});
+        ReshapeAndCacheArgs args;
+        args.k = args.v = k.view;
+        args.slot_mapping = slots.view;
+        args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
+        args.scales = {scale.view, scale.view};
+        ASSERT_TRUE(CpuReshapeAndCache({}, args).ok());
+        const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
+        FillWithPoison(k_cache);
+        FillWithPoison(v_cache);
+        const absl::Status status = OnDevice().ReshapeAndCache({}, args);
+        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_TRUE(k_cache.bytes == k_expected);
+        ASSERT_TRUE(v_cache.bytes == v_expected);
+      }
+    }
+  }
+}
+
 TEST(CudaCacheOpsTest, T4ConcatAndCacheMlaWritesTheBytesOfTheCpu) {
   std::mt19937_64 random(8);
   for (const KvLayout layout : {KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,

@@ -182,23 +182,20 @@ TEST(CudaIndexOpsTest, Ex13CompressedSlotsAndTopk) {
   EXPECT_EQ(FlagsOf(CudaBuildTopkSlots, args), 0u);
   EXPECT_THAT(out.Fetch(), ElementsAre(192, 513, -1, 66, -1, -1, -1, -1));
   EXPECT_THAT(counts.Fetch(), ElementsAre(3, 0));
-  // In place.
-  args.slots = topk.device();
-  args.indices = args.slots;
-  EXPECT_EQ(FlagsOf(CudaBuildTopkSlots, args), 0u);
-  EXPECT_THAT(topk.Fetch(), ElementsAre(192, 513, -1, 66, -1, -1, -1, -1));
-  EXPECT_THAT(counts.Fetch(), ElementsAre(3, 0));
+  const auto expect_in_place = [&](std::vector<int32_t> slots_of_first, int32_t count,
+                                   uint32_t flags) {
+    args.indices = args.slots = topk.device();
+    EXPECT_EQ(FlagsOf(CudaBuildTopkSlots, args), flags);
+    slots_of_first.resize(8, -1);
+    EXPECT_EQ(topk.Fetch(), slots_of_first);
+    EXPECT_THAT(counts.Fetch(), ElementsAre(count, 0));
+  };
+  expect_in_place({192, 513, -1, 66}, 3, 0);
   // Rows past the table and blocks past the cache.
   topk.values[1] = 192;
-  args.indices = args.slots = topk.device();
-  EXPECT_EQ(FlagsOf(CudaBuildTopkSlots, args), kBadIndex);
-  EXPECT_THAT(topk.Fetch(), ElementsAre(192, -1, -1, 66, -1, -1, -1, -1));
-  EXPECT_THAT(counts.Fetch(), ElementsAre(2, 0));
-  args.indices = args.slots = topk.device();
+  expect_in_place({192, -1, -1, 66}, 2, kBadIndex);
   args.num_blocks = 3;
-  EXPECT_EQ(FlagsOf(CudaBuildTopkSlots, args), kBadIndex | kBadBlock);
-  EXPECT_THAT(topk.Fetch(), ElementsAre(-1, -1, -1, 66, -1, -1, -1, -1));
-  EXPECT_THAT(counts.Fetch(), ElementsAre(1, 0));
+  expect_in_place({-1, -1, -1, 66}, 1, kBadIndex | kBadBlock);
 }
 
 TEST(CudaIndexOpsTest, Ex14PrefillCombination) {
@@ -388,14 +385,17 @@ TEST(CudaIndexOpsTest, RandomBatchesGetTheListsOfTheHost) {
     compare_slots(BuildCompressedSlots, CudaBuildCompressedSlots,
                   CompressedSlotsArgs{.ratio = ratio});
 
-    const auto compare_lists = [&](auto host, auto cuda, auto args, int64_t width) {
+    const auto compare_lists = [&](auto host, auto cuda, auto args, int64_t width,
+                                   Ints* topk = nullptr) {
       Ints expected = Fresh(rows, width), expected_lens = Fresh(rows + 1);
       Ints actual = Fresh(rows, width), actual_lens = Fresh(rows + 1);
       args = on_host(args);
       args.indices = expected.host();
       args.lens = expected_lens.host();
+      if constexpr (requires { args.topk; }) args.topk = topk->host();
       EXPECT_OK(host(args));
       on_device(args);
+      if constexpr (requires { args.topk; }) args.topk = topk->device();
       args.indices = actual.device();
       args.lens = actual_lens.device();
       EXPECT_EQ(FlagsOf(cuda, args), 0u);
@@ -409,24 +409,12 @@ TEST(CudaIndexOpsTest, RandomBatchesGetTheListsOfTheHost) {
         compare_lists(BuildDenseCompressedIndices, CudaBuildDenseCompressedIndices,
                       DenseCompressedIndicesArgs{.ratio = ratio}, capacity);
     Ints list(dense, rows);
-    PrefillIndicesArgs prefill = {.ratio = ratio,
-                                  .window = window,
-                                  .rows_per_request = 40 / ratio + 80,
-                                  .compressed_rows = 40 / ratio};
-    Ints expected = Fresh(rows, capacity + window), expected_lens = Fresh(rows);
-    Ints actual = Fresh(rows, capacity + window), actual_lens = Fresh(rows);
-    prefill = on_host(prefill);
-    prefill.topk = list.host();
-    prefill.indices = expected.host();
-    prefill.lens = expected_lens.host();
-    EXPECT_OK(CombinePrefillIndices(prefill));
-    on_device(prefill);
-    prefill.topk = list.device();
-    prefill.indices = actual.device();
-    prefill.lens = actual_lens.device();
-    EXPECT_EQ(FlagsOf(CudaCombinePrefillIndices, prefill), 0u);
-    EXPECT_EQ(actual.Fetch(), expected.values);
-    EXPECT_EQ(actual_lens.Fetch(), expected_lens.values);
+    compare_lists(CombinePrefillIndices, CudaCombinePrefillIndices,
+                  PrefillIndicesArgs{.ratio = ratio,
+                                     .window = window,
+                                     .rows_per_request = 40 / ratio + 80,
+                                     .compressed_rows = 40 / ratio},
+                  capacity + window, &list);
 
     Ints slots = Fresh(rows, capacity), counts = Fresh(rows);
     TopkSlotsArgs topk = on_host(TopkSlotsArgs{});

@@ -8,6 +8,7 @@ namespace kvblocks::attention::cuda {
 namespace {
 
 constexpr int kReadThreads = 512;
+constexpr int kCopyThreads = 256, kCopyUnroll = 4;
 constexpr int kMatrixThreads = 256;
 
 __global__ void ReadAllKernel(const uint4* from, int64_t pieces, uint32_t* sink) {
@@ -28,6 +29,27 @@ __global__ void ReadAllKernel(const uint4* from, int64_t pieces, uint32_t* sink)
   }
   // Almost never, but the compiler cannot know.
   if (sum == 0x12345678u) *sink = sum;
+}
+
+__global__ void __launch_bounds__(kCopyThreads)
+    CopyAllKernel(uint4* to, const uint4* from, int64_t pieces) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
+  const int64_t first = int64_t{blockIdx.x} * kCopyThreads * kCopyUnroll + threadIdx.x;
+  uint4 piece[kCopyUnroll];
+#pragma unroll
+  for (int u = 0; u < kCopyUnroll; ++u) {
+    if (first + u * kCopyThreads < pieces) piece[u] = LoadOnce16(from + first + u * kCopyThreads);
+  }
+#pragma unroll
+  for (int u = 0; u < kCopyUnroll; ++u) {
+    if (first + u * kCopyThreads < pieces) to[first + u * kCopyThreads] = piece[u];
+  }
+}
+
+__global__ void EmptyKernel(int) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
 }
 
 KVB_DEVICE uint32_t Hash(uint32_t x) {
@@ -91,6 +113,26 @@ Error LaunchReadAll(const LaunchContext& context, const void* from, int64_t byte
   config.block = dim3(kReadThreads);
   config.stream = context.stream;
   return Launch(config, ReadAllKernel, static_cast<const uint4*>(from), bytes / 16, sink);
+}
+
+Error LaunchCopyAll(const LaunchContext& context, void* to, const void* from, int64_t bytes) {
+  constexpr int64_t kPerBlock = int64_t{kCopyThreads} * kCopyUnroll * 16;
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>((bytes + kPerBlock - 1) / kPerBlock));
+  config.block = dim3(kCopyThreads);
+  config.stream = context.stream;
+  config.overlap_previous = context.compute_capability >= 90;
+  return Launch(config, CopyAllKernel, static_cast<uint4*>(to), static_cast<const uint4*>(from),
+                bytes / 16);
+}
+
+Error LaunchEmpty(const LaunchContext& context) {
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(context.num_multiprocessors));
+  config.block = dim3(kCopyThreads);
+  config.stream = context.stream;
+  config.overlap_previous = context.compute_capability >= 90;
+  return Launch(config, EmptyKernel, 0);
 }
 
 Error LaunchFillNormal(const LaunchContext& context, void* to, int64_t count, Element element,

@@ -50,8 +50,9 @@ struct WriteCase {
     for (int64_t t = 0; t < tokens; ++t) where[t] = ids[t / kBlock] * kBlock + t % kBlock;
     slots = DeviceTensor(DType::kI64, {tokens});
     slots.SetInts(where);
+    // No power of two, by which codes would be made in fewer steps.
     scale = DeviceTensor(DType::kF32, {1});
-    scale.SetInts({2});
+    scale.SetInts({3});
     args.k = k.view;
     args.v = v.view;
     args.slot_mapping = slots.view;
@@ -67,6 +68,7 @@ void RunWrites(GpuBench& bench, int64_t tokens, KvLayout layout, DType dtype) {
   if (!bench.wants(bench_case.name)) return;
   bench_case.bytes = 2.0 * static_cast<double>(tokens) * 8 * 128 *
                      static_cast<double>(2 + ElementBytes(dtype));
+  bench_case.moves = true;
   bench_case.copies = CopiesFor(bench_case.bytes, 20);
   std::vector<std::unique_ptr<WriteCase>> cases;
   for (int copy = 0; copy < bench_case.copies; ++copy) {
@@ -94,6 +96,7 @@ void BenchStates(GpuBench& bench) {
   if (bench.wants(merge.name)) {
     // Two states of bf16 values in, one out.
     merge.bytes = static_cast<double>(kTokens * kHeads) * (3 * kDim * 2 + 3 * 4);
+    merge.moves = true;
     merge.copies = CopiesFor(merge.bytes, 6);
     struct Case {
       DeviceTensor outs, lses, out, lse;
@@ -148,6 +151,34 @@ void BenchStates(GpuBench& bench) {
       return Cuda().ComputeKvScales(context, args);
     };
     bench.Run(scales);
+  }
+  // The second reads from L2 what the first has left there.
+  BenchCase both;
+  both.name = "scales, then write to f8_e4m3, 8192 tokens";
+  if (bench.wants(both.name)) {
+    both.bytes = 2.0 * static_cast<double>(kTokens * 8 * kDim) * 3;
+    both.moves = true;
+    both.copies = CopiesFor(both.bytes, 20);
+    std::vector<std::unique_ptr<WriteCase>> cases;
+    std::vector<DeviceTensor> v_scales(both.copies);
+    for (int copy = 0; copy < both.copies; ++copy) {
+      cases.push_back(
+          std::make_unique<WriteCase>(kTokens, KvLayout::kNhd, DType::kF8E4M3, copy * 3 + 1));
+      v_scales[copy] = DeviceTensor(DType::kF32, {1});
+      cases[copy]->args.scales.v = v_scales[copy].view;
+    }
+    both.enqueue = [&](const ExecContext& context, int copy) {
+      WriteCase& one = *cases[copy];
+      ComputeKvScalesArgs args;
+      args.k = one.k.view;
+      args.v = one.v.view;
+      args.k_scale = one.scale.view;
+      args.v_scale = v_scales[copy].view;
+      absl::Status status = Cuda().ComputeKvScales(context, args);
+      if (status.ok()) status = Cuda().ReshapeAndCache(context, one.args);
+      return status;
+    };
+    bench.Run(both);
   }
   BenchCase select = scales;
   select.name = "select 16 % of 8192 tokens";

@@ -98,13 +98,22 @@ void GpuBench::MeasurePeaks() {
                                                flags_memory_.view.as<uint32_t>()));
     });
     const double copy_ms = MedianMs([&](const ExecContext& context) {
-      return StatusOf("copy", CopyAsync(to.view.data, from.view.data, kBytes, context.stream));
+      const auto launch = LaunchContextOf("CopyAll", context);
+      return StatusOf("CopyAll", LaunchCopyAll(*launch, to.view.data, from.view.data, kBytes));
+    });
+    constexpr int kLaunches = 40;
+    const double empty_ms = MedianMs([&](const ExecContext& context) {
+      const auto launch = LaunchContextOf("Empty", context);
+      Error error = 0;
+      for (int i = 0; i < kLaunches && error == 0; ++i) error = LaunchEmpty(*launch);
+      return StatusOf("Empty", error);
     });
     read_tbs_ = kBytes / read_ms * 1e-9;
+    copy_tbs_ = 2 * kBytes / copy_ms * 1e-9;
     std::printf("%s, %d multiprocessors, %.1f GB\n", properties.name,
                 properties.num_multiprocessors, properties.total_bytes * 1e-9);
-    std::printf("read %.2f TB/s, copy %.2f TB/s (read and written)\n", read_tbs_,
-                2 * kBytes / copy_ms * 1e-9);
+    std::printf("read %.2f TB/s, copy %.2f TB/s (read and written); an empty launch %.2f us\n",
+                read_tbs_, copy_tbs_, empty_ms * 1e3 / kLaunches);
   }
   constexpr int kRounds = 4096;
   DeviceTensor sink(DType::kF32, {1});
@@ -121,7 +130,8 @@ void GpuBench::MeasurePeaks() {
   } else {
     matrix_tflops_ = loop;
   }
-  std::printf("\n%-58s %9s %7s %5s %8s %5s\n", "case", "us", "TB/s", "%", "TFLOP/s", "%");
+  std::printf("\n%-58s %9s %7s %5s %6s %8s %5s\n", "case", "us", "TB/s", "%", "% copy", "TFLOP/s",
+              "%");
 }
 
 void GpuBench::Run(const BenchCase& bench_case) {
@@ -136,8 +146,13 @@ void GpuBench::Run(const BenchCase& bench_case) {
   if (ms < 0) return;
   const double us = ms * 1e3 / bench_case.copies;
   const double tbs = bench_case.bytes / us * 1e-6, tflops = bench_case.flops / us * 1e-6;
-  std::printf("%9.2f %7.3f %5.1f %8.1f %5.1f\n", us, tbs, 100 * tbs / read_tbs_, tflops,
-              100 * tflops / matrix_tflops_);
+  std::printf("%9.2f %7.3f %5.1f ", us, tbs, 100 * tbs / read_tbs_);
+  if (bench_case.moves) {
+    std::printf("%6.1f ", 100 * tbs / copy_tbs_);
+  } else {
+    std::printf("%6s ", "");
+  }
+  std::printf("%8.1f %5.1f\n", tflops, 100 * tflops / matrix_tflops_);
   std::fflush(stdout);
 }
 

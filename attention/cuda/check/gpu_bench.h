@@ -2,9 +2,10 @@
 //
 // An operation is captured into a graph `copies` times, each on its own data, so that launches leave
 // no gaps and data larger than the second-level cache comes from memory; a round is one replay, timed
-// by events, and the median of the rounds counts. Read and copy bandwidth and the rate of mma.sync
-// are measured first, in the same way. Prints a row per case: microseconds, TB/s and TFLOP/s of the
-// least work that the operation could do, and their percentages of what was measured.
+// by events, and the median of the rounds counts. Read and copy bandwidth, the cost of an empty launch
+// and the rate of mma.sync are measured first, in the same way. Prints a row per case: microseconds,
+// TB/s and TFLOP/s of the least work that the operation could do, and their percentages of what was
+// measured: bandwidth of the read one and, where as much is written as read, of the copy one.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_CHECK_GPU_BENCH_H_
 #define KVBLOCKS_ATTENTION_CUDA_CHECK_GPU_BENCH_H_
@@ -21,6 +22,7 @@ namespace kvblocks::attention::cuda {
 struct BenchCase {
   std::string name;
   double bytes = 0, flops = 0;  // of one operation
+  bool moves = false;           // writes about as many of the bytes as it reads
   int copies = 1;
   // Enqueues the operation on copy `copy` of its data.
   std::function<absl::Status(const ExecContext&, int copy)> enqueue;
@@ -53,7 +55,7 @@ class GpuBench {
   std::string filter_;
   int rounds_;
   double matrix_tflops_;
-  double read_tbs_ = 0;
+  double read_tbs_ = 0, copy_tbs_ = 0;
   ExecContext context_;
   Workspace workspace_;
   DeviceErrorFlags flags_;
@@ -71,6 +73,7 @@ void BenchCascade(GpuBench& bench);
 void BenchMla(GpuBench& bench);
 void BenchCacheWrites(GpuBench& bench);
 void BenchStates(GpuBench& bench);
+void BenchBlocksAndLists(GpuBench& bench);
 void BenchStep(GpuBench& bench);
 
 }  // namespace kvblocks::attention::cuda

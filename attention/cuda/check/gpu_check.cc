@@ -121,6 +121,7 @@ int main(int argc, char** argv) {
   BenchMla(gpu);
   BenchCacheWrites(gpu);
   BenchStates(gpu);
+  BenchBlocksAndLists(gpu);
   BenchStep(gpu);
   if (gpu.num_wanted() == 0) {
     std::fprintf(stderr, "--bench=%s: no case has that in its name; without a value all run\n",

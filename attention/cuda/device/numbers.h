@@ -148,7 +148,8 @@ struct Int8 {
   static KVB_DEVICE Bits FromFloat(float value) {
     if (!(value == value)) return 0;
     const float clamped = value < -127.0f ? -127.0f : value > 127.0f ? 127.0f : value;
-    return static_cast<Bits>(static_cast<int8_t>(rintf(clamped)));
+    // Added to 1.5 * 2^23, a number is rounded to an integer, which is in the lowest bits.
+    return static_cast<Bits>(__float_as_uint(clamped + 12582912.0f));
   }
 };
 

@@ -52,6 +52,23 @@ KVB_DEVICE uint4 LoadStreaming16(const void* from) {
 #endif
 }
 
+// 16 bytes that this multiprocessor does not read again. Unlike LoadStreaming16, also for what the
+// kernel before wrote while this one had begun (WaitForPreviousKernel).
+KVB_DEVICE uint4 LoadOnce16(const void* from) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  uint4 value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+#else
+  uint4 value;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from)
+               : "memory");
+  return value;
+#endif
+}
+
 // Starts bringing the 128 bytes around an address into L2. Changes nothing that can be read.
 KVB_DEVICE void PrefetchToL2(const void* address) {
 #ifdef KVBLOCKS_CUDA_EMULATION
@@ -235,6 +252,17 @@ KVB_DEVICE float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+#endif
+}
+
+// The larger of each of two unsigned 16-bit numbers.
+KVB_DEVICE uint32_t MaxOfPairs(uint32_t a, uint32_t b) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a : b;
+  const uint32_t high = a >> 16 > b >> 16 ? a : b;
+  return (low & 0xffffu) | (high & 0xffff0000u);
+#else
+  return __vmaxu2(a, b);
 #endif
 }
 

@@ -2,8 +2,12 @@
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/device_flags.h"
 #include "attention/cuda/kernels/elements.h"
+#include "attention/cuda/kernels/fast_division.h"
+#include "attention/cuda/kernels/row_units.h"
+#include "attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -22,41 +26,65 @@ KVB_DEVICE uint64_t BitsOf(double value) {
   return bits;
 }
 
-// A warp per token. Sums of squares are not negative, so their bits are ordered as they are.
-__global__ void __launch_bounds__(kWarps * 32)
-    DifferenceKernel(SelectParams params, uint64_t* keys, uint32_t* flags) {
+// A warp per token, several units of both tensors under way at a time. Sums of squares are not
+// negative, so their bits are ordered as they are. Differences of 16-bit elements are rounded to
+// float32, which most of them fit; kWide: of float32 ones, not.
+template <bool kWide>
+__global__ void __launch_bounds__(kWarps * 32, 3)
+    DifferenceKernel(const __grid_constant__ SelectParams params, FastDivisor units_per_head,
+                     uint64_t* keys, uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (token >= params.num_tokens) return;
-  const int new_bytes = BytesOf(params.v_new.element), old_bytes = BytesOf(params.v_old.element);
+  const Element new_type = params.v_new.element, old_type = params.v_old.element;
+  const int new_bytes = BytesOf(new_type), old_bytes = BytesOf(old_type);
   const auto* now = static_cast<const unsigned char*>(params.v_new.data) +
                     token * params.v_new.row_stride * new_bytes;
   const auto* then = static_cast<const unsigned char*>(params.v_old.data) +
                      token * params.v_old.row_stride * old_bytes;
-  const int pieces_per_head = (params.dim + 7) / 8;
-  const int pieces = pieces_per_head * params.heads;
+  const auto per_head = static_cast<int>(units_per_head.divisor());
+  const int units = per_head * params.heads;
+  constexpr int kUnroll = kWide ? 2 : 4;
   double sum = 0;
-#pragma unroll 4
-  for (int p = lane; p < pieces; p += 32) {
-    const int head = p / pieces_per_head, d = (p - head * pieces_per_head) * 8;
-    const auto* a = now + (head * params.v_new.head_stride + d) * new_bytes;
-    const auto* b = then + (head * params.v_old.head_stride + d) * old_bytes;
-    float x[8], y[8];
-    if (d + 8 <= params.dim) {
-      LoadFloats<8>(params.v_new.element, a, x);
-      LoadFloats<8>(params.v_old.element, b, y);
-    } else {
-      for (int i = 0; i < 8; ++i) {
-        const bool inside = d + i < params.dim;
-        x[i] = inside ? LoadAsFloat(params.v_new.element, a, i) : 0;
-        y[i] = inside ? LoadAsFloat(params.v_old.element, b, i) : 0;
-      }
+  for (int first = lane; first < units; first += 32 * kUnroll) {
+    RawUnit<kWide> a[kUnroll], b[kUnroll];
+    bool whole[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int unit = first + 32 * u;
+      const auto head = static_cast<int>(units_per_head.Quotient(unit));
+      const int d = (unit - head * per_head) * kUnit;
+      whole[u] = unit < units && d + kUnit <= params.dim;
+      if (!whole[u]) continue;
+      a[u] = LoadUnit<kWide>(new_type == Element::kF32,
+                             now + (head * params.v_new.head_stride + d) * new_bytes);
+      b[u] = LoadUnit<kWide>(old_type == Element::kF32,
+                             then + (head * params.v_old.head_stride + d) * old_bytes);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const double difference = static_cast<double>(x[i]) - static_cast<double>(y[i]);
-      sum = fma(difference, difference, sum);
+    for (int u = 0; u < kUnroll; ++u) {
+      if (!whole[u]) continue;
+      float x[kUnit], y[kUnit];
+      UnpackUnit(new_type, a[u], x);
+      UnpackUnit(old_type, b[u], y);
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) {
+        const double difference = kWide ? static_cast<double>(x[i]) - static_cast<double>(y[i])
+                                        : static_cast<double>(x[i] - y[i]);
+        sum = fma(difference, difference, sum);
+      }
     }
+  }
+  // What is left of heads that are no whole number of units.
+  const int covered = params.dim / kUnit * kUnit, left = params.dim - covered;
+  for (int i = lane; i < left * params.heads; i += 32) {
+    const int head = i / left, d = covered + i - head * left;
+    const double difference =
+        static_cast<double>(LoadAsFloat(new_type, now, head * params.v_new.head_stride + d)) -
+        static_cast<double>(LoadAsFloat(old_type, then, head * params.v_old.head_stride + d));
+    sum = fma(difference, difference, sum);
   }
   for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kFullWarp, sum, lanes);
   if (lane != 0) return;
@@ -68,116 +96,188 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (params.diffs != nullptr) params.diffs[token * params.diffs_stride] = static_cast<float>(sum);
 }
 
-constexpr int kSelectThreads = 1024;
-constexpr int kMostKeysInShared = 24 * 1024;
+constexpr int kSelectThreads = 1024, kSelectWarps = kSelectThreads / 32;
+constexpr int kDigitBits = 11, kDigits = 1 << kDigitBits;
 
-// One block. Digit by digit from the top, the keys that share the digits so far are counted by the
-// next; the digit in which the last selected key lies is fixed. Ends early when all that share the
-// digits are selected. Then every thread writes what is selected of a stretch of tokens.
+// The sum of the values of the lanes before this one, and of all lanes.
+KVB_DEVICE uint32_t SumBefore(uint32_t value, int lane, uint32_t* all = nullptr) {
+  uint32_t sum = value;
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+    const uint32_t before = __shfl_up_sync(kFullWarp, sum, lanes);
+    if (lane >= lanes) sum += before;
+  }
+  if (all != nullptr) *all = __shfl_sync(kFullWarp, sum, 31);
+  return sum - value;
+}
+
+// One block; a warp has a stretch of tokens, of which the first 32 kOwn stay in registers. Digit by
+// digit, from the first bit in which keys differ, the keys that share the digits so far are counted by
+// the next; the digit in which the last selected key lies is fixed. Keys that share digits are put on
+// a list once they are few. Ends early when all that share the digits are selected. Then every warp
+// writes what is selected of its stretch.
+template <int kOwn>
 __global__ void __launch_bounds__(kSelectThreads)
-    SelectKernel(SelectParams params, const uint64_t* global_keys, bool in_shared) {
-  __shared__ uint32_t counts[256];
-  __shared__ uint32_t warp_sums[kSelectThreads / 32];
+    SelectKernel(const __grid_constant__ SelectParams params, const uint64_t* keys) {
+  __shared__ uint32_t counts[kDigits];
+  __shared__ uint32_t sums[2][kSelectWarps];
+  __shared__ uint32_t differing[2];
   __shared__ uint32_t chosen_digit, chosen_above;
+  __shared__ uint64_t listed[kSelectThreads];
+  __shared__ uint32_t num_listed;
+  AllowNextKernel();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32, warp = thread / 32;
-  const uint64_t* keys = global_keys;
-  if (in_shared) {
-    auto* copy = reinterpret_cast<uint64_t*>(DynamicSharedMemory());
-    for (int64_t i = thread; i < params.num_tokens; i += kSelectThreads) copy[i] = global_keys[i];
-    keys = copy;
-    __syncthreads();
+  const auto num_tokens = static_cast<int>(params.num_tokens);
+  if (thread < 2) differing[thread] = 0;
+  if (thread == 0) num_listed = 0;
+  __syncthreads();
+  WaitForPreviousKernel();
+  for (int64_t i = thread; i < params.suffix_len; i += kSelectThreads) {
+    params.imp[(params.num_selected + i) * params.imp_stride] = static_cast<int32_t>(num_tokens + i);
   }
+  if (params.num_selected == 0) return;
+  // Lane l has keys l, l + 32, ... of the warp's stretch.
+  const int steps = (num_tokens + kSelectThreads - 1) / kSelectThreads;
+  const int first = warp * steps * 32 + lane;
+  uint64_t own[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    own[i] = i < steps && first + i * 32 < num_tokens ? keys[first + i * 32] : 0;
+  }
+  const uint64_t any_key = keys[0];
+  // Calls visit(index of the token, key) for the keys of this lane.
+  const auto each_key = [&](const auto& visit) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (i < steps && first + i * 32 < num_tokens) visit(first + i * 32, own[i]);
+    }
+    for (int i = kOwn; i < steps && first + i * 32 < num_tokens; ++i) {
+      visit(first + i * 32, keys[first + i * 32]);
+    }
+  };
+  uint64_t differs = 0;
+  each_key([&](int, uint64_t key) { differs |= key ^ any_key; });
+  const uint32_t low = WarpOr(static_cast<uint32_t>(differs));
+  const uint32_t high = WarpOr(static_cast<uint32_t>(differs >> 32));
+  if (lane == 0) {
+    if (low != 0) atomicOr(&differing[0], low);
+    if (high != 0) atomicOr(&differing[1], high);
+  }
+  __syncthreads();
+
   // Selected: keys above `prefix` in the digits that `mask` covers, and the first `needed` of those
   // that share them.
-  uint64_t prefix = 0, mask = 0;
+  int bits_left = differing[1] != 0 ? 64 - __clz(static_cast<int>(differing[1]))
+                                    : 32 - __clz(static_cast<int>(differing[0]));
+  uint64_t mask = bits_left == 64 ? 0 : ~uint64_t{0} << bits_left;
+  uint64_t prefix = any_key & mask;
   auto needed = static_cast<uint32_t>(params.num_selected);
-  for (int shift = 56; shift >= 0 && needed > 0; shift -= 8) {
-    for (int i = thread; i < 256; i += kSelectThreads) counts[i] = 0;
+  bool has_list = false;
+  while (bits_left > 0) {
+    const int bits = bits_left < kDigitBits ? bits_left : kDigitBits;
+    const int shift = bits_left - bits;
+    const auto digit_mask = (1u << bits) - 1;
+    for (int i = thread; i < kDigits; i += kSelectThreads) counts[i] = 0;
     __syncthreads();
-    for (int64_t i = thread; i < params.num_tokens; i += kSelectThreads) {
-      const uint64_t key = keys[i];
-      if ((key & mask) == prefix) atomicAdd(&counts[key >> shift & 0xff], 1u);
+    const auto count = [&](int, uint64_t key) {
+      if ((key & mask) == prefix) {
+        atomicAdd(&counts[static_cast<uint32_t>(key >> shift) & digit_mask], 1u);
+      }
+    };
+    if (!has_list) {
+      each_key(count);
+    } else if (thread < static_cast<int>(num_listed)) {
+      count(thread, listed[thread]);
     }
     __syncthreads();
-    // The first warp sums the counts from the top, eight digits a lane.
-    if (warp == 0) {
-      uint32_t own = 0;
-      for (int i = 0; i < 8; ++i) own += counts[255 - (lane * 8 + i)];
-      uint32_t above = own;
-      for (int lanes = 1; lanes < 32; lanes *= 2) {
-        const uint32_t before = __shfl_up_sync(kFullWarp, above, lanes);
-        if (lane >= lanes) above += before;
-      }
-      above -= own;
-      for (int i = 0; i < 8; ++i) {
-        const uint32_t digit = 255u - static_cast<uint32_t>(lane * 8 + i);
-        if (above < needed && above + counts[digit] >= needed) {
-          chosen_digit = digit;
-          chosen_above = above;
-        }
-        above += counts[digit];
-      }
+    // Two digits a thread, from the top.
+    const int upper = kDigits - 1 - 2 * thread;
+    const uint32_t upper_count = counts[upper], lower_count = counts[upper - 1];
+    uint32_t warp_sum = 0;
+    uint32_t above = SumBefore(upper_count + lower_count, lane, &warp_sum);
+    if (lane == 0) sums[0][warp] = warp_sum;
+    __syncthreads();
+    above += __shfl_sync(kFullWarp, SumBefore(sums[0][lane], lane), warp);
+    if (above < needed && above + upper_count >= needed) {
+      chosen_digit = static_cast<uint32_t>(upper);
+      chosen_above = above;
+    }
+    above += upper_count;
+    if (above < needed && above + lower_count >= needed) {
+      chosen_digit = static_cast<uint32_t>(upper - 1);
+      chosen_above = above;
     }
     __syncthreads();
     needed -= chosen_above;
     prefix |= uint64_t{chosen_digit} << shift;
-    mask |= uint64_t{0xff} << shift;
-    const bool done = counts[chosen_digit] == needed;
-    __syncthreads();
-    if (done) break;
-  }
-  // Each thread's stretch: how many above, how many that share the prefix.
-  const int64_t stretch = (params.num_tokens + kSelectThreads - 1) / kSelectThreads;
-  const int64_t begin = thread * stretch;
-  const int64_t end = begin + stretch < params.num_tokens ? begin + stretch : params.num_tokens;
-  uint32_t sharing = 0, above = 0;
-  if (params.num_selected > 0) {
-    for (int64_t i = begin; i < end; ++i) {
-      const uint64_t key = keys[i] & mask;
-      above += key > prefix ? 1 : 0;
-      sharing += key == prefix ? 1 : 0;
-    }
-  }
-  // Of those that share, the first `needed` of all threads.
-  const auto exclusive_sum = [&](uint32_t value) {
-    uint32_t sum = value;
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const uint32_t before = __shfl_up_sync(kFullWarp, sum, lanes);
-      if (lane >= lanes) sum += before;
+    mask |= uint64_t{digit_mask} << shift;
+    bits_left = shift;
+    const uint32_t sharing = counts[chosen_digit];
+    if (sharing == needed) break;
+    if (!has_list && sharing <= kSelectThreads) {
+      each_key([&](int, uint64_t key) {
+        if ((key & mask) == prefix) listed[atomicAdd(&num_listed, 1u)] = key;
+      });
+      has_list = true;
     }
     __syncthreads();
-    if (lane == 31) warp_sums[warp] = sum;
-    __syncthreads();
-    uint32_t before_warp = 0;
-    for (int w = 0; w < warp; ++w) before_warp += warp_sums[w];
-    return before_warp + sum - value;
+  }
+
+  // Which keys of each 32 are above, which share the prefix, and how many of the stretch.
+  unsigned own_above[kOwn], own_sharing[kOwn];
+  uint32_t num_above = 0, num_sharing = 0;
+  const auto vote = [&](int token, uint64_t key, unsigned* above, unsigned* sharing) {
+    *above = __ballot_sync(kFullWarp, token < num_tokens && (key & mask) > prefix);
+    *sharing = __ballot_sync(kFullWarp, token < num_tokens && (key & mask) == prefix);
+    num_above += static_cast<uint32_t>(__popc(*above));
+    num_sharing += static_cast<uint32_t>(__popc(*sharing));
   };
-  const uint32_t shared_before = exclusive_sum(sharing);
-  const uint32_t left = needed > shared_before ? needed - shared_before : 0;
-  uint32_t taken = sharing < left ? sharing : left;
-  int64_t at = exclusive_sum(above + taken);
-  if (params.num_selected > 0) {
-    for (int64_t i = begin; i < end; ++i) {
-      const uint64_t key = keys[i] & mask;
-      if (key < prefix) continue;
-      if (key == prefix) {
-        if (taken == 0) continue;
-        --taken;
-      }
-      params.imp[at++ * params.imp_stride] = static_cast<int32_t>(i);
-    }
+  const auto later_key = [&](int token) { return token < num_tokens ? keys[token] : 0; };
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    own_above[i] = own_sharing[i] = 0;
+    if (i < steps) vote(first + i * 32, own[i], &own_above[i], &own_sharing[i]);
   }
-  for (int64_t i = thread; i < params.suffix_len; i += kSelectThreads) {
-    params.imp[(params.num_selected + i) * params.imp_stride] =
-        static_cast<int32_t>(params.num_tokens + i);
+  unsigned above, sharing;
+  for (int i = kOwn; i < steps; ++i) {
+    vote(first + i * 32, later_key(first + i * 32), &above, &sharing);
+  }
+  if (lane == 0) {
+    sums[0][warp] = num_above;
+    sums[1][warp] = num_sharing;
+  }
+  __syncthreads();
+  num_above = __shfl_sync(kFullWarp, SumBefore(sums[0][lane], lane), warp);
+  num_sharing = __shfl_sync(kFullWarp, SumBefore(sums[1][lane], lane), warp);
+  const unsigned before = (1u << lane) - 1;
+  const auto write = [&](int token, unsigned is_above, unsigned shares) {
+    const uint32_t shared_before = num_sharing + static_cast<uint32_t>(__popc(shares & before));
+    if ((is_above >> lane & 1) != 0 || ((shares >> lane & 1) != 0 && shared_before < needed)) {
+      const int64_t at = int64_t{num_above} + __popc(is_above & before) +
+                         (shared_before < needed ? shared_before : needed);
+      params.imp[at * params.imp_stride] = static_cast<int32_t>(token);
+    }
+    num_above += static_cast<uint32_t>(__popc(is_above));
+    num_sharing += static_cast<uint32_t>(__popc(shares));
+  };
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) write(first + i * 32, own_above[i], own_sharing[i]);
+  for (int i = kOwn; i < steps; ++i) {
+    const uint32_t above_before = num_above, sharing_before = num_sharing;
+    vote(first + i * 32, later_key(first + i * 32), &above, &sharing);
+    num_above = above_before, num_sharing = sharing_before;
+    write(first + i * 32, above, sharing);
   }
 }
 
 // --- Fusing ---
 
 // A warp per row; K and V by blockIdx.y.
-__global__ void __launch_bounds__(kWarps * 32) FuseKernel(FuseParams params, uint32_t* flags) {
+__global__ void __launch_bounds__(kWarps * 32)
+    FuseKernel(const __grid_constant__ FuseParams params, uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= params.num_rows) return;
@@ -215,7 +315,10 @@ KVB_DEVICE int64_t PositionOf(const void* positions, int64_t stride, bool wide, 
 }
 
 // A warp per token: angles once, in float64, for all heads.
-__global__ void __launch_bounds__(kWarps * 32) RotateKernel(RotateParams params) {
+__global__ void __launch_bounds__(kWarps * 32)
+    RotateKernel(const __grid_constant__ RotateParams params) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (token >= params.num_tokens) return;
@@ -275,17 +378,20 @@ Error LaunchSelect(const LaunchContext& context, const SelectParams& params) {
   auto* keys = reinterpret_cast<uint64_t*>(context.workspace);
   LaunchConfig config;
   config.stream = context.stream;
+  config.overlap_previous = context.compute_capability >= 90;
   if (params.num_tokens > 0) {
     config.grid = dim3(Blocks(params.num_tokens, kWarps));
     config.block = dim3(kWarps * 32);
-    const Error error = Launch(config, DifferenceKernel, params, keys, context.error_flags);
+    const FastDivisor units_per_head(params.dim < kUnit ? 1 : params.dim / kUnit);
+    const bool wide =
+        params.v_new.element == Element::kF32 || params.v_old.element == Element::kF32;
+    const Error error = Launch(config, wide ? DifferenceKernel<true> : DifferenceKernel<false>,
+                               params, units_per_head, keys, context.error_flags);
     if (error != 0) return error;
   }
-  const bool in_shared = params.num_tokens <= kMostKeysInShared;
   config.grid = dim3(1);
   config.block = dim3(kSelectThreads);
-  config.shared_bytes = in_shared ? static_cast<size_t>(params.num_tokens) * sizeof(uint64_t) : 0;
-  return Launch(config, SelectKernel, params, static_cast<const uint64_t*>(keys), in_shared);
+  return Launch(config, SelectKernel<8>, params, static_cast<const uint64_t*>(keys));
 }
 
 Error LaunchFuse(const LaunchContext& context, const FuseParams& params) {
@@ -294,6 +400,7 @@ Error LaunchFuse(const LaunchContext& context, const FuseParams& params) {
   config.grid = dim3(Blocks(params.num_rows, kWarps), 2);
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
+  config.overlap_previous = context.compute_capability >= 90;
   return Launch(config, FuseKernel, params, context.error_flags);
 }
 
@@ -303,6 +410,7 @@ Error LaunchRotate(const LaunchContext& context, const RotateParams& params) {
   config.grid = dim3(Blocks(params.num_tokens, kWarps));
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
+  config.overlap_previous = context.compute_capability >= 90;
   return Launch(config, RotateKernel, params);
 }
 

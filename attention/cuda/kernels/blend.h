@@ -23,7 +23,8 @@ struct SelectParams {
   int64_t diffs_stride = 1;
 };
 // Float64 sums of squares, in the workspace, then a radix selection over their bits by one block, and
-// an ordered compaction: the largest, ties to the lower index, NaN as infinity and flagged.
+// an ordered compaction: the largest, ties to the lower index, NaN as infinity and flagged. Differences
+// of 16-bit values are rounded to float32 before they are squared.
 int64_t SelectWorkspaceBytes(int64_t num_tokens);
 Error LaunchSelect(const LaunchContext& context, const SelectParams& params);
 

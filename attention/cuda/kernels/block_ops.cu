@@ -1,4 +1,5 @@
 #include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/block_ops.h"
 
 namespace kvblocks::attention::cuda {
@@ -53,6 +54,8 @@ KVB_DEVICE void MoveUnits(const BlockBytes& bytes, int64_t from_block, int64_t t
 
 __global__ void __launch_bounds__(kThreads)
     BlockKernel(const __grid_constant__ BlockParams params) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
   const BlockBytes& bytes = params.tensors[blockIdx.z];
   const int64_t from = params.pairs.from[blockIdx.y], to = params.pairs.to[blockIdx.y];
   int64_t units = bytes.run_units;
@@ -90,6 +93,7 @@ Error LaunchBlocks(const LaunchContext& context, const BlockParams& params) {
            static_cast<unsigned>(params.num_pairs), static_cast<unsigned>(params.num_tensors));
   config.block = dim3(kThreads);
   config.stream = context.stream;
+  config.overlap_previous = context.compute_capability >= 90;
   return Launch(config, BlockKernel, params);
 }
 

@@ -37,7 +37,8 @@ struct CacheWriteParams {
 };
 
 // Slots < 0 are skipped, slots beyond the cache flagged and skipped. Same type: bits are copied;
-// floats round to nearest even, codes hold x / scale exactly rounded. One or two launches.
+// floats round to nearest even, codes hold x / scale exactly rounded. One launch, but two where K and
+// V are converted differently or values of kPagedX are float32 or odd.
 Error LaunchCacheWrite(const LaunchContext& context, const CacheWriteParams& params);
 
 // Rows of kv_c and k_pe as fp8 records; see kv_cache_view.h for both forms.
@@ -53,23 +54,6 @@ struct MlaFp8WriteParams {
   int32_t block_size = 1;
 };
 Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& params);
-
-// amax / divisor of up to three tensors; 1 where all is 0. Non-finite inputs are left out and flagged.
-struct ScaleTask {
-  ConstRows from;  // null data: none
-  int64_t tokens = 0;
-  int32_t heads = 1, dim = 0;
-  float divisor = 1;
-  float* to = nullptr;
-  int64_t to_stride = 1;
-  int32_t num_scales = 1;  // 1 or heads
-};
-struct KvScalesParams {
-  ScaleTask tasks[3];
-};
-// Bytes of workspace for tensors of so many heads at most.
-int64_t KvScalesWorkspaceBytes(int64_t most_scales);
-Error LaunchKvScales(const LaunchContext& context, const KvScalesParams& params);
 
 }  // namespace kvblocks::attention::cuda
 

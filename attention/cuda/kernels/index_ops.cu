@@ -1,4 +1,5 @@
 #include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/device_flags.h"
 #include "attention/cuda/kernels/index_ops.h"
 
@@ -61,6 +62,8 @@ KVB_DEVICE int64_t SlotOf(const IndexBatch& batch, int32_t request, int64_t row,
 }
 
 __global__ void __launch_bounds__(kSlotThreads) SlotKernel(SlotParams params, uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
   const int64_t token = int64_t{blockIdx.x} * kSlotThreads + threadIdx.x;
   if (token >= params.num_slots) return;
   int64_t slot = -1;
@@ -123,6 +126,8 @@ KVB_DEVICE Window WindowOf(const IndexListParams& params, const ListRow& at) {
 
 __global__ void __launch_bounds__(kWarps * 32)
     WindowKernel(IndexListParams params, uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
   const ListRow at = RowOfWarp(params, flags);
   if (at.row >= params.num_lens) return;
   int64_t length = 0;
@@ -146,6 +151,8 @@ __global__ void __launch_bounds__(kWarps * 32)
 }
 
 __global__ void __launch_bounds__(kWarps * 32) TopkKernel(IndexListParams params, uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
   const ListRow at = RowOfWarp(params, flags);
   if (at.row >= params.num_lens) return;
   int32_t count = 0;
@@ -168,6 +175,8 @@ __global__ void __launch_bounds__(kWarps * 32) TopkKernel(IndexListParams params
 
 __global__ void __launch_bounds__(kWarps * 32)
     DenseKernel(IndexListParams params, uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
   const ListRow at = RowOfWarp(params, flags);
   if (at.row >= params.num_lens) return;
   int64_t length = 0;
@@ -189,6 +198,8 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 __global__ void __launch_bounds__(kWarps * 32)
     PrefillKernel(IndexListParams params, uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
   const ListRow at = RowOfWarp(params, flags);
   if (at.row >= params.num_lens) return;
   int64_t length = 0;
@@ -232,6 +243,7 @@ Error LaunchRows(const LaunchContext& context, const IndexListParams& params, Ke
   config.grid = dim3(static_cast<unsigned>((params.num_lens + kWarps - 1) / kWarps));
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
+  config.overlap_previous = context.compute_capability >= 90;
   return Launch(config, kernel, params, context.error_flags);
 }
 
@@ -243,6 +255,7 @@ Error LaunchSlots(const LaunchContext& context, const SlotParams& params) {
   config.grid = dim3(static_cast<unsigned>((params.num_slots + kSlotThreads - 1) / kSlotThreads));
   config.block = dim3(kSlotThreads);
   config.stream = context.stream;
+  config.overlap_previous = context.compute_capability >= 90;
   return Launch(config, SlotKernel, params, context.error_flags);
 }
 

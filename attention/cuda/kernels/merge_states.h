@@ -7,7 +7,8 @@
 // that is alone keeps its bits. Sinks are applied after the merge and do not show in the lse. `out`
 // and `lse` may be one of the states. Sums in float32, in order of n.
 //
-// Cost: one warp per (row, head); each value is read once.
+// Cost: one warp per (row, head), or, of up to four states, a thread per eight values; each value is
+// read once.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_MERGE_STATES_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_MERGE_STATES_H_

@@ -1,4 +1,4 @@
-// Sums and maxima over a warp: every lane gets the same, always by the same tree. Device code.
+// Sums, maxima and bits over a warp: every lane gets the same, always by the same tree. Device code.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_WARP_REDUCE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_WARP_REDUCE_H_
@@ -19,6 +19,17 @@ KVB_DEVICE float WarpMax(float value) {
   const int bits = __float_as_int(value);
   const int max = __reduce_max_sync(kFullWarp, bits >= 0 ? bits : bits ^ 0x7fffffff);
   return __int_as_float(max >= 0 ? max : max ^ 0x7fffffff);
+#endif
+}
+
+// The bits that any lane has.
+KVB_DEVICE uint32_t WarpOr(uint32_t value) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const auto all = emulation::Exchange(kFullWarp, "WarpOr", value);
+  for (unsigned lane = 0; lane < 32; ++lane) value |= all[lane];
+  return value;
+#else
+  return __reduce_or_sync(kFullWarp, value);
 #endif
 }
 

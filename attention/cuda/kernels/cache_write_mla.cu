@@ -1,0 +1,119 @@
+#include "attention/cuda/device/gpu.h"
+#include "attention/cuda/device/numbers.h"
+#include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/cache_slots.h"
+#include "attention/cuda/kernels/cache_write.h"
+#include "attention/cuda/kernels/elements.h"
+#include "attention/cuda/kernels/row_units.h"
+
+namespace kvblocks::attention::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+
+// A warp per token, 16 values a lane; a tile of scales is 8 lanes (656) or 4 (584).
+__global__ void __launch_bounds__(kWarps * 32)
+    MlaFp8WriteKernel(const __grid_constant__ MlaFp8WriteParams params, SlotDivision division,
+                      uint32_t* flags) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (token >= params.num_tokens) return;
+  const int64_t slot = SlotOf(params.slots, params.slot_stride, token, params.num_slots, flags);
+  if (slot < 0) return;
+  const auto [block, offset] = division.Of(slot);
+  uint8_t* at = params.to + block * params.block_stride;
+  uint8_t* record = at + (params.planar ? offset * int64_t{576} : offset * params.token_stride);
+
+  const int num_values = params.planar ? 448 : 512;
+  const bool has_values = lane * 16 < num_values;
+  float values[2][kUnit] = {};
+  if (has_values) {
+    const auto* from = static_cast<const unsigned char*>(params.kv_c.data) +
+                       (token * params.kv_c.row_stride + lane * 16) * BytesOf(params.kv_c.element);
+    const int unit_bytes = kUnit * BytesOf(params.kv_c.element);
+    const bool wide = params.kv_c.element == Element::kF32;
+    const RawUnit<true> low = LoadUnit<true>(wide, from);
+    const RawUnit<true> high = LoadUnit<true>(wide, from + unit_bytes);
+    UnpackUnit(params.kv_c.element, low, values[0]);
+    UnpackUnit(params.kv_c.element, high, values[1]);
+  }
+  // Of the finite values: one infinity must not turn the rest of its tile into zeros.
+  float amax = 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float magnitude = fabsf(values[i / kUnit][i % kUnit]);
+    if (magnitude <= 3.4028235e38f && magnitude > amax) amax = magnitude;
+  }
+  const int lanes_per_tile = params.planar ? 4 : 8;
+  for (int lanes = 1; lanes < lanes_per_tile; lanes *= 2) {
+    const float other = __shfl_xor_sync(kFullWarp, amax, lanes);
+    amax = other > amax ? other : amax;
+  }
+  float scale;
+  uint8_t exponent = 0;
+  if (params.planar) {
+    // 2^ceil(log2(max(amax, 1e-4) / 448)): 448 = 1.75 * 2^8, so mantissas up to 1.75 stay below.
+    const uint32_t bits = __float_as_uint(amax < 1e-4f ? 1e-4f : amax);
+    const int power = static_cast<int>(bits >> 23) - 127 - 8 + ((bits & 0x7fffffu) > 0x600000u);
+    exponent = static_cast<uint8_t>(power + 127);
+    scale = E8m0ToFloat(exponent);
+  } else {
+    scale = __fdiv_rn(amax, 448.0f);
+    if (!(scale > 1.1754944e-38f)) scale = 1.1754944e-38f;
+  }
+  if (has_values) {
+    const CodeMaker<E4m3> codes(scale);
+    uint32_t words[4], open = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* of = values[i / 2] + i % 2 * 4;
+      open |= codes.Try(of[0], of[1], of[2], of[3], &words[i]) << 4 * i;
+    }
+    uint8_t* to = record + lane * 16;
+    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+#pragma unroll 1
+    while (open != 0) {
+      const int n = 31 - __clz(static_cast<int>(open));
+      open ^= 1u << n;
+      float value = 0;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) value = n == i ? values[i / kUnit][i % kUnit] : value;
+      to[n] = static_cast<uint8_t>(codes.Settle(value));
+    }
+    if (lane % lanes_per_tile == 0) {
+      const int tile = lane / lanes_per_tile;
+      if (params.planar) {
+        at[params.block_size * int64_t{576} + offset * 8 + tile] = exponent;
+      } else {
+        reinterpret_cast<float*>(record + 512)[tile] = scale;
+      }
+    }
+  } else if (lane == 28) {
+    at[params.block_size * int64_t{576} + offset * 8 + 7] = 0;
+  }
+  // Two rotary values a lane.
+  auto* rotary = reinterpret_cast<uint16_t*>(record + (params.planar ? 448 : 528));
+  for (int i = 2 * lane; i < 2 * lane + 2; ++i) {
+    const int64_t from = token * params.k_pe.row_stride + i;
+    rotary[i] = params.k_pe.element == Element::kBF16
+                    ? static_cast<const uint16_t*>(params.k_pe.data)[from]
+                    : Bf16::FromFloat(LoadAsFloat(params.k_pe.element, params.k_pe.data, from));
+  }
+}
+
+}  // namespace
+
+Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& params) {
+  if (params.num_tokens == 0 || params.num_slots == 0) return 0;
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>((params.num_tokens + kWarps - 1) / kWarps));
+  config.block = dim3(kWarps * 32);
+  config.stream = context.stream;
+  config.overlap_previous = context.compute_capability >= 90;
+  return Launch(config, MlaFp8WriteKernel, params,
+                SlotDivision(params.block_size, params.num_slots), context.error_flags);
+}
+
+}  // namespace kvblocks::attention::cuda
