@@ -121,7 +121,7 @@ Error LaunchCopyAll(const LaunchContext& context, void* to, const void* from, in
   config.grid = dim3(static_cast<unsigned>((bytes + kPerBlock - 1) / kPerBlock));
   config.block = dim3(kCopyThreads);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, CopyAllKernel, static_cast<uint4*>(to), static_cast<const uint4*>(from),
                 bytes / 16);
 }
@@ -131,7 +131,7 @@ Error LaunchEmpty(const LaunchContext& context) {
   config.grid = dim3(static_cast<unsigned>(context.num_multiprocessors));
   config.block = dim3(kCopyThreads);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, EmptyKernel, 0);
 }
 

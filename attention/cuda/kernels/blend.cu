@@ -378,7 +378,7 @@ Error LaunchSelect(const LaunchContext& context, const SelectParams& params) {
   auto* keys = reinterpret_cast<uint64_t*>(context.workspace);
   LaunchConfig config;
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   if (params.num_tokens > 0) {
     config.grid = dim3(Blocks(params.num_tokens, kWarps));
     config.block = dim3(kWarps * 32);
@@ -400,7 +400,7 @@ Error LaunchFuse(const LaunchContext& context, const FuseParams& params) {
   config.grid = dim3(Blocks(params.num_rows, kWarps), 2);
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, FuseKernel, params, context.error_flags);
 }
 
@@ -410,7 +410,7 @@ Error LaunchRotate(const LaunchContext& context, const RotateParams& params) {
   config.grid = dim3(Blocks(params.num_tokens, kWarps));
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, RotateKernel, params);
 }
 

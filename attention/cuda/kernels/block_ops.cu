@@ -93,7 +93,7 @@ Error LaunchBlocks(const LaunchContext& context, const BlockParams& params) {
            static_cast<unsigned>(params.num_pairs), static_cast<unsigned>(params.num_tensors));
   config.block = dim3(kThreads);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, BlockKernel, params);
 }
 

@@ -327,7 +327,7 @@ LaunchConfig ConfigOf(const LaunchContext& context, int threads) {
   LaunchConfig config;
   config.block = dim3(static_cast<unsigned>(threads));
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return config;
 }
 

@@ -111,7 +111,7 @@ Error LaunchMlaFp8Write(const LaunchContext& context, const MlaFp8WriteParams& p
   config.grid = dim3(static_cast<unsigned>((params.num_tokens + kWarps - 1) / kWarps));
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, MlaFp8WriteKernel, params,
                 SlotDivision(params.block_size, params.num_slots), context.error_flags);
 }

@@ -179,7 +179,7 @@ Error LaunchDecodePlan(const LaunchContext& context, const DecodePlanParams& par
   LaunchConfig config;
   config.block = dim3(kThreads);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, DecodePlanKernel, p);
 }
 

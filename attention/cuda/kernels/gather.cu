@@ -315,7 +315,7 @@ Error LaunchGather(const LaunchContext& context, const GatherParams& params) {
   LaunchConfig config;
   config.block = dim3(kThreads);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   GatherPlan plan;
   plan.division = SlotDivision(params.keys.cache.block_size,
                                int64_t{params.keys.table_columns} * params.keys.cache.block_size);

@@ -243,7 +243,7 @@ Error LaunchRows(const LaunchContext& context, const IndexListParams& params, Ke
   config.grid = dim3(static_cast<unsigned>((params.num_lens + kWarps - 1) / kWarps));
   config.block = dim3(kWarps * 32);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, kernel, params, context.error_flags);
 }
 
@@ -255,7 +255,7 @@ Error LaunchSlots(const LaunchContext& context, const SlotParams& params) {
   config.grid = dim3(static_cast<unsigned>((params.num_slots + kSlotThreads - 1) / kSlotThreads));
   config.block = dim3(kSlotThreads);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, SlotKernel, params, context.error_flags);
 }
 

@@ -228,7 +228,7 @@ Error LaunchKvScales(const LaunchContext& context, const KvScalesParams& params)
   config.block = dim3(kThreads);
   config.shared_bytes = static_cast<size_t>(kTasks * plan.most_scales) * sizeof(uint32_t);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   const Error error = Launch(config, ScaleMaximaKernel, params, plan, partial, context.error_flags);
   if (error != 0) return error;
   config.grid = dim3(static_cast<unsigned>(plan.most_scales), kTasks);

@@ -277,7 +277,7 @@ Error MergeFew(const LaunchContext& context, const MergeStatesParams& params) {
   config.grid = dim3(static_cast<unsigned>((pairs + per_block - 1) / per_block));
   config.block = dim3(kFewThreads);
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, MergeFewStatesKernel<kStates, kPairs, kWide>, params, plan,
                 context.error_flags);
 }
@@ -300,7 +300,7 @@ Error LaunchMergeStates(const LaunchContext& context, const MergeStatesParams& p
   config.grid = dim3(static_cast<unsigned>(blocks));
   config.block = dim3(static_cast<unsigned>(32 * warps));
   config.stream = context.stream;
-  config.overlap_previous = context.compute_capability >= 90;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, MergeStatesKernel, params, context.error_flags);
 }
 

@@ -123,7 +123,7 @@ Error LaunchMlaRows64(const LaunchContext& context, const AttendRowsParams& para
   config.block = dim3(kConsumers + (IsFp8(layout) ? kProducers<true> : kProducers<false>));
   config.shared_bytes = kSharedBytes;
   config.stream = context.stream;
-  config.overlap_previous = true;
+  config.overlap_previous = context.can_overlap();
   if (layout == Layout::kMlaFp8_656) {
     return Launch(config, MlaRows64Kernel<Bf16, Layout::kMlaFp8_656>, params, context.error_flags);
   }

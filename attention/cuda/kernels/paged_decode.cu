@@ -287,7 +287,7 @@ Error LaunchPagedDecode(const LaunchContext& context, const PagedDecodeParams& p
            static_cast<unsigned>(params.num_kv_heads), static_cast<unsigned>(shape.row_groups));
   launch.config.cluster = p.in_clusters ? kDecodeCluster : 1;
   launch.config.stream = context.stream;
-  launch.config.overlap_previous = context.compute_capability >= 90;
+  launch.config.overlap_previous = context.can_overlap();
   if (shape.padded_dim == 64) return LaunchDecode64(launch);
   if (shape.padded_dim == 128) return LaunchDecode128(launch);
   return LaunchDecode256(launch);

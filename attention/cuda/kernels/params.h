@@ -21,6 +21,10 @@ struct LaunchContext {
   size_t workspace_bytes = 0;
   int num_multiprocessors = 1;
   int compute_capability = 80;  // 80, 90, ...
+
+  // Whether kernels may start while the one before still runs: the instruction that waits for it is
+  // in the machine code for 9.0 only, other devices run what was compiled for 8.0.
+  bool can_overlap() const { return compute_capability == 90; }
 };
 
 enum class Element : uint8_t { kF32, kF16, kBF16, kE4M3, kE5M2, kI8 };
