@@ -3,11 +3,16 @@
 //
 // A warpgroup is 4 warps from a multiple of 4; its instructions are executed by all of its 128
 // threads together. Accumulators of a product with N columns are N / 8 tiles of 8 columns, each as
-// in MultiplyM16N8K16, warp w having rows 16 w to 16 w + 15 of 64. The emulation multiplies at
-// once: it does not find a missing wait. Include only in sources built for sm_90a.
+// in MultiplyM16N8K16, warp w having rows 16 w to 16 w + 15 of 64. The emulation multiplies when a
+// thread waits: until then accumulators are NaN, and operands in shared memory are read as they are
+// at the wait. Include only in sources built for sm_90a.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_DEVICE_HOPPER_H_
 #define KVBLOCKS_ATTENTION_CUDA_DEVICE_HOPPER_H_
+
+#ifdef KVBLOCKS_CUDA_EMULATION
+#include <array>
+#endif
 
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
@@ -145,14 +150,18 @@ KVB_DEVICE void BeginProducts() {
 }
 // Closes a group of products.
 KVB_DEVICE void CommitProducts() {
-#ifndef KVBLOCKS_CUDA_EMULATION
+#ifdef KVBLOCKS_CUDA_EMULATION
+  emulation::CommitProducts();
+#else
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
 // Until at most kPending groups are under way.
 template <int kPending>
 KVB_DEVICE void WaitProducts() {
-#ifndef KVBLOCKS_CUDA_EMULATION
+#ifdef KVBLOCKS_CUDA_EMULATION
+  emulation::FinishProducts(kPending);
+#else
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 #endif
 }
@@ -193,7 +202,7 @@ struct Descriptor {
 
 // a: this thread's two rows of 16; b(k, column).
 template <int kTiles, typename B>
-void EmulateProduct(float (&d)[kTiles][4], const float (&a)[2][16], const B& b, bool accumulate) {
+void MultiplyRows(float (&d)[kTiles][4], const float (&a)[2][16], const B& b, bool accumulate) {
   const unsigned t = emulation::Lane() % 4;
   for (unsigned j = 0; j < kTiles; ++j) {
     for (unsigned i = 0; i < 2; ++i) {
@@ -206,8 +215,13 @@ void EmulateProduct(float (&d)[kTiles][4], const float (&a)[2][16], const B& b, 
       d[j][i] = low, d[j][2 + i] = high;
     }
   }
-  // The operands are free again for all when it is over for one.
-  emulation::MeetWarpgroup("the end of a product", &t, sizeof(t));
+}
+// When this thread waits for it.
+template <int kTiles, typename Multiply>
+void QueueProduct(float (&d)[kTiles][4], const Multiply& multiply) {
+  emulation::QueueProduct(&d[0][0], 4 * kTiles, [multiply](float* values) {
+    multiply(*reinterpret_cast<float(*)[kTiles][4]>(values));
+  });
 }
 
 }  // namespace internal
@@ -217,16 +231,19 @@ void EmulateProduct(float (&d)[kTiles][4], const float (&a)[2][16], const B& b, 
 template <typename T, int kTiles>
 void MultiplyGroupShared(float (&d)[kTiles][4], uint64_t a, uint64_t b, bool accumulate) {
   emulation::MeetWarpgroup("MultiplyGroupShared", &a, sizeof(a));
-  const internal::Descriptor rows(a), columns(b);
-  const unsigned first = emulation::LinearThread() / 32 % 4 * 16 + emulation::Lane() / 4;
-  float values[2][16];
-  for (unsigned k = 0; k < 16; ++k) {
-    values[0][k] = T::ToFloat(rows.AlongK(first, k));
-    values[1][k] = T::ToFloat(rows.AlongK(first + 8, k));
-  }
-  internal::EmulateProduct(
-      d, values, [&](unsigned k, unsigned column) { return T::ToFloat(columns.AlongK(column, k)); },
-      accumulate);
+  internal::QueueProduct(d, [=](float(&later)[kTiles][4]) {
+    const internal::Descriptor rows(a), columns(b);
+    const unsigned first = emulation::LinearThread() / 32 % 4 * 16 + emulation::Lane() / 4;
+    float values[2][16];
+    for (unsigned k = 0; k < 16; ++k) {
+      values[0][k] = T::ToFloat(rows.AlongK(first, k));
+      values[1][k] = T::ToFloat(rows.AlongK(first + 8, k));
+    }
+    internal::MultiplyRows(
+        later, values,
+        [&](unsigned k, unsigned column) { return T::ToFloat(columns.AlongK(column, k)); },
+        accumulate);
+  });
 }
 
 // d += A B; A 64 x 16 as fragments of MultiplyM16N8K16, B 16 x 8 kTiles in shared memory, rows of
@@ -240,19 +257,22 @@ void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint6
   const emulation::Payloads<Fragment> all(
       emulation::MeetWarpgroup("MultiplyGroupRegisters", &mine, sizeof(mine)));
   const unsigned first = emulation::LinearThread() / 32 % 4 * 32 + emulation::Lane() / 4 * 4;
-  float values[2][16];
-  for (unsigned t = 0; t < 4; ++t) {
-    const Fragment of = all[first + t];
-    for (unsigned i = 0; i < 4; ++i) {
-      const float2 pair = T::Unpack(of.a[i]);
-      values[i % 2][i / 2 * 8 + 2 * t] = pair.x;
-      values[i % 2][i / 2 * 8 + 2 * t + 1] = pair.y;
+  std::array<Fragment, 4> row;
+  for (unsigned t = 0; t < 4; ++t) row[t] = all[first + t];
+  internal::QueueProduct(d, [=](float(&later)[kTiles][4]) {
+    float values[2][16];
+    for (unsigned t = 0; t < 4; ++t) {
+      for (unsigned i = 0; i < 4; ++i) {
+        const float2 pair = T::Unpack(row[t].a[i]);
+        values[i % 2][i / 2 * 8 + 2 * t] = pair.x;
+        values[i % 2][i / 2 * 8 + 2 * t + 1] = pair.y;
+      }
     }
-  }
-  const internal::Descriptor rows(b);
-  internal::EmulateProduct(
-      d, values, [&](unsigned k, unsigned column) { return T::ToFloat(rows.AcrossK(k, column)); },
-      true);
+    const internal::Descriptor rows(b);
+    internal::MultiplyRows(
+        later, values,
+        [&](unsigned k, unsigned column) { return T::ToFloat(rows.AcrossK(k, column)); }, true);
+  });
 }
 
 #else

@@ -1,8 +1,11 @@
 #include "attention/cuda/emulation/emulation.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <random>
@@ -59,6 +62,17 @@ struct Copy {
   size_t copied, zeroed;
 };
 
+// Accumulators of products under way, and how many there are.
+struct Accumulators {
+  float* at;
+  std::vector<float> values;
+  unsigned products = 0;
+};
+struct Product {
+  std::shared_ptr<Accumulators> of;
+  std::function<void(float*)> multiply;
+};
+
 struct Thread {
   context::fiber fiber;
   context::stack_context stack;
@@ -70,6 +84,8 @@ struct Thread {
   const char* waits_for = "";
   std::vector<Copy> copies;
   std::vector<size_t> groups;  // ends in `copies`, of committed groups
+  std::vector<Product> products;
+  std::vector<size_t> product_groups;
 };
 
 // Freed stacks are kept: a grid has many blocks of the same size.
@@ -213,6 +229,8 @@ void Block::Start(Cluster* cluster, dim3 index, absl::FunctionRef<void()> body) 
     thread.ready = nullptr;
     thread.copies.clear();
     thread.groups.clear();
+    thread.products.clear();
+    thread.product_groups.clear();
     warps_[i / 32].running |= 1u << i % 32;
     thread.fiber = context::fiber(std::allocator_arg, PooledStack{&thread.stack},
                                   [this, &thread, body](context::fiber&& back) {
@@ -319,6 +337,7 @@ void Block::Arrive(int id, unsigned threads) {
 }
 
 void Block::OnExit(Thread& thread) {
+  if (!thread.products.empty()) Fail("a thread ended with products that it did not wait for");
   --num_running_;
   Warp& warp = warps_[thread.linear / 32];
   warp.running &= ~(1u << thread.linear % 32);
@@ -480,6 +499,44 @@ void FinishCopies(unsigned pending) {
   thread.copies.erase(thread.copies.begin(), thread.copies.begin() + static_cast<ptrdiff_t>(end));
   thread.groups.erase(thread.groups.begin(), thread.groups.begin() + static_cast<ptrdiff_t>(groups));
   for (size_t& group : thread.groups) group -= end;
+}
+
+void QueueProduct(float* accumulators, size_t count, std::function<void(float*)> multiply) {
+  Thread& thread = running_block->current();
+  std::shared_ptr<Accumulators> of;
+  for (const Product& product : thread.products) {
+    if (product.of->at == accumulators) of = product.of;
+  }
+  if (of == nullptr) {
+    of = std::make_shared<Accumulators>();
+    of->at = accumulators;
+    of->values.assign(accumulators, accumulators + count);
+    std::fill(accumulators, accumulators + count, std::numeric_limits<float>::quiet_NaN());
+  }
+  ++of->products;
+  thread.products.push_back({std::move(of), std::move(multiply)});
+}
+
+void CommitProducts() {
+  Thread& thread = running_block->current();
+  thread.product_groups.push_back(thread.products.size());
+}
+
+void FinishProducts(unsigned pending) {
+  Thread& thread = running_block->current();
+  if (thread.product_groups.size() <= pending) return;
+  const size_t groups = thread.product_groups.size() - pending;
+  const size_t end = thread.product_groups[groups - 1];
+  for (size_t i = 0; i < end; ++i) {
+    Accumulators& of = *thread.products[i].of;
+    thread.products[i].multiply(of.values.data());
+    if (--of.products == 0) std::copy(of.values.begin(), of.values.end(), of.at);
+  }
+  thread.products.erase(thread.products.begin(),
+                        thread.products.begin() + static_cast<ptrdiff_t>(end));
+  thread.product_groups.erase(thread.product_groups.begin(),
+                              thread.product_groups.begin() + static_cast<ptrdiff_t>(groups));
+  for (size_t& group : thread.product_groups) group -= end;
 }
 
 }  // namespace kvblocks::attention::cuda::emulation

@@ -2,9 +2,9 @@
 //
 // What it is for: every kernel's logic is tested where there is no GPU, under AddressSanitizer, and
 // deterministically. What it finds beyond wrong results: reads and writes outside of allocations and
-// of dynamic shared memory, asynchronous copies that are read before they were waited for (they
-// happen at the wait), lanes that meet in different operations, deadlocks (reported with where each
-// warp waits), and, with KVBLOCKS_EMULATION_SEED=n in the environment, missing barriers: warps then
+// of dynamic shared memory, asynchronous copies and products that are used before they were waited
+// for (they happen at the wait), lanes that meet in different operations, deadlocks (reported with
+// where each warp waits), and, with KVBLOCKS_EMULATION_SEED=n in the environment, missing barriers: warps then
 // run in random order. Dynamic shared memory starts as 0xFF bytes, NaN in every floating type.
 //
 // What it does not know: time, occupancy, bank conflicts, memory ordering between threads, alignment
@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <type_traits>
 
 #include "absl/functional/function_ref.h"
@@ -130,6 +131,13 @@ void QueueCopy(unsigned char* to, const void* from, size_t copied, size_t zeroed
 void CommitCopies();
 // Until at most `pending` groups are left.
 void FinishCopies(unsigned pending);
+
+// --- Products of this thread's warpgroup: they happen when they are waited for ---
+
+// `multiply` changes `count` accumulators, which are NaN until all products on them are done.
+void QueueProduct(float* accumulators, size_t count, std::function<void(float*)> multiply);
+void CommitProducts();
+void FinishProducts(unsigned pending);
 
 }  // namespace kvblocks::attention::cuda::emulation
 
