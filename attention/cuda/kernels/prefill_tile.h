@@ -69,7 +69,8 @@ struct RowTile {
 
 // How items are numbered. Later rows of a request see more keys and come first. Items are ordered
 // so that what runs at a time reads few keys' K and V, which then stay in L2: groups of pairs of
-// request and KV head, in a group by rank from the request's end, then by pair. Where lengths may
+// request and KV head, in a group by rank from the request's end, then by pair. Groups go there and
+// back, so that lengths do not jump, and the last one ends with the shortest. Where lengths may
 // differ widely that would leave most items empty: there, tile numbers of request b start at
 // query_start_loc[b] * g / kRows + b, which leaves room for all of its tiles, requests are found by
 // search, and groups are of KV heads.
@@ -127,7 +128,10 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
                                                                          : order.pairs_per_group;
   const uint32_t in_group = item % per_group;
   const int32_t pair = first_pair + static_cast<int32_t>(in_group % static_cast<uint32_t>(pairs));
-  const int32_t number = static_cast<int32_t>(in_group / static_cast<uint32_t>(pairs));
+  int32_t number = static_cast<int32_t>(in_group / static_cast<uint32_t>(pairs));
+  const int32_t groups_after =
+      (order.pairs - 1) / order.pairs_per_group - static_cast<int32_t>(item / per_group);
+  if (groups_after % 2 != 0) number = order.numbers - 1 - number;
   tile.kv_head = order.by_rank ? pair % params.num_kv_heads : pair;
   tile.group = params.num_heads / params.num_kv_heads;
   if ((tile.group & (tile.group - 1)) == 0) tile.group_shift = 31 - __clz(tile.group);
