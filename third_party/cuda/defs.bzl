@@ -59,6 +59,9 @@ def _cuda_objects_impl(ctx):
         flags.remove("-lineinfo")  # nvcc says that -G overrides it
     flags += [_gencode(arch) for arch in ctx.attr.archs]
     flags += ["-Xcompiler=" + flag for flag in ["-fPIC"] + COPTS]
+
+    # Sandboxes share /tmp, and in each nvcc has the same process id, of which it makes the names of its files there.
+    flags.append("--objdir-as-tempdir")
     flags += _host_flags(ctx) + ctx.attr.copts
 
     args = ctx.actions.args()
