@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "attention/backends/cpu_backends.h"
+#include "attention/backends/attention_backend.h"
 #include "attention/cache/block_ops.h"
+#include "attention/cpu/reference_ops.h"
 #include "attention/cuda/block_ops.h"
 #include "attention/cuda/cuda_backend.h"
 #include "attention/cuda/device_metadata.h"
@@ -105,6 +106,15 @@ class OnDevice {
   DeviceErrorFlags flags_;
 };
 
+// CPU_REFERENCE. The library of the host's backends would bring SIMD's shared library into a program
+// that is to need none.
+class Reference final : public AttentionBackend {
+ public:
+  const char* name() const override { return ops().name(); }
+  const AttentionOps& ops() const override { return CpuReference(); }
+  const BackendSupport& support() const override { return CudaBackend().support(); }
+};
+
 constexpr int64_t kHeads = 4, kKvHeads = 2, kBlockSize = 16, kBlocks = 32;
 
 // Three steps of three requests on both layers: caches alike to the bit, outputs within `limit`
@@ -118,7 +128,8 @@ void ExpectLayersAgree(LayerConfig layer, DType dtype, double limit) {
   const auto* sinks = reinterpret_cast<const std::byte*>(layer.sinks.data);
   const Mirror sinks_mirror(absl::MakeConstSpan(sinks, layer.sinks.absent() ? 0 : kHeads * 4));
   on_gpu.sinks = sinks_mirror.Of(layer.sinks);
-  const auto cpu = CpuBackend().MakeImpl(layer);
+  const Reference reference;
+  const auto cpu = reference.MakeImpl(layer);
   const auto cuda = CudaBackend().MakeImpl(on_gpu);
   ASSERT_TRUE(cpu.ok() && cuda.ok());
 
