@@ -12,7 +12,11 @@ to=
 arguments=()
 for argument in "$@"; do
   case $argument in
-    --to=*) to=${argument#--to=} ;;
+    --to=?*) to=${argument#--to=} ;;
+    --to | --to=)
+      echo "tools/gpu_check.sh: --to needs a folder: --to=DIR" >&2
+      exit 2
+      ;;
     -h | --help)
       sed -n '2,/^set -u/{/^# /s/^# //p}' "${BASH_SOURCE[0]}"
       exit 0
@@ -20,6 +24,10 @@ for argument in "$@"; do
     *) arguments+=("$argument") ;;
   esac
 done
+if [ -n "$to" ] && [ "${#arguments[@]}" -gt 0 ]; then
+  echo "tools/gpu_check.sh: --to leaves the program and does not run it; give ${arguments[0]} to the program there" >&2
+  exit 2
+fi
 . tools/prepare.sh
 kvblocks_prepare
 tools/cuda_toolkit.sh >/dev/null || exit 2

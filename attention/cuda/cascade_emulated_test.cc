@@ -121,7 +121,9 @@ TEST_F(CascadeTest, WhatTensorCoresDoNotServeIsLeft) {
   PagedCase scaled(options);
   EXPECT_FALSE(Run(scaled));
   options.cache_dtype = DType::kBF16;
+  options.scales = PagedCaseOptions::Scales::kOne;
   PagedCase paged(options);
+  EXPECT_TRUE(Run(paged));  // but for what follows it would be
   Tensor slopes(DType::kF32, {4});
   slopes.Set({0.5, 0.25, 0.125, 0});
   paged.params.alibi_slopes = slopes.view;

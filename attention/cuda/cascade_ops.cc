@@ -154,11 +154,7 @@ MergeStatesParams MergeOf(const PagedPrefillArgs& args, const Parts& parts, int6
   merge.sinks = args.params.sinks.as<float>();
   merge.out_scale = args.out_scale;
   merge.out = RowsOf(args.out);
-  if (!args.lse.absent()) {
-    merge.lse = args.lse.as<float>();
-    merge.lse_row_stride = args.lse.stride[0];
-    merge.lse_head_stride = args.lse.stride[1];
-  }
+  PlaceLse(args.lse, merge);
   return merge;
 }
 

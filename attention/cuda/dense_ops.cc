@@ -185,10 +185,7 @@ absl::Status CudaReduceSplits(const ExecContext& context, const ReduceSplitsArgs
   merge.value_dim = static_cast<int32_t>(args.out.extent[2]);
   merge.sinks = args.sinks.as<float>();
   merge.out = RowsOf(args.out);
-  const RowStatistic lse = RowStatisticOf(args.lse);
-  merge.lse = lse.data;
-  merge.lse_row_stride = lse.row_stride;
-  merge.lse_head_stride = lse.head_stride;
+  PlaceLse(args.lse, merge);
   return StatusOf(kOp, LaunchMergeStates(call->launch, merge));
 }
 

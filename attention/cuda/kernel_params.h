@@ -39,6 +39,16 @@ PagedKeys PagedKeysOf(const ConstKvCacheView& view, const KvScales& scales,
 // Everything but MaskRule::bits_before.
 Scoring ScoringOf(const AttnParams& params);
 
+// Where log-sum-exps go, in parameters with lse, lse_row_stride and lse_head_stride; nowhere if
+// absent.
+template <typename Params>
+void PlaceLse(const TensorView& lse, Params& params) {
+  if (lse.absent()) return;
+  params.lse = lse.as<float>();
+  params.lse_row_stride = lse.stride[0];
+  params.lse_head_stride = lse.stride[1];
+}
+
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_KERNEL_PARAMS_H_

@@ -18,11 +18,7 @@ PagedDecodeParams CommonParamsOf(const Args& args) {
   PagedDecodeParams params;
   params.q = ConstRowsOf(args.q);
   params.out = RowsOf(args.out);
-  if (!args.lse.absent()) {
-    params.lse = args.lse.template as<float>();
-    params.lse_row_stride = args.lse.stride[0];
-    params.lse_head_stride = args.lse.stride[1];
-  }
+  PlaceLse(args.lse, params);
   params.keys = PagedKeysOf(args.cache, args.params.scales, args.block_table, args.seq_lens);
   params.scoring = ScoringOf(args.params);
   params.num_requests = static_cast<int32_t>(args.seq_lens.extent[0]);

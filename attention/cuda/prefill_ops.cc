@@ -25,11 +25,7 @@ PrefillParams CommonParamsOf(const Args& args) {
   params.scoring = ScoringOf(args.params);
   params.out_scale = args.out_scale;
   params.out = RowsOf(args.out);
-  if (!args.lse.absent()) {
-    params.lse = args.lse.template as<float>();
-    params.lse_row_stride = args.lse.stride[0];
-    params.lse_head_stride = args.lse.stride[1];
-  }
+  PlaceLse(args.lse, params);
   return params;
 }
 

@@ -31,11 +31,7 @@ absl::Status CudaMergeStates(const ExecContext& context, const MergeStatesArgs& 
   merge.sinks = args.sinks.as<float>();
   merge.out_scale = args.out_scale;
   merge.out = RowsOf(args.out);
-  if (!args.lse.absent()) {
-    merge.lse = args.lse.as<float>();
-    merge.lse_row_stride = args.lse.stride[0];
-    merge.lse_head_stride = args.lse.stride[1];
-  }
+  PlaceLse(args.lse, merge);
   return StatusOf(kOp, LaunchMergeStates(call->launch, merge));
 }
 
