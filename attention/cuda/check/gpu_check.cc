@@ -4,17 +4,17 @@
 //   gpu_check                      the tests (GoogleTest's flags apply)
 //   gpu_check --portable           the tests with the kernels for compute capability 8.0
 //   gpu_check --bench              the benchmarks
-//   gpu_check --bench=decode --rounds=50 --matrix_tflops=788
+//   gpu_check --bench=decode --rounds=50 --matrix-tflops=788
 //
 // Exit status 0: all passed, or skipped because there is no GPU; 1: something failed, or benchmarks
 // found no GPU; 2: bad arguments.
 
 #include <cstdio>
-#include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/numbers.h"
+#include "CLI/CLI.hpp"
 #include "attention/cuda/check/gpu_bench.h"
 #include "attention/cuda/cuda_ops.h"
 #include "attention/cuda/host_tensor_ops.h"
@@ -38,14 +38,6 @@ Tolerance TileScaledToleranceUnderTest(DType out) { return CudaTileScaledToleran
 
 namespace {
 
-// The value of --name=value, or null.
-const char* FlagValue(const char* argument, const char* name) {
-  const size_t length = std::strlen(name);
-  if (std::strncmp(argument, name, length) != 0) return nullptr;
-  if (argument[length] == '=') return argument + length + 1;
-  return argument[length] == '\0' ? "" : nullptr;
-}
-
 // Empty if there is a GPU.
 std::string WhyNoGpu() {
   int devices = 0;
@@ -55,8 +47,8 @@ std::string WhyNoGpu() {
          (error != 0 ? kvblocks::attention::cuda::ErrorName(error) : "there is none");
 }
 
-// Skips every test, by name and with the reason, where there is none. (An environment that skips would
-// leave them all as passed.)
+// Skips every test, by name and with the reason, where there is none. (An environment that skips
+// would leave them all as passed.)
 class SkipsWithoutGpu : public testing::EmptyTestEventListener {
  public:
   explicit SkipsWithoutGpu(std::string reason) : reason_(std::move(reason)) {}
@@ -69,41 +61,58 @@ class SkipsWithoutGpu : public testing::EmptyTestEventListener {
 }  // namespace
 
 int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  bool bench = false, portable = false;
+  CLI::App app(
+      "Tests and benchmarks of kvblocks' CUDA backend in one program that needs only a driver. "
+      "Without "
+      "a GPU the tests are skipped, by name and with the reason.");
+  app.footer(
+      "\nGoogleTest's flags choose tests: --gtest_list_tests, --gtest_filter=*Decode*, "
+      "--gtest_repeat=N, and "
+      "the environment's RC_PARAMS=\"max_success=N seed=N\" what properties draw.\n"
+      "Exit status: 0 all passed or skipped, 1 something failed or benchmarks found no GPU, 2 bad "
+      "arguments.");
+  bool portable = false;
   std::string filter;
   int rounds = 25;
   double matrix_tflops = 0;
-  for (int i = 1; i < argc; ++i) {
-    if (const char* value = FlagValue(argv[i], "--bench")) {
-      bench = true;
-      filter = value;
-    } else if (const char* count = FlagValue(argv[i], "--rounds")) {
-      if (!absl::SimpleAtoi(count, &rounds)) rounds = 0;
-    } else if (const char* rate = FlagValue(argv[i], "--matrix_tflops")) {
-      if (!absl::SimpleAtod(rate, &matrix_tflops)) matrix_tflops = -1;
-    } else if (std::strcmp(argv[i], "--portable") == 0) {
-      portable = true;
-    } else {
-      std::fprintf(stderr,
-                   "unknown argument %s; known: --portable --bench[=part of a name] --rounds=N "
-                   "--matrix_tflops=X, and GoogleTest's\n",
-                   argv[i]);
-      return 2;
-    }
+  app.add_flag("--portable", portable,
+               "test the kernels for compute capability 8.0, whatever the GPU");
+  const CLI::Option* const bench =
+      app.add_option("--bench", filter,
+                     "benchmark instead of testing: all cases, or those with this in their name")
+          ->expected(0, 1)
+          ->type_name("[PART]");
+  app.add_option("--rounds", rounds, "of which the median counts")
+      ->check(CLI::Range(1, 100000).description(""))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option(
+         "--matrix-tflops,--matrix_tflops", matrix_tflops,
+         "rate that arithmetic is compared with, say that of a library's product; 0: what this "
+         "program's own loop of products reaches")
+      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->type_name("X")
+      ->capture_default_str();
+  // The rest is GoogleTest's, which takes away what it knows.
+  app.allow_extras();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
   }
-  if (rounds < 1 || rounds > 100000) {
-    std::fprintf(stderr, "--rounds must be 1 to 100000\n");
-    return 2;
-  }
-  if (!(matrix_tflops >= 0 && matrix_tflops < 1e6)) {
-    std::fprintf(stderr, "--matrix_tflops must be a rate in TFLOP/s, or 0 for this program's own\n");
+  std::vector<std::string> rest = app.remaining();
+  std::vector<char*> others = {argv[0]};
+  for (std::string& argument : rest) others.push_back(argument.data());
+  int num_others = static_cast<int>(others.size());
+  testing::InitGoogleTest(&num_others, others.data());
+  if (num_others > 1) {
+    std::fprintf(stderr, "unknown argument %s; --help tells which there are\n", others[1]);
     return 2;
   }
   using namespace kvblocks::attention::cuda;
   if (portable) LimitComputeCapability(80);
   const std::string reason = WhyNoGpu();
-  if (!bench) {
+  if (bench->count() == 0) {
     if (!reason.empty()) {
       testing::UnitTest::GetInstance()->listeners().Append(new SkipsWithoutGpu(reason));
     }

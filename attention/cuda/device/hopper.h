@@ -24,28 +24,22 @@ namespace kvblocks::attention::cuda {
 
 #ifdef KVBLOCKS_CUDA_EMULATION
 namespace internal {
-struct EmulatedBarrier {
-  uint16_t expected, pending;
-  uint32_t phase;
-};
-inline EmulatedBarrier& BarrierAt(uint32_t address) {
-  return *reinterpret_cast<EmulatedBarrier*>(SharedPointer(address));
+inline emulation::Phases* PhasesAt(uint32_t address) {
+  return reinterpret_cast<emulation::Phases*>(SharedPointer(address));
 }
 }  // namespace internal
 #endif
 
 KVB_DEVICE void InitBarrier(uint32_t barrier, int arrivals) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  const uint16_t count = static_cast<uint16_t>(arrivals);
-  internal::BarrierAt(barrier) = {count, count, 0};
+  emulation::InitPhases(internal::PhasesAt(barrier), static_cast<unsigned>(arrivals));
 #else
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 #endif
 }
 KVB_DEVICE void ArriveAtBarrier(uint32_t barrier) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  internal::EmulatedBarrier& at = internal::BarrierAt(barrier);
-  if (--at.pending == 0) at.pending = at.expected, ++at.phase;
+  emulation::ArriveAtPhase(internal::PhasesAt(barrier));
 #else
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
@@ -63,8 +57,7 @@ KVB_DEVICE void ArriveAfterCopies(uint32_t barrier) {
 // Until phase number n is over, given n's lowest bit. No thread may be two phases behind.
 KVB_DEVICE void WaitAtBarrier(uint32_t barrier, uint32_t parity) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  const internal::EmulatedBarrier& at = internal::BarrierAt(barrier);
-  emulation::WaitUntil("a barrier in shared memory", [&] { return (at.phase & 1) != parity; });
+  emulation::WaitForPhase(internal::PhasesAt(barrier), parity);
 #else
   asm volatile(
       "{\n"
@@ -82,7 +75,7 @@ KVB_DEVICE void WaitAtBarrier(uint32_t barrier, uint32_t parity) {
 // the phase after n is over, too.
 KVB_DEVICE bool TestBarrier(uint32_t barrier, uint32_t parity) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  return (internal::BarrierAt(barrier).phase & 1) != parity;
+  return emulation::PhaseIsOver(internal::PhasesAt(barrier), parity);
 #else
   uint32_t done;
   asm volatile(

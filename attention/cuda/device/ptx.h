@@ -82,7 +82,7 @@ KVB_DEVICE void PrefetchToL2(const void* address) {
 // finds a larger count, and the other way round.
 KVB_DEVICE int CountArrival(int32_t* counter) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  return atomicAdd(counter, 1);
+  return __atomic_fetch_add(counter, 1, __ATOMIC_ACQ_REL);
 #else
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;"
@@ -125,7 +125,7 @@ KVB_DEVICE float2 LoadFromOthers8(const void* from) {
 
 KVB_DEVICE int32_t LoadFromOthers4(const int32_t* from) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  return *from;
+  return __atomic_load_n(from, __ATOMIC_RELAXED);
 #else
   int32_t value;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
@@ -137,8 +137,7 @@ KVB_DEVICE int32_t LoadFromOthers4(const int32_t* from) {
 // and then.
 KVB_DEVICE int32_t LoadGuess(const int32_t* from) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  static thread_local uint32_t random = 1;
-  random = random * 1664525u + 1013904223u;
+  const uint32_t random = emulation::NextRandom();
   return random >> 28 == 0 ? static_cast<int32_t>(random << 3) : *from;
 #else
   return LoadFromOthers4(from);

@@ -1,377 +1,20 @@
 #include "attention/cuda/emulation/emulation.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
-#include <optional>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "boost/context/fiber.hpp"
-#include "boost/context/fixedsize_stack.hpp"
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
+#include "attention/cuda/emulation/block.h"
+#include "attention/cuda/emulation/races.h"
 
 namespace kvblocks::attention::cuda::emulation {
-namespace {
-
-namespace context = boost::context;
-
-// Sanitizers make frames several times larger.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kStackBytes = 256 * 1024;
-constexpr size_t kOutermostBytes = 16 * 1024;
-#else
-constexpr size_t kStackBytes = 96 * 1024;
-#endif
-constexpr unsigned kMaxThreads = 1024;
-
-// Threads that meet: a set of lanes of a warp, or a warpgroup. A lane can be one meeting ahead of the
-// others at most, so two buffers in turn suffice.
-struct Meeting {
-  unsigned mask = 0;  // of a warp
-  const char* operation = nullptr;
-  unsigned arrived = 0;
-  uint64_t generation = 0;
-  std::vector<unsigned char> payloads[2];
-};
-
-struct Barrier {
-  unsigned arrived = 0;
-  uint64_t generation = 0;
-  bool whole_block = false;
-};
-
-struct Warp {
-  unsigned running = 0;  // bit mask of lanes that have not returned
-  std::vector<std::unique_ptr<Meeting>> meetings;  // by mask
-};
-
-struct Copy {
-  unsigned char* to;
-  const void* from;
-  size_t copied, zeroed;
-};
-
-// Accumulators of products under way, and how many there are.
-struct Accumulators {
-  float* at;
-  std::vector<float> values;
-  unsigned products = 0;
-};
-struct Product {
-  std::shared_ptr<Accumulators> of;
-  std::function<void(float*)> multiply;
-};
-
-struct Thread {
-  context::fiber fiber;
-  context::stack_context stack;
-  ThreadIndices indices;
-  unsigned linear = 0;
-  bool done = false;
-  // Nothing to wait for: null. Valid while the fiber is suspended, on whose stack it lives.
-  const absl::FunctionRef<bool()>* ready = nullptr;
-  const char* waits_for = "";
-  std::vector<Copy> copies;
-  std::vector<size_t> groups;  // ends in `copies`, of committed groups
-  std::vector<Product> products;
-  std::vector<size_t> product_groups;
-};
-
-// Freed stacks are kept: a grid has many blocks of the same size.
-class StackPool {
- public:
-  context::stack_context allocate() {
-    if (free_.empty()) return source_.allocate();
-    const context::stack_context stack = free_.back();
-    free_.pop_back();
-    return stack;
-  }
-  void deallocate(context::stack_context& stack) {
-#if defined(__SANITIZE_ADDRESS__)
-    // A fiber's outermost frames never return, and leave what lies around their variables poisoned.
-    ASAN_UNPOISON_MEMORY_REGION(static_cast<char*>(stack.sp) - kOutermostBytes, kOutermostBytes);
-#endif
-    free_.push_back(stack);
-  }
-  ~StackPool() {
-    for (context::stack_context& stack : free_) source_.deallocate(stack);
-  }
-
- private:
-  context::fixedsize_stack source_{kStackBytes};
-  std::vector<context::stack_context> free_;
-};
-StackPool& Stacks() {
-  static thread_local StackPool pool;
-  return pool;
-}
-// What Boost takes by value; leaves the stack that it gave where the sanitizers' hooks find it.
-struct PooledStack {
-  context::stack_context* given;
-  context::stack_context allocate() { return *given = Stacks().allocate(); }
-  void deallocate(context::stack_context& stack) { Stacks().deallocate(stack); }
-};
-
-class Block;
-
-// Blocks that run at the same time, and their barrier.
-struct Cluster {
-  std::vector<std::unique_ptr<Block>> blocks;
-  unsigned arrived = 0;
-  uint64_t generation = 0;
-};
-
-class Block {
- public:
-  Block(dim3 grid, dim3 block, size_t shared_bytes)
-      : grid_(grid),
-        block_(block),
-        num_threads_(block.x * block.y * block.z),
-        shared_bytes_(shared_bytes),
-        threads_(num_threads_),
-        warps_((num_threads_ + 31) / 32),
-        groups_((num_threads_ + 127) / 128) {
-    // Exactly as large as asked for, so that a sanitizer sees what lies behind it.
-    if (shared_bytes > 0) {
-      shared_ = static_cast<unsigned char*>(std::aligned_alloc(1024, Padded(shared_bytes)));
-#if defined(__SANITIZE_ADDRESS__)
-      ASAN_POISON_MEMORY_REGION(shared_ + shared_bytes, Padded(shared_bytes) - shared_bytes);
-#endif
-    }
-    if (const char* seed = std::getenv("KVBLOCKS_EMULATION_SEED")) {
-      random_.emplace(static_cast<unsigned>(std::atoi(seed)));
-    }
-  }
-  ~Block() {
-#if defined(__SANITIZE_ADDRESS__)
-    if (shared_ != nullptr) ASAN_UNPOISON_MEMORY_REGION(shared_, Padded(shared_bytes_));
-#endif
-    std::free(shared_);
-  }
-
-  // Step runs each thread that can run until it waits; false if none can. `body` outlives the last.
-  void Start(Cluster* cluster, dim3 index, absl::FunctionRef<void()> body);
-  bool Step();
-  bool running() const { return num_running_ > 0; }
-  unsigned num_threads() const { return num_threads_; }
-  Cluster& cluster() { return *cluster_; }
-
-  const dim3& grid() const { return grid_; }
-  const dim3& block() const { return block_; }
-  unsigned char* shared() const { return shared_; }
-  size_t shared_bytes() const { return shared_bytes_; }
-  Thread& current() { return *current_; }
-
-  const unsigned char* Meet(Meeting& meeting, unsigned place, unsigned places, unsigned expected,
-                            const char* operation, const void* payload, size_t bytes);
-  Warp& warp(unsigned linear) { return warps_[linear / 32]; }
-  Meeting& group(unsigned linear) { return groups_[linear / 128]; }
-  void Arrive(int id, unsigned threads);
-  uint64_t generation(int id) const { return barriers_[id].generation; }
-  void Wait(const char* what, absl::FunctionRef<bool()> condition);
-  [[noreturn]] void Fail(const std::string& why);
-  void Report() const;
-
- private:
-  static size_t Padded(size_t bytes) { return (bytes + 1023) / 1024 * 1024; }
-  void Resume(Thread& thread);
-  void OnExit(Thread& thread);
-  void ReleaseFullBarrier(Barrier& barrier);
-
-  Cluster* cluster_ = nullptr;
-  dim3 grid_, block_;
-  unsigned num_threads_;
-  size_t shared_bytes_;
-  unsigned char* shared_ = nullptr;
-  std::vector<Thread> threads_;
-  std::vector<Warp> warps_;
-  std::vector<unsigned> order_;  // of warps
-  std::vector<Meeting> groups_;
-  std::array<Barrier, 16> barriers_;
-  unsigned num_running_ = 0;
-  Thread* current_ = nullptr;
-  context::fiber scheduler_;  // where a suspending fiber goes back to
-  std::optional<std::minstd_rand> random_;
-#if defined(__SANITIZE_ADDRESS__)
-  const void* scheduler_stack_ = nullptr;
-  size_t scheduler_stack_bytes_ = 0;
-#endif
-};
-
-thread_local Block* running_block = nullptr;
-
-void Block::Start(Cluster* cluster, dim3 index, absl::FunctionRef<void()> body) {
-  cluster_ = cluster;
-  if (shared_ != nullptr) std::memset(shared_, 0xff, shared_bytes_);
-  barriers_ = {};
-  num_running_ = num_threads_;
-  for (Warp& warp : warps_) {
-    warp.running = 0;
-    warp.meetings.clear();
-  }
-  for (unsigned i = 0; i < num_threads_; ++i) {
-    Thread& thread = threads_[i];
-    thread.indices.thread = dim3(i % block_.x, i / block_.x % block_.y, i / (block_.x * block_.y));
-    thread.indices.block = index;
-    thread.linear = i;
-    thread.done = false;
-    thread.ready = nullptr;
-    thread.copies.clear();
-    thread.groups.clear();
-    thread.products.clear();
-    thread.product_groups.clear();
-    warps_[i / 32].running |= 1u << i % 32;
-    thread.fiber = context::fiber(std::allocator_arg, PooledStack{&thread.stack},
-                                  [this, &thread, body](context::fiber&& back) {
-#if defined(__SANITIZE_ADDRESS__)
-                                    __sanitizer_finish_switch_fiber(
-                                        nullptr, &scheduler_stack_, &scheduler_stack_bytes_);
-#endif
-                                    scheduler_ = std::move(back);
-                                    body();
-                                    thread.done = true;
-                                    OnExit(thread);
-#if defined(__SANITIZE_ADDRESS__)
-                                    __sanitizer_start_switch_fiber(nullptr, scheduler_stack_,
-                                                                   scheduler_stack_bytes_);
-#endif
-                                    return std::move(scheduler_);
-                                  });
-  }
-  order_.resize(warps_.size());
-  for (unsigned w = 0; w < order_.size(); ++w) order_[w] = w;
-}
-
-bool Block::Step() {
-  running_block = this;
-  if (random_) std::shuffle(order_.begin(), order_.end(), *random_);
-  bool progress = false;
-  for (const unsigned w : order_) {
-    for (unsigned i = w * 32; i < std::min(num_threads_, w * 32 + 32); ++i) {
-      Thread& thread = threads_[i];
-      if (thread.done || (thread.ready != nullptr && !(*thread.ready)())) continue;
-      Resume(thread);
-      progress = true;
-    }
-  }
-  running_block = nullptr;
-  return progress;
-}
-
-void Block::Resume(Thread& thread) {
-  thread.ready = nullptr;
-  current_ = &thread;
-#if defined(__SANITIZE_ADDRESS__)
-  void* fake_stack = nullptr;
-  __sanitizer_start_switch_fiber(
-      &fake_stack, static_cast<char*>(thread.stack.sp) - thread.stack.size, thread.stack.size);
-#endif
-  thread.fiber = std::move(thread.fiber).resume();
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
-#endif
-  current_ = nullptr;
-}
-
-void Block::Wait(const char* what, absl::FunctionRef<bool()> condition) {
-  if (condition()) return;
-  Thread& thread = *current_;
-  thread.waits_for = what;
-  thread.ready = &condition;
-#if defined(__SANITIZE_ADDRESS__)
-  void* fake_stack = nullptr;
-  __sanitizer_start_switch_fiber(&fake_stack, scheduler_stack_, scheduler_stack_bytes_);
-#endif
-  scheduler_ = std::move(scheduler_).resume();
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake_stack, &scheduler_stack_, &scheduler_stack_bytes_);
-#endif
-}
-
-const unsigned char* Block::Meet(Meeting& meeting, unsigned place, unsigned places,
-                                 unsigned expected, const char* operation, const void* payload,
-                                 size_t bytes) {
-  std::vector<unsigned char>& buffer = meeting.payloads[meeting.generation % 2];
-  buffer.resize(places * kMaxPayload);
-  if (meeting.arrived == 0) {
-    meeting.operation = operation;
-  } else if (std::strcmp(meeting.operation, operation) != 0) {
-    Fail(std::string("threads meet in different operations: ") + meeting.operation + " and " +
-         operation);
-  }
-  std::memcpy(buffer.data() + place * kMaxPayload, payload, bytes);
-  const uint64_t generation = meeting.generation;
-  if (++meeting.arrived == expected) {
-    meeting.arrived = 0;
-    ++meeting.generation;
-  } else {
-    Wait(operation, [&] { return meeting.generation != generation; });
-  }
-  return buffer.data();
-}
-
-void Block::ReleaseFullBarrier(Barrier& barrier) {
-  barrier.arrived = 0;
-  barrier.whole_block = false;
-  ++barrier.generation;
-}
-
-void Block::Arrive(int id, unsigned threads) {
-  if (id < 0 || id > 15) Fail("a barrier is one of 0 to 15, not " + std::to_string(id));
-  if (threads % 32 != 0) Fail("barriers count whole warps, not " + std::to_string(threads));
-  Barrier& barrier = barriers_[id];
-  ++barrier.arrived;
-  barrier.whole_block = threads == 0;
-  if (barrier.arrived >= (threads == 0 ? num_running_ : threads)) ReleaseFullBarrier(barrier);
-}
-
-void Block::OnExit(Thread& thread) {
-  if (!thread.products.empty()) Fail("a thread ended with products that it did not wait for");
-  --num_running_;
-  Warp& warp = warps_[thread.linear / 32];
-  warp.running &= ~(1u << thread.linear % 32);
-  // Who returned is waited for by nobody.
-  for (Barrier& barrier : barriers_) {
-    if (barrier.whole_block && barrier.arrived > 0 && barrier.arrived >= num_running_) {
-      ReleaseFullBarrier(barrier);
-    }
-  }
-  for (const std::unique_ptr<Meeting>& meeting : warp.meetings) {
-    const unsigned expected = __builtin_popcount(meeting->mask & warp.running);
-    if (meeting->arrived > 0 && meeting->arrived == expected) {
-      meeting->arrived = 0;
-      ++meeting->generation;
-    }
-  }
-}
-
-void Block::Fail(const std::string& why) {
-  std::fprintf(stderr, "emulated GPU: %s\n", why.c_str());
-  Report();
-  std::abort();
-}
-
-void Block::Report() const {
-  for (const Thread& thread : threads_) {
-    if (thread.done || thread.linear % 32 != 0) continue;
-    std::fprintf(stderr, "  block (%u, %u, %u) warp %u, first lane: %s\n", thread.indices.block.x,
-                 thread.indices.block.y, thread.indices.block.z, thread.linear / 32,
-                 thread.ready != nullptr ? thread.waits_for : "runs");
-  }
-}
-
-}  // namespace
 
 cudaError_t RunGrid(dim3 grid, dim3 block, size_t shared_bytes, absl::FunctionRef<void()> thread,
                     unsigned cluster) {
@@ -390,6 +33,7 @@ cudaError_t RunGrid(dim3 grid, dim3 block, size_t shared_bytes, absl::FunctionRe
         for (unsigned i = 0; i < cluster; ++i) {
           runner.blocks[i]->Start(&runner, dim3(x + i, y, z), thread);
         }
+        races::Release(&runner.begun);
         for (bool running = true; running;) {
           bool progress = false;
           running = false;
@@ -403,6 +47,7 @@ cudaError_t RunGrid(dim3 grid, dim3 block, size_t shared_bytes, absl::FunctionRe
             std::abort();
           }
         }
+        races::Acquire(&runner.ended);
       }
     }
   }
@@ -429,6 +74,7 @@ const unsigned char* MeetWarp(unsigned mask, const char* operation, const void* 
     if (known->mask == mask) meeting = known.get();
   }
   if (meeting == nullptr) {
+    const races::Unwatched unwatched;
     warp.meetings.push_back(std::make_unique<Meeting>());
     meeting = warp.meetings.back().get();
     meeting->mask = mask;
@@ -446,20 +92,24 @@ const unsigned char* MeetWarpgroup(const char* operation, const void* payload, s
 void BarrierArrive(int id, unsigned threads) { running_block->Arrive(id, threads); }
 
 void BarrierSync(int id, unsigned threads) {
-  const uint64_t generation = running_block->generation(id);
+  const Barrier& barrier = running_block->barrier(id);
+  const uint64_t generation = barrier.generation;
   running_block->Arrive(id, threads);
-  running_block->Wait("a barrier", [&] { return running_block->generation(id) != generation; });
+  running_block->Wait("a barrier", [&] { return barrier.generation != generation; });
+  races::Acquire(&barrier.order[generation % 2]);
 }
 
 void ClusterSync() {
   Cluster& cluster = running_block->cluster();
   const uint64_t generation = cluster.generation;
+  races::Release(&cluster.order[generation % 2]);
   const size_t all = cluster.blocks.size() * running_block->num_threads();
   if (++cluster.arrived == all) {
     cluster.arrived = 0;
     ++cluster.generation;
   }
   running_block->Wait("a barrier of the cluster", [&] { return cluster.generation != generation; });
+  races::Acquire(&cluster.order[generation % 2]);
 }
 
 const unsigned char* ClusterShared(int rank, size_t offset, size_t bytes) {
@@ -473,8 +123,40 @@ const unsigned char* ClusterShared(int rank, size_t offset, size_t bytes) {
   return block.shared() + offset;
 }
 
-void WaitUntil(const char* what, absl::FunctionRef<bool()> condition) {
-  running_block->Wait(what, condition);
+void InitPhases(Phases* at, unsigned arrivals) {
+  races::Write8(at);
+  const uint16_t count = static_cast<uint16_t>(arrivals);
+  *at = {count, count, 0};
+}
+
+namespace {
+// Where arrivals of a phase leave what is ordered before its end.
+const char* OrderOf(const Phases* at, uint32_t phase) {
+  return reinterpret_cast<const char*>(at) + phase % 2;
+}
+}  // namespace
+
+void ArriveAtPhase(Phases* at) {
+  races::Read8(at);
+  races::Release(OrderOf(at, at->phase));
+  if (--at->pending == 0) at->pending = at->expected, ++at->phase;
+}
+
+bool PhaseIsOver(const Phases* at, uint32_t parity) {
+  races::Read8(at);
+  if ((at->phase & 1) == parity) return false;
+  races::Acquire(OrderOf(at, parity));
+  return true;
+}
+
+void WaitForPhase(const Phases* at, uint32_t parity) {
+  running_block->Wait("a barrier in shared memory", [&] { return (at->phase & 1) != parity; });
+  PhaseIsOver(at, parity);
+}
+
+uint32_t NextRandom() {
+  static thread_local uint32_t random = 1;
+  return random = random * 1664525u + 1013904223u;
 }
 
 void QueueCopy(unsigned char* to, const void* from, size_t copied, size_t zeroed) {

@@ -7,8 +7,13 @@
 // where each warp waits), and, with KVBLOCKS_EMULATION_SEED=n in the environment, missing barriers: warps then
 // run in random order. Dynamic shared memory starts as 0xFF bytes, NaN in every floating type.
 //
-// What it does not know: time, occupancy, bank conflicts, memory ordering between threads, alignment
-// beyond what the host checks, rounding inside a matrix instruction (here: float32 sums).
+// Races: under ThreadSanitizer (--config=tsan) each thread of a cluster is a thread to it, ordered with
+// others by barriers, __syncwarp and barriers in shared memory alone, so that it reports two threads that use
+// the same memory, one of them writing, with nothing of these between, in whatever order they ran. Other
+// operations of warps order nothing, as PTX has it. Clusters of a grid count as ordered, and so do kernels.
+//
+// What it does not know: time, occupancy, bank conflicts, order between proxies (generic and asynchronous),
+// alignment beyond what the host checks, rounding inside a matrix instruction (here: float32 sums).
 //
 // A fiber runs until it waits. Threads of a warp are not in lockstep between warp operations. One
 // cluster at a time per host thread, its blocks in turn; clusters must not wait for each other.
@@ -122,8 +127,19 @@ void ClusterSync();
 // Dynamic shared memory of block `rank` of the cluster, which must not have ended.
 const unsigned char* ClusterShared(int rank, size_t offset, size_t bytes);
 
-// Waits until the condition holds; other threads make it so. `what` is for the report of a deadlock.
-void WaitUntil(const char* what, absl::FunctionRef<bool()> condition);
+// A barrier in 8 bytes of shared memory: phases of a fixed number of arrivals.
+struct Phases {
+  uint16_t expected, pending;
+  uint32_t phase;
+};
+void InitPhases(Phases* at, unsigned arrivals);
+void ArriveAtPhase(Phases* at);
+// Whether phase number n is over, given n's lowest bit; the other waits until it is.
+bool PhaseIsOver(const Phases* at, uint32_t parity);
+void WaitForPhase(const Phases* at, uint32_t parity);
+
+// For guesses.
+uint32_t NextRandom();
 
 // --- Asynchronous copies of this thread: they happen when they are waited for ---
 
@@ -228,30 +244,26 @@ inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 
-// Fibers of one host thread run one at a time, blocks one after another.
+// Fibers of one host thread run one at a time; these are atomic for ThreadSanitizer's sake. Integers.
 template <typename T>
 T atomicAdd(T* at, std::type_identity_t<T> value) {
-  const T old = *at;
-  *at = old + value;
-  return old;
+  return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
 }
 template <typename T>
 T atomicOr(T* at, std::type_identity_t<T> value) {
-  const T old = *at;
-  *at = old | value;
-  return old;
+  return __atomic_fetch_or(at, value, __ATOMIC_RELAXED);
 }
 template <typename T>
 T atomicMax(T* at, std::type_identity_t<T> value) {
-  const T old = *at;
-  *at = std::max(old, value);
+  T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (old < value && !__atomic_compare_exchange_n(at, &old, value, false, __ATOMIC_RELAXED,
+                                                     __ATOMIC_RELAXED)) {
+  }
   return old;
 }
 template <typename T>
 T atomicExch(T* at, std::type_identity_t<T> value) {
-  const T old = *at;
-  *at = value;
-  return old;
+  return __atomic_exchange_n(at, value, __ATOMIC_RELAXED);
 }
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_EMULATION_EMULATION_H_

@@ -79,7 +79,7 @@ __global__ void ProductKernel(const uint16_t* a, const uint16_t* b, float* c) {
   const unsigned lane = threadIdx.x;
   const uint32_t a_at = SharedAddress(shared), b_at = SharedAddress(shared + 512);
   CopyAsync16(a_at + 16 * lane, a + 8 * lane);
-  CopyAsync16(b_at + 16 * (lane % 16), b + 8 * (lane % 16));
+  if (lane < 16) CopyAsync16(b_at + 16 * lane, b + 8 * lane);
   CommitCopies();
   WaitCopies<0>();
   __syncwarp();
