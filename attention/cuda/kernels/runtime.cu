@@ -96,6 +96,15 @@ Error DestroyGraph(void*) { return kNotSupported; }
 
 namespace {
 std::atomic<int> most_capability = INT_MAX;
+// Whether this program has machine code for compute capability 9.0 (KVBLOCKS_CUDA_ARCHS). Without it such
+// a device runs what was compiled for an older one, which neither waits for the kernel before it nor
+// knows clusters, and so must not be launched as if it did.
+constexpr bool HasCodeFor90() {
+  for (const int arch : {__CUDA_ARCH_LIST__}) {
+    if (arch == 900) return true;
+  }
+  return false;
+}
 cudaStream_t StreamOf(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t EventOf(void* event) { return static_cast<cudaEvent_t>(event); }
 }  // namespace
@@ -121,6 +130,7 @@ Error PropertiesOf(int ordinal, DeviceProperties* properties) {
     std::snprintf(to.name, sizeof(to.name), "%s", from.name);
     to.num_multiprocessors = from.multiProcessorCount;
     to.compute_capability = from.major * 10 + from.minor;
+    if (to.compute_capability == 90 && !HasCodeFor90()) to.compute_capability = 80;
     to.total_bytes = static_cast<int64_t>(from.totalGlobalMem);
     to.l2_bytes = from.l2CacheSize;
     is_known[ordinal] = true;

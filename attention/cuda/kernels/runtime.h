@@ -20,7 +20,7 @@ bool IsEmulation();
 struct DeviceProperties {
   char name[256] = "";
   int num_multiprocessors = 0;
-  int compute_capability = 0;  // 10 * major + minor
+  int compute_capability = 0;  // 10 * major + minor; 80 for 90 in a program built without code for it
   int64_t total_bytes = 0;
   int64_t l2_bytes = 0;
 };
