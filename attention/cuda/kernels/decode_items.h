@@ -14,6 +14,12 @@ namespace kvblocks::attention::cuda {
 
 // Strides of the cache in bytes, of others in elements.
 struct DecodeKernelParams {
+  // What blocks read first lies together: parameters come in lines of a cache that is cold.
+  const int32_t *seq_lens, *query_start_loc;
+  const int32_t *header, *part_begin;  // of the plan
+  // Launches without a plan (header is null): each block plans its own part of at most
+  // kMaxOwnRequests requests. Arrivals are then counted in a row of arrival_counters.
+  int32_t num_requests, arrival_row;
   const uint16_t* q;
   int64_t q_row_stride, q_head_stride;
   uint16_t* out;
@@ -26,11 +32,9 @@ struct DecodeKernelParams {
   uint32_t k_unit, k_block_units, k_token_units, v_unit, v_block_units, v_token_units;
   const int32_t* block_table;
   int64_t table_stride;
-  const int32_t *seq_lens, *query_start_loc;
   Scales k_scale, v_scale;
   const float *alibi_slopes, *sinks;
   // Plan, and states of cut requests: [slot][kv head][row group][row][dim], and maximum and sum.
-  const int32_t *header, *part_begin;
   int64_t plan_bytes;
   const int4* pieces;
   int32_t* counters;
@@ -45,9 +49,6 @@ struct DecodeKernelParams {
   int32_t block_shift;                                    // log2 of block_size, or -1
   bool causal, q_is_bf16, out_is_bf16;
   bool is_special;  // soft caps or ALiBi
-  // Launches without a plan (header is null): each block plans its own part of at most
-  // kMaxOwnRequests requests. Arrivals are then counted in a row of arrival_counters.
-  int32_t num_requests, arrival_row;
   // A cluster of blocks for each request, KV head and row group: part n is block n % kDecodeCluster
   // of request n / kDecodeCluster's. Only without a plan.
   bool in_clusters;
@@ -82,8 +83,11 @@ struct DecodeShape {
   static constexpr int kBlocksPerMultiprocessor =
       DecodeBlocksPerMultiprocessor(kDim, Code::kBytes, kGroups);
   static constexpr int kRows = 8 * kGroups;
-  static constexpr int kMergeRow = 64 + 4;  // floats
-  static constexpr int kMergeBytes = kDecodeWarps * 8 * kMergeRow * 4;
+  // What is merged of the warps' states at a time: four values per thread.
+  static constexpr int kChunkDims = kDim < 128 ? kDim : 128;
+  static constexpr int kChunkRows = kDecodeWarps * 32 * 4 / kChunkDims;
+  static constexpr int kMergeRow = kChunkDims + 4;  // floats
+  static constexpr int kMergeBytes = kDecodeWarps * kChunkRows * kMergeRow * 4;
   static constexpr int kStatsBytes = kDecodeWarps * kRows * 8;
   static constexpr int kOtherBytes = kMergeBytes + kStatsBytes + 16 + kMaxOwnRequests * 4;
   // Of a multiprocessor's 228 KiB each block takes 1 more than it asks for.

@@ -38,6 +38,12 @@ __global__ __launch_bounds__(
   using Shape = DecodeShape<Code, kDim, kGroups>;
   constexpr int kRows = Shape::kRows;
   const int thread = static_cast<int>(threadIdx.x);
+  const bool plans_itself = p.header == nullptr;
+  const bool has_length = plans_itself && thread < p.num_requests;
+  bool is_guess = plans_itself && p.query_start_loc == nullptr, is_confirmed = !is_guess;
+  // Asked for before anything else: all that follows waits for it.
+  int length = 0;
+  if (is_guess && has_length) length = LoadGuess(p.seq_lens + thread);
   const int lane = thread % 32, warp = WarpOfBlock(), g = lane / 4, t = lane % 4;
   const int kv_head = static_cast<int>(blockIdx.y), row_group = static_cast<int>(blockIdx.z);
   const int row_groups = static_cast<int>(gridDim.z);
@@ -51,7 +57,6 @@ __global__ __launch_bounds__(
   int* differs = is_last + 1;
   int32_t* lengths = is_last + 4;  // of launches that plan for themselves
 
-  const bool plans_itself = p.header == nullptr;
   const bool is_auto = plans_itself || p.part_begin != nullptr;
   // What is read first, each by the address in the last: fetched at once, while others still run.
   const int all_threads = static_cast<int>(gridDim.x * gridDim.y * gridDim.z) * kDecodeWarps * 32;
@@ -73,17 +78,12 @@ __global__ __launch_bounds__(
   uint32_t missing = 0;  // two bits per stage, of the next one to compute on lowest
   int filled = 0;        // stages
   static_assert(kMaxOwnRequests <= kDecodeWarps * 32);
-  const bool has_length = plans_itself && thread < p.num_requests;
-  bool is_guess = plans_itself && p.query_start_loc == nullptr, is_confirmed = !is_guess;
-  int length = 0;
   if (!is_guess) {
     WaitForPreviousKernel();
     AllowNextKernel();
+    if (has_length) length = LoadFromOthers4(p.seq_lens + thread);
   }
-  if (has_length) {
-    lengths[thread] =
-        is_guess ? LoadGuess(p.seq_lens + thread) : LoadFromOthers4(p.seq_lens + thread);
-  }
+  if (has_length) lengths[thread] = length;
   uint32_t block = 0;
 #pragma unroll 1
   for (bool begins = true;;) {
@@ -220,8 +220,12 @@ __global__ __launch_bounds__(
         p.in_clusters ? reinterpret_cast<float*>(shared) : p.partials + state_row * p.value_dim;
     float2* own_stats = p.in_clusters ? reinterpret_cast<float2*>(shared + kClusterStats)
                                       : p.partial_stats + state_row;
+    // A chunk of queries and dimensions at a time: what the threads add up of four values each.
+    constexpr int kChunkDims = Shape::kChunkDims, kChunkRows = Shape::kChunkRows;
 #pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
+    for (int first_row = 0; first_row < kRows; first_row += kChunkRows) {
+      if (first_row >= p.rows) break;
+      const int n = first_row / 8;
       float shrink[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -233,7 +237,7 @@ __global__ __launch_bounds__(
         shrink[e] = Exp2(state.maximum[2 * n + e] - SafeMaximum(maximum)) * value_scale;
       }
       // The thread's query and its state.
-      const int row = 8 * n + thread / 16;
+      const int in_chunk = thread / (kChunkDims / 4), row = first_row + in_chunk;
       float maximum = -INFINITY, sum = 0;
 #pragma unroll
       for (int w = 0; w < kDecodeWarps; ++w) {
@@ -245,27 +249,31 @@ __global__ __launch_bounds__(
         sum += Exp2(own.x - SafeMaximum(maximum)) * own.y;
       }
       const DecodeRow where = RowOf<kRows>(p, item, kv_head, row_group, row);
+      const int own_row = 2 * t - first_row % 8;
 #pragma unroll
-      for (int quarter = 0; quarter < kDim / 64; ++quarter) {
+      for (int first_dim = 0; first_dim < kDim; first_dim += kChunkDims) {
+        if (own_row >= 0 && own_row < kChunkRows) {
+          float* to = merge + (warp * kChunkRows + own_row) * Shape::kMergeRow;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float(&o)[4] = state.o[4 * quarter + i][n];
+          for (int i = 0; i < kChunkDims / 16; ++i) {
+            const float(&o)[4] = state.o[first_dim / 16 + i][n];
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            // Dimensions of 8-bit codes come in pairs, even ones in the upper rows.
-            const int d = 16 * i + (Code::kBytes == 1 ? 2 * g + j / 2 : g + j / 2 * 8);
-            merge[(warp * 8 + 2 * t + j % 2) * Shape::kMergeRow + d] = o[j] * shrink[j % 2];
+            for (int j = 0; j < 4; ++j) {
+              // Dimensions of 8-bit codes come in pairs, even ones in the upper rows.
+              const int d = 16 * i + (Code::kBytes == 1 ? 2 * g + j / 2 : g + j / 2 * 8);
+              to[j % 2 * Shape::kMergeRow + d] = o[j] * shrink[j % 2];
+            }
           }
         }
         __syncthreads();
         float4 value = make_float4(0, 0, 0, 0);
+        const int in_row = thread % (kChunkDims / 4) * 4, d = first_dim + in_row;
 #pragma unroll
         for (int w = 0; w < kDecodeWarps; ++w) {
           const float4 part_of = *reinterpret_cast<const float4*>(
-              merge + (w * 8 + thread / 16) * Shape::kMergeRow + thread % 16 * 4);
+              merge + (w * kChunkRows + in_chunk) * Shape::kMergeRow + in_row);
           value.x += part_of.x, value.y += part_of.y, value.z += part_of.z, value.w += part_of.w;
         }
-        const int d = 64 * quarter + thread % 16 * 4;
         if (where.exists && d < p.value_dim) {
           if (!is_cut) {
             FinishRow(p, where, d, value, maximum, sum);
