@@ -156,7 +156,7 @@ __global__ __launch_bounds__(
       CommitCopies();
     }
     if (is_confirmed) break;
-    if ((has_length && length != lengths[thread]) || !loader.IsRight(block)) *differs = 1;
+    if ((has_length && length != lengths[thread]) || !loader.IsRight(block)) atomicExch(differs, 1);
     __syncthreads();
     begins = *differs != 0;
     if (begins) {
