@@ -148,6 +148,12 @@ TEST(CudaMlaTest, T3SparseDecode) {
        .lengths = true},
       {.layout = KvLayout::kMlaFp8_656, .heads = 33, .queries = 1, .entries = 390},
       {.layout = KvLayout::kMlaFp8_584, .heads = 33, .queries = 1, .entries = 330},
+      // Nine tiles: twice as many as producers place at a time, and one.
+      {.layout = KvLayout::kMlaFp8_584,
+       .heads = 17,
+       .queries = 1,
+       .entries = 257,
+       .extra_entries = 200},
       {.heads = 16, .entries = 40, .extra_entries = 3, .all_invalid = true},
       {.layout = KvLayout::kMlaFp8_656, .heads = 64, .entries = 40, .all_invalid = true},
   };

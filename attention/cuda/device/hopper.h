@@ -1,5 +1,5 @@
 // Instructions of compute capability 9.0 (sm_90a), each with its emulation: barriers in shared
-// memory, products of warpgroups, registers moved between warpgroups.
+// memory, products of warpgroups, registers moved between warpgroups, pairs of bfloat16.
 //
 // A warpgroup is 4 warps from a multiple of 4; its instructions are executed by all of its 128
 // threads together. Accumulators of a product with N columns are N / 8 tiles of 8 columns, each as
@@ -110,6 +110,38 @@ template <int kRegisters>
 KVB_DEVICE void GrowRegisters() {
 #ifndef KVBLOCKS_CUDA_EMULATION
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+
+// --- Codes and pairs of bfloat16 ---
+
+// Four e4m3 codes, the first in the lowest byte.
+KVB_DEVICE void E4m3FourToFloat(uint32_t codes, float2 (&values)[2]) {
+#ifndef KVBLOCKS_CUDA_EMULATION
+  uint32_t low, high;
+  asm("{\n"
+      ".reg .b16 first, second;\n"
+      "mov.b32 {first, second}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, first;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, second;\n"
+      "}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
+  values[0] = F16::Unpack(low), values[1] = F16::Unpack(high);
+#else
+  values[0] = E4m3PairToFloat(codes & 0xffff), values[1] = E4m3PairToFloat(codes >> 16);
+#endif
+}
+
+// Products of two pairs of bfloat16, each rounded once; subnormal numbers count.
+KVB_DEVICE uint32_t MultiplyBf16Pairs(uint32_t a, uint32_t b) {
+#ifndef KVBLOCKS_CUDA_EMULATION
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  const float2 x = Bf16::Unpack(a), y = Bf16::Unpack(b);
+  return Bf16::Pack(x.x * y.x, x.y * y.y);
 #endif
 }
 

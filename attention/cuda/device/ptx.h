@@ -291,7 +291,6 @@ KVB_DEVICE float2 E4m3PairToFloat(uint32_t codes) {
                      E4m3::ToFloat(static_cast<uint8_t>(codes >> 8)));
 #endif
 }
-
 // --- Matrix fragments ---
 
 // Four 8 x 8 matrices of 16-bit elements; lane 8i + r gives the address of row r of matrix i (16

@@ -82,6 +82,30 @@ TEST(HopperEmulationTest, OperandsOverwrittenBeforeTheWaitAreSeen) {
   EXPECT_NE(Multiply(Mistake::kReusesEarly), Multiply(Mistake::kNone));
 }
 
+TEST(HopperEmulationTest, FourCodesAreInTheOrderOfTheirBytes) {
+  // 1, -448, the smallest, NaN.
+  float2 values[2];
+  E4m3FourToFloat(0x7f01fe38u, values);
+  EXPECT_EQ(values[0].x, 1.0f);
+  EXPECT_EQ(values[0].y, -448.0f);
+  EXPECT_EQ(values[1].x, 0x1p-9f);
+  EXPECT_TRUE(std::isnan(values[1].y));
+}
+
+TEST(HopperEmulationTest, PairsOfBfloat16AreMultipliedEach) {
+  const auto product = [](float a, float b, float c, float d) {
+    return Bf16::Unpack(MultiplyBf16Pairs(Bf16::Pack(a, b), Bf16::Pack(c, d)));
+  };
+  EXPECT_EQ(product(3, -5, 0.5f, 7).x, 1.5f);
+  EXPECT_EQ(product(3, -5, 0.5f, 7).y, -35.0f);
+  // Subnormal factors and products, rounded to even; what is too large.
+  EXPECT_EQ(product(448, 1.75f, 0x1p-127f, 0x1p-127f).x, 1.75f * 0x1p-119f);
+  EXPECT_EQ(product(448, 1.75f, 0x1p-127f, 0x1p-127f).y, 1.75f * 0x1p-127f);
+  EXPECT_EQ(product(1.5f, 0x1p-9f, 0x1p-133f, 0x1p-127f).x, 0x1p-132f);
+  EXPECT_EQ(product(1.5f, 0x1p-9f, 0x1p-133f, 0x1p-127f).y, 0.0f);
+  EXPECT_TRUE(std::isinf(product(448, 1, 0x1p127f, 1).x));
+}
+
 TEST(HopperEmulationDeathTest, AThreadThatNeverWaitsIsReported) {
   EXPECT_DEATH(Multiply(Mistake::kNeverWaits), "ended with products that it did not wait for");
 }

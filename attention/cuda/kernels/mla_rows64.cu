@@ -20,11 +20,12 @@ namespace mla_rows64 {
 namespace {
 
 // Three warpgroups start with 168 each, four with 128; more than these 504 and 512 together would
-// be waited for in vain.
+// be waited for in vain. The second consumer has no scores.
 template <bool kFp8>
-constexpr int kConsumerRegisters = kFp8 ? 192 : 216;
+constexpr int kFirstRegisters = kFp8 ? 192 : 216;
 template <bool kFp8>
-constexpr int kProducerRegisters = kFp8 ? 64 : 72;
+constexpr int kSecondRegisters = kFp8 ? 176 : 216;
+inline constexpr int kProducerRegisters = 72;
 
 bool IsFp8(Layout layout) { return layout == Layout::kMlaFp8_656 || layout == Layout::kMlaFp8_584; }
 
@@ -40,6 +41,13 @@ KVB_DEVICE void WriteNothing(const AttendRowsParams& params, const MlaWork& work
   }
 }
 
+// By consumers.
+KVB_DEVICE void WaitForQueries() {
+  WaitCopies<0>();
+  FenceForAsyncProxy();
+  NamedBarrierSync(kBothConsumers, kConsumers);
+}
+
 // kLayout: kMlaLatent stands for kMlaSplit, too.
 template <typename T, Layout kLayout>
 __global__ void __launch_bounds__(kConsumers + kProducers<kLayout != Layout::kMlaLatent>, 1)
@@ -51,6 +59,8 @@ __global__ void __launch_bounds__(kConsumers + kProducers<kLayout != Layout::kMl
   uint32_t flags = 0;
   WaitForPreviousKernel();
   AllowNextKernel();
+  const int group = __shfl_sync(kFullWarp, thread / 128, 0);
+  int entries[2] = {};
   {
     MlaWork work;
     if (!FindRows<kRows>(params, static_cast<int>(blockIdx.x), work)) return;
@@ -61,46 +71,55 @@ __global__ void __launch_bounds__(kConsumers + kProducers<kLayout != Layout::kMl
       WriteNothing(params, work, piece);
       return;
     }
-    if (thread == kConsumers) {  // which has no queries to copy
-      state.work = work;
-      FindTables(params, work, state);
-      const int copied[] = {kCopiesArrivals[0], kCopiesArrivals[1]};
-      const int decoded[] = {kDecodedArrivals[0], kDecodedArrivals[1]};
-      InitBarriers(kFp8 ? decoded : copied);
-    }
-    if (thread < kRows) {
-      VisibleKeys sees;
-      if (thread < work.rows) {
-        sees = VisibleOf(params, work, (work.m0 + thread) / params.num_heads);
+    // Producers begin while consumers still copy queries.
+    if (group >= 2) {
+      if (kFp8) {
+        const int j = work.begin / kKeys * kKeys + OwnKey(thread - kConsumers);
+        entries[0] = IndexOf(params, work, j);
+        entries[1] = IndexOf(params, work, j + kPlacedTiles * kKeys);
       }
-      state.sees[thread] = sees;
-    }
-    if (thread < kConsumers) {
+      if (thread == kConsumers) {
+        state.work = work;
+        FindTables(params, work, state);
+        const int copied[] = {kCopiesArrivals[0], kCopiesArrivals[1]};
+        constexpr bool kIs656 = kLayout == Layout::kMlaFp8_656;
+        const int decoded[] = {DecodedArrivals<kIs656>(0), DecodedArrivals<kIs656>(1)};
+        InitBarriers(kFp8 ? decoded : copied);
+      }
+      NamedBarrierSync(kAllProducers, kProducers<kFp8>);
+      NamedBarrierArrive(kWholeBlock, kConsumers + kProducers<kFp8>);
+    } else {
+      if (thread < kRows) {
+        VisibleKeys sees;
+        if (thread < work.rows) {
+          sees = VisibleOf(params, work, (work.m0 + thread) / params.num_heads);
+        }
+        state.sees[thread] = sees;
+      }
       StageQueries<kRows, kConsumers>(params, work, thread, DynamicSharedMemory());
+      NamedBarrierSync(kWholeBlock, kConsumers + kProducers<kFp8>);
     }
-    __syncthreads();
   }
-  const int group = __shfl_sync(kFullWarp, thread / 128, 0);
   if (group >= 2) {
-    ShrinkRegisters<kProducerRegisters<kFp8>>();
+    ShrinkRegisters<kProducerRegisters>();
     if constexpr (kFp8) {
-      ProduceDecoded<T, kLayout == Layout::kMlaFp8_656>(params, flags);
+      ProduceDecoded<T, kLayout == Layout::kMlaFp8_656>(params, entries, flags);
     } else if (params.source == KeySource::kLists) {
       ProduceCopies<true>(params, flags);
     } else {
       ProduceCopies<false>(params, flags);
     }
     if (flags != 0 && error_flags != nullptr) atomicOr(error_flags, flags);
+  } else if (group == 1) {
+    GrowRegisters<kSecondRegisters<kFp8>>();
+    WaitForQueries();
+    Consumer<T, kFp8>(params, 1).RunSecond(piece);
   } else {
-    GrowRegisters<kConsumerRegisters<kFp8>>();
-    WaitCopies<0>();
-    FenceForAsyncProxy();
-    NamedBarrierSync(kBothConsumers, kConsumers);
-    Consumer<T, !kFp8> consumer(params, group);
-    if (group != 0) {
-      consumer.RunSecond(piece);
-    } else if (kLayout == Layout::kMlaFp8_656 ||
-               (kLayout == Layout::kMlaLatent && params.key_dim == kMlaKeyDim)) {
+    GrowRegisters<kFirstRegisters<kFp8>>();
+    WaitForQueries();
+    Consumer<T, kFp8> consumer(params, 0);
+    if (kLayout == Layout::kMlaFp8_656 ||
+        (kLayout == Layout::kMlaLatent && params.key_dim == kMlaKeyDim)) {
       consumer.template RunFirst<kMlaBoxes>(piece);
     } else {
       consumer.template RunFirst<kMlaValueBoxes>(piece);

@@ -22,10 +22,13 @@ namespace kvblocks::attention::cuda::mla_rows64 {
 // ahead by this: probabilities up to 256 are as exact, and sums need not be scaled.
 inline constexpr float kHeadroom = 8;
 
-// kOverlaps: products of a tile's values and of the next one's scores are under way together, for
-// which there must be registers. Where keys are late anyway, that is fp8 rows, they are not.
-template <typename T, bool kOverlaps>
+// kFp8: keys come from lists, so that all rows see the same ones. They are late anyway, so that
+// products of a tile's values and of the next one's scores are not under way together: a tile is
+// freed the earlier.
+template <typename T, bool kFp8>
 class Consumer {
+  static constexpr bool kOverlaps = !kFp8;
+
  public:
   KVB_DEVICE Consumer(const AttendRowsParams& params, int group)
       : params_(params), state_(State()), group_(group) {
@@ -170,7 +173,7 @@ class Consumer {
   }
 
   KVB_DEVICE bool IsMixed(int first_key) const {
-    return first_key < state_.work.all_from || first_key + kKeys > state_.work.all_until;
+    return !kFp8 && (first_key < state_.work.all_from || first_key + kKeys > state_.work.all_until);
   }
 
   // Keys out of the block's range are not live.
@@ -317,69 +320,68 @@ class Consumer {
     }
   }
 
+  // Sums go through the tiles, which nobody uses any more, so that the rest is a short loop: what
+  // is executed once is not in the instruction caches, and a few thousand instructions of it took
+  // as long as three tiles. By warps: each has its own 16 rows.
   KVB_DEVICE void Write(int piece) {
+    // Four rows that are stored at a time are in different banks.
+    constexpr int kRowBytes = 256 * 4 + 32;
+    static_assert(kRows * kRowBytes <= kTileBytes);
+    unsigned char* sums = TileOf(group_) + thread_ / 32 * (16 * kRowBytes);
+    unsigned char* mine = sums + lane_ / 4 * kRowBytes + lane_ % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int t = 0; t < 32; ++t) {
+        const float(&pair)[4] = o_[t / 16][t % 16];
+        *reinterpret_cast<float2*>(mine + i * 8 * kRowBytes + t * 32) =
+            make_float2(pair[2 * i], pair[2 * i + 1]);
+      }
+    }
+    __syncwarp();
     const AttendOutput& output = params_.output;
     const bool in_fours = (output.out.row_stride | output.out.head_stride |
                            output.out_outer_stride | output.out_piece_stride) %
                               4 ==
                           0;
-    if (!in_fours || output.out.element == Element::kF32) {
-      WriteRows(piece, [&](int64_t at, const float(&low)[2], const float(&high)[2]) {
-        if (at < 0) return;
-        StoreOutPair(output.out, at + lane_ % 4 * 2, low[0], low[1]);
-        StoreOutPair(output.out, at + 8 + lane_ % 4 * 2, high[0], high[1]);
-      });
-    } else if (output.out.element == Element::kF16) {
-      WriteRows(piece, [&](int64_t at, const float(&low)[2], const float(&high)[2]) {
-        StoreFour(at, F16::Pack(low[0], low[1]), F16::Pack(high[0], high[1]));
-      });
-    } else {
-      WriteRows(piece, [&](int64_t at, const float(&low)[2], const float(&high)[2]) {
-        StoreFour(at, Bf16::Pack(low[0], low[1]), Bf16::Pack(high[0], high[1]));
-      });
-    }
-  }
-
-  // store(offset of 16 columns, this lane's two of the first 8, its two of the others), by whole
-  // warps; a negative offset is nowhere.
-  template <typename Store>
-  KVB_DEVICE void WriteRows(int piece, const Store& store) const {
+    // Of a row that lane n % 16 knows.
+    const int own = thread_ / 32 * 16 + lane_ % 16;
+    float2 result = make_float2(0, 0);
+    if (own < state_.work.rows) result = state_.results[own];
+    // Partial states without keys are not read.
+    const bool writes =
+        own < state_.work.rows && (params_.pieces.count == 1 || result.y != -INFINITY);
+    const int64_t own_at = writes ? OutAt(params_, state_.work, own, piece) + group_ * 256 : -1;
+#pragma unroll 2
+    for (int r = 0; r < 16; ++r) {
+      const int64_t at = __shfl_sync(kFullWarp, own_at, r);
+      const float factor = __shfl_sync(kFullWarp, result.x, r);
+      if (at < 0) continue;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int r = row_ + 8 * i;
-      float2 result = make_float2(0, 0);
-      if (r < state_.work.rows) result = state_.results[r];
-      // Partial states without keys are not read.
-      const bool writes =
-          r < state_.work.rows && (params_.pieces.count == 1 || result.y != -INFINITY);
-      const int64_t out = writes ? OutAt(params_, state_.work, r, piece) + group_ * 256 : INT64_MIN;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-#pragma unroll
-        for (int t = 0; t < 16; t += 2) {
-          float values[2][2];
-#pragma unroll
-          for (int n = 0; n < 2; ++n) {
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-              // +0 of rows without keys, whatever the sums.
-              values[n][c] = result.x == 0 ? 0.0f : o_[h][t + n][2 * i + c] * result.x;
-            }
-          }
-          store(out + h * 128 + t * 8, values[0], values[1]);
-        }
+      for (int n = 0; n < 2; ++n) {
+        const int column = n * 128 + lane_ * 4;
+        float4 four = *reinterpret_cast<const float4*>(sums + r * kRowBytes + column * 4);
+        // +0 of rows without keys, whatever the sums.
+        four.x = factor == 0 ? 0.0f : four.x * factor,
+        four.y = factor == 0 ? 0.0f : four.y * factor;
+        four.z = factor == 0 ? 0.0f : four.z * factor,
+        four.w = factor == 0 ? 0.0f : four.w * factor;
+        StoreFour(at + column, four, in_fours);
       }
     }
   }
 
-  // Neighbours exchange pairs, so that a lane has four columns: even lanes of the first 8 columns.
-  KVB_DEVICE void StoreFour(int64_t at, uint32_t low, uint32_t high) const {
-    const bool odd = lane_ % 2 != 0;
-    const uint32_t other = __shfl_xor_sync(kFullWarp, odd ? low : high, 1);
-    if (at < 0) return;
-    auto* to = static_cast<uint16_t*>(params_.output.out.data) + at + lane_ % 4 / 2 * 4;
-    *reinterpret_cast<uint2*>(to + (odd ? 8 : 0)) =
-        odd ? make_uint2(other, high) : make_uint2(low, other);
+  KVB_DEVICE void StoreFour(int64_t at, const float4& four, bool in_fours) const {
+    const Rows& out = params_.output.out;
+    if (!in_fours || out.element == Element::kF32) {
+      StoreOutPair(out, at, four.x, four.y);
+      StoreOutPair(out, at + 2, four.z, four.w);
+      return;
+    }
+    const bool is_f16 = out.element == Element::kF16;
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(out.data) + at) =
+        is_f16 ? make_uint2(F16::Pack(four.x, four.y), F16::Pack(four.z, four.w))
+               : make_uint2(Bf16::Pack(four.x, four.y), Bf16::Pack(four.z, four.w));
   }
 
   const AttendRowsParams& params_;

@@ -4,10 +4,10 @@
 // Consumers fence what was written here by plain stores and copies before products read it: a fence
 // in this warpgroup would wait for all loads of a thread.
 //
-// 16-bit rows: nobody waits, copies arrive at a half's barrier themselves. Codes: a row's are
-// copied to where its values will be and decoded in place, so that they need no memory of their
-// own, and registers only for a moment. Cost: some 65 instructions per 16 codes and thread, by
-// eight warps.
+// 16-bit rows: nobody waits, copies arrive at a half's barrier themselves. fp8 rows: codes are
+// loaded to registers half a tile ahead, of kMlaFp8_584 second halves to shared memory a tile
+// ahead. Cost: 57 instructions per 16 codes and thread of kMlaFp8_656, 48 of the other layout, and
+// some 100 per tile, by eight warps.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_PRODUCER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_MLA_ROWS64_PRODUCER_H_
@@ -96,140 +96,255 @@ KVB_DEVICE void ProduceCopies(const AttendRowsParams& params, uint32_t& flags) {
 // --- fp8 rows: eight warps have every tile ---
 
 inline constexpr int kDecodingWarps = kProducers<true> / 32;
-inline constexpr int kDecodedArrivals[kHalves] = {kDecodingWarps, kDecodingWarps};
 
 // Warp w has rows 8 w to 8 w + 7 of each tile, four at a time, eight lanes to a row. Of half h of a
-// row lane l of the eight has pieces l and l + 8 of 16 codes, counted from 16 h, and a scale that
-// others ask it for.
+// row lane l of the eight has pieces l and l + 8 of 16 codes, counted from 16 h, and of the row a
+// scale that others ask it for.
 inline constexpr int kOwnRows = kKeys / kDecodingWarps, kPasses = kOwnRows / 4;
+
+template <bool kIs656>
+constexpr Layout kFp8Layout = kIs656 ? Layout::kMlaFp8_656 : Layout::kMlaFp8_584;
+// The half that rotary values are filled with.
+template <bool kIs656>
+constexpr int kRotaryHalf = kIs656 ? 0 : 1;
+
+// A warp arrives when it has decoded a half, a thread when its rotary values have.
+template <bool kIs656>
+constexpr int DecodedArrivals(int half) {
+  return kDecodingWarps + (half == kRotaryHalf<kIs656> ? kProducers<true> : 0);
+}
 
 template <bool kIs656>
 KVB_DEVICE bool HasPiece(int half, int i, int l) {
   // The other layout's last 64 values are rotary ones.
   return kIs656 || half == 0 || i == 0 || l < 4;
 }
+
+// `row`: from the lane's first piece on. Zeros for no row.
+template <bool kIs656>
+KVB_DEVICE void LoadCodes(const unsigned char* row, bool valid, int half, int l,
+                          uint4 (&codes)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    codes[i] = {0, 0, 0, 0};
+    if (valid && HasPiece<kIs656>(half, i, l)) codes[i] = LoadOnce16(row + half * 256 + i * 128);
+  }
+}
 // As it is in memory.
 template <bool kIs656>
-KVB_DEVICE uint32_t LoadScale(int half, const unsigned char* scales, int l) {
+KVB_DEVICE uint32_t LoadScale(const unsigned char* scales, int l) {
+  return kIs656 ? reinterpret_cast<const uint32_t*>(scales)[l % 4] : scales[l];
+}
+
+// 4 codes times the scale of their tile: of kMlaFp8_656 a float32, of the other layout twice a
+// bfloat16, a power of two.
+template <typename T, bool kIs656>
+KVB_DEVICE void DecodeFour(uint32_t codes, uint32_t scale, uint32_t& low, uint32_t& high) {
+  float2 values[2];
+  E4m3FourToFloat(codes, values);
   if constexpr (kIs656) {
-    return reinterpret_cast<const uint32_t*>(scales)[2 * half + l % 2];
+    const float factor = __uint_as_float(scale);
+    low = T::Pack(values[0].x * factor, values[0].y * factor);
+    high = T::Pack(values[1].x * factor, values[1].y * factor);
   } else {
-    return scales[4 * half + l % 4];
+    // Codes are bfloat16, and so are their products with powers of two.
+    const auto upper_halves = [](const float2& pair) {
+      return PermuteBytes(__float_as_uint(pair.x), __float_as_uint(pair.y), 0x7632);
+    };
+    low = MultiplyBf16Pairs(upper_halves(values[0]), scale);
+    high = MultiplyBf16Pairs(upper_halves(values[1]), scale);
   }
 }
-
-// Decodes a half of a warp's rows in place.
 template <typename T, bool kIs656>
-KVB_DEVICE void Decode(int half, const uint32_t (&scales)[kPasses], int lane, int first_row,
-                       unsigned char* tile) {
-  const int l = lane % 8;
-  unsigned char* boxes = tile + half * kHalfBoxes * kBoxBytes;
-  uint4 codes[kPasses][2];
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (!HasPiece<kIs656>(half, i, l)) continue;
-      codes[pass][i] = *reinterpret_cast<const uint4*>(boxes + i * kBoxBytes +
-                                                       PieceAt(first_row + 4 * pass + lane / 8, l));
-    }
+KVB_DEVICE uint4 DecodeEight(uint32_t first, uint32_t second, uint32_t scale) {
+  uint4 values;
+  DecodeFour<T, kIs656>(first, scale, values.x, values.y);
+  DecodeFour<T, kIs656>(second, scale, values.z, values.w);
+  return values;
+}
+
+// Decodes a half of a row; `at`: where the first 8 values of piece 0 go, those of lanes 4 to 7 the
+// second 8.
+template <typename T, bool kIs656>
+KVB_DEVICE void Decode(int half, const uint4 (&codes)[2], uint32_t own_scale, int lane,
+                       uint32_t at) {
+  const int l = lane % 8, odd = l / 4;
+  if (!kIs656) {
+    own_scale = __float_as_uint(E8m0ToFloat(static_cast<uint8_t>(own_scale)));
+    own_scale |= own_scale >> 16;
   }
-  __syncwarp();
-  // Lanes that share banks store their two pieces of 8 values in opposite order.
-  const int odd = l / 4;
+  unsigned char* boxes = DynamicSharedMemory() + half * kHalfBoxes * kBoxBytes;
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int row = first_row + 4 * pass + lane / 8;
-    unsigned char* first = boxes + odd * kBoxBytes + PieceAt(row, l % 4 * 2 + odd);
-    unsigned char* second = boxes + odd * kBoxBytes + PieceAt(row, l % 4 * 2 + 1 - odd);
-    const float own =
-        kIs656 ? __uint_as_float(scales[pass]) : E8m0ToFloat(static_cast<uint8_t>(scales[pass]));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float scale = __shfl_sync(kFullWarp, own, lane - l + (kIs656 ? i : 2 * i + odd));
-      if (!HasPiece<kIs656>(half, i, l)) continue;
-      const uint4 from = codes[pass][i];
-      StoreShared16(first + i * 2 * kBoxBytes,
-                    DecodePiece<T>(odd != 0 ? from.z : from.x, odd != 0 ? from.w : from.y, scale));
-      StoreShared16(second + i * 2 * kBoxBytes,
-                    DecodePiece<T>(odd != 0 ? from.x : from.z, odd != 0 ? from.y : from.w, scale));
-    }
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t scale = __shfl_sync(kFullWarp, own_scale,
+                                       lane - l + (kIs656 ? 2 * half + i : 4 * half + 2 * i + odd));
+    if (!HasPiece<kIs656>(half, i, l)) continue;
+    const uint4 from = codes[i];
+    StoreShared16(
+        boxes + at + i * 2 * kBoxBytes,
+        DecodeEight<T, kIs656>(odd != 0 ? from.z : from.x, odd != 0 ? from.w : from.y, scale));
+    StoreShared16(
+        boxes + (at ^ 16) + i * 2 * kBoxBytes,
+        DecodeEight<T, kIs656>(odd != 0 ? from.x : from.z, odd != 0 ? from.y : from.w, scale));
   }
 }
 
-// Four lanes bring the lines of a row, which is not left: it may be the last one.
+// Lane n brings a quarter of the lines of row n % 8 of a tile, whose places are lanes' from `first`
+// on. A row is not left: it may be the last one.
 template <bool kIs656>
-KVB_DEVICE void PrefetchRow(const RowPlace& place, int lane) {
-  if (place.row == nullptr) return;
+KVB_DEVICE void PrefetchRows(const RowPlace& place, int first, int lane) {
+  const int from = first + lane % kOwnRows, quarter = lane / kOwnRows;
+  const unsigned char* row = FromLane(place.row, from);
+  const unsigned char* beside = kIs656 ? nullptr : FromLane(place.beside, from);
+  if (row == nullptr) return;
   constexpr int kLast = kIs656 ? kRotaryAt656 + 2 * kRotaryValues - 16 : kRecord584 - 16;
-  const int quarter = lane / kOwnRows;
   if (quarter < 3) {
-    PrefetchToL2(place.row + quarter * 256);
-    PrefetchToL2(place.row + (quarter < 2 ? quarter * 256 + 128 : kLast));
+    PrefetchToL2(row + quarter * 256);
+    PrefetchToL2(row + (quarter < 2 ? quarter * 256 + 128 : kLast));
   } else if (!kIs656) {
-    PrefetchToL2(place.beside);
+    PrefetchToL2(beside);
   }
 }
 
+// The ninth box is not used by the layout without 576 values: a thread keeps codes of second halves
+// there, each where it alone reads it.
+KVB_DEVICE uint32_t KeptCodes(int thread, int pass, int i) {
+  const int warp = thread / 32;
+  return (1 + warp / 4) * kTileBytes + kMlaValueBoxes * kBoxBytes + warp % 4 * 2048 + pass * 1024 +
+         i * 512 + thread % 32 * 16;
+}
+template <bool kIs656>
+KVB_DEVICE void KeepCodes(const unsigned char* row, bool valid, int thread, int pass) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (!valid || !HasPiece<kIs656>(1, i, thread % 8)) continue;
+    CopyAsync16(SharedAddress(DynamicSharedMemory()) + KeptCodes(thread, pass, i),
+                row + 256 + i * 128);
+  }
+}
+template <bool kIs656>
+KVB_DEVICE void LoadKeptCodes(bool valid, int thread, int pass, uint4 (&codes)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    codes[i] = {0, 0, 0, 0};
+    if (!valid || !HasPiece<kIs656>(1, i, thread % 8)) continue;
+    codes[i] = *reinterpret_cast<const uint4*>(DynamicSharedMemory() + KeptCodes(thread, pass, i));
+  }
+}
+
+// Where in a box a piece of a pass is that is at `at` in pass 0: four rows further on.
+KVB_DEVICE uint32_t InPass(uint32_t at, int pass) { return pass == 0 ? at : (at ^ 64) + 512; }
+
+// Places are found for four tiles at a time: of tile t of those, this warp's rows by lanes 8 t on.
+inline constexpr int kPlacedTiles = 32 / kOwnRows;
+// The first key that a producing thread finds the place of, from the first tile's on; the others
+// are kPlacedTiles tiles apart.
+KVB_DEVICE int OwnKey(int thread) {
+  return thread % 32 / kOwnRows * kKeys + thread / 32 * kOwnRows + thread % kOwnRows;
+}
+
+// entries: of the thread's first two keys.
 template <typename T, bool kIs656>
-KVB_DEVICE void ProduceDecoded(const AttendRowsParams& params, uint32_t& flags) {
-  constexpr Layout kLayout = kIs656 ? Layout::kMlaFp8_656 : Layout::kMlaFp8_584;
-  constexpr int kRotaryBox = kIs656 ? 8 : 7, kRotaryHalf = kIs656 ? 0 : 1;
+KVB_DEVICE void ProduceDecoded(const AttendRowsParams& params, const int (&entries)[2],
+                               uint32_t& flags) {
+  constexpr int kRotaryBox = kIs656 ? 8 : 7;
   constexpr int kRotaryAt = kIs656 ? kRotaryAt656 : kValues584;
   BlockState& state = State();
   const Tiles tiles(state.work);
   const int thread = static_cast<int>(threadIdx.x) - kConsumers;
   const int lane = thread % 32, warp = thread / 32, l = lane % 8;
-  // Four lanes find a key each: places a tile ahead, entries two.
-  static_assert(kOwnRows == 8);
-  int j = tiles.first * kKeys + kOwnRows * warp + lane % kOwnRows;
-  const auto place_of = [&](int entry) { return PlaceOf<true>(state, kLayout, j, entry, flags); };
-  int next_entry = EntryOf<true>(state, j + kKeys);
-  RowPlace next = place_of(EntryOf<true>(state, j));
+  static_assert(kOwnRows == 8 && kPasses == 2);
+  // Lines are brought to the L2 a tile ahead, and not more of them at a time; entries are read four
+  // tiles before their places are found.
+  int j = tiles.first * kKeys + OwnKey(thread);
+  int next_entry = entries[1];
+  RowPlace place = PlaceOf<true>(state, kFp8Layout<kIs656>, j, entries[0], flags);
+  // Of the tile whose codes were loaded last, from the lane's first piece on; in `live` whether
+  // there is a row.
+  const unsigned char* rows[kPasses];
+  unsigned live = 0;
+  uint4 codes[kPasses][2];
+  uint32_t scales[kPasses], next_scales[kPasses];
+  const auto is_live = [&](int pass) { return (live >> (4 * pass + lane / 8) & 1) != 0; };
+  // The first half of tile n.
+  const auto load_first = [&](int n, int pass) {
+    const int from = n % kPlacedTiles * kOwnRows + 4 * pass + lane / 8;
+    if (pass == 0) {
+      live = __ballot_sync(kFullWarp, place.row != nullptr) >> n % kPlacedTiles * kOwnRows;
+    }
+    const unsigned char* at = FromLane(place.row, from);
+    rows[pass] = at + l * 16;
+    at = kIs656 ? at + kScalesAt656 : FromLane(place.beside, from);
+    next_scales[pass] = is_live(pass) ? LoadScale<kIs656>(at, l) : 0;
+    LoadCodes<kIs656>(rows[pass], is_live(pass), 0, l, codes[pass]);
+  };
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    load_first(0, pass);
+    if (!kIs656) KeepCodes<kIs656>(rows[pass], is_live(pass), thread, pass);
+  }
+  CommitCopies();
+  // Where the lane's first piece of pass 0 goes, and its rotary values.
+  const uint32_t to_row = kOwnRows * warp + lane / 8;
+  uint32_t values_at = l / 4 * kBoxBytes + PieceAt(to_row, l % 4 * 2 + l / 4);
+  uint32_t rotary_at = kRotaryBox * kBoxBytes + PieceAt(to_row, l);
 #pragma unroll 1
   for (int tile = tiles.first; tile <= tiles.last; ++tile) {
     const int n = tile - tiles.first, stage = n & 1;
-    unsigned char* to = TileOf(stage);
-    const RowPlace place = next;
-    const unsigned live = __ballot_sync(kFullWarp, place.row != nullptr);
-    uint32_t scales[kHalves][kPasses];
+    const uint32_t to = (1 + stage) * kTileBytes;
+    KeepInLoop(values_at);
+    KeepInLoop(rotary_at);
+    if (n % kPlacedTiles == kPlacedTiles - 1) {
+      j += kPlacedTiles * kKeys;
+      place = PlaceOf<true>(state, kFp8Layout<kIs656>, j, next_entry, flags);
+      next_entry = EntryOf<true>(state, j + kPlacedTiles * kKeys);
+    }
+    PrefetchRows<kIs656>(place, (n + 1) % kPlacedTiles * kOwnRows, lane);
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       if (n > 1) WaitAtBarrier(EmptyBarrier(stage, half), ((n >> 1) - 1) & 1);
       if (half == 0 && lane == 0) state.live[stage][warp] = static_cast<uint8_t>(live);
+      const bool was_live[kPasses] = {is_live(0), is_live(1)};
+      if (!kIs656 && half == 1) WaitCopies<0>();
+      // Rotary values are what they will be.
+      if (half == kRotaryHalf<kIs656>) {
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+          CopyAsync16(SharedAddress(DynamicSharedMemory()) + to + InPass(rotary_at, pass),
+                      was_live[pass] ? rows[pass] + kRotaryAt : Somewhere(params), was_live[pass]);
+        }
+        ArriveAfterCopies(FullBarrier(stage, half));
+      }
+      if (half == 0) scales[0] = next_scales[0], scales[1] = next_scales[1];
+      if (!kIs656 && half == 1) {
+        load_first(n + 1, 0);
+        load_first(n + 1, 1);
+      }
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        const int from = 4 * pass + lane / 8;
-        const bool valid = (live >> from & 1) != 0;
-        const unsigned char* row = FromLane(place.row, from);
-        const unsigned char* beside = kIs656 ? row + kScalesAt656 : FromLane(place.beside, from);
-        scales[half][pass] = valid ? LoadScale<kIs656>(half, beside, l) : 0;
-        if (!valid) row = Somewhere(params);
-        const uint32_t at = SharedAddress(to) + PieceAt(kOwnRows * warp + from, l);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (!HasPiece<kIs656>(half, i, l)) continue;
-          CopyAsync16(at + (half * kHalfBoxes + i) * kBoxBytes, row + (16 * half + 8 * i + l) * 16,
-                      valid);
+        const uint32_t at = to + InPass(values_at, pass);
+        if (kIs656 || half == 0) {
+          Decode<T, kIs656>(half, codes[pass], scales[pass], lane, at);
+        } else {
+          uint4 kept[2];
+          LoadKeptCodes<kIs656>(was_live[pass], thread, pass, kept);
+          Decode<T, kIs656>(half, kept, scales[pass], lane, at);
+          // They are in registers: of the next tile to the same place.
+          KeepCodes<kIs656>(rows[pass], is_live(pass), thread, pass);
         }
-        // Rotary values are what they will be.
-        if (half == kRotaryHalf) {
-          CopyAsync16(at + kRotaryBox * kBoxBytes, row + kRotaryAt + l * 16, valid);
+        if (!kIs656) continue;
+        if (half == 0) {
+          LoadCodes<kIs656>(rows[pass], was_live[pass], 1, l, codes[pass]);
+        } else {
+          load_first(n + 1, pass);
         }
       }
-      CommitCopies();
+      if (half == 1) CommitCopies();
+      ArriveAsWarp(FullBarrier(stage, half));
     }
-    j += kKeys;
-    next = place_of(next_entry);
-    next_entry = EntryOf<true>(state, j + kKeys);
-    PrefetchRow<kIs656>(next, lane);
-    WaitCopies<1>();
-    Decode<T, kIs656>(0, scales[0], lane, kOwnRows * warp, to);
-    ArriveAsWarp(FullBarrier(stage, 0));
-    WaitCopies<0>();
-    Decode<T, kIs656>(1, scales[1], lane, kOwnRows * warp, to);
-    ArriveAsWarp(FullBarrier(stage, 1));
   }
+  CommitCopies();
+  WaitCopies<0>();
 }
 
 }  // namespace kvblocks::attention::cuda::mla_rows64

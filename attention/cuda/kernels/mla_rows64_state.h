@@ -30,6 +30,7 @@ inline constexpr int kHalves = 2;
 // Named barriers.
 inline constexpr int kProbabilitiesReady = 1, kProbabilitiesTaken = 2, kBothConsumers = 3;
 inline constexpr int kOneConsumer = 4;  // and 5
+inline constexpr int kAllProducers = 6, kWholeBlock = 7;
 
 // Where keys are, with all that an address takes but one multiplication or two: a table of blocks
 // or a list of slots, and the rows of its cache.
