@@ -85,7 +85,8 @@ TEST(CudaBlendOpsTest, SelectionIsThatOfTheCpu) {
       const int64_t suffix = 1 + static_cast<int64_t>(random() % 2) % n;
       Tensor imp(DType::kI32, {n}), diffs(DType::kF32, {n - suffix});
       imp.Set(std::vector<double>(n, 0));
-      ExpectSelectionOfTheCpu({now.view, then.view, ratio, suffix, imp.view, diffs.view}, imp, diffs);
+      ExpectSelectionOfTheCpu({now.view, then.view, ratio, suffix, imp.view, diffs.view}, imp,
+                              diffs);
     }
   }
 }
@@ -107,6 +108,32 @@ TEST(CudaBlendOpsTest, SelectionOfManyTokensIsThatOfTheCpu) {
     Tensor imp(DType::kI32, {kTokens}), diffs(DType::kF32, {kTokens - 5});
     imp.Set(std::vector<double>(kTokens, 0));
     ExpectSelectionOfTheCpu({now.view, then.view, ratio, 5, imp.view, diffs.view}, imp, diffs);
+  }
+}
+
+// Many in little of the range: the interval in which the last of them lies is found in several
+// steps, or by the last bits of the sums.
+TEST(CudaBlendOpsTest, SelectionAmongSumsOfVeryDifferentSizesIsThatOfTheCpu) {
+  constexpr int64_t kTokens = 3000;
+  std::mt19937_64 random(6);
+  for (const bool alike : {false, true}) {
+    Tensor now(DType::kF32, {kTokens, 1, 2}), then(DType::kF32, {kTokens, 1, 2});
+    std::vector<double> values(kTokens * 2, 0.0);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      const auto draw = static_cast<double>(random() % 4096);
+      // The second value is in the lower word of the sum only.
+      values[2 * t] = alike ? 1 : t % 100 == 0 ? std::ldexp(1.0, t % 61) : 1 + draw / (1 << 20);
+      values[2 * t + 1] = alike ? std::ldexp(draw, -36) : 0;
+      if (!alike && t % 7 == 0) values[2 * t] = 0;
+    }
+    now.Set(values);
+    then.Set(std::vector<double>(kTokens * 2, 0.0));
+    for (const double ratio : {0.004, 0.1, 0.5, 0.86, 0.95}) {
+      SCOPED_TRACE(testing::Message() << alike << ", ratio " << ratio);
+      Tensor imp(DType::kI32, {kTokens}), diffs(DType::kF32, {kTokens - 1});
+      imp.Set(std::vector<double>(kTokens, 0));
+      ExpectSelectionOfTheCpu({now.view, then.view, ratio, 1, imp.view, diffs.view}, imp, diffs);
+    }
   }
 }
 
@@ -140,12 +167,13 @@ TEST(CudaBlendOpsTest, FusedRowsAreBitsOfTheNewOnesAndBadIndicesAreSkipped) {
     std::vector<double> k_expected = k_old.Get(), v_expected = v_old.Get();
     const std::vector<double> k_from = k_new.Get(), v_from = v_new.Get();
     for (const auto& [row, token] : {std::pair{0, 4}, std::pair{2, 1}}) {
-      for (int64_t i = 0; i < 2 * dim; ++i) k_expected[token * 2 * dim + i] = k_from[row * 2 * dim + i];
+      for (int64_t i = 0; i < 2 * dim; ++i)
+        k_expected[token * 2 * dim + i] = k_from[row * 2 * dim + i];
       for (int64_t i = 0; i < 32; ++i) v_expected[token * 32 + i] = v_from[row * 32 + i];
     }
     Flagged cuda;
-    const absl::Status status = OnDevice().FuseKv(
-        cuda.context, {imp.view, k_new.view, v_new.view, k_old.view, v_old.view});
+    const absl::Status status =
+        OnDevice().FuseKv(cuda.context, {imp.view, k_new.view, v_new.view, k_old.view, v_old.view});
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ(k_old.Get(), k_expected);
     EXPECT_EQ(v_old.Get(), v_expected);

@@ -1,10 +1,13 @@
-// The cache writers of CUDA against those of the CPU: the same bytes, whatever the layout, the types
-// and the slots (T-4), and what kernels do about slots that only they see.
+// The cache writers of CUDA against those of the CPU: the same bytes, whatever the layout, the
+// types and the slots (T-4), and what kernels do about slots that only they see.
 
 #include "attention/cuda/cache_ops.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -80,10 +83,10 @@ struct Types {
   DType from, to;
 };
 constexpr Types kTypes[] = {
-    {DType::kBF16, DType::kBF16},   {DType::kF16, DType::kF16},     {DType::kF32, DType::kF32},
-    {DType::kF8E4M3, DType::kF8E4M3}, {DType::kI8, DType::kI8},     {DType::kF32, DType::kBF16},
-    {DType::kF32, DType::kF16},     {DType::kBF16, DType::kF8E4M3}, {DType::kF16, DType::kF8E5M2},
-    {DType::kF32, DType::kI8},      {DType::kBF16, DType::kI8},     {DType::kF32, DType::kF8E4M3},
+    {DType::kBF16, DType::kBF16},     {DType::kF16, DType::kF16},     {DType::kF32, DType::kF32},
+    {DType::kF8E4M3, DType::kF8E4M3}, {DType::kI8, DType::kI8},       {DType::kF32, DType::kBF16},
+    {DType::kF32, DType::kF16},       {DType::kBF16, DType::kF8E4M3}, {DType::kF16, DType::kF8E5M2},
+    {DType::kF32, DType::kI8},        {DType::kBF16, DType::kI8},     {DType::kF32, DType::kF8E4M3},
     {DType::kBF16, DType::kF32},
 };
 
@@ -94,9 +97,8 @@ TEST(CudaCacheOpsTest, T4ReshapeAndCacheWritesTheBytesOfTheCpu) {
     for (const Types types : kTypes) {
       for (const int64_t dim : {16, 48, 128}) {
         // A GPU wants strides of 16 bytes, the tokens of a dim-major block among them.
-        const int64_t block_size = layout == KvLayout::kPagedX
-                                       ? int64_t{16} << random() % 2
-                                       : int64_t{1} << (1 + random() % 5);
+        const int64_t block_size = layout == KvLayout::kPagedX ? int64_t{16} << random() % 2
+                                                               : int64_t{1} << (1 + random() % 5);
         const int64_t num_blocks = 1 + static_cast<int64_t>(random() % 6);
         const int64_t heads = 1 + static_cast<int64_t>(random() % 3);
         const int64_t n = 1 + static_cast<int64_t>(random() % (block_size * num_blocks));
@@ -143,56 +145,116 @@ TEST(CudaCacheOpsTest, T4ReshapeAndCacheWritesTheBytesOfTheCpu) {
   EXPECT_EQ(cases, 3 * 13 * 3);
 }
 
-// Middles between codes among them: of scales that are powers of two, a fifth of one (as 1 / 200 of a
-// largest magnitude is), or neither; and scales near the ends of float32.
-TEST(CudaCacheOpsTest, EveryBf16ValueGetsTheCodeOfTheCpu) {
-  constexpr int64_t kTokens = 512, kDim = 128;
-  Tensor k(DType::kBF16, {kTokens, 1, kDim});
-  for (int64_t i = 0; i < kTokens * kDim; ++i) {
-    auto bits = static_cast<uint16_t>(i);
-    if ((bits & 0x7fff) > 0x7f80) bits = 0;  // NaN may have any sign
-    std::memcpy(k.bytes.data() + 2 * i, &bits, sizeof(bits));
-  }
+// Writes `k` [512, 1, 128] as codes, in rows and in pieces, and compares with the CPU.
+void ExpectCodesOfTheCpu(const Tensor& k, DType code, float factor) {
+  constexpr int64_t kTokens = 512, kDim = 128, kBlocks = kTokens / 16;
   std::vector<double> all(kTokens);
   std::iota(all.begin(), all.end(), 0);
   Tensor slots(DType::kI64, {kTokens});
   slots.Set(all);
+  for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kPagedX}) {
+    SCOPED_TRACE(testing::Message() << Name(k.view.dtype) << " to " << Name(code) << " scale "
+                                    << factor << " " << Name(layout));
+    const bool nhd = layout == KvLayout::kNhd;
+    Tensor k_cache(code, nhd ? std::vector<int64_t>{kBlocks, 16, 1, kDim}
+                             : std::vector<int64_t>{kBlocks, 1, kDim / 16, 16, 16});
+    Tensor v_cache(code, nhd ? std::vector<int64_t>{kBlocks, 16, 1, kDim}
+                             : std::vector<int64_t>{kBlocks, 1, kDim, 16});
+    Tensor scale(DType::kF32, {1});
+    scale.Set({factor});
+    ReshapeAndCacheArgs args;
+    args.k = args.v = k.view;
+    args.slot_mapping = slots.view;
+    args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
+    args.scales = {scale.view, scale.view};
+    ASSERT_TRUE(CpuReshapeAndCache({}, args).ok());
+    const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
+    FillWithPoison(k_cache);
+    FillWithPoison(v_cache);
+    const absl::Status status = OnDevice().ReshapeAndCache({}, args);
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(k_cache.bytes == k_expected);
+    ASSERT_TRUE(v_cache.bytes == v_expected);
+  }
+}
+
+// All values of a 16-bit type but NaN, which may have any sign.
+Tensor EveryValue(DType dtype) {
+  Tensor k(dtype, {512, 1, 128});
+  const int infinity = dtype == DType::kBF16 ? 0x7f80 : 0x7c00;
+  for (int64_t i = 0; i < 512 * 128; ++i) {
+    auto bits = static_cast<uint16_t>(i);
+    if ((bits & 0x7fff) > infinity) bits = 0;
+    std::memcpy(k.bytes.data() + 2 * i, &bits, sizeof(bits));
+  }
+  return k;
+}
+
+// Middles between codes among them: of scales that are powers of two, a fifth of one (as 1 / 200 of
+// a largest magnitude is), or neither; and scales near the ends of float32.
+TEST(CudaCacheOpsTest, EveryBf16ValueGetsTheCodeOfTheCpu) {
+  const Tensor k = EveryValue(DType::kBF16);
   for (const DType code : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
-    for (const double factor : {1.0, 0.25, 3.5 / 200, 0.05, 1.0 / 3, 5.0, 3e-38, 1e-31, 2e31, 3e38}) {
-      for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kPagedX}) {
-        SCOPED_TRACE(testing::Message() << Name(code) << " " << factor << " " << Name(layout));
-        const bool nhd = layout == KvLayout::kNhd;
-        const int64_t blocks = kTokens / 16;
-        Tensor k_cache(code, nhd ? std::vector<int64_t>{blocks, 16, 1, kDim}
-                                 : std::vector<int64_t>{blocks, 1, kDim / 16, 16, 16});
-        Tensor v_cache(code, nhd ? std::vector<int64_t>{blocks, 16, 1, kDim}
-                                 : std::vector<int64_t>{blocks, 1, kDim, 16});
-        Tensor scale(DType::kF32, {1});
-        scale.Set({factor});
-        ReshapeAndCacheArgs args;
-        args.k = args.v = k.view;
-        args.slot_mapping = slots.view;
-        args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
-        args.scales = {scale.view, scale.view};
-        ASSERT_TRUE(CpuReshapeAndCache({}, args).ok());
-        const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
-        FillWithPoison(k_cache);
-        FillWithPoison(v_cache);
-        const absl::Status status = OnDevice().ReshapeAndCache({}, args);
-        ASSERT_TRUE(status.ok()) << status;
-        ASSERT_TRUE(k_cache.bytes == k_expected);
-        ASSERT_TRUE(v_cache.bytes == v_expected);
+    for (const double factor :
+         {1.0, 0.25, 3.5 / 200, 0.05, 1.0 / 3, 5.0, 3e-38, 1e-31, 2e31, 3e38}) {
+      ExpectCodesOfTheCpu(k, code, static_cast<float>(factor));
+    }
+  }
+}
+
+// Quotients by these are middles, or lie right beside some: scales are a value over a middle, or
+// the floats next to that.
+TEST(CudaCacheOpsTest, EveryShortValueByScalesThatGiveMiddlesGetsTheCodeOfTheCpu) {
+  std::mt19937_64 random(11);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const Tensor k = EveryValue(dtype);
+    for (const DType code : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
+      const uint64_t middles = code == DType::kI8 ? 127 : code == DType::kF8E4M3 ? 16 : 8;
+      const uint64_t values = dtype == DType::kBF16 ? 256 : 2048;
+      for (int i = 0; i < 5; ++i) {
+        const auto value = static_cast<float>(1 + random() % (values - 1));
+        const auto middle = static_cast<float>(2 * (random() % middles) + 1);
+        const float factor = std::ldexp(value / middle, static_cast<int>(random() % 9) - 8);
+        for (int steps = -2; steps <= 2; ++steps) {
+          float beside = factor;
+          for (int n = 0; n < std::abs(steps); ++n) {
+            beside = std::nextafter(beside, steps < 0 ? 0.0f : 1e30f);
+          }
+          ExpectCodesOfTheCpu(k, code, beside);
+        }
       }
+    }
+  }
+}
+
+// Float32 values: those nearest to middles times the scale, those beside them, and any others.
+TEST(CudaCacheOpsTest, WideValuesNearMiddlesGetTheCodesOfTheCpu) {
+  std::mt19937_64 random(12);
+  for (const DType code : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
+    for (const float factor : {1.0f, 3.0f, 0.0371f, 7e-19f, 3e19f, 2e-31f}) {
+      Tensor k(DType::kF32, {512, 1, 128});
+      for (int64_t i = 0; i < 512 * 128; ++i) {
+        const auto middle = static_cast<float>(2 * (random() % 128) + 1);
+        const int power = code == DType::kI8 ? -1 : static_cast<int>(random() % 24) - 14;
+        float value = std::ldexp(middle, power) * factor;
+        for (uint64_t n = random() % 3; n > 0; --n) value = std::nextafter(value, 0.0f);
+        for (uint64_t n = random() % 3; n > 0; --n) value = std::nextafter(value, 3e38f);
+        if (i % 64 == 0) value = i % 128 == 0 ? 0 : std::numeric_limits<float>::infinity();
+        if (random() % 2 == 0) value = -value;
+        std::memcpy(k.bytes.data() + 4 * i, &value, sizeof(value));
+      }
+      ExpectCodesOfTheCpu(k, code, factor);
     }
   }
 }
 
 TEST(CudaCacheOpsTest, T4ConcatAndCacheMlaWritesTheBytesOfTheCpu) {
   std::mt19937_64 random(8);
-  for (const KvLayout layout : {KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,
-                                KvLayout::kMlaFp8_584}) {
-    for (const Types types : {Types{DType::kBF16, DType::kBF16}, Types{DType::kBF16, DType::kF8E4M3},
-                              Types{DType::kF32, DType::kBF16}, Types{DType::kF16, DType::kF16}}) {
+  for (const KvLayout layout :
+       {KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656, KvLayout::kMlaFp8_584}) {
+    for (const Types types :
+         {Types{DType::kBF16, DType::kBF16}, Types{DType::kBF16, DType::kF8E4M3},
+          Types{DType::kF32, DType::kBF16}, Types{DType::kF16, DType::kF16}}) {
       const bool tiled = layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
       const bool planar = layout == KvLayout::kMlaFp8_584;
       const DType to = tiled ? DType::kU8 : types.to;
@@ -294,10 +356,10 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
     k.Set(std::vector<double>(48, 2));
     v.Set(std::vector<double>(48, 3));
     const bool nhd = layout == KvLayout::kNhd;
-    Tensor k_cache(DType::kBF16, nhd ? std::vector<int64_t>{1, 8, 1, 16}
-                                     : std::vector<int64_t>{1, 1, 2, 8, 8});
-    Tensor v_cache(DType::kBF16, nhd ? std::vector<int64_t>{1, 8, 1, 16}
-                                     : std::vector<int64_t>{1, 1, 16, 8});
+    Tensor k_cache(DType::kBF16,
+                   nhd ? std::vector<int64_t>{1, 8, 1, 16} : std::vector<int64_t>{1, 1, 2, 8, 8});
+    Tensor v_cache(DType::kBF16,
+                   nhd ? std::vector<int64_t>{1, 8, 1, 16} : std::vector<int64_t>{1, 1, 16, 8});
     Tensor slots(DType::kI64, {3});
     slots.Set({8, 1, 1e15});
     ReshapeAndCacheArgs args;

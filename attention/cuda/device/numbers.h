@@ -172,6 +172,23 @@ KVB_DEVICE uint32_t EncodePair<E5m2>(float lower, float upper) {
   return pair;
 }
 #endif
+#if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__)
+template <>
+KVB_DEVICE uint32_t EncodePair<Int8>(float lower, float upper) {
+  // NaN passes the maximum and becomes 0; what is above 127 is cut by the conversion.
+  uint32_t first, second;
+  asm("{\n"
+      ".reg .f32 low, high;\n"
+      "max.NaN.f32 low, %2, 0fC2FE0000;\n"
+      "max.NaN.f32 high, %3, 0fC2FE0000;\n"
+      "cvt.rni.sat.s8.f32 %0, low;\n"
+      "cvt.rni.sat.s8.f32 %1, high;\n"
+      "}"
+      : "=r"(first), "=r"(second)
+      : "f"(lower), "f"(upper));
+  return (first & 0xffu) | (second & 0xffu) << 8;
+}
+#endif
 
 // 2^(bits - 127).
 KVB_DEVICE float E8m0ToFloat(uint8_t bits) {

@@ -4,6 +4,8 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_COPIES_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_CACHE_COPIES_H_
 
+#include <type_traits>
+
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
@@ -11,6 +13,7 @@
 #include "attention/cuda/kernels/device_flags.h"
 #include "attention/cuda/kernels/elements.h"
 #include "attention/cuda/kernels/row_units.h"
+#include "attention/cuda/kernels/short_quotients.h"
 
 namespace kvblocks::attention::cuda {
 
@@ -20,92 +23,117 @@ KVB_HOST_DEVICE int ElementsOf(const RowStore& store) { return 16 / BytesOf(stor
 // As they are.
 struct RawCopy {
   static constexpr bool kScaled = false;
-  // Of rows: loads of a thread that are under way at once, and threads of a block.
-  static constexpr int kTokens = 8, kThreads = 128;
-  explicit KVB_DEVICE RawCopy(float) {}
-  KVB_DEVICE uint32_t TryStore(const RowStore&, const uint4& unit, unsigned char* to,
-                               int64_t) const {
+  // Of rows: loads of a thread that are under way at once, threads of a block, and blocks of a
+  // multiprocessor, for which registers are given out.
+  static constexpr int kTokens = 8, kThreads = 128, kBlocks = 8;
+  KVB_DEVICE RawCopy(const RowStore&, float) {}
+  KVB_DEVICE bool is_slow() const { return false; }
+  template <Element kFrom>
+  KVB_DEVICE void Store(const RowStore&, const uint4& unit, unsigned char* to, int64_t) const {
     *reinterpret_cast<uint4*>(to) = unit;
-    return 0;
   }
-  KVB_DEVICE uint32_t Settle(float) const { return 0; }
 };
 
 // As another type. If that takes more than 16 bytes, the rest is stored `piece_step` bytes further.
+// Codes of scales that are very large or small are made slowly.
 template <typename To>
-struct Converted {
+class Converted {
+ public:
   static constexpr int kBytes = static_cast<int>(sizeof(typename To::Bits));
   static constexpr bool kScaled = kBytes == 1;
-  static constexpr int kTokens = 4, kThreads = 128;
-  explicit KVB_DEVICE Converted(float scale) : codes(scale) {}
+  static constexpr int kTokens = 8, kThreads = 128, kBlocks = 7;
+  // REQUIRES: all lanes of the warp are here.
+  KVB_DEVICE Converted(const RowStore&, float scale) : scale_(scale) {
+    if constexpr (kScaled) {
+      constexpr int kRounds = std::is_same_v<To, Int8> ? 4 : 1;
+      quotient_ = ShortQuotients::Of<kRounds>(scale);
+    }
+  }
+  KVB_DEVICE bool is_slow() const { return kScaled && !ShortQuotients::IsOrdinary(scale_); }
 
-  // Bit n of what is returned: code n is to be settled.
-  KVB_DEVICE uint32_t TryStore(const RowStore& store, const uint4& unit, unsigned char* to,
-                               int64_t piece_step) const {
-    const bool wide = store.from.element == Element::kF32;
+  // REQUIRES: not is_slow(); codes are made of elements of type kFrom.
+  template <Element kFrom>
+  KVB_DEVICE void Store(const RowStore& store, const uint4& unit, unsigned char* to,
+                        int64_t piece_step) const {
     float values[kUnit];
+    if constexpr (kScaled) {
+      UnpackPiece(kFrom, unit, values);
+      if constexpr (kFrom == Element::kF32) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[i] = quotient_.OfWide(values[i], scale_);
+        *reinterpret_cast<uint32_t*>(to) = Codes(values);
+      } else {
+#pragma unroll
+        for (float& value : values) value = quotient_.OfShort(value);
+        *reinterpret_cast<uint2*>(to) = make_uint2(Codes(values), Codes(values + 4));
+      }
+      return;
+    }
     UnpackPiece(store.from.element, unit, values);
-    uint32_t open = 0;
     if constexpr (kBytes == 4) {
       *reinterpret_cast<float4*>(to) = make_float4(values[0], values[1], values[2], values[3]);
       *reinterpret_cast<float4*>(to + piece_step) =
           make_float4(values[4], values[5], values[6], values[7]);
     } else if constexpr (kBytes == 2) {
-      const uint4 pairs =
-          make_uint4(To::Pack(values[0], values[1]), To::Pack(values[2], values[3]),
-                     To::Pack(values[4], values[5]), To::Pack(values[6], values[7]));
-      StorePart(wide, pairs, to);
-    } else {
-      uint2 both;
-      open = codes.Try(values[0], values[1], values[2], values[3], &both.x);
-      const uint32_t upper = codes.Try(values[4], values[5], values[6], values[7], &both.y);
-      if (!wide) open |= upper << 4;
-      StorePart(wide, both, to);
+      const uint2 lower =
+          make_uint2(To::Pack(values[0], values[1]), To::Pack(values[2], values[3]));
+      if (store.from.element == Element::kF32) {
+        *reinterpret_cast<uint2*>(to) = lower;
+      } else {
+        *reinterpret_cast<uint4*>(to) = make_uint4(lower.x, lower.y, To::Pack(values[4], values[5]),
+                                                   To::Pack(values[6], values[7]));
+      }
     }
-    return open;
   }
 
-  KVB_DEVICE uint32_t Settle(float value) const { return codes.Settle(value); }
+  // Codes of any scale.
+  KVB_DEVICE void StoreSlowly(const RowStore& store, const uint4& unit, unsigned char* to) const {
+    const Divider divide(scale_);
+#pragma unroll 1
+    for (int n = 0; n < ElementsOf(store); ++n) {
+      const float quotient = divide(ValueOf(store.from.element, unit, n));
+      to[n] = static_cast<unsigned char>(EncodePair<To>(quotient, 0.0f));
+    }
+  }
 
  private:
-  // Of a float32 source there is the first half only.
-  static KVB_DEVICE void StorePart(bool half, const uint4& all, unsigned char* to) {
-    if (half) {
-      *reinterpret_cast<uint2*>(to) = make_uint2(all.x, all.y);
-    } else {
-      *reinterpret_cast<uint4*>(to) = all;
-    }
-  }
-  static KVB_DEVICE void StorePart(bool half, const uint2& all, unsigned char* to) {
-    if (half) {
-      *reinterpret_cast<uint32_t*>(to) = all.x;
-    } else {
-      *reinterpret_cast<uint2*>(to) = all;
-    }
+  static KVB_DEVICE uint32_t Codes(const float* values) {
+    return EncodePair<To>(values[0], values[1]) | EncodePair<To>(values[2], values[3]) << 16;
   }
 
-  CodeMaker<To> codes;
+  float scale_;
+  ShortQuotients quotient_;
 };
 
-// Settles what TryStore left open of several units, bit 8 i + n for code n of unit i, which is at
-// place_of(i): each lane a value of its own at a time.
+// Calls store_all(the type that codes are made of), given as a type. `store_all` is there three
+// times, so that none has steps of the others.
+template <typename Copy, typename StoreAll>
+KVB_DEVICE void StoreFast(const RowStore& store, const StoreAll& store_all) {
+  if (!Copy::kScaled || store.from.element == Element::kBF16) {
+    store_all(std::integral_constant<Element, Element::kBF16>());
+  } else if (store.from.element == Element::kF16) {
+    store_all(std::integral_constant<Element, Element::kF16>());
+  } else {
+    store_all(std::integral_constant<Element, Element::kF32>());
+  }
+}
+
+// Stores slowly what `copy` has to: of the units those whose bit is in `which`, each to
+// place_of(its number). In one loop, so that it does not stand between what is stored fast.
 template <typename Copy, int kUnits, typename PlaceOf>
-KVB_DEVICE void SettleOpen(const Copy& copy, const RowStore& store, const uint4 (&units)[kUnits],
-                           uint32_t open, const PlaceOf& place_of) {
+KVB_DEVICE void StoreSlowly(const Copy& copy, const RowStore& store, const uint4 (&units)[kUnits],
+                            uint32_t which, const PlaceOf& place_of) {
   if constexpr (Copy::kScaled) {
-    static_assert(8 * kUnits <= 32);
 #pragma unroll 1
-    while (open != 0) {
-      const int bit = 31 - __clz(static_cast<int>(open));
-      open ^= 1u << bit;
-      const int unit = bit / 8, n = bit % 8;
+    while (which != 0) {
+      const int unit = 31 - __clz(static_cast<int>(which));
+      which ^= 1u << unit;
       uint4 piece = units[0];
 #pragma unroll
       for (int i = 1; i < kUnits; ++i) {
         if (unit == i) piece = units[i];
       }
-      place_of(unit)[n] =
-          static_cast<unsigned char>(copy.Settle(ValueOf(store.from.element, piece, n)));
+      copy.StoreSlowly(store, piece, place_of(unit));
     }
   }
 }

@@ -18,12 +18,23 @@ constexpr int kMostTokens = 128;  // of a thread block
 
 // --- Rows and pieces ---
 
+// K or V: units of 16 bytes of the source, and where they go. Strides are in bytes.
+struct Columns {
+  const unsigned char* from = nullptr;
+  unsigned char* to = nullptr;
+  int64_t from_row = 0, from_head = 0, to_block = 0, to_head = 0, to_token = 0;
+  FastDivisor units_per_head;
+  int32_t units = 0;       // of a token
+  int32_t whole = 0;       // units of a head that are no rest of it
+  int32_t unit_bytes = 0;  // in the cache
+  int32_t piece = 1;       // 16 bytes in the cache from one to the next, in 16 bytes
+};
+
 // How the threads of a block divide tokens and the units of a token, those of K before those of V.
 struct RowsPlan {
-  FastDivisor units_per_head[2];
-  int32_t units[2] = {0, 0};  // per token
-  int32_t columns = 0;        // units that a block has of each token
-  FastDivisor across;         // `columns`, or the tokens that lie side by side
+  Columns of[2];
+  int32_t columns = 0;  // units that a block has of each token
+  FastDivisor across;   // `columns`, or the tokens that lie side by side
   int32_t tokens_per_pass = 1;
   // Neighbouring threads have neighbouring tokens, whose pieces are neighbours in the cache.
   bool tokens_first = false;
@@ -34,7 +45,8 @@ struct RowsPlan {
 template <typename Copy, int kTokens>
 KVB_DEVICE void StoreColumns(const CacheWriteParams& params, const RowsPlan& plan,
                              int64_t token_block, int column_block, uint32_t* flags) {
-  __shared__ int64_t rows[2][kMostTokens];  // of the cache's tensors; -1: the token is skipped
+  // Of tokens, in the cache's tensors, in bytes; -1: there is none, or it is skipped.
+  __shared__ int64_t rows[2][kMostTokens];
   const int thread = static_cast<int>(threadIdx.x);
   const int tokens_per_block = kTokens * plan.tokens_per_pass;
   const int64_t first_token = token_block * tokens_per_block;
@@ -49,21 +61,19 @@ KVB_DEVICE void StoreColumns(const CacheWriteParams& params, const RowsPlan& pla
   const int first = plan.tokens_first ? rest : quotient;
   const int column = plan.tokens_first ? quotient : rest;
   int unit = column_block * plan.columns + column;
-  const bool exists =
-      first < plan.tokens_per_pass && column < plan.columns && unit < plan.units[0] + plan.units[1];
-  const int which = unit >= plan.units[0] ? 1 : 0;
-  if (which == 1) unit -= plan.units[0];
+  const bool exists = first < plan.tokens_per_pass && column < plan.columns &&
+                      unit < plan.of[0].units + plan.of[1].units;
+  const int which = unit >= plan.of[0].units ? 1 : 0;
+  if (which == 1) unit -= plan.of[0].units;
+  if (!exists) unit = 0;
   const RowStore& store = params.stores[which];
-  const auto head = static_cast<int>(plan.units_per_head[which].Quotient(exists ? unit : 0));
-  const int elements = ElementsOf(store);
-  const int d = (unit - head * static_cast<int>(plan.units_per_head[which].divisor())) * elements;
-  const bool whole = d + elements <= store.dim;
-  const int from_bytes = BytesOf(store.from.element), to_bytes = BytesOf(store.element);
-  const auto* from =
-      static_cast<const unsigned char*>(store.from.data) +
-      ((first_token + first) * store.from.row_stride + head * store.from.head_stride + d) *
-          from_bytes;
-  const int64_t from_step = plan.tokens_per_pass * store.from.row_stride * from_bytes;
+  const Columns& columns = plan.of[which];
+  const auto head = static_cast<int>(columns.units_per_head.Quotient(unit));
+  unit -= head * static_cast<int>(columns.units_per_head.divisor());  // of the head
+  const bool whole = unit < columns.whole;
+  const unsigned char* from = columns.from + (first_token + first) * columns.from_row +
+                              head * columns.from_head + unit * 16;
+  const int64_t from_step = plan.tokens_per_pass * columns.from_row;
 
   // Everything is on its way before the first slot is known.
   float scale = 1;
@@ -75,54 +85,71 @@ KVB_DEVICE void StoreColumns(const CacheWriteParams& params, const RowsPlan& pla
       units[i] = LoadOnce16(from + i * from_step);
     }
   }
-  if (thread < num_tokens) {
+  if (thread < tokens_per_block) {
     const BlockAndOffset place = plan.slots.Of(slot < 0 ? 0 : slot);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const RowStore& one = params.stores[i];
-      const int64_t token_stride =
-          one.order == RowStore::Order::kRows ? one.token_stride : 16 / BytesOf(one.element);
       rows[i][thread] =
-          slot < 0 ? -1 : place.block * one.block_stride + place.offset * token_stride;
+          slot < 0 ? -1 : place.block * plan.of[i].to_block + place.offset * plan.of[i].to_token;
     }
   }
+  const Copy copy(store, scale);
   __syncthreads();
   if (!exists) return;
 
-  const bool in_rows = store.order == RowStore::Order::kRows;
-  const int in_piece = in_rows ? d : d % (16 / to_bytes);
-  const int64_t piece_step = in_rows ? 16 : int64_t{params.block_size} * 16;
-  auto* to =
-      static_cast<unsigned char*>(store.to) +
-      (head * store.head_stride + int64_t{d - in_piece} * params.block_size + in_piece) * to_bytes;
-  const Copy copy(scale);
+  const int byte = unit * columns.unit_bytes, in_piece = byte & 15;
+  unsigned char* to =
+      columns.to + head * columns.to_head + int64_t{byte - in_piece} * columns.piece + in_piece;
+  const int64_t* own_rows = &rows[which][first];
+  const bool fast = whole && !copy.is_slow();
   bool stored = false;
-  uint32_t open = 0;
+  const auto store_fast = [&] {
+    StoreFast<Copy>(store, [&](auto from_type) {
 #pragma unroll
-  for (int i = 0; i < kTokens; ++i) {
-    const int token = first + i * plan.tokens_per_pass;
-    const int64_t at = token < num_tokens ? rows[which][token] : -1;
-    if (at < 0) continue;
-    stored = true;
-    if (whole) open |= copy.TryStore(store, units[i], to + at * to_bytes, piece_step) << 8 * i % 32;
-  }
-  const auto place_of = [&](int i) {
-    return to + rows[which][first + i * plan.tokens_per_pass] * to_bytes;
+      for (int i = 0; i < kTokens; ++i) {
+        const int64_t row = own_rows[i * plan.tokens_per_pass];
+        if (row < 0) continue;
+        stored = true;
+        if (!Copy::kScaled && !fast) continue;
+        copy.template Store<decltype(from_type)::value>(store, units[i], to + row,
+                                                        int64_t{columns.piece} * 16);
+      }
+    });
   };
-  if (whole) {
-    SettleOpen(copy, store, units, open, place_of);
-  } else {
+  const auto store_slowly = [&] {
+    uint32_t slow = 0;
 #pragma unroll 1
-    for (int i = 0; i < kTokens && first + i * plan.tokens_per_pass < num_tokens; ++i) {
-      if (rows[which][first + i * plan.tokens_per_pass] < 0) continue;
-      StoreRest(store, from + i * from_step, place_of(i), store.dim - d, scale);
+    for (int i = 0; i < kTokens; ++i) {
+      const int64_t row = own_rows[i * plan.tokens_per_pass];
+      if (row < 0) continue;
+      stored = true;
+      if (whole) {
+        slow |= 1u << i;
+      } else {
+        StoreRest(store, from + i * from_step, to + row, store.dim - unit * ElementsOf(store),
+                  scale);
+      }
     }
+    StoreSlowly(copy, store, units, slow,
+                [&](int i) { return to + own_rows[i * plan.tokens_per_pass]; });
+  };
+  // Two forms, which differ in where the compiler puts what is rare: codes are made faster by this
+  // one, copies by that.
+  if constexpr (Copy::kScaled) {
+    if (fast) {
+      store_fast();
+    } else {
+      store_slowly();
+    }
+  } else {
+    store_fast();
+    if (!fast) store_slowly();
   }
   if (Copy::kScaled && stored) CheckScale(store.scale, scale, flags);
 }
 
 template <typename Copy>
-__global__ void __launch_bounds__(Copy::kThreads)
+__global__ void __launch_bounds__(Copy::kThreads, Copy::kBlocks)
     StoreRowsKernel(const __grid_constant__ CacheWriteParams params,
                     const __grid_constant__ RowsPlan plan, uint32_t* flags) {
   AllowNextKernel();
@@ -133,7 +160,8 @@ __global__ void __launch_bounds__(Copy::kThreads)
 // --- Dim-major values ---
 
 constexpr int kThreads = kMostThreads;
-constexpr int kPieceTokens = 2;  // loads of a thread that are under way at once
+// Loads of a thread that are under way at once, of keys and of values.
+constexpr int kPieceTokens = 4, kTileLoads = 4;
 constexpr int kTileTokens = 64, kTileDims = 128;
 constexpr int kTilePitch = kTileDims * 2;  // bytes
 constexpr size_t kTileBytes = kTileTokens * kTilePitch;
@@ -173,17 +201,17 @@ KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& 
       static_cast<const unsigned char*>(store.from.data) +
       (first_token * store.from.row_stride + head * store.from.head_stride + first_dim) *
           from_bytes;
-  const Copy copy(scale);
+  const Copy copy(store, scale);
   unsigned char* shared = DynamicSharedMemory();
   const int unit_bytes = per_unit * bytes;
   // As many threads per token as a full tile has units: no division.
   const int threads_per_token = kTileDims / per_unit;
   const int unit = thread % threads_per_token, tokens_per_pass = kThreads / threads_per_token;
   for (int begin = thread / threads_per_token; begin < num_tokens;
-       begin += tokens_per_pass * kPieceTokens) {
-    uint4 loaded[kPieceTokens];
+       begin += tokens_per_pass * kTileLoads) {
+    uint4 loaded[kTileLoads];
 #pragma unroll
-    for (int i = 0; i < kPieceTokens; ++i) {
+    for (int i = 0; i < kTileLoads; ++i) {
       const int token = begin + i * tokens_per_pass;
       if (token < num_tokens && unit < units) {
         loaded[i] =
@@ -194,14 +222,23 @@ KVB_DEVICE void StoreTurned(const CacheWriteParams& params, const SlotDivision& 
     const auto place_of = [&](int i) {
       return shared + TileAt(begin + i * tokens_per_pass, byte / 16) + byte % 16;
     };
-    uint32_t open = 0;
+    if (!copy.is_slow()) {
+      StoreFast<Copy>(store, [&](auto from_type) {
 #pragma unroll
-    for (int i = 0; i < kPieceTokens; ++i) {
-      if (begin + i * tokens_per_pass < num_tokens && unit < units) {
-        open |= copy.TryStore(store, loaded[i], place_of(i), 0) << 8 * i;
-      }
+        for (int i = 0; i < kTileLoads; ++i) {
+          if (begin + i * tokens_per_pass < num_tokens && unit < units) {
+            copy.template Store<decltype(from_type)::value>(store, loaded[i], place_of(i), 0);
+          }
+        }
+      });
+      continue;
     }
-    SettleOpen(copy, store, loaded, open, place_of);
+    uint32_t slow = 0;
+#pragma unroll
+    for (int i = 0; i < kTileLoads; ++i) {
+      if (begin + i * tokens_per_pass < num_tokens && unit < units) slow |= 1u << i;
+    }
+    StoreSlowly(copy, store, loaded, slow, place_of);
   }
   if (thread < kTileTokens) {
     const BlockAndOffset place = division.Of(slot < 0 ? 0 : slot);
@@ -272,7 +309,7 @@ struct PagedXPlan {
   int32_t num_turned = 0;  // thread blocks
 };
 template <typename Copy>
-__global__ void __launch_bounds__(kThreads, 5)
+__global__ void __launch_bounds__(kThreads, 4)
     StorePagedXKernel(const __grid_constant__ CacheWriteParams params,
                       const __grid_constant__ PagedXPlan plan, uint32_t* flags) {
   AllowNextKernel();
@@ -339,13 +376,25 @@ RowsPlan PlanRows(const CacheWriteParams& params, int tokens, int multiprocessor
   for (int i = 0; i < 2; ++i) {
     const RowStore& store = params.stores[i];
     if (store.dim == 0) continue;
-    const int elements = ElementsOf(store);
+    const int elements = ElementsOf(store), bytes = BytesOf(store.element);
     const int per_head = (store.dim + elements - 1) / elements;
-    plan.units_per_head[i] = FastDivisor(per_head);
-    plan.units[i] = per_head * store.heads;
+    const int from_bytes = BytesOf(store.from.element);
+    Columns& columns = plan.of[i];
+    columns.from = static_cast<const unsigned char*>(store.from.data);
+    columns.to = static_cast<unsigned char*>(store.to);
+    columns.from_row = store.from.row_stride * from_bytes;
+    columns.from_head = store.from.head_stride * from_bytes;
+    columns.to_block = store.block_stride * bytes;
+    columns.to_head = store.head_stride * bytes;
     plan.tokens_first = store.order == RowStore::Order::kPieces;
+    columns.to_token = plan.tokens_first ? 16 : store.token_stride * bytes;
+    columns.units_per_head = FastDivisor(per_head);
+    columns.units = per_head * store.heads;
+    columns.whole = store.dim / elements;
+    columns.unit_bytes = elements * bytes;
+    columns.piece = plan.tokens_first ? params.block_size : 1;
   }
-  const int units = plan.units[0] + plan.units[1];
+  const int units = plan.of[0].units + plan.of[1].units;
   while (*threads > 64 &&
          params.num_tokens * units < int64_t{2} * multiprocessors * *threads * tokens) {
     *threads /= 2;

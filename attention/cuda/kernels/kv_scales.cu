@@ -54,6 +54,15 @@ KVB_DEVICE uint32_t FinitePart(bool wide, uint32_t infinity, uint32_t word, bool
   return kept;
 }
 
+KVB_DEVICE float ScaleFrom(float amax, float divisor) {
+  if (amax == 0) return 1;
+  // A scale has to be finite and positive, whatever the inputs are.
+  const float quotient = __fdiv_rn(amax, divisor);
+  return quotient < 1.17549435e-38f ? 1.17549435e-38f
+         : quotient > 3.4028234e38f ? 3.4028234e38f
+                                    : quotient;
+}
+
 // Maxima of the block go to partial[task][scale][block].
 __global__ void __launch_bounds__(kThreads)
     ScaleMaximaKernel(const __grid_constant__ KvScalesParams params,
@@ -136,10 +145,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!exists) scale = 0, bits = 0;
   const int of_first = __shfl_sync(kFullWarp, scale, 0);
   if (__all_sync(kFullWarp, scale == of_first)) {
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-      const uint32_t other = __shfl_xor_sync(kFullWarp, bits, lanes);
-      bits = other > bits ? other : bits;
-    }
+    bits = WarpLargest(bits);
     if (thread % 32 == 0) atomicMax(&maxima[scale], bits);
   } else {
     atomicMax(&maxima[scale], bits);
@@ -176,15 +182,7 @@ __global__ void __launch_bounds__(32)
   }
   amax = WarpMax(amax);
   if (lane != 0) return;
-  float result = 1;
-  if (amax != 0) {
-    // A scale has to be finite and positive, whatever the inputs are.
-    const double quotient = static_cast<double>(amax) / static_cast<double>(task.divisor);
-    result = quotient < 1.1754943508222875e-38   ? 1.1754943508222875e-38f
-             : quotient > 3.4028234663852886e+38 ? 3.4028234663852886e+38f
-                                                 : static_cast<float>(quotient);
-  }
-  task.to[scale * task.to_stride] = result;
+  task.to[scale * task.to_stride] = ScaleFrom(amax, task.divisor);
 }
 
 int64_t CeilOf(int64_t count, int64_t per) { return (count + per - 1) / per; }

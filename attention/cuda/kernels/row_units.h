@@ -14,19 +14,25 @@ namespace kvblocks::attention::cuda {
 
 inline constexpr int kUnit = 8;
 
+// Eight values of a 16-bit type.
+KVB_DEVICE void UnpackShort(bool is_bf16, const uint4& piece, float (&values)[kUnit]) {
+  const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 two = is_bf16 ? Bf16::Unpack(words[i]) : F16::Unpack(words[i]);
+    values[2 * i] = two.x, values[2 * i + 1] = two.y;
+  }
+}
+
 // 16 bytes of a 16-bit type: eight values; of float32: four, and zeros.
 KVB_DEVICE void UnpackPiece(Element element, const uint4& piece, float (&values)[kUnit]) {
-  const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
   if (element == Element::kF32) {
+    const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(words[i]), values[i + 4] = 0;
     return;
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 two = element == Element::kF16 ? F16::Unpack(words[i]) : Bf16::Unpack(words[i]);
-    values[2 * i] = two.x, values[2 * i + 1] = two.y;
-  }
+  UnpackShort(element == Element::kBF16, piece, values);
 }
 
 // Eight elements: 16 bytes of a 16-bit type or, if kWide, 32 of float32.

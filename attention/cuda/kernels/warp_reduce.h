@@ -33,6 +33,27 @@ KVB_DEVICE uint32_t WarpOr(uint32_t value) {
 #endif
 }
 
+KVB_DEVICE uint32_t WarpLargest(uint32_t value) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const auto all = emulation::Exchange(kFullWarp, "WarpLargest", value);
+  for (unsigned lane = 0; lane < 32; ++lane) value = all[lane] > value ? all[lane] : value;
+  return value;
+#else
+  return __reduce_max_sync(kFullWarp, value);
+#endif
+}
+KVB_DEVICE uint32_t WarpLeast(uint32_t value) { return ~WarpLargest(~value); }
+KVB_DEVICE uint32_t WarpTotal(uint32_t value) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  const auto all = emulation::Exchange(kFullWarp, "WarpTotal", value);
+  value = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) value += all[lane];
+  return value;
+#else
+  return __reduce_add_sync(kFullWarp, value);
+#endif
+}
+
 KVB_DEVICE float WarpSum(float value) {
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) {
