@@ -216,7 +216,7 @@ class Consumer {
     __syncwarp();
     FinishRows<T, kRows>(params_, tile, out_, row_, maximum_, sum_, log2_scale, staged);
     __syncwarp();
-    if (params_.out_scale <= 0) {
+    if (StagesRows(params_)) {
       StoreStagedRows<kRows, kDv / 64>(params_, tile, staged, thread_ / 32 * 16, 16);
     }
     if constexpr (Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
@@ -237,11 +237,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     PrefillHopperKernel(const __grid_constant__ PrefillParams params, const TileOrder order,
                         uint32_t* error_flags) {
   const Barriers barriers{SharedAddress(DynamicSharedMemory()) + SharedLayout<kD, kDv>::kBarriers};
+  if (params.pieces.outs != nullptr) AllowNextKernel();
   if (threadIdx.x == 0) barriers.Init();
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
     Producer<kD, kDv>(params, error_flags, barriers).Run(order);
+    WaitForPreviousKernel();
   } else {
     GrowRegisters<kConsumerRegisters>();
     Consumer<T, kD, kDv>(params, barriers).Run();
@@ -256,7 +258,8 @@ Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
   return Launch({.grid = dim3(static_cast<unsigned>(blocks)),
                  .block = dim3(kThreads),
                  .shared_bytes = SharedLayout<kD, kDv>::kBytes,
-                 .stream = context.stream},
+                 .stream = context.stream,
+                 .overlap_previous = params.overlaps_previous && context.can_overlap()},
                 PrefillHopperKernel<T, kD, kDv>, params, order, context.error_flags);
 }
 

@@ -41,6 +41,7 @@ KVB_DEVICE KeyRange VisibleFrom(const Scoring& scoring, int32_t p, int32_t kv_le
 struct RowTile {
   bool valid = false;
   int32_t request = 0;
+  int32_t piece = 0;                    // of the keys
   int32_t first_row = 0, num_rows = 0;  // of the request's rows
   int32_t query_start = 0;              // the request's first token
   int32_t first_position = 0;           // of that token
@@ -49,7 +50,7 @@ struct RowTile {
   int32_t kv_len = 0;
   int64_t kv_start = 0;            // row of key 0, without a block table
   float k_scale = 1, v_scale = 1;  // of codes
-  KeyRange seen;                   // by some row
+  KeyRange seen;                   // by some row, of this piece
   KeyRange seen_by_all;            // may be empty with begin > end
 
   KVB_DEVICE int32_t TokenOf(int32_t row) const {
@@ -78,8 +79,12 @@ struct TileOrder {
   bool by_rank = false;
   int32_t numbers = 0;  // ranks, or tile numbers
   int32_t pairs = 0, pairs_per_group = 1;
+  int32_t pieces = 1;  // of a row tile: items side by side
   int64_t items = 0;
 };
+
+// Pieces of keys begin at multiples of so many: all kernels' tiles of keys end there.
+inline constexpr int32_t kPieceKeys = 128;
 
 inline TileOrder OrderTiles(const PrefillParams& params, int32_t rows) {
   constexpr int64_t kBytesInL2 = int64_t{32} << 20;
@@ -96,8 +101,21 @@ inline TileOrder OrderTiles(const PrefillParams& params, int32_t rows) {
   const int64_t bytes = params.max_key_len * (params.key_dim + params.value_dim) * 2;
   const int64_t fit = bytes > 0 ? kBytesInL2 / bytes : order.pairs;
   order.pairs_per_group = static_cast<int32_t>(fit < 1 ? 1 : fit > order.pairs ? order.pairs : fit);
-  order.items = int64_t{order.numbers} * order.pairs;
+  order.pieces = params.pieces.count;
+  order.items = int64_t{order.numbers} * order.pairs * order.pieces;
   return order;
+}
+
+// Piece `piece` of `pieces` of a range of keys: may be empty.
+KVB_DEVICE KeyRange PieceOf(const KeyRange& keys, int32_t piece, int32_t pieces) {
+  if (keys.end <= keys.begin) return {0, 0};
+  const int32_t first = keys.begin / kPieceKeys * kPieceKeys;
+  const int32_t tiles = (keys.end - first + kPieceKeys - 1) / kPieceKeys;
+  // 2^24 tiles at most, and few pieces.
+  const int32_t begin = first + tiles * piece / pieces * kPieceKeys;
+  const int64_t end = first + int64_t{tiles * (piece + 1) / pieces} * kPieceKeys;
+  return {begin > keys.begin ? begin : keys.begin,
+          end < keys.end ? static_cast<int32_t>(end) : keys.end};
 }
 
 KVB_DEVICE int64_t FirstNumberOf(int64_t query_start, int32_t request, int32_t group,
@@ -121,6 +139,10 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
                                uint32_t* error_flags) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
   RowTile tile;
+  if (order.pieces > 1) {
+    tile.piece = static_cast<int32_t>(item % static_cast<uint32_t>(order.pieces));
+    item /= static_cast<uint32_t>(order.pieces);
+  }
   const uint32_t per_group =
       static_cast<uint32_t>(order.numbers) * static_cast<uint32_t>(order.pairs_per_group);
   const int32_t first_pair = static_cast<int32_t>(item / per_group) * order.pairs_per_group;
@@ -153,8 +175,11 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
     if (low + step < high) high = low + step;
   }
   tile.request = low;
-  int32_t query_end = params.query_start_loc[low + 1];
-  tile.query_start = params.query_start_loc[low];
+  int32_t query_end = params.num_tokens;
+  if (params.only_length < 0) {
+    query_end = params.query_start_loc[low + 1];
+    tile.query_start = params.query_start_loc[low];
+  }
   if (tile.query_start < 0) tile.query_start = 0;
   if (query_end > params.num_tokens) query_end = params.num_tokens;
   const int32_t q_len = query_end - tile.query_start;
@@ -169,7 +194,7 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
   tile.num_rows = static_cast<int32_t>(rows - before < kRows ? rows - before : kRows);
 
   if (params.keys.block_table != nullptr) {
-    int64_t length = params.keys.seq_lens[low];
+    int64_t length = params.only_length >= 0 ? params.only_length : params.keys.seq_lens[low];
     const int64_t covered = int64_t{params.keys.table_columns} * params.keys.cache.block_size;
     if (length > covered) {
       length = covered;
@@ -213,6 +238,7 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
   const KeyRange of_highest = VisibleFrom(params.scoring, highest, tile.kv_len);
   tile.seen = {of_lowest.begin, of_highest.end};
   tile.seen_by_all = {of_highest.begin, of_lowest.end};
+  if (order.pieces > 1) tile.seen = PieceOf(tile.seen, tile.piece, order.pieces);
   return tile;
 }
 
