@@ -79,10 +79,10 @@ bool PlacePieces(WorkspaceArena& arena, int64_t arena_bytes, int32_t count, Pref
   count = static_cast<int32_t>(std::min<int64_t>(count, room / PrefillPieceBytes(*params)));
   if (count < 1) return false;
   const int64_t rows = int64_t{params->num_tokens} * params->num_heads * count;
-  const auto outs = arena.Take(rows * params->value_dim * 4), lses = arena.Take(rows * 4);
-  if (!outs.ok() || !lses.ok()) return false;
+  const auto outs = arena.Take(rows * params->value_dim * 4), stats = arena.Take(rows * 2 * 4);
+  if (!outs.ok() || !stats.ok()) return false;
   params->pieces = {count, reinterpret_cast<float*>(outs->data()),
-                    reinterpret_cast<float*>(lses->data())};
+                    reinterpret_cast<float*>(stats->data())};
   return true;
 }
 

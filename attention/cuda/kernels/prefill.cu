@@ -344,10 +344,14 @@ class Prefill {
     __syncwarp();
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
+      if (params_.pieces.outs != nullptr) {
+        LeaveStates<kCodes>(params_, tile_, out_[m], RowOf(m), maximum_[m], sum_[m], log2_scale);
+        continue;
+      }
       FinishRows<T, kRows>(params_, tile_, out_[m], RowOf(m), maximum_[m], sum_[m], log2_scale,
                            staged);
     }
-    if (!StagesRows(params_)) return;
+    if (params_.out_scale > 0 || params_.pieces.outs != nullptr) return;
     __syncwarp();
     StoreStagedRows<kRows, kDv / 64>(params_, tile_, staged, warp_ * 16 * kMTiles, 16 * kMTiles);
   }
@@ -367,7 +371,8 @@ template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes>
 __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
     PrefillKernel(const __grid_constant__ PrefillParams params, const TileOrder order,
                   uint32_t* error_flags) {
-  if (params.pieces.outs != nullptr) AllowNextKernel();
+  if (!params.overlaps_previous) WaitForPreviousKernel();
+  AllowNextKernel();
   const RowTile found = FindRowTile<kRows>(params, order, blockIdx.x, error_flags);
   if (found.valid) {
     RowTile& tile =
@@ -376,7 +381,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
     __syncthreads();
     Prefill<T, kD, kDv, kMTiles, kWarps, kCodes>(params, tile, error_flags).Run();
   }
-  WaitForPreviousKernel();
+  if (params.overlaps_previous) WaitForPreviousKernel();
 }
 
 template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes = false>
@@ -386,7 +391,7 @@ Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
                  .block = dim3(32 * kWarps),
                  .shared_bytes = SharedLayout<kD, kDv, kCodes>::kBytes,
                  .stream = context.stream,
-                 .overlap_previous = params.overlaps_previous && context.can_overlap()},
+                 .overlap_previous = context.can_overlap()},
                 PrefillKernel<T, kD, kDv, kMTiles, kWarps, kCodes>, params, order,
                 context.error_flags);
 }
@@ -436,7 +441,7 @@ bool TakesPrefill(const PrefillParams& params) {
 }
 
 int64_t PrefillPieceBytes(const PrefillParams& params) {
-  return int64_t{params.num_tokens} * params.num_heads * (params.value_dim + 1) * 4;
+  return int64_t{params.num_tokens} * params.num_heads * (params.value_dim + 2) * 4;
 }
 
 int32_t PiecesForPrefill(const LaunchContext& context, const PrefillParams& params) {
@@ -477,9 +482,7 @@ Error LaunchPrefill(const LaunchContext& context, const PrefillParams& given) {
   if (given.num_tokens == 0 || given.num_requests == 0) return 0;
   PrefillParams params = given;
   if (params.pieces.outs != nullptr) {
-    params.scoring.sinks = nullptr;
     params.out_scale = 0;
-    params.lse = nullptr;
   }
   if (context.compute_capability == 90 && TakesPrefillHopper(params)) {
     return LaunchPrefillHopper(context, params);

@@ -19,12 +19,14 @@
 
 namespace kvblocks::attention::cuda {
 
-// Where pieces of keys leave their states: float32, dense, -infinity for the lse of what sees nothing.
-// Without `outs` there is one piece, and outputs are written.
+// Where pieces of keys leave their states: float32, dense. A state is the sum of its values, each
+// weighed 2^(score - reference) with scores in binary orders, and that reference beside the sum of the
+// weights, which is 0 for what sees nothing. Without `outs` there is one piece, and outputs are
+// written.
 struct PrefillPieces {
   int32_t count = 1;
-  float* outs = nullptr;  // [count, T, H, Dv]
-  float* lses = nullptr;  // [count, T, H]
+  float* outs = nullptr;   // [count, T, H, Dv]
+  float* stats = nullptr;  // [count, T, H, 2]
 };
 inline constexpr int32_t kMostPrefillPieces = 31;
 

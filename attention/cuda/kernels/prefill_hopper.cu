@@ -209,14 +209,19 @@ class Consumer {
 
   KVB_DEVICE void WriteOutputs(const RowTile& tile, float log2_scale) {
     unsigned char* staged = shared_ + Shared::kOut;
+    const bool is_piece = params_.pieces.outs != nullptr;
     if constexpr (Shared::kOutInQueries) {
       // The other warps of this group still multiplied with this warp's queries.
       NamedBarrierSync(kConsumersBarrier, kConsumers * kGroupThreads);
     }
     __syncwarp();
-    FinishRows<T, kRows>(params_, tile, out_, row_, maximum_, sum_, log2_scale, staged);
+    if (is_piece) {
+      LeaveStates<false>(params_, tile, out_, row_, maximum_, sum_, log2_scale);
+    } else {
+      FinishRows<T, kRows>(params_, tile, out_, row_, maximum_, sum_, log2_scale, staged);
+    }
     __syncwarp();
-    if (StagesRows(params_)) {
+    if (params_.out_scale <= 0 && !is_piece) {
       StoreStagedRows<kRows, kDv / 64>(params_, tile, staged, thread_ / 32 * 16, 16);
     }
     if constexpr (Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
@@ -237,13 +242,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     PrefillHopperKernel(const __grid_constant__ PrefillParams params, const TileOrder order,
                         uint32_t* error_flags) {
   const Barriers barriers{SharedAddress(DynamicSharedMemory()) + SharedLayout<kD, kDv>::kBarriers};
-  if (params.pieces.outs != nullptr) AllowNextKernel();
   if (threadIdx.x == 0) barriers.Init();
+  if (!params.overlaps_previous) WaitForPreviousKernel();
+  AllowNextKernel();
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
     Producer<kD, kDv>(params, error_flags, barriers).Run(order);
-    WaitForPreviousKernel();
+    if (params.overlaps_previous) WaitForPreviousKernel();
   } else {
     GrowRegisters<kConsumerRegisters>();
     Consumer<T, kD, kDv>(params, barriers).Run();
@@ -259,7 +265,7 @@ Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
                  .block = dim3(kThreads),
                  .shared_bytes = SharedLayout<kD, kDv>::kBytes,
                  .stream = context.stream,
-                 .overlap_previous = params.overlaps_previous && context.can_overlap()},
+                 .overlap_previous = context.can_overlap()},
                 PrefillHopperKernel<T, kD, kDv>, params, order, context.error_flags);
 }
 

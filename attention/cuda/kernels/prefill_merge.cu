@@ -12,6 +12,7 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kAtOnce = 8;  // states whose values are under way at a time
 constexpr int kValues = 4;  // of a lane
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 KVB_DEVICE void Add(float (&sums)[kValues], float weight, const float4& values) {
   sums[0] += weight * values.x, sums[1] += weight * values.y;
@@ -47,9 +48,12 @@ __global__ void __launch_bounds__(32 * kWarps)
 
   // All that is needed first is under way before any is looked at. Lane n has what state n weighs.
   const int32_t end = LoadFromOthers4(params.query_start_loc + params.num_requests);
-  float lse = -INFINITY;
-  if (lane < count) lse = params.pieces.lses[lane * rows + row];
-  if (has_other && lane == count) lse = params.other_lses[row];
+  float2 stat = make_float2(-INFINITY, 0);
+  if (lane < count) stat = LoadFromOthers8(params.pieces.stats + 2 * (lane * rows + row));
+  if (has_other && lane == count) {
+    const float lse = params.other_lses[row];
+    stat = make_float2(lse * kLog2E, lse == -INFINITY ? 0.0f : 1.0f);
+  }
   float4 values[kAtOnce];
   const float* from = params.pieces.outs + row * params.value_dim + kValues * lane;
   const int64_t step = rows * params.value_dim;
@@ -59,13 +63,14 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
   if (token >= end) return;
 
-  // NaN stays in the weights, and is no maximum.
-  const float max = WarpMax(fmaxf(lse, -INFINITY));
+  // NaN stays in the sum, and is no maximum.
+  const bool sees = stat.y != 0;
+  const uint32_t seen = __ballot_sync(kFullWarp, sees);
+  const float max = WarpMax(sees ? fmaxf(stat.x, -INFINITY) : -INFINITY);
   const float shift = max == -INFINITY ? 0.0f : max;
-  const float weight = lse == -INFINITY ? 0.0f : __expf(lse - shift);
-  const float sum = WarpSum(weight);
-  const uint32_t seen = __ballot_sync(kFullWarp, lse != -INFINITY);
-  const float merged = seen == 0 ? -INFINITY : shift + logf(sum);
+  const float weight = sees ? Exp2(stat.x - shift) : 0.0f;
+  const float sum = WarpSum(sees ? weight * stat.y : 0.0f);
+  const float merged = seen == 0 ? -INFINITY : (shift + log2f(sum)) * kLn2;
   float denominator = sum;
   if (params.sinks != nullptr && seen != 0) denominator *= 1 + expf(params.sinks[head] - merged);
   // A sink of +infinity leaves +0, whatever the sign was.

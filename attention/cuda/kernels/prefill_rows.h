@@ -248,22 +248,48 @@ KVB_DEVICE uint16_t EncodePair(bool e4m3, float low, float high) {
 #endif
 }
 
-// Whether rows end as 16-bit outputs, by way of shared memory.
-KVB_DEVICE bool StagesRows(const PrefillParams& params) {
-  return params.out_scale <= 0 && params.pieces.outs == nullptr;
+// Leaves what this lane's two rows of a warp's 16 are so far as a piece's states, in as few
+// instructions as possible: in short calls each is fetched from memory. kScaled: values have a scale.
+template <bool kScaled, int kTiles>
+KVB_DEVICE void LeaveStates(const PrefillParams& params, const RowTile& tile,
+                            const float (&out)[kTiles][4], int row, const float (&maximum)[2],
+                            const float (&sums)[2], float log2_scale) {
+  const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = sums[half];
+    sum += __shfl_xor_sync(kFullWarp, sum, 1);
+    sum += __shfl_xor_sync(kFullWarp, sum, 2);
+    const int mine = row + 8 * half;
+    if (mine >= tile.num_rows) continue;
+    const int64_t token = tile.query_start + tile.TokenOf(mine);
+    const int64_t state = (int64_t{tile.piece} * params.num_tokens + token) * params.num_heads +
+                          tile.HeadOf(mine);
+    if (t2 == 0) {
+      reinterpret_cast<float2*>(params.pieces.stats)[state] =
+          make_float2(maximum[half] * log2_scale, sum);
+    }
+    // Four lanes fill a sector.
+    float* to = params.pieces.outs + state * params.value_dim + t2;
+    const float scale = kScaled ? tile.v_scale : 1;
+#pragma unroll
+    for (int d = 0; d < kTiles; ++d) {
+      if (d * 8 >= params.value_dim) continue;
+      *reinterpret_cast<float2*>(to + d * 8) =
+          make_float2(out[d][2 * half] * scale, out[d][2 * half + 1] * scale);
+    }
+  }
 }
 
-// Ends this lane's two rows of a warp's 16 and leaves their outputs: as a piece's states or as codes
-// in place, or as 16-bit rows in `staged`, columns of 64 elements of kRows rows of 128 bytes with
-// permuted pieces.
+// Ends this lane's two rows of a warp's 16 and leaves their outputs: as codes in place, or as
+// 16-bit rows in `staged`, columns of 64 elements of kRows rows of 128 bytes with permuted pieces.
 template <typename T, int kRows, int kTiles>
 KVB_DEVICE void FinishRows(const PrefillParams& params, const RowTile& tile,
                            const float (&out)[kTiles][4], int row, const float (&maximum)[2],
                            const float (&sums)[2], float log2_scale, unsigned char* staged) {
   const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
-  const PrefillPieces& pieces = params.pieces;
   float factor[2];
-  int64_t at[2];  // of codes or states; -1: no such row
+  int64_t at[2];  // of codes; -1: no such row
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float sum = sums[half];
@@ -276,38 +302,16 @@ KVB_DEVICE void FinishRows(const PrefillParams& params, const RowTile& tile,
     const RowEnd end = EndRow(params, tile, mine, maximum[half], sum, log2_scale);
     const int64_t token = tile.query_start + tile.TokenOf(mine);
     const int32_t head = tile.HeadOf(mine);
-    factor[half] = end.factor;
-    if (pieces.outs != nullptr) {
-      const int64_t state =
-          (int64_t{tile.piece} * params.num_tokens + token) * params.num_heads + head;
-      if (t2 == 0) pieces.lses[state] = end.lse;
-      at[half] = state * params.value_dim;
-      continue;
-    }
     if (t2 == 0 && params.lse != nullptr) {
       params.lse[token * params.lse_row_stride + head * params.lse_head_stride] = end.lse;
     }
+    factor[half] = end.factor;
     at[half] = token * params.out.row_stride + head * params.out.head_stride;
   }
   // A factor of 0 means +0, whatever was accumulated.
   const auto value = [&](int d, int i) {
     return factor[i / 2] == 0 ? 0.0f : out[d][i] * factor[i / 2];
   };
-  if (pieces.outs != nullptr) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (at[half] < 0) continue;
-      // Four lanes fill a sector.
-      float* to = pieces.outs + at[half] + t2;
-#pragma unroll
-      for (int d = 0; d < kTiles; ++d) {
-        if (d * 8 >= params.value_dim) continue;
-        *reinterpret_cast<float2*>(to + d * 8) =
-            make_float2(value(d, 2 * half), value(d, 2 * half + 1));
-      }
-    }
-    return;
-  }
   if (params.out_scale <= 0) {
     unsigned char* to = staged + row * 128 + t2 * 2;
 #pragma unroll
