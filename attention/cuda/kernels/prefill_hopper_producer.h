@@ -182,6 +182,8 @@ class Producer {
     }
     const uint32_t n = published_++;
     if (thread_ == 0) {
+      found.by_group = order.by_group;  // here, they need no registers before
+      found.by_block_size = order.by_block_size;
       SlotOf(n) = found;
       ArriveAtBarrier(barriers_.TileFull(n % kTileSlots));
     }
