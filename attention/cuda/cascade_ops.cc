@@ -91,8 +91,7 @@ absl::StatusOr<bool> RunCascadeInParts(const char* op, const ExecContext& contex
   if (!arena.Take(decode_bytes).ok()) return false;
   const ConstTensorView& q = prefill.q;
   const int64_t tokens = q.extent[0], heads = q.extent[1];
-  const TensorView lens =
-      TakeTensor(arena, q.device, DType::kI32, {prefill.seq_lens.extent[0]});
+  const TensorView lens = TakeTensor(arena, q.device, DType::kI32, {prefill.seq_lens.extent[0]});
   suffix.seq_lens = lens;
   suffix.out = TakeTensor(arena, q.device, q.dtype, {tokens, heads, prefill.out.extent[2]});
   suffix.lse = TakeTensor(arena, q.device, DType::kF32, {tokens, heads});

@@ -1,9 +1,9 @@
 // PagedPrefill and VarlenSelfAttention on tensor cores: arguments to kernels.
 //
 // Both refuse with Unimplemented what the kernels do not take (TakesPrefill); a caller with another
-// way to compute it asks first. Enqueues one kernel or, where keys are cut, two. A workspace is used
-// where there is one and keys are worth cutting, which bounds decide, and SplitPolicy: only Auto
-// cuts, so that with other policies a request does not depend on its batch.
+// way to compute it asks first. Enqueues one kernel or, where keys are cut, two. A workspace is
+// used where there is one and keys are worth cutting, which bounds decide, and SplitPolicy: only
+// Auto cuts, so that with other policies a request does not depend on its batch.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_PREFILL_OPS_H_
 #define KVBLOCKS_ATTENTION_CUDA_PREFILL_OPS_H_

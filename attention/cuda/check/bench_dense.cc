@@ -229,8 +229,11 @@ void BenchPrefill(GpuBench& bench) {
     RunPrefill(bench, shape, absl::StrCat(requests, "x", Tokens(length)));
   }
   // New tokens on a long context: fewer row tiles than multiprocessors, but for 512.
-  for (const auto& [queries, length] :
-       {std::pair<int64_t, int64_t>{512, 32768}, {160, 32768}, {64, 32768}, {64, 8192}, {20, 131072}}) {
+  for (const auto& [queries, length] : {std::pair<int64_t, int64_t>{512, 32768},
+                                        {160, 32768},
+                                        {64, 32768},
+                                        {64, 8192},
+                                        {20, 131072}}) {
     Shape chunk = DecodeShape(1, length);
     chunk.q_lens = {queries};
     RunPrefill(bench, chunk, absl::StrCat(queries, " on ", Tokens(length)));

@@ -1,7 +1,6 @@
-#include "attention/cuda/kernels/cascade.h"
-
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/cascade.h"
 #include "attention/cuda/kernels/device_flags.h"
 
 namespace kvblocks::attention::cuda {
@@ -9,9 +8,11 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Waits for the kernels before: what overlaps this one may rely on them having ended.
+// Lets the next kernel begin only when all before have ended: what overlaps this one may rely on
+// it.
 __global__ void __launch_bounds__(kThreads)
     SuffixLengthsKernel(const __grid_constant__ SuffixLengthsParams params, uint32_t* error_flags) {
+  WaitForPreviousKernel();
   AllowNextKernel();
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t b = int64_t{blockIdx.x} * kThreads + threadIdx.x; b < params.num_requests;
@@ -32,6 +33,7 @@ Error LaunchSuffixLengths(const LaunchContext& context, const SuffixLengthsParam
   config.grid = dim3(static_cast<unsigned>(blocks < 64 ? blocks : 64));
   config.block = dim3(kThreads);
   config.stream = context.stream;
+  config.overlap_previous = context.can_overlap();
   return Launch(config, SuffixLengthsKernel, params, context.error_flags);
 }
 

@@ -5,9 +5,9 @@
 // capability 8.0 on, and wgmma kernels (prefill_hopper.h) that are taken on 9.0. Work is cut into
 // tiles of query rows, a row being a pair of a new token and a head of the group that shares a KV
 // head; grids follow from bounds alone. Where row tiles are fewer than a device does at a time, the
-// keys of each can be cut into equal pieces, whose states LaunchPrefillMerge (prefill_merge.h) makes
-// outputs of: how many pieces is up to the caller, PiecesForPrefill says what is fastest. Nothing is
-// allocated.
+// keys of each can be cut into equal pieces, whose states LaunchPrefillMerge (prefill_merge.h)
+// makes outputs of: how many pieces is up to the caller, PiecesForPrefill says what is fastest.
+// Nothing is allocated.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_H_
@@ -20,8 +20,8 @@
 namespace kvblocks::attention::cuda {
 
 // Where pieces of keys leave their states: float32, dense. A state is the sum of its values, each
-// weighed 2^(score - reference) with scores in binary orders, and that reference beside the sum of the
-// weights, which is 0 for what sees nothing. Without `outs` there is one piece, and outputs are
+// weighed 2^(score - reference) with scores in binary orders, and that reference beside the sum of
+// the weights, which is 0 for what sees nothing. Without `outs` there is one piece, and outputs are
 // written.
 struct PrefillPieces {
   int32_t count = 1;
@@ -55,8 +55,8 @@ struct PrefillParams {
   int64_t lse_row_stride = 0, lse_head_stride = 0;
   // With `outs`, neither out, out_scale, lse nor sinks are looked at.
   PrefillPieces pieces;
-  // Begin while the kernel before on the stream still runs: it writes nothing that this one reads or
-  // writes, nor reads what this one writes. Whoever waits for this one waits for that one, too.
+  // Begin while the kernel before on the stream still runs: it writes nothing that this one reads
+  // or writes, nor reads what this one writes. Whoever waits for this one waits for that one, too.
   bool overlaps_previous = false;
 };
 
@@ -65,8 +65,8 @@ struct PrefillParams {
 // bytes; no explicit mask, no block-sparse rule.
 bool TakesPrefill(const PrefillParams& params);
 
-// Of these bounds, how many pieces of keys take least time on a device with so many multiprocessors,
-// and the bytes of states that one piece of all rows leaves.
+// Of these bounds, how many pieces of keys take least time on a device with so many
+// multiprocessors, and the bytes of states that one piece of all rows leaves.
 int32_t PiecesForPrefill(const LaunchContext& context, const PrefillParams& params);
 int64_t PrefillPieceBytes(const PrefillParams& params);
 

@@ -167,8 +167,10 @@ class Consumer {
   KVB_DEVICE void FinishScores(const RowTile& tile, float (&scores)[kKeys / 8][4], int32_t key0,
                                uint32_t stage, bool rich, bool edge, bool bad) const {
     if (!bad) Release(barriers_.KeysEmpty(stage));
-    if (rich) ModifyScores(params_, tile, scores, row_, key0);
-    if (edge || bad) {
+    // Out of the way of what is always executed.
+    if (rich) [[unlikely]]
+      ModifyScores(params_, tile, scores, row_, key0);
+    if (edge || bad) [[unlikely]] {
       HideScores(params_, tile, scores, row_, key0,
                  bad ? shared_ + Shared::kBadKeys + stage * kKeys : nullptr);
     }
@@ -197,7 +199,8 @@ class Consumer {
 
   // By both consumers, V being there.
   KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0) {
-    if (!__any_sync(kFullWarp, HasFlag(Shared::kNonFinite + stage * 16))) return;
+    if (!__any_sync(kFullWarp, HasFlag(Shared::kNonFinite + stage * 16))) [[likely]]
+      return;
     unsigned char* values = shared_ + Shared::kValueTiles + stage * Shared::kValueBytes;
     constexpr int kConsumerThreads = kConsumers * kGroupThreads;
     AddNonFinite<T, kKeys>(params_, tile, values, out_, row_, key0);

@@ -125,8 +125,8 @@ class Producer {
         row_(thread_ / 8),
         piece_(thread_ % 8) {}
 
-  // One loop for all steps of all row tiles: code that stands in several places is fetched, cold, in
-  // each. Step n of a row tile copies K of tile n + 1 and V of n; what consumers wait for first
+  // One loop for all steps of all row tiles: code that stands in several places is fetched, cold,
+  // in each. Step n of a row tile copies K of tile n + 1 and V of n; what consumers wait for first
   // comes first.
   KVB_DEVICE void Run(const TileOrder& order) {
     const Cache& cache = params_.keys.cache;
@@ -148,8 +148,7 @@ class Producer {
         continue;
       }
       if (n < num_tiles) {
-        CopyValues(value_now, step_ + n,
-                   IsEdge(tile->seen_by_all, FirstKeyOf(*tile) + n * kKeys));
+        CopyValues(value_now, step_ + n, IsEdge(tile->seen_by_all, FirstKeyOf(*tile) + n * kKeys));
       }
       if (n == 0) PublishNext(order);
       if (n + 1 < num_tiles) continue;

@@ -1,9 +1,8 @@
-#include "attention/cuda/kernels/prefill_merge.h"
-
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
 #include "attention/cuda/kernels/elements.h"
+#include "attention/cuda/kernels/prefill_merge.h"
 #include "attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
@@ -19,8 +18,10 @@ KVB_DEVICE void Add(float (&sums)[kValues], float weight, const float4& values) 
   sums[2] += weight * values.z, sums[3] += weight * values.w;
 }
 
-KVB_DEVICE void Store(const PrefillMergeParams& params, int64_t at, const float (&values)[kValues]) {
-  if (params.out_scale > 0) {
+KVB_DEVICE void Store(const PrefillMergeParams& params, int64_t at,
+                      const float (&values)[kValues]) {
+  if (params.out_scale > 0) [[unlikely]] {
+#pragma unroll 1
     for (int i = 0; i < kValues; ++i) {
       StoreFloat(params.out.element, values[i] / params.out_scale, params.out.data, at + i);
     }
@@ -59,7 +60,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int64_t step = rows * params.value_dim;
 #pragma unroll
   for (int n = 0; n < kAtOnce; ++n) {
-    if (n < count && kValues * lane < params.value_dim) values[n] = LoadFromOthers16(from + n * step);
+    if (n < count && kValues * lane < params.value_dim)
+      values[n] = LoadFromOthers16(from + n * step);
   }
   if (token >= end) return;
 
@@ -70,15 +72,17 @@ __global__ void __launch_bounds__(32 * kWarps)
   const float shift = max == -INFINITY ? 0.0f : max;
   const float weight = sees ? Exp2(stat.x - shift) : 0.0f;
   const float sum = WarpSum(sees ? weight * stat.y : 0.0f);
-  const float merged = seen == 0 ? -INFINITY : (shift + log2f(sum)) * kLn2;
   float denominator = sum;
-  if (params.sinks != nullptr && seen != 0) denominator *= 1 + expf(params.sinks[head] - merged);
+  if (params.sinks != nullptr || params.lse != nullptr) {
+    const float merged = seen == 0 ? -INFINITY : (shift + log2f(sum)) * kLn2;
+    if (params.sinks != nullptr && seen != 0) denominator *= 1 + expf(params.sinks[head] - merged);
+    if (lane == 0 && params.lse != nullptr) {
+      params.lse[token * params.lse_row_stride + head * params.lse_head_stride] = merged;
+    }
+  }
   // A sink of +infinity leaves +0, whatever the sign was.
   const bool nothing = seen == 0 || denominator == INFINITY;
   const float inverse = __fdiv_rn(1.0f, denominator);
-  if (lane == 0 && params.lse != nullptr) {
-    params.lse[token * params.lse_row_stride + head * params.lse_head_stride] = merged;
-  }
 
   const int64_t out = token * params.out.row_stride + head * params.out.head_stride;
   for (int d = kValues * lane; __any_sync(kFullWarp, d < params.value_dim); d += 32 * kValues) {

@@ -22,8 +22,8 @@ struct PrefillMergeParams {
   const int32_t* query_start_loc = nullptr;              // [R + 1]
   int32_t num_requests = 0;
   // Of a 16-bit type, dense; null: no further state.
-  const void* other = nullptr;         // [T, H, Dv]
-  const float* other_lses = nullptr;   // [T, H]
+  const void* other = nullptr;        // [T, H, Dv]
+  const float* other_lses = nullptr;  // [T, H]
   Element other_element = Element::kBF16;
 
   const float* sinks = nullptr;

@@ -249,7 +249,8 @@ KVB_DEVICE uint16_t EncodePair(bool e4m3, float low, float high) {
 }
 
 // Leaves what this lane's two rows of a warp's 16 are so far as a piece's states, in as few
-// instructions as possible: in short calls each is fetched from memory. kScaled: values have a scale.
+// instructions as possible: in short calls each is fetched from memory. kScaled: values have a
+// scale.
 template <bool kScaled, int kTiles>
 KVB_DEVICE void LeaveStates(const PrefillParams& params, const RowTile& tile,
                             const float (&out)[kTiles][4], int row, const float (&maximum)[2],
@@ -263,8 +264,8 @@ KVB_DEVICE void LeaveStates(const PrefillParams& params, const RowTile& tile,
     const int mine = row + 8 * half;
     if (mine >= tile.num_rows) continue;
     const int64_t token = tile.query_start + tile.TokenOf(mine);
-    const int64_t state = (int64_t{tile.piece} * params.num_tokens + token) * params.num_heads +
-                          tile.HeadOf(mine);
+    const int64_t state =
+        (int64_t{tile.piece} * params.num_tokens + token) * params.num_heads + tile.HeadOf(mine);
     if (t2 == 0) {
       reinterpret_cast<float2*>(params.pieces.stats)[state] =
           make_float2(maximum[half] * log2_scale, sum);

@@ -80,8 +80,8 @@ struct TileOrder {
   int32_t pairs = 0, pairs_per_group = 1;
   int32_t pieces = 1;  // of a row tile: items side by side
   int64_t items = 0;
-  // What the device divides by, so that no instructions are spent on it; groups of pairs, of which the
-  // last may have fewer.
+  // What the device divides by, so that no instructions are spent on it; groups of pairs, of which
+  // the last may have fewer.
   int32_t last_group = 0;
   FastDivisor by_pieces, by_items_of_group, by_pairs, by_pairs_of_last, by_kv_heads;
   FastDivisor by_group, by_block_size;
@@ -161,9 +161,9 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
   const FastDivisor& by_pairs =
       pair_group == order.last_group ? order.by_pairs_of_last : order.by_pairs;
   int32_t number = static_cast<int32_t>(by_pairs.Quotient(in_group));
-  const int32_t pair = pair_group * order.pairs_per_group +
-                       static_cast<int32_t>(in_group - static_cast<uint32_t>(number) *
-                                                           by_pairs.divisor());
+  const int32_t pair =
+      pair_group * order.pairs_per_group +
+      static_cast<int32_t>(in_group - static_cast<uint32_t>(number) * by_pairs.divisor());
   if ((order.last_group - pair_group) % 2 != 0) number = order.numbers - 1 - number;
   tile.kv_head = pair;
   tile.group = static_cast<int32_t>(order.by_group.divisor());
