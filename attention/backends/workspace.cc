@@ -62,17 +62,22 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
     case OpKind::kSparseMlaDecode:
       add_decode();
       break;
-    case OpKind::kPagedDecodePartial:
     case OpKind::kPagedPrefill:
     case OpKind::kVarlenSelfAttention:
+      // Rows that attend to pieces of their keys, a tile of each part: values, and what they weigh.
+      device.Add({bounds.max_parts, kRowsPerTile, dim, 4});
+      device.Add({bounds.max_parts, kRowsPerTile, 2, 4});
+      device.Add({bounds.max_reqs, 8});  // as above
+      break;
+    case OpKind::kPagedDecodePartial:
       device.Add({bounds.max_reqs, 8});  // as above
       break;
     case OpKind::kCascade:
       device.Add({2, bounds.max_tokens, heads, dim, 4});
       device.Add({2, bounds.max_tokens, heads, 4});
-      // Rows that attend to pieces of the prefix, a tile of each part: outputs, queries, LSEs.
+      // Rows that attend to pieces of the prefix, as above.
       device.Add({bounds.max_parts, kRowsPerTile, dim, 4});
-      device.Add({bounds.max_parts, kRowsPerTile, 4});
+      device.Add({bounds.max_parts, kRowsPerTile, 2, 4});
       add_decode();
       break;
     case OpKind::kComputeKvScales:

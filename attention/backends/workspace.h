@@ -30,10 +30,11 @@ struct WorkspaceSize {
 };
 
 // Of operations that split keys: partial outputs and LSEs of max_reqs + max_parts splits, and the
-// plan; of a cascade: the same, two states of every token and one of each row that a part attends
-// with; of all that take masks: offsets of ragged bits; of reductions and selections: partial
-// results. 0 where none is needed. InvalidArgument for negative
-// bounds or sizes beyond int64. The host's backends need none.
+// plan; of a prefill: a state of each row that a part attends with (without them it is slower where
+// new tokens are few and keys many); of a cascade: both, and two states of every token; of all that
+// take masks: offsets of ragged bits; of reductions and selections: partial results. 0 where none
+// is needed. InvalidArgument for negative bounds or sizes beyond int64. The host's backends need
+// none.
 absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& bounds);
 
 // Hands out pieces of one allocation, each beginning at a multiple of 256 bytes of the arena, which

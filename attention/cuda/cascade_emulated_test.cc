@@ -90,7 +90,7 @@ TEST_F(CascadeTest, ThePrefixIsCutAsFarAsTheWorkspaceGoes) {
   SharePrefix(paged);
   ASSERT_TRUE(Run(paged));
   const std::vector<std::byte> cut = paged.out.bytes;
-  // Of one piece there are two states of 3 rows of 4 heads, and decode's part.
+  // Of one piece there are two states of 3 rows of 4 heads, one of them float32, and decode's part.
   size_t least = 0;
   for (size_t bytes = 4096; bytes < size_t{4} << 20 && least == 0; bytes += 4096) {
     if (Run(paged, bytes)) least = bytes;

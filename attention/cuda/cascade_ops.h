@@ -1,10 +1,10 @@
 // Cascade on tensor cores: the shared prefix once for all queries, the rest per request, merged.
 //
-// Both parts are PagedPrefill to the kernels of decode and prefill. Where all rows of queries make
-// fewer tiles than the device has multiprocessors, the prefix is cut into pieces, each for all
-// queries. Parts leave outputs of q's type and float32 log-sum-exps in the workspace: (pieces + 1)
-// of each, for several pieces as many copies of q, and what decode needs for its own plan. How many
-// pieces follows from bounds and the workspace.
+// Both parts are PagedPrefill to the kernels of decode and prefill, the prefix as one request whose
+// keys are cut into pieces where row tiles are few; it begins while the last of the other part are
+// still under way. The workspace takes float32 states of all rows for each piece, one of q's type
+// of the part behind the prefix, and what decode needs for its own plan. How many pieces follows
+// from bounds and the workspace.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_CASCADE_OPS_H_
 #define KVBLOCKS_ATTENTION_CUDA_CASCADE_OPS_H_

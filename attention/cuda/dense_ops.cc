@@ -75,7 +75,9 @@ absl::Status RunPagedPrefill(const char* op, const ExecContext& context,
   }
   if (shared_prefix == 0) {
     const PrefillParams prefill = PrefillParamsOf(args);
-    if (TakesPrefill(prefill)) return StatusOf(op, LaunchPrefill(call->launch, prefill));
+    if (TakesPrefill(prefill)) {
+      return RunPrefill(op, call->launch, call->arena, args.params.split, prefill);
+    }
   }
 
   AttendRowsParams params =
@@ -214,7 +216,7 @@ absl::Status CudaVarlenSelfAttention(const ExecContext& context,
 
   // Faster kernels are chosen here.
   if (const PrefillParams prefill = PrefillParamsOf(args); TakesPrefill(prefill)) {
-    return StatusOf(kOp, LaunchPrefill(call->launch, prefill));
+    return RunPrefill(kOp, call->launch, call->arena, args.params.split, prefill);
   }
 
   AttendRowsParams params;

@@ -4,7 +4,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "attention/cuda/kernel_params.h"
+#include "attention/cuda/kernels/prefill_merge.h"
 #include "attention/ops/checks.h"
 
 namespace kvblocks::attention::cuda {
@@ -40,7 +42,9 @@ absl::Status Run(const char* operation, const ExecContext& context, const Args& 
   }
   absl::StatusOr<LaunchContext> launch = LaunchContextOf(operation, context);
   if (!launch.ok()) return launch.status();
-  return StatusOf(operation, LaunchPrefill(*launch, params));
+  WorkspaceArena arena(context.workspace == nullptr ? absl::Span<std::byte>()
+                                                    : context.workspace->device);
+  return RunPrefill(operation, *launch, arena, args.params.split, params);
 }
 
 }  // namespace
@@ -67,6 +71,34 @@ PrefillParams PrefillParamsOf(const VarlenSelfAttentionArgs& args) {
   params.num_kv_heads = static_cast<int32_t>(args.k.extent[1]);
   params.max_key_len = args.k.extent[0] / std::max(1, params.num_requests);
   return params;
+}
+
+bool PlacePieces(WorkspaceArena& arena, int64_t arena_bytes, int32_t count, PrefillParams* params) {
+  // Each of two arrays may begin up to 255 bytes behind the one before.
+  const int64_t room = arena_bytes - arena.used() - 512;
+  count = static_cast<int32_t>(std::min<int64_t>(count, room / PrefillPieceBytes(*params)));
+  if (count < 1) return false;
+  const int64_t rows = int64_t{params->num_tokens} * params->num_heads * count;
+  const auto outs = arena.Take(rows * params->value_dim * 4), stats = arena.Take(rows * 2 * 4);
+  if (!outs.ok() || !stats.ok()) return false;
+  params->pieces = {count, reinterpret_cast<float*>(outs->data()),
+                    reinterpret_cast<float*>(stats->data())};
+  return true;
+}
+
+absl::Status RunPrefill(const char* operation, const LaunchContext& launch, WorkspaceArena& arena,
+                        const SplitPolicy& split, const PrefillParams& params) {
+  PrefillParams cut = params;
+  if (split.kind == SplitPolicy::Kind::kAuto) {
+    const int32_t count = PiecesForPrefill(launch, params);
+    const auto bytes = static_cast<int64_t>(launch.workspace_bytes);
+    if (count > 1 && PlacePieces(arena, bytes, count, &cut) && cut.pieces.count == 1) {
+      cut.pieces = {};  // no room for more
+    }
+  }
+  const absl::Status status = StatusOf(operation, LaunchPrefill(launch, cut));
+  if (!status.ok() || cut.pieces.outs == nullptr) return status;
+  return StatusOf(operation, LaunchPrefillMerge(launch, MergeOf(cut)));
 }
 
 absl::Status CudaPrefill(const ExecContext& context, const PagedPrefillArgs& args) {

@@ -228,9 +228,16 @@ void BenchPrefill(GpuBench& bench) {
     shape.q_lens = shape.lengths;
     RunPrefill(bench, shape, absl::StrCat(requests, "x", Tokens(length)));
   }
-  Shape chunk = DecodeShape(1, 32768);
-  chunk.q_lens = {512};
-  RunPrefill(bench, chunk, "512 on 32k");
+  // New tokens on a long context: fewer row tiles than multiprocessors, but for 512.
+  for (const auto& [queries, length] : {std::pair<int64_t, int64_t>{512, 32768},
+                                        {160, 32768},
+                                        {64, 32768},
+                                        {64, 8192},
+                                        {20, 131072}}) {
+    Shape chunk = DecodeShape(1, length);
+    chunk.q_lens = {queries};
+    RunPrefill(bench, chunk, absl::StrCat(queries, " on ", Tokens(length)));
+  }
 }
 
 }  // namespace kvblocks::attention::cuda

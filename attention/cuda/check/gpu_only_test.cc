@@ -1,6 +1,8 @@
-// What only a GPU can show: graphs that follow changed lengths (T-28), the same bits every time (T-31),
-// caches larger than 32-bit offsets (T-32).
+// What only a GPU can show: keys cut for as many multiprocessors as it has (T-8), graphs that
+// follow changed lengths (T-28), the same bits every time (T-31), caches larger than 32-bit offsets
+// (T-32).
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -60,6 +62,7 @@ class OnStream {
 // Requests over a cache in device memory, whose lengths and tables can be rewritten.
 struct Step {
   int64_t requests, columns;
+  SplitPolicy split;  // of Prefill
   DeviceTensor k, v, q, new_k, new_v, out, lse, table, lens, slots, starts;
 
   Step(int64_t num_requests, int64_t max_len, int64_t num_blocks)
@@ -138,6 +141,7 @@ struct Step {
     args.max_query_len = general ? 1 : 64;  // a bound: not for the decode kernels
     args.max_seq_len = columns * kBlockSize;
     args.params.scale = 0.0884f;
+    args.params.split = split;
     if (general) args.params.block_sparse = {.local_blocks = 1 << 20, .vert_stride = 2};
     args.out = out.view;
     args.lse = lse.view;
@@ -219,6 +223,52 @@ TEST(GpuOnlyTest, T31FiftyRunsGiveTheSameBits) {
   }
 }
 
+// Numbers of a 16-bit or 32-bit tensor.
+std::vector<float> FloatsOf(const std::vector<std::byte>& bytes, bool bf16) {
+  std::vector<float> values(bytes.size() / (bf16 ? 2 : 4));
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint32_t bits = 0;
+    if (bf16) {
+      uint16_t upper;
+      std::memcpy(&upper, bytes.data() + 2 * i, 2);
+      bits = uint32_t{upper} << 16;
+    } else {
+      std::memcpy(&bits, bytes.data() + 4 * i, 4);
+    }
+    std::memcpy(&values[i], &bits, 4);
+  }
+  return values;
+}
+
+TEST(GpuOnlyTest, T8PrefillWithKeysCutIsTheSame) {
+  constexpr int64_t kRequests = 8, kMaxLen = 9000;
+  OnStream on;
+  Step step(kRequests, kMaxLen, 1 + kRequests * (kMaxLen / kBlockSize + 1));
+  step.FillCache();
+  step.Set({9000, 1, 4097, 77, 0, 8191, 130, 2500}, 1, true);
+  std::vector<std::byte> outs[2];
+  std::vector<float> lses[2];
+  for (const bool whole : {true, false}) {
+    step.split = whole ? SplitPolicy::None() : SplitPolicy::Auto();
+    ASSERT_TRUE(step.Prefill(on.context, false).ok());
+    outs[whole] = on.Bytes(step.out);
+    lses[whole] = FloatsOf(on.Bytes(step.lse), false);
+  }
+  EXPECT_NE(outs[0], outs[1]);  // it was cut
+  const std::vector<float> cut = FloatsOf(outs[0], true), whole = FloatsOf(outs[1], true);
+  for (size_t i = 0; i < whole.size(); ++i) {
+    ASSERT_NEAR(cut[i], whole[i], 0.01 * std::abs(whole[i]) + 2e-4) << i;
+  }
+  for (size_t i = 0; i < lses[1].size(); ++i) {
+    if (lses[1][i] == -INFINITY) {
+      ASSERT_EQ(lses[0][i], lses[1][i]) << i;
+    } else {
+      ASSERT_NEAR(lses[0][i], lses[1][i], 1e-4) << i;
+    }
+  }
+  EXPECT_EQ(on.flags(), 0u);
+}
+
 TEST(GpuOnlyTest, T32BlocksBehindTheReachOf32BitOffsets) {
   constexpr int64_t kRequests = 3, kMaxLen = 1000;
   constexpr int64_t kUsed = kRequests * (kMaxLen / kBlockSize + 1);
@@ -245,8 +295,8 @@ TEST(GpuOnlyTest, T32BlocksBehindTheReachOf32BitOffsets) {
   for (int kernel = 0; kernel < 3; ++kernel) {
     SCOPED_TRACE(kernel);
     for (Step* step : {&small, &large}) {
-      const absl::Status status = kernel == 0 ? step->Decode(on.context)
-                                              : step->Prefill(on.context, kernel == 2);
+      const absl::Status status =
+          kernel == 0 ? step->Decode(on.context) : step->Prefill(on.context, kernel == 2);
       ASSERT_TRUE(status.ok()) << status;
     }
     EXPECT_EQ(on.Bytes(large.out), on.Bytes(small.out));

@@ -344,10 +344,14 @@ class Prefill {
     __syncwarp();
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
+      if (params_.pieces.outs != nullptr) {
+        LeaveStates<kCodes>(params_, tile_, out_[m], RowOf(m), maximum_[m], sum_[m], log2_scale);
+        continue;
+      }
       FinishRows<T, kRows>(params_, tile_, out_[m], RowOf(m), maximum_[m], sum_[m], log2_scale,
                            staged);
     }
-    if (params_.out_scale > 0) return;
+    if (params_.out_scale > 0 || params_.pieces.outs != nullptr) return;
     __syncwarp();
     StoreStagedRows<kRows, kDv / 64>(params_, tile_, staged, warp_ * 16 * kMTiles, 16 * kMTiles);
   }
@@ -367,13 +371,17 @@ template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes>
 __global__ void __launch_bounds__(32 * kWarps, kMTiles == 2 ? 2 : 1)
     PrefillKernel(const __grid_constant__ PrefillParams params, const TileOrder order,
                   uint32_t* error_flags) {
+  if (!params.overlaps_previous) WaitForPreviousKernel();
+  AllowNextKernel();
   const RowTile found = FindRowTile<kRows>(params, order, blockIdx.x, error_flags);
-  if (!found.valid) return;
-  RowTile& tile =
-      *reinterpret_cast<RowTile*>(DynamicSharedMemory() + SharedLayout<kD, kDv, kCodes>::kTile);
-  if (threadIdx.x == 0) tile = found;
-  __syncthreads();
-  Prefill<T, kD, kDv, kMTiles, kWarps, kCodes>(params, tile, error_flags).Run();
+  if (found.valid) {
+    RowTile& tile =
+        *reinterpret_cast<RowTile*>(DynamicSharedMemory() + SharedLayout<kD, kDv, kCodes>::kTile);
+    if (threadIdx.x == 0) tile = found;
+    __syncthreads();
+    Prefill<T, kD, kDv, kMTiles, kWarps, kCodes>(params, tile, error_flags).Run();
+  }
+  if (params.overlaps_previous) WaitForPreviousKernel();
 }
 
 template <typename T, int kD, int kDv, int kMTiles, int kWarps, bool kCodes = false>
@@ -382,7 +390,8 @@ Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
   return Launch({.grid = dim3(static_cast<unsigned>(order.items)),
                  .block = dim3(32 * kWarps),
                  .shared_bytes = SharedLayout<kD, kDv, kCodes>::kBytes,
-                 .stream = context.stream},
+                 .stream = context.stream,
+                 .overlap_previous = context.can_overlap()},
                 PrefillKernel<T, kD, kDv, kMTiles, kWarps, kCodes>, params, order,
                 context.error_flags);
 }
@@ -431,8 +440,50 @@ bool TakesPrefill(const PrefillParams& params) {
          Aligned(params.out.data, params.out.row_stride, params.out.head_stride, 8, 16);
 }
 
-Error LaunchPrefill(const LaunchContext& context, const PrefillParams& params) {
-  if (params.num_tokens == 0 || params.num_requests == 0) return 0;
+int64_t PrefillPieceBytes(const PrefillParams& params) {
+  return int64_t{params.num_tokens} * params.num_heads * (params.value_dim + 2) * 4;
+}
+
+int32_t PiecesForPrefill(const LaunchContext& context, const PrefillParams& params) {
+  // Of what multiprocessors do at a time, in tiles of 128 keys: a row tile's beginning and end, a
+  // launch that merges, and 2^20 bytes written and read.
+  constexpr double kPerItem = 4, kPerMerge = 3, kPerMegabyte = 0.45;
+  if (params.num_tokens == 0 || params.num_requests == 0) return 1;
+  const bool hopper = context.compute_capability == 90 && TakesPrefillHopper(params);
+  const bool pairs = !hopper && (params.key_dim <= 192 && params.value_dim <= 128);
+  const int64_t slots = int64_t{context.num_multiprocessors} * (pairs ? 2 : 1);
+  PrefillParams whole = params;
+  whole.pieces.count = 1;
+  const int64_t items = OrderTiles(whole, kRows).items;
+  if (items >= 4 * slots) return 1;
+  int64_t keys = params.max_key_len;
+  const Scoring& scoring = params.scoring;
+  if (scoring.window_left >= 0 && (scoring.causal || scoring.window_right >= 0)) {
+    const int64_t right = scoring.causal ? 0 : scoring.window_right;
+    const int64_t seen = scoring.window_left + right + kRows;
+    if (seen < keys) keys = seen;
+  }
+  if (scoring.chunk > 0 && scoring.chunk + kRows < keys) keys = scoring.chunk + kRows;
+  const int64_t tiles = (keys + kPieceKeys - 1) / kPieceKeys;
+  const double megabytes = static_cast<double>(PrefillPieceBytes(params)) / (1 << 20);
+  int32_t best = 1;
+  double least = 0;
+  for (int32_t pieces = 1; pieces <= kMostPrefillPieces && pieces <= tiles; ++pieces) {
+    const auto rounds = static_cast<double>((items * pieces + slots - 1) / slots);
+    const auto longest = static_cast<double>((tiles + pieces - 1) / pieces);
+    double time = rounds * (longest + kPerItem);
+    if (pieces > 1) time += kPerMerge + pieces * megabytes * kPerMegabyte;
+    if (pieces == 1 || time < least) best = pieces, least = time;
+  }
+  return best;
+}
+
+Error LaunchPrefill(const LaunchContext& context, const PrefillParams& given) {
+  if (given.num_tokens == 0 || given.num_requests == 0) return 0;
+  PrefillParams params = given;
+  if (params.pieces.outs != nullptr) {
+    params.out_scale = 0;
+  }
   if (context.compute_capability == 90 && TakesPrefillHopper(params)) {
     return LaunchPrefillHopper(context, params);
   }

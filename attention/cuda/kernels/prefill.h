@@ -4,7 +4,10 @@
 // Two builds of one operation behind one launch: mma.sync kernels for every GPU from compute
 // capability 8.0 on, and wgmma kernels (prefill_hopper.h) that are taken on 9.0. Work is cut into
 // tiles of query rows, a row being a pair of a new token and a head of the group that shares a KV
-// head; grids follow from bounds alone. Nothing is allocated, and no workspace is used.
+// head; grids follow from bounds alone. Where row tiles are fewer than a device does at a time, the
+// keys of each can be cut into equal pieces, whose states LaunchPrefillMerge (prefill_merge.h)
+// makes outputs of: how many pieces is up to the caller, PiecesForPrefill says what is fastest.
+// Nothing is allocated.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_H_
@@ -16,6 +19,17 @@
 
 namespace kvblocks::attention::cuda {
 
+// Where pieces of keys leave their states: float32, dense. A state is the sum of its values, each
+// weighed 2^(score - reference) with scores in binary orders, and that reference beside the sum of
+// the weights, which is 0 for what sees nothing. Without `outs` there is one piece, and outputs are
+// written.
+struct PrefillPieces {
+  int32_t count = 1;
+  float* outs = nullptr;   // [count, T, H, Dv]
+  float* stats = nullptr;  // [count, T, H, 2]
+};
+inline constexpr int32_t kMostPrefillPieces = 31;
+
 struct PrefillParams {
   ConstRows q;  // [T, H, D]
   // Keys of contiguous tensors have no block table: cache.k and cache.v then are rows with
@@ -25,6 +39,9 @@ struct PrefillParams {
   int64_t num_key_rows = 0;
   const int32_t* query_start_loc = nullptr;  // [R + 1]
   const int32_t* query_positions = nullptr;  // [T] or null
+  // >= 0: all tokens are of one request with so many keys, which is known without query_start_loc
+  // and lengths.
+  int32_t only_length = -1;
   int32_t num_requests = 0;
   int32_t num_tokens = 0;     // T
   int32_t max_query_len = 0;  // a bound; 0: not known
@@ -36,6 +53,11 @@ struct PrefillParams {
   Rows out;             // [T, H, Dv]
   float* lse = nullptr;
   int64_t lse_row_stride = 0, lse_head_stride = 0;
+  // With `outs`, neither out, out_scale, lse nor sinks are looked at.
+  PrefillPieces pieces;
+  // Begin while the kernel before on the stream still runs: it writes nothing that this one reads
+  // or writes, nor reads what this one writes. Whoever waits for this one waits for that one, too.
+  bool overlaps_previous = false;
 };
 
 // Whether these kernels do it: queries of a 16-bit type; keys and values of the same, head sizes
@@ -43,7 +65,12 @@ struct PrefillParams {
 // bytes; no explicit mask, no block-sparse rule.
 bool TakesPrefill(const PrefillParams& params);
 
-// REQUIRES: TakesPrefill(params).
+// Of these bounds, how many pieces of keys take least time on a device with so many
+// multiprocessors, and the bytes of states that one piece of all rows leaves.
+int32_t PiecesForPrefill(const LaunchContext& context, const PrefillParams& params);
+int64_t PrefillPieceBytes(const PrefillParams& params);
+
+// REQUIRES: TakesPrefill(params); at most kMostPrefillPieces.
 Error LaunchPrefill(const LaunchContext& context, const PrefillParams& params);
 
 }  // namespace kvblocks::attention::cuda

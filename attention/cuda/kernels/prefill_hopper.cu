@@ -167,8 +167,10 @@ class Consumer {
   KVB_DEVICE void FinishScores(const RowTile& tile, float (&scores)[kKeys / 8][4], int32_t key0,
                                uint32_t stage, bool rich, bool edge, bool bad) const {
     if (!bad) Release(barriers_.KeysEmpty(stage));
-    if (rich) ModifyScores(params_, tile, scores, row_, key0);
-    if (edge || bad) {
+    // Out of the way of what is always executed.
+    if (rich) [[unlikely]]
+      ModifyScores(params_, tile, scores, row_, key0);
+    if (edge || bad) [[unlikely]] {
       HideScores(params_, tile, scores, row_, key0,
                  bad ? shared_ + Shared::kBadKeys + stage * kKeys : nullptr);
     }
@@ -197,7 +199,8 @@ class Consumer {
 
   // By both consumers, V being there.
   KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0) {
-    if (!__any_sync(kFullWarp, HasFlag(Shared::kNonFinite + stage * 16))) return;
+    if (!__any_sync(kFullWarp, HasFlag(Shared::kNonFinite + stage * 16))) [[likely]]
+      return;
     unsigned char* values = shared_ + Shared::kValueTiles + stage * Shared::kValueBytes;
     constexpr int kConsumerThreads = kConsumers * kGroupThreads;
     AddNonFinite<T, kKeys>(params_, tile, values, out_, row_, key0);
@@ -209,14 +212,19 @@ class Consumer {
 
   KVB_DEVICE void WriteOutputs(const RowTile& tile, float log2_scale) {
     unsigned char* staged = shared_ + Shared::kOut;
+    const bool is_piece = params_.pieces.outs != nullptr;
     if constexpr (Shared::kOutInQueries) {
       // The other warps of this group still multiplied with this warp's queries.
       NamedBarrierSync(kConsumersBarrier, kConsumers * kGroupThreads);
     }
     __syncwarp();
-    FinishRows<T, kRows>(params_, tile, out_, row_, maximum_, sum_, log2_scale, staged);
+    if (is_piece) {
+      LeaveStates<false>(params_, tile, out_, row_, maximum_, sum_, log2_scale);
+    } else {
+      FinishRows<T, kRows>(params_, tile, out_, row_, maximum_, sum_, log2_scale, staged);
+    }
     __syncwarp();
-    if (params_.out_scale <= 0) {
+    if (params_.out_scale <= 0 && !is_piece) {
       StoreStagedRows<kRows, kDv / 64>(params_, tile, staged, thread_ / 32 * 16, 16);
     }
     if constexpr (Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
@@ -238,10 +246,13 @@ __global__ void __launch_bounds__(kThreads, 1)
                         uint32_t* error_flags) {
   const Barriers barriers{SharedAddress(DynamicSharedMemory()) + SharedLayout<kD, kDv>::kBarriers};
   if (threadIdx.x == 0) barriers.Init();
+  if (!params.overlaps_previous) WaitForPreviousKernel();
+  AllowNextKernel();
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
     Producer<kD, kDv>(params, error_flags, barriers).Run(order);
+    if (params.overlaps_previous) WaitForPreviousKernel();
   } else {
     GrowRegisters<kConsumerRegisters>();
     Consumer<T, kD, kDv>(params, barriers).Run();
@@ -256,7 +267,8 @@ Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
   return Launch({.grid = dim3(static_cast<unsigned>(blocks)),
                  .block = dim3(kThreads),
                  .shared_bytes = SharedLayout<kD, kDv>::kBytes,
-                 .stream = context.stream},
+                 .stream = context.stream,
+                 .overlap_previous = context.can_overlap()},
                 PrefillHopperKernel<T, kD, kDv>, params, order, context.error_flags);
 }
 

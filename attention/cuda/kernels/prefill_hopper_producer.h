@@ -125,12 +125,39 @@ class Producer {
         row_(thread_ / 8),
         piece_(thread_ % 8) {}
 
+  // One loop for all steps of all row tiles: code that stands in several places is fetched, cold,
+  // in each. Step n of a row tile copies K of tile n + 1 and V of n; what consumers wait for first
+  // comes first.
   KVB_DEVICE void Run(const TileOrder& order) {
-    PublishNext(order);
-    while (true) {
-      const RowTile& tile = SlotOf(published_ - 1);
-      if (!tile.valid) return;
-      CopyAll(tile, order);
+    const Cache& cache = params_.keys.cache;
+    const RowTile* tile = nullptr;
+    int num_tiles = 0;
+    KeyPlace next;
+    int64_t value = -1;
+    // Begins at the end of a row tile without keys.
+    for (int n = 0;; ++n) {
+      const int64_t value_now = value;
+      if (n + 1 < num_tiles) {
+        const KeyPlace place = next;
+        value = OffsetOf(params_, cache.v, *tile, place);
+        next = PlaceOf(params_, *tile, KeyOf(*tile, n + 2));
+        CopyKeys(OffsetOf(params_, cache.k, *tile, place), IsBad(params_, place), step_ + n + 1);
+      }
+      if (n < 0) {
+        CopyQueries(*tile, published_ - 1);
+        continue;
+      }
+      if (n < num_tiles) {
+        CopyValues(value_now, step_ + n, IsEdge(tile->seen_by_all, FirstKeyOf(*tile) + n * kKeys));
+      }
+      if (n == 0) PublishNext(order);
+      if (n + 1 < num_tiles) continue;
+      step_ += num_tiles;
+      tile = &SlotOf(published_ - 1);
+      if (!tile->valid) return;
+      num_tiles = NumKeyTilesOf(*tile);
+      next = first_;
+      n = -2;
     }
   }
 
@@ -154,6 +181,8 @@ class Producer {
     }
     const uint32_t n = published_++;
     if (thread_ == 0) {
+      found.by_group = order.by_group;  // here, they need no registers before
+      found.by_block_size = order.by_block_size;
       SlotOf(n) = found;
       ArriveAtBarrier(barriers_.TileFull(n % kTileSlots));
     }
@@ -161,7 +190,6 @@ class Producer {
     // Block ids are there when the tile's turn comes.
     if (!SlotOf(n).valid) return;
     first_ = PlaceOf(params_, SlotOf(n), KeyOf(SlotOf(n), 0));
-    second_ = PlaceOf(params_, SlotOf(n), KeyOf(SlotOf(n), 1));
   }
 
   KVB_DEVICE void CopyQueries(const RowTile& tile, uint32_t n) const {
@@ -187,31 +215,6 @@ class Producer {
   // This thread looks up the key of its eight threads' pass `piece_`; they tell each other.
   KVB_DEVICE int32_t KeyOf(const RowTile& tile, int n) const {
     return FirstKeyOf(tile) + n * kKeys + row_ + kGroupThreads / 8 * piece_;
-  }
-
-  // What consumers wait for first comes first.
-  KVB_DEVICE void CopyAll(const RowTile& tile, const TileOrder& order) {
-    const int num_tiles = NumKeyTilesOf(tile);
-    const Cache& cache = params_.keys.cache;
-    KeyPlace place = first_, next = second_;
-    int64_t value = OffsetOf(params_, cache.v, tile, place);
-    if (num_tiles > 0) {
-      CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_);
-    }
-    CopyQueries(tile, published_ - 1);
-    for (int n = 0; n < num_tiles; ++n) {
-      const int64_t value_now = value;
-      if (n + 1 < num_tiles) {
-        place = next;
-        value = OffsetOf(params_, cache.v, tile, place);
-        next = PlaceOf(params_, tile, KeyOf(tile, n + 2));
-        CopyKeys(OffsetOf(params_, cache.k, tile, place), IsBad(params_, place), step_ + n + 1);
-      }
-      CopyValues(value_now, step_ + n, IsEdge(tile.seen_by_all, FirstKeyOf(tile) + n * kKeys));
-      if (n == 0) PublishNext(order);
-    }
-    if (num_tiles == 0) PublishNext(order);
-    step_ += num_tiles;
   }
 
   KVB_DEVICE void CopyKeys(int64_t offset, bool is_bad, uint32_t step) const {
@@ -297,10 +300,10 @@ class Producer {
   unsigned char* const shared_;
   const uint32_t base_;
   const int thread_, row_, piece_;
-  uint32_t step_ = 0;        // tiles of keys so far
-  uint32_t round_ = 0;       // of items
-  uint32_t published_ = 0;   // row tiles
-  KeyPlace first_, second_;  // of the row tile published last
+  uint32_t step_ = 0;       // tiles of keys so far
+  uint32_t round_ = 0;      // of items
+  uint32_t published_ = 0;  // row tiles
+  KeyPlace first_;          // of the row tile published last
 };
 
 }  // namespace kvblocks::attention::cuda::prefill_hopper

@@ -248,6 +248,40 @@ KVB_DEVICE uint16_t EncodePair(bool e4m3, float low, float high) {
 #endif
 }
 
+// Leaves what this lane's two rows of a warp's 16 are so far as a piece's states, in as few
+// instructions as possible: in short calls each is fetched from memory. kScaled: values have a
+// scale.
+template <bool kScaled, int kTiles>
+KVB_DEVICE void LeaveStates(const PrefillParams& params, const RowTile& tile,
+                            const float (&out)[kTiles][4], int row, const float (&maximum)[2],
+                            const float (&sums)[2], float log2_scale) {
+  const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = sums[half];
+    sum += __shfl_xor_sync(kFullWarp, sum, 1);
+    sum += __shfl_xor_sync(kFullWarp, sum, 2);
+    const int mine = row + 8 * half;
+    if (mine >= tile.num_rows) continue;
+    const int64_t token = tile.query_start + tile.TokenOf(mine);
+    const int64_t state =
+        (int64_t{tile.piece} * params.num_tokens + token) * params.num_heads + tile.HeadOf(mine);
+    if (t2 == 0) {
+      reinterpret_cast<float2*>(params.pieces.stats)[state] =
+          make_float2(maximum[half] * log2_scale, sum);
+    }
+    // Four lanes fill a sector.
+    float* to = params.pieces.outs + state * params.value_dim + t2;
+    const float scale = kScaled ? tile.v_scale : 1;
+#pragma unroll
+    for (int d = 0; d < kTiles; ++d) {
+      if (d * 8 >= params.value_dim) continue;
+      *reinterpret_cast<float2*>(to + d * 8) =
+          make_float2(out[d][2 * half] * scale, out[d][2 * half + 1] * scale);
+    }
+  }
+}
+
 // Ends this lane's two rows of a warp's 16 and leaves their outputs: as codes in place, or as
 // 16-bit rows in `staged`, columns of 64 elements of kRows rows of 128 bytes with permuted pieces.
 template <typename T, int kRows, int kTiles>

@@ -11,6 +11,7 @@
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/fast_division.h"
 #include "attention/cuda/kernels/prefill.h"
 #include "attention/ops/device_error_bits.h"
 
@@ -41,21 +42,20 @@ KVB_DEVICE KeyRange VisibleFrom(const Scoring& scoring, int32_t p, int32_t kv_le
 struct RowTile {
   bool valid = false;
   int32_t request = 0;
+  int32_t piece = 0;                    // of the keys
   int32_t first_row = 0, num_rows = 0;  // of the request's rows
   int32_t query_start = 0;              // the request's first token
   int32_t first_position = 0;           // of that token
   int32_t kv_head = 0, group = 1;
-  int32_t group_shift = -1;  // if the group is a power of two, its logarithm
+  FastDivisor by_group, by_block_size;
   int32_t kv_len = 0;
   int64_t kv_start = 0;            // row of key 0, without a block table
   float k_scale = 1, v_scale = 1;  // of codes
-  KeyRange seen;                   // by some row
+  KeyRange seen;                   // by some row, of this piece
   KeyRange seen_by_all;            // may be empty with begin > end
 
   KVB_DEVICE int32_t TokenOf(int32_t row) const {
-    const uint32_t of_request = static_cast<uint32_t>(first_row + row);
-    return static_cast<int32_t>(group_shift >= 0 ? of_request >> group_shift
-                                                 : of_request / static_cast<uint32_t>(group));
+    return static_cast<int32_t>(by_group.Quotient(static_cast<uint32_t>(first_row + row)));
   }
   KVB_DEVICE int32_t HeadOf(int32_t row) const {
     return kv_head * group + first_row + row - TokenOf(row) * group;
@@ -78,8 +78,17 @@ struct TileOrder {
   bool by_rank = false;
   int32_t numbers = 0;  // ranks, or tile numbers
   int32_t pairs = 0, pairs_per_group = 1;
+  int32_t pieces = 1;  // of a row tile: items side by side
   int64_t items = 0;
+  // What the device divides by, so that no instructions are spent on it; groups of pairs, of which
+  // the last may have fewer.
+  int32_t last_group = 0;
+  FastDivisor by_pieces, by_items_of_group, by_pairs, by_pairs_of_last, by_kv_heads;
+  FastDivisor by_group, by_block_size;
 };
+
+// Pieces of keys begin at multiples of so many: all kernels' tiles of keys end there.
+inline constexpr int32_t kPieceKeys = 128;
 
 inline TileOrder OrderTiles(const PrefillParams& params, int32_t rows) {
   constexpr int64_t kBytesInL2 = int64_t{32} << 20;
@@ -96,8 +105,31 @@ inline TileOrder OrderTiles(const PrefillParams& params, int32_t rows) {
   const int64_t bytes = params.max_key_len * (params.key_dim + params.value_dim) * 2;
   const int64_t fit = bytes > 0 ? kBytesInL2 / bytes : order.pairs;
   order.pairs_per_group = static_cast<int32_t>(fit < 1 ? 1 : fit > order.pairs ? order.pairs : fit);
-  order.items = int64_t{order.numbers} * order.pairs;
+  order.pieces = params.pieces.count;
+  order.items = int64_t{order.numbers} * order.pairs * order.pieces;
+  order.last_group = (order.pairs - 1) / order.pairs_per_group;
+  order.by_pieces = FastDivisor(order.pieces);
+  order.by_items_of_group = FastDivisor(int64_t{order.numbers} * order.pairs_per_group);
+  order.by_pairs = FastDivisor(order.pairs_per_group);
+  order.by_pairs_of_last = FastDivisor(order.pairs - order.last_group * order.pairs_per_group);
+  order.by_kv_heads = FastDivisor(params.num_kv_heads);
+  order.by_group = FastDivisor(group);
+  order.by_block_size = FastDivisor(params.keys.cache.block_size);
   return order;
+}
+
+// A piece of a range of keys: may be empty.
+KVB_DEVICE KeyRange PieceOf(const KeyRange& keys, int32_t piece, const FastDivisor& by_pieces) {
+  if (keys.end <= keys.begin) return {0, 0};
+  const int32_t first = keys.begin / kPieceKeys * kPieceKeys;
+  const int32_t tiles = (keys.end - first + kPieceKeys - 1) / kPieceKeys;
+  // 2^24 tiles at most, and few pieces.
+  const auto tiles_before = [&](int32_t n) {
+    return static_cast<int32_t>(by_pieces.Quotient(static_cast<uint32_t>(tiles * n)));
+  };
+  const int32_t before = tiles_before(piece), after = tiles_before(piece + 1);
+  return {before == 0 ? keys.begin : first + before * kPieceKeys,
+          after == tiles ? keys.end : first + after * kPieceKeys};
 }
 
 KVB_DEVICE int64_t FirstNumberOf(int64_t query_start, int32_t request, int32_t group,
@@ -121,25 +153,28 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
                                uint32_t* error_flags) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x % 32);
   RowTile tile;
-  const uint32_t per_group =
-      static_cast<uint32_t>(order.numbers) * static_cast<uint32_t>(order.pairs_per_group);
-  const int32_t first_pair = static_cast<int32_t>(item / per_group) * order.pairs_per_group;
-  const int32_t pairs = order.pairs - first_pair < order.pairs_per_group ? order.pairs - first_pair
-                                                                         : order.pairs_per_group;
-  const uint32_t in_group = item % per_group;
-  const int32_t pair = first_pair + static_cast<int32_t>(in_group % static_cast<uint32_t>(pairs));
-  int32_t number = static_cast<int32_t>(in_group / static_cast<uint32_t>(pairs));
-  const int32_t groups_after =
-      (order.pairs - 1) / order.pairs_per_group - static_cast<int32_t>(item / per_group);
-  if (groups_after % 2 != 0) number = order.numbers - 1 - number;
-  tile.kv_head = order.by_rank ? pair % params.num_kv_heads : pair;
-  tile.group = params.num_heads / params.num_kv_heads;
-  if ((tile.group & (tile.group - 1)) == 0) tile.group_shift = 31 - __clz(tile.group);
+  const uint32_t whole_item = order.by_pieces.Quotient(item);
+  tile.piece = static_cast<int32_t>(item - whole_item * order.by_pieces.divisor());
+  const auto pair_group = static_cast<int32_t>(order.by_items_of_group.Quotient(whole_item));
+  const uint32_t in_group =
+      whole_item - static_cast<uint32_t>(pair_group) * order.by_items_of_group.divisor();
+  const FastDivisor& by_pairs =
+      pair_group == order.last_group ? order.by_pairs_of_last : order.by_pairs;
+  int32_t number = static_cast<int32_t>(by_pairs.Quotient(in_group));
+  const int32_t pair =
+      pair_group * order.pairs_per_group +
+      static_cast<int32_t>(in_group - static_cast<uint32_t>(number) * by_pairs.divisor());
+  if ((order.last_group - pair_group) % 2 != 0) number = order.numbers - 1 - number;
+  tile.kv_head = pair;
+  tile.group = static_cast<int32_t>(order.by_group.divisor());
+  tile.by_group = order.by_group;
+  tile.by_block_size = order.by_block_size;
   int32_t low = 0, high = params.num_requests;
   const int32_t wanted = order.numbers - 1 - number;
   if (order.by_rank) {
-    low = pair / params.num_kv_heads;
+    low = static_cast<int32_t>(order.by_kv_heads.Quotient(static_cast<uint32_t>(pair)));
     high = low + 1;
+    tile.kv_head = pair - low * params.num_kv_heads;
   }
   // The last request whose first number is not above the wanted one: 32 candidates at a time.
   while (high - low > 1) {
@@ -153,8 +188,11 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
     if (low + step < high) high = low + step;
   }
   tile.request = low;
-  int32_t query_end = params.query_start_loc[low + 1];
-  tile.query_start = params.query_start_loc[low];
+  int32_t query_end = params.num_tokens;
+  if (params.only_length < 0) {
+    query_end = params.query_start_loc[low + 1];
+    tile.query_start = params.query_start_loc[low];
+  }
   if (tile.query_start < 0) tile.query_start = 0;
   if (query_end > params.num_tokens) query_end = params.num_tokens;
   const int32_t q_len = query_end - tile.query_start;
@@ -169,7 +207,7 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
   tile.num_rows = static_cast<int32_t>(rows - before < kRows ? rows - before : kRows);
 
   if (params.keys.block_table != nullptr) {
-    int64_t length = params.keys.seq_lens[low];
+    int64_t length = params.only_length >= 0 ? params.only_length : params.keys.seq_lens[low];
     const int64_t covered = int64_t{params.keys.table_columns} * params.keys.cache.block_size;
     if (length > covered) {
       length = covered;
@@ -213,6 +251,7 @@ KVB_DEVICE RowTile FindRowTile(const PrefillParams& params, const TileOrder& ord
   const KeyRange of_highest = VisibleFrom(params.scoring, highest, tile.kv_len);
   tile.seen = {of_lowest.begin, of_highest.end};
   tile.seen_by_all = {of_highest.begin, of_lowest.end};
+  if (order.pieces > 1) tile.seen = PieceOf(tile.seen, tile.piece, order.by_pieces);
   return tile;
 }
 
@@ -228,14 +267,9 @@ KVB_DEVICE KeyPlace PlaceOf(const PrefillParams& params, const RowTile& tile, in
   KeyPlace place;
   if (key < tile.seen.begin || key >= tile.seen.end) return place;
   if (params.keys.block_table == nullptr) return {0, key};
-  const uint32_t size = static_cast<uint32_t>(params.keys.cache.block_size);
-  uint32_t column;
-  if ((size & (size - 1)) == 0) {
-    column = static_cast<uint32_t>(key) >> (31 - __clz(static_cast<int>(size)));
-  } else {
-    column = static_cast<uint32_t>(key) / size;
-  }
-  place.offset = static_cast<int32_t>(static_cast<uint32_t>(key) - column * size);
+  const uint32_t column = tile.by_block_size.Quotient(static_cast<uint32_t>(key));
+  place.offset =
+      static_cast<int32_t>(static_cast<uint32_t>(key) - column * tile.by_block_size.divisor());
   place.block = params.keys.block_table[tile.request * params.keys.table_stride + column];
   return place;
 }
