@@ -3,7 +3,7 @@
 # build misses (Debian packages, a CUDA compiler from PyPI). Where there is a GPU, runs it with the arguments given.
 #   tools/gpu_check.sh                     the tests
 #   tools/gpu_check.sh --portable          the tests, with the kernels for compute capability 8.0
-#   tools/gpu_check.sh --bench=decode      benchmarks; --rounds=N, --matrix-tflops=X
+#   tools/gpu_check.sh --bench=decode      benchmarks; --rounds=N, --warm-ms=MS, --matrix-tflops=X
 #   tools/gpu_check.sh --to=DIR            does not run it, but leaves a copy in DIR to carry to another machine
 # Exit status: that of gpu_check (0 all passed), 2 could not be built or copied.
 set -u

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "attention/cuda/check/bench_kernels.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/runtime.h"
@@ -15,10 +17,10 @@ namespace {
 
 constexpr int64_t kWorkspaceBytes = int64_t{512} << 20;
 
-// What runs before times count. After a case that freed gigabytes the next one was measured to be
-// 12 % slower over its first 10 ms, and as fast as alone over 50.
+// Rounds before times count, besides the time that options give: after a case that freed gigabytes
+// the next one was measured to be 12 % slower over its first 10 ms, and as fast as alone over 50.
 constexpr int kWarmRounds = 3;
-constexpr double kWarmMs = 50;
+constexpr absl::Duration kPause = absl::Milliseconds(300);
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -32,10 +34,8 @@ int CopiesFor(double bytes, int most) {
   return std::clamp(static_cast<int>(kWanted / std::max(bytes, 1.0)) + 1, 2, most);
 }
 
-GpuBench::GpuBench(std::string filter, int rounds, double matrix_tflops)
-    : filter_(std::move(filter)),
-      rounds_(rounds),
-      matrix_tflops_(matrix_tflops),
+GpuBench::GpuBench(GpuBenchOptions options)
+    : options_(std::move(options)),
       workspace_memory_(DType::kU8, {kWorkspaceBytes}),
       flags_memory_(DType::kI32, {1}) {
   workspace_.device = absl::MakeSpan(workspace_memory_.view.data, kWorkspaceBytes);
@@ -74,7 +74,8 @@ double GpuBench::MedianMs(const std::function<absl::Status(const ExecContext&)>&
   if (CreateEvent(&begin) != 0 || CreateEvent(&end) != 0) return report("events");
   std::vector<double> times;
   double warm_ms = 0;
-  for (int round = 0; static_cast<int>(times.size()) < rounds_; ++round) {
+  if (options_.warm_ms == 0) absl::SleepFor(kPause);
+  for (int round = 0; static_cast<int>(times.size()) < options_.rounds; ++round) {
     error = RecordEvent(begin, context_.stream);
     if (error == 0) error = LaunchGraph(graph, context_.stream);
     if (error == 0) error = RecordEvent(end, context_.stream);
@@ -82,7 +83,7 @@ double GpuBench::MedianMs(const std::function<absl::Status(const ExecContext&)>&
     float ms = 0;
     if (error == 0) error = ElapsedMs(begin, end, &ms);
     if (error != 0) return report(ErrorName(error));
-    if (round >= kWarmRounds && warm_ms >= kWarmMs) {
+    if (round >= kWarmRounds && warm_ms >= options_.warm_ms) {
       times.push_back(ms);
     } else {
       warm_ms += ms;
@@ -135,10 +136,10 @@ void GpuBench::MeasurePeaks() {
   });
   const double loop = flops / ms * 1e-9;
   std::printf("mma.sync %.0f TFLOP/s", loop);
-  if (matrix_tflops_ > 0) {
-    std::printf("; matrix products of a library %.0f TFLOP/s", matrix_tflops_);
+  if (options_.matrix_tflops > 0) {
+    std::printf("; matrix products of a library %.0f TFLOP/s", options_.matrix_tflops);
   } else {
-    matrix_tflops_ = loop;
+    options_.matrix_tflops = loop;
   }
   std::printf("\n%-58s %9s %7s %5s %6s %8s %5s\n", "case", "us", "TB/s", "%", "% copy", "TFLOP/s",
               "%");
@@ -162,7 +163,7 @@ void GpuBench::Run(const BenchCase& bench_case) {
   } else {
     std::printf("%6s ", "");
   }
-  std::printf("%8.1f %5.1f\n", tflops, 100 * tflops / matrix_tflops_);
+  std::printf("%8.1f %5.1f\n", tflops, 100 * tflops / options_.matrix_tflops);
   std::fflush(stdout);
 }
 

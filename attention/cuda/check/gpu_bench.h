@@ -1,11 +1,13 @@
-// GpuBench: times operations on the GPU beside what its memory and matrix units give in the same run.
+// GpuBench: times operations on the GPU beside what its memory and matrix units give in the same
+// run.
 //
-// An operation is captured into a graph `copies` times, each on its own data, so that launches leave
-// no gaps and data larger than the second-level cache comes from memory; a round is one replay, timed
-// by events, and the median of the rounds counts. Read and copy bandwidth, the cost of an empty launch
-// and the rate of mma.sync are measured first, in the same way. Prints a row per case: microseconds,
-// TB/s and TFLOP/s of the least work that the operation could do, and their percentages of what was
-// measured: bandwidth of the read one and, where as much is written as read, of the copy one.
+// An operation is captured into a graph `copies` times, each on its own data, so that launches
+// leave no gaps and data larger than the second-level cache comes from memory; a round is one
+// replay, timed by events, and the median of the rounds counts. Read and copy bandwidth, the cost
+// of an empty launch and the rate of mma.sync are measured first, in the same way. Prints a row per
+// case: microseconds, TB/s and TFLOP/s of the least work that the operation could do, and their
+// percentages of what was measured: bandwidth of the read one and, where as much is written as
+// read, of the copy one.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_CHECK_GPU_BENCH_H_
 #define KVBLOCKS_ATTENTION_CUDA_CHECK_GPU_BENCH_H_
@@ -28,16 +30,26 @@ struct BenchCase {
   std::function<absl::Status(const ExecContext&, int copy)> enqueue;
 };
 
+struct GpuBenchOptions {
+  std::string filter;  // only cases whose names contain it
+  int rounds = 25;     // whose times count
+  // Of rounds before those, so that times are those of a GPU that has been busy: what multiplies
+  // much gets slower when the power cap takes hold, within the first tenth of a second. 0: a pause
+  // instead, and times are those of a burst.
+  double warm_ms = 50;
+  // Rate of large matrix products as a library has it, measured likewise; 0: this program's own
+  // loop.
+  double matrix_tflops = 0;
+};
+
 class GpuBench {
  public:
-  // Only cases whose names contain `filter` are run. `matrix_tflops` is the rate of large matrix
-  // products as a library has it, or 0 to hold against this program's own loop.
-  GpuBench(std::string filter, int rounds, double matrix_tflops);
+  explicit GpuBench(GpuBenchOptions options);
   ~GpuBench();
 
   void MeasurePeaks();
   bool wants(const std::string& name) {
-    const bool wanted = name.find(filter_) != std::string::npos;
+    const bool wanted = name.find(options_.filter) != std::string::npos;
     num_wanted_ += wanted ? 1 : 0;
     return wanted;
   }
@@ -52,9 +64,7 @@ class GpuBench {
   double read_tbs() const { return read_tbs_; }
 
  private:
-  std::string filter_;
-  int rounds_;
-  double matrix_tflops_;
+  GpuBenchOptions options_;
   double read_tbs_ = 0, copy_tbs_ = 0;
   ExecContext context_;
   Workspace workspace_;

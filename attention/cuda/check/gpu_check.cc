@@ -72,22 +72,21 @@ int main(int argc, char** argv) {
       "Exit status: 0 all passed or skipped, 1 something failed or benchmarks found no GPU, 2 bad "
       "arguments.");
   bool portable = false;
-  std::string filter;
-  int rounds = 25;
-  double matrix_tflops = 0;
+  using namespace kvblocks::attention::cuda;
+  GpuBenchOptions options;
   app.add_flag("--portable", portable,
                "test the kernels for compute capability 8.0, whatever the GPU");
   const CLI::Option* const bench =
-      app.add_option("--bench", filter,
+      app.add_option("--bench", options.filter,
                      "benchmark instead of testing: all cases, or those with this in their name")
           ->expected(0, 1)
           ->type_name("[PART]");
-  app.add_option("--rounds", rounds, "of which the median counts")
+  app.add_option("--rounds", options.rounds, "of which the median counts")
       ->check(CLI::Range(1, 100000).description(""))
       ->type_name("N")
       ->capture_default_str();
   app.add_option(
-         "--matrix-tflops,--matrix_tflops", matrix_tflops,
+         "--matrix-tflops,--matrix_tflops", options.matrix_tflops,
          "rate that arithmetic is compared with, say that of a library's product; 0: what this "
          "program's own loop of products reaches")
       ->check(CLI::Range(0.0, 1e6).description(""))
@@ -109,7 +108,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "unknown argument %s; --help tells which there are\n", others[1]);
     return 2;
   }
-  using namespace kvblocks::attention::cuda;
   if (portable) LimitComputeCapability(80);
   const std::string reason = WhyNoGpu();
   if (bench->count() == 0) {
@@ -122,7 +120,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", reason.c_str());
     return 1;
   }
-  GpuBench gpu(filter, rounds, matrix_tflops);
+  GpuBench gpu(options);
   gpu.MeasurePeaks();
   BenchDecode(gpu);
   BenchPrefill(gpu);
@@ -134,7 +132,7 @@ int main(int argc, char** argv) {
   BenchStep(gpu);
   if (gpu.num_wanted() == 0) {
     std::fprintf(stderr, "--bench=%s: no case has that in its name; without a value all run\n",
-                 filter.c_str());
+                 options.filter.c_str());
     return 2;
   }
   return gpu.failures() == 0 ? 0 : 1;
