@@ -85,6 +85,12 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 100000).description(""))
       ->type_name("N")
       ->capture_default_str();
+  app.add_option("--warm-ms", options.warm_ms,
+                 "for how long a case runs before times count; 0: it begins after a pause, before "
+                 "the power cap takes hold")
+      ->check(CLI::Range(0.0, 1e5).description(""))
+      ->type_name("MS")
+      ->capture_default_str();
   app.add_option(
          "--matrix-tflops,--matrix_tflops", options.matrix_tflops,
          "rate that arithmetic is compared with, say that of a library's product; 0: what this "
