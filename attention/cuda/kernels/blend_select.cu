@@ -272,7 +272,8 @@ __global__ void __launch_bounds__(kSelectThreads)
   // been found of the n-th 32 of it.
   constexpr int kMostSteps = 32;
   static_assert(kSelectWarps * kMostSteps * 32 < 1 << 16);  // two sums fit one word
-  const uint64_t base = top - ((uint64_t{1} << bits) - 1);
+  // The last part of all may reach below 0.
+  const uint64_t width = (uint64_t{1} << bits) - 1, base = top > width ? top - width : 0;
   const auto top_word = static_cast<uint32_t>(top >> 32),
              base_word = static_cast<uint32_t>(base >> 32);
   uint32_t above_before = 0, sharing_before = 0;
