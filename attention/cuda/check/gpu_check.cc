@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "attention/cuda/check/gpu_bench.h"
 #include "attention/cuda/cuda_ops.h"
 #include "attention/cuda/host_tensor_ops.h"
@@ -58,44 +60,57 @@ class SkipsWithoutGpu : public testing::EmptyTestEventListener {
   std::string reason_;
 };
 
+// A number from 0 to `most`; unlike CLI::Range it refuses NaN.
+CLI::Validator UpTo(double most) {
+  return CLI::Validator(
+      [most](const std::string& text) -> std::string {
+        double value;
+        if (absl::SimpleAtod(text, &value) && value >= 0 && value <= most) return "";
+        return absl::StrCat("got ", text, ", expected a number from 0 to ", most);
+      },
+      "");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app(
       "Tests and benchmarks of kvblocks' CUDA backend in one program that needs only a driver. "
-      "Without "
-      "a GPU the tests are skipped, by name and with the reason.");
+      "Without a GPU the tests are skipped, by name and with the reason.");
   app.footer(
       "\nGoogleTest's flags choose tests: --gtest_list_tests, --gtest_filter=*Decode*, "
-      "--gtest_repeat=N, and "
-      "the environment's RC_PARAMS=\"max_success=N seed=N\" what properties draw.\n"
+      "--gtest_repeat=N, and the environment's RC_PARAMS=\"max_success=N seed=N\" what properties "
+      "draw.\n"
       "Exit status: 0 all passed or skipped, 1 something failed or benchmarks found no GPU, 2 bad "
       "arguments.");
   bool portable = false;
   using namespace kvblocks::attention::cuda;
   GpuBenchOptions options;
   app.add_flag("--portable", portable,
-               "test the kernels for compute capability 8.0, whatever the GPU");
-  const CLI::Option* const bench =
+               "use the kernels for compute capability 8.0, whatever the GPU");
+  CLI::Option* const bench =
       app.add_option("--bench", options.filter,
                      "benchmark instead of testing: all cases, or those with this in their name")
           ->expected(0, 1)
           ->type_name("[PART]");
   app.add_option("--rounds", options.rounds, "of which the median counts")
       ->check(CLI::Range(1, 100000).description(""))
+      ->needs(bench)
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--warm-ms", options.warm_ms,
                  "for how long a case runs before times count; 0: it begins after a pause, before "
                  "the power cap takes hold")
-      ->check(CLI::Range(0.0, 1e5).description(""))
+      ->check(UpTo(1e5))
+      ->needs(bench)
       ->type_name("MS")
       ->capture_default_str();
   app.add_option(
          "--matrix-tflops,--matrix_tflops", options.matrix_tflops,
          "rate that arithmetic is compared with, say that of a library's product; 0: what this "
          "program's own loop of products reaches")
-      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->check(UpTo(1e6))
+      ->needs(bench)
       ->type_name("X")
       ->capture_default_str();
   // The rest is GoogleTest's, which takes away what it knows.
