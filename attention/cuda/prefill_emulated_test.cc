@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/prefill.h"
+#include "attention/cuda/prefill_fixture.h"
 #include "attention/cuda/prefill_ops.h"
-#include "attention/ops/checks.h"
 #include "attention/oracle/paged_case.h"
 #include "attention/oracle/tolerance.h"
 #include "gtest/gtest.h"
@@ -19,21 +19,15 @@
 namespace kvblocks::attention::cuda {
 namespace {
 
-// The kernels' compute capability.
-class PrefillTest : public testing::TestWithParam<int> {
+class PrefillTest : public PrefillFixture {
  protected:
   template <typename Args>
   void Launch(const Args& args, uint32_t expected_flags = 0) {
     uint32_t flags = 0;
-    const absl::Status status = Check(ExecContext{}, args);
-    ASSERT_TRUE(status.ok() || expected_flags != 0) << status;
+    ExpectValid(args, expected_flags);
     const PrefillParams params = PrefillParamsOf(args);
     ASSERT_TRUE(TakesPrefill(params));
-    LaunchContext context;
-    context.error_flags = &flags;
-    context.num_multiprocessors = 4;
-    context.compute_capability = GetParam();
-    ASSERT_EQ(LaunchPrefill(context, params), 0);
+    ASSERT_EQ(LaunchPrefill(Context(&flags), params), 0);
     EXPECT_EQ(flags, expected_flags);
   }
   static void ExpectExact(const PagedCase& paged) {
@@ -49,18 +43,8 @@ class PrefillTest : public testing::TestWithParam<int> {
     Launch(paged.VarlenArgs());
     ExpectExact(paged);
   }
-  // 16-bit queries over a cache of the same type.
-  static PagedCaseOptions Options(DType type = DType::kBF16) {
-    PagedCaseOptions options;
-    options.q_dtype = options.cache_dtype = type;
-    options.key_dim = options.value_dim = 64;
-    return options;
-  }
 };
-INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillTest, testing::Values(80, 90),
-                         [](const testing::TestParamInfo<int>& param) {
-                           return absl::StrCat("Sm", param.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillTest, BothPrefillKernels(), NameOfPrefillKernel);
 
 Tensor Floats(const std::vector<double>& values) {
   Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});

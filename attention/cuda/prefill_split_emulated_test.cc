@@ -14,8 +14,8 @@
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/prefill.h"
 #include "attention/cuda/kernels/prefill_merge.h"
+#include "attention/cuda/prefill_fixture.h"
 #include "attention/cuda/prefill_ops.h"
-#include "attention/ops/checks.h"
 #include "attention/oracle/paged_case.h"
 #include "attention/oracle/tolerance.h"
 #include "gtest/gtest.h"
@@ -25,16 +25,8 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// The kernels' compute capability.
-class PrefillSplitTest : public testing::TestWithParam<int> {
+class PrefillSplitTest : public PrefillFixture {
  protected:
-  LaunchContext Context(uint32_t* flags, int num_multiprocessors = 4) const {
-    LaunchContext context;
-    context.error_flags = flags;
-    context.num_multiprocessors = num_multiprocessors;
-    context.compute_capability = GetParam();
-    return context;
-  }
   // With states that were never written being NaN.
   template <typename Args>
   void Launch(const Args& args, int pieces, uint32_t expected_flags = 0) {
@@ -53,25 +45,20 @@ class PrefillSplitTest : public testing::TestWithParam<int> {
   void ExpectExact(PagedCase& paged, int pieces, uint32_t expected_flags = 0) {
     SCOPED_TRACE(absl::StrCat(pieces, " pieces"));
     paged.ClearOutputs();
-    const absl::Status status = Check(ExecContext{}, paged.PrefillArgs());
-    ASSERT_TRUE(status.ok() || expected_flags != 0) << status;
+    ExpectValid(paged.PrefillArgs(), expected_flags);
     Launch(paged.PrefillArgs(), pieces, expected_flags);
     EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.out.view.dtype)), "");
   }
   static PagedCaseOptions Options(DType type = DType::kBF16) {
-    PagedCaseOptions options;
-    options.q_dtype = options.cache_dtype = type;
-    options.key_dim = options.value_dim = 64;
+    PagedCaseOptions options = PrefillFixture::Options(type);
     options.num_heads = 2, options.num_kv_heads = 1;
     return options;
   }
 
   std::vector<std::byte> memory_;
 };
-INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillSplitTest, testing::Values(80, 90),
-                         [](const testing::TestParamInfo<int>& param) {
-                           return absl::StrCat("Sm", param.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillSplitTest, BothPrefillKernels(),
+                         NameOfPrefillKernel);
 
 TEST_P(PrefillSplitTest, RequestsWithFewerKeysThanPieces) {
   PagedCaseOptions options = Options();
@@ -288,7 +275,7 @@ class PiecesTest : public PrefillSplitTest {
     return PiecesForPrefill(Context(nullptr, 132), params);
   }
 };
-INSTANTIATE_TEST_SUITE_P(ComputeCapability, PiecesTest, testing::Values(80, 90));
+INSTANTIATE_TEST_SUITE_P(ComputeCapability, PiecesTest, BothPrefillKernels(), NameOfPrefillKernel);
 
 TEST_P(PiecesTest, FewRowTilesOfManyKeysAreCut) {
   const int at_a_time = GetParam() == 90 ? 132 : 264;
@@ -336,7 +323,8 @@ class RunPrefillTest : public PrefillSplitTest {
   }
   PagedCaseOptions options_;
 };
-INSTANTIATE_TEST_SUITE_P(ComputeCapability, RunPrefillTest, testing::Values(80, 90));
+INSTANTIATE_TEST_SUITE_P(ComputeCapability, RunPrefillTest, BothPrefillKernels(),
+                         NameOfPrefillKernel);
 
 TEST_P(RunPrefillTest, KeysAreCutAsFarAsTheWorkspaceGoes) {
   PagedCase paged(options_);

@@ -481,9 +481,7 @@ int32_t PiecesForPrefill(const LaunchContext& context, const PrefillParams& para
 Error LaunchPrefill(const LaunchContext& context, const PrefillParams& given) {
   if (given.num_tokens == 0 || given.num_requests == 0) return 0;
   PrefillParams params = given;
-  if (params.pieces.outs != nullptr) {
-    params.out_scale = 0;
-  }
+  if (params.pieces.outs != nullptr) params.out_scale = 0;
   if (context.compute_capability == 90 && TakesPrefillHopper(params)) {
     return LaunchPrefillHopper(context, params);
   }
