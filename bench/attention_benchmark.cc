@@ -20,11 +20,11 @@
 #include <string>
 #include <vector>
 
-#include "attention/cache/kv_cache_layout.h"
-#include "attention/cpu/cpu_ops.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/tensor/small_floats.h"
-#include "bench/machine_peaks.h"
+#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/bench/machine_peaks.h"
 
 namespace kvblocks::bench {
 namespace {

@@ -21,11 +21,11 @@
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
-#include "bench/library_engine.h"
-#include "bench/naive_engine.h"
-#include "bench/ratio_reporter.h"
 #include "benchmark/benchmark.h"
-#include "block_pool/block_hash.h"
+#include "kvblocks/bench/library_engine.h"
+#include "kvblocks/bench/naive_engine.h"
+#include "kvblocks/bench/ratio_reporter.h"
+#include "kvblocks/block_pool/block_hash.h"
 
 namespace kvblocks::bench {
 namespace {

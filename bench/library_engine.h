@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "bench/engine_options.h"
-#include "block_pool/check.h"
-#include "managers/kv_cache_manager.h"
+#include "kvblocks/bench/engine_options.h"
+#include "kvblocks/block_pool/check.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 
 namespace kvblocks::bench {
 

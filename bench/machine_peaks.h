@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/cpu/thread_pool.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
 
 namespace kvblocks::bench {
 

@@ -1,4 +1,4 @@
-#include "bench/naive_engine.h"
+#include "kvblocks/bench/naive_engine.h"
 
 #include <algorithm>
 #include <utility>

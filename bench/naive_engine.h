@@ -14,9 +14,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "bench/engine_options.h"
-#include "block_pool/block_hash.h"
-#include "block_pool/kv_cache_block.h"
+#include "kvblocks/bench/engine_options.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks::bench {
 

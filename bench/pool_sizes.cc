@@ -22,8 +22,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
-#include "block_pool/block_pool.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks::bench {
 namespace {

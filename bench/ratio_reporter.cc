@@ -1,4 +1,4 @@
-#include "bench/ratio_reporter.h"
+#include "kvblocks/bench/ratio_reporter.h"
 
 #include <cstdio>
 

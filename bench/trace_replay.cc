@@ -17,12 +17,12 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/numeric/int128.h"
-#include "bench/library_engine.h"
-#include "bench/naive_engine.h"
-#include "block_pool/check.h"
-#include "sim/example/example_workload.h"
-#include "sim/trace/content_keys.h"
-#include "sim/trace/trace_reader.h"
+#include "kvblocks/bench/library_engine.h"
+#include "kvblocks/bench/naive_engine.h"
+#include "kvblocks/block_pool/check.h"
+#include "kvblocks/sim/example/example_workload.h"
+#include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::bench {
 namespace {

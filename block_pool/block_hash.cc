@@ -2,7 +2,7 @@
 // cost more than hashing one block of tokens.
 #define OPENSSL_SUPPRESS_DEPRECATED
 
-#include "block_pool/block_hash.h"
+#include "kvblocks/block_pool/block_hash.h"
 
 #include <openssl/rand.h>
 #include <openssl/sha.h>
@@ -11,7 +11,7 @@
 #include <xxhash.h>
 
 #include "absl/strings/escaping.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
 namespace {

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "block_pool/block_hash.h"
-#include "block_pool/extra_keys.h"
-#include "block_pool/prefix_content.h"
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block_pool/extra_keys.h"
+#include "kvblocks/block_pool/prefix_content.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "block_pool/block_hash.h"
+#include "kvblocks/block_pool/block_hash.h"
 
 #include <numeric>
 #include <string>

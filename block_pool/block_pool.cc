@@ -1,4 +1,4 @@
-#include "block_pool/block_pool.h"
+#include "kvblocks/block_pool/block_pool.h"
 
 #include <unistd.h>
 
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
 namespace {

@@ -33,14 +33,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "block_pool/block_tokens.h"
-#include "block_pool/free_block_queue.h"
-#include "block_pool/kv_cache_block.h"
-#include "block_pool/kv_event.h"
-#include "block_pool/lookup_history.h"
-#include "block_pool/page_chunks.h"
-#include "block_pool/prefix_content.h"
-#include "block_pool/prefix_hash_table.h"
+#include "kvblocks/block_pool/block_tokens.h"
+#include "kvblocks/block_pool/free_block_queue.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/kv_event.h"
+#include "kvblocks/block_pool/lookup_history.h"
+#include "kvblocks/block_pool/page_chunks.h"
+#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/block_pool/prefix_hash_table.h"
 
 namespace kvblocks {
 

@@ -3,8 +3,8 @@
 #include <limits>
 #include <vector>
 
-#include "block_pool/block_pool.h"
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/block_pool.h"
 
 namespace kvblocks {
 namespace {

@@ -1,8 +1,8 @@
 // BlockPool's ways with pages of several classes: what differs when Options::chunks is set.
 
 #include "absl/strings/str_cat.h"
-#include "block_pool/block_pool.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
 

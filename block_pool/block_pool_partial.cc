@@ -1,7 +1,7 @@
 // BlockPool's keys of prefixes that end inside a block. A block has one key at a time.
 
-#include "block_pool/block_pool.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "block_pool/block_pool.h"
+#include "kvblocks/block_pool/block_pool.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "block_pool/block_pool.h"
+#include "kvblocks/block_pool/block_pool.h"
 
 #include <algorithm>
 #include <limits>

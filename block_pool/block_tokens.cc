@@ -1,4 +1,4 @@
-#include "block_pool/block_tokens.h"
+#include "kvblocks/block_pool/block_tokens.h"
 
 #include <algorithm>
 

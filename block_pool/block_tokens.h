@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "block_pool/kv_cache_block.h"
-#include "block_pool/prefix_content.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/prefix_content.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "block_pool/block_tokens.h"
+#include "kvblocks/block_pool/block_tokens.h"
 
 #include <rapidcheck.h>
 
@@ -9,10 +9,10 @@
 #include <tuple>
 #include <vector>
 
-#include "block_pool/block_pool.h"
-#include "block_pool/prefix_content_peer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/prefix_content_peer.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 #include <cstdio>
 #include <cstdlib>

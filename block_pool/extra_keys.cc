@@ -1,4 +1,4 @@
-#include "block_pool/extra_keys.h"
+#include "kvblocks/block_pool/extra_keys.h"
 
 #include <cstring>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "block_pool/free_block_queue.h"
+#include "kvblocks/block_pool/free_block_queue.h"
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"

@@ -17,7 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks {
 

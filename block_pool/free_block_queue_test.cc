@@ -1,4 +1,4 @@
-#include "block_pool/free_block_queue.h"
+#include "kvblocks/block_pool/free_block_queue.h"
 
 #include <algorithm>
 #include <deque>

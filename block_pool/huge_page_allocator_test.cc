@@ -1,4 +1,4 @@
-#include "block_pool/huge_page_allocator.h"
+#include "kvblocks/block_pool/huge_page_allocator.h"
 
 #include <cstdint>
 #include <numeric>

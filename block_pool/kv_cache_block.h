@@ -15,8 +15,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "block_pool/block_hash.h"
-#include "block_pool/huge_page_allocator.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block_pool/huge_page_allocator.h"
 
 namespace kvblocks {
 

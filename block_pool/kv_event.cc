@@ -1,4 +1,4 @@
-#include "block_pool/kv_event.h"
+#include "kvblocks/block_pool/kv_event.h"
 
 namespace kvblocks {
 

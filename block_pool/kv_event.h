@@ -15,9 +15,9 @@
 #include <variant>
 #include <vector>
 
-#include "block_pool/block_hash.h"
-#include "block_pool/extra_keys.h"
-#include "block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block_pool/extra_keys.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks {
 

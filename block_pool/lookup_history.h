@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "block_pool/recent_keys.h"
+#include "kvblocks/block_pool/recent_keys.h"
 
 namespace kvblocks {
 

@@ -1,9 +1,9 @@
-#include "block_pool/page_chunks.h"
+#include "kvblocks/block_pool/page_chunks.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
 namespace {

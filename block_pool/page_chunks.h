@@ -31,8 +31,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "block_pool/free_block_queue.h"
-#include "block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/free_block_queue.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks {
 

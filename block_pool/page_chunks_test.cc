@@ -1,6 +1,6 @@
 // Page classes in chunks, through the pool.
 
-#include "block_pool/page_chunks.h"
+#include "kvblocks/block_pool/page_chunks.h"
 
 #include <memory>
 #include <numeric>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "block_pool/block_pool.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/block_pool.h"
 
 namespace kvblocks {
 namespace {

@@ -25,8 +25,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "block_pool/block_hash.h"
-#include "block_pool/extra_keys.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block_pool/extra_keys.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "block_pool/prefix_content.h"
+#include "kvblocks/block_pool/prefix_content.h"
 
 #include <limits>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "block_pool/prefix_hash_table.h"
+#include "kvblocks/block_pool/prefix_hash_table.h"
 
 #include <openssl/rand.h>
 #ifdef __SSE2__
@@ -10,7 +10,7 @@
 
 #include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
 namespace {

@@ -27,9 +27,9 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "block_pool/block_hash.h"
-#include "block_pool/huge_page_allocator.h"
-#include "block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block_pool/huge_page_allocator.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks {
 

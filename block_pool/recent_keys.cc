@@ -1,10 +1,10 @@
-#include "block_pool/recent_keys.h"
+#include "kvblocks/block_pool/recent_keys.h"
 
 #include <openssl/rand.h>
 
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
 namespace {

@@ -19,8 +19,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "block_pool/block_hash.h"
-#include "block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "block_pool/recent_keys.h"
+#include "kvblocks/block_pool/recent_keys.h"
 
 #include <optional>
 #include <utility>

@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <vector>
 
-#include "attention/backends/backend_selection.h"
-#include "attention/backends/cpu_backends.h"
-#include "managers/kv_cache_manager.h"
+#include "kvblocks/attention/backends/backend_selection.h"
+#include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 
 using namespace kvblocks;
 using namespace kvblocks::attention;

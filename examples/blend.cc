@@ -8,10 +8,10 @@
 #include <numeric>
 #include <random>
 
-#include "attention/blend/blend_run.h"
-#include "attention/blend/hkvd_count.h"
-#include "attention/blend/small_transformer.h"
-#include "attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/blend/blend_run.h"
+#include "kvblocks/attention/blend/small_transformer.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/ops/hkvd_count.h"
 
 namespace {
 

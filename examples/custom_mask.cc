@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "attention/cpu/cpu_ops.h"
-#include "attention/masks/mask_builder.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/masks/mask_builder.h"
 
 int main() {
   using namespace kvblocks::attention;

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <numeric>
 
-#include "managers/kv_cache_manager.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 
 int main() {
   using namespace kvblocks;

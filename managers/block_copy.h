@@ -6,7 +6,7 @@
 #ifndef KVBLOCKS_MANAGERS_BLOCK_COPY_H_
 #define KVBLOCKS_MANAGERS_BLOCK_COPY_H_
 
-#include "block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks {
 

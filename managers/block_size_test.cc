@@ -1,7 +1,7 @@
-#include "managers/block_size.h"
+#include "kvblocks/managers/block_size.h"
 
 #include "gtest/gtest.h"
-#include "managers/token_limits.h"
+#include "kvblocks/managers/token_limits.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "managers/chunked_local_attention_manager.h"
+#include "kvblocks/managers/chunked_local_attention_manager.h"
 
 namespace kvblocks {
 

@@ -8,7 +8,7 @@
 #ifndef KVBLOCKS_MANAGERS_CHUNKED_LOCAL_ATTENTION_MANAGER_H_
 #define KVBLOCKS_MANAGERS_CHUNKED_LOCAL_ATTENTION_MANAGER_H_
 
-#include "managers/single_type_manager.h"
+#include "kvblocks/managers/single_type_manager.h"
 
 namespace kvblocks {
 

@@ -1,11 +1,11 @@
-#include "managers/chunked_local_attention_manager.h"
+#include "kvblocks/managers/chunked_local_attention_manager.h"
 
 #include <memory>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "managers/test_models.h"
+#include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

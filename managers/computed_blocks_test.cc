@@ -1,4 +1,4 @@
-#include "managers/computed_blocks.h"
+#include "kvblocks/managers/computed_blocks.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -6,7 +6,7 @@
 #ifndef KVBLOCKS_MANAGERS_CROSS_ATTENTION_MANAGER_H_
 #define KVBLOCKS_MANAGERS_CROSS_ATTENTION_MANAGER_H_
 
-#include "managers/single_type_manager.h"
+#include "kvblocks/managers/single_type_manager.h"
 
 namespace kvblocks {
 

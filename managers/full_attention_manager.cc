@@ -1,4 +1,4 @@
-#include "managers/full_attention_manager.h"
+#include "kvblocks/managers/full_attention_manager.h"
 
 namespace kvblocks {
 int64_t FullAttentionManager::FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "managers/single_type_manager.h"
+#include "kvblocks/managers/single_type_manager.h"
 
 namespace kvblocks {
 

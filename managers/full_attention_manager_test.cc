@@ -1,10 +1,10 @@
-#include "managers/full_attention_manager.h"
+#include "kvblocks/managers/full_attention_manager.h"
 
 #include <algorithm>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "managers/test_models.h"
+#include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

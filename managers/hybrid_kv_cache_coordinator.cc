@@ -1,4 +1,4 @@
-#include "managers/hybrid_kv_cache_coordinator.h"
+#include "kvblocks/managers/hybrid_kv_cache_coordinator.h"
 
 #include <algorithm>
 #include <utility>

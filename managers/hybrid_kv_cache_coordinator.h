@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "managers/kv_cache_coordinator.h"
+#include "kvblocks/managers/kv_cache_coordinator.h"
 
 namespace kvblocks {
 

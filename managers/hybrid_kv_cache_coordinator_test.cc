@@ -1,4 +1,4 @@
-#include "managers/hybrid_kv_cache_coordinator.h"
+#include "kvblocks/managers/hybrid_kv_cache_coordinator.h"
 
 #include <algorithm>
 #include <random>
@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "managers/test_models.h"
+#include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

@@ -1,8 +1,8 @@
-#include "managers/kv_cache_coordinator.h"
+#include "kvblocks/managers/kv_cache_coordinator.h"
 
 #include <utility>
 
-#include "managers/hybrid_kv_cache_coordinator.h"
+#include "kvblocks/managers/hybrid_kv_cache_coordinator.h"
 
 namespace kvblocks {
 namespace {

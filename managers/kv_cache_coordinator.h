@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "managers/single_type_manager.h"
+#include "kvblocks/managers/single_type_manager.h"
 
 namespace kvblocks {
 

@@ -1,13 +1,13 @@
-#include "managers/kv_cache_manager.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 
 #include <algorithm>
 #include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "block_pool/check.h"
-#include "managers/kv_cache_manager_setup.h"
-#include "managers/token_limits.h"
+#include "kvblocks/block_pool/check.h"
+#include "kvblocks/managers/kv_cache_manager_setup.h"
+#include "kvblocks/managers/token_limits.h"
 
 namespace kvblocks {
 namespace {

@@ -36,13 +36,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "block_pool/block_pool.h"
-#include "managers/computed_blocks.h"
-#include "managers/kv_cache_coordinator.h"
-#include "managers/lookup_explanation.h"
-#include "managers/request.h"
-#include "specs/kv_cache_config.h"
-#include "specs/request_footprint.h"
+#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/managers/computed_blocks.h"
+#include "kvblocks/managers/kv_cache_coordinator.h"
+#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/request.h"
+#include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "managers/kv_cache_manager.h"
-#include "managers/token_limits.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/managers/token_limits.h"
 
 namespace kvblocks {
 

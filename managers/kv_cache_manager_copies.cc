@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "managers/kv_cache_manager.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 
 namespace kvblocks {
 

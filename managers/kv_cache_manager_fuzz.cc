@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "managers/kv_cache_manager.h"
-#include "tests/events/event_mirror.h"
-#include "tests/fuzz/fuzz_input.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/tests/events/event_mirror.h"
+#include "kvblocks/tests/fuzz/fuzz_input.h"
 
 namespace {
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "managers/kv_cache_manager.h"
-#include "managers/lookup_explainer.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/managers/lookup_explainer.h"
 
 namespace kvblocks {
 

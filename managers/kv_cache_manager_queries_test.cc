@@ -7,8 +7,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "managers/kv_cache_manager.h"
-#include "managers/test_models.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

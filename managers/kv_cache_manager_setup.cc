@@ -1,10 +1,10 @@
-#include "managers/kv_cache_manager_setup.h"
+#include "kvblocks/managers/kv_cache_manager_setup.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "managers/token_limits.h"
+#include "kvblocks/managers/token_limits.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "managers/kv_cache_manager_setup.h"
+#include "kvblocks/managers/kv_cache_manager_setup.h"
 
 #include <cmath>
 #include <limits>
@@ -7,8 +7,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "managers/test_models.h"
-#include "managers/token_limits.h"
+#include "kvblocks/managers/testing/test_models.h"
+#include "kvblocks/managers/token_limits.h"
 
 namespace kvblocks {
 namespace {

@@ -1,7 +1,7 @@
 // Look-up, allocation and freeing: each parameter by itself, each refusal with the proof that
 // nothing changed.
 
-#include "managers/kv_cache_manager.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 
 #include <functional>
 #include <limits>
@@ -10,8 +10,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "managers/test_models.h"
-#include "managers/token_limits.h"
+#include "kvblocks/managers/testing/test_models.h"
+#include "kvblocks/managers/token_limits.h"
 
 namespace kvblocks {
 namespace {

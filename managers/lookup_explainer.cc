@@ -1,10 +1,10 @@
-#include "managers/lookup_explainer.h"
+#include "kvblocks/managers/lookup_explainer.h"
 
 #include <algorithm>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
 

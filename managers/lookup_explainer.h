@@ -23,8 +23,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "managers/kv_cache_manager.h"
-#include "managers/lookup_explanation.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/managers/lookup_explanation.h"
 
 namespace kvblocks {
 

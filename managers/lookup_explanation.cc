@@ -1,4 +1,4 @@
-#include "managers/lookup_explanation.h"
+#include "kvblocks/managers/lookup_explanation.h"
 
 #include "absl/strings/str_cat.h"
 

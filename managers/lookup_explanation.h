@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include "block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks {
 

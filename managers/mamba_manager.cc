@@ -1,4 +1,4 @@
-#include "managers/mamba_manager.h"
+#include "kvblocks/managers/mamba_manager.h"
 
 #include <algorithm>
 #include <numeric>

@@ -20,7 +20,7 @@
 #define KVBLOCKS_MANAGERS_MAMBA_MANAGER_H_
 
 #include "absl/container/flat_hash_set.h"
-#include "managers/single_type_manager.h"
+#include "kvblocks/managers/single_type_manager.h"
 
 namespace kvblocks {
 

@@ -1,8 +1,8 @@
-#include "managers/request.h"
+#include "kvblocks/managers/request.h"
 
 #include <atomic>
 
-#include "managers/kv_cache_manager.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 
 namespace kvblocks {
 namespace {

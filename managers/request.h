@@ -23,8 +23,8 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "block_pool/kv_cache_block.h"
-#include "block_pool/prefix_content.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/prefix_content.h"
 
 namespace kvblocks {
 

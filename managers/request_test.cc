@@ -1,11 +1,11 @@
-#include "managers/request.h"
+#include "kvblocks/managers/request.h"
 
 #include <memory>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "managers/test_models.h"
+#include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

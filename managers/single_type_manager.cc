@@ -1,6 +1,6 @@
-#include "managers/single_type_manager.h"
+#include "kvblocks/managers/single_type_manager.h"
 
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
 

@@ -23,12 +23,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "block_pool/block_pool.h"
-#include "managers/block_copy.h"
-#include "managers/block_size.h"
-#include "managers/computed_blocks.h"
-#include "managers/request.h"
-#include "specs/kv_cache_spec.h"
+#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/managers/block_copy.h"
+#include "kvblocks/managers/block_size.h"
+#include "kvblocks/managers/computed_blocks.h"
+#include "kvblocks/managers/request.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
 

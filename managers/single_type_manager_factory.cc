@@ -1,12 +1,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "managers/chunked_local_attention_manager.h"
-#include "managers/cross_attention_manager.h"
-#include "managers/full_attention_manager.h"
-#include "managers/mamba_manager.h"
-#include "managers/single_type_manager.h"
-#include "managers/sliding_window_manager.h"
+#include "kvblocks/managers/chunked_local_attention_manager.h"
+#include "kvblocks/managers/cross_attention_manager.h"
+#include "kvblocks/managers/full_attention_manager.h"
+#include "kvblocks/managers/mamba_manager.h"
+#include "kvblocks/managers/single_type_manager.h"
+#include "kvblocks/managers/sliding_window_manager.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "managers/sliding_window_manager.h"
+#include "kvblocks/managers/sliding_window_manager.h"
 
 #include <numeric>
 

@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "managers/single_type_manager.h"
+#include "kvblocks/managers/single_type_manager.h"
 
 namespace kvblocks {
 

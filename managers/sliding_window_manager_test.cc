@@ -1,4 +1,4 @@
-#include "managers/sliding_window_manager.h"
+#include "kvblocks/managers/sliding_window_manager.h"
 
 #include <algorithm>
 #include <memory>
@@ -7,7 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "managers/test_models.h"
+#include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/arrivals.h"
+#include "kvblocks/sim/arrivals.h"
 
 #include <algorithm>
 

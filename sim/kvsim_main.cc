@@ -9,9 +9,9 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "sim/commands/commands.h"
-#include "sim/commands/option_table.h"
-#include "sim/commands/output.h"
+#include "kvblocks/sim/commands/commands.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/output.h"
 
 namespace kvblocks::sim {
 namespace {

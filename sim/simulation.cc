@@ -1,11 +1,11 @@
-#include "sim/simulation.h"
+#include "kvblocks/sim/simulation.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -28,14 +28,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "managers/kv_cache_manager.h"
-#include "sim/arrivals.h"
-#include "sim/cost/step_time_model.h"
-#include "sim/engine/observer_list.h"
-#include "sim/engine/request_store.h"
-#include "sim/engine/scheduler.h"
-#include "sim/simulation_config.h"
-#include "sim/trace/trace_reader.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/sim/arrivals.h"
+#include "kvblocks/sim/cost/step_time_model.h"
+#include "kvblocks/sim/engine/observer_list.h"
+#include "kvblocks/sim/engine/request_store.h"
+#include "kvblocks/sim/engine/scheduler.h"
+#include "kvblocks/sim/simulation_config.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/simulation_config.h"
+#include "kvblocks/sim/simulation_config.h"
 
 #include "absl/strings/str_cat.h"
 

@@ -10,10 +10,10 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "managers/kv_cache_manager.h"
-#include "sim/cost/sim_time.h"
-#include "sim/engine/scheduler_options.h"
-#include "specs/kv_cache_config.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/sim/cost/sim_time.h"
+#include "kvblocks/sim/engine/scheduler_options.h"
+#include "kvblocks/specs/kv_cache_config.h"
 
 namespace kvblocks::sim {
 

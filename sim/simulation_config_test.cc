@@ -1,11 +1,11 @@
-#include "sim/simulation_config.h"
+#include "kvblocks/sim/simulation_config.h"
 
 #include <functional>
 #include <limits>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/replay_for_test.h"
+#include "kvblocks/sim/testing/replay_for_test.h"
 
 namespace kvblocks::sim {
 namespace {

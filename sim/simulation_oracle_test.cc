@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/sim/testing/naive_engine_for_test.h"
+#include "kvblocks/sim/testing/replay_for_test.h"
 #include "rapidcheck/gtest.h"
-#include "sim/naive_engine_for_test.h"
-#include "sim/replay_for_test.h"
 
 namespace kvblocks::sim {
 namespace {

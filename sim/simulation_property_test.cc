@@ -5,8 +5,8 @@
 #include <random>
 
 #include "gtest/gtest.h"
+#include "kvblocks/sim/testing/replay_for_test.h"
 #include "rapidcheck/gtest.h"
-#include "sim/replay_for_test.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,10 +1,10 @@
-#include "sim/simulation.h"
+#include "kvblocks/sim/simulation.h"
 
 #include <numeric>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/replay_for_test.h"
+#include "kvblocks/sim/testing/replay_for_test.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "specs/checked_int64.h"
+#include "kvblocks/specs/checked_int64.h"
 
 #include <limits>
 

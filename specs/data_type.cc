@@ -1,10 +1,10 @@
-#include "specs/data_type.h"
+#include "kvblocks/specs/data_type.h"
 
 #include <array>
 #include <string>
 #include <utility>
 
-#include "specs/field_error.h"
+#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks {
 namespace {

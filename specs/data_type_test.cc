@@ -1,4 +1,4 @@
-#include "specs/data_type.h"
+#include "kvblocks/specs/data_type.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

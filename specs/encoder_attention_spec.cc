@@ -1,6 +1,6 @@
-#include "specs/encoder_attention_spec.h"
+#include "kvblocks/specs/encoder_attention_spec.h"
 
-#include "specs/spec_checks.h"
+#include "kvblocks/specs/spec_checks.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "specs/field_error.h"
+#include "kvblocks/specs/field_error.h"
 
 #include "absl/strings/cord.h"
 

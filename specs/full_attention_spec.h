@@ -13,8 +13,8 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
-#include "specs/data_type.h"
-#include "specs/spec_hash.h"
+#include "kvblocks/specs/data_type.h"
+#include "kvblocks/specs/spec_hash.h"
 
 namespace kvblocks {
 

@@ -1,10 +1,10 @@
-#include "specs/kv_cache_config.h"
+#include "kvblocks/specs/kv_cache_config.h"
 
 #include <algorithm>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
-#include "specs/field_error.h"
+#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks {
 namespace {

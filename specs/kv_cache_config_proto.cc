@@ -1,10 +1,10 @@
-#include "specs/kv_cache_config_proto.h"
+#include "kvblocks/specs/kv_cache_config_proto.h"
 
 #include <string>
 #include <type_traits>
 #include <utility>
 
-#include "specs/field_error.h"
+#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks {
 namespace {

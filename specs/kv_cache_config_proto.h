@@ -8,8 +8,8 @@
 #define KVBLOCKS_SPECS_KV_CACHE_CONFIG_PROTO_H_
 
 #include "absl/status/statusor.h"
-#include "specs/kv_cache_config.h"
-#include "specs/kv_cache_config.pb.h"
+#include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/specs/kv_cache_config.pb.h"
 
 namespace kvblocks {
 

@@ -1,12 +1,12 @@
-#include "specs/kv_cache_config_proto.h"
+#include "kvblocks/specs/kv_cache_config_proto.h"
 
 #include <string>
 
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/kv_cache_config_text.h"
 #include "rapidcheck/gtest.h"
-#include "specs/field_error.h"
-#include "specs/kv_cache_config_text.h"
 
 namespace kvblocks {
 namespace {

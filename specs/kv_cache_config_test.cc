@@ -1,10 +1,10 @@
-#include "specs/kv_cache_config.h"
+#include "kvblocks/specs/kv_cache_config.h"
 
 #include <limits>
 #include <string>
 
 #include "gtest/gtest.h"
-#include "specs/field_error.h"
+#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks {
 namespace {

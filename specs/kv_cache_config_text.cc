@@ -1,4 +1,4 @@
-#include "specs/kv_cache_config_text.h"
+#include "kvblocks/specs/kv_cache_config_text.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,9 +11,9 @@
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
-#include "specs/field_error.h"
-#include "specs/kv_cache_config.pb.h"
-#include "specs/kv_cache_config_proto.h"
+#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/kv_cache_config.pb.h"
+#include "kvblocks/specs/kv_cache_config_proto.h"
 
 namespace kvblocks {
 namespace {

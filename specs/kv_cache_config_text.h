@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "specs/kv_cache_config.h"
+#include "kvblocks/specs/kv_cache_config.h"
 
 namespace kvblocks {
 

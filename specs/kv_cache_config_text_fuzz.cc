@@ -4,10 +4,10 @@
 #include <string>
 
 #include "google/protobuf/text_format.h"
-#include "specs/kv_cache_config.h"
-#include "specs/kv_cache_config_proto.h"
-#include "specs/kv_cache_config_text.h"
-#include "tests/fuzz/fuzz_input.h"
+#include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/specs/kv_cache_config_proto.h"
+#include "kvblocks/specs/kv_cache_config_text.h"
+#include "kvblocks/tests/fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   kvblocks::fuzz::FuzzInput input(data, size);

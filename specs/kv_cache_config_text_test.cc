@@ -1,4 +1,4 @@
-#include "specs/kv_cache_config_text.h"
+#include "kvblocks/specs/kv_cache_config_text.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

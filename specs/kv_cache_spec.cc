@@ -1,4 +1,4 @@
-#include "specs/kv_cache_spec.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 
 #include <array>
 #include <concepts>

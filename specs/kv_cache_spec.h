@@ -22,11 +22,11 @@
 #include <variant>
 
 #include "absl/status/statusor.h"
-#include "specs/data_type.h"
-#include "specs/encoder_attention_spec.h"
-#include "specs/full_attention_spec.h"
-#include "specs/local_attention_spec.h"
-#include "specs/mamba_spec.h"
+#include "kvblocks/specs/data_type.h"
+#include "kvblocks/specs/encoder_attention_spec.h"
+#include "kvblocks/specs/full_attention_spec.h"
+#include "kvblocks/specs/local_attention_spec.h"
+#include "kvblocks/specs/mamba_spec.h"
 
 namespace kvblocks {
 

@@ -7,8 +7,8 @@
 
 #include "absl/hash/hash_testing.h"
 #include "gtest/gtest.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 #include "rapidcheck/gtest.h"
-#include "specs/kv_cache_spec.h"
 
 namespace kvblocks {
 namespace {

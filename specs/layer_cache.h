@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "specs/kv_cache_spec.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
 

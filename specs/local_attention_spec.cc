@@ -1,10 +1,10 @@
-#include "specs/local_attention_spec.h"
+#include "kvblocks/specs/local_attention_spec.h"
 
 #include <string>
 
-#include "specs/field_error.h"
-#include "specs/row_codec.h"
-#include "specs/spec_checks.h"
+#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/row_codec.h"
+#include "kvblocks/specs/spec_checks.h"
 
 namespace kvblocks {
 namespace {

@@ -12,10 +12,10 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
-#include "specs/data_type.h"
-#include "specs/full_attention_spec.h"
-#include "specs/page_bytes.h"
-#include "specs/spec_hash.h"
+#include "kvblocks/specs/data_type.h"
+#include "kvblocks/specs/full_attention_spec.h"
+#include "kvblocks/specs/page_bytes.h"
+#include "kvblocks/specs/spec_hash.h"
 
 namespace kvblocks {
 

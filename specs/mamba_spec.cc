@@ -1,9 +1,9 @@
-#include "specs/mamba_spec.h"
+#include "kvblocks/specs/mamba_spec.h"
 
-#include "specs/checked_int64.h"
-#include "specs/field_error.h"
-#include "specs/page_bytes.h"
-#include "specs/row_codec.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/page_bytes.h"
+#include "kvblocks/specs/row_codec.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "specs/merge.h"
+#include "kvblocks/specs/merge.h"
 
 #include <concepts>
 #include <numeric>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/cord.h"
-#include "specs/checked_int64.h"
+#include "kvblocks/specs/checked_int64.h"
 
 namespace kvblocks {
 namespace {

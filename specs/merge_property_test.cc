@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/specs/merge.h"
 #include "rapidcheck/gtest.h"
-#include "specs/merge.h"
 
 namespace kvblocks {
 namespace {

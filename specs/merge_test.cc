@@ -1,4 +1,4 @@
-#include "specs/merge.h"
+#include "kvblocks/specs/merge.h"
 
 #include <limits>
 #include <optional>

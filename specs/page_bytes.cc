@@ -1,9 +1,9 @@
-#include "specs/page_bytes.h"
+#include "kvblocks/specs/page_bytes.h"
 
 #include <string>
 
-#include "specs/field_error.h"
-#include "specs/row_codec.h"
+#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/row_codec.h"
 
 namespace kvblocks {
 

@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "specs/checked_int64.h"
-#include "specs/data_type.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/data_type.h"
 
 namespace kvblocks {
 

@@ -1,11 +1,11 @@
-#include "specs/request_footprint.h"
+#include "kvblocks/specs/request_footprint.h"
 
 #include <algorithm>
 #include <limits>
 #include <string>
 
-#include "specs/checked_int64.h"
-#include "specs/field_error.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks {
 namespace {

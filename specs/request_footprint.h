@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
-#include "specs/kv_cache_spec.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "specs/request_footprint.h"
+#include "kvblocks/specs/request_footprint.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "specs/checked_int64.h"
+#include "kvblocks/specs/checked_int64.h"
 
 namespace kvblocks {
 namespace {

@@ -17,8 +17,8 @@
 #include <optional>
 #include <string_view>
 
-#include "specs/checked_int64.h"
-#include "specs/data_type.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/data_type.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "specs/spec_checks.h"
+#include "kvblocks/specs/spec_checks.h"
 
 #include <string>
 

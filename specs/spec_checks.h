@@ -8,10 +8,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "specs/data_type.h"
-#include "specs/field_error.h"
-#include "specs/page_bytes.h"
-#include "specs/row_codec.h"
+#include "kvblocks/specs/data_type.h"
+#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/page_bytes.h"
+#include "kvblocks/specs/row_codec.h"
 
 namespace kvblocks {
 

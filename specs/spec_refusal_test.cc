@@ -6,8 +6,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "specs/field_error.h"
-#include "specs/kv_cache_spec.h"
+#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
 namespace {

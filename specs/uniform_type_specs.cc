@@ -1,11 +1,11 @@
-#include "specs/uniform_type_specs.h"
+#include "kvblocks/specs/uniform_type_specs.h"
 
 #include <algorithm>
 #include <set>
 
-#include "specs/checked_int64.h"
-#include "specs/field_error.h"
-#include "specs/merge.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/merge.h"
 
 namespace kvblocks {
 

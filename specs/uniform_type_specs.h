@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "specs/kv_cache_spec.h"
-#include "specs/request_footprint.h"
+#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
 

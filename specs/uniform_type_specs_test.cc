@@ -1,4 +1,4 @@
-#include "specs/uniform_type_specs.h"
+#include "kvblocks/specs/uniform_type_specs.h"
 
 #include <limits>
 #include <string>

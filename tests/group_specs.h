@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "specs/kv_cache_spec.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks::testing {
 

@@ -1,11 +1,11 @@
-#include "attention/backends/attention_backend.h"
+#include "kvblocks/attention/backends/attention_backend.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "attention/backends/attention_layer.h"
-#include "attention/ops/arg_checker.h"
+#include "kvblocks/attention/backends/attention_layer.h"
+#include "kvblocks/attention/ops/arg_checker.h"
 
 namespace kvblocks::attention {
 namespace {

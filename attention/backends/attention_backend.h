@@ -14,14 +14,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "attention/backends/backend_config.h"
-#include "attention/backends/backend_support.h"
-#include "attention/backends/layer_config.h"
-#include "attention/cache/kv_cache_layout.h"
-#include "attention/metadata/common_metadata.h"
-#include "attention/metadata/metadata_builder.h"
-#include "attention/ops/attention_ops.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/backends/backend_config.h"
+#include "kvblocks/attention/backends/backend_support.h"
+#include "kvblocks/attention/backends/layer_config.h"
+#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/metadata/common_metadata.h"
+#include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
 

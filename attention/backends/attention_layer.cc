@@ -1,4 +1,4 @@
-#include "attention/backends/attention_layer.h"
+#include "kvblocks/attention/backends/attention_layer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/masks/mask_wiring.h"
-#include "attention/metadata/batch_split.h"
-#include "attention/ops/arg_checker.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/masks/mask_wiring.h"
+#include "kvblocks/attention/metadata/batch_split.h"
+#include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {

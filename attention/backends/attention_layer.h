@@ -19,8 +19,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "attention/backends/attention_backend.h"
-#include "attention/backends/layer_config.h"
+#include "kvblocks/attention/backends/attention_backend.h"
+#include "kvblocks/attention/backends/layer_config.h"
 
 namespace kvblocks::attention {
 

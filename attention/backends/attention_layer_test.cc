@@ -1,15 +1,15 @@
-#include "attention/backends/attention_layer.h"
+#include "kvblocks/attention/backends/attention_layer.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "attention/backends/cpu_backends.h"
-#include "attention/backends/layer_fixture.h"
-#include "attention/masks/mask_builder.h"
-#include "attention/masks/mask_wiring.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/attention/masks/mask_builder.h"
+#include "kvblocks/attention/masks/mask_wiring.h"
+#include "kvblocks/attention/testing/layer_fixture.h"
 
 namespace kvblocks::attention {
 namespace {

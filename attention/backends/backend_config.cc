@@ -1,4 +1,4 @@
-#include "attention/backends/backend_config.h"
+#include "kvblocks/attention/backends/backend_config.h"
 
 #include "absl/strings/str_cat.h"
 

@@ -1,4 +1,4 @@
-#include "attention/backends/backend_registry.h"
+#include "kvblocks/attention/backends/backend_registry.h"
 
 #include <algorithm>
 

@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "attention/backends/attention_backend.h"
+#include "kvblocks/attention/backends/attention_backend.h"
 
 namespace kvblocks::attention {
 

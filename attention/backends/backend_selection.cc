@@ -1,4 +1,4 @@
-#include "attention/backends/backend_selection.h"
+#include "kvblocks/attention/backends/backend_selection.h"
 
 #include <vector>
 

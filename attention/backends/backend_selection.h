@@ -16,9 +16,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "attention/backends/attention_backend.h"
-#include "attention/backends/backend_config.h"
-#include "attention/backends/backend_registry.h"
+#include "kvblocks/attention/backends/attention_backend.h"
+#include "kvblocks/attention/backends/backend_config.h"
+#include "kvblocks/attention/backends/backend_registry.h"
 
 namespace kvblocks::attention {
 

@@ -1,14 +1,14 @@
 // T-30: every unsupported attribute is named; forced backends; decisions are remembered.
 
-#include "attention/backends/backend_selection.h"
+#include "kvblocks/attention/backends/backend_selection.h"
 
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "attention/backends/cpu_backends.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/backends/cpu_backends.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "attention/backends/backend_support.h"
+#include "kvblocks/attention/backends/backend_support.h"
 
 #include <algorithm>
 

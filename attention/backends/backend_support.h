@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/backends/backend_config.h"
+#include "kvblocks/attention/backends/backend_config.h"
 
 namespace kvblocks::attention {
 

@@ -6,12 +6,12 @@
 #include <limits>
 #include <string>
 
-#include "attention/backends/cpu_backends.h"
-#include "attention/ops/checks.h"
-#include "attention/ops/op_list.h"
-#include "attention/ops/valid_args.h"
-#include "attention/ops/visit_views.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/ops/op_list.h"
+#include "kvblocks/attention/ops/visit_views.h"
+#include "kvblocks/attention/testing/valid_args.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::attention {

@@ -1,9 +1,9 @@
-#include "attention/backends/cpu_backends.h"
+#include "kvblocks/attention/backends/cpu_backends.h"
 
 #include <vector>
 
-#include "attention/cpu/cpu_ops.h"
-#include "attention/cpu/reference_ops.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -8,8 +8,8 @@
 #define KVBLOCKS_ATTENTION_BACKENDS_CPU_BACKENDS_H_
 
 #include "absl/status/status.h"
-#include "attention/backends/attention_backend.h"
-#include "attention/backends/backend_registry.h"
+#include "kvblocks/attention/backends/attention_backend.h"
+#include "kvblocks/attention/backends/backend_registry.h"
 
 namespace kvblocks::attention {
 

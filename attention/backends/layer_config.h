@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <string>
 
-#include "attention/backends/backend_config.h"
-#include "attention/cache/kv_scale_state.h"
-#include "attention/ops/params.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/backends/backend_config.h"
+#include "kvblocks/attention/backends/kv_scale_state.h"
+#include "kvblocks/attention/ops/params.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -11,9 +11,9 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "attention/cache/kv_cache_view.h"
-#include "attention/metadata/common_metadata.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/metadata/common_metadata.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
 

@@ -1,4 +1,4 @@
-#include "attention/backends/unified_attention.h"
+#include "kvblocks/attention/backends/unified_attention.h"
 
 #include <utility>
 

@@ -18,8 +18,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "attention/backends/attention_backend.h"
-#include "attention/backends/layer_hooks.h"
+#include "kvblocks/attention/backends/attention_backend.h"
+#include "kvblocks/attention/backends/layer_hooks.h"
 
 namespace kvblocks::attention {
 

@@ -1,4 +1,4 @@
-#include "attention/backends/workspace.h"
+#include "kvblocks/attention/backends/workspace.h"
 
 #include <algorithm>
 #include <initializer_list>

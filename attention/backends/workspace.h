@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/backends/backend_config.h"
+#include "kvblocks/attention/backends/backend_config.h"
 
 namespace kvblocks::attention {
 

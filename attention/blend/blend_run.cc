@@ -1,4 +1,4 @@
-#include "attention/blend/blend_run.h"
+#include "kvblocks/attention/blend/blend_run.h"
 
 #include <chrono>
 #include <cmath>
@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "attention/blend/hkvd_count.h"
-#include "attention/ops/arg_checker.h"
+#include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/attention/ops/hkvd_count.h"
 
 namespace kvblocks::attention {
 namespace {

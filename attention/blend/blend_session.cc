@@ -1,4 +1,4 @@
-#include "attention/blend/blend_session.h"
+#include "kvblocks/attention/blend/blend_session.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "attention/ops/arg_checker.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "attention/blend/blend_run.h"
-#include "attention/blend/blend_session.h"
-#include "attention/blend/small_transformer.h"
-#include "attention/cpu/cpu_ops.h"
-#include "attention/cpu/reference_ops.h"
+#include "kvblocks/attention/blend/blend_run.h"
+#include "kvblocks/attention/blend/blend_session.h"
+#include "kvblocks/attention/blend/small_transformer.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 
 namespace kvblocks::attention {
 namespace {

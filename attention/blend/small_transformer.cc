@@ -1,4 +1,4 @@
-#include "attention/blend/small_transformer.h"
+#include "kvblocks/attention/blend/small_transformer.h"
 
 #include <cmath>
 #include <numbers>

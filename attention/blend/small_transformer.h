@@ -16,8 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/blend/blend_run.h"
-#include "attention/ops/attention_ops.h"
+#include "kvblocks/attention/blend/blend_run.h"
+#include "kvblocks/attention/ops/attention_ops.h"
 
 namespace kvblocks::attention {
 

@@ -1,7 +1,7 @@
-#include "attention/cache/cache_rows.h"
+#include "kvblocks/attention/cache/cache_rows.h"
 
-#include "attention/cache/element_rows.h"
-#include "attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/element_rows.h"
+#include "kvblocks/attention/cache/mla_fp8_rows.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
 
 namespace kvblocks::attention {
 

@@ -1,11 +1,11 @@
-#include "attention/cache/cache_rows.h"
+#include "kvblocks/attention/cache/cache_rows.h"
 
 #include <cstring>
 #include <vector>
 
-#include "attention/cache/mla_fp8_rows.h"
-#include "attention/tensor/small_floats.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,9 +1,9 @@
-#include "attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/cache/kv_cache_layout.h"
 
 #include <initializer_list>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/mla_fp8_rows.h"
 
 namespace kvblocks::attention {
 namespace {

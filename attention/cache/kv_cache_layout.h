@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "attention/cache/kv_cache_view.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

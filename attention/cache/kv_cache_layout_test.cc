@@ -1,4 +1,4 @@
-#include "attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/cache/kv_cache_layout.h"
 
 #include <algorithm>
 #include <functional>
@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/cache/random_cache.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/testing/random_cache.h"
 
 namespace kvblocks::attention {
 namespace {

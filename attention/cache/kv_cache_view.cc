@@ -1,4 +1,4 @@
-#include "attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
 
 namespace kvblocks::attention {
 

@@ -1,12 +1,12 @@
-#include "attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/mla_fp8_rows.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "attention/cache/element_rows.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cache/element_rows.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

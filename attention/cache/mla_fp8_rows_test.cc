@@ -1,4 +1,4 @@
-#include "attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/mla_fp8_rows.h"
 
 #include <array>
 #include <cmath>
@@ -6,9 +6,9 @@
 #include <limits>
 #include <vector>
 
-#include "attention/cache/kv_cache_view.h"
-#include "attention/tensor/small_floats.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "attention/cache/row_layout.h"
+#include "kvblocks/attention/cache/row_layout.h"
 
 #include <cstring>
 

@@ -10,9 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/cache/kv_cache_view.h"
-#include "attention/tensor/dtype.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/tensor/dtype.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -1,9 +1,9 @@
-#include "attention/cache/strided_copy.h"
+#include "kvblocks/attention/cache/strided_copy.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "attention/cache/row_layout.h"
+#include "kvblocks/attention/cache/row_layout.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -10,7 +10,7 @@
 #include <array>
 #include <cstdint>
 
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

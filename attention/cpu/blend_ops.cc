@@ -1,4 +1,4 @@
-#include "attention/cpu/blend_ops.h"
+#include "kvblocks/attention/cpu/blend_ops.h"
 
 #include <algorithm>
 #include <atomic>
@@ -8,13 +8,13 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/blend/hkvd_count.h"
-#include "attention/cache/element_rows.h"
-#include "attention/cpu/error_flags.h"
-#include "attention/cpu/host_scalars.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/ops/checks.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cache/element_rows.h"
+#include "kvblocks/attention/cpu/error_flags.h"
+#include "kvblocks/attention/cpu/host_scalars.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/ops/hkvd_count.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,6 +1,6 @@
 // Selection, fusing and rotation on the host: EX-25, EX-32, and T-25 of the selection.
 
-#include "attention/cpu/blend_ops.h"
+#include "kvblocks/attention/cpu/blend_ops.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -12,9 +12,9 @@
 #include <set>
 #include <vector>
 
-#include "attention/blend/hkvd_count.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/ops/hkvd_count.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,13 +1,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "attention/cache/cache_rows.h"
-#include "attention/cache/element_rows.h"
-#include "attention/cache/row_layout.h"
-#include "attention/cpu/cache_ops.h"
-#include "attention/cpu/host_scalars.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/cache/cache_rows.h"
+#include "kvblocks/attention/cache/element_rows.h"
+#include "kvblocks/attention/cache/row_layout.h"
+#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/host_scalars.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -9,8 +9,8 @@
 #define KVBLOCKS_ATTENTION_CPU_CACHE_OPS_H_
 
 #include "absl/status/status.h"
-#include "attention/ops/args.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
 

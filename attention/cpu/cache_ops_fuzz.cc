@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "attention/cache/block_ops.h"
-#include "attention/cache/cache_rows.h"
-#include "attention/cache/kv_cache_layout.h"
-#include "attention/cpu/cache_ops.h"
-#include "tests/fuzz/fuzz_input.h"
+#include "kvblocks/attention/cache/cache_rows.h"
+#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/cpu/block_ops.h"
+#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/tests/fuzz/fuzz_input.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -10,14 +10,14 @@
 #include <random>
 #include <vector>
 
-#include "attention/cache/cache_rows.h"
-#include "attention/cache/mla_fp8_rows.h"
-#include "attention/cache/random_cache.h"
-#include "attention/cpu/cache_ops.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/tensor/small_floats.h"
 #include "gtest/gtest.h"
-#include "tests/property/check_property.h"
+#include "kvblocks/attention/cache/cache_rows.h"
+#include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention/testing/random_cache.h"
+#include "kvblocks/tests/property/check_property.h"
 
 namespace kvblocks::attention {
 namespace {

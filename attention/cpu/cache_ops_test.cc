@@ -1,4 +1,4 @@
-#include "attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/cache_ops.h"
 
 #include <cmath>
 #include <cstring>
@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "attention/cache/kv_cache_layout.h"
-#include "attention/cache/kv_scale_state.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/ops/attention_ops.h"
-#include "attention/tensor/small_floats.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/backends/kv_scale_state.h"
+#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -5,11 +5,11 @@
 #include <limits>
 #include <vector>
 
-#include "attention/cache/element_rows.h"
-#include "attention/cpu/cache_ops.h"
-#include "attention/cpu/error_flags.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/cache/element_rows.h"
+#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/error_flags.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,18 +1,18 @@
 // CPU's attention over K/V heads and dense latent caches, and the merging of states. What lists of
 // keys need is in cpu_ops_sparse.cc.
 
-#include "attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "attention/cpu/reference_cuts.h"
-#include "attention/cpu/reference_ops.h"
-#include "attention/cpu/simd_dense.h"
-#include "attention/cpu/simd_output.h"
-#include "attention/cpu/simd_queries.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/cpu/reference_cuts.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/cpu/simd_dense.h"
+#include "kvblocks/attention/cpu/simd_output.h"
+#include "kvblocks/attention/cpu/simd_queries.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -4,13 +4,13 @@
 #include <utility>
 #include <vector>
 
-#include "attention/cpu/cpu_ops.h"
-#include "attention/cpu/error_flags.h"
-#include "attention/cpu/reference_ops.h"
-#include "attention/cpu/simd_dense.h"
-#include "attention/cpu/simd_lists.h"
-#include "attention/cpu/simd_output.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/cpu/error_flags.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/cpu/simd_dense.h"
+#include "kvblocks/attention/cpu/simd_lists.h"
+#include "kvblocks/attention/cpu/simd_output.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "attention/cpu/cpu_ops.h"
-#include "attention/oracle/ops_suite.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/testing/ops_suite.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
 

@@ -5,12 +5,12 @@
 #define KVBLOCKS_ATTENTION_CPU_HOST_OPS_H_
 
 #include "absl/status/status.h"
-#include "attention/cpu/blend_ops.h"
-#include "attention/cpu/cache_ops.h"
-#include "attention/ops/args.h"
-#include "attention/ops/attention_ops.h"
-#include "attention/ops/exec_context.h"
-#include "attention/ops/op_list.h"
+#include "kvblocks/attention/cpu/blend_ops.h"
+#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/op_list.h"
 
 namespace kvblocks::attention {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

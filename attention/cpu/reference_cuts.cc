@@ -1,6 +1,6 @@
-#include "attention/cpu/reference_cuts.h"
+#include "kvblocks/attention/cpu/reference_cuts.h"
 
-#include "attention/metadata/kv_group.h"
+#include "kvblocks/attention/metadata/kv_group.h"
 
 namespace kvblocks::attention {
 namespace {

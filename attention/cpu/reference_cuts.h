@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/metadata/split_planner.h"
-#include "attention/ops/params.h"
+#include "kvblocks/attention/ops/params.h"
+#include "kvblocks/attention/ops/split_planner.h"
 
 namespace kvblocks::attention {
 

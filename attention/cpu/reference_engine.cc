@@ -1,12 +1,12 @@
-#include "attention/cpu/reference_engine.h"
+#include "kvblocks/attention/cpu/reference_engine.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "attention/cpu/host_scalars.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/cpu/visibility.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cpu/host_scalars.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/cpu/visibility.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -17,9 +17,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
-#include "attention/ops/exec_context.h"
-#include "attention/ops/params.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/params.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <utility>
 
-#include "attention/cache/element_rows.h"
-#include "attention/cpu/error_flags.h"
-#include "attention/cpu/host_scalars.h"
-#include "attention/cpu/reference_cuts.h"
-#include "attention/cpu/reference_engine.h"
-#include "attention/cpu/reference_ops.h"
-#include "attention/cpu/reference_rows.h"
-#include "attention/ops/checks.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cache/element_rows.h"
+#include "kvblocks/attention/cpu/error_flags.h"
+#include "kvblocks/attention/cpu/host_scalars.h"
+#include "kvblocks/attention/cpu/reference_cuts.h"
+#include "kvblocks/attention/cpu/reference_engine.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/cpu/reference_rows.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

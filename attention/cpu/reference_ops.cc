@@ -1,4 +1,4 @@
-#include "attention/cpu/reference_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 
 namespace kvblocks::attention {
 

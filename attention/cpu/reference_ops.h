@@ -10,11 +10,11 @@
 #define KVBLOCKS_ATTENTION_CPU_REFERENCE_OPS_H_
 
 #include "absl/status/status.h"
-#include "attention/cpu/host_ops.h"
-#include "attention/ops/args.h"
-#include "attention/ops/attention_ops.h"
-#include "attention/ops/exec_context.h"
-#include "attention/ops/op_list.h"
+#include "kvblocks/attention/cpu/host_ops.h"
+#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/op_list.h"
 
 namespace kvblocks::attention {
 

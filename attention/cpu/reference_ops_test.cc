@@ -1,5 +1,5 @@
-#include "attention/cpu/reference_ops.h"
-#include "attention/oracle/ops_suite.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/testing/ops_suite.h"
 
 namespace kvblocks::attention {
 

@@ -1,10 +1,10 @@
-#include "attention/cpu/reference_rows.h"
+#include "kvblocks/attention/cpu/reference_rows.h"
 
 #include <cstring>
 
-#include "attention/cache/cache_rows.h"
-#include "attention/cache/element_rows.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cache/cache_rows.h"
+#include "kvblocks/attention/cache/element_rows.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

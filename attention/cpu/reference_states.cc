@@ -5,12 +5,12 @@
 #include <limits>
 #include <vector>
 
-#include "attention/cache/element_rows.h"
-#include "attention/cpu/reference_engine.h"
-#include "attention/cpu/reference_ops.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/ops/checks.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cache/element_rows.h"
+#include "kvblocks/attention/cpu/reference_engine.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

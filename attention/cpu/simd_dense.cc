@@ -1,14 +1,14 @@
-#include "attention/cpu/simd_dense.h"
+#include "kvblocks/attention/cpu/simd_dense.h"
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
-#include "attention/cpu/simd_key_rows.h"
-#include "attention/cpu/simd_queries.h"
-#include "attention/cpu/simd_rows.h"
-#include "attention/cpu/visibility.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cpu/simd_key_rows.h"
+#include "kvblocks/attention/cpu/simd_queries.h"
+#include "kvblocks/attention/cpu/simd_rows.h"
+#include "kvblocks/attention/cpu/visibility.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention::simd {
 namespace {

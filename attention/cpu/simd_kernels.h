@@ -19,7 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/tensor/dtype.h"
+#include "kvblocks/attention/tensor/dtype.h"
 
 namespace kvblocks::attention::simd {
 

@@ -1,10 +1,10 @@
-#include "attention/cpu/simd_key_rows.h"
+#include "kvblocks/attention/cpu/simd_key_rows.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/cache/mla_fp8_rows.h"
 
 namespace kvblocks::attention::simd {
 namespace {

@@ -16,8 +16,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/cache/kv_cache_view.h"
-#include "attention/cpu/simd_kernels.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/cpu/simd_kernels.h"
 
 namespace kvblocks::attention::simd {
 

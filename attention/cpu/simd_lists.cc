@@ -1,10 +1,10 @@
-#include "attention/cpu/simd_lists.h"
+#include "kvblocks/attention/cpu/simd_lists.h"
 
 #include <algorithm>
 
-#include "attention/cpu/simd_key_rows.h"
-#include "attention/cpu/simd_queries.h"
-#include "attention/cpu/simd_rows.h"
+#include "kvblocks/attention/cpu/simd_key_rows.h"
+#include "kvblocks/attention/cpu/simd_queries.h"
+#include "kvblocks/attention/cpu/simd_rows.h"
 
 namespace kvblocks::attention::simd {
 namespace {

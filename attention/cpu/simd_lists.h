@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "attention/cache/kv_cache_view.h"
-#include "attention/cpu/simd_states.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/cpu/simd_states.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention::simd {
 

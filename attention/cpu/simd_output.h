@@ -7,9 +7,9 @@
 #include <limits>
 #include <vector>
 
-#include "attention/cpu/simd_states.h"
-#include "attention/tensor/small_floats.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/cpu/simd_states.h"
+#include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention::simd {
 

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "attention/cpu/simd_kernels.h"
-#include "attention/tensor/small_floats.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/cpu/simd_kernels.h"
+#include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention::simd {
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention::simd {
 

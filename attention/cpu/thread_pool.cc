@@ -1,4 +1,4 @@
-#include "attention/cpu/thread_pool.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
 
 #include <algorithm>
 #include <atomic>

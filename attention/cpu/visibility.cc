@@ -1,10 +1,10 @@
-#include "attention/cpu/visibility.h"
+#include "kvblocks/attention/cpu/visibility.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
 
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "attention/cpu/visibility.h"
+#include "kvblocks/attention/cpu/visibility.h"
 
 #include <cmath>
 #include <limits>

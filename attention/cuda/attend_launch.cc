@@ -1,4 +1,4 @@
-#include "attention/cuda/attend_launch.h"
+#include "kvblocks/attention/cuda/attend_launch.h"
 
 #include <algorithm>
 #include <limits>

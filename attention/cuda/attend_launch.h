@@ -15,13 +15,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "attention/backends/workspace.h"
-#include "attention/cache/kv_cache_view.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/attend_rows.h"
-#include "attention/cuda/kernels/merge_states.h"
-#include "attention/ops/exec_context.h"
-#include "attention/ops/params.h"
+#include "kvblocks/attention/backends/workspace.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
+#include "kvblocks/attention/cuda/kernels/merge_states.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/params.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,9 +1,9 @@
-#include "attention/cuda/blend_ops.h"
+#include "kvblocks/attention/cuda/blend_ops.h"
 
-#include "attention/blend/hkvd_count.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/blend.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/blend.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/ops/hkvd_count.h"
 
 namespace kvblocks::attention::cuda {
 

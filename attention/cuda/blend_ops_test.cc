@@ -1,20 +1,20 @@
 // CacheBlend's operations and GatherCache of CUDA against those of the CPU.
 
-#include "attention/cuda/blend_ops.h"
+#include "kvblocks/attention/cuda/blend_ops.h"
 
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
 
-#include "attention/cpu/blend_ops.h"
-#include "attention/cpu/cache_ops.h"
-#include "attention/cuda/cache_ops.h"
-#include "attention/cuda/host_tensor_ops.h"
-#include "attention/ops/attention_ops.h"
-#include "attention/oracle/paged_case.h"
-#include "attention/tensor/small_floats.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cpu/blend_ops.h"
+#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cuda/cache_ops.h"
+#include "kvblocks/attention/cuda/host_tensor_ops.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -1,15 +1,15 @@
-#include "attention/cuda/block_ops.h"
+#include "kvblocks/attention/cuda/block_ops.h"
 
 #include <algorithm>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "attention/cache/block_checks.h"
-#include "attention/cache/strided_copy.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/block_ops.h"
-#include "attention/cuda/kernels/runtime.h"
-#include "attention/ops/arg_checker.h"
+#include "kvblocks/attention/cache/strided_copy.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/block_ops.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/attention/ops/block_checks.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

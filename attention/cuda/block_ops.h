@@ -14,10 +14,10 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "attention/cache/kv_cache_view.h"
-#include "attention/ops/args.h"
-#include "attention/ops/exec_context.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "attention/cache/block_ops.h"
-#include "attention/cache/random_block_ops.h"
-#include "attention/cache/random_cache.h"
-#include "attention/cuda/block_ops.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cpu/block_ops.h"
+#include "kvblocks/attention/cuda/block_ops.h"
+#include "kvblocks/attention/testing/random_block_ops.h"
+#include "kvblocks/attention/testing/random_cache.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

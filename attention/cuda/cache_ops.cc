@@ -1,12 +1,12 @@
-#include "attention/cuda/cache_ops.h"
+#include "kvblocks/attention/cuda/cache_ops.h"
 
 #include <algorithm>
 
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/cache_write.h"
-#include "attention/cuda/kernels/gather.h"
-#include "attention/cuda/kernels/kv_scales.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/cache_write.h"
+#include "kvblocks/attention/cuda/kernels/gather.h"
+#include "kvblocks/attention/cuda/kernels/kv_scales.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

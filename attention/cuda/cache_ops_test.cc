@@ -1,7 +1,7 @@
 // The cache writers of CUDA against those of the CPU: the same bytes, whatever the layout, the
 // types and the slots (T-4), and what kernels do about slots that only they see.
 
-#include "attention/cuda/cache_ops.h"
+#include "kvblocks/attention/cuda/cache_ops.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,13 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "attention/cache/kv_cache_layout.h"
-#include "attention/cpu/cache_ops.h"
-#include "attention/cuda/host_tensor_ops.h"
-#include "attention/ops/attention_ops.h"
-#include "attention/oracle/paged_case.h"
-#include "attention/tensor/small_floats.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cache/kv_cache_layout.h"
+#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cuda/host_tensor_ops.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "attention/cuda/cascade_ops.h"
-#include "attention/oracle/paged_case.h"
-#include "attention/oracle/tolerance.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cuda/cascade_ops.h"
+#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -1,18 +1,18 @@
-#include "attention/cuda/cascade_ops.h"
+#include "kvblocks/attention/cuda/cascade_ops.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 
 #include "absl/types/span.h"
-#include "attention/backends/workspace.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/cascade.h"
-#include "attention/cuda/kernels/paged_decode.h"
-#include "attention/cuda/kernels/prefill.h"
-#include "attention/cuda/kernels/prefill_merge.h"
-#include "attention/cuda/paged_decode_ops.h"
-#include "attention/cuda/prefill_ops.h"
+#include "kvblocks/attention/backends/workspace.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/cascade.h"
+#include "kvblocks/attention/cuda/kernels/paged_decode.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
+#include "kvblocks/attention/cuda/kernels/prefill_merge.h"
+#include "kvblocks/attention/cuda/paged_decode_ops.h"
+#include "kvblocks/attention/cuda/prefill_ops.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

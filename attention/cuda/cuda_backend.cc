@@ -1,10 +1,10 @@
-#include "attention/cuda/cuda_backend.h"
+#include "kvblocks/attention/cuda/cuda_backend.h"
 
 #include <cstddef>
 
-#include "attention/cuda/block_ops.h"
-#include "attention/cuda/cuda_ops.h"
-#include "attention/cuda/kernels/attend_rows.h"
+#include "kvblocks/attention/cuda/block_ops.h"
+#include "kvblocks/attention/cuda/cuda_ops.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -9,8 +9,8 @@
 #define KVBLOCKS_ATTENTION_CUDA_CUDA_BACKEND_H_
 
 #include "absl/status/status.h"
-#include "attention/backends/attention_backend.h"
-#include "attention/backends/backend_registry.h"
+#include "kvblocks/attention/backends/attention_backend.h"
+#include "kvblocks/attention/backends/backend_registry.h"
 
 namespace kvblocks::attention {
 

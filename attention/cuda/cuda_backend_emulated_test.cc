@@ -2,11 +2,11 @@
 
 #include <string>
 
-#include "attention/backends/backend_selection.h"
-#include "attention/backends/cpu_backends.h"
-#include "attention/cuda/cuda_backend.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/backends/backend_selection.h"
+#include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/attention/cuda/cuda_backend.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,10 +1,10 @@
-#include "attention/cuda/cuda_ops.h"
+#include "kvblocks/attention/cuda/cuda_ops.h"
 
-#include "attention/cuda/blend_ops.h"
-#include "attention/cuda/cache_ops.h"
-#include "attention/cuda/dense_ops.h"
-#include "attention/cuda/mla_ops.h"
-#include "attention/cuda/state_ops.h"
+#include "kvblocks/attention/cuda/blend_ops.h"
+#include "kvblocks/attention/cuda/cache_ops.h"
+#include "kvblocks/attention/cuda/dense_ops.h"
+#include "kvblocks/attention/cuda/mla_ops.h"
+#include "kvblocks/attention/cuda/state_ops.h"
 
 namespace kvblocks::attention {
 

@@ -1,16 +1,16 @@
-#include "attention/cuda/dense_ops.h"
+#include "kvblocks/attention/cuda/dense_ops.h"
 
 #include <algorithm>
 
-#include "attention/cuda/attend_launch.h"
-#include "attention/cuda/cascade_ops.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/attend_rows.h"
-#include "attention/cuda/kernels/merge_states.h"
-#include "attention/cuda/paged_decode_ops.h"
-#include "attention/cuda/prefill_ops.h"
-#include "attention/metadata/split_planner.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/cuda/attend_launch.h"
+#include "kvblocks/attention/cuda/cascade_ops.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
+#include "kvblocks/attention/cuda/kernels/merge_states.h"
+#include "kvblocks/attention/cuda/paged_decode_ops.h"
+#include "kvblocks/attention/cuda/prefill_ops.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/ops/split_planner.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -11,17 +11,17 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "attention/backends/attention_backend.h"
-#include "attention/cache/block_ops.h"
-#include "attention/cpu/reference_ops.h"
-#include "attention/cuda/block_ops.h"
-#include "attention/cuda/cuda_backend.h"
-#include "attention/cuda/device_metadata.h"
-#include "attention/cuda/kernels/runtime.h"
-#include "attention/metadata/metadata_builder.h"
-#include "attention/oracle/paged_case.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/backends/attention_backend.h"
+#include "kvblocks/attention/cpu/block_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/cuda/block_ops.h"
+#include "kvblocks/attention/cuda/cuda_backend.h"
+#include "kvblocks/attention/cuda/device_metadata.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -1,10 +1,10 @@
-#include "attention/cuda/device_metadata.h"
+#include "kvblocks/attention/cuda/device_metadata.h"
 
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 

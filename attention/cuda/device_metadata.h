@@ -13,9 +13,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "attention/metadata/common_metadata.h"
-#include "attention/metadata/metadata_builder.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/metadata/common_metadata.h"
+#include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,4 +1,4 @@
-#include "attention/cuda/host_tensor_ops.h"
+#include "kvblocks/attention/cuda/host_tensor_ops.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -6,9 +6,9 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/runtime.h"
-#include "attention/ops/visit_views.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/ops/visit_views.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

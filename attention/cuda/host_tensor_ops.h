@@ -23,8 +23,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/ops/attention_ops.h"
-#include "attention/ops/op_list.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/ops/op_list.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -11,10 +11,10 @@
 #define KVBLOCKS_ATTENTION_CUDA_INDEX_OPS_H_
 
 #include "absl/status/status.h"
-#include "attention/metadata/compressed_indices.h"
-#include "attention/metadata/slot_mapping.h"
-#include "attention/metadata/window_indices.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/metadata/compressed_indices.h"
+#include "kvblocks/attention/metadata/slot_mapping.h"
+#include "kvblocks/attention/metadata/window_indices.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,4 +1,4 @@
-#include "attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
 
 #include <algorithm>
 #include <limits>

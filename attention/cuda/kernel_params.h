@@ -7,11 +7,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "attention/cache/kv_cache_view.h"
-#include "attention/cuda/kernels/params.h"
-#include "attention/cuda/kernels/runtime.h"
-#include "attention/ops/exec_context.h"
-#include "attention/ops/params.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/cuda/kernels/params.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/params.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,10 +1,10 @@
-#include "attention/cuda/mla_launch.h"
+#include "kvblocks/attention/cuda/mla_launch.h"
 
 #include <algorithm>
 #include <limits>
 
-#include "attention/cuda/kernels/mla_attend.h"
-#include "attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/cuda/kernels/mla_attend.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "attention/cuda/attend_launch.h"
-#include "attention/cuda/kernels/attend_rows.h"
-#include "attention/ops/params.h"
+#include "kvblocks/attention/cuda/attend_launch.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
+#include "kvblocks/attention/ops/params.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,11 +1,11 @@
-#include "attention/cuda/mla_ops.h"
+#include "kvblocks/attention/cuda/mla_ops.h"
 
-#include "attention/cuda/attend_launch.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/attend_rows.h"
-#include "attention/cuda/mla_launch.h"
-#include "attention/ops/checks.h"
-#include "attention/tensor/dtype.h"
+#include "kvblocks/attention/cuda/attend_launch.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
+#include "kvblocks/attention/cuda/mla_launch.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/tensor/dtype.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

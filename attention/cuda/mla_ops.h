@@ -7,8 +7,8 @@
 #define KVBLOCKS_ATTENTION_CUDA_MLA_OPS_H_
 
 #include "absl/status/status.h"
-#include "attention/ops/args.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention::cuda {
 

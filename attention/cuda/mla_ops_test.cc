@@ -1,7 +1,7 @@
 // MLA decode on tensor cores against the dense oracle: sizes that the kernels were made for, which
 // suites of all backends avoid for their cost.
 
-#include "attention/cuda/mla_ops.h"
+#include "kvblocks/attention/cuda/mla_ops.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cuda/mla_ops_suite.h"
-#include "attention/ops/attention_ops.h"
-#include "attention/oracle/dense_oracle.h"
-#include "attention/oracle/latent_cache.h"
-#include "attention/oracle/paged_case.h"
-#include "attention/oracle/tolerance.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cuda/testing/mla_ops_suite.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/testing/dense_oracle.h"
+#include "kvblocks/attention/testing/latent_cache.h"
+#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

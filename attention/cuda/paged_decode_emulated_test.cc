@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/cuda/paged_decode_ops.h"
-#include "attention/oracle/paged_case.h"
-#include "attention/oracle/tolerance.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cuda/paged_decode_ops.h"
+#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

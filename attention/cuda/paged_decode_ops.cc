@@ -1,13 +1,13 @@
-#include "attention/cuda/paged_decode_ops.h"
+#include "kvblocks/attention/cuda/paged_decode_ops.h"
 
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "attention/backends/workspace.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/backends/workspace.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

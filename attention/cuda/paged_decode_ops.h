@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "attention/cuda/kernels/paged_decode.h"
-#include "attention/ops/args.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/cuda/kernels/paged_decode.h"
+#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/prefill.h"
-#include "attention/cuda/prefill_fixture.h"
-#include "attention/cuda/prefill_ops.h"
-#include "attention/oracle/paged_case.h"
-#include "attention/oracle/tolerance.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
+#include "kvblocks/attention/cuda/prefill_ops.h"
+#include "kvblocks/attention/cuda/testing/prefill_fixture.h"
+#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -1,13 +1,13 @@
-#include "attention/cuda/prefill_ops.h"
+#include "kvblocks/attention/cuda/prefill_ops.h"
 
 #include <algorithm>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/prefill_merge.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/prefill_merge.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

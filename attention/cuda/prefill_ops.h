@@ -9,10 +9,10 @@
 #define KVBLOCKS_ATTENTION_CUDA_PREFILL_OPS_H_
 
 #include "absl/status/status.h"
-#include "attention/backends/workspace.h"
-#include "attention/cuda/kernels/prefill.h"
-#include "attention/ops/args.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/backends/workspace.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
+#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -10,15 +10,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "attention/backends/workspace.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/prefill.h"
-#include "attention/cuda/kernels/prefill_merge.h"
-#include "attention/cuda/prefill_fixture.h"
-#include "attention/cuda/prefill_ops.h"
-#include "attention/oracle/paged_case.h"
-#include "attention/oracle/tolerance.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/backends/workspace.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
+#include "kvblocks/attention/cuda/kernels/prefill_merge.h"
+#include "kvblocks/attention/cuda/prefill_ops.h"
+#include "kvblocks/attention/cuda/testing/prefill_fixture.h"
+#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

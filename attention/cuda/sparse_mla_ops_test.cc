@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cuda/mla_ops.h"
-#include "attention/cuda/mla_ops_suite.h"
-#include "attention/ops/attention_ops.h"
-#include "attention/oracle/dense_oracle.h"
-#include "attention/oracle/latent_cache.h"
-#include "attention/oracle/paged_case.h"
-#include "attention/oracle/tolerance.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cuda/mla_ops.h"
+#include "kvblocks/attention/cuda/testing/mla_ops_suite.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/testing/dense_oracle.h"
+#include "kvblocks/attention/testing/latent_cache.h"
+#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

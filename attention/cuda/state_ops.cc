@@ -1,9 +1,9 @@
-#include "attention/cuda/state_ops.h"
+#include "kvblocks/attention/cuda/state_ops.h"
 
-#include "attention/cuda/attend_launch.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/merge_states.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/cuda/attend_launch.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/merge_states.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention::cuda {
 

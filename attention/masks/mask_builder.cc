@@ -1,4 +1,4 @@
-#include "attention/masks/mask_builder.h"
+#include "kvblocks/attention/masks/mask_builder.h"
 
 #include <algorithm>
 #include <bit>
@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "attention/cache/strided_copy.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cache/strided_copy.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

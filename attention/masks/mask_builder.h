@@ -29,7 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/masks/mask_ref.h"
+#include "kvblocks/attention/ops/mask_ref.h"
 
 namespace kvblocks::attention {
 

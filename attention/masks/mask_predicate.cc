@@ -1,9 +1,9 @@
-#include "attention/masks/mask_predicate.h"
+#include "kvblocks/attention/masks/mask_predicate.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {

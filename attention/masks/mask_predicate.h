@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "attention/ops/params.h"
+#include "kvblocks/attention/ops/params.h"
 
 namespace kvblocks::attention {
 

@@ -1,4 +1,4 @@
-#include "attention/masks/mask_wiring.h"
+#include "kvblocks/attention/masks/mask_wiring.h"
 
 #include <algorithm>
 #include <bit>

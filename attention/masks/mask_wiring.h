@@ -14,8 +14,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "attention/masks/mask_builder.h"
-#include "attention/metadata/common_metadata.h"
+#include "kvblocks/attention/masks/mask_builder.h"
+#include "kvblocks/attention/metadata/common_metadata.h"
 
 namespace kvblocks::attention {
 

@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "attention/cpu/cpu_ops.h"
-#include "attention/cpu/reference_ops.h"
-#include "attention/masks/mask_builder.h"
-#include "attention/masks/mask_predicate.h"
-#include "attention/oracle/paged_case.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/masks/mask_builder.h"
+#include "kvblocks/attention/masks/mask_predicate.h"
+#include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention {
 namespace {

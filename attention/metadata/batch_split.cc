@@ -1,4 +1,4 @@
-#include "attention/metadata/batch_split.h"
+#include "kvblocks/attention/metadata/batch_split.h"
 
 #include <algorithm>
 

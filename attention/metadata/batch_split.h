@@ -21,7 +21,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/metadata/common_metadata.h"
+#include "kvblocks/attention/metadata/common_metadata.h"
 
 namespace kvblocks::attention {
 

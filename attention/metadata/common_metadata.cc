@@ -1,4 +1,4 @@
-#include "attention/metadata/common_metadata.h"
+#include "kvblocks/attention/metadata/common_metadata.h"
 
 namespace kvblocks::attention {
 

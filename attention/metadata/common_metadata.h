@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "attention/masks/mask_ref.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/ops/mask_ref.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -1,9 +1,9 @@
-#include "attention/metadata/compressed_indices.h"
+#include "kvblocks/attention/metadata/compressed_indices.h"
 
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "attention/metadata/host_index_checks.h"
+#include "kvblocks/attention/metadata/host_index_checks.h"
 
 namespace kvblocks::attention {
 namespace {

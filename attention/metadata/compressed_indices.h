@@ -11,8 +11,8 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "attention/ops/exec_context.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -1,11 +1,11 @@
-#include "attention/metadata/host_index_checks.h"
+#include "kvblocks/attention/metadata/host_index_checks.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "attention/ops/arg_checker.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "attention/ops/exec_context.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

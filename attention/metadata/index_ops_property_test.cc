@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "attention/metadata/compressed_indices.h"
-#include "attention/metadata/virtual_batches.h"
-#include "attention/metadata/window_indices.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention/metadata/compressed_indices.h"
+#include "kvblocks/attention/metadata/virtual_batches.h"
+#include "kvblocks/attention/metadata/window_indices.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::attention {

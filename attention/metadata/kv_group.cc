@@ -1,10 +1,10 @@
-#include "attention/metadata/kv_group.h"
+#include "kvblocks/attention/metadata/kv_group.h"
 
 #include <limits>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "attention/metadata/slot_mapping.h"
+#include "kvblocks/attention/metadata/slot_mapping.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "attention/metadata/batch_input.h"
+#include "kvblocks/attention/metadata/batch_input.h"
 
 namespace kvblocks::attention {
 

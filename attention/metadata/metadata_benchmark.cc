@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "attention/metadata/metadata_builder.h"
-#include "attention/metadata/split_planner.h"
 #include "benchmark/benchmark.h"
+#include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/ops/split_planner.h"
 
 namespace kvblocks::attention {
 namespace {

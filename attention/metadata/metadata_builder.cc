@@ -1,4 +1,4 @@
-#include "attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/metadata/metadata_builder.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "attention/metadata/slot_mapping.h"
+#include "kvblocks/attention/metadata/slot_mapping.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -33,10 +33,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/metadata/batch_input.h"
-#include "attention/metadata/batch_split.h"
-#include "attention/metadata/common_metadata.h"
-#include "attention/metadata/kv_group.h"
+#include "kvblocks/attention/metadata/batch_input.h"
+#include "kvblocks/attention/metadata/batch_split.h"
+#include "kvblocks/attention/metadata/common_metadata.h"
+#include "kvblocks/attention/metadata/kv_group.h"
 
 namespace kvblocks::attention {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/metadata/metadata_builder.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/metadata/metadata_builder.h"
 
 #include <limits>
 #include <memory>

@@ -1,10 +1,10 @@
-#include "attention/metadata/slot_mapping.h"
+#include "kvblocks/attention/metadata/slot_mapping.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "attention/metadata/host_index_checks.h"
+#include "kvblocks/attention/metadata/host_index_checks.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "attention/metadata/split_rules.h"
+#include "kvblocks/attention/metadata/split_rules.h"
 
 #include <algorithm>
 

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "attention/metadata/metadata_builder.h"
-#include "attention/metadata/split_planner.h"
-#include "attention/metadata/virtual_batches.h"
 #include "gtest/gtest.h"
-#include "tests/allocation_counter/allocation_counter.h"
+#include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/metadata/virtual_batches.h"
+#include "kvblocks/attention/ops/split_planner.h"
+#include "kvblocks/tests/allocation_counter/allocation_counter.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "attention/metadata/use_cascade.h"
+#include "kvblocks/attention/metadata/use_cascade.h"
 
 namespace kvblocks::attention {
 namespace {

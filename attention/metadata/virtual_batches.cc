@@ -1,10 +1,10 @@
-#include "attention/metadata/virtual_batches.h"
+#include "kvblocks/attention/metadata/virtual_batches.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "attention/metadata/batch_split.h"
-#include "attention/metadata/host_index_checks.h"
+#include "kvblocks/attention/metadata/batch_split.h"
+#include "kvblocks/attention/metadata/host_index_checks.h"
 
 namespace kvblocks::attention {
 namespace {

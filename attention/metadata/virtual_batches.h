@@ -22,7 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "attention/metadata/common_metadata.h"
+#include "kvblocks/attention/metadata/common_metadata.h"
 
 namespace kvblocks::attention {
 

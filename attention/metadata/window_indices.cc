@@ -1,9 +1,9 @@
-#include "attention/metadata/window_indices.h"
+#include "kvblocks/attention/metadata/window_indices.h"
 
 #include <algorithm>
 #include <limits>
 
-#include "attention/metadata/host_index_checks.h"
+#include "kvblocks/attention/metadata/host_index_checks.h"
 
 namespace kvblocks::attention {
 

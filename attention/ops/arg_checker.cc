@@ -1,4 +1,4 @@
-#include "attention/ops/arg_checker.h"
+#include "kvblocks/attention/ops/arg_checker.h"
 
 #include <algorithm>
 #include <cmath>

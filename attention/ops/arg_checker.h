@@ -18,8 +18,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "attention/ops/exec_context.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -13,9 +13,9 @@
 #include <utility>
 
 #include "absl/types/span.h"
-#include "attention/cache/kv_cache_view.h"
-#include "attention/ops/params.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/ops/params.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/metadata/split_planner.h"
-#include "attention/ops/checks.h"
-#include "attention/ops/refusals.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/ops/split_planner.h"
+#include "kvblocks/attention/testing/refusals.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,4 +1,4 @@
-#include "attention/ops/batch_checks.h"
+#include "kvblocks/attention/ops/batch_checks.h"
 
 #include <algorithm>
 #include <cmath>

@@ -9,9 +9,9 @@
 
 #include <cstdint>
 
-#include "attention/cache/kv_cache_view.h"
-#include "attention/ops/arg_checker.h"
-#include "attention/ops/params.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/attention/ops/params.h"
 
 namespace kvblocks::attention {
 

@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "attention/ops/args.h"
-#include "attention/ops/exec_context.h"
-#include "attention/ops/op_list.h"
+#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/op_list.h"
 
 namespace kvblocks::attention {
 

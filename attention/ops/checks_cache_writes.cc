@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "attention/ops/batch_checks.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/ops/batch_checks.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <vector>
 
-#include "attention/metadata/split_planner.h"
-#include "attention/ops/batch_checks.h"
-#include "attention/ops/checks.h"
-#include "attention/ops/param_checks.h"
+#include "kvblocks/attention/ops/batch_checks.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/ops/param_checks.h"
+#include "kvblocks/attention/ops/split_planner.h"
 
 namespace kvblocks::attention {
 namespace {

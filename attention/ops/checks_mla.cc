@@ -1,8 +1,8 @@
 // Checks of attention over latent caches.
 
-#include "attention/ops/batch_checks.h"
-#include "attention/ops/checks.h"
-#include "attention/ops/param_checks.h"
+#include "kvblocks/attention/ops/batch_checks.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/ops/param_checks.h"
 
 namespace kvblocks::attention {
 namespace {

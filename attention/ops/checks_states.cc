@@ -2,8 +2,8 @@
 
 #include <limits>
 
-#include "attention/ops/batch_checks.h"
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/ops/batch_checks.h"
+#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {

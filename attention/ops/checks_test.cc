@@ -1,12 +1,12 @@
 // T-6 for everything but attention itself: caches, states, blending.
 
-#include "attention/ops/checks.h"
+#include "kvblocks/attention/ops/checks.h"
 
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "attention/ops/refusals.h"
+#include "kvblocks/attention/testing/refusals.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -10,8 +10,8 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "attention/ops/device_error_bits.h"
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/ops/device_error_bits.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

@@ -1,4 +1,4 @@
-#include "attention/ops/param_checks.h"
+#include "kvblocks/attention/ops/param_checks.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
-#include "attention/ops/arg_checker.h"
-#include "attention/ops/batch_checks.h"
-#include "attention/ops/params.h"
+#include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/attention/ops/batch_checks.h"
+#include "kvblocks/attention/ops/params.h"
 
 namespace kvblocks::attention {
 

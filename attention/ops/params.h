@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
 

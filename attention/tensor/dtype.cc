@@ -1,4 +1,4 @@
-#include "attention/tensor/dtype.h"
+#include "kvblocks/attention/tensor/dtype.h"
 
 #include <array>
 

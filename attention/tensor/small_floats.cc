@@ -1,4 +1,4 @@
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "attention/tensor/tensor_view.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
 
 #include <limits>
 

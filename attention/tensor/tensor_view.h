@@ -22,7 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/tensor/dtype.h"
+#include "kvblocks/attention/tensor/dtype.h"
 
 namespace kvblocks::attention {
 

@@ -9,9 +9,9 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/tensor/tensor_view.h"
 #include "gtest/gtest.h"
-#include "tests/property/check_property.h"
+#include "kvblocks/attention/tensor/tensor_view.h"
+#include "kvblocks/tests/property/check_property.h"
 
 namespace kvblocks::attention {
 namespace {

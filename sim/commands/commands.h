@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "sim/commands/exit_status.h"
+#include "kvblocks/sim/commands/exit_status.h"
 
 namespace CLI {
 class App;

@@ -6,13 +6,13 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "sim/commands/commands.h"
-#include "sim/commands/output.h"
-#include "sim/report/comparison_table.h"
-#include "sim/report/report_comparison.h"
-#include "sim/report/report_json.h"
-#include "sim/report/result_file.h"
-#include "sim/report/step_comparison.h"
+#include "kvblocks/sim/commands/commands.h"
+#include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/report/comparison_table.h"
+#include "kvblocks/sim/report/report_comparison.h"
+#include "kvblocks/sim/report/report_json.h"
+#include "kvblocks/sim/report/result_file.h"
+#include "kvblocks/sim/report/step_comparison.h"
 
 namespace kvblocks::sim {
 namespace {

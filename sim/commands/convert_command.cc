@@ -5,11 +5,11 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "sim/commands/commands.h"
-#include "sim/commands/option_table.h"
-#include "sim/commands/output.h"
-#include "sim/commands/replay_setup.h"
-#include "sim/trace/convert.h"
+#include "kvblocks/sim/commands/commands.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/trace/convert.h"
 
 namespace kvblocks::sim {
 namespace {

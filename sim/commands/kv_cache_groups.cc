@@ -1,10 +1,10 @@
-#include "sim/commands/kv_cache_groups.h"
+#include "kvblocks/sim/commands/kv_cache_groups.h"
 
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "specs/data_type.h"
+#include "kvblocks/specs/data_type.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sim/config.pb.h"
-#include "specs/kv_cache_config.h"
+#include "kvblocks/sim/config.pb.h"
+#include "kvblocks/specs/kv_cache_config.h"
 
 namespace kvblocks::sim {
 

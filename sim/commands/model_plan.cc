@@ -1,11 +1,11 @@
-#include "sim/commands/model_plan.h"
+#include "kvblocks/sim/commands/model_plan.h"
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "sim/trace/byte_source.h"
-#include "specs/catalogue/hf_config.h"
-#include "specs/catalogue/layer_caches.h"
+#include "kvblocks/sim/trace/byte_source.h"
+#include "kvblocks/specs/catalogue/hf_config.h"
+#include "kvblocks/specs/catalogue/layer_caches.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sim/config.pb.h"
-#include "sim/cost/roofline.h"
-#include "specs/catalogue/catalogue.h"
-#include "specs/catalogue/model_facts.h"
-#include "specs/planning/layer_cache.h"
-#include "specs/planning/planner.h"
+#include "kvblocks/sim/config.pb.h"
+#include "kvblocks/sim/cost/roofline.h"
+#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/specs/catalogue/model_facts.h"
+#include "kvblocks/specs/planning/layer_cache.h"
+#include "kvblocks/specs/planning/planner.h"
 
 namespace kvblocks::sim {
 

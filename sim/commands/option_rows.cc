@@ -1,6 +1,6 @@
 // The rows themselves. Order is the order of the help.
 
-#include "sim/commands/option_table.h"
+#include "kvblocks/sim/commands/option_table.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/commands/option_table.h"
+#include "kvblocks/sim/commands/option_table.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
-#include "sim/simulation_config.h"
+#include "kvblocks/sim/simulation_config.h"
 
 namespace kvblocks::sim {
 namespace {

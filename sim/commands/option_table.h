@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "sim/config.pb.h"
+#include "kvblocks/sim/config.pb.h"
 
 namespace CLI {
 class App;

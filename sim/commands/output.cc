@@ -1,4 +1,4 @@
-#include "sim/commands/output.h"
+#include "kvblocks/sim/commands/output.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

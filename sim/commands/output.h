@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "sim/commands/exit_status.h"
+#include "kvblocks/sim/commands/exit_status.h"
 
 namespace kvblocks::sim {
 

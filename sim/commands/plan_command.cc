@@ -5,13 +5,13 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "sim/commands/commands.h"
-#include "sim/commands/model_plan.h"
-#include "sim/commands/option_table.h"
-#include "sim/commands/output.h"
-#include "sim/commands/plan_report.h"
-#include "sim/report/plan_table.h"
-#include "sim/report/report_json.h"
+#include "kvblocks/sim/commands/commands.h"
+#include "kvblocks/sim/commands/model_plan.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/plan_report.h"
+#include "kvblocks/sim/report/plan_table.h"
+#include "kvblocks/sim/report/report_json.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,11 +1,11 @@
-#include "sim/commands/plan_report.h"
+#include "kvblocks/sim/commands/plan_report.h"
 
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "sim/commands/model_plan.h"
-#include "specs/request_footprint.h"
+#include "kvblocks/sim/commands/model_plan.h"
+#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks::sim {
 namespace {

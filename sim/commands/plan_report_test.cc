@@ -1,11 +1,11 @@
-#include "sim/commands/plan_report.h"
+#include "kvblocks/sim/commands/plan_report.h"
 
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/commands/option_table.h"
-#include "specs/catalogue/catalogue.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/specs/catalogue/catalogue.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/commands/progress_line.h"
+#include "kvblocks/sim/commands/progress_line.h"
 
 #include <unistd.h>
 
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
-#include "sim/report/latency_metrics.h"
+#include "kvblocks/sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
 namespace {

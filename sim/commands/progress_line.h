@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <string>
 
-#include "sim/simulation.h"
-#include "sim/trace/trace_reader.h"
+#include "kvblocks/sim/simulation.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

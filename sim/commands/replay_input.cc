@@ -1,9 +1,9 @@
-#include "sim/commands/replay_input.h"
+#include "kvblocks/sim/commands/replay_input.h"
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "sim/commands/example_trace.h"
-#include "sim/commands/option_table.h"
+#include "kvblocks/sim/commands/example_trace.h"
+#include "kvblocks/sim/commands/option_table.h"
 
 namespace kvblocks::sim {
 

@@ -12,8 +12,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "sim/config.pb.h"
-#include "sim/trace/trace_reader.h"
+#include "kvblocks/sim/config.pb.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace CLI {
 class App;

@@ -1,4 +1,4 @@
-#include "sim/commands/replay_notes.h"
+#include "kvblocks/sim/commands/replay_notes.h"
 
 #include <string>
 

@@ -4,10 +4,10 @@
 #ifndef KVBLOCKS_SIM_COMMANDS_REPLAY_NOTES_H_
 #define KVBLOCKS_SIM_COMMANDS_REPLAY_NOTES_H_
 
-#include "sim/commands/replay_setup.h"
-#include "sim/config.pb.h"
-#include "sim/report/report.pb.h"
-#include "sim/trace/trace_reader.h"
+#include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/config.pb.h"
+#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

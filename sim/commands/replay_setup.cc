@@ -1,4 +1,4 @@
-#include "sim/commands/replay_setup.h"
+#include "kvblocks/sim/commands/replay_setup.h"
 
 #include <algorithm>
 #include <limits>
@@ -8,11 +8,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "sim/commands/kv_cache_groups.h"
-#include "sim/commands/model_plan.h"
-#include "sim/cost/roofline.h"
-#include "sim/trace/decimal.h"
-#include "specs/data_type.h"
+#include "kvblocks/sim/commands/kv_cache_groups.h"
+#include "kvblocks/sim/commands/model_plan.h"
+#include "kvblocks/sim/cost/roofline.h"
+#include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/specs/data_type.h"
 
 namespace kvblocks::sim {
 namespace {

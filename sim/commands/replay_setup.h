@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sim/config.pb.h"
-#include "sim/cost/step_time_model.h"
-#include "sim/report/metrics.h"
-#include "sim/simulation_config.h"
-#include "sim/trace/trace_reader.h"
+#include "kvblocks/sim/config.pb.h"
+#include "kvblocks/sim/cost/step_time_model.h"
+#include "kvblocks/sim/report/metrics.h"
+#include "kvblocks/sim/simulation_config.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -6,14 +6,14 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "sim/commands/commands.h"
-#include "sim/commands/example_trace.h"
-#include "sim/commands/option_table.h"
-#include "sim/commands/output.h"
-#include "sim/commands/replay_setup.h"
-#include "sim/report/report.pb.h"
-#include "sim/report/report_json.h"
-#include "sim/trace/trace_facts.h"
+#include "kvblocks/sim/commands/commands.h"
+#include "kvblocks/sim/commands/example_trace.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/report_json.h"
+#include "kvblocks/sim/trace/trace_facts.h"
 
 namespace kvblocks::sim {
 namespace {

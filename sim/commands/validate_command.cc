@@ -4,15 +4,15 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "sim/commands/commands.h"
-#include "sim/commands/example_trace.h"
-#include "sim/commands/option_table.h"
-#include "sim/commands/output.h"
-#include "sim/commands/progress_line.h"
-#include "sim/commands/replay_setup.h"
-#include "sim/report/report_json.h"
-#include "sim/report/validation_report.h"
-#include "sim/trace/validation.h"
+#include "kvblocks/sim/commands/commands.h"
+#include "kvblocks/sim/commands/example_trace.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/progress_line.h"
+#include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/report/report_json.h"
+#include "kvblocks/sim/report/validation_report.h"
+#include "kvblocks/sim/trace/validation.h"
 
 namespace kvblocks::sim {
 namespace {

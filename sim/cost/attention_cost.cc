@@ -1,9 +1,9 @@
-#include "sim/cost/attention_cost.h"
+#include "kvblocks/sim/cost/attention_cost.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "specs/row_codec.h"
+#include "kvblocks/specs/row_codec.h"
 
 namespace kvblocks::sim {
 namespace {

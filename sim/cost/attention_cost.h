@@ -19,10 +19,10 @@
 #include <optional>
 #include <vector>
 
-#include "sim/cost/attention_counts.h"
-#include "sim/cost/step_time_model.h"
-#include "specs/catalogue/model_facts.h"
-#include "specs/data_type.h"
+#include "kvblocks/sim/cost/attention_counts.h"
+#include "kvblocks/sim/cost/step_time_model.h"
+#include "kvblocks/specs/catalogue/model_facts.h"
+#include "kvblocks/specs/data_type.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/cost/attention_counts.h"
+#include "kvblocks/sim/cost/attention_counts.h"
 
 #include <set>
 #include <vector>

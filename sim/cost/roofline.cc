@@ -1,13 +1,13 @@
-#include "sim/cost/roofline.h"
+#include "kvblocks/sim/cost/roofline.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "sim/cost/attention_cost.h"
-#include "specs/catalogue/layer_caches.h"
-#include "specs/field_error.h"
+#include "kvblocks/sim/cost/attention_cost.h"
+#include "kvblocks/specs/catalogue/layer_caches.h"
+#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks::sim {
 namespace {

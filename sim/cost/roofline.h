@@ -21,9 +21,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "sim/cost/sim_time.h"
-#include "sim/cost/step_time_model.h"
-#include "specs/catalogue/catalogue.h"
+#include "kvblocks/sim/cost/sim_time.h"
+#include "kvblocks/sim/cost/step_time_model.h"
+#include "kvblocks/specs/catalogue/catalogue.h"
 
 namespace kvblocks::sim {
 

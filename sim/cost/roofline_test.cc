@@ -1,4 +1,4 @@
-#include "sim/cost/roofline.h"
+#include "kvblocks/sim/cost/roofline.h"
 
 #include <cmath>
 #include <functional>

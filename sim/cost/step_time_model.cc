@@ -1,4 +1,4 @@
-#include "sim/cost/step_time_model.h"
+#include "kvblocks/sim/cost/step_time_model.h"
 
 #include "absl/strings/str_cat.h"
 

@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "sim/cost/sim_time.h"
+#include "kvblocks/sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/engine/acceptance.h"
+#include "kvblocks/sim/engine/acceptance.h"
 
 #include <algorithm>
 #include <cmath>

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "sim/engine/sim_request.h"
+#include "kvblocks/sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

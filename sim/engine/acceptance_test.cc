@@ -1,4 +1,4 @@
-#include "sim/engine/acceptance.h"
+#include "kvblocks/sim/engine/acceptance.h"
 
 #include "gtest/gtest.h"
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "sim/engine/engine_observer.h"
+#include "kvblocks/sim/engine/engine_observer.h"
 
 namespace kvblocks::sim {
 

@@ -1,8 +1,8 @@
-#include "sim/engine/quiet_decodes.h"
+#include "kvblocks/sim/engine/quiet_decodes.h"
 
 #include <algorithm>
 
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks::sim {
 

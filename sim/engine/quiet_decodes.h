@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "sim/engine/sim_request.h"
+#include "kvblocks/sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/engine/quiet_decodes.h"
+#include "kvblocks/sim/engine/quiet_decodes.h"
 
 #include <memory>
 

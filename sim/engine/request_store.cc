@@ -1,8 +1,8 @@
-#include "sim/engine/request_store.h"
+#include "kvblocks/sim/engine/request_store.h"
 
 #include <utility>
 
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks::sim {
 

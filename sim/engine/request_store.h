@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "sim/engine/sim_request.h"
+#include "kvblocks/sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/engine/scheduler.h"
+#include "kvblocks/sim/engine/scheduler.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks::sim {
 

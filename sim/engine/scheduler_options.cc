@@ -1,4 +1,4 @@
-#include "sim/engine/scheduler_options.h"
+#include "kvblocks/sim/engine/scheduler_options.h"
 
 #include "absl/strings/str_cat.h"
 

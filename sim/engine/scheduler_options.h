@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "sim/engine/acceptance.h"
+#include "kvblocks/sim/engine/acceptance.h"
 
 namespace kvblocks::sim {
 

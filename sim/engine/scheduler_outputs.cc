@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "block_pool/check.h"
-#include "managers/block_size.h"
-#include "sim/engine/scheduler.h"
+#include "kvblocks/block_pool/check.h"
+#include "kvblocks/managers/block_size.h"
+#include "kvblocks/sim/engine/scheduler.h"
 
 namespace kvblocks::sim {
 

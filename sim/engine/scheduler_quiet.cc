@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "block_pool/check.h"
-#include "sim/engine/scheduler.h"
+#include "kvblocks/block_pool/check.h"
+#include "kvblocks/sim/engine/scheduler.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -22,10 +22,10 @@
 #include <string>
 #include <string_view>
 
-#include "managers/request.h"
-#include "sim/cost/sim_time.h"
-#include "sim/trace/content_keys.h"
-#include "sim/trace/trace_request.h"
+#include "kvblocks/managers/request.h"
+#include "kvblocks/sim/cost/sim_time.h"
+#include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

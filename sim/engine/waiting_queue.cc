@@ -1,4 +1,4 @@
-#include "sim/engine/waiting_queue.h"
+#include "kvblocks/sim/engine/waiting_queue.h"
 
 #include <algorithm>
 

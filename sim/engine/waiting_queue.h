@@ -11,8 +11,8 @@
 #include <deque>
 #include <set>
 
-#include "sim/engine/scheduler_options.h"
-#include "sim/engine/sim_request.h"
+#include "kvblocks/sim/engine/scheduler_options.h"
+#include "kvblocks/sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

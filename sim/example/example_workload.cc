@@ -1,4 +1,4 @@
-#include "sim/example/example_workload.h"
+#include "kvblocks/sim/example/example_workload.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "sim/report/comparison_table.h"
+#include "kvblocks/sim/report/comparison_table.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "sim/report/human_table.h"
+#include "kvblocks/sim/report/human_table.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "sim/report/comparison.pb.h"
+#include "kvblocks/sim/report/comparison.pb.h"
 
 namespace kvblocks::sim {
 

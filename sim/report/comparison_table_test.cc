@@ -1,4 +1,4 @@
-#include "sim/report/comparison_table.h"
+#include "kvblocks/sim/report/comparison_table.h"
 
 #include <sstream>
 #include <string>

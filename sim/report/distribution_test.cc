@@ -1,4 +1,4 @@
-#include "sim/report/distribution.h"
+#include "kvblocks/sim/report/distribution.h"
 
 #include <algorithm>
 #include <cmath>

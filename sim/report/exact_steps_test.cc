@@ -6,12 +6,12 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "kvblocks/sim/cost/roofline.h"
+#include "kvblocks/sim/report/report_json.h"
+#include "kvblocks/sim/testing/measured_replay_for_test.h"
+#include "kvblocks/sim/trace/trace_reader.h"
+#include "kvblocks/specs/catalogue/catalogue.h"
 #include "rapidcheck/gtest.h"
-#include "specs/catalogue/catalogue.h"
-#include "sim/cost/roofline.h"
-#include "sim/report/measured_replay_for_test.h"
-#include "sim/report/report_json.h"
-#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/report/explanation_text.h"
+#include "kvblocks/sim/report/explanation_text.h"
 
 #include <algorithm>
 #include <string>
@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "sim/report/human_table.h"
+#include "kvblocks/sim/report/human_table.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "sim/report/explanation.pb.h"
+#include "kvblocks/sim/report/explanation.pb.h"
 
 namespace kvblocks::sim {
 

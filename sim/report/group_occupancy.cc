@@ -1,4 +1,4 @@
-#include "sim/report/group_occupancy.h"
+#include "kvblocks/sim/report/group_occupancy.h"
 
 #include <algorithm>
 

@@ -12,8 +12,8 @@
 #include <optional>
 #include <vector>
 
-#include "sim/engine/engine_observer.h"
-#include "sim/report/report.pb.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 

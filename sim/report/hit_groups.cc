@@ -1,4 +1,4 @@
-#include "sim/report/hit_groups.h"
+#include "kvblocks/sim/report/hit_groups.h"
 
 #include <algorithm>
 #include <utility>

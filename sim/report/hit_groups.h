@@ -19,8 +19,8 @@
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
-#include "sim/engine/engine_observer.h"
-#include "sim/report/report.pb.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 

@@ -1,11 +1,11 @@
-#include "sim/report/hit_rate_metrics.h"
+#include "kvblocks/sim/report/hit_rate_metrics.h"
 
 #include <algorithm>
 #include <bit>
 
 #include "absl/strings/str_cat.h"
-#include "sim/report/latency_metrics.h"
-#include "sim/trace/decimal.h"
+#include "kvblocks/sim/report/latency_metrics.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

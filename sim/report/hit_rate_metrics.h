@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sim/engine/engine_observer.h"
-#include "sim/report/distribution.h"
-#include "sim/report/miss_causes.h"
-#include "sim/report/report.pb.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/report/distribution.h"
+#include "kvblocks/sim/report/miss_causes.h"
+#include "kvblocks/sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/report/human_table.h"
+#include "kvblocks/sim/report/human_table.h"
 
 #include <algorithm>
 #include <cmath>

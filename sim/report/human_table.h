@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <string>
 
-#include "sim/report/report.pb.h"
+#include "kvblocks/sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 

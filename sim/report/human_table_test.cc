@@ -1,4 +1,4 @@
-#include "sim/report/human_table.h"
+#include "kvblocks/sim/report/human_table.h"
 
 #include <algorithm>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
-#include "sim/report/miss_causes.h"
+#include "kvblocks/sim/report/miss_causes.h"
 
 namespace kvblocks::sim {
 namespace {

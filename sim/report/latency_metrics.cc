@@ -1,4 +1,4 @@
-#include "sim/report/latency_metrics.h"
+#include "kvblocks/sim/report/latency_metrics.h"
 
 #include <algorithm>
 #include <cmath>

@@ -13,10 +13,10 @@
 #include <optional>
 #include <vector>
 
-#include "sim/engine/engine_observer.h"
-#include "sim/report/distribution.h"
-#include "sim/report/report.pb.h"
-#include "sim/report/request_progress.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/report/distribution.h"
+#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/request_progress.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/report/metric_list.h"
+#include "kvblocks/sim/report/metric_list.h"
 
 #include <algorithm>
 #include <charconv>

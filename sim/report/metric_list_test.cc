@@ -1,4 +1,4 @@
-#include "sim/report/metric_list.h"
+#include "kvblocks/sim/report/metric_list.h"
 
 #include <limits>
 #include <map>
@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
-#include "sim/report/report.pb.h"
+#include "kvblocks/sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/report/metrics.h"
+#include "kvblocks/sim/report/metrics.h"
 
 #include <algorithm>
 

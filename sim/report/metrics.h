@@ -19,20 +19,20 @@
 #include <string>
 #include <vector>
 
-#include "sim/engine/engine_observer.h"
-#include "sim/report/group_occupancy.h"
-#include "sim/report/hit_groups.h"
-#include "sim/report/hit_rate_metrics.h"
-#include "sim/report/latency_metrics.h"
-#include "sim/report/miss_causes.h"
-#include "sim/report/pool_metrics.h"
-#include "sim/report/report.pb.h"
-#include "sim/report/request_progress.h"
-#include "sim/report/request_rows.h"
-#include "sim/report/slo.h"
-#include "sim/report/steady_window.h"
-#include "sim/report/time_series.h"
-#include "sim/simulation.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/report/group_occupancy.h"
+#include "kvblocks/sim/report/hit_groups.h"
+#include "kvblocks/sim/report/hit_rate_metrics.h"
+#include "kvblocks/sim/report/latency_metrics.h"
+#include "kvblocks/sim/report/miss_causes.h"
+#include "kvblocks/sim/report/pool_metrics.h"
+#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/request_progress.h"
+#include "kvblocks/sim/report/request_rows.h"
+#include "kvblocks/sim/report/slo.h"
+#include "kvblocks/sim/report/steady_window.h"
+#include "kvblocks/sim/report/time_series.h"
+#include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {
 

@@ -1,6 +1,6 @@
 // ReplayMetrics: from sums to the report.
 
-#include "sim/report/metrics.h"
+#include "kvblocks/sim/report/metrics.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,8 +1,8 @@
-#include "sim/report/miss_causes.h"
+#include "kvblocks/sim/report/miss_causes.h"
 
 #include <algorithm>
 
-#include "sim/trace/content_keys.h"
+#include "kvblocks/sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
 

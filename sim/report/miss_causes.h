@@ -34,9 +34,9 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/types/span.h"
-#include "sim/engine/engine_observer.h"
-#include "sim/report/request_progress.h"
-#include "sim/report/seen_paths.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/report/request_progress.h"
+#include "kvblocks/sim/report/seen_paths.h"
 
 namespace kvblocks::sim {
 

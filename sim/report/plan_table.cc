@@ -1,4 +1,4 @@
-#include "sim/report/plan_table.h"
+#include "kvblocks/sim/report/plan_table.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "sim/report/human_table.h"
+#include "kvblocks/sim/report/human_table.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "sim/report/plan.pb.h"
+#include "kvblocks/sim/report/plan.pb.h"
 
 namespace kvblocks::sim {
 

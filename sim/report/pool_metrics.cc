@@ -1,9 +1,9 @@
-#include "sim/report/pool_metrics.h"
+#include "kvblocks/sim/report/pool_metrics.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "sim/report/latency_metrics.h"
+#include "kvblocks/sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -16,9 +16,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "sim/engine/engine_observer.h"
-#include "sim/report/report.pb.h"
-#include "sim/report/request_progress.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/request_progress.h"
 
 namespace kvblocks::sim {
 

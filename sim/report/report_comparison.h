@@ -9,9 +9,9 @@
 #define KVBLOCKS_SIM_REPORT_REPORT_COMPARISON_H_
 
 #include "absl/status/status.h"
-#include "sim/report/comparison.pb.h"
-#include "sim/report/report.pb.h"
-#include "sim/report/tolerance.h"
+#include "kvblocks/sim/report/comparison.pb.h"
+#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/tolerance.h"
 
 namespace kvblocks::sim {
 

@@ -1,11 +1,11 @@
-#include "sim/report/report_comparison.h"
+#include "kvblocks/sim/report/report_comparison.h"
 
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/report/measured_replay_for_test.h"
+#include "kvblocks/sim/testing/measured_replay_for_test.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/report/report_json.h"
+#include "kvblocks/sim/report/report_json.h"
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/json_util.h"

@@ -1,4 +1,4 @@
-#include "sim/report/request_life.h"
+#include "kvblocks/sim/report/request_life.h"
 
 #include <algorithm>
 

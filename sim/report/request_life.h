@@ -23,11 +23,11 @@
 #include <utility>
 #include <vector>
 
-#include "managers/lookup_explanation.h"
-#include "sim/engine/engine_observer.h"
-#include "sim/report/explanation.pb.h"
-#include "sim/report/miss_causes.h"
-#include "sim/report/request_selector.h"
+#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/report/explanation.pb.h"
+#include "kvblocks/sim/report/miss_causes.h"
+#include "kvblocks/sim/report/request_selector.h"
 
 namespace kvblocks::sim {
 

@@ -1,6 +1,6 @@
 // One request's life as kvsim explain tells it, and the list of those that lost most.
 
-#include "sim/report/request_life.h"
+#include "kvblocks/sim/report/request_life.h"
 
 #include <algorithm>
 #include <array>
@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
-#include "sim/report/explanation_text.h"
-#include "sim/report/measured_replay_for_test.h"
-#include "sim/report/worst_misses.h"
+#include "kvblocks/sim/report/explanation_text.h"
+#include "kvblocks/sim/report/worst_misses.h"
+#include "kvblocks/sim/testing/measured_replay_for_test.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "sim/cost/sim_time.h"
-#include "sim/engine/sim_request.h"
+#include "kvblocks/sim/cost/sim_time.h"
+#include "kvblocks/sim/engine/sim_request.h"
 
 namespace kvblocks::sim {
 

@@ -1,10 +1,10 @@
-#include "sim/report/request_rows.h"
+#include "kvblocks/sim/report/request_rows.h"
 
 #include <cerrno>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "sim/trace/decimal.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

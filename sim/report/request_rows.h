@@ -15,9 +15,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "sim/engine/sim_request.h"
-#include "sim/report/latency_metrics.h"
-#include "sim/report/request_progress.h"
+#include "kvblocks/sim/engine/sim_request.h"
+#include "kvblocks/sim/report/latency_metrics.h"
+#include "kvblocks/sim/report/request_progress.h"
 
 namespace kvblocks::sim {
 

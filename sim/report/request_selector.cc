@@ -1,4 +1,4 @@
-#include "sim/report/request_selector.h"
+#include "kvblocks/sim/report/request_selector.h"
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

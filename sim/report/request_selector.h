@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "sim/trace/trace_request.h"
+#include "kvblocks/sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/report/request_selector.h"
+#include "kvblocks/sim/report/request_selector.h"
 
 #include "gtest/gtest.h"
 

@@ -1,4 +1,4 @@
-#include "sim/report/result_file.h"
+#include "kvblocks/sim/report/result_file.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,8 +7,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/json_util.h"
-#include "sim/trace/format_detection.h"
-#include "sim/trace/row_source.h"
+#include "kvblocks/sim/trace/format_detection.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -9,9 +9,9 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "sim/report/report.pb.h"
-#include "sim/report/step_reader.h"
-#include "sim/trace/byte_source.h"
+#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/step_reader.h"
+#include "kvblocks/sim/trace/byte_source.h"
 
 namespace kvblocks::sim {
 

@@ -1,12 +1,12 @@
-#include "sim/report/result_file.h"
+#include "kvblocks/sim/report/result_file.h"
 
 #include <string>
 #include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/report/report_json.h"
-#include "sim/trace/byte_sink.h"
+#include "kvblocks/sim/report/report_json.h"
+#include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {

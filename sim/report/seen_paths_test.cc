@@ -1,4 +1,4 @@
-#include "sim/report/seen_paths.h"
+#include "kvblocks/sim/report/seen_paths.h"
 
 #include <map>
 #include <random>

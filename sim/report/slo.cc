@@ -1,11 +1,11 @@
-#include "sim/report/slo.h"
+#include "kvblocks/sim/report/slo.h"
 
 #include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "sim/trace/decimal.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sim/report/distribution.h"
-#include "sim/report/latency_metrics.h"
-#include "sim/report/report.pb.h"
+#include "kvblocks/sim/report/distribution.h"
+#include "kvblocks/sim/report/latency_metrics.h"
+#include "kvblocks/sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/report/slo.h"
+#include "kvblocks/sim/report/slo.h"
 
 #include <string>
 

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "sim/cost/sim_time.h"
-#include "sim/report/hit_rate_metrics.h"
+#include "kvblocks/sim/cost/sim_time.h"
+#include "kvblocks/sim/report/hit_rate_metrics.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/report/steady_window.h"
+#include "kvblocks/sim/report/steady_window.h"
 
 #include "gtest/gtest.h"
 

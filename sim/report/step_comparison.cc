@@ -1,4 +1,4 @@
-#include "sim/report/step_comparison.h"
+#include "kvblocks/sim/report/step_comparison.h"
 
 #include <algorithm>
 #include <map>

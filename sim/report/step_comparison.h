@@ -9,8 +9,8 @@
 #define KVBLOCKS_SIM_REPORT_STEP_COMPARISON_H_
 
 #include "absl/status/statusor.h"
-#include "sim/report/comparison.pb.h"
-#include "sim/report/step_reader.h"
+#include "kvblocks/sim/report/comparison.pb.h"
+#include "kvblocks/sim/report/step_reader.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/report/step_comparison.h"
+#include "kvblocks/sim/report/step_comparison.h"
 
 #include <memory>
 #include <string>
@@ -6,10 +6,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/replay_for_test.h"
-#include "sim/report/step_rows.h"
-#include "sim/simulation_config.h"
-#include "sim/trace/byte_sink.h"
+#include "kvblocks/sim/report/step_rows.h"
+#include "kvblocks/sim/simulation_config.h"
+#include "kvblocks/sim/testing/replay_for_test.h"
+#include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/report/step_reader.h"
+#include "kvblocks/sim/report/step_reader.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "sim/trace/decimal.h"
-#include "sim/trace/row_source.h"
+#include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {

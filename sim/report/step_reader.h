@@ -16,8 +16,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "sim/trace/byte_source.h"
-#include "sim/trace/line_reader.h"
+#include "kvblocks/sim/trace/byte_source.h"
+#include "kvblocks/sim/trace/line_reader.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/report/step_reader.h"
+#include "kvblocks/sim/report/step_reader.h"
 
 #include <string>
 #include <utility>

@@ -1,11 +1,11 @@
-#include "sim/report/step_rows.h"
+#include "kvblocks/sim/report/step_rows.h"
 
 #include <xxhash.h>
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "sim/trace/decimal.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

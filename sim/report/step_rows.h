@@ -31,8 +31,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "sim/engine/engine_observer.h"
-#include "sim/trace/byte_sink.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 

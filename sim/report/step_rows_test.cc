@@ -1,4 +1,4 @@
-#include "sim/report/step_rows.h"
+#include "kvblocks/sim/report/step_rows.h"
 
 #include <memory>
 #include <set>
@@ -9,7 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/replay_for_test.h"
+#include "kvblocks/sim/testing/replay_for_test.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,8 +1,8 @@
-#include "sim/report/time_series.h"
+#include "kvblocks/sim/report/time_series.h"
 
 #include <algorithm>
 
-#include "sim/report/latency_metrics.h"
+#include "kvblocks/sim/report/latency_metrics.h"
 
 namespace kvblocks::sim {
 

@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "sim/cost/sim_time.h"
-#include "sim/report/report.pb.h"
+#include "kvblocks/sim/cost/sim_time.h"
+#include "kvblocks/sim/report/report.pb.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/report/time_series.h"
+#include "kvblocks/sim/report/time_series.h"
 
 #include "gtest/gtest.h"
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sim/trace/decimal.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 

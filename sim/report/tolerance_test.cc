@@ -1,4 +1,4 @@
-#include "sim/report/tolerance.h"
+#include "kvblocks/sim/report/tolerance.h"
 
 #include <cmath>
 #include <limits>

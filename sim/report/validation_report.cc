@@ -1,4 +1,4 @@
-#include "sim/report/validation_report.h"
+#include "kvblocks/sim/report/validation_report.h"
 
 #include <algorithm>
 #include <string_view>
@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "sim/report/human_table.h"
-#include "sim/trace/decimal.h"
+#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/report/validation_report.h"
+#include "kvblocks/sim/report/validation_report.h"
 
 #include <sstream>
 #include <string>

@@ -1,4 +1,4 @@
-#include "sim/report/worst_misses.h"
+#include "kvblocks/sim/report/worst_misses.h"
 
 #include <utility>
 

@@ -10,8 +10,8 @@
 #include <set>
 #include <string>
 
-#include "sim/report/explanation.pb.h"
-#include "sim/report/miss_causes.h"
+#include "kvblocks/sim/report/explanation.pb.h"
+#include "kvblocks/sim/report/miss_causes.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/trace/azure_reader.h"
+#include "kvblocks/sim/trace/azure_reader.h"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "sim/trace/decimal.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

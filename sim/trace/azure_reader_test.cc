@@ -1,10 +1,10 @@
-#include "sim/trace/azure_reader.h"
+#include "kvblocks/sim/trace/azure_reader.h"
 
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/trace/trace_testing.h"
+#include "kvblocks/sim/testing/trace_testing.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/trace/byte_sink.h"
+#include "kvblocks/sim/trace/byte_sink.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "sim/trace/coding_session_parser.h"
+#include "kvblocks/sim/trace/coding_session_parser.h"
 
 #include <algorithm>
 

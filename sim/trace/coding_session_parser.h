@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "sim/trace/json_values.h"
-#include "sim/trace/row_source.h"
+#include "kvblocks/sim/trace/json_values.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 

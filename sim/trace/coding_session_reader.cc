@@ -1,4 +1,4 @@
-#include "sim/trace/coding_session_reader.h"
+#include "kvblocks/sim/trace/coding_session_reader.h"
 
 #include <algorithm>
 #include <deque>
@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "sim/trace/coding_session_parser.h"
+#include "kvblocks/sim/trace/coding_session_parser.h"
 
 namespace kvblocks::sim {
 namespace {

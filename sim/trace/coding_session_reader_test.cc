@@ -1,4 +1,4 @@
-#include "sim/trace/coding_session_reader.h"
+#include "kvblocks/sim/trace/coding_session_reader.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -10,12 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/trace/coding_session_parser.h"
-#include "sim/trace/content_keys.h"
-#include "sim/trace/convert.h"
-#include "sim/trace/trace_facts.h"
-#include "sim/trace/trace_testing.h"
-#include "sim/trace/validation.h"
+#include "kvblocks/sim/testing/trace_testing.h"
+#include "kvblocks/sim/trace/coding_session_parser.h"
+#include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/sim/trace/convert.h"
+#include "kvblocks/sim/trace/trace_facts.h"
+#include "kvblocks/sim/trace/validation.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/trace/content_keys.h"
+#include "kvblocks/sim/trace/content_keys.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "sim/trace/convert.h"
+#include "kvblocks/sim/trace/convert.h"
 
 #include <limits>
 #include <memory>

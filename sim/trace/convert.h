@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sim/trace/trace_reader.h"
-#include "sim/trace/trace_writer.h"
+#include "kvblocks/sim/trace/trace_reader.h"
+#include "kvblocks/sim/trace/trace_writer.h"
 
 namespace kvblocks::sim {
 

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "sim/trace/convert.h"
-#include "sim/trace/native_reader.h"
-#include "sim/trace/trace_fuzz_input.h"
-#include "tests/fuzz/fuzz_input.h"
+#include "kvblocks/sim/testing/trace_fuzz_input.h"
+#include "kvblocks/sim/trace/convert.h"
+#include "kvblocks/sim/trace/native_reader.h"
+#include "kvblocks/tests/fuzz/fuzz_input.h"
 
 namespace {
 

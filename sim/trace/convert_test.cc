@@ -1,4 +1,4 @@
-#include "sim/trace/convert.h"
+#include "kvblocks/sim/trace/convert.h"
 
 #include <cstdint>
 #include <fstream>
@@ -8,8 +8,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/sim/testing/trace_testing.h"
 #include "rapidcheck/gtest.h"
-#include "sim/trace/trace_testing.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/trace/decimal.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 #include <string>
 

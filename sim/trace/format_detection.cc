@@ -1,4 +1,4 @@
-#include "sim/trace/format_detection.h"
+#include "kvblocks/sim/trace/format_detection.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "sim/trace/json_values.h"
-#include "sim/trace/row_source.h"
+#include "kvblocks/sim/trace/json_values.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "sim/trace/byte_source.h"
+#include "kvblocks/sim/trace/byte_source.h"
 
 namespace kvblocks::sim {
 

@@ -1,9 +1,9 @@
-#include "sim/trace/json_values.h"
+#include "kvblocks/sim/trace/json_values.h"
 
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "sim/trace/decimal.h"
+#include "kvblocks/sim/trace/decimal.h"
 #include "simdjson.h"
 
 namespace kvblocks::sim {

@@ -1,4 +1,4 @@
-#include "sim/trace/line_reader.h"
+#include "kvblocks/sim/trace/line_reader.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "sim/trace/mooncake_reader.h"
+#include "kvblocks/sim/trace/mooncake_reader.h"
 
 #include <algorithm>
 #include <array>
@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "sim/trace/decimal.h"
-#include "sim/trace/json_values.h"
+#include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/sim/trace/json_values.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -16,7 +16,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "sim/trace/row_source.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 

@@ -1,11 +1,11 @@
-#include "sim/trace/mooncake_reader.h"
+#include "kvblocks/sim/trace/mooncake_reader.h"
 
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/trace/trace_testing.h"
+#include "kvblocks/sim/testing/trace_testing.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/trace/native_reader.h"
+#include "kvblocks/sim/trace/native_reader.h"
 
 #include <algorithm>
 #include <limits>
@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/unknown_field_set.h"
-#include "sim/trace/id_window.h"
-#include "sim/trace/record_stream.h"
-#include "sim/trace/trace.pb.h"
+#include "kvblocks/sim/trace/id_window.h"
+#include "kvblocks/sim/trace/record_stream.h"
+#include "kvblocks/sim/trace/trace.pb.h"
 
 namespace kvblocks::sim {
 namespace {

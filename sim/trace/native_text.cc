@@ -5,10 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
-#include "sim/trace/format_detection.h"
-#include "sim/trace/native_reader.h"
-#include "sim/trace/record_stream.h"
-#include "sim/trace/trace.pb.h"
+#include "kvblocks/sim/trace/format_detection.h"
+#include "kvblocks/sim/trace/native_reader.h"
+#include "kvblocks/sim/trace/record_stream.h"
+#include "kvblocks/sim/trace/trace.pb.h"
 
 namespace kvblocks::sim {
 namespace {

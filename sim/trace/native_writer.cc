@@ -9,11 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/unknown_field_set.h"
-#include "sim/trace/content_keys.h"
-#include "sim/trace/format_detection.h"
-#include "sim/trace/record_stream.h"
-#include "sim/trace/trace.pb.h"
-#include "sim/trace/trace_writer.h"
+#include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/sim/trace/format_detection.h"
+#include "kvblocks/sim/trace/record_stream.h"
+#include "kvblocks/sim/trace/trace.pb.h"
+#include "kvblocks/sim/trace/trace_writer.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "sim/trace/byte_source.h"
+#include "kvblocks/sim/trace/byte_source.h"
 
 namespace kvblocks::sim {
 

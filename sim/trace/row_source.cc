@@ -1,4 +1,4 @@
-#include "sim/trace/row_source.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 #include <utility>
 

@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "sim/trace/azure_reader.h"
-#include "sim/trace/decimal.h"
-#include "sim/trace/trace_writer.h"
+#include "kvblocks/sim/trace/azure_reader.h"
+#include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/sim/trace/trace_writer.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/trace/trace_facts.h"
+#include "kvblocks/sim/trace/trace_facts.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "sim/trace/content_keys.h"
-#include "sim/trace/decimal.h"
+#include "kvblocks/sim/trace/content_keys.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {

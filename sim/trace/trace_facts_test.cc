@@ -1,4 +1,4 @@
-#include "sim/trace/trace_facts.h"
+#include "kvblocks/sim/trace/trace_facts.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -6,11 +6,11 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "sim/trace/byte_source.h"
-#include "sim/trace/convert.h"
-#include "sim/trace/record_stream.h"
-#include "sim/trace/trace.pb.h"
-#include "sim/trace/trace_reader.h"
+#include "kvblocks/sim/trace/byte_source.h"
+#include "kvblocks/sim/trace/convert.h"
+#include "kvblocks/sim/trace/record_stream.h"
+#include "kvblocks/sim/trace/trace.pb.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

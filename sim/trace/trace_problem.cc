@@ -1,4 +1,4 @@
-#include "sim/trace/trace_problem.h"
+#include "kvblocks/sim/trace/trace_problem.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "sim/trace/trace_reader.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 #include <algorithm>
 #include <deque>
@@ -7,14 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "sim/trace/azure_reader.h"
-#include "sim/trace/byte_source.h"
-#include "sim/trace/coding_session_reader.h"
-#include "sim/trace/format_detection.h"
-#include "sim/trace/mooncake_reader.h"
-#include "sim/trace/native_reader.h"
-#include "sim/trace/row_checker.h"
-#include "sim/trace/row_source.h"
+#include "kvblocks/sim/trace/azure_reader.h"
+#include "kvblocks/sim/trace/byte_source.h"
+#include "kvblocks/sim/trace/coding_session_reader.h"
+#include "kvblocks/sim/trace/format_detection.h"
+#include "kvblocks/sim/trace/mooncake_reader.h"
+#include "kvblocks/sim/trace/native_reader.h"
+#include "kvblocks/sim/trace/row_checker.h"
+#include "kvblocks/sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/trace/trace_reader.h"
+#include "kvblocks/sim/trace/trace_reader.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/trace/trace_testing.h"
+#include "kvblocks/sim/testing/trace_testing.h"
 
 namespace kvblocks::sim {
 namespace {

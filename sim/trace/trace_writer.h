@@ -17,9 +17,9 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "sim/trace/byte_sink.h"
-#include "sim/trace/id_window.h"
-#include "sim/trace/trace_request.h"
+#include "kvblocks/sim/trace/byte_sink.h"
+#include "kvblocks/sim/trace/id_window.h"
+#include "kvblocks/sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/trace/validation.h"
+#include "kvblocks/sim/trace/validation.h"
 
 #include <algorithm>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "sim/trace/validation.h"
+#include "kvblocks/sim/trace/validation.h"
 
 #include <set>
 #include <string>
@@ -7,9 +7,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/trace/native_reader.h"
-#include "sim/trace/trace_fuzz_input.h"
-#include "sim/trace/trace_testing.h"
+#include "kvblocks/sim/testing/trace_fuzz_input.h"
+#include "kvblocks/sim/testing/trace_testing.h"
+#include "kvblocks/sim/trace/native_reader.h"
 
 namespace kvblocks::sim {
 namespace {

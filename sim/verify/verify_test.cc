@@ -7,15 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "attention/cpu/reference_ops.h"
-#include "attention/oracle/dense_oracle.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/replay_for_test.h"
-#include "sim/verify/kv_cache_verifier.h"
-#include "sim/verify/plain_attention.h"
-#include "sim/verify/token_values.h"
-#include "sim/verify/verifying_observer.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/testing/dense_oracle.h"
+#include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/attention/verify/plain_attention.h"
+#include "kvblocks/attention/verify/token_values.h"
+#include "kvblocks/sim/testing/replay_for_test.h"
+#include "kvblocks/sim/verify/verifying_observer.h"
 
 namespace kvblocks::sim {
 namespace {

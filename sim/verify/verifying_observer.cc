@@ -1,4 +1,4 @@
-#include "sim/verify/verifying_observer.h"
+#include "kvblocks/sim/verify/verifying_observer.h"
 
 #include <algorithm>
 #include <cmath>

@@ -28,11 +28,11 @@
 #include "absl/numeric/int128.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "attention/cpu/thread_pool.h"
-#include "attention/ops/attention_ops.h"
-#include "sim/engine/engine_observer.h"
-#include "sim/trace/content_keys.h"
-#include "sim/verify/kv_cache_verifier.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
 

@@ -1,4 +1,4 @@
-#include "specs/catalogue/catalogue.h"
+#include "kvblocks/specs/catalogue/catalogue.h"
 
 #include <cstdlib>
 #include <iostream>
@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
-#include "specs/catalogue/catalogue.pb.h"
-#include "specs/catalogue/catalogue_data.h"
-#include "specs/field_error.h"
+#include "kvblocks/specs/catalogue/catalogue.pb.h"
+#include "kvblocks/specs/catalogue/catalogue_data.h"
+#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks {
 namespace {

@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "specs/catalogue/model_facts.h"
+#include "kvblocks/specs/catalogue/model_facts.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "specs/catalogue/catalogue.h"
+#include "kvblocks/specs/catalogue/catalogue.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,10 +1,10 @@
-#include "specs/catalogue/config_fields.h"
+#include "kvblocks/specs/catalogue/config_fields.h"
 
 #include <set>
 #include <utility>
 
+#include "kvblocks/specs/field_error.h"
 #include "simdjson.h"
-#include "specs/field_error.h"
 
 namespace kvblocks {
 namespace {

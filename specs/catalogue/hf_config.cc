@@ -1,4 +1,4 @@
-#include "specs/catalogue/hf_config.h"
+#include "kvblocks/specs/catalogue/hf_config.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "specs/catalogue/config_fields.h"
-#include "specs/catalogue/hf_experts.h"
-#include "specs/catalogue/hf_families.h"
-#include "specs/catalogue/param_count.h"
+#include "kvblocks/specs/catalogue/config_fields.h"
+#include "kvblocks/specs/catalogue/hf_experts.h"
+#include "kvblocks/specs/catalogue/hf_families.h"
+#include "kvblocks/specs/catalogue/param_count.h"
 
 namespace kvblocks {
 namespace {

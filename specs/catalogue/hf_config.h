@@ -17,7 +17,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "specs/catalogue/model_facts.h"
+#include "kvblocks/specs/catalogue/model_facts.h"
 
 namespace kvblocks {
 

@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "specs/catalogue/hf_config.h"
-#include "specs/catalogue/layer_caches.h"
-#include "tests/fuzz/fuzz_input.h"
+#include "kvblocks/specs/catalogue/hf_config.h"
+#include "kvblocks/specs/catalogue/layer_caches.h"
+#include "kvblocks/tests/fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   kvblocks::fuzz::FuzzInput input(data, size);

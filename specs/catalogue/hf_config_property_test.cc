@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/specs/catalogue/hf_config.h"
+#include "kvblocks/specs/catalogue/layer_caches.h"
 #include "rapidcheck/gtest.h"
-#include "specs/catalogue/hf_config.h"
-#include "specs/catalogue/layer_caches.h"
 
 namespace kvblocks {
 namespace {

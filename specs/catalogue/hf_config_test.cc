@@ -1,4 +1,4 @@
-#include "specs/catalogue/hf_config.h"
+#include "kvblocks/specs/catalogue/hf_config.h"
 
 #include <fstream>
 #include <functional>
@@ -10,8 +10,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "specs/catalogue/catalogue.h"
-#include "specs/catalogue/layer_caches.h"
+#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/specs/catalogue/layer_caches.h"
 
 namespace kvblocks {
 namespace {

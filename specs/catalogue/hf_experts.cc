@@ -1,4 +1,4 @@
-#include "specs/catalogue/hf_experts.h"
+#include "kvblocks/specs/catalogue/hf_experts.h"
 
 #include <algorithm>
 #include <vector>

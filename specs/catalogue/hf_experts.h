@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "specs/catalogue/config_fields.h"
-#include "specs/catalogue/model_facts.h"
+#include "kvblocks/specs/catalogue/config_fields.h"
+#include "kvblocks/specs/catalogue/model_facts.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "specs/catalogue/hf_families.h"
+#include "kvblocks/specs/catalogue/hf_families.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "specs/catalogue/hf_experts.h"
-#include "specs/catalogue/hf_latent_families.h"
+#include "kvblocks/specs/catalogue/hf_experts.h"
+#include "kvblocks/specs/catalogue/hf_latent_families.h"
 
 namespace kvblocks {
 namespace {

@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "specs/catalogue/config_fields.h"
-#include "specs/catalogue/hf_model.h"
+#include "kvblocks/specs/catalogue/config_fields.h"
+#include "kvblocks/specs/catalogue/hf_model.h"
 
 namespace kvblocks {
 

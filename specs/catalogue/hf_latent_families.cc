@@ -1,10 +1,10 @@
-#include "specs/catalogue/hf_latent_families.h"
+#include "kvblocks/specs/catalogue/hf_latent_families.h"
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "specs/catalogue/hf_experts.h"
+#include "kvblocks/specs/catalogue/hf_experts.h"
 
 namespace kvblocks {
 namespace {

@@ -4,8 +4,8 @@
 #ifndef KVBLOCKS_SPECS_CATALOGUE_HF_LATENT_FAMILIES_H_
 #define KVBLOCKS_SPECS_CATALOGUE_HF_LATENT_FAMILIES_H_
 
-#include "specs/catalogue/config_fields.h"
-#include "specs/catalogue/hf_model.h"
+#include "kvblocks/specs/catalogue/config_fields.h"
+#include "kvblocks/specs/catalogue/hf_model.h"
 
 namespace kvblocks {
 

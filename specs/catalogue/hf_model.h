@@ -3,8 +3,8 @@
 #ifndef KVBLOCKS_SPECS_CATALOGUE_HF_MODEL_H_
 #define KVBLOCKS_SPECS_CATALOGUE_HF_MODEL_H_
 
-#include "specs/catalogue/model_facts.h"
-#include "specs/catalogue/param_count.h"
+#include "kvblocks/specs/catalogue/model_facts.h"
+#include "kvblocks/specs/catalogue/param_count.h"
 
 namespace kvblocks {
 

@@ -1,9 +1,9 @@
-#include "specs/catalogue/layer_caches.h"
+#include "kvblocks/specs/catalogue/layer_caches.h"
 
 #include <utility>
 
-#include "specs/field_error.h"
-#include "specs/row_codec.h"
+#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/row_codec.h"
 
 namespace kvblocks {
 namespace {

@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "specs/catalogue/model_facts.h"
-#include "specs/data_type.h"
-#include "specs/layer_cache.h"
-#include "specs/mamba_spec.h"
+#include "kvblocks/specs/catalogue/model_facts.h"
+#include "kvblocks/specs/data_type.h"
+#include "kvblocks/specs/layer_cache.h"
+#include "kvblocks/specs/mamba_spec.h"
 
 namespace kvblocks {
 

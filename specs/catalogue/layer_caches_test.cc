@@ -1,4 +1,4 @@
-#include "specs/catalogue/layer_caches.h"
+#include "kvblocks/specs/catalogue/layer_caches.h"
 
 #include <algorithm>
 #include <map>
@@ -8,8 +8,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "specs/catalogue/catalogue.h"
-#include "specs/field_error.h"
+#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks {
 namespace {

@@ -1,8 +1,8 @@
-#include "specs/catalogue/layer_pattern.h"
+#include "kvblocks/specs/catalogue/layer_pattern.h"
 
 #include <algorithm>
 
-#include "specs/field_error.h"
+#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "specs/catalogue/layer_pattern.h"
+#include "kvblocks/specs/catalogue/layer_pattern.h"
 
 #include <utility>
 

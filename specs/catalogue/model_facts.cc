@@ -1,6 +1,6 @@
-#include "specs/catalogue/model_facts.h"
+#include "kvblocks/specs/catalogue/model_facts.h"
 
-#include "specs/catalogue/entry_checks.h"
+#include "kvblocks/specs/catalogue/entry_checks.h"
 
 namespace kvblocks {
 namespace {

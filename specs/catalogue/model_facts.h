@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "specs/catalogue/layer_pattern.h"
-#include "specs/data_type.h"
+#include "kvblocks/specs/catalogue/layer_pattern.h"
+#include "kvblocks/specs/data_type.h"
 
 namespace kvblocks {
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/specs/catalogue/layer_caches.h"
 #include "simdjson.h"
-#include "specs/catalogue/catalogue.h"
-#include "specs/catalogue/layer_caches.h"
 
 namespace kvblocks {
 namespace {

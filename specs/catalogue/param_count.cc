@@ -1,4 +1,4 @@
-#include "specs/catalogue/param_count.h"
+#include "kvblocks/specs/catalogue/param_count.h"
 
 #include <algorithm>
 

@@ -7,7 +7,7 @@
 #ifndef KVBLOCKS_SPECS_CATALOGUE_PARAM_COUNT_H_
 #define KVBLOCKS_SPECS_CATALOGUE_PARAM_COUNT_H_
 
-#include "specs/catalogue/model_facts.h"
+#include "kvblocks/specs/catalogue/model_facts.h"
 
 namespace kvblocks {
 

@@ -1,11 +1,11 @@
-#include "specs/planning/backend_shapes.h"
+#include "kvblocks/specs/planning/backend_shapes.h"
 
 #include <array>
 #include <string>
 
-#include "specs/data_type.h"
-#include "specs/field_error.h"
-#include "specs/planning/row_layout.h"
+#include "kvblocks/specs/data_type.h"
+#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/planning/row_layout.h"
 
 namespace kvblocks {
 namespace {

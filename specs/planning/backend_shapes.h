@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "specs/kv_cache_spec.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
 

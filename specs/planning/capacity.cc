@@ -1,9 +1,9 @@
-#include "specs/planning/capacity.h"
+#include "kvblocks/specs/planning/capacity.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "specs/checked_int64.h"
+#include "kvblocks/specs/checked_int64.h"
 
 namespace kvblocks {
 namespace {

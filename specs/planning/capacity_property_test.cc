@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/planning/capacity.h"
+#include "kvblocks/specs/planning/request_demand.h"
+#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "kvblocks/specs/request_footprint.h"
 #include "rapidcheck/gtest.h"
-#include "specs/checked_int64.h"
-#include "specs/planning/capacity.h"
-#include "specs/planning/request_demand.h"
-#include "specs/planning/sample_models.h"
-#include "specs/request_footprint.h"
 
 namespace kvblocks {
 namespace {

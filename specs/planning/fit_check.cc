@@ -1,4 +1,4 @@
-#include "specs/planning/fit_check.h"
+#include "kvblocks/specs/planning/fit_check.h"
 
 #include <algorithm>
 #include <cstdio>

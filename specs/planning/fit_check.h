@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "specs/planning/plan.h"
-#include "specs/planning/plan_error.h"
-#include "specs/planning/plan_options.h"
-#include "specs/planning/pool_sizing.h"
+#include "kvblocks/specs/planning/plan.h"
+#include "kvblocks/specs/planning/plan_error.h"
+#include "kvblocks/specs/planning/plan_options.h"
+#include "kvblocks/specs/planning/pool_sizing.h"
 
 namespace kvblocks {
 

@@ -1,10 +1,10 @@
-#include "specs/planning/full_storage.h"
+#include "kvblocks/specs/planning/full_storage.h"
 
 #include <algorithm>
 #include <set>
 #include <string>
 
-#include "specs/merge.h"
+#include "kvblocks/specs/merge.h"
 
 namespace kvblocks {
 namespace {

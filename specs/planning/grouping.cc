@@ -1,19 +1,19 @@
-#include "specs/planning/grouping.h"
+#include "kvblocks/specs/planning/grouping.h"
 
 #include <algorithm>
 #include <string>
 #include <type_traits>
 #include <utility>
 
-#include "specs/checked_int64.h"
-#include "specs/merge.h"
-#include "specs/planning/full_storage.h"
-#include "specs/planning/layer_buckets.h"
-#include "specs/planning/page_equalising.h"
-#include "specs/planning/request_demand.h"
-#include "specs/planning/slab_groups.h"
-#include "specs/planning/state_alignment.h"
-#include "specs/planning/tuple_groups.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/merge.h"
+#include "kvblocks/specs/planning/full_storage.h"
+#include "kvblocks/specs/planning/layer_buckets.h"
+#include "kvblocks/specs/planning/page_equalising.h"
+#include "kvblocks/specs/planning/request_demand.h"
+#include "kvblocks/specs/planning/slab_groups.h"
+#include "kvblocks/specs/planning/state_alignment.h"
+#include "kvblocks/specs/planning/tuple_groups.h"
 
 namespace kvblocks {
 namespace {

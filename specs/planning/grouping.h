@@ -13,10 +13,10 @@
 #include <span>
 #include <vector>
 
-#include "specs/kv_cache_spec.h"
-#include "specs/planning/layer_cache.h"
-#include "specs/planning/plan_error.h"
-#include "specs/planning/plan_options.h"
+#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/specs/planning/layer_cache.h"
+#include "kvblocks/specs/planning/plan_error.h"
+#include "kvblocks/specs/planning/plan_options.h"
 
 namespace kvblocks {
 

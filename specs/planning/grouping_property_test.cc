@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/planning/layer_buckets.h"
+#include "kvblocks/specs/planning/native_chunks.h"
+#include "kvblocks/specs/planning/planned_block_sizes.h"
+#include "kvblocks/specs/planning/slab_groups.h"
+#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "kvblocks/specs/planning/tuple_groups.h"
 #include "rapidcheck/gtest.h"
-#include "specs/checked_int64.h"
-#include "specs/planning/layer_buckets.h"
-#include "specs/planning/native_chunks.h"
-#include "specs/planning/planned_block_sizes.h"
-#include "specs/planning/sample_models.h"
-#include "specs/planning/slab_groups.h"
-#include "specs/planning/tuple_groups.h"
 
 namespace kvblocks {
 namespace {

@@ -1,11 +1,11 @@
-#include "specs/planning/layer_buckets.h"
+#include "kvblocks/specs/planning/layer_buckets.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "absl/container/flat_hash_map.h"
-#include "specs/checked_int64.h"
-#include "specs/merge.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/merge.h"
 
 namespace kvblocks {
 

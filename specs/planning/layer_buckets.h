@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "specs/kv_cache_spec.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
 

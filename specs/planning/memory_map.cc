@@ -1,9 +1,9 @@
-#include "specs/planning/memory_map.h"
+#include "kvblocks/specs/planning/memory_map.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "specs/planning/row_layout.h"
+#include "kvblocks/specs/planning/row_layout.h"
 
 namespace kvblocks {
 namespace {

@@ -6,9 +6,9 @@
 #ifndef KVBLOCKS_SPECS_PLANNING_MEMORY_MAP_H_
 #define KVBLOCKS_SPECS_PLANNING_MEMORY_MAP_H_
 
-#include "specs/planning/grouping.h"
-#include "specs/planning/plan_options.h"
-#include "specs/planning/pool_sizing.h"
+#include "kvblocks/specs/planning/grouping.h"
+#include "kvblocks/specs/planning/plan_options.h"
+#include "kvblocks/specs/planning/pool_sizing.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "specs/planning/native_chunks.h"
+#include "kvblocks/specs/planning/native_chunks.h"
 
 #include <algorithm>
 

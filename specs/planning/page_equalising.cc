@@ -1,10 +1,10 @@
-#include "specs/planning/page_equalising.h"
+#include "kvblocks/specs/planning/page_equalising.h"
 
 #include <algorithm>
 #include <map>
 #include <string>
 
-#include "specs/checked_int64.h"
+#include "kvblocks/specs/checked_int64.h"
 
 namespace kvblocks {
 namespace {

@@ -1,10 +1,10 @@
-#include "specs/planning/plan.h"
+#include "kvblocks/specs/planning/plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "specs/checked_int64.h"
+#include "kvblocks/specs/checked_int64.h"
 
 namespace kvblocks {
 namespace {

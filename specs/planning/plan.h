@@ -14,10 +14,10 @@
 #include <string_view>
 #include <vector>
 
-#include "specs/kv_cache_config.h"
-#include "specs/kv_cache_spec.h"
-#include "specs/planning/capacity.h"
-#include "specs/planning/plan_options.h"
+#include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/specs/planning/capacity.h"
+#include "kvblocks/specs/planning/plan_options.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "specs/planning/plan_error.h"
+#include "kvblocks/specs/planning/plan_error.h"
 
 namespace kvblocks {
 

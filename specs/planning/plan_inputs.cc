@@ -1,12 +1,12 @@
-#include "specs/planning/plan_inputs.h"
+#include "kvblocks/specs/planning/plan_inputs.h"
 
 #include <algorithm>
 #include <string>
 #include <string_view>
 
 #include "absl/container/flat_hash_map.h"
-#include "specs/checked_int64.h"
-#include "specs/kv_cache_config.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/kv_cache_config.h"
 
 namespace kvblocks {
 namespace {

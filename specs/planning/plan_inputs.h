@@ -10,9 +10,9 @@
 #include <span>
 #include <vector>
 
-#include "specs/planning/layer_cache.h"
-#include "specs/planning/plan_error.h"
-#include "specs/planning/plan_options.h"
+#include "kvblocks/specs/planning/layer_cache.h"
+#include "kvblocks/specs/planning/plan_error.h"
+#include "kvblocks/specs/planning/plan_options.h"
 
 namespace kvblocks {
 

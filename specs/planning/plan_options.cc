@@ -1,4 +1,4 @@
-#include "specs/planning/plan_options.h"
+#include "kvblocks/specs/planning/plan_options.h"
 
 namespace kvblocks {
 

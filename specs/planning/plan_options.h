@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "specs/request_footprint.h"
+#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
 

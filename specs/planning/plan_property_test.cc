@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/specs/planning/backend_shapes.h"
+#include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/specs/planning/row_layout.h"
+#include "kvblocks/specs/planning/testing/sample_models.h"
 #include "rapidcheck/gtest.h"
-#include "specs/planning/backend_shapes.h"
-#include "specs/planning/planner.h"
-#include "specs/planning/row_layout.h"
-#include "specs/planning/sample_models.h"
 
 namespace kvblocks {
 namespace {

@@ -4,10 +4,10 @@
 #include <limits>
 #include <utility>
 
-#include "specs/checked_int64.h"
-#include "specs/planning/plan.h"
-#include "specs/planning/request_demand.h"
-#include "specs/planning/row_layout.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/planning/plan.h"
+#include "kvblocks/specs/planning/request_demand.h"
+#include "kvblocks/specs/planning/row_layout.h"
 
 namespace kvblocks {
 namespace {

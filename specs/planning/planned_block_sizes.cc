@@ -1,11 +1,11 @@
-#include "specs/planning/planned_block_sizes.h"
+#include "kvblocks/specs/planning/planned_block_sizes.h"
 
 #include <algorithm>
 #include <numeric>
 #include <string>
 
-#include "specs/checked_int64.h"
-#include "specs/planning/plan_inputs.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/planning/plan_inputs.h"
 
 namespace kvblocks {
 namespace {

@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
-#include "specs/kv_cache_spec.h"
-#include "specs/planning/plan_error.h"
+#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/specs/planning/plan_error.h"
 
 namespace kvblocks {
 

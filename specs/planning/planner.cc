@@ -1,17 +1,17 @@
-#include "specs/planning/planner.h"
+#include "kvblocks/specs/planning/planner.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
-#include "specs/checked_int64.h"
-#include "specs/planning/fit_check.h"
-#include "specs/planning/grouping.h"
-#include "specs/planning/memory_map.h"
-#include "specs/planning/plan_inputs.h"
-#include "specs/planning/planned_block_sizes.h"
-#include "specs/planning/pool_sizing.h"
-#include "specs/planning/tuple_groups.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/planning/fit_check.h"
+#include "kvblocks/specs/planning/grouping.h"
+#include "kvblocks/specs/planning/memory_map.h"
+#include "kvblocks/specs/planning/plan_inputs.h"
+#include "kvblocks/specs/planning/planned_block_sizes.h"
+#include "kvblocks/specs/planning/pool_sizing.h"
+#include "kvblocks/specs/planning/tuple_groups.h"
 
 namespace kvblocks {
 namespace {

@@ -18,10 +18,10 @@
 #include <span>
 #include <vector>
 
-#include "specs/planning/layer_cache.h"
-#include "specs/planning/plan.h"
-#include "specs/planning/plan_error.h"
-#include "specs/planning/plan_options.h"
+#include "kvblocks/specs/planning/layer_cache.h"
+#include "kvblocks/specs/planning/plan.h"
+#include "kvblocks/specs/planning/plan_error.h"
+#include "kvblocks/specs/planning/plan_options.h"
 
 namespace kvblocks {
 

@@ -1,13 +1,13 @@
-#include "specs/planning/pool_sizing.h"
+#include "kvblocks/specs/planning/pool_sizing.h"
 
 #include <algorithm>
 #include <limits>
 #include <map>
 
-#include "specs/checked_int64.h"
-#include "specs/planning/native_chunks.h"
-#include "specs/planning/request_demand.h"
-#include "specs/planning/tuple_groups.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/planning/native_chunks.h"
+#include "kvblocks/specs/planning/request_demand.h"
+#include "kvblocks/specs/planning/tuple_groups.h"
 
 namespace kvblocks {
 namespace {

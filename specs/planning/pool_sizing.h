@@ -11,12 +11,12 @@
 #include <span>
 #include <vector>
 
-#include "specs/kv_cache_config.h"
-#include "specs/planning/capacity.h"
-#include "specs/planning/grouping.h"
-#include "specs/planning/plan.h"
-#include "specs/planning/plan_inputs.h"
-#include "specs/planning/plan_options.h"
+#include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/specs/planning/capacity.h"
+#include "kvblocks/specs/planning/grouping.h"
+#include "kvblocks/specs/planning/plan.h"
+#include "kvblocks/specs/planning/plan_inputs.h"
+#include "kvblocks/specs/planning/plan_options.h"
 
 namespace kvblocks {
 

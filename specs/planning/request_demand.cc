@@ -1,6 +1,6 @@
-#include "specs/planning/request_demand.h"
+#include "kvblocks/specs/planning/request_demand.h"
 
-#include "specs/checked_int64.h"
+#include "kvblocks/specs/checked_int64.h"
 
 namespace kvblocks {
 namespace {

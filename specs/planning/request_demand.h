@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <optional>
 
-#include "specs/kv_cache_spec.h"
-#include "specs/planning/capacity.h"
-#include "specs/request_footprint.h"
+#include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/specs/planning/capacity.h"
+#include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
 

@@ -1,4 +1,4 @@
-#include "specs/planning/row_layout.h"
+#include "kvblocks/specs/planning/row_layout.h"
 
 #include <optional>
 #include <type_traits>

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "specs/kv_cache_spec.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
 

@@ -1,11 +1,11 @@
-#include "specs/planning/slab_groups.h"
+#include "kvblocks/specs/planning/slab_groups.h"
 
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <set>
 
-#include "specs/checked_int64.h"
+#include "kvblocks/specs/checked_int64.h"
 
 namespace kvblocks {
 namespace {

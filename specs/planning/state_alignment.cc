@@ -1,10 +1,10 @@
-#include "specs/planning/state_alignment.h"
+#include "kvblocks/specs/planning/state_alignment.h"
 
 #include <algorithm>
 #include <numeric>
 #include <string>
 
-#include "specs/checked_int64.h"
+#include "kvblocks/specs/checked_int64.h"
 
 namespace kvblocks {
 namespace {

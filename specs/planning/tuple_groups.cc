@@ -1,4 +1,4 @@
-#include "specs/planning/tuple_groups.h"
+#include "kvblocks/specs/planning/tuple_groups.h"
 
 #include <algorithm>
 #include <map>
@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "specs/checked_int64.h"
-#include "specs/planning/layer_buckets.h"
+#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/specs/planning/layer_buckets.h"
 
 namespace kvblocks {
 namespace {

@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
-#include "specs/planning/layer_cache.h"
-#include "specs/planning/plan_error.h"
+#include "kvblocks/specs/planning/layer_cache.h"
+#include "kvblocks/specs/planning/plan_error.h"
 
 namespace kvblocks {
 

@@ -5,10 +5,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "specs/planning/plan_test_helpers.h"
-#include "specs/planning/planner.h"
-#include "specs/planning/sample_models.h"
-#include "specs/planning/tuple_groups.h"
+#include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/specs/planning/testing/plan_test_helpers.h"
+#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "kvblocks/specs/planning/tuple_groups.h"
 
 namespace kvblocks {
 namespace {

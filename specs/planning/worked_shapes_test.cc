@@ -4,13 +4,13 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "specs/planning/backend_shapes.h"
-#include "specs/planning/plan_test_helpers.h"
-#include "specs/planning/planned_block_sizes.h"
-#include "specs/planning/planner.h"
-#include "specs/planning/sample_models.h"
-#include "specs/planning/state_alignment.h"
-#include "specs/planning/tuple_groups.h"
+#include "kvblocks/specs/planning/backend_shapes.h"
+#include "kvblocks/specs/planning/planned_block_sizes.h"
+#include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/specs/planning/state_alignment.h"
+#include "kvblocks/specs/planning/testing/plan_test_helpers.h"
+#include "kvblocks/specs/planning/testing/sample_models.h"
+#include "kvblocks/specs/planning/tuple_groups.h"
 
 namespace kvblocks {
 namespace {

@@ -6,10 +6,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "specs/planning/native_chunks.h"
-#include "specs/planning/plan_test_helpers.h"
-#include "specs/planning/planner.h"
-#include "specs/planning/sample_models.h"
+#include "kvblocks/specs/planning/native_chunks.h"
+#include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/specs/planning/testing/plan_test_helpers.h"
+#include "kvblocks/specs/planning/testing/sample_models.h"
 
 namespace kvblocks {
 namespace {

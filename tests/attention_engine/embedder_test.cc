@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "attention/cpu/reference_ops.h"
 #include "gtest/gtest.h"
-#include "managers/kv_cache_manager.h"
-#include "sim/verify/kv_cache_verifier.h"
-#include "tests/attention_engine/engine.h"
-#include "tests/group_specs.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/tests/attention_engine/engine.h"
+#include "kvblocks/tests/group_specs.h"
 
 namespace kvblocks::testing {
 namespace {

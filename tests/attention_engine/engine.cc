@@ -1,10 +1,10 @@
-#include "tests/attention_engine/engine.h"
+#include "kvblocks/tests/attention_engine/engine.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks::testing {
 namespace {

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "attention/ops/attention_ops.h"
-#include "managers/kv_cache_manager.h"
-#include "sim/verify/kv_cache_verifier.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/verify/kv_cache_verifier.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 
 namespace kvblocks::testing {
 

@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "attention/cpu/reference_ops.h"
 #include "gtest/gtest.h"
-#include "tests/attention_engine/engine.h"
-#include "tests/group_specs.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/tests/attention_engine/engine.h"
+#include "kvblocks/tests/group_specs.h"
 
 namespace kvblocks::testing {
 namespace {

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/cpu/reference_ops.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/verify/kv_cache_verifier.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/verify/kv_cache_verifier.h"
 
 namespace kvblocks::testing {
 namespace {

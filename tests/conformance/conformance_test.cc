@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/conformance/replayer.h"
+#include "kvblocks/tests/conformance/replayer.h"
 
 namespace kvblocks::conformance {
 namespace {

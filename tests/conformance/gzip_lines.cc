@@ -1,4 +1,4 @@
-#include "tests/conformance/gzip_lines.h"
+#include "kvblocks/tests/conformance/gzip_lines.h"
 
 #include <zlib.h>
 

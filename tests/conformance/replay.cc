@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <iostream>
 
-#include "tests/conformance/replayer.h"
+#include "kvblocks/tests/conformance/replayer.h"
 
 int main(int argc, char** argv) {
   if (argc < 2) {

@@ -1,4 +1,4 @@
-#include "tests/conformance/replayer.h"
+#include "kvblocks/tests/conformance/replayer.h"
 
 #include <zlib.h>
 
@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "tests/conformance/gzip_lines.h"
-#include "tests/group_specs.h"
+#include "kvblocks/tests/conformance/gzip_lines.h"
+#include "kvblocks/tests/group_specs.h"
 
 namespace kvblocks::conformance {
 namespace {

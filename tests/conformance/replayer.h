@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "managers/kv_cache_manager.h"
-#include "tests/conformance/transcript.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/tests/conformance/transcript.h"
 
 namespace kvblocks::conformance {
 

@@ -1,4 +1,4 @@
-#include "tests/conformance/transcript.h"
+#include "kvblocks/tests/conformance/transcript.h"
 
 #include <simdjson.h>
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks::conformance {
 

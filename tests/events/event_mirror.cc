@@ -1,4 +1,4 @@
-#include "tests/events/event_mirror.h"
+#include "kvblocks/tests/events/event_mirror.h"
 
 #include <variant>
 

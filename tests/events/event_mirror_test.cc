@@ -1,7 +1,7 @@
 // A consumer that sees nothing but the events must know, after every call, exactly which keys the
 // pool holds and how often, and which content each hash continues.
 
-#include "tests/events/event_mirror.h"
+#include "kvblocks/tests/events/event_mirror.h"
 
 #include <algorithm>
 #include <memory>
@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "block_pool/block_hash.h"
-#include "block_pool/extra_keys.h"
 #include "gtest/gtest.h"
-#include "managers/kv_cache_manager.h"
-#include "tests/group_specs.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block_pool/extra_keys.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/tests/group_specs.h"
 
 namespace kvblocks::testing {
 namespace {

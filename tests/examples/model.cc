@@ -1,4 +1,4 @@
-#include "tests/examples/model.h"
+#include "kvblocks/tests/examples/model.h"
 
 #include <gtest/gtest.h>
 

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "block_pool/block_pool.h"
-#include "tests/examples/model.h"
+#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/tests/examples/model.h"
 
 namespace kvblocks::examples {
 namespace {

@@ -1,4 +1,4 @@
-#include "tests/exhaustive/action.h"
+#include "kvblocks/tests/exhaustive/action.h"
 
 #include <array>
 #include <string_view>

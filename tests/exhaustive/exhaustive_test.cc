@@ -11,8 +11,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "tests/exhaustive/exploration.h"
-#include "tests/exhaustive/settings.h"
+#include "kvblocks/tests/exhaustive/exploration.h"
+#include "kvblocks/tests/exhaustive/settings.h"
 
 namespace kvblocks::exhaustive {
 namespace {

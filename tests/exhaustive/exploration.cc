@@ -1,4 +1,4 @@
-#include "tests/exhaustive/exploration.h"
+#include "kvblocks/tests/exhaustive/exploration.h"
 
 #include <algorithm>
 #include <optional>

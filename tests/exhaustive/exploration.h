@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tests/exhaustive/world.h"
+#include "kvblocks/tests/exhaustive/world.h"
 
 namespace kvblocks::exhaustive {
 

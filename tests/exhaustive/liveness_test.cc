@@ -7,8 +7,8 @@
 #include <functional>
 #include <unordered_map>
 
-#include "tests/exhaustive/scheduler_model.h"
-#include "tests/group_specs.h"
+#include "kvblocks/tests/exhaustive/scheduler_model.h"
+#include "kvblocks/tests/group_specs.h"
 
 namespace kvblocks::exhaustive {
 namespace {

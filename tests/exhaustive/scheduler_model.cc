@@ -1,8 +1,8 @@
-#include "tests/exhaustive/scheduler_model.h"
+#include "kvblocks/tests/exhaustive/scheduler_model.h"
 
 #include <algorithm>
 
-#include "block_pool/check.h"
+#include "kvblocks/block_pool/check.h"
 
 namespace kvblocks::exhaustive {
 

@@ -1,8 +1,8 @@
-#include "tests/exhaustive/settings.h"
+#include "kvblocks/tests/exhaustive/settings.h"
 
 #include <utility>
 
-#include "tests/group_specs.h"
+#include "kvblocks/tests/group_specs.h"
 
 namespace kvblocks::exhaustive {
 namespace {

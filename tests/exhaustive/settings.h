@@ -7,7 +7,7 @@
 #include <ostream>
 #include <vector>
 
-#include "tests/exhaustive/world.h"
+#include "kvblocks/tests/exhaustive/world.h"
 
 namespace kvblocks::exhaustive {
 

@@ -1,4 +1,4 @@
-#include "tests/exhaustive/world.h"
+#include "kvblocks/tests/exhaustive/world.h"
 
 #include <algorithm>
 #include <cmath>

@@ -13,9 +13,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "managers/kv_cache_manager.h"
-#include "tests/exhaustive/action.h"
-#include "tests/oracle/manager.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/tests/exhaustive/action.h"
+#include "kvblocks/tests/oracle/manager.h"
 
 namespace kvblocks::exhaustive {
 

@@ -1,4 +1,4 @@
-#include "tests/oracle/content.h"
+#include "kvblocks/tests/oracle/content.h"
 
 namespace kvblocks::oracle {
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "block_pool/block_hash.h"
-#include "block_pool/extra_keys.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block_pool/extra_keys.h"
 
 namespace kvblocks::oracle {
 

@@ -1,4 +1,4 @@
-#include "tests/oracle/group_rules.h"
+#include "kvblocks/tests/oracle/group_rules.h"
 
 #include <algorithm>
 

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "specs/kv_cache_spec.h"
+#include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks::oracle {
 

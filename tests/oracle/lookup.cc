@@ -1,4 +1,4 @@
-#include "tests/oracle/lookup.h"
+#include "kvblocks/tests/oracle/lookup.h"
 
 #include <algorithm>
 #include <optional>

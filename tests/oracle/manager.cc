@@ -1,4 +1,4 @@
-#include "tests/oracle/manager.h"
+#include "kvblocks/tests/oracle/manager.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "tests/oracle/pool.h"
+#include "kvblocks/tests/oracle/pool.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -8,10 +8,10 @@
 #include <cmath>
 #include <map>
 
-#include "block_pool/block_pool.h"
-#include "tests/oracle/pool.h"
-#include "tests/property/check_property.h"
-#include "tests/property/operation.h"
+#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/tests/oracle/pool.h"
+#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/tests/property/operation.h"
 
 namespace kvblocks::property {
 namespace {

@@ -1,4 +1,4 @@
-#include "tests/property/comparison.h"
+#include "kvblocks/tests/property/comparison.h"
 
 #include <cmath>
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/property/live_request.h"
+#include "kvblocks/tests/property/live_request.h"
 
 namespace kvblocks::property {
 

@@ -7,9 +7,9 @@
 #include <list>
 #include <set>
 
-#include "block_pool/free_block_queue.h"
-#include "tests/property/check_property.h"
-#include "tests/property/operation.h"
+#include "kvblocks/block_pool/free_block_queue.h"
+#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/tests/property/operation.h"
 
 namespace kvblocks::property {
 namespace {

@@ -1,11 +1,11 @@
-#include "tests/property/harness.h"
+#include "kvblocks/tests/property/harness.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "tests/property/invariants.h"
+#include "kvblocks/tests/property/invariants.h"
 
 namespace kvblocks::property {
 namespace {

@@ -10,11 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "tests/property/comparison.h"
-#include "tests/property/live_request.h"
-#include "tests/property/operation.h"
-#include "tests/property/scenario.h"
-#include "tests/property/snapshot.h"
+#include "kvblocks/tests/property/comparison.h"
+#include "kvblocks/tests/property/live_request.h"
+#include "kvblocks/tests/property/operation.h"
+#include "kvblocks/tests/property/scenario.h"
+#include "kvblocks/tests/property/snapshot.h"
 
 namespace kvblocks::property {
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tests/property/harness.h"
-#include "tests/property/invariants.h"
+#include "kvblocks/tests/property/harness.h"
+#include "kvblocks/tests/property/invariants.h"
 
 namespace kvblocks::property {
 

@@ -1,4 +1,4 @@
-#include "tests/property/invariants.h"
+#include "kvblocks/tests/property/invariants.h"
 
 #include <algorithm>
 #include <cmath>

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/property/live_request.h"
-#include "tests/property/snapshot.h"
+#include "kvblocks/tests/property/live_request.h"
+#include "kvblocks/tests/property/snapshot.h"
 
 namespace kvblocks::property {
 

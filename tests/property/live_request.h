@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "managers/kv_cache_manager.h"
-#include "tests/oracle/manager.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/tests/oracle/manager.h"
 
 namespace kvblocks::property {
 

@@ -16,9 +16,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "tests/property/check_property.h"
-#include "tests/property/operation.h"
-#include "tests/property/scenario.h"
+#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/tests/property/operation.h"
+#include "kvblocks/tests/property/scenario.h"
 
 namespace kvblocks::property {
 namespace {

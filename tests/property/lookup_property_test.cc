@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "tests/property/check_property.h"
-#include "tests/property/operation.h"
-#include "tests/property/scenario.h"
+#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/tests/property/operation.h"
+#include "kvblocks/tests/property/scenario.h"
 
 namespace kvblocks::property {
 namespace {

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "managers/kv_cache_manager.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/specs/planning/testing/sample_models.h"
 #include "rapidcheck/gtest.h"
-#include "specs/planning/planner.h"
-#include "specs/planning/sample_models.h"
 
 namespace kvblocks {
 namespace {

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
-#include "block_pool/prefix_content.h"
-#include "tests/oracle/content.h"
-#include "tests/property/check_property.h"
-#include "tests/property/operation.h"
+#include "kvblocks/block_pool/prefix_content.h"
+#include "kvblocks/tests/oracle/content.h"
+#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/tests/property/operation.h"
 
 namespace kvblocks::property {
 namespace {

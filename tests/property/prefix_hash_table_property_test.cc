@@ -8,9 +8,9 @@
 #include <map>
 #include <utility>
 
-#include "block_pool/prefix_hash_table.h"
-#include "tests/property/check_property.h"
-#include "tests/property/operation.h"
+#include "kvblocks/block_pool/prefix_hash_table.h"
+#include "kvblocks/tests/property/check_property.h"
+#include "kvblocks/tests/property/operation.h"
 
 namespace kvblocks::property {
 namespace {

@@ -1,11 +1,11 @@
-#include "tests/property/scenario.h"
+#include "kvblocks/tests/property/scenario.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "tests/group_specs.h"
-#include "tests/property/operation.h"
+#include "kvblocks/tests/group_specs.h"
+#include "kvblocks/tests/property/operation.h"
 
 namespace kvblocks::property {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "managers/kv_cache_manager.h"
-#include "tests/oracle/manager.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/tests/oracle/manager.h"
 
 namespace kvblocks::property {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tests/property/live_request.h"
+#include "kvblocks/tests/property/live_request.h"
 
 namespace kvblocks::property {
 

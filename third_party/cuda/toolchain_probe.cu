@@ -1,4 +1,4 @@
-#include "third_party/cuda/toolchain_probe.h"
+#include "kvblocks/third_party/cuda/toolchain_probe.h"
 
 #include <cstddef>
 

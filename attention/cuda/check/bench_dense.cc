@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/cuda/check/gpu_bench.h"
-#include "attention/cuda/cuda_ops.h"
+#include "kvblocks/attention/cuda/check/gpu_bench.h"
+#include "kvblocks/attention/cuda/cuda_ops.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

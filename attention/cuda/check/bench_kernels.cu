@@ -1,8 +1,8 @@
-#include "attention/cuda/check/bench_kernels.h"
+#include "kvblocks/attention/cuda/check/bench_kernels.h"
 
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/numbers.h"
-#include "attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/numbers.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

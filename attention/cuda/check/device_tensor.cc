@@ -1,14 +1,14 @@
-#include "attention/cuda/check/device_tensor.h"
+#include "kvblocks/attention/cuda/check/device_tensor.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
-#include "attention/cuda/check/bench_kernels.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/runtime.h"
-#include "attention/tensor/small_floats.h"
+#include "kvblocks/attention/cuda/check/bench_kernels.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "attention/cuda/check/gpu_bench.h"
+#include "kvblocks/attention/cuda/check/gpu_bench.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -8,9 +8,9 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "attention/cuda/check/bench_kernels.h"
-#include "attention/cuda/kernel_params.h"
-#include "attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/cuda/check/bench_kernels.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

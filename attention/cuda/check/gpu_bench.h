@@ -16,8 +16,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "attention/cuda/check/device_tensor.h"
-#include "attention/ops/exec_context.h"
+#include "kvblocks/attention/cuda/check/device_tensor.h"
+#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention::cuda {
 

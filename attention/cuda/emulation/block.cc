@@ -1,4 +1,4 @@
-#include "attention/cuda/emulation/block.h"
+#include "kvblocks/attention/cuda/emulation/block.h"
 
 #include <algorithm>
 #include <cstdio>

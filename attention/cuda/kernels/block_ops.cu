@@ -1,6 +1,6 @@
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/block_ops.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/block_ops.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/kernels/device_flags.h"
-#include "attention/cuda/kernels/fast_division.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/device_flags.h"
+#include "kvblocks/attention/cuda/kernels/fast_division.h"
 
 namespace kvblocks::attention::cuda {
 

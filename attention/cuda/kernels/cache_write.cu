@@ -1,14 +1,14 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/numbers.h"
-#include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/cache_copies.h"
-#include "attention/cuda/kernels/cache_slots.h"
-#include "attention/cuda/kernels/cache_write.h"
-#include "attention/cuda/kernels/device_flags.h"
-#include "attention/cuda/kernels/fast_division.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/numbers.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/cache_copies.h"
+#include "kvblocks/attention/cuda/kernels/cache_slots.h"
+#include "kvblocks/attention/cuda/kernels/cache_write.h"
+#include "kvblocks/attention/cuda/kernels/device_flags.h"
+#include "kvblocks/attention/cuda/kernels/fast_division.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -4,11 +4,11 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_ITEMS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_ITEMS_H_
 
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/kernels/decode_deal.h"
-#include "attention/cuda/kernels/decode_lengths.h"
-#include "attention/cuda/kernels/params.h"
-#include "attention/ops/device_error_bits.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/decode_deal.h"
+#include "kvblocks/attention/cuda/kernels/decode_lengths.h"
+#include "kvblocks/attention/cuda/kernels/params.h"
+#include "kvblocks/attention/ops/device_error_bits.h"
 
 namespace kvblocks::attention::cuda {
 

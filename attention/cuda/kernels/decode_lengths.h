@@ -4,7 +4,7 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LENGTHS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LENGTHS_H_
 
-#include "attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
 
 namespace kvblocks::attention::cuda {
 

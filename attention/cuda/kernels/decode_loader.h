@@ -10,10 +10,10 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LOADER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_LOADER_H_
 
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/decode_items.h"
-#include "attention/ops/device_error_bits.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/decode_items.h"
+#include "kvblocks/attention/ops/device_error_bits.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -16,8 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/cuda/kernels/params.h"
-#include "attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/cuda/kernels/params.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -3,8 +3,8 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DEVICE_FLAGS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DEVICE_FLAGS_H_
 
-#include "attention/cuda/device/gpu.h"
-#include "attention/ops/device_error_bits.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/ops/device_error_bits.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,12 +1,12 @@
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/numbers.h"
-#include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/cache_slots.h"
-#include "attention/cuda/kernels/device_flags.h"
-#include "attention/cuda/kernels/elements.h"
-#include "attention/cuda/kernels/fast_division.h"
-#include "attention/cuda/kernels/gather.h"
-#include "attention/cuda/kernels/row_units.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/numbers.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/cache_slots.h"
+#include "kvblocks/attention/cuda/kernels/device_flags.h"
+#include "kvblocks/attention/cuda/kernels/elements.h"
+#include "kvblocks/attention/cuda/kernels/fast_division.h"
+#include "kvblocks/attention/cuda/kernels/gather.h"
+#include "kvblocks/attention/cuda/kernels/row_units.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

@@ -1,7 +1,7 @@
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/device_flags.h"
-#include "attention/cuda/kernels/index_ops.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/device_flags.h"
+#include "kvblocks/attention/cuda/kernels/index_ops.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

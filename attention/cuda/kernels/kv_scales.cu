@@ -1,10 +1,10 @@
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/numbers.h"
-#include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/device_flags.h"
-#include "attention/cuda/kernels/fast_division.h"
-#include "attention/cuda/kernels/kv_scales.h"
-#include "attention/cuda/kernels/warp_reduce.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/numbers.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/device_flags.h"
+#include "kvblocks/attention/cuda/kernels/fast_division.h"
+#include "kvblocks/attention/cuda/kernels/kv_scales.h"
+#include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

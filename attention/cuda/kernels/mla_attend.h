@@ -17,10 +17,10 @@
 
 #include <cstdint>
 
-#include "attention/cuda/kernels/attend_rows.h"
-#include "attention/cuda/kernels/merge_states.h"
-#include "attention/cuda/kernels/params.h"
-#include "attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
+#include "kvblocks/attention/cuda/kernels/merge_states.h"
+#include "kvblocks/attention/cuda/kernels/params.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -8,9 +8,9 @@
 //
 // fp8 rows go through a ring of their bytes and are decoded into one tile.
 
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/kernels/mla_attend.h"
-#include "attention/cuda/kernels/mla_tile.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/mla_attend.h"
+#include "kvblocks/attention/cuda/kernels/mla_tile.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

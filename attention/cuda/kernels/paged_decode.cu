@@ -1,8 +1,8 @@
 #include <atomic>
 
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/kernels/paged_decode.h"
-#include "attention/cuda/kernels/paged_decode_kernel.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/kernels/paged_decode.h"
+#include "kvblocks/attention/cuda/kernels/paged_decode_kernel.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

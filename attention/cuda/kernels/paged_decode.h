@@ -16,9 +16,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/cuda/kernels/decode_plan.h"
-#include "attention/cuda/kernels/params.h"
-#include "attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/cuda/kernels/decode_plan.h"
+#include "kvblocks/attention/cuda/kernels/params.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
 

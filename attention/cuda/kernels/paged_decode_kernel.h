@@ -7,16 +7,16 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_KERNEL_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_KERNEL_H_
 
-#include "attention/cuda/device/cluster.h"
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/decode_deal.h"
-#include "attention/cuda/kernels/decode_items.h"
-#include "attention/cuda/kernels/decode_lengths.h"
-#include "attention/cuda/kernels/decode_loader.h"
-#include "attention/cuda/kernels/decode_merge.h"
-#include "attention/cuda/kernels/decode_plan.h"
-#include "attention/cuda/kernels/decode_state.h"
+#include "kvblocks/attention/cuda/device/cluster.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/decode_deal.h"
+#include "kvblocks/attention/cuda/kernels/decode_items.h"
+#include "kvblocks/attention/cuda/kernels/decode_lengths.h"
+#include "kvblocks/attention/cuda/kernels/decode_loader.h"
+#include "kvblocks/attention/cuda/kernels/decode_merge.h"
+#include "kvblocks/attention/cuda/kernels/decode_plan.h"
+#include "kvblocks/attention/cuda/kernels/decode_state.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -7,14 +7,14 @@
 // the other consumer multiplies: they take turns at issuing products. Weights stay in registers as
 // the left operand. The producer gives registers to the consumers.
 
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/hopper.h"
-#include "attention/cuda/device/numbers.h"
-#include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/prefill_hopper.h"
-#include "attention/cuda/kernels/prefill_hopper_producer.h"
-#include "attention/cuda/kernels/prefill_rows.h"
-#include "attention/cuda/kernels/prefill_tile.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/hopper.h"
+#include "kvblocks/attention/cuda/device/numbers.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
+#include "kvblocks/attention/cuda/kernels/prefill_hopper_producer.h"
+#include "kvblocks/attention/cuda/kernels/prefill_rows.h"
+#include "kvblocks/attention/cuda/kernels/prefill_tile.h"
 
 namespace kvblocks::attention::cuda {
 namespace prefill_hopper {

@@ -3,7 +3,7 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_H_
 
-#include "attention/cuda/kernels/prefill.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
 
 namespace kvblocks::attention::cuda {
 

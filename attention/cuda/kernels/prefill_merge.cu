@@ -1,9 +1,9 @@
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/numbers.h"
-#include "attention/cuda/device/ptx.h"
-#include "attention/cuda/kernels/elements.h"
-#include "attention/cuda/kernels/prefill_merge.h"
-#include "attention/cuda/kernels/warp_reduce.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/numbers.h"
+#include "kvblocks/attention/cuda/device/ptx.h"
+#include "kvblocks/attention/cuda/kernels/elements.h"
+#include "kvblocks/attention/cuda/kernels/prefill_merge.h"
+#include "kvblocks/attention/cuda/kernels/warp_reduce.h"
 
 namespace kvblocks::attention::cuda {
 namespace {

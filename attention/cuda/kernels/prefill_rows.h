@@ -7,10 +7,10 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_ROWS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_ROWS_H_
 
-#include "attention/cuda/device/gpu.h"
-#include "attention/cuda/device/numbers.h"
-#include "attention/cuda/kernels/prefill.h"
-#include "attention/cuda/kernels/prefill_tile.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/numbers.h"
+#include "kvblocks/attention/cuda/kernels/prefill.h"
+#include "kvblocks/attention/cuda/kernels/prefill_tile.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,4 +1,4 @@
-#include "attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/cuda/kernels/runtime.h"
 
 #include <atomic>
 #include <climits>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
 
 namespace kvblocks::attention::cuda {
 

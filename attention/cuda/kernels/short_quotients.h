@@ -13,7 +13,7 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_SHORT_QUOTIENTS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_SHORT_QUOTIENTS_H_
 
-#include "attention/cuda/device/gpu.h"
+#include "kvblocks/attention/cuda/device/gpu.h"
 
 namespace kvblocks::attention::cuda {
 

@@ -1,0 +1,72 @@
+// What the suites of multi-head latent attention on tensor cores share.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_TESTING_MLA_OPS_SUITE_H_
+#define KVBLOCKS_ATTENTION_CUDA_TESTING_MLA_OPS_SUITE_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kvblocks/attention/cuda/host_tensor_ops.h"
+#include "kvblocks/attention/cuda/mla_ops.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/testing/latent_cache.h"
+#include "kvblocks/attention/testing/paged_case.h"
+#include "kvblocks/attention/testing/tolerance.h"
+
+namespace kvblocks::attention::cuda {
+
+class MlaOps : public AttentionOps {
+ public:
+  const char* name() const override { return "CUDA"; }
+  absl::Status MlaDecode(const ExecContext& context, const MlaDecodeArgs& args) const override {
+    return CudaMlaDecode(context, args);
+  }
+  absl::Status SparseMlaDecode(const ExecContext& context,
+                               const SparseMlaDecodeArgs& args) const override {
+    return CudaSparseMlaDecode(context, args);
+  }
+  absl::Status SparseMlaPrefill(const ExecContext& context,
+                                const SparseMlaPrefillArgs& args) const override {
+    return CudaSparseMlaPrefill(context, args);
+  }
+};
+
+inline const AttentionOps& OnDevice() {
+  static const MlaOps ops;
+  static const auto on_device =
+      HostTensorOps::Create(&ops, {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20});
+  return **on_device;
+}
+
+inline Tolerance ToleranceOf(KvLayout layout, DType type) {
+  return layout == KvLayout::kMlaFp8_656 ? CudaTileScaledTolerance(type) : CudaTolerance(type);
+}
+
+inline Tensor Ints(const std::vector<double>& values, std::vector<int64_t> extents) {
+  Tensor tensor(DType::kI32, std::move(extents));
+  tensor.Set(values);
+  return tensor;
+}
+inline Tensor Floats(const std::vector<double>& values) {
+  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
+  tensor.Set(values);
+  return tensor;
+}
+inline std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count) {
+  return {all.begin() + begin, all.begin() + begin + count};
+}
+
+inline LatentCacheOptions CacheOptions(KvLayout layout, DType type, int64_t block_size) {
+  LatentCacheOptions options;
+  options.layout = layout;
+  options.dtype = type;
+  options.latent_dim = 512, options.rotary_dim = 64;
+  options.block_size = block_size;
+  options.seed = block_size + 5;
+  return options;
+}
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_TESTING_MLA_OPS_SUITE_H_

@@ -1,0 +1,49 @@
+// What tests of the emulated prefill kernels have in common: each runs for both kernels.
+
+#ifndef KVBLOCKS_ATTENTION_CUDA_TESTING_PREFILL_FIXTURE_H_
+#define KVBLOCKS_ATTENTION_CUDA_TESTING_PREFILL_FIXTURE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/testing/paged_case.h"
+
+namespace kvblocks::attention::cuda {
+
+// The parameter is a compute capability, 80 for the mma.sync kernel or 90 for the wgmma one.
+class PrefillFixture : public testing::TestWithParam<int> {
+ protected:
+  static LaunchContext Context(uint32_t* flags, int num_multiprocessors = 4) {
+    LaunchContext context;
+    context.error_flags = flags;
+    context.num_multiprocessors = num_multiprocessors;
+    context.compute_capability = GetParam();
+    return context;
+  }
+  // Arguments that are not meant to be flagged by the kernel pass the host's checks.
+  template <typename Args>
+  static void ExpectValid(const Args& args, uint32_t expected_flags) {
+    const absl::Status status = Check(ExecContext{}, args);
+    EXPECT_TRUE(status.ok() || expected_flags != 0) << status;
+  }
+  // 16-bit queries over a cache of the same type, heads of 64 values.
+  static PagedCaseOptions Options(DType type = DType::kBF16) {
+    PagedCaseOptions options;
+    options.q_dtype = options.cache_dtype = type;
+    options.key_dim = options.value_dim = 64;
+    return options;
+  }
+};
+
+inline auto BothPrefillKernels() { return testing::Values(80, 90); }
+inline std::string NameOfPrefillKernel(const testing::TestParamInfo<int>& param) {
+  return absl::StrCat("Sm", param.param);
+}
+
+}  // namespace kvblocks::attention::cuda
+
+#endif  // KVBLOCKS_ATTENTION_CUDA_TESTING_PREFILL_FIXTURE_H_

@@ -1,0 +1,132 @@
+#include "kvblocks/attention/ops/block_checks.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/attention/ops/batch_checks.h"
+
+namespace kvblocks::attention {
+namespace {
+
+absl::Status CheckId(const char* op, const char* what, int64_t id, int64_t num_blocks) {
+  if (id >= 0 && id < num_blocks) return absl::OkStatus();
+  return absl::OutOfRangeError(
+      absl::StrCat(op, ": ", what, " block ", id, " of a cache of ", num_blocks, " blocks"));
+}
+
+// Destinations must be distinct and, within one cache, no sources.
+absl::Status CheckPairs(const char* op, absl::Span<const BlockPair> pairs, int64_t src_blocks,
+                        int64_t dst_blocks, bool one_cache) {
+  std::vector<int32_t> sources, destinations;
+  for (const auto& [source, destination] : pairs) {
+    if (auto s = CheckId(op, "source", source, src_blocks); !s.ok()) return s;
+    if (auto s = CheckId(op, "destination", destination, dst_blocks); !s.ok()) return s;
+    sources.push_back(source);
+    destinations.push_back(destination);
+  }
+  std::sort(sources.begin(), sources.end());
+  std::sort(destinations.begin(), destinations.end());
+  if (auto twice = std::adjacent_find(destinations.begin(), destinations.end());
+      twice != destinations.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": destination block ", *twice, " is given twice; give it once"));
+  }
+  if (!one_cache) return absl::OkStatus();
+  for (const int32_t destination : destinations) {
+    if (std::binary_search(sources.begin(), sources.end(), destination)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(op, ": block ", destination,
+                       " is a source and a destination, so the result would depend on the order; "
+                       "use two calls"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckBlockCache(const char* op, const char* name, const ExecContext& context,
+                             const ConstKvCacheView& cache, bool written) {
+  const std::string k = absl::StrCat(name, ".k"), v = absl::StrCat(name, ".v");
+  ArgChecker check(context, op);
+  CacheGeometry geometry;
+  CheckCache(check, {name, k.c_str(), v.c_str()}, cache, CacheFamily::kAny, written, &geometry);
+  return check.Finish();
+}
+
+absl::Status CheckCachesApart(const char* op, const ConstKvCacheView& one,
+                              const ConstKvCacheView& other) {
+  ConstTensorView of_one[2], of_other[2];
+  for (const ConstTensorView& a : CacheTensors(one, of_one)) {
+    for (const ConstTensorView& b : CacheTensors(other, of_other)) {
+      if (MayOverlap(a, b)) {
+        return absl::InvalidArgumentError(absl::StrCat(op, ": caches ", a.DebugString(), " and ",
+                                                       b.DebugString(),
+                                                       " share memory; give two caches"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameBlocks(const char* op, const ConstTensorView& src,
+                             const ConstTensorView& dst) {
+  const bool same = src.dtype == dst.dtype && src.rank == dst.rank &&
+                    std::equal(src.extent.begin() + 1, src.extent.end(), dst.extent.begin() + 1);
+  if (same) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(op, ": src ", src.DebugString(), " and dst ",
+                                                 dst.DebugString(),
+                                                 " have blocks of other shapes or types"));
+}
+
+absl::Status CheckCopyBlocks(const ExecContext& context, absl::Span<const KvCacheView> caches,
+                             absl::Span<const BlockPair> pairs) {
+  constexpr char kOp[] = "CopyBlocks";
+  for (const KvCacheView& cache : caches) {
+    if (auto s = CheckBlockCache(kOp, "caches", context, cache, true); !s.ok()) return s;
+    const int64_t blocks = cache.num_blocks();
+    if (auto s = CheckPairs(kOp, pairs, blocks, blocks, true); !s.ok()) return s;
+  }
+  for (size_t i = 0; i < caches.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (auto s = CheckCachesApart(kOp, caches[j], caches[i]); !s.ok()) return s;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSwapBlocks(const ExecContext& src_context, const ConstKvCacheView& src,
+                             const ExecContext& dst_context, const KvCacheView& dst,
+                             absl::Span<const BlockPair> pairs) {
+  constexpr char kOp[] = "SwapBlocks";
+  if (auto s = CheckBlockCache(kOp, "src", src_context, src, false); !s.ok()) return s;
+  if (auto s = CheckBlockCache(kOp, "dst", dst_context, dst, true); !s.ok()) return s;
+  if (src.layout != dst.layout || src.planar_block_size != dst.planar_block_size) {
+    return absl::InvalidArgumentError(absl::StrCat(kOp, ": src is ", Name(src.layout), ", dst ",
+                                                   Name(dst.layout), "; use ConvertLayout"));
+  }
+  ConstTensorView src_storage[2];
+  TensorView dst_storage[2];
+  const auto from = CacheTensors(src, src_storage);
+  const auto to = CacheTensors(dst, dst_storage);
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (auto s = CheckSameBlocks(kOp, from[i], to[i]); !s.ok()) return s;
+  }
+  if (auto s = CheckPairs(kOp, pairs, src.num_blocks(), dst.num_blocks(), false); !s.ok()) return s;
+  return CheckCachesApart(kOp, src, dst);
+}
+
+absl::Status CheckFillBlocks(const ExecContext& context, const KvCacheView& cache,
+                             absl::Span<const int32_t> ids) {
+  constexpr char kOp[] = "FillBlocks";
+  if (auto s = CheckBlockCache(kOp, "cache", context, cache, true); !s.ok()) return s;
+  for (const int32_t id : ids) {
+    if (auto s = CheckId(kOp, "ids", id, cache.num_blocks()); !s.ok()) return s;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::attention

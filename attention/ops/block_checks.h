@@ -1,0 +1,51 @@
+// What operations on whole blocks refuse, wherever the caches are: ids, pairs whose order would
+// matter, caches of other shapes or that share memory. block_ops.h says which status is for what.
+//
+// Ids and pairs are in host memory, caches where their contexts are. Cost: O(pairs * log pairs) per
+// cache, plus a comparison of all pairs of caches.
+
+#ifndef KVBLOCKS_ATTENTION_OPS_BLOCK_CHECKS_H_
+#define KVBLOCKS_ATTENTION_OPS_BLOCK_CHECKS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/exec_context.h"
+
+namespace kvblocks::attention {
+
+absl::Status CheckCopyBlocks(const ExecContext& context, absl::Span<const KvCacheView> caches,
+                             absl::Span<const BlockPair> pairs);
+// The two caches may be on two devices.
+absl::Status CheckSwapBlocks(const ExecContext& src_context, const ConstKvCacheView& src,
+                             const ExecContext& dst_context, const KvCacheView& dst,
+                             absl::Span<const BlockPair> pairs);
+absl::Status CheckFillBlocks(const ExecContext& context, const KvCacheView& cache,
+                             absl::Span<const int32_t> ids);
+
+// Of a single cache: its views are on the context's device, fit its layout, and nothing that is
+// written overlaps.
+absl::Status CheckBlockCache(const char* op, const char* name, const ExecContext& context,
+                             const ConstKvCacheView& cache, bool written);
+// That none of the tensors of two caches share a byte.
+absl::Status CheckCachesApart(const char* op, const ConstKvCacheView& one,
+                              const ConstKvCacheView& other);
+// That blocks of two tensors, the first dimension left out, have one shape and type.
+absl::Status CheckSameBlocks(const char* op, const ConstTensorView& src,
+                             const ConstTensorView& dst);
+
+// The tensors that hold a cache's bytes: K and V, or one where V is part of K.
+template <typename View>
+absl::Span<const View> CacheTensors(const BasicKvCacheView<View>& cache, View (&storage)[2]) {
+  storage[0] = cache.k;
+  storage[1] = cache.v;
+  const bool one = IsMla(cache.layout) && cache.layout != KvLayout::kMlaSplit;
+  return absl::MakeConstSpan(storage, one ? 1 : 2);
+}
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_OPS_BLOCK_CHECKS_H_

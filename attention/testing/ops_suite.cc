@@ -1,0 +1,132 @@
+#include "kvblocks/attention/testing/ops_suite.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr int64_t kDim = 32;
+
+PagedCaseOptions ScoresOptions(const std::vector<std::vector<double>>& scores,
+                               const std::vector<int64_t>& q_lens, int64_t block_size) {
+  PagedCaseOptions options;
+  options.lengths.clear();
+  for (const std::vector<double>& of_request : scores) {
+    options.lengths.push_back(static_cast<int64_t>(of_request.size()));
+  }
+  options.q_lens = q_lens;
+  options.num_heads = options.num_kv_heads = 1;
+  options.key_dim = options.value_dim = kDim;
+  options.block_size = block_size;
+  return options;
+}
+
+std::vector<double> OnFirstAxis(double value) {
+  std::vector<double> row(kDim);
+  row[0] = value;
+  return row;
+}
+
+}  // namespace
+
+ScoresCase::ScoresCase(std::vector<std::vector<double>> scores,
+                       std::vector<std::vector<double>> values, std::vector<int64_t> q_lens,
+                       int64_t block_size)
+    : PagedCase(ScoresOptions(scores, q_lens, block_size)) {
+  params.scale = 1;
+  for (size_t b = 0; b < scores.size(); ++b) {
+    for (size_t j = 0; j < scores[b].size(); ++j) {
+      SetKey(b, j, 0, OnFirstAxis(scores[b][j]));
+      SetValue(b, j, 0, std::vector<double>(kDim, values[b][j]));
+    }
+  }
+  for (int64_t t = 0; t < num_tokens(); ++t) SetQuery(t, 0, OnFirstAxis(1));
+}
+
+PagedCaseOptions VariedDecodeOptions() {
+  PagedCaseOptions options;
+  options.lengths = {1, 70, 0, 16, 33, 131};
+  options.q_lens.assign(6, 1);
+  options.key_dim = options.value_dim = 64;
+  return options;
+}
+
+void ExpectExample(double actual, double expected) {
+  if (!std::isfinite(expected)) {
+    EXPECT_EQ(actual, expected);
+    return;
+  }
+  const Tolerance tolerance = ToleranceUnderTest(DType::kF32);
+  // The numbers are given to seven places.
+  EXPECT_NEAR(actual, expected, tolerance.absolute * std::max(1.0, std::abs(expected)) + 1e-7);
+}
+
+Tensor FloatTensor(const std::vector<double>& values) {
+  Tensor tensor(DType::kF32, {static_cast<int64_t>(values.size())});
+  tensor.Set(values);
+  return tensor;
+}
+
+Tensor IntTensor(const std::vector<double>& values, std::vector<int64_t> extents) {
+  Tensor tensor(DType::kI32, std::move(extents));
+  tensor.Set(values);
+  return tensor;
+}
+
+std::vector<double> Part(const std::vector<double>& all, int64_t begin, int64_t count) {
+  return {all.begin() + begin, all.begin() + begin + count};
+}
+
+std::vector<std::byte> OutputBytes(const PagedCase& paged) {
+  std::vector<std::byte> bytes = paged.out.bytes;
+  bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
+  return bytes;
+}
+
+void RunDecode(PagedCase& paged) {
+  paged.ClearOutputs();
+  const absl::Status status = OpsUnderTest().PagedDecode({}, paged.DecodeArgs());
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+void RunPrefill(PagedCase& paged) {
+  paged.ClearOutputs();
+  const absl::Status status = OpsUnderTest().PagedPrefill({}, paged.PrefillArgs());
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+void RunVarlen(PagedCase& paged) {
+  paged.ClearOutputs();
+  const absl::Status status = OpsUnderTest().VarlenSelfAttention({}, paged.VarlenArgs());
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+void ExpectDecodeIsExact(PagedCase& paged) {
+  RunDecode(paged);
+  EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(paged.options().q_dtype)), "");
+}
+
+void ExpectPrefillIsExact(PagedCase& paged) {
+  RunPrefill(paged);
+  EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(paged.options().q_dtype)), "");
+}
+
+void ExpectVarlenIsExact(PagedCase& paged) {
+  RunVarlen(paged);
+  EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(paged.options().q_dtype)), "");
+}
+
+void ExpectClose(const std::vector<double>& a, const std::vector<double>& b, DType out) {
+  ASSERT_EQ(a.size(), b.size());
+  const double limit = 2 * ToleranceUnderTest(out).absolute;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::isfinite(a[i]) && std::isfinite(b[i])) {
+      ASSERT_NEAR(a[i], b[i], limit * std::max(1.0, std::abs(a[i]))) << "element " << i;
+    } else {
+      ASSERT_EQ(a[i], b[i]) << "element " << i;
+    }
+  }
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,183 @@
+// The worked examples of attention over heads, against the backend under test.
+
+#include <cmath>
+#include <limits>
+
+#include "kvblocks/attention/testing/ops_suite.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+const double kLn2 = std::log(2), kLn3 = std::log(3), kLn4 = std::log(4), kLn5 = std::log(5),
+             kLn6 = std::log(6), kLn8 = std::log(8);
+
+TEST(OpsExamplesTest, Ex6DecodeAndSink) {
+  ScoresCase paged({0, kLn2, kLn5}, {8, 16, 24});
+  RunDecode(paged);
+  ExpectExample(paged.out_at(0), 20);
+  ExpectExample(paged.lse_at(0), 2.0794415);
+  const std::vector<std::byte> plain = OutputBytes(paged);
+  const std::pair<double, double> kCases[] = {
+      {-kInfinity, 20}, {0, 17.7777778}, {kLn8, 10}, {std::log(24), 5}, {kInfinity, 0}};
+  for (const auto& [sink, out] : kCases) {
+    const Tensor sinks = FloatTensor({sink});
+    paged.params.sinks = sinks.view;
+    for (const SplitPolicy split : {SplitPolicy::None(), SplitPolicy::Fixed(2)}) {
+      paged.params.split = split;
+      RunDecode(paged);
+      ExpectExample(paged.out_at(0), out);
+      ExpectExample(paged.lse_at(0), 2.0794415);
+    }
+    paged.params.split = SplitPolicy::None();
+    RunDecode(paged);
+    if (sink == -kInfinity) {
+      EXPECT_EQ(OutputBytes(paged), plain);
+    }
+  }
+}
+
+TEST(OpsExamplesTest, Ex10ScoreFeatures) {
+  const Tensor half = FloatTensor({0.5}), quarter = FloatTensor({0.25}), zero = FloatTensor({0});
+  ScoresCase alibi({0, 0, 0, 0}, {1, 2, 3, 4});
+  alibi.params.alibi_slopes = half.view;
+  RunDecode(alibi);
+  ExpectExample(alibi.out_at(0), 3.0845765);
+  ExpectExample(alibi.lse_at(0), 0.7873387);
+
+  ScoresCase cap({1, 2, 4}, {1, 2, 4});
+  cap.params.soft_cap = 2;
+  RunDecode(cap);
+  ExpectExample(cap.out_at(0), 2.8032897);
+  ExpectExample(cap.lse_at(0), 2.6378343);
+  cap.params.alibi_slopes = quarter.view;
+  RunDecode(cap);
+  ExpectExample(cap.out_at(0), 3.0206284);
+  ExpectExample(cap.lse_at(0), 2.4829688);
+
+  ScoresCase window({std::vector<double>(8)}, {{0, 1, 2, 3, 4, 5, 6, 7}}, {8}, 2);
+  window.params.window_left = 2;
+  RunPrefill(window);
+  ExpectExample(window.out_at(1), 0.5);
+  ExpectExample(window.out_at(6), 5);
+  ExpectExample(window.out_at(7), 6);
+  ScoresCase decode(std::vector<double>(8), {0, 1, 2, 3, 4, 5, 6, 7});
+  decode.params.window_left = 2;
+  RunDecode(decode);
+  ExpectExample(decode.out_at(0), 6);
+  ExpectExample(decode.lse_at(0), kLn3);
+
+  ScoresCase sink({9, 9, 0, kLn3}, {1, 2, 3, 4});
+  sink.params.window_left = 1;
+  sink.params.sinks = zero.view;
+  RunDecode(sink);
+  ExpectExample(sink.out_at(0), 3);
+  ExpectExample(sink.lse_at(0), kLn4);
+}
+
+// Which of 17 keys each head sees is read off values 2^j.
+TEST(OpsExamplesTest, Ex15BlockSparse) {
+  PagedCaseOptions options;
+  options.lengths = {17};
+  options.q_lens = {1};
+  options.key_dim = options.value_dim = 32;
+  options.block_size = 2;
+  options.q_factor = 0;
+  PagedCase paged(options);
+  for (int j = 0; j < 17; ++j) {
+    for (int h : {0, 1}) paged.SetValue(0, j, h, std::vector<double>(32, std::ldexp(1, j)));
+  }
+  paged.params.block_sparse.local_blocks = 1;
+  paged.params.block_sparse.vert_stride = 2;
+  paged.params.block_sparse.block_size = 4;
+  const auto blocks = [&](int head) {
+    RunDecode(paged);
+    const int64_t bits =
+        std::llround(paged.out.Get()[head * 32] * std::exp(paged.lse.Get()[head]));
+    std::vector<int> seen;
+    for (int j = 0; j < 17; ++j) {
+      if (bits >> j & 1 && (seen.empty() || seen.back() != j / 2)) seen.push_back(j / 2);
+    }
+    return seen;
+  };
+  for (int head = 0; head < 4; ++head) EXPECT_EQ(blocks(head), (std::vector<int>{2, 3, 6, 7, 8}));
+  ExpectExample(paged.lse.Get()[0], std::log(9));
+  paged.params.block_sparse.head_sliding_step = 1;
+  EXPECT_EQ(blocks(1), (std::vector<int>{0, 1, 4, 5, 8}));
+  paged.params.block_sparse.head_sliding_step = -1;
+  for (int head : {2, 3}) EXPECT_EQ(blocks(head), (std::vector<int>{0, 1, 4, 5, 8}));
+}
+
+TEST(OpsExamplesTest, Ex30VarlenPagedPrefill) {
+  ScoresCase paged({{0, kLn2, kLn3}, {0, kLn4}}, {{1, 2, 3}, {5, 10}}, {2, 1}, 2);
+  RunPrefill(paged);
+  const double kOut[] = {1.6666667, 2.3333333, 9}, kLse[] = {kLn3, kLn6, kLn5};
+  for (int row = 0; row < 3; ++row) {
+    ExpectExample(paged.out_at(row), kOut[row]);
+    ExpectExample(paged.lse_at(row), kLse[row]);
+  }
+  Tensor mask(DType::kBool, {2, 2, 3});
+  mask.Set({0, 0, 0, 0, 1, 0, /* second request */ 0, 0, 0, 0, 0, 0});
+  paged.params.mask.tensor = mask.view;
+  paged.params.mask.form = MaskForm::kPerRequest;
+  RunPrefill(paged);
+  ExpectExample(paged.out_at(0), kOut[0]);
+  ExpectExample(paged.out_at(1), 2.5);
+  ExpectExample(paged.lse_at(1), kLn4);
+  ExpectExample(paged.out_at(2), kOut[2]);
+
+  ScoresCase chunk({std::vector<double>(5)}, {{1, 2, 3, 4, 5}}, {2}, 2);
+  RunPrefill(chunk);
+  ExpectExample(chunk.out_at(0), 2.5);
+  ExpectExample(chunk.lse_at(0), kLn4);
+  ExpectExample(chunk.out_at(1), 3);
+  ExpectExample(chunk.lse_at(1), kLn5);
+}
+
+TEST(OpsExamplesTest, Ex31Tail) {
+  ScoresCase paged({0, 0, 0}, {1, 2, 3});  // unused rows are NaN
+  RunDecode(paged);
+  ExpectExample(paged.out_at(0), 2);
+  ExpectExample(paged.lse_at(0), kLn3);
+}
+
+TEST(OpsExamplesTest, Ex34SoftCapOfHugeScores) {
+  ScoresCase paged({100, 200, -200}, {1, 2, 3});
+  paged.params.soft_cap = 1;
+  RunDecode(paged);
+  // tanh is 1, 1, -1.
+  ExpectExample(paged.out_at(0), (3 * std::exp(1) + 3 * std::exp(-1)) /
+                                     (2 * std::exp(1) + std::exp(-1)));
+  ExpectExample(paged.lse_at(0), std::log(2 * std::exp(1) + std::exp(-1)));
+}
+
+TEST(OpsExamplesTest, Ex35GroupsOfHeadsShareKeys) {
+  PagedCaseOptions options;
+  options.lengths = {2};
+  options.q_lens = {1};
+  options.key_dim = options.value_dim = 32;
+  PagedCase paged(options);
+  paged.params.scale = 1;
+  const auto axis = [](int d, double value) {
+    std::vector<double> row(32);
+    row[d] = value;
+    return row;
+  };
+  for (int h : {0, 1}) {
+    paged.SetKey(0, 0, h, axis(0, 1));
+    paged.SetKey(0, 1, h, axis(1, 1));
+    const double factor = h == 0 ? 1 : 10;  // to tell the KV heads apart
+    paged.SetValue(0, 0, h, std::vector<double>(32, 10 * factor));
+    paged.SetValue(0, 1, h, std::vector<double>(32, 20 * factor));
+  }
+  for (int head = 0; head < 4; ++head) paged.SetQuery(0, head, axis(head % 2, kLn3));
+  RunDecode(paged);
+  const double kOut[] = {12.5, 17.5, 125, 175};
+  for (int head = 0; head < 4; ++head) {
+    ExpectExample(paged.out.Get()[head * 32], kOut[head]);
+    ExpectExample(paged.lse.Get()[head], kLn4);
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::attention

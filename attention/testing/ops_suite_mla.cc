@@ -1,0 +1,334 @@
+// T-3, T-23, T-26: multi-head latent attention over every latent layout, as the dense operation has
+// it; the sparse operation and the uncompressed form must agree with it.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/attention/testing/latent_cache.h"
+#include "kvblocks/attention/testing/ops_suite.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Requests over shuffled blocks of a latent cache.
+struct DenseCase {
+  DenseCase(const LatentCacheOptions& cache_options, std::vector<int64_t> lengths_in,
+            std::vector<int64_t> q_lens_in, int64_t num_heads, DType q_dtype)
+      : cache(WithBlocksFor(cache_options, lengths_in)),
+        lengths(std::move(lengths_in)),
+        q_lens(std::move(q_lens_in)),
+        heads(num_heads),
+        block_size(cache_options.block_size) {
+    std::mt19937_64 random(9);
+    const int64_t R = static_cast<int64_t>(lengths.size());
+    int64_t columns = 2, T = 0;
+    for (int64_t length : lengths) columns = std::max(columns, length / block_size + 2);
+    std::vector<int64_t> ids(cache.view().num_blocks());
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
+    for (size_t i = ids.size(); i > 1; --i)
+      std::swap(ids[i - 1], ids[IntegerDraw(random, 0, i - 1)]);
+    std::vector<double> entries(R * columns, 2147480000), starts = {0};
+    std::vector<bool> used(ids.size() * block_size);
+    for (int64_t b = 0; b < R; ++b) {
+      for (int64_t j = 0; j < lengths[b]; ++j) {
+        if (j % block_size == 0) entries[b * columns + j / block_size] = ids.back(), ids.pop_back();
+        used[Slot(entries, columns, b, j)] = true;
+      }
+      T += q_lens[b];
+      starts.push_back(static_cast<double>(T));
+    }
+    for (size_t slot = 0; slot < used.size(); ++slot) {
+      if (!used[slot]) cache.Poison(slot);
+    }
+    table = IntTensor(entries, {R, columns});
+    seq_lens = IntTensor({lengths.begin(), lengths.end()}, {R});
+    query_start_loc = IntTensor(starts, {R + 1});
+    q = Tensor(q_dtype, {T, heads, cache.key_dim()});
+    q.Set(NormalDraws(random, T * heads * cache.key_dim()));
+    out = Tensor(q_dtype, {T, heads, cache.value_dim()});
+    lse = Tensor(DType::kF32, {T, heads});
+    params.scale = static_cast<float>(1 / std::sqrt(cache.key_dim()));
+    if (cache_options.scale != 1) {
+      scale = FloatTensor({cache_options.scale});
+      params.scales.k = scale.view;
+    }
+  }
+
+  static LatentCacheOptions WithBlocksFor(LatentCacheOptions options,
+                                          const std::vector<int64_t>& lengths) {
+    options.num_blocks = 1;
+    for (int64_t length : lengths) {
+      options.num_blocks += (length + options.block_size - 1) / options.block_size;
+    }
+    return options;
+  }
+  int64_t Slot(const std::vector<double>& entries, int64_t columns, int64_t b, int64_t j) const {
+    return static_cast<int64_t>(entries[b * columns + j / block_size]) * block_size +
+           j % block_size;
+  }
+  int64_t Slot(int64_t b, int64_t j) const { return Slot(table.Get(), table.view.extent[1], b, j); }
+
+  MlaDecodeArgs Args(bool varlen) {
+    FillWithPoison(out);
+    FillWithPoison(lse);
+    MlaDecodeArgs args;
+    args.q_lat = q.view;
+    args.cache = cache.view();
+    args.block_table = table.view;
+    args.seq_lens = seq_lens.view;
+    args.max_seq_len = *std::max_element(lengths.begin(), lengths.end());
+    if (varlen) args.query_start_loc = query_start_loc.view;
+    args.params = params;
+    args.out = out.view;
+    args.lse = lse.view;
+    return args;
+  }
+  DenseResult Expected() const {
+    DenseResult all;
+    const std::vector<double> queries = q.Get(), entries = table.Get();
+    const int64_t row = heads * cache.key_dim();
+    int64_t first = 0;
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      std::vector<const std::vector<double>*> rows;
+      for (int64_t j = 0; j < lengths[b]; ++j) {
+        rows.push_back(&cache.row(Slot(entries, table.view.extent[1], b, j)));
+      }
+      Append(DenseAttention(RequestOverRows(rows, Part(queries, first * row, q_lens[b] * row),
+                                            q_lens[b], heads, cache.value_dim()),
+                            ToDense(params)),
+             all);
+      first += q_lens[b];
+    }
+    return all;
+  }
+  void ExpectExact(const MlaDecodeArgs& args) {
+    const absl::Status status = OpsUnderTest().MlaDecode({}, args);
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(Mismatch(Expected(), out.view, lse.view, ToleranceUnderTest(out.view.dtype)), "");
+  }
+
+  LatentCache cache;
+  std::vector<int64_t> lengths, q_lens;
+  int64_t heads, block_size;
+  Tensor table, seq_lens, query_start_loc, q, out, lse, scale;
+  AttnParams params;
+};
+
+TEST(OpsMlaTest, T3DenseDecodeOfEveryLayout) {
+  const std::pair<int64_t, int64_t> kHeadsAndBlocks[] = {{1, 2}, {16, 61}, {64, 64}, {128, 16}};
+  for (const LatentCacheOptions& layout : EveryLatentLayout()) {
+    for (const auto& [heads, block_size] : kHeadsAndBlocks) {
+      SCOPED_TRACE(absl::StrCat(Name(layout.layout), " of ", Name(layout.dtype), ", ", heads,
+                                " heads, BS ", block_size));
+      LatentCacheOptions options = layout;
+      options.block_size = block_size;
+      const DType type = heads == 16 ? DType::kBF16 : DType::kF32;
+      DenseCase decode(options, {1, 0, 16, 65}, {1, 1, 1, 1}, heads, type);
+      decode.ExpectExact(decode.Args(/*varlen=*/false));
+      DenseCase varlen(options, {3, 0, 17, 7}, {3, 0, 2, 1}, heads, type);
+      varlen.ExpectExact(varlen.Args(/*varlen=*/true));
+    }
+  }
+}
+
+TEST(OpsMlaTest, QueriesMayComeInTwoParts) {
+  for (const LatentCacheOptions& layout : EveryLatentLayout()) {
+    DenseCase whole(layout, {1, 40, 33}, {1, 1, 1}, 4, DType::kF32);
+    MlaDecodeArgs args = whole.Args(false);
+    const int64_t D = whole.cache.key_dim();
+    const int64_t rotary = layout.dtype == DType::kU8 ? 64 : 16;
+    const ConstTensorView q = args.q_lat;
+    args.q_lat = q.Slice(2, 0, D - rotary).value();
+    args.q_pe = q.Slice(2, D - rotary, D).value();
+    whole.ExpectExact(args);
+  }
+}
+
+TEST(OpsMlaTest, DenseDecodeTakesFeaturesAndSplits) {
+  DenseCase decode(LatentCacheOptions(), {1, 0, 40, 130}, {1, 0, 2, 5}, 4, DType::kF32);
+  const Tensor sinks = FloatTensor({0.5, -1, 2, -kInfinity});
+  decode.params.sinks = sinks.view;
+  decode.params.soft_cap = 4;
+  decode.ExpectExact(decode.Args(true));
+  decode.params.window_left = 20;
+  decode.params.split = SplitPolicy::Fixed(32);
+  decode.ExpectExact(decode.Args(true));
+}
+// T-23. A window as lists of slots for the sparse operation.
+TEST(OpsMlaTest, T23WindowListsEqualTheWindow) {
+  constexpr int64_t kWindow = 24, kHeads = 4;
+  LatentCacheOptions options;
+  options.latent_dim = 512, options.rotary_dim = 64;
+  DenseCase dense(options, {1, 40, 24, 130}, {1, 1, 1, 1}, kHeads, DType::kBF16);
+  dense.params.window_left = kWindow - 1;
+  dense.ExpectExact(dense.Args(false));
+  std::vector<double> entries, lens;
+  for (int64_t b = 0; b < 4; ++b) {
+    const int64_t begin = std::max<int64_t>(0, dense.lengths[b] - kWindow);
+    for (int64_t k = 0; k < kWindow; ++k) {
+      entries.push_back(begin + k < dense.lengths[b] ? static_cast<double>(dense.Slot(b, begin + k))
+                                                     : -1);
+    }
+    lens.push_back(static_cast<double>(dense.lengths[b] - begin));
+  }
+  const Tensor indices = IntTensor(entries, {4, 1, kWindow}), topk_len = IntTensor(lens, {4});
+  Tensor out(DType::kBF16, {4, 1, kHeads, 512}), lse(DType::kF32, {4, 1, kHeads});
+  SparseMlaDecodeArgs args;
+  args.q = dense.q.view.Unsqueeze(1).value();
+  args.main = {dense.cache.view(), indices.view, topk_len.view};
+  args.scale = dense.params.scale;
+  args.out = out.view;
+  args.lse = lse.view;
+  ASSERT_TRUE(OpsUnderTest().SparseMlaDecode({}, args).ok());
+  ExpectClose(out.Get(), dense.out.Get(), DType::kBF16);
+  ExpectClose(lse.Get(), dense.lse.Get(), DType::kF32);
+}
+// --- Absorbed and uncompressed ---
+
+TEST(OpsMlaTest, Ex16Absorption) {
+  LatentCacheOptions options;
+  options.dtype = DType::kF32;
+  options.latent_dim = 512, options.rotary_dim = 64;
+  options.block_size = 2;
+  DenseCase absorbed(options, {2}, {1}, 1, DType::kF32);
+  const auto row = [](double a, double b, double pe) {
+    std::vector<double> values(576);
+    values[0] = a, values[1] = b, values[512] = pe;
+    return values;
+  };
+  absorbed.cache.SetRow(absorbed.Slot(0, 0), row(1, 2, 0.5));
+  absorbed.cache.SetRow(absorbed.Slot(0, 1), row(3, -1, -0.25));
+  absorbed.q.Set(row(1, 2, 4));
+  absorbed.params.scale = static_cast<float>(1 / std::sqrt(2));
+  ASSERT_TRUE(OpsUnderTest().MlaDecode({}, absorbed.Args(false)).ok());
+  const std::vector<double> latent = absorbed.out.Get();
+  ExpectExample(latent[0], 1.0140707);
+  ExpectExample(latent[1], 1.9788939);
+  ExpectExample(2 * latent[0] - latent[1], 0.0492475);
+  ExpectExample(absorbed.lse.Get()[0], 4.9568077);
+}
+
+// y [n][to] = x [n][from] * matrix [from][to].
+std::vector<double> Multiply(const std::vector<double>& x, const std::vector<double>& matrix,
+                             int64_t from, int64_t to) {
+  std::vector<double> y(x.size() / from * to);
+  for (size_t n = 0; n < x.size() / from; ++n) {
+    for (int64_t i = 0; i < from; ++i) {
+      for (int64_t j = 0; j < to; ++j) y[n * to + j] += x[n * from + i] * matrix[i * to + j];
+    }
+  }
+  return y;
+}
+
+// Inputs of both forms are products rounded to float32, which moves scores by some 1e-6.
+void ExpectSameModuloInputs(const std::vector<double>& a, const std::vector<double>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  const double limit = 1e-5 + 2 * ToleranceUnderTest(DType::kF32).absolute;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ASSERT_NEAR(a[i], b[i], limit * std::max(1.0, std::abs(a[i]))) << i;
+  }
+}
+
+TEST(OpsMlaTest, T26AbsorbedEqualsUncompressedInOneShotAndInChunks) {
+  constexpr int64_t H = 3, kLatent = 64, kRotary = 16, kNope = 32, kValue = 24, L = 90, Q = 10;
+  std::mt19937_64 random(31);
+  LatentCacheOptions options;
+  options.dtype = DType::kF32;
+  DenseCase absorbed(options, {L}, {Q}, H, DType::kF32);
+  absorbed.params.scale = static_cast<float>(1 / std::sqrt(kNope + kRotary));
+  // Per head: W_UK [kLatent][kNope], W_UV [kLatent][kValue].
+  std::vector<std::vector<double>> w_uk, w_uv;
+  for (int64_t h = 0; h < H; ++h) {
+    w_uk.push_back(NormalDraws(random, kLatent * kNope));
+    w_uv.push_back(NormalDraws(random, kLatent * kValue));
+    for (std::vector<double>* w : {&w_uk.back(), &w_uv.back()}) {
+      for (double& value : *w) value /= 8;
+    }
+  }
+  constexpr int64_t D = kNope + kRotary;
+  Tensor q(DType::kF32, {Q, H, D}), k(DType::kF32, {L, H, D}), v(DType::kF32, {L, H, kValue});
+  q.Set(NormalDraws(random, Q * H * D));
+  const std::vector<double> queries = q.Get();
+  std::vector<double> latent_queries, keys(L * H * D), values(L * H * kValue);
+  for (int64_t t = 0; t < Q; ++t) {
+    for (int64_t h = 0; h < H; ++h) {
+      const double* query = &queries[(t * H + h) * D];
+      for (int64_t c = 0; c < kLatent; ++c) {
+        double sum = 0;
+        for (int64_t n = 0; n < kNope; ++n) sum += w_uk[h][c * kNope + n] * query[n];
+        latent_queries.push_back(sum);
+      }
+      latent_queries.insert(latent_queries.end(), query + kNope, query + D);
+    }
+  }
+  absorbed.q.Set(latent_queries);
+  for (int64_t j = 0; j < L; ++j) {
+    const std::vector<double>& row = absorbed.cache.row(absorbed.Slot(0, j));
+    const std::vector<double> latent = Part(row, 0, kLatent);
+    for (int64_t h = 0; h < H; ++h) {
+      const std::vector<double> nope = Multiply(latent, w_uk[h], kLatent, kNope);
+      const std::vector<double> value = Multiply(latent, w_uv[h], kLatent, kValue);
+      std::copy(nope.begin(), nope.end(), &keys[(j * H + h) * D]);
+      std::copy(row.begin() + kLatent, row.end(), &keys[(j * H + h) * D + kNope]);
+      std::copy(value.begin(), value.end(), &values[(j * H + h) * kValue]);
+    }
+  }
+  k.Set(keys);
+  v.Set(values);
+
+  ASSERT_TRUE(OpsUnderTest().MlaDecode({}, absorbed.Args(true)).ok());
+  std::vector<double> by_absorption;
+  const std::vector<double> latent_out = absorbed.out.Get();
+  for (int64_t row = 0; row < Q * H; ++row) {
+    const std::vector<double> out =
+        Multiply(Part(latent_out, row * kLatent, kLatent), w_uv[row % H], kLatent, kValue);
+    by_absorption.insert(by_absorption.end(), out.begin(), out.end());
+  }
+  // One shot.
+  const Tensor q_start = IntTensor({0, Q}, {2}), kv_start = IntTensor({0, L}, {2});
+  Tensor out(DType::kF32, {Q, H, kValue}), lse(DType::kF32, {Q, H});
+  VarlenSelfAttentionArgs args;
+  args.q = q.view;
+  args.k = k.view;
+  args.v = v.view;
+  args.query_start_loc = q_start.view;
+  args.kv_start_loc = kv_start.view;
+  args.params.scale = absorbed.params.scale;
+  args.out = out.view;
+  args.lse = lse.view;
+  ASSERT_TRUE(OpsUnderTest().VarlenSelfAttention({}, args).ok());
+  ExpectSameModuloInputs(by_absorption, out.Get());
+  ExpectSameModuloInputs(absorbed.lse.Get(), lse.Get());
+  // New tokens among themselves, causally; the context in chunks, all of it visible; merged.
+  const int64_t kCuts[] = {0, 33, 64, L - Q, L};
+  Tensor outs(DType::kF32, {4, Q, H, kValue}), lses(DType::kF32, {4, Q, H});
+  for (int64_t n = 0; n < 4; ++n) {
+    const Tensor chunk_start = IntTensor({0, static_cast<double>(kCuts[n + 1] - kCuts[n])}, {2});
+    VarlenSelfAttentionArgs chunk = args;
+    chunk.k = k.view.Slice(0, kCuts[n], kCuts[n + 1]).value();
+    chunk.v = v.view.Slice(0, kCuts[n], kCuts[n + 1]).value();
+    chunk.kv_start_loc = chunk_start.view;
+    chunk.params.causal = n == 3;
+    chunk.out = outs.view.Select(0, n).value();
+    chunk.lse = lses.view.Select(0, n).value();
+    ASSERT_TRUE(OpsUnderTest().VarlenSelfAttention({}, chunk).ok());
+  }
+  Tensor merged(DType::kF32, {Q, H, kValue}), merged_lse(DType::kF32, {Q, H});
+  MergeStatesArgs merge;
+  merge.outs = outs.view;
+  merge.lses = lses.view;
+  merge.out = merged.view;
+  merge.lse = merged_lse.view;
+  ASSERT_TRUE(OpsUnderTest().MergeStates({}, merge).ok());
+  ExpectSameModuloInputs(merged.Get(), out.Get());
+  ExpectSameModuloInputs(merged_lse.Get(), lse.Get());
+}
+
+}  // namespace
+}  // namespace kvblocks::attention

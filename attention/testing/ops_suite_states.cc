@@ -1,0 +1,293 @@
+// T-15, T-27: attention of parts of the keys, merged, is attention of all of them; cascades.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "kvblocks/attention/testing/ops_suite.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+const double kLn8 = std::log(8);
+
+// States of one token and head with values of 32 equal columns.
+struct ExampleStates {
+  ExampleStates(const std::vector<double>& outs_in, const std::vector<double>& lses_in)
+      : n(static_cast<int64_t>(outs_in.size())),
+        outs(DType::kF32, {n, 1, 1, 32}),
+        lses(DType::kF32, {n, 1, 1}) {
+    std::vector<double> values;
+    for (double out_value : outs_in) values.insert(values.end(), 32, out_value);
+    outs.Set(values);
+    lses.Set(lses_in);
+    args.outs = outs.view;
+    args.lses = lses.view;
+    args.out = out.view;
+    args.lse = lse.view;
+  }
+  void Expect(double want_out, double want_lse) {
+    FillWithPoison(out);
+    FillWithPoison(lse);
+    const absl::Status status = OpsUnderTest().MergeStates({}, args);
+    ASSERT_TRUE(status.ok()) << status;
+    for (double value : out.Get()) ExpectExample(value, want_out);
+    ExpectExample(lse.Get()[0], want_lse);
+  }
+
+  int64_t n;
+  Tensor outs, lses, out{DType::kF32, {1, 1, 32}}, lse{DType::kF32, {1, 1}};
+  MergeStatesArgs args;
+};
+
+TEST(OpsStatesTest, Ex8Merge) {
+  ExampleStates({40.0 / 3, 24}, {std::log(3), std::log(5)}).Expect(20, kLn8);
+  ExampleStates({20, 0}, {kLn8, -kInfinity}).Expect(20, kLn8);
+  ExampleStates({0, 0}, {-kInfinity, -kInfinity}).Expect(0, -kInfinity);
+}
+
+TEST(OpsStatesTest, ValuesOfEmptyStatesDoNotMatter) {
+  ExampleStates({20, NAN}, {kLn8, -kInfinity}).Expect(20, kLn8);
+  ExampleStates({NAN, NAN}, {-kInfinity, -kInfinity}).Expect(0, -kInfinity);
+}
+
+TEST(OpsStatesTest, Ex9SinkExactlyOnce) {
+  const Tensor sinks = FloatTensor({kLn8});
+  ExampleStates once({40.0 / 3, 24}, {std::log(3), std::log(5)});
+  once.args.sinks = sinks.view;
+  once.Expect(10, kLn8);
+  // In both parts, outputs and LSEs: another result, which is why parts take no sinks.
+  const auto with_sink = [](double value, double lse) { return value / (1 + 8 / std::exp(lse)); };
+  ExampleStates twice({with_sink(40.0 / 3, std::log(3)), with_sink(24, std::log(5))},
+                      {std::log(11), std::log(13)});
+  twice.Expect(6.6666667, std::log(24));
+  // In one part whose LSE includes it.
+  ExampleStates in_lse({with_sink(40.0 / 3, std::log(3)), 24}, {std::log(11), std::log(5)});
+  in_lse.Expect(10, std::log(16));
+}
+
+TEST(OpsStatesTest, InfiniteLseIsRefusedOrTakenAsEmpty) {
+  ExampleStates states({1, 2}, {0, kInfinity});
+  uint32_t bits = 0;
+  DeviceErrorFlags flags{&bits};
+  ExecContext context;
+  context.error_flags = &flags;
+  const absl::Status status = OpsUnderTest().MergeStates(context, states.args);
+  if (TraitsUnderTest().host_sees_values) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return;
+  }
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(bits, kMergeOfInfinity);
+  states.Expect(1, 0);
+}
+
+// Attention of one request with `num_keys` keys, and of parts of its keys, all by VarlenSelfAttention.
+struct SplitKeys {
+  SplitKeys(int64_t num_keys, uint64_t seed) : paged(Options(num_keys, seed)) {
+    paged.params.causal = false;
+    RunVarlen(paged);
+    whole_out = paged.out.Get(), whole_lse = paged.lse.Get();
+  }
+  static PagedCaseOptions Options(int64_t num_keys, uint64_t seed) {
+    PagedCaseOptions options;
+    options.lengths = {num_keys};
+    options.q_lens = {3};
+    options.key_dim = options.value_dim = 64;
+    options.seed = seed;
+    return options;
+  }
+  // States of keys [cuts[n], cuts[n + 1]).
+  void Split(const std::vector<int64_t>& cuts) {
+    const int64_t n = static_cast<int64_t>(cuts.size()) - 1;
+    outs = Tensor(DType::kF32, {n, 3, 4, 64});
+    lses = Tensor(DType::kF32, {n, 3, 4});
+    for (int64_t part = 0; part < n; ++part) {
+      VarlenSelfAttentionArgs args = paged.VarlenArgs();
+      const Tensor start =
+          IntTensor({0, static_cast<double>(cuts[part + 1] - cuts[part])}, {2});
+      args.k = args.k.Slice(0, cuts[part], cuts[part + 1]).value();
+      args.v = args.v.Slice(0, cuts[part], cuts[part + 1]).value();
+      args.kv_start_loc = start.view;
+      args.out = outs.view.Select(0, part).value();
+      args.lse = lses.view.Select(0, part).value();
+      const absl::Status status = OpsUnderTest().VarlenSelfAttention({}, args);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+  MergeStatesArgs Args() {
+    MergeStatesArgs args;
+    args.outs = outs.view;
+    args.lses = lses.view;
+    args.out = out.view;
+    args.lse = lse.view;
+    return args;
+  }
+  void Merge() { ASSERT_TRUE(OpsUnderTest().MergeStates({}, Args()).ok()); }
+
+  PagedCase paged;
+  std::vector<double> whole_out, whole_lse;
+  Tensor outs, lses, out{DType::kF32, {3, 4, 64}}, lse{DType::kF32, {3, 4}};
+};
+
+TEST(OpsStatesTest, T15PartsMergeToTheWhole) {
+  std::mt19937_64 random(3);
+  for (int trial = 0; trial < 20; ++trial) {
+    const int64_t num_keys = IntegerDraw(random, 1, 60);
+    SplitKeys keys(num_keys, trial + 1);
+    std::vector<int64_t> cuts = {0, num_keys};
+    for (int64_t n = IntegerDraw(random, 0, 5); n > 0; --n) {
+      cuts.push_back(IntegerDraw(random, 0, num_keys));  // parts may be empty
+    }
+    std::sort(cuts.begin(), cuts.end());
+    keys.Split(cuts);
+    keys.Merge();
+    ExpectClose(keys.out.Get(), keys.whole_out, DType::kF32);
+    ExpectClose(keys.lse.Get(), keys.whole_lse, DType::kF32);
+  }
+}
+
+TEST(OpsStatesTest, T15MergingCommutesAndFolds) {
+  SplitKeys keys(50, 1);
+  keys.Split({0, 7, 33, 50});
+  keys.Merge();
+  const std::vector<double> out = keys.out.Get(), lse = keys.lse.Get();
+  const std::vector<double> outs = keys.outs.Get(), lses = keys.lses.Get();
+  // Two states in either order, to the bit.
+  MergeStatesArgs binary = keys.Args();
+  binary.outs = keys.outs.view.Slice(0, 0, 2).value();
+  binary.lses = keys.lses.view.Slice(0, 0, 2).value();
+  ASSERT_TRUE(OpsUnderTest().MergeStates({}, binary).ok());
+  const std::vector<std::byte> forward = keys.out.bytes;
+  const std::vector<double> first_two = keys.out.Get(), first_two_lse = keys.lse.Get();
+  Tensor swapped(DType::kF32, {2, 3, 4, 64}), swapped_lses(DType::kF32, {2, 3, 4});
+  std::vector<double> values(outs.begin() + 768, outs.begin() + 2 * 768);
+  values.insert(values.end(), outs.begin(), outs.begin() + 768);
+  swapped.Set(values);
+  values.assign(lses.begin() + 12, lses.begin() + 24);
+  values.insert(values.end(), lses.begin(), lses.begin() + 12);
+  swapped_lses.Set(values);
+  binary.outs = swapped.view;
+  binary.lses = swapped_lses.view;
+  ASSERT_TRUE(OpsUnderTest().MergeStates({}, binary).ok());
+  EXPECT_EQ(keys.out.bytes, forward);
+  // The first two, merged, and the third give what all three give at once.
+  values = first_two;
+  values.insert(values.end(), outs.begin() + 2 * 768, outs.end());
+  swapped.Set(values);
+  values = first_two_lse;
+  values.insert(values.end(), lses.begin() + 24, lses.end());
+  swapped_lses.Set(values);
+  ASSERT_TRUE(OpsUnderTest().MergeStates({}, binary).ok());
+  ExpectClose(keys.out.Get(), out, DType::kF32);
+  ExpectClose(keys.lse.Get(), lse, DType::kF32);
+}
+
+TEST(OpsStatesTest, MergingInPlaceWithContextForSomeTokens) {
+  SplitKeys keys(50, 1);
+  keys.Split({0, 20, 50});
+  keys.Merge();
+  const std::vector<double> merged = keys.out.Get(), merged_lse = keys.lse.Get();
+  const std::vector<double> suffix = keys.outs.Get(), suffix_lse = keys.lses.Get();
+  MergeStatesArgs args = keys.Args();
+  args.tokens_with_context = 2;
+  args.out = keys.outs.view.Select(0, 1).value();
+  args.lse = keys.lses.view.Select(0, 1).value();
+  const absl::Status status = OpsUnderTest().MergeStates({}, args);
+  ASSERT_TRUE(status.ok()) << status;
+  const std::vector<double> out = ValuesOf(args.out), lse = ValuesOf(args.lse);
+  for (int64_t i = 0; i < 3 * 4 * 64; ++i) {
+    EXPECT_EQ(out[i], i < 2 * 4 * 64 ? merged[i] : suffix[768 + i]);
+  }
+  for (int64_t i = 0; i < 3 * 4; ++i) {
+    EXPECT_EQ(lse[i], i < 2 * 4 ? merged_lse[i] : suffix_lse[12 + i]);
+  }
+}
+
+TEST(OpsStatesTest, MergedOutputsAreQuantisedByTheirScale) {
+  SplitKeys keys(50, 1);
+  keys.Split({0, 20, 50});
+  keys.Merge();
+  const std::vector<double> merged = keys.out.Get();
+  Tensor codes(DType::kF8E4M3, {3, 4, 64});
+  MergeStatesArgs args = keys.Args();
+  args.out = codes.view;
+  args.out_scale = 0.03125f;
+  ASSERT_TRUE(OpsUnderTest().MergeStates({}, args).ok());
+  const std::vector<double> values = codes.Get();
+  for (size_t i = 0; i < values.size(); ++i) {
+    // Half a unit in the last place, or half the smallest subnormal.
+    EXPECT_NEAR(values[i] * 0.03125, merged[i],
+                std::max(std::abs(merged[i]) / 16, 0.03125 / 1024) * 1.001);
+  }
+}
+
+// --- Cascade ---
+
+TEST(OpsStatesTest, Ex18Cascade) {
+  // All scores 0, the prefix in the first two blocks of two tokens.
+  const auto run = [](std::vector<double> suffix, double want_out, double want_lse) {
+    std::vector<double> values = {1, 2, 3, 4};
+    values.insert(values.end(), suffix.begin(), suffix.end());
+    ScoresCase paged({std::vector<double>(values.size())}, {values}, {1}, 2);
+    CascadeArgs args;
+    args.prefill = paged.PrefillArgs();
+    args.common_prefix_len = 4;
+    const absl::Status status = OpsUnderTest().Cascade({}, args);
+    ASSERT_TRUE(status.ok()) << status;
+    ExpectExample(paged.out_at(0), want_out);
+    ExpectExample(paged.lse_at(0), want_lse);
+    RunPrefill(paged);
+    ExpectExample(paged.out_at(0), want_out);
+    ExpectExample(paged.lse_at(0), want_lse);
+  };
+  run({10}, 4, std::log(5));
+  run({20, 30}, 10, std::log(6));
+}
+
+// Gives all requests the first `blocks` blocks of request 0, and the oracle its rows.
+void SharePrefix(PagedCase& paged, int64_t blocks) {
+  int32_t* entries = paged.block_table.view.as<int32_t>();
+  const int64_t columns = paged.block_table.view.extent[1];
+  const int64_t tokens = blocks * paged.options().block_size;
+  const DenseRequest& first = paged.request(0);
+  for (int64_t b = 1; b < paged.num_requests(); ++b) {
+    if (paged.options().lengths[b] == 0) continue;
+    std::copy(entries, entries + blocks, entries + b * columns);
+    std::copy_n(first.k.begin(), tokens * 2 * 64, paged.request(b).k.begin());
+    std::copy_n(first.v.begin(), tokens * 2 * 64, paged.request(b).v.begin());
+  }
+}
+
+TEST(OpsStatesTest, T27CascadeEqualsNoCascade) {
+  const Tensor sinks = FloatTensor({0.5, -1, 2, -kInfinity});
+  const Tensor slopes = FloatTensor({0.5, 0.25, 0.125, 0});
+  for (DType type : {DType::kF32, DType::kBF16}) {
+    PagedCaseOptions options;
+    options.q_dtype = options.cache_dtype = type;
+    options.lengths = {60, 49, 0, 100, 48 + 16};
+    options.q_lens = {1, 1, 0, 17, 16};
+    options.key_dim = options.value_dim = 64;
+    PagedCase paged(options);
+    SharePrefix(paged, 3);
+    for (int features = 0; features < 3; ++features) {
+      if (features == 1) paged.params.sinks = sinks.view;
+      if (features == 2) paged.params.alibi_slopes = slopes.view, paged.params.soft_cap = 5;
+      ExpectPrefillIsExact(paged);
+      for (int64_t prefix : {0, 16, 48}) {
+        CascadeArgs args;
+        args.prefill = paged.PrefillArgs();
+        args.common_prefix_len = prefix;
+        paged.ClearOutputs();
+        const absl::Status status = OpsUnderTest().Cascade({}, args);
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(type)), "") << "prefix " << prefix;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::attention

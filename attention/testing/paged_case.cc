@@ -1,0 +1,413 @@
+#include "kvblocks/attention/testing/paged_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "kvblocks/attention/tensor/small_floats.h"
+
+namespace kvblocks::attention {
+namespace {
+
+constexpr int32_t kTableGarbage = 2147480000;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void StorePoison(DType dtype, std::byte* to) {
+  if (dtype == DType::kI8) {
+    *to = std::byte{0x80};
+  } else {
+    StoreElement(dtype, std::numeric_limits<double>::quiet_NaN(), to);
+  }
+}
+
+template <typename Visit>
+void ForEachElement(const ConstTensorView& view, const Visit& visit) {
+  const int64_t count = view.num_elements();
+  for (int64_t n = 0; n < count; ++n) {
+    int64_t rest = n, offset = 0;
+    for (int i = view.rank - 1; i >= 0; --i) {
+      offset += rest % view.extent[i] * view.stride[i];
+      rest /= view.extent[i];
+    }
+    visit(n, offset * ElementBytes(view.dtype));
+  }
+}
+
+}  // namespace
+
+double UniformDraw(std::mt19937_64& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
+
+double NormalDraw(std::mt19937_64& random) {
+  const uint64_t bits = random();
+  const int64_t sum = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
+  return static_cast<double>(sum - 2 * 0xFFFF) / 0xFFFF * 1.7320508075688772;
+}
+
+std::vector<double> NormalDraws(std::mt19937_64& random, int64_t count) {
+  std::vector<double> draws(count);
+  for (double& draw : draws) draw = NormalDraw(random);
+  return draws;
+}
+
+int64_t IntegerDraw(std::mt19937_64& random, int64_t low, int64_t high) {
+  return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+}
+
+Tensor::Tensor(DType dtype, std::vector<int64_t> extents) {
+  int64_t count = 1;
+  for (int64_t extent : extents) count *= extent;
+  bytes.resize(std::max<int64_t>(1, count) * ElementBytes(dtype));
+  view = TensorView::Contiguous(bytes.data(), dtype, absl::MakeConstSpan(extents));
+}
+
+void Tensor::Set(const std::vector<double>& values) {
+  ForEachElement(view, [&](int64_t n, int64_t at) {
+    StoreElement(view.dtype, values[n], view.data + at);
+  });
+}
+
+std::vector<double> Tensor::Get() const { return ValuesOf(view); }
+
+std::vector<double> ValuesOf(const ConstTensorView& view) {
+  std::vector<double> values(view.num_elements());
+  ForEachElement(view, [&](int64_t n, int64_t at) {
+    values[n] = LoadElement(view.dtype, view.data + at);
+  });
+  return values;
+}
+
+void FillWithPoison(Tensor& tensor) {
+  const int64_t size = ElementBytes(tensor.view.dtype);
+  for (size_t at = 0; at < tensor.bytes.size(); at += size) {
+    StorePoison(tensor.view.dtype, tensor.bytes.data() + at);
+  }
+}
+
+PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
+  std::mt19937_64 random(options.seed);
+  const int64_t R = num_requests(), H = options.num_heads, Hkv = options.num_kv_heads;
+  const int64_t D = options.key_dim, Dv = options.value_dim, BS = options.block_size;
+  query_start_.assign(1, 0);
+  for (int64_t q_len : options.q_lens) query_start_.push_back(query_start_.back() + q_len);
+  const int64_t T = num_tokens();
+
+  // Block 0 is the null block, the last one belongs to nobody.
+  int64_t columns = 0;
+  num_blocks_ = 2;
+  for (int64_t length : options.lengths) {
+    columns = std::max(columns, CeilDiv(length, BS));
+    num_blocks_ += CeilDiv(length, BS);
+  }
+  columns += 2;
+  const int64_t NB = num_blocks_;
+  const int64_t x = 16 / ElementBytes(options.cache_dtype);
+  cache_.layout = options.layout;
+  if (options.layout == KvLayout::kPagedX) {
+    k_bytes = Tensor(options.cache_dtype, {NB, Hkv, D / x, BS, x});
+    v_bytes = Tensor(options.cache_dtype, {NB, Hkv, Dv, BS});
+    cache_.k = k_bytes.view, cache_.v = v_bytes.view;
+  } else {
+    const bool nhd = options.layout == KvLayout::kNhd;
+    const auto shape = [&](int64_t dim) {
+      return nhd ? std::vector<int64_t>{NB, BS, Hkv, dim} : std::vector<int64_t>{NB, Hkv, BS, dim};
+    };
+    if (options.interleave_kv && D == Dv) {
+      std::vector<int64_t> both = shape(D);
+      both.insert(both.begin() + 1, 2);
+      k_bytes = Tensor(options.cache_dtype, both);
+      cache_.k = k_bytes.view.Select(1, 0).value();
+      cache_.v = k_bytes.view.Select(1, 1).value();
+    } else {
+      k_bytes = Tensor(options.cache_dtype, shape(D));
+      v_bytes = Tensor(options.cache_dtype, shape(Dv));
+      cache_.k = k_bytes.view, cache_.v = v_bytes.view;
+    }
+  }
+  FillWithPoison(k_bytes);
+  if (!v_bytes.bytes.empty()) FillWithPoison(v_bytes);
+
+  params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(D)));
+  if (IsQuantizedCode(options.cache_dtype)) {
+    for (Tensor* scales : {&k_scales, &v_scales}) {
+      switch (options.scales) {
+        case PagedCaseOptions::Scales::kOne:
+          *scales = Tensor(DType::kF32, {1});
+          break;
+        case PagedCaseOptions::Scales::kPerHead:
+          *scales = Tensor(DType::kF32, {Hkv});
+          break;
+        case PagedCaseOptions::Scales::kPerRequest:
+          *scales = Tensor(DType::kF32, {R, Hkv});
+          break;
+      }
+      std::vector<double> values(scales->view.num_elements());
+      for (double& value : values) value = 0.02 + 0.03 * UniformDraw(random);
+      scales->Set(values);
+    }
+    params.scales.k = k_scales.view;
+    params.scales.v = v_scales.view;
+  }
+
+  std::vector<double> ids(NB - 2);
+  std::iota(ids.begin(), ids.end(), 1);
+  for (size_t i = ids.size(); i > 1; --i) std::swap(ids[i - 1], ids[IntegerDraw(random, 0, i - 1)]);
+  std::vector<double> table(R * columns, kTableGarbage);
+  size_t next = 0;
+  for (int64_t b = 0; b < R; ++b) {
+    for (int64_t c = 0; c < CeilDiv(options.lengths[b], BS); ++c) table[b * columns + c] = ids[next++];
+  }
+  block_table = Tensor(DType::kI32, {R, columns});
+  block_table.Set(table);
+  seq_lens = Tensor(DType::kI32, {R});
+  seq_lens.Set({options.lengths.begin(), options.lengths.end()});
+  query_start_loc = Tensor(DType::kI32, {R + 1});
+  query_start_loc.Set({query_start_.begin(), query_start_.end()});
+
+  q = Tensor(options.q_dtype, {T, H + 2 * Hkv, D});
+  FillWithPoison(q);
+  q.view = q.view.Slice(1, 0, H).value();
+  std::vector<double> queries = NormalDraws(random, T * H * D);
+  for (double& value : queries) value *= options.q_factor;
+  q.Set(queries);
+  queries = q.Get();
+
+  requests_.resize(R);
+  for (int64_t b = 0; b < R; ++b) {
+    DenseRequest& request = requests_[b];
+    request.q_len = options.q_lens[b];
+    request.kv_len = options.lengths[b];
+    request.num_heads = H, request.num_kv_heads = Hkv;
+    request.key_dim = D, request.value_dim = Dv;
+    request.q.assign(queries.begin() + query_start_[b] * H * D,
+                     queries.begin() + query_start_[b + 1] * H * D);
+    request.k.resize(request.kv_len * Hkv * D);
+    request.v.resize(request.kv_len * Hkv * Dv);
+    for (int64_t j = 0; j < request.kv_len; ++j) {
+      for (int64_t h = 0; h < Hkv; ++h) {
+        Store(true, b, j, h, NormalDraws(random, D).data());
+        Store(false, b, j, h, NormalDraws(random, Dv).data());
+      }
+    }
+  }
+  out = Tensor(options.q_dtype, {T, H, Dv});
+  lse = Tensor(DType::kF32, {T, H});
+  ClearOutputs();
+}
+
+std::byte* PagedCase::Element(bool key, int64_t slot, int64_t kv_head, int64_t d) {
+  const TensorView& view = key ? cache_.k : cache_.v;
+  const int64_t block = slot / options_.block_size, offset = slot % options_.block_size;
+  switch (cache_.layout) {
+    case KvLayout::kPagedX:
+      if (!key) return view.At(block, kv_head, d, offset);
+      return view.At(block, kv_head, d / view.extent[4], offset, d % view.extent[4]);
+    case KvLayout::kNhd:
+      return view.At(block, offset, kv_head, d);
+    default:
+      return view.At(block, kv_head, offset, d);
+  }
+}
+
+double PagedCase::ScaleOf(bool key, int64_t b, int64_t kv_head) const {
+  const ConstTensorView scales = key ? k_scales.view : v_scales.view;
+  if (scales.absent()) return 1;
+  if (scales.rank == 2) return LoadElement(scales.dtype, scales.At(b, kv_head));
+  return LoadElement(scales.dtype, scales.At(scales.extent[0] == 1 ? 0 : kv_head));
+}
+
+int64_t PagedCase::SlotOf(int64_t b, int64_t j) const {
+  const int64_t BS = options_.block_size;
+  return block_table.view.as<int32_t>()[b * block_table.view.extent[1] + j / BS] * BS + j % BS;
+}
+
+void PagedCase::Store(bool key, int64_t b, int64_t j, int64_t kv_head, const double* row) {
+  const int64_t dim = key ? options_.key_dim : options_.value_dim;
+  const double scale = ScaleOf(key, b, kv_head);
+  std::vector<double>& plain = key ? requests_[b].k : requests_[b].v;
+  for (int64_t d = 0; d < dim; ++d) {
+    std::byte* at = Element(key, SlotOf(b, j), kv_head, d);
+    StoreElement(options_.cache_dtype, row[d] / scale, at);
+    plain[(j * options_.num_kv_heads + kv_head) * dim + d] =
+        LoadElement(options_.cache_dtype, at) * scale;
+  }
+}
+
+void PagedCase::SetKey(int64_t b, int64_t j, int64_t kv_head, const std::vector<double>& row) {
+  Store(true, b, j, kv_head, row.data());
+}
+
+void PagedCase::SetValue(int64_t b, int64_t j, int64_t kv_head, const std::vector<double>& row) {
+  Store(false, b, j, kv_head, row.data());
+}
+
+void PagedCase::SetQuery(int64_t t, int64_t head, const std::vector<double>& row) {
+  const int64_t b =
+      std::upper_bound(query_start_.begin(), query_start_.end(), t) - query_start_.begin() - 1;
+  for (int64_t d = 0; d < options_.key_dim; ++d) {
+    std::byte* at = q.view.At(t, head, d);
+    StoreElement(options_.q_dtype, row[d], at);
+    requests_[b].q[((t - query_start_[b]) * options_.num_heads + head) * options_.key_dim + d] =
+        LoadElement(options_.q_dtype, at);
+  }
+}
+
+void PagedCase::ClearOutputs() {
+  FillWithPoison(out);
+  FillWithPoison(lse);
+}
+
+PagedDecodeArgs PagedCase::DecodeArgs() {
+  PagedDecodeArgs args;
+  args.q = q.view;
+  args.cache = cache_;
+  args.block_table = block_table.view;
+  args.seq_lens = seq_lens.view;
+  for (int64_t length : options_.lengths) args.max_seq_len = std::max(args.max_seq_len, length);
+  args.params = params;
+  args.out = out.view;
+  args.lse = lse.view;
+  return args;
+}
+
+PagedPrefillArgs PagedCase::PrefillArgs() {
+  const PagedDecodeArgs decode = DecodeArgs();
+  PagedPrefillArgs args;
+  args.q = decode.q;
+  args.cache = decode.cache;
+  args.query_start_loc = query_start_loc.view;
+  args.seq_lens = decode.seq_lens;
+  args.block_table = decode.block_table;
+  args.max_seq_len = decode.max_seq_len;
+  for (int64_t q_len : options_.q_lens) args.max_query_len = std::max(args.max_query_len, q_len);
+  if (!query_positions.empty()) {
+    positions = Tensor(DType::kI32, {num_tokens()});
+    positions.Set({query_positions.begin(), query_positions.end()});
+    args.query_positions = positions.view;
+  }
+  args.params = params;
+  args.out = decode.out;
+  args.lse = decode.lse;
+  return args;
+}
+
+VarlenSelfAttentionArgs PagedCase::VarlenArgs() {
+  const PagedPrefillArgs prefill = PrefillArgs();
+  std::vector<double> starts = {0}, keys, values;
+  for (const DenseRequest& request : requests_) {
+    starts.push_back(starts.back() + static_cast<double>(request.kv_len));
+    keys.insert(keys.end(), request.k.begin(), request.k.end());
+    values.insert(values.end(), request.v.begin(), request.v.end());
+  }
+  const int64_t rows = static_cast<int64_t>(starts.back());
+  kv_start_loc = Tensor(DType::kI32, {num_requests() + 1});
+  kv_start_loc.Set(starts);
+  k_rows = Tensor(options_.cache_dtype, {rows, options_.num_kv_heads, options_.key_dim});
+  k_rows.Set(keys);
+  v_rows = Tensor(options_.cache_dtype, {rows, options_.num_kv_heads, options_.value_dim});
+  v_rows.Set(values);
+  VarlenSelfAttentionArgs args;
+  args.q = prefill.q;
+  args.k = k_rows.view;
+  args.v = v_rows.view;
+  args.query_start_loc = prefill.query_start_loc;
+  args.kv_start_loc = kv_start_loc.view;
+  args.query_positions = prefill.query_positions;
+  args.params = params;
+  args.out = prefill.out;
+  args.lse = prefill.lse;
+  return args;
+}
+
+DenseParams ToDense(const AttnParams& params) {
+  DenseParams dense;
+  dense.scale = params.scale;
+  dense.cap = params.soft_cap;
+  dense.causal = params.causal;
+  dense.window_left = params.window_left;
+  dense.window_right = params.window_right;
+  dense.chunk = params.chunk;
+  if (!params.alibi_slopes.absent()) dense.alibi_slopes = ValuesOf(params.alibi_slopes);
+  if (!params.sinks.absent()) dense.sinks = ValuesOf(params.sinks);
+  dense.local_blocks = params.block_sparse.local_blocks;
+  dense.vert_stride = params.block_sparse.vert_stride;
+  dense.sparse_block_size = params.block_sparse.block_size;
+  dense.head_sliding_step = params.block_sparse.head_sliding_step;
+  dense.tp_rank = params.block_sparse.tp_rank;
+  return dense;
+}
+
+DenseResult PagedCase::Expected() const {
+  DenseResult all;
+  DenseParams dense = ToDense(params);
+  for (int64_t b = 0; b < num_requests(); ++b) {
+    DenseRequest request = requests_[b];
+    if (!query_positions.empty()) {
+      request.positions.assign(query_positions.begin() + query_start_[b],
+                               query_positions.begin() + query_start_[b + 1]);
+    }
+    if (hide) dense.hide = [&](int64_t i, int64_t j, int64_t h) { return hide(b, i, j, h); };
+    if (bias) dense.bias = [&](int64_t i, int64_t j, int64_t h) { return bias(b, i, j, h); };
+    Append(DenseAttention(request, dense), all);
+  }
+  return all;
+}
+
+std::string PagedCase::Mismatch(const Tolerance& tolerance) const {
+  return attention::Mismatch(Expected(), out.view, lse.view, tolerance);
+}
+
+void PagedCase::PermuteBlocks(std::mt19937_64& random) {
+  std::vector<int32_t> new_id(num_blocks_);
+  std::iota(new_id.begin(), new_id.end(), 0);
+  for (int64_t i = num_blocks_ - 1; i > 1; --i) {
+    std::swap(new_id[i], new_id[IntegerDraw(random, 1, i)]);
+  }
+  const std::vector<std::byte> old_k = k_bytes.bytes, old_v = v_bytes.bytes;
+  const int64_t size = ElementBytes(options_.cache_dtype);
+  for (bool key : {true, false}) {
+    const bool in_k = key || v_bytes.bytes.empty();
+    const std::vector<std::byte>& old = in_k ? old_k : old_v;
+    const std::byte* base = in_k ? k_bytes.bytes.data() : v_bytes.bytes.data();
+    for (int64_t slot = 0; slot < num_blocks_ * options_.block_size; ++slot) {
+      const int64_t to =
+          new_id[slot / options_.block_size] * options_.block_size + slot % options_.block_size;
+      for (int64_t h = 0; h < options_.num_kv_heads; ++h) {
+        for (int64_t d = 0; d < (key ? options_.key_dim : options_.value_dim); ++d) {
+          const std::byte* from = old.data() + (Element(key, slot, h, d) - base);
+          std::copy(from, from + size, Element(key, to, h, d));
+        }
+      }
+    }
+  }
+  int32_t* entries = block_table.view.as<int32_t>();
+  for (int64_t i = 0; i < block_table.view.num_elements(); ++i) {
+    if (entries[i] != kTableGarbage) entries[i] = new_id[entries[i]];
+  }
+}
+
+void PagedCase::KillBlocks(const std::function<bool(int64_t b, int64_t column)>& dead,
+                           bool null_block) {
+  int32_t* entries = block_table.view.as<int32_t>();
+  const int64_t columns = block_table.view.extent[1], BS = options_.block_size;
+  for (int64_t b = 0; b < num_requests(); ++b) {
+    for (int64_t c = 0; c < CeilDiv(options_.lengths[b], BS); ++c) {
+      if (!dead(b, c)) continue;
+      for (int64_t slot = entries[b * columns + c] * BS; slot < (entries[b * columns + c] + 1) * BS;
+           ++slot) {
+        for (int64_t h = 0; h < options_.num_kv_heads; ++h) {
+          for (int64_t d = 0; d < options_.key_dim; ++d) {
+            StorePoison(options_.cache_dtype, Element(true, slot, h, d));
+          }
+          for (int64_t d = 0; d < options_.value_dim; ++d) {
+            StorePoison(options_.cache_dtype, Element(false, slot, h, d));
+          }
+        }
+      }
+      entries[b * columns + c] = null_block ? 0 : static_cast<int32_t>(num_blocks_ - 1);
+    }
+  }
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,455 @@
+#include "kvblocks/attention/verify/kv_cache_verifier.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr int32_t kNullBlock = 0;
+// Of heads, values, tokens per block and layers: the floats of a page fit into int64.
+constexpr int64_t kMaxSize = int64_t{1} << 20;
+
+absl::Status Bad(const std::string& field, int64_t got, const char* expected) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": got ", got, ", expected ", expected));
+}
+
+absl::Status CheckGroup(const VerifiedGroup& group, const std::string& field,
+                        const VerifierOptions& options) {
+  if (group.block_size < 1 || group.block_size > kMaxSize) {
+    return Bad(field + ".block_size", group.block_size, "1 to 2^20");
+  }
+  if (group.num_layers < 0 || group.num_layers > kMaxSize) {
+    return Bad(field + ".num_layers", group.num_layers, "0 to 2^20");
+  }
+  if (group.compress_ratio < 1 || group.block_size % group.compress_ratio != 0) {
+    return Bad(field + ".compress_ratio", group.compress_ratio, "a divisor of the block size");
+  }
+  if (group.window < 0) return Bad(field + ".window", group.window, "at least 0");
+  if (group.chunk < 0 || group.chunk % group.block_size != 0) {
+    return Bad(field + ".chunk", group.chunk, "a multiple of the block size");
+  }
+  const bool is_local = group.window > 0 || group.chunk > 0;
+  if (group.window > 0 && group.chunk > 0)
+    return Bad(field + ".chunk", group.chunk, "no window, too");
+  if (is_local && group.compress_ratio > 1) {
+    return Bad(field + ".compress_ratio", group.compress_ratio, "1 with a window or chunks");
+  }
+  if (is_local && !group.sink_blocks.empty()) {
+    return Bad(field + ".sink_blocks", static_cast<int64_t>(group.sink_blocks.size()),
+               "none with a window or chunks");
+  }
+  if (!group.sinks.empty() && static_cast<int64_t>(group.sinks.size()) != options.num_heads) {
+    return Bad(field + ".sinks", static_cast<int64_t>(group.sinks.size()), "one per head, or none");
+  }
+  for (const int32_t block : group.sink_blocks) {
+    if (block <= kNullBlock || block >= options.num_blocks) {
+      return Bad(field + ".sink_blocks", block, "blocks of the pool");
+    }
+  }
+  return absl::OkStatus();
+}
+
+RowShape DenseShape(const VerifierOptions& options) {
+  return {.num_heads = options.num_heads,
+          .num_kv_heads = options.num_kv_heads,
+          .key_size = options.head_size,
+          .value_size = options.head_size};
+}
+
+RowShape MlaShape(const VerifierOptions& options) {
+  return {.is_mla = true,
+          .num_heads = options.num_heads,
+          .num_kv_heads = 1,
+          .key_size = options.head_size + options.head_size / 2,
+          .value_size = options.head_size};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(VerifierOptions options) {
+  if (options.ops == nullptr) return absl::InvalidArgumentError("ops is null, expected a backend");
+  if (options.num_blocks < 1 || options.num_blocks > INT32_MAX) {
+    return Bad("num_blocks", options.num_blocks, "1 to 2^31 - 1");
+  }
+  if (options.groups.empty()) return Bad("groups", 0, "at least 1");
+  if (options.num_kv_heads < 1) return Bad("num_kv_heads", options.num_kv_heads, "at least 1");
+  if (options.num_heads < 1 || options.num_heads % options.num_kv_heads != 0) {
+    return Bad("num_heads", options.num_heads, "a multiple of num_kv_heads");
+  }
+  if (options.head_size < 2 || options.head_size % 2 != 0) {
+    return Bad("head_size", options.head_size, "an even number, at least 2");
+  }
+  if (options.max_rows_per_step < 0) {
+    return Bad("max_rows_per_step", options.max_rows_per_step, "at least 0");
+  }
+  for (const auto& [field, value] :
+       {std::pair<const char*, int64_t>("num_heads", options.num_heads),
+        {"head_size", options.head_size}}) {
+    if (value > kMaxSize) return Bad(field, value, "at most 2^20");
+  }
+  if (!(options.tolerance >= 0) || std::isinf(options.tolerance)) {
+    return absl::InvalidArgumentError(absl::StrCat("tolerance: got ", options.tolerance,
+                                                   ", expected a finite number, at least 0"));
+  }
+  for (size_t g = 0; g < options.groups.size(); ++g) {
+    const std::string field = absl::StrCat("groups[", g, "]");
+    if (absl::Status status = CheckGroup(options.groups[g], field, options); !status.ok()) {
+      return status;
+    }
+  }
+  std::unique_ptr<KvCacheVerifier> verifier(new KvCacheVerifier(std::move(options)));
+  int64_t num_planes = 1, page_floats = 1;
+  for (size_t g = 0; g < verifier->options_.groups.size(); ++g) {
+    const VerifiedGroup& group = verifier->options_.groups[g];
+    for (int64_t i = 0; i < group.num_layers; ++i) verifier->layers_.push_back({g, i});
+    num_planes = std::max(num_planes, group.num_layers);
+    page_floats =
+        std::max(page_floats, verifier->BlockRows(group) * verifier->Shape(group).floats());
+  }
+  auto memory = PagedMemory::Create(verifier->options_.num_blocks, num_planes, page_floats);
+  if (!memory.ok()) return memory.status();
+  verifier->memory_ = *std::move(memory);
+  if (verifier->options_.on_memory) {
+    absl::Status status = verifier->options_.on_memory(verifier->memory_.bytes());
+    if (!status.ok()) return status;
+  }
+  if (verifier->options_.poison) verifier->memory_.Record(kNullBlock, {}, true);
+  verifier->WriteSinkRows();
+  return verifier;
+}
+
+KvCacheVerifier::KvCacheVerifier(VerifierOptions options)
+    : options_(std::move(options)),
+      dense_(DenseShape(options_)),
+      mla_(MlaShape(options_)),
+      values_(options_.seed),
+      num_holders_(static_cast<size_t>(options_.num_blocks)),
+      builders_(options_.groups.size()),
+      batch_rows_(options_.groups.size()) {}
+
+// Sink tokens are learned: written once, before any request.
+void KvCacheVerifier::WriteSinkRows() {
+  sink_rows_.resize(layers_.size());
+  const Held nobody;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const VerifiedGroup& group = GroupOf(layer);
+    const size_t floats = static_cast<size_t>(Shape(group).floats());
+    const int64_t num_rows = NumSinkRows(group);
+    sink_rows_[layer].resize(static_cast<size_t>(num_rows) * floats);
+    for (int64_t row = 0; row < num_rows; ++row) {
+      float* plain = sink_rows_[layer].data() + static_cast<size_t>(row) * floats;
+      values_.Fill(static_cast<uint64_t>(row), static_cast<int64_t>(layer),
+                   TokenValueKind::kSinkToken, absl::MakeSpan(plain, floats));
+      std::memcpy(PagedRow(layer, nobody, row), plain, floats * sizeof(float));
+    }
+  }
+}
+
+// --- Where things are ---
+
+int64_t KvCacheVerifier::FirstVisible(const VerifiedGroup& group, int64_t position) const {
+  if (group.window > 0) return std::max<int64_t>(0, position - group.window + 1);
+  return group.chunk > 0 ? position / group.chunk * group.chunk : 0;
+}
+
+int32_t KvCacheVerifier::BlockOfRow(size_t g, const Held& held, int64_t row) const {
+  const VerifiedGroup& group = options_.groups[g];
+  const int64_t num_sink_rows = NumSinkRows(group);
+  if (row < num_sink_rows) return group.sink_blocks[static_cast<size_t>(row / BlockRows(group))];
+  return held.tables[g][static_cast<size_t>((row - num_sink_rows) / BlockRows(group))];
+}
+
+std::string KvCacheVerifier::LayerName(size_t layer) const {
+  return absl::StrCat("layer ", layer, " (", GroupOf(layer).name, ")");
+}
+
+const float* KvCacheVerifier::PlainRow(size_t layer, const Held& held, int64_t row) const {
+  return held.rows[layer].data() + row * Shape(GroupOf(layer)).floats();
+}
+
+float* KvCacheVerifier::PagedRow(size_t layer, const Held& held, int64_t row) const {
+  const VerifiedGroup& group = GroupOf(layer);
+  return memory_.Row(layers_[layer].plane, Shape(group),
+                     BlockOfRow(layers_[layer].group, held, row), row % BlockRows(group));
+}
+
+// --- Steps ---
+
+absl::Status KvCacheVerifier::OnStep(absl::Span<const VerifiedRequest> requests) {
+  if (failure_) return absl::DataLossError(failure_->text);
+  if (absl::Status status = CheckStep(requests); !status.ok()) return status;
+  TakeParts(requests);
+  Settle();
+  if (absl::Status status = CheckTables(); !status.ok()) return status;
+  MakeRoom();
+  for (size_t g = 0; g < options_.groups.size(); ++g) {
+    if (absl::Status status = BuildMetadata(g); !status.ok()) return status;
+  }
+  // All rows of the step are there before any is read: a request may hit blocks that another one
+  // computes in the same step.
+  for (size_t g = 0; g < options_.groups.size(); ++g) {
+    if (absl::Status status = WriteRows(g); !status.ok()) return status;
+  }
+  for (const Part& part : parts_) {
+    if (!part.is_new) continue;
+    if (absl::Status status = ReadBack(part); !status.ok()) return status;
+  }
+  ChooseQueries();
+  for (size_t g = 0; g < options_.groups.size(); ++g) {
+    if (absl::Status status = Attend(g); !status.ok()) return status;
+  }
+  ++stats_.num_steps;
+  return absl::OkStatus();
+}
+
+absl::Status KvCacheVerifier::CheckStep(absl::Span<const VerifiedRequest> requests) const {
+  absl::flat_hash_set<uint64_t> ids;
+  for (const VerifiedRequest& request : requests) {
+    const std::string name = absl::StrCat("OnStep: request ", std::string(request.name));
+    if (!ids.insert(request.id).second) {
+      return absl::InvalidArgumentError(absl::StrCat(name, " is in the step twice"));
+    }
+    if (request.num_scheduled < 1 || request.num_computed < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": got ", request.num_scheduled, " scheduled and ",
+                       request.num_computed, " computed tokens, expected at least 1 and 0"));
+    }
+    const int64_t num_tokens = static_cast<int64_t>(request.tokens.size());
+    if (num_tokens < request.num_computed ||
+        num_tokens - request.num_computed < request.num_scheduled) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": got ", num_tokens, " token ids, expected ", request.num_computed,
+                       " computed and ", request.num_scheduled, " scheduled ones"));
+    }
+    if (request.block_tables.size() != options_.groups.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": got ", request.block_tables.size(),
+                                                     " block tables, expected ",
+                                                     options_.groups.size()));
+    }
+    const auto it = held_.find(request.id);
+    if (it != held_.end() && it->second->num_tokens() != request.num_computed) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, ": got ", request.num_computed, " computed tokens, but steps so far made ",
+          it->second->num_tokens(), "; call Rollback or Release in between"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void KvCacheVerifier::TakeParts(absl::Span<const VerifiedRequest> requests) {
+  parts_.clear();
+  for (const VerifiedRequest& request : requests) {
+    std::unique_ptr<Held>& held = held_[request.id];
+    Part part{.id = request.id,
+              .num_computed = request.num_computed,
+              .is_new = held == nullptr,
+              .index = parts_.size()};
+    if (part.is_new) {
+      held = std::make_unique<Held>();
+      held->name = std::string(request.name);
+      held->tables.resize(options_.groups.size());
+      held->rows = sink_rows_;
+      stats_.num_hit_tokens += request.num_computed;
+    }
+    part.held = held.get();
+    part.changed = part.is_new;
+    for (size_t g = 0; g < options_.groups.size(); ++g) {
+      part.changed |= ReplaceTable(part, g, request.block_tables[g]);
+    }
+    AppendTokens(
+        *held, request.salt,
+        request.tokens.first(static_cast<size_t>(request.num_computed + request.num_scheduled)));
+    stats_.num_tokens += request.num_scheduled;
+    parts_.push_back(part);
+  }
+}
+
+// Returns whether it differs.
+bool KvCacheVerifier::ReplaceTable(const Part& part, size_t g, absl::Span<const int32_t> table) {
+  std::vector<int32_t>& held = part.held->tables[g];
+  if (absl::MakeConstSpan(held) == table) return false;
+  const VerifiedGroup& group = options_.groups[g];
+  for (size_t i = 0; i < std::max(held.size(), table.size()); ++i) {
+    const int32_t before = i < held.size() ? held[i] : kNullBlock;
+    const int32_t now = i < table.size() ? table[i] : kNullBlock;
+    if (before == now) continue;
+    left_.push_back(before);
+    const bool is_new = static_cast<int64_t>(i) * group.block_size >= part.num_computed;
+    appeared_.push_back({now, part.id, is_new || group.num_layers == 0});
+  }
+  held.assign(table.begin(), table.end());
+  return true;
+}
+
+// Counts holders anew and makes void what went. Ids outside the pool are left to CheckTables.
+void KvCacheVerifier::Settle() {
+  const auto is_block = [&](int32_t id) { return id > kNullBlock && id < options_.num_blocks; };
+  for (const int32_t block : left_) {
+    if (is_block(block)) --num_holders_[static_cast<size_t>(block)];
+  }
+  for (const Appearance& a : appeared_) {
+    if (!is_block(a.block)) continue;
+    ++num_holders_[static_cast<size_t>(a.block)];
+    if (a.is_new) {
+      memory_.Record(
+          a.block,
+          {.step = stats_.num_steps, .request = a.request, .event = BlockEvent::kHandedOut},
+          options_.poison);
+    }
+  }
+  for (const int32_t block : left_) {
+    if (!is_block(block) || num_holders_[static_cast<size_t>(block)] > 0) continue;
+    if (memory_.history(block).event == BlockEvent::kLost) continue;  // listed twice
+    if (options_.use_of_block && options_.use_of_block(block) != BlockUse::kFree) continue;
+    memory_.Record(block, {.step = stats_.num_steps, .event = BlockEvent::kLost}, options_.poison);
+  }
+  left_.clear();
+  appeared_.clear();
+  stats_.num_blocks_poisoned = memory_.num_poisoned();
+}
+
+absl::Status KvCacheVerifier::CheckTables() {
+  for (const Part& part : parts_) {
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      if (layers_[layer].plane != 0) continue;  // once per group
+      const VerifiedGroup& group = GroupOf(layer);
+      const std::vector<int32_t>& table = part.held->tables[layers_[layer].group];
+      const int64_t end = (part.held->num_tokens() + group.block_size - 1) / group.block_size;
+      for (int64_t i = FirstVisible(group, part.num_computed) / group.block_size; i < end; ++i) {
+        const bool is_there = i < static_cast<int64_t>(table.size());
+        const int32_t block = is_there ? table[static_cast<size_t>(i)] : -1;
+        const bool is_block = block > kNullBlock && block < options_.num_blocks;
+        const BlockUse use =
+            is_block && options_.use_of_block ? options_.use_of_block(block) : BlockUse::kHeld;
+        if (is_block && use == BlockUse::kHeld) continue;
+        const int64_t token =
+            std::max(i * group.block_size, FirstVisible(group, part.num_computed));
+        std::string text = absl::StrCat("token ", token);
+        if (token < part.num_computed) {
+          absl::StrAppend(&text, " is in reach of the query at ", part.num_computed);
+        } else {
+          absl::StrAppend(&text, " is computed in this step");
+        }
+        absl::StrAppend(&text, ", but entry ", i, " of the block table ");
+        if (!is_there) {
+          absl::StrAppend(&text, "is missing: it has ", table.size());
+        } else if (block == kNullBlock) {
+          absl::StrAppend(&text, "is the null block, 0");
+        } else if (is_block) {
+          absl::StrAppend(&text, "is ", block, ", which the engine counts as free",
+                          use == BlockUse::kCached ? " and cached" : "");
+        } else {
+          absl::StrAppend(&text, "is ", block, ", outside the pool of ", options_.num_blocks);
+        }
+        return Fail({.request = part.held->name,
+                     .layer = static_cast<int64_t>(layer),
+                     .position = part.num_computed,
+                     .key_position = token,
+                     .block = block,
+                     .text = std::move(text)});
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+void KvCacheVerifier::AppendTokens(Held& held, uint64_t salt, absl::Span<const int64_t> tokens) {
+  std::vector<uint64_t>& prefixes = held.prefixes;
+  uint64_t prefix = prefixes.empty() ? values_.EmptyPrefix(salt) : prefixes.back();
+  for (size_t i = prefixes.size(); i < tokens.size(); ++i) {
+    prefixes.push_back(prefix = TokenValues::Extend(prefix, tokens[i]));
+  }
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const VerifiedGroup& group = GroupOf(layer);
+    const int64_t floats = Shape(group).floats();
+    std::vector<float>& rows = held.rows[layer];
+    const int64_t first = static_cast<int64_t>(rows.size()) / floats;
+    const int64_t end = NumRows(group, held.num_tokens());
+    rows.resize(static_cast<size_t>(end * floats));
+    for (int64_t row = first; row < end; ++row) {
+      values_.Fill(prefixes[static_cast<size_t>(TokenOfRow(group, row))],
+                   static_cast<int64_t>(layer), TokenValueKind::kKeyAndValue,
+                   absl::MakeSpan(rows.data() + row * floats, static_cast<size_t>(floats)));
+    }
+  }
+}
+
+absl::Status KvCacheVerifier::ReadBack(const Part& part) {
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const VerifiedGroup& group = GroupOf(layer);
+    const size_t bytes = static_cast<size_t>(Shape(group).floats()) * sizeof(float);
+    const int64_t end = NumRows(group, part.num_computed);
+    const int64_t first = std::max(NumSinkRows(group), FirstVisible(group, part.num_computed));
+    for (int64_t row = first; row < end; ++row) {
+      ++stats_.num_rows_read_back;
+      if (std::memcmp(PagedRow(layer, *part.held, row), PlainRow(layer, *part.held, row), bytes) !=
+          0) {
+        return WrongRow(layer, part, row);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// --- Between steps ---
+
+absl::Status KvCacheVerifier::Rollback(uint64_t request, int64_t num_tokens) {
+  if (failure_) return absl::DataLossError(failure_->text);
+  const auto it = held_.find(request);
+  if (it == held_.end() || num_tokens < 0 || num_tokens > it->second->num_tokens()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Rollback: request ", NameOf(request), " to ", num_tokens,
+                     " tokens, but it has ", it == held_.end() ? 0 : it->second->num_tokens()));
+  }
+  Held& held = *it->second;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const VerifiedGroup& group = GroupOf(layer);
+    const int64_t kept = NumRows(group, num_tokens);
+    for (int64_t row = kept; options_.poison && row < NumRows(group, held.num_tokens()); ++row) {
+      // Entries out of sight may be anything.
+      const int32_t block = BlockOfRow(layers_[layer].group, held, row);
+      if (block <= kNullBlock || block >= options_.num_blocks) continue;
+      memory_.PoisonRow(PagedRow(layer, held, row), Shape(group));
+    }
+    held.rows[layer].resize(static_cast<size_t>(kept * Shape(group).floats()));
+  }
+  held.prefixes.resize(static_cast<size_t>(num_tokens));
+  return absl::OkStatus();
+}
+
+absl::Status KvCacheVerifier::Release(uint64_t request) {
+  if (failure_) return absl::DataLossError(failure_->text);
+  const auto it = held_.find(request);
+  if (it == held_.end()) return absl::OkStatus();
+  for (const std::vector<int32_t>& table : it->second->tables) {
+    left_.insert(left_.end(), table.begin(), table.end());
+  }
+  held_.erase(it);
+  Settle();
+  return absl::OkStatus();
+}
+
+absl::Status KvCacheVerifier::Drop(absl::Span<const int32_t> blocks) {
+  if (failure_) return absl::DataLossError(failure_->text);
+  for (const int32_t block : blocks) {
+    if (block < 0 || block >= options_.num_blocks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Drop: block ", block, " is outside the pool of ", options_.num_blocks));
+    }
+  }
+  for (const int32_t block : blocks) {
+    if (block == kNullBlock) continue;
+    memory_.Record(block, {.step = stats_.num_steps, .event = BlockEvent::kDropped},
+                   options_.poison);
+  }
+  stats_.num_blocks_poisoned = memory_.num_poisoned();
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,283 @@
+// KvCacheVerifier: a sanitizer for KV caches. Told of every step of an engine, it does the step
+// with real tensors and says where the first wrong number appears.
+//
+//   auto verifier = KvCacheVerifier::Create({.num_blocks = n, .groups = groups, .ops = &ops});
+//   ... per step, behind the block manager's calls:
+//   status = (*verifier)->OnStep(requests);     // DataLoss: a wrong number; failure() has details
+//   ... when a request's blocks are given back (end, preemption):
+//   status = (*verifier)->Release(id);
+//
+// Each step writes a key and a value per scheduled token and layer through the slot mapping, with
+// small heads, and attends through the block tables. Beside it stands a plain list of keys and
+// values per request and layer; attention over that, in float64, must give the same. What a token
+// writes depends on all tokens before it, so a prefix hit must read exactly what another request
+// with that prefix wrote; all rows that a request finds computed are read back bit by bit once.
+//
+// Content that nobody may read any more is overwritten with NaN at once:
+//   - a block that a request gets anew: what was in it went when it was handed out;
+//   - a block that no request holds and no look-up can find (VerifierOptions::use_of_block);
+//   - blocks named by Drop, and the rows of tokens taken back by Rollback.
+// A free block that is still cached keeps its content, as it must. A block of the table counts as
+// new if no computed token lies in it when it first appears. A block that a request needs and that
+// the engine counts as free is a failure before it is reused.
+//
+// Knows block ids, not managers: tables are spans of int32. Depends on attention/ only.
+// Cost per step: O(scheduled tokens * layers), and for each row attended O(length * layers).
+// Memory: the pool with small heads, plus a row per live token and layer. Single-threaded;
+// attention runs on the pool of threads given. After a failure every call returns it.
+
+#ifndef KVBLOCKS_ATTENTION_VERIFY_KV_CACHE_VERIFIER_H_
+#define KVBLOCKS_ATTENTION_VERIFY_KV_CACHE_VERIFIER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/verify/paged_memory.h"
+#include "kvblocks/attention/verify/plain_attention.h"
+#include "kvblocks/attention/verify/token_values.h"
+
+namespace kvblocks::sim {
+
+// Layers that read through one block table. At most one of window and chunk; neither with
+// compression or sink blocks.
+struct VerifiedGroup {
+  std::string name;  // for messages
+  bool is_mla = false;
+  int64_t block_size = 0;                 // tokens
+  int64_t window = 0;                     // tokens, the query included; 0: all
+  int64_t chunk = 0;                      // of chunked local attention; 0: off
+  int64_t compress_ratio = 1;             // tokens per stored row
+  std::vector<float> sinks = {};          // a logit per query head, or none
+  std::vector<int32_t> sink_blocks = {};  // of sink tokens, before every table of the group
+  int64_t num_layers = 1;  // 0: not attended to (states); its blocks are void to others
+};
+
+// What the engine's books say of a block.
+enum class BlockUse : uint8_t {
+  kFree,    // nobody may read it
+  kCached,  // free, but a look-up may give it out
+  kHeld,    // referenced
+};
+
+struct VerifierOptions {
+  int64_t num_blocks = 0;  // null block included
+  std::vector<VerifiedGroup> groups;
+  // Does the paged side: ReshapeAndCache or ConcatAndCacheMla, PagedDecode, PagedPrefill,
+  // MlaDecode.
+  const attention::AttentionOps* ops = nullptr;
+  attention::ThreadPool* threads = nullptr;
+  // Called with the memory of all blocks once it is there: backends of other devices map it.
+  std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;
+  // Null: blocks that no request of the verifier's holds are free, the others held.
+  std::function<BlockUse(int32_t block)> use_of_block;
+
+  bool poison = true;
+  // Query rows attended per step and layer; 0: all. Requests whose tables changed have half of
+  // them, the others the rest; within both it goes round.
+  int64_t max_rows_per_step = 0;
+  // Largest difference of an output value; values lie in [-2, 2).
+  double tolerance = 1e-5;
+  uint64_t seed = 0;
+  int64_t num_heads = 2;
+  int64_t num_kv_heads = 1;
+  int64_t head_size = 8;  // of K and V; MLA rows have half as much again for the rotary part
+};
+
+// One request's part of a step.
+struct VerifiedRequest {
+  uint64_t id = 0;  // unique among live requests
+  std::string_view name;
+  uint64_t salt = 0;          // separates content that look-ups must not share
+  int64_t num_computed = 0;   // tokens whose rows are in the cache, hits included
+  int64_t num_scheduled = 0;  // at least 1
+  // Ids of the first num_computed + num_scheduled tokens, or more.
+  absl::Span<const int64_t> tokens;
+  // One table per group.
+  absl::Span<const absl::Span<const int32_t>> block_tables;
+};
+
+struct VerifierStats {
+  int64_t num_steps = 0;
+  int64_t num_tokens = 0;          // scheduled
+  int64_t num_rows_written = 0;    // tokens x layers
+  int64_t num_rows_attended = 0;   // queries x layers
+  int64_t num_keys_attended = 0;   // read by them
+  int64_t num_hit_tokens = 0;      // found computed by a request that came in
+  int64_t num_rows_read_back = 0;  // of them, in reach of later tokens, x layers
+  int64_t num_blocks_poisoned = 0;
+  double max_error = 0;
+};
+
+struct VerifierFailure {
+  int64_t step = 0;  // from 0
+  std::string request = {};
+  int64_t layer = -1;  // over all groups
+  std::string layer_name = {};
+  int64_t position = -1;      // of the query; -1: found without one
+  int64_t key_position = -1;  // token whose row is wrong, hidden or shown; -1: none
+  int32_t block = -1;         // where that row, or else the query's, should be
+  std::string text = {};      // all of it, and what is known of the block
+};
+
+class KvCacheVerifier {
+ public:
+  // InvalidArgument names the field; ResourceExhausted if the pool does not fit the memory.
+  static absl::StatusOr<std::unique_ptr<KvCacheVerifier>> Create(VerifierOptions options);
+  KvCacheVerifier(const KvCacheVerifier&) = delete;
+  KvCacheVerifier& operator=(const KvCacheVerifier&) = delete;
+
+  // The step's requests as scheduled, tables as the step uses them. DataLoss for a wrong number or
+  // an impossible table, InvalidArgument for what cannot be a step; then nothing was done.
+  absl::Status OnStep(absl::Span<const VerifiedRequest> requests);
+  // The request's tokens from num_tokens on are void (rejected drafts) and will be computed again.
+  absl::Status Rollback(uint64_t request, int64_t num_tokens);
+  // The request gave its blocks back. Unknown requests are ignored.
+  absl::Status Release(uint64_t request);
+  // The content of these blocks is void, whoever holds them.
+  absl::Status Drop(absl::Span<const int32_t> blocks);
+
+  const VerifierStats& stats() const { return stats_; }
+  const std::optional<VerifierFailure>& failure() const { return failure_; }
+
+ private:
+  struct Layer {
+    size_t group;
+    int64_t plane;
+  };
+  struct Held {
+    std::string name;
+    std::vector<uint64_t> prefixes;            // after each token in the cache
+    std::vector<std::vector<int32_t>> tables;  // per group, as last seen
+    std::vector<std::vector<float>> rows;      // per layer: the plain list, sink tokens first
+    int64_t num_tokens() const { return static_cast<int64_t>(prefixes.size()); }
+  };
+  // What the metadata builders were made for.
+  struct Room {
+    int64_t num_reqs = 0, num_tokens = 0, seq_len = 0;
+  };
+  // A request in the step under way.
+  struct Part {
+    uint64_t id = 0;
+    Held* held = nullptr;
+    int64_t num_computed = 0;
+    bool is_new = false;
+    bool changed = false;  // it, or a table of it
+    size_t index = 0;      // in parts_
+    bool is_queried = false;
+  };
+  struct Query {
+    const Part* part;
+    int64_t position;
+  };
+  // Queries of one request at successive positions, as the paged side takes them.
+  struct Piece {
+    size_t first_query;
+    int64_t num_queries;
+    int64_t num_rows;  // those that the last of the queries sees, or a window hides from it
+  };
+  // A block that was not where it is now in the tables of the step before.
+  struct Appearance {
+    int32_t block;
+    uint64_t request;
+    bool is_new;  // no computed token lies in it
+  };
+
+  explicit KvCacheVerifier(VerifierOptions options);
+
+  // Rows of a group in the cache: sink tokens, then stored rows.
+  int64_t NumRows(const VerifiedGroup& group, int64_t num_tokens) const {
+    return NumSinkRows(group) + num_tokens / group.compress_ratio;
+  }
+  int64_t BlockRows(const VerifiedGroup& group) const {
+    return group.block_size / group.compress_ratio;
+  }
+  int64_t NumSinkRows(const VerifiedGroup& group) const {
+    return static_cast<int64_t>(group.sink_blocks.size()) * BlockRows(group);
+  }
+  int64_t FirstVisible(const VerifiedGroup& group, int64_t position) const;
+  int32_t BlockOfRow(size_t g, const Held& held, int64_t row) const;
+  // The token that a row stands for, the last of them if it is several; negative for sink tokens.
+  int64_t TokenOfRow(const VerifiedGroup& group, int64_t row) const {
+    return (row - NumSinkRows(group) + 1) * group.compress_ratio - 1;
+  }
+  const RowShape& Shape(const VerifiedGroup& group) const { return group.is_mla ? mla_ : dense_; }
+  const VerifiedGroup& GroupOf(size_t layer) const { return options_.groups[layers_[layer].group]; }
+  std::string LayerName(size_t layer) const;
+  const float* PlainRow(size_t layer, const Held& held, int64_t row) const;
+  float* PagedRow(size_t layer, const Held& held, int64_t row) const;
+
+  void WriteSinkRows();
+  absl::Status CheckStep(absl::Span<const VerifiedRequest> requests) const;
+  void TakeParts(absl::Span<const VerifiedRequest> requests);
+  bool ReplaceTable(const Part& part, size_t g, absl::Span<const int32_t> table);
+  void Unhold(int32_t block);
+  void Settle();
+  absl::Status CheckTables();
+  void MakeRoom();
+  absl::Status BuildMetadata(size_t g);
+  size_t FirstLayerOf(size_t g) const;
+  void AppendTokens(Held& held, uint64_t salt, absl::Span<const int64_t> tokens);
+  absl::Status WriteRows(size_t g);
+  absl::Status ReadBack(const Part& part);
+  void ChooseQueries();
+  absl::Status Attend(size_t g);
+  absl::Status AttendPieces(size_t layer, absl::Span<const Piece> pieces);
+  absl::Status RunPaged(size_t layer, absl::Span<const Piece> pieces);
+  absl::Status Compare(size_t layer);
+  void AttendReference(size_t layer, const Query& query, int64_t first_row, bool with_sinks,
+                       absl::Span<double> out) const;
+  double Scale(const RowShape& shape) const;
+  static double LargestError(absl::Span<const float> got, absl::Span<const double> expected);
+
+  absl::Status Fail(VerifierFailure failure);
+  absl::Status FailedOperation(size_t layer, const char* operation, const absl::Status& status);
+  absl::Status WrongRow(size_t layer, const Part& part, int64_t row);
+  absl::Status WrongOutput(size_t layer, const Query& query, absl::Span<const float> got);
+  std::string NameOf(uint64_t request) const;
+  std::string DescribeRow(size_t layer, const Held& held, int64_t row) const;
+
+  const VerifierOptions options_;
+  const RowShape dense_, mla_;
+  const TokenValues values_;
+  std::vector<Layer> layers_;
+  std::vector<std::vector<float>> sink_rows_;  // per layer
+  PagedMemory memory_;
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Held>> held_;
+  std::vector<int32_t> num_holders_;  // per block, in tables of held_
+  // Per group; made anew when a step needs more room.
+  std::vector<std::optional<attention::AttentionMetadataBuilder>> builders_;
+  Room room_;
+
+  // Of the step under way; buffers are reused.
+  std::vector<Part> parts_;
+  std::vector<Appearance> appeared_;
+  std::vector<int32_t> left_;  // blocks that a table no longer names
+  std::vector<Query> queries_;
+  size_t turn_ = 0;            // where the next step goes on taking queries
+  std::vector<size_t> batch_;  // indices into queries_, in the order of the paged side's rows
+  std::vector<float> query_values_, outputs_, new_rows_;
+  std::vector<std::vector<int32_t>> batch_rows_;  // per group: part -> row of the metadata
+  std::vector<int32_t> piece_tables_, piece_rows_, piece_starts_;
+  std::vector<double> errors_;
+
+  VerifierStats stats_;
+  std::optional<VerifierFailure> failure_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_ATTENTION_VERIFY_KV_CACHE_VERIFIER_H_

@@ -1,0 +1,90 @@
+#include "kvblocks/attention/verify/paged_memory.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr uint32_t kPoisonBits = 0x7fc0dead;  // a quiet NaN
+
+float Poison() {
+  float value;
+  std::memcpy(&value, &kPoisonBits, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+absl::StatusOr<PagedMemory> PagedMemory::Create(int64_t num_blocks, int64_t num_planes,
+                                                int64_t page_floats) {
+  int64_t floats = 0, bytes = 0;
+  const bool fits = !__builtin_mul_overflow(num_blocks, num_planes, &floats) &&
+                    !__builtin_mul_overflow(floats, page_floats, &floats) &&
+                    !__builtin_mul_overflow(floats, int64_t{sizeof(float)}, &bytes);
+  PagedMemory memory;
+  if (fits) {
+    memory.data_.reset(static_cast<float*>(
+        std::calloc(static_cast<size_t>(std::max<int64_t>(floats, 1)), sizeof(float))));
+  }
+  if (memory.data_ == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("num_blocks: ", num_blocks, " blocks of ", page_floats, " floats in ",
+                     num_planes, " planes do not fit the memory; use a smaller pool"));
+  }
+  memory.num_blocks_ = num_blocks;
+  memory.num_planes_ = num_planes;
+  memory.page_floats_ = page_floats;
+  memory.history_.resize(static_cast<size_t>(num_blocks));
+  return memory;
+}
+
+attention::KvCacheView PagedMemory::View(int64_t plane, const RowShape& shape,
+                                         int64_t block_rows) const {
+  using attention::DType;
+  using attention::TensorView;
+  const auto view = [&](int64_t offset, int64_t heads, int64_t size) {
+    auto* first =
+        reinterpret_cast<std::byte*>(data_.get() + plane * num_blocks_ * page_floats_ + offset);
+    // Extents and strides are the constructor's, so this cannot be refused.
+    if (shape.is_mla) {
+      return TensorView::Make(first, DType::kF32, {num_blocks_, block_rows, size},
+                              {page_floats_, shape.floats(), 1})
+          .value();
+    }
+    return TensorView::Make(first, DType::kF32, {num_blocks_, block_rows, heads, size},
+                            {page_floats_, shape.floats(), size, 1})
+        .value();
+  };
+  const TensorView keys = view(0, shape.num_kv_heads, shape.key_size);
+  if (shape.is_mla) {
+    return {attention::KvLayout::kMlaLatent, keys, view(0, 1, shape.value_size)};
+  }
+  return {attention::KvLayout::kNhd, keys,
+          view(shape.num_kv_heads * shape.key_size, shape.num_kv_heads, shape.value_size)};
+}
+
+void PagedMemory::Record(int32_t block, const BlockHistory& history, bool poison) {
+  history_[static_cast<size_t>(block)] = history;
+  if (!poison) return;
+  ++num_poisoned_;
+  for (int64_t plane = 0; plane < num_planes_; ++plane) {
+    std::fill_n(data_.get() + (plane * num_blocks_ + block) * page_floats_, page_floats_, Poison());
+  }
+}
+
+void PagedMemory::PoisonRow(float* row, const RowShape& shape) const {
+  std::fill_n(row, shape.floats(), Poison());
+}
+
+bool PagedMemory::IsPoisoned(const float* row, const RowShape& shape) {
+  return std::all_of(row, row + shape.floats(), [](float value) {
+    return std::memcmp(&value, &kPoisonBits, sizeof(value)) == 0;
+  });
+}
+
+}  // namespace kvblocks::sim

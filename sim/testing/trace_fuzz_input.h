@@ -1,0 +1,127 @@
+// TraceFuzzInput: what the trace fuzzers make of their bytes - reader options, then a file.
+//
+//   byte 0   the format: p auto, q mooncake, r azure, s native, t native-text, u records (below),
+//            v coding
+//   byte 1   flags; @ none, and its low bits: 1 skip_bad_rows, 2 require_sorted, 4 ids_are_unique,
+//            8 spread, 16 selection and speed-up, 32 small windows and lines
+//   the rest the file. For u: native records, each after its length in two bytes, big-endian; magic
+//            and footer are put around them, so that a fuzzer need not find a checksum.
+
+#ifndef KVBLOCKS_SIM_TESTING_TRACE_FUZZ_INPUT_H_
+#define KVBLOCKS_SIM_TESTING_TRACE_FUZZ_INPUT_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvblocks/sim/trace/byte_source.h"
+#include "kvblocks/sim/trace/format_detection.h"
+#include "kvblocks/sim/trace/record_stream.h"
+#include "kvblocks/sim/trace/trace.pb.h"
+#include "kvblocks/sim/trace/trace_reader.h"
+#include "kvblocks/tests/fuzz/fuzz_input.h"
+
+namespace kvblocks::sim {
+
+struct TraceFuzzInput {
+  TraceReaderOptions options;
+  std::string file;
+};
+
+inline std::string NativeFileOf(std::string_view rest) {
+  std::string file(kNativeMagic);
+  RecordHash hash;
+  trace::v1::Record footer;
+  trace::v1::Footer& sums = *footer.mutable_footer();
+  const auto append = [&](const std::string& bytes) {
+    std::string length;
+    AppendRecordLength(bytes.size(), &length);
+    hash.Add(length);
+    hash.Add(bytes);
+    file += length + bytes;
+  };
+  while (rest.size() >= 2) {
+    const size_t length = std::min<size_t>(
+        static_cast<uint8_t>(rest[0]) * 256u + static_cast<uint8_t>(rest[1]), rest.size() - 2);
+    const std::string bytes(rest.substr(2, length));
+    rest.remove_prefix(2 + length);
+    append(bytes);
+    trace::v1::Record record;
+    if (!record.ParseFromString(bytes) || !record.has_request()) continue;
+    sums.set_num_requests(sums.num_requests() + 1);
+    sums.set_input_tokens(sums.input_tokens() + record.request().input_length());
+    sums.set_output_tokens(sums.output_tokens() + record.request().output_length());
+  }
+  sums.set_xxh64_of_records(hash.value());
+  append(footer.SerializeAsString());
+  return file;
+}
+
+inline TraceFuzzInput MakeTraceFuzzInput(const uint8_t* data, size_t size) {
+  fuzz::FuzzInput input(data, size);
+  TraceFuzzInput out;
+  constexpr const char* kFormats[] = {"auto",        "mooncake", "azure",  "native",
+                                      "native-text", "native",   "coding", "auto"};
+  const uint8_t format = input.Byte() & 7;
+  const uint8_t flags = input.Byte();
+  out.options.format = kFormats[format];
+  out.options.skip_bad_rows = (flags & 1) != 0;
+  out.options.require_sorted = (flags & 2) != 0;
+  out.options.ids_are_unique = (flags & 4) != 0;
+  out.options.spread = (flags & 8) != 0;
+  if ((flags & 16) != 0) {
+    out.options.start_ns = 1;
+    out.options.end_ns = int64_t{1} << 62;
+    out.options.sample = {3, 4};
+    out.options.limit = 20;
+    out.options.rebase = true;
+    out.options.speedup = {1, 3};
+  }
+  out.options.zstd_window_log = 20;
+  out.options.max_line_bytes = 1 << 20;
+  if ((flags & 32) != 0) {
+    out.options.reorder_window = 1;
+    out.options.max_line_bytes = 200;
+    out.options.max_errors = 1;
+  }
+  const std::string_view rest = input.Rest();
+  out.file = format == 5 ? NativeFileOf(rest) : std::string(rest);
+  return out;
+}
+
+// Compression bombs take long and show nothing new; byte_source_fuzz looks at them.
+inline bool IsLarge(const TraceFuzzInput& input) {
+  const std::string_view magic = std::string_view(input.file).substr(0, 2);
+  if (magic != "\x1f\x8b" && magic != "\x28\xb5") return false;
+  constexpr size_t kMost = 1 << 20;
+  const auto source = ByteSourceOfString(input.file, input.options.zstd_window_log);
+  std::string chunk(64 << 10, '\0');
+  for (size_t total = 0; total < kMost;) {
+    const auto n = source->Read(chunk.data(), chunk.size());
+    if (!n.ok() || *n == 0) return false;
+    total += *n;
+  }
+  return true;
+}
+
+struct TraceFuzzResult {
+  absl::Status status;
+  std::vector<TraceRequest> requests;
+};
+
+inline TraceFuzzResult ReadToTheEnd(TraceReader& reader) {
+  TraceFuzzResult result;
+  while (true) {
+    TraceRequest request;
+    const auto more = reader.Next(request);
+    result.status = more.status();
+    if (!more.ok() || !*more) return result;
+    result.requests.push_back(std::move(request));
+  }
+}
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_TESTING_TRACE_FUZZ_INPUT_H_
