@@ -1,6 +1,6 @@
 #include "kvblocks/attention/cpu/reference_cuts.h"
 
-#include "kvblocks/attention/metadata/kv_group.h"
+#include "kvblocks/attention/ops/kv_group_key.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -16,11 +16,6 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-std::string DebugString(const KvGroupKey& key) {
-  return absl::StrCat("{block_size=", key.block_size, ", window=", key.window,
-                      ", compression_ratio=", key.compression_ratio, "}");
-}
-
 absl::Status CheckKvGroup(const KvGroupConfig& config, int64_t max_num_reqs, int64_t max_seq_len) {
   if (config.window < 0 || config.window > kMaxInt32) {
     return absl::InvalidArgumentError(

@@ -1,5 +1,4 @@
-// KvGroupConfig: one KV-cache group as attention metadata sees it, and the key by which layers and
-// split plans of the same kind recognise each other.
+// KvGroupConfig: one KV-cache group as attention metadata sees it.
 //
 // A group counts in three units: tokens, which positions count; rows of its cache, one per token or
 // one per compression_ratio tokens; and blocks, the manager's (manager_block_size tokens) and the
@@ -11,24 +10,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kvblocks/attention/metadata/batch_input.h"
+#include "kvblocks/attention/ops/kv_group_key.h"
 
 namespace kvblocks::attention {
-
-// Groups with equal keys have metadata of the same shape: plans and virtual batches that depend on
-// lengths alone are shared between them.
-struct KvGroupKey {
-  int64_t block_size = 0;  // of the kernel, in rows of the cache
-  int64_t window = 0;      // 0: full attention
-  int64_t compression_ratio = 1;
-
-  friend bool operator==(const KvGroupKey&, const KvGroupKey&) = default;
-};
-std::string DebugString(const KvGroupKey& key);
 
 struct KvGroupConfig {
   int64_t manager_block_size = 16;  // tokens per block id of the manager

@@ -29,7 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/attention/metadata/kv_group.h"
+#include "kvblocks/attention/ops/kv_group_key.h"
 #include "kvblocks/attention/ops/params.h"
 
 namespace kvblocks::attention {
