@@ -95,6 +95,9 @@ absl::StatusOr<std::unique_ptr<Replayer>> Replayer::Create(const TranscriptConfi
     if (!spec.ok()) return spec.status();
     cache.groups.push_back({.spec = *spec, .is_draft = group.is_draft});
   }
+  cache.scheduler_block_size = config.scheduler_block_size;
+  // Without caching nothing is hashed, and the recorded value is the one that follows from that.
+  if (config.enable_caching) cache.hash_block_size = config.hash_block_size;
   KvCacheManagerOptions options;
   options.max_model_len = config.max_model_len;
   options.max_in_flight_tokens = config.max_in_flight_tokens;
