@@ -81,6 +81,10 @@ struct SimRequest {
 
   int64_t num_outputs() const { return num_known - num_prompt; }
   bool was_preempted() const { return num_preemptions > 0; }
+  // Ended with all its output.
+  bool is_completed() const {
+    return finish_reason == FinishReason::kLength || finish_reason == FinishReason::kStop;
+  }
 };
 
 }  // namespace kvblocks::sim

@@ -16,7 +16,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/engine/sim_request.h"
-#include "kvblocks/sim/report/latency_metrics.h"
 #include "kvblocks/sim/report/request_progress.h"
 
 namespace kvblocks::sim {
