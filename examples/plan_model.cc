@@ -1,0 +1,53 @@
+// How many requests of a length fit a GPU's memory: a model of the catalogue, and one from a
+// Hugging Face config.json, planned for 48 GiB of KV cache.
+#include <cstdio>
+#include <vector>
+
+#include "kvblocks/planning.h"
+
+using namespace kvblocks;
+
+// Prints the plan of one rank of a model, or why there is none.
+bool Show(const ModelFacts& model, int64_t tensor_parallel) {
+  // What each layer stores on one rank.
+  const auto layers = LayerCaches(model, {.tensor_parallel = tensor_parallel});
+  if (!layers.ok()) {
+    std::printf("%s\n", layers.status().ToString().c_str());
+    return false;
+  }
+  std::vector<LayerCache> caches;
+  for (const NamedSpec& layer : *layers) caches.push_back({.name = layer.name, .spec = layer.spec});
+
+  const PlanResult result =
+      MakePlan(caches, {.limits = {.max_model_len = 32768, .max_in_flight_tokens = 8192},
+                        .available_bytes = {int64_t{48} << 30}});
+  for (const PlanError& error : result.errors) std::printf("%s\n", error.message.c_str());
+  if (!result.ok()) return false;
+
+  const Plan& plan = *result.plan;
+  std::printf("%s on %d rank(s): %d blocks\n", model.name.c_str(),
+              static_cast<int>(tensor_parallel), static_cast<int>(plan.num_blocks()));
+  for (const KvCacheGroup& group : plan.config.groups) {  // plan.config makes a KvCacheManager
+    std::printf("  %2zu layers: %s\n", group.layer_names.size(), group.spec.ToString().c_str());
+  }
+  for (const int64_t length : {4096, 32768}) {
+    std::printf("  %6.1f requests of %d tokens\n", plan.Concurrency(length),
+                static_cast<int>(length));
+  }
+  return true;
+}
+
+int main() {
+  const auto gemma = Catalogue::BuiltIn().FindModel("gemma-3-27b");
+  const auto from_file = ModelFromHfConfig(R"({
+      "model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096,
+      "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8,
+      "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960,
+      "torch_dtype": "bfloat16", "tie_word_embeddings": false})",
+                                           "config.json");
+  if (!gemma.ok() || !from_file.ok()) {
+    std::printf("%s\n", (gemma.ok() ? from_file : gemma).status().ToString().c_str());
+    return 1;
+  }
+  return Show(*gemma, 2) && Show(*from_file, 1) ? 0 : 1;
+}
