@@ -3,6 +3,7 @@
 // This header is what a sizing tool includes, or an engine at start-up. It offers:
 //   catalogue   Catalogue: facts about common models and devices, by name
 //   models      ModelFromHfConfig: the same facts from a Hugging Face config.json
+//   memory      CacheBytesInMemory: what weights and reserves leave of a device
 //   layers      LayerCaches: what each layer of a model stores
 //   planner     MakePlan: groups, memory layout and capacity; every error at once if it cannot
 //   plan        Plan: block counts, concurrency, addresses, waste, and the KvCacheConfig that
@@ -34,6 +35,7 @@
 #include "kvblocks/specs/catalogue/hf_config.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"
 #include "kvblocks/specs/catalogue/model_facts.h"
+#include "kvblocks/specs/catalogue/pool_memory.h"
 #include "kvblocks/specs/kv_cache_config.h"
 #include "kvblocks/specs/kv_cache_spec.h"
 #include "kvblocks/specs/planning/layer_cache.h"
