@@ -22,7 +22,7 @@ kvb_status FailNull(const char* function, const char* argument) noexcept;
 // What `body` returns, or the status of the exception that it throws. Only the standard library
 // throws below this interface, and in practice only for want of memory.
 template <typename Body>
-kvb_status Guard(Body&& body) noexcept {
+[[gnu::always_inline]] inline kvb_status Guard(Body&& body) noexcept {
   try {
     return body();
   } catch (const std::bad_alloc&) {

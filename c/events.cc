@@ -15,7 +15,9 @@ namespace kvblocks::c {
 namespace {
 
 // BlockHash is 32 bytes, and any object may be read as bytes.
-const kvb_hash* HashesToC(const BlockHash* hashes) { return reinterpret_cast<const kvb_hash*>(hashes); }
+const kvb_hash* HashesToC(const BlockHash* hashes) {
+  return reinterpret_cast<const kvb_hash*>(hashes);
+}
 
 kvb_event EventToC(const KvEvent& event) {
   kvb_event out = {};
@@ -54,8 +56,7 @@ static_assert(static_cast<int>(RemovalReason::kReused) == KVB_REMOVAL_REUSED);
 static_assert(static_cast<int>(RemovalReason::kEvicted) == KVB_REMOVAL_EVICTED);
 static_assert(static_cast<int>(RemovalReason::kReplaced) == KVB_REMOVAL_REPLACED);
 static_assert(static_cast<int>(RequestStatus::kFinished) == KVB_REQUEST_FINISHED);
-static_assert(static_cast<int>(ExtraKey::Kind::kPromptEmbedding) ==
-              KVB_EXTRA_KEY_PROMPT_EMBEDDING);
+static_assert(static_cast<int>(ExtraKey::Kind::kPromptEmbedding) == KVB_EXTRA_KEY_PROMPT_EMBEDDING);
 
 kvb_status NoEvent(const char* function, size_t index, size_t count) {
   return Fail(KVB_NOT_FOUND,
@@ -109,13 +110,12 @@ kvb_status kvb_events_get_extra_key(const kvb_events* events, size_t index, size
     }
     const auto* stored = std::get_if<BlockStored>(&events->events[index]);
     const size_t num_blocks = stored == nullptr ? 0 : stored->extra_keys.size();
-    const size_t num_keys = block < num_blocks && stored->extra_keys[block]
-                                ? stored->extra_keys[block]->size()
-                                : 0;
+    const size_t num_keys =
+        block < num_blocks && stored->extra_keys[block] ? stored->extra_keys[block]->size() : 0;
     if (key >= num_keys) {
-      return Fail(KVB_NOT_FOUND, absl::StrCat("kvb_events_get_extra_key: block ", block,
-                                              " of event ", index, " has ", num_keys,
-                                              " extra keys, asked for number ", key));
+      return Fail(KVB_NOT_FOUND,
+                  absl::StrCat("kvb_events_get_extra_key: block ", block, " of event ", index,
+                               " has ", num_keys, " extra keys, asked for number ", key));
     }
     const ExtraKey& found = (*stored->extra_keys[block])[key];
     kvb_extra_key value = {};

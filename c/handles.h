@@ -29,8 +29,8 @@ struct kvb_manager {
 struct kvb_request {
   kvb_manager* owner;
   std::unique_ptr<kvblocks::Request> request;
-  kvblocks::ComputedBlocks hits = {};       // of the latest look-up
-  kvblocks::NewBlocks new_blocks{{}};       // of the latest allocation, while it is valid
+  kvblocks::ComputedBlocks hits = {};  // of the latest look-up
+  kvblocks::NewBlocks new_blocks{{}};  // of the latest allocation, while it is valid
   std::vector<kvblocks::BlockId> popped = {};
 
   kvblocks::KvCacheManager& manager() const { return *owner->manager; }

@@ -308,8 +308,7 @@ KVB_API kvb_status kvb_request_set_num_inflight_tokens(kvb_request* request, int
 /* A kvb_request_status. */
 KVB_API kvb_status kvb_request_set_status(kvb_request* request, int32_t status);
 /* A prefix that other requests share; blocks around it are kept where caching is sparse. */
-KVB_API kvb_status kvb_request_set_shared_prefix_boundary(kvb_request* request,
-                                                          int64_t num_tokens);
+KVB_API kvb_status kvb_request_set_shared_prefix_boundary(kvb_request* request, int64_t num_tokens);
 
 /* --- The step --- */
 
@@ -329,10 +328,10 @@ typedef struct kvb_allocation {
   int64_t num_lookahead_tokens; /* further slots for drafting */
   /* KV that an external store provides behind the hit; only for a request that holds no blocks. */
   int64_t num_external_tokens;
-  int64_t reserved_blocks;    /* free blocks that must remain */
-  int64_t num_encoder_tokens; /* for cross attention, in the first call */
-  int32_t use_hits;           /* adopt the latest look-up; only for a request without blocks */
-  int32_t delay_cache_blocks; /* register nothing now, but with kvb_request_cache_blocks */
+  int64_t reserved_blocks;        /* free blocks that must remain */
+  int64_t num_encoder_tokens;     /* for cross attention, in the first call */
+  int32_t use_hits;               /* adopt the latest look-up; only for a request without blocks */
+  int32_t delay_cache_blocks;     /* register nothing now, but with kvb_request_cache_blocks */
   int32_t full_sequence_must_fit; /* only if all known tokens fit, not only these */
   int32_t has_scheduled_requests; /* the step has work already: the watermark applies */
 } kvb_allocation;
@@ -402,8 +401,8 @@ typedef struct kvb_event {
   size_t num_tokens;
   int64_t block_size;
   int64_t lora_id;
-  const char* lora_name; /* empty: none */
-  const char* spec_kind; /* "full_attention", ... */
+  const char* lora_name;  /* empty: none */
+  const char* spec_kind;  /* "full_attention", ... */
   int64_t sliding_window; /* tokens; 0: none */
 } kvb_event;
 /* KVB_NOT_FOUND for an index past the last event. */

@@ -62,9 +62,8 @@ kvb_status kvb_manager_create(const char* config, size_t config_size, int32_t fo
   *manager = nullptr;
   return Guard([&] {
     if (format != KVB_FORMAT_TEXT && format != KVB_FORMAT_JSON) {
-      return Fail(KVB_INVALID_ARGUMENT,
-                  absl::StrCat("kvb_manager_create: format is ", format,
-                               ", expected 0 (text) or 1 (JSON)"));
+      return Fail(KVB_INVALID_ARGUMENT, absl::StrCat("kvb_manager_create: format is ", format,
+                                                     ", expected 0 (text) or 1 (JSON)"));
     }
     const auto read = ReadKvCacheManagerConfig(
         {config, config_size}, "config",
@@ -109,16 +108,15 @@ kvb_status kvb_manager_get_group(const kvb_manager* manager, int32_t group, kvb_
                                               ", expected 0 to ", config.groups.size() - 1));
     }
     const KvCacheGroup& g = config.groups[static_cast<size_t>(group)];
-    const kvb_group_info value = {
-        .struct_size = sizeof(value),
-        .kind = StaticText(KindName(g.spec.kind())),
-        .block_size = g.spec.block_size(),
-        .page_bytes = g.spec.page_bytes(),
-        .num_layers = static_cast<int64_t>(g.layer_names.size()),
-        .sliding_window = g.spec.sliding_window().value_or(0),
-        .attention_chunk_size = g.spec.attention_chunk_size().value_or(0),
-        .is_draft = g.is_draft,
-        .reserved = 0};
+    const kvb_group_info value = {.struct_size = sizeof(value),
+                                  .kind = StaticText(KindName(g.spec.kind())),
+                                  .block_size = g.spec.block_size(),
+                                  .page_bytes = g.spec.page_bytes(),
+                                  .num_layers = static_cast<int64_t>(g.layer_names.size()),
+                                  .sliding_window = g.spec.sliding_window().value_or(0),
+                                  .attention_chunk_size = g.spec.attention_chunk_size().value_or(0),
+                                  .is_draft = g.is_draft,
+                                  .reserved = 0};
     return WriteStruct(value, "kvb_manager_get_group", "info", info);
   });
 }
@@ -210,8 +208,7 @@ kvb_status kvb_manager_pin_blocks(kvb_manager* manager, const int32_t* blocks, s
   return Guard([&] { return Fail(manager->manager->PinBlocks(Ids(blocks, num_blocks))); });
 }
 
-kvb_status kvb_manager_free_blocks(kvb_manager* manager, const int32_t* blocks,
-                                   size_t num_blocks) {
+kvb_status kvb_manager_free_blocks(kvb_manager* manager, const int32_t* blocks, size_t num_blocks) {
   KVB_REQUIRE(manager);
   if (kvb_status status = CheckList(blocks, num_blocks, __func__, "blocks"); status != KVB_OK) {
     return status;

@@ -183,8 +183,8 @@ absl::StatusOr<std::string> AnswerPlan(std::string_view text,
 
 using namespace kvblocks::c;  // NOLINT: the file is the C interface
 
-extern "C" kvb_status kvb_plan_json(const char* options, size_t options_size,
-                                    const char* hf_config, size_t hf_config_size, char** json) {
+extern "C" kvb_status kvb_plan_json(const char* options, size_t options_size, const char* hf_config,
+                                    size_t hf_config_size, char** json) {
   KVB_REQUIRE(options);
   KVB_REQUIRE(json);
   *json = nullptr;

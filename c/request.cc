@@ -24,10 +24,10 @@ kvb_status ReadFeatures(const kvb_request_options& options,
     kvb_feature feature;
     const auto* element = reinterpret_cast<const kvb_feature*>(bytes + i * stride);
     if (element->struct_size != stride) {
-      return Fail(KVB_INVALID_ARGUMENT,
-                  absl::StrCat(kFunction, ": options.features[", i, "].struct_size is ",
-                               element->struct_size, ", expected ", stride,
-                               " as in the first element"));
+      return Fail(
+          KVB_INVALID_ARGUMENT,
+          absl::StrCat(kFunction, ": options.features[", i, "].struct_size is ",
+                       element->struct_size, ", expected ", stride, " as in the first element"));
     }
     if (kvb_status status = ReadStruct(element, kFunction, "options.features[]", &feature);
         status != KVB_OK) {
@@ -65,6 +65,35 @@ kvb_status CheckGroup(const kvb_request& request, int32_t group, const char* fun
 void HandOut(absl::Span<const BlockId> list, const int32_t** blocks, size_t* num_blocks) {
   *blocks = list.data();
   *num_blocks = list.size();
+}
+
+kvb_status Allocate(kvb_request& request, const kvb_allocation& allocation) noexcept {
+  return Guard([&] {
+    const auto slots = request.manager().AllocateSlots(
+        *request.request, {.num_new_tokens = allocation.num_new_tokens,
+                           .computed_blocks = allocation.use_hits != 0 ? &request.hits : nullptr,
+                           .num_lookahead_tokens = allocation.num_lookahead_tokens,
+                           .num_external_computed_tokens = allocation.num_external_tokens,
+                           .delay_cache_blocks = allocation.delay_cache_blocks != 0,
+                           .full_sequence_must_fit = allocation.full_sequence_must_fit != 0,
+                           .reserved_blocks = allocation.reserved_blocks,
+                           .has_scheduled_requests = allocation.has_scheduled_requests != 0,
+                           .num_encoder_tokens = allocation.num_encoder_tokens});
+    if (!slots.ok()) return Fail(slots.status());
+    request.new_blocks = slots->value_or(NewBlocks({}));
+    return slots->has_value() ? KVB_OK : KVB_NO_SPACE;
+  });
+}
+
+// Of a caller whose kvb_allocation has another size than ours. Apart, to keep the step short.
+[[gnu::noinline]] kvb_status AllocateOtherSize(kvb_request& request,
+                                               const kvb_allocation* allocation) noexcept {
+  kvb_allocation whole;
+  const kvb_status status =
+      Guard([&] { return ReadStruct(allocation, "kvb_request_allocate", "allocation", &whole); });
+  if (status != KVB_OK) return status;
+  whole.struct_size = sizeof(whole);
+  return kvb_request_allocate(&request, &whole);
 }
 
 }  // namespace
@@ -116,8 +145,7 @@ kvb_status kvb_request_create_from_hashes(kvb_manager* manager, const char* id, 
     const kvb_status status =
         ReadHashes(hashes, num_hashes, "kvb_request_create_from_hashes", &list);
     if (status != KVB_OK) return status;
-    auto created =
-        manager->manager->NewRequestFromHashes(Text(id), num_tokens, std::move(list));
+    auto created = manager->manager->NewRequestFromHashes(Text(id), num_tokens, std::move(list));
     if (!created.ok()) return Fail(created.status());
     *request = NewHandle(manager, *std::move(created));
     return KVB_OK;
@@ -156,8 +184,7 @@ kvb_status kvb_request_append_tokens(kvb_request* request, const int32_t* token_
                                      size_t num_tokens) {
   KVB_REQUIRE(request);
   if (token_ids == nullptr && num_tokens > 0) return FailNull(__func__, "token_ids");
-  return Guard(
-      [&] { return Fail(request->request->AppendOutputTokens({token_ids, num_tokens})); });
+  return Guard([&] { return Fail(request->request->AppendOutputTokens({token_ids, num_tokens})); });
 }
 
 kvb_status kvb_request_append_hashed(kvb_request* request, int64_t num_tokens,
@@ -188,8 +215,7 @@ kvb_status kvb_request_set_status(kvb_request* request, int32_t status) {
   if (status < KVB_REQUEST_WAITING || status > KVB_REQUEST_FINISHED) {
     return Guard([&] {
       return Fail(KVB_INVALID_ARGUMENT,
-                  absl::StrCat("kvb_request_set_status: status is ", status,
-                               ", expected 0 to 3"));
+                  absl::StrCat("kvb_request_set_status: status is ", status, ", expected 0 to 3"));
     });
   }
   request->request->set_status(static_cast<RequestStatus>(status));
@@ -248,37 +274,12 @@ kvb_status kvb_request_get_hits(const kvb_request* request, int32_t group, const
 kvb_status kvb_request_allocate(kvb_request* request, const kvb_allocation* allocation) {
   KVB_REQUIRE(request);
   KVB_REQUIRE(allocation);
-  kvb_allocation whole;
-  if (allocation->struct_size != sizeof(whole)) {
-    const kvb_status status =
-        Guard([&] { return ReadStruct(allocation, "kvb_request_allocate", "allocation", &whole); });
-    if (status != KVB_OK) return status;
-    allocation = &whole;
-  }
-  return Guard([&] {
-    const auto slots = request->manager().AllocateSlots(
-        *request->request,
-        {.num_new_tokens = allocation->num_new_tokens,
-         .computed_blocks = allocation->use_hits != 0 ? &request->hits : nullptr,
-         .num_lookahead_tokens = allocation->num_lookahead_tokens,
-         .num_external_computed_tokens = allocation->num_external_tokens,
-         .delay_cache_blocks = allocation->delay_cache_blocks != 0,
-         .full_sequence_must_fit = allocation->full_sequence_must_fit != 0,
-         .reserved_blocks = allocation->reserved_blocks,
-         .has_scheduled_requests = allocation->has_scheduled_requests != 0,
-         .num_encoder_tokens = allocation->num_encoder_tokens});
-    if (!slots.ok()) return Fail(slots.status());
-    if (!slots->has_value()) {
-      request->new_blocks = NewBlocks({});
-      return KVB_NO_SPACE;
-    }
-    request->new_blocks = **slots;
-    return KVB_OK;
-  });
+  if (allocation->struct_size == sizeof(*allocation)) return Allocate(*request, *allocation);
+  return AllocateOtherSize(*request, allocation);
 }
 
-kvb_status kvb_request_get_blocks(const kvb_request* request, int32_t group,
-                                  const int32_t** blocks, size_t* num_blocks) {
+kvb_status kvb_request_get_blocks(const kvb_request* request, int32_t group, const int32_t** blocks,
+                                  size_t* num_blocks) {
   KVB_REQUIRE(request);
   KVB_REQUIRE(blocks);
   KVB_REQUIRE(num_blocks);
@@ -330,16 +331,13 @@ kvb_status kvb_request_pop_blocks(kvb_request* request, const int32_t** blocks,
 
 kvb_status kvb_request_cache_blocks(kvb_request* request, int64_t num_tokens) {
   KVB_REQUIRE(request);
-  return Guard([&] {
-    return Fail(request->manager().CacheBlocks(*request->request, num_tokens));
-  });
+  return Guard([&] { return Fail(request->manager().CacheBlocks(*request->request, num_tokens)); });
 }
 
 kvb_status kvb_request_remove_skipped_blocks(kvb_request* request, int64_t num_tokens) {
   KVB_REQUIRE(request);
-  return Guard([&] {
-    return Fail(request->manager().RemoveSkippedBlocks(*request->request, num_tokens));
-  });
+  return Guard(
+      [&] { return Fail(request->manager().RemoveSkippedBlocks(*request->request, num_tokens)); });
 }
 
 // --- Questions ---
@@ -403,8 +401,7 @@ kvb_status kvb_request_record_admission(kvb_request* request, int32_t explain) {
     }
     const auto why = request->manager().ExplainLookup(*request->request);
     if (!why.ok()) return Fail(why.status());
-    request->manager().RecordPrefixCacheStats(*request->request, request->hits.num_tokens(),
-                                              &*why);
+    request->manager().RecordPrefixCacheStats(*request->request, request->hits.num_tokens(), &*why);
     return KVB_OK;
   });
 }

@@ -40,16 +40,16 @@ struct Sequence {
 class Engine {
  public:
   explicit Engine(std::vector<TokenId> stored) : stored_(std::move(stored)) {
-    const KvCacheSpec spec = Require(FullAttentionSpec::Create(
-        {.block_size = kBlockSize, .num_kv_heads = 8, .head_size = 128}));
+    const KvCacheSpec spec = Require(
+        FullAttentionSpec::Create({.block_size = kBlockSize, .num_kv_heads = 8, .head_size = 128}));
     manager_ = Require(KvCacheManager::Create(
         {.num_blocks = kNumBlocks, .groups = {{.spec = spec}}},
         {.max_model_len = 1024, .enable_events = true, .watermark = 0.05, .hash_seed = "example"}));
   }
 
   void Add(std::string id, std::vector<TokenId> prompt, int64_t max_tokens) {
-    auto kv = Require(manager_->NewRequest(
-        {.id = std::move(id), .content = {.token_ids = std::move(prompt)}}));
+    auto kv = Require(
+        manager_->NewRequest({.id = std::move(id), .content = {.token_ids = std::move(prompt)}}));
     waiting_.push_back({.kv = std::move(kv), .max_tokens = max_tokens});
   }
 
@@ -116,13 +116,13 @@ class Engine {
     const int64_t external = std::max<int64_t>(0, TokensInStore(*next.kv) - hits.num_tokens());
     const int64_t computed = hits.num_tokens() + external;
     const int64_t n = std::min(next.kv->num_tokens() - computed, budget_);
-    const auto slots = Require(
-        manager_->AllocateSlots(*next.kv, {.num_new_tokens = n,
-                                           .computed_blocks = &hits,
-                                           .num_external_computed_tokens = external,
-                                           .delay_cache_blocks = external > 0,
-                                           .full_sequence_must_fit = true,
-                                           .has_scheduled_requests = !running_.empty()}));
+    const auto slots =
+        Require(manager_->AllocateSlots(*next.kv, {.num_new_tokens = n,
+                                                   .computed_blocks = &hits,
+                                                   .num_external_computed_tokens = external,
+                                                   .delay_cache_blocks = external > 0,
+                                                   .full_sequence_must_fit = true,
+                                                   .has_scheduled_requests = !running_.empty()}));
     if (!slots) return false;
     std::printf("         %s: %d tokens hit, %d loaded, %d new blocks\n", next.kv->id().c_str(),
                 int(hits.num_tokens()), int(external), int(slots->num_blocks()));
@@ -140,8 +140,8 @@ class Engine {
   // Tokens whose KV another machine holds: whole blocks, and never the last token of a request.
   int64_t TokensInStore(const Request& kv) const {
     const std::vector<TokenId>& tokens = kv.content().token_ids();
-    const auto end = std::mismatch(tokens.begin(), tokens.end() - 1, stored_.begin(),
-                                   stored_.end()).first;
+    const auto end =
+        std::mismatch(tokens.begin(), tokens.end() - 1, stored_.begin(), stored_.end()).first;
     return (end - tokens.begin()) / kBlockSize * kBlockSize;
   }
 

@@ -1,5 +1,5 @@
-// How many requests of a length fit a GPU's memory: a model of the catalogue, and one from a
-// Hugging Face config.json, planned for 48 GiB of KV cache.
+// How many requests of a length fit the memory of an H100: a model of the catalogue on two of them,
+// and one from a Hugging Face config.json on one.
 #include <cstdio>
 #include <vector>
 
@@ -8,11 +8,14 @@
 using namespace kvblocks;
 
 // Prints the plan of one rank of a model, or why there is none.
-bool Show(const ModelFacts& model, int64_t tensor_parallel) {
+bool Show(const ModelFacts& model, const DeviceFacts& device, int64_t tensor_parallel) {
+  // What weights and reserves leave for the cache.
+  const auto bytes =
+      CacheBytesInMemory({.device = device, .model = model, .tensor_parallel = tensor_parallel});
   // What each layer stores on one rank.
   const auto layers = LayerCaches(model, {.tensor_parallel = tensor_parallel});
-  if (!layers.ok()) {
-    std::printf("%s\n", layers.status().ToString().c_str());
+  if (!bytes.ok() || !layers.ok()) {
+    std::printf("%s\n", (bytes.ok() ? layers.status() : bytes.status()).ToString().c_str());
     return false;
   }
   std::vector<LayerCache> caches;
@@ -20,7 +23,7 @@ bool Show(const ModelFacts& model, int64_t tensor_parallel) {
 
   const PlanResult result =
       MakePlan(caches, {.limits = {.max_model_len = 32768, .max_in_flight_tokens = 8192},
-                        .available_bytes = {int64_t{48} << 30}});
+                        .available_bytes = {*bytes}});
   for (const PlanError& error : result.errors) std::printf("%s\n", error.message.c_str());
   if (!result.ok()) return false;
 
@@ -38,6 +41,7 @@ bool Show(const ModelFacts& model, int64_t tensor_parallel) {
 }
 
 int main() {
+  const auto device = Catalogue::BuiltIn().FindDevice("h100");
   const auto gemma = Catalogue::BuiltIn().FindModel("gemma-3-27b");
   const auto from_file = ModelFromHfConfig(R"({
       "model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096,
@@ -45,9 +49,10 @@ int main() {
       "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960,
       "torch_dtype": "bfloat16", "tie_word_embeddings": false})",
                                            "config.json");
-  if (!gemma.ok() || !from_file.ok()) {
-    std::printf("%s\n", (gemma.ok() ? from_file : gemma).status().ToString().c_str());
+  for (const absl::Status& status : {device.status(), gemma.status(), from_file.status()}) {
+    if (status.ok()) continue;
+    std::printf("%s\n", status.ToString().c_str());
     return 1;
   }
-  return Show(*gemma, 2) && Show(*from_file, 1) ? 0 : 1;
+  return Show(*gemma, *device, 2) && Show(*from_file, *device, 1) ? 0 : 1;
 }

@@ -4,6 +4,7 @@
 // This header is what an engine includes. It offers:
 //   specs      KvCacheSpec and one class per attention type: what a layer stores
 //   config     KvCacheConfig: groups of layers and the pool that they share
+//   files      ReadKvCacheManagerConfig: config and manager options from text or JSON
 //   manager    KvCacheManager: prefix look-up, allocation, freeing, statistics, invariants
 //   request    Request: a sequence of tokens and its block tables
 //   events     KvEvent: what entered and left the prefix cache, for routers
@@ -37,13 +38,12 @@
 
 #include "kvblocks/block_pool/block_hash.h"
 #include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/extra_keys.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
 #include "kvblocks/block_pool/kv_event.h"
 #include "kvblocks/block_pool/prefix_content.h"
-#include "kvblocks/managers/block_copy.h"
 #include "kvblocks/managers/computed_blocks.h"
 #include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/managers/kv_cache_manager_config.h"
 #include "kvblocks/managers/lookup_explanation.h"
 #include "kvblocks/managers/request.h"
 #include "kvblocks/specs/data_type.h"

@@ -9,13 +9,12 @@
 
 static int num_failures = 0;
 
-#define EXPECT(condition)                                              \
-  do {                                                                 \
-    if (!(condition)) {                                                \
-      ++num_failures;                                                  \
-      printf("%s:%d: %s\n  last error: %s\n", __FILE__, __LINE__,      \
-             #condition, kvb_last_error());                            \
-    }                                                                  \
+#define EXPECT(condition)                                                                        \
+  do {                                                                                           \
+    if (!(condition)) {                                                                          \
+      ++num_failures;                                                                            \
+      printf("%s:%d: %s\n  last error: %s\n", __FILE__, __LINE__, #condition, kvb_last_error()); \
+    }                                                                                            \
   } while (0)
 #define EXPECT_OK(call) EXPECT((call) == KVB_OK)
 /* The call fails with this status and says `part`. */
@@ -28,7 +27,8 @@ static const char kText[] =
     "options { max_model_len: 64 enable_events: true hash_seed: \"test\"\n"
     "          lookup_history_blocks: 16 }\n";
 static const char kJson[] =
-    "{\"cache\": {\"num_blocks\": 11, \"groups\": [{\"num_layers\": 2, \"spec\": {\"full_attention\": "
+    "{\"cache\": {\"num_blocks\": 11, \"groups\": [{\"num_layers\": 2, \"spec\": "
+    "{\"full_attention\": "
     "{\"block_size\": 4, \"num_kv_heads\": 2, \"head_size\": 8, \"dtype\": \"bf16\"}}}]},"
     " \"options\": {\"max_model_len\": 64, \"enable_events\": true, \"hash_seed\": \"test\"}}";
 
@@ -275,7 +275,8 @@ static void TestEvents(void) {
          strcmp(event.medium, "GPU") == 0 && strcmp(event.spec_kind, "full_attention") == 0 &&
          event.sliding_window == 0);
   EXPECT_OK(kvb_events_get_extra_key(events, 0, 0, 0, &key));
-  EXPECT(key.kind == KVB_EXTRA_KEY_LORA && strcmp(key.value, "adapter") == 0 && key.value_size == 7);
+  EXPECT(key.kind == KVB_EXTRA_KEY_LORA && strcmp(key.value, "adapter") == 0 &&
+         key.value_size == 7);
   EXPECT_OK(kvb_events_get_extra_key(events, 0, 1, 1, &key));
   EXPECT(key.kind == KVB_EXTRA_KEY_MULTIMODAL && strcmp(key.value, "image") == 0 &&
          key.offset == -2);
@@ -335,8 +336,7 @@ static void TestGrowth(void) {
   newer.known.num_new_tokens = 11;
   EXPECT_OK(kvb_request_allocate(request, &newer.known));
   newer.unknown[1] = 7;
-  EXPECT_FAILS(kvb_request_allocate(request, &newer.known), KVB_INVALID_ARGUMENT,
-               "does not have");
+  EXPECT_FAILS(kvb_request_allocate(request, &newer.known), KVB_INVALID_ARGUMENT, "does not have");
   memset(&newer_info, 0x55, sizeof(newer_info));
   newer_info.known.struct_size = sizeof(newer_info);
   EXPECT_OK(kvb_request_get_info(request, &newer_info.known));
@@ -347,7 +347,8 @@ static void TestGrowth(void) {
   step.struct_size = 0;
   EXPECT_FAILS(kvb_request_allocate(request, &step), KVB_INVALID_ARGUMENT, "struct_size is 0");
   step.struct_size = 1 << 20;
-  EXPECT_FAILS(kvb_request_allocate(request, &step), KVB_INVALID_ARGUMENT, "struct_size is 1048576");
+  EXPECT_FAILS(kvb_request_allocate(request, &step), KVB_INVALID_ARGUMENT,
+               "struct_size is 1048576");
   info.struct_size = 3;
   EXPECT_FAILS(kvb_request_get_info(request, &info), KVB_INVALID_ARGUMENT, "struct_size is 3");
   EXPECT_OK(kvb_manager_check_invariants(manager));
@@ -357,8 +358,14 @@ static void TestGrowth(void) {
 
 static void TestBadConfigs(void) {
   kvb_manager* manager = (kvb_manager*)&num_failures; /* set to NULL by a failure */
-  const char* const bad[] = {"",  "{", "garbage", "cache { num_blocks: 0 }", "cache { numblocks: 5 }",
-                             "options { max_model_len: 64 }", "\xff\xfe", "cache { num_blocks: \"x\" }"};
+  const char* const bad[] = {"",
+                             "{",
+                             "garbage",
+                             "cache { num_blocks: 0 }",
+                             "cache { numblocks: 5 }",
+                             "options { max_model_len: 64 }",
+                             "\xff\xfe",
+                             "cache { num_blocks: \"x\" }"};
   size_t i;
   for (i = 0; i < sizeof(bad) / sizeof(bad[0]); ++i) {
     EXPECT(kvb_manager_create(bad[i], strlen(bad[i]), KVB_FORMAT_TEXT, &manager) ==
@@ -369,8 +376,8 @@ static void TestBadConfigs(void) {
   }
   EXPECT_FAILS(kvb_manager_create("cache { numblocks: 5 }", 22, KVB_FORMAT_TEXT, &manager),
                KVB_INVALID_ARGUMENT, "config:1:");
-  EXPECT_FAILS(kvb_manager_create(kText, strlen(kText), 7, &manager),
-               KVB_INVALID_ARGUMENT, "format is 7");
+  EXPECT_FAILS(kvb_manager_create(kText, strlen(kText), 7, &manager), KVB_INVALID_ARGUMENT,
+               "format is 7");
   EXPECT_FAILS(kvb_manager_create(NULL, 0, KVB_FORMAT_TEXT, &manager), KVB_INVALID_ARGUMENT,
                "config is NULL");
   EXPECT_FAILS(kvb_manager_create(kText, strlen(kText), KVB_FORMAT_TEXT, NULL),
@@ -559,10 +566,9 @@ static void TestPlan(void) {
                    KVB_INVALID_ARGUMENT, "E-1"));
   EXPECT(PlanFails("{\"model\": \"llama-3.1-405b\", \"device\": \"l40s\"}", NULL,
                    KVB_INVALID_ARGUMENT, "no room"));
-  EXPECT(PlanFails("{\"model\": \"llama-3.1-8b\"}", NULL, KVB_INVALID_ARGUMENT,
-                   "available_bytes"));
-  EXPECT(PlanFails("{\"model\": \"llama-3.1-8b\", \"device\": \"h200\", \"policy\": \"best\"}", NULL,
-                   KVB_INVALID_ARGUMENT, "exact or upstream"));
+  EXPECT(PlanFails("{\"model\": \"llama-3.1-8b\"}", NULL, KVB_INVALID_ARGUMENT, "available_bytes"));
+  EXPECT(PlanFails("{\"model\": \"llama-3.1-8b\", \"device\": \"h200\", \"policy\": \"best\"}",
+                   NULL, KVB_INVALID_ARGUMENT, "exact or upstream"));
   EXPECT(PlanFails("{\"model\": \"llama-3.1-8b\", \"device\": \"h200\", \"lengths\": [0]}", NULL,
                    KVB_INVALID_ARGUMENT, "lengths: got 0"));
   EXPECT(PlanFails(kOwn, "{]", KVB_INVALID_ARGUMENT, "hf_config"));
