@@ -1,16 +1,13 @@
 // kvsim: replays request traces through the scheduler and the KV-cache block pool of an LLM server.
 
-#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
-#include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/output.h"
 
 namespace kvblocks::sim {
@@ -27,85 +24,34 @@ constexpr const char* kFooter = R"(Start here
   kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
   kvsim COMMAND --help              all options, with units and defaults)";
 
-// The flags that `app` knows.
-std::vector<std::string> KnownFlags(const CLI::App& app) {
-  std::vector<std::string> flags;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) flags.push_back(absl::StrCat("--", name));
-  }
-  return flags;
-}
-
-// The first argument that looks like a flag nobody knows.
-std::string UnknownFlag(int argc, char** argv, const std::vector<std::string>& known) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (argument.compare(0, 2, "--") != 0) continue;
-    const std::string name = argument.substr(0, argument.find('='));
-    if (std::find(known.begin(), known.end(), name) == known.end()) return name;
-  }
-  return "";
-}
-
-ExitStatus ParseFailed(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
-  const auto chosen = app.get_subcommands();
-  const CLI::App& command = chosen.empty() ? app : *chosen.front();
-  std::string name = "kvsim";
-  if (!chosen.empty()) absl::StrAppend(&name, " ", command.get_name());
-  std::string message = error.what();
-  const std::vector<std::string> known = KnownFlags(command);
-  const std::string unknown = UnknownFlag(argc, argv, known);
-  if (!unknown.empty()) {
-    message = absl::StrCat("unknown option ", unknown);
-    const std::string suggestion = SuggestFlag(unknown, known);
-    if (!suggestion.empty()) absl::StrAppend(&message, "; ", suggestion);
-  }
-  std::fprintf(stderr, "%s: %s\n(%s --help lists all options)\n", name.c_str(), message.c_str(),
-               name.c_str());
-  return kBadInput;
-}
-
-// Writes a flag and its negation as one name: --[no-]spread.
-class Formatter final : public CLI::Formatter {
- public:
-  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
-    const std::string name = CLI::Formatter::make_option_name(option, is_positional);
-    const size_t negative = name.find(",--no-");
-    return negative == std::string::npos ? name : "--[no-]" + name.substr(2, negative - 2);
-  }
-};
-
 int Main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
-  CLI::App app("kvsim replays request traces through an LLM server's scheduler and KV-cache pool.");
-  app.name("kvsim");
-  app.footer(kFooter);
-  app.require_subcommand(0, 1);
-  const auto formatter = std::make_shared<Formatter>();
-  formatter->column_width(36);
-  app.formatter(formatter);
+  OptionParser program(
+      "kvsim", "kvsim replays request traces through an LLM server's scheduler and KV-cache pool.");
+  program.set_footer(kFooter);
   std::vector<std::unique_ptr<Command>> commands;
-  commands.push_back(AddReplayCommand(&app));
-  commands.push_back(AddPlanCommand(&app));
-  commands.push_back(AddExplainCommand(&app));
-  commands.push_back(AddStatsCommand(&app));
-  commands.push_back(AddConvertCommand(&app));
-  commands.push_back(AddValidateCommand(&app));
-  commands.push_back(AddVerifyCommand(&app));
-  commands.push_back(AddCompareCommand(&app));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    const auto chosen = app.get_subcommands();
-    return WriteStdout(chosen.empty() ? app.help() : chosen.front()->help("kvsim")) ? kDone
-                                                                                    : kBadInput;
-  } catch (const CLI::ParseError& error) {
-    return ParseFailed(error, app, argc, argv);
+  commands.push_back(AddReplayCommand(&program));
+  commands.push_back(AddPlanCommand(&program));
+  commands.push_back(AddExplainCommand(&program));
+  commands.push_back(AddStatsCommand(&program));
+  commands.push_back(AddConvertCommand(&program));
+  commands.push_back(AddValidateCommand(&program));
+  commands.push_back(AddVerifyCommand(&program));
+  commands.push_back(AddCompareCommand(&program));
+  std::string text;
+  switch (program.Parse(argc, argv, &text)) {
+    case ParseOutcome::kHelp:
+      return WriteStdout(text) ? kDone : kBadInput;
+    case ParseOutcome::kRefused:
+      std::fputs(text.c_str(), stderr);
+      return kBadInput;
+    case ParseOutcome::kParsed:
+      break;
   }
   for (const std::unique_ptr<Command>& command : commands) {
-    if (command->app()->parsed()) return command->Run();
+    if (command->options().is_chosen()) return command->Run();
   }
-  return WriteStdout(app.help()) ? kDone : kBadInput;
+  return WriteStdout(program.Help()) ? kDone : kBadInput;
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
 #include "kvblocks/sim/commands/commands.h"
@@ -41,37 +40,50 @@ Exit status: 0 done, 1 a percentile of --slo missed, 2 bad input or options, 3 n
 
 class ReplayCommand final : public Command {
  public:
-  explicit ReplayCommand(CLI::App* parent)
-      : app_(parent->add_subcommand("replay", "Replay a trace and report what happened")),
-        input_(app_) {
-    app_->add_flag("--print-config", print_config_,
-                   "print the effective configuration instead of replaying");
+  explicit ReplayCommand(OptionParser* program)
+      : options_(program->AddCommand("replay", "Replay a trace and report what happened")),
+        input_(options_) {
+    options_->AddFlag({.name = "--print-config",
+                       .help = "print the effective configuration instead of replaying"},
+                      &print_config_);
     const char* kOutput = "Output";
-    app_->add_flag("--json", json_, "print the report as JSON instead of the table")
-        ->group(kOutput);
-    app_->add_option("--json-file", json_file_, "write the report as JSON, too")
-        ->type_name("FILE")
-        ->group(kOutput);
-    app_->add_option("--csv", csv_, "one row per request; - is standard output, without a table")
-        ->type_name("FILE")
-        ->group(kOutput);
-    app_->add_option("--steps", steps_,
-                     "one row per step, for kvsim compare; compressed if it ends in .gz or .zst")
-        ->type_name("FILE")
-        ->group(kOutput);
-    app_->add_flag("--step-requests", step_requests_,
-                   "with the tokens and new blocks of each request in the rows of --steps")
-        ->group(kOutput);
-    app_->add_flag("--quiet", quiet_, "neither table nor progress")->group(kOutput);
-    app_->add_option("--color", color_, "headings in bold [auto]")
-        ->type_name("auto|always|never")
-        ->check(CLI::IsMember({"auto", "always", "never"}).description(""))
-        ->group(kOutput);
+    options_->AddFlag({.name = "--json",
+                       .help = "print the report as JSON instead of the table",
+                       .group = kOutput},
+                      &json_);
+    options_->Add({.name = "--json-file",
+                   .unit = "FILE",
+                   .help = "write the report as JSON, too",
+                   .group = kOutput},
+                  &json_file_);
+    options_->Add({.name = "--csv",
+                   .unit = "FILE",
+                   .help = "one row per request; - is standard output, without a table",
+                   .group = kOutput},
+                  &csv_);
+    options_->Add(
+        {.name = "--steps",
+         .unit = "FILE",
+         .help = "one row per step, for kvsim compare; compressed if it ends in .gz or .zst",
+         .group = kOutput},
+        &steps_);
+    options_->AddFlag(
+        {.name = "--step-requests",
+         .help = "with the tokens and new blocks of each request in the rows of --steps",
+         .group = kOutput},
+        &step_requests_);
+    options_->AddFlag(
+        {.name = "--quiet", .help = "neither table nor progress", .group = kOutput}, &quiet_);
+    options_->Add({.name = "--color",
+                   .unit = "auto|always|never",
+                   .help = "headings in bold [auto]",
+                   .group = kOutput},
+                  &color_);
     input_.AddOptions();
-    app_->footer(kFooter);
+    options_->set_footer(kFooter);
   }
 
-  CLI::App* app() const override { return app_; }
+  const OptionParser& options() const override { return *options_; }
   ExitStatus Run() override;
 
  private:
@@ -80,7 +92,7 @@ class ReplayCommand final : public Command {
                       ::kvblocks::report::v1::Report* report);
   ExitStatus Print(const ::kvblocks::report::v1::Report& report);
 
-  CLI::App* app_;
+  OptionParser* options_;
   ReplayInput input_;
   std::string json_file_, csv_, steps_;
   std::string color_ = "auto";
@@ -203,8 +215,8 @@ ExitStatus ReplayCommand::Run() {
 
 }  // namespace
 
-std::unique_ptr<Command> AddReplayCommand(CLI::App* parent) {
-  return std::make_unique<ReplayCommand>(parent);
+std::unique_ptr<Command> AddReplayCommand(OptionParser* program) {
+  return std::make_unique<ReplayCommand>(program);
 }
 
 }  // namespace kvblocks::sim
