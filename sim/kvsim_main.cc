@@ -1,7 +1,10 @@
 // kvsim: replays request traces through the scheduler and the KV-cache block pool of an LLM server.
 
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +12,7 @@
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -22,10 +26,33 @@ constexpr const char* kFooter = R"(Start here
   kvsim compare a.json b.json       what differs between two runs, and from which step on
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
   kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
-  kvsim COMMAND --help              all options, with units and defaults)";
+  kvsim COMMAND --help              all options, with units and defaults
+
+Exit status of all commands: 0 done, 1 a limit was missed, 2 bad input or options, 3 no progress,
+4 internal check failed, 130 interrupted (SIGINT), 143 terminated (SIGTERM).)";
+
+// Ends the process by the signal, as whoever sent it expects, and leaves no half of a file behind.
+// Calls only what a signal handler may call.
+void EndBySignal(int signal) {
+  RemoveUnfinishedFiles();
+  const char* message = signal == SIGINT    ? "\nkvsim: interrupted, no output file is finished\n"
+                        : signal == SIGTERM ? "\nkvsim: terminated, no output file is finished\n"
+                                            : "\nkvsim: hung up, no output file is finished\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, message, std::strlen(message));
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+void HandleSignals() {
+  std::signal(SIGPIPE, SIG_IGN);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    // nohup and a shell's background jobs ignore some; that stays.
+    if (std::signal(signal, EndBySignal) == SIG_IGN) std::signal(signal, SIG_IGN);
+  }
+}
 
 int Main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);
+  HandleSignals();
   OptionParser program(
       "kvsim", "kvsim replays request traces through an LLM server's scheduler and KV-cache pool.");
   program.set_footer(kFooter);

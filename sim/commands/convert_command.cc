@@ -8,6 +8,7 @@
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/sim/trace/convert.h"
 
 namespace kvblocks::sim {
@@ -28,7 +29,7 @@ class ConvertCommand final : public Command {
       : options_(program->AddCommand("convert", "Write a trace in another form")) {
     options_->Add({.name = "IN", .help = "trace file; - is standard input", .is_required = true},
                   &in_);
-    options_->Add({.name = "OUT", .help = "file to write", .is_required = true}, &out_);
+    options_->Add({.name = "OUT", .help = "file to write; - is standard output", .is_required = true}, &out_);
     options_->Add({.name = "--to", .unit = "native|mooncake|csv", .help = "form to write [native]"},
                   &to_);
     options_->AddFlag(
@@ -50,7 +51,7 @@ class ConvertCommand final : public Command {
     if (!config.ok()) return Fail("convert", config.status());
     auto reader = MakeReaderOptions(*config);
     if (!reader.ok()) return Fail("convert", reader.status());
-    if (IsSameFile(in_, out_)) {
+    if (out_ != "-" && IsSameFile(in_, out_)) {
       return Fail("convert", absl::InvalidArgumentError(absl::StrCat(
                                  out_, " is the trace itself and would be overwritten")));
     }
@@ -58,6 +59,7 @@ class ConvertCommand final : public Command {
     options.reader = *reader;
     options.sort = sort_;
     const auto report = ConvertTrace(in_, out_, *format, options);
+    if (IsReaderGone(report.status())) return kDone;
     if (!report.ok()) return Fail("convert", report.status());
     for (const std::string& warning : report->warnings) {
       std::fprintf(stderr, "%s\n", warning.c_str());

@@ -24,7 +24,8 @@ namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
-constexpr const char* kFooter = R"(Times need a unit (20ms, 1.5s, 2min). Defaults are in brackets.
+constexpr const char* kFooter = R"(Times need a unit (20ms, 1.5s, 2min). Defaults are in brackets. Outputs whose names end in .gz or
+.zst are compressed.
 
 Examples
   kvsim replay                                     the workload that comes with kvsim
@@ -53,7 +54,7 @@ class ReplayCommand final : public Command {
                       &json_);
     options_->Add({.name = "--json-file",
                    .unit = "FILE",
-                   .help = "write the report as JSON, too",
+                   .help = "write the report as JSON, too; - is standard output, without a table",
                    .group = kOutput},
                   &json_file_);
     options_->Add({.name = "--csv",
@@ -64,7 +65,7 @@ class ReplayCommand final : public Command {
     options_->Add(
         {.name = "--steps",
          .unit = "FILE",
-         .help = "one row per step, for kvsim compare; compressed if it ends in .gz or .zst",
+         .help = "one row per step, for kvsim compare; - is standard output, without a table",
          .group = kOutput},
         &steps_);
     options_->AddFlag(
@@ -100,30 +101,35 @@ class ReplayCommand final : public Command {
 };
 
 absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
-  if (json_ && csv_ == "-") {
-    return absl::InvalidArgumentError(
-        "--json and --csv=- both want standard output; write one of them to a file (--json-file, "
-        "--csv=FILE)");
-  }
-  if (steps_ == "-") {
-    return absl::InvalidArgumentError("--steps=- is not possible, name a file");
+  struct Output {
+    const char* option;
+    std::string path;
+  };
+  std::vector<Output> outputs;
+  if (json_) outputs.push_back({"--json", "-"});
+  if (!json_file_.empty()) outputs.push_back({"--json-file", json_file_});
+  if (!csv_.empty()) outputs.push_back({"--csv", csv_});
+  if (!steps_.empty()) outputs.push_back({"--steps", steps_});
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Output& a = outputs[i];
+    if (a.path != "-" && IsSameFile(a.path, config.trace())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          a.option, ": ", a.path,
+          " is the trace itself and would be overwritten; name another file"));
+    }
+    for (size_t j = i + 1; j < outputs.size(); ++j) {
+      const Output& b = outputs[j];
+      if (!IsSameFile(a.path, b.path)) continue;
+      return absl::InvalidArgumentError(
+          IsStandardOutput(a.path)
+              ? absl::StrCat(a.option, " and ", b.option,
+                             " both want standard output; write one of them to a file")
+              : absl::StrCat(a.option, " and ", b.option, " are both ", b.path,
+                             "; name two files"));
+    }
   }
   if (step_requests_ && steps_.empty()) {
     return absl::InvalidArgumentError("--step-requests needs --steps=FILE");
-  }
-  for (const std::string& path : {json_file_, csv_, steps_}) {
-    if (!path.empty() && path != "-" && IsSameFile(path, config.trace())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, " is the trace itself and would be overwritten; name another file"));
-    }
-  }
-  if (!csv_.empty() && csv_ == json_file_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--csv and --json-file are both ", csv_, "; name two files"));
-  }
-  if (!steps_.empty() && (steps_ == csv_ || steps_ == json_file_)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--steps and another output are both ", steps_, "; name two files"));
   }
   return absl::OkStatus();
 }
@@ -134,9 +140,9 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (!reader.ok()) return reader.status();
   std::unique_ptr<CsvRequestSink> rows;
   if (!csv_.empty()) {
-    auto sink = CsvRequestSink::Open(csv_);
+    auto sink = OpenByteSink(csv_);
     if (!sink.ok()) return sink.status();
-    rows = *std::move(sink);
+    rows = std::make_unique<CsvRequestSink>(*std::move(sink));
     setup.metrics.rows = rows.get();
   }
   ReplayMetrics metrics(setup.metrics);
@@ -161,10 +167,10 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
   progress.Clear();
   if (rows != nullptr) {
-    if (absl::Status status = rows->Close(); !status.ok()) return status;
+    if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
   }
   if (steps != nullptr) {
-    if (absl::Status status = steps->Close(); !status.ok()) return status;
+    if (absl::Status status = UnlessReaderGone(steps->Close()); !status.ok()) return status;
   }
   metrics.Fill((*simulation)->result(), report);
   DescribeReplay(config, setup, **reader, report);
@@ -185,7 +191,9 @@ ExitStatus ReplayCommand::Print(const ::kvblocks::report::v1::Report& report) {
     }
     if (json_ && !WriteStdout(*json)) return kBadInput;
   }
-  if (!json_ && !quiet_ && csv_ != "-" && !WriteStdout(FormatReport(report, UseColor(color_)))) {
+  const bool is_taken = json_ || IsStandardOutput(json_file_) || IsStandardOutput(csv_) ||
+                        IsStandardOutput(steps_);
+  if (!is_taken && !quiet_ && !WriteStdout(FormatReport(report, UseColor(color_)))) {
     return kBadInput;
   }
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
