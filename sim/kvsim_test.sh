@@ -353,6 +353,27 @@ grep -q 'goodput' out || fail "a missed objective without its report"
 expect 0 '' replay --slo=ttft:1us
 expect 3 'no progress: request .*--num-blocks' replay --num-blocks=20 --too-big=run
 
+# Nothing can run: says so, and the smallest pool that takes all is that.
+for options in '--num-blocks=10' '--num-blocks=40 --model=gpt-oss-20b' '--num-blocks=40 --model=gemma-3-27b --device=h200 --plan=exact --layout=native'; do
+  # shellcheck disable=SC2086
+  expect 3 'all 396 requests were rejected: 396 need more than the pool.s [0-9]* blocks' replay $options
+  smallest=$(grep -o -e '--num-blocks=[0-9]*' err)
+  others=${options#* }
+  [ "$others" = "$options" ] && others=
+  for command in 'explain' 'verify --rows=1'; do
+    # shellcheck disable=SC2086
+    expect 3 "all 396 requests were rejected.*$smallest" $command $options
+  done
+  # shellcheck disable=SC2086
+  expect 0 '' replay $others $smallest --json
+  grep -q '"requests_rejected": "0"' out || fail "$smallest $others rejects some"
+  # shellcheck disable=SC2086
+  expect 0 '' replay $others --num-blocks=$((${smallest#*=} - 1)) --json
+  grep -q '"requests_rejected": "0"' out && fail "one block less than $smallest $others rejects none"
+done
+expect 3 'all 396 requests were rejected: 396 have no prompt, or one that does not fit --max-model-len=2' \
+  replay --max-model-len=2
+
 # --- Options that make no sense: what, where, limit ---
 while IFS='|' read -r pattern arguments; do
   [ -z "$pattern" ] && continue

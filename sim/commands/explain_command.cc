@@ -141,6 +141,10 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   }
   if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
   progress.Clear();
+  if (absl::Status status = CheckSomethingRan((*simulation)->result(), config, setup);
+      !status.ok()) {
+    return status;
+  }
   for (const std::string& warning : (*reader)->warnings()) {
     std::fprintf(stderr, "%s\n", warning.c_str());
   }

@@ -166,6 +166,10 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   }
   if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
   progress.Clear();
+  if (absl::Status status = CheckSomethingRan((*simulation)->result(), config, setup);
+      !status.ok()) {
+    return status;
+  }
   if (rows != nullptr) {
     if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
   }

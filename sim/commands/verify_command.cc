@@ -23,6 +23,7 @@
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
+#include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/simulation.h"
@@ -236,6 +237,9 @@ ExitStatus VerifyCommand::Run() {
   const bool is_wrong = observer.status().code() == absl::StatusCode::kDataLoss;
   if (!observer.status().ok() && !is_wrong) return Fail("verify", observer.status());
   if (!is_wrong && !is_partial && !status.ok()) return Fail("verify", status);
+  if (absl::Status ran = CheckSomethingRan((*simulation)->result(), *config, *setup); !ran.ok()) {
+    return Fail("verify", ran);
+  }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   if (is_wrong) {
