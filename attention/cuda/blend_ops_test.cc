@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/blend_ops.h"
-#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cuda/cache_ops.h"
 #include "kvblocks/attention/cuda/host_tensor_ops.h"
 #include "kvblocks/attention/ops/attention_ops.h"
@@ -59,7 +58,7 @@ struct Flagged {
 
 void ExpectSelectionOfTheCpu(const SelectHkvdArgs& args, Tensor& imp, Tensor& diffs) {
   Flagged cpu, cuda;
-  ASSERT_TRUE(CpuSelectHkvd(cpu.context, args).ok());
+  ASSERT_TRUE(CpuReference().SelectHkvd(cpu.context, args).ok());
   const std::vector<double> imp_expected = imp.Get(), diffs_expected = diffs.Get();
   FillWithPoison(imp);
   FillWithPoison(diffs);
@@ -201,7 +200,7 @@ TEST(CudaBlendOpsTest, RotationIsThatOfTheCpu) {
           args.rotary_dim = rotary;
           args.pairs = interleaved ? RotaryPairs::kInterleaved : RotaryPairs::kHalves;
           args.out = out.view;
-          ASSERT_TRUE(CpuRotateKeys({}, args).ok());
+          ASSERT_TRUE(CpuReference().RotateKeys({}, args).ok());
           const std::vector<double> expected = out.Get();
           FillWithPoison(out);
           if (in_place) args.out = in.view;
@@ -244,7 +243,7 @@ TEST(CudaGatherTest, RowsAreThoseOfTheCpu) {
       args.out_v = out_v.view;
       FillWithPoison(out);
       FillWithPoison(out_v);
-      const absl::Status on_cpu = CpuGatherCache({}, args);
+      const absl::Status on_cpu = CpuReference().GatherCache({}, args);
       ASSERT_TRUE(on_cpu.ok()) << on_cpu;
       const std::vector<std::byte> k_expected = out.bytes, v_expected = out_v.bytes;
       FillWithPoison(out);

@@ -16,7 +16,7 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cuda/host_tensor_ops.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/tensor/small_floats.h"
@@ -130,7 +130,7 @@ TEST(CudaCacheOpsTest, T4ReshapeAndCacheWritesTheBytesOfTheCpu) {
         args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
         if (IsQuantizedCode(types.to)) args.scales = {scale.view, scale.view};
         const std::vector<std::byte> k_before = k_cache.bytes, v_before = v_cache.bytes;
-        ASSERT_TRUE(CpuReshapeAndCache({}, args).ok());
+        ASSERT_TRUE(CpuReference().ReshapeAndCache({}, args).ok());
         const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
         std::copy(k_before.begin(), k_before.end(), k_cache.bytes.begin());
         std::copy(v_before.begin(), v_before.end(), v_cache.bytes.begin());
@@ -167,7 +167,7 @@ void ExpectCodesOfTheCpu(const Tensor& k, DType code, float factor) {
     args.slot_mapping = slots.view;
     args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
     args.scales = {scale.view, scale.view};
-    ASSERT_TRUE(CpuReshapeAndCache({}, args).ok());
+    ASSERT_TRUE(CpuReference().ReshapeAndCache({}, args).ok());
     const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
     FillWithPoison(k_cache);
     FillWithPoison(v_cache);
@@ -295,7 +295,7 @@ TEST(CudaCacheOpsTest, T4ConcatAndCacheMlaWritesTheBytesOfTheCpu) {
       args.cache = cache;
       if (IsQuantizedCode(to)) args.scale = scale.view;
       const std::vector<std::byte> before = rows.bytes, rotary_before = rotary_rows.bytes;
-      const absl::Status on_cpu = CpuConcatAndCacheMla({}, args);
+      const absl::Status on_cpu = CpuReference().ConcatAndCacheMla({}, args);
       ASSERT_TRUE(on_cpu.ok()) << on_cpu;
       const std::vector<std::byte> expected = rows.bytes, rotary_expected = rotary_rows.bytes;
       std::copy(before.begin(), before.end(), rows.bytes.begin());
@@ -334,7 +334,7 @@ TEST(CudaCacheOpsTest, ScalesAreThoseOfTheCpu) {
         ExecContext on_cpu, on_cuda;
         on_cpu.error_flags = &cpu_flags;
         on_cuda.error_flags = &cuda_flags;
-        ASSERT_TRUE(CpuComputeKvScales(on_cpu, args).ok());
+        ASSERT_TRUE(CpuReference().ComputeKvScales(on_cpu, args).ok());
         const std::vector<double> q_expected = q_scale.Get(), k_expected = k_scale.Get();
         FillWithPoison(q_scale);
         FillWithPoison(k_scale);
