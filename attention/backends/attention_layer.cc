@@ -289,23 +289,17 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
   args.out = call.out;
   args.out_scale = call.out_scale;
   // Keys of an encoder have lengths of their own.
-  std::vector<int32_t> kv_starts;
   if (config_.type == AttentionType::kEncoderDecoder) {
-    kv_starts.push_back(0);
+    int64_t end = 0;
     for (int32_t length : metadata.host_seq_lens) {
-      const int64_t end = int64_t{kv_starts.back()} + length;
+      end += length;
       if (length < 0 || end > std::min<int64_t>(call.k.extent[0], INT32_MAX)) {
         return absl::InvalidArgumentError(absl::StrCat("layer ", config_.name,
                                                        ": seq_lens of the encoder add up to ", end,
                                                        " keys or more; k has ", call.k.extent[0]));
       }
-      kv_starts.push_back(static_cast<int32_t>(end));
     }
-    if (!context.device.on_host()) {
-      return absl::UnimplementedError(absl::StrCat(
-          "layer ", config_.name, ": cross attention without a cache on ", Name(context.device)));
-    }
-    args.kv_start_loc = ViewOf(absl::MakeConstSpan(kv_starts));
+    args.kv_seq_lens = metadata.seq_lens;
   }
   return backend_->ops().VarlenSelfAttention(context, args);
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/reference_cuts.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/simd_dense.h"
@@ -233,8 +234,7 @@ absl::Status CpuOps::Run(const Checked<VarlenSelfAttentionArgs>& call) const {
   batch.query_start = simd::IntegersOf(args.query_start_loc);
   if (batch.query_start.empty()) batch.query_start = {0};
   batch.query_positions = args.query_positions;
-  const std::vector<int64_t> kv_start =
-      args.kv_start_loc.absent() ? batch.query_start : simd::IntegersOf(args.kv_start_loc);
+  const std::vector<int64_t> kv_start = KeyStarts(args);
   std::vector<Pieces> pieces;
   for (size_t b = 0; b + 1 < batch.query_start.size(); ++b) {
     batch.first_slot.push_back(kv_start[b]);

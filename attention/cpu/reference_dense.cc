@@ -140,8 +140,7 @@ absl::Status CpuReferenceOps::Run(const Checked<CascadeArgs>& call) const {
 absl::Status CpuReferenceOps::Run(const Checked<VarlenSelfAttentionArgs>& call) const {
   const ExecContext& context = call.context();
   const VarlenSelfAttentionArgs& args = call.args();
-  const ConstTensorView& kv_start =
-      args.kv_start_loc.absent() ? args.query_start_loc : args.kv_start_loc;
+  const std::vector<int64_t> kv_start = KeyStarts(args);
   AttendBatch batch;
   batch.num_heads = args.q.extent[1];
   batch.num_kv_heads = args.k.extent[1];
@@ -152,8 +151,8 @@ absl::Status CpuReferenceOps::Run(const Checked<VarlenSelfAttentionArgs>& call) 
   batch.params = &args.params;
   std::vector<int64_t> first_row;
   for (AttendRequest& request : batch.requests) {
-    first_row.push_back(IndexAt(kv_start, request.index));
-    request.kv_len = IndexAt(kv_start, request.index + 1) - first_row.back();
+    first_row.push_back(kv_start[request.index]);
+    request.kv_len = kv_start[request.index + 1] - first_row.back();
   }
   const TensorRows keys(args.k, args.v, std::move(first_row));
   batch.keys = &keys;

@@ -1,7 +1,5 @@
 // CacheBlend's operations and GatherCache of CUDA against those of the CPU.
 
-#include "kvblocks/attention/cuda/blend_ops.h"
-
 #include <cmath>
 #include <limits>
 #include <random>
@@ -9,38 +7,13 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cuda/cache_ops.h"
-#include "kvblocks/attention/cuda/host_tensor_ops.h"
+#include "kvblocks/attention/cuda/testing/on_device.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-class BlendOps : public AttentionOps {
- public:
-  const char* name() const override { return "CUDA"; }
-  absl::Status SelectHkvd(const ExecContext& context, const SelectHkvdArgs& args) const override {
-    return CudaSelectHkvd(context, args);
-  }
-  absl::Status FuseKv(const ExecContext& context, const FuseKvArgs& args) const override {
-    return CudaFuseKv(context, args);
-  }
-  absl::Status RotateKeys(const ExecContext& context, const RotateKeysArgs& args) const override {
-    return CudaRotateKeys(context, args);
-  }
-  absl::Status GatherCache(const ExecContext& context, const GatherCacheArgs& args) const override {
-    return CudaGatherCache(context, args);
-  }
-};
-
-const AttentionOps& OnDevice() {
-  static const BlendOps ops;
-  static const auto on_device =
-      HostTensorOps::Create(&ops, {.workspace_bytes = 4 << 20, .arena_bytes = 64 << 20});
-  return **on_device;
-}
 
 Tensor Normal(DType dtype, std::vector<int64_t> extents, std::mt19937_64& random) {
   Tensor tensor(dtype, std::move(extents));

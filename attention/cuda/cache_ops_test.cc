@@ -1,7 +1,6 @@
 // The cache writers of CUDA against those of the CPU: the same bytes, whatever the layout, the
 // types and the slots (T-4), and what kernels do about slots that only they see.
 
-#include "kvblocks/attention/cuda/cache_ops.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,37 +16,13 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/cuda/host_tensor_ops.h"
+#include "kvblocks/attention/cuda/testing/on_device.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-class CacheOps : public AttentionOps {
- public:
-  const char* name() const override { return "CUDA"; }
-  absl::Status ReshapeAndCache(const ExecContext& context,
-                               const ReshapeAndCacheArgs& args) const override {
-    return CudaReshapeAndCache(context, args);
-  }
-  absl::Status ConcatAndCacheMla(const ExecContext& context,
-                                 const ConcatAndCacheMlaArgs& args) const override {
-    return CudaConcatAndCacheMla(context, args);
-  }
-  absl::Status ComputeKvScales(const ExecContext& context,
-                               const ComputeKvScalesArgs& args) const override {
-    return CudaComputeKvScales(context, args);
-  }
-};
-
-const AttentionOps& OnDevice() {
-  static const CacheOps ops;
-  static const auto on_device =
-      HostTensorOps::Create(&ops, {.workspace_bytes = 1 << 20, .arena_bytes = 64 << 20});
-  return **on_device;
-}
 
 // Values of many sizes, infinities among them and, where bits are copied, any pattern.
 void FillRandom(Tensor& tensor, bool any_bits, std::mt19937_64& random) {
@@ -383,9 +358,8 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
 }
 
 TEST(CudaCacheOpsTest, TooSmallAWorkspaceIsNamedWithWhatItNeeds) {
-  static const CacheOps ops;
   const auto small =
-      HostTensorOps::Create(&ops, {.workspace_bytes = 256, .arena_bytes = 1 << 20}).value();
+      HostTensorOps::Create(&Cuda(), {.workspace_bytes = 256, .arena_bytes = 1 << 20}).value();
   Tensor k(DType::kF32, {1, 1, 4});
   Tensor scale(DType::kF32, {1}), other(DType::kF32, {1});
   ComputeKvScalesArgs args;

@@ -13,9 +13,7 @@
 #define KVBLOCKS_ATTENTION_CUDA_CUDA_OPS_H_
 
 #include "absl/status/status.h"
-#include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/ops/op_list.h"
 
 namespace kvblocks::attention {
@@ -23,8 +21,10 @@ namespace kvblocks::attention {
 class CudaOps : public AttentionOps {
  public:
   const char* name() const override { return "CUDA"; }
+  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_RUN)
 
-KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_OP)
+ protected:
+  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_REFUSE)
 };
 
 // The one instance; it has no state.
