@@ -1,11 +1,17 @@
 // The operations of CacheBlend.
 
+#include "kvblocks/attention/cuda/cuda_checker.h"
 #include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/blend.h"
 #include "kvblocks/attention/ops/hkvd_count.h"
 
 namespace kvblocks::attention::cuda {
+
+absl::Status CheckOnCuda(const ExecContext& context, const SelectHkvdArgs& args) {
+  CudaChecker check("SelectHkvd", context, args);
+  return check.Moved("v_new", args.v_new).Moved("v_old", args.v_old).status();
+}
 
 absl::Status Enqueue(CudaCall& call, const Checked<SelectHkvdArgs>& checked) {
   const SelectHkvdArgs& args = checked.args();
@@ -29,6 +35,11 @@ absl::Status Enqueue(CudaCall& call, const Checked<SelectHkvdArgs>& checked) {
   return status.ok() ? call.Launch(LaunchSelect, params) : status;
 }
 
+absl::Status CheckOnCuda(const ExecContext& context, const FuseKvArgs& args) {
+  CudaChecker check("FuseKv", context, args);
+  return check.Moved("k_old", args.k_old).Moved("v_old", args.v_old).status();
+}
+
 absl::Status Enqueue(CudaCall& call, const Checked<FuseKvArgs>& checked) {
   const FuseKvArgs& args = checked.args();
   if (args.imp.empty() || args.k_old.extent[1] == 0) return absl::OkStatus();
@@ -45,6 +56,11 @@ absl::Status Enqueue(CudaCall& call, const Checked<FuseKvArgs>& checked) {
   params.dim[0] = static_cast<int32_t>(args.k_old.extent[2]);
   params.dim[1] = static_cast<int32_t>(args.v_old.extent[2]);
   return call.Launch(LaunchFuse, params);
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const RotateKeysArgs& args) {
+  CudaChecker check("RotateKeys", context, args);
+  return check.Moved("in", args.in).Moved("out", args.out).status();
 }
 
 absl::Status Enqueue(CudaCall& call, const Checked<RotateKeysArgs>& checked) {

@@ -35,7 +35,7 @@ void ExpectSelectionOfTheCpu(const SelectHkvdArgs& args, Tensor& imp, Tensor& di
   const std::vector<double> imp_expected = imp.Get(), diffs_expected = diffs.Get();
   FillWithPoison(imp);
   FillWithPoison(diffs);
-  const absl::Status status = OnDevice().SelectHkvd(cuda.context, args);
+  const absl::Status status = RowsOnDevice().SelectHkvd(cuda.context, args);
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(imp.Get(), imp_expected);
   const std::vector<double> diffs_actual = diffs.Get();
@@ -146,7 +146,7 @@ TEST(CudaBlendOpsTest, FusedRowsAreBitsOfTheNewOnesAndBadIndicesAreSkipped) {
     }
     Flagged cuda;
     const absl::Status status =
-        OnDevice().FuseKv(cuda.context, {imp.view, k_new.view, v_new.view, k_old.view, v_old.view});
+        RowsOnDevice().FuseKv(cuda.context, {imp.view, k_new.view, v_new.view, k_old.view, v_old.view});
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ(k_old.Get(), k_expected);
     EXPECT_EQ(v_old.Get(), v_expected);
@@ -177,7 +177,7 @@ TEST(CudaBlendOpsTest, RotationIsThatOfTheCpu) {
           const std::vector<double> expected = out.Get();
           FillWithPoison(out);
           if (in_place) args.out = in.view;
-          const absl::Status status = OnDevice().RotateKeys({}, args);
+          const absl::Status status = RowsOnDevice().RotateKeys({}, args);
           ASSERT_TRUE(status.ok()) << status;
           const std::vector<double> actual = in_place ? in.Get() : out.Get();
           const double unit = dtype == DType::kF32 ? 2e-7 : 8e-3;
@@ -222,7 +222,7 @@ TEST(CudaGatherTest, RowsAreThoseOfTheCpu) {
       FillWithPoison(out);
       FillWithPoison(out_v);
       Flagged cuda;
-      const absl::Status status = OnDevice().GatherCache(cuda.context, args);
+      const absl::Status status = RowsOnDevice().GatherCache(cuda.context, args);
       ASSERT_TRUE(status.ok()) << status;
       EXPECT_EQ(out.bytes, k_expected);
       EXPECT_EQ(out_v.bytes, v_expected);

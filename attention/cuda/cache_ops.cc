@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kvblocks/attention/cuda/cuda_checker.h"
 #include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/cache_write.h"
@@ -59,6 +60,11 @@ void TakeSlots(const ConstTensorView& slot_mapping, const KvCacheView& cache, Pa
 
 }  // namespace
 
+absl::Status CheckOnCuda(const ExecContext& context, const ReshapeAndCacheArgs& args) {
+  CudaChecker check("ReshapeAndCache", context, args);
+  return check.Moved("k", args.k).Moved("v", args.v).Moved("the cache", args.cache.k).status();
+}
+
 absl::Status Enqueue(CudaCall& call, const Checked<ReshapeAndCacheArgs>& checked) {
   const ReshapeAndCacheArgs& args = checked.args();
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
@@ -67,6 +73,12 @@ absl::Status Enqueue(CudaCall& call, const Checked<ReshapeAndCacheArgs>& checked
   params.stores[1] = StoreOf(args.v, args.cache, false, args.scales.v);
   TakeSlots(args.slot_mapping, args.cache, params);
   return call.Launch(LaunchCacheWrite, params);
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
+  CudaChecker check("ConcatAndCacheMla", context, args);
+  check.Moved("kv_c", args.kv_c).Moved("k_pe", args.k_pe).Moved("the cache", args.cache.k);
+  return check.status();
 }
 
 absl::Status Enqueue(CudaCall& call, const Checked<ConcatAndCacheMlaArgs>& checked) {
@@ -93,6 +105,15 @@ absl::Status Enqueue(CudaCall& call, const Checked<ConcatAndCacheMlaArgs>& check
   return call.Launch(LaunchCacheWrite, params);
 }
 
+absl::Status CheckOnCuda(const ExecContext& context, const ComputeKvScalesArgs& args) {
+  CudaChecker check("ComputeKvScales", context, args);
+  // What has no scale to go to is not looked at.
+  if (!args.q_scale.absent() && !args.q.empty()) check.Moved("q", args.q);
+  if (!args.k_scale.absent() && !args.k.empty()) check.Moved("k", args.k);
+  if (!args.v_scale.absent() && !args.v.empty()) check.Moved("v", args.v);
+  return check.status();
+}
+
 absl::Status Enqueue(CudaCall& call, const Checked<ComputeKvScalesArgs>& checked) {
   const ComputeKvScalesArgs& args = checked.args();
   KvScalesParams params;
@@ -116,6 +137,12 @@ absl::Status Enqueue(CudaCall& call, const Checked<ComputeKvScalesArgs>& checked
   if (most_scales == 0) return absl::OkStatus();
   absl::Status status = call.RequireWorkspace(KvScalesWorkspaceBytes(most_scales));
   return status.ok() ? call.Launch(LaunchKvScales, params) : status;
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const GatherCacheArgs& args) {
+  CudaChecker check("GatherCache", context, args);
+  check.Moved("the cache", args.cache.k).Moved("out", args.out).Moved("out_v", args.out_v);
+  return check.status();
 }
 
 absl::Status Enqueue(CudaCall& call, const Checked<GatherCacheArgs>& checked) {

@@ -109,7 +109,7 @@ TEST(CudaCacheOpsTest, T4ReshapeAndCacheWritesTheBytesOfTheCpu) {
         const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
         std::copy(k_before.begin(), k_before.end(), k_cache.bytes.begin());
         std::copy(v_before.begin(), v_before.end(), v_cache.bytes.begin());
-        const absl::Status status = OnDevice().ReshapeAndCache({}, args);
+        const absl::Status status = RowsOnDevice().ReshapeAndCache({}, args);
         ASSERT_TRUE(status.ok()) << status;
         ASSERT_EQ(k_cache.bytes, k_expected);
         ASSERT_EQ(v_cache.bytes, v_expected);
@@ -146,7 +146,7 @@ void ExpectCodesOfTheCpu(const Tensor& k, DType code, float factor) {
     const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
     FillWithPoison(k_cache);
     FillWithPoison(v_cache);
-    const absl::Status status = OnDevice().ReshapeAndCache({}, args);
+    const absl::Status status = RowsOnDevice().ReshapeAndCache({}, args);
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_TRUE(k_cache.bytes == k_expected);
     ASSERT_TRUE(v_cache.bytes == v_expected);
@@ -275,7 +275,7 @@ TEST(CudaCacheOpsTest, T4ConcatAndCacheMlaWritesTheBytesOfTheCpu) {
       const std::vector<std::byte> expected = rows.bytes, rotary_expected = rotary_rows.bytes;
       std::copy(before.begin(), before.end(), rows.bytes.begin());
       std::copy(rotary_before.begin(), rotary_before.end(), rotary_rows.bytes.begin());
-      const absl::Status status = OnDevice().ConcatAndCacheMla({}, args);
+      const absl::Status status = RowsOnDevice().ConcatAndCacheMla({}, args);
       ASSERT_TRUE(status.ok()) << status;
       ASSERT_EQ(rows.bytes, expected);
       ASSERT_EQ(rotary_rows.bytes, rotary_expected);
@@ -314,7 +314,7 @@ TEST(CudaCacheOpsTest, ScalesAreThoseOfTheCpu) {
         FillWithPoison(q_scale);
         FillWithPoison(k_scale);
         FillWithPoison(v_scale);
-        const absl::Status status = OnDevice().ComputeKvScales(on_cuda, args);
+        const absl::Status status = RowsOnDevice().ComputeKvScales(on_cuda, args);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_EQ(q_scale.Get(), q_expected);
         EXPECT_EQ(k_scale.Get(), k_expected);
@@ -346,7 +346,7 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
     DeviceErrorFlags flags{&bits};
     ExecContext context;
     context.error_flags = &flags;
-    const absl::Status status = OnDevice().ReshapeAndCache(context, args);
+    const absl::Status status = RowsOnDevice().ReshapeAndCache(context, args);
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ(bits, kBadSlot);
     double k_sum = 0, v_sum = 0;
@@ -358,8 +358,9 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
 }
 
 TEST(CudaCacheOpsTest, TooSmallAWorkspaceIsNamedWithWhatItNeeds) {
+  static const CudaRowOps ops;
   const auto small =
-      HostTensorOps::Create(&Cuda(), {.workspace_bytes = 256, .arena_bytes = 1 << 20}).value();
+      HostTensorOps::Create(&ops, {.workspace_bytes = 256, .arena_bytes = 1 << 20}).value();
   Tensor k(DType::kF32, {1, 1, 4});
   Tensor scale(DType::kF32, {1}), other(DType::kF32, {1});
   ComputeKvScalesArgs args;
@@ -381,7 +382,7 @@ TEST(CudaCacheOpsTest, F64IsNotBuilt) {
   args.v = k.view;
   args.slot_mapping = slots.view;
   args.cache = KvCacheView(KvLayout::kNhd, cache.view, v_cache.view);
-  EXPECT_EQ(OnDevice().ReshapeAndCache({}, args).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(RowsOnDevice().ReshapeAndCache({}, args).code(), absl::StatusCode::kUnimplemented);
 }
 
 }  // namespace

@@ -18,13 +18,22 @@
 
 namespace kvblocks::attention {
 
-class CudaOps : public AttentionOps {
+// The operations that move rows, which need no kernels that attend.
+class CudaRowOps : public AttentionOps {
  public:
   const char* name() const override { return "CUDA"; }
-  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_RUN)
+  KVBLOCKS_KV_ROW_OPS(KVBLOCKS_OVERRIDE_RUN)
 
  protected:
-  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_REFUSE)
+  KVBLOCKS_KV_ROW_OPS(KVBLOCKS_OVERRIDE_REFUSE)
+};
+
+class CudaOps : public CudaRowOps {
+ public:
+  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_OVERRIDE_RUN)
+
+ protected:
+  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_OVERRIDE_REFUSE)
 };
 
 // The one instance; it has no state.

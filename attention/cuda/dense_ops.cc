@@ -6,6 +6,7 @@
 
 #include "kvblocks/attention/cuda/attend_launch.h"
 #include "kvblocks/attention/cuda/cascade_ops.h"
+#include "kvblocks/attention/cuda/cuda_checker.h"
 #include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/key_lengths.h"
@@ -24,6 +25,14 @@ SplitPolicy PolicyOf(const PagedDecodeArgs& args) {
     most = std::max<int64_t>(most, args.plan->num_splits(b));
   }
   return most == 1 ? SplitPolicy::None() : SplitPolicy::Count(most);
+}
+
+CudaChecker& CheckQueries(CudaChecker& check, const PagedPrefillArgs& args) {
+  return check.Values("q", args.q)
+      .Values("out", args.out)
+      .Paged(args)
+      .Dense("query_start_loc", args.query_start_loc)
+      .Dense("query_positions", args.query_positions);
 }
 
 absl::Status RunPagedPrefill(CudaCall& call, const PagedPrefillArgs& args, int64_t shared_prefix) {
@@ -46,6 +55,13 @@ absl::Status RunPagedPrefill(CudaCall& call, const PagedPrefillArgs& args, int64
 
 }  // namespace
 
+absl::Status CheckOnCuda(const ExecContext& context, const PagedDecodeArgs& args) {
+  CudaChecker check("PagedDecode", context, args);
+  check.Values("q", args.q).Values("out", args.out).Paged(args);
+  if (check.status().ok()) check.Take(CheckPlans(args));
+  return check.status();
+}
+
 absl::Status Enqueue(CudaCall& call, const Checked<PagedDecodeArgs>& checked) {
   const PagedDecodeArgs& args = checked.args();
   const PagedDecodeParams decode = PagedDecodeParamsOf(args);
@@ -57,6 +73,11 @@ absl::Status Enqueue(CudaCall& call, const Checked<PagedDecodeArgs>& checked) {
   if (!pieces.ok()) return pieces.status();
   params.pieces = *pieces;
   return AttendInPieces(call, params);
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const PagedDecodePartialArgs& args) {
+  CudaChecker check("PagedDecodePartial", context, args);
+  return check.Values("q", args.q).Values("tmp_out", args.tmp_out).Paged(args).status();
 }
 
 absl::Status Enqueue(CudaCall& call, const Checked<PagedDecodePartialArgs>& checked) {
@@ -80,6 +101,12 @@ absl::Status Enqueue(CudaCall& call, const Checked<PagedDecodePartialArgs>& chec
   return call.Launch(LaunchAttendRows, params);
 }
 
+absl::Status CheckOnCuda(const ExecContext& context, const ReduceSplitsArgs& args) {
+  CudaChecker check("ReduceSplits", context, args);
+  check.Values("max_logits", args.max_logits).Values("tmp_out", args.tmp_out);
+  return check.Values("out", args.out).Dense("sinks", args.sinks).status();
+}
+
 absl::Status Enqueue(CudaCall& call, const Checked<ReduceSplitsArgs>& checked) {
   const ReduceSplitsArgs& args = checked.args();
   const auto statistic = [](const ConstTensorView& view) {
@@ -101,12 +128,30 @@ absl::Status Enqueue(CudaCall& call, const Checked<ReduceSplitsArgs>& checked) {
   return call.Launch(LaunchMergeStates, merge);
 }
 
+absl::Status CheckOnCuda(const ExecContext& context, const PagedPrefillArgs& args) {
+  CudaChecker check("PagedPrefill", context, args);
+  return CheckQueries(check, args).status();
+}
+
 absl::Status Enqueue(CudaCall& call, const Checked<PagedPrefillArgs>& checked) {
   return RunPagedPrefill(call, checked.args(), 0);
 }
 
+absl::Status CheckOnCuda(const ExecContext& context, const CascadeArgs& args) {
+  CudaChecker check("Cascade", context, args);
+  return CheckQueries(check, args.prefill).status();
+}
+
 absl::Status Enqueue(CudaCall& call, const Checked<CascadeArgs>& checked) {
   return RunPagedPrefill(call, checked.args().prefill, checked.args().common_prefix_len);
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const VarlenSelfAttentionArgs& args) {
+  CudaChecker check("VarlenSelfAttention", context, args);
+  check.Values("q", args.q).Values("k", args.k).Values("v", args.v).Values("out", args.out);
+  check.Dense("query_start_loc", args.query_start_loc).Dense("kv_start_loc", args.kv_start_loc);
+  check.Dense("kv_seq_lens", args.kv_seq_lens).Dense("query_positions", args.query_positions);
+  return check.Params(args.params).HeadDims(args.k.extent[2], args.v.extent[2]).status();
 }
 
 absl::Status Enqueue(CudaCall& call, const Checked<VarlenSelfAttentionArgs>& checked) {

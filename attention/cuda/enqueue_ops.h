@@ -17,6 +17,7 @@
 #define KVBLOCKS_ATTENTION_CUDA_ENQUEUE_OPS_H_
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/checked.h"
@@ -35,6 +36,16 @@ KVBLOCKS_ATTENTION_OPS(KVBLOCKS_DECLARE_ENQUEUE)
   absl::Status CheckOnCuda(const ExecContext& context, const Op##Args& args);
 KVBLOCKS_ATTENTION_OPS(KVBLOCKS_DECLARE_CHECK_ON_CUDA)
 #undef KVBLOCKS_DECLARE_CHECK_ON_CUDA
+
+// Checks and runs an operation of a backend's class.
+#define KVBLOCKS_DEFINE_ON_CUDA(Class, Op)                                                     \
+  absl::Status Class::Refuse(const ExecContext& context, const Op##Args& args) const {         \
+    return cuda::CheckOnCuda(context, args);                                                   \
+  }                                                                                            \
+  absl::Status Class::Run(const Checked<Op##Args>& checked) const {                            \
+    absl::StatusOr<cuda::CudaCall> call = cuda::CudaCall::Begin(#Op, checked.context());       \
+    return call.ok() ? cuda::Enqueue(*call, checked) : call.status();                          \
+  }
 
 }  // namespace kvblocks::attention::cuda
 

@@ -2,6 +2,7 @@
 // slots.
 
 #include "kvblocks/attention/cuda/attend_launch.h"
+#include "kvblocks/attention/cuda/cuda_checker.h"
 #include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
@@ -27,14 +28,28 @@ SlotLists ListsOf(const SparseKeys& keys, const ConstTensorView& kv_scale) {
 
 }  // namespace
 
+absl::Status CheckOnCuda(const ExecContext& context, const MlaDecodeArgs& args) {
+  CudaChecker check("MlaDecode", context, args);
+  check.Values("q_lat", args.q_lat).Values("q_pe", args.q_pe).Values("out", args.out);
+  return check.Paged(args).Dense("query_start_loc", args.query_start_loc).status();
+}
+
 absl::Status Enqueue(CudaCall& call, const Checked<MlaDecodeArgs>& checked) {
   const MlaDecodeArgs& args = checked.args();
   AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(args));
   params.q_dim = static_cast<int32_t>(args.q_lat.extent[2]);
   if (!args.q_pe.absent()) params.q_tail = ConstRowsOf(args.q_pe);
-  params.num_kv_heads = 1;
   if (absl::Status status = PrepareMask(call, args.params, params); !status.ok()) return status;
   return LaunchMla(call, args.params.split, args.max_seq_len, params);
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const SparseMlaDecodeArgs& args) {
+  CudaChecker check("SparseMlaDecode", context, args);
+  check.Values("q", args.q).Values("out", args.out).Dense("sinks", args.sinks);
+  check.KvCache("main.cache", args.main.cache).Dense("main.indices", args.main.indices);
+  check.Dense("main.topk_len", args.main.topk_len).KvCache("extra.cache", args.extra.cache);
+  check.Dense("extra.indices", args.extra.indices).Dense("extra.topk_len", args.extra.topk_len);
+  return check.status();
 }
 
 absl::Status Enqueue(CudaCall& call, const Checked<SparseMlaDecodeArgs>& checked) {
@@ -61,6 +76,14 @@ absl::Status Enqueue(CudaCall& call, const Checked<SparseMlaDecodeArgs>& checked
   params.output.lse = RowStatisticOf(args.lse);
   return LaunchMla(call, SplitPolicy::Auto(),
                    int64_t{params.main.num_entries} + params.extra.num_entries, params);
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const SparseMlaPrefillArgs& args) {
+  CudaChecker check("SparseMlaPrefill", context, args);
+  check.Values("q", args.q).Values("kv", args.kv).Values("out", args.out);
+  check.Dense("indices", args.indices).Dense("topk_len", args.topk_len);
+  check.Dense("sinks", args.sinks).HeadDims(args.kv.extent[2], args.out.extent[2]);
+  return check.status();
 }
 
 absl::Status Enqueue(CudaCall& call, const Checked<SparseMlaPrefillArgs>& checked) {

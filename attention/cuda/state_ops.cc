@@ -1,10 +1,17 @@
 // Merging attention states.
 
+#include "kvblocks/attention/cuda/cuda_checker.h"
 #include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/merge_states.h"
 
 namespace kvblocks::attention::cuda {
+
+absl::Status CheckOnCuda(const ExecContext& context, const MergeStatesArgs& args) {
+  CudaChecker check("MergeStates", context, args);
+  check.Values("outs", args.outs).Values("out", args.out).Dense("sinks", args.sinks);
+  return check.status();
+}
 
 absl::Status Enqueue(CudaCall& call, const Checked<MergeStatesArgs>& checked) {
   const MergeStatesArgs& args = checked.args();

@@ -13,6 +13,13 @@ inline const AttentionOps& OnDevice() {
       HostTensorOps::Create(&Cuda(), {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20});
   return **on_device;
 }
+// Only those that move rows.
+inline const AttentionOps& RowsOnDevice() {
+  static const CudaRowOps ops;
+  static const auto on_device =
+      HostTensorOps::Create(&ops, {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20});
+  return **on_device;
+}
 
 }  // namespace kvblocks::attention::cuda
 
