@@ -3,7 +3,7 @@
 #include "kvblocks/sim/commands/example_trace.h"
 #include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/specs/config_source.h"
+#include "kvblocks/specs/config/config_source.h"
 #include "kvblocks/specs/field_error.h"
 
 namespace kvblocks::sim {

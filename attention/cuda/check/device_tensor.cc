@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "kvblocks/attention/cuda/check/bench_kernels.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/cuda_call.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 

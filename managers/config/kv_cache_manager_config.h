@@ -7,14 +7,14 @@
 // Options that are left out have the defaults of KvCacheManagerOptions. What is checked here is that
 // the file can be read; KvCacheManager::Create checks what the options mean together.
 
-#ifndef KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_CONFIG_H_
-#define KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_CONFIG_H_
+#ifndef KVBLOCKS_MANAGERS_CONFIG_KV_CACHE_MANAGER_CONFIG_H_
+#define KVBLOCKS_MANAGERS_CONFIG_KV_CACHE_MANAGER_CONFIG_H_
 
 #include <string_view>
 
 #include "absl/status/statusor.h"
 #include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/specs/config_source.h"
+#include "kvblocks/specs/config/config_source.h"
 #include "kvblocks/specs/kv_cache_config.h"
 
 namespace kvblocks {
@@ -38,4 +38,4 @@ absl::StatusOr<KvCacheManagerConfig> ReadKvCacheManagerConfig(
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_CONFIG_H_
+#endif  // KVBLOCKS_MANAGERS_CONFIG_KV_CACHE_MANAGER_CONFIG_H_

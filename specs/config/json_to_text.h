@@ -5,8 +5,8 @@
 // be written as strings, and null means absent. A key that its message does not have and a value of
 // the wrong type are left to the reader of the text.
 
-#ifndef KVBLOCKS_SPECS_JSON_TO_TEXT_H_
-#define KVBLOCKS_SPECS_JSON_TO_TEXT_H_
+#ifndef KVBLOCKS_SPECS_CONFIG_JSON_TO_TEXT_H_
+#define KVBLOCKS_SPECS_CONFIG_JSON_TO_TEXT_H_
 
 #include <cstddef>
 #include <string>
@@ -35,4 +35,4 @@ TextOfJson JsonToText(std::string_view json, const google::protobuf::Descriptor&
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_SPECS_JSON_TO_TEXT_H_
+#endif  // KVBLOCKS_SPECS_CONFIG_JSON_TO_TEXT_H_

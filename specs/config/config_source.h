@@ -8,8 +8,8 @@
 //
 // Lines and columns count from 1, columns in bytes. Only the first error is told.
 
-#ifndef KVBLOCKS_SPECS_CONFIG_SOURCE_H_
-#define KVBLOCKS_SPECS_CONFIG_SOURCE_H_
+#ifndef KVBLOCKS_SPECS_CONFIG_CONFIG_SOURCE_H_
+#define KVBLOCKS_SPECS_CONFIG_CONFIG_SOURCE_H_
 
 #include <cstdint>
 #include <memory>
@@ -61,4 +61,4 @@ class ConfigSource {
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_SPECS_CONFIG_SOURCE_H_
+#endif  // KVBLOCKS_SPECS_CONFIG_CONFIG_SOURCE_H_

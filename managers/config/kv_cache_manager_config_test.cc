@@ -1,10 +1,10 @@
-#include "kvblocks/managers/kv_cache_manager_config.h"
+#include "kvblocks/managers/config/kv_cache_manager_config.h"
 
 #include <string>
 
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/kv_cache_config.pb.h"
+#include "kvblocks/specs/config/kv_cache_config.pb.h"
 
 namespace kvblocks {
 namespace {

@@ -1,12 +1,12 @@
-#include "kvblocks/specs/kv_cache_config_proto.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
 
 #include <string>
 
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
+#include "kvblocks/specs/config/kv_cache_config_text.h"
 #include "kvblocks/specs/field_error.h"
-#include "kvblocks/specs/kv_cache_config_text.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks {

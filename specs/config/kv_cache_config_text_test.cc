@@ -1,4 +1,4 @@
-#include "kvblocks/specs/kv_cache_config_text.h"
+#include "kvblocks/specs/config/kv_cache_config_text.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

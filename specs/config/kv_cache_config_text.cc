@@ -1,7 +1,7 @@
-#include "kvblocks/specs/kv_cache_config_text.h"
+#include "kvblocks/specs/config/kv_cache_config_text.h"
 
-#include "kvblocks/specs/kv_cache_config.pb.h"
-#include "kvblocks/specs/kv_cache_config_proto.h"
+#include "kvblocks/specs/config/kv_cache_config.pb.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks {
 namespace {

@@ -1,4 +1,4 @@
-#include "kvblocks/specs/kv_cache_config_proto.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
 
 #include <string>
 #include <type_traits>

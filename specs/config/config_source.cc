@@ -1,4 +1,4 @@
-#include "kvblocks/specs/config_source.h"
+#include "kvblocks/specs/config/config_source.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,9 +11,9 @@
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/text_format.h"
+#include "kvblocks/specs/config/json_to_text.h"
+#include "kvblocks/specs/config/kv_cache_config.pb.h"
 #include "kvblocks/specs/field_error.h"
-#include "kvblocks/specs/json_to_text.h"
-#include "kvblocks/specs/kv_cache_config.pb.h"
 #include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {

@@ -1,4 +1,4 @@
-#include "kvblocks/specs/json_to_text.h"
+#include "kvblocks/specs/config/json_to_text.h"
 
 #include <algorithm>
 

@@ -4,12 +4,12 @@
 // names the field as a path into the message, groups[1].spec.sliding_window.block_size for one, in
 // its text and through FieldOfError.
 
-#ifndef KVBLOCKS_SPECS_KV_CACHE_CONFIG_PROTO_H_
-#define KVBLOCKS_SPECS_KV_CACHE_CONFIG_PROTO_H_
+#ifndef KVBLOCKS_SPECS_CONFIG_KV_CACHE_CONFIG_PROTO_H_
+#define KVBLOCKS_SPECS_CONFIG_KV_CACHE_CONFIG_PROTO_H_
 
 #include "absl/status/statusor.h"
+#include "kvblocks/specs/config/kv_cache_config.pb.h"
 #include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/specs/kv_cache_config.pb.h"
 
 namespace kvblocks {
 
@@ -19,4 +19,4 @@ config::v1::KvCacheConfig ToProto(const KvCacheConfig& config);
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_SPECS_KV_CACHE_CONFIG_PROTO_H_
+#endif  // KVBLOCKS_SPECS_CONFIG_KV_CACHE_CONFIG_PROTO_H_

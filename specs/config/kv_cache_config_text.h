@@ -1,14 +1,14 @@
 // KvCacheConfig from protobuf text format or JSON (the message is in kv_cache_config.proto, with an
 // example). A refusal names the place, "FILE:LINE:COLUMN: error: ..." (see config_source.h).
 
-#ifndef KVBLOCKS_SPECS_KV_CACHE_CONFIG_TEXT_H_
-#define KVBLOCKS_SPECS_KV_CACHE_CONFIG_TEXT_H_
+#ifndef KVBLOCKS_SPECS_CONFIG_KV_CACHE_CONFIG_TEXT_H_
+#define KVBLOCKS_SPECS_CONFIG_KV_CACHE_CONFIG_TEXT_H_
 
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/specs/config_source.h"
+#include "kvblocks/specs/config/config_source.h"
 #include "kvblocks/specs/kv_cache_config.h"
 
 namespace kvblocks {
@@ -24,4 +24,4 @@ absl::StatusOr<KvCacheConfig> LoadKvCacheConfig(const std::string& path);
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_SPECS_KV_CACHE_CONFIG_TEXT_H_
+#endif  // KVBLOCKS_SPECS_CONFIG_KV_CACHE_CONFIG_TEXT_H_

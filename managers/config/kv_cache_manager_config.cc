@@ -1,11 +1,11 @@
-#include "kvblocks/managers/kv_cache_manager_config.h"
+#include "kvblocks/managers/config/kv_cache_manager_config.h"
 
 #include <string>
 #include <utility>
 
+#include "kvblocks/specs/config/kv_cache_config.pb.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
 #include "kvblocks/specs/field_error.h"
-#include "kvblocks/specs/kv_cache_config.pb.h"
-#include "kvblocks/specs/kv_cache_config_proto.h"
 
 namespace kvblocks {
 namespace {
