@@ -25,8 +25,9 @@ std::vector<std::string> TranscriptsIn(const fs::path& folder) {
   return files;
 }
 
-void ExpectAgrees(const std::string& file) {
-  const auto result = ReplayFile(file);
+// Through the library and through its C interface.
+void ExpectAgrees(const std::string& file, const MakeReplayedCache& make_cache) {
+  const auto result = ReplayFile(file, make_cache);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->differing_line, 0)
       << file << ":" << result->differing_line << ": " << result->difference;
@@ -36,7 +37,10 @@ void ExpectAgrees(const std::string& file) {
 TEST(ConformanceTest, ShippedTranscriptsAgree) {
   const auto files = TranscriptsIn("tests/conformance/testdata");
   ASSERT_EQ(files.size(), 4u);
-  for (const std::string& file : files) ExpectAgrees(file);
+  for (const std::string& file : files) {
+    ExpectAgrees(file, MakeLibraryCache);
+    ExpectAgrees(file, MakeCInterfaceCache);
+  }
 }
 
 TEST(ConformanceTest, AllTranscriptsAgree) {
@@ -46,16 +50,20 @@ TEST(ConformanceTest, AllTranscriptsAgree) {
   }
   const auto files = TranscriptsIn(fs::path(folder) / "transcripts");
   ASSERT_FALSE(files.empty()) << folder;
-  for (const std::string& file : files) ExpectAgrees(file);
+  for (const std::string& file : files) {
+    ExpectAgrees(file, MakeLibraryCache);
+    ExpectAgrees(file, MakeCInterfaceCache);
+  }
 }
 
 // A transcript of given lines, as a plain file.
-absl::StatusOr<ReplayResult> ReplayLines(const std::vector<std::string>& lines) {
+absl::StatusOr<ReplayResult> ReplayLines(const std::vector<std::string>& lines,
+                                         const MakeReplayedCache& make_cache = MakeLibraryCache) {
   const std::string path = ::testing::TempDir() + "/transcript.jsonl";
   std::ofstream out(path);
   for (const std::string& line : lines) out << line << "\n";
   out.close();
-  return ReplayFile(path);
+  return ReplayFile(path, make_cache);
 }
 
 const char kConfig[] =
@@ -80,17 +88,20 @@ TEST(ConformanceTest, HashBlocksMayBeFinerThanTheGroupsBlocks) {
                      R"(,"scheduler_block_size":4,"enable_caching":true,"use_eagle":false,)",
                      R"("max_model_len":64,"max_in_flight_tokens":64,"free_order":"fifo",)",
                      R"("watermark":0,"enable_events":true})");
-    const auto result = ReplayLines(
-        {config, R"({"op":"new","id":"a","p":[[0,0,9]]})",
-         R"({"op":"alloc","id":"a","new":9,"out":[[1,2,3],[4,5,6]],"f":3,"q":2711649247,"k":3095146404,)"
-         R"("r":1166233863,"ev":[["S",0,0,2,[1,2]],["S",1,0,2,[4,5]]]})",
-         R"({"op":"new","id":"b","p":[[0,0,9]]})",
-         R"({"op":"get","id":"b","hits":[[1,2],[0,5]],"h":8})",
-         // Half of a block's tokens are others.
-         R"({"op":"new","id":"c","p":[[0,0,6],[1,6,3]]})",
-         R"({"op":"get","id":"c","hits":[[1],[4]],"h":4})"});
-    ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->differing_line, 0) << unit << ": " << result->difference;
+    const std::vector<std::string> lines = {
+        config, R"({"op":"new","id":"a","p":[[0,0,9]]})",
+        R"({"op":"alloc","id":"a","new":9,"out":[[1,2,3],[4,5,6]],"f":3,"q":2711649247,"k":3095146404,)"
+        R"("r":1166233863,"ev":[["S",0,0,2,[1,2]],["S",1,0,2,[4,5]]]})",
+        R"({"op":"new","id":"b","p":[[0,0,9]]})",
+        R"({"op":"get","id":"b","hits":[[1,2],[0,5]],"h":8})",
+        // Half of a block's tokens are others.
+        R"({"op":"new","id":"c","p":[[0,0,6],[1,6,3]]})",
+        R"({"op":"get","id":"c","hits":[[1],[4]],"h":4})"};
+    for (const auto make_cache : {MakeLibraryCache, MakeCInterfaceCache}) {
+      const auto result = ReplayLines(lines, make_cache);
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_EQ(result->differing_line, 0) << unit << ": " << result->difference;
+    }
   }
 }
 
