@@ -6,10 +6,9 @@
 
 Lines are those that hold code: blank lines and whole-line comments do not count. Files are those
 that git tracks or would track. A file is a test if it lies in tests/ or testing/, or if its name
-ends in _test, _fuzz or _peer. The closure of a header has every own header that it reaches by
-#include, the .cc files that implement one of them, and what those reach in turn. A .cc file
-implements the header of its name, or else the one that its name begins with or that it includes
-first.
+ends in _test or _fuzz. The closure of a header has every own header that it reaches by #include, the
+.cc files that implement one of them, and what those reach in turn. A .cc file implements the header
+of its name, else the one that its name begins with, else those of its folder that it includes.
 """
 
 import argparse
@@ -67,7 +66,7 @@ def closure(entry, files):
         folder = pathlib.PurePath(name).parent
         nearby = [i for i in includes[name] if pathlib.PurePath(i).parent == folder]
         named = [i for i in nearby if name.startswith(i[:-len(".h")])]
-        for header in (named or nearby)[:1]:
+        for header in named or nearby:
             sources[header].add(name)
     found = set()
     ahead = [entry]
