@@ -374,6 +374,18 @@ done
 expect 3 'all 396 requests were rejected: 396 have no prompt, or one that does not fit --max-model-len=2' \
   replay --max-model-len=2
 
+# A device far larger than any: refused at once, and no report of a pool that this machine cannot hold.
+echo 'device { name: "huge" bf16_tflops: 2000 memory_gb_per_s: 7000 memory_gb: 1000000 }' >huge.textproto
+expect 2 'huge with 1e+06 GB holds 429144353 blocks, expected at most 67108864' replay --catalogue=huge.textproto --device=huge
+expect 0 '' replay --catalogue=huge.textproto --device=huge --num-blocks=2000
+expect 0 '' plan --catalogue=huge.textproto --device=huge
+(
+  # Sanitizers need far more addresses than this leaves.
+  ulimit -v 4000000 2>/dev/null && "$kvsim" --help >/dev/null 2>&1 || exit 0
+  expect 2 'out of memory' replay --num-blocks=500000000
+  exit $failures
+) || fail "no message without memory"
+
 # --- Options that make no sense: what, where, limit ---
 while IFS='|' read -r pattern arguments; do
   [ -z "$pattern" ] && continue
@@ -410,6 +422,10 @@ done <<'END'
 --num-draft-tokens: got "9", expected less than|replay --num-draft-tokens=9 --max-num-batched-tokens=9
 --acceptance: got "iid:2"|replay --num-draft-tokens=2 --acceptance=iid:2
 --acceptance: got "often"|replay --num-draft-tokens=2 --acceptance=often
+--acceptance: got "xyz"|replay --acceptance=xyz
+--acceptance: got "iid:2"|replay --acceptance=iid:2
+--acceptance: got "fixed:-1"|replay --acceptance=fixed:-1
+--acceptance: got "table:0.5,x"|replay --acceptance=table:0.5,x
 --slo "ttft"|replay --slo=ttft
 --warmup is "2.5", expected|replay --warmup=2.5
 --cooldown is "2.5", expected|replay --cooldown=2.5

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -52,7 +53,6 @@ absl::Status SetTraceTime(absl::string_view flag, const std::string& text,
 }
 
 absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* scheduler) {
-  if (config.num_draft_tokens() == 0) return absl::OkStatus();
   const std::string& text = config.acceptance();
   const auto bad = [&] {
     return Bad("--acceptance", text,
@@ -61,11 +61,14 @@ absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* schedul
   };
   const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
   if (parts.size() != 2) return bad();
-  AcceptanceModel& model = scheduler->acceptance;
+  AcceptanceModel model;
   model.seed = config.seed();
+  // Without drafts nothing is accepted, but the model must be one.
+  int64_t num_drafts = config.num_draft_tokens();
   if (parts[0] == "fixed") {
     model.kind = AcceptanceModel::Kind::kFixed;
     if (!absl::SimpleAtoi(parts[1], &model.fixed)) return bad();
+    if (num_drafts == 0) num_drafts = model.fixed;
   } else if (parts[0] == "iid" || parts[0] == "table") {
     model.kind = parts[0] == "iid" ? AcceptanceModel::Kind::kIid : AcceptanceModel::Kind::kTable;
     const std::vector<std::string> values = absl::StrSplit(parts[1], ',');
@@ -74,10 +77,12 @@ absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* schedul
       if (!absl::SimpleAtod(value, &probability)) return bad();
       model.probabilities.push_back(probability);
     }
+    if (num_drafts == 0 && parts[0] == "table") num_drafts = static_cast<int64_t>(values.size());
   } else {
     return bad();
   }
-  if (!Validate(model, config.num_draft_tokens()).ok()) return bad();
+  if (!Validate(model, num_drafts).ok()) return bad();
+  if (config.num_draft_tokens() > 0) scheduler->acceptance = std::move(model);
   return absl::OkStatus();
 }
 
@@ -153,6 +158,17 @@ absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& h
   return absl::OkStatus();
 }
 
+// A pool takes this machine's memory and time, whoever sized it.
+absl::Status CheckFittedPool(int64_t num_blocks, const ModelOnDevice& hardware) {
+  constexpr int64_t kMostFittedBlocks = int64_t{1} << 26;
+  if (num_blocks <= kMostFittedBlocks) return absl::OkStatus();
+  return SizeError(absl::ResourceExhaustedError(
+      absl::StrCat(hardware.device.name, " with ", hardware.device.memory_gb, " GB holds ",
+                   num_blocks, " blocks, expected at most ", kMostFittedBlocks,
+                   ", which take 4 GB of this machine's memory (set --num-blocks, or a larger "
+                   "--block-size)")));
+}
+
 absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
                      ReplaySetup* setup) {
   if (config.num_blocks() == 1) {
@@ -161,6 +177,9 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   }
   absl::Status status = config.group_size() > 0 ? SetGivenGroups(config, hardware, setup)
                                                 : SetPlannedGroups(config, hardware, setup);
+  if (status.ok() && config.num_blocks() == 0) {
+    status = CheckFittedPool(setup->simulation.kv_cache.num_blocks, hardware);
+  }
   if (!status.ok()) return status;
   setup->num_blocks_source =
       config.num_blocks() > 0 ? "given" : DescribeMemory(MemoryOf(config, hardware));
