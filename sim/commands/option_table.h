@@ -54,9 +54,6 @@ absl::StatusOr<::kvblocks::config::v1::ReplayConfig> EffectiveConfig(
     const ::kvblocks::config::v1::ReplayConfig& file,
     const ::kvblocks::config::v1::ReplayConfig& given);
 
-// Reads a protobuf text file. Errors are FILE:LINE:COLUMN: error: ...
-absl::Status ReadTextProto(const std::string& path, google::protobuf::Message* out);
-
 }  // namespace kvblocks::sim
 
 #endif  // KVBLOCKS_SIM_COMMANDS_OPTION_TABLE_H_

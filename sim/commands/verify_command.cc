@@ -199,9 +199,9 @@ ExitStatus VerifyCommand::Run() {
     options.on_memory = [&cuda](absl::Span<std::byte> memory) { return cuda->Share(memory); };
 #else
     return Fail("verify", absl::UnimplementedError(
-                              "--backend=cuda: this kvsim was built without CUDA; with a CUDA compiler "
-                              "(tools/cuda_toolkit.sh installs one), bazel build -c opt "
-                              "--define=kvblocks_cuda=1 //sim:kvsim builds one with it"));
+                              "--backend=cuda: this kvsim was built without CUDA; ./kvsim verify "
+                              "--device=cuda builds one with it, where there is a CUDA compiler "
+                              "(tools/cuda_toolkit.sh installs one)"));
 #endif
   }
   options.tolerance = ToleranceOf(backend_);
