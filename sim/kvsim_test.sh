@@ -20,6 +20,7 @@ expect() {
   local got=$?
   [ $got -eq "$want" ] || fail "kvsim $*: exit status $got, expected $want: $(head -c 300 err)"
   [ -z "$pattern" ] || grep -q -e "$pattern" err || fail "kvsim $*: '$pattern' is not in: $(head -c 300 err)"
+  grep -qE -e '(--[a-z-]+): \1' err && fail "kvsim $*: an option is named twice: $(head -c 300 err)"
   if [ "$want" -ge 2 ] && [ -s out ]; then fail "kvsim $*: wrote to standard output"; fi
 }
 
@@ -423,6 +424,9 @@ expect 0 '' plan --catalogue=huge.textproto --device=huge
   exit $failures
 ) || fail "no message without memory"
 
+head -c 17000000 /dev/zero | tr '\0' '\n' >too-long.txtpb
+cp too-long.txtpb too-long.json
+
 # --- Options that make no sense: what, where, limit ---
 while IFS='|' read -r pattern arguments; do
   [ -z "$pattern" ] && continue
@@ -439,6 +443,13 @@ done <<'END'
 --plan: got "best", expected one of|replay --plan=best
 --layout: got "heap", expected one of|replay --layout=heap
 --retention-interval: got -2, expected -1 to|replay --retention-interval=-2
+--retention-interval: got "64", expected -1 or 0|replay --retention-interval=64
+--retention-interval: got 7 tokens, expected a multiple|replay --retention-interval=7 --model=gpt-oss-20b
+--retention-interval: got "64", expected -1 next to|replay --retention-interval=64 --cache-all-blocks --model=gpt-oss-20b
+--max-queue-time: got 90000s, expected 0s to|replay --max-queue-time=25h
+--tensor-parallel: got 3, expected a divisor|replay --tp=3
+--model: "gpt-9" is unknown|replay --model=gpt-9
+--device: "abacus" is unknown|replay --device=abacus
 --block-size|replay --model=deepseek-v4-flash --device=h200 --tp=8 --block-size=16
 --max-num-seqs: got 0, expected 1 to|replay --max-num-seqs=0
 --max-num-batched-tokens: got -1, expected 1 to|replay --max-num-batched-tokens=-1
@@ -470,7 +481,7 @@ done <<'END'
 --model: .*llama-3.1-8b|replay --model=gpt-9
 --device: .*h100-sxm|replay --device=abacus
 --device: |replay --device=h
---kv-cache-dtype|replay --kv-cache-dtype=int3
+--kv-cache-dtype: got "int3", expected|replay --kv-cache-dtype=int3
 no room for the KV cache|replay --model=llama-3.1-405b
 --color|replay --color=sometimes
 unknown option --num-block; did you mean --num-blocks?|replay --num-block=5
@@ -506,7 +517,12 @@ unknown option --requests; did you mean --request?|explain --requests=5
 nosuchfile|explain nosuchfile
 nosuchfile|stats nosuchfile
 required|convert trace.jsonl
---to|convert trace.jsonl other.x --to=parquet
+--to: got "parquet", expected one of native, mooncake, csv|convert trace.jsonl other.x --to=parquet
+too-long.txtpb: .*16777216|replay --config too-long.txtpb
+too-long.txtpb: .*16777216|replay --kv-cache-config too-long.txtpb
+too-long.txtpb: .*16777216|replay --catalogue too-long.txtpb
+too-long.json: .*16777216|replay --model=too-long.json
+/dev/zero: .*16777216|replay --catalogue /dev/zero
 is the trace itself|convert trace.jsonl trace.jsonl
 nosuchfile|validate nosuchfile
 --max-messages: got -1|validate --max-messages=-1

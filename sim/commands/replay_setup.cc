@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/model_plan.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/cost/roofline.h"
 #include "kvblocks/sim/trace/decimal.h"
 #include "kvblocks/specs/data_type.h"
@@ -145,10 +146,10 @@ absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& h
   options.limits.max_model_len = 0;
   PlanResult result = MakePlan(*caches, options);
   if (!result.ok()) {
-    return config.num_blocks() == 0
-               ? SizeError(ToStatus(result.errors))
-               : absl::InvalidArgumentError(absl::StrCat("--num-blocks: got ", config.num_blocks(),
-                                                         ": ", ToStatus(result.errors).message()));
+    const absl::Status status = ToStatus(result.errors);
+    if (config.num_blocks() == 0) return SizeError(status);
+    return absl::InvalidArgumentError(
+        absl::StrCat("--num-blocks: got ", config.num_blocks(), ": ", status.message()));
   }
   const Plan& plan = *result.plan;
   setup->simulation.kv_cache = plan.config;
@@ -175,6 +176,27 @@ absl::Status CheckFittedPool(int64_t num_blocks, const ModelOnDevice& hardware) 
                    "--block-size)")));
 }
 
+// What the manager refuses, in terms of the options.
+absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_cache,
+                          KvCacheManagerOptions* manager) {
+  const int64_t interval = config.retention_interval();
+  if (interval < 0) return absl::OkStatus();
+  if (config.cache_all_blocks()) {
+    return Bad("--retention-interval", absl::StrCat(interval),
+               "-1 next to --cache-all-blocks: the first keeps few blocks, the second all");
+  }
+  const bool is_sparse = std::any_of(
+      kv_cache.groups.begin(), kv_cache.groups.end(), [](const KvCacheGroup& group) {
+        return group.spec.sliding_window() || group.spec.kind() == KvCacheSpecKind::kMamba;
+      });
+  if (interval > 0 && !is_sparse) {
+    return Bad("--retention-interval", absl::StrCat(interval),
+               "-1 or 0: the model has neither windows nor states, and keeps every block");
+  }
+  manager->retention_interval = interval;
+  return absl::OkStatus();
+}
+
 absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
                      ReplaySetup* setup) {
   if (config.num_blocks() == 1) {
@@ -197,8 +219,7 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   manager.free_order =
       config.free_order() == "append_all" ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   manager.register_unreachable_blocks = config.cache_all_blocks();
-  if (config.retention_interval() >= 0) manager.retention_interval = config.retention_interval();
-  return absl::OkStatus();
+  return SetRetention(config, setup->simulation.kv_cache, &manager);
 }
 
 absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulation) {
@@ -273,7 +294,7 @@ absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardwa
     return absl::OkStatus();
   }
   const auto dtype = ParseCacheDtype(config.kv_cache_dtype(), DataType::kBFloat16);
-  if (!dtype.ok()) return dtype.status();
+  if (!dtype.ok()) return OfOption("--kv-cache-dtype", "cache_dtype", dtype.status());
   auto model =
       MakeRoofline({.device = hardware.device,
                     .model = hardware.model,
@@ -360,6 +381,13 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   return reader;
 }
 
+absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
+    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers) {
+  auto simulation = Simulation::Create(setup.simulation, reader, setup.step_time.get(), observers);
+  if (!simulation.ok()) return InOptionWords(simulation.status());
+  return simulation;
+}
+
 absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& config) {
   ReplaySetup setup;
   auto reader = MakeReaderOptions(config);
@@ -373,7 +401,7 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& config) {
   if (absl::Status status = SetScheduler(config, &setup.simulation); !status.ok()) return status;
   if (absl::Status status = SetStepTime(config, *hardware, &setup); !status.ok()) return status;
   if (absl::Status status = SetMetrics(config, &setup.metrics); !status.ok()) return status;
-  if (absl::Status status = Validate(setup.simulation); !status.ok()) return status;
+  if (absl::Status status = Validate(setup.simulation); !status.ok()) return InOptionWords(status);
   return setup;
 }
 
