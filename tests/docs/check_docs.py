@@ -202,13 +202,13 @@ class Checker:
         name = re.sub(r"\(.*\)$", "", code.strip())
         if not re.fullmatch(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)*", name):
             return
-        if not ("_" in name or "::" in name or re.search(r"[a-z][A-Z]", name)):
+        if not ("_" in name or "::" in name or re.search(r"[a-z][A-Z]", name)) or re.match("KV(BLOCKS|SIM)_", name):
             return
         for part in name.split("::"):
             self.expect(part in self.words, path, number, f"the sources know no {part}")
 
     def check_paths(self, path, number, code):
-        for token in re.findall(r"[\w.*{},/+-]+", code):
+        for token in re.findall(r"[\w.*{},/+-]+", re.sub(r"\S*<\w+>\S*", "", code)):
             token = token.strip(".,") if not token.endswith("...") else ""
             token = re.sub(r"^\./", "", token)
             first = token.split("/")[0]
