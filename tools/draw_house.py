@@ -12,8 +12,11 @@ each other have no floor, so the script names them and stops with exit status 2.
 import argparse
 import os
 import re
-import subprocess
 import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+from tree_files import list_files
 
 PICTURE = "docs/house.svg"
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".c")
@@ -51,11 +54,9 @@ def included_room(header):
 
 
 def read_graph(root):
-    listing = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-                             capture_output=True, check=True)
     graph = {}
-    for path in listing.stdout.decode().split("\0"):
-        room = room_of(path) if path.endswith(SOURCES) and os.path.exists(os.path.join(root, path)) else None
+    for path in list_files(root):
+        room = room_of(path) if path.endswith(SOURCES) else None
         if room is None:
             continue
         needs = graph.setdefault(room, set())

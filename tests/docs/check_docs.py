@@ -20,9 +20,14 @@ import re
 import subprocess
 import sys
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "tools"))
+from tree_files import list_files
+
 SOURCE_ENDINGS = (".cc", ".h", ".cu", ".cuh", ".c", ".py", ".sh", ".bzl", ".bazel", ".proto", ".textproto", ".md", ".cmake")
 CODE_ENDINGS = SOURCE_ENDINGS[:-2] + (".txt", ".json", ".in", ".map")
-RULE = re.compile(r"(?<![\w-])((?:BM|KS|INV|AT|SM|VE?)-\d+)(?![\w-])")
+RULE = re.compile(r"(?<![\w.-])((?:BM|KS|INV|AT|SM|VE?|E)-\d+)(?![\w-])")
+PLAN_ERRORS = "specs/planning/plan_error.h"  # which defines E-1 and so on
 RULE_DEFINITION = re.compile(r"^- \*\*([A-Z]+-\d+)\*\*")
 FLAG = re.compile(r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)(?![\w-])(?:=([^\s`'\",;:)]+))?")
 LABEL = re.compile(r"(?<![\w:/}*])//((?:[a-z_][\w.-]*(?:/[\w-]+)*)?(?:/?\.\.\.|:[\w.+-]+)?)(?![\w/])")
@@ -85,6 +90,8 @@ class Checker:
                     self.fail(f, number, f"{match[1]} is defined in {rules[match[1]]}, too")
                 elif match:
                     rules[match[1]] = f
+        if PLAN_ERRORS in self.file_set:
+            rules.update(dict.fromkeys(re.findall(r"// (E-\d+)", self.text(PLAN_ERRORS)), PLAN_ERRORS))
         return rules
 
     def flags_of_sources(self):
@@ -332,22 +339,6 @@ class Checker:
                 self.check_source(f)
         self.check_index()
         return self.errors
-
-
-def list_files(root):
-    try:
-        out = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-                             capture_output=True, check=True).stdout.decode()
-        files = [f for f in out.split("\0") if f and os.path.exists(os.path.join(root, f))]
-        if files:
-            return sorted(set(files))
-    except (OSError, subprocess.CalledProcessError):
-        pass
-    files = []
-    for folder, folders, names in os.walk(root, followlinks=True):
-        folders[:] = [d for d in folders if not d.startswith(("bazel-", ".")) or d == ".ci"]
-        files += [os.path.relpath(os.path.join(folder, name), root) for name in names]
-    return sorted(files)
 
 
 def merge(tables):
