@@ -120,10 +120,23 @@ class Checker:
             return False
         target = target or package.split("/")[-1]
         if build not in self.labels:
-            self.labels[build] = target_patterns(self.text(build))
+            self.labels[build] = target_patterns(self.text(build)) + self.named_by_macros(package, self.text(build))
         if any(re.fullmatch(pattern, target) for pattern in self.labels[build]):
             return True
         return (package + "/" if package else "") + target in self.file_set
+
+    def named_by_macros(self, package, build):
+        """Names that macros of our .bzl files give by default, or after the fuzzers of a folder."""
+        names = []
+        for f in self.files:
+            if f.endswith(".bzl"):
+                for macro, name in re.findall(r'^def (\w+)\((?:.*, )?name = "(\w+)"', self.text(f), re.M):
+                    names += [name] if re.search(rf"^{macro}\(", build, re.M) else []
+        if re.search(r"^kv_fuzz_tests\(", build, re.M):
+            fuzzers = [os.path.basename(f)[:-len(".cc")] for f in self.files
+                       if os.path.dirname(f) == package and f.endswith("_fuzz.cc")]
+            names += fuzzers + [fuzzer + "_test" for fuzzer in fuzzers]
+        return names
 
     def path_exists(self, path):
         path = path.rstrip("/")

@@ -42,6 +42,9 @@ TREE = {
     "tools/fuzz.sh": "#!/bin/sh\ncase $1 in\n  --to=*) ;;\nesac\n",
     "pool/BUILD.bazel": 'cc_library(\n    name = "pool",\n)\n[cc_test(\n    name = name + "_test",\n) for name in [\n'
                         '    "queue",\n]]\n',
+    "rules.bzl": 'def kv_unit_tests(name = "unit_test", deps = []):\n    pass\n',
+    "queue/BUILD.bazel": "kv_unit_tests(\n    deps = [],\n)\n\nkv_fuzz_tests(deps = [])\n",
+    "queue/order_fuzz.cc": "int x;\n",
     "pool/pool.h": "// BM-1.\nclass BlockPool { void FreeBlocks(); int num_free; };\n",
     "pool/embed.cc": "int main() {\n  int blocks = 1;\n  return blocks;\n}\n",
     "sim/commands/rows.cc": 'OptionRow rows[] = {\n    {"num_blocks", "N", kPool, "0", 0, 1, "pool"},\n'
@@ -92,11 +95,14 @@ class CheckDocsTest(unittest.TestCase):
 
     def test_labels(self):
         self.lie("README.md", "    bazel run //pool:absent", "no target //pool:absent")
-        self.lie("README.md", "Run `//queue/...`.", "no target //queue/...")
+        self.lie("README.md", "Run `//stack/...`.", "no target //stack/...")
+        self.lie("README.md", "Run `//pool:unit_test` and `//queue:unit_test`.", "no target //pool:unit_test")
+        self.lie("README.md", "Run `//queue:pool_fuzz`.", "no target")
         self.lie("README.md", "Run `bazel test //pool:stack_test`.", "no target")
         self.lie("tools/fuzz.sh", "# tools/fuzz.sh //pool:fuzz", "no target //pool:fuzz")
         self.lie("pool/pool.h", "//   bazel run //bench:pool", "no target //bench:pool")
-        self.truth("README.md", "`bazel test //pool:queue_test //pool //pool/... //... //:README.md`")
+        self.truth("README.md", "`bazel test //pool:queue_test //pool //pool/... //... //:README.md`\n"
+                                "`//queue:unit_test //queue:order_fuzz_test //queue:order_fuzz`")
 
     def test_flags(self):
         self.lie("README.md", "Give `--blocks`.", "no flag --blocks")
