@@ -89,11 +89,48 @@ expect 0 '' replay --engine=vllm-0.10 --reserve-full-isl --print-config
 grep -q '^reserve_full_isl: true$' out || fail "options do not win over the preset"
 
 cat >groups.textproto <<'END'
-group { kind: "full_attention" num_layers: 8 }
-group { kind: "sliding_window" num_layers: 8 window: 128 }
+groups {
+  spec { full_attention { block_size: 16 num_kv_heads: 8 head_size: 128 dtype: "bf16" } }
+  num_layers: 8
+}
+groups {
+  spec {
+    sliding_window {
+      block_size: 16 num_kv_heads: 8 head_size: 128 sliding_window: 128 dtype: "bf16"
+    }
+  }
+  num_layers: 8
+}
 END
 expect 0 '' replay --kv-cache-config groups.textproto --num-blocks=4000 --json
+cp out groups.json.report
 grep -q '"kind": "sliding_window"' out || fail "no second group"
+cat >groups.json <<'END'
+{"numBlocks": "4000", "groups": [
+  {"spec": {"fullAttention": {"blockSize": 16, "numKvHeads": 8, "headSize": 128, "dtype": "bf16"}},
+   "numLayers": 8},
+  {"spec": {"slidingWindow": {"blockSize": 16, "numKvHeads": 8, "headSize": 128,
+                              "slidingWindow": 128, "dtype": "bf16"}},
+   "numLayers": 8}
+]}
+END
+expect 0 '' replay --kv-cache-config groups.json --json
+grep -v '"num_blocks"\|"source"' out >json.figures
+grep -v '"num_blocks"\|"source"' groups.json.report >text.figures
+cmp json.figures text.figures || fail "groups in JSON replay differently"
+# A kind that only the full loader knows, and a pool sized by the device.
+cat >mamba.textproto <<'END'
+groups {
+  spec { mamba { block_size: 64 states { shape: [16, 64] dtype: "fp32" } cache_mode: "align" } }
+  num_layers: 4
+}
+END
+expect 0 '' replay --kv-cache-config mamba.textproto --json
+grep -q '"kind": "mamba"' out || fail "no group with states"
+expect 0 '' replay --kv-cache-config mamba.textproto --num-blocks=500 --print-config
+cp out mamba_config.textproto
+expect 0 '' replay --config mamba_config.textproto --print-config
+cmp mamba_config.textproto out || fail "a configuration with groups does not read back"
 expect 0 '' replay --model=gemma-3-27b --device=h200 --tensor-parallel=2
 grep -q 'KV-cache groups' out || fail "no groups for a hybrid model"
 
@@ -407,10 +444,24 @@ num_blocks: 100
 num_blokcs: 5
 END
 expect 2 'bad.textproto:2:.*error' replay --config bad.textproto
-echo 'group { kind: "spiral" }' >bad_groups.textproto
-expect 2 'group\[0\]: kind is "spiral", expected' replay --kv-cache-config bad_groups.textproto
-echo 'group { kind: "sliding_window" }' >bad_groups.textproto
-expect 2 'group\[0\]' replay --kv-cache-config bad_groups.textproto
+echo 'groups { spec { spiral { } } }' >bad_groups.textproto
+expect 2 'bad_groups.textproto:1:17: error: spec: got unsupported kind spiral, expected one of' \
+  replay --kv-cache-config bad_groups.textproto
+printf 'groups {\n spec { sliding_window { block_size: 16 } }\n layer_names: "a"\n}' >bad_groups.textproto
+expect 2 'bad_groups.textproto:2:9: error: groups\[0\].spec.sliding_window.num_kv_heads: got nothing' \
+  replay --kv-cache-config bad_groups.textproto
+echo 'num_blocks: 9' >bad_groups.textproto
+expect 2 'bad_groups.textproto:1:1: error: groups: got nothing, expected at least one group' \
+  replay --kv-cache-config bad_groups.textproto
+printf '{"kv_cache_config":\n {"groups": [{"num_layers": 0}]}}' >bad_groups.json
+expect 2 'bad_groups.json:2:13: error: kv_cache_config.groups\[0\].spec: got nothing' \
+  replay --config bad_groups.json
+expect 2 'block-size: got "32", expected none next to --kv-cache-config' \
+  replay --kv-cache-config groups.json --block-size=32
+head -c 17000000 /dev/zero | tr '\0' '\n' >large.textproto
+expect 2 'large.textproto: error: got more than 16777216 bytes' replay --config large.textproto
+expect 2 'large.textproto: error: got more than 16777216 bytes' \
+  replay --kv-cache-config large.textproto
 echo '{"timestamp": 0, "input_length": -1, "output_length": 3, "hash_ids": []}' >bad.jsonl
 expect 2 'bad.jsonl:1' replay bad.jsonl
 expect 2 'bad.jsonl:1' stats bad.jsonl

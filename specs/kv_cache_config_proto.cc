@@ -3,6 +3,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "kvblocks/specs/field_error.h"
 
@@ -10,6 +11,7 @@ namespace kvblocks {
 namespace {
 
 constexpr char kAtLeastOne[] = "at least 1";
+constexpr int64_t kMaxLayersOfGroup = 10'000;
 constexpr char kStorageType[] = "the storage type, \"bf16\" for one";
 
 // What a required field that is absent is reported as having.
@@ -151,14 +153,34 @@ absl::StatusOr<KvCacheSpec> ReadSpec(const config::v1::KvCacheSpec& message) {
   return Missing("kind", SupportedKinds());
 }
 
-absl::StatusOr<KvCacheGroup> ReadGroup(const config::v1::KvCacheGroup& message) {
+absl::StatusOr<std::vector<std::string>> ReadLayerNames(const config::v1::KvCacheGroup& message,
+                                                        const std::string& path) {
+  if (!message.has_num_layers()) {
+    if (message.layer_names().empty()) return Missing("layer_names", "at least one name");
+    return std::vector<std::string>(message.layer_names().begin(), message.layer_names().end());
+  }
+  const std::string got = std::to_string(message.num_layers());
+  if (message.num_layers() < 1 || message.num_layers() > kMaxLayersOfGroup) {
+    return FieldError("num_layers", got, "a number from 1 to " + std::to_string(kMaxLayersOfGroup));
+  }
+  if (!message.layer_names().empty()) {
+    return FieldError("num_layers", got, "either layer_names or num_layers", "remove one of them");
+  }
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < message.num_layers(); ++i) {
+    names.push_back(path + ".layers[" + std::to_string(i) + "]");
+  }
+  return names;
+}
+
+absl::StatusOr<KvCacheGroup> ReadGroup(const config::v1::KvCacheGroup& message,
+                                       const std::string& path) {
   if (!message.has_spec()) return Missing("spec", "a spec of " + SupportedKinds());
   absl::StatusOr<KvCacheSpec> spec = ReadSpec(message.spec());
   if (!spec.ok()) return WithFieldPrefix(spec.status(), "spec");
-  if (message.layer_names().empty()) return Missing("layer_names", "at least one name");
-  return KvCacheGroup{*std::move(spec),
-                      {message.layer_names().begin(), message.layer_names().end()},
-                      message.is_draft()};
+  auto names = ReadLayerNames(message, path);
+  if (!names.ok()) return names.status();
+  return KvCacheGroup{*std::move(spec), *std::move(names), message.is_draft()};
 }
 
 template <typename Options, typename Message>
@@ -239,16 +261,21 @@ absl::StatusOr<KvCacheConfig> FromProto(const config::v1::KvCacheConfig& message
   KvCacheConfig config;
   config.num_blocks = message.num_blocks();
   for (int g = 0; g < message.groups_size(); ++g) {
-    absl::StatusOr<KvCacheGroup> group = ReadGroup(message.groups(g));
-    if (!group.ok()) {
-      return WithFieldPrefix(group.status(), "groups[" + std::to_string(g) + "]");
-    }
+    const std::string path = "groups[" + std::to_string(g) + "]";
+    absl::StatusOr<KvCacheGroup> group = ReadGroup(message.groups(g), path);
+    if (!group.ok()) return WithFieldPrefix(group.status(), path);
     config.groups.push_back(*std::move(group));
   }
   if (message.has_scheduler_block_size()) {
     config.scheduler_block_size = message.scheduler_block_size();
   }
   if (message.has_hash_block_size()) config.hash_block_size = message.hash_block_size();
+  if (message.has_native()) {
+    const config::v1::NativeLayout& native = message.native();
+    config.native = {native.num_chunks(),
+                     {native.pages_per_chunk().begin(), native.pages_per_chunk().end()},
+                     {native.class_of_group().begin(), native.class_of_group().end()}};
+  }
   if (absl::Status status = Validate(config); !status.ok()) return status;
   return config;
 }
@@ -266,6 +293,14 @@ config::v1::KvCacheConfig ToProto(const KvCacheConfig& config) {
     message.set_scheduler_block_size(*config.scheduler_block_size);
   }
   if (config.hash_block_size.has_value()) message.set_hash_block_size(*config.hash_block_size);
+  if (config.native.has_value()) {
+    config::v1::NativeLayout& native = *message.mutable_native();
+    native.set_num_chunks(config.native->num_chunks);
+    for (const int64_t pages : config.native->pages_per_chunk) native.add_pages_per_chunk(pages);
+    for (const int32_t page_class : config.native->class_of_group) {
+      native.add_class_of_group(page_class);
+    }
+  }
   return message;
 }
 

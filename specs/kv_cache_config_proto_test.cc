@@ -3,6 +3,7 @@
 #include <string>
 
 #include "google/protobuf/text_format.h"
+#include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
 #include "kvblocks/specs/field_error.h"
 #include "kvblocks/specs/kv_cache_config_text.h"
@@ -91,7 +92,7 @@ KvCacheSpec AnyKind() {
   }
 }
 
-RC_GTEST_PROP(KvCacheConfigProtoProperty, RoundTripsThroughMessageAndText, ()) {
+RC_GTEST_PROP(KvCacheConfigProtoProperty, RoundTripsThroughMessageTextAndJson, ()) {
   KvCacheConfig config = {.num_blocks = Positive(kMaxNumBlocks)};
   const int num_groups = *rc::gen::inRange(0, 5);
   for (int g = 0; g < num_groups; ++g) {
@@ -100,6 +101,11 @@ RC_GTEST_PROP(KvCacheConfigProtoProperty, RoundTripsThroughMessageAndText, ()) {
   }
   config.hash_block_size = Maybe(100);
   if (num_groups == 0) config.scheduler_block_size = config.hash_block_size;
+  if (Coin()) {
+    config.native = {Positive(1'000), {Positive(100), Positive(100)}, {}};
+    for (int g = 0; g < num_groups; ++g) config.native->class_of_group.push_back(Coin());
+    config.num_blocks = 1 + config.native->num_chunks * config.native->ids_per_chunk();
+  }
 
   const config::v1::KvCacheConfig message = ToProto(config);
   const auto back = FromProto(message);
@@ -108,9 +114,15 @@ RC_GTEST_PROP(KvCacheConfigProtoProperty, RoundTripsThroughMessageAndText, ()) {
 
   std::string text;
   RC_ASSERT(google::protobuf::TextFormat::PrintToString(message, &text));
-  const auto parsed = ParseKvCacheConfig(text, "printed");
+  const auto parsed = KvCacheConfigFromText(text, "printed");
   RC_ASSERT(parsed.ok());
   RC_ASSERT(*parsed == config);
+
+  std::string json;
+  RC_ASSERT(google::protobuf::util::MessageToJsonString(message, &json).ok());
+  const auto from_json = KvCacheConfigFromJson(json, "printed");
+  RC_ASSERT(from_json.ok());
+  RC_ASSERT(*from_json == config);
 }
 
 TEST(KvCacheConfigProtoTest, RefusalNamesThePathOfTheField) {

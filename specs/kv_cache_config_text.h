@@ -1,29 +1,25 @@
-// KvCacheConfig from a file in protobuf text format (the message is in kv_cache_config.proto, with
-// an example).
-//
-// A refusal points at the place: "FILE:LINE:COL: error: FIELD: got VALUE, expected WHAT (HINT)".
-// Lines and columns count from 1, columns in bytes; a field that is missing is reported where its
-// enclosing message begins. Only the first error is told.
+// KvCacheConfig from protobuf text format or JSON (the message is in kv_cache_config.proto, with an
+// example). A refusal names the place, "FILE:LINE:COLUMN: error: ..." (see config_source.h).
 
 #ifndef KVBLOCKS_SPECS_KV_CACHE_CONFIG_TEXT_H_
 #define KVBLOCKS_SPECS_KV_CACHE_CONFIG_TEXT_H_
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "kvblocks/specs/config_source.h"
 #include "kvblocks/specs/kv_cache_config.h"
 
 namespace kvblocks {
 
-inline constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
+// `source_name` is used in messages only.
+absl::StatusOr<KvCacheConfig> KvCacheConfigFromText(std::string_view text,
+                                                    std::string_view source_name);
+absl::StatusOr<KvCacheConfig> KvCacheConfigFromJson(std::string_view json,
+                                                    std::string_view source_name);
 
-// `file_name` is used in messages only.
-absl::StatusOr<KvCacheConfig> ParseKvCacheConfig(std::string_view text, std::string_view file_name);
-
-// Refuses a path that cannot be read (NotFound, PermissionDenied or what else the system says), a
-// directory, and a file of more than kMaxConfigBytes, of which no more than that is read.
+// A file in either form; limits and errors as ReadConfigFile has them.
 absl::StatusOr<KvCacheConfig> LoadKvCacheConfig(const std::string& path);
 
 }  // namespace kvblocks

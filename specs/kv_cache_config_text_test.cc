@@ -8,6 +8,7 @@
 #include <fstream>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -52,14 +53,14 @@ std::string With(const std::string& from, const std::string& to) {
 }
 
 std::string ErrorOf(std::string_view text) {
-  const auto config = ParseKvCacheConfig(text, "pool.txtpb");
+  const auto config = KvCacheConfigFromText(text, "pool.txtpb");
   if (config.ok()) return "accepted";
   EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
   return std::string(config.status().message());
 }
 
 TEST(KvCacheConfigTextTest, ReadsEveryPart) {
-  const auto config = ParseKvCacheConfig(kGood, "pool.txtpb");
+  const auto config = KvCacheConfigFromText(kGood, "pool.txtpb");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->num_blocks, 1024);
   ASSERT_EQ(config->groups.size(), 2u);
@@ -175,7 +176,7 @@ TEST(KvCacheConfigTextTest, NumbersBeyond64BitsNameTheirField) {
 TEST(KvCacheConfigTextTest, UnknownFieldIsReportedWithTheKnownOnes) {
   EXPECT_EQ(ErrorOf("num_blocks: 1\n\tblock_size: 16\n"),
             "pool.txtpb:2:2: error: block_size: got a field that KvCacheConfig does not have, "
-            "expected one of num_blocks, groups, scheduler_block_size, hash_block_size");
+            "expected one of num_blocks, groups, scheduler_block_size, hash_block_size, native");
 }
 
 // E-3
@@ -200,7 +201,7 @@ TEST(KvCacheConfigTextTest, ReadsStatesAndPointsAtTheWrongOne) {
       "block_size: 64\nstates { shape: [3, 8] dtype: \"bf16\" }\n"
       "states {\n shape: 2\n dtype: \"fp32\" }\ncache_mode: \"align\"\n"
       "num_speculative_blocks: 2\n";
-  const auto config = ParseKvCacheConfig(before + states + "} } }\n", "pool.txtpb");
+  const auto config = KvCacheConfigFromText(before + states + "} } }\n", "pool.txtpb");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->groups[0].spec.ToString(),
             "mamba(block_size=64, states=3x8xbf16+2xfp32, cache_mode=align, "
@@ -285,18 +286,148 @@ TEST(KvCacheConfigTextTest, DeepNestingIsRefused) {
 TEST(KvCacheConfigTextTest, AnySpoiledByteGivesAnAnswer) {
   const std::string good = kGood;
   for (size_t i = 0; i < good.size(); ++i) {
-    const auto cut = ParseKvCacheConfig(good.substr(0, i), "f");
+    const auto cut = KvCacheConfigFromText(good.substr(0, i), "f");
     if (!cut.ok()) {
       EXPECT_THAT(std::string(cut.status().message()), StartsWith("f:"));
     }
     for (const char byte : {'\0', '{', '}', '"', '-', '9', '\xff', '\n'}) {
       std::string spoiled = good;
       spoiled[i] = byte;
-      const auto config = ParseKvCacheConfig(spoiled, "f");
+      const auto config = KvCacheConfigFromText(spoiled, "f");
       if (!config.ok()) {
         EXPECT_THAT(std::string(config.status().message()), StartsWith("f:"));
       }
     }
+  }
+}
+
+// --- JSON ---
+
+std::string JsonErrorOf(std::string_view json) {
+  const auto config = KvCacheConfigFromJson(json, "pool.json");
+  if (config.ok()) return "accepted";
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(config.status().message());
+}
+
+constexpr char kGoodJson[] = R"({
+  "num_blocks": 1024,
+  "groups": [
+    {"spec": {"full_attention": {"block_size": 16, "num_kv_heads": 8, "head_size": 128,
+                                 "dtype": "bf16"}},
+     "layer_names": ["a", "b"]},
+    {"spec": {"slidingWindow": {"blockSize": "16", "numKvHeads": 8, "headSize": 128,
+                                "dtype": "fp8_e4m3", "quantMode": "fp8_per_tensor",
+                                "slidingWindow": 1024, "page_size_padded": null}},
+     "layerNames": ["\u0063"], "isDraft": true}
+  ],
+  "schedulerBlockSize": 16, "hash_block_size": 16
+}
+)";
+
+TEST(KvCacheConfigJsonTest, IsTheSameConfigAsInText) {
+  const auto config = KvCacheConfigFromJson(kGoodJson, "pool.json");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(*config, *KvCacheConfigFromText(kGood, "pool.txtpb"));
+}
+
+TEST(KvCacheConfigJsonTest, RefusalsPointAtTheFieldInTheJson) {
+  EXPECT_EQ(JsonErrorOf("{\"num_blocks\": 1,\n  \"groups\": [{\"spec\": {\"slidingWindow\":\n"
+                        "    {\"blockSize\": 0, \"numKvHeads\": 1, \"headSize\": 8,\n"
+                        "     \"slidingWindow\": 4, \"dtype\": \"bf16\"}}}]}"),
+            "pool.json:3:6: error: groups[0].spec.sliding_window.block_size: got 0, expected at "
+            "least 1");
+  EXPECT_EQ(JsonErrorOf("{\"num_blocks\": 1,\n  \"groups\": [{\"spec\": {\"slidingWindow\":\n"
+                        "    {\"blockSize\": 16}}}]}"),
+            "pool.json:2:24: error: groups[0].spec.sliding_window.num_kv_heads: got nothing, "
+            "expected at least 1");
+  EXPECT_EQ(JsonErrorOf("{\"num_blocks\": 1, \"blockSize\": 16}"),
+            "pool.json:1:19: error: blockSize: got a field that KvCacheConfig does not have, "
+            "expected one of num_blocks, groups, scheduler_block_size, hash_block_size, native");
+  EXPECT_EQ(JsonErrorOf("{\"num_blocks\": true}"),
+            "pool.json:1:16: error: num_blocks: got true, expected an integer");
+  EXPECT_EQ(JsonErrorOf("{\"num_blocks\": 99999999999999999999}"),
+            "pool.json:1:16: error: num_blocks: got 99999999999999999999, expected a 64-bit "
+            "integer");
+  EXPECT_THAT(JsonErrorOf("{\"num_blocks\": 1,\n \"groups\": {\"spec\": {\"spiral\": {}}}}"),
+              StartsWith("pool.json:2:22: error: spec: got unsupported kind spiral, expected"));
+}
+
+TEST(KvCacheConfigJsonTest, RefusesWhatIsNotJson) {
+  const std::pair<const char*, const char*> rows[] = {
+      {"", "1:1: error: got the end of the text, expected \"{\""},
+      {"num_blocks: 1", "1:1: error: got \"n\", expected \"{\""},
+      {"{num_blocks: 1}", "1:2: error: got \"n\", expected \"\\\"\""},
+      {"{\"num_blocks\": 1,}", "1:18: error: got \"}\", expected \"\\\"\""},
+      {"{\"num_blocks\": 1} x", "1:19: error: got text behind the object, expected nothing"},
+      {"{\"num_blocks\": 1 # blocks\n}", "1:18: error: got \"#\", expected \"}\""},
+      {"{\"num_blocks\": 010}", "1:16: error: got \"010\", expected a value"},
+      {"{\"num_blocks\": 0x10}", "1:16: error: got \"0x10\", expected a value"},
+      {"{\"num_blocks\": t}", "1:16: error: got \"t\", expected a value"},
+      {"{\"num_blocks\": }", "1:16: error: got nothing, expected a value"},
+      {"{\"num_blocks\"", "1:14: error: got the end of the text, expected \":\""},
+      {"{\"num_blocks\": nullx}", "1:20: error: got \"x\", expected \"}\""},
+      {"{\"num_blocks\": 1, \"numBlocks\": 2}",
+       "1:19: error: got \"numBlocks\" twice in one object, expected each field once"},
+      {"{\"groups\": [], \"groups\": []}",
+       "1:16: error: got \"groups\" twice in one object, expected each field once"},
+      {"{\"a b\": 1}", "1:2: error: got \"a b\", expected the name of a field"},
+      {"{\"a\": \"\\x41\"}", "1:9: error: got an escape that JSON does not have"},
+      {"{\"a\": \"\n\"}", "1:8: error: got a control character inside a string"},
+      {"{\"a\": \"b", "1:9: error: got the end of the text, expected the end of a string"},
+      {"{\"groups\": [{} {}]}", "1:16: error: got \"{\", expected \"]\""},
+  };
+  for (const auto& [json, error] : rows) {
+    EXPECT_EQ(JsonErrorOf(json), "pool.json:" + std::string(error)) << json;
+  }
+}
+
+TEST(KvCacheConfigJsonTest, NumbersInStringsAreNumbersAndOtherStringsAreNot) {
+  EXPECT_EQ(JsonErrorOf("{\"num_blocks\": \"12\"}"), "accepted");
+  EXPECT_EQ(JsonErrorOf("{\"num_blocks\": \"010\"}"),
+            "pool.json:1:16: error: num_blocks: got \"010\", expected an integer");
+  EXPECT_EQ(JsonErrorOf("{\"num_blocks\": 1.5}"),
+            "pool.json:1:16: error: num_blocks: got 1.5, expected an integer");
+}
+
+TEST(KvCacheConfigJsonTest, DeepNestingIsRefused) {
+  std::string json = "{\"groups\": ";
+  json.append(1'000'000, '[');
+  EXPECT_THAT(JsonErrorOf(json), HasSubstr("error: got more than 32 levels"));
+  std::string objects = "{\"groups\": ";
+  for (int i = 0; i < 100'000; ++i) objects += "{\"x\":";
+  EXPECT_THAT(JsonErrorOf(objects), HasSubstr("error: got more than 32 levels"));
+}
+
+TEST(KvCacheConfigJsonTest, AnySpoiledByteGivesAnAnswer) {
+  const std::string good = kGoodJson;
+  for (size_t i = 0; i < good.size(); ++i) {
+    for (const char byte : {'\0', '{', '}', '"', '-', '[', '\xff', '\\'}) {
+      std::string spoiled = good;
+      spoiled[i] = byte;
+      for (const std::string& text : {spoiled, good.substr(0, i)}) {
+        const auto config = KvCacheConfigFromJson(text, "f");
+        if (!config.ok()) {
+          EXPECT_THAT(std::string(config.status().message()), StartsWith("f:"));
+        }
+      }
+    }
+  }
+}
+
+TEST(KvCacheConfigTextTest, LayersMayBeCountedInsteadOfNamed) {
+  const auto config = KvCacheConfigFromText(With("layer_names: \"c\"", "num_layers: 3"), "f");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->groups[1].layer_names,
+            (std::vector<std::string>{"groups[1].layers[0]", "groups[1].layers[1]",
+                                      "groups[1].layers[2]"}));
+  EXPECT_EQ(ErrorOf(With("layer_names: \"c\"", "layer_names: \"c\" num_layers: 3")),
+            "pool.txtpb:18:20: error: groups[1].num_layers: got 3, expected either layer_names or "
+            "num_layers (remove one of them)");
+  for (const char* bad : {"0", "-1", "10001"}) {
+    EXPECT_EQ(ErrorOf(With("layer_names: \"c\"", std::string("num_layers: ") + bad)),
+              std::string("pool.txtpb:18:3: error: groups[1].num_layers: got ") + bad +
+                  ", expected a number from 1 to 10000");
   }
 }
 
@@ -312,7 +443,13 @@ class LoadKvCacheConfigTest : public ::testing::Test {
 TEST_F(LoadKvCacheConfigTest, ReadsAFile) {
   const auto config = LoadKvCacheConfig(Write("good.txtpb", kGood));
   ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(*config, *ParseKvCacheConfig(kGood, "same"));
+  EXPECT_EQ(*config, *KvCacheConfigFromText(kGood, "same"));
+}
+
+TEST_F(LoadKvCacheConfigTest, ReadsJsonByItsFirstBrace) {
+  const auto config = LoadKvCacheConfig(Write("good.json", std::string("\n \t") + kGoodJson));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(*config, *KvCacheConfigFromText(kGood, "same"));
 }
 
 TEST_F(LoadKvCacheConfigTest, ErrorsBeginWithThePath) {
@@ -350,7 +487,7 @@ TEST_F(LoadKvCacheConfigTest, FileBeyondTheLimitIsRefusedAndOneAtTheLimitIsRead)
   const std::string path = Write("large.txtpb", text);
   EXPECT_THAT(std::string(LoadKvCacheConfig(path).status().message()),
               StartsWith(path + ": error: got more than 16777216 bytes"));
-  EXPECT_FALSE(ParseKvCacheConfig(text, "f").ok());
+  EXPECT_FALSE(KvCacheConfigFromText(text, "f").ok());
 }
 
 TEST_F(LoadKvCacheConfigTest, EndlessInputIsCutOff) {

@@ -117,7 +117,10 @@ def draw(graph):
         columns.append((title, colour, left, width, rows))
         left += width + 2 * PAD + GAP
     total_width = left - GAP
-    top_height = ROW + TITLE - 6 if top_rooms else 0
+    top_graph = {room: graph[room] & set(top_rooms) for room in top_rooms}
+    top_floors = floors_of(top_graph)
+    num_top_floors = 1 + max(top_floors.values(), default=-1)
+    top_height = num_top_floors * ROW + TITLE - 6 if top_rooms else 0
     height = top_height + num_floors * ROW + TITLE + 2 * PAD
     boxes = {}  # room -> (x, y, width, colour)
     for _, colour, left, width, rows in columns:
@@ -128,16 +131,18 @@ def draw(graph):
                 boxes[room] = (x, top_height + TITLE + PAD + (num_floors - 1 - floor) * ROW, width_of(room), colour)
                 x += width_of(room) + GAP
     arrows = reduced(graph)
-    centre = {}
-    for room in top_rooms:  # each above the middle of what it includes, from left to right
-        places = [boxes[need][0] + boxes[need][2] / 2 for need in arrows[room] if need in boxes]
-        centre[room] = sum(places) / len(places) if places else total_width
-    x = PAD
-    for room in sorted(top_rooms, key=lambda room: (centre[room], room)):
-        x = max(x, centre[room] - width_of(room) / 2)
-        x = min(x, total_width - PAD - width_of(room))
-        boxes[room] = (x, TITLE + 6, width_of(room), TOP[1])
-        x += width_of(room) + GAP
+    for floor in range(num_top_floors):  # each above the middle of what it includes, from left to right
+        centre = {}
+        for room in top_rooms:
+            if top_floors[room] == floor:
+                places = [boxes[need][0] + boxes[need][2] / 2 for need in arrows[room] if need in boxes]
+                centre[room] = sum(places) / len(places) if places else total_width
+        x = PAD
+        for room in sorted(centre, key=lambda room: (centre[room], room)):
+            x = max(x, centre[room] - width_of(room) / 2)
+            x = min(x, total_width - PAD - width_of(room))
+            boxes[room] = (x, TITLE + 6 + (num_top_floors - 1 - floor) * ROW, width_of(room), TOP[1])
+            x += width_of(room) + GAP
 
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total_width:.0f} {height}" width="{total_width:.0f}" '
            f'font-family="sans-serif" font-size="12">',

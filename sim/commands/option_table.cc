@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <sstream>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
@@ -11,8 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "google/protobuf/io/tokenizer.h"
-#include "google/protobuf/text_format.h"
 #include "kvblocks/sim/simulation_config.h"
 
 namespace kvblocks::sim {
@@ -64,17 +60,6 @@ std::string HelpOf(const OptionRow& row) {
   const std::string initial = row.initial;
   return initial.empty() ? std::string(row.help) : absl::StrCat(row.help, " [", initial, "]");
 }
-
-class FirstError : public google::protobuf::io::ErrorCollector {
- public:
-  void AddError(int line, int column, const std::string& message) override {
-    if (text_.empty()) text_ = absl::StrCat(line + 1, ":", column + 1, ": error: ", message);
-  }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-};
 
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -211,25 +196,11 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
   auto config = DefaultConfig(engine);
   if (!config.ok()) return config.status();
   config->MergeFrom(file);
-  // Lists replace each other; they do not add up.
-  if (given.group_size() > 0) config->clear_group();
+  // Groups replace each other; they do not add up.
+  if (given.has_kv_cache_config()) config->clear_kv_cache_config();
   config->MergeFrom(given);
   if (absl::Status status = CheckOptionRanges(*config); !status.ok()) return status;
   return config;
-}
-
-absl::Status ReadTextProto(const std::string& path, Message* out) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": error: cannot be read"));
-  std::stringstream text;
-  text << file.rdbuf();
-  FirstError error;
-  google::protobuf::TextFormat::Parser parser;
-  parser.RecordErrorsTo(&error);
-  if (parser.ParseFromString(text.str(), out)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(path, ":", error.text(), " (expected a ",
-                                                 out->GetDescriptor()->name(),
-                                                 " in protobuf text form)"));
 }
 
 std::string SuggestFlag(std::string_view unknown, const std::vector<std::string>& known) {

@@ -56,9 +56,6 @@ absl::StatusOr<::kvblocks::config::v1::ReplayConfig> EffectiveConfig(
     const ::kvblocks::config::v1::ReplayConfig& file,
     const ::kvblocks::config::v1::ReplayConfig& given);
 
-// Reads a protobuf text file. Errors are FILE:LINE:COLUMN: error: ...
-absl::Status ReadTextProto(const std::string& path, google::protobuf::Message* out);
-
 // "did you mean --num-blocks?" for a flag nobody knows; empty if nothing is close.
 std::string SuggestFlag(std::string_view unknown, const std::vector<std::string>& known);
 
