@@ -104,9 +104,9 @@ class Checker:
             for field, unit in re.findall(r'\{"([a-z][a-z_0-9]*)",\s*"([^"]*)",\s*(?:k\w+|""),', text):
                 flags[field.replace("_", "-")] = values_of(unit)
                 flags["no-" + field.replace("_", "-")] = None
-            for names in re.findall(r'(?:[aA]dd\w*|Option\w*|Flag\w*)(?:<[^>]*>)?\(\s*"([^"\s]*--[^"\s:]+)"', text):
-                for name in names.split(","):
-                    flags[name.lstrip("!-")] = None
+            for name, unit in re.findall(r'\.name = "--([a-z][a-z-]*)"(?:,\s*\.unit = "([^"]*)")?', text):
+                flags[name] = values_of(unit)
+                flags["no-" + name] = None
         flags["tp"] = None
         return {"": flags}
 

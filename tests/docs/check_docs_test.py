@@ -49,7 +49,7 @@ TREE = {
     "pool/embed.cc": "int main() {\n  int blocks = 1;\n  return blocks;\n}\n",
     "sim/commands/rows.cc": 'OptionRow rows[] = {\n    {"num_blocks", "N", kPool, "0", 0, 1, "pool"},\n'
                             '    {"plan", "upstream|exact", kPool, "exact", 0, 0, "policy"},\n};\n'
-                            'void Bind(App* app) { app->add_flag("--json", json, "JSON"); }\n'
+                            'void Bind() { options_->AddFlag({.name = "--json", .help = "JSON"}, &json_); }\n'
                             'const char* kMessage = "raise --num-blocks";\n',
 }
 
