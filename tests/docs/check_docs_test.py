@@ -146,6 +146,12 @@ class CheckDocsTest(unittest.TestCase):
         self.lie("pool/pool.h", "// See docs/pool.md#queue.", "no anchor queue")
         self.truth("pool/pool.h", "// See docs/pool.md#freeing-a-block.")
 
+    def test_files_that_code_names(self):
+        self.lie("pool/pool.h", "// As in pool/queue.h.", "no file pool/queue.h")
+        self.lie("pool/pool.h", '#include "kvblocks/pool/queue.h"', "no file kvblocks/pool/queue.h")
+        self.lie("tools/fuzz.sh", ". tools/prepare.sh", "no file tools/prepare.sh")
+        self.truth("pool/pool.h", '#include "kvblocks/pool/pool.h"\n#include "kvblocks/pool/pool.pb.h"\n#include "absl/pool/x.h"')
+
     def test_the_index_lists_every_page(self):
         errors = self.errors({"docs/lost.md": "# Lost\n"})
         self.assertEqual([what for _, _, what in errors], ["no link to docs/lost.md"])
