@@ -48,7 +48,7 @@ class Checker:
         self.top = {f.split("/")[0] for f in self.files}
         # A file of ours that a comment or message names; generated ones (.pb.h) are not files of the tree.
         ours = "|".join(re.escape(folder) for folder in sorted({f.split("/")[0] for f in self.files if "/" in f}))
-        self.our_file = re.compile(rf"(?<![\w/.$}}{{@-])((?:kvblocks/)?(?:{ours})/[\w/]+\.(?:h|cc|cu|py|sh|proto|textproto))\b(?!\.)")
+        self.our_file = re.compile(rf"(?<![\w/.$}}{{@-])((?:kvblocks/)?(?:{ours})/[\w/]+\.(?:h|cc|cu|py|sh|proto|textproto))\b(?!\.\w)")
         self.texts = {}
         self.documents = [f for f in self.files if f.endswith(".md") and not f.startswith(("third_party/", "."))]
         self.code = [f for f in self.files if f.endswith(CODE_ENDINGS) or self.is_script(f)]
