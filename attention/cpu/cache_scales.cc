@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cpu/host_ops.h"
 #include "kvblocks/attention/cpu/error_flags.h"
+#include "kvblocks/attention/cpu/host_ops.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 
 namespace kvblocks::attention {
