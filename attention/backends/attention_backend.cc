@@ -5,7 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/backends/attention_layer.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -37,7 +39,7 @@ int64_t AttentionBackend::PreferredBlockSize(int64_t default_size) const {
   if (sizes.contains(default_size)) return default_size;
   int64_t best = 0;
   if (sizes.multiple_of > 0) {
-    best = (default_size + sizes.multiple_of - 1) / sizes.multiple_of * sizes.multiple_of;
+    best = RoundUp(default_size, sizes.multiple_of);
   }
   int64_t largest = best;
   for (int64_t size : sizes.exact) {
@@ -45,6 +47,10 @@ int64_t AttentionBackend::PreferredBlockSize(int64_t default_size) const {
     largest = std::max(largest, size);
   }
   return best > 0 ? best : largest;
+}
+
+int32_t AttentionBackend::num_multiprocessors(const ExecContext& context) const {
+  return NumThreads(context.threads);
 }
 
 absl::Status AttentionBackend::FillZeros(const ExecContext& context, const TensorView& out) const {

@@ -295,7 +295,7 @@ TEST(AttentionLayerTest, ExplicitMasksGiveTheSameResults) {
 
 TEST(AttentionLayerTest, CascadeServesACommonPrefix) {
   RecordingBackend backend;
-  LayerFixture fixture({.use_cascade = true}, &backend);
+  LayerFixture fixture({.cascade = CascadeChoice::kAlways}, &backend);
   fixture.Prepare({{0, 9}});
   CommonAttentionMetadata metadata = fixture.metadata();
   metadata.common_prefix_len = 0;

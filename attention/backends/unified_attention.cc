@@ -73,16 +73,8 @@ absl::Status UnifiedAttention(const ExecContext& context, const ForwardContext& 
                               const TensorView& out, float out_scale) {
   const auto layer = forward.Find(layer_name);
   if (!layer.ok()) return layer.status();
-  LayerHooks* hooks = layer->metadata == nullptr ? nullptr : forward.hooks();
-  if (hooks != nullptr) {
-    if (absl::Status status = hooks->WaitForLayer(layer_name, context); !status.ok()) return status;
-  }
-  const LayerTensors tensors = {q, k, v, layer->cache, out, out_scale};
-  absl::Status status = layer->impl->Forward(context, tensors, layer->metadata);
-  if (status.ok() && hooks != nullptr) {
-    status = hooks->SaveLayer(layer_name, layer->cache, *layer->metadata, context);
-  }
-  return status;
+  return layer->impl->Forward(context, {q, k, v, layer->cache, out, out_scale, forward.hooks()},
+                              layer->metadata);
 }
 
 absl::StatusOr<OutputShape> InferOutput(const LayerConfig& layer,

@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -120,7 +121,7 @@ absl::StatusOr<absl::Span<std::byte>> WorkspaceArena::Take(int64_t bytes) {
                                                      "; provide WorkspaceBytes"));
   }
   const auto piece = memory_.subspan(used_, bytes);
-  used_ = (needed + kAlignment - 1) / kAlignment * kAlignment;
+  used_ = RoundUp(needed, kAlignment);
   return piece;
 }
 

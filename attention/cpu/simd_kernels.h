@@ -19,13 +19,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/tensor/dtype.h"
 
 namespace kvblocks::attention::simd {
 
 inline constexpr int kTileKeys = 64;
 inline constexpr int64_t kRowPad = 16;  // a multiple of every vector length
-constexpr int64_t Padded(int64_t dim) { return (dim + kRowPad - 1) / kRowPad * kRowPad; }
+constexpr int64_t Padded(int64_t dim) { return RoundUp(dim, kRowPad); }
 
 enum class RowType : uint8_t { kF32, kBF16, kF16, kF8E4M3, kF8E5M2, kI8 };
 

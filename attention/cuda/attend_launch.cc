@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -14,8 +15,6 @@ constexpr int64_t kWarpsPerMultiprocessor = 16;
 constexpr int64_t kLeastKeys = 128;
 // Pieces of the arena begin at multiples of this.
 constexpr int64_t kArenaAlignment = 256;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Of n pieces' outputs and log-sum-exps, without the gaps between them.
 int64_t StateBytes(const AttendRowsParams& params) {

@@ -4,6 +4,7 @@
 
 #include "kvblocks/attention/cuda/block_ops.h"
 #include "kvblocks/attention/cuda/cuda_ops.h"
+#include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
 
 namespace kvblocks::attention {
@@ -36,6 +37,10 @@ class Backend final : public AttentionBackend {
   const char* name() const override { return ops().name(); }
   const AttentionOps& ops() const override { return Cuda(); }
   const BackendSupport& support() const override { return support_; }
+  int32_t num_multiprocessors(const ExecContext& context) const override {
+    const absl::StatusOr<cuda::LaunchContext> launch = cuda::LaunchContextOf("num_multiprocessors", context);
+    return launch.ok() ? launch->num_multiprocessors : 1;
+  }
   absl::Status FillZeros(const ExecContext& context, const TensorView& out) const override {
     return cuda::CudaFillTensor(context, out, std::byte{0});
   }

@@ -9,6 +9,7 @@
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
 #include "kvblocks/attention/ops/visit_views.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -133,7 +134,7 @@ absl::Status HostTensorOps::Run(absl::Status (AttentionOps::*op)(const ExecConte
       const int64_t shift = static_cast<int64_t>(reinterpret_cast<uintptr_t>(range.begin) %
                                                  kAlignment);
       if (arena_ != nullptr) {
-        used = (used + kAlignment - 1) / kAlignment * kAlignment;
+        used = RoundUp(used, kAlignment);
         range.device = arena_ + used + shift;
         used += shift + bytes + kGap;
       } else {

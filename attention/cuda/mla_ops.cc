@@ -44,6 +44,7 @@ absl::Status CudaMlaDecode(const ExecContext& context, const MlaDecodeArgs& args
   check.Values("q_lat", args.q_lat).Values("q_pe", args.q_pe).Values("out", args.out);
   check.KvCache("cache", args.cache).Dense("query_start_loc", args.query_start_loc);
   check.Dense("block_table", args.block_table).Dense("seq_lens", args.seq_lens);
+  check.Dense("kv_start_loc", args.kv_start_loc);
   check.Params(args.params).HeadDims(args.cache.key_dim(), args.cache.value_dim());
   if (!check.status().ok()) return check.status();
   absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
@@ -57,9 +58,17 @@ absl::Status CudaMlaDecode(const ExecContext& context, const MlaDecodeArgs& args
   params.num_heads = static_cast<int32_t>(args.q_lat.extent[1]);
   params.key_dim = static_cast<int32_t>(args.cache.key_dim());
   params.value_dim = static_cast<int32_t>(args.cache.value_dim());
-  params.num_requests = static_cast<int32_t>(args.seq_lens.extent[0]);
   params.query_start_loc = args.query_start_loc.as<int32_t>();
-  params.keys = PagedKeysOf(args.cache, args.params.scales, args.block_table, args.seq_lens);
+  if (args.block_table.absent()) {
+    params.source = KeySource::kContiguous;
+    params.num_requests = static_cast<int32_t>(args.kv_start_loc.extent[0] - 1);
+    params.kv_start_loc = args.kv_start_loc.as<int32_t>();
+    params.num_keys = static_cast<int32_t>(args.cache.block_size());
+    params.keys.cache = CacheOf(args.cache, args.params.scales);
+  } else {
+    params.num_requests = static_cast<int32_t>(args.seq_lens.extent[0]);
+    params.keys = PagedKeysOf(args.cache, args.params.scales, args.block_table, args.seq_lens);
+  }
   params.scoring = ScoringOf(args.params);
   params.output.out = RowsOf(args.out);
   params.output.lse = RowStatisticOf(args.lse);

@@ -5,14 +5,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/metadata/slot_mapping.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxTableEntries = kMaxInt32;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

@@ -31,6 +31,10 @@ absl::Status VirtualBatches::CheckTable(const CommonAttentionMetadata& meta, int
                      " entries and host_seq_lens ", meta.host_seq_lens.size(), "; ", num_reqs,
                      " requests need ", num_reqs + 1, " and ", num_reqs));
   }
+  if (meta.chunk > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "VirtualBatches: the batch is cut at multiples of ", meta.chunk, " already"));
+  }
   if (!meta.custom_mask.null()) {
     return absl::InvalidArgumentError(
         "VirtualBatches: custom_mask counts positions of requests, which pieces begin anew; clear "
@@ -121,6 +125,7 @@ void VirtualBatches::FillTable(const CommonAttentionMetadata& meta) {
   source_.num_prefill_tokens = split.num_prefill_tokens;
   source_.attn_state = StateOf(query_start_loc_, seq_lens_, split, SplitOptions().decode_threshold);
   source_.common_prefix_len = 0;
+  source_.chunk = chunk_;
   source_.token_to_req = {};
   source_.max_query_len = source_.max_seq_len = 0;
   for (size_t v = 0; v < pieces_.size(); ++v) {

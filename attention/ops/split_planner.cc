@@ -1,4 +1,5 @@
 #include "kvblocks/attention/ops/split_planner.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 #include <limits>
 #include <utility>
@@ -10,8 +11,6 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxPieces = int64_t{1} << 26;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 // Tiles of a request, at least one: an empty request still writes its output.
 int64_t NumTiles(const KvGroupKey& type, absl::Span<const int32_t> seq_lens,

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
 
 namespace kvblocks::sim {
@@ -260,7 +261,7 @@ absl::Status KvCacheVerifier::RunPaged(size_t layer, absl::Span<const Piece> pie
     max_rows = std::max(max_rows, piece.num_rows);
     max_queries = std::max(max_queries, piece.num_queries);
   }
-  const int64_t columns = (max_rows + BlockRows(group) - 1) / BlockRows(group);
+  const int64_t columns = attention::CeilDiv(max_rows, BlockRows(group));
   const ConstTensorView& all_tables = builders_[g]->metadata().block_table;
   piece_tables_.clear();
   piece_rows_.clear();
