@@ -67,10 +67,10 @@ struct RowState {
   double sum;
 };
 
-// One row: applies the rules, hides the keys not in `seen`, moves the state on, writes the
-// probabilities relative to the new maximum (0 for hidden keys) and returns the factor that what
-// was accumulated before must be scaled with.
-double SoftmaxTile(double* scores, uint64_t seen, const ScoreRules& rules, RowState* state,
+// One row: applies the rules, hides the keys not in `*seen`, takes those with a score of -infinity
+// out of it, moves the state on, writes the probabilities relative to the new maximum (0 for hidden
+// keys) and returns the factor that what was accumulated before must be scaled with.
+double SoftmaxTile(double* scores, uint64_t* seen, const ScoreRules& rules, RowState* state,
                    float* probabilities);
 
 // acc[row] = acc[row] * rescale[row] + sum over keys [begin, end) of p * value row. acc rows are
