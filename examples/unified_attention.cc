@@ -1,12 +1,14 @@
 // The model's side of attention: layers by name, a KV connector's hooks around each, and a layer of
-// chunked local attention whose requests are cut into pieces, so that plain causal kernels serve it.
+// chunked local attention whose requests are cut into pieces, so that plain causal kernels serve
+// it.
+#include "kvblocks/attention/backends/unified_attention.h"
+
 #include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/backends/unified_attention.h"
 #include "kvblocks/attention/metadata/virtual_batches.h"
 
 using namespace kvblocks::attention;
@@ -48,11 +50,12 @@ int main() {
   if (!forward.AddLayer(*backend.MakeImpl(layer), caches[1].view()).ok()) return 1;
   forward.SetHooks(&hooks, /*has_connector_metadata=*/true);
 
-  auto builder =
-      backend.MakeMetadataBuilder({.groups = {{.manager_block_size = kBlockSize,
-                                               .kernel_block_size = kBlockSize,
-                                               .num_blocks = kNumBlocks}},
-                                   .max_num_reqs = 1, .max_num_tokens = 32, .max_seq_len = 32});
+  auto builder = backend.MakeMetadataBuilder({.groups = {{.manager_block_size = kBlockSize,
+                                                          .kernel_block_size = kBlockSize,
+                                                          .num_blocks = kNumBlocks}},
+                                              .max_num_reqs = 1,
+                                              .max_num_tokens = 32,
+                                              .max_seq_len = 32});
   if (!builder.ok()) return 1;
   const std::vector<int32_t> blocks = {3, 7, 1, 12, 5, 9};
   VirtualBatches pieces;
@@ -70,8 +73,8 @@ int main() {
     std::printf("step of %d: %d request, %d pieces\n", int(tokens), builder->metadata().num_reqs,
                 local.num_reqs);
 
-    // Queries and keys of zero give all visible keys the same weight, and value j is j: the output is
-    // the mean of the positions that a token sees.
+    // Queries and keys of zero give all visible keys the same weight, and value j is j: the output
+    // is the mean of the positions that a token sees.
     const std::vector<float> zeros(tokens * kDim);
     std::vector<float> v(tokens * kDim), out(tokens * kDim);
     for (int64_t i = 0; i < tokens * kDim; ++i) v[i] = static_cast<float>(computed + i / kDim);

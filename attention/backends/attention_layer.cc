@@ -30,7 +30,7 @@ absl::StatusOr<View> AsHeads(const LayerConfig& layer, const char* name, const V
   const bool split = view.rank == 3 && view.extent[1] == heads && view.extent[2] == dim;
   if (!flat && !split) {
     return RefusedBy(layer, name, " is ", view.DebugString(), "; [T, ", heads, " * ", dim,
-                   "] or [T, ", heads, ", ", dim, "]");
+                     "] or [T, ", heads, ", ", dim, "]");
   }
   return split ? view : view.SplitLast(dim);
 }
@@ -229,8 +229,7 @@ absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call
   return absl::OkStatus();
 }
 
-absl::Status AttentionLayer::MlaSelfAttention(const ExecContext& context,
-                                              const Call& call) const {
+absl::Status AttentionLayer::MlaSelfAttention(const ExecContext& context, const Call& call) const {
   MlaDecodeArgs args;
   args.q_lat = call.q;
   // The new rows as a cache of one block.
@@ -244,7 +243,8 @@ absl::Status AttentionLayer::MlaSelfAttention(const ExecContext& context,
   args.out = call.out;
   const AttentionOps& ops = backend_->ops();
   const int64_t rank = config_.latent_rank, row = rank + config_.rotary_dim;
-  if (config_.value_head_size != row || config_.rotary_dim == 0) return ops.MlaDecode(context, args);
+  if (config_.value_head_size != row || config_.rotary_dim == 0)
+    return ops.MlaDecode(context, args);
 
   // Values are whole rows, as those of kMlaFp8_584: their rotary columns are attended to by the
   // same queries and keys with the two parts exchanged.
@@ -284,7 +284,7 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
       const int64_t end = int64_t{kv_starts.back()} + length;
       if (length < 0 || end > std::min<int64_t>(call.k.extent[0], INT32_MAX)) {
         return RefusedBy(config_, "seq_lens of the encoder add up to ", end,
-                       " keys or more; k has ", call.k.extent[0]);
+                         " keys or more; k has ", call.k.extent[0]);
       }
       kv_starts.push_back(static_cast<int32_t>(end));
     }

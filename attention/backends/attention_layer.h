@@ -3,8 +3,8 @@
 // Forward, in order: the KV connector's wait; scales of a quantised cache from the first batch, if
 // asked for; the step's keys and values into the cache; decode rows and prefill rows from the cache
 // to out; the KV connector's save. Stores come before every read of the step. Arguments of all
-// operations are checked before the first runs, so that a refused call changes nothing (but a frozen
-// scale, which is settled first).
+// operations are checked before the first runs, so that a refused call changes nothing (but a
+// frozen scale, which is settled first).
 //
 // Masks of the metadata reach the operations, whatever the backend; where they cannot, the call is
 // refused. A custom mask says all that a query sees: it replaces causality and the layer's window,

@@ -314,11 +314,14 @@ TEST(AttentionLayerTest, LongCustomMasksAskAboutNewTokensOnly) {
     return j > i || (j < i - 1 && j != 77);
   };
   // Key 77, and the last two.
-  const auto bounds = [](int64_t i, std::string_view) { return MaskRowBounds{77, i + 1, i - 1, i + 1}; };
+  const auto bounds = [](int64_t i, std::string_view) {
+    return MaskRowBounds{77, i + 1, i - 1, i + 1};
+  };
   for (const AttentionBackend* backend : DefaultBackendRegistry().backends()) {
     for (const bool with_bounds : {false, true}) {
       AttentionMaskBuilder masks;
-      ASSERT_TRUE(masks.Register("sparse", hides, "", with_bounds ? MaskBounds(bounds) : nullptr).ok());
+      ASSERT_TRUE(
+          masks.Register("sparse", hides, "", with_bounds ? MaskBounds(bounds) : nullptr).ok());
       // Blocks of 32,768 tokens: queries and keys are zeros, value j is j.
       Tensor k(DType::kF32, {5, 32'768, 1, 1}), v(DType::kF32, {5, 32'768, 1, 1});
       std::vector<double> values(5 * 32'768);
@@ -344,8 +347,11 @@ TEST(AttentionLayerTest, LongCustomMasksAskAboutNewTokensOnly) {
       EXPECT_EQ(num_asked, with_bounds ? 2 * kLength - 2 * 77 - 5 : 2 * kLength);
       EXPECT_EQ(builder->metadata().custom_mask.view.extent[0], 2 * kLength / 8);
 
-      auto layer = backend->MakeImpl(
-          {.name = "layer", .num_heads = 1, .num_kv_heads = 1, .head_size = 1, .shares_cache_of = "x"});
+      auto layer = backend->MakeImpl({.name = "layer",
+                                      .num_heads = 1,
+                                      .num_kv_heads = 1,
+                                      .head_size = 1,
+                                      .shares_cache_of = "x"});
       ASSERT_TRUE(layer.ok());
       Tensor q(DType::kF32, {2, 1}), out(DType::kF32, {2, 1});
       q.Set({0, 0});

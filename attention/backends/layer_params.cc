@@ -55,10 +55,11 @@ absl::StatusOr<AttnParams> ParamsOf(const LayerConfig& layer,
   if (metadata.chunk > 0) {
     // In a piece of a request positions begin anew, and nothing else says where chunks end.
     if (metadata.chunk != layer.chunk || !params.causal || params.block_sparse.enabled()) {
-      return RefusedBy(layer, "the metadata's requests are cut at multiples of ", metadata.chunk,
-                       ", for causal layers of that chunk without a block-sparse rule; this one has "
-                       "chunk ",
-                       layer.chunk);
+      return RefusedBy(
+          layer, "the metadata's requests are cut at multiples of ", metadata.chunk,
+          ", for causal layers of that chunk without a block-sparse rule; this one has "
+          "chunk ",
+          layer.chunk);
     }
     params.chunk = 0;
   }

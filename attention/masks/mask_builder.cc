@@ -189,9 +189,8 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::SlidingWindow(const WindowMaskSpec
   Key key = MakeKey(Kind::kWindow, spec.element);
   key.rows = key.columns = spec.size;
   key.window = std::min(spec.window, spec.size);
-  auto mask = GetOrMake(key, spec.size, spec.size, [&](int64_t i, int64_t j) {
-    return HidesOutOfWindow(spec.window, i, j);
-  });
+  auto mask = GetOrMake(key, spec.size, spec.size,
+                        [&](int64_t i, int64_t j) { return HidesOutOfWindow(spec.window, i, j); });
   if (mask.ok()) mask->form = spec.form;
   return mask;
 }
@@ -206,8 +205,7 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Strided(int64_t stride, int64_t n,
   Key key = MakeKey(Kind::kStrided, element);
   key.rows = key.columns = n;
   key.window = stride;
-  return GetOrMake(key, n, n,
-                   [&](int64_t i, int64_t j) { return HidesOffStride(stride, i, j); });
+  return GetOrMake(key, n, n, [&](int64_t i, int64_t j) { return HidesOffStride(stride, i, j); });
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Mla(MaskElement element) {
@@ -257,8 +255,8 @@ absl::StatusOr<AttentionMaskBuilder::Registration> AttentionMaskBuilder::Find(
     const std::string names = absl::StrJoin(
         registered_, ", ",
         [](std::string* out, const auto& entry) { absl::StrAppend(out, entry.first); });
-    return absl::NotFoundError(absl::StrCat("Custom: no mask '", name,
-                                            "'; registered: ", names.empty() ? "none" : names));
+    return absl::NotFoundError(
+        absl::StrCat("Custom: no mask '", name, "'; registered: ", names.empty() ? "none" : names));
   }
   Registration registration = found->second;
   if (params.has_value()) registration.rule.params = *params;
@@ -298,10 +296,9 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& rule,
     if (request.first_position < 0 || request.num_rows < 0 || request.num_keys < 0 ||
         __builtin_mul_overflow(request.num_rows, request.num_keys, &bits) ||
         __builtin_add_overflow(num_bits, bits, &num_bits) || num_bits > INT64_MAX - 7) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Bits: a request has ", request.num_rows, " rows from position ",
-                       request.first_position, " over ", request.num_keys,
-                       " keys; at least 0 each, and below 2^63 bits in all"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Bits: a request has ", request.num_rows, " rows from position ", request.first_position,
+          " over ", request.num_keys, " keys; at least 0 each, and below 2^63 bits in all"));
     }
   }
   if (absl::Status status = CheckNoCapture("the rows of a step"); !status.ok()) return status;
@@ -377,8 +374,8 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Pack(const MaskRef& mask) {
 absl::Status AttentionMaskBuilder::CheckNoCapture(const std::string& what) const {
   std::lock_guard lock(mutex_);
   if (captures_ == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "mask builder: ", what, " cannot be made during a capture; make it before"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("mask builder: ", what, " cannot be made during a capture; make it before"));
 }
 
 absl::StatusOr<std::shared_ptr<std::byte[]>> AttentionMaskBuilder::Allocate(const char* what,

@@ -25,8 +25,8 @@ absl::StatusOr<MaskRule> RuleOf(const AttentionMaskBuilder& builder,
     case CustomMaskConfig::Type::kCustom:
       break;
   }
-  return builder.RuleOf(config.name, config.params.empty() ? std::nullopt
-                                                           : std::optional(config.params));
+  return builder.RuleOf(config.name,
+                        config.params.empty() ? std::nullopt : std::optional(config.params));
 }
 
 // The rows of the step's new tokens.

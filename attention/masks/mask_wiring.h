@@ -8,8 +8,8 @@
 // custom before window before standard.
 //
 // Cost of a custom mask: while all requests fit in kLongestWholeMask positions, the whole mask is
-// made once, a power of two wide, and serves every step. Beyond that each step makes the rows of its
-// new tokens, a bit per key: at most one call of the generator per new token and key, which is
+// made once, a power of two wide, and serves every step. Beyond that each step makes the rows of
+// its new tokens, a bit per key: at most one call of the generator per new token and key, which is
 // 131,072 for a decode of 128k tokens, and none where the mask's bounds say it all (windows have
 // such bounds, strided masks for the last keys).
 

@@ -348,10 +348,10 @@ TEST(SplitRulesTest, Ex05DecodeVersion) {
 TEST(UseCascadeTest, Ex18Heuristic) {
   const auto choice = [](int64_t prefix, int64_t num_reqs) {
     return CascadeShape{.common_prefix_len = prefix,
-                         .num_reqs = num_reqs,
-                         .num_heads = 32,
-                         .num_kv_heads = 8,
-                         .num_multiprocessors = 132};
+                        .num_reqs = num_reqs,
+                        .num_heads = 32,
+                        .num_kv_heads = 8,
+                        .num_multiprocessors = 132};
   };
   const auto expect = [&](int64_t prefix, int64_t num_reqs, int64_t cascade, int64_t per_request) {
     const CascadeCost cost = ModelCascade(choice(prefix, num_reqs));
@@ -367,16 +367,16 @@ TEST(UseCascadeTest, Ex18Heuristic) {
 
 TEST(UseCascadeTest, NeedsALongPrefixOfManyRequestsAndPlainKeys) {
   CascadeShape choice = {.common_prefix_len = 256,
-                          .num_reqs = 8,
-                          .num_heads = 32,
-                          .num_kv_heads = 8,
-                          .num_multiprocessors = 132};
+                         .num_reqs = 8,
+                         .num_heads = 32,
+                         .num_kv_heads = 8,
+                         .num_multiprocessors = 132};
   EXPECT_FALSE(UseCascade(choice));  // the model says no
   const CascadeShape tie = {.common_prefix_len = 256,
-                             .num_reqs = 8,
-                             .num_heads = 2,
-                             .num_kv_heads = 1,
-                             .num_multiprocessors = 8};
+                            .num_reqs = 8,
+                            .num_heads = 2,
+                            .num_kv_heads = 1,
+                            .num_multiprocessors = 8};
   EXPECT_EQ(ModelCascade(tie).cascade, ModelCascade(tie).per_request);
   EXPECT_FALSE(UseCascade(tie));
   choice.max_query_len = 2;

@@ -72,7 +72,8 @@ class LayerFixture {
 
   Tensor k_cache, v_cache;
   ExecContext context;  // of Step
-  // Instead of the layer's causal rule, window and chunk: what Mismatch takes for hidden, by positions.
+  // Instead of the layer's causal rule, window and chunk: what Mismatch takes for hidden, by
+  // positions.
   std::function<bool(int64_t i, int64_t j)> hides;
 
  private:

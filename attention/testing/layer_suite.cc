@@ -31,8 +31,7 @@ absl::StatusOr<MaskRef> StepBits(AttentionMaskBuilder& masks, const MaskRule& ru
   std::vector<MaskRows> rows;
   for (int32_t b = 0; b < metadata.num_reqs; ++b) {
     const int64_t length = metadata.host_seq_lens[b];
-    const int64_t num_new =
-        metadata.host_query_start_loc[b + 1] - metadata.host_query_start_loc[b];
+    const int64_t num_new = metadata.host_query_start_loc[b + 1] - metadata.host_query_start_loc[b];
     rows.push_back({length - num_new, num_new, length});
   }
   return masks.Bits(rule, rows);
@@ -149,7 +148,8 @@ void ExpectMlaWithoutCache(const AttentionBackend& backend, const ExecContext& c
   constexpr int64_t kLatent = 12, kRotary = 4, kHeads = 4, kTokens = 11;
   LayerFixture lengths({}, &backend);  // for its metadata
   lengths.Prepare({{0, 1}, {1, 7}, {2, 3}});
-  Tensor q(DType::kF32, {kTokens, kHeads, kLatent + kRotary}), kv_c(DType::kF32, {kTokens, kLatent});
+  Tensor q(DType::kF32, {kTokens, kHeads, kLatent + kRotary}),
+      kv_c(DType::kF32, {kTokens, kLatent});
   Tensor k_pe(DType::kF32, {kTokens, kRotary});
   std::mt19937_64 random(3);
   for (Tensor* tensor : {&q, &kv_c, &k_pe}) {

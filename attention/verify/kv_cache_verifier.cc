@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/tensor/ceil_div.h"
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 namespace {
 
 constexpr int32_t kNullBlock = 0;
@@ -321,7 +321,7 @@ absl::Status KvCacheVerifier::CheckTables() {
       if (layers_[layer].plane != 0) continue;  // once per group
       const VerifiedGroup& group = GroupOf(layer);
       const std::vector<int32_t>& table = part.held->tables[layers_[layer].group];
-      const int64_t end = attention::CeilDiv(part.held->num_tokens(), group.block_size);
+      const int64_t end = CeilDiv(part.held->num_tokens(), group.block_size);
       for (int64_t i = FirstVisible(group, part.num_computed) / group.block_size; i < end; ++i) {
         const bool is_there = i < static_cast<int64_t>(table.size());
         const int32_t block = is_there ? table[static_cast<size_t>(i)] : -1;
@@ -453,4 +453,4 @@ absl::Status KvCacheVerifier::Drop(absl::Span<const int32_t> blocks) {
   return absl::OkStatus();
 }
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention
