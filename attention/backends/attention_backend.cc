@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/backends/attention_layer.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -55,8 +55,7 @@ int32_t AttentionBackend::num_multiprocessors(const ExecContext& context) const 
 
 absl::Status AttentionBackend::FillZeros(const ExecContext& context, const TensorView& out) const {
   if (!context.device.on_host() || !out.device.on_host()) {
-    return absl::UnimplementedError(
-        absl::StrCat(name(), " cannot fill tensors on ", Name(out.device), " with zeros"));
+    return Unimplemented(name(), " cannot fill tensors on ", Name(out.device), " with zeros");
   }
   ArgChecker check(context, "FillZeros");
   if (!check.View("out", out, DTypeSet::All())) return check.status();

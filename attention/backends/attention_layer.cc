@@ -14,6 +14,7 @@
 #include "kvblocks/attention/metadata/batch_split.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -101,8 +102,7 @@ absl::Status CheckCall(const LayerConfig& layer, const ExecContext& context,
 }
 
 absl::Status QuantizedMlaOutput(const LayerConfig& layer) {
-  return absl::UnimplementedError(
-      absl::StrCat("layer ", layer.name, ": MLA with a quantised output"));
+  return Unimplemented("layer ", layer.name, ": MLA with a quantised output");
 }
 
 // Requests at the head of the batch that have one new token each; 0 if the counts do not say that
@@ -289,8 +289,8 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
       kv_starts.push_back(static_cast<int32_t>(end));
     }
     if (!context.device.on_host()) {
-      return absl::UnimplementedError(absl::StrCat(
-          "layer ", config_.name, ": cross attention without a cache on ", Name(context.device)));
+      return Unimplemented("layer ", config_.name, ": cross attention without a cache on ",
+                           Name(context.device));
     }
     args.kv_start_loc = ViewOf(absl::MakeConstSpan(kv_starts));
   }

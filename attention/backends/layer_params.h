@@ -7,17 +7,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/backends/layer_config.h"
 #include "kvblocks/attention/metadata/common_metadata.h"
 #include "kvblocks/attention/ops/params.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 
 // InvalidArgument that names the layer.
 template <typename... Text>
 absl::Status RefusedBy(const LayerConfig& layer, const Text&... text) {
-  return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": ", text...));
+  return InvalidArgument("layer ", layer.name, ": ", text...);
 }
 
 // Without scales. `layer` is full: no member is left at 0 for a default. InvalidArgument where the

@@ -1,9 +1,9 @@
 #include "kvblocks/attention/cpu/block_ops.h"
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cache/strided_copy.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/block_checks.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -15,8 +15,7 @@ View Block(const View& tensor, int64_t id) {
 
 absl::Status CheckOnHost(const char* op, const ExecContext& context) {
   if (context.device.on_host()) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(op, ": the context is on ", Name(context.device), "; this is the host's"));
+  return Unimplemented(op, ": the context is on ", Name(context.device), "; this is the host's");
 }
 
 // K and V of kPagedX, kNhd and kHnd, or the latent and rotary columns, with dimensions in the order
@@ -96,10 +95,9 @@ absl::Status ConvertLayout(const ExecContext& context, const ConstKvCacheView& s
                           src.key_dim() == dst.key_dim() && src.value_dim() == dst.value_dim() &&
                           src.k.dtype == dst.k.dtype && src.v.dtype == dst.v.dtype;
   if (!convertible || !same_shape) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kOp, ": src ", Name(src.layout), " ", src.k.DebugString(),
-                     " does not convert to dst ", Name(dst.layout), " ", dst.k.DebugString(),
-                     "; blocks, block size, heads, dims and types must be equal"));
+    return InvalidArgument(kOp, ": src ", Name(src.layout), " ", src.k.DebugString(),
+                           " does not convert to dst ", Name(dst.layout), " ", dst.k.DebugString(),
+                           "; blocks, block size, heads, dims and types must be equal");
   }
   if (auto s = CheckCachesApart(kOp, src, dst); !s.ok()) return s;
 

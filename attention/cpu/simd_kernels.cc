@@ -382,7 +382,7 @@ bool AllFiniteOf(const T* row, int64_t n) {
   return hn::AllTrue(kF, hn::Eq(sum, hn::Zero(kF)));
 }
 
-bool AllFiniteImpl(const void* row, RowType type, int64_t n) {
+bool AllFiniteImpl(const void* row, DType type, int64_t n) {
   return CallWithRowType(
       type, [&](auto* null) HWY_ATTR { return AllFiniteOf(static_cast<decltype(null)>(row), n); });
 }
@@ -408,7 +408,7 @@ double SoftmaxTile(double* scores, uint64_t* seen, const ScoreRules& rules, RowS
 void AccumulateTile(const AccumulateTileArgs& args) {
   HWY_DYNAMIC_DISPATCH(AccumulateTileImpl)(args);
 }
-bool AllFinite(const void* row, RowType type, int64_t n) {
+bool AllFinite(const void* row, DType type, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(AllFiniteImpl)(row, type, n);
 }
 

@@ -27,7 +27,8 @@ absl::Status RefuseF64(const char* operation, const char* name, const ConstTenso
 // ResourceExhausted, with the bytes there are and those needed, unless the workspace has `bytes`.
 absl::Status CheckWorkspace(const char* operation, const LaunchContext& launch, int64_t bytes);
 
-// REQUIRES: an element type that kernels know (not f64).
+// The type itself if kernels know it. Else kF32: fp8 rows are bytes whose layout says what they hold,
+// and masks of bytes are marked so.
 Element ElementOf(DType dtype);
 
 ConstRows ConstRowsOf(const ConstTensorView& view);  // [rows, heads, dim], or [rows, dim]

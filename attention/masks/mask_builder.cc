@@ -7,10 +7,10 @@
 #include <new>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvblocks/attention/cache/strided_copy.h"
 #include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
@@ -66,9 +66,9 @@ absl::StatusOr<double> MaskedValue(DType dtype, MaskEncoding encoding) {
   if (encoding == MaskEncoding::kMarker && (integer || IsComputeType(dtype))) {
     return dtype == DType::kF16 ? kMinusInfinity : 1.0;
   }
-  return absl::InvalidArgumentError(absl::StrCat(
+  return InvalidArgument(
       "MaskedValue: no ", NameOf(encoding), " mask of ", Name(dtype),
-      "; markers are bool, i8, u8 or floats, additive masks floats, finite additive ones f16"));
+      "; markers are bool, i8, u8 or floats, additive masks floats, finite additive ones f16");
 }
 
 namespace {
@@ -86,14 +86,12 @@ struct ShardRows {
 
 absl::StatusOr<ShardRows> RowsOf(const ContextParallelShard& shard) {
   if (shard.num_tokens < 1 || shard.num_tokens > kMaxExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("context parallel mask: num_tokens is ",
-                                                   shard.num_tokens, "; it must be 1 to ",
-                                                   kMaxExtent));
+    return InvalidArgument("context parallel mask: num_tokens is ", shard.num_tokens,
+                           "; it must be 1 to ", kMaxExtent);
   }
   if (shard.num_ranks < 1 || shard.rank < 0 || shard.rank >= shard.num_ranks) {
-    return absl::InvalidArgumentError(absl::StrCat("context parallel mask: rank is ", shard.rank,
-                                                   " of ", shard.num_ranks,
-                                                   "; it must be 0 to num_ranks - 1"));
+    return InvalidArgument("context parallel mask: rank is ", shard.rank, " of ", shard.num_ranks,
+                           "; it must be 0 to num_ranks - 1");
   }
   const int64_t num_chunks = 2 * int64_t{shard.num_ranks};
   const int64_t length = CeilDiv(shard.num_tokens, num_chunks);
@@ -150,8 +148,7 @@ AttentionMaskBuilder::Key AttentionMaskBuilder::MakeKey(Kind kind, MaskElement e
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Causal(int64_t n, MaskElement element) {
   if (n < 1 || n > kMaxExtent) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Causal: n is ", n, "; it must be 1 to ", kMaxExtent));
+    return InvalidArgument("Causal: n is ", n, "; it must be 1 to ", kMaxExtent);
   }
   const int64_t capacity = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
   const auto mask = GetOrMake(MakeKey(Kind::kCausal, element), capacity, capacity, HidesLater);
@@ -168,23 +165,20 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::SplitFuse(DType dtype) {
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::SlidingWindow(const WindowMaskSpec& spec) {
   if (spec.window < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("SlidingWindow: window is ", spec.window,
-                     "; it must be at least 1, which is the query itself"));
+    return InvalidArgument("SlidingWindow: window is ", spec.window,
+                           "; it must be at least 1, which is the query itself");
   }
   if (spec.size < 1 || spec.size > kMaxExtent) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("SlidingWindow: size is ", spec.size, "; it must be 1 to ", kMaxExtent));
+    return InvalidArgument("SlidingWindow: size is ", spec.size, "; it must be 1 to ", kMaxExtent);
   }
   if (spec.form != MaskForm::kShared && spec.form != MaskForm::kTemplate) {
-    return absl::InvalidArgumentError("SlidingWindow: form must be kShared or kTemplate");
+    return InvalidArgument("SlidingWindow: form must be kShared or kTemplate");
   }
   if (spec.form == MaskForm::kTemplate && spec.window >= spec.size &&
       spec.pre_tokens != spec.window - 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("SlidingWindow: a template of ", spec.size, " cannot tell a window of ",
-                     spec.window, "; use it in mode 4 with pre_tokens = ", spec.window - 1,
-                     " (given: ", spec.pre_tokens, ") or take a larger template"));
+    return InvalidArgument("SlidingWindow: a template of ", spec.size, " cannot tell a window of ",
+                           spec.window, "; use it in mode 4 with pre_tokens = ", spec.window - 1,
+                           " (given: ", spec.pre_tokens, ") or take a larger template");
   }
   Key key = MakeKey(Kind::kWindow, spec.element);
   key.rows = key.columns = spec.size;
@@ -198,9 +192,8 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::SlidingWindow(const WindowMaskSpec
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Strided(int64_t stride, int64_t n,
                                                       MaskElement element) {
   if (stride < 1 || n < 1 || n > kMaxExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("Strided: stride is ", stride, ", n is ", n,
-                                                   "; stride must be at least 1, n 1 to ",
-                                                   kMaxExtent));
+    return InvalidArgument("Strided: stride is ", stride, ", n is ", n,
+                           "; stride must be at least 1, n 1 to ", kMaxExtent);
   }
   Key key = MakeKey(Kind::kStrided, element);
   key.rows = key.columns = n;
@@ -217,9 +210,8 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::PrefillContextParallel(
   const absl::StatusOr<ShardRows> shard_rows = RowsOf(shard);
   if (!shard_rows.ok()) return shard_rows.status();
   if (shard_rows->size() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("PrefillContextParallel: rank ", shard.rank,
-                                                   " of ", shard.num_ranks, " holds none of ",
-                                                   shard.num_tokens, " tokens; it needs no mask"));
+    return InvalidArgument("PrefillContextParallel: rank ", shard.rank, " of ", shard.num_ranks,
+                           " holds none of ", shard.num_tokens, " tokens; it needs no mask");
   }
   Key key = MakeKey(Kind::kContextParallel, element);
   key.rows = shard_rows->size();
@@ -233,9 +225,9 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::PrefillContextParallel(
 absl::StatusOr<int64_t> AttentionMaskBuilder::Register(const std::string& name,
                                                        MaskGenerator generator, std::string params,
                                                        MaskBounds bounds) {
-  if (name.empty()) return absl::InvalidArgumentError("Register: the mask has no name");
+  if (name.empty()) return InvalidArgument("Register: the mask has no name");
   if (generator == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("Register: mask '", name, "' has no generator"));
+    return InvalidArgument("Register: mask '", name, "' has no generator");
   }
   std::lock_guard lock(mutex_);
   Registration& registration = registered_[name];
@@ -255,8 +247,7 @@ absl::StatusOr<AttentionMaskBuilder::Registration> AttentionMaskBuilder::Find(
     const std::string names = absl::StrJoin(
         registered_, ", ",
         [](std::string* out, const auto& entry) { absl::StrAppend(out, entry.first); });
-    return absl::NotFoundError(
-        absl::StrCat("Custom: no mask '", name, "'; registered: ", names.empty() ? "none" : names));
+    return NotFound("Custom: no mask '", name, "'; registered: ", names.empty() ? "none" : names);
   }
   Registration registration = found->second;
   if (params.has_value()) registration.rule.params = *params;
@@ -272,9 +263,8 @@ absl::StatusOr<MaskRule> AttentionMaskBuilder::RuleOf(
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Custom(const CustomMaskSpec& spec) {
   if (spec.rows < 1 || spec.columns < 1 || spec.rows > kMaxExtent || spec.columns > kMaxExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("Custom: the mask is [", spec.rows, ", ",
-                                                   spec.columns, "]; extents must be 1 to ",
-                                                   kMaxExtent));
+    return InvalidArgument("Custom: the mask is [", spec.rows, ", ", spec.columns,
+                           "]; extents must be 1 to ", kMaxExtent);
   }
   const absl::StatusOr<Registration> registration = Find(spec.name, spec.params);
   if (!registration.ok()) return registration.status();
@@ -296,9 +286,9 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& rule,
     if (request.first_position < 0 || request.num_rows < 0 || request.num_keys < 0 ||
         __builtin_mul_overflow(request.num_rows, request.num_keys, &bits) ||
         __builtin_add_overflow(num_bits, bits, &num_bits) || num_bits > INT64_MAX - 7) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "Bits: a request has ", request.num_rows, " rows from position ", request.first_position,
-          " over ", request.num_keys, " keys; at least 0 each, and below 2^63 bits in all"));
+      return InvalidArgument("Bits: a request has ", request.num_rows, " rows from position ",
+                             request.first_position, " over ", request.num_keys,
+                             " keys; at least 0 each, and below 2^63 bits in all");
     }
   }
   if (absl::Status status = CheckNoCapture("the rows of a step"); !status.ok()) return status;
@@ -340,21 +330,20 @@ absl::StatusOr<int64_t> AttentionMaskBuilder::BytesOf(const char* what, DType dt
   if (__builtin_mul_overflow(rows, columns, &bytes) ||
       __builtin_mul_overflow(bytes, ElementBytes(dtype), &bytes) ||
       bytes > options_.max_mask_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        what, ": a mask of ", rows, " x ", columns, " ", Name(dtype), " exceeds ",
-        options_.max_mask_bytes, " bytes; use a template or raise Options::max_mask_bytes"));
+    return ResourceExhausted(what, ": a mask of ", rows, " x ", columns, " ", Name(dtype),
+                             " exceeds ", options_.max_mask_bytes,
+                             " bytes; use a template or raise Options::max_mask_bytes");
   }
   return bytes;
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Pack(const MaskRef& mask) {
   if (mask.null() || mask.view.rank != 2) {
-    return absl::InvalidArgumentError("Pack: the mask is null or not [S1, S2]");
+    return InvalidArgument("Pack: the mask is null or not [S1, S2]");
   }
   if (mask.view.contiguous()) return mask;
   if (!mask.view.device.on_host()) {
-    return absl::UnimplementedError(
-        absl::StrCat("Pack: the mask is on ", Name(mask.view.device), "; only host masks pack"));
+    return Unimplemented("Pack: the mask is on ", Name(mask.view.device), "; only host masks pack");
   }
   if (absl::Status status = CheckNoCapture("a packed copy"); !status.ok()) return status;
   const int64_t rows = mask.view.extent[0], columns = mask.view.extent[1];
@@ -374,22 +363,21 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Pack(const MaskRef& mask) {
 absl::Status AttentionMaskBuilder::CheckNoCapture(const std::string& what) const {
   std::lock_guard lock(mutex_);
   if (captures_ == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("mask builder: ", what, " cannot be made during a capture; make it before"));
+  return FailedPrecondition("mask builder: ", what,
+                            " cannot be made during a capture; make it before");
 }
 
 absl::StatusOr<std::shared_ptr<std::byte[]>> AttentionMaskBuilder::Allocate(const char* what,
                                                                             int64_t bytes) const {
   if (bytes > options_.max_mask_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(what, ": a mask of ", bytes, " bytes exceeds ", options_.max_mask_bytes,
-                     "; use a template, take fewer new tokens per step, or raise "
-                     "Options::max_mask_bytes"));
+    return ResourceExhausted(what, ": a mask of ", bytes, " bytes exceeds ",
+                             options_.max_mask_bytes,
+                             "; use a template, take fewer new tokens per step, or raise "
+                             "Options::max_mask_bytes");
   }
   std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[bytes]());
   if (memory != nullptr) return memory;
-  return absl::ResourceExhaustedError(
-      absl::StrCat(what, ": no memory for a mask of ", bytes, " bytes"));
+  return ResourceExhausted(what, ": no memory for a mask of ", bytes, " bytes");
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Place(std::shared_ptr<std::byte[]> host,
@@ -400,8 +388,8 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Place(std::shared_ptr<std::byte[]>
   if (options_.device.kind == DeviceKind::kHost) {
     mask.storage = std::move(host);
   } else if (options_.upload == nullptr) {
-    return absl::UnimplementedError(absl::StrCat(
-        "mask builder: no upload to ", Name(options_.device), " was given; set Options::upload"));
+    return Unimplemented("mask builder: no upload to ", Name(options_.device),
+                         " was given; set Options::upload");
   } else {
     auto uploaded = options_.upload(options_.device, host.get(), static_cast<size_t>(bytes));
     if (!uploaded.ok()) return uploaded.status();
@@ -437,9 +425,9 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::GetOrMake(const Key& key, int64_t 
     const auto found = masks_.find(key);
     if (found != masks_.end() && covers(found->second)) return found->second;
     if (captures_ > 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("mask builder: a mask of ", rows, " x ", columns, " ", Name(key.dtype),
-                       " is not there and cannot be made during a capture; prewarm it before"));
+      return FailedPrecondition(
+          "mask builder: a mask of ", rows, " x ", columns, " ", Name(key.dtype),
+          " is not there and cannot be made during a capture; prewarm it before");
     }
   }
   absl::StatusOr<MaskRef> made = Materialise(key, rows, columns, hides);

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -35,18 +35,17 @@ absl::StatusOr<std::vector<MaskRows>> RowsOf(const CommonAttentionMetadata& meta
   const absl::Span<const int32_t> lengths = metadata.host_seq_lens;
   const size_t num_reqs = static_cast<size_t>(std::max(0, metadata.num_reqs));
   if (starts.size() <= num_reqs || lengths.size() < num_reqs) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "AttachMasks: host_query_start_loc has ", starts.size(), " entries and host_seq_lens ",
-        lengths.size(), "; a custom mask for ", metadata.max_seq_len, " positions and ", num_reqs,
-        " requests needs ", num_reqs + 1, " and ", num_reqs));
+    return InvalidArgument("AttachMasks: host_query_start_loc has ", starts.size(),
+                           " entries and host_seq_lens ", lengths.size(), "; a custom mask for ",
+                           metadata.max_seq_len, " positions and ", num_reqs, " requests needs ",
+                           num_reqs + 1, " and ", num_reqs);
   }
   std::vector<MaskRows> rows(num_reqs);
   for (size_t b = 0; b < num_reqs; ++b) {
     const int64_t num_rows = int64_t{starts[b + 1]} - starts[b];
     if (num_rows < 0 || num_rows > lengths[b]) {
-      return absl::InvalidArgumentError(absl::StrCat("AttachMasks: request ", b, " has ", num_rows,
-                                                     " new tokens and length ", lengths[b],
-                                                     "; 0 to its length"));
+      return InvalidArgument("AttachMasks: request ", b, " has ", num_rows,
+                             " new tokens and length ", lengths[b], "; 0 to its length");
     }
     rows[b] = {lengths[b] - num_rows, num_rows, lengths[b]};
   }
@@ -64,12 +63,11 @@ absl::StatusOr<MaskRef> CustomMask(AttentionMaskBuilder& builder, const CustomMa
     return builder.Custom(spec);
   }
   if (config.type != CustomMaskConfig::Type::kCustom && config.parameter < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("AttachMasks: parameter of the custom mask is ",
-                                                   config.parameter,
-                                                   "; a window or stride must be at least 1"));
+    return InvalidArgument("AttachMasks: parameter of the custom mask is ", config.parameter,
+                           "; a window or stride must be at least 1");
   }
   if (config.type != CustomMaskConfig::Type::kCustom && !metadata.causal) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "AttachMasks: window and sparse masks are causal, the step is not; register a custom mask");
   }
   if (!whole) {
@@ -91,8 +89,8 @@ absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
                          CommonAttentionMetadata* metadata) {
   MaskRef standard, window, custom;
   if (needs.window < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("AttachMasks: window is ", needs.window,
-                                                   "; it must be at least 1, or 0 for none"));
+    return InvalidArgument("AttachMasks: window is ", needs.window,
+                           "; it must be at least 1, or 0 for none");
   }
   if (needs.explicit_masks && metadata->causal) {
     absl::StatusOr<MaskRef> made =

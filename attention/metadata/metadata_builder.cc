@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/metadata/slot_mapping.h"
 #include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -45,8 +45,8 @@ ConstTensorView View(const T* data, std::initializer_list<int64_t> extents) {
 
 absl::Status CheckBound(const char* name, int64_t value) {
   if (value >= 0 && value < kMaxInt32) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("AttentionMetadataBuilder: ", name, " is ", value,
-                                                 "; it must be from 0 to ", kMaxInt32 - 1));
+  return InvalidArgument("AttentionMetadataBuilder: ", name, " is ", value,
+                         "; it must be from 0 to ", kMaxInt32 - 1);
 }
 
 }  // namespace
@@ -54,8 +54,7 @@ absl::Status CheckBound(const char* name, int64_t value) {
 absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
     const MetadataBuilderOptions& options) {
   if (options.groups.empty()) {
-    return absl::InvalidArgumentError(
-        "AttentionMetadataBuilder: groups is empty; give at least one KV group");
+    return InvalidArgument("AttentionMetadataBuilder: groups is empty; give at least one KV group");
   }
   for (const absl::Status& status : {CheckBound("max_num_reqs", options.max_num_reqs),
                                      CheckBound("max_num_tokens", options.max_num_tokens),
@@ -63,16 +62,15 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
     if (!status.ok()) return status;
   }
   if (options.split.decode_threshold < 1 || options.split.decode_threshold > 1024) {
-    return absl::InvalidArgumentError(absl::StrCat("AttentionMetadataBuilder: decode_threshold is ",
-                                                   options.split.decode_threshold,
-                                                   "; it must be from 1 to 1024"));
+    return InvalidArgument("AttentionMetadataBuilder: decode_threshold is ",
+                           options.split.decode_threshold, "; it must be from 1 to 1024");
   }
   for (size_t g = 0; g < options.groups.size(); ++g) {
     const absl::Status status =
         CheckKvGroup(options.groups[g], options.max_num_reqs, options.max_seq_len);
     if (!status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("AttentionMetadataBuilder: KV group ", g, ": ",
-                                                     std::string(status.message()).c_str()));
+      return InvalidArgument("AttentionMetadataBuilder: KV group ", g, ": ",
+                             std::string(status.message()).c_str());
     }
   }
 
@@ -95,11 +93,11 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   const int64_t bytes = pieces.total() + scratch;
   const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   if (bytes > memory) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "AttentionMetadataBuilder: max_num_reqs ", options.max_num_reqs, ", max_num_tokens ",
-        options.max_num_tokens, " and the blocks of ", options.groups.size(), " KV groups take ",
-        bytes >> 20, " MiB of host memory; this machine has ", memory >> 20,
-        " MiB; lower the bounds"));
+    return ResourceExhausted("AttentionMetadataBuilder: max_num_reqs ", options.max_num_reqs,
+                             ", max_num_tokens ", options.max_num_tokens, " and the blocks of ",
+                             options.groups.size(), " KV groups take ", bytes >> 20,
+                             " MiB of host memory; this machine has ", memory >> 20,
+                             " MiB; lower the bounds");
   }
 
   AttentionMetadataBuilder builder;

@@ -10,11 +10,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/ops/op_list.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 
@@ -27,7 +27,7 @@ class AttentionOps {
 #define KVBLOCKS_REFUSE_OP(Op)                                                      \
   virtual absl::Status Op(const ExecContext& context, const Op##Args& args) const { \
     (void)context, (void)args;                                                      \
-    return absl::UnimplementedError(absl::StrCat(name(), " has no " #Op));          \
+    return Unimplemented(name(), " has no " #Op);                                   \
   }
   KVBLOCKS_ATTENTION_OPS(KVBLOCKS_REFUSE_OP)
 #undef KVBLOCKS_REFUSE_OP
@@ -45,7 +45,7 @@ class AttentionOps {
 
  private:
   static absl::Status NoMask() {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "MaskedAttention: params.mask is empty; give a mask or call the implicit operation");
   }
 };

@@ -11,10 +11,10 @@
 #define KVBLOCKS_ATTENTION_OPS_CHECKS_H_
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/ops/op_list.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 
@@ -28,8 +28,8 @@ KVBLOCKS_ATTENTION_OPS(KVBLOCKS_DECLARE_CHECK)
 template <typename Args>
 absl::Status CheckOnHost(const ExecContext& context, const Args& args) {
   if (!context.device.on_host()) {
-    return absl::InvalidArgumentError(absl::StrCat("the context is on ", Name(context.device),
-                                                   "; operations of the CPU run on the host"));
+    return InvalidArgument("the context is on ", Name(context.device),
+                           "; operations of the CPU run on the host");
   }
   return Check(context, args);
 }

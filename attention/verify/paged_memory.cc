@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -32,9 +32,8 @@ absl::StatusOr<PagedMemory> PagedMemory::Create(int64_t num_blocks, int64_t num_
         std::calloc(static_cast<size_t>(std::max<int64_t>(floats, 1)), sizeof(float))));
   }
   if (memory.data_ == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("num_blocks: ", num_blocks, " blocks of ", page_floats, " floats in ",
-                     num_planes, " planes do not fit the memory; use a smaller pool"));
+    return ResourceExhausted("num_blocks: ", num_blocks, " blocks of ", page_floats, " floats in ",
+                             num_planes, " planes do not fit the memory; use a smaller pool");
   }
   memory.num_blocks_ = num_blocks;
   memory.num_planes_ = num_planes;

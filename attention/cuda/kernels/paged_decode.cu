@@ -105,7 +105,7 @@ int ArrivalRowOf(const void* workspace) {
 bool TakesPagedDecode(const PagedDecodeParams& params) {
   const Cache& cache = params.keys.cache;
   const Scoring& scoring = params.scoring;
-  if (cache.layout != Layout::kStrided || cache.element == Element::kF32) return false;
+  if (!IsStrided(cache.layout) || cache.element == Element::kF32) return false;
   if (scoring.chunk > 0 || scoring.block_sparse.vert_stride > 1 || scoring.mask.form != 0 ||
       scoring.mask.mode == 0) {
     return false;
