@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/attention/metadata/virtual_batches.h"
+#include "kvblocks/attention.h"
 
 using namespace kvblocks::attention;
 

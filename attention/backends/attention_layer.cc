@@ -13,7 +13,7 @@
 #include "kvblocks/attention/backends/layer_params.h"
 #include "kvblocks/attention/metadata/batch_split.h"
 #include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/ops/checked.h"
 #include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
@@ -113,6 +113,30 @@ int64_t SingleTokenRows(const CommonAttentionMetadata& metadata) {
   const bool none_left = metadata.num_prefills > 0 || n == metadata.num_actual_tokens;
   return n == metadata.num_decode_tokens && none_left ? n : 0;
 }
+
+// The operations of a call, all of which are checked before the first runs.
+class OpsOfCall {
+ public:
+  OpsOfCall(const AttentionOps& ops, const ExecContext& context) : ops_(ops), context_(context) {}
+  const absl::Status& status() const { return status_; }
+
+  template <typename Args>
+  std::optional<Checked<Args>> Check(const std::optional<Args>& args) {
+    if (!status_.ok() || !args.has_value()) return std::nullopt;
+    const absl::StatusOr<Checked<Args>> checked = ops_.Check(context_, *args);
+    status_ = checked.status();
+    return checked.ok() ? std::optional<Checked<Args>>(*checked) : std::nullopt;
+  }
+  template <typename Args>
+  void Run(const std::optional<Checked<Args>>& checked) {
+    if (status_.ok() && checked.has_value()) status_ = ops_.Run(*checked);
+  }
+
+ private:
+  const AttentionOps& ops_;
+  const ExecContext& context_;
+  absl::Status status_;
+};
 
 }  // namespace
 
@@ -241,24 +265,24 @@ absl::Status AttentionLayer::MlaSelfAttention(const ExecContext& context, const 
   if (!params.ok()) return params.status();
   args.params = *std::move(params);
   args.out = call.out;
-  const AttentionOps& ops = backend_->ops();
   const int64_t rank = config_.latent_rank, row = rank + config_.rotary_dim;
-  if (config_.value_head_size != row || config_.rotary_dim == 0)
-    return ops.MlaDecode(context, args);
+  if (config_.value_head_size != row || config_.rotary_dim == 0) {
+    return backend_->ops().MlaDecode(context, args);
+  }
 
   // Values are whole rows, as those of kMlaFp8_584: their rotary columns are attended to by the
   // same queries and keys with the two parts exchanged.
-  MlaDecodeArgs tail = args;
-  tail.cache = {KvLayout::kMlaSplit, rotary, latent};
-  tail.q_lat = *call.q.Slice(2, rank, row);
-  tail.q_pe = *call.q.Slice(2, 0, rank);
-  tail.out = *call.out.Slice(2, rank, row);
-  args.out = *call.out.Slice(2, 0, rank);
-  absl::Status status = Check(context, args);
-  if (status.ok()) status = Check(context, tail);
-  if (status.ok()) status = ops.MlaDecode(context, args);
-  if (status.ok()) status = ops.MlaDecode(context, tail);
-  return status;
+  std::optional<MlaDecodeArgs> head(args), tail(args);
+  head->out = *call.out.Slice(2, 0, rank);
+  tail->cache = {KvLayout::kMlaSplit, rotary, latent};
+  tail->q_lat = *call.q.Slice(2, rank, row);
+  tail->q_pe = *call.q.Slice(2, 0, rank);
+  tail->out = *call.out.Slice(2, rank, row);
+  OpsOfCall ops(backend_->ops(), context);
+  const auto checked_head = ops.Check(head), checked_tail = ops.Check(tail);
+  ops.Run(checked_head);
+  ops.Run(checked_tail);
+  return ops.status();
 }
 
 absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Call& call) const {
@@ -277,31 +301,22 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
   args.out = call.out;
   args.out_scale = call.out_scale;
   // Keys of an encoder have lengths of their own.
-  std::vector<int32_t> kv_starts;
   if (config_.type == AttentionType::kEncoderDecoder) {
-    kv_starts.push_back(0);
+    int64_t end = 0;
     for (int32_t length : metadata.host_seq_lens) {
-      const int64_t end = int64_t{kv_starts.back()} + length;
+      end += length;
       if (length < 0 || end > std::min<int64_t>(call.k.extent[0], INT32_MAX)) {
         return RefusedBy(config_, "seq_lens of the encoder add up to ", end,
                          " keys or more; k has ", call.k.extent[0]);
       }
-      kv_starts.push_back(static_cast<int32_t>(end));
     }
-    if (!context.device.on_host()) {
-      return Unimplemented("layer ", config_.name, ": cross attention without a cache on ",
-                           Name(context.device));
-    }
-    args.kv_start_loc = ViewOf(absl::MakeConstSpan(kv_starts));
+    args.kv_seq_lens = metadata.seq_lens;
   }
-  const AttentionOps& ops = backend_->ops();
-  return args.params.mask.enabled() ? ops.MaskedAttention(context, args)
-                                    : ops.VarlenSelfAttention(context, args);
+  return backend_->ops().VarlenSelfAttention(context, args);
 }
 
 absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& call) const {
   const CommonAttentionMetadata& metadata = *call.metadata;
-  const AttentionOps& ops = backend_->ops();
   absl::StatusOr<AttnParams> made = ParamsOf(config_, metadata, call.has_cache);
   if (!made.ok()) return made.status();
   AttnParams& params = *made;
@@ -341,7 +356,8 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
   const bool as_prefill = call.out_scale > 0 || per_request_scales || params.mask.enabled() ||
                           config_.type != AttentionType::kDecoder;
   const int64_t singles = as_prefill ? 0 : SingleTokenRows(metadata);
-  if (IsCascade(config_, metadata, params, backend_->num_multiprocessors(context))) {
+  if (config_.cascade != CascadeChoice::kNever &&
+      IsCascade(config_, metadata, params, backend_->num_multiprocessors(context))) {
     cascade = CascadeArgs{prefill_of(metadata, 0), metadata.common_prefix_len};
   } else if (singles == 0) {
     prefill = prefill_of(metadata, 0);
@@ -366,24 +382,20 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     }
   }
 
-  absl::Status status;
-  if (write.has_value()) status.Update(Check(context, *write));
-  if (decode.has_value()) status.Update(Check(context, *decode));
-  if (prefill.has_value()) status.Update(Check(context, *prefill));
-  if (cascade.has_value()) status.Update(Check(context, *cascade));
-  if (status.ok() && write.has_value()) status = ops.ReshapeAndCache(context, *write);
-  if (status.ok() && decode.has_value()) status = ops.PagedDecode(context, *decode);
-  if (status.ok() && prefill.has_value()) {
-    status = params.mask.enabled() ? ops.MaskedAttention(context, *prefill)
-                                   : ops.PagedPrefill(context, *prefill);
-  }
-  if (status.ok() && cascade.has_value()) status = ops.Cascade(context, *cascade);
-  return status;
+  OpsOfCall ops(backend_->ops(), context);
+  const auto checked_write = ops.Check(write);
+  const auto checked_decode = ops.Check(decode);
+  const auto checked_prefill = ops.Check(prefill);
+  const auto checked_cascade = ops.Check(cascade);
+  ops.Run(checked_write);
+  ops.Run(checked_decode);
+  ops.Run(checked_prefill);
+  ops.Run(checked_cascade);
+  return ops.status();
 }
 
 absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call) const {
   const CommonAttentionMetadata& metadata = *call.metadata;
-  const AttentionOps& ops = backend_->ops();
   if (call.out_scale > 0) return QuantizedMlaOutput(config_);
   absl::StatusOr<AttnParams> params = ParamsOf(config_, metadata, call.has_cache);
   if (!params.ok()) return params.status();
@@ -396,7 +408,8 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
     write->cache = call.cache;
     if (quantised) write->scale = call.scales.k;
   }
-  MlaDecodeArgs attend;
+  std::optional<MlaDecodeArgs> latent(std::in_place);
+  MlaDecodeArgs& attend = *latent;
   attend.q_lat = call.q;
   attend.cache = call.cache;
   attend.query_start_loc = metadata.query_start_loc;
@@ -407,11 +420,12 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
   if (quantised) attend.params.scales.k = call.scales.k;
   attend.out = call.out;
 
-  absl::Status status = Check(context, attend);
-  if (write.has_value()) status.Update(Check(context, *write));
-  if (status.ok() && write.has_value()) status = ops.ConcatAndCacheMla(context, *write);
-  if (status.ok()) status = ops.MlaDecode(context, attend);
-  return status;
+  OpsOfCall ops(backend_->ops(), context);
+  const auto checked_attend = ops.Check(latent);
+  const auto checked_write = ops.Check(write);
+  ops.Run(checked_write);
+  ops.Run(checked_attend);
+  return ops.status();
 }
 
 absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTensors& tensors,

@@ -3,8 +3,8 @@
 #include <cstddef>
 
 #include "kvblocks/attention/cuda/block_ops.h"
+#include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/cuda_ops.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
 
 namespace kvblocks::attention {
@@ -38,8 +38,8 @@ class Backend final : public AttentionBackend {
   const AttentionOps& ops() const override { return Cuda(); }
   const BackendSupport& support() const override { return support_; }
   int32_t num_multiprocessors(const ExecContext& context) const override {
-    const absl::StatusOr<cuda::LaunchContext> launch = cuda::LaunchContextOf("num_multiprocessors", context);
-    return launch.ok() ? launch->num_multiprocessors : 1;
+    const auto call = cuda::CudaCall::Begin("num_multiprocessors", context);
+    return call.ok() ? call->launch().num_multiprocessors : 1;
   }
   absl::Status FillZeros(const ExecContext& context, const TensorView& out) const override {
     return cuda::CudaFillTensor(context, out, std::byte{0});

@@ -1,5 +1,6 @@
 #include "kvblocks/attention/testing/layer_suite.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -156,25 +157,34 @@ void ExpectMlaWithoutCache(const AttentionBackend& backend, const ExecContext& c
     tensor->Set(NormalDraws(random, tensor->view.num_elements()));
   }
   const std::vector<double> queries = q.Get(), latent = kv_c.Get(), rotary = k_pe.Get();
+  AttentionMaskBuilder masks;
+  const MaskRule rule = {[](int64_t i, int64_t j, std::string_view) { return PrefixLmHides(i, j); },
+                         nullptr, ""};
+  CommonAttentionMetadata masked = lengths.metadata();
+  masked.custom_mask = *StepBits(masks, rule, masked);
   for (const int64_t values : {kLatent, kLatent + kRotary}) {
-    for (const int64_t window : {0, 3}) {
+    for (const int64_t window : {0, 3, -1}) {  // -1: none, but a custom mask
       SCOPED_TRACE(testing::Message() << values << " values, window " << window);
       auto layer = backend.MakeImpl({.name = "mla",
                                      .num_heads = kHeads,
                                      .head_size = 16,
                                      .value_head_size = values,
-                                     .window = window,
+                                     .window = std::max<int64_t>(0, window),
                                      .latent_rank = kLatent,
                                      .rotary_dim = kRotary});
       ASSERT_TRUE(layer.ok()) << layer.status();
       Tensor out(DType::kF32, {kTokens + 1, kHeads, values});
       FillWithPoison(out);
       ASSERT_EQ((*layer)->Forward(context, {q.view, kv_c.view, k_pe.view, {}, out.view},
-                                  &lengths.metadata()),
+                                  window < 0 ? &masked : &lengths.metadata()),
                 absl::OkStatus());
       DenseParams params;
       params.scale = 0.25;
-      params.window_left = window - 1;
+      params.window_left = std::max<int64_t>(0, window) - 1;
+      if (window < 0) {
+        params.causal = false;
+        params.hide = [](int64_t i, int64_t j, int64_t) { return PrefixLmHides(i, j); };
+      }
       std::vector<double> expected;
       const absl::Span<const int32_t> starts = lengths.metadata().host_query_start_loc;
       for (size_t b = 0; b + 1 < starts.size(); ++b) {

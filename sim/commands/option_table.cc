@@ -2,17 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <sstream>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "google/protobuf/io/tokenizer.h"
-#include "google/protobuf/text_format.h"
 #include "kvblocks/sim/simulation_config.h"
 
 namespace kvblocks::sim {
@@ -65,31 +60,6 @@ std::string HelpOf(const OptionRow& row) {
   return initial.empty() ? std::string(row.help) : absl::StrCat(row.help, " [", initial, "]");
 }
 
-class FirstError : public google::protobuf::io::ErrorCollector {
- public:
-  void AddError(int line, int column, const std::string& message) override {
-    if (text_.empty()) text_ = absl::StrCat(line + 1, ":", column + 1, ": error: ", message);
-  }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-};
-
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t changed = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[b.size()];
-}
 
 }  // namespace
 
@@ -106,49 +76,37 @@ std::string_view AliasOf(std::string_view field) {
   return field == "tensor_parallel" ? "--tp" : "";
 }
 
-void Bind(const OptionRow& row, CLI::App* app, ReplayConfig* given) {
+void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
   const FieldDescriptor* field = FieldOf(row);
-  const std::string flag = FlagName(row.field);
+  OptionText option = {
+      .name = FlagName(row.field), .unit = row.unit, .help = HelpOf(row), .group = row.group};
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
-    const std::string negative = absl::StrCat("--no-", flag.substr(2));
-    app->add_flag_function(
-           absl::StrCat(flag, ",!", negative),
-           [field, given](int64_t count) {
-             given->GetReflection()->SetBool(given, field, count > 0);
-           },
-           HelpOf(row))
-        ->group(row.group)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    options->AddFlag(option, [field, given](bool value) {
+      given->GetReflection()->SetBool(given, field, value);
+    });
     return;
   }
   const std::string_view alias = AliasOf(row.field);
-  app->add_option_function<std::string>(
-         alias.empty() ? flag : absl::StrCat(flag, ",", std::string(alias)),
-         [field, flag, given](const std::string& text) {
-           const std::string expected = SetField(field, text, given);
-           if (!expected.empty()) {
-             throw CLI::ValidationError(
-                 absl::StrCat(flag, ": got \"", text, "\", expected ", expected));
-           }
-         },
-         HelpOf(row))
-      ->type_name(row.unit)
-      ->group(row.group);
+  if (!alias.empty()) absl::StrAppend(&option.name, ",", std::string(alias));
+  options->Add(option, [field, given](const std::string& text) -> std::string {
+    const std::string expected = SetField(field, text, given);
+    return expected.empty() ? "" : absl::StrCat("got \"", text, "\", expected ", expected);
+  });
 }
 
 }  // namespace
 
-void BindOptions(std::string_view group, CLI::App* app, ReplayConfig* given) {
+void BindOptions(std::string_view group, OptionParser* options, ReplayConfig* given) {
   for (const OptionRow& row : ReplayOptionRows()) {
     // The trace is positional.
     if (std::string_view(row.group).empty() || (!group.empty() && row.group != group)) continue;
-    Bind(row, app, given);
+    Bind(row, options, given);
   }
 }
 
-void BindOption(std::string_view field, CLI::App* app, ReplayConfig* given) {
+void BindOption(std::string_view field, OptionParser* options, ReplayConfig* given) {
   for (const OptionRow& row : ReplayOptionRows()) {
-    if (row.field == field) Bind(row, app, given);
+    if (row.field == field) Bind(row, options, given);
   }
 }
 
@@ -211,39 +169,11 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
   auto config = DefaultConfig(engine);
   if (!config.ok()) return config.status();
   config->MergeFrom(file);
-  // Lists replace each other; they do not add up.
-  if (given.group_size() > 0) config->clear_group();
+  // Groups replace each other; they do not add up.
+  if (given.has_kv_cache_config()) config->clear_kv_cache_config();
   config->MergeFrom(given);
   if (absl::Status status = CheckOptionRanges(*config); !status.ok()) return status;
   return config;
-}
-
-absl::Status ReadTextProto(const std::string& path, Message* out) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": error: cannot be read"));
-  std::stringstream text;
-  text << file.rdbuf();
-  FirstError error;
-  google::protobuf::TextFormat::Parser parser;
-  parser.RecordErrorsTo(&error);
-  if (parser.ParseFromString(text.str(), out)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(path, ":", error.text(), " (expected a ",
-                                                 out->GetDescriptor()->name(),
-                                                 " in protobuf text form)"));
-}
-
-std::string SuggestFlag(std::string_view unknown, const std::vector<std::string>& known) {
-  const std::string_view name = unknown.substr(0, unknown.find('='));
-  std::string best;
-  size_t best_distance = std::max<size_t>(2, name.size() / 4) + 1;
-  for (const std::string& flag : known) {
-    const size_t distance = EditDistance(name, flag);
-    if (distance < best_distance) {
-      best_distance = distance;
-      best = flag;
-    }
-  }
-  return best.empty() ? best : absl::StrCat("did you mean ", best, "?");
 }
 
 }  // namespace kvblocks::sim

@@ -1,42 +1,67 @@
 #include "kvblocks/sim/commands/replay_input.h"
 
-#include "CLI/CLI.hpp"
-#include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/example_trace.h"
+#include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/specs/config/config_source.h"
+#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks::sim {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
-ReplayInput::ReplayInput(CLI::App* app) : app_(app) {
-  app_->add_option_function<std::string>(
-          "TRACE", [this](const std::string& path) { given_.set_trace(path); },
-          "trace file, compressed or not; - is standard input; without it the example workload")
-      ->type_name("");
-  app_->add_option("--config", config_file_, "configuration file, protobuf text; options win")
-      ->type_name("FILE");
-  app_->add_option("--kv-cache-config", groups_file_,
-                   "KV-cache groups instead of the model's, protobuf text (KvCacheGroups)")
-      ->type_name("FILE")
-      ->group("Pool and prefix cache");
+namespace {
+
+absl::StatusOr<ConfigSource> Read(const std::string& file, google::protobuf::Message& message) {
+  const auto text = ReadConfigFile(file);
+  if (!text.ok()) return text.status();
+  return ConfigSource::Parse(*text, file, ConfigSyntax::kDetect, message);
 }
 
-void ReplayInput::AddOptions() { BindOptions("", app_, &given_); }
+}  // namespace
+
+ReplayInput::ReplayInput(OptionParser* options) : options_(options) {
+  options_->Add(
+      {.name = "TRACE",
+       .help =
+           "trace file, compressed or not; - is standard input; without it the example workload"},
+      [this](const std::string& path) {
+        given_.set_trace(path);
+        return std::string();
+      });
+  options_->Add({.name = "--config",
+                 .unit = "FILE",
+                 .help = "configuration file, protobuf text or JSON; options win"},
+                &config_file_);
+  options_->Add({.name = "--kv-cache-config",
+                 .unit = "FILE",
+                 .help = "KV-cache groups instead of the model's, protobuf text or JSON (KvCacheConfig)",
+                 .group = "Pool and prefix cache"},
+                &groups_file_);
+}
+
+void ReplayInput::AddOptions() { BindOptions("", options_, &given_); }
 
 absl::StatusOr<ReplayConfig> ReplayInput::Configure() {
+  // Groups are checked here, where their place in a file is known.
   ReplayConfig file;
   if (!config_file_.empty()) {
-    if (absl::Status status = ReadTextProto(config_file_, &file); !status.ok()) return status;
+    const auto source = Read(config_file_, file);
+    if (!source.ok()) return source.status();
+    if (file.has_kv_cache_config()) {
+      const auto groups = MakeKvCacheGroups(file.kv_cache_config(), file.num_blocks());
+      if (!groups.ok()) {
+        return source->Locate(WithFieldPrefix(groups.status(), "kv_cache_config"));
+      }
+    }
   }
   if (!groups_file_.empty()) {
-    ::kvblocks::config::v1::KvCacheGroups groups;
-    if (absl::Status status = ReadTextProto(groups_file_, &groups); !status.ok()) return status;
-    if (groups.group_size() == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(groups_file_, ": error: no group, expected at least one"));
-    }
-    *given_.mutable_group() = groups.group();
+    auto& message = *given_.mutable_kv_cache_config();
+    const auto source = Read(groups_file_, message);
+    if (!source.ok()) return source.status();
+    const int64_t num_blocks = given_.has_num_blocks() ? given_.num_blocks() : file.num_blocks();
+    const auto groups = MakeKvCacheGroups(message, num_blocks);
+    if (!groups.ok()) return source->Locate(groups.status());
   }
   return EffectiveConfig(file, given_);
 }

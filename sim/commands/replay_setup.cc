@@ -102,18 +102,24 @@ absl::Status SizeError(const absl::Status& status) {
 // Groups as the configuration lists them.
 absl::Status SetGivenGroups(const ReplayConfig& config, const ModelOnDevice& hardware,
                             ReplaySetup* setup) {
-  const auto groups = MakeKvCacheGroups(config);
-  if (!groups.ok()) return groups.status();
-  setup->simulation.kv_cache.groups = groups->groups;
+  if (config.block_size() != 0) {
+    return Bad("--block-size", absl::StrCat(config.block_size()),
+               "none next to --kv-cache-config, whose groups state theirs");
+  }
+  auto groups = MakeKvCacheGroups(config.kv_cache_config(), config.num_blocks());
+  if (!groups.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--kv-cache-config: ", groups.status().message()));
+  }
   setup->block_bytes = groups->block_bytes;
+  setup->chunk_bytes = groups->chunk_bytes;
   setup->plan = "given";
-  int64_t num_blocks = config.num_blocks();
-  if (num_blocks == 0) {
+  if (!groups->sized) {
     const auto fitting = NumBlocksThatFit(config, hardware, setup->block_bytes);
     if (!fitting.ok()) return SizeError(fitting.status());
-    num_blocks = *fitting;
+    groups->config.num_blocks = *fitting;
   }
-  setup->simulation.kv_cache.num_blocks = num_blocks;
+  setup->simulation.kv_cache = std::move(groups->config);
   return absl::OkStatus();
 }
 
@@ -159,11 +165,11 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
     return Bad("--num-blocks", "1",
                "2 or more: the null block takes one; 0 sizes the pool by the device's memory");
   }
-  absl::Status status = config.group_size() > 0 ? SetGivenGroups(config, hardware, setup)
-                                                : SetPlannedGroups(config, hardware, setup);
+  absl::Status status = config.has_kv_cache_config() ? SetGivenGroups(config, hardware, setup)
+                                                     : SetPlannedGroups(config, hardware, setup);
   if (!status.ok()) return status;
-  setup->num_blocks_source =
-      config.num_blocks() > 0 ? "given" : DescribeMemory(MemoryOf(config, hardware));
+  const bool given = config.num_blocks() > 0 || config.kv_cache_config().has_num_blocks();
+  setup->num_blocks_source = given ? "given" : DescribeMemory(MemoryOf(config, hardware));
   KvCacheManagerOptions& manager = setup->simulation.manager;
   manager.max_model_len = config.max_model_len();
   manager.enable_caching = config.prefix_caching();

@@ -1,0 +1,107 @@
+// A replay with its measurements taken, and the sums that hold for every report; for tests.
+
+#ifndef KVBLOCKS_SIM_TESTING_MEASURED_REPLAY_H_
+#define KVBLOCKS_SIM_TESTING_MEASURED_REPLAY_H_
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kvblocks/sim/report/metrics.h"
+#include "kvblocks/sim/testing/replay.h"
+
+namespace kvblocks::sim {
+
+namespace pb = ::kvblocks::report::v1;
+
+class Rows final : public RequestRowSink {
+ public:
+  void OnRow(const RequestRow& row) override {
+    latency[row.request->spec.id] = row.latency;
+    lines[row.request->spec.id] = CsvRequestSink::Format(row);
+  }
+  std::map<std::string, std::optional<RequestLatency>> latency;
+  std::map<std::string, std::string> lines;
+};
+
+struct Measured {
+  pb::Report report;
+  Rows rows;
+  absl::Status status;
+};
+
+inline void Measure(Replay& replay, Measured* out, ReplayMetricsOptions options = {}) {
+  options.rows = &out->rows;
+  ReplayMetrics metrics(options);
+  replay.further_observers = {&metrics};
+  out->status = replay.Run();
+  metrics.Fill(replay.result, &out->report);
+}
+
+template <typename Groups>
+void ExpectGroupsAddUp(const Groups& groups, const pb::HitRates& whole) {
+  int64_t requests = 0, queried = 0, hit = 0;
+  for (const pb::HitGroup& group : groups) {
+    requests += group.requests();
+    hit += group.token_hit_rate().numerator();
+    queried += group.token_hit_rate().denominator();
+  }
+  EXPECT_EQ(requests, whole.requests());
+  EXPECT_EQ(hit, whole.token_hit_rate().numerator());
+  EXPECT_EQ(queried, whole.token_hit_rate().denominator());
+}
+
+inline int64_t Blocks(const pb::MissCauses& misses, MissCause cause) {
+  return misses.causes(static_cast<int>(cause)).blocks();
+}
+
+inline void ExpectCausesAddUp(const pb::Report& report) {
+  for (const pb::MissCauses* misses : {&report.first_admission_misses(), &report.resume_misses()}) {
+    int64_t sum = 0;
+    for (const auto& cause : misses->causes()) sum += cause.blocks();
+    EXPECT_EQ(sum, misses->missed_blocks());
+  }
+  const auto& rate = report.whole_run().full_block_hit_rate();
+  EXPECT_EQ(report.first_admission_misses().missed_blocks(), rate.denominator() - rate.numerator());
+  const auto& prompt = report.prompt_tokens();
+  EXPECT_EQ(prompt.hit() + prompt.missed_full_blocks() + prompt.partial_blocks(), prompt.known());
+  ExpectGroupsAddUp(report.hit_groups().tenants(), report.whole_run());
+  ExpectGroupsAddUp(report.hit_groups().classes(), report.whole_run());
+  ExpectGroupsAddUp(report.hit_groups().turns(), report.whole_run());
+}
+
+// The token of position i in a content that starts with `head` shared tokens.
+inline std::vector<int64_t> Content(int64_t head, int64_t first, int64_t length) {
+  std::vector<int64_t> content;
+  for (int64_t i = 0; i < length; ++i) content.push_back(i < head ? i : first + i);
+  return content;
+}
+
+// Requests as they are, for what Replay has no field for.
+inline pb::Report MeasureRequests(std::vector<TraceRequest> requests, const TraceInfo& info,
+                                  const ReplayMetricsOptions& options = {}) {
+  SimulationConfig config;
+  config.kv_cache.num_blocks = 100;
+  config.kv_cache.groups = {FullGroup(4)};
+  config.manager.max_model_len = 1000;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].row = static_cast<int64_t>(i);
+    requests[i].arrival_ns = static_cast<int64_t>(i) * 10'000'000'000;
+    requests[i].output_length = 1;
+  }
+  VectorTraceReader reader(info, std::move(requests));
+  const auto step_time = MakeFixedStepTime(kSecond);
+  ReplayMetrics metrics(options);
+  const auto simulation = Simulation::Create(config, &reader, step_time->get(), {&metrics});
+  EXPECT_TRUE(simulation.ok()) << simulation.status();
+  EXPECT_TRUE((*simulation)->Run().ok());
+  pb::Report report;
+  metrics.Fill((*simulation)->result(), &report);
+  return report;
+}
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_TESTING_MEASURED_REPLAY_H_

@@ -1,0 +1,332 @@
+#include "kvblocks/sim/testing/naive_engine.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace kvblocks::sim {
+namespace {
+
+int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool Before(const NaiveRequest* a, const NaiveRequest* b) {
+  return std::tie(a->priority, a->arrival, a->row) < std::tie(b->priority, b->arrival, b->row);
+}
+
+template <typename List>
+void Drop(List& list, NaiveRequest* r) {
+  list.erase(std::remove(list.begin(), list.end(), r), list.end());
+}
+
+}  // namespace
+
+NaiveEngine::NaiveEngine(const NaiveOptions& options) : o_(options) {
+  for (int id = 1; id < o_.num_blocks; ++id) free_.push_back(id);
+}
+
+void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
+  std::vector<NaiveRequest*> pending, aborts;
+  for (NaiveRequest& r : requests) {
+    pending.push_back(&r);
+    if (r.abort_at >= 0) aborts.push_back(&r);
+  }
+  std::sort(aborts.begin(), aborts.end(), [](const NaiveRequest* a, const NaiveRequest* b) {
+    return std::tie(a->abort_at, a->row) < std::tie(b->abort_at, b->row);
+  });
+  int64_t now = 0;
+  for (int guard = 0; guard < 100000; ++guard) {
+    while (!pending.empty() && pending.front()->arrival <= now) {
+      Arrive(pending.front());
+      pending.erase(pending.begin());
+    }
+    std::erase_if(aborts, [](const NaiveRequest* r) { return r->ended; });
+    while (!aborts.empty() && aborts.front()->abort_at <= now) {
+      Leave(aborts.front());
+      aborts.erase(aborts.begin());
+    }
+    step_.clear();
+    preempted_.clear();
+    if (!running_.empty() || !waiting_.empty()) Schedule();
+    if (!step_.empty() || !preempted_.empty()) Start(now);
+    const size_t depth = o_.async ? 2 : 1;
+    if (!step_.empty() && under_way_.size() < depth) continue;
+    if (!under_way_.empty()) {
+      now = under_way_.front().end;
+      Finish();
+      continue;
+    }
+    if (!preempted_.empty()) continue;
+    if (pending.empty() && aborts.empty()) return;
+    now = pending.empty()  ? aborts.front()->abort_at
+          : aborts.empty() ? pending.front()->arrival
+                           : std::min(aborts.front()->abort_at, pending.front()->arrival);
+  }
+}
+
+// --- Requests ---
+
+void NaiveEngine::Arrive(NaiveRequest* r) {
+  const int64_t longest = r->prompt + r->output;
+  const int64_t reach =
+      std::max(longest, longest - 1 + (o_.async ? 2 : 1) * o_.drafts + o_.lookahead);
+  if (r->prompt >= o_.max_len ||
+      Ceil(std::min(reach, o_.max_len), o_.block_size) > o_.num_blocks - 1) {
+    r->ended = true;
+    return;
+  }
+  waiting_.push_back(r);
+  Sort();
+}
+
+void NaiveEngine::Leave(NaiveRequest* r) {
+  Drop(running_, r);
+  Drop(waiting_, r);
+  FreeAll(r);
+  r->ended = true;
+}
+
+void NaiveEngine::Sort() {
+  if (o_.priority) std::sort(waiting_.begin(), waiting_.end(), Before);
+}
+
+// With what steps under way compute, as if all their drafts will be accepted.
+int64_t NaiveEngine::Computed(const NaiveRequest& r) const {
+  int64_t sum = r.settled;
+  for (const Step& step : under_way_) {
+    for (const Entry& e : step.entries) {
+      if (e.request == &r && !e.lost) sum += e.tokens;
+    }
+  }
+  return sum;
+}
+
+// Tokens and drafts that steps under way will settle.
+int64_t NaiveEngine::ToCome(const NaiveRequest& r) const {
+  int64_t sum = 0;
+  for (const Step& step : under_way_) {
+    for (const Entry& e : step.entries) {
+      if (e.request == &r && !e.chunk) sum += 1 + e.verified;
+    }
+  }
+  return o_.async ? sum : 0;
+}
+
+// --- Blocks ---
+
+NaiveEngine::Key NaiveEngine::KeyOf(const NaiveRequest& r, int64_t block) const {
+  return Key(r.tokens.begin(), r.tokens.begin() + (block + 1) * o_.block_size);
+}
+
+int NaiveEngine::Take() {
+  const int id = free_.front();
+  free_.pop_front();
+  if (const auto key = keys_.find(id); key != keys_.end()) {
+    std::vector<int>& ids = table_[key->second];
+    ids.erase(std::find(ids.begin(), ids.end(), id));
+    if (ids.empty()) table_.erase(key->second);
+    keys_.erase(key);
+  }
+  references_[id] = 1;
+  return id;
+}
+
+void NaiveEngine::FreeAll(NaiveRequest* r) {
+  std::vector<int> plain, keyed;
+  for (auto id = r->table.rbegin(); id != r->table.rend(); ++id) {
+    if (--references_[*id] > 0) continue;
+    (keys_.count(*id) || o_.append_all ? keyed : plain).push_back(*id);
+  }
+  r->table.clear();
+  free_.insert(free_.begin(), plain.begin(), plain.end());
+  free_.insert(free_.end(), keyed.begin(), keyed.end());
+}
+
+void NaiveEngine::Register(NaiveRequest* r, int64_t upto) {
+  for (int64_t b = 0; (b + 1) * o_.block_size <= upto; ++b) {
+    const int id = r->table[static_cast<size_t>(b)];
+    if (keys_.count(id)) continue;
+    keys_[id] = KeyOf(*r, b);
+    table_[keys_[id]].push_back(id);
+  }
+}
+
+// Takes blocks for `slots` slots; the text of the new ones.
+std::string NaiveEngine::Grow(NaiveRequest* r, int64_t slots) {
+  std::vector<int> taken;
+  while (static_cast<int64_t>(r->table.size()) < Ceil(slots, o_.block_size)) {
+    taken.push_back(Take());
+    r->table.push_back(taken.back());
+  }
+  return absl::StrCat("[", absl::StrJoin(taken, ","), "]");
+}
+
+// --- One step ---
+
+void NaiveEngine::Schedule() {
+  budget_ = o_.budget;
+  if (!WalkRunning()) return;
+  if (preempted_.empty()) Admit();
+}
+
+void NaiveEngine::Preempt(NaiveRequest* r) {
+  Drop(running_, r);
+  for (auto e = step_.begin(); e != step_.end(); ++e) {
+    if (e->request != r) continue;
+    budget_ += e->tokens;
+    step_.erase(e);
+    break;
+  }
+  for (Step& step : under_way_) {
+    for (Entry& e : step.entries) e.lost = e.lost || e.request == r;
+  }
+  FreeAll(r);
+  r->settled = r->drafts = 0;
+  waiting_.push_front(r);
+  Sort();
+  preempted_.push_back(r->id);
+}
+
+// False: a request preempted itself.
+bool NaiveEngine::WalkRunning() {
+  const std::vector<NaiveRequest*> walk = running_;
+  for (NaiveRequest* r : walk) {
+    if (budget_ <= 0) break;
+    if (std::find(running_.begin(), running_.end(), r) == running_.end()) continue;
+    const int64_t n = static_cast<int64_t>(r->tokens.size());
+    const int64_t computed = Computed(*r);
+    const int64_t to_come = ToCome(*r);
+    if (to_come > 0 && computed + 2 - to_come >= r->prompt + r->output) continue;
+    int64_t tokens = n + r->drafts + to_come - computed;
+    const bool prefill = n - computed > 1;
+    if (o_.threshold > 0) tokens = std::min(tokens, o_.threshold);
+    tokens = std::min({tokens, budget_, o_.max_len - 1 - computed});
+    if (tokens <= 0) continue;
+    const int64_t slots = std::min(computed + tokens + o_.lookahead, o_.max_len);
+    while (Ceil(slots, o_.block_size) - static_cast<int64_t>(r->table.size()) >
+           static_cast<int64_t>(free_.size())) {
+      NaiveRequest* victim = o_.priority
+                                 ? *std::max_element(running_.begin(), running_.end(), Before)
+                                 : running_.back();
+      Preempt(victim);
+      if (victim == r) return false;
+    }
+    const std::string taken = Grow(r, slots);
+    Register(r, std::min(computed + tokens, n));
+    const int64_t verified =
+        std::max<int64_t>(0, std::min(r->drafts, tokens + computed - n - to_come));
+    r->drafts = 0;
+    step_.push_back(
+        {r, tokens, verified, false, prefill, absl::StrCat(r->id, ":", tokens, " ", taken)});
+    budget_ -= tokens;
+  }
+  return true;
+}
+
+void NaiveEngine::Admit() {
+  while (!waiting_.empty() && budget_ > 0 && static_cast<int64_t>(running_.size()) < o_.max_seqs) {
+    NaiveRequest* r = waiting_.front();
+    const int64_t n = static_cast<int64_t>(r->tokens.size());
+    std::vector<int> hits;
+    for (int64_t b = 0; b < (n - 1) / o_.block_size; ++b) {
+      const auto found = table_.find(KeyOf(*r, b));
+      if (found == table_.end()) break;
+      hits.push_back(found->second.front());
+    }
+    const int64_t hit_tokens = static_cast<int64_t>(hits.size()) * o_.block_size;
+    int64_t tokens = n - hit_tokens;
+    const bool prefill = tokens > 1;
+    const bool only_decodes =
+        !step_.empty() &&
+        std::none_of(step_.begin(), step_.end(), [](const Entry& e) { return e.prefill; });
+    const bool padded = tokens == 1 && o_.drafts > 0 && only_decodes;
+    if (padded) {
+      tokens = 1 + o_.drafts;
+      if (tokens > budget_ || hit_tokens + tokens > o_.max_len) return;
+    }
+    if (o_.threshold > 0) tokens = std::min(tokens, o_.threshold);
+    if (!o_.chunked && tokens > budget_) return;
+    tokens = std::min(tokens, budget_);
+
+    int64_t idle_hits = 0;
+    for (int id : hits) idle_hits += references_[id] == 0;
+    const auto need = [&](int64_t slots) {
+      return std::max<int64_t>(Ceil(slots, o_.block_size) - static_cast<int64_t>(hits.size()), 0) +
+             idle_hits;
+    };
+    const int64_t spare =
+        static_cast<int64_t>(free_.size()) - (running_.empty() ? 0 : o_.watermark_blocks);
+    const int64_t slots = std::min(hit_tokens + tokens + o_.lookahead, o_.max_len);
+    if (o_.gate && need(std::min(n, o_.max_len)) > spare) return;
+    if (need(slots) > spare) return;
+
+    waiting_.pop_front();
+    running_.push_back(r);
+    for (int id : hits) {
+      if (references_[id]++ == 0) free_.erase(std::find(free_.begin(), free_.end(), id));
+    }
+    r->table = hits;
+    r->settled = hit_tokens;
+    const std::string taken = Grow(r, slots);
+    Register(r, std::min(hit_tokens + tokens, n));
+    const std::string hit_text = hit_tokens > 0 ? absl::StrCat("h", hit_tokens) : "";
+    step_.push_back({r, tokens, padded ? tokens - 1 : 0, padded, prefill,
+                     absl::StrCat(r->id, ":", tokens, hit_text, " ", taken)});
+    budget_ -= tokens;
+  }
+}
+
+// Writes the line of what was scheduled and hands it to the device.
+void NaiveEngine::Start(int64_t now) {
+  std::vector<std::string> texts;
+  for (const Entry& e : step_) texts.push_back(e.text);
+  std::string line = absl::StrCat(now, texts.empty() ? ":" : ": ", absl::StrJoin(texts, ", "));
+  for (const std::string& id : preempted_) absl::StrAppend(&line, " preempt ", id);
+  lines_.push_back(line);
+  if (step_.empty()) return;
+  for (Entry& e : step_) {
+    NaiveRequest* r = e.request;
+    e.chunk = Computed(*r) + e.tokens < static_cast<int64_t>(r->tokens.size()) + ToCome(*r);
+    if (o_.async && !e.chunk) r->drafts = o_.drafts;
+  }
+  device_free_ = std::max(device_free_, now) + 1;
+  under_way_.push_back({step_, device_free_, lines_.size() - 1});
+}
+
+// Takes in what the oldest step brought.
+void NaiveEngine::Finish() {
+  const Step step = under_way_.front();
+  under_way_.pop_front();
+  for (const Entry& e : step.entries) {
+    NaiveRequest* r = e.request;
+    if (r->ended) {
+      num_wasted_ += e.tokens;
+      continue;
+    }
+    if (!e.lost) r->settled += e.tokens;
+    if (e.chunk) continue;
+    const int64_t accepted = e.padded ? 0 : std::min(o_.accepted, e.verified);
+    num_rejected_ += e.verified - accepted;
+    if (!e.lost) r->settled -= e.verified - accepted;
+    bool over = false;
+    for (int64_t i = 0; i <= accepted; ++i) {
+      if (over) {
+        ++num_wasted_;
+        continue;
+      }
+      const int64_t index = static_cast<int64_t>(r->tokens.size()) - r->prompt;
+      r->tokens.push_back(-1 - (r->row * 1000 + index));
+      token_times_[r->id].push_back(static_cast<double>(step.end));
+      over = static_cast<int64_t>(r->tokens.size()) >= o_.max_len || index + 1 >= r->output;
+    }
+    if (!o_.async) r->drafts = o_.drafts;
+    // All known tokens but the last one are computed.
+    if (o_.async && !e.lost) Register(r, static_cast<int64_t>(r->tokens.size()) - 1);
+    if (!over) continue;
+    Leave(r);
+    absl::StrAppend(&lines_[step.line], " fin ", r->id);
+  }
+}
+
+}  // namespace kvblocks::sim

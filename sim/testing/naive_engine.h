@@ -1,0 +1,105 @@
+// NaiveEngine: scheduler and block manager as plainly as the rules can be followed, to hold the
+// real ones against.
+//
+// Contents are spelled out token by token, keys are whole prefixes, the free queue is a list, and
+// every question is asked anew in every step. What steps under way will bring is not counted along
+// but added up from those steps whenever it is needed. One full-attention group, steps of 1 s.
+
+#ifndef KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_H_
+#define KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace kvblocks::sim {
+
+struct NaiveOptions {
+  int64_t block_size, num_blocks, budget, max_seqs, max_len, threshold, drafts, lookahead, accepted;
+  bool chunked, priority, gate, append_all, async;
+  int64_t watermark_blocks;
+};
+
+struct NaiveRequest {
+  std::string id;
+  int64_t row, prompt, output, arrival, priority;
+  int64_t abort_at = -1;        // -1: never
+  std::vector<int64_t> tokens;  // known ones
+  int64_t settled = 0;          // computed by steps that are over
+  int64_t drafts = 0;
+  std::vector<int> table = {};
+  bool ended = false;
+};
+
+class NaiveEngine {
+ public:
+  explicit NaiveEngine(const NaiveOptions& options);
+
+  // Requests in arrival order.
+  void Run(std::vector<NaiveRequest> requests);
+
+  // What happened, in the words of Replay.
+  const std::vector<std::string>& lines() const { return lines_; }
+  const std::map<std::string, std::vector<double>>& token_times() const { return token_times_; }
+  std::vector<int> free_queue() const { return {free_.begin(), free_.end()}; }
+  int64_t num_wasted() const { return num_wasted_; }
+  int64_t num_rejected() const { return num_rejected_; }
+
+ private:
+  struct Entry {
+    NaiveRequest* request;
+    int64_t tokens, verified;
+    bool padded, prefill;
+    std::string text;
+    bool chunk = false;
+    bool lost = false;  // the request was preempted while the step was under way
+  };
+  struct Step {
+    std::vector<Entry> entries;
+    int64_t end;
+    size_t line;
+  };
+  using Key = std::vector<int64_t>;
+
+  void Arrive(NaiveRequest* r);
+  void Leave(NaiveRequest* r);
+  void Sort();
+  int64_t Computed(const NaiveRequest& r) const;
+  int64_t ToCome(const NaiveRequest& r) const;
+
+  Key KeyOf(const NaiveRequest& r, int64_t block) const;
+  int Take();
+  void FreeAll(NaiveRequest* r);
+  void Register(NaiveRequest* r, int64_t upto);
+  std::string Grow(NaiveRequest* r, int64_t slots);
+
+  void Schedule();
+  bool WalkRunning();
+  void Preempt(NaiveRequest* r);
+  void Admit();
+  void Start(int64_t now);
+  void Finish();
+
+  const NaiveOptions o_;
+  int64_t budget_ = 0;
+  std::deque<int> free_;
+  std::map<int, int> references_;
+  std::map<int, Key> keys_;
+  std::map<Key, std::vector<int>> table_;
+  std::deque<NaiveRequest*> waiting_;
+  std::vector<NaiveRequest*> running_;
+  std::vector<Entry> step_;  // being scheduled
+  std::vector<std::string> preempted_;
+  std::deque<Step> under_way_;  // oldest first
+  int64_t device_free_ = 0;
+
+  std::vector<std::string> lines_;
+  std::map<std::string, std::vector<double>> token_times_;
+  int64_t num_wasted_ = 0, num_rejected_ = 0;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_H_
