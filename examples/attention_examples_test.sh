@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# attention_examples_test.sh CUSTOM_MASK BLEND
+# attention_examples_test.sh CUSTOM_MASK BLEND UNIFIED_ATTENTION
 set -u
-custom_mask=$1 blend=$2
+custom_mask=$1 blend=$2 unified_attention=$3
 expected='token 0 sees ###...  output 1.00
 token 1 sees ###...  output 1.00
 token 2 sees ###...  output 1.00
@@ -26,3 +26,15 @@ printf '%s\n' "$actual" | awk '
     if (rows != 6) bad = "has " rows " ratios, expected 6"
     if (bad != "") { print "the error " bad; exit 1 }
   }' || { printf '%s\n' "$actual"; exit 1; }
+
+# Two layers in three steps: hooks around each, the prompt of 19 tokens in three pieces of 8.
+actual=$("$unified_attention") || { printf 'unified_attention exits with %s after\n%s\n' "$?" "$actual"; exit 1; }
+expected='step of 19: 1 request, 3 pieces
+full: wait for its blocks
+full: save 19 new rows
+  token 18 sees 0 to 18: yes
+local: wait for its blocks
+local: save 19 new rows
+  token 18 sees 16 to 18: yes'
+[ "$(printf '%s\n' "$actual" | head -n 7)" = "$expected" ] && [ "$(printf '%s\n' "$actual" | grep -c ': yes$')" = 6 ] ||
+  { printf 'unified_attention prints\n%s\nexpected to begin with\n%s\n' "$actual" "$expected"; exit 1; }
