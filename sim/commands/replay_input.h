@@ -1,9 +1,12 @@
 // ReplayInput: what replay and explain take alike - the trace, the options of a replay, and the
 // files that may hold them.
 //
-//   ReplayInput input(app);                          // adds TRACE, --config, --kv-cache-config,
-//   ... auto config = input.Configure();                 // after the parse auto reader =
-//   OpenReplayTrace(*config, setup);
+//   ReplayInput input(app);   // adds TRACE, --config and --kv-cache-config
+//   ... the command's own options ...
+//   input.AddOptions();
+//   ... the parse ...
+//   auto config = input.Configure();
+//   auto reader = OpenReplayTrace(*config, options);
 
 #ifndef KVBLOCKS_SIM_COMMANDS_REPLAY_INPUT_H_
 #define KVBLOCKS_SIM_COMMANDS_REPLAY_INPUT_H_
