@@ -4,13 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/checks/checked_int64.h"
 
 namespace kvblocks {
 namespace {
 
 constexpr int64_t kMaxIds = (int64_t{1} << 31) - 2;  // as BlockPool's
-
-int64_t CeilDiv(int64_t a, int64_t b) { return a <= 0 ? 0 : (a - 1) / b + 1; }
 
 int32_t IdsPerChunk(const ChunkLayout& layout) {
   return static_cast<int32_t>(

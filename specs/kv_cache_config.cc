@@ -4,7 +4,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/field_error.h"
 
 namespace kvblocks {
 namespace {

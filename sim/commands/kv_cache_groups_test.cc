@@ -4,8 +4,8 @@
 
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/sim/config.pb.h"
-#include "kvblocks/specs/field_error.h"
 #include "kvblocks/specs/kv_cache_config_text.h"
 
 namespace kvblocks::sim {

@@ -84,12 +84,7 @@ absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(const ReplayConfig& config
   if (config.block_size() > 0) options.block_size = config.block_size();
   auto specs = LayerCaches(model, options);
   if (!specs.ok()) return Named(FlagOf(specs.status()), specs.status());
-  std::vector<LayerCache> caches;
-  caches.reserve(specs->size());
-  for (NamedSpec& spec : *specs) {
-    caches.push_back({.name = std::move(spec.name), .spec = std::move(spec.spec)});
-  }
-  return caches;
+  return specs;
 }
 
 PoolMemory MemoryOf(const ReplayConfig& config, const ModelOnDevice& hardware) {

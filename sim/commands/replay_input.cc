@@ -1,11 +1,11 @@
 #include "kvblocks/sim/commands/replay_input.h"
 
 #include "CLI/CLI.hpp"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/sim/commands/example_trace.h"
 #include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/specs/config_source.h"
-#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks::sim {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/kv_cache_config.h"
 
 namespace kvblocks {
@@ -37,9 +37,7 @@ class InputChecker {
 
  private:
   void BadValue(std::string_view field, int64_t value, std::string_view allowed) {
-    errors_->push_back({.code = PlanErrorCode::kBadValue,
-                        .message = std::string(field) + ": got " + std::to_string(value) +
-                                   ", expected " + std::string(allowed)});
+    errors_->push_back(ValueError(field, std::to_string(value), allowed));
   }
 
   void CheckRange(std::string_view field, int64_t value, int64_t lowest, int64_t highest) {
@@ -69,10 +67,9 @@ class InputChecker {
       CheckRange("kernel_block_sizes", size, 1, kMaxPlannedTokens);
     }
     if (o.policy == PlanPolicy::kUpstream && o.layout.has_value()) {
-      errors_->push_back({.code = PlanErrorCode::kBadValue,
-                          .message = "layout: got " + std::string(LayoutName(*o.layout)) +
-                                     ", expected none under the upstream policy, whose layout "
-                                     "follows from the groups"});
+      errors_->push_back(
+          ValueError("layout", LayoutName(*o.layout),
+                     "none under the upstream policy, whose layout follows from the groups"));
     }
   }
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/fit_check.h"
 #include "kvblocks/specs/planning/grouping.h"
 #include "kvblocks/specs/planning/memory_map.h"

@@ -289,7 +289,7 @@ absl::Status Replayer::CheckChanges(const RecordedState& recorded, const Entry* 
         run->block_size = size;
         run->lora_name = content.lora_name();
         run->group_idx = change.group;
-        run->kv_cache_spec_kind = KindName(group.spec().kind());
+        run->kv_cache_spec_kind = group.spec().kind_name();
         run->kv_cache_spec_sliding_window = group.spec().sliding_window();
       }
       run->block_hashes.push_back(hash);

@@ -1,11 +1,11 @@
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/field_error.h"
 
 #include "absl/strings/cord.h"
 
 namespace kvblocks {
 namespace {
 
-constexpr char kFieldUrl[] = "kvblocks.specs.field";
+constexpr char kFieldUrl[] = "kvblocks.field";
 
 }  // namespace
 

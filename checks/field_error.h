@@ -5,8 +5,8 @@
 // value was written (a configuration file's line and column, for one) can point there without
 // taking the message apart.
 
-#ifndef KVBLOCKS_SPECS_FIELD_ERROR_H_
-#define KVBLOCKS_SPECS_FIELD_ERROR_H_
+#ifndef KVBLOCKS_CHECKS_FIELD_ERROR_H_
+#define KVBLOCKS_CHECKS_FIELD_ERROR_H_
 
 #include <cstdint>
 #include <optional>
@@ -33,4 +33,4 @@ absl::Status CheckPositive(std::string_view field, const std::optional<int64_t>&
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_SPECS_FIELD_ERROR_H_
+#endif  // KVBLOCKS_CHECKS_FIELD_ERROR_H_
