@@ -2,50 +2,46 @@
 
 load("//:kvblocks.bzl", "kv_cc_binary", "kv_cc_test")
 
-def kv_fuzz_test(name, srcs, corpus, deps = [], mutations = 2000, size = "small"):
-    """A fuzzer as a test, and as a libFuzzer binary named like it without "_test".
+def kv_fuzz_tests(deps, mutations = {}):
+    """For each <name>_fuzz.cc of a folder a test <name>_fuzz_test, and a libFuzzer binary <name>_fuzz.
 
-    The test needs no libFuzzer, so it runs wherever the others do, also under sanitizers: it feeds
-    the fuzzer every file of the corpus and a number of mutations of them that never changes.
+    The test needs no libFuzzer, so it runs wherever the others do, under sanitizers: it feeds the fuzzer every file of
+    the corpus testdata/fuzz/<name> and a number of mutations of them that never changes. Inputs that once crashed stay
+    in the corpus under a telling name.
 
     Args:
-      name: of the test; ends in "_fuzz_test".
-      srcs: the source that defines LLVMFuzzerTestOneInput, and what it includes from its folder.
-      corpus: a folder of this package; inputs that once crashed stay there under a telling name.
-      deps: of the source.
-      mutations: how many the test runs; a few seconds' worth under sanitizers.
-      size: of the test.
+      deps: of the sources.
+      mutations: how many a test runs, by <name>; a few seconds' worth under sanitizers.
     """
-    if not name.endswith("_fuzz_test"):
-        fail("kv_fuzz_test: got the name %s, expected one that ends in _fuzz_test" % name)
-    files = native.glob([corpus + "/**"])
-    if not files:
-        fail("kv_fuzz_test: the corpus %s is empty, expected at least one file" % corpus)
-    all_deps = deps + ["//tests/fuzz:fuzz_input"]
-    kv_cc_test(
-        name = name,
-        size = size,
-        srcs = srcs,
-        data = files,
-        env = {
-            "KVBLOCKS_FUZZ_CORPUS": native.package_name() + "/" + corpus,
-            "KVBLOCKS_FUZZ_MUTATIONS": str(mutations),
-        },
-        deps = all_deps + ["//tests/fuzz:corpus_test"],
-    )
+    for src in native.glob(["*_fuzz.cc"]):
+        name = src[:-len("_fuzz.cc")]
+        corpus = "testdata/fuzz/" + name
+        files = native.glob([corpus + "/**"])
+        if not files:
+            fail("kv_fuzz_tests: the corpus %s is empty, expected at least one file" % corpus)
+        all_deps = deps + ["//tests/fuzz:fuzz_input"]
+        kv_cc_test(
+            name = name + "_fuzz_test",
+            srcs = [src],
+            data = files,
+            env = {
+                "KVBLOCKS_FUZZ_CORPUS": native.package_name() + "/" + corpus,
+                "KVBLOCKS_FUZZ_MUTATIONS": str(mutations.get(name, 2000)),
+            },
+            deps = all_deps + ["//tests/fuzz:corpus_test"],
+        )
 
-    # Manual, because it links clang's libFuzzer: a build of //... must work where only g++ is
-    # installed. tools/fuzz.sh finds these targets by the tag "libfuzzer" and builds them with
-    # --config=fuzz.
-    kv_cc_binary(
-        name = name[:-len("_test")],
-        testonly = True,
-        srcs = srcs,
-        data = files,
-        linkopts = ["-fsanitize=fuzzer"],
-        tags = [
-            "libfuzzer",
-            "manual",
-        ],
-        deps = all_deps,
-    )
+        # Manual, because it links clang's libFuzzer: a build of //... must work where only g++ is installed.
+        # tools/fuzz.sh finds these targets by the tag "libfuzzer" and builds them with --config=fuzz.
+        kv_cc_binary(
+            name = name + "_fuzz",
+            testonly = True,
+            srcs = [src],
+            data = files,
+            linkopts = ["-fsanitize=fuzzer"],
+            tags = [
+                "libfuzzer",
+                "manual",
+            ],
+            deps = all_deps,
+        )

@@ -1,6 +1,14 @@
-"""Rules with the project's compiler warnings, which are errors in our own code."""
+"""Rules of this project: include prefix, warnings, sources by what a folder holds, tests of a folder in few binaries.
+
+A folder is one library: its *.cc and *.h, but not what tests, fuzzes or measures it (*_test.cc, *_fuzz.cc, *_benchmark.cc)
+nor programs (*_main.cc). CMakeLists.txt follows the same rule, so no list of files is kept anywhere.
+"""
+
+load("@rules_cc//cc:defs.bzl", "cc_proto_library")
+load("@rules_proto//proto:defs.bzl", "proto_library")
 
 COPTS = [
+    "-std=c++20",
     "-Wall",
     "-Wextra",
     "-Wshadow",
@@ -8,20 +16,189 @@ COPTS = [
     "-Wno-sign-compare",
     # g++ 12 at -O2 takes std::string's own moves for overlapping copies (GCC bug 105651).
     "-Wno-restrict",
-    "-Werror",
 ]
 
-def kv_cc_library(name, copts = [], **kwargs):
-    native.cc_library(name = name, copts = COPTS + copts, **kwargs)
+NOT_LIBRARY = [
+    "*_test.cc",
+    "*_fuzz.cc",
+    "*_benchmark.cc",
+    "*_main.cc",
+]
 
-def kv_cc_binary(name, copts = [], **kwargs):
-    native.cc_binary(name = name, copts = COPTS + copts, **kwargs)
+def _copts(copts):
+    # Errors only for ourselves: another compiler may warn of more, and who depends on this could not mend it.
+    return COPTS + (["-Werror"] if native.repository_name() == "@" else []) + copts
 
-def kv_cc_test(name, copts = [], size = "small", deps = [], **kwargs):
+def _joined_sources_impl(ctx):
+    groups = [ctx.files.srcs[i:i + ctx.attr.size] for i in range(0, len(ctx.files.srcs), ctx.attr.size)]
+    outputs = []
+    for index, group in enumerate(groups):
+        output = ctx.actions.declare_file("%s/%d.cc" % (ctx.label.name, index))
+        commands = []
+        for source in group:
+            commands.append("echo '#line 1 \"%s\"'" % source.short_path)
+            if ctx.attr.own_namespaces:
+                # What a test keeps to itself stays apart from the other tests of the file.
+                own = source.basename[:-len(".cc")]
+                commands.append("sed 's|^namespace {$|namespace %s {|' '%s'" % (own, source.path))
+            else:
+                commands.append("cat '%s'" % source.path)
+            commands.append("echo")
+        ctx.actions.run_shell(
+            outputs = [output],
+            inputs = group,
+            command = "{ %s; } > '%s'" % ("; ".join(commands), output.path),
+            mnemonic = "JoinSources",
+        )
+        outputs.append(output)
+    return [DefaultInfo(files = depset(outputs))]
+
+# Several sources in one translation unit: half of the time that a small one takes to compile are the headers.
+joined_sources = rule(
+    implementation = _joined_sources_impl,
+    attrs = {
+        "srcs": attr.label_list(allow_files = [".cc", ".cu"]),
+        "size": attr.int(),
+        "own_namespaces": attr.bool(),
+    },
+)
+
+def _joined(name, srcs, size, own_namespaces = False, testonly = False, tags = []):
+    if size < 2 or len(srcs) < 2:
+        return srcs
+    joined_sources(
+        name = name + "_joined",
+        srcs = srcs,
+        size = size,
+        own_namespaces = own_namespaces,
+        testonly = testonly,
+        tags = tags,
+        visibility = ["//visibility:private"],
+    )
+    return [":%s_joined" % name]
+
+def kv_cc_library(
+        name,
+        srcs = None,
+        hdrs = None,
+        deps = [],
+        copts = [],
+        generated = [],
+        separate = [],
+        sources_per_unit = 6,
+        testonly = False,
+        **kwargs):
+    """A library whose headers are included as kvblocks/<folder>/<header>.h.
+
+    Args:
+      name: of the library.
+      srcs: its sources; without this, those of the folder.
+      hdrs: its headers; without this, those of the folder.
+      deps: beside Abseil.
+      copts: beside the project's.
+      generated: sources that another rule makes.
+      separate: sources that are compiled alone.
+      sources_per_unit: how many of the others are compiled as one.
+      testonly: as ever.
+      **kwargs: of the cc_library.
+    """
+    if srcs == None:
+        srcs = native.glob(["*.cc"], exclude = NOT_LIBRARY)
+    if hdrs == None:
+        hdrs = native.glob(["*.h"])
+    joined = [src for src in srcs if src not in separate]
+    native.cc_library(
+        name = name,
+        srcs = _joined(name, joined, sources_per_unit, testonly = testonly) + separate + generated,
+        hdrs = hdrs,
+        copts = _copts(copts),
+        include_prefix = "kvblocks/" + native.package_name() if native.package_name() else "kvblocks",
+        testonly = testonly,
+        deps = deps + [Label("//third_party:absl")],
+        **kwargs
+    )
+
+def kv_cc_binary(name, copts = [], deps = [], **kwargs):
+    native.cc_binary(name = name, copts = _copts(copts), deps = deps + [Label("//third_party:absl")], **kwargs)
+
+def kv_cc_test(
+        name,
+        srcs = [],
+        deps = [],
+        copts = [],
+        size = "medium",
+        tags = [],
+        optimised = False,
+        both = False,
+        sources_per_unit = 6,
+        **kwargs):
+    """Tests of one idea in one binary.
+
+    Args:
+      name: of the test.
+      srcs: its sources. What each keeps in an anonymous namespace is its own.
+      deps: beside GoogleTest and Abseil.
+      copts: beside the project's.
+      size: a limit that a machine of a fifth of the speed meets.
+      tags: as ever.
+      optimised: ./test.sh runs it optimised, because it does much; others run under sanitizers and with debug checks.
+      both: ./test.sh runs it both ways.
+      sources_per_unit: how many sources are compiled as one.
+      **kwargs: of the cc_test.
+    """
     native.cc_test(
         name = name,
-        copts = COPTS + copts,
+        srcs = _joined(name, srcs, sources_per_unit, own_namespaces = True, testonly = True),
+        copts = _copts(copts),
         size = size,
-        deps = deps + ["@com_google_googletest//:gtest_main"],
+        tags = tags + mode_tags(optimised, both),
+        deps = deps + ["@com_google_googletest//:gtest_main", Label("//third_party:absl")],
         **kwargs
+    )
+
+def mode_tags(optimised, both = False):
+    """How ./test.sh builds a test: --config=sanitize takes what has no tag "optimised", the optimised run what has one."""
+    if both:
+        return ["optimised", "sanitized"]
+    return ["optimised"] if optimised else ["sanitized"]
+
+def kv_unit_tests(name = "unit_test", exclude = [], **kwargs):
+    """The *_test.cc of a folder, but its property tests, in one binary."""
+    kv_cc_test(
+        name = name,
+        srcs = native.glob(["*_test.cc"], exclude = ["*_property_test.cc"] + exclude),
+        **kwargs
+    )
+
+def kv_property_tests(name = "property_test", deps = [], exclude = [], **kwargs):
+    """The *_property_test.cc of a folder in one binary, optimised."""
+    kv_cc_test(
+        name = name,
+        srcs = native.glob(["*_property_test.cc"], exclude = exclude),
+        deps = deps + ["@rapidcheck//:rapidcheck_gtest"],
+        optimised = True,
+        sources_per_unit = 3,
+        **kwargs
+    )
+
+def kv_proto_library(name, srcs, deps = [], visibility = None):
+    """A C++ library <name> of .proto files, included as kvblocks/<folder>/<file>.pb.h and imported likewise.
+
+    Args:
+      name: of the C++ library; the proto_library is <name>_messages.
+      srcs: .proto files.
+      deps: other libraries of this rule.
+      visibility: of both.
+    """
+    proto_library(
+        name = name + "_messages",
+        srcs = srcs,
+        import_prefix = "kvblocks",
+        visibility = visibility,
+        deps = [dep + "_messages" for dep in deps],
+    )
+    cc_proto_library(
+        name = name,
+        visibility = visibility,
+        deps = [":%s_messages" % name],
     )

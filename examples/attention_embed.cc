@@ -5,9 +5,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "kvblocks/attention/backends/backend_selection.h"
-#include "kvblocks/attention/backends/cpu_backends.h"
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/attention.h"
+#include "kvblocks/kv_cache.h"
 
 using namespace kvblocks;
 using namespace kvblocks::attention;

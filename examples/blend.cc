@@ -8,10 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "kvblocks/attention/blend/blend_run.h"
-#include "kvblocks/attention/blend/small_transformer.h"
-#include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/ops/hkvd_count.h"
+#include "kvblocks/attention.h"
 
 namespace {
 

@@ -9,9 +9,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/single_type_manager.h"
-#include "kvblocks/specs/kv_cache_kind.h"
+#include "kvblocks/kv_cache.h"
 
 namespace {
 

@@ -4,8 +4,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/masks/mask_builder.h"
+#include "kvblocks/attention.h"
 
 int main() {
   using namespace kvblocks::attention;

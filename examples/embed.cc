@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <numeric>
 
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/kv_cache.h"
 
 int main() {
   using namespace kvblocks;

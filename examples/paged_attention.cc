@@ -1,7 +1,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "kvblocks/attention/cpu/cpu_ops.h"
+#include "kvblocks/attention.h"
 
 int main() {
   using namespace kvblocks::attention;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kvblocks/checks/field_error.h"
+#include "kvblocks/specs/kv_cache_config.pb.h"
 #include "kvblocks/specs/kv_cache_config_proto.h"
 
 namespace kvblocks {

@@ -16,9 +16,12 @@
 #include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/specs/config_source.h"
 #include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/specs/kv_cache_config.pb.h"
 
 namespace kvblocks {
+
+namespace config::v1 {
+class KvCacheManagerConfig;
+}
 
 struct KvCacheManagerConfig {
   KvCacheConfig cache;

@@ -4,6 +4,7 @@
 
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
+#include "kvblocks/specs/kv_cache_config.pb.h"
 
 namespace kvblocks {
 namespace {

@@ -276,60 +276,60 @@ TEST(LookupExplanationTest, AResetRemoves) {
 
 class OtherExtraKeysTest : public ::testing::Test {
  protected:
-  std::string Missed(PrefixContent::Options content) {
+  std::string MissedWith(PrefixContent::Options content) {
     const auto request = manager_->NewRequest({.id = "r", .content = std::move(content)}).value();
-    return kvblocks::Missed(Explain(*manager_, *request));
+    return Missed(Explain(*manager_, *request));
   }
   std::unique_ptr<KvCacheManager> manager_ = Remembering(100, {Full(4)});
 };
 
 TEST_F(OtherExtraKeysTest, Salt) {
   ComputeContent(*manager_, {.token_ids = Tokens(8), .cache_salt = "a"});
-  EXPECT_EQ(Missed({.token_ids = Tokens(12), .cache_salt = "b"}),
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(12), .cache_salt = "b"}),
             "other salt or adapter 0+8, never seen 8+4");
-  EXPECT_EQ(Missed({.token_ids = Tokens(9)}), "other salt or adapter 0+8, partial block 8+1");
-  EXPECT_EQ(Missed({.token_ids = Tokens(9), .cache_salt = "a"}), "partial block 8+1");
-  EXPECT_EQ(Missed({.token_ids = Tokens(9, 50), .cache_salt = "b"}),
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "other salt or adapter 0+8, partial block 8+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .cache_salt = "a"}), "partial block 8+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9, 50), .cache_salt = "b"}),
             "never seen 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, CachedWithoutSalt) {
   Compute(*manager_, Tokens(8));
-  EXPECT_EQ(Missed({.token_ids = Tokens(9), .cache_salt = "a"}),
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .cache_salt = "a"}),
             "other salt or adapter 0+8, partial block 8+1");
   ASSERT_TRUE(manager_->ResetPrefixCache());  // it was cached, and that is remembered
-  EXPECT_EQ(Missed({.token_ids = Tokens(9), .cache_salt = "a"}),
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .cache_salt = "a"}),
             "other salt or adapter 0+8, partial block 8+1");
-  EXPECT_EQ(Missed({.token_ids = Tokens(9)}), "removed 0+8, partial block 8+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "removed 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, Adapter) {
   ComputeContent(*manager_, {.token_ids = Tokens(8), .lora_name = "l"});
-  EXPECT_EQ(Missed({.token_ids = Tokens(9)}), "other salt or adapter 0+8, partial block 8+1");
-  EXPECT_EQ(Missed({.token_ids = Tokens(9), .lora_name = "m"}),
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "other salt or adapter 0+8, partial block 8+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .lora_name = "m"}),
             "other salt or adapter 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, ImageFromItsBlockOn) {
   ComputeContent(*manager_, {.token_ids = Tokens(12), .features = {{"cat", 5, 2}}});
-  EXPECT_EQ(Missed({.token_ids = Tokens(13), .features = {{"dog", 5, 2}}}),
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(13), .features = {{"dog", 5, 2}}}),
             "other salt or adapter 4+8, partial block 12+1");
-  EXPECT_EQ(Missed({.token_ids = Tokens(13)}), "other salt or adapter 4+8, partial block 12+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(13)}), "other salt or adapter 4+8, partial block 12+1");
 }
 
 TEST_F(OtherExtraKeysTest, OwnRemovalComesFirst) {
   ComputeContent(*manager_, {.token_ids = Tokens(8), .cache_salt = "a"});
   ASSERT_TRUE(manager_->ResetPrefixCache());
   ComputeContent(*manager_, {.token_ids = Tokens(8), .cache_salt = "b"});
-  EXPECT_EQ(Missed({.token_ids = Tokens(9), .cache_salt = "a"}), "removed 0+8, partial block 8+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .cache_salt = "a"}), "removed 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, EmbeddingsHaveNoTokensToCompare) {
   const auto digest = [](std::string name) { return [name](int64_t, int64_t) { return name; }; };
   ComputeContent(*manager_, {.token_ids = Tokens(8), .embedding_digest = digest("x")});
-  EXPECT_EQ(Missed({.token_ids = Tokens(9), .embedding_digest = digest("y")}),
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .embedding_digest = digest("y")}),
             "never seen 0+8, partial block 8+1");
-  EXPECT_EQ(Missed({.token_ids = Tokens(9)}), "never seen 0+8, partial block 8+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "never seen 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, RequestsMadeFromHashesCannotKnow) {
@@ -338,7 +338,7 @@ TEST_F(OtherExtraKeysTest, RequestsMadeFromHashesCannotKnow) {
   const auto hashes = plain->content().hashes();
   const auto request =
       manager_->NewRequestFromHashes("h", 9, {hashes.begin(), hashes.end()}).value();
-  EXPECT_EQ(kvblocks::Missed(Explain(*manager_, *request)), "never seen 0+8, partial block 8+1");
+  EXPECT_EQ(Missed(Explain(*manager_, *request)), "never seen 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, PlainHashesGrowWithTheContent) {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/naive_engine_for_test.h"
-#include "kvblocks/sim/testing/replay_for_test.h"
+#include "kvblocks/sim/testing/naive_engine.h"
+#include "kvblocks/sim/testing/replay.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::sim {

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/replay_for_test.h"
+#include "kvblocks/sim/testing/replay.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::sim {

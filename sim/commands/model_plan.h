@@ -12,9 +12,9 @@
 
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/config.pb.h"
-#include "kvblocks/sim/cost/roofline.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 #include "kvblocks/specs/catalogue/model_facts.h"
+#include "kvblocks/specs/catalogue/pool_memory.h"
 #include "kvblocks/specs/layer_cache.h"
 #include "kvblocks/specs/planning/planner.h"
 

@@ -8,7 +8,7 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr double kPicosecondsPerSecond = 1e12;
+constexpr double kPsPerSecond = 1e12;
 // Beyond it a coefficient alone fills the clock.
 constexpr double kMaxCoefficient = 9e18;
 
@@ -45,7 +45,7 @@ double LatentBytes(int64_t num_values, bool v4, const AttentionRates& rates) {
 
 int64_t RoundToPicoseconds(double seconds) {
   return static_cast<int64_t>(
-      std::llround(std::min(seconds * kPicosecondsPerSecond, kMaxCoefficient)));
+      std::llround(std::min(seconds * kPsPerSecond, kMaxCoefficient)));
 }
 
 AttentionCost::AttentionCost(const ModelFacts& model, const AttentionRates& rates) {

@@ -48,26 +48,6 @@ absl::Status Validate(const RooflineOptions& options);
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeRoofline(const RooflineOptions& options);
 
-// How many KV-cache blocks fit beside the weights.
-struct PoolMemory {
-  DeviceFacts device;
-  ModelFacts model;
-  int64_t tensor_parallel = 1;
-  double utilization = 0.9;  // share of the device memory that may be used
-  // Memory that is neither weights nor cache. Estimates; without measured values the result is an
-  // upper bound.
-  double activation_gb = 2.0;
-  double graph_gb = 1.0;
-  int64_t block_bytes = 0;  // on one device, all layers
-};
-
-// What the weights and the reserves leave on one device. InvalidArgument for bad fields;
-// ResourceExhausted, with the sums, if nothing is left. `block_bytes` is not looked at.
-absl::StatusOr<int64_t> CacheBytesInMemory(const PoolMemory& memory);
-
-// InvalidArgument for bad fields; ResourceExhausted, with the sums, if not even two blocks fit.
-absl::StatusOr<int64_t> NumBlocksInMemory(const PoolMemory& memory);
-
 }  // namespace kvblocks::sim
 
 #endif  // KVBLOCKS_SIM_COST_ROOFLINE_H_

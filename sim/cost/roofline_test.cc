@@ -298,44 +298,5 @@ RC_GTEST_PROP(RooflineProperty, WindowPairsAreThoseCountedOneByOne, ()) {
   RC_ASSERT(Time(options, {{context, count, 0}}) == one_by_one);
 }
 
-// --- Pool size ---
-
-PoolMemory Llama8bPool() {
-  PoolMemory memory;
-  memory.device = *Catalogue::BuiltIn().FindDevice("h100-sxm");
-  memory.model = *Catalogue::BuiltIn().FindModel("llama-3.1-8b");
-  memory.block_bytes = 16 * 131072;
-  return memory;
-}
-
-TEST(NumBlocksInMemoryTest, IsWhatWeightsAndReservesLeave) {
-  // 72 - 16.06 - 2 - 1 = 52.94 GB; 72 - 8.03 - 2 - 1 = 60.97 GB.
-  EXPECT_EQ(*NumBlocksInMemory(Llama8bPool()), 25243);
-  PoolMemory two = Llama8bPool();
-  two.tensor_parallel = 2;
-  two.block_bytes /= 2;
-  EXPECT_EQ(*NumBlocksInMemory(two), 58145);
-}
-
-TEST(NumBlocksInMemoryTest, NoRoomIsSaidWithTheSums) {
-  PoolMemory memory = Llama8bPool();
-  memory.model = *Catalogue::BuiltIn().FindModel("llama-3.1-70b");
-  const auto blocks = NumBlocksInMemory(memory);
-  EXPECT_EQ(blocks.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(blocks.status().message(), HasSubstr("weights 141.1 GB"));
-}
-
-TEST(NumBlocksInMemoryTest, BadFieldsAreRefused) {
-  PoolMemory memory = Llama8bPool();
-  memory.block_bytes = 0;
-  EXPECT_THAT(NumBlocksInMemory(memory).status().message(), HasSubstr("block_bytes is 0"));
-  memory = Llama8bPool();
-  memory.utilization = 1.5;
-  EXPECT_THAT(NumBlocksInMemory(memory).status().message(), HasSubstr("utilization is 1.5"));
-  memory = Llama8bPool();
-  memory.activation_gb = -1;
-  EXPECT_THAT(NumBlocksInMemory(memory).status().message(), HasSubstr("activation_gb is -1"));
-}
-
 }  // namespace
 }  // namespace kvblocks::sim

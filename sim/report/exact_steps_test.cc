@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/sim/cost/roofline.h"
 #include "kvblocks/sim/report/report_json.h"
-#include "kvblocks/sim/testing/measured_replay_for_test.h"
+#include "kvblocks/sim/testing/measured_replay.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 #include "rapidcheck/gtest.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/sim/testing/measured_replay_for_test.h"
+#include "kvblocks/sim/testing/measured_replay.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/sim/report/explanation_text.h"
 #include "kvblocks/sim/report/worst_misses.h"
-#include "kvblocks/sim/testing/measured_replay_for_test.h"
+#include "kvblocks/sim/testing/measured_replay.h"
 
 namespace kvblocks::sim {
 namespace {

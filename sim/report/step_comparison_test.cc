@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/simulation_config.h"
-#include "kvblocks/sim/testing/replay_for_test.h"
+#include "kvblocks/sim/testing/replay.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {

@@ -9,13 +9,12 @@
 #include "absl/strings/string_view.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::report::v1;
-
-absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 double Seconds(int64_t ns) { return static_cast<double>(ns) / 1e9; }
 

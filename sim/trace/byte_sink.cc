@@ -17,7 +17,7 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr size_t kChunk = 256 * 1024;
+constexpr size_t kSinkBuffer = 256 * 1024;
 
 class StringSink : public ByteSink {
  public:
@@ -75,7 +75,7 @@ class FileSink : public ByteSink {
 
 class GzipSink : public ByteSink {
  public:
-  explicit GzipSink(std::unique_ptr<ByteSink> to) : to_(std::move(to)), buffer_(kChunk) {
+  explicit GzipSink(std::unique_ptr<ByteSink> to) : to_(std::move(to)), buffer_(kSinkBuffer) {
     std::memset(&stream_, 0, sizeof(stream_));
     constexpr int kGzip = 16;
     constexpr int kMemoryLevel = 8;
@@ -90,7 +90,7 @@ class GzipSink : public ByteSink {
 
   absl::Status Write(std::string_view bytes) override {
     while (!bytes.empty()) {
-      const std::string_view part = bytes.substr(0, kChunk);
+      const std::string_view part = bytes.substr(0, kSinkBuffer);
       bytes.remove_prefix(part.size());
       if (absl::Status status = Deflate(part, Z_NO_FLUSH); !status.ok()) return status;
     }
@@ -125,7 +125,7 @@ class GzipSink : public ByteSink {
 class ZstdSink : public ByteSink {
  public:
   explicit ZstdSink(std::unique_ptr<ByteSink> to)
-      : to_(std::move(to)), buffer_(kChunk), context_(ZSTD_createCCtx()) {
+      : to_(std::move(to)), buffer_(kSinkBuffer), context_(ZSTD_createCCtx()) {
     constexpr int kLevel = 9;
     if (context_ != nullptr) {
       ZSTD_CCtx_setParameter(context_, ZSTD_c_compressionLevel, kLevel);

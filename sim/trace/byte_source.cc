@@ -19,7 +19,7 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr size_t kChunk = 256 * 1024;
+constexpr size_t kSourceBuffer = 256 * 1024;
 
 // Where stored bytes come from, before decompression.
 class RawInput {
@@ -74,9 +74,9 @@ class StringInput : public RawInput {
 class StoredBytes {
  public:
   explicit StoredBytes(std::unique_ptr<RawInput> input)
-      : input_(std::move(input)), buffer_(kChunk) {}
+      : input_(std::move(input)), buffer_(kSourceBuffer) {}
 
-  // Makes at least `want` (<= kChunk) bytes available unless the input ends before.
+  // Makes at least `want` (<= kSourceBuffer) bytes available unless the input ends before.
   absl::Status Fill(size_t want) {
     while (size() < want && !ended_) {
       if (begin_ > 0) {
@@ -153,7 +153,7 @@ class GzipSource : public DecodingSource {
   absl::StatusOr<size_t> Read(char* out, size_t size) override {
     if (!ready_) return absl::ResourceExhaustedError("no memory for the gzip decoder");
     stream_.next_out = reinterpret_cast<Bytef*>(out);
-    stream_.avail_out = static_cast<uInt>(std::min(size, kChunk));
+    stream_.avail_out = static_cast<uInt>(std::min(size, kSourceBuffer));
     const uInt wanted = stream_.avail_out;
     while (stream_.avail_out == wanted) {
       if (at_member_end_) {

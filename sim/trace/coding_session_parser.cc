@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -26,8 +27,6 @@ constexpr std::array<std::string_view, kNumSessionFields> kSessionFields = {
 enum EntryField { kT, kType, kIn, kOut, kHashIds, kApiTime, kThinkTime, kNested, kNumEntryFields };
 constexpr std::array<std::string_view, kNumEntryFields> kEntryFields = {
     "t", "type", "in", "out", "hash_ids", "api_time", "think_time", "requests"};
-
-absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 bool Has(uint64_t seen, int field) { return (seen >> field & 1) != 0; }
 

@@ -7,13 +7,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {
 
 constexpr int64_t kMaxRationalPart = 1000000000000000000;
-
-absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 // Long values are cut, so that a message never carries a megabyte of digits.
 std::string Quoted(std::string_view text) {

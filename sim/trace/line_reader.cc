@@ -9,24 +9,24 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr size_t kChunk = 256 * 1024;
+constexpr size_t kLineBuffer = 256 * 1024;
 
 }  // namespace
 
 LineReader::LineReader(std::unique_ptr<ByteSource> source, int64_t max_line_bytes)
     : source_(std::move(source)),
       max_line_bytes_(static_cast<size_t>(std::max<int64_t>(max_line_bytes, 1))),
-      buffer_(kChunk + kPadding) {}
+      buffer_(kLineBuffer + kPadding) {}
 
 absl::Status LineReader::ReadMore() {
-  if (begin_ > 0 && buffer_.size() - kPadding - end_ < kChunk / 2) {
+  if (begin_ > 0 && buffer_.size() - kPadding - end_ < kLineBuffer / 2) {
     std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
     end_ -= begin_;
     begin_ = 0;
   }
-  if (buffer_.size() - kPadding - end_ < kChunk / 2) {
-    const size_t limit = max_line_bytes_ + kChunk + kPadding;
-    buffer_.resize(std::max(std::min(buffer_.size() * 2, limit), end_ + kChunk / 2 + kPadding));
+  if (buffer_.size() - kPadding - end_ < kLineBuffer / 2) {
+    const size_t limit = max_line_bytes_ + kLineBuffer + kPadding;
+    buffer_.resize(std::max(std::min(buffer_.size() * 2, limit), end_ + kLineBuffer / 2 + kPadding));
   }
   absl::StatusOr<size_t> n = source_->Read(buffer_.data() + end_, buffer_.size() - kPadding - end_);
   if (!n.ok()) return n.status();

@@ -22,9 +22,9 @@ namespace {
 
 constexpr int kMsToNs = 6;
 // How many bad rows a file may begin with until the block size is taken to be the usual one.
-constexpr size_t kMostPending = 1000;
+constexpr size_t kMostPendingRows = 1000;
 // Fields that are not read: how many different ones are reported.
-constexpr size_t kMostUnknownFields = 50;
+constexpr size_t kMostUnknownColumns = 50;
 constexpr size_t kNumPublishedFields = 4;
 
 enum Field {
@@ -122,7 +122,7 @@ class MooncakeReader : public RowSource {
   // The first good row decides the block size.
   absl::Status Open() {
     info_.block_tokens = override_block_size_ > 0 ? override_block_size_ : -1;
-    while (pending_.size() < kMostPending) {
+    while (pending_.size() < kMostPendingRows) {
       Pending& next = pending_.emplace_back();
       next.outcome = Parse(&next.row, &next.problems);
       if (!next.outcome.ok() && pending_.size() == 1) return next.outcome.status();
@@ -256,7 +256,7 @@ class MooncakeReader : public RowSource {
   }
 
   absl::Status SkipUnknown(std::string_view key, JsonValue& value, const RawRow& row) {
-    if (log_->listener == nullptr || unknown_.size() >= kMostUnknownFields) return value.Skip();
+    if (log_->listener == nullptr || unknown_.size() >= kMostUnknownColumns) return value.Skip();
     const std::string name = Shown(key);
     absl::Status status = value.Skip();
     if (status.ok() && unknown_.insert(name).second) {

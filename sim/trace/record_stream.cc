@@ -12,7 +12,7 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr size_t kChunk = 256 * 1024;
+constexpr size_t kRecordBuffer = 256 * 1024;
 
 }  // namespace
 
@@ -35,7 +35,7 @@ uint64_t RecordHash::value() const {
 RecordStream::RecordStream(std::unique_ptr<ByteSource> source, int64_t max_record_bytes)
     : source_(std::move(source)),
       max_record_bytes_(static_cast<uint64_t>(std::max<int64_t>(max_record_bytes, 1))),
-      buffer_(kChunk, '\0') {}
+      buffer_(kRecordBuffer, '\0') {}
 
 absl::StatusOr<bool> RecordStream::Byte(char* byte) {
   if (begin_ == end_) {

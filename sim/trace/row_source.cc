@@ -6,11 +6,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {
-
-absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 }  // namespace
 

@@ -13,7 +13,7 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr int64_t kNsPerDay = 86400000000000;
+constexpr int64_t kNanosecondsPerDay = 86400000000000;
 constexpr int64_t kLastDay = 2932896;  // 9999-12-31 since 1970-01-01
 
 std::string JsonString(const std::string& text) {
@@ -124,14 +124,14 @@ class CsvWriter : public TraceWriter {
   }
 
   absl::Status Write(const TraceRequest& r) override {
-    if (first_ && r.arrival_ns >= kNsPerDay) {
+    if (first_ && r.arrival_ns >= kNanosecondsPerDay) {
       return absl::InvalidArgumentError(absl::StrCat(
           "first arrival: got ", FormatScaledDecimal(r.arrival_ns, 9),
           " s, expected less than a day, since CSV times count from the first row's midnight "
           "(--rebase)"));
     }
     first_ = false;
-    if (const int64_t day = day_ + r.arrival_ns / kNsPerDay; day > kLastDay) {
+    if (const int64_t day = day_ + r.arrival_ns / kNanosecondsPerDay; day > kLastDay) {
       return absl::InvalidArgumentError(
           absl::StrCat("arrival: got the day ", FormatDay(day),
                        ", expected one up to 9999-12-31, the last that CSV can say"));

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kvblocks/sim/trace/string_view.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -39,8 +40,6 @@ constexpr std::array<KindText, kNumProblemKinds> kKinds = {{
     {"empty-prompt", "prompts of no token, which engines reject"},
     {"zero-output", "requests without output (--zero-output)"},
 }};
-
-absl::string_view View(std::string_view s) { return absl::string_view(s.data(), s.size()); }
 
 // Reads a number and the colon behind it off the front.
 bool TakeNumber(std::string_view* text, int64_t* out) {

@@ -72,7 +72,7 @@ std::string FileWith(const Fault& fault) {
   return binary.ok() ? *binary : "";
 }
 
-#define ROW(fields) "{\"request_id\": \"c\", " fields "}\n"
+#define FIELDS(fields) "{\"request_id\": \"c\", " fields "}\n"
 #define LENGTHS "\"input_length\": 32, \"output_length\": 1, \"block_size\": 16"
 #define IDS "\"hash_ids\": [1, 4]"
 
@@ -100,46 +100,46 @@ std::vector<Fault> Faults() {
       {"MooncakeSyntax", m, kSyntax, kError, 3, "JSON: got", "{\"timestamp\": 5,,}\n"},
       {"MooncakeOtherJson", m, kSyntax, kError, 3, "JSON: got", "[1, 2]\n"},
       {"MooncakeMissing", m, kMissingField, kError, 3, "field input_length: got nothing",
-       ROW("\"timestamp\": 6, \"output_length\": 1, \"block_size\": 16, " IDS)},
+       FIELDS("\"timestamp\": 6, \"output_length\": 1, \"block_size\": 16, " IDS)},
       {"MooncakeNoTimestamp", m, kMissingField, kError, 3, "field timestamp",
-       ROW(LENGTHS ", " IDS)},
+       FIELDS(LENGTHS ", " IDS)},
       {"MooncakeTwice", m, kRepeatedField, kError, 3, "field input_length: got it twice",
-       ROW("\"timestamp\": 6, \"input_tokens\": 32, " LENGTHS ", " IDS)},
+       FIELDS("\"timestamp\": 6, \"input_tokens\": 32, " LENGTHS ", " IDS)},
       {"MooncakeValue", m, kValue, kError, 3, "timestamp: got \"-1\"",
-       ROW("\"timestamp\": -1, " LENGTHS ", " IDS)},
+       FIELDS("\"timestamp\": -1, " LENGTHS ", " IDS)},
       {"MooncakeSum", m, kLength, kError, 3, "input plus output length",
-       ROW("\"timestamp\": 6, \"input_length\": 8, \"output_length\": 2147483647, \"block_size\": "
+       FIELDS("\"timestamp\": 6, \"input_length\": 8, \"output_length\": 2147483647, \"block_size\": "
            "16, \"hash_ids\": [1]")},
       {"MooncakeIds", m, kContentIds, kError, 3, "got 1, expected 2 for 32 tokens",
-       ROW("\"timestamp\": 6, " LENGTHS ", \"hash_ids\": [1]")},
+       FIELDS("\"timestamp\": 6, " LENGTHS ", \"hash_ids\": [1]")},
       {"MooncakeOutputIds", m, kOutputIds, kError, 3, "output token ids: got 2, expected 1",
-       ROW("\"timestamp\": 6, \"output_token_ids\": [1, 2], " LENGTHS ", " IDS)},
+       FIELDS("\"timestamp\": 6, \"output_token_ids\": [1, 2], " LENGTHS ", " IDS)},
       {"MooncakeBlockSize", m, kBlockSize, kError, 3, "block_size: got 8, expected 16",
-       ROW("\"timestamp\": 6, \"input_length\": 8, \"output_length\": 1, \"block_size\": 8, "
+       FIELDS("\"timestamp\": 6, \"input_length\": 8, \"output_length\": 1, \"block_size\": 8, "
            "\"hash_ids\": [1]")},
       {"MooncakeDuplicate", m, kDuplicateId, kError, 3, "request_id: got \"a\", also that of row 1",
        "{\"request_id\": \"a\", \"timestamp\": 6, " LENGTHS ", " IDS "}\n"},
       {"MooncakeMixed", m, kMixedIds, kError, 3, "expected one as in the rows before",
        "{\"timestamp\": 6, " LENGTHS ", " IDS "}\n"},
       {"MooncakeDependency", m, kDependency, kError, 3, "wait_for: got \"z\"",
-       ROW("\"timestamp\": 6, \"wait_for\": [\"a\", \"z\"], " LENGTHS ", " IDS)},
+       FIELDS("\"timestamp\": 6, \"wait_for\": [\"a\", \"z\"], " LENGTHS ", " IDS)},
       {"MooncakeCycle", m, kDependency, kError, 3, "the request itself",
-       ROW("\"timestamp\": 6, \"wait_for\": [\"c\"], " LENGTHS ", " IDS)},
+       FIELDS("\"timestamp\": 6, \"wait_for\": [\"c\"], " LENGTHS ", " IDS)},
       {"MooncakeBackwards", m, kOrder, kNote, 3, "got 4 ms, expected at least 5 ms as on line 2",
-       ROW("\"timestamp\": 4, " LENGTHS ", " IDS)},
+       FIELDS("\"timestamp\": 4, " LENGTHS ", " IDS)},
       {"MooncakeParents", m, kIdParents, kNote, 3, "block id: got 3 after other ids than on line 2",
-       ROW("\"timestamp\": 6, " LENGTHS ", \"hash_ids\": [2, 3]")},
+       FIELDS("\"timestamp\": 6, " LENGTHS ", \"hash_ids\": [2, 3]")},
       {"MooncakeTokens", m, kIdTokens, kWarning, 3, "block id 2: got 16 tokens, expected 4",
-       ROW("\"timestamp\": 6, " LENGTHS ", \"hash_ids\": [1, 2]")},
+       FIELDS("\"timestamp\": 6, " LENGTHS ", \"hash_ids\": [1, 2]")},
       {"MooncakeBlank", m, kBlankLine, kWarning, 3, "blank lines: got 2",
-       "\n \n" ROW("\"timestamp\": 6, " LENGTHS ", " IDS)},
+       "\n \n" FIELDS("\"timestamp\": 6, " LENGTHS ", " IDS)},
       {"MooncakeUnknownField", m, kUnknownField, kNote, 3, "field: got \"priorty\"",
-       ROW("\"timestamp\": 6, \"priorty\": 3, " LENGTHS ", " IDS)},
+       FIELDS("\"timestamp\": 6, \"priorty\": 3, " LENGTHS ", " IDS)},
       {"MooncakeEmptyPrompt", m, kEmptyPrompt, kWarning, 3, "input length: got 0",
-       ROW("\"timestamp\": 6, \"input_length\": 0, \"output_length\": 1, \"block_size\": 16, "
+       FIELDS("\"timestamp\": 6, \"input_length\": 0, \"output_length\": 1, \"block_size\": 16, "
            "\"hash_ids\": []")},
       {"MooncakeZeroOutput", m, kZeroOutput, kNote, 3, "--zero-output",
-       ROW("\"timestamp\": 6, \"input_length\": 16, \"output_length\": 0, \"block_size\": 16, "
+       FIELDS("\"timestamp\": 6, \"input_length\": 16, \"output_length\": 0, \"block_size\": 16, "
            "\"hash_ids\": [1]")},
 
       {"AzureHeader", a, kFormat, kError, 1, "CSV header: got", "!TIMESTAMP,Tokens\n"},

@@ -14,7 +14,7 @@
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
 #include "kvblocks/attention/verify/plain_attention.h"
 #include "kvblocks/attention/verify/token_values.h"
-#include "kvblocks/sim/testing/replay_for_test.h"
+#include "kvblocks/sim/testing/replay.h"
 #include "kvblocks/sim/verify/verifying_observer.h"
 
 namespace kvblocks::sim {

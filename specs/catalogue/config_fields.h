@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvblocks/specs/catalogue/layer_pattern.h"
 
 namespace kvblocks {
 
@@ -69,6 +70,11 @@ class ConfigFields {
   std::string prefix_;
   absl::Status status_;
 };
+
+// How many layers the model has.
+inline int64_t ReadNumLayers(ConfigFields& fields) {
+  return fields.Int("num_hidden_layers", 1, kMaxLayers);
+}
 
 }  // namespace kvblocks
 

@@ -16,10 +16,6 @@ size_t Size(int64_t n) { return static_cast<size_t>(n); }
 
 // --- Layers ---
 
-int64_t ReadNumLayers(ConfigFields& fields) {
-  return fields.Int("num_hidden_layers", 1, kMaxLayers);
-}
-
 // Every `period`th layer is of one kind, the others of another.
 std::string Periodic(int64_t num_layers, int64_t period, char others, char every) {
   std::string pattern(Size(num_layers), others);

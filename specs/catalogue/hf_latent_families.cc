@@ -9,10 +9,6 @@
 namespace kvblocks {
 namespace {
 
-int64_t ReadNumLayers(ConfigFields& fields) {
-  return fields.Int("num_hidden_layers", 1, kMaxLayers);
-}
-
 void ReadIndexer(ConfigFields& fields, ModelFacts& facts) {
   const int64_t head_dim = fields.Int("index_head_dim", 1, kMaxConfigHeads, 128);
   facts.indexer = IndexerFacts{.num_heads = fields.Int("index_n_heads", 1, kMaxConfigHeads),

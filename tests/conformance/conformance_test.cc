@@ -24,8 +24,9 @@ std::vector<std::string> TranscriptsIn(const fs::path& folder) {
   return files;
 }
 
-void ExpectAgrees(const std::string& file) {
-  const auto result = ReplayFile(file);
+// Through the library and through its C interface.
+void ExpectAgrees(const std::string& file, const MakeReplayedCache& make_cache) {
+  const auto result = ReplayFile(file, make_cache);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->differing_line, 0)
       << file << ":" << result->differing_line << ": " << result->difference;
@@ -35,7 +36,10 @@ void ExpectAgrees(const std::string& file) {
 TEST(ConformanceTest, ShippedTranscriptsAgree) {
   const auto files = TranscriptsIn("tests/conformance/testdata");
   ASSERT_EQ(files.size(), 4u);
-  for (const std::string& file : files) ExpectAgrees(file);
+  for (const std::string& file : files) {
+    ExpectAgrees(file, MakeLibraryCache);
+    ExpectAgrees(file, MakeCInterfaceCache);
+  }
 }
 
 TEST(ConformanceTest, AllTranscriptsAgree) {
@@ -45,16 +49,20 @@ TEST(ConformanceTest, AllTranscriptsAgree) {
   }
   const auto files = TranscriptsIn(fs::path(folder) / "transcripts");
   ASSERT_FALSE(files.empty()) << folder;
-  for (const std::string& file : files) ExpectAgrees(file);
+  for (const std::string& file : files) {
+    ExpectAgrees(file, MakeLibraryCache);
+    ExpectAgrees(file, MakeCInterfaceCache);
+  }
 }
 
 // A transcript of given lines, as a plain file.
-absl::StatusOr<ReplayResult> ReplayLines(const std::vector<std::string>& lines) {
+absl::StatusOr<ReplayResult> ReplayLines(const std::vector<std::string>& lines,
+                                         const MakeReplayedCache& make_cache = MakeLibraryCache) {
   const std::string path = ::testing::TempDir() + "/transcript.jsonl";
   std::ofstream out(path);
   for (const std::string& line : lines) out << line << "\n";
   out.close();
-  return ReplayFile(path);
+  return ReplayFile(path, make_cache);
 }
 
 const char kConfig[] =
@@ -66,6 +74,17 @@ const char kConfig[] =
 const char kNew[] = R"({"op":"new","id":"r","p":[[0,0,6]]})";
 const char kDigest[] =
     R"({"op":"digest","queue":[1,2,3,4,5,6,7],"cached":[[]],"keys":0,"usage":0.0})";
+
+// Hashes may be finer than every group's blocks.
+TEST(ConformanceTest, HashBlockSizeIsTakenFromTheTranscript) {
+  std::string config = kConfig;
+  config.replace(config.find("\"hash_block_size\":4"), 19, "\"hash_block_size\":2");
+  for (const auto make_cache : {MakeLibraryCache, MakeCInterfaceCache}) {
+    const auto result = ReplayLines({config, kNew, kDigest}, make_cache);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->differing_line, 0) << result->difference;
+  }
+}
 
 TEST(ConformanceTest, FirstDifferenceIsNamedWithBothAnswers) {
   const auto result = ReplayLines(

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvblocks/tests/conformance/gzip_lines.h"
-#include "kvblocks/tests/group_specs.h"
 
 namespace kvblocks::conformance {
 namespace {
@@ -45,23 +44,6 @@ absl::Status Refused(const absl::Status& status) {
   return absl::FailedPreconditionError(absl::StrCat("the call was refused: ", status.ToString()));
 }
 
-absl::StatusOr<KvCacheSpec> SpecOf(const TranscriptGroup& group) {
-  const int64_t size = group.block_size;
-  if (group.kind == "full_attention") return testing::Full(size);
-  if (group.kind == "mla_attention") return testing::Mla(size);
-  if (group.kind == "sliding_window" && group.sliding_window) {
-    return testing::Window(size, *group.sliding_window);
-  }
-  if (group.kind == "sliding_window_mla" && group.sliding_window) {
-    return testing::WindowMla(size, *group.sliding_window);
-  }
-  if (group.kind == "chunked_local_attention" && group.attention_chunk_size) {
-    return testing::Chunked(size, *group.attention_chunk_size);
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("group of kind \"", group.kind, "\" is unknown or lacks its window or chunk"));
-}
-
 class Crc {
  public:
   void AddInt32(uint32_t value) {
@@ -77,44 +59,32 @@ class Crc {
   std::vector<uint8_t> bytes_;
 };
 
-BlockLists ListsOf(const ComputedBlocks& computed) {
-  BlockLists lists;
-  for (size_t g = 0; g < computed.num_groups(); ++g) {
-    const auto blocks = computed.blocks(static_cast<GroupId>(g));
-    lists.emplace_back(blocks.begin(), blocks.end());
-  }
-  return lists;
-}
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Replayer>> Replayer::Create(const TranscriptConfig& config) {
-  KvCacheConfig cache{.num_blocks = config.num_blocks};
-  for (const TranscriptGroup& group : config.groups) {
-    auto spec = SpecOf(group);
-    if (!spec.ok()) return spec.status();
-    cache.groups.push_back({.spec = *spec, .is_draft = group.is_draft});
-  }
-  KvCacheManagerOptions options;
-  options.max_model_len = config.max_model_len;
-  options.max_in_flight_tokens = config.max_in_flight_tokens;
-  options.enable_caching = config.enable_caching;
-  options.use_eagle = config.use_eagle;
-  options.enable_events = config.enable_events;
-  options.free_order = config.append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
-  options.block_count_formula = BlockCountFormula::kUpstream;
-  auto manager = KvCacheManager::Create(cache, options);
-  if (!manager.ok()) return manager.status();
-  absl::Status status = Compare("scheduler_block_size", config.scheduler_block_size,
-                                (*manager)->scheduler_block_size());
-  status.Update(Compare("hash_block_size", config.hash_block_size, (*manager)->hash_block_size()));
+absl::StatusOr<std::unique_ptr<Replayer>> Replayer::Create(const TranscriptConfig& config,
+                                                           const MakeReplayedCache& make_cache) {
+  auto cache = make_cache(config);
+  if (!cache.ok()) return cache.status();
+  const ReplayedCache::Facts& facts = (*cache)->facts();
+  absl::Status status =
+      Compare("scheduler_block_size", config.scheduler_block_size, facts.scheduler_block_size);
+  status.Update(Compare("hash_block_size", config.hash_block_size, facts.hash_block_size));
   if (!status.ok()) return status;
-  return std::unique_ptr<Replayer>(new Replayer(*std::move(manager)));
+  return std::unique_ptr<Replayer>(new Replayer(*std::move(cache)));
 }
 
-Replayer::Replayer(std::unique_ptr<KvCacheManager> manager)
-    : manager_(std::move(manager)),
-      last_hash_(static_cast<size_t>(manager_->pool().num_blocks())) {}
+Replayer::Replayer(std::unique_ptr<ReplayedCache> cache)
+    : cache_(std::move(cache)), last_hash_(static_cast<size_t>(cache_->facts().num_blocks)) {}
+
+// What an engine mixes into the hash of the block that begins at a token.
+ExtraKeys Replayer::Entry::ExtraKeysOf(int64_t first_token) const {
+  ExtraKeys keys;
+  if (!lora.empty()) keys.push_back({.kind = ExtraKey::Kind::kLora, .value = lora});
+  if (!salt.empty() && first_token == 0) {
+    keys.push_back({.kind = ExtraKey::Kind::kSalt, .value = salt});
+  }
+  return keys;
+}
 
 absl::StatusOr<Replayer::Entry*> Replayer::Find(const std::string& id) {
   const auto it = requests_.find(id);
@@ -127,13 +97,15 @@ absl::Status Replayer::Run(const Operation& operation) {
   for (const auto& [id, n] : operation.computed) {
     const auto entry = Find(id);
     if (!entry.ok()) return entry.status();
-    (*entry)->request->set_num_computed_tokens(n);
+    const absl::Status status = (*entry)->sequence->SetNumComputed(n);
+    if (!status.ok()) return Refused(status);
   }
   for (const auto& [id, tokens] : operation.appended) {
     const auto entry = Find(id);
     if (!entry.ok()) return entry.status();
-    absl::Status status = (*entry)->request->AppendOutputTokens(tokens);
+    const absl::Status status = (*entry)->sequence->Append(tokens);
     if (!status.ok()) return Refused(status);
+    (*entry)->tokens.insert((*entry)->tokens.end(), tokens.begin(), tokens.end());
   }
   Entry* entry = nullptr;
   if (!operation.id.empty()) {
@@ -151,111 +123,95 @@ absl::Status Replayer::RunNew(const Operation& operation) {
   if (requests_.count(operation.id) > 0) {
     return NotInTranscript(operation, "the id is in use already");
   }
-  auto request = manager_->NewRequest({.id = operation.id,
-                                       .content = {.token_ids = operation.prompt,
-                                                   .lora_name = operation.lora,
-                                                   .cache_salt = operation.salt},
-                                       .skip_reading_prefix_cache = operation.skip_reading});
-  if (!request.ok()) return Refused(request.status());
-  requests_[operation.id].request = *std::move(request);
+  auto sequence = cache_->New(operation);
+  if (!sequence.ok()) return Refused(sequence.status());
+  requests_.emplace(operation.id, Entry{.sequence = *std::move(sequence),
+                                        .tokens = operation.prompt,
+                                        .lora = operation.lora,
+                                        .salt = operation.salt});
   return absl::OkStatus();
 }
 
 absl::Status Replayer::RunAllocate(const Operation& operation, Entry& entry) {
-  AllocateSlotsParams params;
-  params.num_new_tokens = operation.num_new;
-  params.computed_blocks = operation.use_hits ? &entry.hits : nullptr;
-  params.num_lookahead_tokens = operation.num_lookahead;
-  params.num_external_computed_tokens = operation.num_external;
-  params.delay_cache_blocks = operation.delay;
-  params.full_sequence_must_fit = operation.gate;
-  if (operation.use_hits && entry.hits.num_tokens() != operation.num_hit_tokens) {
+  if (operation.use_hits && entry.sequence->num_hit_tokens() != operation.num_hit_tokens) {
     return NotInTranscript(operation, "\"hc\" is not the length of the latest look-up");
   }
-  const auto slots = manager_->AllocateSlots(*entry.request, params);
-  if (!slots.ok()) return Refused(slots.status());
-  std::optional<BlockLists> got;
-  if (slots->has_value()) {
-    got.emplace();
-    for (size_t g = 0; g < (*slots)->num_groups(); ++g) {
-      const auto blocks = (*slots)->blocks(static_cast<GroupId>(g));
-      got->emplace_back(blocks.begin(), blocks.end());
-    }
-    entry.request->set_status(RequestStatus::kRunning);
-  }
-  return Compare("out", operation.blocks, got);
+  const auto got = entry.sequence->Allocate(operation);
+  if (!got.ok()) return Refused(got.status());
+  return Compare("out", operation.blocks, *got);
 }
 
 absl::Status Replayer::RunOnRequest(const Operation& operation, Entry& entry) {
-  Request& request = *entry.request;
+  ReplayedCache::Sequence& sequence = *entry.sequence;
   if (operation.op == "alloc") return RunAllocate(operation, entry);
   absl::Status status;
   if (operation.op == "get") {
-    status = manager_->GetComputedBlocks(request, entry.hits);
-    if (!status.ok()) return Refused(status);
-    status = Compare("h", operation.hit_tokens, entry.hits.num_tokens());
-    status.Update(Compare("hits", *operation.hits, ListsOf(entry.hits)));
+    const auto num_hit_tokens = sequence.LookUp();
+    if (!num_hit_tokens.ok()) return Refused(num_hit_tokens.status());
+    status = Compare("h", operation.hit_tokens, *num_hit_tokens);
+    status.Update(Compare("hits", *operation.hits, sequence.Hits()));
     return status;
   }
-  if (operation.op == "ids") {
-    return Compare("t", *operation.tables, manager_->GetBlockIds(request));
-  }
+  if (operation.op == "ids") return Compare("t", *operation.tables, sequence.Tables());
   if (operation.op == "common") {
-    return Compare("n", operation.common, manager_->GetNumCommonPrefixBlocks(request));
+    const auto common = sequence.NumCommonPrefixBlocks();
+    if (!common.ok()) return Refused(common.status());
+    return Compare("n", operation.common, *common);
   }
-  if (operation.op == "free" || operation.op == "preempt") {
-    status = manager_->Free(request);
-    if (operation.op == "preempt") request.MarkPreempted();
+  if (operation.op == "free") {
+    status = sequence.Free();
+  } else if (operation.op == "preempt") {
+    status = sequence.Preempt();
   } else if (operation.op == "cache") {
-    status = manager_->CacheBlocks(request, operation.n);
+    status = sequence.CacheBlocks(operation.n);
   } else if (operation.op == "trim") {
-    status = manager_->RemoveSkippedBlocks(request, operation.n);
+    status = sequence.RemoveSkippedBlocks(operation.n);
   }
   return status.ok() ? status : Refused(status);
 }
 
 absl::Status Replayer::RunOnPool(const Operation& operation) {
   if (operation.op == "evict") {
-    const absl::Status status = manager_->EvictBlocks(operation.ids);
+    const absl::Status status = cache_->EvictBlocks(operation.ids);
     return status.ok() ? status : Refused(status);
   }
-  if (operation.op == "reset") return Compare("ok", operation.ok, manager_->ResetPrefixCache());
+  if (operation.op == "reset") return Compare("ok", operation.ok, cache_->ResetPrefixCache());
   if (operation.op == "digest") return CheckDigest(*operation.digest);
   return absl::OkStatus();
 }
 
 absl::Status Replayer::CheckState(const RecordedState& recorded, const Entry* entry) {
-  const BlockPool& pool = manager_->pool();
   Crc queue, keys, refs;
-  for (BlockId id : pool.free_queue().Walk()) queue.AddInt32(static_cast<uint32_t>(id));
-  for (BlockId id = 0; id < pool.num_blocks(); ++id) {
-    const KvCacheBlock& block = pool.block(id);
-    keys.AddByte(block.has_key() ? static_cast<uint8_t>(block.key_group) : 255);
+  for (BlockId id : cache_->FreeList()) queue.AddInt32(static_cast<uint32_t>(id));
+  for (BlockId id = 0; id < cache_->facts().num_blocks; ++id) {
+    const ReplayedCache::Block block = cache_->BlockAt(id);
+    keys.AddByte(static_cast<uint8_t>(block.cached_group));  // 255: not cached
     if (id != kNullBlockId) refs.AddInt32(static_cast<uint32_t>(block.ref_count));
   }
-  absl::Status status = Compare("f", recorded.num_free, manager_->num_free_blocks());
+  absl::Status status = Compare("f", recorded.num_free, cache_->GetCounts().num_free);
   status.Update(Compare("q", recorded.queue_crc, queue.value()));
   status.Update(Compare("k", recorded.key_crc, keys.value()));
   status.Update(Compare("r", recorded.ref_crc, refs.value()));
   status.Update(CheckChanges(recorded, entry));
-  status.Update(manager_->CheckInvariants());
+  status.Update(cache_->CheckInvariants());
   return status;
 }
 
 // The events must be those that follow from the recorded changes: one BlockStored per run of
 // registered positions, one BlockRemoved per removal, AllBlocksCleared.
 absl::Status Replayer::CheckChanges(const RecordedState& recorded, const Entry* entry) {
+  const ReplayedCache::Facts& facts = cache_->facts();
   std::vector<KvEvent> expected;
   for (const TableChange& change : recorded.changes) {
     if (change.kind == TableChange::Kind::kCleared) {
       expected.emplace_back().emplace<AllBlocksCleared>();
       continue;
     }
-    if (change.group < 0 || change.group >= manager_->num_groups()) {
+    if (change.group < 0 || static_cast<size_t>(change.group) >= facts.groups.size()) {
       return absl::InvalidArgumentError(absl::StrCat("ev names group ", change.group));
     }
     if (change.kind == TableChange::Kind::kRemoved) {
-      if (change.blocks[0] <= 0 || change.blocks[0] >= manager_->pool().num_blocks()) {
+      if (change.blocks[0] <= 0 || change.blocks[0] >= facts.num_blocks) {
         return absl::InvalidArgumentError(absl::StrCat("ev names block ", change.blocks[0]));
       }
       auto& removed = expected.emplace_back().emplace<BlockRemoved>();
@@ -264,11 +220,9 @@ absl::Status Replayer::CheckChanges(const RecordedState& recorded, const Entry* 
       continue;
     }
     if (entry == nullptr) return absl::InvalidArgumentError("ev registers blocks of no request");
-    const PrefixContent& content = entry->request->content();
-    const SingleTypeManager& group = manager_->group(change.group);
-    const auto table = manager_->GetBlocks(*entry->request, change.group);
-    const int64_t size = group.block_size();
-    const int64_t per_block = size / manager_->hash_block_size();
+    const ReplayedCache::Group& group = facts.groups[static_cast<size_t>(change.group)];
+    const std::vector<BlockId> table = entry->sequence->Tables()[static_cast<size_t>(change.group)];
+    const int64_t size = group.block_size;
     BlockStored* run = nullptr;
     for (int64_t i = change.from; i < change.to; ++i) {
       const BlockId block = change.blocks[static_cast<size_t>(i - change.from)];
@@ -276,30 +230,30 @@ absl::Status Replayer::CheckChanges(const RecordedState& recorded, const Entry* 
         run = nullptr;
         continue;
       }
+      const std::optional<BlockHash> hash = entry->sequence->HashOfBlock(change.group, i);
       if (i >= static_cast<int64_t>(table.size()) || table[static_cast<size_t>(i)] != block ||
-          (i + 1) * size > content.num_hashed_tokens()) {
+          !hash) {
         return absl::FailedPreconditionError(absl::StrCat(
             "ev: block ", block, " was recorded at position ", i, " of group ", change.group));
       }
-      const BlockHash& hash = content.HashOfBlock(i, per_block);
-      last_hash_[static_cast<size_t>(block)] = hash;
+      last_hash_[static_cast<size_t>(block)] = *hash;
       if (run == nullptr) {
         run = &expected.emplace_back().emplace<BlockStored>();
-        if (i > 0) run->parent_block_hash = content.HashOfBlock(i - 1, per_block);
+        if (i > 0) run->parent_block_hash = entry->sequence->HashOfBlock(change.group, i - 1);
         run->block_size = size;
-        run->lora_name = content.lora_name();
+        run->lora_name = entry->lora;
         run->group_idx = change.group;
-        run->kv_cache_spec_kind = group.spec().kind_name();
-        run->kv_cache_spec_sliding_window = group.spec().sliding_window();
+        run->kv_cache_spec_kind = group.kind;
+        run->kv_cache_spec_sliding_window = group.sliding_window;
       }
-      run->block_hashes.push_back(hash);
-      const ExtraKeys keys = content.ExtraKeysOf(i * size, (i + 1) * size);
+      run->block_hashes.push_back(*hash);
+      const ExtraKeys keys = entry->ExtraKeysOf(i * size);
       run->extra_keys.push_back(keys.empty() ? std::nullopt : std::optional<ExtraKeys>(keys));
-      const auto tokens = content.token_ids().begin();
+      const auto tokens = entry->tokens.begin();
       run->token_ids.insert(run->token_ids.end(), tokens + i * size, tokens + (i + 1) * size);
     }
   }
-  std::vector<KvEvent> got = manager_->TakeEvents();
+  std::vector<KvEvent> got = cache_->TakeEvents();
   for (KvEvent& event : got) {  // the transcript does not record why a block lost its key
     if (auto* removed = std::get_if<BlockRemoved>(&event)) removed->reason = RemovalReason::kReused;
   }
@@ -310,21 +264,22 @@ absl::Status Replayer::CheckChanges(const RecordedState& recorded, const Entry* 
                    ", of which the first ", want - expected.begin(), " agree"));
 }
 
-absl::Status Replayer::CheckDigest(const RecordedDigest& recorded) const {
-  const BlockPool& pool = manager_->pool();
-  BlockLists cached(static_cast<size_t>(manager_->num_groups()));
-  for (BlockId id = 1; id < pool.num_blocks(); ++id) {
-    const KvCacheBlock& block = pool.block(id);
-    if (block.has_key()) cached[static_cast<size_t>(block.key_group)].push_back(id);
+absl::Status Replayer::CheckDigest(const RecordedDigest& recorded) {
+  BlockLists cached(cache_->facts().groups.size());
+  for (BlockId id = 1; id < cache_->facts().num_blocks; ++id) {
+    const GroupId group = cache_->BlockAt(id).cached_group;
+    if (group >= 0) cached[static_cast<size_t>(group)].push_back(id);
   }
-  absl::Status status = Compare("queue", recorded.queue, pool.free_queue().Walk());
+  const ReplayedCache::Counts counts = cache_->GetCounts();
+  absl::Status status = Compare("queue", recorded.queue, cache_->FreeList());
   status.Update(Compare("cached", recorded.cached, cached));
-  status.Update(Compare("keys", recorded.num_keys, int64_t{pool.num_keys()}));
-  status.Update(Compare("usage", recorded.usage, manager_->usage()));
+  status.Update(Compare("keys", recorded.num_keys, counts.num_keys));
+  status.Update(Compare("usage", recorded.usage, counts.usage));
   return status;
 }
 
-absl::StatusOr<ReplayResult> ReplayFile(const std::string& path) {
+absl::StatusOr<ReplayResult> ReplayFile(const std::string& path,
+                                        const MakeReplayedCache& make_cache) {
   const auto lines = ReadLines(path);
   if (!lines.ok()) return lines.status();
   const auto at_line = [&](size_t line, const absl::Status& status) {
@@ -333,7 +288,7 @@ absl::StatusOr<ReplayResult> ReplayFile(const std::string& path) {
   if (lines->empty()) return at_line(1, absl::InvalidArgumentError("the file is empty"));
   const auto config = ParseConfig(lines->front());
   if (!config.ok()) return at_line(1, config.status());
-  const auto replayer = Replayer::Create(*config);
+  const auto replayer = Replayer::Create(*config, make_cache);
   if (!replayer.ok()) return at_line(1, replayer.status());
   for (size_t i = 1; i < lines->size(); ++i) {
     const auto operation = ParseOperation((*lines)[i]);

@@ -1,4 +1,4 @@
-// Replayer: makes the calls of a transcript on a KvCacheManager and compares every answer with the
+// Replayer: makes the calls of a transcript on a KV-cache manager and compares every answer with the
 // recorded one.
 
 #ifndef KVBLOCKS_TESTS_CONFORMANCE_REPLAYER_H_
@@ -12,15 +12,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/tests/conformance/replayed_cache.h"
 #include "kvblocks/tests/conformance/transcript.h"
 
 namespace kvblocks::conformance {
 
 class Replayer {
  public:
-  // A manager configured as recorded, with the engines' formula for admission caps.
-  static absl::StatusOr<std::unique_ptr<Replayer>> Create(const TranscriptConfig& config);
+  static absl::StatusOr<std::unique_ptr<Replayer>> Create(const TranscriptConfig& config,
+                                                          const MakeReplayedCache& make_cache);
 
   // Runs one operation. FailedPrecondition names what differs, with both answers; InvalidArgument
   // means that the transcript itself makes no sense (an unknown request, for one). Later operations
@@ -28,12 +28,16 @@ class Replayer {
   absl::Status Run(const Operation& operation);
 
  private:
+  // A request, and what the transcript says of its content.
   struct Entry {
-    std::unique_ptr<Request> request;
-    ComputedBlocks hits;
+    std::unique_ptr<ReplayedCache::Sequence> sequence;
+    std::vector<TokenId> tokens = {};
+    std::string lora = {}, salt = {};
+
+    ExtraKeys ExtraKeysOf(int64_t first_token) const;
   };
 
-  explicit Replayer(std::unique_ptr<KvCacheManager> manager);
+  explicit Replayer(std::unique_ptr<ReplayedCache> cache);
 
   absl::StatusOr<Entry*> Find(const std::string& id);
   absl::Status RunNew(const Operation& operation);
@@ -42,9 +46,9 @@ class Replayer {
   absl::Status RunOnPool(const Operation& operation);
   absl::Status CheckState(const RecordedState& recorded, const Entry* entry);
   absl::Status CheckChanges(const RecordedState& recorded, const Entry* entry);
-  absl::Status CheckDigest(const RecordedDigest& recorded) const;
+  absl::Status CheckDigest(const RecordedDigest& recorded);
 
-  std::unique_ptr<KvCacheManager> manager_;
+  std::unique_ptr<ReplayedCache> cache_;
   std::map<std::string, Entry> requests_;
   std::vector<BlockHash> last_hash_;  // per block: the hash it was last registered under
 };
@@ -57,7 +61,8 @@ struct ReplayResult {
 
 // Replays a whole file. An error status means that it could not be read or makes no sense, and
 // names the line.
-absl::StatusOr<ReplayResult> ReplayFile(const std::string& path);
+absl::StatusOr<ReplayResult> ReplayFile(const std::string& path,
+                                        const MakeReplayedCache& make_cache = MakeLibraryCache);
 
 }  // namespace kvblocks::conformance
 

@@ -1,18 +1,37 @@
-"""Copies sources to a folder, with all faults of faults.py planted in them.
+"""Copies the core and its tests with all faults of faults.py planted in them.
 
-    plant.py OUTPUT_FOLDER INCLUDE_PREFIX SOURCE...
+    plant.py --headers FOLDER --units UNIT.cc... --sources SOURCE...
 
-Includes of the copied folders get INCLUDE_PREFIX, so that the copies never meet the originals. Stops if a fault's old
-text does not stand exactly once in its file, or if two faults overlap: the list cannot rot unnoticed.
+Headers go to FOLDER/planted, sources are joined to the given translation units. Includes of the copied folders name the
+copies, so that they never meet the originals. Stops if a fault's old text does not stand exactly once in its file, or if
+two faults overlap: the list cannot rot unnoticed.
 """
 
+import argparse
 import os
 import re
 import sys
 
 from faults import FAULTS
 
-COPIED = ("block_pool", "managers", "tests/oracle", "tests/property", "tests/exhaustive")
+COPIED = re.compile('#include "kvblocks/((?:block_pool|managers|tests/oracle|tests/property|tests/exhaustive)/)')
+NOT_CORE = re.compile(r"_(test|fuzz|benchmark|main)\.cc$")
+
+# Run in this order, until one fails: short ones first. The first ones test parts that the others do not reach: full
+# tables, compared tokens.
+TESTS = [
+    "block_pool/block_tokens_test.cc",
+    "block_pool/prefix_hash_table_test.cc",
+    "managers/quiet_step_test.cc",
+    "managers/token_comparison_test.cc",
+    "tests/property/lookup_explanation_property_test.cc",
+    "tests/property/manager_property_test.cc",
+    "tests/property/prefix_hash_table_property_test.cc",
+    "tests/exhaustive/content_hash_test.cc",
+    "tests/exhaustive/exhaustive_test.cc",
+    "tests/exhaustive/hit_pattern_test.cc",
+    "tests/exhaustive/liveness_test.cc",
+]
 
 
 def plant(path, text):
@@ -33,26 +52,49 @@ def plant(path, text):
             sys.exit(f"plant.py: fault ({name}) overlaps another one in {path}")
         planted += text[end:begin] + new
         end = stop
-    planted += text[end:]
-    if spans:
-        planted = '#include "tests/faults/active_fault.h"\n' + planted
-    return planted
+    return planted + text[end:]
+
+
+def copy_of(path):
+    with open(path, encoding="ascii") as source:
+        text = COPIED.sub(r'#include "planted/\1', plant(path, source.read()))
+    if path in TESTS:
+        # What a test keeps to itself stays apart from the other tests of the unit.
+        own = os.path.basename(path)[:-len(".cc")]
+        text = re.sub(r"^namespace \{$", f"namespace {own} {{", text, flags=re.M)
+    return f'#line 1 "{path}"\n{text}\n'
 
 
 def main():
-    output, prefix, sources = sys.argv[1], sys.argv[2], sys.argv[3:]
-    known = set(sources)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--headers", required=True)
+    parser.add_argument("--units", nargs="+", required=True)
+    parser.add_argument("--sources", nargs="+", required=True)
+    arguments = parser.parse_args()
+    known = set(arguments.sources)
     for number, fault in enumerate(FAULTS, start=1):
         if fault.file not in known:
             sys.exit(f"plant.py: fault {number} ({fault.name}): there is no source {fault.file}")
-    includes = re.compile('#include "(' + "|".join(COPIED) + ")/")
-    for path in sources:
-        with open(path, encoding="ascii") as source:
-            text = plant(path, source.read())
-        target = os.path.join(output, path)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        with open(target, "w", encoding="ascii") as copy:
-            copy.write(includes.sub(rf'#include "{prefix}/\1/', text))
+    for path in TESTS:
+        if path not in known:
+            sys.exit(f"plant.py: there is no test {path}")
+
+    fault_header = '#include "tests/faults/active_fault.h"\n'
+    for path in arguments.sources:
+        if path.endswith(".h"):
+            target = os.path.join(arguments.headers, "planted", path)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with open(target, "w", encoding="ascii") as copy:
+                copy.write(fault_header + copy_of(path))
+
+    core = sorted(path for path in known if path.endswith(".cc") and not NOT_CORE.search(path))
+    num_test_units = min(len(TESTS), len(arguments.units) // 2)
+    num_core_units = len(arguments.units) - num_test_units
+    for paths, units in ((core, arguments.units[:num_core_units]), (TESTS, arguments.units[num_core_units:])):
+        for index, unit in enumerate(units):
+            begin, end = len(paths) * index // len(units), len(paths) * (index + 1) // len(units)
+            with open(unit, "w", encoding="ascii") as out:
+                out.write(fault_header + "".join(copy_of(path) for path in paths[begin:end]))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from faults import FAULTS  # noqa: E402
 
 TIMEOUT_S = 60
-WORKERS = 2
 
 
 def run(program, number, timeout=TIMEOUT_S):
@@ -76,6 +74,14 @@ def last_started(output):
     return short(re.findall(r"\[ RUN      \] (\S+)", output)[-1])
 
 
+def share_of_this_shard(numbers):
+    """Bazel's protocol of sharded tests: each of TEST_TOTAL_SHARDS processes takes its share."""
+    if "TEST_SHARD_STATUS_FILE" in os.environ:
+        with open(os.environ["TEST_SHARD_STATUS_FILE"], "w", encoding="ascii"):
+            pass
+    return numbers[int(os.environ.get("TEST_SHARD_INDEX", 0))::int(os.environ.get("TEST_TOTAL_SHARDS", 1))]
+
+
 def main():
     options = [argument for argument in sys.argv[1:] if argument.startswith("--")]
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
@@ -88,18 +94,20 @@ def main():
     if "build mode: with debug checks" in output:
         numbers = numbers[::10]
         print("Built with debug checks: every tenth fault only.")
+    numbers = share_of_this_shard(numbers)
 
     begin = time.monotonic()
     survivors = []
-    with ThreadPoolExecutor(WORKERS) as pool:
-        for number, (status, output) in zip(numbers, pool.map(lambda n: run(program, n), numbers)):
-            name = FAULTS[number - 1].name
-            if status == 0:
-                survivors.append(name)
-                print(f"{number:3} {name:64} SURVIVED")
-                continue
-            test, how = caught_by(status, output)
-            print(f"{number:3} {name:64} {test[:44]:44} {how}")
+    for count, number in enumerate(numbers, start=1):
+        status, output = run(program, number)
+        name = FAULTS[number - 1].name
+        progress = f"{count}/{len(numbers)} {number:3} {name:64}"
+        if status == 0:
+            survivors.append(name)
+            print(f"{progress} SURVIVED", flush=True)
+            continue
+        test, how = caught_by(status, output)
+        print(f"{progress} {test[:44]:44} {how}", flush=True)
     print(f"{len(numbers) - len(survivors)} of {len(numbers)} faults caught in {time.monotonic() - begin:.0f} s.")
     if survivors:
         sys.exit("Nobody noticed: " + "; ".join(survivors))

@@ -6,14 +6,6 @@
 #include "absl/strings/str_join.h"
 
 namespace kvblocks::property {
-namespace {
-
-std::string Show(const std::vector<BlockId>& ids) {
-  return absl::StrCat("[", absl::StrJoin(ids, ","), "]");
-}
-
-}  // namespace
-
 std::string HashNames::Add(const LiveRequest& request) {
   const auto hashes = request.real->content().hashes();
   const std::vector<std::string>& names = request.model.prefix_names;

@@ -10,9 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kvblocks/tests/property/live_request.h"
 
 namespace kvblocks::property {
+
+// "[1,2,3]", for the log of a run.
+inline std::string Show(const std::vector<BlockId>& ids) {
+  return absl::StrCat("[", absl::StrJoin(ids, ","), "]");
+}
 
 // INV-29 across all requests of a run: hashes and prefix names are a bijection.
 class HashNames {

@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kvblocks/tests/property/comparison.h"
 #include "kvblocks/tests/property/live_request.h"
 #include "kvblocks/tests/property/operation.h"
@@ -17,11 +15,6 @@
 #include "kvblocks/tests/property/snapshot.h"
 
 namespace kvblocks::property {
-
-// "[1,2,3]", for the log of a run.
-inline std::string Show(const std::vector<BlockId>& ids) {
-  return absl::StrCat("[", absl::StrJoin(ids, ","), "]");
-}
 
 class Harness {
  public:

@@ -1,7 +1,7 @@
 // A replay with its measurements taken, and the sums that hold for every report; for tests.
 
-#ifndef KVBLOCKS_SIM_TESTING_MEASURED_REPLAY_FOR_TEST_H_
-#define KVBLOCKS_SIM_TESTING_MEASURED_REPLAY_FOR_TEST_H_
+#ifndef KVBLOCKS_SIM_TESTING_MEASURED_REPLAY_H_
+#define KVBLOCKS_SIM_TESTING_MEASURED_REPLAY_H_
 
 #include <map>
 #include <optional>
@@ -10,7 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/sim/report/metrics.h"
-#include "kvblocks/sim/testing/replay_for_test.h"
+#include "kvblocks/sim/testing/replay.h"
 
 namespace kvblocks::sim {
 
@@ -104,4 +104,4 @@ inline pb::Report MeasureRequests(std::vector<TraceRequest> requests, const Trac
 
 }  // namespace kvblocks::sim
 
-#endif  // KVBLOCKS_SIM_TESTING_MEASURED_REPLAY_FOR_TEST_H_
+#endif  // KVBLOCKS_SIM_TESTING_MEASURED_REPLAY_H_

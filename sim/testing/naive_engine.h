@@ -5,8 +5,8 @@
 // every question is asked anew in every step. What steps under way will bring is not counted along
 // but added up from those steps whenever it is needed. One full-attention group, steps of 1 s.
 
-#ifndef KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_FOR_TEST_H_
-#define KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_FOR_TEST_H_
+#ifndef KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_H_
+#define KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_H_
 
 #include <cstdint>
 #include <deque>
@@ -102,4 +102,4 @@ class NaiveEngine {
 
 }  // namespace kvblocks::sim
 
-#endif  // KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_FOR_TEST_H_
+#endif  // KVBLOCKS_SIM_TESTING_NAIVE_ENGINE_H_

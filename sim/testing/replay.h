@@ -10,8 +10,8 @@
 // seconds at which the step was scheduled, then per request its tokens, its hit tokens if it enters
 // with hits, and the blocks taken; then the requests preempted, and those that the step finished.
 
-#ifndef KVBLOCKS_SIM_TESTING_REPLAY_FOR_TEST_H_
-#define KVBLOCKS_SIM_TESTING_REPLAY_FOR_TEST_H_
+#ifndef KVBLOCKS_SIM_TESTING_REPLAY_H_
+#define KVBLOCKS_SIM_TESTING_REPLAY_H_
 
 #include <cstdint>
 #include <map>
@@ -119,4 +119,4 @@ class Replay : public EngineObserver {
 
 }  // namespace kvblocks::sim
 
-#endif  // KVBLOCKS_SIM_TESTING_REPLAY_FOR_TEST_H_
+#endif  // KVBLOCKS_SIM_TESTING_REPLAY_H_

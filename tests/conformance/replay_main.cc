@@ -1,24 +1,30 @@
 // replay: replays transcripts of a reference KV-cache manager and says whether this library answers
 // the same.
 //
-//   replay FILE...
+//   replay [--c] FILE...
+//
+// With --c through the C interface.
 //
 // Prints "FILE: N lines, ok", or the first line that differs with both answers. Exit status: 0 all
 // files agree, 1 some differ, 2 some cannot be read.
 
 #include <algorithm>
 #include <iostream>
+#include <string_view>
 
 #include "kvblocks/tests/conformance/replayer.h"
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::cerr << "usage: replay FILE...\n";
+  using namespace kvblocks::conformance;
+  const bool in_c = argc > 1 && std::string_view(argv[1]) == "--c";
+  const int first = in_c ? 2 : 1;
+  if (argc <= first) {
+    std::cerr << "usage: replay [--c] FILE...\n";
     return 2;
   }
   int exit_status = 0;
-  for (int i = 1; i < argc; ++i) {
-    const auto result = kvblocks::conformance::ReplayFile(argv[i]);
+  for (int i = first; i < argc; ++i) {
+    const auto result = ReplayFile(argv[i], in_c ? MakeCInterfaceCache : MakeLibraryCache);
     if (!result.ok()) {
       std::cerr << result.status().message() << "\n";
       exit_status = 2;

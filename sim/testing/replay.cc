@@ -1,4 +1,4 @@
-#include "kvblocks/sim/testing/replay_for_test.h"
+#include "kvblocks/sim/testing/replay.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "kvblocks/sim/testing/naive_engine_for_test.h"
+#include "kvblocks/sim/testing/naive_engine.h"
 
 #include <algorithm>
 #include <tuple>

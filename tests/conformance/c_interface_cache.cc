@@ -1,0 +1,251 @@
+// ReplayedCache over the C interface.
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/block_pool/check.h"
+#include "kvblocks/c/kvblocks.h"
+#include "kvblocks/tests/conformance/replayed_cache.h"
+
+namespace kvblocks::conformance {
+namespace {
+
+absl::Status StatusOf(kvb_status status) {
+  if (status == KVB_OK) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(kvb_status_name(status), ": ", kvb_last_error()));
+}
+
+// A call that the replay has no answer for.
+void Require(kvb_status status) { KVBLOCKS_CHECK(status == KVB_OK, StatusOf(status).ToString()); }
+
+BlockHash HashOf(const kvb_hash& hash) {
+  BlockHash result;
+  std::memcpy(result.words.data(), hash.bytes, sizeof(hash));
+  return result;
+}
+
+// The configuration in protobuf text format.
+std::string ConfigText(const TranscriptConfig& config) {
+  std::string text = absl::StrCat("cache {\n  num_blocks: ", config.num_blocks, "\n");
+  if (config.enable_caching) {
+    absl::StrAppend(&text, "  hash_block_size: ", config.hash_block_size, "\n");
+  }
+  for (const TranscriptGroup& group : config.groups) {
+    const bool is_mla = group.kind == "mla_attention" || group.kind == "sliding_window_mla";
+    absl::StrAppend(
+        &text, "  groups {\n    num_layers: 1\n    is_draft: ", group.is_draft ? "true" : "false",
+        "\n    spec { ", group.kind, " { block_size: ", group.block_size,
+        " head_size: 16 dtype: \"bf16\"", is_mla ? "" : " num_kv_heads: 1");
+    if (group.sliding_window) absl::StrAppend(&text, " sliding_window: ", *group.sliding_window);
+    if (group.attention_chunk_size) {
+      absl::StrAppend(&text, " attention_chunk_size: ", *group.attention_chunk_size);
+    }
+    absl::StrAppend(&text, " } }\n  }\n");
+  }
+  const auto word = [](bool value) { return value ? "true" : "false"; };
+  absl::StrAppend(&text, "}\noptions {\n  max_model_len: ", config.max_model_len,
+                  "\n  max_in_flight_tokens: ", config.max_in_flight_tokens,
+                  "\n  enable_caching: ", word(config.enable_caching),
+                  "\n  use_eagle: ", word(config.use_eagle),
+                  "\n  enable_events: ", word(config.enable_events),
+                  "\n  free_order: ", config.append_all ? "\"append_all\"" : "\"unhashed_first\"",
+                  "\n  block_count_formula: \"upstream\"\n}\n");
+  return text;
+}
+
+using GetList = kvb_status (*)(const kvb_request*, int32_t, const int32_t**, size_t*);
+
+class CInterfaceSequence final : public ReplayedCache::Sequence {
+ public:
+  CInterfaceSequence(kvb_request* request, size_t num_groups)
+      : request_(request), num_groups_(num_groups) {}
+  ~CInterfaceSequence() override { kvb_request_destroy(request_); }
+
+  absl::Status SetNumComputed(int64_t num_tokens) override {
+    return StatusOf(kvb_request_set_num_computed_tokens(request_, num_tokens));
+  }
+  absl::Status Append(const std::vector<TokenId>& tokens) override {
+    return StatusOf(kvb_request_append_tokens(request_, tokens.data(), tokens.size()));
+  }
+  absl::StatusOr<int64_t> LookUp() override {
+    int64_t num_hit_tokens = 0;
+    const kvb_status status = kvb_request_lookup(request_, &num_hit_tokens);
+    if (status != KVB_OK) return StatusOf(status);
+    was_looked_up_ = true;
+    return num_hit_tokens;
+  }
+  BlockLists Hits() const override {
+    return was_looked_up_ ? Lists(kvb_request_get_hits) : BlockLists();
+  }
+  int64_t num_hit_tokens() const override {
+    kvb_request_info info = KVB_INIT(kvb_request_info);
+    Require(kvb_request_get_info(request_, &info));
+    return info.num_hit_tokens;
+  }
+  absl::StatusOr<std::optional<BlockLists>> Allocate(const Operation& operation) override {
+    kvb_allocation allocation = KVB_INIT(kvb_allocation);
+    allocation.num_new_tokens = operation.num_new;
+    allocation.num_lookahead_tokens = operation.num_lookahead;
+    allocation.num_external_tokens = operation.num_external;
+    allocation.use_hits = operation.use_hits;
+    allocation.delay_cache_blocks = operation.delay;
+    allocation.full_sequence_must_fit = operation.gate;
+    const kvb_status status = kvb_request_allocate(request_, &allocation);
+    if (status == KVB_NO_SPACE) return std::optional<BlockLists>();
+    if (status != KVB_OK) return StatusOf(status);
+    Require(kvb_request_set_status(request_, KVB_REQUEST_RUNNING));
+    return std::optional<BlockLists>(Lists(kvb_request_get_new_blocks));
+  }
+  absl::Status Free() override { return StatusOf(kvb_request_free(request_)); }
+  absl::Status Preempt() override { return StatusOf(kvb_request_preempt(request_)); }
+  absl::Status CacheBlocks(int64_t num_tokens) override {
+    return StatusOf(kvb_request_cache_blocks(request_, num_tokens));
+  }
+  absl::Status RemoveSkippedBlocks(int64_t num_tokens) override {
+    return StatusOf(kvb_request_remove_skipped_blocks(request_, num_tokens));
+  }
+  BlockLists Tables() const override { return Lists(kvb_request_get_blocks); }
+  absl::StatusOr<std::vector<int64_t>> NumCommonPrefixBlocks() const override {
+    std::vector<int64_t> counts(num_groups_);
+    const kvb_status status =
+        kvb_request_get_num_common_prefix_blocks(request_, counts.data(), counts.size());
+    if (status != KVB_OK) return StatusOf(status);
+    return counts;
+  }
+  std::optional<BlockHash> HashOfBlock(GroupId group, int64_t position) const override {
+    kvb_hash hash;
+    if (kvb_request_get_block_hash(request_, group, position, &hash) != KVB_OK) return std::nullopt;
+    return HashOf(hash);
+  }
+
+ private:
+  BlockLists Lists(GetList get) const {
+    BlockLists lists;
+    for (size_t g = 0; g < num_groups_; ++g) {
+      const int32_t* blocks = nullptr;
+      size_t num_blocks = 0;
+      Require(get(request_, static_cast<int32_t>(g), &blocks, &num_blocks));
+      lists.emplace_back(blocks, blocks + num_blocks);
+    }
+    return lists;
+  }
+
+  kvb_request* request_;
+  size_t num_groups_;
+  bool was_looked_up_ = false;
+};
+
+KvEvent EventAt(const kvb_events* events, size_t index) {
+  kvb_event event = KVB_INIT(kvb_event);
+  Require(kvb_events_get(events, index, &event));
+  if (event.kind == KVB_EVENT_CLEARED) return AllBlocksCleared();
+  if (event.kind == KVB_EVENT_REMOVED) {
+    return BlockRemoved{.block_hash = HashOf(*event.block_hashes),
+                        .medium = event.medium,
+                        .group_idx = event.group,
+                        .reason = static_cast<RemovalReason>(event.removal_reason)};
+  }
+  BlockStored stored{.token_ids = {event.token_ids, event.token_ids + event.num_tokens},
+                     .block_size = event.block_size,
+                     .lora_name = event.lora_name,
+                     .medium = event.medium,
+                     .group_idx = event.group,
+                     .kv_cache_spec_kind = event.spec_kind};
+  if (event.parent_hash != nullptr) stored.parent_block_hash = HashOf(*event.parent_hash);
+  if (event.has_lora_id != 0) stored.lora_id = event.lora_id;
+  if (event.sliding_window > 0) stored.kv_cache_spec_sliding_window = event.sliding_window;
+  for (size_t block = 0; block < event.num_block_hashes; ++block) {
+    stored.block_hashes.push_back(HashOf(event.block_hashes[block]));
+    auto& keys = stored.extra_keys.emplace_back();
+    kvb_extra_key key = KVB_INIT(kvb_extra_key);
+    for (size_t k = 0; kvb_events_get_extra_key(events, index, block, k, &key) == KVB_OK; ++k) {
+      if (!keys) keys.emplace();
+      keys->push_back({.kind = static_cast<ExtraKey::Kind>(key.kind),
+                       .value = {key.value, key.value_size},
+                       .offset = key.offset});
+    }
+  }
+  return stored;
+}
+
+class CInterfaceCache final : public ReplayedCache {
+ public:
+  explicit CInterfaceCache(kvb_manager* manager) : manager_(manager) {
+    kvb_manager_info info = KVB_INIT(kvb_manager_info);
+    Require(kvb_manager_get_info(manager_, &info));
+    facts_ = {.num_blocks = info.num_blocks,
+              .scheduler_block_size = info.scheduler_block_size,
+              .hash_block_size = info.hash_block_size};
+    for (int32_t g = 0; g < info.num_groups; ++g) {
+      kvb_group_info group = KVB_INIT(kvb_group_info);
+      Require(kvb_manager_get_group(manager_, g, &group));
+      facts_.groups.push_back({.block_size = group.block_size, .kind = group.kind});
+      if (group.sliding_window > 0) facts_.groups.back().sliding_window = group.sliding_window;
+    }
+  }
+  ~CInterfaceCache() override { kvb_manager_destroy(manager_); }
+
+  const Facts& facts() const override { return facts_; }
+  absl::StatusOr<std::unique_ptr<Sequence>> New(const Operation& operation) override {
+    kvb_request_options options = KVB_INIT(kvb_request_options);
+    options.id = operation.id.c_str();
+    options.token_ids = operation.prompt.data();
+    options.num_tokens = operation.prompt.size();
+    options.lora_name = operation.lora.c_str();
+    options.cache_salt = operation.salt.c_str();
+    options.skip_reading_prefix_cache = operation.skip_reading;
+    kvb_request* request = nullptr;
+    const kvb_status status = kvb_request_create(manager_, &options, &request);
+    if (status != KVB_OK) return StatusOf(status);
+    return std::make_unique<CInterfaceSequence>(request, facts_.groups.size());
+  }
+  absl::Status EvictBlocks(const std::vector<BlockId>& ids) override {
+    return StatusOf(kvb_manager_evict_blocks(manager_, ids.data(), ids.size()));
+  }
+  bool ResetPrefixCache() override { return kvb_manager_reset_prefix_cache(manager_) == KVB_OK; }
+  std::vector<KvEvent> TakeEvents() override {
+    kvb_events* batch = nullptr;
+    Require(kvb_manager_take_events(manager_, &batch));
+    std::vector<KvEvent> events;
+    for (size_t i = 0; i < kvb_events_count(batch); ++i) events.push_back(EventAt(batch, i));
+    // The views of names in the events live as long as the program.
+    kvb_events_destroy(batch);
+    return events;
+  }
+  Block BlockAt(BlockId id) const override {
+    kvb_block_info info = KVB_INIT(kvb_block_info);
+    Require(kvb_manager_get_block(manager_, id, &info));
+    return {.ref_count = info.ref_count, .cached_group = info.cached_group};
+  }
+  std::vector<BlockId> FreeList() override {
+    const int32_t* blocks = nullptr;
+    size_t num_blocks = 0;
+    Require(kvb_manager_get_free_list(manager_, &blocks, &num_blocks));
+    return {blocks, blocks + num_blocks};
+  }
+  Counts GetCounts() const override {
+    kvb_pool_stats stats = KVB_INIT(kvb_pool_stats);
+    Require(kvb_manager_get_pool_stats(manager_, &stats));
+    return {.num_free = stats.num_free, .num_keys = stats.num_keys, .usage = stats.usage};
+  }
+  absl::Status CheckInvariants() const override {
+    return StatusOf(kvb_manager_check_invariants(manager_));
+  }
+
+ private:
+  kvb_manager* manager_;
+  Facts facts_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeCInterfaceCache(const TranscriptConfig& config) {
+  const std::string text = ConfigText(config);
+  kvb_manager* manager = nullptr;
+  const kvb_status status = kvb_manager_create(text.data(), text.size(), KVB_FORMAT_TEXT, &manager);
+  if (status != KVB_OK) return StatusOf(status);
+  return std::make_unique<CInterfaceCache>(manager);
+}
+
+}  // namespace kvblocks::conformance
