@@ -15,11 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/numeric/int128.h"
 #include "kvblocks/bench/library_engine.h"
 #include "kvblocks/bench/naive_engine.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/example/example_workload.h"
 #include "kvblocks/sim/trace/content_keys.h"
 #include "kvblocks/sim/trace/trace_reader.h"
@@ -92,9 +92,9 @@ Outcome Replay(Workload workload, int64_t block_size, int64_t num_blocks) {
 }
 
 template <typename Engine>
-Outcome BestOf(int rounds, const Workload& workload, int64_t block_size, int64_t num_blocks) {
+Outcome BestOf(int64_t rounds, const Workload& workload, int64_t block_size, int64_t num_blocks) {
   Outcome best;
-  for (int round = 0; round < rounds; ++round) {
+  for (int64_t round = 0; round < rounds; ++round) {
     const Outcome outcome = Replay<Engine>(workload, block_size, num_blocks);
     if (round == 0 || outcome.seconds < best.seconds) best = outcome;
   }
@@ -104,20 +104,31 @@ Outcome BestOf(int rounds, const Workload& workload, int64_t block_size, int64_t
 }  // namespace
 
 int Main(int argc, char** argv) {
-  CLI::App app(
+  sim::OptionParser options(
+      "trace_replay",
       "Replays a trace's requests through the block manager alone, one after the other, and prints "
       "requests per second.");
   std::string trace;
   int64_t block_size = 16;
   int64_t num_blocks = 10'000;
-  app.add_option("TRACE", trace, "trace file in any format kvsim reads; default: the example");
-  app.add_option("--block-size", block_size, "tokens per block")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  app.add_option("--num-blocks", num_blocks, "blocks in the pool")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 30));
-  int rounds = 5;
-  app.add_option("--rounds", rounds, "replays with kvblocks, of which the fastest counts")->check(CLI::Range(1, 10'000));
-  CLI11_PARSE(app, argc, argv);
+  int64_t rounds = 5;
+  options.Add({.name = "TRACE", .help = "trace file in any format kvsim reads; else the example"},
+              &trace);
+  options.Add({.name = "--block-size", .unit = "TOKENS", .help = "tokens per block [16]"}, 1,
+              1 << 20, &block_size);
+  options.Add({.name = "--num-blocks", .unit = "BLOCKS", .help = "blocks in the pool [10000]"}, 2,
+              1 << 30, &num_blocks);
+  options.Add({.name = "--rounds",
+               .unit = "N",
+               .help = "replays with kvblocks, of which the fastest counts [5]"},
+              1, 10'000, &rounds);
+  std::string text;
+  const sim::ParseOutcome parsed = options.Parse(argc, argv, &text);
+  if (parsed != sim::ParseOutcome::kParsed) {
+    const bool is_help = parsed == sim::ParseOutcome::kHelp;
+    std::fputs(text.c_str(), is_help ? stdout : stderr);
+    return is_help ? 0 : 2;
+  }
 
   const auto workload = Read(trace, block_size);
   if (!workload.ok()) {

@@ -9,7 +9,7 @@
 #include "kvblocks/c/error.h"
 #include "kvblocks/c/growing_struct.h"
 #include "kvblocks/c/handles.h"
-#include "kvblocks/managers/kv_cache_manager_config.h"
+#include "kvblocks/managers/config/kv_cache_manager_config.h"
 #include "kvblocks/version.h"
 
 namespace kvblocks::c {

@@ -9,8 +9,8 @@
 #include "kvblocks/c/json_writer.h"
 #include "kvblocks/c/plan_request.pb.h"
 #include "kvblocks/planning.h"
-#include "kvblocks/specs/config_source.h"
-#include "kvblocks/specs/kv_cache_config_proto.h"
+#include "kvblocks/specs/config/config_source.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks::c {
 namespace {

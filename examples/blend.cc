@@ -18,7 +18,8 @@ using namespace kvblocks::attention;
 class RandomSelection : public AttentionOps {
  public:
   const char* name() const override { return "CPU with random selection"; }
-  absl::Status SelectHkvd(const ExecContext&, const SelectHkvdArgs& args) const override {
+  absl::Status Run(const Checked<SelectHkvdArgs>& call) const override {
+    const SelectHkvdArgs& args = call.args();
     const int64_t n = args.v_new.extent[0], prefix = n - args.suffix_len;
     std::vector<int32_t> order(n);
     std::iota(order.begin(), order.end(), 0);
@@ -30,15 +31,10 @@ class RandomSelection : public AttentionOps {
     std::copy(order.begin() + prefix, order.end(), args.imp.as<int32_t>() + k);
     return absl::OkStatus();
   }
-  absl::Status FuseKv(const ExecContext& context, const FuseKvArgs& args) const override {
-    return Cpu().FuseKv(context, args);
-  }
-  absl::Status RotateKeys(const ExecContext& context, const RotateKeysArgs& args) const override {
-    return Cpu().RotateKeys(context, args);
-  }
-  absl::Status VarlenSelfAttention(const ExecContext& context,
-                                   const VarlenSelfAttentionArgs& args) const override {
-    return Cpu().VarlenSelfAttention(context, args);
+  absl::Status Run(const Checked<FuseKvArgs>& call) const override { return Cpu().Run(call); }
+  absl::Status Run(const Checked<RotateKeysArgs>& call) const override { return Cpu().Run(call); }
+  absl::Status Run(const Checked<VarlenSelfAttentionArgs>& call) const override {
+    return Cpu().Run(call);
   }
 };
 

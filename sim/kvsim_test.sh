@@ -316,17 +316,100 @@ head -c 5000 a.json >cut.json
 head -c 5000 again.csv >cut.csv
 sed 's/"schema_version": 1,/"schema_version": 2,/' a.json >later.json
 
+expect 0 '' replay --quiet --steps=again_default.csv
+
 # --- A reader that goes away ---
+for i in $(seq 20000); do
+  echo "{\"timestamp\": $i, \"input_length\": 16, \"output_length\": 1, \"hash_ids\": [$i]}"
+done >long.jsonl
 set -o pipefail
 "$kvsim" replay --json 2>err | head -c 10 >/dev/null || fail "a closed pipe is an error"
 [ -s err ] && fail "a closed pipe prints: $(cat err)"
+for arguments in 'replay --csv=-' 'replay --steps=-' 'replay --json-file=-' 'replay --json-file=/dev/stdout' \
+  'convert long.jsonl - --to=mooncake --quiet' stats; do
+  # shellcheck disable=SC2086
+  "$kvsim" $arguments 2>err | head -c 10 >/dev/null || fail "kvsim $arguments: a closed pipe is an error"
+  [ -s err ] && fail "kvsim $arguments: a closed pipe prints: $(cat err)"
+done
 set +o pipefail
+
+# --- Outputs that are no plain files ---
+expect 0 '' replay --json
+cp out plain.json
+expect 0 '' replay --json-file=-
+cmp plain.json out || fail "--json-file=- is not --json"
+expect 0 '' replay --steps=-
+cmp again_default.csv out || fail "--steps=- prints something else"
+expect 0 '' convert trace.jsonl - --to=mooncake
+head -c1 out | grep -q '{' || fail "convert to standard output"
+mkfifo pipe
+for arguments in 'replay --quiet --json-file=pipe' 'replay --quiet --csv=pipe' 'replay --quiet --steps=pipe' \
+  'convert trace.jsonl pipe --quiet'; do
+  cat pipe >through &
+  # shellcheck disable=SC2086
+  expect 0 '' $arguments
+  wait $!
+  [ -s through ] || fail "kvsim $arguments: nothing came through the pipe"
+  [ -p pipe ] || fail "kvsim $arguments: replaced the pipe"
+done
+echo old >target.json
+chmod 600 target.json
+ln -sf target.json link.json
+expect 0 '' replay --quiet --json-file=link.json
+[ -L link.json ] || fail "--json-file replaced a link"
+cmp plain.json target.json || fail "--json-file did not follow a link"
+[ "$(stat -c %a target.json)" = 600 ] || fail "--json-file changed a mode"
+
+# --- Signals: a line that says so, the old files, and the signal as exit status ---
+mkfifo slow
+for signal in INT:130 TERM:143; do
+  echo old >steps.csv
+  set -m
+  "$kvsim" replay slow --quiet --steps=steps.csv --csv=rows_new.csv --json-file=report_new.json 2>err &
+  run=$!
+  set +m
+  exec 9>slow
+  head -1 trace.jsonl >&9
+  for _ in $(seq 200); do
+    ls rows_new.csv.*.part >/dev/null 2>&1 && break
+    sleep 0.05
+  done
+  kill -s "${signal%:*}" $run
+  wait $run 2>/dev/null
+  got=$?
+  exec 9>&-
+  [ $got -eq "${signal#*:}" ] || fail "SIG$signal: exit status $got: $(cat err)"
+  grep -q 'kvsim: .*no output file is finished' err || fail "SIG$signal: says nothing: $(cat err)"
+  [ "$(cat steps.csv)" = old ] || fail "SIG$signal: the old file is gone"
+  ls ./*.part rows_new.csv report_new.json 2>/dev/null && fail "SIG$signal: files are left"
+done
 
 # --- Exit status 1, 3 ---
 expect 1 '' replay --slo=ttft:1us:p50
 grep -q 'goodput' out || fail "a missed objective without its report"
 expect 0 '' replay --slo=ttft:1us
 expect 3 'no progress: request .*--num-blocks' replay --num-blocks=20 --too-big=run
+
+# Nothing can run: says so, and the smallest pool that takes all is that.
+for options in '--num-blocks=10' '--num-blocks=40 --model=gpt-oss-20b' '--num-blocks=40 --model=gemma-3-27b --device=h200 --plan=exact --layout=native'; do
+  # shellcheck disable=SC2086
+  expect 3 'all 396 requests were rejected: 396 need more than the pool.s [0-9]* blocks' replay $options
+  smallest=$(grep -o -e '--num-blocks=[0-9]*' err)
+  others=${options#* }
+  [ "$others" = "$options" ] && others=
+  for command in 'explain' 'verify --rows=1'; do
+    # shellcheck disable=SC2086
+    expect 3 "all 396 requests were rejected.*$smallest" $command $options
+  done
+  # shellcheck disable=SC2086
+  expect 0 '' replay $others $smallest --json
+  grep -q '"requests_rejected": "0"' out || fail "$smallest $others rejects some"
+  # shellcheck disable=SC2086
+  expect 0 '' replay $others --num-blocks=$((${smallest#*=} - 1)) --json
+  grep -q '"requests_rejected": "0"' out && fail "one block less than $smallest $others rejects none"
+done
+expect 3 'all 396 requests were rejected: 396 have no prompt, or one that does not fit --max-model-len=2' \
+  replay --max-model-len=2
 
 # --- Options that make no sense: what, where, limit ---
 while IFS='|' read -r pattern arguments; do
@@ -380,8 +463,8 @@ nosuchfile|replay nosuchfile
 nosuchfile|replay --config nosuchfile
 nosuchfile|replay --kv-cache-config nosuchfile
 nosuchfile|replay --catalogue nosuchfile
-cannot write|replay --csv=/nosuchfolder/x.csv
-cannot write|replay --json-file=/nosuchfolder/x.json
+cannot create|replay --csv=/nosuchfolder/x.csv
+cannot create|replay --json-file=/nosuchfolder/x.json
 both want standard output|replay --json --csv=-
 is the trace itself|replay trace.jsonl --csv=trace.jsonl
 is the trace itself|replay trace.jsonl --json-file=trace.jsonl
@@ -428,7 +511,8 @@ expected a file of kvsim replay --steps|compare a.json b.json --steps-a=a.json -
 --tolerance: got "often"|compare a.json b.json --tolerance=often
 such as whole_run.token_hit_rate|compare a.json b.json --tolerance=hit_rate.token:0
 given twice|compare - -
-name a file|replay --steps=-
+--json and --steps both want standard output|replay --json --steps=-
+--json-file and --csv both want standard output|replay --json-file=- --csv=-
 needs --steps|replay --step-requests
 cannot create|replay --steps=/nosuchfolder/x.csv
 is the trace itself|replay trace.jsonl --steps=trace.jsonl

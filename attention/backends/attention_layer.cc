@@ -13,7 +13,7 @@
 #include "kvblocks/attention/masks/mask_wiring.h"
 #include "kvblocks/attention/metadata/batch_split.h"
 #include "kvblocks/attention/ops/arg_checker.h"
-#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/ops/checked.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -111,6 +111,30 @@ int64_t SingleTokenRows(const CommonAttentionMetadata& metadata) {
   const bool none_left = metadata.num_prefills > 0 || n == metadata.num_actual_tokens;
   return n == metadata.num_decode_tokens && none_left ? n : 0;
 }
+
+// The operations of a call, all of which are checked before the first runs.
+class OpsOfCall {
+ public:
+  OpsOfCall(const AttentionOps& ops, const ExecContext& context) : ops_(ops), context_(context) {}
+  const absl::Status& status() const { return status_; }
+
+  template <typename Args>
+  std::optional<Checked<Args>> Check(const std::optional<Args>& args) {
+    if (!status_.ok() || !args.has_value()) return std::nullopt;
+    const absl::StatusOr<Checked<Args>> checked = ops_.Check(context_, *args);
+    status_ = checked.status();
+    return checked.ok() ? std::optional<Checked<Args>>(*checked) : std::nullopt;
+  }
+  template <typename Args>
+  void Run(const std::optional<Checked<Args>>& checked) {
+    if (status_.ok() && checked.has_value()) status_ = ops_.Run(*checked);
+  }
+
+ private:
+  const AttentionOps& ops_;
+  const ExecContext& context_;
+  absl::Status status_;
+};
 
 }  // namespace
 
@@ -265,32 +289,23 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
   args.out = call.out;
   args.out_scale = call.out_scale;
   // Keys of an encoder have lengths of their own.
-  std::vector<int32_t> kv_starts;
   if (config_.type == AttentionType::kEncoderDecoder) {
-    kv_starts.push_back(0);
+    int64_t end = 0;
     for (int32_t length : metadata.host_seq_lens) {
-      const int64_t end = int64_t{kv_starts.back()} + length;
+      end += length;
       if (length < 0 || end > std::min<int64_t>(call.k.extent[0], INT32_MAX)) {
         return absl::InvalidArgumentError(absl::StrCat("layer ", config_.name,
                                                        ": seq_lens of the encoder add up to ", end,
                                                        " keys or more; k has ", call.k.extent[0]));
       }
-      kv_starts.push_back(static_cast<int32_t>(end));
     }
-    if (!context.device.on_host()) {
-      return absl::UnimplementedError(absl::StrCat(
-          "layer ", config_.name, ": cross attention without a cache on ", Name(context.device)));
-    }
-    args.kv_start_loc = ViewOf(absl::MakeConstSpan(kv_starts));
+    args.kv_seq_lens = metadata.seq_lens;
   }
-  const AttentionOps& ops = backend_->ops();
-  return args.params.mask.enabled() ? ops.MaskedAttention(context, args)
-                                    : ops.VarlenSelfAttention(context, args);
+  return backend_->ops().VarlenSelfAttention(context, args);
 }
 
 absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& call) const {
   const CommonAttentionMetadata& metadata = *call.metadata;
-  const AttentionOps& ops = backend_->ops();
   AttnParams params = Params(metadata);
   if (IsQuantizedCode(call.cache.k.dtype)) params.scales = call.scales;
   const bool per_request_scales = params.scales.k.rank == 2 || params.scales.v.rank == 2;
@@ -354,24 +369,20 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     }
   }
 
-  absl::Status status;
-  if (write.has_value()) status.Update(Check(context, *write));
-  if (decode.has_value()) status.Update(Check(context, *decode));
-  if (prefill.has_value()) status.Update(Check(context, *prefill));
-  if (cascade.has_value()) status.Update(Check(context, *cascade));
-  if (status.ok() && write.has_value()) status = ops.ReshapeAndCache(context, *write);
-  if (status.ok() && decode.has_value()) status = ops.PagedDecode(context, *decode);
-  if (status.ok() && prefill.has_value()) {
-    status = params.mask.enabled() ? ops.MaskedAttention(context, *prefill)
-                                   : ops.PagedPrefill(context, *prefill);
-  }
-  if (status.ok() && cascade.has_value()) status = ops.Cascade(context, *cascade);
-  return status;
+  OpsOfCall ops(backend_->ops(), context);
+  const auto checked_write = ops.Check(write);
+  const auto checked_decode = ops.Check(decode);
+  const auto checked_prefill = ops.Check(prefill);
+  const auto checked_cascade = ops.Check(cascade);
+  ops.Run(checked_write);
+  ops.Run(checked_decode);
+  ops.Run(checked_prefill);
+  ops.Run(checked_cascade);
+  return ops.status();
 }
 
 absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call) const {
   const CommonAttentionMetadata& metadata = *call.metadata;
-  const AttentionOps& ops = backend_->ops();
   if (call.out_scale > 0) {
     return absl::UnimplementedError(
         absl::StrCat("layer ", config_.name, ": MLA with a quantised output"));
@@ -385,7 +396,8 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
     write->cache = call.cache;
     if (quantised) write->scale = call.scales.k;
   }
-  MlaDecodeArgs attend;
+  std::optional<MlaDecodeArgs> latent(std::in_place);
+  MlaDecodeArgs& attend = *latent;
   attend.q_lat = call.q;
   attend.cache = call.cache;
   attend.query_start_loc = metadata.query_start_loc;
@@ -396,11 +408,12 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
   if (quantised) attend.params.scales.k = call.scales.k;
   attend.out = call.out;
 
-  absl::Status status = Check(context, attend);
-  if (write.has_value()) status.Update(Check(context, *write));
-  if (status.ok() && write.has_value()) status = ops.ConcatAndCacheMla(context, *write);
-  if (status.ok()) status = ops.MlaDecode(context, attend);
-  return status;
+  OpsOfCall ops(backend_->ops(), context);
+  const auto checked_attend = ops.Check(latent);
+  const auto checked_write = ops.Check(write);
+  ops.Run(checked_write);
+  ops.Run(checked_attend);
+  return ops.status();
 }
 
 absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTensors& tensors,

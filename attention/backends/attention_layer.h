@@ -8,8 +8,8 @@
 // Without cache or block table it is self-attention over the new keys alone, and nothing is stored;
 // without metadata (profiling) out is zeros. Output rows of padding are zeros.
 //
-// Cost: the operations, with their checks twice, which is O(R + T) reads of lengths and slots; no
-// allocation of its own but for cross attention without cache.
+// Cost: the operations, their checks included, which read O(R + T) lengths and slots; no
+// allocation of its own.
 // Thread-compatible: layers with a KvScaleState are used by one thread at a time.
 
 #ifndef KVBLOCKS_ATTENTION_BACKENDS_ATTENTION_LAYER_H_

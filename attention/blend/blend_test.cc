@@ -318,10 +318,9 @@ TEST_P(BlendTest, StoreTakesNewRowsOrAll) {
   class Writer : public AttentionOps {
    public:
     const char* name() const override { return "writer"; }
-    absl::Status ReshapeAndCache(const ExecContext&,
-                                 const ReshapeAndCacheArgs& args) const override {
-      const int64_t* const first = args.slot_mapping.as<int64_t>();
-      slots.assign(first, first + args.slot_mapping.extent[0]);
+    absl::Status Run(const Checked<ReshapeAndCacheArgs>& call) const override {
+      const ConstTensorView& mapping = call.args().slot_mapping;
+      slots.assign(mapping.as<int64_t>(), mapping.as<int64_t>() + mapping.extent[0]);
       return absl::OkStatus();
     }
     mutable std::vector<int64_t> slots;
@@ -332,11 +331,14 @@ TEST_P(BlendTest, StoreTakesNewRowsOrAll) {
   kv.k = kv.v = ViewOf(absl::MakeConstSpan(rows), {3, 1, 1});
   kv.new_rows = new_rows;
   const std::vector<int64_t> slots = {40, 41, 8};
-  ASSERT_TRUE(StoreBlendedKv(writer, {}, kv, slots, {}, BlendStore::kAllRows).ok());
+  std::vector<float> keys(42), values(42);
+  const KvCacheView cache(KvLayout::kNhd, ViewOf(absl::MakeSpan(keys), {42, 1, 1, 1}),
+                          ViewOf(absl::MakeSpan(values), {42, 1, 1, 1}));
+  ASSERT_TRUE(StoreBlendedKv(writer, {}, kv, slots, cache, BlendStore::kAllRows).ok());
   EXPECT_EQ(writer.slots, slots);
-  ASSERT_TRUE(StoreBlendedKv(writer, {}, kv, slots, {}, BlendStore::kNewRows).ok());
+  ASSERT_TRUE(StoreBlendedKv(writer, {}, kv, slots, cache, BlendStore::kNewRows).ok());
   EXPECT_EQ(writer.slots, (std::vector<int64_t>{40, -1, 8}));
-  EXPECT_EQ(StoreBlendedKv(writer, {}, kv, {slots.data(), 2}, {}, BlendStore::kAllRows).code(),
+  EXPECT_EQ(StoreBlendedKv(writer, {}, kv, {slots.data(), 2}, cache, BlendStore::kAllRows).code(),
             absl::StatusCode::kInvalidArgument);
 }
 

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cpu/blend_ops.h"
+#include "kvblocks/attention/cpu/host_ops.h"
 
 #include <algorithm>
 #include <atomic>
@@ -12,7 +12,6 @@
 #include "kvblocks/attention/cpu/error_flags.h"
 #include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/checks.h"
 #include "kvblocks/attention/ops/hkvd_count.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
@@ -68,8 +67,9 @@ void StoreIndex(const TensorView& imp, int64_t r, int64_t t) {
 
 }  // namespace
 
-absl::Status CpuSelectHkvd(const ExecContext& context, const SelectHkvdArgs& args) {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status HostOps::Run(const Checked<SelectHkvdArgs>& call) const {
+  const ExecContext& context = call.context();
+  const SelectHkvdArgs& args = call.args();
   const int64_t n = args.v_new.extent[0], num_heads = args.v_new.extent[1];
   const int64_t dim = args.v_new.extent[2];
   if (n == 0) return absl::OkStatus();
@@ -112,8 +112,9 @@ absl::Status CpuSelectHkvd(const ExecContext& context, const SelectHkvdArgs& arg
   return absl::OkStatus();
 }
 
-absl::Status CpuFuseKv(const ExecContext& context, const FuseKvArgs& args) {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status HostOps::Run(const Checked<FuseKvArgs>& call) const {
+  const ExecContext& context = call.context();
+  const FuseKvArgs& args = call.args();
   ForTokens(context, args.imp.extent[0], [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
       const int64_t t = IndexAt(args.imp, r);
@@ -135,8 +136,9 @@ absl::Status CpuFuseKv(const ExecContext& context, const FuseKvArgs& args) {
   return absl::OkStatus();
 }
 
-absl::Status CpuRotateKeys(const ExecContext& context, const RotateKeysArgs& args) {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status HostOps::Run(const Checked<RotateKeysArgs>& call) const {
+  const ExecContext& context = call.context();
+  const RotateKeysArgs& args = call.args();
   const int64_t num_tokens = args.in.extent[0], num_heads = args.in.extent[1];
   const int64_t dim = args.in.extent[2];
   const int64_t columns = args.rotary_dim == 0 ? dim : args.rotary_dim;

@@ -1,6 +1,6 @@
 // Selection, fusing and rotation on the host: EX-25, EX-32, and T-25 of the selection.
 
-#include "kvblocks/attention/cpu/blend_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -38,7 +38,7 @@ std::vector<int32_t> Select(const std::vector<float>& values, double ratio, int6
   DeviceErrorFlags error_flags{flags};
   ExecContext context;
   context.error_flags = &error_flags;
-  const absl::Status status = CpuSelectHkvd(context, args);
+  const absl::Status status = CpuReference().SelectHkvd(context, args);
   EXPECT_TRUE(status.ok()) << status;
   return imp;
 }
@@ -60,7 +60,7 @@ TEST(SelectHkvdTest, Ex25Selection) {
     args.suffix_len = 2;
     args.imp = ViewOf(absl::MakeSpan(imp));
     args.diffs = ViewOf(absl::MakeSpan(diffs));
-    ASSERT_TRUE(CpuSelectHkvd({}, args).ok());
+    ASSERT_TRUE(CpuReference().SelectHkvd({}, args).ok());
     EXPECT_EQ(imp, expected) << ratio;
   }
   EXPECT_EQ(diffs, (std::vector<float>{0.25f, 4, 0, 2}));
@@ -104,7 +104,7 @@ TEST(SelectHkvdTest, LongerOutputKeepsItsRest) {
   args.v_new = args.v_old = ViewOf(absl::MakeConstSpan(v), {4, 1, 1});
   args.ratio = 0;
   args.imp = ViewOf(absl::MakeSpan(imp));
-  ASSERT_TRUE(CpuSelectHkvd({}, args).ok());
+  ASSERT_TRUE(CpuReference().SelectHkvd({}, args).ok());
   EXPECT_EQ(imp, (Indices{3, -7, -7, -7}));
 }
 
@@ -118,7 +118,7 @@ TEST(SelectHkvdTest, BadInputIsRefusedAndWritesNothing) {
                            absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
     SelectHkvdArgs args = good;
     change(args);
-    const absl::Status status = CpuSelectHkvd({}, args);
+    const absl::Status status = CpuReference().SelectHkvd({}, args);
     EXPECT_EQ(status.code(), code) << status;
     EXPECT_NE(status.message().find("SelectHkvd"), std::string::npos) << status;
     EXPECT_EQ(imp, (Indices{-7, -7, -7, -7}));
@@ -175,10 +175,10 @@ TEST(FuseKvTest, ReplacesSelectedRowsAndNothingElse) {
   args.k_old = ViewOf(absl::MakeSpan(k_old), {5, 2, 1});
   args.v_old = ViewOf(absl::MakeSpan(v_old), {5, 1, 1});
   // K and V have the same heads.
-  EXPECT_EQ(CpuFuseKv({}, args).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CpuReference().FuseKv({}, args).code(), absl::StatusCode::kInvalidArgument);
   args.k_new = ViewOf(absl::MakeConstSpan(k_new), {2, 1, 2});
   args.k_old = ViewOf(absl::MakeSpan(k_old), {5, 1, 2});
-  ASSERT_TRUE(CpuFuseKv({}, args).ok());
+  ASSERT_TRUE(CpuReference().FuseKv({}, args).ok());
   EXPECT_EQ(k_old, (std::vector<float>{0, 1, 100, 101, 4, 5, 6, 7, 102, 103}));
   EXPECT_TRUE(std::isnan(v_old[1]));
   EXPECT_EQ(v_old[4], 200);
@@ -194,11 +194,11 @@ TEST(FuseKvTest, RowsOutsideThePromptAreRefused) {
   args.k_new = args.v_new = ViewOf(absl::MakeConstSpan(fresh), {2, 1, 1});
   args.k_old = ViewOf(absl::MakeSpan(old), {3, 1, 1});
   args.v_old = ViewOf(absl::MakeSpan(other), {3, 1, 1});
-  EXPECT_EQ(CpuFuseKv({}, args).code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(CpuReference().FuseKv({}, args).code(), absl::StatusCode::kOutOfRange);
   imp = {-1, 2};
-  EXPECT_EQ(CpuFuseKv({}, args).code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(CpuReference().FuseKv({}, args).code(), absl::StatusCode::kOutOfRange);
   imp = {2, 2};
-  EXPECT_EQ(CpuFuseKv({}, args).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CpuReference().FuseKv({}, args).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(old, std::vector<float>(3));
 }
 
@@ -217,7 +217,7 @@ std::vector<float> Rotate(const std::vector<float>& rows, int64_t dim,
   args.pairs = pairs;
   args.rotary_dim = rotary_dim;
   args.out = ViewOf(absl::MakeSpan(out), {n, 1, dim});
-  const absl::Status status = CpuRotateKeys({}, args);
+  const absl::Status status = CpuReference().RotateKeys({}, args);
   EXPECT_TRUE(status.ok()) << status;
   return out;
 }
@@ -271,9 +271,9 @@ TEST(RotateKeysTest, InPlaceEqualsOutOfPlaceAndOverlapIsRefused) {
   args.out = ViewOf(absl::MakeSpan(rows).first(8), {2, 1, 4});
   args.positions = ViewOf(absl::MakeConstSpan(positions));
   args.in = ViewOf(absl::MakeConstSpan(rows).subspan(4, 8), {2, 1, 4});
-  EXPECT_EQ(CpuRotateKeys({}, args).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CpuReference().RotateKeys({}, args).code(), absl::StatusCode::kInvalidArgument);
   args.in = args.out;
-  ASSERT_TRUE(CpuRotateKeys({}, args).ok());
+  ASSERT_TRUE(CpuReference().RotateKeys({}, args).ok());
   EXPECT_EQ(std::vector<float>(rows.begin(), rows.begin() + 8), apart);
   EXPECT_EQ(rows[8], 9);
 }
@@ -286,13 +286,13 @@ TEST(RotateKeysTest, PositionsMayBe64Bit) {
   args.in = ViewOf(absl::MakeConstSpan(in), {1, 1, 2});
   args.positions = ViewOf(absl::MakeConstSpan(positions));
   args.out = ViewOf(absl::MakeSpan(out), {1, 1, 2});
-  ASSERT_TRUE(CpuRotateKeys({}, args).ok());
+  ASSERT_TRUE(CpuReference().RotateKeys({}, args).ok());
   ExpectNear(out, {0.2836622f, -0.9589243f});
   // Their difference may be beyond them.
   const std::vector<int64_t> last = {INT64_MAX}, first = {INT64_MIN};
   args.positions = ViewOf(absl::MakeConstSpan(last));
   args.from_positions = ViewOf(absl::MakeConstSpan(first));
-  ASSERT_TRUE(CpuRotateKeys({}, args).ok());
+  ASSERT_TRUE(CpuReference().RotateKeys({}, args).ok());
   ExpectNear(out, {static_cast<float>(std::cos(0x1p64)), static_cast<float>(std::sin(0x1p64))});
 }
 
@@ -304,12 +304,12 @@ TEST(RotateKeysTest, OddRotaryPartIsRefused) {
   args.in = ViewOf(absl::MakeConstSpan(in), {2, 1, 3});
   args.positions = ViewOf(absl::MakeConstSpan(positions));
   args.out = ViewOf(absl::MakeSpan(out), {2, 1, 3});
-  EXPECT_EQ(CpuRotateKeys({}, args).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CpuReference().RotateKeys({}, args).code(), absl::StatusCode::kInvalidArgument);
   args.rotary_dim = 4;
-  EXPECT_EQ(CpuRotateKeys({}, args).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CpuReference().RotateKeys({}, args).code(), absl::StatusCode::kInvalidArgument);
   args.rotary_dim = 2;
   args.theta = 0;
-  EXPECT_EQ(CpuRotateKeys({}, args).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CpuReference().RotateKeys({}, args).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(out, std::vector<float>(6, 3));
 }
 
@@ -336,12 +336,12 @@ TEST(BlendOpsTest, ThreadsDoNotChangeResults) {
     select.ratio = 0.3;
     select.suffix_len = 7;
     select.imp = ViewOf(absl::MakeSpan(imp[i]));
-    ASSERT_TRUE(CpuSelectHkvd(context, select).ok());
+    ASSERT_TRUE(CpuReference().SelectHkvd(context, select).ok());
     RotateKeysArgs rotate;
     rotate.in = select.v_new;
     rotate.positions = ViewOf(absl::MakeConstSpan(positions));
     rotate.out = ViewOf(absl::MakeSpan(rotated[i]), {kTokens, kHeads, kDim});
-    ASSERT_TRUE(CpuRotateKeys(context, rotate).ok());
+    ASSERT_TRUE(CpuReference().RotateKeys(context, rotate).ok());
   }
   EXPECT_EQ(imp[0], imp[1]);
   EXPECT_EQ(rotated[0], rotated[1]);

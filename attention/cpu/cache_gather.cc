@@ -4,10 +4,9 @@
 #include "kvblocks/attention/cache/cache_rows.h"
 #include "kvblocks/attention/cache/element_rows.h"
 #include "kvblocks/attention/cache/row_layout.h"
-#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/host_ops.h"
 #include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -74,8 +73,9 @@ class RowGatherer {
 
 }  // namespace
 
-absl::Status CpuGatherCache(const ExecContext& context, const GatherCacheArgs& args) {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status HostOps::Run(const Checked<GatherCacheArgs>& call) const {
+  const ExecContext& context = call.context();
+  const GatherCacheArgs& args = call.args();
   const ConstKvCacheView& cache = args.cache;
   int64_t longest = 0;
   const int64_t num_requests = args.lengths.extent[0];

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/host_ops.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,6 @@
 #include "kvblocks/attention/cache/row_layout.h"
 #include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -155,8 +154,9 @@ void ForRuns(const ExecContext& context, const ConstTensorView& slot_mapping, in
 
 }  // namespace
 
-absl::Status CpuReshapeAndCache(const ExecContext& context, const ReshapeAndCacheArgs& args) {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status HostOps::Run(const Checked<ReshapeAndCacheArgs>& call) const {
+  const ExecContext& context = call.context();
+  const ReshapeAndCacheArgs& args = call.args();
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
   const int num_threads = NumThreads(context.threads);
   const int64_t heads = args.cache.num_kv_heads();
@@ -203,8 +203,9 @@ void WriteFp8Latent(const ExecContext& context, const ConcatAndCacheMlaArgs& arg
 
 }  // namespace
 
-absl::Status CpuConcatAndCacheMla(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status HostOps::Run(const Checked<ConcatAndCacheMlaArgs>& call) const {
+  const ExecContext& context = call.context();
+  const ConcatAndCacheMlaArgs& args = call.args();
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
   if (args.cache.layout == KvLayout::kMlaFp8_656 || args.cache.layout == KvLayout::kMlaFp8_584) {
     WriteFp8Latent(context, args);

@@ -9,7 +9,7 @@
 #include "kvblocks/attention/cache/cache_rows.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
 #include "kvblocks/attention/cpu/block_ops.h"
-#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/tests/fuzz/fuzz_input.h"
 
 namespace kvblocks::attention {
@@ -163,7 +163,7 @@ void Run(FuzzInput& input) {
     args.k = k.view(), args.v = v.view(), args.slot_mapping = mapping.view();
     args.cache = cache.view;
     args.scales = {scales, scales};
-    ExpectRefusedOrDone(CpuReshapeAndCache({}, args));
+    ExpectRefusedOrDone(CpuReference().ReshapeAndCache({}, args));
   } else if (op == 1) {
     const int64_t latent = layout == KvLayout::kMlaFp8_656   ? 512
                            : layout == KvLayout::kMlaFp8_584 ? 448
@@ -178,7 +178,7 @@ void Run(FuzzInput& input) {
     args.kv_c = kv_c.view(), args.k_pe = k_pe.view(), args.slot_mapping = mapping.view();
     args.cache = cache.view;
     args.scale = scales;
-    ExpectRefusedOrDone(CpuConcatAndCacheMla({}, args));
+    ExpectRefusedOrDone(CpuReference().ConcatAndCacheMla({}, args));
   } else if (op == 2) {
     const FuzzedTensor k(input, from, {tokens, sizes.heads, sizes.dim});
     const FuzzedTensor k_scale(input, DType::kF32, {sizes.heads});
@@ -188,7 +188,7 @@ void Run(FuzzInput& input) {
     args.k = args.v = k.view();
     args.k_scale = k_scale.view(), args.v_scale = v_scale.view();
     args.k_divisor = static_cast<float>(input.Wild(1, 200));
-    ExpectRefusedOrDone(CpuComputeKvScales({}, args));
+    ExpectRefusedOrDone(CpuReference().ComputeKvScales({}, args));
   } else if (op == 3) {
     const int64_t requests = input.Small(0, 2), columns = input.Small(0, 3);
     const int64_t rows = input.Small(0, 6);
@@ -215,7 +215,7 @@ void Run(FuzzInput& input) {
     args.scales.k = scales;
     args.out = out.view();
     if (!mla) args.out_v = out_v.view(), args.scales.v = scales;
-    ExpectRefusedOrDone(CpuGatherCache({}, args));
+    ExpectRefusedOrDone(CpuReference().GatherCache({}, args));
   } else if (op == 4) {
     const BlockPair pairs[] = {
         {input.Wild32(0, sizes.num_blocks), input.Wild32(0, sizes.num_blocks)},

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cache/cache_rows.h"
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
-#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/attention/testing/random_cache.h"
@@ -147,7 +147,7 @@ TEST(CacheWritersPropertyTest, T4ReshapeAndCacheWritesExactlyItsElements) {
     args.slot_mapping = ViewOf(absl::MakeConstSpan(slots));
     args.cache = cache.view();
     args.scales = {k_scales.view, v_scales.view};
-    const absl::Status status = CpuReshapeAndCache(ContextWith(Draw(0, 1)), args);
+    const absl::Status status = CpuReference().ReshapeAndCache(ContextWith(Draw(0, 1)), args);
     RC_ASSERT(status == absl::OkStatus());
     RC_ASSERT(cache.memory() == image);
   });
@@ -180,7 +180,7 @@ TEST(CacheWritersPropertyTest, T4ConcatAndCacheMlaWritesExactlyItsElements) {
     args.slot_mapping = ViewOf(absl::MakeConstSpan(slots));
     args.cache = cache.view();
     args.scale = scale.view;
-    RC_ASSERT(CpuConcatAndCacheMla(ContextWith(Draw(0, 1)), args) == absl::OkStatus());
+    RC_ASSERT(CpuReference().ConcatAndCacheMla(ContextWith(Draw(0, 1)), args) == absl::OkStatus());
     RC_ASSERT(cache.memory() == image);
   });
 }
@@ -223,7 +223,7 @@ TEST(CacheWritersPropertyTest, T4Fp8LatentRowsAreTheEncodedOnes) {
     args.k_pe = k_pe.view();
     args.slot_mapping = ViewOf(absl::MakeConstSpan(slots));
     args.cache = cache.view();
-    RC_ASSERT(CpuConcatAndCacheMla(ContextWith(Draw(0, 1)), args) == absl::OkStatus());
+    RC_ASSERT(CpuReference().ConcatAndCacheMla(ContextWith(Draw(0, 1)), args) == absl::OkStatus());
     RC_ASSERT(cache.memory() == image);
   });
 }
@@ -330,7 +330,7 @@ TEST(GatherCachePropertyTest, TakesTheLastTokensDequantised) {
     if (!mla) args.scales.v = v_scales.view;
     args.out = out.view();
     if (!mla) args.out_v = out_v.view();
-    RC_ASSERT(CpuGatherCache(ContextWith(Draw(0, 1)), args) == absl::OkStatus());
+    RC_ASSERT(CpuReference().GatherCache(ContextWith(Draw(0, 1)), args) == absl::OkStatus());
     RC_ASSERT(out.memory() == image);
     RC_ASSERT(out_v.memory() == image_v);
   });

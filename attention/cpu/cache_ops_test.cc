@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cpu/cache_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
 
 #include <cmath>
 #include <cstring>
@@ -51,7 +51,7 @@ std::vector<uint8_t> Store(DType dtype, const std::vector<float>& values, float 
   args.slot_mapping = In(slots, {1});
   args.cache = cache.view;
   args.scales.k = args.scales.v = In(scales, {1});
-  EXPECT_EQ(CpuReshapeAndCache({}, args), absl::OkStatus());
+  EXPECT_EQ(CpuReference().ReshapeAndCache({}, args), absl::OkStatus());
   cache.codes.resize(count);
   return cache.codes;
 }
@@ -84,7 +84,7 @@ TEST(ReshapeAndCacheTest, SameTypeKeepsPayloads) {
   auto* data = reinterpret_cast<std::byte*>(cache.data());
   args.cache = KvCacheView(KvLayout::kHnd, TensorView::Contiguous(data, DType::kF32, {1, 1, 1, 2}),
                            TensorView::Contiguous(data + 8, DType::kF32, {1, 1, 1, 2}));
-  ASSERT_EQ(CpuReshapeAndCache({}, args), absl::OkStatus());
+  ASSERT_EQ(CpuReference().ReshapeAndCache({}, args), absl::OkStatus());
   EXPECT_EQ(std::memcmp(&cache[1], &payload, sizeof(payload)), 0);
 }
 
@@ -101,7 +101,7 @@ TEST(ReshapeAndCacheTest, ABadSlotChangesNothing) {
   args.cache = *MakeKvCacheView(geometry, Out(memory, {16}));
   const auto run = [&](std::vector<int64_t> slots) {
     args.slot_mapping = In(slots, {2});
-    return CpuReshapeAndCache({}, args).code();
+    return CpuReference().ReshapeAndCache({}, args).code();
   };
   EXPECT_EQ(run({0, 2}), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(run({1, 1}), absl::StatusCode::kInvalidArgument);
@@ -139,7 +139,7 @@ TEST(ReshapeAndCacheTest, LargeBatchesGetTheCodesOfSmallOnes) {
         args.slot_mapping = In(slots, {kTokens});
         args.cache = cache;
         args.scales.k = args.scales.v = In(scales, {2}).Slice(0, 0, num_scales).value();
-        ASSERT_EQ(CpuReshapeAndCache({}, args), absl::OkStatus());
+        ASSERT_EQ(CpuReference().ReshapeAndCache({}, args), absl::OkStatus());
         int64_t wrong = 0;
         for (int64_t t = 0; t < kTokens; ++t) {
           for (int64_t h = 0; h < kHeads; ++h) {
@@ -174,12 +174,12 @@ TEST(ComputeKvScalesTest, Ex28PerTensor) {
   args.q_scale = ViewOf(absl::MakeSpan(&q_scale, 1));
   args.k_scale = ViewOf(absl::MakeSpan(&k_scale, 1));
   args.v_scale = ViewOf(absl::MakeSpan(&v_scale, 1));
-  ASSERT_EQ(CpuComputeKvScales({}, args), absl::OkStatus());
+  ASSERT_EQ(CpuReference().ComputeKvScales({}, args), absl::OkStatus());
   EXPECT_EQ(q_scale, 1);
   EXPECT_EQ(k_scale, 0.03f);
   EXPECT_EQ(v_scale, 0.05f);
   args.k_divisor = 127;  // int8
-  ASSERT_EQ(CpuComputeKvScales({}, args), absl::OkStatus());
+  ASSERT_EQ(CpuReference().ComputeKvScales({}, args), absl::OkStatus());
   EXPECT_EQ(k_scale, 6 / 127.f);
 }
 
@@ -197,13 +197,13 @@ TEST(ComputeKvScalesTest, PerHeadLeavesNonFiniteInputsOutAndFlagsThem) {
   DeviceErrorFlags flags{&bits};
   ExecContext context;
   context.error_flags = &flags;
-  ASSERT_EQ(CpuComputeKvScales(context, args), absl::OkStatus());
+  ASSERT_EQ(CpuReference().ComputeKvScales(context, args), absl::OkStatus());
   EXPECT_EQ(k_scale, (std::vector<float>{3 / 200.f, 8 / 200.f, 1}));
   EXPECT_EQ(v_scale, (std::vector<float>{0.02f, 0.02f, 0.04f}));
   EXPECT_EQ(bits, kBadSlot | kNonFiniteInput);
   bits = 0;
   args.k = args.v;
-  ASSERT_EQ(CpuComputeKvScales(context, args), absl::OkStatus());
+  ASSERT_EQ(CpuReference().ComputeKvScales(context, args), absl::OkStatus());
   EXPECT_EQ(bits, 0);
 }
 
@@ -216,7 +216,7 @@ TEST(ComputeKvScalesTest, ScalesStayPositiveAndFinite) {
   args.v = In(huge, {1, 1, 1});
   args.k_scale = ViewOf(absl::MakeSpan(&k_scale, 1));
   args.v_scale = ViewOf(absl::MakeSpan(&v_scale, 1));
-  ASSERT_EQ(CpuComputeKvScales({}, args), absl::OkStatus());
+  ASSERT_EQ(CpuReference().ComputeKvScales({}, args), absl::OkStatus());
   EXPECT_EQ(k_scale, std::numeric_limits<float>::min());
   EXPECT_EQ(v_scale, std::numeric_limits<float>::max());
 }
@@ -234,7 +234,7 @@ TEST(ComputeKvScalesTest, ThreadsDoNotChangeScales) {
     args.v_scale = ViewOf(absl::MakeSpan(scales).subspan(2));
     ExecContext context;
     context.threads = threads;
-    ASSERT_EQ(CpuComputeKvScales(context, args), absl::OkStatus());
+    ASSERT_EQ(CpuReference().ComputeKvScales(context, args), absl::OkStatus());
   }
   EXPECT_EQ(results[0], results[1]);
 }
@@ -242,9 +242,8 @@ TEST(ComputeKvScalesTest, ThreadsDoNotChangeScales) {
 class ScaleOps : public AttentionOps {
  public:
   const char* name() const override { return "scales"; }
-  absl::Status ComputeKvScales(const ExecContext& context,
-                               const ComputeKvScalesArgs& args) const override {
-    return CpuComputeKvScales(context, args);
+  absl::Status Run(const Checked<ComputeKvScalesArgs>& call) const override {
+    return CpuReference().Run(call);
   }
 };
 
@@ -302,7 +301,7 @@ TEST(GatherCacheTest, DequantisesByRequestAndHead) {
   std::vector<float> out(2 * 3 * 2, 99), out_v(2 * 3 * 2, 99);
   args.out = Out(out, {2, 3, 2, 1});
   args.out_v = Out(out_v, {2, 3, 2, 1});
-  ASSERT_EQ(CpuGatherCache({}, args), absl::OkStatus());
+  ASSERT_EQ(CpuReference().GatherCache({}, args), absl::OkStatus());
   // Request 0: positions 1 and 2 are block 1 offset 1 and block 0 offset 0; request 1: position 1
   // is block 0 offset 1.
   EXPECT_EQ(out, (std::vector<float>{99, 99, 7, 80, 1, 20, 99, 99, 300, 4000, 99, 99}));
@@ -332,7 +331,7 @@ TEST(GatherCacheTest, LongRequestsAreSharedByThreads) {
   ThreadPool pool(3);
   ExecContext context;
   context.threads = &pool;
-  ASSERT_EQ(CpuGatherCache(context, args), absl::OkStatus());
+  ASSERT_EQ(CpuReference().GatherCache(context, args), absl::OkStatus());
   EXPECT_EQ(out, expected);
   EXPECT_EQ(out_v, expected);
 }
@@ -348,7 +347,7 @@ TEST(GatherCacheTest, ReadsOnlyTheTableEntriesOfItsTokens) {
   args.lengths = In(lengths, {1});
   std::vector<float> out(2);
   args.out = Out(out, {1, 1, 2});
-  ASSERT_EQ(CpuGatherCache({}, args), absl::OkStatus());
+  ASSERT_EQ(CpuReference().GatherCache({}, args), absl::OkStatus());
   EXPECT_EQ(out, (std::vector<float>{2, 2}));
 }
 

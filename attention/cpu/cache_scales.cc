@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "kvblocks/attention/cache/element_rows.h"
-#include "kvblocks/attention/cpu/cache_ops.h"
 #include "kvblocks/attention/cpu/error_flags.h"
+#include "kvblocks/attention/cpu/host_ops.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -68,8 +67,9 @@ bool ComputeScales(const ExecContext& context, const ConstTensorView& input, flo
 
 }  // namespace
 
-absl::Status CpuComputeKvScales(const ExecContext& context, const ComputeKvScalesArgs& args) {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status HostOps::Run(const Checked<ComputeKvScalesArgs>& call) const {
+  const ExecContext& context = call.context();
+  const ComputeKvScalesArgs& args = call.args();
   bool all_finite = true;
   const auto compute = [&](const ConstTensorView& input, float divisor, const TensorView& scales) {
     // Without tokens there is nothing to scale by; what the buffer holds stays.

@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/reference_cuts.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/simd_dense.h"
 #include "kvblocks/attention/cpu/simd_output.h"
 #include "kvblocks/attention/cpu/simd_queries.h"
-#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -82,9 +82,10 @@ void AttendAndWrite(const ExecContext& context, const DenseBatch& batch,
 
 }  // namespace
 
-absl::Status CpuOps::PagedDecode(const ExecContext& context, const PagedDecodeArgs& args) const {
-  if (AnyF64(args.q, args.cache.k, args.out)) return CpuReference().PagedDecode(context, args);
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuOps::Run(const Checked<PagedDecodeArgs>& call) const {
+  const ExecContext& context = call.context();
+  const PagedDecodeArgs& args = call.args();
+  if (AnyF64(args.q, args.cache.k, args.out)) return CpuReference().Run(call);
   const DenseBatch batch =
       PagedBatch(args.q, args.cache, args.block_table, args.seq_lens, args.params);
   std::vector<Pieces> pieces;
@@ -99,10 +100,10 @@ absl::Status CpuOps::PagedDecode(const ExecContext& context, const PagedDecodeAr
   return absl::OkStatus();
 }
 
-absl::Status CpuOps::PagedDecodePartial(const ExecContext& context,
-                                        const PagedDecodePartialArgs& args) const {
-  if (AnyF64(args.q, args.cache.k)) return CpuReference().PagedDecodePartial(context, args);
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuOps::Run(const Checked<PagedDecodePartialArgs>& call) const {
+  const ExecContext& context = call.context();
+  const PagedDecodePartialArgs& args = call.args();
+  if (AnyF64(args.q, args.cache.k)) return CpuReference().Run(call);
   const DenseBatch batch =
       PagedBatch(args.q, args.cache, args.block_table, args.seq_lens, args.params);
   if (batch.query.empty()) return absl::OkStatus();
@@ -129,9 +130,10 @@ absl::Status CpuOps::PagedDecodePartial(const ExecContext& context,
   return absl::OkStatus();
 }
 
-absl::Status CpuOps::ReduceSplits(const ExecContext& context, const ReduceSplitsArgs& args) const {
-  if (AnyF64(args.tmp_out, args.out)) return CpuReference().ReduceSplits(context, args);
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuOps::Run(const Checked<ReduceSplitsArgs>& call) const {
+  const ExecContext& context = call.context();
+  const ReduceSplitsArgs& args = call.args();
+  if (AnyF64(args.tmp_out, args.out)) return CpuReference().Run(call);
   const int64_t num_heads = args.out.extent[1], num_parts = args.max_logits.extent[2];
   const int64_t values = args.out.extent[2];
   const RowWriter writer(args.sinks, 0, args.out, args.lse);
@@ -169,21 +171,23 @@ DenseBatch PrefillBatch(const PagedPrefillArgs& args) {
 
 }  // namespace
 
-absl::Status CpuOps::PagedPrefill(const ExecContext& context, const PagedPrefillArgs& args) const {
-  if (AnyF64(args.q, args.cache.k, args.out)) return CpuReference().PagedPrefill(context, args);
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuOps::Run(const Checked<PagedPrefillArgs>& call) const {
+  const ExecContext& context = call.context();
+  const PagedPrefillArgs& args = call.args();
+  if (AnyF64(args.q, args.cache.k, args.out)) return CpuReference().Run(call);
   const DenseBatch batch = PrefillBatch(args);
   AttendAndWrite(context, batch, PolicyPieces(batch),
                  RowWriter(args.params.sinks, args.out_scale, args.out, args.lse));
   return absl::OkStatus();
 }
 
-absl::Status CpuOps::Cascade(const ExecContext& context, const CascadeArgs& args) const {
+absl::Status CpuOps::Run(const Checked<CascadeArgs>& call) const {
+  const ExecContext& context = call.context();
+  const CascadeArgs& args = call.args();
   const PagedPrefillArgs& prefill = args.prefill;
   if (AnyF64(prefill.q, prefill.cache.k, prefill.out)) {
-    return CpuReference().Cascade(context, args);
+    return CpuReference().Run(call);
   }
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const DenseBatch batch = PrefillBatch(prefill);
   if (batch.query.empty()) return absl::OkStatus();
   const RowWriter writer(prefill.params.sinks, prefill.out_scale, prefill.out, prefill.lse);
@@ -216,12 +220,12 @@ absl::Status CpuOps::Cascade(const ExecContext& context, const CascadeArgs& args
   return absl::OkStatus();
 }
 
-absl::Status CpuOps::VarlenSelfAttention(const ExecContext& context,
-                                         const VarlenSelfAttentionArgs& args) const {
+absl::Status CpuOps::Run(const Checked<VarlenSelfAttentionArgs>& call) const {
+  const ExecContext& context = call.context();
+  const VarlenSelfAttentionArgs& args = call.args();
   if (AnyF64(args.q, args.k, args.v, args.out)) {
-    return CpuReference().VarlenSelfAttention(context, args);
+    return CpuReference().Run(call);
   }
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   DenseBatch batch;
   batch.query = args.q;
   batch.cache = simd::AsCache(args.k, args.v);
@@ -230,8 +234,7 @@ absl::Status CpuOps::VarlenSelfAttention(const ExecContext& context,
   batch.query_start = simd::IntegersOf(args.query_start_loc);
   if (batch.query_start.empty()) batch.query_start = {0};
   batch.query_positions = args.query_positions;
-  const std::vector<int64_t> kv_start =
-      args.kv_start_loc.absent() ? batch.query_start : simd::IntegersOf(args.kv_start_loc);
+  const std::vector<int64_t> kv_start = KeyStarts(args);
   std::vector<Pieces> pieces;
   for (size_t b = 0; b + 1 < batch.query_start.size(); ++b) {
     batch.first_slot.push_back(kv_start[b]);
@@ -243,11 +246,12 @@ absl::Status CpuOps::VarlenSelfAttention(const ExecContext& context,
   return absl::OkStatus();
 }
 
-absl::Status CpuOps::MlaDecode(const ExecContext& context, const MlaDecodeArgs& args) const {
+absl::Status CpuOps::Run(const Checked<MlaDecodeArgs>& call) const {
+  const ExecContext& context = call.context();
+  const MlaDecodeArgs& args = call.args();
   if (AnyF64(args.q_lat, args.q_pe, args.cache.k, args.out)) {
-    return CpuReference().MlaDecode(context, args);
+    return CpuReference().Run(call);
   }
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   DenseBatch batch =
       PagedBatch(args.q_lat, args.cache, args.block_table, args.seq_lens, args.params);
   batch.query_rest = args.q_pe;
@@ -260,9 +264,10 @@ absl::Status CpuOps::MlaDecode(const ExecContext& context, const MlaDecodeArgs& 
   return absl::OkStatus();
 }
 
-absl::Status CpuOps::MergeStates(const ExecContext& context, const MergeStatesArgs& args) const {
-  if (AnyF64(args.outs, args.out)) return CpuReference().MergeStates(context, args);
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuOps::Run(const Checked<MergeStatesArgs>& call) const {
+  const ExecContext& context = call.context();
+  const MergeStatesArgs& args = call.args();
+  if (AnyF64(args.outs, args.out)) return CpuReference().Run(call);
   const int64_t num_states = args.outs.extent[0], num_heads = args.out.extent[1];
   const int64_t values = args.out.extent[2];
   const RowWriter writer({}, args.out_scale, args.out, args.lse);

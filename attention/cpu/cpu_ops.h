@@ -29,7 +29,7 @@ class CpuOps : public HostOps {
  public:
   const char* name() const override { return "CPU"; }
 
-  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_OVERRIDE_OP)
+  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_OVERRIDE_RUN)
 };
 
 // The one instance; it has no state.

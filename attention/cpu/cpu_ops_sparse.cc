@@ -10,7 +10,6 @@
 #include "kvblocks/attention/cpu/simd_dense.h"
 #include "kvblocks/attention/cpu/simd_lists.h"
 #include "kvblocks/attention/cpu/simd_output.h"
-#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -46,13 +45,13 @@ double CodeScale(const ConstKvCacheView& cache, const ConstTensorView& kv_scale)
 
 }  // namespace
 
-absl::Status CpuOps::SparseMlaDecode(const ExecContext& context,
-                                     const SparseMlaDecodeArgs& args) const {
+absl::Status CpuOps::Run(const Checked<SparseMlaDecodeArgs>& call) const {
+  const ExecContext& context = call.context();
+  const SparseMlaDecodeArgs& args = call.args();
   if (args.q.dtype == DType::kF64 || args.out.dtype == DType::kF64 ||
       args.main.cache.k.dtype == DType::kF64) {
-    return CpuReference().SparseMlaDecode(context, args);
+    return CpuReference().Run(call);
   }
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   const int64_t num_requests = args.q.extent[0], q_len = args.q.extent[1];
   if (args.q.empty()) return absl::OkStatus();
   std::vector<KeyLists> lists;
@@ -79,13 +78,13 @@ absl::Status CpuOps::SparseMlaDecode(const ExecContext& context,
   return absl::OkStatus();
 }
 
-absl::Status CpuOps::SparseMlaPrefill(const ExecContext& context,
-                                      const SparseMlaPrefillArgs& args) const {
+absl::Status CpuOps::Run(const Checked<SparseMlaPrefillArgs>& call) const {
+  const ExecContext& context = call.context();
+  const SparseMlaPrefillArgs& args = call.args();
   if (args.q.dtype == DType::kF64 || args.out.dtype == DType::kF64 ||
       args.kv.dtype == DType::kF64) {
-    return CpuReference().SparseMlaPrefill(context, args);
+    return CpuReference().Run(call);
   }
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
   if (args.q.empty()) return absl::OkStatus();
   std::vector<KeyLists> lists(1);
   absl::StatusOr<ConstTensorView> values = args.kv.Slice(2, 0, args.out.extent[2]);

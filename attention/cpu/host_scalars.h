@@ -1,11 +1,13 @@
-// Single indices and scales out of views in host memory.
+// Indices and scales out of views in host memory.
 
 #ifndef KVBLOCKS_ATTENTION_CPU_HOST_SCALARS_H_
 #define KVBLOCKS_ATTENTION_CPU_HOST_SCALARS_H_
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
+#include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
@@ -20,6 +22,22 @@ inline int64_t IndexAt(const ConstTensorView& view, int64_t i) {
   int64_t index;
   std::memcpy(&index, view.At(i), sizeof(index));
   return index;
+}
+
+// Where the keys of each request begin, and where those of the last end.
+inline std::vector<int64_t> KeyStarts(const VarlenSelfAttentionArgs& args) {
+  std::vector<int64_t> starts;
+  if (!args.kv_seq_lens.absent()) {
+    starts.push_back(0);
+    for (int64_t b = 0; b < args.kv_seq_lens.extent[0]; ++b) {
+      starts.push_back(starts.back() + IndexAt(args.kv_seq_lens, b));
+    }
+    return starts;
+  }
+  const ConstTensorView& given =
+      args.kv_start_loc.absent() ? args.query_start_loc : args.kv_start_loc;
+  for (int64_t b = 0; b < given.extent[0]; ++b) starts.push_back(IndexAt(given, b));
+  return starts;
 }
 
 // Of float32 scales: one element, [Hkv] or [R, Hkv]; absent is 1.

@@ -10,7 +10,6 @@
 #include "kvblocks/attention/cpu/reference_engine.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/reference_rows.h"
-#include "kvblocks/attention/ops/checks.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
@@ -81,9 +80,9 @@ void RunPagedPrefill(const ExecContext& context, const PagedPrefillArgs& args,
 
 }  // namespace
 
-absl::Status CpuReferenceOps::PagedDecode(const ExecContext& context,
-                                          const PagedDecodeArgs& args) const {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuReferenceOps::Run(const Checked<PagedDecodeArgs>& call) const {
+  const ExecContext& context = call.context();
+  const PagedDecodeArgs& args = call.args();
   const PagedRows keys(args.cache, args.block_table, args.params.scales);
   AttendBatch batch = BatchOf(args.q, args.cache, args.params, keys);
   batch.requests = DecodeRequests(args.seq_lens, args.q.extent[0]);
@@ -96,9 +95,9 @@ absl::Status CpuReferenceOps::PagedDecode(const ExecContext& context,
   return absl::OkStatus();
 }
 
-absl::Status CpuReferenceOps::PagedDecodePartial(const ExecContext& context,
-                                                 const PagedDecodePartialArgs& args) const {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuReferenceOps::Run(const Checked<PagedDecodePartialArgs>& call) const {
+  const ExecContext& context = call.context();
+  const PagedDecodePartialArgs& args = call.args();
   const PagedRows keys(args.cache, args.block_table, args.params.scales);
   AttendBatch batch = BatchOf(args.q, args.cache, args.params, keys);
   batch.requests = DecodeRequests(args.seq_lens, args.q.extent[0]);
@@ -124,24 +123,24 @@ absl::Status CpuReferenceOps::PagedDecodePartial(const ExecContext& context,
   return absl::OkStatus();
 }
 
-absl::Status CpuReferenceOps::PagedPrefill(const ExecContext& context,
-                                           const PagedPrefillArgs& args) const {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuReferenceOps::Run(const Checked<PagedPrefillArgs>& call) const {
+  const ExecContext& context = call.context();
+  const PagedPrefillArgs& args = call.args();
   RunPagedPrefill(context, args, 0);
   return absl::OkStatus();
 }
 
-absl::Status CpuReferenceOps::Cascade(const ExecContext& context, const CascadeArgs& args) const {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuReferenceOps::Run(const Checked<CascadeArgs>& call) const {
+  const ExecContext& context = call.context();
+  const CascadeArgs& args = call.args();
   RunPagedPrefill(context, args.prefill, args.common_prefix_len);
   return absl::OkStatus();
 }
 
-absl::Status CpuReferenceOps::VarlenSelfAttention(const ExecContext& context,
-                                                  const VarlenSelfAttentionArgs& args) const {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
-  const ConstTensorView& kv_start =
-      args.kv_start_loc.absent() ? args.query_start_loc : args.kv_start_loc;
+absl::Status CpuReferenceOps::Run(const Checked<VarlenSelfAttentionArgs>& call) const {
+  const ExecContext& context = call.context();
+  const VarlenSelfAttentionArgs& args = call.args();
+  const std::vector<int64_t> kv_start = KeyStarts(args);
   AttendBatch batch;
   batch.num_heads = args.q.extent[1];
   batch.num_kv_heads = args.k.extent[1];
@@ -152,8 +151,8 @@ absl::Status CpuReferenceOps::VarlenSelfAttention(const ExecContext& context,
   batch.params = &args.params;
   std::vector<int64_t> first_row;
   for (AttendRequest& request : batch.requests) {
-    first_row.push_back(IndexAt(kv_start, request.index));
-    request.kv_len = IndexAt(kv_start, request.index + 1) - first_row.back();
+    first_row.push_back(kv_start[request.index]);
+    request.kv_len = kv_start[request.index + 1] - first_row.back();
   }
   const TensorRows keys(args.k, args.v, std::move(first_row));
   batch.keys = &keys;

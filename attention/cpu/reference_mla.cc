@@ -10,7 +10,6 @@
 #include "kvblocks/attention/cpu/reference_engine.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/reference_rows.h"
-#include "kvblocks/attention/ops/checks.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
@@ -49,9 +48,9 @@ std::vector<AttendRequest> ListRequests(
 
 }  // namespace
 
-absl::Status CpuReferenceOps::MlaDecode(const ExecContext& context,
-                                        const MlaDecodeArgs& args) const {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuReferenceOps::Run(const Checked<MlaDecodeArgs>& call) const {
+  const ExecContext& context = call.context();
+  const MlaDecodeArgs& args = call.args();
   const PagedRows keys(args.cache, args.block_table, args.params.scales);
   AttendBatch batch;
   batch.num_heads = args.q_lat.extent[1];
@@ -88,9 +87,9 @@ absl::Status CpuReferenceOps::MlaDecode(const ExecContext& context,
   return absl::OkStatus();
 }
 
-absl::Status CpuReferenceOps::SparseMlaDecode(const ExecContext& context,
-                                              const SparseMlaDecodeArgs& args) const {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuReferenceOps::Run(const Checked<SparseMlaDecodeArgs>& call) const {
+  const ExecContext& context = call.context();
+  const SparseMlaDecodeArgs& args = call.args();
   const int64_t num_requests = args.q.extent[0], q_len = args.q.extent[1];
   std::vector<std::vector<ListedRows::Entry>> lists(num_requests * q_len);
   for (int64_t b = 0; b < num_requests; ++b) {
@@ -129,9 +128,9 @@ absl::Status CpuReferenceOps::SparseMlaDecode(const ExecContext& context,
   return absl::OkStatus();
 }
 
-absl::Status CpuReferenceOps::SparseMlaPrefill(const ExecContext& context,
-                                               const SparseMlaPrefillArgs& args) const {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuReferenceOps::Run(const Checked<SparseMlaPrefillArgs>& call) const {
+  const ExecContext& context = call.context();
+  const SparseMlaPrefillArgs& args = call.args();
   const int64_t num_tokens = args.q.extent[0], num_rows = args.kv.extent[0];
   // The tensor as a latent cache of one block, which lists of rows look up.
   ConstKvCacheView cache;

@@ -22,7 +22,7 @@ class CpuReferenceOps : public HostOps {
  public:
   const char* name() const override { return "CPU_REFERENCE"; }
 
-  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_OVERRIDE_OP)
+  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_OVERRIDE_RUN)
 };
 
 // The one instance; it has no state.

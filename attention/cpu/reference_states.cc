@@ -9,7 +9,6 @@
 #include "kvblocks/attention/cpu/reference_engine.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
-#include "kvblocks/attention/ops/checks.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
@@ -53,9 +52,9 @@ class WeightedStates {
 
 }  // namespace
 
-absl::Status CpuReferenceOps::ReduceSplits(const ExecContext& context,
-                                           const ReduceSplitsArgs& args) const {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuReferenceOps::Run(const Checked<ReduceSplitsArgs>& call) const {
+  const ExecContext& context = call.context();
+  const ReduceSplitsArgs& args = call.args();
   const int64_t num_heads = args.out.extent[1], num_parts = args.max_logits.extent[2];
   const int64_t value_dim = args.out.extent[2];
   const RowWriter writer = {args.sinks, 0, args.out, args.lse};
@@ -73,9 +72,9 @@ absl::Status CpuReferenceOps::ReduceSplits(const ExecContext& context,
   return absl::OkStatus();
 }
 
-absl::Status CpuReferenceOps::MergeStates(const ExecContext& context,
-                                          const MergeStatesArgs& args) const {
-  if (absl::Status status = CheckOnHost(context, args); !status.ok()) return status;
+absl::Status CpuReferenceOps::Run(const Checked<MergeStatesArgs>& call) const {
+  const ExecContext& context = call.context();
+  const MergeStatesArgs& args = call.args();
   const int64_t num_states = args.outs.extent[0], num_heads = args.out.extent[1];
   const int64_t value_dim = args.out.extent[2];
   const RowWriter writer = {args.sinks, args.out_scale, args.out, args.lse};

@@ -14,7 +14,9 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
+#include "kvblocks/attention/cuda/kernels/key_lengths.h"
 #include "kvblocks/attention/cuda/kernels/merge_states.h"
+#include "kvblocks/attention/ops/device_error_bits.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
 
@@ -23,27 +25,9 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-RowStatistic StatisticOf(const TensorView& view) {
-  return {view.as<float>(), 0, view.stride[0], view.stride[1], 0};
-}
-
 // A prefill of the case, as the kernel takes it.
 AttendRowsParams ParamsOf(PagedCase& paged) {
-  const PagedPrefillArgs args = paged.PrefillArgs();
-  AttendRowsParams params;
-  params.q = ConstRowsOf(args.q);
-  params.num_rows = static_cast<int32_t>(args.q.extent[0]);
-  params.num_heads = static_cast<int32_t>(args.q.extent[1]);
-  params.num_kv_heads = static_cast<int32_t>(args.cache.num_kv_heads());
-  params.key_dim = params.q_dim = static_cast<int32_t>(args.cache.key_dim());
-  params.value_dim = static_cast<int32_t>(args.cache.value_dim());
-  params.num_requests = static_cast<int32_t>(args.seq_lens.extent[0]);
-  params.query_start_loc = args.query_start_loc.as<int32_t>();
-  params.keys = PagedKeysOf(args.cache, args.params.scales, args.block_table, args.seq_lens);
-  params.scoring = ScoringOf(args.params);
-  params.output.out = RowsOf(args.out);
-  params.output.lse = StatisticOf(args.lse);
-  return params;
+  return AttendRowsParamsOf(DenseAttentionOf(paged.PrefillArgs()));
 }
 
 // Runs the kernel; returns its error flags.
@@ -221,14 +205,7 @@ TEST(AttendRowsTest, PositionsMayBeAnything) {
 
 TEST(AttendRowsTest, ContiguousKeysPastTheTensorAreInvisibleAndFlagged) {
   PagedCase paged(Options());
-  const VarlenSelfAttentionArgs args = paged.VarlenArgs();
-  AttendRowsParams params = ParamsOf(paged);
-  params.source = KeySource::kContiguous;
-  params.kv_start_loc = args.kv_start_loc.as<int32_t>();
-  params.num_keys = static_cast<int32_t>(args.k.extent[0]);
-  params.keys.cache = {};
-  params.keys.cache.k = {args.k.data, 0, args.k.stride[0], args.k.stride[1]};
-  params.keys.cache.v = {args.v.data, 0, args.v.stride[0], args.v.stride[1]};
+  const AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(paged.VarlenArgs()));
   paged.ClearOutputs();
   EXPECT_EQ(FlagsOfRun(params), 0u);
   EXPECT_EQ(MismatchOf(paged), "");

@@ -1,19 +1,22 @@
-#include "kvblocks/attention/cuda/blend_ops.h"
+// The operations of CacheBlend.
 
+#include "kvblocks/attention/cuda/cuda_checker.h"
+#include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/blend.h"
-#include "kvblocks/attention/ops/checks.h"
 #include "kvblocks/attention/ops/hkvd_count.h"
 
 namespace kvblocks::attention::cuda {
 
-absl::Status CudaSelectHkvd(const ExecContext& context, const SelectHkvdArgs& args) {
-  constexpr char kName[] = "SelectHkvd";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  absl::Status status = RefuseF64(kName, "v_new", args.v_new);
-  status.Update(RefuseF64(kName, "v_old", args.v_old));
+absl::Status CheckOnCuda(const ExecContext& context, const SelectHkvdArgs& args) {
+  CudaChecker check("SelectHkvd", context, args);
+  return check.Moved("v_new", args.v_new).Moved("v_old", args.v_old).status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<SelectHkvdArgs>& checked) {
+  const SelectHkvdArgs& args = checked.args();
   const int64_t n = args.v_new.extent[0];
-  if (!status.ok() || n == 0) return status;
+  if (n == 0) return absl::OkStatus();
   SelectParams params;
   params.v_new = ConstRowsOf(args.v_new);
   params.v_old = ConstRowsOf(args.v_old);
@@ -28,19 +31,18 @@ absl::Status CudaSelectHkvd(const ExecContext& context, const SelectHkvdArgs& ar
     params.diffs = args.diffs.as<float>();
     params.diffs_stride = args.diffs.stride[0];
   }
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
-  status = CheckWorkspace(kName, *launch, SelectWorkspaceBytes(params.num_tokens));
-  if (!status.ok()) return status;
-  return StatusOf(kName, LaunchSelect(*launch, params));
+  absl::Status status = call.RequireWorkspace(SelectWorkspaceBytes(params.num_tokens));
+  return status.ok() ? call.Launch(LaunchSelect, params) : status;
 }
 
-absl::Status CudaFuseKv(const ExecContext& context, const FuseKvArgs& args) {
-  constexpr char kName[] = "FuseKv";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  absl::Status status = RefuseF64(kName, "k_old", args.k_old);
-  status.Update(RefuseF64(kName, "v_old", args.v_old));
-  if (!status.ok() || args.imp.empty() || args.k_old.extent[1] == 0) return status;
+absl::Status CheckOnCuda(const ExecContext& context, const FuseKvArgs& args) {
+  CudaChecker check("FuseKv", context, args);
+  return check.Moved("k_old", args.k_old).Moved("v_old", args.v_old).status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<FuseKvArgs>& checked) {
+  const FuseKvArgs& args = checked.args();
+  if (args.imp.empty() || args.k_old.extent[1] == 0) return absl::OkStatus();
   FuseParams params;
   params.imp = args.imp.as<int32_t>();
   params.imp_stride = args.imp.stride[0];
@@ -53,17 +55,17 @@ absl::Status CudaFuseKv(const ExecContext& context, const FuseKvArgs& args) {
   params.heads = static_cast<int32_t>(args.k_old.extent[1]);
   params.dim[0] = static_cast<int32_t>(args.k_old.extent[2]);
   params.dim[1] = static_cast<int32_t>(args.v_old.extent[2]);
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
-  return StatusOf(kName, LaunchFuse(*launch, params));
+  return call.Launch(LaunchFuse, params);
 }
 
-absl::Status CudaRotateKeys(const ExecContext& context, const RotateKeysArgs& args) {
-  constexpr char kName[] = "RotateKeys";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  absl::Status status = RefuseF64(kName, "in", args.in);
-  status.Update(RefuseF64(kName, "out", args.out));
-  if (!status.ok() || args.in.empty()) return status;
+absl::Status CheckOnCuda(const ExecContext& context, const RotateKeysArgs& args) {
+  CudaChecker check("RotateKeys", context, args);
+  return check.Moved("in", args.in).Moved("out", args.out).status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<RotateKeysArgs>& checked) {
+  const RotateKeysArgs& args = checked.args();
+  if (args.in.empty()) return absl::OkStatus();
   RotateParams params;
   params.from = ConstRowsOf(args.in);
   params.to = RowsOf(args.out);
@@ -81,9 +83,7 @@ absl::Status CudaRotateKeys(const ExecContext& context, const RotateKeysArgs& ar
   }
   params.theta = args.theta;
   params.interleaved = args.pairs == RotaryPairs::kInterleaved;
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
-  return StatusOf(kName, LaunchRotate(*launch, params));
+  return call.Launch(LaunchRotate, params);
 }
 
 }  // namespace kvblocks::attention::cuda

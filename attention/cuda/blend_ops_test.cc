@@ -1,47 +1,19 @@
 // CacheBlend's operations and GatherCache of CUDA against those of the CPU.
 
-#include "kvblocks/attention/cuda/blend_ops.h"
-
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cpu/blend_ops.h"
-#include "kvblocks/attention/cpu/cache_ops.h"
-#include "kvblocks/attention/cuda/cache_ops.h"
-#include "kvblocks/attention/cuda/host_tensor_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/cuda/testing/on_device.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-class BlendOps : public AttentionOps {
- public:
-  const char* name() const override { return "CUDA"; }
-  absl::Status SelectHkvd(const ExecContext& context, const SelectHkvdArgs& args) const override {
-    return CudaSelectHkvd(context, args);
-  }
-  absl::Status FuseKv(const ExecContext& context, const FuseKvArgs& args) const override {
-    return CudaFuseKv(context, args);
-  }
-  absl::Status RotateKeys(const ExecContext& context, const RotateKeysArgs& args) const override {
-    return CudaRotateKeys(context, args);
-  }
-  absl::Status GatherCache(const ExecContext& context, const GatherCacheArgs& args) const override {
-    return CudaGatherCache(context, args);
-  }
-};
-
-const AttentionOps& OnDevice() {
-  static const BlendOps ops;
-  static const auto on_device =
-      HostTensorOps::Create(&ops, {.workspace_bytes = 4 << 20, .arena_bytes = 64 << 20});
-  return **on_device;
-}
 
 Tensor Normal(DType dtype, std::vector<int64_t> extents, std::mt19937_64& random) {
   Tensor tensor(dtype, std::move(extents));
@@ -59,11 +31,11 @@ struct Flagged {
 
 void ExpectSelectionOfTheCpu(const SelectHkvdArgs& args, Tensor& imp, Tensor& diffs) {
   Flagged cpu, cuda;
-  ASSERT_TRUE(CpuSelectHkvd(cpu.context, args).ok());
+  ASSERT_TRUE(CpuReference().SelectHkvd(cpu.context, args).ok());
   const std::vector<double> imp_expected = imp.Get(), diffs_expected = diffs.Get();
   FillWithPoison(imp);
   FillWithPoison(diffs);
-  const absl::Status status = OnDevice().SelectHkvd(cuda.context, args);
+  const absl::Status status = RowsOnDevice().SelectHkvd(cuda.context, args);
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(imp.Get(), imp_expected);
   const std::vector<double> diffs_actual = diffs.Get();
@@ -174,7 +146,7 @@ TEST(CudaBlendOpsTest, FusedRowsAreBitsOfTheNewOnesAndBadIndicesAreSkipped) {
     }
     Flagged cuda;
     const absl::Status status =
-        OnDevice().FuseKv(cuda.context, {imp.view, k_new.view, v_new.view, k_old.view, v_old.view});
+        RowsOnDevice().FuseKv(cuda.context, {imp.view, k_new.view, v_new.view, k_old.view, v_old.view});
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ(k_old.Get(), k_expected);
     EXPECT_EQ(v_old.Get(), v_expected);
@@ -201,11 +173,11 @@ TEST(CudaBlendOpsTest, RotationIsThatOfTheCpu) {
           args.rotary_dim = rotary;
           args.pairs = interleaved ? RotaryPairs::kInterleaved : RotaryPairs::kHalves;
           args.out = out.view;
-          ASSERT_TRUE(CpuRotateKeys({}, args).ok());
+          ASSERT_TRUE(CpuReference().RotateKeys({}, args).ok());
           const std::vector<double> expected = out.Get();
           FillWithPoison(out);
           if (in_place) args.out = in.view;
-          const absl::Status status = OnDevice().RotateKeys({}, args);
+          const absl::Status status = RowsOnDevice().RotateKeys({}, args);
           ASSERT_TRUE(status.ok()) << status;
           const std::vector<double> actual = in_place ? in.Get() : out.Get();
           const double unit = dtype == DType::kF32 ? 2e-7 : 8e-3;
@@ -244,13 +216,13 @@ TEST(CudaGatherTest, RowsAreThoseOfTheCpu) {
       args.out_v = out_v.view;
       FillWithPoison(out);
       FillWithPoison(out_v);
-      const absl::Status on_cpu = CpuGatherCache({}, args);
+      const absl::Status on_cpu = CpuReference().GatherCache({}, args);
       ASSERT_TRUE(on_cpu.ok()) << on_cpu;
       const std::vector<std::byte> k_expected = out.bytes, v_expected = out_v.bytes;
       FillWithPoison(out);
       FillWithPoison(out_v);
       Flagged cuda;
-      const absl::Status status = OnDevice().GatherCache(cuda.context, args);
+      const absl::Status status = RowsOnDevice().GatherCache(cuda.context, args);
       ASSERT_TRUE(status.ok()) << status;
       EXPECT_EQ(out.bytes, k_expected);
       EXPECT_EQ(out_v.bytes, v_expected);

@@ -5,7 +5,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cache/strided_copy.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernels/block_ops.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
 #include "kvblocks/attention/ops/arg_checker.h"
@@ -57,8 +57,8 @@ BlockBytes BlocksOf(const ConstTensorView& from, const TensorView& to) {
 }
 
 // All pairs of the tensors that `params` has.
-Error LaunchPairs(const LaunchContext& launch, absl::Span<const BlockPair> pairs,
-                  BlockParams* params) {
+absl::Status LaunchPairs(const CudaCall& call, absl::Span<const BlockPair> pairs,
+                         BlockParams* params) {
   for (size_t begin = 0; begin < pairs.size(); begin += BlockPairs::kMost) {
     params->num_pairs =
         static_cast<int32_t>(std::min<size_t>(pairs.size() - begin, BlockPairs::kMost));
@@ -67,10 +67,10 @@ Error LaunchPairs(const LaunchContext& launch, absl::Span<const BlockPair> pairs
       params->pairs.from[i] = pair.first;
       params->pairs.to[i] = pair.second;
     }
-    const Error error = LaunchBlocks(launch, *params);
-    if (error != 0) return error;
+    absl::Status status = call.Launch(LaunchBlocks, *params);
+    if (!status.ok()) return status;
   }
-  return 0;
+  return absl::OkStatus();
 }
 
 // Dense blocks by a copy engine; pairs that go on where the one before ended, in one copy.
@@ -118,8 +118,8 @@ absl::Status CudaCopyBlocks(const ExecContext& context, absl::Span<const KvCache
   constexpr char kName[] = "CopyBlocks";
   absl::Status status = CheckCopyBlocks(context, caches, pairs);
   if (!status.ok() || pairs.empty() || caches.empty()) return status;
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
+  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
+  if (!call.ok()) return call.status();
   for (const KvCacheView& cache : caches) {
     TensorView storage[2];
     BlockParams params;
@@ -127,7 +127,7 @@ absl::Status CudaCopyBlocks(const ExecContext& context, absl::Span<const KvCache
     for (const TensorView& tensor : CacheTensors(cache, storage)) {
       params.tensors[params.num_tensors++] = BlocksOf(tensor, tensor);
     }
-    status = StatusOf(kName, LaunchPairs(*launch, pairs, &params));
+    status = LaunchPairs(*call, pairs, &params);
     if (!status.ok()) return status;
   }
   return status;
@@ -146,8 +146,8 @@ absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& 
   }
   absl::Status status = CheckSwapBlocks(*from, src, *to, dst, pairs);
   if (!status.ok() || pairs.empty()) return status;
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
+  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
+  if (!call.ok()) return call.status();
   ConstTensorView from_storage[2];
   TensorView to_storage[2];
   const auto sources = CacheTensors(src, from_storage);
@@ -165,7 +165,27 @@ absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& 
     }
   }
   if (params.num_tensors == 0) return status;
-  return StatusOf(kName, LaunchPairs(*launch, pairs, &params));
+  return LaunchPairs(*call, pairs, &params);
+}
+
+absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
+                               const KvCacheView& dst) {
+  constexpr char kName[] = "ConvertLayout";
+  LayoutConversion tensors;
+  absl::Status status = CheckConvertLayout(context, src, dst, &tensors);
+  if (!status.ok()) return status;
+  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
+  if (!call.ok()) return call.status();
+  // All blocks at once, as if they were one.
+  BlockParams params;
+  params.num_tensors = 0;
+  for (int i = 0; i < tensors.num_tensors; ++i) {
+    if (tensors.to[i].empty()) continue;
+    params.tensors[params.num_tensors++] = BytesOf(tensors.from[i], tensors.to[i], 0, 0);
+  }
+  params.num_pairs = 1;
+  params.pairs.from[0] = params.pairs.to[0] = 0;
+  return call->Launch(LaunchBlocks, params);
 }
 
 absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache,
@@ -173,8 +193,8 @@ absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache
   constexpr char kName[] = "FillBlocks";
   absl::Status status = CheckFillBlocks(context, cache, ids);
   if (!status.ok() || ids.empty()) return status;
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
+  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
+  if (!call.ok()) return call.status();
   BlockParams params;
   params.fill = std::to_integer<uint8_t>(byte);
   params.num_tensors = 0;
@@ -189,7 +209,7 @@ absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache
     params.num_pairs = static_cast<int32_t>(count);
     std::copy_n(ids.begin() + begin, count, params.pairs.from);
     std::copy_n(ids.begin() + begin, count, params.pairs.to);
-    status = StatusOf(kName, LaunchBlocks(*launch, params));
+    status = call->Launch(LaunchBlocks, params);
   }
   return status;
 }
@@ -210,11 +230,11 @@ absl::Status CudaFillTensor(const ExecContext& context, const TensorView& out, s
         kName, FillAsync(bytes.to, params.fill, static_cast<size_t>(bytes.run_units * bytes.unit),
                          context.stream));
   }
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
+  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
+  if (!call.ok()) return call.status();
   params.num_pairs = 1;
   params.pairs.from[0] = params.pairs.to[0] = 0;
-  return StatusOf(kName, LaunchBlocks(*launch, params));
+  return call->Launch(LaunchBlocks, params);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -1,7 +1,7 @@
 // Moving and filling whole cache blocks on a GPU: copy-on-write, swapping with pinned host memory,
-// poison. Any layout, blocks dense or strided; bits are moved, never converted.
+// change of layout, poison. Blocks may be dense or strided; bits are moved, never converted.
 //
-// attention/cache/block_ops.h says what is refused; all ids are in host memory and checked. Work is
+// attention/cpu/block_ops.h says what is refused; all ids are in host memory and checked. Work is
 // enqueued on the context's stream; pairs travel in the parameters of kernels, so that no memory of
 // the device is allocated and a graph can be captured, which then keeps the pairs. Checks allocate
 // on the host.
@@ -30,6 +30,10 @@ absl::Status CudaCopyBlocks(const ExecContext& context, absl::Span<const KvCache
 // Other host memory is InvalidArgument, because copies of it would wait.
 absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
                             const KvCacheView& dst, absl::Span<const BlockPair> pairs);
+
+// As ConvertLayout of the host, both caches on the context's device. One launch.
+absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
+                               const KvCacheView& dst);
 
 absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache,
                             absl::Span<const int32_t> ids, std::byte byte);

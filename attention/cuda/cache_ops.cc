@@ -1,12 +1,13 @@
-#include "kvblocks/attention/cuda/cache_ops.h"
+// Writing and reading the cache.
 
 #include <algorithm>
 
+#include "kvblocks/attention/cuda/cuda_checker.h"
+#include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/cache_write.h"
 #include "kvblocks/attention/cuda/kernels/gather.h"
 #include "kvblocks/attention/cuda/kernels/kv_scales.h"
-#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -59,32 +60,31 @@ void TakeSlots(const ConstTensorView& slot_mapping, const KvCacheView& cache, Pa
 
 }  // namespace
 
-absl::Status CudaReshapeAndCache(const ExecContext& context, const ReshapeAndCacheArgs& args) {
-  constexpr char kName[] = "ReshapeAndCache";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  if (absl::Status status = RefuseF64(kName, "k", args.k); !status.ok()) return status;
-  if (absl::Status status = RefuseF64(kName, "v", args.v); !status.ok()) return status;
-  if (absl::Status status = RefuseF64(kName, "the cache", args.cache.k); !status.ok()) return status;
+absl::Status CheckOnCuda(const ExecContext& context, const ReshapeAndCacheArgs& args) {
+  CudaChecker check("ReshapeAndCache", context, args);
+  return check.Moved("k", args.k).Moved("v", args.v).Moved("the cache", args.cache.k).status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<ReshapeAndCacheArgs>& checked) {
+  const ReshapeAndCacheArgs& args = checked.args();
   if (args.slot_mapping.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
   CacheWriteParams params;
   params.stores[0] = StoreOf(args.k, args.cache, true, args.scales.k);
   params.stores[1] = StoreOf(args.v, args.cache, false, args.scales.v);
   TakeSlots(args.slot_mapping, args.cache, params);
-  return StatusOf(kName, LaunchCacheWrite(*launch, params));
+  return call.Launch(LaunchCacheWrite, params);
 }
 
-absl::Status CudaConcatAndCacheMla(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
-  constexpr char kName[] = "ConcatAndCacheMla";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  if (absl::Status status = RefuseF64(kName, "kv_c", args.kv_c); !status.ok()) return status;
-  if (absl::Status status = RefuseF64(kName, "k_pe", args.k_pe); !status.ok()) return status;
-  if (absl::Status status = RefuseF64(kName, "the cache", args.cache.k); !status.ok()) return status;
+absl::Status CheckOnCuda(const ExecContext& context, const ConcatAndCacheMlaArgs& args) {
+  CudaChecker check("ConcatAndCacheMla", context, args);
+  check.Moved("kv_c", args.kv_c).Moved("k_pe", args.k_pe).Moved("the cache", args.cache.k);
+  return check.status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<ConcatAndCacheMlaArgs>& checked) {
+  const ConcatAndCacheMlaArgs& args = checked.args();
   const KvCacheView& cache = args.cache;
   if (args.slot_mapping.empty() || cache.num_slots() == 0) return absl::OkStatus();
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
   if (cache.layout == KvLayout::kMlaFp8_656 || cache.layout == KvLayout::kMlaFp8_584) {
     MlaFp8WriteParams params;
     params.kv_c = ConstRowsOf(args.kv_c);
@@ -94,7 +94,7 @@ absl::Status CudaConcatAndCacheMla(const ExecContext& context, const ConcatAndCa
     params.block_stride = cache.k.stride[0];
     params.token_stride = params.planar ? 0 : cache.k.stride[1];
     TakeSlots(args.slot_mapping, cache, params);
-    return StatusOf(kName, LaunchMlaFp8Write(*launch, params));
+    return call.Launch(LaunchMlaFp8Write, params);
   }
   CacheWriteParams params;
   const bool split = cache.layout == KvLayout::kMlaSplit;
@@ -102,18 +102,24 @@ absl::Status CudaConcatAndCacheMla(const ExecContext& context, const ConcatAndCa
   params.stores[1] = LatentStoreOf(args.k_pe, split ? cache.v : cache.k,
                                    split ? 0 : args.kv_c.extent[1], args.scale);
   TakeSlots(args.slot_mapping, cache, params);
-  return StatusOf(kName, LaunchCacheWrite(*launch, params));
+  return call.Launch(LaunchCacheWrite, params);
 }
 
-absl::Status CudaComputeKvScales(const ExecContext& context, const ComputeKvScalesArgs& args) {
-  constexpr char kName[] = "ComputeKvScales";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
+absl::Status CheckOnCuda(const ExecContext& context, const ComputeKvScalesArgs& args) {
+  CudaChecker check("ComputeKvScales", context, args);
+  // What has no scale to go to is not looked at.
+  if (!args.q_scale.absent() && !args.q.empty()) check.Moved("q", args.q);
+  if (!args.k_scale.absent() && !args.k.empty()) check.Moved("k", args.k);
+  if (!args.v_scale.absent() && !args.v.empty()) check.Moved("v", args.v);
+  return check.status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<ComputeKvScalesArgs>& checked) {
+  const ComputeKvScalesArgs& args = checked.args();
   KvScalesParams params;
   int64_t most_scales = 0;
-  const auto add = [&](int i, const char* name, const ConstTensorView& from, float divisor,
-                       const TensorView& to) {
-    if (from.absent() || to.absent() || from.empty()) return absl::OkStatus();
-    if (absl::Status status = RefuseF64(kName, name, from); !status.ok()) return status;
+  const auto add = [&](int i, const ConstTensorView& from, float divisor, const TensorView& to) {
+    if (from.absent() || to.absent() || from.empty()) return;
     ScaleTask& task = params.tasks[i];
     task.from = ConstRowsOf(from);
     task.tokens = from.extent[0];
@@ -124,26 +130,24 @@ absl::Status CudaComputeKvScales(const ExecContext& context, const ComputeKvScal
     task.num_scales = static_cast<int32_t>(to.num_elements());
     task.to_stride = task.num_scales > 1 ? to.stride[0] : 1;
     most_scales = std::max<int64_t>(most_scales, task.num_scales);
-    return absl::OkStatus();
   };
-  absl::Status status = add(0, "q", args.q, args.q_divisor, args.q_scale);
-  status.Update(add(1, "k", args.k, args.k_divisor, args.k_scale));
-  status.Update(add(2, "v", args.v, args.v_divisor, args.v_scale));
-  if (!status.ok() || most_scales == 0) return status;
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
-  status = CheckWorkspace(kName, *launch, KvScalesWorkspaceBytes(most_scales));
-  if (!status.ok()) return status;
-  return StatusOf(kName, LaunchKvScales(*launch, params));
+  add(0, args.q, args.q_divisor, args.q_scale);
+  add(1, args.k, args.k_divisor, args.k_scale);
+  add(2, args.v, args.v_divisor, args.v_scale);
+  if (most_scales == 0) return absl::OkStatus();
+  absl::Status status = call.RequireWorkspace(KvScalesWorkspaceBytes(most_scales));
+  return status.ok() ? call.Launch(LaunchKvScales, params) : status;
 }
 
-absl::Status CudaGatherCache(const ExecContext& context, const GatherCacheArgs& args) {
-  constexpr char kName[] = "GatherCache";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  absl::Status status = RefuseF64(kName, "the cache", args.cache.k);
-  status.Update(RefuseF64(kName, "out", args.out));
-  status.Update(RefuseF64(kName, "out_v", args.out_v));
-  if (!status.ok() || args.lengths.empty() || args.cache.num_slots() == 0) return status;
+absl::Status CheckOnCuda(const ExecContext& context, const GatherCacheArgs& args) {
+  CudaChecker check("GatherCache", context, args);
+  check.Moved("the cache", args.cache.k).Moved("out", args.out).Moved("out_v", args.out_v);
+  return check.status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<GatherCacheArgs>& checked) {
+  const GatherCacheArgs& args = checked.args();
+  if (args.lengths.empty() || args.cache.num_slots() == 0) return absl::OkStatus();
   GatherParams params;
   params.keys = PagedKeysOf(args.cache, args.scales, args.block_table, args.seq_lens);
   params.kv_heads = static_cast<int32_t>(args.cache.num_kv_heads());
@@ -166,9 +170,7 @@ absl::Status CudaGatherCache(const ExecContext& context, const GatherCacheArgs& 
   };
   params.out = output(args.out);
   if (!IsMla(args.cache.layout)) params.out_v = output(args.out_v);
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf(kName, context);
-  if (!launch.ok()) return launch.status();
-  return StatusOf(kName, LaunchGather(*launch, params));
+  return call.Launch(LaunchGather, params);
 }
 
 }  // namespace kvblocks::attention::cuda

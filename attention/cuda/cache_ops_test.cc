@@ -1,7 +1,6 @@
 // The cache writers of CUDA against those of the CPU: the same bytes, whatever the layout, the
 // types and the slots (T-4), and what kernels do about slots that only they see.
 
-#include "kvblocks/attention/cuda/cache_ops.h"
 
 #include <algorithm>
 #include <cmath>
@@ -16,38 +15,14 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
-#include "kvblocks/attention/cpu/cache_ops.h"
-#include "kvblocks/attention/cuda/host_tensor_ops.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/cuda/testing/on_device.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 #include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-class CacheOps : public AttentionOps {
- public:
-  const char* name() const override { return "CUDA"; }
-  absl::Status ReshapeAndCache(const ExecContext& context,
-                               const ReshapeAndCacheArgs& args) const override {
-    return CudaReshapeAndCache(context, args);
-  }
-  absl::Status ConcatAndCacheMla(const ExecContext& context,
-                                 const ConcatAndCacheMlaArgs& args) const override {
-    return CudaConcatAndCacheMla(context, args);
-  }
-  absl::Status ComputeKvScales(const ExecContext& context,
-                               const ComputeKvScalesArgs& args) const override {
-    return CudaComputeKvScales(context, args);
-  }
-};
-
-const AttentionOps& OnDevice() {
-  static const CacheOps ops;
-  static const auto on_device =
-      HostTensorOps::Create(&ops, {.workspace_bytes = 1 << 20, .arena_bytes = 64 << 20});
-  return **on_device;
-}
 
 // Values of many sizes, infinities among them and, where bits are copied, any pattern.
 void FillRandom(Tensor& tensor, bool any_bits, std::mt19937_64& random) {
@@ -130,11 +105,11 @@ TEST(CudaCacheOpsTest, T4ReshapeAndCacheWritesTheBytesOfTheCpu) {
         args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
         if (IsQuantizedCode(types.to)) args.scales = {scale.view, scale.view};
         const std::vector<std::byte> k_before = k_cache.bytes, v_before = v_cache.bytes;
-        ASSERT_TRUE(CpuReshapeAndCache({}, args).ok());
+        ASSERT_TRUE(CpuReference().ReshapeAndCache({}, args).ok());
         const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
         std::copy(k_before.begin(), k_before.end(), k_cache.bytes.begin());
         std::copy(v_before.begin(), v_before.end(), v_cache.bytes.begin());
-        const absl::Status status = OnDevice().ReshapeAndCache({}, args);
+        const absl::Status status = RowsOnDevice().ReshapeAndCache({}, args);
         ASSERT_TRUE(status.ok()) << status;
         ASSERT_EQ(k_cache.bytes, k_expected);
         ASSERT_EQ(v_cache.bytes, v_expected);
@@ -167,11 +142,11 @@ void ExpectCodesOfTheCpu(const Tensor& k, DType code, float factor) {
     args.slot_mapping = slots.view;
     args.cache = KvCacheView(layout, k_cache.view, v_cache.view);
     args.scales = {scale.view, scale.view};
-    ASSERT_TRUE(CpuReshapeAndCache({}, args).ok());
+    ASSERT_TRUE(CpuReference().ReshapeAndCache({}, args).ok());
     const std::vector<std::byte> k_expected = k_cache.bytes, v_expected = v_cache.bytes;
     FillWithPoison(k_cache);
     FillWithPoison(v_cache);
-    const absl::Status status = OnDevice().ReshapeAndCache({}, args);
+    const absl::Status status = RowsOnDevice().ReshapeAndCache({}, args);
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_TRUE(k_cache.bytes == k_expected);
     ASSERT_TRUE(v_cache.bytes == v_expected);
@@ -295,12 +270,12 @@ TEST(CudaCacheOpsTest, T4ConcatAndCacheMlaWritesTheBytesOfTheCpu) {
       args.cache = cache;
       if (IsQuantizedCode(to)) args.scale = scale.view;
       const std::vector<std::byte> before = rows.bytes, rotary_before = rotary_rows.bytes;
-      const absl::Status on_cpu = CpuConcatAndCacheMla({}, args);
+      const absl::Status on_cpu = CpuReference().ConcatAndCacheMla({}, args);
       ASSERT_TRUE(on_cpu.ok()) << on_cpu;
       const std::vector<std::byte> expected = rows.bytes, rotary_expected = rotary_rows.bytes;
       std::copy(before.begin(), before.end(), rows.bytes.begin());
       std::copy(rotary_before.begin(), rotary_before.end(), rotary_rows.bytes.begin());
-      const absl::Status status = OnDevice().ConcatAndCacheMla({}, args);
+      const absl::Status status = RowsOnDevice().ConcatAndCacheMla({}, args);
       ASSERT_TRUE(status.ok()) << status;
       ASSERT_EQ(rows.bytes, expected);
       ASSERT_EQ(rotary_rows.bytes, rotary_expected);
@@ -334,12 +309,12 @@ TEST(CudaCacheOpsTest, ScalesAreThoseOfTheCpu) {
         ExecContext on_cpu, on_cuda;
         on_cpu.error_flags = &cpu_flags;
         on_cuda.error_flags = &cuda_flags;
-        ASSERT_TRUE(CpuComputeKvScales(on_cpu, args).ok());
+        ASSERT_TRUE(CpuReference().ComputeKvScales(on_cpu, args).ok());
         const std::vector<double> q_expected = q_scale.Get(), k_expected = k_scale.Get();
         FillWithPoison(q_scale);
         FillWithPoison(k_scale);
         FillWithPoison(v_scale);
-        const absl::Status status = OnDevice().ComputeKvScales(on_cuda, args);
+        const absl::Status status = RowsOnDevice().ComputeKvScales(on_cuda, args);
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_EQ(q_scale.Get(), q_expected);
         EXPECT_EQ(k_scale.Get(), k_expected);
@@ -371,7 +346,7 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
     DeviceErrorFlags flags{&bits};
     ExecContext context;
     context.error_flags = &flags;
-    const absl::Status status = OnDevice().ReshapeAndCache(context, args);
+    const absl::Status status = RowsOnDevice().ReshapeAndCache(context, args);
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ(bits, kBadSlot);
     double k_sum = 0, v_sum = 0;
@@ -383,7 +358,7 @@ TEST(CudaCacheOpsTest, SlotsBeyondTheCacheAreSkippedAndFlagged) {
 }
 
 TEST(CudaCacheOpsTest, TooSmallAWorkspaceIsNamedWithWhatItNeeds) {
-  static const CacheOps ops;
+  static const CudaRowOps ops;
   const auto small =
       HostTensorOps::Create(&ops, {.workspace_bytes = 256, .arena_bytes = 1 << 20}).value();
   Tensor k(DType::kF32, {1, 1, 4});
@@ -407,7 +382,7 @@ TEST(CudaCacheOpsTest, F64IsNotBuilt) {
   args.v = k.view;
   args.slot_mapping = slots.view;
   args.cache = KvCacheView(KvLayout::kNhd, cache.view, v_cache.view);
-  EXPECT_EQ(OnDevice().ReshapeAndCache({}, args).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(RowsOnDevice().ReshapeAndCache({}, args).code(), absl::StatusCode::kUnimplemented);
 }
 
 }  // namespace

@@ -51,8 +51,8 @@ class CascadeTest : public testing::Test {
     context.workspace = &workspace;
     context.error_flags = &flags;
     paged.ClearOutputs();
-    const absl::StatusOr<bool> done =
-        RunCascadeInParts("Cascade", context, {paged.PrefillArgs(), kPrefix});
+    const absl::StatusOr<CudaCall> call = CudaCall::Begin("Cascade", context);
+    const absl::StatusOr<bool> done = RunCascadeInParts(*call, {paged.PrefillArgs(), kPrefix});
     EXPECT_TRUE(done.ok()) << done.status();
     return done.ok() && *done;
   }

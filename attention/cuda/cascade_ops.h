@@ -10,15 +10,14 @@
 #define KVBLOCKS_ATTENTION_CUDA_CASCADE_OPS_H_
 
 #include "absl/status/statusor.h"
+#include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/ops/args.h"
-#include "kvblocks/attention/ops/exec_context.h"
 
 namespace kvblocks::attention::cuda {
 
-// Whether it was enqueued: not for what these kernels are not built for (float32, ALiBi, positions,
+// Whether it was enqueued; else nothing of the workspace is taken. Not for what these kernels are not built for (float32, ALiBi, positions,
 // scales per request) nor where the workspace is too small. REQUIRES: checked arguments.
-absl::StatusOr<bool> RunCascadeInParts(const char* op, const ExecContext& context,
-                                       const CascadeArgs& args);
+absl::StatusOr<bool> RunCascadeInParts(const CudaCall& call, const CascadeArgs& args);
 
 }  // namespace kvblocks::attention::cuda
 

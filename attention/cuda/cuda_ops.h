@@ -13,18 +13,27 @@
 #define KVBLOCKS_ATTENTION_CUDA_CUDA_OPS_H_
 
 #include "absl/status/status.h"
-#include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/attention_ops.h"
-#include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/ops/op_list.h"
 
 namespace kvblocks::attention {
 
-class CudaOps : public AttentionOps {
+// The operations that move rows, which need no kernels that attend.
+class CudaRowOps : public AttentionOps {
  public:
   const char* name() const override { return "CUDA"; }
+  KVBLOCKS_KV_ROW_OPS(KVBLOCKS_OVERRIDE_RUN)
 
-KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_OP)
+ protected:
+  KVBLOCKS_KV_ROW_OPS(KVBLOCKS_OVERRIDE_REFUSE)
+};
+
+class CudaOps : public CudaRowOps {
+ public:
+  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_OVERRIDE_RUN)
+
+ protected:
+  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_OVERRIDE_REFUSE)
 };
 
 // The one instance; it has no state.

@@ -20,28 +20,17 @@ class WithWorkspace : public AttentionOps {
  public:
   const char* name() const override { return Cuda().name(); }
 
-#define KVBLOCKS_WITH_WORKSPACE(Op)                                                  \
-  absl::Status Op(const ExecContext& context, const Op##Args& args) const override { \
-    static std::vector<std::byte>& memory =                                          \
-        *new std::vector<std::byte>(size_t{32} << 20, std::byte{0xFF});              \
-    Workspace workspace;                                                             \
-    workspace.device = absl::MakeSpan(memory);                                       \
-    ExecContext with = context;                                                      \
-    with.workspace = &workspace;                                                     \
-    return Cuda().Op(with, args);                                                    \
+#define KVBLOCKS_WITH_WORKSPACE(Op)                                            \
+  absl::Status Run(const Checked<Op##Args>& checked) const override {          \
+    static std::vector<std::byte>& memory =                                    \
+        *new std::vector<std::byte>(size_t{32} << 20, std::byte{0xFF});        \
+    Workspace workspace;                                                       \
+    workspace.device = absl::MakeSpan(memory);                                 \
+    ExecContext with = checked.context();                                      \
+    with.workspace = &workspace;                                               \
+    return Cuda().Op(with, checked.args());                                    \
   }
-
-  KVBLOCKS_WITH_WORKSPACE(PagedDecode)
-  KVBLOCKS_WITH_WORKSPACE(PagedDecodePartial)
-  KVBLOCKS_WITH_WORKSPACE(ReduceSplits)
-  KVBLOCKS_WITH_WORKSPACE(PagedPrefill)
-  KVBLOCKS_WITH_WORKSPACE(VarlenSelfAttention)
-  KVBLOCKS_WITH_WORKSPACE(Cascade)
-  KVBLOCKS_WITH_WORKSPACE(MlaDecode)
-  KVBLOCKS_WITH_WORKSPACE(SparseMlaDecode)
-  KVBLOCKS_WITH_WORKSPACE(SparseMlaPrefill)
-  KVBLOCKS_WITH_WORKSPACE(MergeStates)
-
+  KVBLOCKS_ATTENDING_OPS(KVBLOCKS_WITH_WORKSPACE)
 #undef KVBLOCKS_WITH_WORKSPACE
 };
 

@@ -1,46 +1,21 @@
-#include "kvblocks/attention/cuda/dense_ops.h"
+// Attention over K/V heads: decode, its splits and their reduction, prefill, contiguous keys,
+// cascades.
 
 #include <algorithm>
+#include <cstdint>
 
 #include "kvblocks/attention/cuda/attend_launch.h"
 #include "kvblocks/attention/cuda/cascade_ops.h"
+#include "kvblocks/attention/cuda/cuda_checker.h"
+#include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/cuda/kernels/attend_rows.h"
-#include "kvblocks/attention/cuda/kernels/merge_states.h"
+#include "kvblocks/attention/cuda/kernels/key_lengths.h"
 #include "kvblocks/attention/cuda/paged_decode_ops.h"
 #include "kvblocks/attention/cuda/prefill_ops.h"
-#include "kvblocks/attention/ops/checks.h"
 #include "kvblocks/attention/ops/split_planner.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-// Of a statistic [rows, heads], or absent.
-RowStatistic RowStatisticOf(const TensorView& view) {
-  RowStatistic statistic;
-  if (view.absent()) return statistic;
-  statistic.data = view.as<float>();
-  statistic.row_stride = view.stride[0];
-  statistic.head_stride = view.stride[1];
-  return statistic;
-}
-
-// What attention over a paged cache has in common; rows, outputs and pieces are left.
-AttendRowsParams PagedParams(const ConstTensorView& q, const ConstKvCacheView& cache,
-                             const ConstTensorView& block_table, const ConstTensorView& seq_lens,
-                             const AttnParams& attn) {
-  AttendRowsParams params;
-  params.q = ConstRowsOf(q);
-  params.num_rows = static_cast<int32_t>(q.extent[0]);
-  params.num_heads = static_cast<int32_t>(q.extent[1]);
-  params.num_kv_heads = static_cast<int32_t>(cache.num_kv_heads());
-  params.key_dim = params.q_dim = static_cast<int32_t>(cache.key_dim());
-  params.value_dim = static_cast<int32_t>(cache.value_dim());
-  params.num_requests = static_cast<int32_t>(seq_lens.extent[0]);
-  params.keys = PagedKeysOf(cache, attn.scales, block_table, seq_lens);
-  params.scoring = ScoringOf(attn);
-  return params;
-}
 
 // As many pieces as the plan gives the request it cuts most.
 SplitPolicy PolicyOf(const PagedDecodeArgs& args) {
@@ -52,126 +27,88 @@ SplitPolicy PolicyOf(const PagedDecodeArgs& args) {
   return most == 1 ? SplitPolicy::None() : SplitPolicy::Count(most);
 }
 
-absl::Status RunPagedPrefill(const char* op, const ExecContext& context,
-                             const PagedPrefillArgs& args, int64_t shared_prefix) {
-  CudaChecker check(op, context);
-  check.Values("q", args.q).Values("out", args.out).KvCache("cache", args.cache);
-  check.Dense("block_table", args.block_table).Dense("seq_lens", args.seq_lens);
-  check.Dense("query_start_loc", args.query_start_loc);
-  check.Dense("query_positions", args.query_positions).Params(args.params);
-  check.HeadDims(args.cache.key_dim(), args.cache.value_dim());
-  if (!check.status().ok()) return check.status();
-  absl::StatusOr<CudaCall> call = BeginCall(op, context);
-  if (!call.ok()) return call.status();
+CudaChecker& CheckQueries(CudaChecker& check, const PagedPrefillArgs& args) {
+  return check.Values("q", args.q)
+      .Values("out", args.out)
+      .Paged(args)
+      .Dense("query_start_loc", args.query_start_loc)
+      .Dense("query_positions", args.query_positions);
+}
 
+absl::Status RunPagedPrefill(CudaCall& call, const PagedPrefillArgs& args, int64_t shared_prefix) {
   // Faster kernels are chosen here.
   if (shared_prefix > 0) {
-    const absl::StatusOr<bool> done = RunCascadeInParts(op, context, {args, shared_prefix});
+    const absl::StatusOr<bool> done = RunCascadeInParts(call, {args, shared_prefix});
     if (!done.ok() || *done) return done.status();
-  }
-  if (shared_prefix == 0 && IsForPagedDecode(args)) {
+  } else {
     const PagedDecodeParams decode = PagedDecodeParamsOf(args);
-    if (TakesPagedDecode(decode)) return RunPagedDecode(op, context, decode);
-  }
-  if (shared_prefix == 0) {
-    const PrefillParams prefill = PrefillParamsOf(args);
-    if (TakesPrefill(prefill)) {
-      return RunPrefill(op, call->launch, call->arena, args.params.split, prefill);
-    }
+    if (TakesPagedDecode(decode)) return RunPagedDecode(call, decode);
+    const PrefillParams prefill{decode};
+    if (TakesPrefill(prefill)) return RunPrefill(call, args.params.split, prefill);
   }
 
-  AttendRowsParams params =
-      PagedParams(args.q, args.cache, args.block_table, args.seq_lens, args.params);
-  params.query_start_loc = args.query_start_loc.as<int32_t>();
-  params.query_positions = args.query_positions.as<int32_t>();
+  AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(args));
   params.shared_prefix = static_cast<int32_t>(std::min<int64_t>(shared_prefix, INT32_MAX));
-  params.output.out = RowsOf(args.out);
-  params.output.out_scale = args.out_scale;
-  params.output.lse = RowStatisticOf(args.lse);
-  if (absl::Status status = PrepareMask(op, *call, args.params, params); !status.ok()) {
-    return status;
-  }
-  return StatusOf(op, LaunchAttendRows(call->launch, params));
+  absl::Status status = PrepareMask(call, args.params, params);
+  return status.ok() ? call.Launch(LaunchAttendRows, params) : status;
 }
 
 }  // namespace
 
-absl::Status CudaPagedDecode(const ExecContext& context, const PagedDecodeArgs& args) {
-  constexpr char kOp[] = "PagedDecode";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  if (absl::Status status = CheckDevicePlan(args); !status.ok()) return status;
-  CudaChecker check(kOp, context);
-  check.Values("q", args.q).Values("out", args.out).KvCache("cache", args.cache);
-  check.Dense("block_table", args.block_table).Dense("seq_lens", args.seq_lens);
-  check.Params(args.params).HeadDims(args.cache.key_dim(), args.cache.value_dim());
-  if (!check.status().ok()) return check.status();
-  absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
-  if (!call.ok()) return call.status();
-
-  // Faster kernels are chosen here. A plan of the host says how many pieces there are; they would plan
-  // on the device.
-  if (args.plan == nullptr) {
-    const PagedDecodeParams decode = PagedDecodeParamsOf(args);
-    if (TakesPagedDecode(decode)) return RunPagedDecode(kOp, context, decode);
-  }
-
-  AttendRowsParams params =
-      PagedParams(args.q, args.cache, args.block_table, args.seq_lens, args.params);
-  params.output.out = RowsOf(args.out);
-  params.output.lse = RowStatisticOf(args.lse);
-  if (absl::Status status = PrepareMask(kOp, *call, args.params, params); !status.ok()) {
-    return status;
-  }
-  const absl::StatusOr<Pieces> pieces =
-      PiecesOf(kOp, *call, PolicyOf(args), params, args.max_seq_len);
-  if (!pieces.ok()) return pieces.status();
-  params.pieces = *pieces;
-  return AttendInPieces(kOp, *call, params);
+absl::Status CheckOnCuda(const ExecContext& context, const PagedDecodeArgs& args) {
+  CudaChecker check("PagedDecode", context, args);
+  check.Values("q", args.q).Values("out", args.out).Paged(args);
+  if (check.status().ok()) check.Take(CheckPlans(args));
+  return check.status();
 }
 
-absl::Status CudaPagedDecodePartial(const ExecContext& context,
-                                    const PagedDecodePartialArgs& args) {
-  constexpr char kOp[] = "PagedDecodePartial";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  CudaChecker check(kOp, context);
-  check.Values("q", args.q).Values("tmp_out", args.tmp_out).KvCache("cache", args.cache);
-  check.Dense("block_table", args.block_table).Dense("seq_lens", args.seq_lens);
-  check.Params(args.params).HeadDims(args.cache.key_dim(), args.cache.value_dim());
-  if (!check.status().ok()) return check.status();
-  absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
-  if (!call.ok()) return call.status();
+absl::Status Enqueue(CudaCall& call, const Checked<PagedDecodeArgs>& checked) {
+  const PagedDecodeArgs& args = checked.args();
+  const PagedDecodeParams decode = PagedDecodeParamsOf(args);
+  if (TakesPagedDecode(decode)) return RunPagedDecode(call, decode, args.plan);
 
-  AttendRowsParams params =
-      PagedParams(args.q, args.cache, args.block_table, args.seq_lens, args.params);
-  if (absl::Status status = PrepareMask(kOp, *call, args.params, params); !status.ok()) {
-    return status;
-  }
+  AttendRowsParams params = AttendRowsParamsOf(decode);
+  if (absl::Status status = PrepareMask(call, args.params, params); !status.ok()) return status;
+  const absl::StatusOr<Pieces> pieces = PiecesOf(call, PolicyOf(args), params, args.max_seq_len);
+  if (!pieces.ok()) return pieces.status();
+  params.pieces = *pieces;
+  return AttendInPieces(call, params);
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const PagedDecodePartialArgs& args) {
+  CudaChecker check("PagedDecodePartial", context, args);
+  return check.Values("q", args.q).Values("tmp_out", args.tmp_out).Paged(args).status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<PagedDecodePartialArgs>& checked) {
+  const PagedDecodePartialArgs& args = checked.args();
+  AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(args));
+  if (absl::Status status = PrepareMask(call, args.params, params); !status.ok()) return status;
   const absl::StatusOr<Pieces> pieces =
-      PiecesOf(kOp, *call, SplitPolicy::Fixed(args.partition_tokens), params, args.max_seq_len);
+      PiecesOf(call, SplitPolicy::Fixed(args.partition_tokens), params, args.max_seq_len);
   if (!pieces.ok()) return pieces.status();
   params.pieces = *pieces;
   if (args.max_logits.extent[2] == 0) return absl::OkStatus();
   params.scoring.sinks = nullptr;
+  const auto statistic = [](const TensorView& view) {
+    return RowStatistic{view.as<float>(), 0, view.stride[0], view.stride[1], view.stride[2]};
+  };
   const TensorView& out = args.tmp_out;
   params.output.out = {out.data, out.stride[0], out.stride[1], Element::kF32};
   params.output.out_piece_stride = out.stride[2];
-  params.output.max_logits = RowStatisticOf(args.max_logits);
-  params.output.max_logits.piece_stride = args.max_logits.stride[2];
-  params.output.exp_sums = RowStatisticOf(args.exp_sums);
-  params.output.exp_sums.piece_stride = args.exp_sums.stride[2];
-  return StatusOf(kOp, LaunchAttendRows(call->launch, params));
+  params.output.max_logits = statistic(args.max_logits);
+  params.output.exp_sums = statistic(args.exp_sums);
+  return call.Launch(LaunchAttendRows, params);
 }
 
-absl::Status CudaReduceSplits(const ExecContext& context, const ReduceSplitsArgs& args) {
-  constexpr char kOp[] = "ReduceSplits";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  CudaChecker check(kOp, context);
+absl::Status CheckOnCuda(const ExecContext& context, const ReduceSplitsArgs& args) {
+  CudaChecker check("ReduceSplits", context, args);
   check.Values("max_logits", args.max_logits).Values("tmp_out", args.tmp_out);
-  check.Values("out", args.out).Dense("sinks", args.sinks);
-  if (!check.status().ok()) return check.status();
-  absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
-  if (!call.ok()) return call.status();
+  return check.Values("out", args.out).Dense("sinks", args.sinks).status();
+}
 
+absl::Status Enqueue(CudaCall& call, const Checked<ReduceSplitsArgs>& checked) {
+  const ReduceSplitsArgs& args = checked.args();
   const auto statistic = [](const ConstTensorView& view) {
     return StateStatistic{view.as<float>(), view.stride[2], view.stride[0], view.stride[1]};
   };
@@ -188,64 +125,53 @@ absl::Status CudaReduceSplits(const ExecContext& context, const ReduceSplitsArgs
   merge.sinks = args.sinks.as<float>();
   merge.out = RowsOf(args.out);
   PlaceLse(args.lse, merge);
-  return StatusOf(kOp, LaunchMergeStates(call->launch, merge));
+  return call.Launch(LaunchMergeStates, merge);
 }
 
-absl::Status CudaPagedPrefill(const ExecContext& context, const PagedPrefillArgs& args) {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  return RunPagedPrefill("PagedPrefill", context, args, 0);
+absl::Status CheckOnCuda(const ExecContext& context, const PagedPrefillArgs& args) {
+  CudaChecker check("PagedPrefill", context, args);
+  return CheckQueries(check, args).status();
 }
 
-absl::Status CudaCascade(const ExecContext& context, const CascadeArgs& args) {
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  return RunPagedPrefill("Cascade", context, args.prefill, args.common_prefix_len);
+absl::Status Enqueue(CudaCall& call, const Checked<PagedPrefillArgs>& checked) {
+  return RunPagedPrefill(call, checked.args(), 0);
 }
 
-absl::Status CudaVarlenSelfAttention(const ExecContext& context,
-                                     const VarlenSelfAttentionArgs& args) {
-  constexpr char kOp[] = "VarlenSelfAttention";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  CudaChecker check(kOp, context);
+absl::Status CheckOnCuda(const ExecContext& context, const CascadeArgs& args) {
+  CudaChecker check("Cascade", context, args);
+  return CheckQueries(check, args.prefill).status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<CascadeArgs>& checked) {
+  return RunPagedPrefill(call, checked.args().prefill, checked.args().common_prefix_len);
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const VarlenSelfAttentionArgs& args) {
+  CudaChecker check("VarlenSelfAttention", context, args);
   check.Values("q", args.q).Values("k", args.k).Values("v", args.v).Values("out", args.out);
   check.Dense("query_start_loc", args.query_start_loc).Dense("kv_start_loc", args.kv_start_loc);
-  check.Dense("query_positions", args.query_positions).Params(args.params);
-  check.HeadDims(args.k.extent[2], args.v.extent[2]);
-  if (!check.status().ok()) return check.status();
-  absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
-  if (!call.ok()) return call.status();
+  check.Dense("kv_seq_lens", args.kv_seq_lens).Dense("query_positions", args.query_positions);
+  return check.Params(args.params).HeadDims(args.k.extent[2], args.v.extent[2]).status();
+}
 
-  // Faster kernels are chosen here.
-  if (const PrefillParams prefill = PrefillParamsOf(args); TakesPrefill(prefill)) {
-    return RunPrefill(kOp, call->launch, call->arena, args.params.split, prefill);
+absl::Status Enqueue(CudaCall& call, const Checked<VarlenSelfAttentionArgs>& checked) {
+  const VarlenSelfAttentionArgs& args = checked.args();
+  DenseAttention dense = DenseAttentionOf(args);
+  if (!args.kv_seq_lens.absent()) {
+    const absl::StatusOr<int32_t*> starts = call.Take<int32_t>(dense.num_requests + 1);
+    if (!starts.ok()) return starts.status();
+    const KeyStartsParams key_starts = {args.kv_seq_lens.as<int32_t>(), dense.num_requests,
+                                        dense.num_key_rows, *starts};
+    absl::Status status = call.Launch(LaunchKeyStarts, key_starts);
+    if (!status.ok()) return status;
+    dense.kv_start_loc = *starts;
   }
-
-  AttendRowsParams params;
-  params.q = ConstRowsOf(args.q);
-  params.num_rows = static_cast<int32_t>(args.q.extent[0]);
-  params.num_heads = static_cast<int32_t>(args.q.extent[1]);
-  params.num_kv_heads = static_cast<int32_t>(args.k.extent[1]);
-  params.key_dim = params.q_dim = static_cast<int32_t>(args.k.extent[2]);
-  params.value_dim = static_cast<int32_t>(args.v.extent[2]);
-  params.num_requests = static_cast<int32_t>(args.query_start_loc.extent[0] - 1);
-  params.query_start_loc = args.query_start_loc.as<int32_t>();
-  params.query_positions = args.query_positions.as<int32_t>();
-  params.source = KeySource::kContiguous;
-  params.kv_start_loc =
-      args.kv_start_loc.absent() ? params.query_start_loc : args.kv_start_loc.as<int32_t>();
-  params.num_keys = static_cast<int32_t>(args.k.extent[0]);
-  Cache& cache = params.keys.cache;
-  cache.element = ElementOf(args.k.dtype);
-  cache.k = {args.k.data, 0, args.k.stride[0], args.k.stride[1]};
-  cache.v = {args.v.data, 0, args.v.stride[0], args.v.stride[1]};
-  cache.num_blocks = 1;
-  params.scoring = ScoringOf(args.params);
-  params.output.out = RowsOf(args.out);
-  params.output.out_scale = args.out_scale;
-  params.output.lse = RowStatisticOf(args.lse);
-  if (absl::Status status = PrepareMask(kOp, *call, args.params, params); !status.ok()) {
-    return status;
+  if (const PrefillParams prefill{dense}; TakesPrefill(prefill)) {
+    return RunPrefill(call, args.params.split, prefill);
   }
-  return StatusOf(kOp, LaunchAttendRows(call->launch, params));
+  AttendRowsParams params = AttendRowsParamsOf(dense);
+  absl::Status status = PrepareMask(call, args.params, params);
+  return status.ok() ? call.Launch(LaunchAttendRows, params) : status;
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -293,5 +293,178 @@ TEST(DeviceMemoryTest, BlocksGoWhereTheHostPutsThem) {
   }
 }
 
+// Random bits in a cache of nine blocks of five tokens and, of heads, three of 16 values.
+struct AnyCache {
+  std::vector<Tensor> tensors;
+  KvCacheView view;
+
+  AnyCache(KvLayout layout, uint64_t seed) {
+    const auto add = [&](DType dtype, std::vector<int64_t> extents) {
+      Tensor& tensor = tensors.emplace_back(dtype, std::move(extents));
+      std::mt19937_64 random(seed + tensors.size());
+      for (std::byte& byte : tensor.bytes) byte = static_cast<std::byte>(random());
+    };
+    switch (layout) {
+      case KvLayout::kNhd:
+        add(DType::kBF16, {9, 5, 3, 16}), add(DType::kBF16, {9, 5, 3, 16});
+        break;
+      case KvLayout::kHnd:
+        add(DType::kBF16, {9, 3, 5, 16}), add(DType::kBF16, {9, 3, 5, 16});
+        break;
+      case KvLayout::kPagedX:
+        add(DType::kBF16, {9, 3, 2, 5, 8}), add(DType::kBF16, {9, 3, 16, 5});
+        break;
+      case KvLayout::kMlaLatent:
+        add(DType::kBF16, {9, 5, 24});
+        break;
+      case KvLayout::kMlaSplit:
+        add(DType::kBF16, {9, 5, 16}), add(DType::kBF16, {9, 5, 8});
+        break;
+      default:
+        add(DType::kU8, {9, 5, 656});
+    }
+    view = {layout, tensors[0].view, tensors.size() > 1 ? tensors[1].view : TensorView()};
+    if (layout == KvLayout::kMlaLatent) view.v = *view.k.Slice(2, 0, 16);
+  }
+};
+
+TEST(DeviceMemoryTest, LayoutsConvertAsOnTheHost) {
+  ExecContext context;
+  context.device = kDevice;
+  const std::vector<std::vector<KvLayout>> families = {
+      {KvLayout::kNhd, KvLayout::kHnd, KvLayout::kPagedX},
+      {KvLayout::kMlaLatent, KvLayout::kMlaSplit},
+      {KvLayout::kMlaFp8_656}};
+  const auto on_device = [](AnyCache& cache, const std::vector<std::unique_ptr<Mirror>>& mirrors) {
+    KvCacheView view = cache.view;
+    view.k = mirrors.front()->Of(view.k);
+    view.v = mirrors.back()->Of(view.v);
+    return view;
+  };
+  const auto mirrored = [](const AnyCache& cache) {
+    std::vector<std::unique_ptr<Mirror>> mirrors;
+    for (const Tensor& tensor : cache.tensors) mirrors.push_back(std::make_unique<Mirror>(tensor));
+    return mirrors;
+  };
+  for (const std::vector<KvLayout>& family : families) {
+    for (const KvLayout from : family) {
+      for (const KvLayout to : family) {
+        SCOPED_TRACE(testing::Message() << Name(from) << " to " << Name(to));
+        AnyCache source(from, 1), expected(to, 2);
+        const auto source_copy = mirrored(source), actual = mirrored(expected);
+        ASSERT_EQ(ConvertLayout({}, source.view, expected.view), absl::OkStatus());
+        ASSERT_EQ(CudaConvertLayout(context, on_device(source, source_copy),
+                                    on_device(expected, actual)),
+                  absl::OkStatus());
+        for (size_t i = 0; i < actual.size(); ++i) {
+          EXPECT_EQ(actual[i]->Bytes(), expected.tensors[i].bytes) << i;
+        }
+      }
+    }
+  }
+  AnyCache heads(KvLayout::kNhd, 1), latent(KvLayout::kMlaLatent, 1);
+  const auto heads_copy = mirrored(heads), latent_copy = mirrored(latent);
+  EXPECT_TRUE(absl::IsInvalidArgument(CudaConvertLayout(context, on_device(heads, heads_copy),
+                                                        on_device(latent, latent_copy))));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      CudaConvertLayout(context, on_device(heads, heads_copy), heads.view)));  // on the host
+}
+
+// Decoder tokens of three requests against encoders of several lengths, whose keys no cache holds.
+TEST(DeviceMemoryTest, CrossAttentionNeedsNoCache) {
+  LayerConfig config;
+  config.name = "cross";
+  config.type = AttentionType::kEncoderDecoder;
+  config.num_heads = 4, config.num_kv_heads = 2;
+  config.head_size = 64;
+  const std::vector<int32_t> lengths = {40, 0, 7}, starts = {0, 2, 3, 6};
+  const Reference reference;
+  const auto cpu = reference.MakeImpl(config);
+  const auto cuda = CudaBackend().MakeImpl(config);
+  ASSERT_TRUE(cpu.ok() && cuda.ok());
+  std::mt19937_64 random(3);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(Name(dtype));
+    Tensor q(dtype, {6, 256}), k(dtype, {47, 128}), v(dtype, {47, 128}), out(dtype, {6, 256});
+    for (Tensor* tensor : {&q, &k, &v}) {
+      tensor->Set(NormalDraws(random, tensor->view.num_elements()));
+    }
+    FillWithPoison(out);
+    CommonAttentionMetadata metadata;
+    metadata.query_start_loc = ViewOf(absl::MakeConstSpan(starts));
+    metadata.seq_lens = ViewOf(absl::MakeConstSpan(lengths));
+    metadata.host_query_start_loc = starts;
+    metadata.host_seq_lens = lengths;
+    metadata.num_reqs = 3;
+    metadata.num_actual_tokens = 6;
+    metadata.max_query_len = 3;
+    metadata.max_seq_len = 40;
+    OnDevice on;
+    const auto mirror_of = [](const std::vector<int32_t>& values) {
+      return Mirror(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                                        values.size() * sizeof(int32_t)));
+    };
+    const Mirror starts_copy = mirror_of(starts), lengths_copy = mirror_of(lengths);
+    const Mirror q_copy(q), k_copy(k), v_copy(v), out_copy(out);
+    ASSERT_EQ((*cpu)->Forward({}, {q.view, k.view, v.view, {}, out.view, 0}, &metadata),
+              absl::OkStatus());
+    CommonAttentionMetadata on_device = metadata;
+    on_device.query_start_loc = starts_copy.Of(metadata.query_start_loc);
+    on_device.seq_lens = lengths_copy.Of(metadata.seq_lens);
+    ASSERT_EQ((*cuda)->Forward(on.context,
+                               {q_copy.Of(q.view), k_copy.Of(k.view), v_copy.Of(v.view), {},
+                                out_copy.Of(out.view), 0},
+                               &on_device),
+              absl::OkStatus());
+    EXPECT_EQ(on.flags(), 0u);
+    const std::vector<double> expected = out.Get();
+    out_copy.CopyTo(out);
+    const std::vector<double> actual = out.Get();
+    for (size_t i = 0; i < actual.size(); ++i) {
+      ASSERT_NEAR(actual[i], expected[i], dtype == DType::kF32 ? 1e-5 : 4e-2) << i;
+    }
+  }
+}
+
+// What only CUDA refuses is refused before anything is stored.
+TEST(DeviceMemoryTest, ARefusedCallStoresNothing) {
+  LayerConfig config;
+  config.name = "layer";
+  config.num_heads = config.num_kv_heads = 1;
+  config.head_size = 640;  // too wide to attend with, not to store
+  const auto layer = CudaBackend().MakeImpl(config);
+  ASSERT_TRUE(layer.ok()) << layer.status();
+  Tensor q(DType::kF32, {2, 640}), cache(DType::kF32, {2, 16, 1, 640});
+  q.Set(std::vector<double>(1280, 1.0));
+  FillWithPoison(cache);
+  const std::vector<int32_t> starts = {0, 2}, lengths = {2}, table = {1};
+  const std::vector<int64_t> slots = {16, 17};
+  const auto mirror_of = [](const auto& values) {
+    return Mirror(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                                      values.size() * sizeof(values[0])));
+  };
+  const Mirror starts_copy = mirror_of(starts), lengths_copy = mirror_of(lengths);
+  const Mirror table_copy = mirror_of(table), slots_copy = mirror_of(slots);
+  const Mirror q_copy(q), out_copy(q), k_cache(cache), v_cache(cache);
+  CommonAttentionMetadata metadata;
+  metadata.query_start_loc = starts_copy.Of(ViewOf(absl::MakeConstSpan(starts)));
+  metadata.seq_lens = lengths_copy.Of(ViewOf(absl::MakeConstSpan(lengths)));
+  metadata.block_table = table_copy.Of(ViewOf(absl::MakeConstSpan(table), {1, 1}));
+  metadata.slot_mapping = slots_copy.Of(ViewOf(absl::MakeConstSpan(slots)));
+  metadata.host_query_start_loc = starts;
+  metadata.host_seq_lens = lengths;
+  metadata.num_reqs = metadata.num_prefills = 1;
+  metadata.num_actual_tokens = metadata.max_query_len = metadata.max_seq_len = 2;
+  OnDevice on;
+  const absl::Status status = (*layer)->Forward(
+      on.context,
+      {q_copy.Of(q.view), q_copy.Of(q.view), q_copy.Of(q.view),
+       {KvLayout::kNhd, k_cache.Of(cache.view), v_cache.Of(cache.view)}, out_copy.Of(q.view), 0},
+      &metadata);
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_EQ(k_cache.Bytes(), cache.bytes);
+  EXPECT_EQ(v_cache.Bytes(), cache.bytes);
+}
+
 }  // namespace
 }  // namespace kvblocks::attention::cuda

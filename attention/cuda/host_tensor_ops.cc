@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
 #include "kvblocks/attention/ops/visit_views.h"
 
@@ -95,9 +95,7 @@ absl::Status HostTensorOps::Share(absl::Span<std::byte> memory) {
 }
 
 template <typename Args>
-absl::Status HostTensorOps::Run(absl::Status (AttentionOps::*op)(const ExecContext&, const Args&)
-                                   const,
-                               const ExecContext& context, Args args) const {
+absl::Status HostTensorOps::RunOnDevice(const ExecContext& context, Args args) const {
   std::vector<Range> ranges;
   bool spans_known = true;
   VisitViews(args, [&](auto& view) {
@@ -178,7 +176,8 @@ absl::Status HostTensorOps::Run(absl::Status (AttentionOps::*op)(const ExecConte
   on_device.stream = stream_;
   on_device.workspace = &workspace;
   on_device.error_flags = &flags;
-  const absl::Status status = (ops_->*op)(on_device, args);
+  const absl::StatusOr<Checked<Args>> checked = ops_->Check(on_device, args);
+  const absl::Status status = checked.ok() ? ops_->Run(*checked) : checked.status();
 
   uint32_t bits = 0;
   MustSucceed(CopyAsync(&bits, flags_, sizeof(bits), stream_), "flags");
@@ -196,12 +195,12 @@ absl::Status HostTensorOps::Run(absl::Status (AttentionOps::*op)(const ExecConte
   return status;
 }
 
-#define KVBLOCKS_MIRRORED(Op)                                                                \
-  absl::Status HostTensorOps::Op(const ExecContext& context, const Op##Args& args) const {    \
-    return Run(static_cast<absl::Status (AttentionOps::*)(const ExecContext&,                \
-                                                          const Op##Args&) const>(           \
-                   &AttentionOps::Op),                                                       \
-               context, args);                                                               \
+#define KVBLOCKS_MIRRORED(Op)                                                       \
+  absl::Status HostTensorOps::Refuse(const ExecContext&, const Op##Args&) const {   \
+    return absl::OkStatus();                                                        \
+  }                                                                                 \
+  absl::Status HostTensorOps::Run(const Checked<Op##Args>& checked) const {         \
+    return RunOnDevice(checked.context(), checked.args());                          \
   }
 KVBLOCKS_ATTENTION_OPS(KVBLOCKS_MIRRORED)
 #undef KVBLOCKS_MIRRORED

@@ -47,7 +47,12 @@ class HostTensorOps final : public AttentionOps {
   absl::Status Share(absl::Span<std::byte> memory);
 
   const char* name() const override { return ops_->name(); }
-  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_OP)
+  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_RUN)
+
+ protected:
+  // Nothing: the device's operations look at the copies, and at no more than they could of tensors
+  // that were on the device from the first.
+  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_OVERRIDE_REFUSE)
 
  private:
   struct Shared {
@@ -58,8 +63,7 @@ class HostTensorOps final : public AttentionOps {
 
   HostTensorOps(const AttentionOps* ops, const Options& options) : ops_(ops), options_(options) {}
   template <typename Args>
-  absl::Status Run(absl::Status (AttentionOps::*op)(const ExecContext&, const Args&) const,
-                   const ExecContext& context, Args args) const;
+  absl::Status RunOnDevice(const ExecContext& context, Args args) const;
 
   const AttentionOps* ops_;
   Options options_;

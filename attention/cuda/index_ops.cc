@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernels/index_ops.h"
 #include "kvblocks/attention/metadata/host_index_checks.h"
 
@@ -45,9 +45,8 @@ void SetOutputs(const TensorView& indices, const TensorView& lens, IndexListPara
 template <typename Params>
 absl::Status Run(const char* operation, const ExecContext& context,
                  Error (*launch)(const LaunchContext&, const Params&), const Params& params) {
-  const absl::StatusOr<LaunchContext> on = LaunchContextOf(operation, context);
-  if (!on.ok()) return on.status();
-  return StatusOf(operation, launch(*on, params));
+  const absl::StatusOr<CudaCall> call = CudaCall::Begin(operation, context);
+  return call.ok() ? call->Launch(launch, params) : call.status();
 }
 
 template <typename Args>

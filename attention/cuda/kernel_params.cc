@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
-
 namespace kvblocks::attention::cuda {
 namespace {
 
@@ -22,40 +20,31 @@ CacheTensor TensorOf(const ConstTensorView& view, int block, int token, int head
   return tensor;
 }
 
+// What arguments over a paged cache have in common.
+template <typename Args>
+DenseAttention PagedAttentionOf(const ConstTensorView& q, const Args& args) {
+  DenseAttention dense;
+  dense.q = ConstRowsOf(q);
+  dense.keys = PagedKeysOf(args.cache, args.params.scales, args.block_table, args.seq_lens);
+  dense.scoring = ScoringOf(args.params);
+  dense.num_requests = static_cast<int32_t>(args.seq_lens.extent[0]);
+  dense.num_tokens = static_cast<int32_t>(q.extent[0]);
+  dense.num_heads = static_cast<int32_t>(q.extent[1]);
+  dense.num_kv_heads = static_cast<int32_t>(args.cache.num_kv_heads());
+  dense.key_dim = static_cast<int32_t>(args.cache.key_dim());
+  dense.value_dim = static_cast<int32_t>(args.cache.value_dim());
+  dense.max_query_len = 1;
+  dense.max_seq_len = args.max_seq_len;
+  return dense;
+}
+
+template <typename Args>
+void PlaceOutputs(const Args& args, DenseAttention* dense) {
+  dense->out = RowsOf(args.out);
+  PlaceLse(args.lse, *dense);
+}
+
 }  // namespace
-
-absl::Status StatusOf(const char* operation, Error error) {
-  if (error == 0) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(operation, ": CUDA reports ", ErrorName(error)));
-}
-
-absl::StatusOr<LaunchContext> LaunchContextOf(const char* operation, const ExecContext& context) {
-  DeviceProperties properties;
-  const Error error = PropertiesOf(context.device.ordinal, &properties);
-  if (error != 0) return StatusOf(operation, error);
-  LaunchContext launch;
-  launch.stream = context.stream;
-  if (context.error_flags != nullptr) launch.error_flags = context.error_flags->bits;
-  if (context.workspace != nullptr) {
-    launch.workspace = reinterpret_cast<unsigned char*>(context.workspace->device.data());
-    launch.workspace_bytes = context.workspace->device.size();
-  }
-  launch.num_multiprocessors = properties.num_multiprocessors;
-  launch.compute_capability = properties.compute_capability;
-  return launch;
-}
-
-absl::Status RefuseF64(const char* operation, const char* name, const ConstTensorView& view) {
-  if (view.absent() || view.dtype != DType::kF64) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(operation, ": ", name, " is f64; the CUDA backend has f32, f16 and bf16"));
-}
-
-absl::Status CheckWorkspace(const char* operation, const LaunchContext& launch, int64_t bytes) {
-  if (static_cast<int64_t>(launch.workspace_bytes) >= bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      operation, ": the workspace has ", launch.workspace_bytes, " bytes; needs ", bytes));
-}
 
 Element ElementOf(DType dtype) {
   switch (dtype) {
@@ -196,6 +185,93 @@ Scoring ScoringOf(const AttnParams& params) {
     rule.head_stride = tensor.extent[1] == 1 ? 0 : tensor.stride[1];
   }
   return scoring;
+}
+
+DenseAttention DenseAttentionOf(const PagedDecodeArgs& args) {
+  DenseAttention dense = PagedAttentionOf(args.q, args);
+  PlaceOutputs(args, &dense);
+  return dense;
+}
+
+DenseAttention DenseAttentionOf(const PagedDecodePartialArgs& args) {
+  return PagedAttentionOf(args.q, args);
+}
+
+DenseAttention DenseAttentionOf(const PagedPrefillArgs& args) {
+  DenseAttention dense = PagedAttentionOf(args.q, args);
+  PlaceOutputs(args, &dense);
+  dense.out_scale = args.out_scale;
+  dense.query_start_loc = args.query_start_loc.as<int32_t>();
+  dense.query_positions = args.query_positions.as<int32_t>();
+  dense.max_query_len = static_cast<int32_t>(args.max_query_len);
+  return dense;
+}
+
+DenseAttention DenseAttentionOf(const MlaDecodeArgs& args) {
+  DenseAttention dense = PagedAttentionOf(args.q_lat, args);
+  PlaceOutputs(args, &dense);
+  dense.query_start_loc = args.query_start_loc.as<int32_t>();
+  return dense;
+}
+
+DenseAttention DenseAttentionOf(const VarlenSelfAttentionArgs& args) {
+  DenseAttention dense;
+  PlaceOutputs(args, &dense);
+  dense.out_scale = args.out_scale;
+  dense.q = ConstRowsOf(args.q);
+  Cache& cache = dense.keys.cache;
+  cache.element = ElementOf(args.k.dtype);
+  cache.k = {args.k.data, 0, args.k.stride[0], args.k.stride[1]};
+  cache.v = {args.v.data, 0, args.v.stride[0], args.v.stride[1]};
+  dense.query_start_loc = args.query_start_loc.as<int32_t>();
+  dense.query_positions = args.query_positions.as<int32_t>();
+  dense.kv_start_loc =
+      args.kv_start_loc.absent() ? dense.query_start_loc : args.kv_start_loc.as<int32_t>();
+  dense.num_key_rows = args.k.extent[0];
+  dense.scoring = ScoringOf(args.params);
+  dense.num_requests = static_cast<int32_t>(args.query_start_loc.extent[0] - 1);
+  dense.num_tokens = static_cast<int32_t>(args.q.extent[0]);
+  dense.num_heads = static_cast<int32_t>(args.q.extent[1]);
+  dense.num_kv_heads = static_cast<int32_t>(args.k.extent[1]);
+  dense.key_dim = static_cast<int32_t>(args.k.extent[2]);
+  dense.value_dim = static_cast<int32_t>(args.v.extent[2]);
+  dense.max_seq_len = args.k.extent[0] / std::max(1, dense.num_requests);
+  return dense;
+}
+
+AttendRowsParams AttendRowsParamsOf(const DenseAttention& dense) {
+  AttendRowsParams params;
+  params.q = dense.q;
+  params.num_rows = dense.num_tokens;
+  params.num_heads = dense.num_heads;
+  params.num_kv_heads = dense.num_kv_heads;
+  params.key_dim = params.q_dim = dense.key_dim;
+  params.value_dim = dense.value_dim;
+  params.num_requests = dense.num_requests;
+  params.query_start_loc = dense.query_start_loc;
+  params.query_positions = dense.query_positions;
+  params.keys = dense.keys;
+  if (dense.kv_start_loc != nullptr) {
+    params.source = KeySource::kContiguous;
+    params.keys.cache.num_blocks = 1;
+    params.kv_start_loc = dense.kv_start_loc;
+    params.num_keys = static_cast<int32_t>(dense.num_key_rows);
+  }
+  params.scoring = dense.scoring;
+  params.output.out = dense.out;
+  params.output.out_scale = dense.out_scale;
+  params.output.lse = {dense.lse, 0, dense.lse_row_stride, dense.lse_head_stride, 0};
+  return params;
+}
+
+RowStatistic RowStatisticOf(const TensorView& view) {
+  RowStatistic statistic;
+  if (view.absent()) return statistic;
+  statistic.data = view.as<float>();
+  if (view.rank == 3) statistic.outer_stride = view.stride[0];
+  statistic.row_stride = view.stride[view.rank - 2];
+  statistic.head_stride = view.stride[view.rank - 1];
+  return statistic;
 }
 
 }  // namespace kvblocks::attention::cuda

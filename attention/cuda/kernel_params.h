@@ -1,31 +1,17 @@
-// Checked arguments of operations as the structures that kernels take, and their errors as statuses.
+// Checked arguments of operations as the structures that kernels take.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNEL_PARAMS_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNEL_PARAMS_H_
 
 #include <cstdint>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/cuda/kernels/attend_rows.h"
 #include "kvblocks/attention/cuda/kernels/params.h"
-#include "kvblocks/attention/cuda/kernels/runtime.h"
-#include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/params.h"
 
 namespace kvblocks::attention::cuda {
-
-// Internal, with the name of the CUDA error; OK for 0.
-absl::Status StatusOf(const char* operation, Error error);
-
-// The context's stream, flags, workspace and device. Internal if the device cannot be asked.
-absl::StatusOr<LaunchContext> LaunchContextOf(const char* operation, const ExecContext& context);
-
-// Kernels compute in float32 and narrower: Unimplemented for f64 tensors.
-absl::Status RefuseF64(const char* operation, const char* name, const ConstTensorView& view);
-
-// ResourceExhausted, with the bytes there are and those needed, unless the workspace has `bytes`.
-absl::Status CheckWorkspace(const char* operation, const LaunchContext& launch, int64_t bytes);
 
 // REQUIRES: an element type that kernels know (not f64).
 Element ElementOf(DType dtype);
@@ -38,6 +24,20 @@ PagedKeys PagedKeysOf(const ConstKvCacheView& view, const KvScales& scales,
                       const ConstTensorView& block_table, const ConstTensorView& seq_lens);
 // Everything but MaskRule::bits_before.
 Scoring ScoringOf(const AttnParams& params);
+
+// Attention over K/V heads; of MLA the latent part of the queries.
+DenseAttention DenseAttentionOf(const PagedDecodeArgs& args);
+DenseAttention DenseAttentionOf(const PagedDecodePartialArgs& args);  // no outputs
+DenseAttention DenseAttentionOf(const PagedPrefillArgs& args);
+// With kv_seq_lens, kv_start_loc is left to the caller.
+DenseAttention DenseAttentionOf(const VarlenSelfAttentionArgs& args);
+DenseAttention DenseAttentionOf(const MlaDecodeArgs& args);
+
+// The same for the kernel that takes everything.
+AttendRowsParams AttendRowsParamsOf(const DenseAttention& dense);
+
+// Of [rows, heads] or [B, s_q, heads], or absent.
+RowStatistic RowStatisticOf(const TensorView& view);
 
 // Where log-sum-exps go, in parameters with lse, lse_row_stride and lse_head_stride; nowhere if
 // absent.

@@ -90,15 +90,14 @@ Pieces AutoPieces(const CudaCall& call, const AttendRowsParams& params, MlaKerne
   Pieces pieces;
   const bool is_64 = kernel == MlaKernel::kRows64;
   const int64_t tile = is_64 ? kMlaRows64Keys : kMlaRows16Keys;
-  const int64_t room = static_cast<int64_t>(call.launch.workspace_bytes) - call.arena.used() - 512;
   const int64_t bytes = std::max<int64_t>(
       1, int64_t{params.num_rows} * params.num_heads * (params.value_dim + 1) * 4);
   const int64_t tiles = std::max<int64_t>(1, CeilDiv(max_keys, tile));
   if (params.scoring.window_left >= 0 || params.output.max_logits.data != nullptr) return pieces;
   const int64_t blocks = MlaTilesOf(params, is_64 ? 64 : 16);
-  const int64_t slots = int64_t{std::max(1, call.launch.num_multiprocessors)} *
+  const int64_t slots = int64_t{std::max(1, call.launch().num_multiprocessors)} *
                         (is_64 ? kMlaRows64PerMultiprocessor : kMlaRows16PerMultiprocessor);
-  const int64_t most = std::min({int64_t{kMlaMaxPieces}, tiles, room / bytes});
+  const int64_t most = std::min({int64_t{kMlaMaxPieces}, tiles, call.RoomFor(2) / bytes});
   int64_t best = 1, least = std::numeric_limits<int64_t>::max();
   for (int64_t count = 1; count <= most; ++count) {
     const int64_t cost = CeilDiv(blocks * count, slots) * (CeilDiv(tiles, count) + kPieceTiles);
@@ -136,18 +135,18 @@ MlaKernel MlaKernelFor(const LaunchContext& context, const AttendRowsParams& par
   return has_wgmma ? MlaKernel::kRows64 : MlaKernel::kRows16;
 }
 
-absl::Status LaunchMla(const char* op, CudaCall& call, const SplitPolicy& split, int64_t max_keys,
+absl::Status LaunchMla(CudaCall& call, const SplitPolicy& split, int64_t max_keys,
                        AttendRowsParams params) {
-  const MlaKernel kernel = MlaKernelFor(call.launch, params, split);
+  const MlaKernel kernel = MlaKernelFor(call.launch(), params, split);
   if (kernel != MlaKernel::kRows && split.kind == SplitPolicy::Kind::kAuto) {
     params.pieces = AutoPieces(call, params, kernel, max_keys);
   } else if (params.output.max_logits.data == nullptr) {
-    const absl::StatusOr<Pieces> pieces = PiecesOf(op, call, split, params, max_keys);
+    const absl::StatusOr<Pieces> pieces = PiecesOf(call, split, params, max_keys);
     if (!pieces.ok()) return pieces.status();
     params.pieces = *pieces;
   }
-  if (kernel == MlaKernel::kRows) return AttendInPieces(op, call, params);
-  return AttendInPieces(op, call, params,
+  if (kernel == MlaKernel::kRows) return AttendInPieces(call, params);
+  return AttendInPieces(call, params,
                         kernel == MlaKernel::kRows16 ? LaunchMlaRows16 : LaunchMlaRows64,
                         params.pieces.count <= kMlaMaxPieces ? LaunchMlaMerge : LaunchMergeStates);
 }

@@ -21,7 +21,7 @@ MlaKernel MlaKernelFor(const LaunchContext& context, const AttendRowsParams& par
 
 // Chooses kernel and pieces and launches; max_keys is an upper bound of the keys of a row. Outputs
 // that have no partial form (max_logits) are not cut.
-absl::Status LaunchMla(const char* op, CudaCall& call, const SplitPolicy& split, int64_t max_keys,
+absl::Status LaunchMla(CudaCall& call, const SplitPolicy& split, int64_t max_keys,
                        AttendRowsParams params);
 
 }  // namespace kvblocks::attention::cuda

@@ -1,25 +1,16 @@
-#include "kvblocks/attention/cuda/mla_ops.h"
+// Multi-head latent attention: dense decode through block tables, sparse decode and prefill by lists of
+// slots.
 
 #include "kvblocks/attention/cuda/attend_launch.h"
+#include "kvblocks/attention/cuda/cuda_checker.h"
+#include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
 #include "kvblocks/attention/cuda/mla_launch.h"
-#include "kvblocks/attention/ops/checks.h"
 #include "kvblocks/attention/tensor/dtype.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-// Of a statistic [rows, heads] or [B, s_q, heads], or absent.
-RowStatistic RowStatisticOf(const TensorView& view) {
-  RowStatistic statistic;
-  if (view.absent()) return statistic;
-  statistic.data = view.as<float>();
-  if (view.rank == 3) statistic.outer_stride = view.stride[0];
-  statistic.row_stride = view.stride[view.rank - 2];
-  statistic.head_stride = view.stride[view.rank - 1];
-  return statistic;
-}
 
 SlotLists ListsOf(const SparseKeys& keys, const ConstTensorView& kv_scale) {
   SlotLists lists;
@@ -37,53 +28,34 @@ SlotLists ListsOf(const SparseKeys& keys, const ConstTensorView& kv_scale) {
 
 }  // namespace
 
-absl::Status CudaMlaDecode(const ExecContext& context, const MlaDecodeArgs& args) {
-  constexpr char kOp[] = "MlaDecode";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  CudaChecker check(kOp, context);
+absl::Status CheckOnCuda(const ExecContext& context, const MlaDecodeArgs& args) {
+  CudaChecker check("MlaDecode", context, args);
   check.Values("q_lat", args.q_lat).Values("q_pe", args.q_pe).Values("out", args.out);
-  check.KvCache("cache", args.cache).Dense("query_start_loc", args.query_start_loc);
-  check.Dense("block_table", args.block_table).Dense("seq_lens", args.seq_lens);
-  check.Params(args.params).HeadDims(args.cache.key_dim(), args.cache.value_dim());
-  if (!check.status().ok()) return check.status();
-  absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
-  if (!call.ok()) return call.status();
-
-  AttendRowsParams params;
-  params.q = ConstRowsOf(args.q_lat);
-  params.q_dim = static_cast<int32_t>(args.q_lat.extent[2]);
-  if (!args.q_pe.absent()) params.q_tail = ConstRowsOf(args.q_pe);
-  params.num_rows = static_cast<int32_t>(args.q_lat.extent[0]);
-  params.num_heads = static_cast<int32_t>(args.q_lat.extent[1]);
-  params.key_dim = static_cast<int32_t>(args.cache.key_dim());
-  params.value_dim = static_cast<int32_t>(args.cache.value_dim());
-  params.num_requests = static_cast<int32_t>(args.seq_lens.extent[0]);
-  params.query_start_loc = args.query_start_loc.as<int32_t>();
-  params.keys = PagedKeysOf(args.cache, args.params.scales, args.block_table, args.seq_lens);
-  params.scoring = ScoringOf(args.params);
-  params.output.out = RowsOf(args.out);
-  params.output.lse = RowStatisticOf(args.lse);
-  if (absl::Status status = PrepareMask(kOp, *call, args.params, params); !status.ok()) {
-    return status;
-  }
-  return LaunchMla(kOp, *call, args.params.split, args.max_seq_len, params);
+  return check.Paged(args).Dense("query_start_loc", args.query_start_loc).status();
 }
 
-absl::Status CudaSparseMlaDecode(const ExecContext& context, const SparseMlaDecodeArgs& args) {
-  constexpr char kOp[] = "SparseMlaDecode";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  CudaChecker check(kOp, context);
+absl::Status Enqueue(CudaCall& call, const Checked<MlaDecodeArgs>& checked) {
+  const MlaDecodeArgs& args = checked.args();
+  AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(args));
+  params.q_dim = static_cast<int32_t>(args.q_lat.extent[2]);
+  if (!args.q_pe.absent()) params.q_tail = ConstRowsOf(args.q_pe);
+  if (absl::Status status = PrepareMask(call, args.params, params); !status.ok()) return status;
+  return LaunchMla(call, args.params.split, args.max_seq_len, params);
+}
+
+absl::Status CheckOnCuda(const ExecContext& context, const SparseMlaDecodeArgs& args) {
+  CudaChecker check("SparseMlaDecode", context, args);
   check.Values("q", args.q).Values("out", args.out).Dense("sinks", args.sinks);
   check.KvCache("main.cache", args.main.cache).Dense("main.indices", args.main.indices);
   check.Dense("main.topk_len", args.main.topk_len).KvCache("extra.cache", args.extra.cache);
   check.Dense("extra.indices", args.extra.indices).Dense("extra.topk_len", args.extra.topk_len);
-  check.HeadDims(args.main.cache.key_dim(), args.main.cache.value_dim());
-  if (!check.status().ok()) return check.status();
+  return check.status();
+}
+
+absl::Status Enqueue(CudaCall& call, const Checked<SparseMlaDecodeArgs>& checked) {
+  const SparseMlaDecodeArgs& args = checked.args();
   const int64_t rows = args.q.extent[0] * args.q.extent[1];
   if (rows == 0) return absl::OkStatus();
-  absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
-  if (!call.ok()) return call.status();
-
   AttendRowsParams params;
   params.q = {args.q.data, args.q.stride[1], args.q.stride[2], ElementOf(args.q.dtype)};
   params.q_outer_stride = args.q.stride[0];
@@ -102,21 +74,20 @@ absl::Status CudaSparseMlaDecode(const ExecContext& context, const SparseMlaDeco
                        ElementOf(args.out.dtype)};
   params.output.out_outer_stride = args.out.stride[0];
   params.output.lse = RowStatisticOf(args.lse);
-  return LaunchMla(kOp, *call, SplitPolicy::Auto(),
+  return LaunchMla(call, SplitPolicy::Auto(),
                    int64_t{params.main.num_entries} + params.extra.num_entries, params);
 }
 
-absl::Status CudaSparseMlaPrefill(const ExecContext& context, const SparseMlaPrefillArgs& args) {
-  constexpr char kOp[] = "SparseMlaPrefill";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  CudaChecker check(kOp, context);
+absl::Status CheckOnCuda(const ExecContext& context, const SparseMlaPrefillArgs& args) {
+  CudaChecker check("SparseMlaPrefill", context, args);
   check.Values("q", args.q).Values("kv", args.kv).Values("out", args.out);
   check.Dense("indices", args.indices).Dense("topk_len", args.topk_len);
   check.Dense("sinks", args.sinks).HeadDims(args.kv.extent[2], args.out.extent[2]);
-  if (!check.status().ok()) return check.status();
-  absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
-  if (!call.ok()) return call.status();
+  return check.status();
+}
 
+absl::Status Enqueue(CudaCall& call, const Checked<SparseMlaPrefillArgs>& checked) {
+  const SparseMlaPrefillArgs& args = checked.args();
   AttendRowsParams params;
   params.q = ConstRowsOf(args.q);
   params.q_dim = params.key_dim = static_cast<int32_t>(args.q.extent[2]);
@@ -146,7 +117,7 @@ absl::Status CudaSparseMlaPrefill(const ExecContext& context, const SparseMlaPre
   params.output.lse.outer_stride = params.output.lse.row_stride;
   params.output.max_logits = RowStatisticOf(args.max_logits);
   params.output.max_logits.outer_stride = params.output.max_logits.row_stride;
-  return LaunchMla(kOp, *call, SplitPolicy::None(), params.main.num_entries, params);
+  return LaunchMla(call, SplitPolicy::None(), params.main.num_entries, params);
 }
 
 }  // namespace kvblocks::attention::cuda

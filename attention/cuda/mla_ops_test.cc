@@ -1,8 +1,6 @@
 // MLA decode on tensor cores against the dense oracle: sizes that the kernels were made for, which
 // suites of all backends avoid for their cost.
 
-#include "kvblocks/attention/cuda/mla_ops.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>

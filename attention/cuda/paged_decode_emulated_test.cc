@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cuda/cuda_ops.h"
 #include "kvblocks/attention/cuda/paged_decode_ops.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
@@ -53,13 +54,21 @@ class Runner {
   const ExecContext& context() const { return context_; }
   uint32_t flags() const { return bits_; }
 
-  absl::Status Decode(PagedCase& paged) {
+  // Expect the fast decode.
+  absl::Status Decode(PagedCase& paged) { return Decode(paged, paged.DecodeArgs()); }
+  absl::Status Decode(PagedCase& paged, const PagedDecodeArgs& args) {
     paged.ClearOutputs();
-    return CudaFastPagedDecode(context_, paged.DecodeArgs());
+    EXPECT_TRUE(TakesPagedDecode(PagedDecodeParamsOf(args)));
+    return Cuda().PagedDecode(context_, args);
   }
   absl::Status Prefill(PagedCase& paged) {
     paged.ClearOutputs();
-    return CudaFastPagedPrefill(context_, paged.PrefillArgs());
+    EXPECT_TRUE(TakesPagedDecode(PagedDecodeParamsOf(paged.PrefillArgs())));
+    return Cuda().PagedPrefill(context_, paged.PrefillArgs());
+  }
+  absl::Status Run(const PagedDecodeParams& params) const {
+    absl::StatusOr<CudaCall> call = CudaCall::Begin("PagedDecode", context_);
+    return call.ok() ? RunPagedDecode(*call, params) : call.status();
   }
   // As on a GPU of so many multiprocessors that has clusters.
   Error DecodeInClusters(PagedCase& paged, int num_multiprocessors) {
@@ -409,7 +418,7 @@ TEST(PagedDecodeTest, BadBlocksAreInvisibleAndFlagged) {
   paged.ClearOutputs();
   const PagedDecodeParams params = PagedDecodeParamsOf(paged.DecodeArgs());
   ASSERT_TRUE(TakesPagedDecode(params));
-  ASSERT_TRUE(RunPagedDecode("PagedDecode", runner.context(), params).ok());
+  ASSERT_TRUE(runner.Run(params).ok());
   EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
   EXPECT_EQ(runner.flags(), uint32_t{kBadBlock});
 }
@@ -423,7 +432,7 @@ TEST(PagedDecodeTest, LengthsBeyondBoundsAreClamped) {
   paged.seq_lens.Set({1e9, 40});
   Runner runner;
   paged.ClearOutputs();
-  ASSERT_TRUE(RunPagedDecode("PagedDecode", runner.context(), params).ok());
+  ASSERT_TRUE(runner.Run(params).ok());
   EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
   EXPECT_EQ(runner.flags(), uint32_t{kLengthClamped});
 }
@@ -432,31 +441,31 @@ TEST(PagedDecodeTest, RefusesWhatIsNotBuilt) {
   PagedCaseOptions options = Options();
   options.block_size = 12;
   PagedCase odd_blocks(options);
-  Runner runner;
-  EXPECT_EQ(runner.Decode(odd_blocks).code(), absl::StatusCode::kUnimplemented);
+  const auto takes = [](PagedCase& paged) {
+    return TakesPagedDecode(PagedDecodeParamsOf(paged.DecodeArgs()));
+  };
+  EXPECT_FALSE(takes(odd_blocks));
   options = Options();
   options.layout = KvLayout::kPagedX;
   PagedCase paged_x(options);
-  EXPECT_EQ(runner.Decode(paged_x).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_FALSE(takes(paged_x));
   PagedCase whole(Options());
+  EXPECT_TRUE(takes(whole));
   whole.params.chunk = 16;
-  EXPECT_EQ(runner.Decode(whole).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_FALSE(takes(whole));
 }
 
 // --- Workspace and plans ---
 
 TEST(PagedDecodeTest, WorkspaceTooSmallNamesTheBytes) {
   PagedCase paged(Options());
-  Runner none(0);
-  const auto needed =
-      PagedDecodeWorkspaceBytes(none.context(), PagedDecodeParamsOf(paged.DecodeArgs()));
-  ASSERT_TRUE(needed.ok());
-  Runner small(static_cast<size_t>(*needed) - 16);
+  const size_t needed = WorkspaceOf(PagedDecodeParamsOf(paged.DecodeArgs()), 4).bytes;
+  Runner small(needed - 16);
   const absl::Status status = small.Decode(paged);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_NE(std::string(status.message()).find(std::to_string(*needed)), std::string::npos);
+  EXPECT_NE(std::string(status.message()).find(std::to_string(needed)), std::string::npos);
   // Exactly as much is enough: sanitizers see what is behind it.
-  Runner(static_cast<size_t>(*needed)).ExpectDecode(paged);
+  Runner(needed).ExpectDecode(paged);
 }
 
 TEST(PagedDecodeTest, OnePlanServesManyLayers) {  // AT-94, T-31
@@ -473,15 +482,13 @@ TEST(PagedDecodeTest, OnePlanServesManyLayers) {  // AT-94, T-31
   args.device_plan = &plan;
   std::vector<std::byte> first;
   for (int layer = 0; layer < 3; ++layer) {
-    paged.ClearOutputs();
-    ASSERT_TRUE(CudaFastPagedDecode(runner.context(), args).ok());
+    ASSERT_TRUE(runner.Decode(paged, args).ok());
     EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
     if (layer == 0) first = BytesOf(paged);
     EXPECT_EQ(BytesOf(paged), first);
   }
   args.params.window_left = 8;
-  EXPECT_EQ(CudaFastPagedDecode(runner.context(), args).code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(runner.Decode(paged, args).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(PagedDecodeTest, FixedPiecesIgnoreTheBatch) {  // T-16
@@ -500,8 +507,7 @@ TEST(PagedDecodeTest, FixedPiecesIgnoreTheBatch) {  // T-16
   args.seq_lens = args.seq_lens.Slice(0, 1, 2).value();
   args.out = args.out.Slice(0, 1, 2).value();
   args.lse = args.lse.Slice(0, 1, 2).value();
-  FillWithPoison(paged.out);
-  ASSERT_TRUE(CudaFastPagedDecode(runner.context(), args).ok());
+  ASSERT_TRUE(runner.Decode(paged, args).ok());
   const std::vector<double> alone = paged.out.Get();
   for (int64_t i = 4 * 64; i < 2 * 4 * 64; ++i) ASSERT_EQ(alone[i], all[i]) << i;
 }

@@ -1,66 +1,48 @@
 #include "kvblocks/attention/cuda/paged_decode_ops.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
-#include "kvblocks/attention/backends/workspace.h"
+#include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
-#include "kvblocks/attention/ops/checks.h"
+#include "kvblocks/attention/ops/split_planner.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
-// What both arguments have under the same names.
 template <typename Args>
-PagedDecodeParams CommonParamsOf(const Args& args) {
-  PagedDecodeParams params;
-  params.q = ConstRowsOf(args.q);
-  params.out = RowsOf(args.out);
-  PlaceLse(args.lse, params);
-  params.keys = PagedKeysOf(args.cache, args.params.scales, args.block_table, args.seq_lens);
-  params.scoring = ScoringOf(args.params);
-  params.num_requests = static_cast<int32_t>(args.seq_lens.extent[0]);
-  params.num_heads = static_cast<int32_t>(args.q.extent[1]);
-  params.num_kv_heads = static_cast<int32_t>(args.cache.num_kv_heads());
-  params.key_dim = static_cast<int32_t>(args.cache.key_dim());
-  params.value_dim = static_cast<int32_t>(args.cache.value_dim());
-  params.max_seq_len = args.max_seq_len;
+PagedDecodeParams ParamsOf(const Args& args) {
+  using Kind = SplitPolicy::Kind;
+  static_assert(static_cast<int>(Kind::kAuto) == static_cast<int>(SplitKind::kAuto) &&
+                static_cast<int>(Kind::kNone) == static_cast<int>(SplitKind::kNone) &&
+                static_cast<int>(Kind::kFixed) == static_cast<int>(SplitKind::kFixed) &&
+                static_cast<int>(Kind::kCount) == static_cast<int>(SplitKind::kCount));
+  PagedDecodeParams params{DenseAttentionOf(args)};
   params.split = static_cast<SplitKind>(args.params.split.kind);
   params.split_value = args.params.split.value;
   return params;
 }
 
-// Empty if a plan made for `plan` serves `params`, else what differs.
+// Empty if a plan made for `plan` serves `args`, else what differs.
 std::string Difference(const DeviceDecodePlan& plan, const PagedDecodeArgs& args) {
-  const auto differs = [](const char* what, int64_t planned, int64_t given) {
-    return absl::StrCat("the plan is for ", what, " ", planned, ", this call has ", given);
-  };
-  if (plan.num_requests != args.seq_lens.extent[0]) {
-    return differs("R =", plan.num_requests, args.seq_lens.extent[0]);
-  }
-  if (plan.num_heads != args.q.extent[1]) return differs("H =", plan.num_heads, args.q.extent[1]);
-  if (plan.num_kv_heads != args.cache.num_kv_heads()) {
-    return differs("Hkv =", plan.num_kv_heads, args.cache.num_kv_heads());
-  }
-  if (plan.key_dim != args.cache.key_dim()) {
-    return differs("D =", plan.key_dim, args.cache.key_dim());
-  }
-  if (plan.value_dim != args.cache.value_dim()) {
-    return differs("Dv =", plan.value_dim, args.cache.value_dim());
-  }
-  if (plan.block_size != args.cache.block_size()) {
-    return differs("blocks of", plan.block_size, args.cache.block_size());
-  }
-  if (plan.window_left != args.params.window_left) {
-    return differs("window_left =", plan.window_left, args.params.window_left);
-  }
-  if (plan.table_columns != args.block_table.extent[1]) {
-    return differs("table columns", plan.table_columns, args.block_table.extent[1]);
-  }
-  if (plan.max_seq_len != args.max_seq_len) {
-    return differs("max_seq_len =", plan.max_seq_len, args.max_seq_len);
+  const struct {
+    const char* what;
+    int64_t planned, given;
+  } all[] = {{"R =", plan.num_requests, args.seq_lens.extent[0]},
+             {"H =", plan.num_heads, args.q.extent[1]},
+             {"Hkv =", plan.num_kv_heads, args.cache.num_kv_heads()},
+             {"D =", plan.key_dim, args.cache.key_dim()},
+             {"Dv =", plan.value_dim, args.cache.value_dim()},
+             {"blocks of", plan.block_size, args.cache.block_size()},
+             {"window_left =", plan.window_left, args.params.window_left},
+             {"table columns", plan.table_columns, args.block_table.extent[1]},
+             {"max_seq_len =", plan.max_seq_len, args.max_seq_len}};
+  for (const auto& [what, planned, given] : all) {
+    if (planned != given) {
+      return absl::StrCat("the plan is for ", what, " ", planned, ", this call has ", given);
+    }
   }
   if (plan.split.kind != args.params.split.kind || plan.split.value != args.params.split.value) {
     return "the plan is for another split policy";
@@ -68,92 +50,122 @@ std::string Difference(const DeviceDecodePlan& plan, const PagedDecodeArgs& args
   return "";
 }
 
-absl::Status NotTaken(const char* operation) {
-  return absl::UnimplementedError(
-      absl::StrCat(operation, ": not built for this layout, type, head size or score feature"));
+// What the fast decode asks of a plan of the host; else empty. Keys are numbered in 32 bits and
+// copied in eights.
+std::string NotTaken(const SplitPlan& plan, const PagedDecodeArgs& args) {
+  if (plan.tile % 8 != 0) {
+    return absl::StrCat("it has tiles of ", plan.tile,
+                        " keys; CUDA takes multiples of 8, plan with tile = 64");
+  }
+  int64_t most = args.max_seq_len;
+  if (plan.type.window > 0) most = std::min(most, plan.type.window + args.cache.block_size());
+  for (int64_t b = 0; b < plan.num_requests(); ++b) {
+    if (plan.num_splits(b) > int64_t{DecodePiece::kMaxPieces}) {
+      return absl::StrCat("it cuts request ", b, " into ", plan.num_splits(b),
+                          " pieces; at most ", DecodePiece::kMaxPieces, " on CUDA");
+    }
+    const int64_t last = plan.ranges[plan.split_offsets[b + 1] - 1].begin_tile * plan.tile;
+    if (last > most) {
+      return absl::StrCat("its last piece of request ", b, " begins at key ", last,
+                          "; the call has at most ", most, ", plan again");
+    }
+  }
+  return "";
+}
+
+// Enqueues the pieces of a plan into device memory.
+absl::Status StorePieces(const CudaCall& call, const DecodePlanParams& decode,
+                         const SplitPlan& plan, void* words) {
+  GivenPieces given;
+  given.of = decode;
+  given.plan = words;
+  for (int64_t b = 0; b < plan.num_requests(); ++b) {
+    const int32_t begin = plan.split_offsets[b], end = plan.split_offsets[b + 1];
+    for (int32_t i = begin; i < end; ++i) {
+      const SplitRange& range = plan.ranges[i];
+      DecodePiece& piece = given.pieces[given.count++];
+      piece.request = static_cast<int32_t>(b);
+      piece.begin_tile = range.begin_tile;
+      // Whatever the lengths are by then: no key is left out.
+      piece.end_tile = i + 1 == end ? std::numeric_limits<int32_t>::max() : range.end_tile;
+      piece.cut = static_cast<uint32_t>(end - begin) << 16 | static_cast<uint32_t>(i - begin);
+      if (given.count < GivenPieces::kMost && i + 1 < plan.split_offsets.back()) continue;
+      if (absl::Status status = call.Launch(LaunchGivenPieces, given); !status.ok()) return status;
+      given.first += given.count;
+      given.count = 0;
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 PagedDecodeParams PagedDecodeParamsOf(const PagedDecodeArgs& args) {
-  PagedDecodeParams params = CommonParamsOf(args);
+  PagedDecodeParams params = ParamsOf(args);
   if (args.device_plan != nullptr) params.plan = args.device_plan->memory.data;
   return params;
 }
 
-bool IsForPagedDecode(const PagedPrefillArgs& args) {
-  const int64_t group = args.q.extent[1] / std::max<int64_t>(1, args.cache.num_kv_heads());
-  return args.query_positions.absent() && args.out_scale == 0 && args.max_query_len * group <= 64;
+PagedDecodeParams PagedDecodeParamsOf(const PagedPrefillArgs& args) { return ParamsOf(args); }
+
+absl::Status CheckPlans(const PagedDecodeArgs& args) {
+  if (args.device_plan != nullptr) {
+    if (args.plan != nullptr) {
+      return absl::InvalidArgumentError("PagedDecode: plan and device_plan are given; give one");
+    }
+    const std::string difference = Difference(*args.device_plan, args);
+    if (!difference.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("PagedDecode: device_plan: ", difference, "; plan again"));
+    }
+  }
+  if (args.plan != nullptr && TakesPagedDecode(PagedDecodeParamsOf(args))) {
+    const std::string reason = NotTaken(*args.plan, args);
+    if (!reason.empty()) {
+      return absl::FailedPreconditionError(absl::StrCat("PagedDecode: plan: ", reason));
+    }
+  }
+  return absl::OkStatus();
 }
 
-PagedDecodeParams PagedDecodeParamsOf(const PagedPrefillArgs& args) {
-  PagedDecodeParams params = CommonParamsOf(args);
-  params.query_start_loc = args.query_start_loc.as<int32_t>();
-  params.max_query_len = static_cast<int32_t>(args.max_query_len);
-  return params;
-}
-
-absl::StatusOr<int64_t> PagedDecodeWorkspaceBytes(const ExecContext& context,
-                                                  const PagedDecodeParams& params) {
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf("PagedDecode", context);
-  if (!launch.ok()) return launch.status();
-  return static_cast<int64_t>(WorkspaceOf(params, launch->num_multiprocessors).bytes);
-}
-
-absl::Status CheckDevicePlan(const PagedDecodeArgs& args) {
-  if (args.device_plan == nullptr) return absl::OkStatus();
-  const std::string difference = Difference(*args.device_plan, args);
-  if (difference.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("PagedDecode: device_plan: ", difference, "; plan again"));
-}
-
-absl::Status RunPagedDecode(const char* operation, const ExecContext& context,
-                            const PagedDecodeParams& params) {
-  absl::StatusOr<LaunchContext> launch = LaunchContextOf(operation, context);
-  if (!launch.ok()) return launch.status();
-  const size_t needed = WorkspaceOf(params, launch->num_multiprocessors).bytes;
-  WorkspaceArena arena(context.workspace == nullptr ? absl::Span<std::byte>()
-                                                    : context.workspace->device);
-  const auto memory = arena.Take(static_cast<int64_t>(needed));
+absl::Status RunPagedDecode(CudaCall& call, PagedDecodeParams params, const SplitPlan* plan) {
+  const int multiprocessors = call.launch().num_multiprocessors;
+  if (plan != nullptr) {
+    params.split = SplitKind::kGiven;
+    params.split_value = plan->split_offsets.back();
+    params.given_tile = static_cast<int32_t>(plan->tile);
+    params.given_window = static_cast<int32_t>(plan->type.window);
+  }
+  const PagedDecodeWorkspace workspace = WorkspaceOf(params, multiprocessors);
+  const auto memory = call.Take<std::byte>(static_cast<int64_t>(workspace.bytes));
   if (!memory.ok()) return memory.status();
-  return StatusOf(operation, LaunchPagedDecode(*launch, params));
-}
-
-absl::Status CudaFastPagedDecode(const ExecContext& context, const PagedDecodeArgs& args) {
-  absl::Status status = Check(context, args);
-  if (!status.ok()) return status;
-  status = CheckDevicePlan(args);
-  if (!status.ok()) return status;
-  const PagedDecodeParams params = PagedDecodeParamsOf(args);
-  if (!TakesPagedDecode(params)) return NotTaken("PagedDecode");
-  return RunPagedDecode("PagedDecode", context, params);
-}
-
-absl::Status CudaFastPagedPrefill(const ExecContext& context, const PagedPrefillArgs& args) {
-  absl::Status status = Check(context, args);
-  if (!status.ok()) return status;
-  if (!IsForPagedDecode(args)) return NotTaken("PagedPrefill");
-  const PagedDecodeParams params = PagedDecodeParamsOf(args);
-  if (!TakesPagedDecode(params)) return NotTaken("PagedPrefill");
-  return RunPagedDecode("PagedPrefill", context, params);
+  if (plan != nullptr && params.num_requests > 0) {
+    params.plan = *memory + workspace.partial_bytes;
+    absl::Status status =
+        StorePieces(call, DecodePlanOf(params, multiprocessors), *plan, params.plan);
+    if (!status.ok()) return status;
+  }
+  return call.Launch(LaunchPagedDecode, params);
 }
 
 absl::Status CudaPlanDecode(const ExecContext& context, const PagedDecodeArgs& args,
                             DeviceDecodePlan* plan) {
-  absl::Status status = Check(context, args);
-  if (!status.ok()) return status;
+  constexpr char kOp[] = "PlanDecode";
+  if (absl::Status status = CheckOnCuda(context, args); !status.ok()) return status;
   const PagedDecodeParams params = PagedDecodeParamsOf(args);
-  if (!TakesPagedDecode(params)) return NotTaken("PlanDecode");
-  const absl::StatusOr<LaunchContext> launch = LaunchContextOf("PlanDecode", context);
-  if (!launch.ok()) return launch.status();
-  const DecodePlanParams decode = DecodePlanOf(params, launch->num_multiprocessors);
+  if (!TakesPagedDecode(params)) {
+    return absl::UnimplementedError(
+        absl::StrCat(kOp, ": not built for this layout, type, head size or score feature"));
+  }
+  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kOp, context);
+  if (!call.ok()) return call.status();
+  const DecodePlanParams decode = DecodePlanOf(params, call->launch().num_multiprocessors);
   const size_t needed = LayoutOf(decode).bytes;
   const TensorView& memory = plan->memory;
   const int64_t given = memory.absent() ? 0 : memory.num_elements() * ElementBytes(memory.dtype);
   if (given < static_cast<int64_t>(needed)) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("PlanDecode: the plan needs ", needed, " bytes, memory has ", given));
+        absl::StrCat(kOp, ": the plan needs ", needed, " bytes, memory has ", given));
   }
   plan->num_requests = args.seq_lens.extent[0];
   plan->num_heads = args.q.extent[1];
@@ -165,7 +177,7 @@ absl::Status CudaPlanDecode(const ExecContext& context, const PagedDecodeArgs& a
   plan->table_columns = args.block_table.extent[1];
   plan->max_seq_len = args.max_seq_len;
   plan->split = args.params.split;
-  return StatusOf("PlanDecode", LaunchDecodePlan(*launch, decode, memory.data));
+  return StatusOf(kOp, LaunchDecodePlan(call->launch(), decode, memory.data));
 }
 
 }  // namespace kvblocks::attention::cuda

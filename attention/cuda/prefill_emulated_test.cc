@@ -11,7 +11,6 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/prefill.h"
-#include "kvblocks/attention/cuda/prefill_ops.h"
 #include "kvblocks/attention/cuda/testing/prefill_fixture.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
@@ -25,7 +24,7 @@ class PrefillTest : public PrefillFixture {
   void Launch(const Args& args, uint32_t expected_flags = 0) {
     uint32_t flags = 0;
     ExpectValid(args, expected_flags);
-    const PrefillParams params = PrefillParamsOf(args);
+    const PrefillParams params{DenseAttentionOf(args)};
     ASSERT_TRUE(TakesPrefill(params));
     ASSERT_EQ(LaunchPrefill(Context(&flags), params), 0);
     EXPECT_EQ(flags, expected_flags);

@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/backends/workspace.h"
+#include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/prefill.h"
 #include "kvblocks/attention/cuda/kernels/prefill_merge.h"
@@ -27,19 +26,25 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 class PrefillSplitTest : public PrefillFixture {
  protected:
+  // With a workspace of so many bytes, all of them 0xff.
+  CudaCall CallWith(uint32_t* flags, size_t bytes) {
+    memory_.assign(bytes, std::byte{0xff});
+    LaunchContext launch = Context(flags);
+    launch.workspace = reinterpret_cast<unsigned char*>(memory_.data());
+    launch.workspace_bytes = bytes;
+    return CudaCall("PagedPrefill", launch);
+  }
   // With states that were never written being NaN.
   template <typename Args>
   void Launch(const Args& args, int pieces, uint32_t expected_flags = 0) {
-    PrefillParams params = PrefillParamsOf(args);
+    PrefillParams params{DenseAttentionOf(args)};
     ASSERT_TRUE(TakesPrefill(params));
     uint32_t flags = 0;
-    const LaunchContext context = Context(&flags);
-    memory_.assign(pieces * PrefillPieceBytes(params) + 1024, std::byte{0xff});
-    WorkspaceArena arena(absl::MakeSpan(memory_));
-    ASSERT_TRUE(PlacePieces(arena, static_cast<int64_t>(memory_.size()), pieces, &params));
+    CudaCall call = CallWith(&flags, pieces * PrefillPieceBytes(params) + 1024);
+    ASSERT_TRUE(PlacePieces(call, pieces, &params));
     ASSERT_EQ(params.pieces.count, pieces);
-    ASSERT_EQ(LaunchPrefill(context, params), 0);
-    ASSERT_EQ(LaunchPrefillMerge(context, MergeOf(params)), 0);
+    ASSERT_EQ(LaunchPrefill(call.launch(), params), 0);
+    ASSERT_EQ(LaunchPrefillMerge(call.launch(), MergeOf(params)), 0);
     EXPECT_EQ(flags, expected_flags);
   }
   void ExpectExact(PagedCase& paged, int pieces, uint32_t expected_flags = 0) {
@@ -267,7 +272,7 @@ class PiecesTest : public PrefillSplitTest {
     params.num_requests = requests;
     params.num_tokens = requests * queries;
     params.max_query_len = queries;
-    params.max_key_len = keys;
+    params.max_seq_len = keys;
     params.num_heads = 32, params.num_kv_heads = 8;
     params.key_dim = params.value_dim = 128;
     params.keys.cache.element = params.q.element = Element::kBF16;
@@ -308,15 +313,11 @@ class RunPrefillTest : public PrefillSplitTest {
   }
   // Outputs with a workspace of so many bytes.
   std::vector<std::byte> Run(PagedCase& paged, size_t bytes, const SplitPolicy& split) {
-    memory_.assign(bytes, std::byte{0xff});
     uint32_t flags = 0;
-    LaunchContext context = Context(&flags);
-    context.workspace = reinterpret_cast<unsigned char*>(memory_.data());
-    context.workspace_bytes = bytes;
-    WorkspaceArena arena(absl::MakeSpan(memory_));
+    CudaCall call = CallWith(&flags, bytes);
     paged.ClearOutputs();
     const absl::Status status =
-        RunPrefill("PagedPrefill", context, arena, split, PrefillParamsOf(paged.PrefillArgs()));
+        RunPrefill(call, split, PrefillParams{DenseAttentionOf(paged.PrefillArgs())});
     EXPECT_TRUE(status.ok()) << status;
     EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
     return paged.out.bytes;
@@ -328,7 +329,7 @@ INSTANTIATE_TEST_SUITE_P(ComputeCapability, RunPrefillTest, BothPrefillKernels()
 
 TEST_P(RunPrefillTest, KeysAreCutAsFarAsTheWorkspaceGoes) {
   PagedCase paged(options_);
-  PrefillParams params = PrefillParamsOf(paged.PrefillArgs());
+  PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
   const int32_t pieces = PiecesForPrefill(Context(nullptr), params);
   ASSERT_GT(pieces, 2);
   const int64_t piece_bytes = PrefillPieceBytes(params);

@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention/cuda/mla_ops.h"
 #include "kvblocks/attention/cuda/testing/mla_ops_suite.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/testing/dense_oracle.h"

@@ -1,21 +1,20 @@
-#include "kvblocks/attention/cuda/state_ops.h"
+// Merging attention states.
 
-#include "kvblocks/attention/cuda/attend_launch.h"
+#include "kvblocks/attention/cuda/cuda_checker.h"
+#include "kvblocks/attention/cuda/enqueue_ops.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/merge_states.h"
-#include "kvblocks/attention/ops/checks.h"
 
 namespace kvblocks::attention::cuda {
 
-absl::Status CudaMergeStates(const ExecContext& context, const MergeStatesArgs& args) {
-  constexpr char kOp[] = "MergeStates";
-  if (absl::Status status = Check(context, args); !status.ok()) return status;
-  CudaChecker check(kOp, context);
+absl::Status CheckOnCuda(const ExecContext& context, const MergeStatesArgs& args) {
+  CudaChecker check("MergeStates", context, args);
   check.Values("outs", args.outs).Values("out", args.out).Dense("sinks", args.sinks);
-  if (!check.status().ok()) return check.status();
-  absl::StatusOr<CudaCall> call = BeginCall(kOp, context);
-  if (!call.ok()) return call.status();
+  return check.status();
+}
 
+absl::Status Enqueue(CudaCall& call, const Checked<MergeStatesArgs>& checked) {
+  const MergeStatesArgs& args = checked.args();
   MergeStatesParams merge;
   merge.outs = {args.outs.data, args.outs.stride[1], args.outs.stride[2],
                 ElementOf(args.outs.dtype)};
@@ -32,7 +31,7 @@ absl::Status CudaMergeStates(const ExecContext& context, const MergeStatesArgs& 
   merge.out_scale = args.out_scale;
   merge.out = RowsOf(args.out);
   PlaceLse(args.lse, merge);
-  return StatusOf(kOp, LaunchMergeStates(call->launch, merge));
+  return call.Launch(LaunchMergeStates, merge);
 }
 
 }  // namespace kvblocks::attention::cuda

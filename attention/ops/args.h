@@ -112,11 +112,12 @@ struct PagedPrefillArgs {
 };
 
 // Keys and values from contiguous tensors: q [T, H, D], k [Tk, Hkv, D], v [Tk, Hkv, Dv], block-
-// diagonal by query_start_loc and kv_start_loc (absent: the same). Row i of request b stands at
+// diagonal by query_start_loc and kv_start_loc (absent: the same), or, where only lengths of keys are
+// known, kv_seq_lens i32 [R], whose keys lie one after another. Row i of request b stands at
 // p = kv_len - q_len + i.
 struct VarlenSelfAttentionArgs {
   ConstTensorView q, k, v;
-  ConstTensorView query_start_loc, kv_start_loc;
+  ConstTensorView query_start_loc, kv_start_loc, kv_seq_lens;
   ConstTensorView query_positions;  // as above
   AttnParams params;
   float out_scale = 0;

@@ -241,6 +241,33 @@ TEST(ChecksTest, VarlenSelfAttentionRefuses) {
         },
         kInvalid,
         {"2 queries"}},
+       {[](Args& a, TensorStore& s) { a.kv_seq_lens = s.Ints({6, 3}); },
+        kInvalid,
+        {"kv_start_loc and kv_seq_lens are given"}},
+       {[](Args& a, TensorStore& s) {
+          a.kv_start_loc = {};
+          a.kv_seq_lens = s.Ints({6, 2});
+        },
+        kInvalid,
+        {"kv_seq_lens add up to 8", "Tk = 9"}},
+       {[](Args& a, TensorStore& s) {
+          a.kv_start_loc = {};
+          a.kv_seq_lens = s.Ints({10, -1});
+        },
+        kInvalid,
+        {"kv_seq_lens[1] is -1"}},
+       {[](Args& a, TensorStore& s) {
+          a.kv_start_loc = {};
+          a.kv_seq_lens = s.Ints({9});
+        },
+        kInvalid,
+        {"kv_seq_lens is i32[1]", "R = 2"}},
+       {[](Args& a, TensorStore& s) {
+          a.kv_start_loc = {};
+          a.kv_seq_lens = s.Ints({1, 8});
+        },
+        kInvalid,
+        {"2 queries"}},
        {[](Args& a, TensorStore& s) {
           a.query_start_loc = s.Ints({0, 2, 2});
         },
@@ -261,6 +288,10 @@ TEST(ChecksTest, VarlenSelfAttentionRefuses) {
         kInvalid,
         {"query_positions[2] is 3"}},
        {[](Args& a, TensorStore&) { a.k = OnCuda(a.k); }, kInvalid, {"k is on cuda:0"}}});
+  ExpectAccepted<Args>([](Args& a, TensorStore& s) {
+    a.kv_start_loc = {};
+    a.kv_seq_lens = s.Ints({6, 3});
+  });
   // Cross attention: more queries than keys.
   for (const bool is_masked : {false, true}) {
     ExpectAccepted<Args>([is_masked](Args& a, TensorStore& s) {

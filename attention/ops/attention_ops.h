@@ -1,9 +1,12 @@
 // AttentionOps: every operation of the attention floor, as a backend offers it.
 //
-// Op(context, args) for each Op of op_list.h takes an OpArgs of args.h, refuses bad ones with a
-// Status that names operation, argument, value and limit before anything is written, and answers
-// Unimplemented where the backend has no such operation. Thread-compatible; distinct contexts are
-// independent.
+// For each Op of op_list.h, with its OpArgs of args.h:
+//   Op(context, args)      checks the arguments, then runs;
+//   Check(context, args)   refuses bad ones with a Status that names operation, argument, value and
+//                          limit, and writes nothing;
+//   Run(checked)           does the work, without another look at what it says.
+// Who has several operations to do checks them all before the first runs. Unimplemented where the
+// backend has no such operation. Thread-compatible; distinct contexts are independent.
 
 #ifndef KVBLOCKS_ATTENTION_OPS_ATTENTION_OPS_H_
 #define KVBLOCKS_ATTENTION_OPS_ATTENTION_OPS_H_
@@ -13,6 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kvblocks/attention/ops/args.h"
+#include "kvblocks/attention/ops/checked.h"
+#include "kvblocks/attention/ops/checks.h"
 #include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/ops/op_list.h"
 
@@ -24,13 +29,23 @@ class AttentionOps {
 
   virtual const char* name() const = 0;
 
-#define KVBLOCKS_REFUSE_OP(Op)                                                      \
-  virtual absl::Status Op(const ExecContext& context, const Op##Args& args) const { \
-    (void)context, (void)args;                                                      \
-    return absl::UnimplementedError(absl::StrCat(name(), " has no " #Op));          \
+  // Args of an operation of the list. The result refers to both.
+  template <typename Args>
+  absl::StatusOr<Checked<Args>> Check(const ExecContext& context, const Args& args) const {
+    if (absl::Status status = Refuse(context, args); !status.ok()) return status;
+    return Checked<Args>(context, args);
   }
-  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_REFUSE_OP)
-#undef KVBLOCKS_REFUSE_OP
+
+#define KVBLOCKS_DECLARE_OP(Op)                                                   \
+  absl::Status Op(const ExecContext& context, const Op##Args& args) const {       \
+    const absl::StatusOr<Checked<Op##Args>> checked = Check(context, args);       \
+    return checked.ok() ? Run(*checked) : checked.status();                       \
+  }                                                                               \
+  virtual absl::Status Run(const Checked<Op##Args>&) const {                      \
+    return absl::UnimplementedError(absl::StrCat(name(), " has no " #Op));        \
+  }
+  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_DECLARE_OP)
+#undef KVBLOCKS_DECLARE_OP
 
   // PagedPrefill and VarlenSelfAttention that must be given an explicit mask.
   absl::Status MaskedAttention(const ExecContext& context, const PagedPrefillArgs& args) const {
@@ -42,6 +57,15 @@ class AttentionOps {
     if (!args.params.mask.enabled()) return NoMask();
     return VarlenSelfAttention(context, args);
   }
+
+ protected:
+  // Why the backend does not take the arguments, OK if it does: checks.h, and what it has of its own.
+#define KVBLOCKS_DECLARE_REFUSE(Op)                                                     \
+  virtual absl::Status Refuse(const ExecContext& context, const Op##Args& args) const { \
+    return attention::Check(context, args);                                             \
+  }
+  KVBLOCKS_ATTENTION_OPS(KVBLOCKS_DECLARE_REFUSE)
+#undef KVBLOCKS_DECLARE_REFUSE
 
  private:
   static absl::Status NoMask() {

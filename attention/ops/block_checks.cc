@@ -46,8 +46,32 @@ absl::Status CheckPairs(const char* op, absl::Span<const BlockPair> pairs, int64
   return absl::OkStatus();
 }
 
-}  // namespace
+// K and V of kPagedX, kNhd and kHnd, or the latent and rotary columns, with dimensions in the order
+// of kNhd, so that two layouts can be copied element by element.
+template <typename View>
+void TokenMajor(const BasicKvCacheView<View>& cache, int64_t latent_rank, View* k, View* v) {
+  *k = cache.k;
+  *v = cache.v;
+  switch (cache.layout) {
+    case KvLayout::kPagedX:
+      *k = *cache.k.Permute({0, 3, 1, 2, 4});
+      *v = *cache.v.Permute({0, 3, 1, 2});
+      return;
+    case KvLayout::kHnd:
+      *k = *cache.k.Permute({0, 2, 1, 3});
+      *v = *cache.v.Permute({0, 2, 1, 3});
+      return;
+    case KvLayout::kMlaLatent:
+      *k = *cache.k.Slice(2, 0, latent_rank);
+      *v = *cache.k.Slice(2, latent_rank, cache.k.extent[2]);
+      return;
+    default:
+      return;
+  }
+}
 
+// That a cache's views are on the context's device, fit its layout, and nothing that is written
+// overlaps.
 absl::Status CheckBlockCache(const char* op, const char* name, const ExecContext& context,
                              const ConstKvCacheView& cache, bool written) {
   const std::string k = absl::StrCat(name, ".k"), v = absl::StrCat(name, ".v");
@@ -57,6 +81,7 @@ absl::Status CheckBlockCache(const char* op, const char* name, const ExecContext
   return check.Finish();
 }
 
+// That none of the tensors of two caches share a byte.
 absl::Status CheckCachesApart(const char* op, const ConstKvCacheView& one,
                               const ConstKvCacheView& other) {
   ConstTensorView of_one[2], of_other[2];
@@ -72,6 +97,7 @@ absl::Status CheckCachesApart(const char* op, const ConstKvCacheView& one,
   return absl::OkStatus();
 }
 
+// That blocks of two tensors, the first dimension left out, have one shape and type.
 absl::Status CheckSameBlocks(const char* op, const ConstTensorView& src,
                              const ConstTensorView& dst) {
   const bool same = src.dtype == dst.dtype && src.rank == dst.rank &&
@@ -81,6 +107,8 @@ absl::Status CheckSameBlocks(const char* op, const ConstTensorView& src,
                                                  dst.DebugString(),
                                                  " have blocks of other shapes or types"));
 }
+
+}  // namespace
 
 absl::Status CheckCopyBlocks(const ExecContext& context, absl::Span<const KvCacheView> caches,
                              absl::Span<const BlockPair> pairs) {
@@ -117,6 +145,47 @@ absl::Status CheckSwapBlocks(const ExecContext& src_context, const ConstKvCacheV
   }
   if (auto s = CheckPairs(kOp, pairs, src.num_blocks(), dst.num_blocks(), false); !s.ok()) return s;
   return CheckCachesApart(kOp, src, dst);
+}
+
+absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
+                                const KvCacheView& dst, LayoutConversion* conversion) {
+  constexpr char kOp[] = "ConvertLayout";
+  if (auto s = CheckBlockCache(kOp, "src", context, src, false); !s.ok()) return s;
+  if (auto s = CheckBlockCache(kOp, "dst", context, dst, true); !s.ok()) return s;
+  const auto fp8 = [](KvLayout layout) {
+    return layout == KvLayout::kMlaFp8_656 || layout == KvLayout::kMlaFp8_584;
+  };
+  const bool convertible = src.layout == dst.layout || (IsMla(src.layout) == IsMla(dst.layout) &&
+                                                        !fp8(src.layout) && !fp8(dst.layout));
+  const bool same_shape = src.num_blocks() == dst.num_blocks() &&
+                          src.block_size() == dst.block_size() &&
+                          src.num_kv_heads() == dst.num_kv_heads() &&
+                          src.key_dim() == dst.key_dim() && src.value_dim() == dst.value_dim() &&
+                          src.k.dtype == dst.k.dtype && src.v.dtype == dst.v.dtype;
+  if (!convertible || !same_shape) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kOp, ": src ", Name(src.layout), " ", src.k.DebugString(),
+                     " does not convert to dst ", Name(dst.layout), " ", dst.k.DebugString(),
+                     "; blocks, block size, heads, dims and types must be equal"));
+  }
+  if (auto s = CheckCachesApart(kOp, src, dst); !s.ok()) return s;
+
+  auto& [from, to, num_tensors] = *conversion;
+  if (fp8(src.layout)) {
+    from[0] = src.k;
+    to[0] = dst.k;
+    num_tensors = 1;
+  } else {
+    TokenMajor(src, src.value_dim(), &from[0], &from[1]);
+    TokenMajor(dst, dst.value_dim(), &to[0], &to[1]);
+    // Only kPagedX splits rows into pieces; its x follows from the type.
+    if (from[0].rank < to[0].rank) from[0] = *from[0].SplitLast(to[0].extent[4]);
+    if (to[0].rank < from[0].rank) to[0] = *to[0].SplitLast(from[0].extent[4]);
+  }
+  for (int i = 0; i < num_tensors; ++i) {
+    if (auto s = CheckSameBlocks(kOp, from[i], to[i]); !s.ok()) return s;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckFillBlocks(const ExecContext& context, const KvCacheView& cache,

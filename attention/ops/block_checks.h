@@ -26,16 +26,14 @@ absl::Status CheckSwapBlocks(const ExecContext& src_context, const ConstKvCacheV
 absl::Status CheckFillBlocks(const ExecContext& context, const KvCacheView& cache,
                              absl::Span<const int32_t> ids);
 
-// Of a single cache: its views are on the context's device, fit its layout, and nothing that is
-// written overlaps.
-absl::Status CheckBlockCache(const char* op, const char* name, const ExecContext& context,
-                             const ConstKvCacheView& cache, bool written);
-// That none of the tensors of two caches share a byte.
-absl::Status CheckCachesApart(const char* op, const ConstKvCacheView& one,
-                              const ConstKvCacheView& other);
-// That blocks of two tensors, the first dimension left out, have one shape and type.
-absl::Status CheckSameBlocks(const char* op, const ConstTensorView& src,
-                             const ConstTensorView& dst);
+// The two caches of ConvertLayout as tensors of equal shapes, whose elements then go one to one.
+struct LayoutConversion {
+  ConstTensorView from[2];
+  TensorView to[2];
+  int num_tensors = 2;
+};
+absl::Status CheckConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
+                                const KvCacheView& dst, LayoutConversion* conversion);
 
 // The tensors that hold a cache's bytes: K and V, or one where V is part of K.
 template <typename View>

@@ -1,5 +1,5 @@
 // What an operation refuses before it does anything: one check per argument structure, shared by
-// all backends.
+// all backends (AttentionOps::Check adds what a backend refuses beyond it).
 //
 // InvalidArgument for ranks, extents, types, devices, strides and parameters that do not fit
 // together; OutOfRange for block ids, slots and table sizes, as far as the host can read them. A
@@ -11,7 +11,6 @@
 #define KVBLOCKS_ATTENTION_OPS_CHECKS_H_
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/ops/op_list.h"
@@ -22,17 +21,6 @@ namespace kvblocks::attention {
   absl::Status Check(const ExecContext& context, const Op##Args& args);
 KVBLOCKS_ATTENTION_OPS(KVBLOCKS_DECLARE_CHECK)
 #undef KVBLOCKS_DECLARE_CHECK
-
-// The check of operations that run on the host: they also refuse contexts of other devices, whose
-// memory they could not read.
-template <typename Args>
-absl::Status CheckOnHost(const ExecContext& context, const Args& args) {
-  if (!context.device.on_host()) {
-    return absl::InvalidArgumentError(absl::StrCat("the context is on ", Name(context.device),
-                                                   "; operations of the CPU run on the host"));
-  }
-  return Check(context, args);
-}
 
 }  // namespace kvblocks::attention
 

@@ -1,5 +1,7 @@
 // Checks of attention over caches with heads, or over contiguous keys.
 
+#include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "kvblocks/attention/ops/batch_checks.h"
@@ -161,6 +163,16 @@ bool CheckPlan(ArgChecker& check, const PagedDecodeArgs& args, int64_t block_siz
       return check.Stale("the plan has splits ", begin, " to ", end, " of request ", b, " and ",
                          plan.ranges.size(), " in all; plan again");
     }
+    int32_t at = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const SplitRange& range = plan.ranges[i];
+      if (range.begin_tile != at || range.end_tile < at) {
+        return check.Stale("the plan has tiles ", range.begin_tile, " to ", range.end_tile,
+                           " in split ", i - begin, " of request ", b, ", which begins at ", at,
+                           "; plan again");
+      }
+      at = range.end_tile;
+    }
   }
   const HostArray<int32_t> readable(args.seq_lens);
   if (!readable.readable()) return true;
@@ -171,6 +183,25 @@ bool CheckPlan(ArgChecker& check, const PagedDecodeArgs& args, int64_t block_siz
   std::vector<int32_t> lengths(static_cast<size_t>(requests));
   for (int64_t b = 0; b < requests; ++b) lengths[b] = readable[b];
   return check.Take(CheckPlanFits("PagedDecode", plan, type, lengths));
+}
+
+// Where the keys of each request begin by their lengths; empty if the host cannot read these.
+std::vector<int32_t> StartsOf(ArgChecker& check, const ConstTensorView& kv_seq_lens,
+                              int64_t num_keys) {
+  const HostArray<int32_t> lengths(kv_seq_lens);
+  std::vector<int32_t> starts;
+  if (!check.ok() || !lengths.readable()) return starts;
+  int64_t sum = 0;
+  starts.push_back(0);
+  for (int64_t b = 0; b < lengths.size(); ++b) {
+    if (lengths[b] < 0) check.Invalid("kv_seq_lens[", b, "] is ", lengths[b], "; at least 0");
+    sum += lengths[b];
+    starts.push_back(static_cast<int32_t>(std::min<int64_t>(sum, INT32_MAX)));
+  }
+  if (sum != num_keys) {
+    check.Invalid("kv_seq_lens add up to ", sum, "; they must be Tk = ", num_keys);
+  }
+  return starts;
 }
 
 }  // namespace
@@ -235,7 +266,8 @@ absl::Status Check(const ExecContext& context, const CascadeArgs& args) {
 
 absl::Status Check(const ExecContext& context, const VarlenSelfAttentionArgs& args) {
   ArgChecker check(context, "VarlenSelfAttention");
-  Dim tokens{"T"}, heads{"H"}, kv_heads{"Hkv"}, keys{"Tk"}, key{"D"}, value{"Dv"}, starts{"R + 1"};
+  Dim tokens{"T"}, heads{"H"}, kv_heads{"Hkv"}, keys{"Tk"}, key{"D"}, value{"Dv"};
+  Dim starts{"R + 1"}, requests{"R"};
   check.In("q", args.q, kComputeTypes, {&tokens, &heads, &key});
   check.In("k", args.k, kComputeTypes, {&keys, &kv_heads, &key});
   check.In("v", args.v, kComputeTypes, {&keys, &kv_heads, &value});
@@ -252,12 +284,18 @@ absl::Status Check(const ExecContext& context, const VarlenSelfAttentionArgs& ar
   check.Aligned("out", args.out);
   if (!check.ok()) return check.status();
   if (starts.size < 1) check.Invalid("query_start_loc is empty; it must have R + 1 elements");
+  requests.size = starts.size - 1, requests.from = "query_start_loc, one less";
+  check.InIf("kv_seq_lens", args.kv_seq_lens, DType::kI32, {&requests});
+  if (!args.kv_start_loc.absent() && !args.kv_seq_lens.absent()) {
+    check.Invalid("kv_start_loc and kv_seq_lens are given; give one");
+  }
   if (key.size < 1 || value.size < 1) {
     check.Invalid("k and v have ", key.size, " and ", value.size, " values per head; at least 1");
   }
-  if (args.kv_start_loc.absent() && keys.size != tokens.size) {
+  const bool same_starts = args.kv_start_loc.absent() && args.kv_seq_lens.absent();
+  if (same_starts && keys.size != tokens.size) {
     check.Invalid("k has ", keys.size, " tokens and q ", tokens.size,
-                  "; give kv_start_loc or as many");
+                  "; give kv_start_loc, kv_seq_lens or as many");
   }
   const KvScales& scales = args.params.scales;
   if (!scales.k.absent() || !scales.v.absent()) {
@@ -265,12 +303,13 @@ absl::Status Check(const ExecContext& context, const VarlenSelfAttentionArgs& ar
   }
   if (!check.ok()) return check.status();
   BatchLengths batch;
-  batch.num_requests = starts.size - 1;
+  batch.num_requests = requests.size;
   batch.num_tokens = tokens.size;
   batch.num_heads = heads.size;
   batch.query_start_loc = HostArray<int32_t>(args.query_start_loc);
-  batch.kv_start_loc =
-      HostArray<int32_t>(args.kv_start_loc.absent() ? args.query_start_loc : args.kv_start_loc);
+  batch.kv_start_loc = HostArray<int32_t>(same_starts ? args.query_start_loc : args.kv_start_loc);
+  const std::vector<int32_t> sums = StartsOf(check, args.kv_seq_lens, keys.size);
+  if (!sums.empty()) batch.kv_start_loc = HostArray<int32_t>(ViewOf(absl::MakeConstSpan(sums)));
   batch.query_positions = HostArray<int32_t>(args.query_positions);
   CheckStarts(check, "query_start_loc", batch.query_start_loc, "T", tokens.size);
   CheckStarts(check, "kv_start_loc", batch.kv_start_loc, "Tk", keys.size);

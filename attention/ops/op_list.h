@@ -34,8 +34,10 @@
   KVBLOCKS_ATTENDING_OPS(X)       \
   KVBLOCKS_KV_ROW_OPS(X)
 
-// An X for the class of a backend: declares that it has the operation.
-#define KVBLOCKS_OVERRIDE_OP(Op) \
-  absl::Status Op(const ExecContext& context, const Op##Args& args) const override;
+// X for the class of a backend: declares that it runs the operation, and that it has reasons of its
+// own to refuse arguments.
+#define KVBLOCKS_OVERRIDE_RUN(Op) absl::Status Run(const Checked<Op##Args>& call) const override;
+#define KVBLOCKS_OVERRIDE_REFUSE(Op) \
+  absl::Status Refuse(const ExecContext& context, const Op##Args& args) const override;
 
 #endif  // KVBLOCKS_ATTENTION_OPS_OP_LIST_H_

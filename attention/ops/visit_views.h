@@ -51,8 +51,8 @@ void VisitViews(PagedPrefillArgs& a, Visit visit) {
 }
 template <typename Visit>
 void VisitViews(VarlenSelfAttentionArgs& a, Visit visit) {
-  VisitEach(visit, a.q, a.k, a.v, a.query_start_loc, a.kv_start_loc, a.query_positions, a.out,
-            a.lse);
+  VisitEach(visit, a.q, a.k, a.v, a.query_start_loc, a.kv_start_loc, a.kv_seq_lens,
+            a.query_positions, a.out, a.lse);
   VisitViews(a.params, visit);
 }
 template <typename Visit>

@@ -11,10 +11,10 @@ namespace kvblocks::attention {
 class RecordingBackend::Ops : public AttentionOps {
  public:
   const char* name() const override { return "RECORDING"; }
-#define KVBLOCKS_RECORDED_OP(Op)                                                     \
-  absl::Status Op(const ExecContext& context, const Op##Args& args) const override { \
-    calls_.push_back(#Op);                                                           \
-    return CpuReferenceBackend().ops().Op(context, args);                            \
+#define KVBLOCKS_RECORDED_OP(Op)                                     \
+  absl::Status Run(const Checked<Op##Args>& call) const override {   \
+    calls_.push_back(#Op);                                           \
+    return CpuReferenceBackend().ops().Run(call);                    \
   }
   KVBLOCKS_RECORDED_OP(ReshapeAndCache)
   KVBLOCKS_RECORDED_OP(ConcatAndCacheMla)

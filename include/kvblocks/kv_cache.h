@@ -5,7 +5,6 @@
 //   specs      KvCacheSpec, made by one factory per attention type: what a layer stores
 //   kinds      RegisterKvCacheKind and SingleTypeManager: attention types of your own
 //   config     KvCacheConfig: groups of layers and the pool that they share
-//   files      ReadKvCacheManagerConfig: config and manager options from text or JSON
 //   manager    KvCacheManager: prefix look-up, allocation, freeing, statistics, invariants
 //   request    Request: a sequence of tokens and its block tables
 //   events     KvEvent: what entered and left the prefix cache, for routers
@@ -44,7 +43,6 @@
 #include "kvblocks/block_pool/prefix_content.h"
 #include "kvblocks/managers/computed_blocks.h"
 #include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/kv_cache_manager_config.h"
 #include "kvblocks/managers/lookup_explanation.h"
 #include "kvblocks/managers/request.h"
 #include "kvblocks/managers/single_type_manager.h"

@@ -9,6 +9,7 @@
 //   plan        Plan: block counts, concurrency, addresses, waste, and the KvCacheConfig that
 //               KvCacheManager::Create takes
 //   shapes      ShapeOf: the tensor that an attention backend asks for
+//   files       ReadKvCacheManagerConfig: a manager's config and options from text or JSON
 //
 //   #include "kvblocks/planning.h"
 //   using namespace kvblocks;
@@ -30,6 +31,7 @@
 #ifndef KVBLOCKS_PLANNING_H_
 #define KVBLOCKS_PLANNING_H_
 
+#include "kvblocks/managers/config/kv_cache_manager_config.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 #include "kvblocks/specs/catalogue/hf_config.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"

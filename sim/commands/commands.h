@@ -1,5 +1,5 @@
-// The commands of kvsim. Each adds itself to the application and runs after the parse; Run returns
-// the exit status. Results go to standard output, messages to standard error; after an error
+// The commands of kvsim. Each adds itself to the program and runs after the parse; Run returns the
+// exit status. Results go to standard output, messages to standard error; after an error
 // nothing has been written to standard output. That a trace is bad or two reports differ is a
 // result.
 
@@ -9,28 +9,25 @@
 #include <memory>
 
 #include "kvblocks/sim/commands/exit_status.h"
-
-namespace CLI {
-class App;
-}
+#include "kvblocks/sim/commands/option_parser.h"
 
 namespace kvblocks::sim {
 
 class Command {
  public:
   virtual ~Command() = default;
-  virtual CLI::App* app() const = 0;
+  virtual const OptionParser& options() const = 0;
   virtual ExitStatus Run() = 0;
 };
 
-std::unique_ptr<Command> AddReplayCommand(CLI::App* parent);
-std::unique_ptr<Command> AddPlanCommand(CLI::App* parent);
-std::unique_ptr<Command> AddExplainCommand(CLI::App* parent);
-std::unique_ptr<Command> AddVerifyCommand(CLI::App* parent);
-std::unique_ptr<Command> AddStatsCommand(CLI::App* parent);
-std::unique_ptr<Command> AddConvertCommand(CLI::App* parent);
-std::unique_ptr<Command> AddValidateCommand(CLI::App* parent);
-std::unique_ptr<Command> AddCompareCommand(CLI::App* parent);
+std::unique_ptr<Command> AddReplayCommand(OptionParser* program);
+std::unique_ptr<Command> AddPlanCommand(OptionParser* program);
+std::unique_ptr<Command> AddExplainCommand(OptionParser* program);
+std::unique_ptr<Command> AddVerifyCommand(OptionParser* program);
+std::unique_ptr<Command> AddStatsCommand(OptionParser* program);
+std::unique_ptr<Command> AddConvertCommand(OptionParser* program);
+std::unique_ptr<Command> AddValidateCommand(OptionParser* program);
+std::unique_ptr<Command> AddCompareCommand(OptionParser* program);
 
 }  // namespace kvblocks::sim
 

@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/output.h"
@@ -45,31 +44,36 @@ files or options.)";
 
 class CompareCommand final : public Command {
  public:
-  explicit CompareCommand(CLI::App* parent)
-      : app_(parent->add_subcommand("compare", "Print what differs between two runs")) {
-    app_->add_option("A", a_, "report or step file; - is standard input")
-        ->required()
-        ->type_name("");
-    app_->add_option("B", b_, "report or step file")->required()->type_name("");
-    app_->add_option("--tolerance", tolerances_,
-                     "how much metrics may change; may be given several times")
-        ->type_name("[NAME:]LIMIT")
-        ->expected(1)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    app_->add_option("--steps-a", steps_a_, "steps of A, to find where the schedules part")
-        ->type_name("FILE");
-    app_->add_option("--steps-b", steps_b_, "steps of B")->type_name("FILE");
-    app_->add_flag("--same-schedule", same_schedule_, "the schedules may not differ");
-    app_->add_flag("--all", all_, "list metrics that are equal and all points of series, too");
-    app_->add_flag("--json", json_, "print JSON instead of the table");
-    app_->add_flag("--quiet", quiet_, "print nothing; the exit status says it");
-    app_->add_option("--color", color_, "headings in bold [auto]")
-        ->type_name("auto|always|never")
-        ->check(CLI::IsMember({"auto", "always", "never"}).description(""));
-    app_->footer(kFooter);
+  explicit CompareCommand(OptionParser* program)
+      : options_(program->AddCommand("compare", "Print what differs between two runs")) {
+    options_->Add(
+        {.name = "A", .help = "report or step file; - is standard input", .is_required = true},
+        &a_);
+    options_->Add({.name = "B", .help = "report or step file", .is_required = true}, &b_);
+    options_->AddRepeated({.name = "--tolerance",
+                           .unit = "[NAME:]LIMIT",
+                           .help = "how much metrics may change; may be given several times"},
+                          &tolerances_);
+    options_->Add({.name = "--steps-a",
+                   .unit = "FILE",
+                   .help = "steps of A, to find where the schedules part"},
+                  &steps_a_);
+    options_->Add({.name = "--steps-b", .unit = "FILE", .help = "steps of B"}, &steps_b_);
+    options_->AddFlag({.name = "--same-schedule", .help = "the schedules may not differ"},
+                      &same_schedule_);
+    options_->AddFlag(
+        {.name = "--all", .help = "list metrics that are equal and all points of series, too"},
+        &all_);
+    options_->AddFlag({.name = "--json", .help = "print JSON instead of the table"}, &json_);
+    options_->AddFlag({.name = "--quiet", .help = "print nothing; the exit status says it"},
+                      &quiet_);
+    options_->Add(
+        {.name = "--color", .unit = "auto|always|never", .help = "headings in bold [auto]"},
+        &color_);
+    options_->set_footer(kFooter);
   }
 
-  CLI::App* app() const override { return app_; }
+  const OptionParser& options() const override { return *options_; }
   ExitStatus Run() override;
 
  private:
@@ -78,7 +82,7 @@ class CompareCommand final : public Command {
   absl::Status CompareStepsOf(StepReader& a, StepReader& b, bool judged, pb::Comparison* out);
   absl::StatusOr<ResultFile> OpenSteps(const std::string& option, const std::string& path);
 
-  CLI::App* app_;
+  OptionParser* options_;
   std::string a_, b_, steps_a_, steps_b_, color_ = "auto";
   std::vector<std::string> tolerances_;
   bool same_schedule_ = false, all_ = false, json_ = false, quiet_ = false;
@@ -179,8 +183,8 @@ ExitStatus CompareCommand::Run() {
 
 }  // namespace
 
-std::unique_ptr<Command> AddCompareCommand(CLI::App* parent) {
-  return std::make_unique<CompareCommand>(parent);
+std::unique_ptr<Command> AddCompareCommand(OptionParser* program) {
+  return std::make_unique<CompareCommand>(program);
 }
 
 }  // namespace kvblocks::sim

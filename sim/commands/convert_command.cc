@@ -3,12 +3,12 @@
 #include <cstdio>
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/sim/trace/convert.h"
 
 namespace kvblocks::sim {
@@ -25,18 +25,21 @@ Examples
 
 class ConvertCommand final : public Command {
  public:
-  explicit ConvertCommand(CLI::App* parent)
-      : app_(parent->add_subcommand("convert", "Write a trace in another form")) {
-    app_->add_option("IN", in_, "trace file; - is standard input")->required()->type_name("");
-    app_->add_option("OUT", out_, "file to write")->required()->type_name("");
-    app_->add_option("--to", to_, "form to write [native]")->type_name("native|mooncake|csv");
-    app_->add_flag("--sort", sort_, "accept rows in any order; holds the trace in memory");
-    app_->add_flag("--quiet", quiet_, "say nothing about what was written");
-    BindOptions(kWorkloadGroup, app_, &given_);
-    app_->footer(kFooter);
+  explicit ConvertCommand(OptionParser* program)
+      : options_(program->AddCommand("convert", "Write a trace in another form")) {
+    options_->Add({.name = "IN", .help = "trace file; - is standard input", .is_required = true},
+                  &in_);
+    options_->Add({.name = "OUT", .help = "file to write; - is standard output", .is_required = true}, &out_);
+    options_->Add({.name = "--to", .unit = "native|mooncake|csv", .help = "form to write [native]"},
+                  &to_);
+    options_->AddFlag(
+        {.name = "--sort", .help = "accept rows in any order; holds the trace in memory"}, &sort_);
+    options_->AddFlag({.name = "--quiet", .help = "say nothing about what was written"}, &quiet_);
+    BindOptions(kWorkloadGroup, options_, &given_);
+    options_->set_footer(kFooter);
   }
 
-  CLI::App* app() const override { return app_; }
+  const OptionParser& options() const override { return *options_; }
 
   ExitStatus Run() override {
     const auto format = ParseTraceFormat(to_);
@@ -48,7 +51,7 @@ class ConvertCommand final : public Command {
     if (!config.ok()) return Fail("convert", config.status());
     auto reader = MakeReaderOptions(*config);
     if (!reader.ok()) return Fail("convert", reader.status());
-    if (IsSameFile(in_, out_)) {
+    if (out_ != "-" && IsSameFile(in_, out_)) {
       return Fail("convert", absl::InvalidArgumentError(absl::StrCat(
                                  out_, " is the trace itself and would be overwritten")));
     }
@@ -56,6 +59,7 @@ class ConvertCommand final : public Command {
     options.reader = *reader;
     options.sort = sort_;
     const auto report = ConvertTrace(in_, out_, *format, options);
+    if (IsReaderGone(report.status())) return kDone;
     if (!report.ok()) return Fail("convert", report.status());
     for (const std::string& warning : report->warnings) {
       std::fprintf(stderr, "%s\n", warning.c_str());
@@ -70,7 +74,7 @@ class ConvertCommand final : public Command {
   }
 
  private:
-  CLI::App* app_;
+  OptionParser* options_;
   ::kvblocks::config::v1::ReplayConfig given_;
   std::string in_, out_, to_ = "native";
   bool sort_ = false, quiet_ = false;
@@ -78,8 +82,8 @@ class ConvertCommand final : public Command {
 
 }  // namespace
 
-std::unique_ptr<Command> AddConvertCommand(CLI::App* parent) {
-  return std::make_unique<ConvertCommand>(parent);
+std::unique_ptr<Command> AddConvertCommand(OptionParser* program) {
+  return std::make_unique<ConvertCommand>(program);
 }
 
 }  // namespace kvblocks::sim

@@ -8,10 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/commands.h"
-#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
@@ -64,32 +62,37 @@ failed.)";
 
 class ExplainCommand final : public Command {
  public:
-  explicit ExplainCommand(CLI::App* parent)
-      : app_(parent->add_subcommand("explain", "Say why requests missed the prefix cache")),
-        input_(app_) {
-    app_->add_option("--request", request_,
-                     "one request: its id, row:N (from 0) or line:N (from 1)")
-        ->type_name("ID");
-    app_->add_option("--top", top_, "requests listed without --request [10]")->type_name("N");
+  explicit ExplainCommand(OptionParser* program)
+      : options_(program->AddCommand("explain", "Say why requests missed the prefix cache")),
+        input_(options_) {
+    options_->Add({.name = "--request",
+                   .unit = "ID",
+                   .help = "one request: its id, row:N (from 0) or line:N (from 1)"},
+                  &request_);
+    options_->Add(
+        {.name = "--top", .unit = "N", .help = "requests listed without --request [10]"}, 0,
+        kMaxTop, &top_);
     const char* kOutput = "Output";
-    app_->add_flag("--json", json_, "print JSON instead of text")->group(kOutput);
-    app_->add_flag("--quiet", quiet_, "no progress line")->group(kOutput);
-    app_->add_option("--color", color_, "headings in bold [auto]")
-        ->type_name("auto|always|never")
-        ->check(CLI::IsMember({"auto", "always", "never"}).description(""))
-        ->group(kOutput);
+    options_->AddFlag({.name = "--json", .help = "print JSON instead of text", .group = kOutput},
+                      &json_);
+    options_->AddFlag({.name = "--quiet", .help = "no progress line", .group = kOutput}, &quiet_);
+    options_->Add({.name = "--color",
+                   .unit = "auto|always|never",
+                   .help = "headings in bold [auto]",
+                   .group = kOutput},
+                  &color_);
     input_.AddOptions();
-    app_->footer(kFooter);
+    options_->set_footer(kFooter);
   }
 
-  CLI::App* app() const override { return app_; }
+  const OptionParser& options() const override { return *options_; }
   ExitStatus Run() override;
 
  private:
   absl::Status Explain(const ReplayConfig& config, ReplaySetup& setup,
                        const std::optional<RequestSelector>& selector, pb::Explanation* out);
 
-  CLI::App* app_;
+  OptionParser* options_;
   ReplayInput input_;
   std::optional<std::string> request_;
   int64_t top_ = 10;
@@ -105,7 +108,7 @@ absl::Status NoSuchRequest(const std::string& text, const RequestSelector& selec
       seen.first_row, " to ", seen.last_row, ", lines ", seen.first_line, " to ", seen.last_line);
   if (seen.requests == 0) message = "--request: the trace has no requests, or none was selected";
   const std::string suggestion =
-      selector.id().empty() ? std::string() : SuggestFlag(selector.id(), life.ids());
+      selector.id().empty() ? std::string() : SuggestName(selector.id(), life.ids());
   if (!suggestion.empty()) absl::StrAppend(&message, "; ", suggestion);
   return absl::InvalidArgumentError(message);
 }
@@ -138,6 +141,10 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   }
   if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
   progress.Clear();
+  if (absl::Status status = CheckSomethingRan((*simulation)->result(), config, setup);
+      !status.ok()) {
+    return status;
+  }
   for (const std::string& warning : (*reader)->warnings()) {
     std::fprintf(stderr, "%s\n", warning.c_str());
   }
@@ -173,10 +180,6 @@ ExitStatus ExplainCommand::Run() {
   if (!config.ok()) return Fail("explain", config.status());
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("explain", setup.status());
-  if (top_ < 0 || top_ > kMaxTop) {
-    return Fail("explain", absl::InvalidArgumentError(
-                               absl::StrCat("--top: got ", top_, ", expected 0 to ", kMaxTop)));
-  }
   std::optional<RequestSelector> selector;
   if (request_) {
     const auto parsed = RequestSelector::Parse(*request_);
@@ -200,8 +203,8 @@ ExitStatus ExplainCommand::Run() {
 
 }  // namespace
 
-std::unique_ptr<Command> AddExplainCommand(CLI::App* parent) {
-  return std::make_unique<ExplainCommand>(parent);
+std::unique_ptr<Command> AddExplainCommand(OptionParser* program) {
+  return std::make_unique<ExplainCommand>(program);
 }
 
 }  // namespace kvblocks::sim

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "kvblocks/checks/field_error.h"
-#include "kvblocks/specs/kv_cache_config_proto.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
 
 namespace kvblocks::sim {
 

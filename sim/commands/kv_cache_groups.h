@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "kvblocks/specs/config/kv_cache_config.pb.h"
 #include "kvblocks/specs/kv_cache_config.h"
-#include "kvblocks/specs/kv_cache_config.pb.h"
 
 namespace kvblocks::sim {
 

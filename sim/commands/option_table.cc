@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -61,20 +60,6 @@ std::string HelpOf(const OptionRow& row) {
   return initial.empty() ? std::string(row.help) : absl::StrCat(row.help, " [", initial, "]");
 }
 
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t changed = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[b.size()];
-}
 
 }  // namespace
 
@@ -91,49 +76,37 @@ std::string_view AliasOf(std::string_view field) {
   return field == "tensor_parallel" ? "--tp" : "";
 }
 
-void Bind(const OptionRow& row, CLI::App* app, ReplayConfig* given) {
+void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
   const FieldDescriptor* field = FieldOf(row);
-  const std::string flag = FlagName(row.field);
+  OptionText option = {
+      .name = FlagName(row.field), .unit = row.unit, .help = HelpOf(row), .group = row.group};
   if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
-    const std::string negative = absl::StrCat("--no-", flag.substr(2));
-    app->add_flag_function(
-           absl::StrCat(flag, ",!", negative),
-           [field, given](int64_t count) {
-             given->GetReflection()->SetBool(given, field, count > 0);
-           },
-           HelpOf(row))
-        ->group(row.group)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    options->AddFlag(option, [field, given](bool value) {
+      given->GetReflection()->SetBool(given, field, value);
+    });
     return;
   }
   const std::string_view alias = AliasOf(row.field);
-  app->add_option_function<std::string>(
-         alias.empty() ? flag : absl::StrCat(flag, ",", std::string(alias)),
-         [field, flag, given](const std::string& text) {
-           const std::string expected = SetField(field, text, given);
-           if (!expected.empty()) {
-             throw CLI::ValidationError(
-                 absl::StrCat(flag, ": got \"", text, "\", expected ", expected));
-           }
-         },
-         HelpOf(row))
-      ->type_name(row.unit)
-      ->group(row.group);
+  if (!alias.empty()) absl::StrAppend(&option.name, ",", std::string(alias));
+  options->Add(option, [field, given](const std::string& text) -> std::string {
+    const std::string expected = SetField(field, text, given);
+    return expected.empty() ? "" : absl::StrCat("got \"", text, "\", expected ", expected);
+  });
 }
 
 }  // namespace
 
-void BindOptions(std::string_view group, CLI::App* app, ReplayConfig* given) {
+void BindOptions(std::string_view group, OptionParser* options, ReplayConfig* given) {
   for (const OptionRow& row : ReplayOptionRows()) {
     // The trace is positional.
     if (std::string_view(row.group).empty() || (!group.empty() && row.group != group)) continue;
-    Bind(row, app, given);
+    Bind(row, options, given);
   }
 }
 
-void BindOption(std::string_view field, CLI::App* app, ReplayConfig* given) {
+void BindOption(std::string_view field, OptionParser* options, ReplayConfig* given) {
   for (const OptionRow& row : ReplayOptionRows()) {
-    if (row.field == field) Bind(row, app, given);
+    if (row.field == field) Bind(row, options, given);
   }
 }
 
@@ -201,20 +174,6 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
   config->MergeFrom(given);
   if (absl::Status status = CheckOptionRanges(*config); !status.ok()) return status;
   return config;
-}
-
-std::string SuggestFlag(std::string_view unknown, const std::vector<std::string>& known) {
-  const std::string_view name = unknown.substr(0, unknown.find('='));
-  std::string best;
-  size_t best_distance = std::max<size_t>(2, name.size() / 4) + 1;
-  for (const std::string& flag : known) {
-    const size_t distance = EditDistance(name, flag);
-    if (distance < best_distance) {
-      best_distance = distance;
-      best = flag;
-    }
-  }
-  return best.empty() ? best : absl::StrCat("did you mean ", best, "?");
 }
 
 }  // namespace kvblocks::sim

@@ -13,11 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/config.pb.h"
-
-namespace CLI {
-class App;
-}
 
 namespace kvblocks::sim {
 
@@ -40,10 +37,11 @@ std::string FlagName(std::string_view field);
 
 // Adds the rows of one group (empty: all) to a command; values given land in `given`, which must
 // outlive the parse.
-void BindOptions(std::string_view group, CLI::App* app,
+void BindOptions(std::string_view group, OptionParser* options,
                  ::kvblocks::config::v1::ReplayConfig* given);
 // The same for the row of one field.
-void BindOption(std::string_view field, CLI::App* app, ::kvblocks::config::v1::ReplayConfig* given);
+void BindOption(std::string_view field, OptionParser* options,
+                ::kvblocks::config::v1::ReplayConfig* given);
 
 // All fields at their defaults, those of an engine preset included.
 absl::StatusOr<::kvblocks::config::v1::ReplayConfig> DefaultConfig(std::string_view engine);
@@ -55,9 +53,6 @@ absl::Status CheckOptionRanges(const ::kvblocks::config::v1::ReplayConfig& confi
 absl::StatusOr<::kvblocks::config::v1::ReplayConfig> EffectiveConfig(
     const ::kvblocks::config::v1::ReplayConfig& file,
     const ::kvblocks::config::v1::ReplayConfig& given);
-
-// "did you mean --num-blocks?" for a flag nobody knows; empty if nothing is close.
-std::string SuggestFlag(std::string_view unknown, const std::vector<std::string>& known);
 
 }  // namespace kvblocks::sim
 

@@ -16,13 +16,16 @@ namespace kvblocks::sim {
 // False: it could not be written, and standard error says why.
 bool WriteStdout(const std::string& text);
 
-// The file appears complete or not at all.
+// See OpenByteSink.
 absl::Status WriteFile(const std::string& path, const std::string& text);
+
+// The status, or none if it says that nobody reads the pipe any more.
+absl::Status UnlessReaderGone(const absl::Status& status);
 
 // Prints "kvsim COMMAND: MESSAGE" and returns the exit status that fits.
 ExitStatus Fail(const std::string& command, const absl::Status& status);
 
-// Whether two paths name the same existing file.
+// Whether two paths name the same output, or the same existing file.
 bool IsSameFile(const std::string& a, const std::string& b);
 
 // "auto" (a terminal, and NO_COLOR is not set), "always" or "never".

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/model_plan.h"
@@ -17,6 +16,8 @@ namespace kvblocks::sim {
 namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
+
+constexpr int64_t kMaxLen = int64_t{1} << 31;  // tokens
 
 constexpr const char* kFooter =
     R"(Two plans side by side: "upstream" as vLLM makes it, "exact" with the same memory and less
@@ -59,40 +60,35 @@ std::string Names(const Map& entries) {
 
 class PlanCommand final : public Command {
  public:
-  explicit PlanCommand(CLI::App* parent)
-      : app_(parent->add_subcommand("plan", "Show what a model's cache stores and holds")) {
-    for (const char* field : kFields) BindOption(field, app_, &given_);
-    app_->add_option("--max-model-len", max_model_len_,
-                     "longest request, output included; 0: the model's own limit [0]")
-        ->type_name("TOKENS");
-    app_->add_option("--lengths", lengths_,
-                     "lengths to state concurrency for [8192 32768 131072 and the longest]")
-        ->type_name("TOKENS ...");
-    app_->add_flag("--list-models", list_models_, "print the names of the catalogue's models");
-    app_->add_flag("--list-devices", list_devices_, "print the names of its devices");
-    app_->add_flag("--json", json_, "print JSON instead of the table");
-    app_->add_option("--color", color_, "headings in bold [auto]")
-        ->type_name("auto|always|never")
-        ->check(CLI::IsMember({"auto", "always", "never"}).description(""));
-    app_->footer(kFooter);
+  explicit PlanCommand(OptionParser* program)
+      : options_(program->AddCommand("plan", "Show what a model's cache stores and holds")) {
+    for (const char* field : kFields) BindOption(field, options_, &given_);
+    options_->Add({.name = "--max-model-len",
+                   .unit = "TOKENS",
+                   .help = "longest request, output included; 0: the model's own limit [0]"},
+                  0, kMaxLen, &max_model_len_);
+    options_->AddList(
+        {.name = "--lengths",
+         .unit = "TOKENS ...",
+         .help = "lengths to state concurrency for [8192 32768 131072 and the longest]"},
+        1, kMaxLen, &lengths_);
+    options_->AddFlag(
+        {.name = "--list-models", .help = "print the names of the catalogue's models"},
+        &list_models_);
+    options_->AddFlag({.name = "--list-devices", .help = "print the names of its devices"},
+                      &list_devices_);
+    options_->AddFlag({.name = "--json", .help = "print JSON instead of the table"}, &json_);
+    options_->Add(
+        {.name = "--color", .unit = "auto|always|never", .help = "headings in bold [auto]"},
+        &color_);
+    options_->set_footer(kFooter);
   }
 
-  CLI::App* app() const override { return app_; }
+  const OptionParser& options() const override { return *options_; }
 
   ExitStatus Run() override {
     auto config = EffectiveConfig({}, given_);
     if (!config.ok()) return Fail("plan", config.status());
-    constexpr int64_t kMaxLen = int64_t{1} << 31;
-    if (max_model_len_ < 0 || max_model_len_ > kMaxLen) {
-      return Fail("plan",
-                  absl::InvalidArgumentError(absl::StrCat("--max-model-len: got ", max_model_len_,
-                                                          ", expected 0 to ", kMaxLen)));
-    }
-    for (int64_t length : lengths_) {
-      if (length >= 1 && length <= kMaxLen) continue;
-      return Fail("plan", absl::InvalidArgumentError(absl::StrCat("--lengths: got ", length,
-                                                                  ", expected 1 to ", kMaxLen)));
-    }
     if (list_models_ || list_devices_) {
       const auto catalogue = LoadCatalogue(*config);
       if (!catalogue.ok()) return Fail("plan", catalogue.status());
@@ -114,7 +110,7 @@ class PlanCommand final : public Command {
   }
 
  private:
-  CLI::App* app_;
+  OptionParser* options_;
   ReplayConfig given_;
   int64_t max_model_len_ = 0;
   std::vector<int64_t> lengths_;
@@ -124,8 +120,8 @@ class PlanCommand final : public Command {
 
 }  // namespace
 
-std::unique_ptr<Command> AddPlanCommand(CLI::App* parent) {
-  return std::make_unique<PlanCommand>(parent);
+std::unique_ptr<Command> AddPlanCommand(OptionParser* program) {
+  return std::make_unique<PlanCommand>(program);
 }
 
 }  // namespace kvblocks::sim

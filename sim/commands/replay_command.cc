@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
 #include "kvblocks/sim/commands/commands.h"
@@ -25,7 +24,8 @@ namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
-constexpr const char* kFooter = R"(Times need a unit (20ms, 1.5s, 2min). Defaults are in brackets.
+constexpr const char* kFooter = R"(Times need a unit (20ms, 1.5s, 2min). Defaults are in brackets. Outputs whose names end in .gz or
+.zst are compressed.
 
 Examples
   kvsim replay                                     the workload that comes with kvsim
@@ -41,37 +41,50 @@ Exit status: 0 done, 1 a percentile of --slo missed, 2 bad input or options, 3 n
 
 class ReplayCommand final : public Command {
  public:
-  explicit ReplayCommand(CLI::App* parent)
-      : app_(parent->add_subcommand("replay", "Replay a trace and report what happened")),
-        input_(app_) {
-    app_->add_flag("--print-config", print_config_,
-                   "print the effective configuration instead of replaying");
+  explicit ReplayCommand(OptionParser* program)
+      : options_(program->AddCommand("replay", "Replay a trace and report what happened")),
+        input_(options_) {
+    options_->AddFlag({.name = "--print-config",
+                       .help = "print the effective configuration instead of replaying"},
+                      &print_config_);
     const char* kOutput = "Output";
-    app_->add_flag("--json", json_, "print the report as JSON instead of the table")
-        ->group(kOutput);
-    app_->add_option("--json-file", json_file_, "write the report as JSON, too")
-        ->type_name("FILE")
-        ->group(kOutput);
-    app_->add_option("--csv", csv_, "one row per request; - is standard output, without a table")
-        ->type_name("FILE")
-        ->group(kOutput);
-    app_->add_option("--steps", steps_,
-                     "one row per step, for kvsim compare; compressed if it ends in .gz or .zst")
-        ->type_name("FILE")
-        ->group(kOutput);
-    app_->add_flag("--step-requests", step_requests_,
-                   "with the tokens and new blocks of each request in the rows of --steps")
-        ->group(kOutput);
-    app_->add_flag("--quiet", quiet_, "neither table nor progress")->group(kOutput);
-    app_->add_option("--color", color_, "headings in bold [auto]")
-        ->type_name("auto|always|never")
-        ->check(CLI::IsMember({"auto", "always", "never"}).description(""))
-        ->group(kOutput);
+    options_->AddFlag({.name = "--json",
+                       .help = "print the report as JSON instead of the table",
+                       .group = kOutput},
+                      &json_);
+    options_->Add({.name = "--json-file",
+                   .unit = "FILE",
+                   .help = "write the report as JSON, too; - is standard output, without a table",
+                   .group = kOutput},
+                  &json_file_);
+    options_->Add({.name = "--csv",
+                   .unit = "FILE",
+                   .help = "one row per request; - is standard output, without a table",
+                   .group = kOutput},
+                  &csv_);
+    options_->Add(
+        {.name = "--steps",
+         .unit = "FILE",
+         .help = "one row per step, for kvsim compare; - is standard output, without a table",
+         .group = kOutput},
+        &steps_);
+    options_->AddFlag(
+        {.name = "--step-requests",
+         .help = "with the tokens and new blocks of each request in the rows of --steps",
+         .group = kOutput},
+        &step_requests_);
+    options_->AddFlag(
+        {.name = "--quiet", .help = "neither table nor progress", .group = kOutput}, &quiet_);
+    options_->Add({.name = "--color",
+                   .unit = "auto|always|never",
+                   .help = "headings in bold [auto]",
+                   .group = kOutput},
+                  &color_);
     input_.AddOptions();
-    app_->footer(kFooter);
+    options_->set_footer(kFooter);
   }
 
-  CLI::App* app() const override { return app_; }
+  const OptionParser& options() const override { return *options_; }
   ExitStatus Run() override;
 
  private:
@@ -80,7 +93,7 @@ class ReplayCommand final : public Command {
                       ::kvblocks::report::v1::Report* report);
   ExitStatus Print(const ::kvblocks::report::v1::Report& report);
 
-  CLI::App* app_;
+  OptionParser* options_;
   ReplayInput input_;
   std::string json_file_, csv_, steps_;
   std::string color_ = "auto";
@@ -88,30 +101,35 @@ class ReplayCommand final : public Command {
 };
 
 absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
-  if (json_ && csv_ == "-") {
-    return absl::InvalidArgumentError(
-        "--json and --csv=- both want standard output; write one of them to a file (--json-file, "
-        "--csv=FILE)");
-  }
-  if (steps_ == "-") {
-    return absl::InvalidArgumentError("--steps=- is not possible, name a file");
+  struct Output {
+    const char* option;
+    std::string path;
+  };
+  std::vector<Output> outputs;
+  if (json_) outputs.push_back({"--json", "-"});
+  if (!json_file_.empty()) outputs.push_back({"--json-file", json_file_});
+  if (!csv_.empty()) outputs.push_back({"--csv", csv_});
+  if (!steps_.empty()) outputs.push_back({"--steps", steps_});
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Output& a = outputs[i];
+    if (a.path != "-" && IsSameFile(a.path, config.trace())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          a.option, ": ", a.path,
+          " is the trace itself and would be overwritten; name another file"));
+    }
+    for (size_t j = i + 1; j < outputs.size(); ++j) {
+      const Output& b = outputs[j];
+      if (!IsSameFile(a.path, b.path)) continue;
+      return absl::InvalidArgumentError(
+          IsStandardOutput(a.path)
+              ? absl::StrCat(a.option, " and ", b.option,
+                             " both want standard output; write one of them to a file")
+              : absl::StrCat(a.option, " and ", b.option, " are both ", b.path,
+                             "; name two files"));
+    }
   }
   if (step_requests_ && steps_.empty()) {
     return absl::InvalidArgumentError("--step-requests needs --steps=FILE");
-  }
-  for (const std::string& path : {json_file_, csv_, steps_}) {
-    if (!path.empty() && path != "-" && IsSameFile(path, config.trace())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, " is the trace itself and would be overwritten; name another file"));
-    }
-  }
-  if (!csv_.empty() && csv_ == json_file_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--csv and --json-file are both ", csv_, "; name two files"));
-  }
-  if (!steps_.empty() && (steps_ == csv_ || steps_ == json_file_)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--steps and another output are both ", steps_, "; name two files"));
   }
   return absl::OkStatus();
 }
@@ -122,9 +140,9 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (!reader.ok()) return reader.status();
   std::unique_ptr<CsvRequestSink> rows;
   if (!csv_.empty()) {
-    auto sink = CsvRequestSink::Open(csv_);
+    auto sink = OpenByteSink(csv_);
     if (!sink.ok()) return sink.status();
-    rows = *std::move(sink);
+    rows = std::make_unique<CsvRequestSink>(*std::move(sink));
     setup.metrics.rows = rows.get();
   }
   ReplayMetrics metrics(setup.metrics);
@@ -148,11 +166,15 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   }
   if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
   progress.Clear();
+  if (absl::Status status = CheckSomethingRan((*simulation)->result(), config, setup);
+      !status.ok()) {
+    return status;
+  }
   if (rows != nullptr) {
-    if (absl::Status status = rows->Close(); !status.ok()) return status;
+    if (absl::Status status = UnlessReaderGone(rows->Close()); !status.ok()) return status;
   }
   if (steps != nullptr) {
-    if (absl::Status status = steps->Close(); !status.ok()) return status;
+    if (absl::Status status = UnlessReaderGone(steps->Close()); !status.ok()) return status;
   }
   metrics.Fill((*simulation)->result(), report);
   DescribeReplay(config, setup, **reader, report);
@@ -173,7 +195,9 @@ ExitStatus ReplayCommand::Print(const ::kvblocks::report::v1::Report& report) {
     }
     if (json_ && !WriteStdout(*json)) return kBadInput;
   }
-  if (!json_ && !quiet_ && csv_ != "-" && !WriteStdout(FormatReport(report, UseColor(color_)))) {
+  const bool is_taken = json_ || IsStandardOutput(json_file_) || IsStandardOutput(csv_) ||
+                        IsStandardOutput(steps_);
+  if (!is_taken && !quiet_ && !WriteStdout(FormatReport(report, UseColor(color_)))) {
     return kBadInput;
   }
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
@@ -203,8 +227,8 @@ ExitStatus ReplayCommand::Run() {
 
 }  // namespace
 
-std::unique_ptr<Command> AddReplayCommand(CLI::App* parent) {
-  return std::make_unique<ReplayCommand>(parent);
+std::unique_ptr<Command> AddReplayCommand(OptionParser* program) {
+  return std::make_unique<ReplayCommand>(program);
 }
 
 }  // namespace kvblocks::sim

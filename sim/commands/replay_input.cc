@@ -1,11 +1,10 @@
 #include "kvblocks/sim/commands/replay_input.h"
 
-#include "CLI/CLI.hpp"
 #include "kvblocks/checks/field_error.h"
 #include "kvblocks/sim/commands/example_trace.h"
 #include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/option_table.h"
-#include "kvblocks/specs/config_source.h"
+#include "kvblocks/specs/config/config_source.h"
 
 namespace kvblocks::sim {
 
@@ -21,21 +20,28 @@ absl::StatusOr<ConfigSource> Read(const std::string& file, google::protobuf::Mes
 
 }  // namespace
 
-ReplayInput::ReplayInput(CLI::App* app) : app_(app) {
-  app_->add_option_function<std::string>(
-          "TRACE", [this](const std::string& path) { given_.set_trace(path); },
-          "trace file, compressed or not; - is standard input; without it the example workload")
-      ->type_name("");
-  app_->add_option("--config", config_file_,
-                   "configuration file, protobuf text or JSON; options win")
-      ->type_name("FILE");
-  app_->add_option("--kv-cache-config", groups_file_,
-                   "KV-cache groups instead of the model's, protobuf text or JSON (KvCacheConfig)")
-      ->type_name("FILE")
-      ->group("Pool and prefix cache");
+ReplayInput::ReplayInput(OptionParser* options) : options_(options) {
+  options_->Add(
+      {.name = "TRACE",
+       .help =
+           "trace file, compressed or not; - is standard input; without it the example workload"},
+      [this](const std::string& path) {
+        given_.set_trace(path);
+        return std::string();
+      });
+  options_->Add({.name = "--config",
+                 .unit = "FILE",
+                 .help = "configuration file, protobuf text or JSON; options win"},
+                &config_file_);
+  options_->Add(
+      {.name = "--kv-cache-config",
+       .unit = "FILE",
+       .help = "KV-cache groups instead of the model's, protobuf text or JSON (KvCacheConfig)",
+       .group = "Pool and prefix cache"},
+      &groups_file_);
 }
 
-void ReplayInput::AddOptions() { BindOptions("", app_, &given_); }
+void ReplayInput::AddOptions() { BindOptions("", options_, &given_); }
 
 absl::StatusOr<ReplayConfig> ReplayInput::Configure() {
   // Groups are checked here, where their place in a file is known.

@@ -1,12 +1,10 @@
 // ReplayInput: what replay and explain take alike - the trace, the options of a replay, and the
 // files that may hold them.
 //
-//   ReplayInput input(app);   // adds TRACE, --config and --kv-cache-config
-//   ... the command's own options ...
-//   input.AddOptions();
-//   ... the parse ...
-//   auto config = input.Configure();
-//   auto reader = OpenReplayTrace(*config, options);
+//   ReplayInput input(options);           // adds TRACE, --config, --kv-cache-config
+//   ...
+//   auto config = input.Configure();      // after the parse
+//   auto reader = OpenReplayTrace(*config, setup->reader);
 
 #ifndef KVBLOCKS_SIM_COMMANDS_REPLAY_INPUT_H_
 #define KVBLOCKS_SIM_COMMANDS_REPLAY_INPUT_H_
@@ -15,12 +13,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/config.pb.h"
 #include "kvblocks/sim/trace/trace_reader.h"
-
-namespace CLI {
-class App;
-}
 
 namespace kvblocks::sim {
 
@@ -28,7 +23,7 @@ class ReplayInput {
  public:
   // Adds the trace and the files to a command; AddOptions, behind the command's own, the rest. Must
   // outlive the parse.
-  explicit ReplayInput(CLI::App* app);
+  explicit ReplayInput(OptionParser* options);
   ReplayInput(const ReplayInput&) = delete;
   ReplayInput& operator=(const ReplayInput&) = delete;
 
@@ -38,7 +33,7 @@ class ReplayInput {
   absl::StatusOr<::kvblocks::config::v1::ReplayConfig> Configure();
 
  private:
-  CLI::App* app_;
+  OptionParser* options_;
   ::kvblocks::config::v1::ReplayConfig given_;
   std::string config_file_, groups_file_;
 };

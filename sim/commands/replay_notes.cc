@@ -1,5 +1,7 @@
 #include "kvblocks/sim/commands/replay_notes.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -7,15 +9,41 @@
 namespace kvblocks::sim {
 namespace {
 
+using ::kvblocks::config::v1::ReplayConfig;
+
 std::string BaseName(const std::string& path) {
   if (path.empty()) return "example";
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? path : path.substr(slash + 1);
 }
 
+// The smallest --num-blocks that makes a pool of `num_blocks` block ids. They are the same but in the
+// native layout, where the option stands for memory.
+int64_t SmallestOption(ReplayConfig config, const ReplaySetup& setup, int64_t num_blocks) {
+  if (!setup.simulation.kv_cache.native) return num_blocks;
+  const auto suffices = [&](int64_t option) {
+    config.set_num_blocks(option);
+    const auto planned = MakeReplaySetup(config);
+    return planned.ok() && planned->simulation.kv_cache.num_blocks >= num_blocks;
+  };
+  int64_t most = num_blocks;
+  while (most < kMaxNumBlocks && !suffices(most)) most = std::min(2 * most, kMaxNumBlocks);
+  int64_t low = 1, count = most - low;
+  while (count > 0) {
+    const int64_t half = count / 2;
+    if (suffices(low + half)) {
+      count = half;
+    } else {
+      low += half + 1;
+      count -= half + 1;
+    }
+  }
+  return low;
+}
+
 }  // namespace
 
-void DescribeReplay(const ::kvblocks::config::v1::ReplayConfig& config, const ReplaySetup& setup,
+void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
                     const TraceReader& reader, ::kvblocks::report::v1::Report* report) {
   report->set_outcome("complete");
   *report->mutable_config() = config;
@@ -66,6 +94,27 @@ void DescribeReplay(const ::kvblocks::config::v1::ReplayConfig& config, const Re
                                    report->counters().hit_tokens(), " hits of ",
                                    report->counters().queried_tokens(), " queried tokens"));
   }
+}
+
+absl::Status CheckSomethingRan(const SimulationResult& result,
+                               const ReplayConfig& config, const ReplaySetup& setup) {
+  if (result.num_rejected == 0 || result.num_rejected < result.num_arrived) {
+    return absl::OkStatus();
+  }
+  std::string text = absl::StrCat("all ", result.num_rejected, " requests were rejected");
+  const int64_t too_big = result.scheduler.num_too_big;
+  if (too_big > 0) {
+    absl::StrAppend(&text, ": ", too_big, " need more than the pool's ",
+                    setup.simulation.kv_cache.num_blocks,
+                    " blocks; the smallest pool that takes them all is --num-blocks=",
+                    SmallestOption(config, setup, result.scheduler.num_blocks_for_too_big));
+  }
+  if (const int64_t others = result.num_rejected - too_big; others > 0) {
+    absl::StrAppend(&text, too_big > 0 ? "; " : ": ", others,
+                    " have no prompt, or one that does not fit --max-model-len=",
+                    config.max_model_len());
+  }
+  return absl::FailedPreconditionError(text);
 }
 
 }  // namespace kvblocks::sim

@@ -4,9 +4,11 @@
 #ifndef KVBLOCKS_SIM_COMMANDS_REPLAY_NOTES_H_
 #define KVBLOCKS_SIM_COMMANDS_REPLAY_NOTES_H_
 
+#include "absl/status/status.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/config.pb.h"
 #include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
@@ -14,6 +16,11 @@ namespace kvblocks::sim {
 // REQUIRES: the measured sections are filled.
 void DescribeReplay(const ::kvblocks::config::v1::ReplayConfig& config, const ReplaySetup& setup,
                     const TraceReader& reader, ::kvblocks::report::v1::Report* report);
+
+// FailedPrecondition if every request was rejected, with the smallest pool that takes them.
+absl::Status CheckSomethingRan(const SimulationResult& result,
+                               const ::kvblocks::config::v1::ReplayConfig& config,
+                               const ReplaySetup& setup);
 
 }  // namespace kvblocks::sim
 

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/example_trace.h"
@@ -84,28 +83,23 @@ pb::TraceFacts ToProto(const TraceFacts& facts) {
 
 class StatsCommand final : public Command {
  public:
-  explicit StatsCommand(CLI::App* parent)
-      : app_(parent->add_subcommand("stats", "Print what a trace holds")) {
-    app_->add_option("TRACE", trace_,
-                     "trace file; - is standard input; without it the example workload")
-        ->type_name("");
-    app_->add_option("--block-size", block_sizes_,
-                     "engine block sizes to state hits for [16 64 512 1024]")
-        ->type_name("TOKENS ...");
-    app_->add_flag("--json", json_, "print JSON instead of the table");
-    BindOptions(kWorkloadGroup, app_, &given_);
-    app_->footer(kFooter);
+  explicit StatsCommand(OptionParser* program)
+      : options_(program->AddCommand("stats", "Print what a trace holds")) {
+    options_->Add({.name = "TRACE",
+                   .help = "trace file; - is standard input; without it the example workload"},
+                  &trace_);
+    options_->AddList({.name = "--block-size",
+                       .unit = "TOKENS ...",
+                       .help = "engine block sizes to state hits for [16 64 512 1024]"},
+                      1, kMaxBlockSize, &block_sizes_);
+    options_->AddFlag({.name = "--json", .help = "print JSON instead of the table"}, &json_);
+    BindOptions(kWorkloadGroup, options_, &given_);
+    options_->set_footer(kFooter);
   }
 
-  CLI::App* app() const override { return app_; }
+  const OptionParser& options() const override { return *options_; }
 
   ExitStatus Run() override {
-    for (int64_t size : block_sizes_) {
-      if (size >= 1 && size <= kMaxBlockSize) continue;
-      return Fail("stats", absl::InvalidArgumentError(
-                               absl::StrCat("--block-size: got ", size, ", expected 1 to ",
-                                            kMaxBlockSize, " (tokens per block)")));
-    }
     const auto config = EffectiveConfig({}, given_);
     if (!config.ok()) return Fail("stats", config.status());
     const auto options = MakeReaderOptions(*config);
@@ -129,7 +123,7 @@ class StatsCommand final : public Command {
   }
 
  private:
-  CLI::App* app_;
+  OptionParser* options_;
   ::kvblocks::config::v1::ReplayConfig given_;
   std::string trace_;
   std::vector<int64_t> block_sizes_;
@@ -138,8 +132,8 @@ class StatsCommand final : public Command {
 
 }  // namespace
 
-std::unique_ptr<Command> AddStatsCommand(CLI::App* parent) {
-  return std::make_unique<StatsCommand>(parent);
+std::unique_ptr<Command> AddStatsCommand(OptionParser* program) {
+  return std::make_unique<StatsCommand>(program);
 }
 
 }  // namespace kvblocks::sim

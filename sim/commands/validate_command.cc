@@ -1,8 +1,8 @@
 // kvsim validate: everything that is wrong with a trace, in one run.
 
+#include <limits>
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/example_trace.h"
@@ -39,31 +39,29 @@ constexpr const char* kReaderOptions[] = {"trace_format",   "trace_block_size", 
 
 class ValidateCommand final : public Command {
  public:
-  explicit ValidateCommand(CLI::App* parent)
-      : app_(parent->add_subcommand("validate", "List everything that is wrong with a trace")) {
-    app_->add_option("TRACE", trace_,
-                     "trace file; - is standard input; without it the example workload")
-        ->type_name("");
-    app_->add_flag("--strict", strict_, "warnings make the trace bad, too");
-    app_->add_option("--max-messages", max_messages_,
-                     "most messages of each kind; all are counted [20]")
-        ->type_name("N");
-    app_->add_flag("--json", json_, "print JSON instead of the table");
-    app_->add_flag("--quiet", quiet_, "print nothing; the exit status says it");
-    app_->add_option("--color", color_, "labels in bold [auto]")
-        ->type_name("auto|always|never")
-        ->check(CLI::IsMember({"auto", "always", "never"}).description(""));
-    for (const char* field : kReaderOptions) BindOption(field, app_, &given_);
-    app_->footer(kFooter);
+  explicit ValidateCommand(OptionParser* program)
+      : options_(program->AddCommand("validate", "List everything that is wrong with a trace")) {
+    options_->Add({.name = "TRACE",
+                   .help = "trace file; - is standard input; without it the example workload"},
+                  &trace_);
+    options_->AddFlag({.name = "--strict", .help = "warnings make the trace bad, too"}, &strict_);
+    options_->Add({.name = "--max-messages",
+                   .unit = "N",
+                   .help = "most messages of each kind; all are counted [20]"},
+                  0, std::numeric_limits<int64_t>::max(), &max_messages_);
+    options_->AddFlag({.name = "--json", .help = "print JSON instead of the table"}, &json_);
+    options_->AddFlag({.name = "--quiet", .help = "print nothing; the exit status says it"},
+                      &quiet_);
+    options_->Add(
+        {.name = "--color", .unit = "auto|always|never", .help = "labels in bold [auto]"},
+        &color_);
+    for (const char* field : kReaderOptions) BindOption(field, options_, &given_);
+    options_->set_footer(kFooter);
   }
 
-  CLI::App* app() const override { return app_; }
+  const OptionParser& options() const override { return *options_; }
 
   ExitStatus Run() override {
-    if (max_messages_ < 0) {
-      return Fail("validate", absl::InvalidArgumentError(absl::StrCat(
-                                  "--max-messages: got ", max_messages_, ", expected 0 or more")));
-    }
     const auto config = EffectiveConfig({}, given_);
     if (!config.ok()) return Fail("validate", config.status());
     const auto reader = MakeReaderOptions(*config);
@@ -95,7 +93,7 @@ class ValidateCommand final : public Command {
   }
 
  private:
-  CLI::App* app_;
+  OptionParser* options_;
   ::kvblocks::config::v1::ReplayConfig given_;
   std::string trace_, color_ = "auto";
   int64_t max_messages_ = 20;
@@ -104,8 +102,8 @@ class ValidateCommand final : public Command {
 
 }  // namespace
 
-std::unique_ptr<Command> AddValidateCommand(CLI::App* parent) {
-  return std::make_unique<ValidateCommand>(parent);
+std::unique_ptr<Command> AddValidateCommand(OptionParser* program) {
+  return std::make_unique<ValidateCommand>(program);
 }
 
 }  // namespace kvblocks::sim

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvblocks/attention/cpu/cpu_ops.h"
@@ -24,6 +23,7 @@
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
+#include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/simulation.h"
@@ -82,45 +82,51 @@ std::string Line(const char* label, const std::string& text) {
 
 class VerifyCommand final : public Command {
  public:
-  explicit VerifyCommand(CLI::App* parent)
-      : app_(parent->add_subcommand("verify", "Replay a trace with real tensors and check them")),
-        input_(app_) {
+  explicit VerifyCommand(OptionParser* program)
+      : options_(program->AddCommand("verify", "Replay a trace with real tensors and check them")),
+        input_(options_) {
     const char* kVerify = "Verification";
-    app_->add_option("--rows", rows_, "query rows attended per step and layer; 0: all [32]")
-        ->type_name("N")
-        ->check(CLI::Range(int64_t{0}, int64_t{1} << 40).description(""))
-        ->group(kVerify);
-    app_->add_option("--max-tokens", max_tokens_, "stop when so many are computed; 0: never [0]")
-        ->type_name("TOKENS")
-        ->check(CLI::Range(int64_t{0}, int64_t{1} << 60).description(""))
-        ->group(kVerify);
-    app_->add_option("--layers-per-group", layers_, "small layers per KV-cache group [1]")
-        ->type_name("N")
-        ->check(CLI::Range(int64_t{1}, kMaxLayersPerGroup).description(""))
-        ->group(kVerify);
-    app_->add_flag("--poison,!--no-poison", poison_, "fill void blocks with NaN [on]")
-        ->group(kVerify);
-    app_->add_option("--backend", backend_, "does the paged side [cpu]")
-        ->type_name("cpu|cpu_reference|cuda")
-        ->check(CLI::IsMember({"cpu", kReference, kCuda}).description(""))
-        ->group(kVerify);
-    app_->add_option("--threads", threads_, "0: one per processor [0]")
-        ->type_name("N")
-        ->check(CLI::Range(int64_t{0}, kMaxThreads).description(""))
-        ->group(kVerify);
-    app_->add_flag("--quiet", quiet_, "no progress line")->group(kVerify);
+    options_->Add({.name = "--rows",
+                   .unit = "N",
+                   .help = "query rows attended per step and layer; 0: all [32]",
+                   .group = kVerify},
+                  0, int64_t{1} << 40, &rows_);
+    options_->Add({.name = "--max-tokens",
+                   .unit = "TOKENS",
+                   .help = "stop when so many are computed; 0: never [0]",
+                   .group = kVerify},
+                  0, int64_t{1} << 60, &max_tokens_);
+    options_->Add({.name = "--layers-per-group",
+                   .unit = "N",
+                   .help = "small layers per KV-cache group [1]",
+                   .group = kVerify},
+                  1, kMaxLayersPerGroup, &layers_);
+    options_->AddFlag(
+        {.name = "--poison", .help = "fill void blocks with NaN [on]", .group = kVerify},
+        [this](bool value) { poison_ = value; });
+    options_->Add({.name = "--backend",
+                   .unit = "cpu|cpu_reference|cuda",
+                   .help = "does the paged side [cpu]",
+                   .group = kVerify},
+                  &backend_);
+    options_->Add({.name = "--threads",
+                   .unit = "N",
+                   .help = "0: one per processor [0]",
+                   .group = kVerify},
+                  0, kMaxThreads, &threads_);
+    options_->AddFlag({.name = "--quiet", .help = "no progress line", .group = kVerify}, &quiet_);
     input_.AddOptions();
-    app_->footer(kFooter);
+    options_->set_footer(kFooter);
   }
 
-  CLI::App* app() const override { return app_; }
+  const OptionParser& options() const override { return *options_; }
   ExitStatus Run() override;
 
  private:
   std::string Report(const VerifyingObserver& observer, const SimulationResult& result,
                      bool is_partial, double seconds) const;
 
-  CLI::App* app_;
+  OptionParser* options_;
   ReplayInput input_;
   int64_t rows_ = 32, max_tokens_ = 0, layers_ = 1, threads_ = 0;
   std::string backend_ = "cpu";
@@ -193,9 +199,9 @@ ExitStatus VerifyCommand::Run() {
     options.on_memory = [&cuda](absl::Span<std::byte> memory) { return cuda->Share(memory); };
 #else
     return Fail("verify", absl::UnimplementedError(
-                              "--backend=cuda: this kvsim was built without CUDA; with a CUDA compiler "
-                              "(tools/cuda_toolkit.sh installs one), bazel build -c opt "
-                              "--define=kvblocks_cuda=1 //sim:kvsim builds one with it"));
+                              "--backend=cuda: this kvsim was built without CUDA; ./kvsim verify "
+                              "--device=cuda builds one with it, where there is a CUDA compiler "
+                              "(tools/cuda_toolkit.sh installs one)"));
 #endif
   }
   options.tolerance = ToleranceOf(backend_);
@@ -231,6 +237,9 @@ ExitStatus VerifyCommand::Run() {
   const bool is_wrong = observer.status().code() == absl::StatusCode::kDataLoss;
   if (!observer.status().ok() && !is_wrong) return Fail("verify", observer.status());
   if (!is_wrong && !is_partial && !status.ok()) return Fail("verify", status);
+  if (absl::Status ran = CheckSomethingRan((*simulation)->result(), *config, *setup); !ran.ok()) {
+    return Fail("verify", ran);
+  }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   if (is_wrong) {
@@ -243,8 +252,8 @@ ExitStatus VerifyCommand::Run() {
 
 }  // namespace
 
-std::unique_ptr<Command> AddVerifyCommand(CLI::App* parent) {
-  return std::make_unique<VerifyCommand>(parent);
+std::unique_ptr<Command> AddVerifyCommand(OptionParser* program) {
+  return std::make_unique<VerifyCommand>(program);
 }
 
 }  // namespace kvblocks::sim

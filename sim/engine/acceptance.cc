@@ -1,8 +1,12 @@
 #include "kvblocks/sim/engine/acceptance.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cmath>
+#include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace kvblocks::sim {
@@ -15,6 +19,16 @@ uint64_t Mix(uint64_t x) {
   x = (x ^ (x >> 31)) * 0x7fb5d329728ea185u;
   x = (x ^ (x >> 27)) * 0x81dadef4bc2dd44du;
   return x ^ (x >> 33);
+}
+
+// Stands for a request in whatever order it comes. An id that is a number stands for itself: that
+// is how rows without a name are called.
+uint64_t KeyOf(const TraceRequest& request) {
+  const std::string& id = request.id;
+  if (id.empty()) return static_cast<uint64_t>(request.row);
+  uint64_t number;
+  if (absl::SimpleAtoi(id, &number) && absl::StrCat(number) == id) return number;
+  return XXH3_64bits(id.data(), id.size());
 }
 
 }  // namespace
@@ -75,7 +89,7 @@ int64_t AcceptanceSampler::NumAccepted(const SimRequest& request, int64_t num_ve
   if (thresholds_.empty()) return std::min(fixed_, num_verified);
 
   const uint64_t stream =
-      Mix(Mix(Mix(seed_ + 0x9e3779b97f4a7c15u) + static_cast<uint64_t>(request.spec.row)) +
+      Mix(Mix(Mix(seed_ + 0x9e3779b97f4a7c15u) + KeyOf(request.spec)) +
           static_cast<uint64_t>(index));
   const int64_t limit = std::min(num_verified, static_cast<int64_t>(thresholds_.size()));
   int64_t accepted = 0;

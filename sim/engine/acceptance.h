@@ -2,7 +2,8 @@
 //
 // The request's own list from the trace comes first, entry i for its i-th verification. Beyond its
 // end a model draws. The draw is a hash of (seed, request, verification, draft position), so
-// schedules of different configurations see the same luck and no generator carries state.
+// schedules of different configurations see the same luck and no generator carries state. The
+// request counts by its id, not by its row: the same requests in another order draw the same.
 // Probabilities are turned into integer thresholds once; no floating point decides anything later.
 
 #ifndef KVBLOCKS_SIM_ENGINE_ACCEPTANCE_H_

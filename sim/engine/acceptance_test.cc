@@ -1,5 +1,7 @@
 #include "kvblocks/sim/engine/acceptance.h"
 
+#include <string>
+
 #include "gtest/gtest.h"
 
 namespace kvblocks::sim {
@@ -53,6 +55,23 @@ TEST(AcceptanceTest, IidMeanIsThatOfTheFormula) {
   }
   const double expected = (1 - p * p * p * p * p) / (1 - p);
   EXPECT_NEAR(static_cast<double>(sum) / static_cast<double>(rows * steps), expected, 0.02);
+}
+
+TEST(AcceptanceTest, OrderOfRequestsPlaysNoPart) {
+  const AcceptanceSampler sampler({.kind = Kind::kIid, .probabilities = {0.5}, .seed = 1}, 8);
+  int64_t differ_by_id = 0;
+  for (int64_t i = 0; i < 100; ++i) {
+    for (const std::string& name : {std::to_string(i), "chat-" + std::to_string(i)}) {
+      SimRequest request = RequestOfRow(i);
+      request.spec.id = name;
+      SimRequest moved = RequestOfRow(1000 - i);
+      moved.spec.id = name;
+      EXPECT_EQ(sampler.NumAccepted(request, 8), sampler.NumAccepted(moved, 8));
+      moved.spec.id = name + "0";
+      differ_by_id += sampler.NumAccepted(request, 8) != sampler.NumAccepted(moved, 8);
+    }
+  }
+  EXPECT_GT(differ_by_id, 60);
 }
 
 TEST(AcceptanceTest, DrawsDependOnSeedRequestAndVerificationOnly) {

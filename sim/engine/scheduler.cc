@@ -95,6 +95,11 @@ int64_t Scheduler::LongestNumBlocks(const SimRequest& request) const {
   return NumBlocksFor(std::min(std::max(longest, reach), max_model_len_));
 }
 
+// In block ids, those that no request can use included.
+int64_t Scheduler::SmallestPoolFor(const SimRequest& request) const {
+  return LongestNumBlocks(request) * ids_per_unit_ + 1 + manager_->pool().num_permanent();
+}
+
 bool Scheduler::Submit(SimRequest& request) {
   const int64_t prompt = request.num_prompt;
   if (prompt <= 0) {
@@ -105,6 +110,9 @@ bool Scheduler::Submit(SimRequest& request) {
                      max_model_len_);
   } else if (options_.too_big == TooBigRequest::kReject &&
              LongestNumBlocks(request) > num_usable_blocks_) {
+    ++totals_.num_too_big;
+    totals_.num_blocks_for_too_big =
+        std::max(totals_.num_blocks_for_too_big, SmallestPoolFor(request));
     request.finish_text = absl::StrCat(
         "prompt ", prompt, " + output ", request.max_output, " tokens need ",
         LongestNumBlocks(request), " ", unit_, ", but the pool has ", num_usable_blocks_,
@@ -177,11 +185,10 @@ std::string Scheduler::DescribeNoProgress() const {
     return text;
   }
   const int64_t needed = NumBlocksFor(std::min(request->num_known, max_model_len_));
-  const int64_t longest = LongestNumBlocks(*request);
   absl::StrAppend(&text, "needs ", needed, " ", unit_, " for its ", request->num_known,
-                  " known tokens and up to ", longest, " in all, but the pool has ",
+                  " known tokens and up to ", LongestNumBlocks(*request), " in all, but the pool has ",
                   num_usable_blocks_, " usable ", unit_, "; raise --num-blocks to at least ",
-                  longest * ids_per_unit_ + 1 + manager_->pool().num_permanent(),
+                  SmallestPoolFor(*request),
                   ", or leave such requests out with --too-big=reject");
   return text;
 }

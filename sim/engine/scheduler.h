@@ -56,6 +56,9 @@ struct SchedulerTotals {
   int64_t num_recomputed = 0;
   int64_t num_wasted = 0;
   int64_t num_rejected_drafts = 0;
+  // Rejected because the pool is too small, and the smallest num_blocks that takes them all.
+  int64_t num_too_big = 0;
+  int64_t num_blocks_for_too_big = 0;
 
   friend bool operator==(const SchedulerTotals&, const SchedulerTotals&) = default;
 };
@@ -121,6 +124,7 @@ class Scheduler {
   // scheduler.cc: requests coming and going.
   int64_t LongestNumBlocks(const SimRequest& request) const;
   int64_t NumBlocksFor(int64_t num_tokens) const;
+  int64_t SmallestPoolFor(const SimRequest& request) const;
   void Leave(SimRequest& request, FinishReason reason);
 
   static constexpr int64_t kMaxInFlight = 2;

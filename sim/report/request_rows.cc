@@ -1,7 +1,6 @@
 #include "kvblocks/sim/report/request_rows.h"
 
-#include <cerrno>
-#include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/trace/decimal.h"
@@ -9,6 +8,7 @@
 namespace kvblocks::sim {
 namespace {
 
+constexpr size_t kBufferBytes = 64 << 10;
 constexpr int kPicosecondsPerMillisecondExponent = 9;
 
 std::string Time(SimTime time) {
@@ -66,32 +66,22 @@ std::string CsvRequestSink::Format(const RequestRow& row) {
   return line;
 }
 
-absl::StatusOr<std::unique_ptr<CsvRequestSink>> CsvRequestSink::Open(const std::string& path) {
-  std::FILE* file = path == "-" ? stdout : std::fopen(path.c_str(), "wb");
-  if (file == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
-  }
-  std::unique_ptr<CsvRequestSink> sink(new CsvRequestSink(path, file));
-  const std::string header = Header();
-  sink->failed_ = std::fwrite(header.data(), 1, header.size(), file) != header.size();
-  return sink;
-}
-
-CsvRequestSink::~CsvRequestSink() {
-  if (file_ != nullptr && file_ != stdout) std::fclose(file_);
-}
+CsvRequestSink::CsvRequestSink(std::unique_ptr<ByteSink> sink)
+    : sink_(std::move(sink)), buffer_(Header()) {}
 
 void CsvRequestSink::OnRow(const RequestRow& row) {
-  const std::string line = Format(row);
-  failed_ = std::fwrite(line.data(), 1, line.size(), file_) != line.size() || failed_;
+  buffer_ += Format(row);
+  if (buffer_.size() >= kBufferBytes) Flush();
+}
+
+void CsvRequestSink::Flush() {
+  if (status_.ok()) status_ = sink_->Write(buffer_);
+  buffer_.clear();
 }
 
 absl::Status CsvRequestSink::Close() {
-  const bool closed = file_ == stdout ? std::fflush(file_) == 0 : std::fclose(file_) == 0;
-  file_ = nullptr;
-  if (closed && !failed_) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("writing ", path_, " failed: ", std::strerror(errno)));
+  Flush();
+  return status_.ok() ? sink_->Close() : status_;
 }
 
 }  // namespace kvblocks::sim

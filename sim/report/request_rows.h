@@ -7,17 +7,16 @@
 #ifndef KVBLOCKS_SIM_REPORT_REQUEST_ROWS_H_
 #define KVBLOCKS_SIM_REPORT_REQUEST_ROWS_H_
 
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "kvblocks/sim/engine/sim_request.h"
 #include "kvblocks/sim/report/latency_metrics.h"
 #include "kvblocks/sim/report/request_progress.h"
+#include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 
@@ -36,23 +35,21 @@ class RequestRowSink {
 
 class CsvRequestSink final : public RequestRowSink {
  public:
-  // "-" is standard output. The file is complete only after Close.
-  static absl::StatusOr<std::unique_ptr<CsvRequestSink>> Open(const std::string& path);
-  ~CsvRequestSink() override;
+  explicit CsvRequestSink(std::unique_ptr<ByteSink> sink);
 
   void OnRow(const RequestRow& row) override;
-  // Reports the first error of all writes.
+  // Reports the first error of all writes. The file is complete only then.
   absl::Status Close();
 
   static std::string Header();
   static std::string Format(const RequestRow& row);
 
  private:
-  CsvRequestSink(std::string path, std::FILE* file) : path_(std::move(path)), file_(file) {}
+  void Flush();
 
-  std::string path_;
-  std::FILE* file_;
-  bool failed_ = false;
+  std::unique_ptr<ByteSink> sink_;
+  std::string buffer_;
+  absl::Status status_;
 };
 
 // The field as it stands in a CSV line.

@@ -1,13 +1,15 @@
 #include "kvblocks/sim/trace/byte_sink.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
-#include <cstdio>
+#include <climits>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -32,14 +34,50 @@ class StringSink : public ByteSink {
   std::string* out_;
 };
 
+// The .part files that exist, where a signal handler can find them.
+struct Unfinished {
+  std::atomic<bool> is_taken = false;
+  std::atomic<bool> is_set = false;
+  char path[PATH_MAX];
+};
+constexpr size_t kMostUnfinished = 16;
+Unfinished unfinished_files[kMostUnfinished];
+
+// Null if the table is full or the path too long; then nobody removes the file on a signal.
+Unfinished* Register(const std::string& part) {
+  if (part.size() >= PATH_MAX) return nullptr;
+  for (Unfinished& file : unfinished_files) {
+    if (file.is_taken.exchange(true)) continue;
+    std::memcpy(file.path, part.c_str(), part.size() + 1);
+    file.is_set = true;
+    return &file;
+  }
+  return nullptr;
+}
+
+void Unregister(Unfinished* file) {
+  if (file == nullptr) return;
+  file->is_set = false;
+  file->is_taken = false;
+}
+
+// Writes to an open file; with a `part`, that becomes `target` in the end.
 class FileSink : public ByteSink {
  public:
-  FileSink(std::string path, std::string part, int fd)
-      : path_(std::move(path)), part_(std::move(part)), fd_(fd) {}
+  // `name` is for messages. A file without a part is closed if it is owned.
+  FileSink(std::string name, int fd, bool is_owned)
+      : name_(std::move(name)), fd_(fd), is_owned_(is_owned) {}
+  FileSink(std::string name, int fd, std::string part, std::string target)
+      : name_(std::move(name)),
+        fd_(fd),
+        is_owned_(true),
+        part_(std::move(part)),
+        target_(std::move(target)),
+        unfinished_(Register(part_)) {}
   ~FileSink() override {
-    if (fd_ < 0 || part_.empty()) return;
+    if (fd_ < 0 || !is_owned_) return;
     close(fd_);
-    unlink(part_.c_str());
+    RemovePart();
   }
   FileSink(const FileSink&) = delete;
   FileSink& operator=(const FileSink&) = delete;
@@ -48,30 +86,94 @@ class FileSink : public ByteSink {
     while (!bytes.empty()) {
       const ssize_t n = write(fd_, bytes.data(), bytes.size());
       if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EPIPE) {
+        return absl::CancelledError(absl::StrCat(name_, ": error: nobody reads it any more"));
+      }
       if (n < 0) return Failed("cannot write");
       bytes.remove_prefix(static_cast<size_t>(n));
     }
     return absl::OkStatus();
   }
   absl::Status Close() override {
-    if (part_.empty()) return absl::OkStatus();
+    if (!is_owned_) return absl::OkStatus();
     const int fd = std::exchange(fd_, -1);
-    if (close(fd) != 0 || rename(part_.c_str(), path_.c_str()) != 0) {
+    if (close(fd) != 0 || (!part_.empty() && rename(part_.c_str(), target_.c_str()) != 0)) {
       const absl::Status status = Failed("cannot finish");
-      unlink(part_.c_str());
+      RemovePart();
       return status;
     }
+    Unregister(unfinished_);
     return absl::OkStatus();
   }
 
  private:
   absl::Status Failed(const char* what) const {
-    return absl::DataLossError(absl::StrCat(path_, ": error: ", what, ": ", std::strerror(errno)));
+    return absl::DataLossError(absl::StrCat(name_, ": error: ", what, ": ", std::strerror(errno)));
   }
-  std::string path_;
-  std::string part_;  // empty: standard output
+  void RemovePart() {
+    if (part_.empty()) return;
+    unlink(part_.c_str());
+    Unregister(unfinished_);
+  }
+
+  std::string name_;
   int fd_;
+  bool is_owned_;
+  std::string part_;  // empty: written in place
+  std::string target_;
+  Unfinished* unfinished_ = nullptr;
 };
+
+absl::Status CannotCreate(const std::string& path) {
+  return absl::PermissionDeniedError(
+      absl::StrCat(path, ": error: cannot create: ", std::strerror(errno)));
+}
+
+// What `path` leads to when it is a symbolic link, also one that leads to nothing yet.
+absl::StatusOr<std::string> FollowLinks(const std::string& path) {
+  constexpr int kMostLinks = 40;
+  std::string target = path;
+  for (int links = 0; links < kMostLinks; ++links) {
+    char text[PATH_MAX];
+    const ssize_t size = readlink(target.c_str(), text, sizeof(text));
+    if (size < 0) return target;
+    const std::string next(text, static_cast<size_t>(size));
+    const size_t slash = target.rfind('/');
+    const bool is_relative = next.empty() || next[0] != '/';
+    target = is_relative && slash != std::string::npos ? target.substr(0, slash + 1) + next : next;
+  }
+  errno = ELOOP;
+  return CannotCreate(path);
+}
+
+absl::StatusOr<std::unique_ptr<ByteSink>> OpenInPlace(const std::string& path) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return CannotCreate(path);
+  return std::make_unique<FileSink>(path, fd, true);
+}
+
+// Rename gives a regular file all of its content at once; anything else would be lost by it.
+absl::StatusOr<std::unique_ptr<ByteSink>> OpenFile(const std::string& path) {
+  struct stat old;
+  const bool exists = stat(path.c_str(), &old) == 0;
+  if (exists && !S_ISREG(old.st_mode)) return OpenInPlace(path);
+  if (exists && faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0) {
+    return CannotCreate(path);
+  }
+  auto target = FollowLinks(path);
+  if (!target.ok()) return target.status();
+  std::string part = absl::StrCat(*target, ".", getpid(), ".part");
+  unlink(part.c_str());  // of a process that is gone
+  const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) return CannotCreate(path);
+  auto sink = std::make_unique<FileSink>(path, fd, std::move(part), *std::move(target));
+  if (exists) {
+    // Who may not give files away leaves it as its own.
+    [[maybe_unused]] const int given = fchown(fd, old.st_uid, old.st_gid);
+    if (fchmod(fd, old.st_mode & 07777) != 0) return CannotCreate(path);
+  }
+  return sink;
+}
 
 class GzipSink : public ByteSink {
  public:
@@ -168,23 +270,29 @@ class ZstdSink : public ByteSink {
 
 }  // namespace
 
+bool IsStandardOutput(const std::string& path) {
+  if (path == "-") return true;
+  struct stat named, out;
+  return stat(path.c_str(), &named) == 0 && fstat(STDOUT_FILENO, &out) == 0 &&
+         named.st_dev == out.st_dev && named.st_ino == out.st_ino && !S_ISCHR(out.st_mode);
+}
+
+bool IsReaderGone(const absl::Status& status) { return absl::IsCancelled(status); }
+
+void RemoveUnfinishedFiles() {
+  for (const Unfinished& file : unfinished_files) {
+    if (file.is_set) unlink(file.path);
+  }
+}
+
 absl::StatusOr<std::unique_ptr<ByteSink>> OpenByteSink(const std::string& path) {
-  std::unique_ptr<ByteSink> sink;
-  if (path == "-") {
-    return std::unique_ptr<ByteSink>(new FileSink("<stdout>", "", STDOUT_FILENO));
+  if (IsStandardOutput(path)) {
+    return std::unique_ptr<ByteSink>(new FileSink("<stdout>", STDOUT_FILENO, false));
   }
-  const std::string part = path + ".part";
-  const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(path, ": error: cannot create: ", std::strerror(errno)));
-  }
-  sink = std::make_unique<FileSink>(path, part, fd);
-  if (path.ends_with(".gz")) {
-    sink = std::make_unique<GzipSink>(std::move(sink));
-  } else if (path.ends_with(".zst")) {
-    sink = std::make_unique<ZstdSink>(std::move(sink));
-  }
+  auto sink = OpenFile(path);
+  if (!sink.ok()) return sink.status();
+  if (path.ends_with(".gz")) return std::make_unique<GzipSink>(*std::move(sink));
+  if (path.ends_with(".zst")) return std::make_unique<ZstdSink>(*std::move(sink));
   return sink;
 }
 

@@ -140,35 +140,6 @@ TEST(ByteSourceTest, MissingFilesAndFoldersAreNamed) {
   EXPECT_NE(OpenByteSource("/tmp").status().message().find("directory"), std::string::npos);
 }
 
-TEST(ByteSinkTest, NameDecidesCompressionAndCloseMakesTheFile) {
-  const std::string text = Text();
-  for (const char* name : {"/sink.txt", "/sink.gz", "/sink.zst"}) {
-    const std::string path = testing::TempDir() + name;
-    std::remove(path.c_str());
-    auto sink = OpenByteSink(path);
-    ASSERT_TRUE(sink.ok()) << sink.status();
-    ASSERT_TRUE((*sink)->Write(text).ok());
-    EXPECT_FALSE(OpenByteSource(path).ok()) << "not before Close";
-    ASSERT_TRUE((*sink)->Close().ok());
-    auto source = OpenByteSource(path);
-    ASSERT_TRUE(source.ok());
-    EXPECT_EQ(*ReadAll(**source), text);
-    EXPECT_EQ((*source)->bytes_total() < static_cast<int64_t>(text.size()),
-              std::string(name) != "/sink.txt");
-  }
-}
-
-TEST(ByteSinkTest, AbandonedSinkLeavesNothing) {
-  const std::string path = testing::TempDir() + "/abandoned.gz";
-  {
-    auto sink = OpenByteSink(path);
-    ASSERT_TRUE((*sink)->Write("x").ok());
-  }
-  EXPECT_FALSE(OpenByteSource(path).ok());
-  EXPECT_FALSE(OpenByteSource(path + ".part").ok());
-  EXPECT_FALSE(OpenByteSink("/nonexistent/x").ok());
-}
-
 // Delivers a line of any length without having it.
 class EndlessLine : public ByteSource {
  public:

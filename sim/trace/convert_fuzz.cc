@@ -11,6 +11,7 @@
 #include "kvblocks/sim/testing/trace_fuzz_input.h"
 #include "kvblocks/sim/trace/convert.h"
 #include "kvblocks/sim/trace/native_reader.h"
+#include "kvblocks/sim/trace/trace_facts.h"
 #include "kvblocks/tests/fuzz/fuzz_input.h"
 
 namespace {
@@ -49,6 +50,15 @@ std::vector<TraceRequest> ReadBack(const Copy& copy) {
   FUZZ_EXPECT(result.status.ok(), result.status.ToString() + "\n" + copy.bytes);
   for (TraceRequest& request : result.requests) request.line = 0;
   return std::move(result.requests);
+}
+
+// What an infinite cache would hit.
+int64_t SharedTokens(const std::string& bytes) {
+  const auto reader = OpenTraceString(bytes, "copy", {});
+  FUZZ_EXPECT(reader.ok(), reader.status().ToString());
+  const auto facts = ComputeTraceFacts(**reader, {});
+  FUZZ_EXPECT(facts.ok(), facts.status().ToString());
+  return facts->shared_tokens;
 }
 
 // Rows as they are in a file written in this order.
@@ -104,10 +114,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   if (requests.empty()) return 0;  // no row: a JSONL file of nothing, which has no format
   const Copy mooncake = Write(info, requests, TraceFormat::kMooncake);
-  if (mooncake.losses.empty()) {
+  if (!mooncake.written.ok()) {
+    FUZZ_EXPECT(info.scope != ContentScope::kGlobal && info.block_tokens == 1,
+                mooncake.written.ToString());
+  } else if (mooncake.losses.empty()) {
     ExpectEqual(requests, ReadBack(mooncake), mooncake.bytes);
-  } else if (mooncake.written.ok()) {
+  } else {
     ReadBack(mooncake);
+  }
+  if (mooncake.written.ok()) {
+    FUZZ_EXPECT(SharedTokens(mooncake.bytes) == SharedTokens(native.bytes), mooncake.bytes);
   }
 
   if (requests.front().arrival_ns < 86400000000000) {

@@ -1,14 +1,17 @@
 #include "kvblocks/sim/trace/convert.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/sim/testing/trace_testing.h"
+#include "kvblocks/sim/trace/trace_facts.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks::sim {
@@ -191,6 +194,48 @@ TEST_F(ConvertTest, LossesAreNamed) {
   const auto csv = ConvertTrace(in, Path("names.csv"), TraceFormat::kCsv, {});
   ASSERT_TRUE(csv.ok());
   EXPECT_EQ(csv->losses.size(), 2u) << "content, and the priority";
+}
+
+int64_t SharedTokens(const std::string& path) {
+  auto reader = OpenTrace(path, {});
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  return reader.ok() ? ComputeTraceFacts(**reader, {})->shared_tokens : -1;
+}
+
+// Equal ids of two sessions are different contents, and Mooncake's ids hold everywhere.
+TEST_F(ConvertTest, IdsOfSessionsStayApartInMooncake) {
+  std::string sessions;
+  for (const char* name : {"a", "b", "c"}) {
+    absl::StrAppend(&sessions, R"({"id": ")", name,
+                    R"(", "block_size": 4, "hash_id_scope": "local", "requests": [)"
+                    R"({"t": 0, "type": "n", "in": 8, "out": 1, "hash_ids": [1, 2]}, )"
+                    R"({"t": 1, "type": "n", "in": 13, "out": 1, "hash_ids": [1, 2, 3]}]})",
+                    "\n");
+  }
+  const std::string in = WriteFile("sessions.jsonl", sessions);
+  for (const TraceFormat format : {TraceFormat::kNative, TraceFormat::kMooncake}) {
+    const std::string out = Path("sessions.out");
+    const auto report = ConvertTrace(in, out, format, {});
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(SharedTokens(out), SharedTokens(in));
+    EXPECT_EQ(SharedTokens(out), 3 * 8);
+    const bool says_so = std::any_of(
+        report->losses.begin(), report->losses.end(),
+        [](const std::string& loss) { return loss.find("content ids") != std::string::npos; });
+    EXPECT_EQ(says_so, format == TraceFormat::kMooncake);
+  }
+}
+
+TEST_F(ConvertTest, TokenIdsOfTenantsAreRefusedByMooncake) {
+  const std::string in = WriteFile("tenants.txtpb", R"(header { version: 1 block_tokens: 1 scope: TENANT }
+
+    strings { value: "a" }
+
+    request { id: 1 input_length: 2 output_length: 1 tenant: 1 ids: 7 ids: 1 }
+  )");
+  const auto refused = ConvertTrace(in, Path("tenants.jsonl"), TraceFormat::kMooncake, {});
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("content ids: got token ids"));
+  EXPECT_FALSE(OpenTrace(Path("tenants.jsonl"), {}).ok());
 }
 
 TEST_F(ConvertTest, CsvKeepsTheDayAndNeedsAStartWithinIt) {

@@ -44,30 +44,44 @@ bool Contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-struct FirstLine {
-  size_t begin;
-  size_t end;
-  int64_t number;
-  bool complete;
-};
+bool IsBlank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
-// The first line that is not blank, or nothing but blanks if begin == end.
-FirstLine FindFirstLine(std::string_view head) {
-  size_t begin = head.substr(0, 3) == "\xef\xbb\xbf" ? 3 : 0;
-  for (int64_t number = 1;; ++number) {
-    const size_t end = std::min(head.find('\n', begin), head.size());
-    const std::string_view line = head.substr(begin, end - begin);
-    const size_t text = line.find_first_not_of(" \t\r");
-    const bool complete = end < head.size();
-    if (text != std::string_view::npos || !complete) {
-      size_t trimmed = end;
-      while (trimmed > begin && std::strchr(" \t\r", head[trimmed - 1]) != nullptr) --trimmed;
-      const size_t skip = text == std::string_view::npos ? trimmed - begin : text;
-      return {begin + skip, trimmed, number, complete};
+// The first line that is not blank, in a text that grows at its end. No byte is looked at twice,
+// in however many parts the text comes.
+class FirstLine {
+ public:
+  static constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
+  // True: the line and its end are in `head`, which begins with what the calls before had.
+  // REQUIRES: the first call has all of the byte-order mark, if there is one.
+  bool Find(std::string_view head) {
+    if (position_ == 0 && head.substr(0, kByteOrderMark.size()) == kByteOrderMark) {
+      position_ = begin_ = kByteOrderMark.size();
     }
-    begin = end + 1;
+    for (; !has_text_ && position_ < head.size(); ++position_) {
+      has_text_ = !IsBlank(head[position_]) && head[position_] != '\n';
+      if (head[position_] == '\n') ++number_;
+      begin_ = has_text_ ? position_ : position_ + 1;
+    }
+    const size_t end = head.find('\n', position_);
+    position_ = std::min(end, head.size());
+    return end != std::string_view::npos;
   }
-}
+
+  // From its first character that is no blank; empty if there is no such line.
+  std::string_view Text(std::string_view head) const {
+    size_t end = position_;
+    while (end > begin_ && IsBlank(head[end - 1])) --end;
+    return head.substr(begin_, end - begin_);
+  }
+  int64_t number() const { return number_; }
+
+ private:
+  bool has_text_ = false;
+  size_t begin_ = 0;
+  size_t position_ = 0;  // how far it was looked at
+  int64_t number_ = 1;
+};
 
 absl::Status Unsupported(const RowLog& log, int64_t line, const std::string& format) {
   return absl::UnimplementedError(
@@ -118,13 +132,13 @@ absl::StatusOr<std::string> DetectObject(std::string_view text, const RowLog& lo
     return absl::InvalidArgumentError(
         RowError(log, line,
                  absl::StrCat("format: got a record that fits ", absl::StrJoin(candidates, " and "),
-                              ", expected exactly one (--format)")));
+                              ", expected exactly one (--trace-format)")));
   }
   if (candidates.empty()) {
     return absl::InvalidArgumentError(
         RowError(log, line,
                  "format: got a JSON object without hash_ids, requests, sub_requests or prompt, "
-                 "expected a known trace record (--format)"));
+                 "expected a known trace record (--trace-format)"));
   }
   if (candidates[0] == "Mooncake JSONL") return std::string("mooncake");
   if (candidates[0] == "coding-agent session") return std::string("coding");
@@ -137,39 +151,42 @@ absl::StatusOr<std::string> DetectFormat(std::string head, const std::string& fi
   RowLog log;
   log.file = file;
   if (head.substr(0, kNativeMagic.size()) == kNativeMagic) return std::string("native");
-  const FirstLine line = FindFirstLine(head);
-  if (line.begin == line.end) {
-    return absl::InvalidArgumentError(
-        RowError(log, line.number, "format: got an empty file, expected a first record"));
-  }
   const size_t size = head.size();
   head.resize(size + LineReader::kPadding, ' ');
-  const std::string_view text = std::string_view(head).substr(line.begin, line.end - line.begin);
-  if (text[0] == '{') return DetectObject(text, log, line.number);
-  if (text[0] == '[') return Unsupported(log, line.number, "ShareGPT JSON");
+  FirstLine line;
+  line.Find(std::string_view(head).substr(0, size));
+  const std::string_view text = line.Text(head);
+  if (text.empty()) {
+    return absl::InvalidArgumentError(RowError(
+        log, line.number(),
+        size == 0 ? "format: got an empty file, expected a first record"
+                  : absl::StrCat("format: got an empty file, with nothing but blanks in its first ",
+                                 size, " bytes, expected a first record")));
+  }
+  if (text[0] == '{') return DetectObject(text, log, line.number());
+  if (text[0] == '[') return Unsupported(log, line.number(), "ShareGPT JSON");
   if (text.substr(0, 10) == "TIMESTAMP,") return std::string("azure");
-  if (Contains(text, "Request tokens")) return Unsupported(log, line.number, "BurstGPT CSV");
-  if (Contains(text, "num_prefill_tokens")) return Unsupported(log, line.number, "Vidur CSV");
+  if (Contains(text, "Request tokens")) return Unsupported(log, line.number(), "BurstGPT CSV");
+  if (Contains(text, "num_prefill_tokens")) return Unsupported(log, line.number(), "Vidur CSV");
   if (text.substr(0, 6) == "header") return std::string("native-text");
   return absl::InvalidArgumentError(RowError(
-      log, line.number,
+      log, line.number(),
       absl::StrCat("format: got ", Shown(text), ", expected a JSON object, a known CSV header or ",
-                   Shown(kNativeMagic), " (--format)")));
+                   Shown(kNativeMagic), " (--trace-format)")));
 }
 
 absl::StatusOr<std::string> PeekHead(std::unique_ptr<ByteSource>* source, size_t max_bytes) {
   std::string head;
+  std::string chunk(64 * 1024, '\0');
+  FirstLine line;
   while (head.size() < max_bytes) {
     // A native file is recognised by its first bytes and may have no line end for long.
     if (head.substr(0, kNativeMagic.size()) == kNativeMagic) break;
-    const FirstLine line = FindFirstLine(head);
-    if (line.complete && line.begin != line.end) break;
-    const size_t before = head.size();
-    head.resize(before + 64 * 1024);
-    absl::StatusOr<size_t> n = (*source)->Read(head.data() + before, head.size() - before);
+    if (head.size() >= FirstLine::kByteOrderMark.size() && line.Find(head)) break;
+    absl::StatusOr<size_t> n = (*source)->Read(chunk.data(), chunk.size());
     if (!n.ok()) return n.status();
-    head.resize(before + *n);
     if (*n == 0) break;
+    head.append(chunk, 0, *n);
   }
   *source = std::make_unique<PeekedSource>(head, std::move(*source));
   return head;

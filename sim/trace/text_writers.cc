@@ -42,7 +42,15 @@ class MooncakeWriter : public TraceWriter {
 
   absl::Status Begin(const TraceInfo& info) override {
     block_tokens_ = info.block_tokens;
-    if (info.scope != ContentScope::kGlobal) losses_.insert("the scope of content ids");
+    scope_ = info.scope;
+    if (scope_ != ContentScope::kGlobal && block_tokens_ == 1) {
+      return absl::InvalidArgumentError(
+          "content ids: got token ids that hold within one session or tenant, expected ids that "
+          "hold everywhere, as all do in Mooncake files (--to=native keeps them)");
+    }
+    if (scope_ != ContentScope::kGlobal && block_tokens_ != 0) {
+      losses_.insert("content ids (numbered anew, so that those of two sessions or tenants differ)");
+    }
     if (!info.unknown_fields.empty()) losses_.insert("unknown fields");
     return absl::OkStatus();
   }
@@ -54,7 +62,12 @@ class MooncakeWriter : public TraceWriter {
     }
     absl::StrAppend(&line, ", \"input_length\": ", r.input_length,
                     ", \"output_length\": ", r.output_length, ", \"block_size\": ", block_tokens_,
-                    ", \"hash_ids\": [", absl::StrJoin(r.content_ids, ", "), "]");
+                    ", \"hash_ids\": [");
+    const int64_t scope = ScopeNumber(r);
+    for (size_t i = 0; i < r.content_ids.size(); ++i) {
+      absl::StrAppend(&line, i == 0 ? "" : ", ", GlobalId(scope, r.content_ids[i]));
+    }
+    line += "]";
     if (r.session != 0) {
       const bool integer = r.session < uint64_t{1} << 63;
       absl::StrAppend(&line, ", \"session_id\": ", integer ? "" : "\"", r.session,
@@ -104,9 +117,30 @@ class MooncakeWriter : public TraceWriter {
   absl::Status Finish() override { return sink_->Close(); }
 
  private:
+  // Of the request's session or tenant.
+  int64_t ScopeNumber(const TraceRequest& r) {
+    if (scope_ == ContentScope::kGlobal) return 0;
+    // As in ScopeKey: without a session the ids are nobody else's.
+    std::string name = scope_ == ContentScope::kTenant ? r.tenant
+                       : r.session != 0                ? absl::StrCat("session ", r.session)
+                                                       : absl::StrCat("row ", r.row);
+    const int64_t next = static_cast<int64_t>(scopes_.size());
+    return scopes_.try_emplace(std::move(name), next).first->second;
+  }
+  // A number that no other scope has for its content.
+  int64_t GlobalId(int64_t scope, int64_t id) {
+    if (scope_ == ContentScope::kGlobal) return id;
+    const int64_t next = static_cast<int64_t>(global_ids_.size());
+    return global_ids_.try_emplace({scope, id}, next).first->second;
+  }
+
   std::unique_ptr<ByteSink> sink_;
   int64_t block_tokens_ = 0;
+  ContentScope scope_ = ContentScope::kGlobal;
   absl::flat_hash_map<int64_t, std::string> id_of_row_;
+  // Only of ids that do not hold everywhere.
+  absl::flat_hash_map<std::string, int64_t> scopes_;
+  absl::flat_hash_map<std::pair<int64_t, int64_t>, int64_t> global_ids_;  // of (scope, id)
 };
 
 class CsvWriter : public TraceWriter {

@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<RowSource>> MakeRowSource(std::unique_ptr<ByteSou
   if (format == "native") return MakeNativeReader(std::move(bytes), options, log);
   if (format == "native-text") return MakeNativeTextReader(std::move(bytes), options, log);
   return absl::InvalidArgumentError(
-      absl::StrCat("--format: got ", Shown(format),
+      absl::StrCat("--trace-format: got ", Shown(format),
                    ", expected auto, mooncake, azure, coding, native or native-text"));
 }
 

@@ -275,7 +275,7 @@ TEST(TraceReaderTest, FormatsAreDetectedByTheFirstRecord) {
   EXPECT_THAT(error("num_prefill_tokens,num_decode_tokens\n"), HasSubstr("Vidur"));
   EXPECT_THAT(error(R"({"hash_ids": [1], "prompt": "x"})"),
               HasSubstr("fits Mooncake JSONL and vLLM custom JSONL"));
-  EXPECT_THAT(error(R"({"a": 1})"), HasSubstr("--format"));
+  EXPECT_THAT(error(R"({"a": 1})"), HasSubstr("(--trace-format)"));
   EXPECT_THAT(error(""), HasSubstr("empty file"));
   EXPECT_THAT(error("\n\n"), HasSubstr("empty file"));
   EXPECT_THAT(error("%PDF-1.4"), HasSubstr("expected a JSON object"));
@@ -283,7 +283,7 @@ TEST(TraceReaderTest, FormatsAreDetectedByTheFirstRecord) {
   EXPECT_THAT(error(std::string(3, '\0') + "\xff"), HasSubstr("\\x00"));
   TraceReaderOptions options;
   options.format = "parquet";
-  EXPECT_THAT(TraceError("x", options), HasSubstr("--format: got \"parquet\""));
+  EXPECT_THAT(TraceError("x", options), HasSubstr("--trace-format: got \"parquet\""));
 }
 
 TEST(TraceReaderTest, FormatOptionOverridesDetection) {

@@ -272,17 +272,16 @@ TEST(VerifyingObserverTest, ReplaysOfEveryKindHaveNoWrongNumber) {
 class ForgetfulOps final : public attention::AttentionOps {
  public:
   const char* name() const override { return "FORGETFUL"; }
-  absl::Status ReshapeAndCache(const attention::ExecContext& context,
-                               const attention::ReshapeAndCacheArgs& args) const override {
-    return ++num_writes_ == 20 ? absl::OkStatus() : sound_.ReshapeAndCache(context, args);
+  template <typename Args>
+  using Checked = attention::Checked<Args>;
+  absl::Status Run(const Checked<attention::ReshapeAndCacheArgs>& call) const override {
+    return ++num_writes_ == 20 ? absl::OkStatus() : sound_.Run(call);
   }
-  absl::Status PagedDecode(const attention::ExecContext& context,
-                           const attention::PagedDecodeArgs& args) const override {
-    return sound_.PagedDecode(context, args);
+  absl::Status Run(const Checked<attention::PagedDecodeArgs>& call) const override {
+    return sound_.Run(call);
   }
-  absl::Status PagedPrefill(const attention::ExecContext& context,
-                            const attention::PagedPrefillArgs& args) const override {
-    return sound_.PagedPrefill(context, args);
+  absl::Status Run(const Checked<attention::PagedPrefillArgs>& call) const override {
+    return sound_.Run(call);
   }
 
  private:

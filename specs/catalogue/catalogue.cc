@@ -10,7 +10,7 @@
 #include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/catalogue/catalogue.pb.h"
 #include "kvblocks/specs/catalogue/catalogue_data.h"
-#include "kvblocks/specs/config_source.h"
+#include "kvblocks/specs/config/config_source.h"
 
 namespace kvblocks {
 namespace {

@@ -25,26 +25,26 @@ class FaultyOps final : public attention::AttentionOps {
   std::function<void(std::vector<int64_t>&)> change_slots = [](std::vector<int64_t>&) {};
   std::function<void(attention::AttnParams&)> change_params = [](attention::AttnParams&) {};
 
-  absl::Status ReshapeAndCache(const attention::ExecContext& context,
-                               const attention::ReshapeAndCacheArgs& args) const override {
+  template <typename Args>
+  using Checked = attention::Checked<Args>;
+  absl::Status Run(const Checked<attention::ReshapeAndCacheArgs>& call) const override {
+    const attention::ReshapeAndCacheArgs& args = call.args();
     const auto* slots = reinterpret_cast<const int64_t*>(args.slot_mapping.data);
     std::vector<int64_t> changed(slots, slots + args.slot_mapping.num_elements());
     change_slots(changed);
     attention::ReshapeAndCacheArgs with = args;
     with.slot_mapping = attention::ViewOf(absl::MakeConstSpan(changed));
-    return sound_.ReshapeAndCache(context, with);
+    return sound_.ReshapeAndCache(call.context(), with);
   }
-  absl::Status PagedDecode(const attention::ExecContext& context,
-                           const attention::PagedDecodeArgs& args) const override {
-    attention::PagedDecodeArgs with = args;
+  absl::Status Run(const Checked<attention::PagedDecodeArgs>& call) const override {
+    attention::PagedDecodeArgs with = call.args();
     change_params(with.params);
-    return sound_.PagedDecode(context, with);
+    return sound_.PagedDecode(call.context(), with);
   }
-  absl::Status PagedPrefill(const attention::ExecContext& context,
-                            const attention::PagedPrefillArgs& args) const override {
-    attention::PagedPrefillArgs with = args;
+  absl::Status Run(const Checked<attention::PagedPrefillArgs>& call) const override {
+    attention::PagedPrefillArgs with = call.args();
     change_params(with.params);
-    return sound_.PagedPrefill(context, with);
+    return sound_.PagedPrefill(call.context(), with);
   }
 
  private:

@@ -2,8 +2,12 @@
 // over mutations of them that are the same on every machine. See kv_fuzz_test in fuzz.bzl.
 //
 // KVBLOCKS_FUZZ_CORPUS names the folder of the corpus, KVBLOCKS_FUZZ_MUTATIONS how many mutations
-// to run. If an input stops the process, it is kept as `crash` among the test's outputs.
+// to run. If an input stops the process, it is kept as `crash` among the test's outputs; so is one
+// that takes more than kMostSeconds of processor time, as much as tools/fuzz.sh allows.
 
+#include <sys/time.h>
+
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -24,6 +28,7 @@ namespace kvblocks::fuzz {
 namespace {
 
 constexpr size_t kMostBytes = 1 << 16;
+constexpr int kMostSeconds = 20;  // of processor time per input
 
 std::string current_name;
 std::string current_input;
@@ -48,12 +53,25 @@ void OnSignal(int signal) {
   std::raise(signal);
 }
 
+// Begins to count; then SIGPROF comes after `seconds` of processor time, and 0 switches it off.
+void LimitTime(int seconds) {
+  const itimerval timer = {.it_interval = {0, 0}, .it_value = {seconds, 0}};
+  setitimer(ITIMER_PROF, &timer, nullptr);
+}
+
+void OnTimeLimit(int) {
+  std::fprintf(stderr, "One input took more than %d s of processor time.\n", kMostSeconds);
+  std::abort();  // keeps the input
+}
+
 void RunInput(std::string name, std::string input) {
   current_name = std::move(name);
   current_input = std::move(input);
   // A copy of exactly the input's size, so that AddressSanitizer sees a read past its end.
   const std::vector<uint8_t> bytes(current_input.begin(), current_input.end());
+  LimitTime(kMostSeconds);
   LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
+  LimitTime(0);
   current_name.clear();
 }
 
@@ -148,6 +166,7 @@ class FuzzTest : public testing::Test {
     crash_path = (outputs != nullptr ? std::string(outputs) : testing::TempDir()) + "/crash";
     if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(KeepCrash);
     std::signal(SIGABRT, OnSignal);
+    std::signal(SIGPROF, OnTimeLimit);
     if (__sanitizer_set_death_callback == nullptr) {  // else the sanitizer handles it
       std::signal(SIGSEGV, OnSignal);
       std::signal(SIGFPE, OnSignal);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kvblocks/attention/cuda/check/bench_kernels.h"
+#include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
 #include "kvblocks/attention/tensor/small_floats.h"
@@ -40,9 +41,9 @@ DeviceTensor& DeviceTensor::operator=(DeviceTensor&& other) noexcept {
 void DeviceTensor::FillNormal(uint32_t seed, float factor) {
   ExecContext context;
   context.device = view.device;
-  const auto launch = LaunchContextOf("FillNormal", context);
-  if (!launch.ok()) std::abort();
-  MustSucceed(LaunchFillNormal(*launch, view.data, view.num_elements(), ElementOf(view.dtype), seed,
+  const auto call = CudaCall::Begin("FillNormal", context);
+  if (!call.ok()) std::abort();
+  MustSucceed(LaunchFillNormal(call->launch(), view.data, view.num_elements(), ElementOf(view.dtype), seed,
                                factor),
               "FillNormal");
 }

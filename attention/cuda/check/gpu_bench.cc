@@ -9,7 +9,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "kvblocks/attention/cuda/check/bench_kernels.h"
-#include "kvblocks/attention/cuda/kernel_params.h"
+#include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
 
 namespace kvblocks::attention::cuda {
@@ -104,20 +104,20 @@ void GpuBench::MeasurePeaks() {
     from.FillNormal(1);
     (void)Synchronize(nullptr);
     const double read_ms = MedianMs([&](const ExecContext& context) {
-      const auto launch = LaunchContextOf("ReadAll", context);
-      return StatusOf("ReadAll", LaunchReadAll(*launch, from.view.data, kBytes,
+      const auto call = CudaCall::Begin("ReadAll", context);
+      return StatusOf(call->op(), LaunchReadAll(call->launch(), from.view.data, kBytes,
                                                flags_memory_.view.as<uint32_t>()));
     });
     const double copy_ms = MedianMs([&](const ExecContext& context) {
-      const auto launch = LaunchContextOf("CopyAll", context);
-      return StatusOf("CopyAll", LaunchCopyAll(*launch, to.view.data, from.view.data, kBytes));
+      const auto call = CudaCall::Begin("CopyAll", context);
+      return StatusOf(call->op(), LaunchCopyAll(call->launch(), to.view.data, from.view.data, kBytes));
     });
     constexpr int kLaunches = 40;
     const double empty_ms = MedianMs([&](const ExecContext& context) {
-      const auto launch = LaunchContextOf("Empty", context);
+      const auto call = CudaCall::Begin("Empty", context);
       Error error = 0;
-      for (int i = 0; i < kLaunches && error == 0; ++i) error = LaunchEmpty(*launch);
-      return StatusOf("Empty", error);
+      for (int i = 0; i < kLaunches && error == 0; ++i) error = LaunchEmpty(call->launch());
+      return StatusOf(call->op(), error);
     });
     read_tbs_ = kBytes / read_ms * 1e-9;
     copy_tbs_ = 2 * kBytes / copy_ms * 1e-9;
@@ -130,9 +130,9 @@ void GpuBench::MeasurePeaks() {
   DeviceTensor sink(DType::kF32, {1});
   double flops = 0;
   const double ms = MedianMs([&](const ExecContext& context) {
-    const auto launch = LaunchContextOf("MatrixLoop", context);
-    flops = MatrixLoopFlops(*launch, kRounds);
-    return StatusOf("MatrixLoop", LaunchMatrixLoop(*launch, kRounds, sink.view.as<float>()));
+    const auto call = CudaCall::Begin("MatrixLoop", context);
+    flops = MatrixLoopFlops(call->launch(), kRounds);
+    return StatusOf(call->op(), LaunchMatrixLoop(call->launch(), kRounds, sink.view.as<float>()));
   });
   const double loop = flops / ms * 1e-9;
   std::printf("mma.sync %.0f TFLOP/s", loop);

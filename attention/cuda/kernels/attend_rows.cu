@@ -433,35 +433,6 @@ Error LaunchKernel(const LaunchContext& context, const AttendRowsParams& params)
   config.stream = context.stream;
   return Launch(config, AttendRowsKernel<kHeads, kSums>, params, context.error_flags);
 }
-__global__ void __launch_bounds__(32) MaskBitsKernel(const MaskBitsParams params) {
-  const int lane = static_cast<int>(threadIdx.x);
-  // Modulo 2^64: lengths may be anything.
-  uint64_t before = 0;
-  for (int first = 0; first < params.num_requests; first += 32) {
-    const int b = first + lane;
-    uint64_t bits = 0;
-    if (b < params.num_requests) {
-      const int64_t queries =
-          params.query_start_loc == nullptr
-              ? 1
-              : int64_t{params.query_start_loc[b + 1]} - params.query_start_loc[b];
-      const int64_t length = params.seq_lens != nullptr
-                                 ? params.seq_lens[b]
-                                 : int64_t{params.kv_start_loc[b + 1]} - params.kv_start_loc[b];
-      bits = queries > 0 && length > 0
-                 ? static_cast<uint64_t>(queries) * static_cast<uint64_t>(length)
-                 : 0;
-    }
-    uint64_t sum = bits;  // of this lane and those below
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const uint64_t below = __shfl_up_sync(kFullWarp, sum, lanes);
-      if (lane >= lanes) sum += below;
-    }
-    if (b < params.num_requests) params.bits_before[b] = static_cast<int64_t>(before + sum - bits);
-    before += __shfl_sync(kFullWarp, sum, 31);
-  }
-}
 
 }  // namespace
 
@@ -480,14 +451,6 @@ Error LaunchAttendRows(const LaunchContext& context, const AttendRowsParams& par
     default:
       return LaunchKernel<4, 4>(context, params);
   }
-}
-
-Error LaunchMaskBits(const LaunchContext& context, const MaskBitsParams& params) {
-  if (params.num_requests == 0) return cudaSuccess;
-  LaunchConfig config;
-  config.block = dim3(32);
-  config.stream = context.stream;
-  return Launch(config, MaskBitsKernel, params);
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -100,17 +100,6 @@ struct AttendRowsParams {
 
 Error LaunchAttendRows(const LaunchContext& context, const AttendRowsParams& params);
 
-// Sums of q_len * kv_len over the requests before each, for masks of ragged bits: num_requests
-// numbers, by one warp. Lengths as in AttendRowsParams.
-struct MaskBitsParams {
-  int32_t num_requests = 0;
-  const int32_t* query_start_loc = nullptr;  // null: one query each
-  const int32_t* seq_lens = nullptr;         // or
-  const int32_t* kv_start_loc = nullptr;
-  int64_t* bits_before = nullptr;
-};
-Error LaunchMaskBits(const LaunchContext& context, const MaskBitsParams& params);
-
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_ATTEND_ROWS_H_

@@ -110,6 +110,23 @@ __global__ __launch_bounds__(kThreads) void DecodePlanKernel(const KernelParams 
   }
 }
 
+__global__ __launch_bounds__(kThreads) void GivenPiecesKernel(
+    const __grid_constant__ GivenPieces given, const __grid_constant__ DecodePlanLayout layout) {
+  const int thread = static_cast<int>(threadIdx.x);
+  int32_t* words = static_cast<int32_t*>(given.plan);
+  auto* pieces = reinterpret_cast<DecodePiece*>(words + layout.pieces);
+  WaitForPreviousKernel();
+  AllowNextKernel();
+  for (int i = thread; i < given.count; i += kThreads) pieces[given.first + i] = given.pieces[i];
+  if (given.first > 0) return;
+  for (int i = thread; i < given.of.num_counters; i += kThreads) words[layout.counters + i] = 0;
+  if (thread == 0) {
+    words[kPlanNumPieces] = static_cast<int32_t>(given.of.value);
+    words[kPlanNumParts] = 0;
+    words[kPlanTile] = given.of.tile;
+  }
+}
+
 int64_t MaxKeys(const DecodePlanParams& params) {
   return params.max_seq_len < params.max_keys ? params.max_seq_len : params.max_keys;
 }
@@ -143,7 +160,9 @@ DecodePlanLayout LayoutOf(const DecodePlanParams& params) {
   DecodePlanLayout layout;
   const bool is_auto = params.kind == SplitKind::kAuto;
   layout.max_pieces =
-      params.num_requests * PiecesPerRequest(params) + (is_auto ? params.num_parts : 0);
+      params.kind == SplitKind::kGiven
+          ? params.value
+          : params.num_requests * PiecesPerRequest(params) + (is_auto ? params.num_parts : 0);
   layout.part_begin = kPlanHeaderWords;
   layout.split_offsets = layout.part_begin + (is_auto ? params.num_parts + 1 : 0);
   layout.pieces = AlignedTo4(layout.split_offsets + params.num_requests + 1);
@@ -181,6 +200,14 @@ Error LaunchDecodePlan(const LaunchContext& context, const DecodePlanParams& par
   config.stream = context.stream;
   config.overlap_previous = context.can_overlap();
   return Launch(config, DecodePlanKernel, p);
+}
+
+Error LaunchGivenPieces(const LaunchContext& context, const GivenPieces& given) {
+  LaunchConfig config;
+  config.block = dim3(kThreads);
+  config.stream = context.stream;
+  config.overlap_previous = context.can_overlap();
+  return Launch(config, GivenPiecesKernel, given, LayoutOf(given.of));
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -7,7 +7,8 @@
 //   header (16 words; DecodePlanWord), part_begin [parts + 1] (Auto), split_offsets [R + 1], pieces
 //   [max_pieces] of 4 words (DecodePiece), counters: zero, and zero again after every decode.
 // Pieces are in order of requests. Auto: part p does pieces part_begin[p] to part_begin[p + 1].
-// Other policies: a grid of n blocks deals them out, block i does i, i + n, ...
+// Other policies: a grid of n blocks deals them out, block i does i, i + n, ... A caller may give
+// pieces of its own making (kGiven; no split_offsets).
 // Because of the counters a plan serves one stream at a time.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_PLAN_H_
@@ -21,7 +22,7 @@
 
 namespace kvblocks::attention::cuda {
 
-enum class SplitKind : uint8_t { kAuto, kNone, kFixed, kCount };  // as ops/params.h has them
+enum class SplitKind : uint8_t { kAuto, kNone, kFixed, kCount, kGiven };
 
 enum DecodePlanWord : int {
   kPlanNumPieces = 0,
@@ -50,8 +51,8 @@ struct DecodePlanParams {
   int32_t block_size = 1;
   int32_t window = 0;  // 0: none; tile 0 begins at the block in which the first query's window does
   SplitKind kind = SplitKind::kAuto;
-  int64_t value = 0;      // of Fixed and Count
-  int32_t tile = 64;      // Auto, None
+  int64_t value = 0;      // of Fixed and Count; Given: pieces
+  int32_t tile = 64;      // Auto, None, Given
   int32_t overhead = -1;  // of a piece, in tiles; < 0: 5, less if parts have few tiles
   int32_t num_parts = 1;  // Auto
   int32_t num_counters = 0;
@@ -71,6 +72,19 @@ bool TakesDecodePlan(const DecodePlanParams& params);
 
 // REQUIRES: TakesDecodePlan; `plan` of LayoutOf(params).bytes, aligned to 16 bytes.
 Error LaunchDecodePlan(const LaunchContext& context, const DecodePlanParams& params, void* plan);
+
+// Some of the pieces of a plan of kind kGiven: they are parameters of the kernel that stores them,
+// with the rest of the plan before the first. REQUIRES: the pieces of a request one after another.
+struct GivenPieces {
+  static constexpr int kMost = 240;
+  DecodePlanParams of;
+  void* plan = nullptr;              // as of LaunchDecodePlan
+  int32_t first = 0, count = 0;      // of all
+  DecodePiece pieces[kMost];
+};
+// What devices take at most by value.
+static_assert(sizeof(GivenPieces) + sizeof(DecodePlanLayout) <= 4096);
+Error LaunchGivenPieces(const LaunchContext& context, const GivenPieces& given);
 
 }  // namespace kvblocks::attention::cuda
 

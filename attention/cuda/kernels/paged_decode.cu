@@ -106,6 +106,13 @@ bool TakesPagedDecode(const PagedDecodeParams& params) {
   const Cache& cache = params.keys.cache;
   const Scoring& scoring = params.scoring;
   if (cache.layout != Layout::kStrided || cache.element == Element::kF32) return false;
+  if (params.kv_start_loc != nullptr || params.query_positions != nullptr ||
+      params.out_scale > 0) {
+    return false;
+  }
+  // More queries per request are for prefill.
+  const int group = params.num_heads / MaxOf(1, params.num_kv_heads);
+  if (params.query_start_loc != nullptr && int64_t{params.max_query_len} * group > 64) return false;
   if (scoring.chunk > 0 || scoring.block_sparse.vert_stride > 1 || scoring.mask.form != 0 ||
       scoring.mask.mode == 0) {
     return false;
@@ -147,10 +154,13 @@ DecodePlanParams DecodePlanOf(const PagedDecodeParams& params, int num_multiproc
   plan.max_keys = int64_t{params.keys.table_columns} * plan.block_size;
   constexpr int64_t kMaxKeys = (int64_t{1} << 31) - 1024;
   if (plan.max_keys > kMaxKeys) plan.max_keys = kMaxKeys;
-  plan.window = params.scoring.window_left >= 0 ? params.scoring.window_left + 1 : 0;
+  const bool is_given = params.split == SplitKind::kGiven;
+  plan.window = is_given                          ? params.given_window
+                : params.scoring.window_left >= 0 ? params.scoring.window_left + 1
+                                                  : 0;
   plan.kind = params.split;
   plan.value = params.split_value;
-  plan.tile = kDecodeTile;
+  plan.tile = is_given ? params.given_tile : kDecodeTile;
   const int per_multiprocessor = DecodeBlocksPerMultiprocessor(
       shape.padded_dim, BytesOf(params.keys.cache.element), shape.groups);
   const int heads = params.num_kv_heads * shape.row_groups;

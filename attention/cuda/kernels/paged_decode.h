@@ -8,7 +8,7 @@
 //
 // Takes kStrided caches whose rows begin at multiples of 16 bytes, blocks of multiples of 8 keys,
 // head sizes of multiples of 8 up to 256, 16-bit queries and outputs; causal, windows, sinks, soft
-// caps, ALiBi. Anything else is for the general kernels.
+// caps, ALiBi; no query_positions, no out_scale. Anything else is for the general kernels.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PAGED_DECODE_H_
@@ -22,21 +22,12 @@
 
 namespace kvblocks::attention::cuda {
 
-struct PagedDecodeParams {
-  ConstRows q;  // [T, H, D]
-  Rows out;     // [T, H, Dv]
-  float* lse = nullptr;
-  int64_t lse_row_stride = 0, lse_head_stride = 0;
-  PagedKeys keys;
-  Scoring scoring;
-  const int32_t* query_start_loc = nullptr;  // null: one query per request
-  int32_t num_requests = 0, num_heads = 0, num_kv_heads = 0;
-  int32_t key_dim = 0, value_dim = 0;
-  int32_t max_query_len = 1;
-  int64_t max_seq_len = 0;
+struct PagedDecodeParams : DenseAttention {
   SplitKind split = SplitKind::kAuto;
-  int64_t split_value = 0;
-  // Made by LaunchDecodePlan of DecodePlanOf; null: in the workspace.
+  int64_t split_value = 0;  // of Fixed and Count; Given: pieces
+  // Of Given: keys per tile, and the window (0: none) that tiles count from.
+  int32_t given_tile = 0, given_window = 0;
+  // Made by LaunchDecodePlan or LaunchGivenPieces of DecodePlanOf; null: in the workspace.
   void* plan = nullptr;
 };
 

@@ -123,6 +123,29 @@ struct Scoring {
   }
 };
 
+// Attention over K/V heads, whichever kernel does it.
+struct DenseAttention {
+  ConstRows q;          // [T, H, D]
+  Rows out;             // [T, H, Dv]
+  float out_scale = 0;  // > 0: out is divided by it, to fit codes
+  float* lse = nullptr;
+  int64_t lse_row_stride = 0, lse_head_stride = 0;
+  // Keys of contiguous tensors have no block table: cache.k and cache.v then are rows with
+  // token_stride and head_stride, num_key_rows of them, and kv_start_loc says whose they are.
+  PagedKeys keys;
+  const int32_t* kv_start_loc = nullptr;  // [R + 1]
+  int64_t num_key_rows = 0;
+  Scoring scoring;
+  const int32_t* query_start_loc = nullptr;  // [R + 1]; null: one query per request
+  const int32_t* query_positions = nullptr;  // [T]; null: kv_len - q_len + i
+  int32_t num_requests = 0, num_tokens = 0;  // R, T
+  int32_t num_heads = 1, num_kv_heads = 1;
+  int32_t key_dim = 0, value_dim = 0;
+  int32_t max_query_len = 0;  // a bound; 0: not known
+  // At least every length; of contiguous keys about so many.
+  int64_t max_seq_len = 0;
+};
+
 }  // namespace kvblocks::attention::cuda
 
 #endif  // KVBLOCKS_ATTENTION_CUDA_KERNELS_PARAMS_H_

@@ -456,7 +456,7 @@ int32_t PiecesForPrefill(const LaunchContext& context, const PrefillParams& para
   whole.pieces.count = 1;
   const int64_t items = OrderTiles(whole, kRows).items;
   if (items >= 4 * slots) return 1;
-  int64_t keys = params.max_key_len;
+  int64_t keys = params.max_seq_len;
   const Scoring& scoring = params.scoring;
   if (scoring.window_left >= 0 && (scoring.causal || scoring.window_right >= 0)) {
     const int64_t right = scoring.causal ? 0 : scoring.window_right;

@@ -30,31 +30,13 @@ struct PrefillPieces {
 };
 inline constexpr int32_t kMostPrefillPieces = 31;
 
-struct PrefillParams {
-  ConstRows q;  // [T, H, D]
-  // Keys of contiguous tensors have no block table: cache.k and cache.v then are rows with
-  // token_stride and head_stride, num_key_rows of them, and kv_start_loc says whose they are.
-  PagedKeys keys;
-  const int32_t* kv_start_loc = nullptr;  // [R + 1]
-  int64_t num_key_rows = 0;
-  const int32_t* query_start_loc = nullptr;  // [R + 1]
-  const int32_t* query_positions = nullptr;  // [T] or null
+// max_seq_len is for the order of work alone.
+struct PrefillParams : DenseAttention {
   // >= 0: all tokens are of one request with so many keys, which is known without query_start_loc
   // and lengths.
   int32_t only_length = -1;
-  int32_t num_requests = 0;
-  int32_t num_tokens = 0;     // T
-  int32_t max_query_len = 0;  // a bound; 0: not known
-  int64_t max_key_len = 0;    // about, for the order of work
-  int32_t num_heads = 0, num_kv_heads = 0;
-  int32_t key_dim = 0, value_dim = 0;
-  Scoring scoring;
-  float out_scale = 0;  // > 0: out holds codes
-  Rows out;             // [T, H, Dv]
-  float* lse = nullptr;
-  int64_t lse_row_stride = 0, lse_head_stride = 0;
   // With `outs`, neither out, out_scale, lse nor sinks are looked at.
-  PrefillPieces pieces;
+  PrefillPieces pieces = {};
   // Begin while the kernel before on the stream still runs: it writes nothing that this one reads
   // or writes, nor reads what this one writes. Whoever waits for this one waits for that one, too.
   bool overlaps_previous = false;

@@ -102,7 +102,7 @@ inline TileOrder OrderTiles(const PrefillParams& params, int32_t rows) {
   order.by_rank = ranks * params.num_requests <= numbers + numbers / 4;
   order.numbers = static_cast<int32_t>(order.by_rank ? ranks : numbers);
   order.pairs = params.num_kv_heads * (order.by_rank ? params.num_requests : 1);
-  const int64_t bytes = params.max_key_len * (params.key_dim + params.value_dim) * 2;
+  const int64_t bytes = params.max_seq_len * (params.key_dim + params.value_dim) * 2;
   const int64_t fit = bytes > 0 ? kBytesInL2 / bytes : order.pairs;
   order.pairs_per_group = static_cast<int32_t>(fit < 1 ? 1 : fit > order.pairs ? order.pairs : fit);
   order.pieces = params.pieces.count;

@@ -7,37 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "kvblocks/attention/cuda/host_tensor_ops.h"
-#include "kvblocks/attention/cuda/mla_ops.h"
+#include "kvblocks/attention/cuda/testing/on_device.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/testing/latent_cache.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
 
 namespace kvblocks::attention::cuda {
-
-class MlaOps : public AttentionOps {
- public:
-  const char* name() const override { return "CUDA"; }
-  absl::Status MlaDecode(const ExecContext& context, const MlaDecodeArgs& args) const override {
-    return CudaMlaDecode(context, args);
-  }
-  absl::Status SparseMlaDecode(const ExecContext& context,
-                               const SparseMlaDecodeArgs& args) const override {
-    return CudaSparseMlaDecode(context, args);
-  }
-  absl::Status SparseMlaPrefill(const ExecContext& context,
-                                const SparseMlaPrefillArgs& args) const override {
-    return CudaSparseMlaPrefill(context, args);
-  }
-};
-
-inline const AttentionOps& OnDevice() {
-  static const MlaOps ops;
-  static const auto on_device =
-      HostTensorOps::Create(&ops, {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20});
-  return **on_device;
-}
 
 inline Tolerance ToleranceOf(KvLayout layout, DType type) {
   return layout == KvLayout::kMlaFp8_656 ? CudaTileScaledTolerance(type) : CudaTolerance(type);

@@ -1,0 +1,83 @@
+#include "kvblocks/managers/config/kv_cache_manager_config.h"
+
+#include <string>
+#include <utility>
+
+#include "kvblocks/checks/field_error.h"
+#include "kvblocks/specs/config/kv_cache_config.pb.h"
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
+
+namespace kvblocks {
+namespace {
+
+// One of two words.
+template <typename Enum>
+absl::Status ReadWord(std::string_view field, const std::string& got, const char* first,
+                      Enum first_value, const char* second, Enum second_value, Enum& out) {
+  if (got != first && got != second) {
+    return FieldError(field, '"' + got + '"', std::string(first) + " or " + second);
+  }
+  out = got == first ? first_value : second_value;
+  return absl::OkStatus();
+}
+
+absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheManagerOptions& o) {
+  if (!m.has_max_model_len()) return FieldError("max_model_len", "nothing", "at least 1");
+  o.max_model_len = m.max_model_len();
+  if (m.has_max_in_flight_tokens()) o.max_in_flight_tokens = m.max_in_flight_tokens();
+  if (m.has_enable_caching()) o.enable_caching = m.enable_caching();
+  if (m.has_use_eagle()) o.use_eagle = m.use_eagle();
+  if (m.has_enable_events()) o.enable_events = m.enable_events();
+  if (m.has_log_stats()) o.log_stats = m.log_stats();
+  if (m.has_watermark()) o.watermark = m.watermark();
+  if (m.has_hash_seed()) o.hash_seed = m.hash_seed();
+  if (m.has_compare_tokens_on_hit()) o.compare_tokens_on_hit = m.compare_tokens_on_hit();
+  if (m.has_max_encoder_tokens()) o.max_encoder_tokens = m.max_encoder_tokens();
+  if (m.has_retention_interval()) o.retention_interval = m.retention_interval();
+  if (m.has_register_unreachable_blocks()) {
+    o.register_unreachable_blocks = m.register_unreachable_blocks();
+  }
+  if (m.has_partial_hits()) o.partial_hits = m.partial_hits();
+  if (m.has_lookup_history_blocks()) o.lookup_history_blocks = m.lookup_history_blocks();
+  absl::Status status;
+  if (m.has_free_order()) {
+    status.Update(ReadWord("free_order", m.free_order(), "unhashed_first",
+                           FreeOrder::kUnhashedFirst, "append_all", FreeOrder::kAppendAll,
+                           o.free_order));
+  }
+  if (m.has_hash_algorithm()) {
+    status.Update(ReadWord("hash_algorithm", m.hash_algorithm(), "sha256", HashAlgorithm::kSha256,
+                           "xxh3_128", HashAlgorithm::kXxh3_128, o.hash_algorithm));
+  }
+  if (m.has_block_count_formula()) {
+    status.Update(ReadWord("block_count_formula", m.block_count_formula(), "exact",
+                           BlockCountFormula::kExact, "upstream", BlockCountFormula::kUpstream,
+                           o.block_count_formula));
+  }
+  return status;
+}
+
+}  // namespace
+
+absl::StatusOr<KvCacheManagerConfig> FromProto(const config::v1::KvCacheManagerConfig& message) {
+  if (!message.has_cache()) return FieldError("cache", "nothing", "a KvCacheConfig");
+  auto cache = FromProto(message.cache());
+  if (!cache.ok()) return WithFieldPrefix(cache.status(), "cache");
+  KvCacheManagerConfig config{*std::move(cache), {}};
+  const absl::Status status = ReadOptions(message.options(), config.options);
+  if (!status.ok()) return WithFieldPrefix(status, "options");
+  return config;
+}
+
+absl::StatusOr<KvCacheManagerConfig> ReadKvCacheManagerConfig(std::string_view text,
+                                                              std::string_view source_name,
+                                                              ConfigSyntax syntax) {
+  config::v1::KvCacheManagerConfig message;
+  const auto source = ConfigSource::Parse(text, source_name, syntax, message);
+  if (!source.ok()) return source.status();
+  auto config = FromProto(message);
+  if (!config.ok()) return source->Locate(config.status());
+  return config;
+}
+
+}  // namespace kvblocks

@@ -1,0 +1,84 @@
+#include "kvblocks/managers/config/kv_cache_manager_config.h"
+
+#include <string>
+
+#include "google/protobuf/descriptor.h"
+#include "gtest/gtest.h"
+#include "kvblocks/specs/config/kv_cache_config.pb.h"
+
+namespace kvblocks {
+namespace {
+
+constexpr char kCache[] =
+    "cache { num_blocks: 64 groups { num_layers: 2 spec { full_attention {\n"
+    "  block_size: 16 num_kv_heads: 1 head_size: 8 dtype: \"bf16\" } } } }\n";
+
+std::string ErrorOf(const std::string& text) {
+  const auto config = ReadKvCacheManagerConfig(text, "manager.txtpb");
+  return config.ok() ? "accepted" : std::string(config.status().message());
+}
+
+TEST(KvCacheManagerConfigTest, LeavesDefaultsWhereTheFileSaysNothing) {
+  const auto config =
+      ReadKvCacheManagerConfig(std::string(kCache) + "options { max_model_len: 512 }", "f");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const KvCacheManagerOptions defaults;
+  EXPECT_EQ(config->options.max_model_len, 512);
+  EXPECT_EQ(config->options.enable_caching, defaults.enable_caching);
+  EXPECT_EQ(config->options.log_stats, defaults.log_stats);
+  EXPECT_EQ(config->options.free_order, defaults.free_order);
+  EXPECT_EQ(config->options.hash_algorithm, defaults.hash_algorithm);
+  EXPECT_EQ(config->options.block_count_formula, defaults.block_count_formula);
+  EXPECT_FALSE(config->options.retention_interval.has_value());
+  EXPECT_TRUE(KvCacheManager::Create(config->cache, config->options).ok());
+}
+
+TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
+  const std::string options =
+      R"({"maxModelLen": "512", "max_in_flight_tokens": 64, "enable_caching": false,
+          "use_eagle": true, "enable_events": true, "log_stats": false, "watermark": 0.25,
+          "free_order": "append_all", "hash_algorithm": "xxh3_128", "hash_seed": "s",
+          "compare_tokens_on_hit": true, "block_count_formula": "upstream",
+          "max_encoder_tokens": 33, "retention_interval": 48,
+          "register_unreachable_blocks": true, "partial_hits": true,
+          "lookup_history_blocks": 7})";
+  const auto config = ReadKvCacheManagerConfig(
+      R"({"cache": {"num_blocks": 64, "groups": []}, "options": )" + options + "}", "f");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const KvCacheManagerOptions& o = config->options;
+  EXPECT_EQ(o.max_model_len, 512);
+  EXPECT_EQ(o.max_in_flight_tokens, 64);
+  EXPECT_FALSE(o.enable_caching);
+  EXPECT_TRUE(o.use_eagle);
+  EXPECT_TRUE(o.enable_events);
+  EXPECT_FALSE(o.log_stats);
+  EXPECT_EQ(o.watermark, 0.25);
+  EXPECT_EQ(o.free_order, FreeOrder::kAppendAll);
+  EXPECT_EQ(o.hash_algorithm, HashAlgorithm::kXxh3_128);
+  EXPECT_EQ(o.hash_seed, "s");
+  EXPECT_TRUE(o.compare_tokens_on_hit);
+  EXPECT_EQ(o.block_count_formula, BlockCountFormula::kUpstream);
+  EXPECT_EQ(o.max_encoder_tokens, 33);
+  EXPECT_EQ(o.retention_interval, 48);
+  EXPECT_TRUE(o.register_unreachable_blocks);
+  EXPECT_TRUE(o.partial_hits);
+  EXPECT_EQ(o.lookup_history_blocks, 7);
+  // A new option must be read above, too.
+  EXPECT_EQ(config::v1::KvCacheManagerOptions::descriptor()->field_count(), 17);
+}
+
+TEST(KvCacheManagerConfigTest, RefusesWithThePlace) {
+  EXPECT_EQ(ErrorOf("options { max_model_len: 1 }"),
+            "manager.txtpb:1:1: error: cache: got nothing, expected a KvCacheConfig");
+  EXPECT_EQ(ErrorOf(kCache),
+            "manager.txtpb:1:1: error: options.max_model_len: got nothing, expected at least 1");
+  EXPECT_EQ(ErrorOf(std::string(kCache) + "options { max_model_len: 1\n hash_algorithm: \"md5\" }"),
+            "manager.txtpb:4:2: error: options.hash_algorithm: got \"md5\", expected sha256 or "
+            "xxh3_128");
+  EXPECT_EQ(ErrorOf("cache { num_blocks: 0 }"),
+            "manager.txtpb:1:9: error: cache.num_blocks: got 0, expected a number from 1 to "
+            "2147483646");
+}
+
+}  // namespace
+}  // namespace kvblocks

@@ -1,0 +1,87 @@
+// OptionParser: the command line of a program: its commands, and their options and arguments, each
+// bound to the variable that its value lands in.
+//
+//   OptionParser program("kvsim", "replays request traces");
+//   OptionParser* verify = program.AddCommand("verify", "check a replay");
+//   verify->Add({.name = "--rows", .unit = "N", .help = "rows per step [32]"}, 0, 100, &rows);
+//   std::string text;
+//   if (program.Parse(argc, argv, &text) == ParseOutcome::kParsed && verify->is_chosen()) ...
+//
+// Always: only Parse writes the variables, which must outlive it. Messages name the option, the
+// value and what is expected instead. The library behind it takes seconds to compile wherever it
+// is included; that is option_parser.cc alone.
+
+#ifndef KVBLOCKS_SIM_COMMANDS_OPTION_PARSER_H_
+#define KVBLOCKS_SIM_COMMANDS_OPTION_PARSER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvblocks::sim {
+
+struct OptionText {
+  // "--rows", with an alias "--tensor-parallel,--tp"; without dashes it is an argument, taken by
+  // its place.
+  std::string name;
+  // Shown after the name; of texts with few values all of them: "a|b|c".
+  std::string unit = {};
+  std::string help = {};
+  std::string group = "Options";  // heading in the help
+  bool is_required = false;
+};
+
+enum class ParseOutcome { kParsed, kHelp, kRefused };
+
+class OptionParser {
+ public:
+  // Takes a value and returns what is wrong with it, "got X, expected Y"; empty: nothing.
+  using Setter = std::function<std::string(const std::string& text)>;
+
+  OptionParser(const std::string& name, const std::string& description);
+  ~OptionParser();
+  OptionParser(const OptionParser&) = delete;
+  OptionParser& operator=(const OptionParser&) = delete;
+
+  // Lives as long as this. Of several commands one is chosen.
+  OptionParser* AddCommand(const std::string& name, const std::string& description);
+
+  // Options with one value.
+  void Add(const OptionText& option, Setter set);
+  void Add(const OptionText& option, std::string* value);
+  void Add(const OptionText& option, std::optional<std::string>* value);
+  void Add(const OptionText& option, int64_t low, int64_t high, int64_t* value);
+  // An option with one value that may be given several times.
+  void AddRepeated(const OptionText& option, std::vector<std::string>* values);
+  // An option with one value or more.
+  void AddList(const OptionText& option, int64_t low, int64_t high, std::vector<int64_t>* values);
+  // Options without a value. The one with a setter can be negated, too: --spread, --no-spread.
+  void AddFlag(const OptionText& option, bool* value);
+  void AddFlag(const OptionText& option, std::function<void(bool)> set);
+
+  // What the help ends with.
+  void set_footer(const std::string& footer);
+
+  // kHelp: `text` is the help that was asked for. kRefused: it is the message.
+  ParseOutcome Parse(int argc, char** argv, std::string* text);
+  // Of a command: whether the command line names it.
+  bool is_chosen() const;
+  std::string Help() const;
+
+ private:
+  class Impl;
+  explicit OptionParser(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+// "did you mean --num-blocks?" for a name that is none of `known`; empty if nothing is close.
+std::string SuggestName(std::string_view unknown, const std::vector<std::string>& known);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COMMANDS_OPTION_PARSER_H_

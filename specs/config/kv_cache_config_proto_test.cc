@@ -1,0 +1,169 @@
+#include "kvblocks/specs/config/kv_cache_config_proto.h"
+
+#include <string>
+
+#include "google/protobuf/text_format.h"
+#include "google/protobuf/util/json_util.h"
+#include "gtest/gtest.h"
+#include "kvblocks/checks/field_error.h"
+#include "kvblocks/specs/config/kv_cache_config_text.h"
+#include "kvblocks/specs/spec_fields.h"
+#include "rapidcheck/gtest.h"
+
+namespace kvblocks {
+namespace {
+
+int64_t Positive(int64_t below) { return *rc::gen::inRange<int64_t>(1, below); }
+bool Coin() { return *rc::gen::arbitrary<bool>(); }
+std::optional<int64_t> Maybe(int64_t below) {
+  return Coin() ? std::optional<int64_t>(Positive(below)) : std::nullopt;
+}
+
+// Every field of every kind takes part, mostly with a value that is not its default.
+template <typename Spec>
+KvCacheSpec AnySpec() {
+  const auto has = [](const char* field) { return KindHasField(Spec::kKind, field); };
+  KvCacheSpecOptions o;
+  o.block_size = 4 * Positive(20);
+  if (has("num_kv_heads")) o.num_kv_heads = Positive(9);
+  o.head_size = 16 * Positive(9);
+  if (has("head_size_v")) {
+    if (Coin()) o.head_size_v = 16 * Positive(9);
+  }
+  const int storage = *rc::gen::inRange(0, 7);
+  o.dtype = static_cast<DataType>(storage);
+  if (ElementBytes(o.dtype) == 1) o.quant_mode = static_cast<QuantMode>(*rc::gen::inRange(0, 6));
+  if (Coin()) o.page_size_padded = (1 << 24) + Positive(100);
+  o.indexes_kv_by_block_stride = Coin();
+  if (has("non_causal")) o.non_causal = Coin();
+  if (has("is_draft")) o.is_draft = Coin();
+  if (has("alignment")) {
+    o.alignment = Maybe(600);
+    o.compress_ratio = Coin() ? 4 : 1;
+    o.model_version = Coin() ? ModelVersion::kDeepseekV4 : ModelVersion::kNone;
+  }
+  if (has("upstream_compatible_page_bytes")) {
+    o.page_bytes_formula = static_cast<PageBytesFormula>(Coin());
+    o.sliding_window = Positive(1'000);
+  } else if (Spec::kKind == KvCacheSpecKind::kChunkedLocalAttention) {
+    o.attention_chunk_size = o.block_size * Positive(9);
+  } else if (has("sliding_window")) {
+    o.sliding_window = Maybe(1'000);
+    if (!o.sliding_window.has_value()) o.attention_chunk_size = Maybe(1'000);
+  }
+  if (has("sink_length")) o.sink_length = o.block_size * Positive(9);
+  const auto spec = Spec::Create(o);
+  RC_ASSERT(spec.ok());
+  return *spec;
+}
+
+KvCacheSpec AnyMamba() {
+  MambaSpec::Options o = {.block_size = Positive(1'000)};
+  for (int64_t i = Positive(4); i > 0; --i) {
+    MambaState state = {.dtype = static_cast<DataType>(*rc::gen::inRange(0, 7))};
+    for (int64_t d = *rc::gen::inRange(0, 4); d > 0; --d) state.shape.push_back(Positive(9));
+    o.states.push_back(state);
+  }
+  if (Coin()) o.page_size_padded = (1 << 24) + Positive(100);
+  o.cache_mode = static_cast<MambaCacheMode>(*rc::gen::inRange(0, 3));
+  o.num_speculative_blocks = *rc::gen::inRange(0, 5);
+  const auto spec = MambaSpec::Create(o);
+  RC_ASSERT(spec.ok());
+  return *spec;
+}
+
+// Not encoder-only attention, of which no group may be.
+KvCacheSpec AnyKind() {
+  switch (*rc::gen::inRange(0, 8)) {
+    case 6:
+      return AnyMamba();
+    case 7:
+      return AnySpec<CrossAttentionSpec>();
+    case 0:
+      return AnySpec<FullAttentionSpec>();
+    case 1:
+      return AnySpec<MlaAttentionSpec>();
+    case 2:
+      return AnySpec<SinkFullAttentionSpec>();
+    case 3:
+      return AnySpec<SlidingWindowSpec>();
+    case 4:
+      return AnySpec<SlidingWindowMlaSpec>();
+    default:
+      return AnySpec<ChunkedLocalAttentionSpec>();
+  }
+}
+
+RC_GTEST_PROP(KvCacheConfigProtoProperty, RoundTripsThroughMessageTextAndJson, ()) {
+  KvCacheConfig config = {.num_blocks = Positive(kMaxNumBlocks)};
+  const int num_groups = *rc::gen::inRange(0, 5);
+  for (int g = 0; g < num_groups; ++g) {
+    config.groups.push_back(
+        {AnyKind(), {"layer." + std::to_string(g), "o'ther\"\\" + std::to_string(g)}, Coin()});
+  }
+  config.hash_block_size = Maybe(100);
+  if (num_groups == 0) config.scheduler_block_size = config.hash_block_size;
+  if (Coin()) {
+    config.native = {Positive(1'000), {Positive(100), Positive(100)}, {}};
+    for (int g = 0; g < num_groups; ++g) config.native->class_of_group.push_back(Coin());
+    config.num_blocks = 1 + config.native->num_chunks * config.native->ids_per_chunk();
+  }
+
+  const config::v1::KvCacheConfig message = ToProto(config);
+  const auto back = FromProto(message);
+  RC_ASSERT(back.ok());
+  RC_ASSERT(*back == config);
+
+  std::string text;
+  RC_ASSERT(google::protobuf::TextFormat::PrintToString(message, &text));
+  const auto parsed = KvCacheConfigFromText(text, "printed");
+  RC_ASSERT(parsed.ok());
+  RC_ASSERT(*parsed == config);
+
+  std::string json;
+  RC_ASSERT(google::protobuf::util::MessageToJsonString(message, &json).ok());
+  const auto from_json = KvCacheConfigFromJson(json, "printed");
+  RC_ASSERT(from_json.ok());
+  RC_ASSERT(*from_json == config);
+}
+
+TEST(KvCacheConfigProtoTest, RefusalNamesThePathOfTheField) {
+  config::v1::KvCacheConfig message;
+  message.set_num_blocks(10);
+  message.add_groups()->add_layer_names("a");
+  auto& window = *message.mutable_groups(0)->mutable_spec()->mutable_sliding_window();
+  window.set_block_size(16);
+  window.set_num_kv_heads(8);
+  window.set_head_size(128);
+  window.set_dtype("bf16");
+  const absl::Status missing = FromProto(message).status();
+  EXPECT_EQ(missing.message(),
+            "groups[0].spec.sliding_window.sliding_window: got nothing, expected at least 1");
+  EXPECT_EQ(FieldOfError(missing), "groups[0].spec.sliding_window.sliding_window");
+  window.set_sliding_window(-5);
+  EXPECT_EQ(FromProto(message).status().message(),
+            "groups[0].spec.sliding_window.sliding_window: got -5, expected at least 1");
+  window.set_sliding_window(5);
+  EXPECT_TRUE(FromProto(message).ok());
+}
+
+TEST(KvCacheConfigProtoTest, RefusalNamesTheStateOfAMambaLayer) {
+  config::v1::KvCacheConfig message;
+  message.set_num_blocks(10);
+  message.add_groups()->add_layer_names("a");
+  auto& mamba = *message.mutable_groups(0)->mutable_spec()->mutable_mamba();
+  mamba.set_block_size(16);
+  EXPECT_EQ(FieldOfError(FromProto(message).status()), "groups[0].spec.mamba.states");
+  mamba.add_states()->set_dtype("bf16");
+  mamba.add_states()->add_shape(4);
+  EXPECT_EQ(FromProto(message).status().message(),
+            "groups[0].spec.mamba.states[1].dtype: got nothing, expected the storage type, "
+            "\"bf16\" for one");
+  mamba.mutable_states(1)->set_dtype("fp32");
+  EXPECT_TRUE(FromProto(message).ok());
+  mamba.set_cache_mode("most");
+  EXPECT_EQ(FieldOfError(FromProto(message).status()), "groups[0].spec.mamba.cache_mode");
+}
+
+}  // namespace
+}  // namespace kvblocks
