@@ -35,6 +35,12 @@ absl::Status WithFieldPrefix(const absl::Status& status, std::string_view prefix
   return result;
 }
 
+absl::Status CheckRange(std::string_view field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return FieldError(field, std::to_string(value),
+                    "a number from " + std::to_string(low) + " to " + std::to_string(high));
+}
+
 absl::Status CheckPositive(std::string_view field, int64_t value) {
   if (value >= 1) return absl::OkStatus();
   return FieldError(field, std::to_string(value), "at least 1");

@@ -27,6 +27,8 @@ std::optional<std::string> FieldOfError(const absl::Status& status);
 // are returned as they are.
 absl::Status WithFieldPrefix(const absl::Status& status, std::string_view prefix);
 
+// Refuses a value outside [low, high].
+absl::Status CheckRange(std::string_view field, int64_t value, int64_t low, int64_t high);
 // Refuses a value below 1.
 absl::Status CheckPositive(std::string_view field, int64_t value);
 absl::Status CheckPositive(std::string_view field, const std::optional<int64_t>& value);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/cord.h"
 #include "kvblocks/checks/checked_int64.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/spec_fields.h"
 
 namespace kvblocks {
@@ -18,10 +19,11 @@ constexpr std::string_view kConflictingWindowsText = "conflicting windows";
 
 absl::Status Failure(std::string_view failure, size_t member, std::string_view field,
                      std::string_view got, std::string_view expected) {
+  const absl::Status difference =
+      FieldError(std::string(field) + " of member " + std::to_string(member), got,
+                 std::string(expected) + " as before it");
   std::string message = "specs do not merge, ";
-  message.append(failure).append(": ").append(field).append(" of member ");
-  message.append(std::to_string(member)).append(": got ").append(got);
-  message.append(", expected ").append(expected).append(" as before it");
+  message.append(failure).append(": ").append(std::string(difference.message()));
   absl::Status status = absl::InvalidArgumentError(message);
   status.SetPayload(kFailureUrl, absl::Cord(std::string(failure)));
   return status;

@@ -176,13 +176,12 @@ absl::StatusOr<std::vector<std::string>> ReadLayerNames(const config::v1::KvCach
     if (message.layer_names().empty()) return Missing("layer_names", "at least one name");
     return std::vector<std::string>(message.layer_names().begin(), message.layer_names().end());
   }
-  const std::string got = std::to_string(message.num_layers());
-  if (message.num_layers() < 1 || message.num_layers() > kMaxLayersOfGroup) {
-    return FieldError("num_layers", got, "a number from 1 to " + std::to_string(kMaxLayersOfGroup));
-  }
+  absl::Status status = CheckRange("num_layers", message.num_layers(), 1, kMaxLayersOfGroup);
   if (!message.layer_names().empty()) {
-    return FieldError("num_layers", got, "either layer_names or num_layers", "remove one of them");
+    status.Update(FieldError("num_layers", std::to_string(message.num_layers()),
+                             "either layer_names or num_layers", "remove one of them"));
   }
+  if (!status.ok()) return status;
   std::vector<std::string> names;
   for (int64_t i = 0; i < message.num_layers(); ++i) {
     names.push_back(path + ".layers[" + std::to_string(i) + "]");

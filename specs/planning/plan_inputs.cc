@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "kvblocks/checks/checked_int64.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/kv_cache_config.h"
 
 namespace kvblocks {
@@ -41,9 +42,10 @@ class InputChecker {
   }
 
   void CheckRange(std::string_view field, int64_t value, int64_t lowest, int64_t highest) {
-    if (value >= lowest && value <= highest) return;
-    BadValue(field, value,
-             "a number from " + std::to_string(lowest) + " to " + std::to_string(highest));
+    const absl::Status status = kvblocks::CheckRange(field, value, lowest, highest);
+    if (status.ok()) return;
+    errors_->push_back(
+        {.code = PlanErrorCode::kBadValue, .message = std::string(status.message())});
   }
 
   void CheckOptions() {
