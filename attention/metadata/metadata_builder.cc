@@ -1,7 +1,5 @@
 #include "kvblocks/attention/metadata/metadata_builder.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -10,6 +8,7 @@
 #include "kvblocks/attention/metadata/slot_mapping.h"
 #include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/tensor/errors.h"
+#include "kvblocks/checks/memory_limit.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -91,12 +90,12 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   }
   // Refused here rather than by the kernel, half-way through filling the arrays.
   const int64_t bytes = pieces.total() + scratch;
-  const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  const int64_t memory = MemoryLimit();
   if (bytes > memory) {
     return ResourceExhausted("AttentionMetadataBuilder: max_num_reqs ", options.max_num_reqs,
                              ", max_num_tokens ", options.max_num_tokens, " and the blocks of ",
                              options.groups.size(), " KV groups take ", bytes >> 20,
-                             " MiB of host memory; this machine has ", memory >> 20,
+                             " MiB of host memory; this process may take ", memory >> 20,
                              " MiB; lower the bounds");
   }
 

@@ -94,8 +94,8 @@ class AttentionMetadataBuilder {
     int32_t* block_table = nullptr;  // [max_num_reqs, columns]
     int64_t* slot_mapping = nullptr;
     std::vector<int32_t> filled;  // per row: entries behind it hold the null block
-    std::vector<uint32_t>
-        writer;  // per manager block: the check in which somebody wrote to it last
+    // Per manager block: the check in which somebody wrote to it last.
+    std::vector<uint32_t> writer;
     CommonAttentionMetadata meta, decode_view, prefill_view;
     CommonAttentionMetadata masks;  // of the batch being built; nothing else in it counts
     bool has_decode_view = false, has_prefill_view = false;

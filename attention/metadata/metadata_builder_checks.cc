@@ -137,8 +137,8 @@ absl::Status AttentionMetadataBuilder::CheckBlocks(const BatchInput& input, size
 
 absl::Status AttentionMetadataBuilder::FindDuplicateSlot(const BatchInput& input, size_t g) {
   const Group& group = groups_[g];
-  std::vector<std::pair<int64_t, int64_t>>
-      slots;  // slot, request; allocates on this rare path only
+  // Slot, request; allocates on this rare path only.
+  std::vector<std::pair<int64_t, int64_t>> slots;
   std::vector<int64_t> own;
   for (size_t i = 0; i < input.requests.size(); ++i) {
     own.resize(static_cast<size_t>(input.requests[i].num_scheduled_tokens));

@@ -42,7 +42,7 @@ std::vector<attention::VerifiedGroup> VerifyingObserver::MakeGroups() {
     const SingleTypeManager& manager = manager_->group(g);
     const KvCacheSpec& spec = manager.spec();
     attention::VerifiedGroup group;
-    group.name = std::string(KindName(spec.kind()));
+    group.name = std::string(spec.kind_name());
     if (spec.sliding_window()) absl::StrAppend(&group.name, ", window ", *spec.sliding_window());
     if (spec.attention_chunk_size()) {
       absl::StrAppend(&group.name, ", chunk ", *spec.attention_chunk_size());

@@ -30,7 +30,7 @@ std::vector<attention::VerifiedGroup> GroupsOf(const KvCacheManager& manager,
     const bool is_mla = spec.kind() == KvCacheSpecKind::kMlaAttention ||
                         spec.kind() == KvCacheSpecKind::kSlidingWindowMla;
     const auto sink_blocks = manager.group(g).sink_blocks();
-    groups.push_back({.name = std::string(KindName(spec.kind())),
+    groups.push_back({.name = std::string(spec.kind_name()),
                       .is_mla = is_mla,
                       .block_size = spec.block_size(),
                       .window = spec.sliding_window().value_or(0),
