@@ -97,14 +97,14 @@ TEST(CatalogueTest, BadTextIsRefusedAndChangesNothing) {
   const std::pair<const char*, std::vector<const char*>> bad[] = {
       {"device { name: \"a\"\n  speed: 3 }", {"my.textproto:2:", "speed"}},
       {"device {", {"my.textproto:1:"}},
-      {"device { bf16_tflops: 1 }", {"my.textproto:1:76: error: device[1].name: got nothing"}},
+      {"device { bf16_tflops: 1 }", {"my.textproto:1:69: error: device[1].name: got nothing"}},
       {"device { name: \"a\" bf16_tflops: -1 }", {"device a", "bf16_tflops: got -1", "expected"}},
       {"device { name: \"a\" bf16_tflops: nan }", {"bf16_tflops: got nan"}},
       {"device { name: \"a\" bf16_tflops: 1e30 }", {"bf16_tflops: got 1e+30"}},
       {"device { name: \"a\" bf16_tflops: 1 memory_gb: 1 }", {"memory_gb_per_s: got 0"}},
       {"model { name: \"m\" }",
        {"model m",
-        "my.textproto:1:76: error: model[0].layer_pattern: got nothing, expected a letter per "
+        "my.textproto:1:69: error: model[0].layer_pattern: got nothing, expected a letter per "
         "layer"}},
       {"model { name: \"m\" full_layers: -3 }", {"full_layers: got -3"}},
       {"model { name: \"m\" window_layers: 3 }", {"window: got 0"}},

@@ -277,7 +277,7 @@ TEST(LayerCachesTest, RowsThatAFormatIsNotMadeForAreRefused) {
   EXPECT_THAT(LayerCaches(model, {.cache_dtype = "fp8"}).status().message(),
               HasSubstr("got 600, expected 584"));
   model.num_heads = 0;
-  EXPECT_THAT(LayerCaches(model, {}).status().message(), HasSubstr("num_heads is 0"));
+  EXPECT_THAT(LayerCaches(model, {}).status().message(), HasSubstr("num_heads: got 0"));
 }
 
 }  // namespace
