@@ -10,7 +10,7 @@
 namespace kvblocks::sim {
 namespace {
 
-TEST(MissCausesTest, LastTokenMustBeComputed) {
+TEST(MissClassifierTest, LastTokenMustBeComputed) {
   // WE-4: an identical prompt of two full blocks may hit the first one only.
   Replay replay;
   const auto content = Content(8, 0, 8);
@@ -20,8 +20,8 @@ TEST(MissCausesTest, LastTokenMustBeComputed) {
   Measured m;
   Measure(replay, &m);
   ExpectCausesAddUp(m.report);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kFirstUse), 2);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kLastToken), 1);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 2);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kLastToken), 1);
   // B's copy of the second block is a duplicate.
   EXPECT_DOUBLE_EQ(m.report.pool().duplicate_blocks().peak(), 1.0);
   const pb::HitRates& rates = m.report.whole_run();
@@ -35,7 +35,7 @@ TEST(MissCausesTest, LastTokenMustBeComputed) {
   EXPECT_DOUBLE_EQ(rates.mean_of_ratios(), (0.0 + 4.0 / 8 + 8.0 / 9) / 3);
 }
 
-TEST(MissCausesTest, EvictedBlocksWereSeen) {
+TEST(MissClassifierTest, EvictedBlocksWereSeen) {
   // WE-22: A again finds two of its three full blocks.
   Replay replay;
   replay.config.kv_cache.num_blocks = 6;
@@ -46,8 +46,8 @@ TEST(MissCausesTest, EvictedBlocksWereSeen) {
   Measured m;
   Measure(replay, &m);
   ExpectCausesAddUp(m.report);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kFirstUse), 3 + 2);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kEvicted), 1);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 3 + 2);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kEvicted), 1);
   EXPECT_EQ(m.report.whole_run().possible_hit_rate().numerator(), 8);
   EXPECT_EQ(m.report.whole_run().possible_hit_rate().denominator(), 12);
   // A let go of its blocks at 1 s; B took three since, and A2 asks at 10 s.
@@ -61,7 +61,7 @@ TEST(MissCausesTest, EvictedBlocksWereSeen) {
   EXPECT_EQ(m.report.resume_misses().evicted().blocks(), 0);
 }
 
-TEST(MissCausesTest, HitsRenewTheLastUse) {
+TEST(MissClassifierTest, HitsRenewTheLastUse) {
   // Five usable blocks. A and A2 (which hits all but the tail) share content; X and Y need four
   // blocks each. All run for one step.
   Replay replay;
@@ -79,12 +79,12 @@ TEST(MissCausesTest, HitsRenewTheLastUse) {
   const pb::EvictedReuse& reuse = m.report.first_admission_misses().evicted();
   // Both blocks, since 11 s, when A2 ended: X and Y took four blocks each.
   EXPECT_EQ(reuse.blocks(), 2);
-  EXPECT_EQ(reuse.blocks(), Blocks(m.report.first_admission_misses(), MissCause::kEvicted));
+  EXPECT_EQ(reuse.blocks(), Blocks(m.report.first_admission_misses(), MissReason::kEvicted));
   EXPECT_DOUBLE_EQ(reuse.mean_age_s(), 29.0);
   EXPECT_EQ(reuse.mean_distance_blocks(), 8);
 }
 
-TEST(MissCausesTest, TheLastOfSeveralUsersCounts) {
+TEST(MissClassifierTest, TheLastOfSeveralUsersCounts) {
   // A comes first and stays until 6 s; B shares its blocks and is done at 2 s.
   Replay replay;
   replay.config.kv_cache.num_blocks = 8;
@@ -103,7 +103,7 @@ TEST(MissCausesTest, TheLastOfSeveralUsersCounts) {
   EXPECT_EQ(reuse.mean_distance_blocks(), 7);
 }
 
-TEST(MissCausesTest, EarlierAdmissionsOfAStepAddToTheDistance) {
+TEST(MissClassifierTest, EarlierAdmissionsOfAStepAddToTheDistance) {
   // X and A2 enter in one step: X, which is first, takes the blocks that A2 asks for.
   Replay replay;
   replay.config.kv_cache.num_blocks = 9;
@@ -116,14 +116,14 @@ TEST(MissCausesTest, EarlierAdmissionsOfAStepAddToTheDistance) {
   Measure(replay, &m);
   ExpectCausesAddUp(m.report);
   const pb::EvictedReuse& reuse = m.report.first_admission_misses().evicted();
-  EXPECT_EQ(reuse.blocks(), Blocks(m.report.first_admission_misses(), MissCause::kEvicted));
+  EXPECT_EQ(reuse.blocks(), Blocks(m.report.first_admission_misses(), MissReason::kEvicted));
   ASSERT_GT(reuse.blocks(), 0);
   EXPECT_DOUBLE_EQ(reuse.max_age_s(), 9.0);
   // Z took three and X five.
   EXPECT_EQ(reuse.max_distance_blocks(), 8);
 }
 
-TEST(MissCausesTest, NotYetComputedWhileAnotherRequestIsAtIt) {
+TEST(MissClassifierTest, NotYetComputedWhileAnotherRequestIsAtIt) {
   // A's 16 tokens take two steps of 8; B comes when 8 are done, with a budget for one block.
   Replay replay;
   replay.config.scheduler.max_num_batched_tokens = 12;
@@ -136,12 +136,12 @@ TEST(MissCausesTest, NotYetComputedWhileAnotherRequestIsAtIt) {
   ExpectCausesAddUp(m.report);
   // At 2 s A has computed 8 tokens and computes 4 more in the same step: three blocks hit.
   EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 12);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kNotYetComputed), 1);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kFirstUse), 4);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kNotYetComputed), 1);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 4);
   EXPECT_EQ(m.report.whole_run().possible_hit_rate().denominator(), 16);
 }
 
-TEST(MissCausesTest, AnAbortedRequestLeavesWhatItComputed) {
+TEST(MissClassifierTest, AnAbortedRequestLeavesWhatItComputed) {
   Replay replay;
   replay.config.scheduler.long_prefill_token_threshold = 4;
   const auto content = Content(17, 0, 17);
@@ -152,12 +152,12 @@ TEST(MissCausesTest, AnAbortedRequestLeavesWhatItComputed) {
   ExpectCausesAddUp(m.report);
   // Two steps ran before the abort: 8 tokens. Nobody ever computed the other two blocks.
   EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 8);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kFirstUse), 4 + 2);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 4 + 2);
   EXPECT_EQ(m.report.whole_run().possible_hit_rate().denominator(), 8);
   EXPECT_EQ(m.report.totals().requests_aborted_by_trace(), 1);
 }
 
-TEST(MissCausesTest, ShortPrefixesMissTheirFirstBlock) {
+TEST(MissClassifierTest, ShortPrefixesMissTheirFirstBlock) {
   Replay replay;
   replay.Add({.id = "A", .prompt = 9, .output = 1, .content = Content(9, 0, 9)});
   replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = Content(3, 100, 9)});
@@ -165,11 +165,11 @@ TEST(MissCausesTest, ShortPrefixesMissTheirFirstBlock) {
   Measured m;
   Measure(replay, &m);
   ExpectCausesAddUp(m.report);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kShort), 1);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kFirstUse), 5);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kShort), 1);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 5);
 }
 
-TEST(MissCausesTest, LookaheadDropsOneBlock) {
+TEST(MissClassifierTest, DraftersDropOneBlock) {
   // WE-27.
   Replay replay;
   replay.config.manager.use_eagle = true;
@@ -180,11 +180,11 @@ TEST(MissCausesTest, LookaheadDropsOneBlock) {
   Measure(replay, &m);
   ExpectCausesAddUp(m.report);
   EXPECT_EQ(m.report.whole_run().token_hit_rate().numerator(), 4);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kLookahead), 1);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kDraftDrop), 1);
   EXPECT_EQ(m.report.whole_run().possible_hit_rate().denominator(), 8);
 }
 
-TEST(MissCausesTest, HybridGroupsAgreeOnAShorterHit) {
+TEST(MissClassifierTest, HybridGroupsAgreeOnAShorterHit) {
   Replay replay;
   replay.config.kv_cache.num_blocks = 14;
   replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 4)};
@@ -202,11 +202,11 @@ TEST(MissCausesTest, HybridGroupsAgreeOnAShorterHit) {
   const auto& misses = m.report.first_admission_misses();
   // B's four full blocks are hit, or miss because they are gone or because the groups disagree.
   EXPECT_EQ(m.report.whole_run().full_block_hit_rate().numerator() +
-                Blocks(misses, MissCause::kEvicted) + Blocks(misses, MissCause::kWindowOrAlignment),
+                Blocks(misses, MissReason::kEvicted) + Blocks(misses, MissReason::kGroupVeto),
             4);
 }
 
-TEST(MissCausesTest, SaltAndAdapterSeparateEqualContents) {
+TEST(MissClassifierTest, SaltAndAdapterSeparateEqualContents) {
   TraceInfo info;
   info.block_tokens = 1;
   TraceRequest plain, salted, adapted, other;
@@ -219,15 +219,15 @@ TEST(MissCausesTest, SaltAndAdapterSeparateEqualContents) {
   // First use; under another salt; again: hits; under an adapter; other content under the salt.
   const pb::Report report = MeasureRequests({plain, salted, salted, adapted, other}, info);
   ExpectCausesAddUp(report);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissCause::kSaltOrAdapter), 2 + 2);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissCause::kFirstUse), 2 + 2);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kSaltOrAdapter), 2 + 2);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 2 + 2);
   EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 8);
   // The plain content comes second: it exists under the salt only.
   const pb::Report reversed = MeasureRequests({salted, plain}, info);
-  EXPECT_EQ(Blocks(reversed.first_admission_misses(), MissCause::kSaltOrAdapter), 2);
+  EXPECT_EQ(Blocks(reversed.first_admission_misses(), MissReason::kSaltOrAdapter), 2);
 }
 
-TEST(MissCausesTest, SessionLocalIdsAreNoSharedContent) {
+TEST(MissClassifierTest, SessionLocalIdsAreNoSharedContent) {
   TraceInfo info;
   info.block_tokens = 1;
   info.scope = ContentScope::kSession;
@@ -238,7 +238,7 @@ TEST(MissCausesTest, SessionLocalIdsAreNoSharedContent) {
   TraceRequest two = one;
   two.session = 2;
   const pb::Report report = MeasureRequests({one, two}, info);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissCause::kFirstUse), 4);
+  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 4);
 }
 
 // Random small workloads: prompts branch off a few stems, pools are tight, requests are aborted.
@@ -262,7 +262,7 @@ void AddRandomRequests(uint64_t seed, Replay& replay) {
   }
 }
 
-TEST(MissCausesTest, CausesAddUpOnRandomWorkloads) {
+TEST(MissClassifierTest, CausesAddUpOnRandomWorkloads) {
   int64_t preemptions = 0, evicted = 0, pending = 0, window = 0;
   for (uint64_t seed = 0; seed < 150; ++seed) {
     Replay replay;
@@ -283,23 +283,22 @@ TEST(MissCausesTest, CausesAddUpOnRandomWorkloads) {
     ASSERT_LE(possible.denominator(), m.report.whole_run().token_hit_rate().denominator());
     // With one group every evicted block was let go of by somebody.
     if (seed % 3 != 2) {
-      ASSERT_EQ(first.evicted().blocks(), Blocks(first, MissCause::kEvicted));
+      ASSERT_EQ(first.evicted().blocks(), Blocks(first, MissReason::kEvicted));
     }
     // Resumes: known full blocks less those found.
     preemptions += m.report.preemption().preemptions();
-    evicted += Blocks(first, MissCause::kEvicted);
-    pending += Blocks(first, MissCause::kNotYetComputed);
-    window += Blocks(first, MissCause::kWindowOrAlignment);
+    evicted += Blocks(first, MissReason::kEvicted);
+    pending += Blocks(first, MissReason::kNotYetComputed);
+    window += Blocks(first, MissReason::kGroupVeto);
     if (seed % 3 != 1) {
-      ASSERT_EQ(Blocks(first, MissCause::kLookahead), 0);
+      ASSERT_EQ(Blocks(first, MissReason::kDraftDrop), 0);
     }
     if (seed % 3 != 2) {
-      ASSERT_EQ(Blocks(first, MissCause::kWindowOrAlignment), 0);
+      ASSERT_EQ(Blocks(first, MissReason::kGroupVeto), 0);
     } else {
       // What the full group holds only the window can refuse.
       ASSERT_EQ(m.report.groups(0).vetoed_tokens(), 0);
-      ASSERT_EQ(m.report.groups(1).vetoed_tokens(),
-                4 * Blocks(first, MissCause::kWindowOrAlignment));
+      ASSERT_EQ(m.report.groups(1).vetoed_tokens(), 4 * Blocks(first, MissReason::kGroupVeto));
       ASSERT_EQ(m.report.groups(1).vetoed_requests() > 0, m.report.groups(1).vetoed_tokens() > 0);
     }
   }
@@ -310,7 +309,7 @@ TEST(MissCausesTest, CausesAddUpOnRandomWorkloads) {
   EXPECT_GT(window, 5);
 }
 
-TEST(MissCausesTest, NothingIsEvictedFromALargePool) {
+TEST(MissClassifierTest, NothingIsEvictedFromALargePool) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     Replay replay;
     AddRandomRequests(seed, replay);
@@ -318,16 +317,16 @@ TEST(MissCausesTest, NothingIsEvictedFromALargePool) {
     Measure(replay, &m);
     ExpectCausesAddUp(m.report);
     const auto& first = m.report.first_admission_misses();
-    ASSERT_EQ(Blocks(first, MissCause::kEvicted), 0);
+    ASSERT_EQ(Blocks(first, MissReason::kEvicted), 0);
     // What an infinite cache could serve was hit, or was not computed yet.
     const auto& possible = m.report.whole_run().possible_hit_rate();
     ASSERT_LE(possible.denominator() - possible.numerator(),
-              4 * Blocks(first, MissCause::kNotYetComputed));
+              4 * Blocks(first, MissReason::kNotYetComputed));
     ASSERT_EQ(m.report.pool().evictions(), 0);
   }
 }
 
-TEST(MissCausesTest, PrefixCachingOffClassifiesNothing) {
+TEST(MissClassifierTest, PrefixCachingOffClassifiesNothing) {
   Replay replay;
   replay.config.manager.enable_caching = false;
   replay.Add({.id = "A", .prompt = 9, .output = 2});

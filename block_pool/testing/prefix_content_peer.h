@@ -1,7 +1,7 @@
 // PrefixContentPeer: lets tests give a content the hash of another one, as a collision would.
 
-#ifndef KVBLOCKS_BLOCK_POOL_PREFIX_CONTENT_PEER_H_
-#define KVBLOCKS_BLOCK_POOL_PREFIX_CONTENT_PEER_H_
+#ifndef KVBLOCKS_BLOCK_POOL_TESTING_PREFIX_CONTENT_PEER_H_
+#define KVBLOCKS_BLOCK_POOL_TESTING_PREFIX_CONTENT_PEER_H_
 
 #include "kvblocks/block_pool/prefix_content.h"
 
@@ -17,4 +17,4 @@ class PrefixContentPeer {
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_BLOCK_POOL_PREFIX_CONTENT_PEER_H_
+#endif  // KVBLOCKS_BLOCK_POOL_TESTING_PREFIX_CONTENT_PEER_H_

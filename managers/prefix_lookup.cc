@@ -1,18 +1,16 @@
-#include "kvblocks/managers/hybrid_kv_cache_coordinator.h"
+#include "kvblocks/managers/prefix_lookup.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace kvblocks {
 namespace {
 constexpr int64_t kNotLookedUp = -1;
 }  // namespace
 
-HybridKvCacheCoordinator::HybridKvCacheCoordinator(Managers managers, int64_t scheduler_block_size,
-                                                   int64_t hash_block_size, int64_t hit_alignment)
-    : KvCacheCoordinator(std::move(managers), scheduler_block_size, hash_block_size,
-                         hit_alignment) {
-  for (const auto& manager : managers_) {
+PrefixLookup::PrefixLookup(absl::Span<const std::unique_ptr<SingleTypeManager>> groups,
+                           int64_t alignment)
+    : alignment_(alignment) {
+  for (const auto& manager : groups) {
     const auto same =
         std::find_if(lookup_groups_.begin(), lookup_groups_.end(),
                      [&](const LookupGroup& g) { return g.manager->spec() == manager->spec(); });
@@ -26,9 +24,8 @@ HybridKvCacheCoordinator::HybridKvCacheCoordinator(Managers managers, int64_t sc
                         [](const LookupGroup& g) { return g.manager->is_full_type(); });
 }
 
-KvCacheCoordinator::Hit HybridKvCacheCoordinator::FindLongestCacheHit(const PrefixContent& content,
-                                                                      int64_t max_tokens,
-                                                                      HitLists& lists) const {
+PrefixLookup::Hit PrefixLookup::FindLongestCacheHit(const PrefixContent& content,
+                                                    int64_t max_tokens, HitLists& lists) const {
   full_lengths_.assign(lookup_groups_.size(), kNotLookedUp);
   verified_.assign(lookup_groups_.size(), 0);
   Hit hit;
@@ -48,7 +45,7 @@ KvCacheCoordinator::Hit HybridKvCacheCoordinator::FindLongestCacheHit(const Pref
            .groups = lookup_groups_[i].groups,
            .max_tokens = drop ? std::min(current + manager.draft_margin(), max_tokens) : current,
            .drop_last_block = drop,
-           .alignment = hit_alignment_},
+           .alignment = alignment_},
           lists);
       hit.longest_lookup = std::max(hit.longest_lookup, length);
       if (drop) {
@@ -59,25 +56,19 @@ KvCacheCoordinator::Hit HybridKvCacheCoordinator::FindLongestCacheHit(const Pref
       if (manager.is_full_type()) full_lengths_[i] = length;
       current = length;
     }
-  } while (current < candidate);
+    // Whoever is alone agrees with itself.
+  } while (current < candidate && lookup_groups_.size() > 1);
 
   hit.num_tokens = current;
   for (const LookupGroup& g : lookup_groups_) {
     if (!g.manager->is_full_type()) continue;
+    const auto blocks = static_cast<size_t>(BlockSize(g.manager->block_size()).CeilDiv(current));
     for (GroupId id : g.groups) {
       std::vector<BlockId>& list = lists[static_cast<size_t>(id)];
-      const int64_t blocks = (current + g.manager->block_size() - 1) / g.manager->block_size();
-      if (static_cast<int64_t>(list.size()) > blocks) list.resize(static_cast<size_t>(blocks));
+      if (list.size() > blocks) list.resize(blocks);
     }
   }
   return hit;
-}
-
-int64_t HybridKvCacheCoordinator::NumTokensToRegister(const SingleTypeManager& manager,
-                                                      int64_t n) const {
-  const int64_t aligned = n - n % hit_alignment_;
-  if (!manager.is_draft() || aligned == 0) return aligned;
-  return std::min(n, aligned + manager.draft_margin());
 }
 
 }  // namespace kvblocks

@@ -1,54 +1,10 @@
-#include "kvblocks/sim/report/miss_causes.h"
+#include "kvblocks/sim/report/miss_classifier.h"
 
 #include <algorithm>
 
 #include "kvblocks/sim/trace/content_keys.h"
 
 namespace kvblocks::sim {
-
-const char* MissCauseName(MissCause cause) {
-  switch (cause) {
-    case MissCause::kFirstUse:
-      return "first use";
-    case MissCause::kEvicted:
-      return "evicted";
-    case MissCause::kNotYetComputed:
-      return "not yet computed";
-    case MissCause::kLastToken:
-      return "last token";
-    case MissCause::kShort:
-      return "short";
-    case MissCause::kSaltOrAdapter:
-      return "salt/adapter";
-    case MissCause::kLookahead:
-      return "lookahead";
-    case MissCause::kWindowOrAlignment:
-      return "window/alignment";
-  }
-  return "unknown";
-}
-
-const char* MissCauseMeaning(MissCause cause) {
-  switch (cause) {
-    case MissCause::kFirstUse:
-      return "never computed before: no cache could help";
-    case MissCause::kEvicted:
-      return "computed before: a larger pool would help";
-    case MissCause::kNotYetComputed:
-      return "another request is about to compute it";
-    case MissCause::kLastToken:
-      return "cached, but the last token must be computed";
-    case MissCause::kShort:
-      return "under one block shared: use smaller blocks";
-    case MissCause::kSaltOrAdapter:
-      return "cached under another salt or adapter only";
-    case MissCause::kLookahead:
-      return "cached, but dropped for the drafter";
-    case MissCause::kWindowOrAlignment:
-      return "cached in some KV-cache groups only";
-  }
-  return "";
-}
 
 void MissClassifier::OnRunStart(const RunInfo& info) {
   manager_ = info.manager;
@@ -221,7 +177,7 @@ void MissClassifier::CountEvicted(const EvictedRun& use) {
 void MissClassifier::AddRun(const BlockRun& run) {
   if (!runs_.empty()) {
     BlockRun& last = runs_.back();
-    if (last.cause == run.cause && last.owner == run.owner && last.age == run.age &&
+    if (last.reason == run.reason && last.owner == run.owner && last.age == run.age &&
         last.distance == run.distance) {
       ++last.num_blocks;
       return;
@@ -261,7 +217,7 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   if (keeps_runs_) {
     paths_.ForEach(path, 0, misses.num_hit_blocks, [&](int64_t block, SeenPaths::Entry& entry) {
       const int64_t owner = entry.owner == SeenPaths::kNone ? -1 : int64_t{entry.owner};
-      AddRun({.cause = std::nullopt, .first_block = block, .num_blocks = 1, .owner = owner});
+      AddRun({.reason = std::nullopt, .first_block = block, .num_blocks = 1, .owner = owner});
     });
   }
   auto resident = resident_.begin();
@@ -275,38 +231,38 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
     is_possible = is_possible && block < num_allowed && (is_computed || is_pending);
     misses.num_possible_blocks += is_possible;
 
-    MissCause cause;
+    MissReason reason;
     std::optional<EvictedRun> last_use;
     if (resident != resident_.end() && *resident == block) {
       ++resident;
       if (block == num_allowed) {
-        cause = MissCause::kLastToken;
+        reason = MissReason::kLastToken;
       } else if (has_drafts_ && manager_->num_groups() == 1) {
-        cause = MissCause::kLookahead;
+        reason = MissReason::kDraftDrop;
       } else if (has_drafts_ && block == misses.num_hit_blocks) {
-        cause = MissCause::kLookahead;
+        reason = MissReason::kDraftDrop;
       } else {
-        cause = MissCause::kWindowOrAlignment;
+        reason = MissReason::kGroupVeto;
       }
     } else if (is_computed) {
-      cause = MissCause::kEvicted;
+      reason = MissReason::kEvicted;
       last_use = LastUse(entry, now);
       if (last_use) CountEvicted(*last_use);
     } else if (is_pending) {
-      cause = MissCause::kNotYetComputed;
+      reason = MissReason::kNotYetComputed;
     } else {
       entry.owner = self;
       if (ExistsElsewhere(request, block, unsalted)) {
-        cause = MissCause::kSaltOrAdapter;
+        reason = MissReason::kSaltOrAdapter;
       } else if (block == 0 && StartsLikeEarlier(request)) {
-        cause = MissCause::kShort;
+        reason = MissReason::kShort;
       } else {
-        cause = MissCause::kFirstUse;
+        reason = MissReason::kFirstUse;
       }
     }
-    ++misses.blocks[static_cast<size_t>(cause)];
+    ++misses.blocks[static_cast<size_t>(reason)];
     if (!keeps_runs_) return;
-    BlockRun run{.cause = cause, .first_block = block, .num_blocks = 1};
+    BlockRun run{.reason = reason, .first_block = block, .num_blocks = 1};
     if (is_computed || is_pending) run.owner = entry.owner;
     if (last_use) {
       run.age = last_use->age;
@@ -322,7 +278,7 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
         static_cast<int64_t>(manager_->GetBlocks(*request.kv, g).size()) -
         static_cast<int64_t>(record.hits->blocks(g).size());
   }
-  if (misses.blocks[static_cast<size_t>(MissCause::kWindowOrAlignment)] > 0) {
+  if (misses.blocks[static_cast<size_t>(MissReason::kGroupVeto)] > 0) {
     misses.veto_group = veto_group_;
   }
   misses.evicted = evicted_;

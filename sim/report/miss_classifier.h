@@ -1,15 +1,16 @@
 // MissClassifier: why the full blocks of admitted requests had to be computed.
 //
 // A block is what one hit position covers, over all groups. Every full block of known tokens that
-// an admission did not hit gets exactly one cause:
+// an admission did not hit gets exactly one of the library's reasons. Here, where all requests are
+// known from their beginning, they mean:
 //   first use         nobody computed this path before (or whoever began to was aborted)
 //   evicted           it was computed before and is gone, or the blocks before it are
 //   not yet computed  a live request has the same content, but has not come so far
 //   last token        resident, but the last known token must be computed
 //   short             the prompt shares less than one block with earlier ones; its first block
 //   salt/adapter      the same content exists under another cache salt or adapter only
-//   lookahead         resident, but dropped so that a drafter sees hidden states
-//   window/alignment  resident in a group, but the groups agree on a shorter hit only
+//   draft drop        resident, but dropped so that a drafter sees hidden states
+//   group veto        resident in a group, but the groups agree on a shorter hit only
 // A block that was computed once and is gone is `evicted` even while another request computes it
 // again.
 //
@@ -24,36 +25,27 @@
 // 16 per release. Keys are 64 bits of the blocks' content hashes: with 10^8 distinct blocks the
 // odds that any two are confused are 1 in 3,000.
 
-#ifndef KVBLOCKS_SIM_REPORT_MISS_CAUSES_H_
-#define KVBLOCKS_SIM_REPORT_MISS_CAUSES_H_
+#ifndef KVBLOCKS_SIM_REPORT_MISS_CLASSIFIER_H_
+#define KVBLOCKS_SIM_REPORT_MISS_CLASSIFIER_H_
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/types/span.h"
+#include "kvblocks/managers/miss_reason.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/report/request_progress.h"
 #include "kvblocks/sim/report/seen_paths.h"
 
 namespace kvblocks::sim {
 
-enum class MissCause {
-  kFirstUse,
-  kEvicted,
-  kNotYetComputed,
-  kLastToken,
-  kShort,
-  kSaltOrAdapter,
-  kLookahead,
-  kWindowOrAlignment,
-};
-inline constexpr size_t kNumMissCauses = 8;
-
-const char* MissCauseName(MissCause cause);
-const char* MissCauseMeaning(MissCause cause);
+// The reasons that MissClassifier gives, as reports list them.
+inline constexpr MissReason kClassifiedReasons[] = {
+    MissReason::kFirstUse,  MissReason::kEvicted,  MissReason::kNotYetComputed,
+    MissReason::kLastToken, MissReason::kShort,    MissReason::kSaltOrAdapter,
+    MissReason::kDraftDrop, MissReason::kGroupVeto};
 
 // Evicted blocks with the same last use.
 struct EvictedRun {
@@ -64,7 +56,7 @@ struct EvictedRun {
 
 // Consecutive blocks of an admission with one fate.
 struct BlockRun {
-  std::optional<MissCause> cause;  // empty: hit
+  std::optional<MissReason> reason;  // empty: hit
   int64_t first_block = 0;
   int64_t num_blocks = 0;
   // Who computed these blocks first, or began to, before this admission: that request's
@@ -77,13 +69,13 @@ struct BlockRun {
 
 // One admission.
 struct AdmissionMisses {
-  std::array<int64_t, kNumMissCauses> blocks = {};
+  MissCounts blocks = {};
   int64_t block_tokens = 0;  // of what is counted as one block; 0: prefix caching is off
   int64_t num_full_blocks = 0;
   int64_t num_hit_blocks = 0;
   // That an infinite cache would hit; at least num_hit_blocks.
   int64_t num_possible_blocks = 0;
-  // Of the blocks with kWindowOrAlignment: the group that stood in the way, that is whose own
+  // Of the blocks with kGroupVeto: the group that stood in the way, that is whose own
   // longest hit is the shortest, the first of several. Empty: none alone, their lengths did not
   // meet; and where the misses have no such block.
   std::optional<GroupId> veto_group = std::nullopt;
@@ -195,4 +187,4 @@ class MissClassifier {
 
 }  // namespace kvblocks::sim
 
-#endif  // KVBLOCKS_SIM_REPORT_MISS_CAUSES_H_
+#endif  // KVBLOCKS_SIM_REPORT_MISS_CLASSIFIER_H_

@@ -1,4 +1,4 @@
-#include "kvblocks/block_pool/recent_keys.h"
+#include "kvblocks/block_pool/lookup_history.h"
 
 #include <openssl/rand.h>
 

@@ -1,4 +1,4 @@
-#include "kvblocks/managers/hybrid_kv_cache_coordinator.h"
+#include "kvblocks/managers/prefix_lookup.h"
 
 #include <algorithm>
 #include <random>
@@ -11,7 +11,7 @@
 namespace kvblocks {
 namespace {
 
-TEST(HybridKvCacheCoordinatorTest, HitsEndOnABlockBoundaryOfEveryGroup) {
+TEST(PrefixLookupTest, HitsEndOnABlockBoundaryOfEveryGroup) {
   const auto manager = Manager(60, {Full(4), Full(6)});
   EXPECT_EQ(manager->scheduler_block_size(), 12);
   EXPECT_EQ(manager->hash_block_size(), 2);
@@ -23,14 +23,14 @@ TEST(HybridKvCacheCoordinatorTest, HitsEndOnABlockBoundaryOfEveryGroup) {
   EXPECT_EQ(hits.blocks(1).size(), 6u);
 }
 
-TEST(HybridKvCacheCoordinatorTest, NothingIsRegisteredBehindTheLastCommonBoundary) {
+TEST(PrefixLookupTest, NothingIsRegisteredBehindTheLastCommonBoundary) {
   const auto manager = Manager(60, {Full(4), Full(6)});
   const auto donor = NewRequest(*manager, Tokens(23));
   ASSERT_TRUE(Step(*manager, *donor, 23));
   EXPECT_EQ(manager->pool().num_keyed_blocks(), 3 + 2);  // 12 tokens
 }
 
-TEST(HybridKvCacheCoordinatorTest, EqualSpecsAreLookedUpTogether) {
+TEST(PrefixLookupTest, EqualSpecsAreLookedUpTogether) {
   const auto manager = Manager(60, {Window(4, 5), Full(4), Window(4, 5)});
   const auto donor = NewRequest(*manager, Tokens(16));
   ASSERT_TRUE(Step(*manager, *donor, 16));
@@ -43,14 +43,14 @@ TEST(HybridKvCacheCoordinatorTest, EqualSpecsAreLookedUpTogether) {
   EXPECT_EQ(hits.shared_prefix_boundary(), 8);  // the full group could have served more
 }
 
-TEST(HybridKvCacheCoordinatorTest, NoBoundaryWhereEveryGroupServesTheHit) {
+TEST(PrefixLookupTest, NoBoundaryWhereEveryGroupServesTheHit) {
   const auto manager = Manager(60, {Full(4), Window(4, 5)});
   const auto donor = NewRequest(*manager, Tokens(16));
   ASSERT_TRUE(Step(*manager, *donor, 16));
   EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(17))).shared_prefix_boundary(), 0);
 }
 
-TEST(HybridKvCacheCoordinatorTest, DraftGroupRegistersTheBlockThatItsLookupDrops) {
+TEST(PrefixLookupTest, DraftGroupRegistersTheBlockThatItsLookupDrops) {
   KvCacheConfig config = Config(60, {Full(4), Full(8)});
   config.groups[0].is_draft = true;
   const auto manager = Manager(config);
@@ -63,7 +63,7 @@ TEST(HybridKvCacheCoordinatorTest, DraftGroupRegistersTheBlockThatItsLookupDrops
 }
 
 // Whatever is evicted, the hit is the longest length at which every group holds all it needs.
-TEST(HybridKvCacheCoordinatorTest, HitIsTheLongestCommonOne) {
+TEST(PrefixLookupTest, HitIsTheLongestCommonOne) {
   const std::vector<std::vector<KvCacheSpec>> models = {
       {Full(4), Window(4, 5)},
       {Window(4, 9), Full(4), Window(4, 13)},
