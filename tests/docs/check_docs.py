@@ -46,6 +46,9 @@ class Checker:
         self.file_set = set(self.files)
         self.folders = {"/".join(f.split("/")[:n]) for f in self.files for n in range(1, f.count("/") + 1)}
         self.top = {f.split("/")[0] for f in self.files}
+        # A file of ours that a comment or message names; generated ones (.pb.h) are not files of the tree.
+        ours = "|".join(re.escape(folder) for folder in sorted({f.split("/")[0] for f in self.files if "/" in f}))
+        self.our_file = re.compile(rf"(?<![\w/.$}}{{@-])((?:kvblocks/)?(?:{ours})/[\w/]+\.(?:h|cc|cu|py|sh|proto|textproto))\b(?!\.\w)")
         self.texts = {}
         self.documents = [f for f in self.files if f.endswith(".md") and not f.startswith(("third_party/", "."))]
         self.code = [f for f in self.files if f.endswith(CODE_ENDINGS) or self.is_script(f)]
@@ -104,9 +107,9 @@ class Checker:
             for field, unit in re.findall(r'\{"([a-z][a-z_0-9]*)",\s*"([^"]*)",\s*(?:k\w+|""),', text):
                 flags[field.replace("_", "-")] = values_of(unit)
                 flags["no-" + field.replace("_", "-")] = None
-            for names in re.findall(r'(?:[aA]dd\w*|Option\w*|Flag\w*)(?:<[^>]*>)?\(\s*"([^"\s]*--[^"\s:]+)"', text):
-                for name in names.split(","):
-                    flags[name.lstrip("!-")] = None
+            for name, unit in re.findall(r'\.name = "--([a-z][a-z-]*)"(?:,\s*\.unit = "([^"]*)")?', text):
+                flags[name] = values_of(unit)
+                flags["no-" + name] = None
         flags["tp"] = None
         return {"": flags}
 
@@ -315,6 +318,8 @@ class Checker:
             for label in LABEL_IN_CODE.findall(line):
                 if not path.endswith((".bazel", ".bzl")):
                     self.expect(self.label_exists(label), path, number, f"no target //{label}")
+            for file in self.our_file.findall(line):
+                self.expect(self.path_exists(file), path, number, f"no file {file}")
             for document in re.findall(r"\bdocs/[\w/]+\.md(?:#[\w-]+)?", line):
                 self.check_link("README.md", number, document) if path == "README.md" else self.check_document_name(
                     path, number, document)
@@ -324,8 +329,6 @@ class Checker:
             if is_script:
                 for label in re.findall(r"(?<![\w/:{}])//([a-z_]\w*(?:/\w+)*)/\.\.\.", line):
                     self.expect(self.label_exists(label + "/..."), path, number, f"no package below //{label}")
-                for file in re.findall(r"(?<![\w/.$}{])((?:tools|docs|tests)/[\w/]+\.(?:sh|md|py))\b", line):
-                    self.expect(self.exists(file), path, number, f"no file {file}")
 
     def check_document_name(self, path, number, document):
         file, _, anchor = document.partition("#")

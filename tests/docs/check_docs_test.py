@@ -49,7 +49,7 @@ TREE = {
     "pool/embed.cc": "int main() {\n  int blocks = 1;\n  return blocks;\n}\n",
     "sim/commands/rows.cc": 'OptionRow rows[] = {\n    {"num_blocks", "N", kPool, "0", 0, 1, "pool"},\n'
                             '    {"plan", "upstream|exact", kPool, "exact", 0, 0, "policy"},\n};\n'
-                            'void Bind(App* app) { app->add_flag("--json", json, "JSON"); }\n'
+                            'void Bind() { options_->AddFlag({.name = "--json", .help = "JSON"}, &json_); }\n'
                             'const char* kMessage = "raise --num-blocks";\n',
 }
 
@@ -145,6 +145,12 @@ class CheckDocsTest(unittest.TestCase):
         self.lie("pool/pool.h", "// See docs/queue.md.", "no document docs/queue.md")
         self.lie("pool/pool.h", "// See docs/pool.md#queue.", "no anchor queue")
         self.truth("pool/pool.h", "// See docs/pool.md#freeing-a-block.")
+
+    def test_files_that_code_names(self):
+        self.lie("pool/pool.h", "// As in pool/queue.h.", "no file pool/queue.h")
+        self.lie("pool/pool.h", '#include "kvblocks/pool/queue.h"', "no file kvblocks/pool/queue.h")
+        self.lie("tools/fuzz.sh", ". tools/prepare.sh", "no file tools/prepare.sh")
+        self.truth("pool/pool.h", '#include "kvblocks/pool/pool.h"\n#include "kvblocks/pool/pool.pb.h"\n#include "absl/pool/x.h"')
 
     def test_the_index_lists_every_page(self):
         errors = self.errors({"docs/lost.md": "# Lost\n"})
