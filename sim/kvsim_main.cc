@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvblocks/sim/commands/commands.h"
@@ -52,8 +54,17 @@ void HandleSignals() {
   }
 }
 
+void EndWithoutMemory() {
+  RemoveUnfinishedFiles();
+  constexpr std::string_view kMessage =
+      "kvsim: out of memory; a pool takes about 60 bytes per block (--num-blocks)\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  _exit(kBadInput);
+}
+
 int Main(int argc, char** argv) {
   HandleSignals();
+  std::set_new_handler(EndWithoutMemory);
   OptionParser program(
       "kvsim", "kvsim replays request traces through an LLM server's scheduler and KV-cache pool.");
   program.set_footer(kFooter);

@@ -1,8 +1,6 @@
 #include "kvblocks/attention/cuda/host_tensor_ops.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
@@ -12,12 +10,6 @@
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-void MustSucceed(Error error, const char* what) {
-  if (error == 0) return;
-  std::fprintf(stderr, "%s: %s\n", what, ErrorName(error));
-  std::abort();
-}
 
 // A stretch of host memory that tensors share, and where it is on the device.
 struct Range {

@@ -64,21 +64,11 @@ Element ElementOf(DType dtype) {
 }
 
 ConstRows ConstRowsOf(const ConstTensorView& view) {
-  ConstRows rows;
-  rows.data = view.data;
-  rows.row_stride = view.stride[0];
-  rows.head_stride = view.rank > 2 ? view.stride[1] : 0;
-  rows.element = ElementOf(view.dtype);
-  return rows;
+  return {view.data, view.stride[0], view.rank > 2 ? view.stride[1] : 0, ElementOf(view.dtype)};
 }
 
 Rows RowsOf(const TensorView& view) {
-  Rows rows;
-  rows.data = view.data;
-  rows.row_stride = view.stride[0];
-  rows.head_stride = view.rank > 2 ? view.stride[1] : 0;
-  rows.element = ElementOf(view.dtype);
-  return rows;
+  return {view.data, view.stride[0], view.rank > 2 ? view.stride[1] : 0, ElementOf(view.dtype)};
 }
 
 Scales ScalesOf(const ConstTensorView& view) {

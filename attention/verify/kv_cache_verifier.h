@@ -63,7 +63,7 @@ struct VerifiedGroup {
   int64_t compress_ratio = 1;             // tokens per stored row
   std::vector<float> sinks = {};          // a logit per query head, or none
   std::vector<int32_t> sink_blocks = {};  // of sink tokens, before every table of the group
-  int64_t num_layers = 1;  // 0: not attended to (states); its blocks are void to others
+  int64_t num_layers = 1;  // 0: not attended to (states); others may not read its blocks
 };
 
 // What the engine's books say of a block.

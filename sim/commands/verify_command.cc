@@ -217,8 +217,7 @@ ExitStatus VerifyCommand::Run() {
 #endif
   // A wrong number ends the run in the iteration in which it is found.
   setup->simulation.progress_interval = 1;
-  auto simulation =
-      Simulation::Create(setup->simulation, reader->get(), setup->step_time.get(), {&observer});
+  auto simulation = MakeSimulation(*setup, reader->get(), {&observer});
   if (!simulation.ok()) return Fail("verify", simulation.status());
   ProgressLine progress(quiet_);
   bool is_partial = false;

@@ -69,6 +69,11 @@ void ReplayMetrics::OnRejection(const SimRequest& request, SimTime now) {
 void ReplayMetrics::OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) {
   AdvanceTo(now);
   hit_rates_.OnAdmissionAttempt(record);
+  // The series count as the counters do.
+  if (options_.hit_rates.legacy_counters) {
+    counts_.queried_tokens += record.num_queried_tokens;
+    counts_.hit_tokens += record.num_hit_tokens;
+  }
   misses_.OnAdmissionAttempt(record);
 }
 
@@ -98,8 +103,10 @@ void ReplayMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
     hit_groups_.OnFirstAdmission(record, misses_.FirstBlockKey(record));
     num_queried_ += record.num_queried_tokens;
     num_hit_ += record.num_hit_tokens;
-    counts_.queried_tokens += record.num_queried_tokens;
-    counts_.hit_tokens += record.num_hit_tokens;
+    if (!options_.hit_rates.legacy_counters) {
+      counts_.queried_tokens += record.num_queried_tokens;
+      counts_.hit_tokens += record.num_hit_tokens;
+    }
     if (misses.veto_group) {
       Group& group = groups_[static_cast<size_t>(*misses.veto_group)];
       ++group.vetoed_requests;
