@@ -8,8 +8,8 @@
 // it and drops its key.
 //
 //   auto pool = BlockPool::Create({.num_blocks = 1000});
-//   std::optional<std::vector<BlockId>> blocks = (*pool)->GetNewBlocks(4).value();   // empty: does
-//   not fit
+//   std::optional<std::vector<BlockId>> blocks = (*pool)->GetNewBlocks(4).value();
+//   if (!blocks.has_value()) ...   // does not fit
 //
 // With Options::chunks, memory is cut into chunks that are lent to classes of pages (PageChunks): a
 // block is then a page of one class, serves the groups of that class only, and waits in that

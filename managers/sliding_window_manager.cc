@@ -35,8 +35,8 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
   };
 
   int64_t end = aligned_down(num_positions - margin);
-  int64_t known_from =
-      num_positions;  // positions [known_from, end + margin) are known to be cached
+  // Positions [known_from, end + margin) are known to be cached.
+  int64_t known_from = num_positions;
   while (end > 0) {
     const int64_t begin = std::max<int64_t>(0, end - tail_blocks_);
     const int64_t probe_end = std::min(known_from, end + margin);

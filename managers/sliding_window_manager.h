@@ -30,8 +30,8 @@ class SlidingWindowManager : public SingleTypeManager {
 
  private:
   const int64_t window_;
-  const int64_t
-      tail_blocks_;  // blocks before a hit's end that hold its last W - 1 tokens; at least 1
+  // Blocks before a hit's end that hold its last W - 1 tokens; at least 1.
+  const int64_t tail_blocks_;
   mutable std::vector<BlockId> found_;  // scratch: a ring of probed positions, per group
 };
 

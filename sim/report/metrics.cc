@@ -22,7 +22,7 @@ void ReplayMetrics::OnRunStart(const RunInfo& info) {
   for (GroupId g = 0; g < info.manager->num_groups(); ++g) {
     const SingleTypeManager& group = info.manager->group(g);
     groups_.push_back(
-        {.kind = std::string(KindName(group.spec().kind())),
+        {.kind = std::string(group.spec().kind_name()),
          .block_tokens = group.block_size(),
          .num_layers = static_cast<int64_t>(
              info.manager->config().groups[static_cast<size_t>(g)].layer_names.size())});

@@ -75,12 +75,19 @@ const char kNew[] = R"({"op":"new","id":"r","p":[[0,0,6]]})";
 const char kDigest[] =
     R"({"op":"digest","queue":[1,2,3,4,5,6,7],"cached":[[]],"keys":0,"usage":0.0})";
 
-// Hashes may be finer than every group's blocks.
+// With several groups hashes may be finer than every group's blocks.
 TEST(ConformanceTest, HashBlockSizeIsTakenFromTheTranscript) {
-  std::string config = kConfig;
-  config.replace(config.find("\"hash_block_size\":4"), 19, "\"hash_block_size\":2");
+  const std::string config =
+      R"({"format":1,"family":"f","name":"t","num_blocks":8,"groups":[{"kind":"full_attention",)"
+      R"("block_size":4,"sliding_window":null,"attention_chunk_size":null,"draft":false},)"
+      R"({"kind":"sliding_window","block_size":4,"sliding_window":8,"attention_chunk_size":null,)"
+      R"("draft":false}],"hash_block_size":2,"scheduler_block_size":4,"enable_caching":true,)"
+      R"("use_eagle":false,"max_model_len":64,"max_in_flight_tokens":64,"free_order":"fifo",)"
+      R"("watermark":0,"enable_events":true})";
+  const char kTwoGroups[] =
+      R"({"op":"digest","queue":[1,2,3,4,5,6,7],"cached":[[],[]],"keys":0,"usage":0.0})";
   for (const auto make_cache : {MakeLibraryCache, MakeCInterfaceCache}) {
-    const auto result = ReplayLines({config, kNew, kDigest}, make_cache);
+    const auto result = ReplayLines({config, kNew, kTwoGroups}, make_cache);
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->differing_line, 0) << result->difference;
   }

@@ -1,4 +1,4 @@
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 
 #include <limits>
 
@@ -23,6 +23,8 @@ TEST(CheckedInt64Test, OverflowStaysThroughLaterOperations) {
 }
 
 TEST(CheckedInt64Test, CeilDivAndRoundUpReachTheLimit) {
+  EXPECT_EQ(CeilDiv(-8, 7), 0);
+  EXPECT_EQ(CeilDiv(std::numeric_limits<int64_t>::min(), 7), 0);
   EXPECT_EQ(CeilDiv(0, 7), 0);
   EXPECT_EQ(CeilDiv(7, 7), 1);
   EXPECT_EQ(CeilDiv(8, 7), 2);

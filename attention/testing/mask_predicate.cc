@@ -1,4 +1,4 @@
-#include "kvblocks/attention/masks/mask_predicate.h"
+#include "kvblocks/attention/testing/mask_predicate.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "kvblocks/attention/cache/kv_cache_view.h"
+#include "kvblocks/attention/tensor/kv_layout.h"
 
 namespace kvblocks::attention {
 

@@ -1,7 +1,7 @@
 // The predicate of explicit masks against masks spelled out element by element: EX-22, EX-29, and
 // every form, mode and encoding.
 
-#include "kvblocks/attention/masks/mask_predicate.h"
+#include "kvblocks/attention/testing/mask_predicate.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>

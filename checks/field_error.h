@@ -5,8 +5,8 @@
 // value was written (a configuration file's line and column, for one) can point there without
 // taking the message apart.
 
-#ifndef KVBLOCKS_SPECS_FIELD_ERROR_H_
-#define KVBLOCKS_SPECS_FIELD_ERROR_H_
+#ifndef KVBLOCKS_CHECKS_FIELD_ERROR_H_
+#define KVBLOCKS_CHECKS_FIELD_ERROR_H_
 
 #include <cstdint>
 #include <optional>
@@ -27,10 +27,12 @@ std::optional<std::string> FieldOfError(const absl::Status& status);
 // are returned as they are.
 absl::Status WithFieldPrefix(const absl::Status& status, std::string_view prefix);
 
+// Refuses a value outside [low, high].
+absl::Status CheckRange(std::string_view field, int64_t value, int64_t low, int64_t high);
 // Refuses a value below 1.
 absl::Status CheckPositive(std::string_view field, int64_t value);
 absl::Status CheckPositive(std::string_view field, const std::optional<int64_t>& value);
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_SPECS_FIELD_ERROR_H_
+#endif  // KVBLOCKS_CHECKS_FIELD_ERROR_H_

@@ -7,8 +7,8 @@
 //
 // Costs a flag test per operation; meant for sizing, not for per-token paths.
 
-#ifndef KVBLOCKS_SPECS_CHECKED_INT64_H_
-#define KVBLOCKS_SPECS_CHECKED_INT64_H_
+#ifndef KVBLOCKS_CHECKS_CHECKED_INT64_H_
+#define KVBLOCKS_CHECKS_CHECKED_INT64_H_
 
 #include <cstdint>
 #include <limits>
@@ -44,8 +44,8 @@ class CheckedInt64 {
   bool overflowed_ = false;
 };
 
-// The ceiling of a/b. REQUIRES: a >= 0, b >= 1. Unlike (a + b - 1) / b it cannot overflow.
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+// The ceiling of a/b, 0 for a below 0. REQUIRES: b >= 1. Unlike (a + b - 1) / b it cannot overflow.
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return a <= 0 ? 0 : (a - 1) / b + 1; }
 
 // min(a + b, limit). REQUIRES: a >= 0, b >= 0, limit >= 0.
 constexpr int64_t AddUpTo(int64_t a, int64_t b, int64_t limit) {
@@ -59,4 +59,4 @@ constexpr CheckedInt64 RoundUp(CheckedInt64 a, int64_t b) {
 
 }  // namespace kvblocks
 
-#endif  // KVBLOCKS_SPECS_CHECKED_INT64_H_
+#endif  // KVBLOCKS_CHECKS_CHECKED_INT64_H_

@@ -6,8 +6,8 @@
 // 2), the element at row max(0, -t), column max(0, t), both at most N - 1, so that its far corners
 // extend outwards. Mode 4 hides what the template hides and what lies outside the band.
 
-#ifndef KVBLOCKS_ATTENTION_MASKS_MASK_PREDICATE_H_
-#define KVBLOCKS_ATTENTION_MASKS_MASK_PREDICATE_H_
+#ifndef KVBLOCKS_ATTENTION_TESTING_MASK_PREDICATE_H_
+#define KVBLOCKS_ATTENTION_TESTING_MASK_PREDICATE_H_
 
 #include <cstdint>
 
@@ -32,4 +32,4 @@ bool MaskHides(const ExplicitMask& mask, const MaskedRequest& request, int64_t h
 
 }  // namespace kvblocks::attention
 
-#endif  // KVBLOCKS_ATTENTION_MASKS_MASK_PREDICATE_H_
+#endif  // KVBLOCKS_ATTENTION_TESTING_MASK_PREDICATE_H_

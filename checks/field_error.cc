@@ -1,11 +1,11 @@
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/field_error.h"
 
 #include "absl/strings/cord.h"
 
 namespace kvblocks {
 namespace {
 
-constexpr char kFieldUrl[] = "kvblocks.specs.field";
+constexpr char kFieldUrl[] = "kvblocks.field";
 
 }  // namespace
 
@@ -33,6 +33,12 @@ absl::Status WithFieldPrefix(const absl::Status& status, std::string_view prefix
   absl::Status result(status.code(), dotted + std::string(status.message()));
   result.SetPayload(kFieldUrl, absl::Cord(dotted + *field));
   return result;
+}
+
+absl::Status CheckRange(std::string_view field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return FieldError(field, std::to_string(value),
+                    "a number from " + std::to_string(low) + " to " + std::to_string(high));
 }
 
 absl::Status CheckPositive(std::string_view field, int64_t value) {
