@@ -1,13 +1,12 @@
 #include "kvblocks/block_pool/block_pool.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/checks/memory_limit.h"
 
 namespace kvblocks {
 namespace {
@@ -51,13 +50,13 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
   bytes += options.num_blocks * options.compared_block_size * static_cast<int64_t>(sizeof(TokenId));
   if (options.history_keys > 0) bytes += LookupHistory::BytesFor(options.history_keys);
   if (has_chunks) bytes += PageChunks::BytesFor(options.chunks, options.num_blocks);
-  const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  const int64_t memory = MemoryLimit();
   if (bytes > memory) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "num_blocks is ", options.num_blocks,
         options.history_keys > 0 ? absl::StrCat(" and history_keys ", options.history_keys)
                                  : std::string(),
-        ", whose book-keeping takes ", bytes >> 20, " MiB of host memory; this machine has ",
+        ", whose book-keeping takes ", bytes >> 20, " MiB of host memory; this process may take ",
         memory >> 20, " MiB"));
   }
   return std::unique_ptr<BlockPool>(new BlockPool(options));

@@ -6,8 +6,8 @@
 // and eviction read.
 //
 // Always: a block is linked into a free queue iff ref_count == 0 and it is neither null nor
-// permanent (nor, with chunks, an id without a page: see PageChunks);
-//         key_group >= 0 iff the block is in the prefix-hash table, and then hash(id) is its hash.
+// permanent (nor, with chunks, an id without a page: see PageChunks); key_group >= 0 iff the block
+// is in the prefix-hash table, and then hash(id) is its hash.
 
 #ifndef KVBLOCKS_BLOCK_POOL_KV_CACHE_BLOCK_H_
 #define KVBLOCKS_BLOCK_POOL_KV_CACHE_BLOCK_H_

@@ -28,8 +28,8 @@ inline constexpr std::string_view kGpuMedium = "GPU";
 // block_hashes.size(), or 0 for a request that has no token ids.
 struct BlockStored {
   std::vector<BlockHash> block_hashes = {};
-  std::optional<BlockHash> parent_block_hash =
-      std::nullopt;  // of the content before the run; none at token 0
+  // Of the content before the run; none at token 0.
+  std::optional<BlockHash> parent_block_hash = std::nullopt;
   std::vector<TokenId> token_ids = {};
   int64_t block_size = 0;
   std::optional<int64_t> lora_id = std::nullopt;

@@ -137,7 +137,7 @@ KVB_API void kvb_string_free(char* text);
 
 /* --- Manager --- */
 
-/* The configuration is a KvCacheManagerConfig of specs/kv_cache_config.proto, in a kvb_format. It
+/* The configuration is a KvCacheManagerConfig of specs/config/kv_cache_config.proto, in a kvb_format. It
  * need not end with a zero byte. A refusal names line, column, field, value and limit. */
 KVB_API kvb_status kvb_manager_create(const char* config, size_t config_size, int32_t format,
                                       kvb_manager** manager);

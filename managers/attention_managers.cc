@@ -1,12 +1,15 @@
 // The managers of groups whose layers attend to rows of keys and values, and which manager a spec
 // gets.
 
+#include <mutex>
 #include <numeric>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/managers/mamba_manager.h"
 #include "kvblocks/managers/single_type_manager.h"
+#include "kvblocks/specs/kv_cache_kind.h"
 
 namespace kvblocks {
 namespace {
@@ -197,10 +200,38 @@ class CrossAttentionManager final : public SingleTypeManager {
   }
 };
 
+struct Factories {
+  std::mutex mutex;
+  absl::flat_hash_map<const KvCacheKind*, SingleTypeManager::Factory> of_kind;
+};
+
+Factories& TheFactories() {
+  static Factories* const factories = new Factories;
+  return *factories;
+}
+
+// Empty if the kind has none.
+SingleTypeManager::Factory FactoryOf(const KvCacheKind* kind) {
+  if (kind == nullptr) return nullptr;
+  const std::lock_guard lock(TheFactories().mutex);
+  const auto entry = TheFactories().of_kind.find(kind);
+  return entry == TheFactories().of_kind.end() ? nullptr : entry->second;
+}
+
 }  // namespace
+
+absl::Status SingleTypeManager::RegisterFactory(const KvCacheKind& kind, Factory factory) {
+  const std::lock_guard lock(TheFactories().mutex);
+  if (TheFactories().of_kind.try_emplace(&kind, std::move(factory)).second) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("kind ", kind.name, ": got a second manager, expected one"));
+}
 
 absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
     const KvCacheSpec& spec, const Options& options, BlockPool* pool) {
+  if (const Factory own = FactoryOf(spec.registered_kind())) return own(spec, options, pool);
   using Pointer = std::unique_ptr<SingleTypeManager>;
   switch (spec.kind()) {
     case KvCacheSpecKind::kFullAttention:

@@ -95,8 +95,8 @@ struct AllocateSlotsParams {
   int64_t num_new_tokens = 0;                       // to compute now, unverified drafts included
   const ComputedBlocks* computed_blocks = nullptr;  // only for a request that holds no blocks yet
   int64_t num_lookahead_tokens = 0;                 // further slots for drafting
-  int64_t num_external_computed_tokens =
-      0;                            // KV that an external store provides; only as computed_blocks
+  // KV that an external store provides; only as computed_blocks.
+  int64_t num_external_computed_tokens = 0;
   bool delay_cache_blocks = false;  // register nothing now: the load completes later (CacheBlocks)
   bool full_sequence_must_fit = false;  // gate on all known tokens, not only on this chunk
   // Free blocks that must remain for other sequences. In a native layout: that many further pages

@@ -102,7 +102,7 @@ std::vector<KvEvent> KvCacheManager::TakeEvents() {
     auto* stored = std::get_if<BlockStored>(&event);
     if (stored == nullptr) continue;
     const KvCacheSpec& spec = group(stored->group_idx).spec();
-    stored->kv_cache_spec_kind = KindName(spec.kind());
+    stored->kv_cache_spec_kind = spec.kind_name();
     stored->kv_cache_spec_sliding_window = spec.sliding_window();
   }
   return events;

@@ -11,7 +11,7 @@ namespace kvblocks {
 namespace {
 
 std::string GroupName(size_t g, const KvCacheSpec& spec) {
-  const std::string_view kind = KindName(spec.kind());
+  const std::string_view kind = spec.kind_name();
   return absl::StrCat("groups[", g, "] (", absl::string_view(kind.data(), kind.size()), ")");
 }
 

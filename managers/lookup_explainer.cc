@@ -163,7 +163,7 @@ GroupReach LookupExplainer::ReachOf(GroupId g) const {
   const SingleTypeManager& group = manager_.group(g);
   HitLists lists(static_cast<size_t>(manager_.num_groups()));
   const GroupId alone[] = {g};
-  GroupReach reach{.group = g, .kind = std::string(KindName(group.spec().kind()))};
+  GroupReach reach{.group = g, .kind = std::string(group.spec().kind_name())};
   reach.num_hit_tokens = group.FindLongestCacheHit({.content = &content_,
                                                     .groups = alone,
                                                     .max_tokens = num_tokens_ - 1,

@@ -39,8 +39,8 @@ struct GroupBlocks {
   std::vector<BlockId> table;  // position i covers tokens [i * block_size, (i + 1) * block_size)
   int64_t num_cached = 0;      // leading positions already dealt with for registration
   int64_t num_leading_nulls = 0;
-  int64_t num_new =
-      0;  // blocks at the end of the table that the last allocation took as its result
+  // Blocks at the end of the table that the last allocation took as its result.
+  int64_t num_new = 0;
   int64_t chunk_end = 0;  // Mamba in align mode: tokens at which the last step scheduled ends
   bool is_tail_registered = false;  // the prompt's end inside a block: see partial_hits
 };

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -94,6 +95,12 @@ class SingleTypeManager {
   static absl::StatusOr<std::unique_ptr<SingleTypeManager>> Create(const KvCacheSpec& spec,
                                                                    const Options& options,
                                                                    BlockPool* pool);
+  // Makes the managers of specs of a registered kind (specs/kv_cache_kind.h), which otherwise have
+  // the manager of the kind that they are managed like. InvalidArgument if the kind has one. Call it
+  // before managers of the kind are made; any thread may.
+  using Factory = std::function<absl::StatusOr<std::unique_ptr<SingleTypeManager>>(
+      const KvCacheSpec&, const Options&, BlockPool*)>;
+  static absl::Status RegisterFactory(const KvCacheKind& kind, Factory factory);
   virtual ~SingleTypeManager() = default;
 
   const KvCacheSpec& spec() const { return spec_; }

@@ -6,13 +6,16 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/trace/byte_sink.h"
+#include "kvblocks/version.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -51,11 +54,22 @@ void HandleSignals() {
   }
 }
 
+void EndWithoutMemory() {
+  RemoveUnfinishedFiles();
+  constexpr std::string_view kMessage =
+      "kvsim: out of memory; a pool takes about 60 bytes per block (--num-blocks)\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kMessage.data(), kMessage.size());
+  _exit(kBadInput);
+}
+
 int Main(int argc, char** argv) {
   HandleSignals();
+  std::set_new_handler(EndWithoutMemory);
   OptionParser program(
       "kvsim", "kvsim replays request traces through an LLM server's scheduler and KV-cache pool.");
   program.set_footer(kFooter);
+  bool show_version = false;
+  program.AddFlag({.name = "--version", .help = "print the version"}, &show_version);
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(AddReplayCommand(&program));
   commands.push_back(AddPlanCommand(&program));
@@ -75,6 +89,7 @@ int Main(int argc, char** argv) {
     case ParseOutcome::kParsed:
       break;
   }
+  if (show_version) return WriteStdout("kvsim " KVBLOCKS_VERSION "\n") ? kDone : kBadInput;
   for (const std::unique_ptr<Command>& command : commands) {
     if (command->options().is_chosen()) return command->Run();
   }

@@ -20,6 +20,7 @@ expect() {
   local got=$?
   [ $got -eq "$want" ] || fail "kvsim $*: exit status $got, expected $want: $(head -c 300 err)"
   [ -z "$pattern" ] || grep -q -e "$pattern" err || fail "kvsim $*: '$pattern' is not in: $(head -c 300 err)"
+  grep -qE -e '(--[a-z-]+): \1' err && fail "kvsim $*: an option is named twice: $(head -c 300 err)"
   if [ "$want" -ge 2 ] && [ -s out ]; then fail "kvsim $*: wrote to standard output"; fi
 }
 
@@ -28,6 +29,8 @@ expect 0 '' --help
 grep -q 'kvsim replay' out || fail "--help does not teach"
 expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
+expect 0 '' --version
+grep -qxE 'kvsim [0-9]+\.[0-9]+\.[0-9]+' out || fail "--version prints $(cat out)"
 for command in replay plan explain verify stats convert validate compare; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
@@ -411,6 +414,21 @@ done
 expect 3 'all 396 requests were rejected: 396 have no prompt, or one that does not fit --max-model-len=2' \
   replay --max-model-len=2
 
+# A device far larger than any: refused at once, and no report of a pool that this machine cannot hold.
+echo 'device { name: "huge" bf16_tflops: 2000 memory_gb_per_s: 7000 memory_gb: 1000000 }' >huge.textproto
+expect 2 'huge with 1e+06 GB holds 429144353 blocks, expected at most 67108864' replay --catalogue=huge.textproto --device=huge
+expect 0 '' replay --catalogue=huge.textproto --device=huge --num-blocks=2000
+expect 0 '' plan --catalogue=huge.textproto --device=huge
+(
+  # Sanitizers need far more addresses than this leaves.
+  ulimit -v 4000000 2>/dev/null && "$kvsim" --help >/dev/null 2>&1 || exit 0
+  expect 2 'out of memory\|of host memory' replay --num-blocks=100000000
+  exit $failures
+) || fail "no message without memory"
+
+head -c 17000000 /dev/zero | tr '\0' '\n' >too-long.txtpb
+cp too-long.txtpb too-long.json
+
 # --- Options that make no sense: what, where, limit ---
 while IFS='|' read -r pattern arguments; do
   [ -z "$pattern" ] && continue
@@ -427,6 +445,13 @@ done <<'END'
 --plan: got "best", expected one of|replay --plan=best
 --layout: got "heap", expected one of|replay --layout=heap
 --retention-interval: got -2, expected -1 to|replay --retention-interval=-2
+--retention-interval: got "64", expected -1 or 0|replay --retention-interval=64
+--retention-interval: got 7 tokens, expected a multiple|replay --retention-interval=7 --model=gpt-oss-20b
+--retention-interval: got "64", expected -1 next to|replay --retention-interval=64 --cache-all-blocks --model=gpt-oss-20b
+--max-queue-time: got 90000s, expected 0s to|replay --max-queue-time=25h
+--tensor-parallel: got 3, expected a divisor|replay --tp=3
+--model: "gpt-9" is unknown|replay --model=gpt-9
+--device: "abacus" is unknown|replay --device=abacus
 --block-size|replay --model=deepseek-v4-flash --device=h200 --tp=8 --block-size=16
 --max-num-seqs: got 0, expected 1 to|replay --max-num-seqs=0
 --max-num-batched-tokens: got -1, expected 1 to|replay --max-num-batched-tokens=-1
@@ -447,6 +472,10 @@ done <<'END'
 --num-draft-tokens: got "9", expected less than|replay --num-draft-tokens=9 --max-num-batched-tokens=9
 --acceptance: got "iid:2"|replay --num-draft-tokens=2 --acceptance=iid:2
 --acceptance: got "often"|replay --num-draft-tokens=2 --acceptance=often
+--acceptance: got "xyz"|replay --acceptance=xyz
+--acceptance: got "iid:2"|replay --acceptance=iid:2
+--acceptance: got "fixed:-1"|replay --acceptance=fixed:-1
+--acceptance: got "table:0.5,x"|replay --acceptance=table:0.5,x
 --slo "ttft"|replay --slo=ttft
 --warmup is "2.5", expected|replay --warmup=2.5
 --cooldown is "2.5", expected|replay --cooldown=2.5
@@ -454,7 +483,7 @@ done <<'END'
 --model: .*llama-3.1-8b|replay --model=gpt-9
 --device: .*h100-sxm|replay --device=abacus
 --device: |replay --device=h
---kv-cache-dtype|replay --kv-cache-dtype=int3
+--kv-cache-dtype: got "int3", expected|replay --kv-cache-dtype=int3
 no room for the KV cache|replay --model=llama-3.1-405b
 --color|replay --color=sometimes
 unknown option --num-block; did you mean --num-blocks?|replay --num-block=5
@@ -490,7 +519,12 @@ unknown option --requests; did you mean --request?|explain --requests=5
 nosuchfile|explain nosuchfile
 nosuchfile|stats nosuchfile
 required|convert trace.jsonl
---to|convert trace.jsonl other.x --to=parquet
+--to: got "parquet", expected one of native, mooncake, csv|convert trace.jsonl other.x --to=parquet
+too-long.txtpb: .*16777216|replay --config too-long.txtpb
+too-long.txtpb: .*16777216|replay --kv-cache-config too-long.txtpb
+too-long.txtpb: .*16777216|replay --catalogue too-long.txtpb
+too-long.json: .*16777216|replay --model=too-long.json
+/dev/zero: .*16777216|replay --catalogue /dev/zero
 is the trace itself|convert trace.jsonl trace.jsonl
 nosuchfile|validate nosuchfile
 --max-messages: got -1|validate --max-messages=-1

@@ -1,4 +1,4 @@
-// The worked examples of the simulator specification: schedules, block ids and token times.
+// Worked examples of the simulator: schedules, block ids and token times.
 
 #include <numeric>
 

@@ -52,7 +52,7 @@ TEST(RowCodecTest, KeysAndValuesOfEveryMode) {
   EXPECT_EQ(KeyValuePage(RowFormat::kNvfp4, DataType::kUint8), 18'432);
 }
 
-// The byte maps of section 4 of the specification, KS-33.
+// The bytes of a row in each format, KS-33.
 TEST(RowCodecTest, DeepseekRows) {
   EXPECT_EQ(LatentPage(RowFormat::kFp8DsMla, 1, 1, 576), 512 + 4 * 4 + 64 * 2);
   EXPECT_EQ(LatentPage(RowFormat::kFp8DsMlaV4, 1, 1, 512), 448 + 64 * 2 + 7 + 1);

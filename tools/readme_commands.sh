@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
-# Prints the commands of the README's sh blocks, one a line, without comments.
+# Prints the commands of the sh blocks of the README and of docs/, each once, one a line, without comments.
 set -eu
-awk '/^```sh$/ { inside = 1; next } /^```/ { inside = 0 } inside && NF && $1 !~ /^#/' "$(dirname -- "$0")/../README.md"
+cd "$(dirname -- "$0")/.."
+awk '/^```sh$/ { inside = 1; next } /^```/ { inside = 0 } inside && NF && $1 !~ /^#/ && !seen[$0]++' README.md docs/*.md

@@ -1,6 +1,8 @@
 #include "kvblocks/attention/cuda/cuda_call.h"
 
 #include <cstddef>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +18,12 @@ constexpr int64_t kGap = 256;  // pieces of an arena begin at multiples of it
 absl::Status StatusOf(const char* op, Error error) {
   if (error == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(op, ": CUDA reports ", ErrorName(error)));
+}
+
+void MustSucceed(Error error, const char* what) {
+  if (error == 0) return;
+  std::fprintf(stderr, "%s: %s\n", what, ErrorName(error));
+  std::abort();
 }
 
 absl::Status RefuseHost(const char* op, const ExecContext& context) {

@@ -20,6 +20,9 @@ namespace kvblocks::attention::cuda {
 // Internal, with the name of the CUDA error; OK for 0.
 absl::Status StatusOf(const char* op, Error error);
 
+// Ends the program for a CUDA error: for checks and benchmarks, which cannot go on.
+void MustSucceed(Error error, const char* what);
+
 // InvalidArgument for contexts of the host, unless kernels are emulated there.
 absl::Status RefuseHost(const char* op, const ExecContext& context);
 

@@ -293,7 +293,7 @@ TEST(DeviceMemoryTest, BlocksGoWhereTheHostPutsThem) {
   }
 }
 
-// Random bits in a cache of nine blocks of five tokens and, of heads, three of 16 values.
+// Random bits in a cache of nine blocks of eight tokens and, of heads, three of 16 values.
 struct AnyCache {
   std::vector<Tensor> tensors;
   KvCacheView view;
@@ -306,22 +306,22 @@ struct AnyCache {
     };
     switch (layout) {
       case KvLayout::kNhd:
-        add(DType::kBF16, {9, 5, 3, 16}), add(DType::kBF16, {9, 5, 3, 16});
+        add(DType::kBF16, {9, 8, 3, 16}), add(DType::kBF16, {9, 8, 3, 16});
         break;
       case KvLayout::kHnd:
-        add(DType::kBF16, {9, 3, 5, 16}), add(DType::kBF16, {9, 3, 5, 16});
+        add(DType::kBF16, {9, 3, 8, 16}), add(DType::kBF16, {9, 3, 8, 16});
         break;
       case KvLayout::kPagedX:
-        add(DType::kBF16, {9, 3, 2, 5, 8}), add(DType::kBF16, {9, 3, 16, 5});
+        add(DType::kBF16, {9, 3, 2, 8, 8}), add(DType::kBF16, {9, 3, 16, 8});
         break;
       case KvLayout::kMlaLatent:
-        add(DType::kBF16, {9, 5, 24});
+        add(DType::kBF16, {9, 8, 24});
         break;
       case KvLayout::kMlaSplit:
-        add(DType::kBF16, {9, 5, 16}), add(DType::kBF16, {9, 5, 8});
+        add(DType::kBF16, {9, 8, 16}), add(DType::kBF16, {9, 8, 8});
         break;
       default:
-        add(DType::kU8, {9, 5, 656});
+        add(DType::kU8, {9, 8, 656});
     }
     view = {layout, tensors[0].view, tensors.size() > 1 ? tensors[1].view : TensorView()};
     if (layout == KvLayout::kMlaLatent) view.v = *view.k.Slice(2, 0, 16);

@@ -515,6 +515,30 @@ TEST(ChecksTest, PlanOfAnotherBatchIsStale) {
   }
 }
 
+// What a kernel would leave out or do twice.
+TEST(ChecksTest, PlansWithGapsAreRefused) {
+  SplitPlanner planner(/*max_num_reqs=*/4, /*max_num_parts=*/4);
+  SplitPlanInput input;
+  const std::vector<int32_t> lengths = {6, 3};
+  input.type = {.block_size = 4};
+  input.seq_lens = lengths;
+  input.policy = SplitPolicy::Fixed(4);
+  ASSERT_EQ(planner.Plan(input), absl::OkStatus());
+  TensorStore store;
+  PagedDecodeArgs args = Valid<PagedDecodeArgs>(store);
+  for (const auto& [begin, end] : {std::pair(2, 2), {0, 2}, {1, 0}}) {
+    std::vector<SplitRange> ranges(planner.plan().ranges.begin(), planner.plan().ranges.end());
+    ranges[1].begin_tile = begin, ranges[1].end_tile = end;
+    SplitPlan plan = planner.plan();
+    plan.ranges = ranges;
+    args.plan = &plan;
+    const absl::Status status = Check({}, args);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("in split 1 of request 0, which begins at 1; plan again"));
+  }
+}
+
 // AT-5: only for tensors on a CUDA device, where indices are not read.
 TEST(ChecksTest, CudaNeedsAlignedTensors) {
   TensorStore store;

@@ -1,5 +1,5 @@
 // What a KvCacheManager is made from, as a file states it: the message KvCacheManagerConfig of
-// specs/kv_cache_config.proto in protobuf text format or JSON.
+// specs/config/kv_cache_config.proto in protobuf text format or JSON.
 //
 //   cache { num_blocks: 1024 groups { ... } }
 //   options { max_model_len: 8192 }

@@ -129,8 +129,7 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   ReplayMetrics metrics(setup.metrics);
   std::vector<EngineObserver*> observers = {&metrics};
   if (life) observers.push_back(&*life);
-  auto simulation =
-      Simulation::Create(setup.simulation, reader->get(), setup.step_time.get(), observers);
+  auto simulation = MakeSimulation(setup, reader->get(), observers);
   if (!simulation.ok()) return simulation.status();
   ProgressLine progress(quiet_);
   if (progress.is_shown()) {

@@ -3,52 +3,37 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "kvblocks/sim/trace/byte_source.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/specs/catalogue/hf_config.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"
+#include "kvblocks/specs/config/config_source.h"
 
 namespace kvblocks::sim {
 namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
-constexpr int kZstdWindowLog = 27;
-constexpr size_t kMaxFileBytes = size_t{64} << 20;
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  auto source = OpenByteSource(path, kZstdWindowLog);
-  if (!source.ok()) return source.status();
-  std::string text;
-  std::string chunk(1 << 16, '\0');
-  while (true) {
-    const auto n = (*source)->Read(chunk.data(), chunk.size());
-    if (!n.ok()) return n.status();
-    if (*n == 0) return text;
-    text.append(chunk, 0, static_cast<size_t>(*n));
-    if (text.size() > kMaxFileBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": error: longer than ", kMaxFileBytes, " bytes"));
-    }
-  }
-}
-
 absl::StatusOr<ModelFacts> FindModel(const ReplayConfig& config, const Catalogue& catalogue) {
   if (!absl::EndsWith(config.model(), ".json")) return catalogue.FindModel(config.model());
-  const auto text = ReadFile(config.model());
+  const auto text = ReadConfigFile(config.model());
   if (!text.ok()) return text.status();
   return ModelFromHfConfig(*text, config.model());
 }
 
-absl::Status Named(absl::string_view flag, const absl::Status& status) {
-  return absl::InvalidArgumentError(absl::StrCat(flag, ": ", status.message()));
-}
-
 // The option behind the field that a message about layer caches begins with.
-absl::string_view FlagOf(const absl::Status& status) {
-  if (absl::StartsWith(status.message(), "cache_dtype")) return "--kv-cache-dtype";
-  if (absl::StartsWith(status.message(), "block_size")) return "--block-size";
-  if (absl::StartsWith(status.message(), "tensor_parallel")) return "--tensor-parallel";
-  return "--model";
+absl::Status OfLayerOption(const absl::Status& status) {
+  struct {
+    const char* field;
+    const char* flag;
+  } const options[] = {{"cache_dtype", "--kv-cache-dtype"},
+                       {"block_size", "--block-size"},
+                       {"tensor_parallel", "--tensor-parallel"}};
+  for (const auto& option : options) {
+    if (absl::StartsWith(status.message(), option.field)) {
+      return OfOption(option.flag, option.field, status);
+    }
+  }
+  return OfOption("--model", "model", status);
 }
 
 }  // namespace
@@ -56,7 +41,7 @@ absl::string_view FlagOf(const absl::Status& status) {
 absl::StatusOr<Catalogue> LoadCatalogue(const ReplayConfig& config) {
   Catalogue catalogue = Catalogue::BuiltIn();
   if (!config.catalogue().empty()) {
-    const auto text = ReadFile(config.catalogue());
+    const auto text = ReadConfigFile(config.catalogue());
     if (!text.ok()) return text.status();
     if (absl::Status status = catalogue.Merge(*text, config.catalogue()); !status.ok()) {
       return status;
@@ -69,9 +54,9 @@ absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ReplayConfig& config) {
   const auto catalogue = LoadCatalogue(config);
   if (!catalogue.ok()) return catalogue.status();
   auto device = catalogue->FindDevice(config.device());
-  if (!device.ok()) return Named("--device", device.status());
+  if (!device.ok()) return OfOption("--device", "device", device.status());
   auto model = FindModel(config, *catalogue);
-  if (!model.ok()) return Named("--model", model.status());
+  if (!model.ok()) return OfOption("--model", "model", model.status());
   return ModelOnDevice{.model = *std::move(model), .device = *std::move(device)};
 }
 
@@ -84,12 +69,7 @@ absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(const ReplayConfig& config
   if (config.block_size() > 0) options.block_size = config.block_size();
   auto specs = LayerCaches(model, options);
   if (!specs.ok()) return Named(FlagOf(specs.status()), specs.status());
-  std::vector<LayerCache> caches;
-  caches.reserve(specs->size());
-  for (NamedSpec& spec : *specs) {
-    caches.push_back({.name = std::move(spec.name), .spec = std::move(spec.spec)});
-  }
-  return caches;
+  return specs;
 }
 
 PoolMemory MemoryOf(const ReplayConfig& config, const ModelOnDevice& hardware) {

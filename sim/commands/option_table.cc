@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "kvblocks/sim/simulation_config.h"
 
 namespace kvblocks::sim {
@@ -124,6 +125,29 @@ absl::StatusOr<ReplayConfig> DefaultConfig(std::string_view engine) {
   config.set_free_order(preset.manager.free_order == FreeOrder::kUnhashedFirst ? "unhashed_first"
                                                                                : "append_all");
   return config;
+}
+
+absl::Status OfOption(std::string_view flag, std::string_view name, const absl::Status& status) {
+  std::string_view text(status.message().data(), status.message().size());
+  if (text.substr(0, name.size()) == name) {
+    const std::string_view rest = text.substr(name.size());
+    if (rest.substr(0, 2) == ": ") text = rest.substr(2);
+    if (rest.substr(0, 1) == " ") text = rest.substr(1);
+  }
+  return absl::Status(status.code(), absl::StrCat(std::string(flag), ": ", std::string(text)));
+}
+
+absl::Status InOptionWords(const absl::Status& status) {
+  absl::string_view text = status.message();
+  for (const absl::string_view part : {"manager.", "scheduler.", "kv_cache."}) {
+    absl::ConsumePrefix(&text, part);
+  }
+  for (const OptionRow& row : ReplayOptionRows()) {
+    absl::string_view rest = text;
+    if (!absl::ConsumePrefix(&rest, row.field) || !absl::ConsumePrefix(&rest, " is ")) continue;
+    return absl::Status(status.code(), absl::StrCat(FlagName(row.field), ": got ", rest));
+  }
+  return status;
 }
 
 absl::Status CheckOptionRanges(const ReplayConfig& config) {

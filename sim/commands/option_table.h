@@ -46,6 +46,14 @@ void BindOption(std::string_view field, OptionParser* options,
 // All fields at their defaults, those of an engine preset included.
 absl::StatusOr<::kvblocks::config::v1::ReplayConfig> DefaultConfig(std::string_view engine);
 
+// `status` as one about an option: "--model: ...". The name that the library has for it, with which
+// its messages may begin, is left out.
+absl::Status OfOption(std::string_view flag, std::string_view name, const absl::Status& status);
+
+// A status of the library, "retention_interval is 7, expected ...", in the words of the option whose
+// field it begins with: "--retention-interval: got 7, expected ...".
+absl::Status InOptionWords(const absl::Status& status);
+
 // Ranges of numbers and values of choices. InvalidArgument names option, value and limit.
 absl::Status CheckOptionRanges(const ::kvblocks::config::v1::ReplayConfig& config);
 

@@ -154,8 +154,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
     steps = std::make_unique<StepRows>(*std::move(sink), step_requests_);
     observers.push_back(steps.get());
   }
-  auto simulation =
-      Simulation::Create(setup.simulation, reader->get(), setup.step_time.get(), observers);
+  auto simulation = MakeSimulation(setup, reader->get(), observers);
   if (!simulation.ok()) return simulation.status();
   ProgressLine progress(quiet_);
   if (progress.is_shown()) {

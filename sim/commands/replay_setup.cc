@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/model_plan.h"
+#include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/cost/roofline.h"
 #include "kvblocks/sim/trace/decimal.h"
 #include "kvblocks/specs/data_type.h"
@@ -52,7 +54,6 @@ absl::Status SetTraceTime(absl::string_view flag, const std::string& text,
 }
 
 absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* scheduler) {
-  if (config.num_draft_tokens() == 0) return absl::OkStatus();
   const std::string& text = config.acceptance();
   const auto bad = [&] {
     return Bad("--acceptance", text,
@@ -61,11 +62,14 @@ absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* schedul
   };
   const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
   if (parts.size() != 2) return bad();
-  AcceptanceModel& model = scheduler->acceptance;
+  AcceptanceModel model;
   model.seed = config.seed();
+  // Without drafts nothing is accepted, but the model must be one.
+  int64_t num_drafts = config.num_draft_tokens();
   if (parts[0] == "fixed") {
     model.kind = AcceptanceModel::Kind::kFixed;
     if (!absl::SimpleAtoi(parts[1], &model.fixed)) return bad();
+    if (num_drafts == 0) num_drafts = model.fixed;
   } else if (parts[0] == "iid" || parts[0] == "table") {
     model.kind = parts[0] == "iid" ? AcceptanceModel::Kind::kIid : AcceptanceModel::Kind::kTable;
     const std::vector<std::string> values = absl::StrSplit(parts[1], ',');
@@ -74,10 +78,12 @@ absl::Status SetAcceptance(const ReplayConfig& config, SchedulerOptions* schedul
       if (!absl::SimpleAtod(value, &probability)) return bad();
       model.probabilities.push_back(probability);
     }
+    if (num_drafts == 0 && parts[0] == "table") num_drafts = static_cast<int64_t>(values.size());
   } else {
     return bad();
   }
-  if (!Validate(model, config.num_draft_tokens()).ok()) return bad();
+  if (!Validate(model, num_drafts).ok()) return bad();
+  if (config.num_draft_tokens() > 0) scheduler->acceptance = std::move(model);
   return absl::OkStatus();
 }
 
@@ -140,10 +146,10 @@ absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& h
   options.limits.max_model_len = 0;
   PlanResult result = MakePlan(*caches, options);
   if (!result.ok()) {
-    return config.num_blocks() == 0
-               ? SizeError(ToStatus(result.errors))
-               : absl::InvalidArgumentError(absl::StrCat("--num-blocks: got ", config.num_blocks(),
-                                                         ": ", ToStatus(result.errors).message()));
+    const absl::Status status = ToStatus(result.errors);
+    if (config.num_blocks() == 0) return SizeError(status);
+    return absl::InvalidArgumentError(
+        absl::StrCat("--num-blocks: got ", config.num_blocks(), ": ", status.message()));
   }
   const Plan& plan = *result.plan;
   setup->simulation.kv_cache = plan.config;
@@ -159,16 +165,51 @@ absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& h
   return absl::OkStatus();
 }
 
+// A pool takes this machine's memory and time, whoever sized it.
+absl::Status CheckFittedPool(int64_t num_blocks, const ModelOnDevice& hardware) {
+  constexpr int64_t kMostFittedBlocks = int64_t{1} << 26;
+  if (num_blocks <= kMostFittedBlocks) return absl::OkStatus();
+  return SizeError(absl::ResourceExhaustedError(
+      absl::StrCat(hardware.device.name, " with ", hardware.device.memory_gb, " GB holds ",
+                   num_blocks, " blocks, expected at most ", kMostFittedBlocks,
+                   ", which take 4 GB of this machine's memory (set --num-blocks, or a larger "
+                   "--block-size)")));
+}
+
+// What the manager refuses, in terms of the options.
+absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_cache,
+                          KvCacheManagerOptions* manager) {
+  const int64_t interval = config.retention_interval();
+  if (interval < 0) return absl::OkStatus();
+  if (config.cache_all_blocks()) {
+    return Bad("--retention-interval", absl::StrCat(interval),
+               "-1 next to --cache-all-blocks: the first keeps few blocks, the second all");
+  }
+  const bool is_sparse = std::any_of(
+      kv_cache.groups.begin(), kv_cache.groups.end(), [](const KvCacheGroup& group) {
+        return group.spec.sliding_window() || group.spec.kind() == KvCacheSpecKind::kMamba;
+      });
+  if (interval > 0 && !is_sparse) {
+    return Bad("--retention-interval", absl::StrCat(interval),
+               "-1 or 0: the model has neither windows nor states, and keeps every block");
+  }
+  manager->retention_interval = interval;
+  return absl::OkStatus();
+}
+
 absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
                      ReplaySetup* setup) {
   if (config.num_blocks() == 1) {
     return Bad("--num-blocks", "1",
                "2 or more: the null block takes one; 0 sizes the pool by the device's memory");
   }
+  const bool given = config.num_blocks() > 0 || config.kv_cache_config().has_num_blocks();
   absl::Status status = config.has_kv_cache_config() ? SetGivenGroups(config, hardware, setup)
                                                      : SetPlannedGroups(config, hardware, setup);
+  if (status.ok() && !given) {
+    status = CheckFittedPool(setup->simulation.kv_cache.num_blocks, hardware);
+  }
   if (!status.ok()) return status;
-  const bool given = config.num_blocks() > 0 || config.kv_cache_config().has_num_blocks();
   setup->num_blocks_source = given ? "given" : DescribeMemory(MemoryOf(config, hardware));
   KvCacheManagerOptions& manager = setup->simulation.manager;
   manager.max_model_len = config.max_model_len();
@@ -178,8 +219,7 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   manager.free_order =
       config.free_order() == "append_all" ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   manager.register_unreachable_blocks = config.cache_all_blocks();
-  if (config.retention_interval() >= 0) manager.retention_interval = config.retention_interval();
-  return absl::OkStatus();
+  return SetRetention(config, setup->simulation.kv_cache, &manager);
 }
 
 absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulation) {
@@ -254,7 +294,7 @@ absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardwa
     return absl::OkStatus();
   }
   const auto dtype = ParseCacheDtype(config.kv_cache_dtype(), DataType::kBFloat16);
-  if (!dtype.ok()) return dtype.status();
+  if (!dtype.ok()) return OfOption("--kv-cache-dtype", "cache_dtype", dtype.status());
   auto model =
       MakeRoofline({.device = hardware.device,
                     .model = hardware.model,
@@ -341,6 +381,13 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   return reader;
 }
 
+absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
+    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers) {
+  auto simulation = Simulation::Create(setup.simulation, reader, setup.step_time.get(), observers);
+  if (!simulation.ok()) return InOptionWords(simulation.status());
+  return simulation;
+}
+
 absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& config) {
   ReplaySetup setup;
   auto reader = MakeReaderOptions(config);
@@ -354,7 +401,7 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& config) {
   if (absl::Status status = SetScheduler(config, &setup.simulation); !status.ok()) return status;
   if (absl::Status status = SetStepTime(config, *hardware, &setup); !status.ok()) return status;
   if (absl::Status status = SetMetrics(config, &setup.metrics); !status.ok()) return status;
-  if (absl::Status status = Validate(setup.simulation); !status.ok()) return status;
+  if (absl::Status status = Validate(setup.simulation); !status.ok()) return InOptionWords(status);
   return setup;
 }
 

@@ -16,6 +16,7 @@
 #include "kvblocks/sim/config.pb.h"
 #include "kvblocks/sim/cost/step_time_model.h"
 #include "kvblocks/sim/report/metrics.h"
+#include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/simulation_config.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 
@@ -39,6 +40,10 @@ struct ReplaySetup {
 
 // REQUIRES: an effective configuration, all fields set and in range.
 absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// A replay of `reader`, which like `setup` and the observers must outlive it.
+absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
+    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers);
 
 // The reader's part alone.
 absl::StatusOr<TraceReaderOptions> MakeReaderOptions(

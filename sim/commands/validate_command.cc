@@ -23,8 +23,8 @@ bad row the next one is looked at; only a damaged stream ends the reading.
   error    the row, or all from there on, cannot be used (replay: --on-bad-row=skip leaves rows out)
   warning  can be used and is probably a mistake
   note     allowed, and worth knowing: times that go backwards, fields that are not read, ...
-Messages are FILE:LINE: SEVERITY: WHAT: got VALUE, expected EXPECTATION (what to do). In native files
-LINE is the number of the record.
+Messages are FILE:LINE: SEVERITY: WHAT: got VALUE, expected EXPECTATION (what to do); after LINE
+comes the COLUMN where a line is no JSON. In native files LINE is the number of the record.
 
 Examples
   kvsim validate trace.jsonl.gz

@@ -11,7 +11,7 @@ void GroupSection::OnRunStart(const RunInfo& info) {
     const SingleTypeManager& group = manager_->group(g);
     auto& described = described_.emplace_back();
     described.set_id(g);
-    described.set_kind(std::string(KindName(group.spec().kind())));
+    described.set_kind(std::string(group.spec().kind_name()));
     described.set_block_tokens(group.block_size());
     described.set_num_layers(
         static_cast<int64_t>(manager_->config().groups[static_cast<size_t>(g)].layer_names.size()));

@@ -122,6 +122,13 @@ TEST(MetricsTest, LegacyCountingTakesEveryAttemptAndResume) {
   EXPECT_EQ(m.report.counters().queried_tokens(), 16 + 4 * 13);
   EXPECT_EQ(m.report.counters().hit_tokens(), 4 * 8);
   EXPECT_EQ(m.report.counters().resume_hit_tokens(), 0);
+  int64_t queried = 0, hit = 0;
+  for (const auto& point : m.report.series().points()) {
+    queried += point.queried_tokens();
+    hit += point.hit_tokens();
+  }
+  EXPECT_EQ(queried, m.report.counters().queried_tokens());
+  EXPECT_EQ(hit, m.report.counters().hit_tokens());
   // The schedule is the same.
   EXPECT_EQ(m.report.totals().steps(), 13);
 }

@@ -162,8 +162,8 @@ class MissClassifier {
   int64_t hashes_per_block_ = 0;
   std::vector<GroupId> chain_groups_;  // whose blocks are hit from the start on; may be none
   bool has_drafts_ = false;
-  bool probes_always_ =
-      false;  // resident blocks can be missed for other reasons than the last token
+  // Resident blocks can be missed for other reasons than the last token.
+  bool probes_always_ = false;
 
   // Entries name an owner, if anybody admitted the block or announced it, and a release.
   SeenPaths paths_;

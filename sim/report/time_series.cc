@@ -108,10 +108,17 @@ void SeriesSection::OnArrival(const SimRequest&, SimTime) { ++gauges_.waiting; }
 
 void SeriesSection::OnRejection(const SimRequest&, SimTime) { --gauges_.waiting; }
 
-void SeriesSection::OnAdmission(const AdmissionRecord& record, SimTime) {
-  if (record.is_resume) return;
+void SeriesSection::CountTokens(const AdmissionRecord& record) {
   counts_.queried_tokens += record.num_queried_tokens;
   counts_.hit_tokens += record.num_hit_tokens;
+}
+
+void SeriesSection::OnAdmissionAttempt(const AdmissionRecord& record, SimTime) {
+  if (count_attempts_) CountTokens(record);
+}
+
+void SeriesSection::OnAdmission(const AdmissionRecord& record, SimTime) {
+  if (!count_attempts_ && !record.is_resume) CountTokens(record);
 }
 
 void SeriesSection::OnPreemption(const PreemptionRecord&, SimTime) { ++counts_.preemptions; }

@@ -76,12 +76,15 @@ class SeriesSection final : public ReportSection {
  public:
   // `pool` is of the section called after this one, so that its gauges are still those of the time
   // before an event.
-  SeriesSection(SimTime tick, size_t max_points, const PoolMetrics* pool, SharedFacts* facts)
-      : series_(tick, max_points), pool_(pool), facts_(facts) {}
+  // `count_attempts` counts tokens of every attempt to admit, as HitRateMetrics' legacy counters do.
+  SeriesSection(SimTime tick, size_t max_points, bool count_attempts, const PoolMetrics* pool,
+                SharedFacts* facts)
+      : series_(tick, max_points), count_attempts_(count_attempts), pool_(pool), facts_(facts) {}
 
   void OnInterval(SimTime from, SimTime to) override;
   void OnArrival(const SimRequest& request, SimTime now) override;
   void OnRejection(const SimRequest& request, SimTime now) override;
+  void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) override;
   void OnAdmission(const AdmissionRecord& record, SimTime now) override;
   void OnPreemption(const PreemptionRecord& record, SimTime now) override;
   void OnStepScheduled(const StepRecord& step) override;
@@ -93,7 +96,10 @@ class SeriesSection final : public ReportSection {
   void SetStepTime(const StepRecord& step) { gauges_.step_time = step.end - step.device_start; }
 
  private:
+  void CountTokens(const AdmissionRecord& record);
+
   TimeSeries series_;
+  const bool count_attempts_;
   const PoolMetrics* const pool_;
   SharedFacts* const facts_;
   int64_t steps_under_way_ = 0;

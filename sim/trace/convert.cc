@@ -14,7 +14,7 @@ absl::StatusOr<TraceFormat> ParseTraceFormat(const std::string& name) {
   if (name == "mooncake") return TraceFormat::kMooncake;
   if (name == "csv") return TraceFormat::kCsv;
   return absl::InvalidArgumentError(
-      absl::StrCat("--to: got \"", name, "\", expected native, mooncake or csv"));
+      absl::StrCat("got \"", name, "\", expected native, mooncake or csv"));
 }
 
 absl::StatusOr<ConvertReport> CopyTrace(TraceReader& reader, TraceWriter& writer) {

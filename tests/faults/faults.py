@@ -102,7 +102,7 @@ FAULTS = [
           "++id) {\n    if (records_[id].has_key()) EvictCached(id);", "++id) {\n    if (records_[id].has_key() && !{F}) EvictCached(id);"),
     Fault("evictions of pages are not counted", _PAGES, "++num_evictions_;", "num_evictions_ += !{F};"),
     Fault("a class needs one page less than it says", _CHUNKS,
-          "chunks_left -= ChunksFor(c.needed - c.loose,", "chunks_left -= ChunksFor(c.needed - {F} - c.loose,"),
+          "chunks_left -= CeilDiv(c.needed - c.loose,", "chunks_left -= CeilDiv(c.needed - {F} - c.loose,"),
     Fault("a pinned chunk's pages are one too many", _CHUNKS,
           "own.loose += own.pages_per_chunk;", "own.loose += own.pages_per_chunk + {F};"),
     Fault("each hit in an idle chunk costs a chunk", _CHUNKS,

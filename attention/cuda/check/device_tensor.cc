@@ -1,6 +1,5 @@
 #include "kvblocks/attention/cuda/check/device_tensor.h"
 
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -12,15 +11,6 @@
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention::cuda {
-namespace {
-
-void MustSucceed(Error error, const char* what) {
-  if (error == 0) return;
-  std::fprintf(stderr, "%s: %s\n", what, ErrorName(error));
-  std::abort();
-}
-
-}  // namespace
 
 DeviceTensor::DeviceTensor(DType dtype, const std::vector<int64_t>& extents) {
   int64_t size = ElementBytes(dtype);
