@@ -55,7 +55,6 @@ class BlockHasher {
   explicit BlockHasher(HashAlgorithm algorithm = HashAlgorithm::kSha256,
                        std::optional<std::string_view> seed = std::nullopt);
 
-  HashAlgorithm algorithm() const { return algorithm_; }
   const BlockHash& root() const { return root_; }
 
   // Bytes of a BlockHash that carry information: 32 or 16.

@@ -7,10 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/checks/memory_limit.h"
+#include "kvblocks/checks/status_text.h"
 
 namespace kvblocks {
 namespace {
-constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 2;  // one more id is the queue's sentinel
+constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 2;
 constexpr int64_t kMaxComparedBlockSize = int64_t{1} << 20;
 
 // How many blocks ahead of its use a cache line is fetched where many blocks are dealt with in a
@@ -22,27 +23,21 @@ constexpr size_t kBatch = 32;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& options) {
-  if (options.num_blocks < 1 || options.num_blocks > kMaxBlocks) {
-    return absl::InvalidArgumentError(absl::StrCat("num_blocks is ", options.num_blocks,
-                                                   ", expected 1 to ", kMaxBlocks,
-                                                   " (the null block counts)"));
+  // One more id is the queue's sentinel, and one of each page class.
+  const int64_t most = kMaxBlocks - static_cast<int64_t>(options.chunks.pages_per_chunk.size());
+  if (options.num_blocks < 1 || options.num_blocks > most) {
+    return InvalidArgument("num_blocks is ", options.num_blocks, ", expected 1 to ", most,
+                           " (the null block counts)");
   }
   if (options.compared_block_size < 0 || options.compared_block_size > kMaxComparedBlockSize) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("compared_block_size is ", options.compared_block_size,
-                     " tokens, expected 0 to ", kMaxComparedBlockSize));
+    return InvalidArgument("compared_block_size is ", options.compared_block_size,
+                           " tokens, expected 0 to ", kMaxComparedBlockSize);
   }
   if (options.history_keys < 0 || options.history_keys > kMaxBlocks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("history_keys is ", options.history_keys, ", expected 0 to ", kMaxBlocks));
+    return InvalidArgument("history_keys is ", options.history_keys, ", expected 0 to ",
+                           kMaxBlocks);
   }
   const bool has_chunks = options.chunks.num_chunks != 0;
-  if (has_chunks) {
-    if (absl::Status status = PageChunks::Validate(options.chunks, options.num_blocks);
-        !status.ok()) {
-      return status;
-    }
-  }
   // Refused here rather than by the kernel, half-way through filling the arrays.
   int64_t bytes =
       options.num_blocks * static_cast<int64_t>(sizeof(KvCacheBlock) + sizeof(BlockHash)) +
@@ -90,8 +85,8 @@ BlockPool::BlockPool(const Options& options)
 absl::Status BlockPool::CheckIds(absl::Span<const BlockId> ids, const char* operation) const {
   for (BlockId id : ids) {
     if (id < 0 || id >= num_blocks()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          operation, ": block ", id, " is outside the pool's blocks 0..", num_blocks() - 1));
+      return InvalidArgument(operation, ": block ", id, " is outside the pool's blocks 0..",
+                             num_blocks() - 1);
     }
   }
   return absl::OkStatus();
@@ -153,8 +148,7 @@ void BlockPool::TakeAndEvict(absl::Span<BlockId> batch) {
 
 absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k, GroupId group) {
   if (k < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("TakePermanentBlocks: ", k, " blocks asked for, expected 0 or more"));
+    return InvalidArgument("TakePermanentBlocks: ", k, " blocks asked for, expected 0 or more");
   }
   if (absl::Status status = CheckGroup(group, "TakePermanentBlocks"); !status.ok()) return status;
   if (!Fits(k, group)) {
@@ -196,11 +190,11 @@ absl::Status BlockPool::CheckTouchable(absl::Span<const BlockId> ids) const {
   if (absl::Status status = CheckIds(ids, "Touch"); !status.ok()) return status;
   for (BlockId id : ids) {
     if (records_[id].is_permanent) {
-      return absl::InvalidArgumentError(absl::StrCat("Touch: block ", id, " is permanent"));
+      return InvalidArgument("Touch: block ", id, " is permanent");
     }
     if (chunks_ != nullptr && id != kNullBlockId && chunks_->ClassOfPage(id) < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "Touch: block ", id, " has no page, its chunk is cut otherwise or unassigned"));
+      return InvalidArgument("Touch: block ", id,
+                             " has no page, its chunk is cut otherwise or unassigned");
     }
   }
   return absl::OkStatus();
@@ -420,8 +414,7 @@ absl::Status BlockPool::CheckInvariants() const {
   const KvCacheBlock& null_block = records_[kNullBlockId];
   if (!null_block.is_null || null_block.has_key() || null_block.is_linked() ||
       null_block.is_permanent || null_block.ref_count != 1) {
-    return absl::InternalError(
-        "the null block has a key, is queued or changed its reference count");
+    return BrokenInvariant("the null block has a key, is queued or changed its reference count");
   }
   int32_t permanent = 0;
   int32_t live = 0;
@@ -429,47 +422,43 @@ absl::Status BlockPool::CheckInvariants() const {
   int32_t free = 0;
   for (BlockId id = 1; id < num_blocks(); ++id) {
     const KvCacheBlock& block = records_[id];
-    if (block.is_null) return absl::InternalError(absl::StrCat("block ", id, " is marked null"));
+    if (block.is_null) return BrokenInvariant("block ", id, " is marked null");
     if (block.ref_count < 0) {
-      return absl::InternalError(
-          absl::StrCat("block ", id, " has ", block.ref_count, " references"));
+      return BrokenInvariant("block ", id, " has ", block.ref_count, " references");
     }
     if (block.is_permanent) {
       ++permanent;
       if (block.ref_count < 1 || block.is_linked() || block.has_key()) {
-        return absl::InternalError(
-            absl::StrCat("permanent block ", id, " is queued, unreferenced or has a key"));
+        return BrokenInvariant("permanent block ", id, " is queued, unreferenced or has a key");
       }
       continue;
     }
     if (chunks_ != nullptr && chunks_->ClassOfPage(id) < 0) continue;  // checked by chunks_
     if (block.is_linked() != (block.ref_count == 0)) {
-      return absl::InternalError(
-          absl::StrCat("block ", id, " has ", block.ref_count, " references and is ",
-                       block.is_linked() ? "" : "not ", "in the free queue"));
+      return BrokenInvariant("block ", id, " has ", block.ref_count, " references and is ",
+                             block.is_linked() ? "" : "not ", "in the free queue");
     }
     if (block.has_key() && !enable_caching_) {
-      return absl::InternalError(absl::StrCat("block ", id, " has a key although caching is off"));
+      return BrokenInvariant("block ", id, " has a key although caching is off");
     }
     ++(block.ref_count > 0 ? live : block.has_key() ? cached : free);
   }
   if (permanent != num_permanent_ || cached != num_cached_unreferenced_) {
-    return absl::InternalError(absl::StrCat("pool counts ", num_permanent_, " permanent and ",
-                                            num_cached_unreferenced_, " cached blocks, found ",
-                                            permanent, " and ", cached));
+    return BrokenInvariant("pool counts ", num_permanent_, " permanent and ",
+                           num_cached_unreferenced_, " cached blocks, found ", permanent, " and ",
+                           cached);
   }
   for (const auto& [id, num_tokens] : partial_tokens_) {
     if (!records_[id].has_key() || num_tokens < 1) {
-      return absl::InternalError(absl::StrCat("block ", id, " counts as partly filled with ",
-                                              num_tokens, " tokens and has ",
-                                              records_[id].has_key() ? "a" : "no", " key"));
+      return BrokenInvariant("block ", id, " counts as partly filled with ", num_tokens,
+                             " tokens and has ", records_[id].has_key() ? "a" : "no", " key");
     }
   }
   // Found by their records, here by the queue.
   if (live != num_live() || cached + free != num_free()) {
-    return absl::InternalError(absl::StrCat(live, " live, ", cached, " cached and ", free,
-                                            " free blocks do not add up with ", num_free(),
-                                            " queued ones of ", num_blocks()));
+    return BrokenInvariant(live, " live, ", cached, " cached and ", free,
+                           " free blocks do not add up with ", num_free(), " queued ones of ",
+                           num_blocks());
   }
   return absl::OkStatus();
 }

@@ -66,7 +66,8 @@ class BlockPool {
     int64_t compared_block_size = 0;
     // Keys that left the cache to be remembered for explanations; 0: none. 96 bytes each.
     int64_t history_keys = 0;
-    // Page classes in chunks; must make up num_blocks. Default: every block can serve every group.
+    // Page classes in chunks, which make up num_blocks as Validate(KvCacheConfig) demands. Default:
+    // every block can serve every group.
     ChunkLayout chunks = {};
   };
 

@@ -3,13 +3,14 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/checks/status_text.h"
 
 namespace kvblocks {
 
 absl::Status BlockPool::CheckGroup(GroupId group, const char* operation) const {
   if (chunks_ == nullptr || chunks_->HasGroup(group)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(operation, ": group ", group, " has no page class (chunks.class_of_group)"));
+  return InvalidArgument(operation, ": group ", group,
+                         " has no page class (chunks.class_of_group)");
 }
 
 bool BlockPool::Fits(int64_t k, GroupId group) {

@@ -1,6 +1,6 @@
 #include "kvblocks/block_pool/free_block_queue.h"
 
-#include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_text.h"
 
 namespace kvblocks {
 
@@ -21,15 +21,14 @@ absl::Status FreeBlockQueue::CheckInvariants() const {
   BlockId last = sentinel_;
   for (BlockId id = front(); id != sentinel_ && walked <= size_; id = next(id)) {
     if (id < 0 || id >= records_->num_blocks() || (*records_)[id].prev != last) {
-      return absl::InternalError(
-          absl::StrCat("block ", id, " and its neighbour ", last, " in a free queue disagree"));
+      return BrokenInvariant("block ", id, " and its neighbour ", last,
+                             " in a free queue disagree");
     }
     last = id;
     ++walked;
   }
   if (walked != size_ || (*records_)[sentinel_].prev != last) {
-    return absl::InternalError(
-        absl::StrCat("a free queue counts ", size_, " blocks, a walk visits ", walked));
+    return BrokenInvariant("a free queue counts ", size_, " blocks, a walk visits ", walked);
   }
   return absl::OkStatus();
 }

@@ -50,15 +50,8 @@ enum class RemovalReason {
 };
 
 constexpr std::string_view RemovalReasonName(RemovalReason reason) {
-  switch (reason) {
-    case RemovalReason::kReused:
-      return "reused";
-    case RemovalReason::kEvicted:
-      return "evicted";
-    case RemovalReason::kReplaced:
-      return "replaced";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"reused", "evicted", "replaced"};
+  return kNames[static_cast<size_t>(reason)];
 }
 
 // One block lost one key.

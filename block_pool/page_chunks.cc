@@ -5,11 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/checks/checked_int64.h"
+#include "kvblocks/checks/status_text.h"
 
 namespace kvblocks {
 namespace {
-
-constexpr int64_t kMaxIds = (int64_t{1} << 31) - 2;  // as BlockPool's
 
 int32_t IdsPerChunk(const ChunkLayout& layout) {
   return static_cast<int32_t>(
@@ -17,41 +16,6 @@ int32_t IdsPerChunk(const ChunkLayout& layout) {
 }
 
 }  // namespace
-
-absl::Status PageChunks::Validate(const ChunkLayout& layout, int64_t num_blocks) {
-  if (layout.num_chunks < 1 || layout.num_chunks > kMaxIds) {
-    return absl::InvalidArgumentError(absl::StrCat("chunks.num_chunks is ", layout.num_chunks,
-                                                   ", expected 1 to ", kMaxIds,
-                                                   " (0 for a pool without chunks)"));
-  }
-  if (layout.pages_per_chunk.empty()) {
-    return absl::InvalidArgumentError("chunks.pages_per_chunk is empty, expected one per class");
-  }
-  for (size_t k = 0; k < layout.pages_per_chunk.size(); ++k) {
-    if (layout.pages_per_chunk[k] < 1 || layout.pages_per_chunk[k] > kMaxIds) {
-      return absl::InvalidArgumentError(absl::StrCat("chunks.pages_per_chunk[", k, "] is ",
-                                                     layout.pages_per_chunk[k], ", expected 1 to ",
-                                                     kMaxIds));
-    }
-  }
-  const auto num_classes = static_cast<int64_t>(layout.pages_per_chunk.size());
-  for (size_t g = 0; g < layout.class_of_group.size(); ++g) {
-    if (layout.class_of_group[g] < 0 || layout.class_of_group[g] >= num_classes) {
-      return absl::InvalidArgumentError(absl::StrCat("chunks.class_of_group[", g, "] is ",
-                                                     layout.class_of_group[g], ", expected 0 to ",
-                                                     num_classes - 1));
-    }
-  }
-  // Both factors are below 2^31. Each class's queue has a sentinel behind the ids.
-  const int64_t made_up = 1 + layout.num_chunks * IdsPerChunk(layout);
-  if (num_blocks != made_up || num_blocks > kMaxIds - num_classes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_blocks is ", num_blocks,
-                     ", expected 1 + num_chunks * the most pages per chunk, which is ", made_up,
-                     ", at most ", kMaxIds - num_classes));
-  }
-  return absl::OkStatus();
-}
 
 int64_t PageChunks::BytesFor(const ChunkLayout& layout, int64_t num_blocks) {
   return layout.num_chunks * static_cast<int64_t>(sizeof(Chunk)) +
@@ -67,6 +31,9 @@ PageChunks::PageChunks(const ChunkLayout& layout, BlockRecords* records)
       freed_at_(static_cast<size_t>(records->num_blocks()), 0),
       num_ids_without_page_(records->num_blocks() - 1),
       num_unassigned_(num_chunks_) {
+  KVBLOCKS_CHECK(
+      records->num_blocks() == 1 + num_chunks_ * ids_per_chunk_,
+      absl::StrCat(num_chunks_, " chunks do not make up ", records->num_blocks(), " ids"));
   BlockId sentinel = records->num_blocks() + 1;  // the first is the pool's own queue's
   for (int64_t pages : layout.pages_per_chunk) classes_.emplace_back(records, sentinel++, pages);
   for (int32_t page_class : groups_) Of(page_class).has_group = true;
@@ -315,14 +282,14 @@ absl::Status PageChunks::CheckChunk(int32_t chunk, std::vector<int64_t>& live,
   for (int32_t i = 0; i < ids_per_chunk_; ++i) {
     const KvCacheBlock& block = (*records_)[FirstPageOf(chunk) + i];
     if (i >= num_pages && (block.ref_count != 0 || block.has_key() || block.is_linked())) {
-      return absl::InternalError(absl::StrCat("block ", FirstPageOf(chunk) + i,
-                                              " has no page, but references, a key or a queue"));
+      return BrokenInvariant("block ", FirstPageOf(chunk) + i,
+                             " has no page, but references, a key or a queue");
     }
     referenced += block.ref_count > 0;
   }
   if (referenced != found.num_live || found.is_marked) {
-    return absl::InternalError(absl::StrCat("chunk ", chunk, " counts ", found.num_live,
-                                            " pages in use, found ", referenced));
+    return BrokenInvariant("chunk ", chunk, " counts ", found.num_live, " pages in use, found ",
+                           referenced);
   }
   if (found.page_class < 0) return absl::OkStatus();
   const auto k = static_cast<size_t>(found.page_class);
@@ -340,8 +307,8 @@ absl::Status PageChunks::CheckInvariants() const {
     if (At(chunk).page_class >= 0) continue;
     ++unassigned;
     if (chunk < lowest_unassigned_) {
-      return absl::InternalError(
-          absl::StrCat("chunk ", chunk, " is unassigned, but the lowest is ", lowest_unassigned_));
+      return BrokenInvariant("chunk ", chunk, " is unassigned, but the lowest is ",
+                             lowest_unassigned_);
     }
   }
   int32_t idle = 0;
@@ -349,7 +316,7 @@ absl::Status PageChunks::CheckInvariants() const {
   for (int32_t k = 0; k < num_classes(); ++k) {
     const PageClass& own = Of(k);
     const auto wrong = [&](const std::string& what) {
-      return absl::InternalError(absl::StrCat("page class ", k, ": ", what));
+      return BrokenInvariant("page class ", k, ": ", what);
     };
     if (own.num_live != live[static_cast<size_t>(k)] ||
         own.num_loose != loose[static_cast<size_t>(k)]) {
@@ -377,9 +344,9 @@ absl::Status PageChunks::CheckInvariants() const {
   for (const Chunk& chunk : chunks_) without_live += chunk.page_class >= 0 && chunk.num_live == 0;
   if (idle != without_live || idle != num_idle_ || unassigned != num_unassigned_ ||
       free != num_free_) {
-    return absl::InternalError(absl::StrCat(
-        "chunks count ", num_idle_, " idle, ", num_unassigned_, " unassigned and ", num_free_,
-        " free pages; listed ", idle, ", found ", without_live, ", ", unassigned, " and ", free));
+    return BrokenInvariant("chunks count ", num_idle_, " idle, ", num_unassigned_,
+                           " unassigned and ", num_free_, " free pages; listed ", idle, ", found ",
+                           without_live, ", ", unassigned, " and ", free);
   }
   return absl::OkStatus();
 }

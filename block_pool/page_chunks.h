@@ -64,12 +64,10 @@ struct PageNeed {
 
 class PageChunks {
  public:
-  // InvalidArgument names the field, the value and the limit. Chunks must make up num_blocks.
-  static absl::Status Validate(const ChunkLayout& layout, int64_t num_blocks);
   // Host memory of the books, records aside.
   static int64_t BytesFor(const ChunkLayout& layout, int64_t num_blocks);
   // All chunks unassigned. `records` must outlive it and have a sentinel per class behind the
-  // pool's own. REQUIRES: valid.
+  // pool's own. REQUIRES: a layout that makes up the blocks, as Validate(KvCacheConfig) says.
   PageChunks(const ChunkLayout& layout, BlockRecords* records);
 
   // --- What there is, O(1) ---
@@ -85,7 +83,6 @@ class PageChunks {
   // -1: the chunk is unassigned, respectively the id has no page. REQUIRES: id is not null.
   int32_t ClassOfChunk(int32_t chunk) const { return At(chunk).page_class; }
   int32_t ClassOfPage(BlockId id) const;
-  int32_t num_live_in(int32_t chunk) const { return At(chunk).num_live; }
 
   int32_t num_free() const { return num_free_; }  // pages in the queues, cached ones included
   int32_t num_ids_without_page() const { return num_ids_without_page_; }

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_text.h"
 
 namespace kvblocks {
 namespace {
@@ -18,15 +18,14 @@ void AppendRaw(T value, std::string& out) {
 }
 
 absl::Status WrongHashCount(size_t got, int64_t expected, int64_t num_tokens, int64_t block_size) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("got ", got, " block hashes with ", num_tokens, " tokens, expected ", expected,
-                   ": one per block of ", block_size, " tokens that they complete"));
+  return InvalidArgument("got ", got, " block hashes with ", num_tokens, " tokens, expected ",
+                         expected, ": one per block of ", block_size, " tokens that they complete");
 }
 
 absl::Status CheckHashing(const PrefixHashing* hashing) {
   if (hashing == nullptr || hashing->hash_block_size >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("hash_block_size is ", hashing->hash_block_size, ", expected at least 1 token"));
+  return InvalidArgument("hash_block_size is ", hashing->hash_block_size,
+                         ", expected at least 1 token");
 }
 
 }  // namespace
@@ -36,18 +35,17 @@ absl::Status ValidateFeatures(absl::Span<const MultimodalFeature> features) {
   for (size_t i = 0; i < features.size(); ++i) {
     const MultimodalFeature& feature = features[i];
     if (feature.length <= 0) {
-      return absl::InvalidArgumentError(absl::StrCat("multimodal feature ", i, " has length ",
-                                                     feature.length, ", expected at least 1"));
+      return InvalidArgument("multimodal feature ", i, " has length ", feature.length,
+                             ", expected at least 1");
     }
     if (feature.offset < end) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "multimodal feature ", i, " starts at token ", feature.offset, ", expected at least ",
-          end, ": features must be sorted by offset and must not overlap"));
+      return InvalidArgument("multimodal feature ", i, " starts at token ", feature.offset,
+                             ", expected at least ", end,
+                             ": features must be sorted by offset and must not overlap");
     }
     if (feature.length > std::numeric_limits<int64_t>::max() - feature.offset) {
-      return absl::InvalidArgumentError(absl::StrCat("multimodal feature ", i, " of length ",
-                                                     feature.length, " at token ", feature.offset,
-                                                     " ends beyond the range of 64 bits"));
+      return InvalidArgument("multimodal feature ", i, " of length ", feature.length, " at token ",
+                             feature.offset, " ends beyond the range of 64 bits");
     }
     end = feature.offset + feature.length;
   }
@@ -89,8 +87,7 @@ absl::StatusOr<PrefixContent> PrefixContent::FromHashes(
     std::shared_ptr<const PrefixHashing> hashing) {
   if (absl::Status status = CheckHashing(hashing.get()); !status.ok()) return status;
   if (num_tokens < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("number of tokens is ", num_tokens, ", expected 0 or more"));
+    return InvalidArgument("number of tokens is ", num_tokens, ", expected 0 or more");
   }
   PrefixContent content;
   content.hash_block_size_ = hashing ? hashing->hash_block_size : 0;
@@ -107,7 +104,7 @@ absl::StatusOr<PrefixContent> PrefixContent::FromHashes(
 
 absl::Status PrefixContent::AppendTokens(absl::Span<const TokenId> tokens) {
   if (!has_token_ids_) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "this content was made from block hashes: append with AppendHashedTokens");
   }
   token_ids_.insert(token_ids_.end(), tokens.begin(), tokens.end());
@@ -119,17 +116,14 @@ absl::Status PrefixContent::AppendTokens(absl::Span<const TokenId> tokens) {
 absl::Status PrefixContent::AppendHashedTokens(int64_t num_tokens,
                                                absl::Span<const BlockHash> hashes) {
   if (has_token_ids_) {
-    return absl::InvalidArgumentError(
-        "this content was made from token ids: append with AppendTokens");
+    return InvalidArgument("this content was made from token ids: append with AppendTokens");
   }
   if (num_tokens < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("number of appended tokens is ", num_tokens, ", expected 0 or more"));
+    return InvalidArgument("number of appended tokens is ", num_tokens, ", expected 0 or more");
   }
   if (num_tokens > std::numeric_limits<int64_t>::max() - num_tokens_) {
-    return absl::InvalidArgumentError(absl::StrCat("number of appended tokens is ", num_tokens,
-                                                   ": with the ", num_tokens_,
-                                                   " before them, more than 64 bits can count"));
+    return InvalidArgument("number of appended tokens is ", num_tokens, ": with the ", num_tokens_,
+                           " before them, more than 64 bits can count");
   }
   const int64_t total = num_tokens_ + num_tokens;
   const int64_t expected =
@@ -144,16 +138,14 @@ absl::Status PrefixContent::AppendHashedTokens(int64_t num_tokens,
 
 absl::StatusOr<BlockHash> PrefixContent::HashOfBlockAt(int64_t index, int64_t block_size) const {
   if (hash_block_size_ == 0 || block_size <= 0 || block_size % hash_block_size_ != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("block size ", block_size,
-                     " is not a positive multiple of the hash block size ", hash_block_size_));
+    return InvalidArgument("block size ", block_size,
+                           " is not a positive multiple of the hash block size ", hash_block_size_);
   }
   const int64_t per_block = block_size / hash_block_size_;
   const int64_t available = static_cast<int64_t>(hashes_.size()) / per_block;
   if (index < 0 || index >= available) {
-    return absl::InvalidArgumentError(absl::StrCat("block ", index, " of ", block_size,
-                                                   " tokens has no hash: there are ", available,
-                                                   " complete blocks"));
+    return InvalidArgument("block ", index, " of ", block_size, " tokens has no hash: there are ",
+                           available, " complete blocks");
   }
   return HashOfBlock(index, per_block);
 }

@@ -11,6 +11,7 @@
 #include "absl/base/attributes.h"
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/checks/status_text.h"
 
 namespace kvblocks {
 namespace {
@@ -283,26 +284,24 @@ absl::Status PrefixHashTable::CheckInvariants() const {
   for (BlockId id = 0; id < records_->num_blocks(); ++id) {
     const KvCacheBlock& block = (*records_)[id];
     if (block.has_duplicates != duplicates_.contains(id)) {
-      return absl::InternalError(
-          absl::StrCat("block ", id, ": mark and ring of duplicates disagree"));
+      return BrokenInvariant("block ", id, ": mark and ring of duplicates disagree");
     }
     if (!block.has_key()) {
       if (block.has_duplicates) {
-        return absl::InternalError(absl::StrCat("block ", id, " has duplicates but no key"));
+        return BrokenInvariant("block ", id, " has duplicates but no key");
       }
       continue;
     }
     ++keyed;
     const std::vector<BlockId> holders = FindAll(records_->hash(id), block.key_group);
     if (std::find(holders.begin(), holders.end(), id) == holders.end()) {
-      return absl::InternalError(absl::StrCat("block ", id, " has a key of group ", block.key_group,
-                                              " but a look-up of that key does not give it"));
+      return BrokenInvariant("block ", id, " has a key of group ", block.key_group,
+                             " but a look-up of that key does not give it");
     }
   }
   if (absl::Status status = CheckBuckets(); !status.ok()) return status;
   if (keyed != num_blocks_) {
-    return absl::InternalError(
-        absl::StrCat("prefix-hash table counts ", num_blocks_, " blocks, found ", keyed));
+    return BrokenInvariant("prefix-hash table counts ", num_blocks_, " blocks, found ", keyed);
   }
   return absl::OkStatus();
 }
@@ -314,19 +313,19 @@ absl::Status PrefixHashTable::CheckBuckets() const {
     for (size_t i = 0; i < kSlotsPerBucket; ++i) {
       const BlockId id = buckets_[b].ids[i];
       if ((buckets_[b].tags[i] == 0) != (id == kNullBlockId)) {
-        return absl::InternalError(absl::StrCat("bucket ", b, " of the prefix-hash table: tag ",
-                                                buckets_[b].tags[i], " with block ", id));
+        return BrokenInvariant("bucket ", b, " of the prefix-hash table: tag ", buckets_[b].tags[i],
+                               " with block ", id);
       }
       if (id == kNullBlockId) continue;
       ++occupied;
       if (!(*records_)[id].has_key()) {
-        return absl::InternalError(
-            absl::StrCat("the prefix-hash table maps a key to block ", id, ", which has none"));
+        return BrokenInvariant("the prefix-hash table maps a key to block ", id,
+                               ", which has none");
       }
       const GroupId group = (*records_)[id].key_group;
       if (only_group_ != kSeveralGroups && only_group_ != group) {
-        return absl::InternalError(absl::StrCat("block ", id, " has a key of group ", group,
-                                                ", all keys should be of group ", only_group_));
+        return BrokenInvariant("block ", id, " has a key of group ", group,
+                               ", all keys should be of group ", only_group_);
       }
       for (size_t home = Home(Place(records_->hash(id), group)); home != b; home = Next(home)) {
         ++passed[home];
@@ -335,13 +334,12 @@ absl::Status PrefixHashTable::CheckBuckets() const {
   }
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (buckets_[b].num_passed != passed[b]) {
-      return absl::InternalError(absl::StrCat("bucket ", b, " of the prefix-hash table passed on ",
-                                              passed[b], " keys, counts ", buckets_[b].num_passed));
+      return BrokenInvariant("bucket ", b, " of the prefix-hash table passed on ", passed[b],
+                             " keys, counts ", buckets_[b].num_passed);
     }
   }
   if (occupied != num_keys_) {
-    return absl::InternalError(
-        absl::StrCat("prefix-hash table counts ", num_keys_, " keys, found ", occupied));
+    return BrokenInvariant("prefix-hash table counts ", num_keys_, " keys, found ", occupied);
   }
   return absl::OkStatus();
 }

@@ -67,7 +67,6 @@ class PrefixHashTable {
   // Of the key that a block has.
   uint64_t Place(BlockId id) const { return Place(records_->hash(id), (*records_)[id].key_group); }
   void Prefetch(uint64_t place) const { __builtin_prefetch(&buckets_[Home(place)]); }
-  void Prefetch(const BlockHash& hash, GroupId group) const { Prefetch(Place(hash, group)); }
 
   // Registers a block behind those that have the key already, and writes the key into its record.
   // False, and no change, if the block has this key already. REQUIRES: 0 < id < number of blocks,

@@ -31,7 +31,7 @@ TEST(PrefixHashTableTest, EmptyTableFindsNothing) {
   EXPECT_THAT(table.FindAll(Hash(1), 0), IsEmpty());
   EXPECT_FALSE(table.Erase(Hash(1), 0, 1));
   EXPECT_EQ(table.num_keys(), 0);
-  table.Prefetch(Hash(1), 0);
+  table.Prefetch(table.Place(Hash(1), 0));
 }
 
 TEST(PrefixHashTableTest, SmallestPoolWorks) {

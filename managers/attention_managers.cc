@@ -6,8 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/str_cat.h"
-#include "kvblocks/managers/mamba_manager.h"
+#include "kvblocks/checks/status_text.h"
 #include "kvblocks/managers/single_type_manager.h"
 #include "kvblocks/specs/kv_cache_kind.h"
 
@@ -225,8 +224,7 @@ absl::Status SingleTypeManager::RegisterFactory(const KvCacheKind& kind, Factory
   if (TheFactories().of_kind.try_emplace(&kind, std::move(factory)).second) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("kind ", kind.name, ": got a second manager, expected one"));
+  return InvalidArgument("kind ", kind.name, ": got a second manager, expected one");
 }
 
 absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
@@ -248,14 +246,13 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
     case KvCacheSpecKind::kChunkedLocalAttention:
       return Pointer(std::make_unique<ChunkedLocalAttentionManager>(spec, options, pool));
     case KvCacheSpecKind::kMamba:
-      return Pointer(std::make_unique<MambaManager>(spec, options, pool));
+      return CreateForStates(spec, options, pool);
     case KvCacheSpecKind::kCrossAttention:
       return Pointer(std::make_unique<CrossAttentionManager>(spec, options, pool));
     case KvCacheSpecKind::kEncoderOnlyAttention:
       break;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("group ", options.group, ": a spec kind without a block manager"));
+  return InvalidArgument("group ", options.group, ": a spec kind without a block manager");
 }
 
 }  // namespace kvblocks

@@ -4,13 +4,14 @@
 #include <atomic>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/checks/status_text.h"
 #include "kvblocks/managers/kv_cache_manager_setup.h"
 
 namespace kvblocks {
 namespace {
 
+std::atomic<uint64_t> next_request_serial{1};
 std::atomic<uint64_t> next_manager_serial{1};
 
 constexpr size_t kFewEntries = size_t{1} << 16;  // 256 KiB of block tables
@@ -122,10 +123,10 @@ absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptio
 absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequestFromHashes(
     std::string id, int64_t num_tokens, std::vector<BlockHash> hashes) const {
   if (pool_->compares_tokens()) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "NewRequestFromHashes(", id,
         "): hits are compared by their tokens (compare_tokens_on_hit), which a request "
-        "made from hashes does not have; use NewRequest"));
+        "made from hashes does not have; use NewRequest");
   }
   auto content = PrefixContent::FromHashes(num_tokens, std::move(hashes), hashing_);
   if (!content.ok()) return content.status();
@@ -133,13 +134,23 @@ absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequestFromHashes(
       new Request(std::move(id), *std::move(content), /*skip_reading_prefix_cache=*/false));
 }
 
+Request::Request(std::string id, PrefixContent content, bool skip_reading_prefix_cache)
+    : id_(std::move(id)),
+      content_(std::move(content)),
+      num_prompt_tokens_(content_.num_tokens()),
+      skip_reading_prefix_cache_(skip_reading_prefix_cache),
+      serial_(next_request_serial.fetch_add(1, std::memory_order_relaxed)) {}
+
+Request::~Request() {
+  if (holder_ != nullptr) holder_->Release(*this);
+}
+
 // --- Look-up ---
 
 absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedBlocks& out) const {
   if (absl::Status status = CheckOwner(request); !status.ok()) return status;
   if (request.num_tokens() == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("GetComputedBlocks(", request.id(), "): the request has no tokens"));
+    return InvalidArgument("GetComputedBlocks(", request.id(), "): the request has no tokens");
   }
   out.lists_.resize(static_cast<size_t>(num_groups()));
   out.request_serial_ = request.serial_;
@@ -226,7 +237,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   const int64_t main_slots = std::min(main, options_.max_model_len);
   const auto needed_for = [&](int64_t slots, bool apply_cap) {
     // The gate looks at known tokens, none of which is lookahead.
-    const SlotDemand demand(slots, apply_cap ? slots : main_slots, params.num_encoder_tokens);
+    const SlotDemand demand{slots, apply_cap ? slots : main_slots, params.num_encoder_tokens};
     int64_t needed = 0;
     for (GroupId g = 0; g < num_groups(); ++g) {
       needed += group(g).NumBlocksNeeded(held_by(g), demand, hits_of(g), total, apply_cap);
@@ -238,7 +249,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   if (params.full_sequence_must_fit) {
     const int64_t known_slots = std::min(request.num_tokens(), options_.max_model_len);
     if (has_chunks ? !FitsInChunks(request, computed, total,
-                                   SlotDemand(known_slots, known_slots, params.num_encoder_tokens),
+                                   SlotDemand{known_slots, known_slots, params.num_encoder_tokens},
                                    /*apply_cap=*/true, watermark, /*reserved=*/0)
                    : needed_for(known_slots, /*apply_cap=*/true) + watermark > pool_->num_free()) {
       return std::optional<NewBlocks>();
@@ -252,7 +263,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
       mutable_group(g).RemoveSkippedBlocks(request.groups_[static_cast<size_t>(g)], processed);
     }
   }
-  const SlotDemand demand(num_slots, main_slots, params.num_encoder_tokens);
+  const SlotDemand demand{num_slots, main_slots, params.num_encoder_tokens};
   const int64_t reserved = params.reserved_blocks;
   if (has_chunks
           ? !FitsInChunks(request, computed, total, demand, /*apply_cap=*/false, watermark,
@@ -310,16 +321,12 @@ bool KvCacheManager::MayUseHits(const ComputedBlocks& computed) const {
   return true;
 }
 
-void KvCacheManager::StartStep() {
-  for (const auto& group : groups_) group->NewStepStarts();
-}
-
 // The same question where groups have page classes; a yes is the pool's promise.
 bool KvCacheManager::FitsInChunks(const Request& request, const ComputedBlocks& computed,
                                   int64_t total_computed, const SlotDemand& demand, bool apply_cap,
                                   int64_t kept_chunks, int64_t reserved) {
-  const SlotDemand longest(options_.max_model_len, options_.max_model_len,
-                           demand.num_encoder_tokens);
+  const SlotDemand longest{options_.max_model_len, options_.max_model_len,
+                           demand.num_encoder_tokens};
   for (GroupId g = 0; g < num_groups(); ++g) {
     page_needs_[static_cast<size_t>(g)] = group(g).PagesNeeded(
         HoldsBlocks(request) ? &request.groups_[static_cast<size_t>(g)] : nullptr, demand, longest,
@@ -408,10 +415,10 @@ absl::Status KvCacheManager::FreeBlocks(absl::Span<const BlockId> ids) {
     for (size_t i = 0; i < tried; ++i) {
       if (ids[i] != kNullBlockId) ++outside_references_[ids[i]];
     }
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "FreeBlocks: block ", ids[tried],
         " is given back more often than PopBlocksForFree, PinBlocks and TakeBlockCopies handed it "
-        "out"));
+        "out");
   }
   for (BlockId id : ids) {
     if (const auto it = outside_references_.find(id);

@@ -169,7 +169,7 @@ class KvCacheManager {
   // it does nothing: states registered since then are not ready, and AllocateSlots finds no space
   // for a request that hit one.
   void NewStepStarts() {
-    if (has_states_) StartStep();
+    for (size_t g = 0; has_states_ && g < groups_.size(); ++g) groups_[g]->NewStepStarts();
   }
 
   // The longest cached prefix of a request, at most num_tokens() - 1: the last token is always
@@ -286,7 +286,6 @@ class KvCacheManager {
                                       int64_t total_computed, const SlotDemand& demand,
                                       bool apply_cap, int64_t kept_chunks, int64_t reserved);
   void Adopt(Request& request);
-  void StartStep();
   bool MayUseHits(const ComputedBlocks& computed) const;
   void TakeCopies(Request& request, bool is_new, const SlotDemand& demand, int64_t total_computed);
   bool HoldsHitTail(const Request& request, const ComputedBlocks& computed, GroupId g) const;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_text.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 
 namespace kvblocks {
@@ -32,9 +33,8 @@ absl::Status KvCacheManager::CheckInvariants() const {
       }
     }
     if (request->quiet_slots_ > QuietSlots(*request)) {
-      return absl::InternalError(
-          absl::StrCat("request ", request->id(), ": ", request->quiet_slots_,
-                       " slots count as quiet, expected at most ", QuietSlots(*request)));
+      return BrokenInvariant("request ", request->id(), ": ", request->quiet_slots_,
+                             " slots count as quiet, expected at most ", QuietSlots(*request));
     }
   }
   for (const auto& [id, count] : outside_references_) references[static_cast<size_t>(id)] += count;
@@ -50,7 +50,7 @@ absl::Status KvCacheManager::CheckTable(const Request& request, GroupId g,
                                         std::vector<GroupId>& used_by) const {
   const GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
   const auto wrong = [&](int64_t position, const std::string& what) {
-    return absl::InternalError(absl::StrCat(Place(request, g, position), ": ", what));
+    return BrokenInvariant(Place(request, g, position), ": ", what);
   };
   const int64_t size = static_cast<int64_t>(held.table.size());
   if (held.num_leading_nulls > size || held.num_cached > size) {
@@ -114,7 +114,7 @@ absl::Status KvCacheManager::CheckReferences(const std::vector<int64_t>& referen
   if (wrong.size() > kMostNamed) {
     absl::StrAppend(&text, "; and ", wrong.size() - kMostNamed, " more");
   }
-  return absl::InternalError(text);
+  return BrokenInvariant(text);
 }
 
 std::string KvCacheManager::HoldersOf(BlockId id) const {

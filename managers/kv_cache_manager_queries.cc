@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_text.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 
 namespace kvblocks {
@@ -29,10 +29,10 @@ std::vector<std::vector<BlockId>> KvCacheManager::GetBlockIds(const Request& req
 std::optional<std::vector<std::vector<BlockId>>> KvCacheManager::GetBlockIdsIfAny(
     const Request& request) const {
   std::vector<std::vector<BlockId>> ids = GetBlockIds(request);
-  const bool all_empty =
-      std::all_of(ids.begin(), ids.end(), [](const auto& list) { return list.empty(); });
-  if (all_empty) return std::nullopt;
-  return ids;
+  for (const auto& list : ids) {
+    if (!list.empty()) return ids;
+  }
+  return std::nullopt;
 }
 
 std::vector<std::vector<BlockId>> KvCacheManager::GetUnhashedBlockIds(
@@ -67,29 +67,25 @@ std::vector<int64_t> KvCacheManager::GetNumCommonPrefixBlocks(const Request& req
 absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
     const ComputedBlocks& computed, int64_t num_tokens) const {
   if (num_tokens < 0 || num_tokens > computed.num_tokens()) {
-    return absl::InvalidArgumentError(absl::StrCat("TruncateComputedBlocks: num_tokens is ",
-                                                   num_tokens, ", expected 0 to ",
-                                                   computed.num_tokens()));
+    return InvalidArgument("TruncateComputedBlocks: num_tokens is ", num_tokens, ", expected 0 to ",
+                           computed.num_tokens());
   }
   if (computed.num_groups() != 0 && computed.num_groups() != static_cast<size_t>(num_groups())) {
-    return absl::InvalidArgumentError(absl::StrCat("TruncateComputedBlocks: hits for ",
-                                                   computed.num_groups(), " groups, expected ",
-                                                   num_groups()));
+    return InvalidArgument("TruncateComputedBlocks: hits for ", computed.num_groups(),
+                           " groups, expected ", num_groups());
   }
   ComputedBlocks cut = computed;
   cut.num_tokens_ = num_tokens;
   for (size_t g = 0; g < cut.lists_.size(); ++g) {
     const int64_t block_size = group(static_cast<GroupId>(g)).block_size();
     if (num_tokens % block_size != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("TruncateComputedBlocks: num_tokens is ",
-                                                     num_tokens, ", expected a multiple of group ",
-                                                     g, "'s block size ", block_size));
+      return InvalidArgument("TruncateComputedBlocks: num_tokens is ", num_tokens,
+                             ", expected a multiple of group ", g, "'s block size ", block_size);
     }
     const int64_t blocks = num_tokens / block_size;
     if (blocks > static_cast<int64_t>(cut.lists_[g].size())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("TruncateComputedBlocks: ", blocks, " blocks for ", num_tokens,
-                       " tokens, but group ", g, " lists ", cut.lists_[g].size()));
+      return InvalidArgument("TruncateComputedBlocks: ", blocks, " blocks for ", num_tokens,
+                             " tokens, but group ", g, " lists ", cut.lists_[g].size());
     }
     cut.lists_[g].resize(static_cast<size_t>(blocks));
   }
@@ -113,17 +109,12 @@ void KvCacheManager::RecordPrefixCacheStats(const Request& request, int64_t num_
   if (!options_.log_stats || !options_.enable_caching || request.skip_reading_prefix_cache_) {
     return;
   }
-  if (request.num_preemptions_ == 0) {
-    ++stats_.requests;
-    stats_.queries += request.num_tokens();
-    stats_.hits += num_hit_tokens;
-  } else {
-    ++stats_.preempted_requests;
-    stats_.preempted_queries += request.num_tokens();
-    stats_.preempted_hits += num_hit_tokens;
-  }
+  const bool is_new = request.num_preemptions_ == 0;
+  (is_new ? stats_.requests : stats_.preempted_requests) += 1;
+  (is_new ? stats_.queries : stats_.preempted_queries) += request.num_tokens();
+  (is_new ? stats_.hits : stats_.preempted_hits) += num_hit_tokens;
   if (missed == nullptr) return;
-  MissCounts& sum = request.num_preemptions_ == 0 ? stats_.missed : stats_.preempted_missed;
+  MissCounts& sum = is_new ? stats_.missed : stats_.preempted_missed;
   for (size_t i = 0; i < kNumMissReasons; ++i) sum[i] += (*missed)[i];
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/status_text.h"
 #include "kvblocks/managers/block_size.h"
 
 namespace kvblocks {
@@ -26,13 +27,12 @@ absl::Status CheckRetention(const KvCacheConfig& config, const KvCacheManagerOpt
   if (!options.retention_interval) return absl::OkStatus();
   const int64_t interval = *options.retention_interval;
   if (interval < 0 || interval > kMaxTokens || interval % sizes.scheduler_block_size != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("retention_interval is ", interval,
-                     " tokens, expected a multiple of the scheduler block size ",
-                     sizes.scheduler_block_size, " from 0 to ", kMaxTokens));
+    return InvalidArgument("retention_interval is ", interval,
+                           " tokens, expected a multiple of the scheduler block size ",
+                           sizes.scheduler_block_size, " from 0 to ", kMaxTokens);
   }
   if (options.register_unreachable_blocks) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "register_unreachable_blocks is set next to retention_interval, expected one of them: the "
         "first registers every block, the second few");
   }
@@ -41,9 +41,8 @@ absl::Status CheckRetention(const KvCacheConfig& config, const KvCacheManagerOpt
         return group.spec.sliding_window() || group.spec.kind() == KvCacheSpecKind::kMamba;
       });
   if (interval > 0 && !has_sparse_groups) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("retention_interval is ", interval,
-                     " tokens, expected 0 or none without a window or Mamba group"));
+    return InvalidArgument("retention_interval is ", interval,
+                           " tokens, expected 0 or none without a window or Mamba group");
   }
   return absl::OkStatus();
 }
@@ -52,7 +51,7 @@ absl::Status CheckPartialHits(const KvCacheConfig& config, const KvCacheManagerO
                               const BlockSizes& sizes) {
   if (!options.partial_hits || !options.enable_caching) return absl::OkStatus();
   const auto refuse = [](const std::string& what) {
-    return absl::InvalidArgumentError(absl::StrCat("partial_hits is set ", what));
+    return InvalidArgument("partial_hits is set ", what);
   };
   if (config.native) return refuse("for a native layout, expected one page size");
   if (options.compare_tokens_on_hit || options.lookup_history_blocks > 0 ||
@@ -93,9 +92,9 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
     gcd = std::gcd(gcd, size);
     const int64_t factor = size / std::gcd(lcm, size);
     if (lcm > kMaxTokens / factor) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("block sizes: their least common multiple exceeds ", kMaxTokens, " at ",
-                       GroupName(g, config.groups[g].spec), " with block size ", size));
+      return InvalidArgument("block sizes: their least common multiple exceeds ", kMaxTokens,
+                             " at ", GroupName(g, config.groups[g].spec), " with block size ",
+                             size);
     }
     lcm *= factor;
   }
@@ -109,21 +108,18 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
       whole_blocks ? sizes.scheduler_block_size : config.hash_block_size.value_or(gcd);
   const auto [scheduler, hash] = sizes;
   if (scheduler < 1 || scheduler > kMaxTokens || hash < 1 || hash > kMaxTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("scheduler_block_size is ", scheduler,
-                                                   " and hash_block_size ", hash,
-                                                   ", expected 1 to ", kMaxTokens));
+    return InvalidArgument("scheduler_block_size is ", scheduler, " and hash_block_size ", hash,
+                           ", expected 1 to ", kMaxTokens);
   }
   if (scheduler % hash != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scheduler_block_size is ", scheduler,
-                     ", expected a multiple of hash_block_size, which is ", hash));
+    return InvalidArgument("scheduler_block_size is ", scheduler,
+                           ", expected a multiple of hash_block_size, which is ", hash);
   }
   for (size_t g = 0; g < config.groups.size(); ++g) {
     const int64_t size = config.groups[g].spec.block_size();
     if (enable_caching && size % hash != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("hash_block_size is ", hash, ", expected a divisor of ",
-                       GroupName(g, config.groups[g].spec), "'s block size ", size));
+      return InvalidArgument("hash_block_size is ", hash, ", expected a divisor of ",
+                             GroupName(g, config.groups[g].spec), "'s block size ", size);
     }
   }
   return sizes;
@@ -154,29 +150,29 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
                 {"lookup_history_blocks", options.lookup_history_blocks, 0, kMaxNumBlocks}};
   for (const auto& [field, value, least, most] : ranges) {
     if (!value || (*value >= least && *value <= most)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(field, " is ", *value, ", expected ", least,
-                                                   least == 0 ? " (off)" : "", " to ", most));
+    return InvalidArgument(field, " is ", *value, ", expected ", least, least == 0 ? " (off)" : "",
+                           " to ", most);
   }
   if (!(options.watermark >= 0.0 && options.watermark <= 1.0)) {  // also refuses NaN
-    return absl::InvalidArgumentError(absl::StrCat(
-        "watermark is ", options.watermark, ", expected a share of the pool between 0 and 1"));
+    return InvalidArgument("watermark is ", options.watermark,
+                           ", expected a share of the pool between 0 and 1");
   }
   if (absl::Status status = CheckRetention(config, options, sizes); !status.ok()) return status;
   if (absl::Status status = CheckPartialHits(config, options, sizes); !status.ok()) return status;
   if (config.groups.empty() && options.enable_caching) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "groups is empty, expected at least one KV-cache group for prefix caching "
         "(set enable_caching to false for a model without KV cache)");
   }
   if (config.groups.size() > static_cast<size_t>(kMaxGroupId) + 1) {
-    return absl::InvalidArgumentError(absl::StrCat("groups has ", config.groups.size(),
-                                                   " entries, expected at most ", kMaxGroupId + 1));
+    return InvalidArgument("groups has ", config.groups.size(), " entries, expected at most ",
+                           kMaxGroupId + 1);
   }
   if (options.enable_caching && config.groups.size() == 1 &&
       sizes.hash_block_size != config.groups[0].spec.block_size()) {
-    return absl::InvalidArgumentError(absl::StrCat("hash_block_size is ", sizes.hash_block_size,
-                                                   ", expected the only group's block size ",
-                                                   config.groups[0].spec.block_size()));
+    return InvalidArgument("hash_block_size is ", sizes.hash_block_size,
+                           ", expected the only group's block size ",
+                           config.groups[0].spec.block_size());
   }
   const std::vector<bool> draft = EffectiveDraftFlags(config, options.use_eagle);
   int64_t num_sink_blocks = 0;
@@ -184,35 +180,33 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
     const KvCacheSpec& spec = config.groups[g].spec;
     num_sink_blocks += spec.sink_length() / spec.block_size();
     if (num_sink_blocks >= config.num_blocks) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "num_blocks is ", config.num_blocks, ", expected more than the ", num_sink_blocks,
-          " blocks that attention sinks take for good, up to ", GroupName(g, spec)));
+      return InvalidArgument("num_blocks is ", config.num_blocks, ", expected more than the ",
+                             num_sink_blocks, " blocks that attention sinks take for good, up to ",
+                             GroupName(g, spec));
     }
     if (spec.kind() == KvCacheSpecKind::kCrossAttention && options.enable_caching) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(GroupName(g, spec),
-                       " cannot be cached, since its blocks belong to one request's encoder input "
-                       "(set enable_caching to false)"));
+      return InvalidArgument(
+          GroupName(g, spec),
+          " cannot be cached, since its blocks belong to one request's encoder input "
+          "(set enable_caching to false)");
     }
     if (const auto* mamba = spec.get_if<MambaSpec>();
         mamba != nullptr && mamba->options().num_speculative_blocks > kMaxNumBlocks) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(GroupName(g, spec), " has ", mamba->options().num_speculative_blocks,
-                       " speculative blocks, expected 0 to ", kMaxNumBlocks));
+      return InvalidArgument(GroupName(g, spec), " has ", mamba->options().num_speculative_blocks,
+                             " speculative blocks, expected 0 to ", kMaxNumBlocks);
     }
     if (spec.kind() != KvCacheSpecKind::kChunkedLocalAttention) continue;
     if (draft[g]) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(GroupName(g, spec),
-                       " is a draft group, but speculative drafting is not supported with chunked "
-                       "local attention (unset use_eagle, or flag other groups as draft)"));
+      return InvalidArgument(
+          GroupName(g, spec),
+          " is a draft group, but speculative drafting is not supported with chunked "
+          "local attention (unset use_eagle, or flag other groups as draft)");
     }
     if (options.enable_caching && config.groups.size() > 1 &&
         spec.block_size() != sizes.scheduler_block_size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(GroupName(g, spec), " has block size ", spec.block_size(),
-                       ", expected the scheduler block size ", sizes.scheduler_block_size,
-                       " next to other groups with prefix caching on"));
+      return InvalidArgument(GroupName(g, spec), " has block size ", spec.block_size(),
+                             ", expected the scheduler block size ", sizes.scheduler_block_size,
+                             " next to other groups with prefix caching on");
     }
   }
   return absl::OkStatus();

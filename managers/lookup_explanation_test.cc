@@ -321,7 +321,8 @@ TEST_F(OtherExtraKeysTest, OwnRemovalComesFirst) {
   ComputeContent(*manager_, {.token_ids = Tokens(8), .cache_salt = "a"});
   ASSERT_TRUE(manager_->ResetPrefixCache());
   ComputeContent(*manager_, {.token_ids = Tokens(8), .cache_salt = "b"});
-  EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .cache_salt = "a"}), "removed 0+8, partial block 8+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .cache_salt = "a"}),
+            "removed 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, EmbeddingsHaveNoTokensToCompare) {

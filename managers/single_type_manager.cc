@@ -13,9 +13,7 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
       hashes_per_block_(options.hash_block_size > 0 ? spec.block_size() / options.hash_block_size
                                                     : 0),
       has_inner_boundaries_(options.partial_hits && hashes_per_block_ > 1),
-      is_full_type_(traits.is_full_type),
-      has_own_layout_(traits.has_own_layout),
-      can_drop_(traits.can_drop) {}
+      traits_(traits) {}
 
 int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
                                            absl::Span<const BlockId> hits, int64_t total_computed,
@@ -31,7 +29,7 @@ int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDe
     available = static_cast<int64_t>(hits.size());
   }
   int64_t needed;
-  if (has_own_layout_) {
+  if (traits_.has_own_layout) {
     needed = NumNewBlocks(held, std::max(available, skipped), demand, total_computed, apply_cap);
   } else {
     // The cap bounds real blocks, so it applies to what is left after the skipped positions.
@@ -114,7 +112,7 @@ void SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlock
   mask_.clear();
   if (options_.retention_interval && NumTailBlocksNeeded() > 0) {
     for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsRetained(i, boundaries));
-  } else if (options_.reachable_alignment > 0 && !is_full_type_) {
+  } else if (options_.reachable_alignment > 0 && !traits_.is_full_type) {
     for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsReachable(i));
   }
   pool_->CacheFullBlocks(content, held.table, held.num_cached, full, block_size(), group(), mask_);
@@ -128,7 +126,7 @@ int64_t SingleTypeManager::NumCommonPrefixBlocks(
   for (BlockId id : held.table) {
     int64_t holders = pool_->block(id).ref_count;
     if (const auto it = outside.find(id); it != outside.end()) holders -= it->second;
-    if (!is_full_type_ || id == kNullBlockId || holders != num_tables) break;
+    if (!traits_.is_full_type || id == kNullBlockId || holders != num_tables) break;
     ++common;
   }
   return common;

@@ -1,7 +1,7 @@
 // SingleTypeManager: one KV-cache group's rules - which blocks a request needs, which it may give
 // back, which it can reuse.
 //
-// The common part is here; a kind of attention (attention_managers.cc, mamba_manager.h) adds its
+// The common part is here; a kind of attention (attention_managers.cc, mamba_manager.cc) adds its
 // skip function - how many leading tokens no later token needs - and its prefix look-up.
 // FullAttentionManager also serves MLA and, with permanent sink blocks, full attention with sinks;
 // SlidingWindowManager also serves sliding-window MLA. MambaManager and CrossAttentionManager lay
@@ -56,13 +56,8 @@ struct BlockCopy {
 
 // The slots that a step makes; each kind takes what concerns it.
 struct SlotDemand {
-  // Implicit: `num_slots` for tokens that are no drafts.
-  SlotDemand(int64_t slots) : num_slots(slots), num_main(slots) {}  // NOLINT
-  SlotDemand(int64_t slots, int64_t main, int64_t encoder_tokens)
-      : num_slots(slots), num_main(main), num_encoder_tokens(encoder_tokens) {}
-
-  int64_t num_slots;               // lookahead included
-  int64_t num_main;                // without lookahead
+  int64_t num_slots = 0;           // lookahead included
+  int64_t num_main = 0;            // without lookahead
   int64_t num_encoder_tokens = 0;  // of the encoder, for cross attention
 };
 
@@ -107,16 +102,18 @@ class SingleTypeManager {
   GroupId group() const { return options_.group; }
   bool is_draft() const { return options_.is_draft; }
   // Tokens that a draft group must match behind a hit; 0 for other groups.
-  int64_t draft_margin() const { return options_.is_draft && can_drop_ ? drop_unit() : 0; }
+  int64_t draft_margin() const { return options_.is_draft && traits_.can_drop ? drop_unit() : 0; }
   int64_t block_size() const { return block_size_.value(); }
   const std::optional<int64_t>& admission_cap() const { return options_.admission_cap; }
 
   // Every prefix of a hit is a hit, blocks are kept until the request ends (full attention, MLA,
   // sinks).
-  bool is_full_type() const { return is_full_type_; }
+  bool is_full_type() const { return traits_.is_full_type; }
 
   // Leading tokens that no token after the first n needs; never falls with n. O(1).
-  int64_t NumSkippedTokens(int64_t n) const { return is_full_type_ ? 0 : NumSkippedTokensImpl(n); }
+  int64_t NumSkippedTokens(int64_t n) const {
+    return traits_.is_full_type ? 0 : NumSkippedTokensImpl(n);
+  }
 
   // The longest hit: fills lists[g] for each group of the query and returns its length in tokens.
   // Changes nothing else.
@@ -124,10 +121,7 @@ class SingleTypeManager {
 
   // Whether these hits may be used in this step. A state is ready only when the step that computes
   // it has run.
-  virtual bool MayUseHits(absl::Span<const BlockId> hits) const {
-    (void)hits;
-    return true;
-  }
+  virtual bool MayUseHits(absl::Span<const BlockId>) const { return true; }
   virtual void NewStepStarts() {}
 
   // Leading blocks that all `num_tables` block tables of this group share: their references, less
@@ -160,7 +154,7 @@ class SingleTypeManager {
   void AllocateExternal(GroupBlocks& held, int64_t total_computed);
   // Blocks for the slots demanded; held.num_new counts what they add to the table. O(new blocks).
   void AllocateNew(GroupBlocks& held, const SlotDemand& demand) {
-    if (has_own_layout_) return AllocateNewImpl(held, demand);
+    if (traits_.has_own_layout) return AllocateNewImpl(held, demand);
     const int64_t target = block_size_.CeilDiv(demand.num_slots);
     const int64_t size = static_cast<int64_t>(held.table.size());
     held.num_new = std::max<int64_t>(0, target - size);
@@ -197,7 +191,7 @@ class SingleTypeManager {
   // Frees what the first `num_processed` tokens made unreachable, deepest first, leaving nulls. O(1
   // + blocks freed).
   void RemoveSkippedBlocks(GroupBlocks& held, int64_t num_processed) {
-    if (!is_full_type_) TrimTo(held, NumSkippedTokensImpl(num_processed));
+    if (!traits_.is_full_type) TrimTo(held, NumSkippedTokensImpl(num_processed));
   }
 
   // Frees the table back to front and leaves `held` empty.
@@ -226,30 +220,18 @@ class SingleTypeManager {
   virtual int64_t NumTailBlocksNeeded() const { return 0; }
   // Blocks that AllocateExternal and AllocateNew take; `size` entries are in the table after
   // AdoptHits. Only for kinds with a layout of their own, as is the next.
-  virtual int64_t NumNewBlocks(const GroupBlocks* held, int64_t size, const SlotDemand& demand,
-                               int64_t total_computed, bool apply_cap) const {
-    (void)held, (void)size, (void)demand, (void)total_computed, (void)apply_cap;
+  virtual int64_t NumNewBlocks(const GroupBlocks* /*held*/, int64_t /*size*/, const SlotDemand&,
+                               int64_t /*total_computed*/, bool /*apply_cap*/) const {
     return 0;
   }
-  virtual void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) {
-    (void)held, (void)demand;
-  }
+  virtual void AllocateNewImpl(GroupBlocks&, const SlotDemand&) {}
   // The position whose state is registered and about to be overwritten, or -1.
-  virtual int64_t StateToCopy(const GroupBlocks& held, const SlotDemand& demand) const {
-    (void)held, (void)demand;
-    return -1;
-  }
-  virtual void CopyOverwrittenState(GroupBlocks& held, const SlotDemand& demand,
-                                    std::vector<BlockCopy>& copies) {
-    (void)held, (void)demand, (void)copies;
-  }
+  virtual int64_t StateToCopy(const GroupBlocks&, const SlotDemand&) const { return -1; }
+  virtual void CopyOverwrittenState(GroupBlocks&, const SlotDemand&, std::vector<BlockCopy>&) {}
   // Whether the block of the prompt's last hash boundary holds the content up to there, and what
   // to do once it is registered.
-  virtual bool HoldsTail(const GroupBlocks& held, int64_t tail) const {
-    (void)held, (void)tail;
-    return true;
-  }
-  virtual void OnTailRegistered(BlockId id) { (void)id; }
+  virtual bool HoldsTail(const GroupBlocks&, int64_t /*tail*/) const { return true; }
+  virtual void OnTailRegistered(BlockId) {}
   // Looks a position up in all groups of a query and writes their blocks, one per group. False:
   // some group lacks it.
   bool FindInAllGroups(const LookupQuery& query, int64_t position, int64_t hashes_per_position,
@@ -262,7 +244,7 @@ class SingleTypeManager {
   }
   // Tokens that a draft group gives up behind a hit.
   int64_t drop_unit() const {
-    return has_inner_boundaries_ && is_full_type_ ? options_.hash_block_size : block_size();
+    return has_inner_boundaries_ && traits_.is_full_type ? options_.hash_block_size : block_size();
   }
   // Registers positions held.num_cached to `full`.
   virtual void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
@@ -276,6 +258,10 @@ class SingleTypeManager {
   const bool has_inner_boundaries_;  // hits may end inside this group's blocks
 
  private:
+  // mamba_manager.cc.
+  static std::unique_ptr<SingleTypeManager> CreateForStates(const KvCacheSpec& spec,
+                                                            const Options& options,
+                                                            BlockPool* pool);
   // Whether a hit that ends at a multiple of `period_tokens` needs the position; true if there is
   // no telling.
   bool IsTailOf(int64_t position, int64_t period_tokens) const;
@@ -284,9 +270,7 @@ class SingleTypeManager {
   void CachePromptTail(const PrefixContent& content, GroupBlocks& held, int64_t n,
                        int64_t num_prompt_tokens);
 
-  const bool is_full_type_;
-  const bool has_own_layout_;
-  const bool can_drop_;
+  const Traits traits_;
 
  protected:
   std::vector<BlockId> sink_blocks_;    // of kinds with sinks

@@ -279,9 +279,10 @@ TEST(BlockManagerExamples, WE40_FourGroups) {
   EXPECT_EQ(RealOnes(hits[3]), Blocks("212..227"));
   const int64_t needs[] = {3, 4, 24, 27};
   for (GroupId g = 0; g < 4; ++g) {
-    EXPECT_EQ(m.manager->group(g).NumBlocksNeeded(nullptr, 600, hits[static_cast<size_t>(g)], 512,
-                                                  /*apply_cap=*/false),
-              needs[g]);
+    EXPECT_EQ(
+        m.manager->group(g).NumBlocksNeeded(nullptr, {600, 600}, hits[static_cast<size_t>(g)], 512,
+                                            /*apply_cap=*/false),
+        needs[g]);
   }
   const auto fresh = m.Alloc(b, 88);
   ASSERT_TRUE(fresh);

@@ -214,8 +214,8 @@ TEST(BlockManagerExamples, WE19_GateWithALongHit) {
   EXPECT_EQ(m.HitTokens(b), 80);
   EXPECT_EQ(m.Hits(b), Padded(18, "19,20"));
   const Ids hits = m.Hits(b)[0];
-  EXPECT_EQ(group.NumBlocksNeeded(nullptr, 160, hits, 80, /*apply_cap=*/true), 7);
-  EXPECT_EQ(group.NumBlocksNeeded(nullptr, 96, hits, 80, /*apply_cap=*/false), 6);
+  EXPECT_EQ(group.NumBlocksNeeded(nullptr, {160, 160}, hits, 80, /*apply_cap=*/true), 7);
+  EXPECT_EQ(group.NumBlocksNeeded(nullptr, {96, 96}, hits, 80, /*apply_cap=*/false), 6);
 
   // The gate itself: with 7 free blocks the request is admitted, with 6 it is not.
   Request& hog = m.New(Fresh(4 * 92), /*skip_reading=*/true);

@@ -13,7 +13,7 @@ _POOL = "block_pool/block_pool.cc"
 _PAGES = "block_pool/block_pool_pages.cc"
 _CHUNKS = "block_pool/page_chunks.cc"
 _TABLE = "block_pool/prefix_hash_table.cc"
-_TOKENS = "block_pool/block_tokens.cc"
+_TOKENS = "block_pool/block_tokens.h"
 _CONTENT = "block_pool/prefix_content.cc"
 _MANAGER = "managers/kv_cache_manager.cc"
 _CHECKS = "managers/kv_cache_manager_checks.cc"
@@ -170,7 +170,7 @@ FAULTS = [
     # --- Tokens compared on a hit ---
     Fault("a run is not compared", _POOL, "if (!tokens_) return found;", "if (!tokens_ || {F}) return found;"),
     Fault("tokens are not kept at registration", _POOL, "if (tokens_) tokens_->Store(", "if (tokens_ && !{F}) tokens_->Store("),
-    Fault("the tokens are not compared", _TOKENS, "TokensOf(id))) {\n    return false;", "TokensOf(id))) {\n    return {F};"),
+    Fault("the tokens are not compared", _TOKENS, "TokensOf(id))) {\n      return false;", "TokensOf(id))) {\n      return {F};"),
     Fault("the number of tokens is not compared", _TOKENS,
           "num_tokens_[static_cast<size_t>(id)] != end - begin)", "(num_tokens_[static_cast<size_t>(id)] != end - begin && !{F}))"),
     Fault("the extra keys are not compared", _TOKENS, "held->second == EncodeExtraKeys(keys)", "({F} || held->second == EncodeExtraKeys(keys))"),
@@ -376,14 +376,14 @@ FAULTS = [
           "if (id != kNullBlockId && !{F}) ++outside_references_[id];\n  }\n  Release(request);"),
     Fault("popped blocks count for the common prefix", _GROUP,
           "holders -= it->second;", "holders -= {F} ? 0 : it->second;"),
-    Fault("a destroyed request keeps its blocks", "managers/request.cc",
+    Fault("a destroyed request keeps its blocks", _MANAGER,
           "if (holder_ != nullptr)", "if (holder_ != nullptr && !{F})"),
     Fault("late registration may exceed the table", _MANAGER,
           "\"CacheBlocks\", request, \"num_tokens\", num_tokens, most)", "\"CacheBlocks\", request, \"num_tokens\", num_tokens, most + 1000 * {F})"),
 
     # --- Queries and statistics ---
     Fault("resumed requests count as new ones", _QUERIES,
-          "if (request.num_preemptions_ == 0) {", "if (request.num_preemptions_ == 0 || {F}) {"),
+          "is_new = request.num_preemptions_ == 0;", "is_new = request.num_preemptions_ == 0 || {F};"),
     Fault("a reset leaves no mark in the statistics", _MANAGER, "stats_.reset = true;", "stats_.reset = !{F};"),
     Fault("clipped tables lose their last partial block", _QUERIES,
           "CeilDiv(std::max<int64_t>(0, num_tokens));", "CeilDiv(std::max<int64_t>(0, num_tokens - {F}));"),
