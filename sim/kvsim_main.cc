@@ -15,6 +15,7 @@
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/trace/byte_sink.h"
+#include "kvblocks/version.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -67,6 +68,8 @@ int Main(int argc, char** argv) {
   OptionParser program(
       "kvsim", "kvsim replays request traces through an LLM server's scheduler and KV-cache pool.");
   program.set_footer(kFooter);
+  bool show_version = false;
+  program.AddFlag({.name = "--version", .help = "print the version"}, &show_version);
   std::vector<std::unique_ptr<Command>> commands;
   commands.push_back(AddReplayCommand(&program));
   commands.push_back(AddPlanCommand(&program));
@@ -86,6 +89,7 @@ int Main(int argc, char** argv) {
     case ParseOutcome::kParsed:
       break;
   }
+  if (show_version) return WriteStdout("kvsim " KVBLOCKS_VERSION "\n") ? kDone : kBadInput;
   for (const std::unique_ptr<Command>& command : commands) {
     if (command->options().is_chosen()) return command->Run();
   }

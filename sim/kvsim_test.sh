@@ -29,6 +29,8 @@ expect 0 '' --help
 grep -q 'kvsim replay' out || fail "--help does not teach"
 expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
+expect 0 '' --version
+grep -qxE 'kvsim [0-9]+\.[0-9]+\.[0-9]+' out || fail "--version prints $(cat out)"
 for command in replay plan explain verify stats convert validate compare; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"

@@ -13,6 +13,9 @@ kvblocks_packages=(
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev libboost-context-dev
 )
 
+# For tests/packaging/check_cmake.sh only.
+kvblocks_packaging_packages=(cmake ninja-build pkg-config dpkg-dev file)
+
 kvblocks_missing_packages() {
   local installed package
   # One query for all; it fails if a package is unknown to dpkg, but still prints the others.
@@ -22,7 +25,9 @@ kvblocks_missing_packages() {
   done
 }
 
+# kvblocks_prepare [PACKAGE...]: packages besides those that the build needs
 kvblocks_prepare() {
+  kvblocks_packages+=("$@")
   if ! command -v dpkg-query >/dev/null; then
     command -v bazel >/dev/null && return 0
     echo "kvblocks: this is no Debian system; install Bazel and the libraries of tools/prepare.sh by hand" >&2

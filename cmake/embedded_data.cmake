@@ -1,0 +1,39 @@
+# Data that become part of the libraries, as C++ sources that are written when CMake configures.
+
+# A source file that holds the text of the catalogue.
+function(kvblocks_embed_catalogue out)
+  set(text_file "${PROJECT_SOURCE_DIR}/specs/catalogue/catalogue.textproto")
+  set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${text_file}")
+  file(READ "${text_file}" text)
+  set(source "${PROJECT_BINARY_DIR}/generated/kvblocks/specs/catalogue/catalogue_data.cc")
+  file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
+#include "kvblocks/specs/catalogue/catalogue_data.h"
+namespace kvblocks {
+const char kCatalogueText[] = R"catalogue(
+@text@
+)catalogue";
+}
+]])
+  set(${out} "${source}" PARENT_SCOPE)
+endfunction()
+
+# A source file that holds the bytes of the workload that comes with kvsim.
+function(kvblocks_embed_example_trace out)
+  set(trace "${PROJECT_SOURCE_DIR}/sim/example/mixed.jsonl.gz")
+  set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${trace}")
+  file(READ "${trace}" bytes HEX)
+  string(REGEX REPLACE "(..)" "0x\\1," bytes "${bytes}")
+    set(source "${PROJECT_BINARY_DIR}/generated/kvblocks/sim/commands/example_trace.cc")
+  file(CONFIGURE OUTPUT "${source}" @ONLY CONTENT [[
+#include "kvblocks/sim/commands/example_trace.h"
+namespace kvblocks::sim {
+std::string ExampleTrace() {
+  static const unsigned char bytes[] = {
+@bytes@
+  };
+  return std::string(reinterpret_cast<const char*>(bytes), sizeof(bytes));
+}
+}
+]])
+  set(${out} "${source}" PARENT_SCOPE)
+endfunction()
