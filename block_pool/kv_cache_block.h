@@ -41,7 +41,6 @@ struct KvCacheBlock {
   bool is_null : 1 = false;
   bool is_permanent : 1 = false;
   bool has_duplicates : 1 = false;  // another block carries the same key (see PrefixHashTable)
-  bool is_marked : 1 = false;       // scratch of one call, false between calls
 
   bool has_key() const { return key_group >= 0; }
   bool is_linked() const { return next != kUnlinked; }

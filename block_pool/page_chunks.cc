@@ -367,7 +367,7 @@ absl::Status PageChunks::CheckInvariants() const {
       last = At(c).idle_since;
       last_chunk = c;
     }
-    if (absl::Status status = own.queue.CheckOwnLinks(); !status.ok()) return status;
+    if (absl::Status status = own.queue.CheckInvariants(); !status.ok()) return status;
     for (BlockId id = own.queue.front(); id < records_->num_blocks(); id = own.queue.next(id)) {
       if (ClassOfPage(id) != k) return wrong(absl::StrCat("its queue has block ", id));
     }

@@ -5,7 +5,6 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/sliding_window_manager.h"
 #include "kvblocks/specs/kv_cache_kind.h"
 
 namespace kvblocks {
@@ -36,14 +35,19 @@ TEST(RegisteredKindTest, ItsFactoryMakesItsManagers) {
   const auto kind = RegisterKvCacheKind(
       {.name = "patient_kind", .managed_like = KvCacheSpecKind::kSlidingWindow});
   ASSERT_TRUE(kind.ok()) << kind.status();
-  // Gives blocks up four tokens late.
-  class PatientManager : public SlidingWindowManager {
+  // Reuses nothing, and gives blocks up four tokens later than a window of 8 would.
+  class PatientManager : public SingleTypeManager {
    public:
-    using SlidingWindowManager::SlidingWindowManager;
+    PatientManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
+        : SingleTypeManager(spec, options, pool, {}) {}
+    int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override {
+      for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
+      return 0;
+    }
 
    protected:
     int64_t NumSkippedTokensImpl(int64_t n) const override {
-      return std::max<int64_t>(0, SlidingWindowManager::NumSkippedTokensImpl(n) - 4);
+      return std::max<int64_t>(0, n - 8 + 1 - 4);
     }
   };
   const auto factory = [](const KvCacheSpec& spec, const SingleTypeManager::Options& options,
