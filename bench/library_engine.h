@@ -12,6 +12,7 @@
 #include "kvblocks/bench/engine_options.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/managers/lookup_explanation.h"
 
 namespace kvblocks::bench {
 
@@ -57,7 +58,7 @@ class LibraryEngine {
     return s.hits.num_tokens();
   }
   int64_t Explain(const Sequence& s) {
-    const auto why = manager_->ExplainLookup(*s.request);
+    const auto why = ExplainLookup(*manager_, *s.request);
     KVBLOCKS_CHECK(why.ok(), why.status().ToString());
     return why->num_hit_tokens;
   }

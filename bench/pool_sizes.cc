@@ -77,9 +77,9 @@ class FullPool {
             PrefixHashing{BlockHasher(HashAlgorithm::kXxh3_128, "bench"), kBlockSize})),
         pool_(*BlockPool::Create({.num_blocks = num_blocks})) {
     std::vector<BlockId> all;
-    pool_->TakeBlocks(num_blocks - 1, all, /*group=*/0);
+    pool_->GetNewBlocks(num_blocks - 1, all, /*group=*/0);
     std::shuffle(all.begin(), all.end(), random);
-    pool_->ReleaseBlocksReversed(all);
+    pool_->FreeBlocksReversed(all);
     num_runs_ = (num_blocks - 1) / kRun;
     for (int64_t i = 0; i < num_runs_; ++i) Replace();
   }
@@ -102,9 +102,9 @@ class FullPool {
       const size_t hits = pool_->FindCachedRun(content, 1, 0, absl::MakeSpan(found));
       const double looked_up = ThreadSeconds();
       KVBLOCKS_CHECK(hits == static_cast<size_t>(kRun), "a cached run was not found");
-      pool_->TouchBlocks(found);
+      pool_->Touch(found);
       const double touched = ThreadSeconds();
-      pool_->ReleaseBlocksReversed(found);
+      pool_->FreeBlocksReversed(found);
       const double freed = ThreadSeconds();
       total.look_up += looked_up - start;
       total.touch += touched - looked_up;
@@ -135,11 +135,11 @@ class FullPool {
     const PrefixContent content = ContentOf(next_run_++);
     table_.clear();
     const double start = ThreadSeconds();
-    pool_->TakeBlocks(kRun, table_, /*group=*/0);
+    pool_->GetNewBlocks(kRun, table_, /*group=*/0);
     const double taken = ThreadSeconds();
-    pool_->RegisterBlocks(content, table_, 0, kRun, kBlockSize, 0, {});
+    pool_->CacheFullBlocks(content, table_, 0, kRun, kBlockSize, 0, {});
     const double registered = ThreadSeconds();
-    pool_->ReleaseBlocksReversed(table_);
+    pool_->FreeBlocksReversed(table_);
     Costs costs;
     costs.evict = taken - start;
     costs.insert = registered - taken;

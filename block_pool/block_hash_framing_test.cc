@@ -12,7 +12,6 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/extra_keys.h"
 #include "kvblocks/block_pool/prefix_content.h"
 
 namespace kvblocks {

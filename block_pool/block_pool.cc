@@ -1,13 +1,12 @@
 #include "kvblocks/block_pool/block_pool.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/checks/memory_limit.h"
 
 namespace kvblocks {
 namespace {
@@ -51,13 +50,13 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
   bytes += options.num_blocks * options.compared_block_size * static_cast<int64_t>(sizeof(TokenId));
   if (options.history_keys > 0) bytes += LookupHistory::BytesFor(options.history_keys);
   if (has_chunks) bytes += PageChunks::BytesFor(options.chunks, options.num_blocks);
-  const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  const int64_t memory = MemoryLimit();
   if (bytes > memory) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "num_blocks is ", options.num_blocks,
         options.history_keys > 0 ? absl::StrCat(" and history_keys ", options.history_keys)
                                  : std::string(),
-        ", whose book-keeping takes ", bytes >> 20, " MiB of host memory; this machine has ",
+        ", whose book-keeping takes ", bytes >> 20, " MiB of host memory; this process may take ",
         memory >> 20, " MiB"));
   }
   return std::unique_ptr<BlockPool>(new BlockPool(options));
@@ -98,20 +97,7 @@ absl::Status BlockPool::CheckIds(absl::Span<const BlockId> ids, const char* oper
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<std::vector<BlockId>>> BlockPool::GetNewBlocks(int64_t k,
-                                                                            GroupId group) {
-  if (k < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("GetNewBlocks: ", k, " blocks asked for, expected 0 or more"));
-  }
-  if (absl::Status status = CheckGroup(group, "GetNewBlocks"); !status.ok()) return status;
-  if (!FitsPages(k, group)) return std::optional<std::vector<BlockId>>();
-  std::vector<BlockId> ids;
-  TakeBlocks(k, ids, group);
-  return std::optional<std::vector<BlockId>>(std::move(ids));
-}
-
-void BlockPool::TakeBlocks(int64_t k, std::vector<BlockId>& table, GroupId group) {
+void BlockPool::GetNewBlocks(int64_t k, std::vector<BlockId>& table, GroupId group) {
   if (chunks_ != nullptr) [[unlikely]]
     return TakePages(k, table, group);
   KVBLOCKS_CHECK(k >= 0 && k <= queue_.size(),
@@ -171,7 +157,7 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k, G
         absl::StrCat("TakePermanentBlocks: ", k, " blocks asked for, expected 0 or more"));
   }
   if (absl::Status status = CheckGroup(group, "TakePermanentBlocks"); !status.ok()) return status;
-  if (!FitsPages(k, group)) {
+  if (!Fits(k, group)) {
     return absl::ResourceExhaustedError(absl::StrCat(
         k, " permanent blocks asked for, ", num_free(), " of ", num_blocks(), " blocks are free",
         chunks_ == nullptr ? std::string()
@@ -179,7 +165,7 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k, G
                                           " chunks available, for group ", group)));
   }
   std::vector<BlockId> ids;
-  TakeBlocks(k, ids, group);
+  GetNewBlocks(k, ids, group);
   for (BlockId id : ids) {
     records_[id].is_permanent = true;
     if (chunks_ != nullptr) chunks_->OnMadePermanent(id);
@@ -206,7 +192,7 @@ void BlockPool::EvictOne(uint64_t place, BlockId id, RemovalReason reason) {
   }
 }
 
-absl::Status BlockPool::Touch(absl::Span<const BlockId> ids) {
+absl::Status BlockPool::CheckTouchable(absl::Span<const BlockId> ids) const {
   if (absl::Status status = CheckIds(ids, "Touch"); !status.ok()) return status;
   for (BlockId id : ids) {
     if (records_[id].is_permanent) {
@@ -217,11 +203,10 @@ absl::Status BlockPool::Touch(absl::Span<const BlockId> ids) {
           "Touch: block ", id, " has no page, its chunk is cut otherwise or unassigned"));
     }
   }
-  TouchBlocks(ids);
   return absl::OkStatus();
 }
 
-void BlockPool::TouchBlocks(absl::Span<const BlockId> ids) {
+void BlockPool::Touch(absl::Span<const BlockId> ids) {
   if (chunks_ != nullptr) [[unlikely]]
     return TouchPages(ids);
   const auto count = static_cast<int64_t>(ids.size());
@@ -244,36 +229,12 @@ void BlockPool::TouchBlocks(absl::Span<const BlockId> ids) {
   }
 }
 
-absl::Status BlockPool::FreeBlocks(absl::Span<const BlockId> ids) {
-  if (absl::Status status = CheckIds(ids, "FreeBlocks"); !status.ok()) return status;
-  // A trial run finds a block that is listed more often than it is referenced; then it is taken
-  // back.
-  absl::Status status;
-  size_t tried = 0;
-  for (; tried < ids.size(); ++tried) {
-    KvCacheBlock& block = records_[ids[tried]];
-    if (block.is_null) continue;
-    if (block.is_permanent || block.ref_count == 0) {
-      status = absl::InvalidArgumentError(absl::StrCat(
-          "FreeBlocks: block ", ids[tried],
-          block.is_permanent ? " is permanent" : " is freed more often than it is referenced"));
-      break;
-    }
-    --block.ref_count;
-  }
-  for (size_t i = 0; i < tried; ++i) {
-    if (KvCacheBlock& block = records_[ids[i]]; !block.is_null) ++block.ref_count;
-  }
-  if (!status.ok()) return status;
-  if (chunks_ != nullptr) {
-    ReleasePages(ids, /*from_back=*/false);
-  } else {
-    Release(ids.begin(), ids.end());
-  }
-  return absl::OkStatus();
+void BlockPool::FreeBlocks(absl::Span<const BlockId> ids) {
+  if (chunks_ != nullptr) return ReleasePages(ids, /*from_back=*/false);
+  Release(ids.begin(), ids.end());
 }
 
-void BlockPool::ReleaseBlocksReversed(absl::Span<const BlockId> ids) {
+void BlockPool::FreeBlocksReversed(absl::Span<const BlockId> ids) {
   if (chunks_ != nullptr) [[unlikely]]
     return ReleasePages(ids, /*from_back=*/true);
   Release(ids.rbegin(), ids.rend());
@@ -299,17 +260,6 @@ void BlockPool::Release(Iterator begin, Iterator end) {
   }
 }
 
-std::optional<std::vector<BlockId>> BlockPool::GetCachedBlocks(
-    const BlockHash& hash, absl::Span<const GroupId> groups) const {
-  std::vector<BlockId> ids;
-  ids.reserve(groups.size());
-  for (GroupId group : groups) {
-    ids.push_back(table_.Find(hash, group));
-    if (ids.back() == kNullBlockId) return std::nullopt;
-  }
-  return ids;
-}
-
 size_t BlockPool::FindCachedRun(const PrefixContent& content, int64_t per_block, GroupId group,
                                 absl::Span<BlockId> out) const {
   const size_t found = table_.FindRun(content.hashes(), static_cast<size_t>(per_block), group, out);
@@ -319,99 +269,9 @@ size_t BlockPool::FindCachedRun(const PrefixContent& content, int64_t per_block,
   return same;
 }
 
-absl::Status BlockPool::CacheFullBlocks(const PrefixContent& content,
-                                        absl::Span<const BlockId> table, int64_t from, int64_t to,
-                                        int64_t block_size, GroupId group,
-                                        absl::Span<const uint8_t> mask) {
-  if (from >= to || !enable_caching_) return absl::OkStatus();
-  if (absl::Status status = CheckRegistration(content, table, from, to, block_size, group, mask);
-      !status.ok()) {
-    return status;
-  }
-  RegisterBlocks(content, table, from, to, block_size, group, mask);
-  return absl::OkStatus();
-}
-
-absl::Status BlockPool::CheckRegistration(const PrefixContent& content,
-                                          absl::Span<const BlockId> table, int64_t from, int64_t to,
-                                          int64_t block_size, GroupId group,
-                                          absl::Span<const uint8_t> mask) {
-  if (from < 0 || to > static_cast<int64_t>(table.size())) {
-    return absl::InvalidArgumentError(absl::StrCat("CacheFullBlocks: positions ", from, " to ", to,
-                                                   " of a block table of ", table.size()));
-  }
-  if (group < 0 || group > kMaxGroupId) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("CacheFullBlocks: group ", group, ", expected 0 to ", kMaxGroupId));
-  }
-  const int64_t hash_block_size = content.hash_block_size();
-  if (hash_block_size == 0 || block_size <= 0 || block_size % hash_block_size != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("CacheFullBlocks: block size ", block_size,
-                     " is not a positive multiple of the hash block size ", hash_block_size));
-  }
-  const int64_t per_block = block_size / hash_block_size;
-  if (to > static_cast<int64_t>(content.hashes().size()) / per_block) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("CacheFullBlocks: up to position ", to, " at ", block_size,
-                     " tokens each, but only ", content.num_hashed_tokens(), " tokens are hashed"));
-  }
-  if (!mask.empty() && static_cast<int64_t>(mask.size()) != to - from) {
-    return absl::InvalidArgumentError(absl::StrCat("CacheFullBlocks: a mask of ", mask.size(),
-                                                   " entries for ", to - from, " positions"));
-  }
-  if (absl::Status status =
-          CheckIds(table.subspan(static_cast<size_t>(from), static_cast<size_t>(to - from)),
-                   "CacheFullBlocks");
-      !status.ok()) {
-    return status;
-  }
-
-  if (chunks_ != nullptr) {
-    if (absl::Status status = CheckGroup(group, "CacheFullBlocks"); !status.ok()) return status;
-    for (int64_t i = from; i < to; ++i) {
-      const BlockId id = table[static_cast<size_t>(i)];
-      if (id == kNullBlockId || chunks_->ClassOfPage(id) == chunks_->ClassOfGroup(group)) continue;
-      if (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0) continue;
-      return absl::InvalidArgumentError(absl::StrCat("CacheFullBlocks: block ", id, " at position ",
-                                                     i, " is no page of group ", group,
-                                                     "'s class"));
-    }
-  }
-  const auto registers = [&](int64_t i) {
-    return table[static_cast<size_t>(i)] != kNullBlockId &&
-           (mask.empty() || mask[static_cast<size_t>(i - from)] != 0);
-  };
-  // A mark on each record finds a block that is listed twice without sorting.
-  int64_t checked = from;
-  for (; checked < to; ++checked) {
-    KvCacheBlock& block = records_[table[static_cast<size_t>(checked)]];
-    if (!registers(checked)) continue;
-    const int64_t partial = partial_tokens(table[static_cast<size_t>(checked)]);
-    const bool is_cached =
-        block.has_key() && (partial == 0 || partial >= (checked + 1) * block_size);
-    if (is_cached || block.is_permanent || block.is_marked) break;
-    block.is_marked = true;
-  }
-  for (int64_t i = from; i < checked; ++i)
-    records_[table[static_cast<size_t>(i)]].is_marked = false;
-  if (checked < to) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("CacheFullBlocks: block ", table[static_cast<size_t>(checked)],
-                     " at position ", checked, " is cached already, permanent or listed twice"));
-  }
-  if (tokens_ && (!content.has_token_ids() || block_size > tokens_->block_size())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "CacheFullBlocks: hits are compared by tokens, which needs a content with token "
-        "ids and a block size of at most ",
-        tokens_->block_size(), ", not ", block_size));
-  }
-  return absl::OkStatus();
-}
-
-void BlockPool::RegisterBlocks(const PrefixContent& content, absl::Span<const BlockId> table,
-                               int64_t from, int64_t to, int64_t block_size, GroupId group,
-                               absl::Span<const uint8_t> mask) {
+void BlockPool::CacheFullBlocks(const PrefixContent& content, absl::Span<const BlockId> table,
+                                int64_t from, int64_t to, int64_t block_size, GroupId group,
+                                absl::Span<const uint8_t> mask) {
   const int64_t per_block = block_size / content.hash_block_size();
   std::array<uint64_t, kBatch> places;
   int64_t batch_begin = from;
@@ -471,6 +331,44 @@ void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t t
   }
   events_.emplace_back(std::in_place_type<BlockStored>, std::move(event));
 }
+
+// --- Keys of prefixes that end inside a block, which has one key at a time ---
+
+bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
+                                     GroupId group) {
+  if (records_[id].has_key()) {
+    const int64_t covered = partial_tokens(id);
+    if (covered == 0 || covered >= num_tokens) return false;
+    DropPartialKey(id);
+  }
+  const int64_t end = num_tokens / content.hash_block_size();
+  table_.Insert(content.HashOfBlock(end - 1, 1), group, id);
+  partial_tokens_[id] = num_tokens;
+  if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
+  EmitStored(content, end - 1, end, content.hash_block_size(), group);
+  return true;
+}
+
+void BlockPool::DropPartialKey(BlockId id) {
+  if (records_[id].ref_count == 0) --num_cached_unreferenced_;
+  EvictOne(table_.Place(id), id, RemovalReason::kReplaced);
+}
+
+void BlockPool::MovePartialKey(BlockId from, BlockId to) {
+  const auto it = partial_tokens_.find(from);
+  KVBLOCKS_CHECK(it != partial_tokens_.end() && !records_[to].has_key(),
+                 "a partial key moves from a block without one, or to one with a key");
+  const int64_t num_tokens = it->second;
+  const GroupId group = records_[from].key_group;
+  const BlockHash hash = records_.hash(from);
+  partial_tokens_.erase(it);
+  table_.Erase(from);
+  table_.Insert(hash, group, to);
+  partial_tokens_[to] = num_tokens;
+  ++removal_epoch_;
+}
+
+// --- Taking keys away ---
 
 absl::Status BlockPool::EvictBlocks(absl::Span<const BlockId> ids) {
   if (absl::Status status = CheckIds(ids, "EvictBlocks"); !status.ok()) return status;

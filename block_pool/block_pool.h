@@ -7,9 +7,11 @@
 // it waits in the queue: a look-up can find it and Touch pins it again, until GetNewBlocks reaches
 // it and drops its key.
 //
-//   auto pool = BlockPool::Create({.num_blocks = 1000});
-//   std::optional<std::vector<BlockId>> blocks = (*pool)->GetNewBlocks(4).value();   // empty: does
-//   not fit
+//   auto pool = BlockPool::Create({.num_blocks = 1000}).value();
+//   if (pool->Fits(4, /*group=*/0)) pool->GetNewBlocks(4, table);
+//
+// The managers keep the books of who holds what, so what they call validates nothing; what comes
+// from outside through them (pins, evictions) is checked.
 //
 // With Options::chunks, memory is cut into chunks that are lent to classes of pages (PageChunks): a
 // block is then a page of one class, serves the groups of that class only, and waits in that
@@ -77,20 +79,30 @@ class BlockPool {
 
   // --- Taking and giving back ---
 
-  // Takes k blocks off the front of the queue; each loses its key and has one reference. Empty if
-  // fewer are free, and then nothing changed. InvalidArgument if k is negative. With chunks, takes
-  // pages of the group's class, as PageChunks says; otherwise the group does not matter.
-  absl::StatusOr<std::optional<std::vector<BlockId>>> GetNewBlocks(int64_t k, GroupId group = 0);
+  // Whether k new blocks can be taken for a group. With chunks, a yes is the promise that the
+  // group's class gets them (see PageChunks). REQUIRES: k >= 0; with chunks, a group that has a
+  // class.
+  bool Fits(int64_t k, GroupId group);
+  // With chunks, for all groups at once: see PageChunks::Promise. REQUIRES: chunks; an entry per
+  // group.
+  bool Promise(absl::Span<const PageNeed> needs, int64_t kept_chunks, int64_t reserved) {
+    return chunks_->Promise(needs, kept_chunks, reserved);
+  }
+  // Appends k blocks off the front of the queue to a table; each loses its key and has one
+  // reference. With chunks they are pages of the group's class; otherwise the group does not
+  // matter. REQUIRES: they fit, or were promised.
+  void GetNewBlocks(int64_t k, std::vector<BlockId>& table, GroupId group = 0);
 
   // Adds a reference to each block, taking unreferenced ones out of the queue. Null blocks are
-  // skipped. InvalidArgument, and nothing changed, for an id outside the pool or without a page, or
-  // a permanent block.
-  absl::Status Touch(absl::Span<const BlockId> ids);
+  // skipped. REQUIRES: what CheckTouchable finds good.
+  void Touch(absl::Span<const BlockId> ids);
+  // InvalidArgument for an id outside the pool or without a page, and for a permanent block.
+  absl::Status CheckTouchable(absl::Span<const BlockId> ids) const;
 
-  // Drops a reference from each block, in list order, which is the order of their eviction. Null
-  // blocks are skipped. InvalidArgument, and nothing changed, for an id outside the pool, a
-  // permanent block, or more occurrences than references.
-  absl::Status FreeBlocks(absl::Span<const BlockId> ids);
+  // Drops a reference from each block, in list order or from back to front, which is the order of
+  // their eviction. Null blocks are skipped. REQUIRES: as many references, no permanent block.
+  void FreeBlocks(absl::Span<const BlockId> ids);
+  void FreeBlocksReversed(absl::Span<const BlockId> ids);
 
   // Takes k blocks for the life of the pool (attention sinks). ResourceExhausted if they are not
   // free, InvalidArgument if k is negative.
@@ -98,12 +110,7 @@ class BlockPool {
 
   // --- Prefix cache ---
 
-  // One block per group whose content has this hash, the earliest registered; empty if any group
-  // has none.
-  std::optional<std::vector<BlockId>> GetCachedBlocks(const BlockHash& hash,
-                                                      absl::Span<const GroupId> groups) const;
-
-  // The same for one group; kNullBlockId: a miss.
+  // The earliest registered block of a group whose content has this hash; kNullBlockId: a miss.
   BlockId FindCached(const BlockHash& hash, GroupId group) const {
     return table_.Find(hash, group);
   }
@@ -128,13 +135,27 @@ class BlockPool {
   bool compares_tokens() const { return tokens_.has_value(); }
 
   // Registers positions [from, to) of a block table whose blocks hold `content`. Null blocks and
-  // positions whose mask entry is 0 are left out (an empty mask registers all). InvalidArgument,
-  // and nothing changed, if a block is cached already or listed twice, the range exceeds the table
-  // or the hashed tokens, the mask has another length, block_size is no multiple of the hash block
-  // size, or a block is no page of the group's class.
-  absl::Status CacheFullBlocks(const PrefixContent& content, absl::Span<const BlockId> table,
-                               int64_t from, int64_t to, int64_t block_size, GroupId group,
-                               absl::Span<const uint8_t> mask = {});
+  // positions whose mask entry is 0 are left out (an empty mask registers all). REQUIRES: caching;
+  // block_size is a multiple of the content's hash block size, and that many tokens are hashed; the
+  // blocks are distinct, have no key but for fewer tokens, and are pages of the group's class.
+  void CacheFullBlocks(const PrefixContent& content, absl::Span<const BlockId> table, int64_t from,
+                       int64_t to, int64_t block_size, GroupId group,
+                       absl::Span<const uint8_t> mask = {});
+
+  // Registers a block under the key of its content's first num_tokens, which end inside it; a key
+  // for fewer tokens is replaced, and CacheFullBlocks replaces this one when the block is full.
+  // False, and no change, if the block's key covers as many already. REQUIRES: num_tokens is a
+  // multiple of the hash block size and hashed; no chunks, tokens or history are kept.
+  bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
+                            GroupId group);
+  // The prefix length that such a key stands for; 0 for all other blocks.
+  int64_t partial_tokens(BlockId id) const {
+    const auto it = partial_tokens_.find(id);
+    return it == partial_tokens_.end() ? 0 : it->second;
+  }
+  // Gives such a key to another block, which is to get the same content; no event. Look-ups made
+  // before are no longer fresh. REQUIRES: both referenced, `to` without key.
+  void MovePartialKey(BlockId from, BlockId to);
 
   // Takes these blocks out of the prefix cache, in ascending order; blocks in use stay in use,
   // queued ones keep their place. InvalidArgument, and nothing changed, if an id is outside the
@@ -192,48 +213,10 @@ class BlockPool {
   // OK, or what is wrong, in words. O(number of blocks).
   absl::Status CheckInvariants() const;
 
-  // --- For managers, which keep their own books: nothing is validated ---
-
-  // CacheFullBlocks for a range, blocks and mask that it would accept.
-  void RegisterBlocks(const PrefixContent& content, absl::Span<const BlockId> table, int64_t from,
-                      int64_t to, int64_t block_size, GroupId group,
-                      absl::Span<const uint8_t> mask);
-
-  // Registers a block under the key of its content's first num_tokens, which end inside it; a key
-  // for fewer tokens is replaced, and RegisterBlocks replaces this one when the block is full.
-  // False, and no change, if the block's key covers as many already. REQUIRES: num_tokens is a
-  // multiple of the hash block size and hashed; no chunks, tokens or history are kept.
-  bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
-                            GroupId group);
-  // The prefix length that such a key stands for; 0 for all other blocks.
-  int64_t partial_tokens(BlockId id) const {
-    const auto it = partial_tokens_.find(id);
-    return it == partial_tokens_.end() ? 0 : it->second;
-  }
-  // Gives such a key to another block, which is to get the same content; no event. Look-ups made
-  // before are no longer fresh. REQUIRES: both referenced, `to` without key.
-  void MovePartialKey(BlockId from, BlockId to);
-
-  // Appends k new blocks for a group to a table. REQUIRES: 0 <= k <= num_free(); with chunks: they
-  // are promised to the group's class.
-  void TakeBlocks(int64_t k, std::vector<BlockId>& table, GroupId group);
-  // Whether all of this fits at once, as PageChunks::Promise says. If so, TakeBlocks may take it,
-  // after the hits were touched. REQUIRES: chunks; one entry per group.
-  bool Promise(absl::Span<const PageNeed> needs, int64_t kept_chunks, int64_t reserved) {
-    return chunks_->Promise(needs, kept_chunks, reserved);
-  }
-  // REQUIRES: ids inside the pool, not permanent.
-  void TouchBlocks(absl::Span<const BlockId> ids);
-  // Frees the list from its back to its front. REQUIRES: referenced or null, not permanent.
-  void ReleaseBlocksReversed(absl::Span<const BlockId> ids);
-
  private:
   explicit BlockPool(const Options& options);
 
   absl::Status CheckIds(absl::Span<const BlockId> ids, const char* operation) const;
-  absl::Status CheckRegistration(const PrefixContent& content, absl::Span<const BlockId> table,
-                                 int64_t from, int64_t to, int64_t block_size, GroupId group,
-                                 absl::Span<const uint8_t> mask);
   void EvictOne(uint64_t place, BlockId id, RemovalReason reason);
   void TakeAndEvict(absl::Span<BlockId> batch);
   void DropPartialKey(BlockId id);
@@ -244,7 +227,6 @@ class BlockPool {
   void Release(Iterator begin, Iterator end);
   // With chunks.
   absl::Status CheckGroup(GroupId group, const char* operation) const;
-  bool FitsPages(int64_t k, GroupId group);
   void TakePages(int64_t k, std::vector<BlockId>& table, GroupId group);
   void LendChunk(int32_t chunk, int32_t page_class);
   void EvictCached(BlockId id);

@@ -1,10 +1,11 @@
 // The pool against a naive model: a list for the free queue, a map of lists for the prefix table.
-// The bytes choose the pool and then operations, misuse among them; a refused call must change
-// nothing, and after every call queue, keys, references and counts must be those of the model.
+// The bytes choose the pool and then operations; ids that must be refused are tried, too, and change
+// nothing. After every call queue, keys, references and counts must be those of the model.
 
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,6 +56,15 @@ struct Model {
       if (id == kNullBlockId) continue;
       if (at(id).references++ == 0) std::erase(queue, id);
     }
+  }
+  bool MayFree(const std::vector<BlockId>& ids) const {
+    std::map<BlockId, int> freed;
+    return std::all_of(ids.begin(), ids.end(), [&](BlockId id) {
+      if (id == kNullBlockId) return true;
+      if (id < 0 || id >= static_cast<BlockId>(blocks.size())) return false;
+      const ModelBlock& block = blocks[static_cast<size_t>(id)];
+      return !block.permanent && ++freed[id] <= block.references;
+    });
   }
   void Free(const std::vector<BlockId>& ids, FreeOrder order) {
     size_t in_front = 0;
@@ -116,24 +126,35 @@ void CacheSome(FuzzInput& input, BlockPool& pool, Model& model) {
   const PrefixContent content =
       PrefixContent::FromHashes(2 * num_hashes + 1, std::move(hashes), hashing).value();
   const std::vector<BlockId> table = SomeBlocks(input, pool);
-  const int64_t from = input.Wild(0, 3);
-  const int64_t to = input.Wild(0, static_cast<int64_t>(table.size()));
-  const int64_t block_size = input.Wild(1, 4);
-  const GroupId group = input.Wild32(0, 2);
+  const int64_t block_size = input.Bool() ? 2 : 4;
+  const int64_t per_block = block_size / 2;
+  const int64_t to =
+      input.Small(0, std::min(static_cast<int64_t>(table.size()), num_hashes / per_block));
+  const int64_t from = input.Small(0, to);
+  const auto group = static_cast<GroupId>(input.Small(0, 2));
   std::vector<uint8_t> mask;
-  if (input.Bool() && from >= 0 && to > from && to - from <= 8) {
+  if (input.Bool()) {
     for (int64_t i = from; i < to; ++i) mask.push_back(input.Byte() & 1);
-    if (input.Byte() > 250) mask.push_back(1);
   }
-  const absl::Status status =
-      pool.CacheFullBlocks(content, table, from, to, block_size, group, mask);
-  if (!status.ok() || !pool.enable_caching()) return;
-  const int64_t per_block = std::max<int64_t>(block_size / 2, 1);
+  const auto is_left_out = [&](int64_t i) {
+    return table[static_cast<size_t>(i)] == kNullBlockId ||
+           (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0);
+  };
+  std::set<BlockId> distinct;
   for (int64_t i = from; i < to; ++i) {
+    if (is_left_out(i)) continue;
     const BlockId id = table[static_cast<size_t>(i)];
-    if (id == kNullBlockId || (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0)) continue;
+    if (id < 0 || id >= pool.num_blocks() || model.at(id).key || model.at(id).permanent ||
+        !distinct.insert(id).second) {
+      return;
+    }
+  }
+  if (!pool.enable_caching()) return;
+  pool.CacheFullBlocks(content, table, from, to, block_size, group, mask);
+  for (int64_t i = from; i < to; ++i) {
+    if (is_left_out(i)) continue;
+    const BlockId id = table[static_cast<size_t>(i)];
     const Key key(content.HashOfBlock(i, per_block).words, group);
-    FUZZ_EXPECT(!model.at(id).key && !model.at(id).permanent, "registered twice");
     model.at(id).key = key;
     model.table[key].push_back(id);
   }
@@ -142,23 +163,27 @@ void CacheSome(FuzzInput& input, BlockPool& pool, Model& model) {
 void Operate(FuzzInput& input, BlockPool& pool, Model& model) {
   switch (input.Byte() % 8) {
     case 0: {
-      const int64_t k = input.Wild(0, 6);
-      const auto got = pool.GetNewBlocks(k);
-      FUZZ_EXPECT(got.ok() == (k >= 0), "negative counts are refused");
-      if (!got.ok()) break;
-      FUZZ_EXPECT(got->has_value() == (k <= static_cast<int64_t>(model.queue.size())), "fits");
-      if (got->has_value()) FUZZ_EXPECT(**got == model.Take(k), "other blocks");
+      const int64_t k = std::max<int64_t>(input.Wild(0, 6), 0);
+      FUZZ_EXPECT(pool.Fits(k, 0) == (k <= static_cast<int64_t>(model.queue.size())), "fits");
+      if (!pool.Fits(k, 0)) break;
+      std::vector<BlockId> got;
+      pool.GetNewBlocks(k, got);
+      FUZZ_EXPECT(got == model.Take(k), "other blocks");
       break;
     }
     case 1: {
       const std::vector<BlockId> ids = SomeBlocks(input, pool);
-      if (pool.Touch(ids).ok()) model.Touch(ids);
+      if (!pool.CheckTouchable(ids).ok()) break;
+      pool.Touch(ids);
+      model.Touch(ids);
       break;
     }
     case 2:
     case 3: {
       const std::vector<BlockId> ids = SomeBlocks(input, pool);
-      if (pool.FreeBlocks(ids).ok()) model.Free(ids, pool.free_order());
+      if (!model.MayFree(ids)) break;
+      pool.FreeBlocks(ids);
+      model.Free(ids, pool.free_order());
       break;
     }
     case 4:
@@ -188,12 +213,12 @@ void Operate(FuzzInput& input, BlockPool& pool, Model& model) {
         model.table.clear();
         for (ModelBlock& block : model.blocks) block.key.reset();
       } else {
-        const std::vector<GroupId> groups = {input.Wild32(0, 2), input.Wild32(0, 2)};
+        const GroupId group = input.Wild32(0, 2);
         const BlockHash hash = SmallHash(input);
-        const auto found = pool.GetCachedBlocks(hash, groups);
-        const bool all = model.table.count({hash.words, groups[0]}) > 0 &&
-                         model.table.count({hash.words, groups[1]}) > 0;
-        FUZZ_EXPECT(found.has_value() == all, "look-up");
+        const auto found = model.table.find({hash.words, group});
+        FUZZ_EXPECT(pool.FindCached(hash, group) ==
+                        (found == model.table.end() ? kNullBlockId : found->second.front()),
+                    "look-up");
       }
     }
   }

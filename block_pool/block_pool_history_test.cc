@@ -5,6 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/testing/get_new_blocks.h"
 
 namespace kvblocks {
 namespace {
@@ -19,9 +20,8 @@ class BlockPoolHistoryTest : public ::testing::Test {
     const auto content =
         PrefixContent::FromHashes(16 * static_cast<int64_t>(hashes.size()), hashes, hashing)
             .value();
-    const auto ids = pool_->GetNewBlocks(static_cast<int64_t>(hashes.size())).value().value();
-    EXPECT_TRUE(
-        pool_->CacheFullBlocks(content, ids, 0, static_cast<int64_t>(ids.size()), 16, group).ok());
+    const auto ids = GetNewBlocks(*pool_, static_cast<int64_t>(hashes.size())).value();
+    pool_->CacheFullBlocks(content, ids, 0, static_cast<int64_t>(ids.size()), 16, group);
     return ids;
   }
   LookupHistory::Removal Removal(uint64_t n, GroupId group = 0) {
@@ -37,7 +37,7 @@ class BlockPoolHistoryTest : public ::testing::Test {
 TEST_F(BlockPoolHistoryTest, IsOffByDefault) {
   const auto pool = BlockPool::Create({.num_blocks = 5}).value();
   EXPECT_EQ(pool->history(), nullptr);
-  ASSERT_TRUE(pool->GetNewBlocks(3).ok());
+  ASSERT_TRUE(GetNewBlocks(*pool, 3).has_value());
   EXPECT_EQ(pool->num_blocks_taken(), 3);
 }
 
@@ -48,10 +48,10 @@ TEST_F(BlockPoolHistoryTest, IsOffWithoutCaching) {
 }
 
 TEST_F(BlockPoolHistoryTest, CountsBlocksTakenNotBlocksAskedFor) {
-  ASSERT_FALSE(pool_->GetNewBlocks(5).value().has_value());
+  ASSERT_FALSE(GetNewBlocks(*pool_, 5).has_value());
   EXPECT_EQ(pool_->num_blocks_taken(), 0);
-  const auto ids = pool_->GetNewBlocks(2).value().value();
-  ASSERT_TRUE(pool_->Touch(ids).ok());
+  const auto ids = GetNewBlocks(*pool_, 2).value();
+  pool_->Touch(ids);
   EXPECT_EQ(pool_->num_blocks_taken(), 2);
   ASSERT_TRUE(pool_->TakePermanentBlocks(1).ok());
   EXPECT_EQ(pool_->num_blocks_taken(), 3);
@@ -60,10 +60,10 @@ TEST_F(BlockPoolHistoryTest, CountsBlocksTakenNotBlocksAskedFor) {
 TEST_F(BlockPoolHistoryTest, RemembersWhenABlockWasReused) {
   const auto ids = Cache({Hash(1), Hash(2)});
   EXPECT_FALSE(pool_->history()->FindRemoval(Hash(1), 0).has_value());
-  ASSERT_TRUE(pool_->FreeBlocks(ids).ok());
-  ASSERT_TRUE(pool_->GetNewBlocks(1).value().has_value());  // a free one
-  ASSERT_TRUE(pool_->GetNewBlocks(2).value().has_value());  // the other free one, and Hash(1)
-  EXPECT_EQ(Removal(1).num_blocks_taken, 3);                // before the call that took the block
+  pool_->FreeBlocks(ids);
+  ASSERT_TRUE(GetNewBlocks(*pool_, 1).has_value());  // a free one
+  ASSERT_TRUE(GetNewBlocks(*pool_, 2).has_value());  // the other free one, and Hash(1)
+  EXPECT_EQ(Removal(1).num_blocks_taken, 3);         // before the call that took the block
   EXPECT_TRUE(Removal(1).was_reused);
   EXPECT_FALSE(pool_->history()->FindRemoval(Hash(2), 0).has_value());
   EXPECT_FALSE(pool_->history()->FindRemoval(Hash(1), 1).has_value());
@@ -86,7 +86,7 @@ TEST_F(BlockPoolHistoryTest, AResetRemovesEachKeyOnce) {
   ids.insert(ids.end(), same.begin(), same.end());
   ASSERT_FALSE(pool_->ResetPrefixCache());
   EXPECT_EQ(pool_->history()->num_removals(), 0);
-  ASSERT_TRUE(pool_->FreeBlocks(ids).ok());
+  pool_->FreeBlocks(ids);
   ASSERT_TRUE(pool_->ResetPrefixCache());
   EXPECT_EQ(pool_->history()->num_removals(), 2);
   EXPECT_FALSE(Removal(1).was_reused);
@@ -97,7 +97,7 @@ TEST_F(BlockPoolHistoryTest, IsCompleteUntilItForgets) {
   for (uint64_t n = 0; n < 9; ++n) {
     const auto ids = Cache({Hash(n)});
     ASSERT_TRUE(pool_->EvictBlocks(ids).ok());
-    ASSERT_TRUE(pool_->FreeBlocks(ids).ok());
+    pool_->FreeBlocks(ids);
     EXPECT_EQ(pool_->history()->is_complete(), n < 8);
   }
   EXPECT_FALSE(pool_->history()->FindRemoval(Hash(0), 0).has_value());

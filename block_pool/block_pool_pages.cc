@@ -12,7 +12,7 @@ absl::Status BlockPool::CheckGroup(GroupId group, const char* operation) const {
       absl::StrCat(operation, ": group ", group, " has no page class (chunks.class_of_group)"));
 }
 
-bool BlockPool::FitsPages(int64_t k, GroupId group) {
+bool BlockPool::Fits(int64_t k, GroupId group) {
   return chunks_ == nullptr ? k <= num_free() : chunks_->PromisePages(group, k);
 }
 

@@ -12,7 +12,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/block_pool/prefix_content_peer.h"
+#include "kvblocks/block_pool/testing/get_new_blocks.h"
+#include "kvblocks/block_pool/testing/prefix_content_peer.h"
 
 namespace kvblocks {
 namespace {
@@ -101,13 +102,13 @@ TEST(BlockTokensTest, RandomStoresMatchAMap) {
 class ComparingPoolTest : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(pool_->CacheFullBlocks(cached_, table_, 0, 3, 4, 0).ok());
+    pool_->CacheFullBlocks(cached_, table_, 0, 3, 4, 0);
     for (size_t i : {1, 2}) PrefixContentPeer::CopyHash(cached_, i, colliding_);
   }
 
   std::unique_ptr<BlockPool> pool_ =
       *BlockPool::Create({.num_blocks = 10, .compared_block_size = 4});
-  const std::vector<BlockId> table_ = **pool_->GetNewBlocks(3);
+  const std::vector<BlockId> table_ = *GetNewBlocks(*pool_, 3);
   const PrefixContent cached_ = Content({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
   // Its second and third block have the hashes of the cached ones, the second other tokens.
   PrefixContent colliding_ = Content({1, 2, 3, 4, 5, 6, 7, 0, 9, 10, 11, 12});
@@ -130,20 +131,9 @@ TEST_F(ComparingPoolTest, RunEndsAtACollision) {
 
 TEST_F(ComparingPoolTest, ReusedBlockIsComparedWithItsNewTokens) {
   ASSERT_TRUE(pool_->EvictBlocks({table_[1]}).ok());
-  ASSERT_TRUE(pool_->CacheFullBlocks(colliding_, table_, 1, 2, 4, 0).ok());
+  pool_->CacheFullBlocks(colliding_, table_, 1, 2, 4, 0);
   EXPECT_EQ(pool_->FindCached(colliding_, 1, 1, 0), table_[1]);
   EXPECT_EQ(pool_->FindCached(cached_, 1, 1, 0), kNullBlockId);
-}
-
-TEST_F(ComparingPoolTest, RegistrationNeedsTokensThatFit) {
-  const std::vector<BlockId> more = **pool_->GetNewBlocks(2);
-  const PrefixContent hashed =
-      *PrefixContent::FromHashes(8, {BlockHash{{1}}, BlockHash{{2}}}, Hashing());
-  EXPECT_THAT(pool_->CacheFullBlocks(hashed, more, 0, 1, 4, 0).ToString(),
-              HasSubstr("needs a content with token ids and a block size of at most 4, not 4"));
-  const PrefixContent content = Content(Tokens(0, 16));
-  EXPECT_THAT(pool_->CacheFullBlocks(content, more, 0, 1, 8, 0).ToString(), HasSubstr("not 8"));
-  EXPECT_EQ(pool_->num_keyed_blocks(), 3);
 }
 
 TEST(ComparingPoolCreateTest, ImpossibleBlockSizeIsRefused) {

@@ -8,13 +8,22 @@
 #ifndef KVBLOCKS_BLOCK_POOL_CHECK_H_
 #define KVBLOCKS_BLOCK_POOL_CHECK_H_
 
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "absl/base/optimization.h"
 
 namespace kvblocks::internal {
-[[noreturn]] void CheckFailed(const char* file, int line, const char* condition,
-                              const std::string& state);
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void CheckFailed(const char* file, int line,
+                                                               const char* condition,
+                                                               const std::string& state) {
+  std::fprintf(stderr, "%s:%d: broken invariant: %s: %s\n", file, line, condition, state.c_str());
+  std::fflush(stderr);
+  std::abort();
+}
+
 }  // namespace kvblocks::internal
 
 // `state` is evaluated only on failure.

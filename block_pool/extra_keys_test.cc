@@ -1,5 +1,3 @@
-#include "kvblocks/block_pool/extra_keys.h"
-
 #include <limits>
 #include <set>
 #include <string>
@@ -7,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/prefix_content.h"
 
 namespace kvblocks {
 namespace {

@@ -11,12 +11,11 @@
 #define KVBLOCKS_BLOCK_POOL_FREE_BLOCK_QUEUE_H_
 
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kvblocks/block_pool/check.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
 
 namespace kvblocks {
@@ -35,18 +34,6 @@ class FreeBlockQueue {
   BlockId front() const { return (*records_)[sentinel_].next; }
   BlockId next(BlockId id) const { return (*records_)[id].next; }
 
-  // Removes and returns the first block, or the first n in order. Shortage: empty, nothing removed.
-  std::optional<BlockId> PopFront();
-  std::optional<std::vector<BlockId>> PopFront(int64_t n);
-
-  // Unlinks a block from wherever it stands. InvalidArgument if it is not in the queue.
-  absl::Status Remove(BlockId id);
-
-  // Adds in list order at the back, or as one batch in list order at the front. InvalidArgument,
-  // and nothing added, if a block is out of range, already linked or listed twice.
-  absl::Status Append(absl::Span<const BlockId> ids);
-  absl::Status Prepend(absl::Span<const BlockId> ids);
-
   // Front to back, for tests and diagnostics: O(size).
   std::vector<BlockId> Walk() const;
 
@@ -58,7 +45,7 @@ class FreeBlockQueue {
     records_->Prefetch(block.next);
   }
 
-  // The same without validation, for the pool. REQUIRES: out.size() <= size().
+  // Takes the first blocks in order. REQUIRES: out.size() <= size().
   void PopFront(absl::Span<BlockId> out) {
     BlockId id = front();
     for (BlockId& popped : out) {
@@ -71,36 +58,36 @@ class FreeBlockQueue {
     (*records_)[id].prev = sentinel_;
     size_ -= static_cast<int32_t>(out.size());
   }
-  // REQUIRES: linked, respectively not linked.
+  // Takes a block from wherever it stands. REQUIRES: linked.
   void Unlink(BlockId id) {
     KvCacheBlock& block = (*records_)[id];
+    KVBLOCKS_DCHECK(block.is_linked(), "a block leaves a free queue that it is not in");
     (*records_)[block.prev].next = block.next;
     (*records_)[block.next].prev = block.prev;
     block.prev = block.next = kUnlinked;
     --size_;
   }
+  // Adds a block at the back. REQUIRES: not linked.
   void LinkBack(BlockId id) { LinkBetween((*records_)[sentinel_].prev, id, sentinel_); }
-  // Links `id` behind `after`; kUnlinked stands for the very front.
+  // The same behind `after`; kUnlinked stands for the very front.
   void LinkAfter(BlockId after, BlockId id) {
     const BlockId left = after == kUnlinked ? sentinel_ : after;
     LinkBetween(left, id, (*records_)[left].next);
   }
 
-  // OK, or what is wrong with links and counter, if no other queue has blocks. O(number of blocks).
+  // OK, or what is wrong with links and counter. O(size).
   absl::Status CheckInvariants() const;
-  // The same for this queue's blocks alone, beside others. O(size).
-  absl::Status CheckOwnLinks() const;
 
  private:
   void LinkBetween(BlockId left, BlockId id, BlockId right) {
     KvCacheBlock& block = (*records_)[id];
+    KVBLOCKS_DCHECK(!block.is_linked(), "a block enters a free queue while it is in one");
     block.prev = left;
     block.next = right;
     (*records_)[left].next = id;
     (*records_)[right].prev = id;
     ++size_;
   }
-  absl::Status CheckAddable(absl::Span<const BlockId> ids) const;
 
   BlockRecords* records_;
   BlockId sentinel_;  // a record behind the last block closes the circle

@@ -6,8 +6,8 @@
 // and eviction read.
 //
 // Always: a block is linked into a free queue iff ref_count == 0 and it is neither null nor
-// permanent (nor, with chunks, an id without a page: see PageChunks);
-//         key_group >= 0 iff the block is in the prefix-hash table, and then hash(id) is its hash.
+// permanent (nor, with chunks, an id without a page: see PageChunks); key_group >= 0 iff the block
+// is in the prefix-hash table, and then hash(id) is its hash.
 
 #ifndef KVBLOCKS_BLOCK_POOL_KV_CACHE_BLOCK_H_
 #define KVBLOCKS_BLOCK_POOL_KV_CACHE_BLOCK_H_
@@ -41,7 +41,6 @@ struct KvCacheBlock {
   bool is_null : 1 = false;
   bool is_permanent : 1 = false;
   bool has_duplicates : 1 = false;  // another block carries the same key (see PrefixHashTable)
-  bool is_marked : 1 = false;       // scratch of one call, false between calls
 
   bool has_key() const { return key_group >= 0; }
   bool is_linked() const { return next != kUnlinked; }

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/extra_keys.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/prefix_content.h"
 
 namespace kvblocks {
 
@@ -28,8 +28,8 @@ inline constexpr std::string_view kGpuMedium = "GPU";
 // block_hashes.size(), or 0 for a request that has no token ids.
 struct BlockStored {
   std::vector<BlockHash> block_hashes = {};
-  std::optional<BlockHash> parent_block_hash =
-      std::nullopt;  // of the content before the run; none at token 0
+  // Of the content before the run; none at token 0.
+  std::optional<BlockHash> parent_block_hash = std::nullopt;
   std::vector<TokenId> token_ids = {};
   int64_t block_size = 0;
   std::optional<int64_t> lora_id = std::nullopt;
@@ -49,6 +49,18 @@ enum class RemovalReason {
   kReplaced,  // the block holds more of its content now (see BlockPool::RegisterPartialBlock)
 };
 
+constexpr std::string_view RemovalReasonName(RemovalReason reason) {
+  switch (reason) {
+    case RemovalReason::kReused:
+      return "reused";
+    case RemovalReason::kEvicted:
+      return "evicted";
+    case RemovalReason::kReplaced:
+      return "replaced";
+  }
+  return "unknown";
+}
+
 // One block lost one key.
 struct BlockRemoved {
   BlockHash block_hash = {};
@@ -65,8 +77,6 @@ struct AllBlocksCleared {
 };
 
 using KvEvent = std::variant<BlockStored, BlockRemoved, AllBlocksCleared>;
-
-std::string_view RemovalReasonName(RemovalReason reason);
 
 }  // namespace kvblocks
 

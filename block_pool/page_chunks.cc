@@ -4,13 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/checks/checked_int64.h"
 
 namespace kvblocks {
 namespace {
 
 constexpr int64_t kMaxIds = (int64_t{1} << 31) - 2;  // as BlockPool's
-
-int64_t ChunksFor(int64_t a, int64_t b) { return a <= 0 ? 0 : (a - 1) / b + 1; }
 
 int32_t IdsPerChunk(const ChunkLayout& layout) {
   return static_cast<int32_t>(
@@ -125,8 +124,8 @@ bool PageChunks::Promise(absl::Span<const PageNeed> needs, int64_t kept_chunks, 
   }
   int64_t left_later = chunks_left;
   for (const PageClass& c : classes_) {
-    chunks_left -= ChunksFor(c.needed - c.loose, c.pages_per_chunk);
-    left_later -= ChunksFor(c.needed + c.later - c.loose, c.pages_per_chunk);
+    chunks_left -= CeilDiv(c.needed - c.loose, c.pages_per_chunk);
+    left_later -= CeilDiv(c.needed + c.later - c.loose, c.pages_per_chunk);
   }
   if (chunks_left < 0) return false;
   for (PageClass& c : classes_) c.num_promised = c.needed + (left_later < 0 ? 0 : c.later);
@@ -136,7 +135,7 @@ bool PageChunks::Promise(absl::Span<const PageNeed> needs, int64_t kept_chunks, 
 
 bool PageChunks::PromisePages(GroupId group, int64_t num_pages) {
   PageClass& own = Of(ClassOfGroup(group));
-  if (ChunksFor(num_pages - own.num_loose, own.pages_per_chunk) > num_unassigned_ + num_idle_) {
+  if (CeilDiv(num_pages - own.num_loose, own.pages_per_chunk) > num_unassigned_ + num_idle_) {
     return false;
   }
   for (PageClass& c : classes_) c.num_promised = 0;
@@ -152,7 +151,7 @@ bool PageChunks::MayUseUpChunk(const PageClass& own) const {
   if (own.num_promised > own.num_loose) return true;
   int64_t chunks_left = num_unassigned_ + num_idle_ - num_kept_chunks_;
   for (const PageClass& c : classes_) {
-    chunks_left -= ChunksFor(c.num_promised - c.num_loose, c.pages_per_chunk);
+    chunks_left -= CeilDiv(c.num_promised - c.num_loose, c.pages_per_chunk);
   }
   return chunks_left > 0;
 }
@@ -368,7 +367,7 @@ absl::Status PageChunks::CheckInvariants() const {
       last = At(c).idle_since;
       last_chunk = c;
     }
-    if (absl::Status status = own.queue.CheckOwnLinks(); !status.ok()) return status;
+    if (absl::Status status = own.queue.CheckInvariants(); !status.ok()) return status;
     for (BlockId id = own.queue.front(); id < records_->num_blocks(); id = own.queue.next(id)) {
       if (ClassOfPage(id) != k) return wrong(absl::StrCat("its queue has block ", id));
     }

@@ -9,6 +9,12 @@
 // knows the content (a simulator, a gateway that hashed already) hands over one hash per block;
 // such a content has no token ids to report.
 //
+// What besides the tokens makes the content of a block are its extra keys. Per block, in this order:
+// the LoRA name; one entry per multimodal feature that reaches into the block, with the feature's
+// offset relative to the block's start (negative if it began earlier); the cache salt, in the block
+// that starts at token 0 only, since the hash chain carries it on; the digest of the block's prompt
+// embeddings. No entry at all is "none".
+//
 // Cost: appending is O(new tokens); HashOfBlock is O(1) at any multiple of the hash block size.
 // Single-threaded.
 
@@ -26,9 +32,36 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/extra_keys.h"
 
 namespace kvblocks {
+
+// An image, a sound, ...: `length` placeholder tokens from `offset` on, whose content `identifier`
+// names.
+struct MultimodalFeature {
+  std::string identifier = {};
+  int64_t offset = 0;
+  int64_t length = 0;
+
+  friend bool operator==(const MultimodalFeature&, const MultimodalFeature&) = default;
+};
+
+struct ExtraKey {
+  enum class Kind : uint8_t { kLora = 1, kMultimodal = 2, kSalt = 3, kPromptEmbedding = 4 };
+
+  Kind kind = Kind::kLora;
+  std::string value = {};
+  int64_t offset = 0;  // kMultimodal only
+
+  friend bool operator==(const ExtraKey&, const ExtraKey&) = default;
+};
+using ExtraKeys = std::vector<ExtraKey>;
+
+// InvalidArgument for a feature of no length, a negative offset, or features that are unsorted or
+// overlap.
+absl::Status ValidateFeatures(absl::Span<const MultimodalFeature> features);
+
+// An injective byte form, for hashing. Never called for an empty list: that is "none".
+std::string EncodeExtraKeys(const ExtraKeys& keys);
 
 // How contents are hashed: shared by all requests of one manager.
 struct PrefixHashing {

@@ -1,10 +1,9 @@
-#include "kvblocks/block_pool/recent_keys.h"
-
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/block_pool/lookup_history.h"
 
 namespace kvblocks {
 namespace {

@@ -76,11 +76,6 @@ absl::StatusOr<Plan> MakePlanOf(const PlanRequest& request, const ModelFacts& mo
   if (prefix_caching) layer_options.mamba_cache_mode = MambaCacheMode::kAlign;
   auto layers = LayerCaches(model, layer_options);
   if (!layers.ok()) return layers.status();
-  std::vector<LayerCache> caches;
-  for (NamedSpec& layer : *layers) {
-    caches.push_back({.name = std::move(layer.name), .spec = std::move(layer.spec)});
-  }
-
   PlanOptions options{.limits = {.max_model_len = request.max_model_len(),
                                  .max_in_flight_tokens = request.has_max_in_flight_tokens()
                                                              ? request.max_in_flight_tokens()
@@ -91,7 +86,7 @@ absl::StatusOr<Plan> MakePlanOf(const PlanRequest& request, const ModelFacts& mo
     options.longest_automatic_len = model.max_position_embeddings;
   }
   if (absl::Status status = ReadPolicy(request, &options); !status.ok()) return status;
-  PlanResult result = MakePlan(caches, options);
+  PlanResult result = MakePlan(*layers, options);
   if (result.ok()) return *std::move(result.plan);
   std::string text;
   for (const PlanError& error : result.errors) {
@@ -132,7 +127,7 @@ std::string PlanJson(const ModelFacts& model, const Plan& plan, int64_t availabl
   json.Key("groups").BeginArray();
   for (const PlannedGroup& group : plan.groups) {
     json.BeginObject();
-    json.Key("kind").Value(KindName(group.spec.kind()));
+    json.Key("kind").Value(group.spec.kind_name());
     json.Key("layers").Value(static_cast<int64_t>(group.layers.size()));
     json.Key("block_size").Value(group.spec.block_size());
     json.Key("page_bytes").Value(group.page_bytes);  // over the group's layers

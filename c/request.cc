@@ -385,7 +385,7 @@ kvb_status kvb_request_explain_json(const kvb_request* request, char** json) {
   KVB_REQUIRE(json);
   *json = nullptr;
   return Guard([&] {
-    const auto why = request->manager().ExplainLookup(*request->request);
+    const auto why = ExplainLookup(request->manager(), *request->request);
     if (!why.ok()) return Fail(why.status());
     *json = NewString(ExplanationJson(*why));
     return KVB_OK;
@@ -399,9 +399,11 @@ kvb_status kvb_request_record_admission(kvb_request* request, int32_t explain) {
       request->manager().RecordPrefixCacheStats(*request->request, request->hits.num_tokens());
       return KVB_OK;
     }
-    const auto why = request->manager().ExplainLookup(*request->request);
+    const auto why = ExplainLookup(request->manager(), *request->request);
     if (!why.ok()) return Fail(why.status());
-    request->manager().RecordPrefixCacheStats(*request->request, request->hits.num_tokens(), &*why);
+    const auto missed = why->TokensByReason();
+    request->manager().RecordPrefixCacheStats(*request->request, request->hits.num_tokens(),
+                                              &missed);
     return KVB_OK;
   });
 }

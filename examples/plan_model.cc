@@ -1,7 +1,7 @@
 // How many requests of a length fit the memory of an H100: a model of the catalogue on two of them,
 // and one from a Hugging Face config.json on one.
 #include <cstdio>
-#include <vector>
+#include <string>
 
 #include "kvblocks/planning.h"
 
@@ -18,11 +18,8 @@ bool Show(const ModelFacts& model, const DeviceFacts& device, int64_t tensor_par
     std::printf("%s\n", (bytes.ok() ? layers.status() : bytes.status()).ToString().c_str());
     return false;
   }
-  std::vector<LayerCache> caches;
-  for (const NamedSpec& layer : *layers) caches.push_back({.name = layer.name, .spec = layer.spec});
-
   const PlanResult result =
-      MakePlan(caches, {.limits = {.max_model_len = 32768, .max_in_flight_tokens = 8192},
+      MakePlan(*layers, {.limits = {.max_model_len = 32768, .max_in_flight_tokens = 8192},
                         .available_bytes = {*bytes}});
   for (const PlanError& error : result.errors) std::printf("%s\n", error.message.c_str());
   if (!result.ok()) return false;
@@ -32,6 +29,14 @@ bool Show(const ModelFacts& model, const DeviceFacts& device, int64_t tensor_par
               static_cast<int>(tensor_parallel), static_cast<int>(plan.num_blocks()));
   for (const KvCacheGroup& group : plan.config.groups) {  // plan.config makes a KvCacheManager
     std::printf("  %2zu layers: %s\n", group.layer_names.size(), group.spec.ToString().c_str());
+    // The tensor of each of its layers, as flash attention asks for it.
+    const auto shape = ShapeOf(BackendFamily::kFlash, group.spec, plan.num_blocks());
+    if (!shape.ok()) continue;
+    std::printf("             tensors of");
+    for (size_t d = 0; d < shape->dims.size(); ++d) {
+      std::printf(" %s=%d", std::string(shape->names[d]).c_str(), static_cast<int>(shape->dims[d]));
+    }
+    std::printf("\n");
   }
   for (const int64_t length : {4096, 32768}) {
     std::printf("  %6.1f requests of %d tokens\n", plan.Concurrency(length),

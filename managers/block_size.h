@@ -1,6 +1,7 @@
 // BlockSize: a number of tokens to divide by, with the division as a shift where it is a power of
 // two, as nearly all are: a 64-bit division costs more than the rest of a decode step's
-// book-keeping.
+// book-keeping. And kMaxTokens: the largest token count accepted anywhere in the managers, so that
+// sums of a few never overflow 64 bits.
 
 #ifndef KVBLOCKS_MANAGERS_BLOCK_SIZE_H_
 #define KVBLOCKS_MANAGERS_BLOCK_SIZE_H_
@@ -9,6 +10,8 @@
 #include <cstdint>
 
 namespace kvblocks {
+
+inline constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
 class BlockSize {
  public:

@@ -1,7 +1,6 @@
 #include "kvblocks/managers/block_size.h"
 
 #include "gtest/gtest.h"
-#include "kvblocks/managers/token_limits.h"
 
 namespace kvblocks {
 namespace {

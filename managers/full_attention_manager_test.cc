@@ -1,9 +1,8 @@
-#include "kvblocks/managers/full_attention_manager.h"
-
 #include <algorithm>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/managers/single_type_manager.h"
 #include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {

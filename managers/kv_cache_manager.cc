@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/managers/kv_cache_manager_setup.h"
-#include "kvblocks/managers/token_limits.h"
 
 namespace kvblocks {
 namespace {
@@ -68,11 +67,12 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
       .max_in_flight_tokens = options.max_in_flight_tokens.value_or(options.max_model_len),
       .max_encoder_tokens = options.max_encoder_tokens.value_or(options.max_model_len)};
   const std::vector<bool> draft = EffectiveDraftFlags(config, options.use_eagle);
-  KvCacheCoordinator::Managers managers;
+  const bool has_several_groups = config.groups.size() > 1;
   for (size_t g = 0; g < config.groups.size(); ++g) {
     const KvCacheSpec& spec = config.groups[g].spec;
     const auto cap = AdmissionCap(spec, limits, options.block_count_formula);
     if (!cap.ok()) return cap.status();
+    const bool keeps_all = !has_several_groups || options.register_unreachable_blocks;
     auto group = SingleTypeManager::Create(
         spec,
         {.group = static_cast<GroupId>(g),
@@ -80,20 +80,23 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .enable_caching = options.enable_caching,
          .hash_block_size = options.enable_caching ? sizes->hash_block_size : 0,
          .admission_cap = *cap,
-         .reachable_alignment =
-             config.groups.size() > 1 && !options.register_unreachable_blocks ? hit_alignment : 0,
+         .reachable_alignment = keeps_all ? 0 : hit_alignment,
          .retention_interval = options.retention_interval,
-         .hit_alignment = config.groups.size() > 1 ? hit_alignment : spec.block_size(),
+         .hit_alignment = has_several_groups ? hit_alignment : spec.block_size(),
          .partial_hits = manager->has_partial_hits_},
         manager->pool_.get());
     if (!group.ok()) return group.status();
     manager->is_all_full_type_ = manager->is_all_full_type_ && (*group)->is_full_type();
     manager->has_states_ = manager->has_states_ || spec.kind() == KvCacheSpecKind::kMamba;
-    managers.push_back(*std::move(group));
+    manager->groups_.push_back(*std::move(group));
   }
-  manager->coordinator_ = KvCacheCoordinator::Create(std::move(managers), options.enable_caching,
-                                                     sizes->scheduler_block_size,
-                                                     sizes->hash_block_size, hit_alignment);
+  manager->scheduler_block_size_ = sizes->scheduler_block_size;
+  manager->hash_block_size_ = sizes->hash_block_size;
+  manager->hit_alignment_ = hit_alignment;
+  if (options.enable_caching) {
+    manager->lookup_.emplace(
+        manager->groups_, has_several_groups ? hit_alignment : manager->groups_[0]->block_size());
+  }
   return manager;
 }
 
@@ -143,13 +146,13 @@ absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedB
   out.manager_serial_ = serial_;
   out.removal_epoch_ = pool_->removal_epoch();
   out.num_tokens_ = out.shared_prefix_boundary_ = 0;
-  if (!options_.enable_caching || request.skip_reading_prefix_cache_) {
+  if (!lookup_ || request.skip_reading_prefix_cache_) {
     for (std::vector<BlockId>& list : out.lists_) list.clear();
     return absl::OkStatus();
   }
   // The logits of the last token are needed, so it is computed in any case.
-  const KvCacheCoordinator::Hit hit =
-      coordinator_->FindLongestCacheHit(request.content_, request.num_tokens() - 1, out.lists_);
+  const PrefixLookup::Hit hit =
+      lookup_->FindLongestCacheHit(request.content_, request.num_tokens() - 1, out.lists_);
   out.num_tokens_ = hit.num_tokens;
   out.shared_prefix_boundary_ = hit.longest_lookup > hit.num_tokens ? hit.longest_lookup : 0;
   return absl::OkStatus();
@@ -246,8 +249,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   // window.
   if (known) {
     for (GroupId g = 0; g < num_groups(); ++g) {
-      coordinator_->group(g).RemoveSkippedBlocks(request.groups_[static_cast<size_t>(g)],
-                                                 processed);
+      mutable_group(g).RemoveSkippedBlocks(request.groups_[static_cast<size_t>(g)], processed);
     }
   }
   const SlotDemand demand(num_slots, main_slots, params.num_encoder_tokens);
@@ -265,18 +267,18 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     // First all hits, then all external blocks: else one group's fresh blocks could take another's
     // untouched hits.
     for (GroupId g = 0; g < num_groups(); ++g) {
-      coordinator_->group(g).AdoptHits(request.groups_[static_cast<size_t>(g)], hits_of(g), total);
+      mutable_group(g).AdoptHits(request.groups_[static_cast<size_t>(g)], hits_of(g), total);
     }
     if (has_partial_hits_) TakeCopies(request, /*is_new=*/true, demand, total);
     if (params.num_external_computed_tokens > 0) {
       for (GroupId g = 0; g < num_groups(); ++g) {
-        coordinator_->group(g).AllocateExternal(request.groups_[static_cast<size_t>(g)], total);
+        mutable_group(g).AllocateExternal(request.groups_[static_cast<size_t>(g)], total);
       }
     }
   }
   if (known && has_partial_hits_) TakeCopies(request, /*is_new=*/false, demand, total);
   for (GroupId g = 0; g < num_groups(); ++g) {
-    coordinator_->group(g).AllocateNew(request.groups_[static_cast<size_t>(g)], demand);
+    mutable_group(g).AllocateNew(request.groups_[static_cast<size_t>(g)], demand);
   }
   if (!known) {
     for (size_t i = first_copy; i < copies_.size(); ++i) {
@@ -296,15 +298,8 @@ void KvCacheManager::RegisterTokens(Request& request, int64_t num_tokens) {
   const ReuseBoundaries boundaries{.num_prompt_tokens = request.num_prompt_tokens_,
                                    .shared_prefix_boundary = request.shared_prefix_boundary_};
   for (GroupId g = 0; g < num_groups(); ++g) {
-    SingleTypeManager& manager = coordinator_->group(g);
-    GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
-    const int64_t registered = options_.register_unreachable_blocks
-                                   ? num_tokens
-                                   : coordinator_->NumTokensToRegister(manager, num_tokens);
-    manager.CacheBlocks(request.content_, held, registered, boundaries);
-    if (has_partial_hits_) {
-      manager.CacheTail(request.content_, held, registered, request.num_prompt_tokens_);
-    }
+    mutable_group(g).CacheBlocks(request.content_, request.groups_[static_cast<size_t>(g)],
+                                 num_tokens, boundaries);
   }
 }
 
@@ -316,7 +311,7 @@ bool KvCacheManager::MayUseHits(const ComputedBlocks& computed) const {
 }
 
 void KvCacheManager::StartStep() {
-  for (GroupId g = 0; g < num_groups(); ++g) coordinator_->group(g).NewStepStarts();
+  for (const auto& group : groups_) group->NewStepStarts();
 }
 
 // The same question where groups have page classes; a yes is the pool's promise.
@@ -351,7 +346,7 @@ void KvCacheManager::Release(Request& request) {
   size_t capacity = 0;
   for (GroupId g = 0; g < num_groups(); ++g) {
     GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
-    coordinator_->group(g).Free(held);
+    mutable_group(g).Free(held);
     capacity += held.table.capacity();
   }
   // Shared blocks stand in many tables, and windowed groups have null blocks in theirs.
@@ -391,7 +386,8 @@ absl::StatusOr<std::vector<BlockId>> KvCacheManager::PopBlocksForFree(Request& r
 }
 
 absl::Status KvCacheManager::PinBlocks(absl::Span<const BlockId> ids) {
-  if (absl::Status status = pool_->Touch(ids); !status.ok()) return status;
+  if (absl::Status status = pool_->CheckTouchable(ids); !status.ok()) return status;
+  pool_->Touch(ids);
   for (BlockId id : ids) {
     if (id != kNullBlockId) ++outside_references_[id];
   }
@@ -423,19 +419,44 @@ absl::Status KvCacheManager::FreeBlocks(absl::Span<const BlockId> ids) {
       outside_references_.erase(it);
     }
   }
-  return pool_->FreeBlocks(ids);
+  pool_->FreeBlocks(ids);
+  return absl::OkStatus();
+}
+
+void KvCacheManager::TakeCopies(Request& request, bool is_new, const SlotDemand& demand,
+                                int64_t total_computed) {
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    mutable_group(g).TakeCopies(request.groups_[static_cast<size_t>(g)], is_new, demand,
+                                total_computed, copies_);
+  }
+}
+
+std::vector<BlockCopy> KvCacheManager::TakeBlockCopies() {
+  for (const BlockCopy& copy : copies_) {
+    ++outside_references_[copy.source];
+    ++outside_references_[copy.target];
+  }
+  return std::exchange(copies_, {});
+}
+
+absl::Status KvCacheManager::ReleaseBlockCopies(absl::Span<const BlockCopy> copies) {
+  std::vector<BlockId> ids;
+  ids.reserve(2 * copies.size());
+  for (const BlockCopy& copy : copies) ids.insert(ids.end(), {copy.source, copy.target});
+  return FreeBlocks(ids);
 }
 
 absl::Status KvCacheManager::RemoveSkippedBlocks(Request& request, int64_t num_processed_tokens) {
   if (absl::Status status = CheckOwner(request); !status.ok()) return status;
-  if (num_processed_tokens < 0 || num_processed_tokens > kMaxTokens) {
-    return TokenCountError("RemoveSkippedBlocks", request.id(), "num_processed_tokens",
-                           num_processed_tokens, 0, kMaxTokens);
+  if (absl::Status status = CheckCount("RemoveSkippedBlocks", request, "num_processed_tokens",
+                                       num_processed_tokens, kMaxTokens);
+      !status.ok()) {
+    return status;
   }
   if (!HoldsBlocks(request)) return absl::OkStatus();
   for (GroupId g = 0; g < num_groups(); ++g) {
-    coordinator_->group(g).RemoveSkippedBlocks(request.groups_[static_cast<size_t>(g)],
-                                               num_processed_tokens);
+    mutable_group(g).RemoveSkippedBlocks(request.groups_[static_cast<size_t>(g)],
+                                         num_processed_tokens);
   }
   return absl::OkStatus();
 }
@@ -450,11 +471,13 @@ absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
                       static_cast<int64_t>(GetBlocks(request, g).size()) * group(g).block_size());
     }
   }
-  if (num_tokens < 0 || num_tokens > most) {
-    return TokenCountError("CacheBlocks", request.id(), "num_tokens", num_tokens, 0, most);
+  if (absl::Status status = CheckCount("CacheBlocks", request, "num_tokens", num_tokens, most);
+      !status.ok()) {
+    return status;
   }
   if (!HoldsBlocks(request)) return absl::OkStatus();
   RegisterTokens(request, num_tokens);
+  request.quiet_slots_ = QuietSlots(request);
   return absl::OkStatus();
 }
 

@@ -25,7 +25,6 @@
 #ifndef KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_H_
 #define KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_H_
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -35,12 +34,15 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/managers/block_size.h"
 #include "kvblocks/managers/computed_blocks.h"
-#include "kvblocks/managers/kv_cache_coordinator.h"
-#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/miss_reason.h"
+#include "kvblocks/managers/prefix_lookup.h"
 #include "kvblocks/managers/request.h"
+#include "kvblocks/managers/single_type_manager.h"
 #include "kvblocks/specs/kv_cache_config.h"
 #include "kvblocks/specs/request_footprint.h"
 
@@ -93,8 +95,8 @@ struct AllocateSlotsParams {
   int64_t num_new_tokens = 0;                       // to compute now, unverified drafts included
   const ComputedBlocks* computed_blocks = nullptr;  // only for a request that holds no blocks yet
   int64_t num_lookahead_tokens = 0;                 // further slots for drafting
-  int64_t num_external_computed_tokens =
-      0;                            // KV that an external store provides; only as computed_blocks
+  // KV that an external store provides; only as computed_blocks.
+  int64_t num_external_computed_tokens = 0;
   bool delay_cache_blocks = false;  // register nothing now: the load completes later (CacheBlocks)
   bool full_sequence_must_fit = false;  // gate on all known tokens, not only on this chunk
   // Free blocks that must remain for other sequences. In a native layout: that many further pages
@@ -131,9 +133,9 @@ class NewBlocks {
 struct PrefixCacheStats {
   int64_t requests = 0, queries = 0, hits = 0;
   int64_t preempted_requests = 0, preempted_queries = 0, preempted_hits = 0;
-  // Tokens not hit, indexed by MissReason, of the admissions that came with an explanation: if all
-  // did, they and the hits sum to the queries.
-  std::array<int64_t, kNumMissReasons> missed = {}, preempted_missed = {};
+  // Tokens not hit, of the admissions that came with them: if all did, they and the hits sum to the
+  // queries.
+  MissCounts missed = {}, preempted_missed = {};
   bool reset = false;  // the prefix cache was reset in between
 
   friend bool operator==(const PrefixCacheStats&, const PrefixCacheStats&) = default;
@@ -219,9 +221,9 @@ class KvCacheManager {
   // One group's block table, null blocks as 0; empty for a request that holds none. Valid until the
   // next change.
   absl::Span<const BlockId> GetBlocks(const Request& request, GroupId group) const;
-  // Copies for all groups; with num_tokens, clipped to the blocks that cover them.
-  std::vector<std::vector<BlockId>> GetBlockIds(const Request& request) const;
-  std::vector<std::vector<BlockId>> GetBlockIds(const Request& request, int64_t num_tokens) const;
+  // Copies for all groups, clipped to the blocks that cover num_tokens.
+  std::vector<std::vector<BlockId>> GetBlockIds(const Request& request,
+                                                int64_t num_tokens = kMaxTokens) const;
   // As GetBlockIds, but empty if all tables are.
   std::optional<std::vector<std::vector<BlockId>>> GetBlockIdsIfAny(const Request& request) const;
   // Real blocks without a key, per group.
@@ -233,10 +235,6 @@ class KvCacheManager {
   absl::StatusOr<ComputedBlocks> TruncateComputedBlocks(const ComputedBlocks& computed,
                                                         int64_t num_tokens) const;
   bool HoldsBlocks(const Request& request) const { return request.holder_ == this; }
-  // Does the look-up of GetComputedBlocks again, slowly, and says where the tokens went that it
-  // does not hit. Call it before AllocateSlots, which registers what the request will compute.
-  // O(tokens) probes. Errors as GetComputedBlocks.
-  absl::StatusOr<LookupExplanation> ExplainLookup(const Request& request) const;
 
   double usage() const { return pool_->usage(); }
   int64_t num_free_blocks() const { return pool_->num_free(); }  // see BlockPool::num_free
@@ -246,21 +244,23 @@ class KvCacheManager {
   std::vector<KvEvent> TakeEvents();
 
   // Called on admission with the tokens hit; counted in tokens, resumed requests apart. With the
-  // explanation of that look-up, what was not hit is counted by reason.
+  // tokens that were not hit by reason (see ExplainLookup), those are counted, too.
   void RecordPrefixCacheStats(const Request& request, int64_t num_hit_tokens,
-                              const LookupExplanation* explanation = nullptr);
+                              const MissCounts* missed = nullptr);
   // Returns and zeroes.
   PrefixCacheStats MakePrefixCacheStats();
 
   const KvCacheConfig& config() const { return config_; }
   const KvCacheManagerOptions& options() const { return options_; }
   const BlockPool& pool() const { return *pool_; }
-  const SingleTypeManager& group(GroupId group) const { return coordinator_->group(group); }
-  int64_t num_groups() const { return coordinator_->num_groups(); }
-  int64_t scheduler_block_size() const { return coordinator_->scheduler_block_size(); }
-  int64_t hash_block_size() const { return coordinator_->hash_block_size(); }
+  const SingleTypeManager& group(GroupId group) const {
+    return *groups_[static_cast<size_t>(group)];
+  }
+  int64_t num_groups() const { return static_cast<int64_t>(groups_.size()); }
+  int64_t scheduler_block_size() const { return scheduler_block_size_; }
+  int64_t hash_block_size() const { return hash_block_size_; }
   // Hits end at multiples of it.
-  int64_t hit_alignment() const { return coordinator_->hit_alignment(); }
+  int64_t hit_alignment() const { return hit_alignment_; }
   // Null if nothing is hashed.
   const std::shared_ptr<const PrefixHashing>& hashing() const { return hashing_; }
 
@@ -271,6 +271,10 @@ class KvCacheManager {
  private:
   KvCacheManager(KvCacheConfig config, KvCacheManagerOptions options);
 
+  SingleTypeManager& mutable_group(GroupId group) { return *groups_[static_cast<size_t>(group)]; }
+  // InvalidArgument unless 0 <= value <= most: "CALL(REQUEST): WHAT is VALUE, expected 0 to MOST".
+  static absl::Status CheckCount(absl::string_view call, const Request& request,
+                                 absl::string_view what, int64_t value, int64_t most);
   absl::Status CheckOwner(const Request& request) const;
   absl::Status CheckAllocateParams(const Request& request, const AllocateSlotsParams& params) const;
   absl::Status CheckEncoder(const Request& request, const AllocateSlotsParams& params) const;
@@ -299,7 +303,11 @@ class KvCacheManager {
   uint64_t serial_;
   std::unique_ptr<BlockPool> pool_;
   std::shared_ptr<const PrefixHashing> hashing_;
-  std::unique_ptr<KvCacheCoordinator> coordinator_;
+  std::vector<std::unique_ptr<SingleTypeManager>> groups_;
+  std::optional<PrefixLookup> lookup_;  // with prefix caching
+  int64_t scheduler_block_size_ = 1;
+  int64_t hash_block_size_ = 1;
+  int64_t hit_alignment_ = 1;
   int64_t num_watermark_blocks_ = 0;  // chunks, in a native layout
   bool is_all_full_type_ = true;
   bool has_states_ = false;           // a group of kind Mamba

@@ -1,12 +1,22 @@
 // KvCacheManager's checks of what a caller hands in. A refused call has changed nothing.
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/token_limits.h"
 
 namespace kvblocks {
+namespace {
+
+constexpr absl::string_view kAllocate = "AllocateSlots";
+
+template <typename... Parts>
+absl::Status Refuse(const Request& request, const Parts&... what) {
+  return absl::InvalidArgumentError(absl::StrCat(kAllocate, "(", request.id(), "): ", what...));
+}
+
+}  // namespace
 
 absl::Status KvCacheManager::CheckOwner(const Request& request) const {
   if (request.holder_ == this ||
@@ -18,90 +28,71 @@ absl::Status KvCacheManager::CheckOwner(const Request& request) const {
                    " belongs to another KvCacheManager; make it with this one's NewRequest"));
 }
 
+absl::Status KvCacheManager::CheckCount(absl::string_view call, const Request& request,
+                                        absl::string_view what, int64_t value, int64_t most) {
+  if (value >= 0 && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(call, "(", request.id(), "): ", what, " is ", value, ", expected 0 to ", most));
+}
+
 absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                                                  const AllocateSlotsParams& params) const {
-  constexpr absl::string_view kCall = "AllocateSlots";
   if (absl::Status status = CheckOwner(request); !status.ok()) return status;
-  const auto in_range = [](int64_t n) { return n >= 0 && n <= kMaxTokens; };
-  if (!in_range(params.num_new_tokens)) {
-    return TokenCountError(kCall, request.id(), "num_new_tokens", params.num_new_tokens, 0,
-                           kMaxTokens);
-  }
-  if (!in_range(params.num_lookahead_tokens)) {
-    return TokenCountError(kCall, request.id(), "num_lookahead_tokens", params.num_lookahead_tokens,
-                           0, kMaxTokens);
-  }
-  if (!in_range(params.num_external_computed_tokens)) {
-    return TokenCountError(kCall, request.id(), "num_external_computed_tokens",
-                           params.num_external_computed_tokens, 0, kMaxTokens);
-  }
-  if (!in_range(params.num_encoder_tokens)) {
-    return TokenCountError(kCall, request.id(), "num_encoder_tokens", params.num_encoder_tokens, 0,
-                           kMaxTokens);
-  }
-  if (!in_range(params.reserved_blocks)) {
-    return TokenCountError(kCall, request.id(), "reserved_blocks", params.reserved_blocks, 0,
-                           kMaxTokens);
-  }
-  if (!in_range(request.num_computed_tokens_)) {
-    return TokenCountError(kCall, request.id(), "num_computed_tokens", request.num_computed_tokens_,
-                           0, kMaxTokens);
-  }
-  if (!in_range(request.num_inflight_tokens_)) {
-    return TokenCountError(kCall, request.id(), "num_inflight_tokens", request.num_inflight_tokens_,
-                           0, kMaxTokens);
+  const std::pair<absl::string_view, int64_t> counts[] = {
+      {"num_new_tokens", params.num_new_tokens},
+      {"num_lookahead_tokens", params.num_lookahead_tokens},
+      {"num_external_computed_tokens", params.num_external_computed_tokens},
+      {"num_encoder_tokens", params.num_encoder_tokens},
+      {"reserved_blocks", params.reserved_blocks},
+      {"num_computed_tokens", request.num_computed_tokens_},
+      {"num_inflight_tokens", request.num_inflight_tokens_},
+      {"hit length", params.computed_blocks == nullptr ? 0 : params.computed_blocks->num_tokens()}};
+  for (const auto& [what, value] : counts) {
+    if (absl::Status status = CheckCount(kAllocate, request, what, value, kMaxTokens);
+        !status.ok()) {
+      return status;
+    }
   }
   if (params.num_new_tokens == 0 && params.num_external_computed_tokens == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kCall, "(", request.id(),
-                     "): num_new_tokens is 0 without external tokens, expected at least 1"));
+    return Refuse(request, "num_new_tokens is 0 without external tokens, expected at least 1");
   }
   if (request.status_ == RequestStatus::kFinished) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kCall, "(", request.id(), "): the request is finished"));
+    return Refuse(request, "the request is finished");
   }
   const bool has_hits =
       params.computed_blocks != nullptr &&
       (params.computed_blocks->num_tokens() != 0 || !params.computed_blocks->empty());
   if (HoldsBlocks(request)) {
     if (has_hits || params.num_external_computed_tokens > 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(kCall, "(", request.id(),
-                       "): hits and external tokens are for a request that holds no blocks yet; "
-                       "this one does"));
+      return Refuse(request,
+                    "hits and external tokens are for a request that holds no blocks yet; this one "
+                    "does");
     }
   }
   if (!HoldsBlocks(request) && request.num_computed_tokens_ > 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        kCall, "(", request.id(), "): num_computed_tokens is ", request.num_computed_tokens_,
-        ", expected 0: the request holds no blocks (MarkPreempted resets it)"));
+    return Refuse(request, "num_computed_tokens is ", request.num_computed_tokens_,
+                  ", expected 0: the request holds no blocks (MarkPreempted resets it)");
   }
   if (absl::Status status = CheckEncoder(request, params); !status.ok()) return status;
   const int64_t hit_tokens = has_hits ? params.computed_blocks->num_tokens() : 0;
   if (has_partial_hits_ && hit_tokens > 0) {
     if (hit_tokens % hit_alignment() != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(kCall, "(", request.id(), "): the hit has ", hit_tokens,
-                       " tokens, expected a multiple of the hash block size ", hit_alignment()));
+      return Refuse(request, "the hit has ", hit_tokens,
+                    " tokens, expected a multiple of the hash block size ", hit_alignment());
     }
     for (GroupId g = 0; g < num_groups() && params.num_external_computed_tokens > 0; ++g) {
       if (hit_tokens % group(g).block_size() == 0) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          kCall, "(", request.id(), "): external tokens behind a hit of ", hit_tokens,
-          " tokens, which ends inside a block of group ", g,
-          " that is yet to be copied; truncate the hit to whole blocks, or leave it out"));
+      return Refuse(request, "external tokens behind a hit of ", hit_tokens,
+                    " tokens, which ends inside a block of group ", g,
+                    " that is yet to be copied; truncate the hit to whole blocks, or leave it out");
     }
-  }
-  if (!in_range(hit_tokens)) {
-    return TokenCountError(kCall, request.id(), "hit length", hit_tokens, 0, kMaxTokens);
   }
   const int64_t total =
       request.num_computed_tokens_ + hit_tokens + params.num_external_computed_tokens;
   if (total > options_.max_model_len) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kCall, "(", request.id(), "): ", total,
-                     " tokens computed, hit and external together exceed max_model_len ",
-                     options_.max_model_len));
+    return Refuse(request, total,
+                  " tokens computed, hit and external together exceed max_model_len ",
+                  options_.max_model_len);
   }
   return has_hits ? CheckHits(request, *params.computed_blocks, total) : absl::OkStatus();
 }
@@ -111,16 +102,17 @@ absl::Status KvCacheManager::CheckEncoder(const Request& request,
   for (GroupId g = 0; g < num_groups(); ++g) {
     if (group(g).spec().kind() != KvCacheSpecKind::kCrossAttention) continue;
     if (params.num_external_computed_tokens > 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "AllocateSlots(", request.id(), "): num_external_computed_tokens is ",
-          params.num_external_computed_tokens, ", expected 0 with the cross-attention group ", g));
+      return Refuse(request, "num_external_computed_tokens is ",
+                    params.num_external_computed_tokens,
+                    ", expected 0 with the cross-attention group ", g);
     }
     int64_t most = options_.max_encoder_tokens.value_or(options_.max_model_len);
     const int64_t held = static_cast<int64_t>(GetBlocks(request, g).size());
     if (held > 0) most = std::min(most, held * group(g).block_size());
-    if (params.num_encoder_tokens > most) {
-      return TokenCountError("AllocateSlots", request.id(), "num_encoder_tokens",
-                             params.num_encoder_tokens, 0, most);
+    if (absl::Status status =
+            CheckCount(kAllocate, request, "num_encoder_tokens", params.num_encoder_tokens, most);
+        !status.ok()) {
+      return status;
     }
   }
   return absl::OkStatus();
@@ -128,12 +120,8 @@ absl::Status KvCacheManager::CheckEncoder(const Request& request,
 
 absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlocks& computed,
                                        int64_t total_computed) const {
-  const auto refuse = [&](const std::string& what) {
-    return absl::InvalidArgumentError(absl::StrCat("AllocateSlots(", request.id(), "): ", what));
-  };
   if (computed.num_groups() != static_cast<size_t>(num_groups())) {
-    return refuse(
-        absl::StrCat("hits for ", computed.num_groups(), " groups, expected ", num_groups()));
+    return Refuse(request, "hits for ", computed.num_groups(), " groups, expected ", num_groups());
   }
   // Between the look-up and now no block has lost its key, so every hit is as good as it was.
   const bool fresh = computed.request_serial_ == request.serial_ &&
@@ -145,9 +133,9 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
     const int64_t size = static_cast<int64_t>(hits.size());
     const BlockSize block_size(manager.block_size());
     if (size != block_size.CeilDiv(computed.num_tokens())) {
-      return refuse(absl::StrCat(size, " hit blocks in group ", g, ", expected ",
-                                 block_size.CeilDiv(computed.num_tokens()), " for ",
-                                 computed.num_tokens(), " tokens"));
+      return Refuse(request, size, " hit blocks in group ", g, ", expected ",
+                    block_size.CeilDiv(computed.num_tokens()), " for ", computed.num_tokens(),
+                    " tokens");
     }
     const int64_t first_needed =
         std::min(size, block_size.FloorDiv(manager.NumSkippedTokens(total_computed)));
@@ -157,15 +145,15 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
       const BlockId id = hits[static_cast<size_t>(i)];
       if (id == kNullBlockId) {
         if (i >= first_needed) {
-          return refuse(absl::StrCat("group ", g, " has no block at position ", i,
-                                     " although the next tokens need its data"));
+          return Refuse(request, "group ", g, " has no block at position ", i,
+                        " although the next tokens need its data");
         }
         continue;
       }
       if (fresh) break;  // nulls come before real blocks in every list a look-up made
       if (id < 0 || id >= pool_->num_blocks()) {
-        return refuse(absl::StrCat("hit block ", id, " of group ", g,
-                                   " is outside the pool's blocks 0..", pool_->num_blocks() - 1));
+        return Refuse(request, "hit block ", id, " of group ", g,
+                      " is outside the pool's blocks 0..", pool_->num_blocks() - 1);
       }
       const bool ends_inside =
           has_partial_hits_ && i + 1 == size && computed.num_tokens() % manager.block_size() != 0;
@@ -175,8 +163,8 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
       if (!has_hash || pool_->block(id).key_group != g ||
           !(pool_->hash(id) == request.content_.HashOfBlock(i, per_block)) ||
           !pool_->Matches(id, request.content_, i, per_block)) {
-        return refuse(absl::StrCat("hit block ", id, " of group ", g, " at position ", i,
-                                   " no longer holds that content; look up again"));
+        return Refuse(request, "hit block ", id, " of group ", g, " at position ", i,
+                      " no longer holds that content; look up again");
       }
     }
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/managers/lookup_explanation.h"
 #include "kvblocks/tests/events/event_mirror.h"
 #include "kvblocks/tests/fuzz/fuzz_input.h"
 
@@ -232,7 +233,7 @@ class Caller {
     FUZZ_EXPECT(n >= 0 && n < entry.request->num_tokens(), "the last token is always computed");
     FUZZ_EXPECT(n == 0 || n % manager_->scheduler_block_size() == 0 || manager_->num_groups() == 1,
                 "hit length");
-    const auto why = manager_->ExplainLookup(*entry.request);
+    const auto why = ExplainLookup(*manager_, *entry.request);
     FUZZ_EXPECT(why.ok() && why->num_hit_tokens == n, "an explanation explains another look-up");
     int64_t token = n;
     for (const MissedRun& run : why->missed) {

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/managers/kv_cache_manager.h"
-#include "kvblocks/managers/lookup_explainer.h"
 
 namespace kvblocks {
 
@@ -14,23 +13,15 @@ absl::Span<const BlockId> KvCacheManager::GetBlocks(const Request& request, Grou
   return request.groups_[static_cast<size_t>(group)].table;
 }
 
-std::vector<std::vector<BlockId>> KvCacheManager::GetBlockIds(const Request& request) const {
-  std::vector<std::vector<BlockId>> ids(static_cast<size_t>(num_groups()));
-  for (GroupId g = 0; g < num_groups(); ++g) {
-    const absl::Span<const BlockId> table = GetBlocks(request, g);
-    ids[static_cast<size_t>(g)].assign(table.begin(), table.end());
-  }
-  return ids;
-}
-
 std::vector<std::vector<BlockId>> KvCacheManager::GetBlockIds(const Request& request,
                                                               int64_t num_tokens) const {
-  std::vector<std::vector<BlockId>> ids = GetBlockIds(request);
+  std::vector<std::vector<BlockId>> ids;
   for (GroupId g = 0; g < num_groups(); ++g) {
-    std::vector<BlockId>& list = ids[static_cast<size_t>(g)];
+    const absl::Span<const BlockId> table = GetBlocks(request, g);
     const int64_t clipped =
         BlockSize(group(g).block_size()).CeilDiv(std::max<int64_t>(0, num_tokens));
-    if (clipped < static_cast<int64_t>(list.size())) list.resize(static_cast<size_t>(clipped));
+    const auto kept = table.first(std::min(table.size(), static_cast<size_t>(clipped)));
+    ids.emplace_back(kept.begin(), kept.end());
   }
   return ids;
 }
@@ -105,40 +96,20 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
   return cut;
 }
 
-absl::StatusOr<LookupExplanation> KvCacheManager::ExplainLookup(const Request& request) const {
-  if (has_partial_hits_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("ExplainLookup(", request.id(),
-                     "): hits may end inside blocks (partial_hits), where they "
-                     "cannot be explained"));
-  }
-  const auto hits = GetComputedBlocks(request);
-  if (!hits.ok()) return hits.status();
-  if (options_.enable_caching && !request.skip_reading_prefix_cache_) {
-    return LookupExplainer(*this, request).Explain(hits->num_tokens());
-  }
-  const MissReason reason =
-      options_.enable_caching ? MissReason::kReadingSkipped : MissReason::kCachingOff;
-  LookupExplanation explanation{.num_tokens = request.num_tokens(),
-                                .has_history = pool_->history() != nullptr};
-  explanation.missed.push_back({.reason = reason, .num_tokens = request.num_tokens()});
-  return explanation;
-}
-
 std::vector<KvEvent> KvCacheManager::TakeEvents() {
   std::vector<KvEvent> events = pool_->TakeEvents();
   for (KvEvent& event : events) {
     auto* stored = std::get_if<BlockStored>(&event);
     if (stored == nullptr) continue;
     const KvCacheSpec& spec = group(stored->group_idx).spec();
-    stored->kv_cache_spec_kind = KindName(spec.kind());
+    stored->kv_cache_spec_kind = spec.kind_name();
     stored->kv_cache_spec_sliding_window = spec.sliding_window();
   }
   return events;
 }
 
 void KvCacheManager::RecordPrefixCacheStats(const Request& request, int64_t num_hit_tokens,
-                                            const LookupExplanation* explanation) {
+                                            const MissCounts* missed) {
   if (!options_.log_stats || !options_.enable_caching || request.skip_reading_prefix_cache_) {
     return;
   }
@@ -151,10 +122,9 @@ void KvCacheManager::RecordPrefixCacheStats(const Request& request, int64_t num_
     stats_.preempted_queries += request.num_tokens();
     stats_.preempted_hits += num_hit_tokens;
   }
-  if (explanation == nullptr) return;
-  const auto tokens = explanation->TokensByReason();
-  auto& missed = request.num_preemptions_ == 0 ? stats_.missed : stats_.preempted_missed;
-  for (size_t i = 0; i < kNumMissReasons; ++i) missed[i] += tokens[i];
+  if (missed == nullptr) return;
+  MissCounts& sum = request.num_preemptions_ == 0 ? stats_.missed : stats_.preempted_missed;
+  for (size_t i = 0; i < kNumMissReasons; ++i) sum[i] += (*missed)[i];
 }
 
 PrefixCacheStats KvCacheManager::MakePrefixCacheStats() { return std::exchange(stats_, {}); }

@@ -2,15 +2,16 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/managers/token_limits.h"
+#include "kvblocks/managers/block_size.h"
 
 namespace kvblocks {
 namespace {
 
 std::string GroupName(size_t g, const KvCacheSpec& spec) {
-  const std::string_view kind = KindName(spec.kind());
+  const std::string_view kind = spec.kind_name();
   return absl::StrCat("groups[", g, "] (", absl::string_view(kind.data(), kind.size()), ")");
 }
 
@@ -119,11 +120,6 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
   }
   for (size_t g = 0; g < config.groups.size(); ++g) {
     const int64_t size = config.groups[g].spec.block_size();
-    if (scheduler % size != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("scheduler_block_size is ", scheduler, ", expected a multiple of ",
-                       GroupName(g, config.groups[g].spec), "'s block size ", size));
-    }
     if (enable_caching && size % hash != 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("hash_block_size is ", hash, ", expected a divisor of ",
@@ -148,28 +144,22 @@ std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config, bool use_eagl
 
 absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOptions& options,
                            const BlockSizes& sizes) {
-  if (options.max_model_len < 1 || options.max_model_len > kMaxTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("max_model_len is ", options.max_model_len,
-                                                   " tokens, expected 1 to ", kMaxTokens));
-  }
-  if (options.max_in_flight_tokens &&
-      (*options.max_in_flight_tokens < 1 || *options.max_in_flight_tokens > kMaxTokens)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "max_in_flight_tokens is ", *options.max_in_flight_tokens, ", expected 1 to ", kMaxTokens));
+  const struct {
+    absl::string_view field;
+    std::optional<int64_t> value;
+    int64_t least, most;
+  } ranges[] = {{"max_model_len", options.max_model_len, 1, kMaxTokens},
+                {"max_in_flight_tokens", options.max_in_flight_tokens, 1, kMaxTokens},
+                {"max_encoder_tokens", options.max_encoder_tokens, 1, kMaxTokens},
+                {"lookup_history_blocks", options.lookup_history_blocks, 0, kMaxNumBlocks}};
+  for (const auto& [field, value, least, most] : ranges) {
+    if (!value || (*value >= least && *value <= most)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(field, " is ", *value, ", expected ", least,
+                                                   least == 0 ? " (off)" : "", " to ", most));
   }
   if (!(options.watermark >= 0.0 && options.watermark <= 1.0)) {  // also refuses NaN
     return absl::InvalidArgumentError(absl::StrCat(
         "watermark is ", options.watermark, ", expected a share of the pool between 0 and 1"));
-  }
-  if (options.lookup_history_blocks < 0 || options.lookup_history_blocks > kMaxNumBlocks) {
-    return absl::InvalidArgumentError(absl::StrCat("lookup_history_blocks is ",
-                                                   options.lookup_history_blocks,
-                                                   ", expected 0 (off) to ", kMaxNumBlocks));
-  }
-  if (options.max_encoder_tokens &&
-      (*options.max_encoder_tokens < 1 || *options.max_encoder_tokens > kMaxTokens)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "max_encoder_tokens is ", *options.max_encoder_tokens, ", expected 1 to ", kMaxTokens));
   }
   if (absl::Status status = CheckRetention(config, options, sizes); !status.ok()) return status;
   if (absl::Status status = CheckPartialHits(config, options, sizes); !status.ok()) return status;

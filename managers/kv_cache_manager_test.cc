@@ -11,7 +11,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/managers/testing/test_models.h"
-#include "kvblocks/managers/token_limits.h"
 
 namespace kvblocks {
 namespace {

@@ -1,9 +1,10 @@
 // LookupExplanation: where the tokens of a look-up went - how many were hit, and why each of the
 // others was not.
 //
-//   auto why = manager->ExplainLookup(*request);        // before AllocateSlots registers anything
+//   auto why = ExplainLookup(*manager, *request);       // before AllocateSlots registers anything
 //   std::puts(why->ToString().c_str());
-//   manager->RecordPrefixCacheStats(*request, hits.num_tokens(), &*why);   // counters per reason
+//   const MissCounts missed = why->TokensByReason();
+//   manager->RecordPrefixCacheStats(*request, hits.num_tokens(), &missed);   // counters per reason
 //
 // Always: the runs of `missed` are in order, without gaps, from token num_hit_tokens to num_tokens,
 // and each token has one reason.
@@ -14,43 +15,17 @@
 #ifndef KVBLOCKS_MANAGERS_LOOKUP_EXPLANATION_H_
 #define KVBLOCKS_MANAGERS_LOOKUP_EXPLANATION_H_
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "kvblocks/block_pool/kv_cache_block.h"
+#include "absl/status/statusor.h"
+#include "kvblocks/managers/kv_cache_manager.h"
 
 namespace kvblocks {
 
-enum class MissReason {
-  // The block is not there. The first four need lookup_history_blocks; without it they are all
-  // kNotCached.
-  kNeverSeen,       // no block with this content left the cache, as far as is remembered
-  kEvicted,         // its block was taken for other content
-  kRemoved,         // EvictBlocks or ResetPrefixCache took it out
-  kOtherExtraKeys,  // the same tokens are or were cached, but under another salt, adapter or image
-  kNotCached,
-  // The block is there, but cannot be used.
-  kGroupVeto,  // another group lacks a block that its window or chunk needs
-  kAlignment,  // hits end at multiples of hit_alignment only
-  kDraftDrop,  // a draft group gives up the block behind the hit
-  kLastToken,  // the last known token is computed in any case, and with it the block it fills
-  // No look-up could find it.
-  kPartialBlock,       // behind the last full block
-  kShorterThanABlock,  // all known tokens together fill no block
-  kReadingSkipped,     // the request asked not to read the prefix cache
-  kCachingOff,
-};
-inline constexpr size_t kNumMissReasons = 13;
-
-// "group veto", and a sentence without its full stop.
-std::string_view MissReasonName(MissReason reason);
-std::string_view MissReasonMeaning(MissReason reason);
-
-// Why one block of one group is not in the cache: kNeverSeen, kEvicted, kRemoved, kOtherExtraKeys
+// Why one block of one group is not in the cache: kFirstUse, kEvicted, kRemoved, kSaltOrAdapter
 // or kNotCached.
 struct Absence {
   MissReason reason = MissReason::kNotCached;
@@ -96,19 +71,23 @@ struct LookupExplanation {
   std::vector<MissedRun> missed = {};
   std::vector<GroupReach> groups = {};  // one per group; none if nothing was looked up
   bool has_history = false;             // lookup_history_blocks is set
-  // Removals are forgotten, so kNeverSeen means: not within the last so many removals.
+  // Removals are forgotten, so kFirstUse means: not within the last so many removals.
   std::optional<int64_t> num_removals_remembered = std::nullopt;
 
-  // Missed tokens by reason, indexed by MissReason.
-  std::array<int64_t, kNumMissReasons> TokensByReason() const;
+  MissCounts TokensByReason() const;
   // Several lines, for people.
   std::string ToString() const;
 
   friend bool operator==(const LookupExplanation&, const LookupExplanation&) = default;
 };
 
-// "evicted 120 blocks ago", "never seen".
+// "evicted 120 blocks ago", "first use".
 std::string Describe(const Absence& absence);
+
+// Does the look-up of GetComputedBlocks again, slowly, and says where the tokens went that it does
+// not hit. O(tokens) probes. Errors as GetComputedBlocks; FailedPrecondition with partial_hits.
+absl::StatusOr<LookupExplanation> ExplainLookup(const KvCacheManager& manager,
+                                                const Request& request);
 
 }  // namespace kvblocks
 

@@ -23,7 +23,7 @@ std::unique_ptr<KvCacheManager> Remembering(int64_t num_blocks, std::vector<KvCa
 }
 
 LookupExplanation Explain(const KvCacheManager& manager, const Request& request) {
-  const auto why = manager.ExplainLookup(request);
+  const auto why = ExplainLookup(manager, request);
   EXPECT_TRUE(why.ok()) << why.status();
   EXPECT_EQ(why->num_hit_tokens, Hits(manager, request).num_tokens());
   int64_t token = why->num_hit_tokens;
@@ -36,7 +36,7 @@ LookupExplanation Explain(const KvCacheManager& manager, const Request& request)
   return *why;
 }
 
-// "never seen 0+8, partial block 8+1".
+// "first use 0+8, partial block 8+1".
 std::string Missed(const LookupExplanation& why) {
   std::string text;
   for (const MissedRun& run : why.missed) {
@@ -65,8 +65,8 @@ void Compute(KvCacheManager& manager, std::vector<TokenId> tokens) {
 
 TEST(LookupExplanationTest, FreshCacheHasSeenNothing) {
   const auto manager = Remembering(10, {Full(4)});
-  EXPECT_EQ(Missed(*manager, Tokens(9)), "never seen 0+8, partial block 8+1");
-  EXPECT_EQ(Missed(*manager, Tokens(8)), "never seen 0+8");
+  EXPECT_EQ(Missed(*manager, Tokens(9)), "first use 0+8, partial block 8+1");
+  EXPECT_EQ(Missed(*manager, Tokens(8)), "first use 0+8");
 }
 
 TEST(LookupExplanationTest, APromptShorterThanABlockIsSaidToBe) {
@@ -90,9 +90,9 @@ TEST(LookupExplanationTest, CachingOffAndSkippedReadingAreTheirOwnReasons) {
 
 TEST(LookupExplanationTest, MisuseIsRefusedAsByTheLookup) {
   const auto manager = Remembering(10, {Full(4)});
-  EXPECT_FALSE(manager->ExplainLookup(*NewRequest(*manager, {})).ok());
+  EXPECT_FALSE(ExplainLookup(*manager, *NewRequest(*manager, {})).ok());
   const auto other = Remembering(10, {Full(4)});
-  EXPECT_FALSE(manager->ExplainLookup(*NewRequest(*other, Tokens(9))).ok());
+  EXPECT_FALSE(ExplainLookup(*manager, *NewRequest(*other, Tokens(9))).ok());
 }
 
 // --- What the rules cost ---
@@ -102,7 +102,7 @@ TEST(LookupExplanationTest, TheLastTokenCostsTheBlockItFills) {
   Compute(*manager, Tokens(8));
   EXPECT_EQ(Missed(*manager, Tokens(8)), "last token 4+4");
   EXPECT_EQ(Missed(*manager, Tokens(9)), "partial block 8+1");
-  EXPECT_EQ(Missed(*manager, Tokens(12)), "never seen 8+4");
+  EXPECT_EQ(Missed(*manager, Tokens(12)), "first use 8+4");
 }
 
 // WE-25.
@@ -197,12 +197,12 @@ TEST(LookupExplanationTest, AWindowModelIsStoppedByItsGaps) {
   const LookupExplanation why = Explain(*manager, *NewRequest(*manager, Tokens(13)));
   EXPECT_EQ(Missed(why), "removed 8+2, group veto 10+2, partial block 12+1");
   EXPECT_EQ(why.missed[1].block, 4);
-  EXPECT_EQ(Missed(*manager, Tokens(14)), "removed 8+2, group veto 10+2, never seen 12+2");
+  EXPECT_EQ(Missed(*manager, Tokens(14)), "removed 8+2, group veto 10+2, first use 12+2");
 }
 
 TEST(LookupExplanationTest, ChunksCountWhatLiesBeforeThemAsHit) {
   const auto manager = Remembering(20, {Chunked(4, 8)});
-  EXPECT_EQ(Missed(*manager, Tokens(15)), "never seen 8+4, partial block 12+3");
+  EXPECT_EQ(Missed(*manager, Tokens(15)), "first use 8+4, partial block 12+3");
   Compute(*manager, Tokens(16));
   EXPECT_EQ(Missed(*manager, Tokens(16)), "last token 12+4");
 }
@@ -258,7 +258,7 @@ TEST(LookupExplanationTest, ARemovalForgottenLooksNeverSeen) {
   EXPECT_FALSE(Explain(*manager, *NewRequest(*manager, Tokens(13))).num_removals_remembered);
   Compute(*manager, Tokens(24, 100));  // evicts 3, 2 and 1 in this order
   const LookupExplanation why = Explain(*manager, *NewRequest(*manager, Tokens(13)));
-  EXPECT_EQ(Missed(why), "evicted 0+8, never seen 8+4, partial block 12+1");
+  EXPECT_EQ(Missed(why), "evicted 0+8, first use 8+4, partial block 12+1");
   EXPECT_EQ(why.num_removals_remembered, 2);
   EXPECT_NE(why.ToString().find("before the last 2 removals"), std::string::npos);
 }
@@ -286,35 +286,35 @@ class OtherExtraKeysTest : public ::testing::Test {
 TEST_F(OtherExtraKeysTest, Salt) {
   ComputeContent(*manager_, {.token_ids = Tokens(8), .cache_salt = "a"});
   EXPECT_EQ(MissedWith({.token_ids = Tokens(12), .cache_salt = "b"}),
-            "other salt or adapter 0+8, never seen 8+4");
-  EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "other salt or adapter 0+8, partial block 8+1");
+            "salt/adapter 0+8, first use 8+4");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "salt/adapter 0+8, partial block 8+1");
   EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .cache_salt = "a"}), "partial block 8+1");
   EXPECT_EQ(MissedWith({.token_ids = Tokens(9, 50), .cache_salt = "b"}),
-            "never seen 0+8, partial block 8+1");
+            "first use 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, CachedWithoutSalt) {
   Compute(*manager_, Tokens(8));
   EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .cache_salt = "a"}),
-            "other salt or adapter 0+8, partial block 8+1");
+            "salt/adapter 0+8, partial block 8+1");
   ASSERT_TRUE(manager_->ResetPrefixCache());  // it was cached, and that is remembered
   EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .cache_salt = "a"}),
-            "other salt or adapter 0+8, partial block 8+1");
+            "salt/adapter 0+8, partial block 8+1");
   EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "removed 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, Adapter) {
   ComputeContent(*manager_, {.token_ids = Tokens(8), .lora_name = "l"});
-  EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "other salt or adapter 0+8, partial block 8+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "salt/adapter 0+8, partial block 8+1");
   EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .lora_name = "m"}),
-            "other salt or adapter 0+8, partial block 8+1");
+            "salt/adapter 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, ImageFromItsBlockOn) {
   ComputeContent(*manager_, {.token_ids = Tokens(12), .features = {{"cat", 5, 2}}});
   EXPECT_EQ(MissedWith({.token_ids = Tokens(13), .features = {{"dog", 5, 2}}}),
-            "other salt or adapter 4+8, partial block 12+1");
-  EXPECT_EQ(MissedWith({.token_ids = Tokens(13)}), "other salt or adapter 4+8, partial block 12+1");
+            "salt/adapter 4+8, partial block 12+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(13)}), "salt/adapter 4+8, partial block 12+1");
 }
 
 TEST_F(OtherExtraKeysTest, OwnRemovalComesFirst) {
@@ -328,8 +328,8 @@ TEST_F(OtherExtraKeysTest, EmbeddingsHaveNoTokensToCompare) {
   const auto digest = [](std::string name) { return [name](int64_t, int64_t) { return name; }; };
   ComputeContent(*manager_, {.token_ids = Tokens(8), .embedding_digest = digest("x")});
   EXPECT_EQ(MissedWith({.token_ids = Tokens(9), .embedding_digest = digest("y")}),
-            "never seen 0+8, partial block 8+1");
-  EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "never seen 0+8, partial block 8+1");
+            "first use 0+8, partial block 8+1");
+  EXPECT_EQ(MissedWith({.token_ids = Tokens(9)}), "first use 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, RequestsMadeFromHashesCannotKnow) {
@@ -338,7 +338,7 @@ TEST_F(OtherExtraKeysTest, RequestsMadeFromHashesCannotKnow) {
   const auto hashes = plain->content().hashes();
   const auto request =
       manager_->NewRequestFromHashes("h", 9, {hashes.begin(), hashes.end()}).value();
-  EXPECT_EQ(Missed(Explain(*manager_, *request)), "never seen 0+8, partial block 8+1");
+  EXPECT_EQ(Missed(Explain(*manager_, *request)), "first use 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, PlainHashesGrowWithTheContent) {
@@ -378,13 +378,14 @@ TEST(LookupExplanationTest, ReasonsAreCountedInTokens) {
   Compute(*manager, Tokens(8));
   const auto request = NewRequest(*manager, Tokens(8) + Tokens(6, 100));
   const LookupExplanation why = Explain(*manager, *request);
-  manager->RecordPrefixCacheStats(*request, why.num_hit_tokens, &why);
+  const MissCounts missed = why.TokensByReason();
+  manager->RecordPrefixCacheStats(*request, why.num_hit_tokens, &missed);
   manager->RecordPrefixCacheStats(*request, why.num_hit_tokens);  // not explained
   request->MarkPreempted();
-  manager->RecordPrefixCacheStats(*request, why.num_hit_tokens, &why);
+  manager->RecordPrefixCacheStats(*request, why.num_hit_tokens, &missed);
   const PrefixCacheStats stats = manager->MakePrefixCacheStats();
   EXPECT_EQ(stats.queries, 28);
-  EXPECT_EQ(stats.missed[static_cast<size_t>(MissReason::kNeverSeen)], 4);
+  EXPECT_EQ(stats.missed[static_cast<size_t>(MissReason::kFirstUse)], 4);
   EXPECT_EQ(stats.missed[static_cast<size_t>(MissReason::kPartialBlock)], 2);
   EXPECT_EQ(std::accumulate(stats.missed.begin(), stats.missed.end(), int64_t{0}), 6);
   EXPECT_EQ(stats.preempted_missed, stats.missed);
@@ -395,7 +396,8 @@ TEST(LookupExplanationTest, UncountedLookupsCountNoReasons) {
   const auto manager = Remembering(20, {Full(4)});
   const auto request = NewRequest(*manager, Tokens(9), "r", /*skip_reading=*/true);
   const LookupExplanation why = Explain(*manager, *request);
-  manager->RecordPrefixCacheStats(*request, 0, &why);
+  const MissCounts missed = why.TokensByReason();
+  manager->RecordPrefixCacheStats(*request, 0, &missed);
   EXPECT_EQ(manager->MakePrefixCacheStats(), PrefixCacheStats());
 }
 

@@ -14,47 +14,21 @@ MambaManager::MambaManager(const KvCacheSpec& spec, const Options& options, Bloc
 int64_t MambaManager::FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const {
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
   if (mode_ == MambaCacheMode::kNone) return 0;
-  if (has_inner_boundaries_) return FindInnerHit(query, lists);
-  const int64_t step = query.alignment / std::gcd(query.alignment, block_size());
-  int64_t end = block_size_.FloorDiv(query.max_tokens);
+  const int64_t unit = has_inner_boundaries_ ? options_.hash_block_size : block_size();
+  const int64_t hashes_per_unit = has_inner_boundaries_ ? 1 : hashes_per_block_;
+  const int64_t step = query.alignment / std::gcd(query.alignment, unit);
+  found_.resize(query.groups.size());
+  int64_t end = query.max_tokens / unit;
   for (end -= end % step; end > 0; end -= step) {
-    bool cached = true;
-    for (GroupId g : query.groups) {
-      const BlockId id = pool_->FindCached(*query.content, end - 1, hashes_per_block_, g);
-      cached = id != kNullBlockId;
-      if (!cached) break;
-      lists[static_cast<size_t>(g)].assign(1, id);
+    if (!FindInAllGroups(query, end - 1, hashes_per_unit, found_.data())) continue;
+    const auto num_nulls = static_cast<size_t>(block_size_.CeilDiv(end * unit) - 1);
+    for (size_t i = 0; i < found_.size(); ++i) {
+      std::vector<BlockId>& list = lists[static_cast<size_t>(query.groups[i])];
+      list.assign(num_nulls, kNullBlockId);
+      list.push_back(found_[i]);
     }
-    if (!cached) continue;
-    for (GroupId g : query.groups) {
-      std::vector<BlockId>& list = lists[static_cast<size_t>(g)];
-      list.insert(list.begin(), static_cast<size_t>(end - 1), kNullBlockId);
-    }
-    return end * block_size();
+    return end * unit;
   }
-  for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
-  return 0;
-}
-
-int64_t MambaManager::FindInnerHit(const LookupQuery& query, HitLists& lists) const {
-  const int64_t unit = options_.hash_block_size;
-  for (int64_t boundary = query.max_tokens / unit; boundary > 0; --boundary) {
-    const int64_t position = block_size_.CeilDiv(boundary * unit) - 1;
-    bool cached = true;
-    for (GroupId g : query.groups) {
-      const BlockId id = pool_->FindCached(*query.content, boundary - 1, /*per_block=*/1, g);
-      cached = id != kNullBlockId;
-      if (!cached) break;
-      lists[static_cast<size_t>(g)].assign(1, id);
-    }
-    if (!cached) continue;
-    for (GroupId g : query.groups) {
-      std::vector<BlockId>& list = lists[static_cast<size_t>(g)];
-      list.insert(list.begin(), static_cast<size_t>(position), kNullBlockId);
-    }
-    return boundary * unit;
-  }
-  for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
   return 0;
 }
 
@@ -70,10 +44,10 @@ void MambaManager::CopyOverwrittenState(GroupBlocks& held, const SlotDemand& dem
   const int64_t position = StateToCopy(held, demand);
   if (position < 0) return;
   BlockCopy copy{.group = group(), .source = held.table[static_cast<size_t>(position)]};
-  pool_->TakeBlocks(1, held.table, group());  // where it lands is no part of the table
+  pool_->GetNewBlocks(1, held.table, group());  // where it lands is no part of the table
   copy.target = held.table.back();
   held.table.pop_back();
-  pool_->TouchBlocks(absl::MakeConstSpan(&copy.source, 1));
+  pool_->Touch(absl::MakeConstSpan(&copy.source, 1));
   pool_->MovePartialKey(copy.source, copy.target);
   if (registered_in_step_.erase(copy.source) > 0) registered_in_step_.insert(copy.target);
   copies.push_back(copy);
@@ -134,7 +108,7 @@ void MambaManager::AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) 
     }
   }
   const int64_t missing = target - static_cast<int64_t>(held.table.size());
-  if (missing > 0) pool_->TakeBlocks(missing, held.table, group());
+  if (missing > 0) pool_->GetNewBlocks(missing, held.table, group());
 }
 
 bool MambaManager::IsRetained(int64_t position, const ReuseBoundaries& boundaries) const {
@@ -158,7 +132,7 @@ void MambaManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& he
     const bool written = mode_ == MambaCacheMode::kAll || (i + 1) * block_size() == held.chunk_end;
     mask_.push_back(written && (!options_.retention_interval || IsRetained(i, boundaries)));
   }
-  pool_->RegisterBlocks(content, held.table, from, full, block_size(), group(), mask_);
+  pool_->CacheFullBlocks(content, held.table, from, full, block_size(), group(), mask_);
   for (int64_t i = from; i < full; ++i) {
     const BlockId id = held.table[static_cast<size_t>(i)];
     if (mask_[static_cast<size_t>(i - from)] != 0 && id != kNullBlockId) {

@@ -9,9 +9,8 @@
 //            0 ... 0  [previous state]  0 ... 0  state  scratch x k
 //
 //          so a request holds at most 2 + k blocks (and one more for each further step in flight).
-//          When the table grows, scratch blocks move along
-//          and the positions between become null. A state is registered if the step that writes it
-//          ends at a block boundary.
+//          When the table grows, scratch blocks move along and the positions between become null. A
+//          state is registered if the step that writes it ends at a block boundary.
 //
 // A state is ready when its step has run, not while other requests of that step are scheduled: such
 // hits wait for NewStepStarts.
@@ -29,8 +28,7 @@ class MambaManager : public SingleTypeManager {
   MambaManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool);
 
   // Right to left for one cached state: O(positions without one, or hash boundaries where hits may
-  // end inside a block). Ignores drop_last_block, since
-  // draft models have no states.
+  // end inside a block). Ignores drop_last_block, since draft models have no states.
   int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override;
 
   bool MayUseHits(absl::Span<const BlockId> hits) const override {
@@ -59,7 +57,6 @@ class MambaManager : public SingleTypeManager {
   void OnTailRegistered(BlockId id) override { registered_in_step_.insert(id); }
 
  private:
-  int64_t FindInnerHit(const LookupQuery& query, HitLists& lists) const;
   // Entries of the table that has these slots.
   int64_t TableSize(const SlotDemand& demand) const;
   // Scratch blocks of a table of `size` entries that move when it grows to `target`.

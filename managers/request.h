@@ -39,8 +39,8 @@ struct GroupBlocks {
   std::vector<BlockId> table;  // position i covers tokens [i * block_size, (i + 1) * block_size)
   int64_t num_cached = 0;      // leading positions already dealt with for registration
   int64_t num_leading_nulls = 0;
-  int64_t num_new =
-      0;  // blocks at the end of the table that the last allocation took as its result
+  // Blocks at the end of the table that the last allocation took as its result.
+  int64_t num_new = 0;
   int64_t chunk_end = 0;  // Mamba in align mode: tokens at which the last step scheduled ends
   bool is_tail_registered = false;  // the prompt's end inside a block: see partial_hits
 };
@@ -103,6 +103,11 @@ class Request {
   // log-probabilities, pooling).
   bool skip_reading_prefix_cache() const { return skip_reading_prefix_cache_; }
 
+  // A step is quiet if making its slots takes, frees and registers nothing: a decode step inside a
+  // block. Steps of up to so many slots, lookahead included, are; AllocateSlots does nothing for
+  // them, and need not be called. 0: unknown. Set by AllocateSlots and CacheBlocks.
+  int64_t quiet_slots() const { return quiet_slots_; }
+
   // Distinguishes requests of one process, also those with equal ids.
   uint64_t serial() const { return serial_; }
 
@@ -125,7 +130,6 @@ class Request {
   // The manager's part. Holds block tables iff holder_ is set.
   KvCacheManager* holder_ = nullptr;
   size_t holder_index_ = 0;  // in the manager's list of requests that hold blocks
-  // Making up to so many slots takes, frees and registers nothing; 0: unknown.
   int64_t quiet_slots_ = 0;
   RequestBlocks groups_;
 };

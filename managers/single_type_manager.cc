@@ -72,7 +72,7 @@ void SingleTypeManager::AdoptHits(GroupBlocks& held, absl::Span<const BlockId> h
   held.num_leading_nulls = skipped;
   if (static_cast<int64_t>(hits.size()) > skipped) {
     const auto kept = hits.subspan(static_cast<size_t>(skipped));
-    pool_->TouchBlocks(kept);
+    pool_->Touch(kept);
     held.table.insert(held.table.end(), kept.begin(), kept.end());
   }
   held.num_cached = static_cast<int64_t>(held.table.size());
@@ -84,9 +84,9 @@ void SingleTypeManager::CopyHitTail(GroupBlocks& held, int64_t total_computed,
   if (size * block_size() <= total_computed) return;
   BlockCopy copy{.group = group(), .source = held.table.back()};
   held.table.pop_back();
-  pool_->TakeBlocks(1, held.table, group());
+  pool_->GetNewBlocks(1, held.table, group());
   copy.target = held.table.back();
-  pool_->TouchBlocks(absl::MakeConstSpan(&copy.target, 1));
+  pool_->Touch(absl::MakeConstSpan(&copy.target, 1));
   held.num_cached = size - 1;  // the copy is registered when it is full
   copies.push_back(copy);
 }
@@ -106,7 +106,7 @@ void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_comput
   if (NumSkippedTokens(total_computed) >= total_computed) return;
   const int64_t missing =
       block_size_.CeilDiv(total_computed) - static_cast<int64_t>(held.table.size());
-  if (missing > 0) pool_->TakeBlocks(missing, held.table, group());
+  if (missing > 0) pool_->GetNewBlocks(missing, held.table, group());
 }
 
 void SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held,
@@ -117,8 +117,21 @@ void SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlock
   } else if (options_.reachable_alignment > 0 && !is_full_type_) {
     for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsReachable(i));
   }
-  pool_->RegisterBlocks(content, held.table, held.num_cached, full, block_size(), group(), mask_);
+  pool_->CacheFullBlocks(content, held.table, held.num_cached, full, block_size(), group(), mask_);
   held.num_cached = full;
+}
+
+int64_t SingleTypeManager::NumCommonPrefixBlocks(
+    const GroupBlocks& held, int64_t num_tables,
+    const absl::flat_hash_map<BlockId, int32_t>& outside) const {
+  int64_t common = 0;
+  for (BlockId id : held.table) {
+    int64_t holders = pool_->block(id).ref_count;
+    if (const auto it = outside.find(id); it != outside.end()) holders -= it->second;
+    if (!is_full_type_ || id == kNullBlockId || holders != num_tables) break;
+    ++common;
+  }
+  return common;
 }
 
 bool SingleTypeManager::IsTailOf(int64_t position, int64_t period_tokens) const {
@@ -152,13 +165,13 @@ void SingleTypeManager::TrimTo(GroupBlocks& held, int64_t num_skipped_tokens) {
   if (end <= begin) return;
   const auto reals = absl::MakeSpan(held.table)
                          .subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-  pool_->ReleaseBlocksReversed(reals);
+  pool_->FreeBlocksReversed(reals);
   std::fill(reals.begin(), reals.end(), kNullBlockId);
   held.num_leading_nulls = end;
 }
 
 void SingleTypeManager::Free(GroupBlocks& held) {
-  pool_->ReleaseBlocksReversed(
+  pool_->FreeBlocksReversed(
       absl::MakeConstSpan(held.table).subspan(static_cast<size_t>(held.num_leading_nulls)));
   held.table.clear();
   held.num_cached = held.num_leading_nulls = held.num_new = held.chunk_end = 0;

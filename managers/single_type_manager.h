@@ -1,15 +1,15 @@
 // SingleTypeManager: one KV-cache group's rules - which blocks a request needs, which it may give
 // back, which it can reuse.
 //
-// The common part is here; a kind of attention adds its skip function (how many leading tokens no
-// later token needs), its prefix look-up and, where cascade attention is possible, the common
-// prefix. FullAttentionManager also serves MLA and, with permanent sink blocks,
-// SinkFullAttentionManager; SlidingWindowManager also serves sliding-window MLA. MambaManager and
-// CrossAttentionManager lay their tables out in their own way.
+// The common part is here; a kind of attention (attention_managers.cc, mamba_manager.h) adds its
+// skip function - how many leading tokens no later token needs - and its prefix look-up.
+// FullAttentionManager also serves MLA and, with permanent sink blocks, full attention with sinks;
+// SlidingWindowManager also serves sliding-window MLA. MambaManager and CrossAttentionManager lay
+// their tables out in their own way.
 //
 // Keeps no state per request: that lives in the request's GroupBlocks. Prediction equals
 // consumption: NumBlocksNeeded is exactly what AdoptHits, AllocateExternal and AllocateNew then
-// take out of the free queue. Called by the coordinator only. Costs as stated at each function, in
+// take out of the free queue. Called by KvCacheManager only. Costs as stated at each function, in
 // blocks of this group.
 
 #ifndef KVBLOCKS_MANAGERS_SINGLE_TYPE_MANAGER_H_
@@ -17,14 +17,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/block_pool.h"
-#include "kvblocks/managers/block_copy.h"
 #include "kvblocks/managers/block_size.h"
 #include "kvblocks/managers/computed_blocks.h"
 #include "kvblocks/managers/request.h"
@@ -39,6 +40,18 @@ struct LookupQuery {
   int64_t max_tokens = 0;                 // the hit may not be longer
   bool drop_last_block = false;           // draft group: the block after the hit must match too
   int64_t alignment = 1;                  // hit lengths are multiples of it
+};
+
+// One block's content to be copied to another before the next step computes anything.
+//
+// Made where a request may not write into a block that others can hit: the request goes on in its
+// own copy, or the cache keeps one. Both blocks stay referenced until the copy is released.
+struct BlockCopy {
+  GroupId group = 0;
+  BlockId source = kNullBlockId;
+  BlockId target = kNullBlockId;
+
+  friend bool operator==(const BlockCopy&, const BlockCopy&) = default;
 };
 
 // The slots that a step makes; each kind takes what concerns it.
@@ -68,8 +81,7 @@ class SingleTypeManager {
     int64_t hash_block_size = 0;
     // Most real blocks one request may hold; empty: no limit but the sequence length.
     std::optional<int64_t> admission_cap = std::nullopt;
-    // Registration leaves out positions that no hit of this alignment can use; 0: register all (one
-    // group only).
+    // Registration leaves out what no hit of this alignment can use; 0: it registers all.
     int64_t reachable_alignment = 0;
     // Registration keeps what is reachable at multiples of so many tokens and at the request's
     // ReuseBoundaries only (0: at the latter only). `hit_alignment` must be set, then.
@@ -83,6 +95,12 @@ class SingleTypeManager {
   static absl::StatusOr<std::unique_ptr<SingleTypeManager>> Create(const KvCacheSpec& spec,
                                                                    const Options& options,
                                                                    BlockPool* pool);
+  // Makes the managers of specs of a registered kind (specs/kv_cache_kind.h), which otherwise have
+  // the manager of the kind that they are managed like. InvalidArgument if the kind has one. Call it
+  // before managers of the kind are made; any thread may.
+  using Factory = std::function<absl::StatusOr<std::unique_ptr<SingleTypeManager>>(
+      const KvCacheSpec&, const Options&, BlockPool*)>;
+  static absl::Status RegisterFactory(const KvCacheKind& kind, Factory factory);
   virtual ~SingleTypeManager() = default;
 
   const KvCacheSpec& spec() const { return spec_; }
@@ -112,17 +130,14 @@ class SingleTypeManager {
   }
   virtual void NewStepStarts() {}
 
-  // Leading blocks that all `num_tables` block tables of this group share. `outside` gives
-  // references that are in no table.
-  virtual int64_t NumCommonPrefixBlocks(
-      const GroupBlocks& held, int64_t num_tables,
-      const absl::flat_hash_map<BlockId, int32_t>& outside) const {
-    (void)held, (void)num_tables, (void)outside;
-    return 0;
-  }
+  // Leading blocks that all `num_tables` block tables of this group share: their references, less
+  // those from outside the tables, are as many as there are tables. 0 unless of full type. O(result
+  // + 1).
+  int64_t NumCommonPrefixBlocks(const GroupBlocks& held, int64_t num_tables,
+                                const absl::flat_hash_map<BlockId, int32_t>& outside) const;
 
   // Blocks permanently taken for attention sinks.
-  virtual absl::Span<const BlockId> sink_blocks() const { return {}; }
+  absl::Span<const BlockId> sink_blocks() const { return sink_blocks_; }
 
   // Blocks that making the slots takes out of the free queue, unreferenced hit blocks included.
   // `held` is null for a request without blocks; then `total_computed` tokens count as computed.
@@ -149,7 +164,7 @@ class SingleTypeManager {
     const int64_t target = block_size_.CeilDiv(demand.num_slots);
     const int64_t size = static_cast<int64_t>(held.table.size());
     held.num_new = std::max<int64_t>(0, target - size);
-    if (held.num_new > 0) pool_->TakeBlocks(held.num_new, held.table, group());
+    if (held.num_new > 0) pool_->GetNewBlocks(held.num_new, held.table, group());
   }
 
   // With partial hits, between AdoptHits (`is_new`) and AllocateNew: takes a block for each one
@@ -161,20 +176,22 @@ class SingleTypeManager {
     if (is_new) return CopyHitTail(held, total_computed, copies);
     CopyOverwrittenState(held, demand, copies);
   }
-  // With partial hits: registers the end of the prompt if it lies inside a block and the first n
-  // tokens reach it.
-  void CacheTail(const PrefixContent& content, GroupBlocks& held, int64_t n,
-                 int64_t num_prompt_tokens) {
-    if (!has_inner_boundaries_ || held.is_tail_registered) return;
-    CachePromptTail(content, held, n, num_prompt_tokens);
-  }
-
-  // Registers the blocks filled by the first n tokens that are not dealt with yet. O(newly full
-  // positions). REQUIRES: the table covers them, the content has hashed them.
+  // Registers what the first n tokens fill and is not dealt with yet, as far as hits can use it:
+  // tokens behind the last boundary at which hits can end serve none, but a draft group also
+  // registers the block that its look-up drops. With partial hits also the end of the prompt, if it
+  // lies inside a block. O(newly full positions). REQUIRES: the table covers them, the content has
+  // hashed them.
   void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n,
                    const ReuseBoundaries& boundaries) {
+    if (options_.reachable_alignment > 0) {
+      const int64_t aligned = n - n % options_.reachable_alignment;
+      n = aligned == 0 ? 0 : std::min(n, aligned + draft_margin());
+    }
     const int64_t full = block_size_.FloorDiv(n);
     if (full > held.num_cached) CacheFullBlocks(content, held, full, boundaries);
+    if (has_inner_boundaries_ && !held.is_tail_registered) {
+      CachePromptTail(content, held, n, boundaries.num_prompt_tokens);
+    }
   }
 
   // Frees what the first `num_processed` tokens made unreachable, deepest first, leaving nulls. O(1
@@ -233,6 +250,16 @@ class SingleTypeManager {
     return true;
   }
   virtual void OnTailRegistered(BlockId id) { (void)id; }
+  // Looks a position up in all groups of a query and writes their blocks, one per group. False:
+  // some group lacks it.
+  bool FindInAllGroups(const LookupQuery& query, int64_t position, int64_t hashes_per_position,
+                       BlockId* found) const {
+    for (GroupId group : query.groups) {
+      *found = pool_->FindCached(*query.content, position, hashes_per_position, group);
+      if (*found++ == kNullBlockId) return false;
+    }
+    return true;
+  }
   // Tokens that a draft group gives up behind a hit.
   int64_t drop_unit() const {
     return has_inner_boundaries_ && is_full_type_ ? options_.hash_block_size : block_size();
@@ -262,7 +289,9 @@ class SingleTypeManager {
   const bool can_drop_;
 
  protected:
-  std::vector<uint8_t> mask_;  // scratch
+  std::vector<BlockId> sink_blocks_;    // of kinds with sinks
+  std::vector<uint8_t> mask_;           // scratch
+  mutable std::vector<BlockId> found_;  // scratch of look-ups
 };
 
 }  // namespace kvblocks

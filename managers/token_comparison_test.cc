@@ -5,7 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/block_pool/prefix_content_peer.h"
+#include "kvblocks/block_pool/testing/prefix_content_peer.h"
 #include "kvblocks/managers/testing/test_models.h"
 
 namespace kvblocks {

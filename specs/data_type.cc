@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/field_error.h"
 
 namespace kvblocks {
 namespace {

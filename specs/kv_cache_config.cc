@@ -4,7 +4,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/field_error.h"
 
 namespace kvblocks {
 namespace {
@@ -69,20 +69,15 @@ absl::Status CheckSchedulerBlockSize(const KvCacheConfig& config) {
 
 absl::Status CheckNativeLayout(const KvCacheConfig& config) {
   const NativeLayout& native = *config.native;
-  if (native.num_chunks < 1 || native.num_chunks > kMaxNumBlocks) {
-    return FieldError("native.num_chunks", std::to_string(native.num_chunks),
-                      "a number from 1 to " + std::to_string(kMaxNumBlocks));
-  }
+  absl::Status status = CheckRange("native.num_chunks", native.num_chunks, 1, kMaxNumBlocks);
   if (native.pages_per_chunk.empty()) {
-    return FieldError("native.pages_per_chunk", "no entry", "one per page class");
+    status.Update(FieldError("native.pages_per_chunk", "no entry", "one per page class"));
   }
   for (size_t k = 0; k < native.pages_per_chunk.size(); ++k) {
-    if (native.pages_per_chunk[k] < 1 || native.pages_per_chunk[k] > kMaxNumBlocks) {
-      return FieldError(Indexed("native.pages_per_chunk", k),
-                        std::to_string(native.pages_per_chunk[k]),
-                        "a number from 1 to " + std::to_string(kMaxNumBlocks));
-    }
+    status.Update(CheckRange(Indexed("native.pages_per_chunk", k), native.pages_per_chunk[k], 1,
+                             kMaxNumBlocks));
   }
+  if (!status.ok()) return status;
   if (native.class_of_group.size() != config.groups.size()) {
     return FieldError("native.class_of_group",
                       std::to_string(native.class_of_group.size()) + " entries",
@@ -108,11 +103,8 @@ absl::Status CheckNativeLayout(const KvCacheConfig& config) {
 }  // namespace
 
 absl::Status Validate(const KvCacheConfig& config) {
-  if (config.num_blocks < 1 || config.num_blocks > kMaxNumBlocks) {
-    return FieldError("num_blocks", std::to_string(config.num_blocks),
-                      "a number from 1 to " + std::to_string(kMaxNumBlocks));
-  }
-  absl::Status status = CheckKinds(config.groups);
+  absl::Status status = CheckRange("num_blocks", config.num_blocks, 1, kMaxNumBlocks);
+  status.Update(CheckKinds(config.groups));
   status.Update(CheckLayerNames(config.groups));
   status.Update(CheckPositive("hash_block_size", config.hash_block_size));
   status.Update(CheckPositive("scheduler_block_size", config.scheduler_block_size));

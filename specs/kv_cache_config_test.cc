@@ -4,7 +4,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/field_error.h"
 
 namespace kvblocks {
 namespace {

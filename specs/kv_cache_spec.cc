@@ -1,212 +1,362 @@
 #include "kvblocks/specs/kv_cache_spec.h"
 
 #include <array>
-#include <concepts>
+#include <span>
+#include <string>
 #include <type_traits>
+
+#include "kvblocks/checks/checked_int64.h"
+#include "kvblocks/checks/field_error.h"
+#include "kvblocks/specs/kv_cache_kind.h"
+#include "kvblocks/specs/row_codec.h"
+#include "kvblocks/specs/spec_fields.h"
 
 namespace kvblocks {
 namespace {
 
+using Kind = KvCacheSpecKind;
+
+// In the order of their enums.
 constexpr std::array<std::string_view, 9> kKindNames = {
     "full_attention", "mla_attention",      "sink_full_attention",
     "sliding_window", "sliding_window_mla", "chunked_local_attention",
     "mamba",          "cross_attention",    "encoder_only_attention"};
+constexpr std::array<std::string_view, 3> kVersionNames = {"none", "deepseek_v3_2", "deepseek_v4"};
+constexpr std::array<std::string_view, 3> kModeNames = {"none", "align", "all"};
 
-template <typename Spec>
-constexpr bool kIsMamba = std::is_same_v<std::remove_cvref_t<Spec>, MambaSpec>;
-
-// Appends ", name=value" for the fields that differ from their default.
-class FieldWriter {
- public:
-  explicit FieldWriter(std::string* out) : out_(out) {}
-
-  void Write(std::string_view name, int64_t value, int64_t unless) {
-    if (value != unless) Append(name, std::to_string(value));
-  }
-  void Write(std::string_view name, const std::optional<int64_t>& value) {
-    if (value.has_value()) Append(name, std::to_string(*value));
-  }
-  // Constrained, because an int64_t would rather become a bool than an optional.
-  void Write(std::string_view name, std::same_as<bool> auto value) {
-    if (value) Append(name, "true");
-  }
-  void Append(std::string_view name, std::string_view value) {
-    out_->append(separator_).append(name).append("=").append(value);
-    separator_ = ", ";
-  }
-
- private:
-  std::string* out_;
-  std::string_view separator_ = "(";
-};
-
-}  // namespace
-
-std::string_view KindName(KvCacheSpecKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
-
-std::string SupportedKinds() {
+std::string OneOf(std::span<const std::string_view> names) {
   std::string text;
-  for (const std::string_view name : kKindNames) {
+  for (const std::string_view name : names) {
     text.append(text.empty() ? "one of " : ", ").append(name);
   }
   return text;
 }
 
-int64_t KvCacheSpec::block_size() const {
-  return Visit([](const auto& s) { return s.options().block_size; });
+template <typename Enum>
+absl::StatusOr<Enum> ParseName(std::string_view field, std::string_view text,
+                               std::span<const std::string_view> names) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == text) return static_cast<Enum>(i);
+  }
+  return FieldError(field, '"' + std::string(text) + '"', OneOf(names));
 }
 
-int64_t KvCacheSpec::num_kv_heads() const {
-  return Visit([](const auto& s) -> int64_t {
-    if constexpr (requires { s.options().num_kv_heads; }) {
-      return s.options().num_kv_heads;
-    } else {
-      return kIsMamba<decltype(s)> ? 0 : 1;
-    }
+bool IsLatent(Kind kind) { return kind == Kind::kMlaAttention || kind == Kind::kSlidingWindowMla; }
+
+absl::Status RefuseFieldsOfOtherKinds(Kind kind, const KvCacheSpecOptions& o) {
+  const KvCacheSpecOptions unset;
+  absl::Status status;
+  ForEachSpecField([&](const SpecField& field, auto member) {
+    if (field.In(kind) || o.*member == unset.*member) return;
+    status.Update(FieldError(field.name, FieldText(o.*member), "nothing",
+                             std::string(KindName(kind)) + " has no such field"));
   });
+  return status;
 }
 
-int64_t KvCacheSpec::head_size() const {
-  return Visit([](const auto& s) -> int64_t {
-    if constexpr (kIsMamba<decltype(s)>) {
-      return 0;
-    } else {
-      return s.options().head_size;
-    }
-  });
+// Quantised values take one byte, so a mode other than kNone needs a one-byte storage type.
+absl::Status CheckStorage(Kind kind, const KvCacheSpecOptions& o) {
+  if (o.quant_mode == QuantMode::kFp8DsMla && !IsLatent(kind)) {
+    return FieldError("quant_mode", "fp8_ds_mla", "a mode that stores K and V",
+                      "only MLA kinds have this row format");
+  }
+  if (o.quant_mode != QuantMode::kNone && ElementBytes(o.dtype) != 1) {
+    return FieldError("dtype", FieldText(o.dtype), "uint8, int8, fp8_e4m3 or fp8_e5m2",
+                      "quant_mode " + FieldText(o.quant_mode) + " stores bytes");
+  }
+  return absl::OkStatus();
 }
 
-int64_t KvCacheSpec::head_size_v() const {
-  return Visit([](const auto& s) -> int64_t {
-    if constexpr (requires { s.options().head_size_v; }) {
-      return *s.options().head_size_v;
-    } else if constexpr (kIsMamba<decltype(s)>) {
-      return 0;
-    } else {
-      return s.options().head_size;
-    }
-  });
+// Refuses head sizes that the mode cannot pack.
+absl::Status CheckPackable(const char* field, int64_t head_size, QuantMode mode) {
+  const RowCodec& codec = CodecOf(FormatOf(mode));
+  if (head_size % codec.vector_multiple() == 0) return absl::OkStatus();
+  const std::string name(codec.name);
+  if (codec.values_per_scale == 0) {
+    return FieldError(field, std::to_string(head_size), "an even number",
+                      name + " stores two values per byte");
+  }
+  return FieldError(
+      field, std::to_string(head_size), "a multiple of " + std::to_string(codec.vector_multiple()),
+      name + " keeps one scale per " + std::to_string(codec.values_per_scale) + " values");
 }
+
+absl::Status CheckMultipleOfBlock(const char* field, int64_t value, int64_t block_size,
+                                  const char* hint = "") {
+  if (value >= 1 && value % block_size == 0) return absl::OkStatus();
+  return FieldError(field, std::to_string(value),
+                    "a positive multiple of block_size " + std::to_string(block_size), hint);
+}
+
+absl::Status CheckLatent(Kind kind, const KvCacheSpecOptions& o) {
+  absl::Status status = CheckPositive("compress_ratio", o.compress_ratio);
+  if (status.ok() && o.block_size % o.compress_ratio != 0) {
+    return FieldError("compress_ratio", std::to_string(o.compress_ratio),
+                      "a divisor of block_size " + std::to_string(o.block_size));
+  }
+  status.Update(CheckPositive("alignment", o.alignment));
+  if (!status.ok()) return status;
+  const bool v4 = o.model_version == ModelVersion::kDeepseekV4;
+  if (kind == Kind::kSlidingWindowMla && !v4 && o.model_version != ModelVersion::kNone) {
+    return FieldError("model_version", FieldText(o.model_version), "none or deepseek_v4");
+  }
+  if (kind == Kind::kMlaAttention && o.quant_mode == QuantMode::kFp8DsMla && !v4 &&
+      o.compress_ratio != 1) {
+    return FieldError("compress_ratio", std::to_string(o.compress_ratio), "1",
+                      "only model_version deepseek_v4 compresses fp8_ds_mla rows");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckWindows(Kind kind, const KvCacheSpecOptions& o) {
+  if (kind == Kind::kChunkedLocalAttention) {
+    return CheckMultipleOfBlock("attention_chunk_size", o.attention_chunk_size.value_or(0),
+                                o.block_size, "otherwise a chunk starts inside a block");
+  }
+  if (kind == Kind::kSlidingWindow || kind == Kind::kSlidingWindowMla) {
+    return CheckPositive("sliding_window", o.sliding_window.value_or(0));
+  }
+  absl::Status status = CheckPositive("sliding_window", o.sliding_window);
+  status.Update(CheckPositive("attention_chunk_size", o.attention_chunk_size));
+  if (status.ok() && o.sliding_window.has_value() && o.attention_chunk_size.has_value()) {
+    return FieldError("attention_chunk_size", std::to_string(*o.attention_chunk_size),
+                      "unset next to sliding_window " + std::to_string(*o.sliding_window),
+                      "a layer is local in one way only");
+  }
+  return status;
+}
+
+absl::Status CheckAttention(Kind kind, const KvCacheSpecOptions& o) {
+  absl::Status status;
+  if (!IsLatent(kind)) status.Update(CheckPositive("num_kv_heads", o.num_kv_heads));
+  status.Update(CheckPositive("head_size", o.head_size));
+  status.Update(CheckPositive("page_size_padded", o.page_size_padded));
+  status.Update(CheckStorage(kind, o));
+  status.Update(CheckPositive("head_size_v", o.head_size_v));
+  if (IsLatent(kind)) status.Update(CheckLatent(kind, o));
+  if (!status.ok()) return status;
+  status.Update(CheckPackable("head_size", o.head_size, o.quant_mode));
+  if (o.head_size_v) status.Update(CheckPackable("head_size_v", *o.head_size_v, o.quant_mode));
+  status.Update(CheckWindows(kind, o));
+  if (kind == Kind::kSinkFullAttention) {
+    status.Update(CheckMultipleOfBlock("sink_length", o.sink_length, o.block_size));
+  }
+  return status;
+}
+
+RowFormat FormatOfRows(Kind kind, const KvCacheSpecOptions& o) {
+  // Upstream's formula sees an int4 value as one byte.
+  const bool unpacked = o.page_bytes_formula == PageBytesFormula::kUpstreamCompatible &&
+                        o.quant_mode == QuantMode::kInt4PerTokenHead;
+  const RowFormat format = FormatOf(unpacked ? QuantMode::kInt8PerTokenHead : o.quant_mode);
+  if (format != RowFormat::kFp8DsMla) return format;
+  if (o.model_version == ModelVersion::kDeepseekV4) return RowFormat::kFp8DsMlaV4;
+  return kind == Kind::kSlidingWindowMla ? RowFormat::kPlain : format;
+}
+
+CheckedInt64 AttentionPageBytes(Kind kind, const KvCacheSpecOptions& o) {
+  PageRows rows = {.num_tokens = o.block_size,
+                   .num_rows = o.block_size / o.compress_ratio,
+                   .key_values = o.head_size,
+                   .dtype = o.dtype};
+  if (!IsLatent(kind)) {
+    rows.num_heads = o.num_kv_heads;
+    rows.value_values = o.head_size_v.value_or(o.head_size);
+  }
+  return UnpaddedPageBytes(CodecOf(FormatOfRows(kind, o)), rows);
+}
+
+// A tensor is one plain vector of as many values as its shape has.
+absl::Status AddState(const MambaState& state, CheckedInt64& bytes) {
+  CheckedInt64 values(1);
+  for (size_t i = 0; i < state.shape.size(); ++i) {
+    absl::Status status = CheckPositive("shape[" + std::to_string(i) + "]", state.shape[i]);
+    if (!status.ok()) return status;
+    values = values * state.shape[i];
+  }
+  if (values.overflowed()) {
+    return FieldError("shape", "more than 9223372036854775807 values", "a state that fits 63 bits");
+  }
+  bytes = bytes + CodecOf(RowFormat::kPlain).VectorBytes(*values.value(), state.dtype);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CheckedInt64> CheckMamba(const KvCacheSpecOptions& o) {
+  absl::Status status = CheckPositive("page_size_padded", o.page_size_padded);
+  if (!status.ok()) return status;
+  if (o.num_speculative_blocks < 0) {
+    return FieldError("num_speculative_blocks", std::to_string(o.num_speculative_blocks),
+                      "at least 0");
+  }
+  if (o.states.empty()) return FieldError("states", "none", "at least one");
+  CheckedInt64 bytes(0);
+  for (size_t i = 0; i < o.states.size(); ++i) {
+    status = AddState(o.states[i], bytes);
+    if (!status.ok()) return WithFieldPrefix(status, "states[" + std::to_string(i) + "]");
+  }
+  if (bytes.overflowed()) {
+    return FieldError("states", "a state of more than 9223372036854775807 bytes",
+                      "a state that fits 63 bits");
+  }
+  return bytes;
+}
+
+absl::StatusOr<CheckedInt64> CheckAndCount(Kind kind, const KvCacheSpecOptions& o) {
+  absl::Status status = CheckPositive("block_size", o.block_size);
+  status.Update(RefuseFieldsOfOtherKinds(kind, o));
+  if (!status.ok()) return status;
+  if (kind == Kind::kMamba) return CheckMamba(o);
+  status = CheckAttention(kind, o);
+  if (!status.ok()) return status;
+  return AttentionPageBytes(kind, o);
+}
+
+absl::StatusOr<int64_t> PaddedPageBytes(int64_t unpadded, const KvCacheSpecOptions& o) {
+  if (!o.page_size_padded.has_value()) {
+    const auto page = RoundUp(unpadded, o.alignment.value_or(1)).value();
+    return page.has_value() ? absl::StatusOr<int64_t>(*page) : absl::OutOfRangeError("");
+  }
+  if (*o.page_size_padded < unpadded) {
+    return FieldError("page_size_padded", std::to_string(*o.page_size_padded),
+                      "at least the unpadded page of " + std::to_string(unpadded) + " bytes");
+  }
+  return *o.page_size_padded;
+}
+
+absl::Status PageTooLarge() {
+  return FieldError("block_size", "a page of more than 9223372036854775807 bytes",
+                    "a page that fits 63 bits", "lower block_size, num_kv_heads or head_size");
+}
+
+}  // namespace
+
+std::string_view KindName(KvCacheSpecKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
+std::string SupportedKinds() { return OneOf(kKindNames); }
+
+std::string_view ModelVersionName(ModelVersion version) {
+  return kVersionNames[static_cast<size_t>(version)];
+}
+absl::StatusOr<ModelVersion> ParseModelVersion(std::string_view name) {
+  return ParseName<ModelVersion>("model_version", name, kVersionNames);
+}
+
+std::string_view MambaCacheModeName(MambaCacheMode mode) {
+  return kModeNames[static_cast<size_t>(mode)];
+}
+absl::StatusOr<MambaCacheMode> ParseMambaCacheMode(std::string_view name) {
+  return ParseName<MambaCacheMode>("cache_mode", name, kModeNames);
+}
+
+std::string FieldText(int64_t value) { return std::to_string(value); }
+std::string FieldText(bool value) { return value ? "true" : "false"; }
+std::string FieldText(DataType value) { return std::string(DataTypeName(value)); }
+std::string FieldText(QuantMode value) { return std::string(QuantModeName(value)); }
+std::string FieldText(ModelVersion value) { return std::string(ModelVersionName(value)); }
+std::string FieldText(MambaCacheMode value) { return std::string(MambaCacheModeName(value)); }
+std::string FieldText(PageBytesFormula value) {
+  return FieldText(value == PageBytesFormula::kUpstreamCompatible);
+}
+std::string FieldText(const std::vector<MambaState>& value) {
+  std::string text;
+  for (const MambaState& state : value) {
+    if (!text.empty()) text.append("+");
+    for (const int64_t dimension : state.shape) {
+      text.append(std::to_string(dimension)).append("x");
+    }
+    text.append(DataTypeName(state.dtype));
+  }
+  return text;
+}
+
+absl::StatusOr<KvCacheSpec> KvCacheSpec::Create(KvCacheSpecKind kind,
+                                                const KvCacheSpecOptions& options) {
+  return Create(kind, nullptr, options);
+}
+
+absl::StatusOr<KvCacheSpec> KvCacheSpec::Create(const KvCacheKind& kind,
+                                                const KvCacheSpecOptions& options) {
+  return Create(kind.managed_like, &kind, options);
+}
+
+absl::StatusOr<KvCacheSpec> KvCacheSpec::Create(KvCacheSpecKind kind,
+                                                const KvCacheKind* registered_kind,
+                                                const KvCacheSpecOptions& options) {
+  KvCacheSpecOptions o = options;
+  if (KindHasField(kind, "head_size_v") && !o.head_size_v) o.head_size_v = o.head_size;
+  const absl::StatusOr<CheckedInt64> counted = CheckAndCount(kind, o);
+  if (!counted.ok()) return counted.status();
+  std::optional<int64_t> unpadded = counted->value();
+  if (registered_kind != nullptr && registered_kind->page_bytes != nullptr) {
+    const absl::StatusOr<int64_t> own = registered_kind->page_bytes(o);
+    if (!own.ok()) return own.status();
+    const absl::Status status = CheckPositive("page_bytes of " + registered_kind->name, *own);
+    if (!status.ok()) return status;
+    unpadded = *own;
+  }
+  if (!unpadded.has_value()) return PageTooLarge();
+  const absl::StatusOr<int64_t> page = PaddedPageBytes(*unpadded, o);
+  if (absl::IsOutOfRange(page.status())) return PageTooLarge();
+  if (!page.ok()) return page.status();
+  return KvCacheSpec(kind, registered_kind, std::move(o), *unpadded, *page);
+}
+
+std::string_view KvCacheSpec::kind_name() const {
+  return registered_kind_ != nullptr ? std::string_view(registered_kind_->name) : KindName(kind_);
+}
+
+int64_t KvCacheSpec::num_kv_heads() const { return IsLatent(kind_) ? 1 : options_.num_kv_heads; }
 
 DataType KvCacheSpec::dtype() const {
-  return Visit([](const auto& s) {
-    if constexpr (kIsMamba<decltype(s)>) {
-      return s.options().states.front().dtype;
-    } else {
-      return s.options().dtype;
-    }
-  });
-}
-
-QuantMode KvCacheSpec::quant_mode() const {
-  return Visit([](const auto& s) {
-    if constexpr (kIsMamba<decltype(s)>) {
-      return QuantMode::kNone;
-    } else {
-      return s.options().quant_mode;
-    }
-  });
-}
-
-int64_t KvCacheSpec::page_bytes() const {
-  return Visit([](const auto& s) { return s.page_bytes(); });
+  return kind_ == Kind::kMamba ? options_.states.front().dtype : options_.dtype;
 }
 
 std::optional<int64_t> KvCacheSpec::sliding_window() const {
-  if (const auto* s = get_if<SlidingWindowSpec>()) return s->options().sliding_window;
-  if (const auto* s = get_if<SlidingWindowMlaSpec>()) return s->options().sliding_window;
-  return std::nullopt;
+  const bool is_window = kind_ == Kind::kSlidingWindow || kind_ == Kind::kSlidingWindowMla;
+  return is_window ? options_.sliding_window : std::nullopt;
 }
 
 std::optional<int64_t> KvCacheSpec::attention_chunk_size() const {
-  if (const auto* s = get_if<ChunkedLocalAttentionSpec>()) return s->options().attention_chunk_size;
-  return std::nullopt;
-}
-
-int64_t KvCacheSpec::sink_length() const {
-  const auto* s = get_if<SinkFullAttentionSpec>();
-  return s == nullptr ? 0 : s->options().sink_length;
-}
-
-int64_t KvCacheSpec::compress_ratio() const {
-  return Visit([](const auto& s) -> int64_t {
-    if constexpr (requires { s.options().compress_ratio; }) {
-      return s.options().compress_ratio;
-    } else {
-      return 1;
-    }
-  });
+  const bool is_chunked = kind_ == Kind::kChunkedLocalAttention;
+  return is_chunked ? options_.attention_chunk_size : std::nullopt;
 }
 
 int64_t KvCacheSpec::storage_block_size() const {
-  return kind() == KvCacheSpecKind::kMamba ? 1 : block_size() / compress_ratio();
+  return kind_ == Kind::kMamba ? 1 : block_size() / compress_ratio();
+}
+
+absl::StatusOr<KvCacheSpec> KvCacheSpec::WithOptions(const KvCacheSpecOptions& options) const {
+  return Create(kind_, registered_kind_, options);
 }
 
 absl::StatusOr<KvCacheSpec> KvCacheSpec::WithBlockSize(int64_t block_size) const {
-  return Visit([block_size](const auto& s) -> absl::StatusOr<KvCacheSpec> {
-    using Spec = std::remove_cvref_t<decltype(s)>;
-    typename Spec::Options options = s.options();
-    options.block_size = block_size;
-    absl::StatusOr<Spec> changed = Spec::Create(options);
-    if (!changed.ok()) return changed.status();
-    return KvCacheSpec(*std::move(changed));
-  });
+  KvCacheSpecOptions options = options_;
+  options.block_size = block_size;
+  return WithOptions(options);
 }
 
 absl::StatusOr<KvCacheSpec> KvCacheSpec::WithPageSizePadded(
     std::optional<int64_t> page_size_padded) const {
-  return Visit([page_size_padded](const auto& s) -> absl::StatusOr<KvCacheSpec> {
-    using Spec = std::remove_cvref_t<decltype(s)>;
-    typename Spec::Options options = s.options();
-    options.page_size_padded = page_size_padded;
-    absl::StatusOr<Spec> changed = Spec::Create(options);
-    if (!changed.ok()) return changed.status();
-    return KvCacheSpec(*std::move(changed));
-  });
+  KvCacheSpecOptions options = options_;
+  options.page_size_padded = page_size_padded;
+  return WithOptions(options);
 }
 
 std::string KvCacheSpec::ToString() const {
-  std::string text(KindName(kind()));
-  FieldWriter out(&text);
-  Visit([&out](const auto& s) {
-    const auto& o = s.options();
-    out.Append("block_size", std::to_string(o.block_size));
-    if constexpr (requires { o.num_kv_heads; }) out.Write("num_kv_heads", o.num_kv_heads, 0);
-    if constexpr (requires { o.head_size; }) out.Append("head_size", std::to_string(o.head_size));
-    if constexpr (requires { o.head_size_v; })
-      out.Write("head_size_v", *o.head_size_v, o.head_size);
-    if constexpr (kIsMamba<decltype(s)>) {
-      out.Append("states", kvblocks::ToString(o.states));
-      out.Append("cache_mode", MambaCacheModeName(o.cache_mode));
-      out.Write("num_speculative_blocks", o.num_speculative_blocks, 0);
-    } else {
-      out.Append("dtype", DataTypeName(o.dtype));
-      if (o.quant_mode != QuantMode::kNone) out.Append("quant_mode", QuantModeName(o.quant_mode));
-    }
-    if constexpr (requires { o.sliding_window; }) out.Write("sliding_window", o.sliding_window);
-    if constexpr (requires { o.attention_chunk_size; }) {
-      out.Write("attention_chunk_size", o.attention_chunk_size);
-    }
-    if constexpr (requires { o.sink_length; }) out.Write("sink_length", o.sink_length, 0);
-    if constexpr (requires { o.compress_ratio; }) out.Write("compress_ratio", o.compress_ratio, 1);
-    if constexpr (requires { o.model_version; }) {
-      if (o.model_version != ModelVersion::kNone) {
-        out.Append("model_version", ModelVersionName(o.model_version));
-      }
-    }
-    if constexpr (requires { o.alignment; }) out.Write("alignment", o.alignment);
-    out.Write("page_size_padded", o.page_size_padded);
-    if constexpr (requires { o.indexes_kv_by_block_stride; }) {
-      out.Write("indexes_kv_by_block_stride", o.indexes_kv_by_block_stride);
-    }
-    if constexpr (requires { o.non_causal; }) out.Write("non_causal", o.non_causal);
-    if constexpr (requires { o.is_draft; }) out.Write("is_draft", o.is_draft);
-    if constexpr (requires { o.page_bytes_formula; }) {
-      out.Write("upstream_compatible",
-                o.page_bytes_formula == PageBytesFormula::kUpstreamCompatible);
-    }
+  KvCacheSpecOptions unset;
+  unset.head_size_v = options_.head_size;  // what it is if nobody sets it
+  std::string text(kind_name());
+  std::string_view separator = "(";
+  const auto append = [&](std::string_view name, const std::string& value) {
+    text.append(separator).append(name).append("=").append(value);
+    separator = ", ";
+  };
+  ForEachSpecField([&](const SpecField& field, auto member) {
+    if (!field.In(kind_)) return;
+    const bool always = field.RequiredIn(kind_) || field.name == "cache_mode";
+    if (always || options_.*member != unset.*member)
+      append(field.name, FieldText(options_.*member));
   });
-  out.Append("page_bytes", std::to_string(page_bytes()));
+  append("page_bytes", FieldText(page_bytes_));
   return text + ")";
 }
 

@@ -1,15 +1,18 @@
 // KvCacheSpec: what one layer wants stored, of any kind.
 //
-// A value that holds one of the nine spec kinds. Converts from each of them, and answers the
-// questions that block managers and planners ask of all kinds alike; get_if<T>() gives the kind's
-// own options.
+// An immutable value, made by the Create of its kind from plain options that are checked once:
 //
-//   const auto full = FullAttentionSpec::Create({.block_size = 16, .num_kv_heads = 8, .head_size =
-//   128}); if (!full.ok()) return full.status(); const KvCacheSpec spec = *full;   //
-//   spec.page_bytes() == 65536
+//   const auto full = FullAttentionSpec::Create(
+//       {.block_size = 16, .num_kv_heads = 8, .head_size = 128});
+//   if (!full.ok()) return full.status();
+//   full->page_bytes();  // 65536
 //
-// Immutable, compared and hashed over every field; copying costs a few words (and a list of states
-// for Mamba) and no accessor computes sizes anew.
+// All kinds have one struct of options. Which fields a kind has, requires and how they print, merge
+// and travel in a configuration file is one table (spec_fields.h); a field that the kind does not
+// have is refused unless it is left at its default. Compared and hashed over every field; copying
+// costs a few words (and a list of states for Mamba), and no accessor computes sizes anew.
+//
+// A program may add kinds of its own: see kv_cache_kind.h.
 
 #ifndef KVBLOCKS_SPECS_KV_CACHE_SPEC_H_
 #define KVBLOCKS_SPECS_KV_CACHE_SPEC_H_
@@ -19,26 +22,37 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvblocks/specs/data_type.h"
-#include "kvblocks/specs/encoder_attention_spec.h"
-#include "kvblocks/specs/full_attention_spec.h"
-#include "kvblocks/specs/local_attention_spec.h"
-#include "kvblocks/specs/mamba_spec.h"
 
 namespace kvblocks {
 
+struct KvCacheKind;
+
 enum class KvCacheSpecKind {
   kFullAttention,
+  // One vector per stored row and one head: multi-head latent attention and sparse-attention
+  // indexers.
   kMlaAttention,
+  // Full attention whose first sink_length rows are learned, stored once and shared by all
+  // requests. Not to be confused with a sink bias, which is a logit and needs no cache.
   kSinkFullAttention,
+  // Query i sees tokens [i - W + 1, i], itself included.
   kSlidingWindow,
+  // DeepSeek-V4's window caches and compressor states are of this kind.
   kSlidingWindowMla,
+  // Query i sees its own chunk of C tokens up to i. C is a multiple of the block size, so that a
+  // chunk never starts inside a block.
   kChunkedLocalAttention,
+  // State-space layers: one page holds one state, whatever the block size, which says after how
+  // many tokens a state may be kept for reuse.
   kMamba,
+  // The decoder's view of the encoder: K and V of the encoder's tokens, once per request.
   kCrossAttention,
+  // The encoder's view of itself: a page can be computed, but nothing is stored between steps, and
+  // no group of a pool may have this kind.
   kEncoderOnlyAttention,
 };
 
@@ -49,28 +63,104 @@ std::string_view KindName(KvCacheSpecKind kind);
 // "one of full_attention, mla_attention, ...", for messages about an unknown kind.
 std::string SupportedKinds();
 
+// DeepSeek's versions, whose rows differ.
+enum class ModelVersion { kNone, kDeepseekV32, kDeepseekV4 };
+
+// "none", "deepseek_v3_2", "deepseek_v4".
+std::string_view ModelVersionName(ModelVersion version);
+absl::StatusOr<ModelVersion> ParseModelVersion(std::string_view name);
+
+enum class MambaCacheMode {
+  kNone,   // one state per request, nothing to reuse
+  kAlign,  // states at block boundaries where a step ends are kept
+  kAll,    // a state at every block boundary
+};
+
+// "none", "align", "all".
+std::string_view MambaCacheModeName(MambaCacheMode mode);
+absl::StatusOr<MambaCacheMode> ParseMambaCacheMode(std::string_view name);
+
+// One tensor of a Mamba layer's state.
+struct MambaState {
+  std::vector<int64_t> shape = {};  // no dimensions: a single value
+  DataType dtype = DataType::kBFloat16;
+
+  friend bool operator==(const MambaState&, const MambaState&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const MambaState& state) {
+    return H::combine(std::move(h), state.shape, state.dtype);
+  }
+};
+
+// kUpstreamCompatible repeats one known error of vLLM for byte-exact comparisons: the
+// sliding-window kinds ignore that int4 values are packed two to a byte and so budget twice the
+// data bytes.
+enum class PageBytesFormula { kExact, kUpstreamCompatible };
+
+struct KvCacheSpecOptions {
+  int64_t block_size = 0;    // tokens per block
+  int64_t num_kv_heads = 0;  // held by one worker; the MLA kinds have one and leave it unset
+  int64_t head_size = 0;     // of the MLA kinds: values of the one vector of a row
+  std::optional<int64_t> head_size_v = std::nullopt;  // default: head_size
+  int64_t sink_length = 0;                            // tokens, a positive multiple of block_size
+  // Tokens, the query included. For full and sink attention a label: the layer computes locally but
+  // every token is kept; at most one of the two labels.
+  std::optional<int64_t> sliding_window = std::nullopt;
+  std::optional<int64_t> attention_chunk_size = std::nullopt;  // tokens; a label as above
+  std::vector<MambaState> states = {};
+  DataType dtype = DataType::kBFloat16;
+  QuantMode quant_mode = QuantMode::kNone;
+  std::optional<int64_t> page_size_padded = std::nullopt;  // bytes
+  bool indexes_kv_by_block_stride = false;
+  std::optional<int64_t> alignment = std::nullopt;  // bytes; the page is rounded up to a multiple
+  int64_t compress_ratio = 1;                       // tokens per stored row; divides block_size
+  ModelVersion model_version = ModelVersion::kNone;
+  PageBytesFormula page_bytes_formula = PageBytesFormula::kExact;
+  bool non_causal = false;  // changes scheduling only
+  bool is_draft = false;    // changes scheduling only
+  MambaCacheMode cache_mode = MambaCacheMode::kNone;
+  int64_t num_speculative_blocks = 0;  // further states a request holds for drafted tokens
+
+  friend bool operator==(const KvCacheSpecOptions&, const KvCacheSpecOptions&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const KvCacheSpecOptions& o) {
+    h = H::combine(std::move(h), o.block_size, o.num_kv_heads, o.head_size, o.sink_length, o.states,
+                   o.dtype, o.quant_mode, o.indexes_kv_by_block_stride, o.compress_ratio,
+                   o.model_version, o.page_bytes_formula, o.non_causal, o.is_draft, o.cache_mode,
+                   o.num_speculative_blocks);
+    for (const auto* field : {&o.head_size_v, &o.sliding_window, &o.attention_chunk_size,
+                              &o.page_size_padded, &o.alignment}) {
+      h = H::combine(std::move(h), field->has_value(), field->value_or(0));
+    }
+    return h;
+  }
+};
+
 class KvCacheSpec {
  public:
-  // Implicit on purpose: every kind of spec is a KvCacheSpec.
-  KvCacheSpec(FullAttentionSpec spec) : spec_(std::move(spec)) {}          // NOLINT
-  KvCacheSpec(MlaAttentionSpec spec) : spec_(std::move(spec)) {}           // NOLINT
-  KvCacheSpec(SinkFullAttentionSpec spec) : spec_(std::move(spec)) {}      // NOLINT
-  KvCacheSpec(SlidingWindowSpec spec) : spec_(std::move(spec)) {}          // NOLINT
-  KvCacheSpec(SlidingWindowMlaSpec spec) : spec_(std::move(spec)) {}       // NOLINT
-  KvCacheSpec(ChunkedLocalAttentionSpec spec) : spec_(std::move(spec)) {}  // NOLINT
-  KvCacheSpec(MambaSpec spec) : spec_(std::move(spec)) {}                  // NOLINT
-  KvCacheSpec(CrossAttentionSpec spec) : spec_(std::move(spec)) {}         // NOLINT
-  KvCacheSpec(EncoderOnlyAttentionSpec spec) : spec_(std::move(spec)) {}   // NOLINT
+  static absl::StatusOr<KvCacheSpec> Create(KvCacheSpecKind kind,
+                                            const KvCacheSpecOptions& options);
+  // Of a kind that the program registered.
+  static absl::StatusOr<KvCacheSpec> Create(const KvCacheKind& kind,
+                                            const KvCacheSpecOptions& options);
 
-  KvCacheSpecKind kind() const { return static_cast<KvCacheSpecKind>(spec_.index()); }
+  // Of a registered kind: the one that it is managed like.
+  KvCacheSpecKind kind() const { return kind_; }
+  const KvCacheKind* registered_kind() const { return registered_kind_; }  // null for the nine
+  std::string_view kind_name() const;
+  // With defaults filled in (head_size_v), so that two ways to write one spec compare equal.
+  const KvCacheSpecOptions& options() const { return options_; }
 
-  int64_t block_size() const;
-  int64_t num_kv_heads() const;  // 1 for the MLA kinds, 0 for Mamba
-  int64_t head_size() const;     // 0 for Mamba
-  int64_t head_size_v() const;   // head_size() where the kind has no V size of its own
-  DataType dtype() const;        // that of the first state for Mamba
-  QuantMode quant_mode() const;  // kNone for Mamba
-  int64_t page_bytes() const;
+  int64_t block_size() const { return options_.block_size; }
+  int64_t num_kv_heads() const;                             // 1 for the MLA kinds, 0 for Mamba
+  int64_t head_size() const { return options_.head_size; }  // 0 for Mamba
+  // head_size() where the kind has no V size of its own
+  int64_t head_size_v() const { return options_.head_size_v.value_or(options_.head_size); }
+  DataType dtype() const;  // that of the first state for Mamba
+  QuantMode quant_mode() const { return options_.quant_mode; }
+  int64_t page_bytes() const { return page_bytes_; }
+  // Without alignment and padding.
+  int64_t unpadded_page_bytes() const { return unpadded_page_bytes_; }
 
   // The window of the two window kinds. The label that a full spec may carry is not one: such a
   // layer keeps every token.
@@ -78,46 +168,73 @@ class KvCacheSpec {
   // Chunked local attention only; here, too, labels of full specs do not count.
   std::optional<int64_t> attention_chunk_size() const;
   // Tokens of permanent sink storage; 0 for other kinds.
-  int64_t sink_length() const;
+  int64_t sink_length() const { return options_.sink_length; }
   // 1 where the kind does not compress.
-  int64_t compress_ratio() const;
+  int64_t compress_ratio() const { return options_.compress_ratio; }
   // Rows really stored by one block; 1, the state, for Mamba.
   int64_t storage_block_size() const;
 
+  // A spec of the same kind.
+  absl::StatusOr<KvCacheSpec> WithOptions(const KvCacheSpecOptions& options) const;
   // The same spec with another block size. Alignment padding follows from the new data size; an
   // explicit page_size_padded is kept, and refused if the new page is larger.
   absl::StatusOr<KvCacheSpec> WithBlockSize(int64_t block_size) const;
   // The same spec with its page padded to `page_size_padded` bytes, or without explicit padding.
   absl::StatusOr<KvCacheSpec> WithPageSizePadded(std::optional<int64_t> page_size_padded) const;
 
-  // Null if the spec is of another kind. T is one of the nine spec classes.
+  // Null if the spec is of another kind. T is one of the nine below.
   template <typename T>
-  const T* get_if() const {
-    return std::get_if<T>(&spec_);
-  }
-  template <typename Visitor>
-  decltype(auto) Visit(Visitor&& visitor) const {
-    return std::visit(std::forward<Visitor>(visitor), spec_);
+  const KvCacheSpec* get_if() const {
+    return kind_ == T::kKind ? this : nullptr;
   }
 
-  // "sliding_window(block_size=16, num_kv_heads=8, ..., page_bytes=65536)"; fields at their default
-  // are left out.
+  // "sliding_window(block_size=16, num_kv_heads=8, ..., page_bytes=65536)"; optional fields at their
+  // default are left out.
   std::string ToString() const;
 
   friend bool operator==(const KvCacheSpec&, const KvCacheSpec&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const KvCacheSpec& spec) {
-    h = H::combine(std::move(h), spec.spec_.index());
-    return std::visit([&h](const auto& s) { return H::combine(std::move(h), s); }, spec.spec_);
+    return H::combine(std::move(h), spec.kind_, spec.registered_kind_, spec.options_);
   }
 
  private:
-  // In the order of KvCacheSpecKind.
-  std::variant<FullAttentionSpec, MlaAttentionSpec, SinkFullAttentionSpec, SlidingWindowSpec,
-               SlidingWindowMlaSpec, ChunkedLocalAttentionSpec, MambaSpec, CrossAttentionSpec,
-               EncoderOnlyAttentionSpec>
-      spec_;
+  KvCacheSpec(KvCacheSpecKind kind, const KvCacheKind* registered_kind, KvCacheSpecOptions options,
+              int64_t unpadded_page_bytes, int64_t page_bytes)
+      : kind_(kind),
+        registered_kind_(registered_kind),
+        options_(std::move(options)),
+        unpadded_page_bytes_(unpadded_page_bytes),
+        page_bytes_(page_bytes) {}
+  static absl::StatusOr<KvCacheSpec> Create(KvCacheSpecKind kind,
+                                            const KvCacheKind* registered_kind,
+                                            const KvCacheSpecOptions& options);
+
+  KvCacheSpecKind kind_;
+  const KvCacheKind* registered_kind_;
+  KvCacheSpecOptions options_;
+  int64_t unpadded_page_bytes_;
+  int64_t page_bytes_;
 };
+
+// FullAttentionSpec::Create({...}) and its like.
+template <KvCacheSpecKind kind>
+struct SpecOfKind {
+  using Options = KvCacheSpecOptions;
+  static constexpr KvCacheSpecKind kKind = kind;
+  static absl::StatusOr<KvCacheSpec> Create(const Options& options) {
+    return KvCacheSpec::Create(kind, options);
+  }
+};
+using FullAttentionSpec = SpecOfKind<KvCacheSpecKind::kFullAttention>;
+using MlaAttentionSpec = SpecOfKind<KvCacheSpecKind::kMlaAttention>;
+using SinkFullAttentionSpec = SpecOfKind<KvCacheSpecKind::kSinkFullAttention>;
+using SlidingWindowSpec = SpecOfKind<KvCacheSpecKind::kSlidingWindow>;
+using SlidingWindowMlaSpec = SpecOfKind<KvCacheSpecKind::kSlidingWindowMla>;
+using ChunkedLocalAttentionSpec = SpecOfKind<KvCacheSpecKind::kChunkedLocalAttention>;
+using MambaSpec = SpecOfKind<KvCacheSpecKind::kMamba>;
+using CrossAttentionSpec = SpecOfKind<KvCacheSpecKind::kCrossAttention>;
+using EncoderOnlyAttentionSpec = SpecOfKind<KvCacheSpecKind::kEncoderOnlyAttention>;
 
 }  // namespace kvblocks
 

@@ -7,7 +7,9 @@
 
 #include "absl/hash/hash_testing.h"
 #include "gtest/gtest.h"
+#include "kvblocks/specs/kv_cache_kind.h"
 #include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/specs/spec_fields.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks {
@@ -15,7 +17,7 @@ namespace {
 
 template <typename Spec>
 KvCacheSpec Make(const typename Spec::Options& options) {
-  const absl::StatusOr<Spec> spec = Spec::Create(options);
+  const absl::StatusOr<KvCacheSpec> spec = Spec::Create(options);
   EXPECT_TRUE(spec.ok()) << spec.status();
   return *spec;
 }
@@ -73,8 +75,10 @@ std::vector<MambaSpec::Options> MambaVariants() {
 }
 
 // `base`, and for each field of the options one spec that differs from it in that field alone.
-template <typename Options, typename... Change>
-std::vector<Options> Variants(const Options& base, Change... changes) {
+template <typename Spec, typename... Change>
+std::vector<KvCacheSpecOptions> Variants(const KvCacheSpecOptions& base, Change... changes) {
+  using Options = KvCacheSpecOptions;
+  const auto has = [](const char* field) { return KindHasField(Spec::kKind, field); };
   std::vector<Options> variants = {base};
   const auto add = [&](auto change) {
     variants.push_back(base);
@@ -86,16 +90,15 @@ std::vector<Options> Variants(const Options& base, Change... changes) {
   add([](Options& o) { o.quant_mode = QuantMode::kNvfp4; });
   add([](Options& o) { o.page_size_padded = 1 << 20; });
   add([](Options& o) { o.indexes_kv_by_block_stride = true; });
-  if constexpr (requires(Options o) { o.num_kv_heads; })
-    add([](Options& o) { o.num_kv_heads = 4; });
-  if constexpr (requires(Options o) { o.head_size_v; }) add([](Options& o) { o.head_size_v = 64; });
-  if constexpr (requires(Options o) { o.non_causal; }) add([](Options& o) { o.non_causal = true; });
-  if constexpr (requires(Options o) { o.alignment; }) {
+  if (has("num_kv_heads")) add([](Options& o) { o.num_kv_heads = 4; });
+  if (has("head_size_v")) add([](Options& o) { o.head_size_v = 64; });
+  if (has("non_causal")) add([](Options& o) { o.non_causal = true; });
+  if (has("alignment")) {
     add([](Options& o) { o.alignment = 64; });
     add([](Options& o) { o.compress_ratio = 4; });
     add([](Options& o) { o.model_version = ModelVersion::kDeepseekV4; });
   }
-  if constexpr (requires(Options o) { o.page_bytes_formula; }) {
+  if (has("upstream_compatible_page_bytes")) {
     add([](Options& o) { o.page_bytes_formula = PageBytesFormula::kUpstreamCompatible; });
   }
   (add(changes), ...);
@@ -104,38 +107,46 @@ std::vector<Options> Variants(const Options& base, Change... changes) {
 
 std::vector<KvCacheSpec> AllVariants() {
   std::vector<KvCacheSpec> all;
-  for (const auto& o : Variants(
+  for (const auto& o : Variants<FullAttentionSpec>(
            Full(), [](auto& v) { v.sliding_window = 100; },
            [](auto& v) { v.attention_chunk_size = 100; })) {
     all.push_back(Make<FullAttentionSpec>(o));
   }
-  for (const auto& o : Variants(Mla(), [](auto& v) { v.is_draft = true; })) {
+  for (const auto& o : Variants<MlaAttentionSpec>(Mla(), [](auto& v) { v.is_draft = true; })) {
     all.push_back(Make<MlaAttentionSpec>(o));
   }
-  for (const auto& o : Variants(
+  for (const auto& o : Variants<SinkFullAttentionSpec>(
            Sink(), [](auto& v) { v.sink_length = 64; }, [](auto& v) { v.sliding_window = 100; },
            [](auto& v) { v.attention_chunk_size = 100; })) {
     all.push_back(Make<SinkFullAttentionSpec>(o));
   }
-  for (const auto& o : Variants(Window(), [](auto& v) { v.sliding_window = 101; })) {
+  for (const auto& o :
+       Variants<SlidingWindowSpec>(Window(), [](auto& v) { v.sliding_window = 101; })) {
     all.push_back(Make<SlidingWindowSpec>(o));
   }
-  for (const auto& o : Variants(WindowMla(), [](auto& v) { v.sliding_window = 101; })) {
+  for (const auto& o :
+       Variants<SlidingWindowMlaSpec>(WindowMla(), [](auto& v) { v.sliding_window = 101; })) {
     all.push_back(Make<SlidingWindowMlaSpec>(o));
   }
-  for (const auto& o : Variants(Chunked(), [](auto& v) { v.attention_chunk_size = 128; })) {
+  for (const auto& o : Variants<ChunkedLocalAttentionSpec>(
+           Chunked(), [](auto& v) { v.attention_chunk_size = 128; })) {
     all.push_back(Make<ChunkedLocalAttentionSpec>(o));
   }
   for (const auto& o : MambaVariants()) all.push_back(Make<MambaSpec>(o));
-  for (const auto& o : Variants(Cross())) all.push_back(Make<CrossAttentionSpec>(o));
-  for (const auto& o : Variants(Encoder())) all.push_back(Make<EncoderOnlyAttentionSpec>(o));
+  for (const auto& o : Variants<CrossAttentionSpec>(Cross()))
+    all.push_back(Make<CrossAttentionSpec>(o));
+  for (const auto& o : Variants<EncoderOnlyAttentionSpec>(Encoder()))
+    all.push_back(Make<EncoderOnlyAttentionSpec>(o));
+  static const KvCacheKind* const kind =
+      *RegisterKvCacheKind({.name = "variant_of_full_attention"});
+  all.push_back(*KvCacheSpec::Create(*kind, Full()));
   return all;
 }
 
 // KS-7. The checker also fails on types whose hash ignores what == sees.
 TEST(KvCacheSpecProperty, EqualityAndHashCoverEveryField) {
   const std::vector<KvCacheSpec> all = AllVariants();
-  ASSERT_EQ(all.size(), 12u + 12u + 13u + 11u + 12u + 9u + 8u + 9u + 9u);
+  ASSERT_EQ(all.size(), 12u + 12u + 13u + 11u + 12u + 9u + 8u + 9u + 9u + 1u);
   for (size_t i = 0; i < all.size(); ++i) {
     for (size_t j = 0; j < all.size(); ++j) EXPECT_EQ(all[i] == all[j], i == j) << i << " " << j;
   }
@@ -165,7 +176,7 @@ RC_GTEST_PROP(KvCacheSpecProperty, PagesScaleWithTheBlockSize, ()) {
     o.head_size = head_size;
     o.quant_mode = mode;
     o.dtype = StorageFor(mode);
-    if constexpr (requires { o.sink_length; }) o.sink_length = block * factor;
+    if (KindHasField(Spec::kKind, "sink_length")) o.sink_length = block * factor;
     if constexpr (std::is_same_v<Spec, ChunkedLocalAttentionSpec>) {
       o.attention_chunk_size = block * factor;
     }

@@ -11,9 +11,9 @@ namespace {
 
 template <typename Spec>
 int64_t PageOf(const typename Spec::Options& options) {
-  const absl::StatusOr<Spec> spec = Spec::Create(options);
+  const absl::StatusOr<KvCacheSpec> spec = Spec::Create(options);
   EXPECT_TRUE(spec.ok()) << spec.status();
-  return spec.ok() ? KvCacheSpec(*spec).page_bytes() : -1;
+  return spec.ok() ? spec->page_bytes() : -1;
 }
 
 FullAttentionSpec::Options Full(int64_t block, int64_t heads, int64_t head_size) {
@@ -240,7 +240,7 @@ TEST(KvCacheSpecTest, MambaPageDoesNotDependOnTheBlock) {
       {.block_size = 16, .states = {{{4, 3}, DataType::kFloat32}, {{}, DataType::kInt8}}});
   ASSERT_TRUE(spec.ok());
   EXPECT_EQ(spec->page_bytes(), 4 * 3 * 4 + 1);
-  EXPECT_EQ(KvCacheSpec(*spec).WithBlockSize(999)->page_bytes(), 49);
+  EXPECT_EQ(spec->WithBlockSize(999)->page_bytes(), 49);
 }
 
 TEST(KvCacheSpecTest, EveryKindAnswersTheCommonQuestions) {
@@ -308,10 +308,10 @@ TEST(KvCacheSpecTest, ValueHeadSizeDefaultsToHeadSize) {
   const auto stated = FullAttentionSpec::Create(options);
   ASSERT_TRUE(defaulted.ok() && stated.ok());
   EXPECT_EQ(*defaulted, *stated);
-  EXPECT_EQ(KvCacheSpec(*defaulted).head_size_v(), 128);
+  EXPECT_EQ(defaulted->head_size_v(), 128);
   const auto window_mla = SlidingWindowMlaSpec::Create(State(4, 2048, 8));
   ASSERT_TRUE(window_mla.ok());
-  EXPECT_EQ(KvCacheSpec(*window_mla).head_size_v(), 2048);
+  EXPECT_EQ(window_mla->head_size_v(), 2048);
 }
 
 TEST(KvCacheSpecTest, ToStringNamesWhatDiffersFromTheDefault) {
@@ -320,13 +320,13 @@ TEST(KvCacheSpecTest, ToStringNamesWhatDiffersFromTheDefault) {
   options.page_size_padded = 65'536;
   const auto spec = FullAttentionSpec::Create(options);
   ASSERT_TRUE(spec.ok());
-  EXPECT_EQ(KvCacheSpec(*spec).ToString(),
+  EXPECT_EQ(spec->ToString(),
             "full_attention(block_size=16, num_kv_heads=8, head_size=128, head_size_v=64, "
             "dtype=bf16, page_size_padded=65536, page_bytes=65536)");
   const auto window = SlidingWindowSpec::Create(
       {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .sliding_window = 1024});
   ASSERT_TRUE(window.ok());
-  EXPECT_EQ(KvCacheSpec(*window).ToString(),
+  EXPECT_EQ(window->ToString(),
             "sliding_window(block_size=16, num_kv_heads=8, head_size=128, dtype=bf16, "
             "sliding_window=1024, page_bytes=65536)");
   const auto mamba = MambaSpec::Create({.block_size = 64,
@@ -334,7 +334,7 @@ TEST(KvCacheSpecTest, ToStringNamesWhatDiffersFromTheDefault) {
                                         .cache_mode = MambaCacheMode::kAlign,
                                         .num_speculative_blocks = 2});
   ASSERT_TRUE(mamba.ok());
-  EXPECT_EQ(KvCacheSpec(*mamba).ToString(),
+  EXPECT_EQ(mamba->ToString(),
             "mamba(block_size=64, states=3x8xbf16+2x2x4xfp32, cache_mode=align, "
             "num_speculative_blocks=2, page_bytes=112)");
 }

@@ -1,7 +1,8 @@
-// NamedSpec: one layer cache, that is one named thing that a model layer wants stored.
+// LayerCache: one named thing that a model layer wants stored, on one worker - what the catalogue
+// lists and the planner takes.
 //
-// A model layer may own several. Planners see layer caches only, never model layers, in an order of
-// registration that every later result depends on.
+// A model layer may own several (a DeepSeek-V4 layer owns up to five). The order in which caches
+// are listed is their registration order, and every result of planning is a function of it.
 
 #ifndef KVBLOCKS_SPECS_LAYER_CACHE_H_
 #define KVBLOCKS_SPECS_LAYER_CACHE_H_
@@ -12,12 +13,13 @@
 
 namespace kvblocks {
 
-struct NamedSpec {
-  std::string name;
+struct LayerCache {
+  std::string name;  // the same name on two workers is one cache that both of them hold a part of
   KvCacheSpec spec;
   bool is_draft = false;  // belongs to a speculative drafter
+  int worker = 0;         // pipeline stage or tensor-parallel rank that holds it, from 0
 
-  friend bool operator==(const NamedSpec&, const NamedSpec&) = default;
+  friend bool operator==(const LayerCache&, const LayerCache&) = default;
 };
 
 }  // namespace kvblocks

@@ -2,8 +2,7 @@
 //
 //   Merge          one spec for layers that are alike in every byte; the group then is that spec.
 //   IsUniformType  layers that always need the same number of token slots though their pages may
-//   differ; the group then is a
-//                  UniformTypeSpecs.
+//                  differ; one block id then stands for one page in each of them.
 //
 // Merging does not depend on the order of its input, and merging a result with any member of its
 // input gives the result again. Cost: one pass over the specs.

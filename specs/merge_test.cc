@@ -16,7 +16,7 @@ using Specs = std::vector<KvCacheSpec>;
 
 template <typename Spec>
 KvCacheSpec Make(const typename Spec::Options& options) {
-  const absl::StatusOr<Spec> spec = Spec::Create(options);
+  const absl::StatusOr<KvCacheSpec> spec = Spec::Create(options);
   EXPECT_TRUE(spec.ok()) << spec.status();
   return *spec;
 }

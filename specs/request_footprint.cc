@@ -4,8 +4,8 @@
 #include <limits>
 #include <string>
 
-#include "kvblocks/specs/checked_int64.h"
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/checked_int64.h"
+#include "kvblocks/checks/field_error.h"
 
 namespace kvblocks {
 namespace {
@@ -38,7 +38,7 @@ int64_t SplitBlocks(int64_t num_tokens, const KvCacheSpec& spec, const RequestLi
 }
 
 // Entries of a block table, or states at once. States are replicated on context-parallel ranks.
-CheckedInt64 MambaBlocks(const MambaSpec::Options& o, const RequestLimits& limits,
+CheckedInt64 MambaBlocks(const KvCacheSpecOptions& o, const RequestLimits& limits,
                          bool table_entries) {
   const CheckedInt64 boundaries = CeilDiv(limits.max_model_len, o.block_size);
   switch (o.cache_mode) {

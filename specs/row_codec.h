@@ -17,7 +17,7 @@
 #include <optional>
 #include <string_view>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/data_type.h"
 
 namespace kvblocks {

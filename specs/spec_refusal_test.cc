@@ -6,8 +6,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/kv_cache_spec.h"
+#include "kvblocks/specs/spec_fields.h"
 
 namespace kvblocks {
 namespace {
@@ -20,7 +21,7 @@ template <typename Spec>
 typename Spec::Options Good() {
   typename Spec::Options o;
   o.block_size = 16;
-  if constexpr (requires { o.num_kv_heads; }) o.num_kv_heads = 8;
+  if (KindHasField(Spec::kKind, "num_kv_heads")) o.num_kv_heads = 8;
   o.head_size = 128;
   if constexpr (std::is_same_v<Spec, SinkFullAttentionSpec>) o.sink_length = 32;
   if constexpr (std::is_same_v<Spec, ChunkedLocalAttentionSpec>) o.attention_chunk_size = 64;
@@ -36,7 +37,7 @@ template <typename Spec>
 std::string Refusal(const std::function<void(typename Spec::Options&)>& spoil) {
   typename Spec::Options options = Good<Spec>();
   spoil(options);
-  const absl::StatusOr<Spec> spec = Spec::Create(options);
+  const absl::StatusOr<KvCacheSpec> spec = Spec::Create(options);
   if (spec.ok()) return "accepted";
   EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(FieldOfError(spec.status()).has_value());
@@ -62,18 +63,18 @@ TYPED_TEST(EverySpecTest, RefusesSizesBelowOne) {
     EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.head_size = bad; }), "head_size" + reason);
     EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.page_size_padded = bad; }),
               "page_size_padded" + reason);
-    if constexpr (requires(typename TypeParam::Options o) { o.num_kv_heads; }) {
+    if (KindHasField(TypeParam::kKind, "num_kv_heads")) {
       EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.num_kv_heads = bad; }),
                 "num_kv_heads" + reason);
     }
-    if constexpr (requires(typename TypeParam::Options o) { o.head_size_v; }) {
+    if (KindHasField(TypeParam::kKind, "head_size_v")) {
       EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.head_size_v = bad; }), "head_size_v" + reason);
     }
-    if constexpr (requires(typename TypeParam::Options o) { o.sliding_window; }) {
+    if (KindHasField(TypeParam::kKind, "sliding_window")) {
       EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.sliding_window = bad; }),
                 "sliding_window" + reason);
     }
-    if constexpr (requires(typename TypeParam::Options o) { o.alignment; }) {
+    if (KindHasField(TypeParam::kKind, "alignment")) {
       EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.alignment = bad; }), "alignment" + reason);
       EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.compress_ratio = bad; }),
                 "compress_ratio" + reason);
@@ -85,11 +86,11 @@ TYPED_TEST(EverySpecTest, RefusesPagesBeyond63BitsInsteadOfWrapping) {
   EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.head_size = kHuge; }), HasSubstr("fits 63 bits"));
   EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.head_size = kHuge / 16; }),
               HasSubstr("fits 63 bits"));
-  if constexpr (requires(typename TypeParam::Options o) { o.num_kv_heads; }) {
+  if (KindHasField(TypeParam::kKind, "num_kv_heads")) {
     EXPECT_THAT(Refusal<TypeParam>([](auto& o) { o.num_kv_heads = kHuge; }),
                 HasSubstr("fits 63 bits"));
   }
-  if constexpr (requires(typename TypeParam::Options o) { o.alignment; }) {
+  if (KindHasField(TypeParam::kKind, "alignment")) {
     EXPECT_EQ(Refusal<TypeParam>([](auto& o) { o.alignment = kHuge; }), "accepted");
     EXPECT_THAT(Refusal<TypeParam>([](auto& o) {
                   o.head_size = kHuge / 64;
@@ -98,6 +99,33 @@ TYPED_TEST(EverySpecTest, RefusesPagesBeyond63BitsInsteadOfWrapping) {
                 }),
                 HasSubstr("fits 63 bits"));
   }
+}
+
+TYPED_TEST(EverySpecTest, RefusesFieldsThatTheKindDoesNotHave) {
+  KvCacheSpecOptions others = {.num_kv_heads = 1,
+                               .head_size_v = 8,
+                               .sink_length = 32,
+                               .sliding_window = 8,
+                               .attention_chunk_size = 64,
+                               .states = {{{4}}},
+                               .alignment = 8,
+                               .compress_ratio = 2,
+                               .model_version = ModelVersion::kDeepseekV4,
+                               .page_bytes_formula = PageBytesFormula::kUpstreamCompatible,
+                               .non_causal = true,
+                               .is_draft = true,
+                               .cache_mode = MambaCacheMode::kAll,
+                               .num_speculative_blocks = 1};
+  int num_refused = 0;
+  ForEachSpecField([&](const SpecField& field, auto member) {
+    if (field.In(TypeParam::kKind)) return;
+    ++num_refused;
+    EXPECT_EQ(Refusal<TypeParam>([&](auto& o) { o.*member = others.*member; }),
+              std::string(field.name) + ": got " + FieldText(others.*member) +
+                  ", expected nothing (" + std::string(KindName(TypeParam::kKind)) +
+                  " has no such field)");
+  });
+  EXPECT_GE(num_refused, 7);
 }
 
 // E-4
@@ -210,7 +238,7 @@ TEST(SpecRefusalTest, FullSpecCarriesOneLabelAtMost) {
 std::string MambaRefusal(const std::function<void(MambaSpec::Options&)>& spoil) {
   MambaSpec::Options options = {.block_size = 16, .states = {{{4, 3}}, {{2}}}};
   spoil(options);
-  const absl::StatusOr<MambaSpec> spec = MambaSpec::Create(options);
+  const absl::StatusOr<KvCacheSpec> spec = MambaSpec::Create(options);
   if (spec.ok()) return "accepted";
   EXPECT_TRUE(FieldOfError(spec.status()).has_value());
   return std::string(spec.status().message());

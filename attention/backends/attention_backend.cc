@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/backends/attention_layer.h"
+#include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/arg_checker.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -37,7 +39,7 @@ int64_t AttentionBackend::PreferredBlockSize(int64_t default_size) const {
   if (sizes.contains(default_size)) return default_size;
   int64_t best = 0;
   if (sizes.multiple_of > 0) {
-    best = (default_size + sizes.multiple_of - 1) / sizes.multiple_of * sizes.multiple_of;
+    best = RoundUp(default_size, sizes.multiple_of);
   }
   int64_t largest = best;
   for (int64_t size : sizes.exact) {
@@ -47,10 +49,13 @@ int64_t AttentionBackend::PreferredBlockSize(int64_t default_size) const {
   return best > 0 ? best : largest;
 }
 
+int32_t AttentionBackend::num_multiprocessors(const ExecContext& context) const {
+  return NumThreads(context.threads);
+}
+
 absl::Status AttentionBackend::FillZeros(const ExecContext& context, const TensorView& out) const {
   if (!context.device.on_host() || !out.device.on_host()) {
-    return absl::UnimplementedError(
-        absl::StrCat(name(), " cannot fill tensors on ", Name(out.device), " with zeros"));
+    return Unimplemented(name(), " cannot fill tensors on ", Name(out.device), " with zeros");
   }
   ArgChecker check(context, "FillZeros");
   if (!check.View("out", out, DTypeSet::All())) return check.status();

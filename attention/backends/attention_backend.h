@@ -17,6 +17,7 @@
 #include "kvblocks/attention/backends/backend_config.h"
 #include "kvblocks/attention/backends/backend_support.h"
 #include "kvblocks/attention/backends/layer_config.h"
+#include "kvblocks/attention/backends/layer_hooks.h"
 #include "kvblocks/attention/cache/kv_cache_layout.h"
 #include "kvblocks/attention/metadata/common_metadata.h"
 #include "kvblocks/attention/metadata/metadata_builder.h"
@@ -32,7 +33,8 @@ struct LayerTensors {
   ConstTensorView q, k, v;
   KvCacheView cache;
   TensorView out;
-  float out_scale = 0;  // > 0: out is e4m3 or e5m2
+  float out_scale = 0;          // > 0: out is e4m3 or e5m2
+  LayerHooks* hooks = nullptr;  // of the step's KV connector; null: it has nothing to do
 };
 
 // A layer bound to a backend.
@@ -40,8 +42,9 @@ class AttentionImpl {
  public:
   virtual ~AttentionImpl() = default;
   virtual const LayerConfig& config() const = 0;
-  // Stores the step's keys and values, then attends. `metadata` null: a profiling run, which fills
-  // out with zeros.
+  // Waits for the layer's load, stores the step's keys and values, attends, and hands the layer's
+  // blocks on to be saved. `metadata` null: a profiling run, which fills out with zeros and calls no
+  // hook.
   virtual absl::Status Forward(const ExecContext& context, const LayerTensors& tensors,
                                const CommonAttentionMetadata* metadata) const = 0;
 };
@@ -94,6 +97,9 @@ class AttentionBackend {
   virtual int64_t PreferredBlockSize(int64_t default_size) const;
   virtual std::optional<KvLayout> RequiredLayout() const { return std::nullopt; }
   GraphLevel graph_level() const { return support().graph_level; }
+
+  // How many units of the device work side by side: what UseCascade reckons with.
+  virtual int32_t num_multiprocessors(const ExecContext& context) const;
 
   // Zeros into a tensor on the backend's device.
   virtual absl::Status FillZeros(const ExecContext& context, const TensorView& out) const;

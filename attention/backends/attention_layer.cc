@@ -10,10 +10,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/attention/masks/mask_wiring.h"
+#include "kvblocks/attention/backends/layer_params.h"
 #include "kvblocks/attention/metadata/batch_split.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/checked.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -29,9 +30,8 @@ absl::StatusOr<View> AsHeads(const LayerConfig& layer, const char* name, const V
   const bool flat = view.rank == 2 && view.extent[1] == heads * dim;
   const bool split = view.rank == 3 && view.extent[1] == heads && view.extent[2] == dim;
   if (!flat && !split) {
-    return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": ", name, " is ",
-                                                   view.DebugString(), "; [T, ", heads, " * ", dim,
-                                                   "] or [T, ", heads, ", ", dim, "]"));
+    return RefusedBy(layer, name, " is ", view.DebugString(), "; [T, ", heads, " * ", dim,
+                     "] or [T, ", heads, ", ", dim, "]");
   }
   return split ? view : view.SplitLast(dim);
 }
@@ -40,9 +40,7 @@ template <typename View>
 absl::StatusOr<View> FirstRows(const LayerConfig& layer, const char* name, const View& view,
                                int64_t rows) {
   if (view.rank < 1 || view.extent[0] < rows) {
-    return absl::InvalidArgumentError(absl::StrCat("layer ", layer.name, ": ", name, " is ",
-                                                   view.DebugString(), "; the batch has ", rows,
-                                                   " tokens"));
+    return RefusedBy(layer, name, " is ", view.DebugString(), "; the batch has ", rows, " tokens");
   }
   return view.Slice(0, 0, rows);
 }
@@ -103,6 +101,10 @@ absl::Status CheckCall(const LayerConfig& layer, const ExecContext& context,
                                                           std::string(check.status().message())));
 }
 
+absl::Status QuantizedMlaOutput(const LayerConfig& layer) {
+  return Unimplemented("layer ", layer.name, ": MLA with a quantised output");
+}
+
 // Requests at the head of the batch that have one new token each; 0 if the counts do not say that
 // all others are prefills, which then all are.
 int64_t SingleTokenRows(const CommonAttentionMetadata& metadata) {
@@ -146,15 +148,14 @@ struct AttentionLayer::Call {
   KvCacheView cache;
   TensorView out;      // of the tokens
   TensorView padding;  // rows of out behind them
+  bool has_cache = false;
   float out_scale = 0;
   KvScales scales;
 };
 
 absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
     const LayerConfig& config, const AttentionBackend* backend) {
-  const auto refuse = [&](auto... text) {
-    return absl::InvalidArgumentError(absl::StrCat("layer ", config.name, ": ", text...));
-  };
+  const auto refuse = [&](const auto&... text) { return RefusedBy(config, text...); };
   if (config.num_heads < 1 || config.head_size < 1 || config.value_head_size < 0) {
     return refuse(config.num_heads, " heads of size ", config.head_size, "; at least 1 each");
   }
@@ -185,25 +186,6 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> AttentionLayer::Create(
   return std::unique_ptr<AttentionImpl>(new AttentionLayer(full, backend));
 }
 
-AttnParams AttentionLayer::Params(const CommonAttentionMetadata& metadata) const {
-  AttnParams params;
-  params.scale = config_.scale;
-  params.soft_cap = config_.soft_cap;
-  params.causal = config_.type == AttentionType::kDecoder && metadata.causal;
-  if (config_.window > 0 && config_.type != AttentionType::kEncoderDecoder) {
-    params.window_left = config_.window - 1;
-    params.window_right = params.causal ? -1 : config_.window - 1;
-  }
-  params.alibi_slopes = config_.alibi_slopes;
-  params.sinks = config_.sinks;
-  params.block_sparse = config_.block_sparse;
-  params.split = config_.split;
-  if (config_.type != AttentionType::kDecoder) return params;
-  params.chunk = config_.chunk;
-  if (backend_->flags().wants_explicit_masks) params.mask = ChooseMask(metadata, config_.window);
-  return params;
-}
-
 absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
     const LayerTensors& tensors, const CommonAttentionMetadata* metadata) const {
   Call call;
@@ -224,8 +206,7 @@ absl::StatusOr<AttentionLayer::Call> AttentionLayer::MakeCall(
   const auto whole_out = AsHeads(config_, "out", tensors.out, config_.num_heads, out_dim);
   call.padding = Rows(*whole_out, tokens, whole_out->extent[0]);
   if (tensors.k.absent() != tensors.v.absent()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("layer ", config_.name, ": k and v go together; give both or neither"));
+    return RefusedBy(config_, "k and v go together; give both or neither");
   }
   if (tensors.k.absent()) return call;
   // Keys of an encoder are not the batch's tokens: as many as there are.
@@ -272,20 +253,51 @@ absl::Status AttentionLayer::SettleScales(const ExecContext& context, Call& call
   return absl::OkStatus();
 }
 
+absl::Status AttentionLayer::MlaSelfAttention(const ExecContext& context, const Call& call) const {
+  MlaDecodeArgs args;
+  args.q_lat = call.q;
+  // The new rows as a cache of one block.
+  const ConstTensorView latent = *call.k.Permute({1, 0, 2}), rotary = *call.v.Permute({1, 0, 2});
+  args.cache = {KvLayout::kMlaSplit, latent, rotary};
+  args.query_start_loc = args.kv_start_loc = call.metadata->query_start_loc;
+  args.max_seq_len = call.metadata->max_query_len;
+  absl::StatusOr<AttnParams> params = ParamsOf(config_, *call.metadata, /*has_cache=*/false);
+  if (!params.ok()) return params.status();
+  args.params = *std::move(params);
+  args.out = call.out;
+  const int64_t rank = config_.latent_rank, row = rank + config_.rotary_dim;
+  if (config_.value_head_size != row || config_.rotary_dim == 0) {
+    return backend_->ops().MlaDecode(context, args);
+  }
+
+  // Values are whole rows, as those of kMlaFp8_584: their rotary columns are attended to by the
+  // same queries and keys with the two parts exchanged.
+  std::optional<MlaDecodeArgs> head(args), tail(args);
+  head->out = *call.out.Slice(2, 0, rank);
+  tail->cache = {KvLayout::kMlaSplit, rotary, latent};
+  tail->q_lat = *call.q.Slice(2, rank, row);
+  tail->q_pe = *call.q.Slice(2, 0, rank);
+  tail->out = *call.out.Slice(2, rank, row);
+  OpsOfCall ops(backend_->ops(), context);
+  const auto checked_head = ops.Check(head), checked_tail = ops.Check(tail);
+  ops.Run(checked_head);
+  ops.Run(checked_tail);
+  return ops.status();
+}
+
 absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Call& call) const {
   const CommonAttentionMetadata& metadata = *call.metadata;
+  if (call.k.absent()) return RefusedBy(config_, "no cache and no k and v; give either");
   if (config_.is_mla()) {
-    return absl::UnimplementedError(absl::StrCat(
-        "layer ", config_.name, ": MLA without a cache; up-project and call VarlenSelfAttention"));
-  }
-  if (call.k.absent()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("layer ", config_.name, ": no cache and no k and v; give either"));
+    if (call.out_scale > 0) return QuantizedMlaOutput(config_);
+    return MlaSelfAttention(context, call);
   }
   VarlenSelfAttentionArgs args;
   args.q = call.q, args.k = call.k, args.v = call.v;
   args.query_start_loc = metadata.query_start_loc;
-  args.params = Params(metadata);
+  absl::StatusOr<AttnParams> params = ParamsOf(config_, metadata, call.has_cache);
+  if (!params.ok()) return params.status();
+  args.params = *std::move(params);
   args.out = call.out;
   args.out_scale = call.out_scale;
   // Keys of an encoder have lengths of their own.
@@ -294,9 +306,8 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
     for (int32_t length : metadata.host_seq_lens) {
       end += length;
       if (length < 0 || end > std::min<int64_t>(call.k.extent[0], INT32_MAX)) {
-        return absl::InvalidArgumentError(absl::StrCat("layer ", config_.name,
-                                                       ": seq_lens of the encoder add up to ", end,
-                                                       " keys or more; k has ", call.k.extent[0]));
+        return RefusedBy(config_, "seq_lens of the encoder add up to ", end,
+                         " keys or more; k has ", call.k.extent[0]);
       }
     }
     args.kv_seq_lens = metadata.seq_lens;
@@ -306,7 +317,9 @@ absl::Status AttentionLayer::SelfAttention(const ExecContext& context, const Cal
 
 absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& call) const {
   const CommonAttentionMetadata& metadata = *call.metadata;
-  AttnParams params = Params(metadata);
+  absl::StatusOr<AttnParams> made = ParamsOf(config_, metadata, call.has_cache);
+  if (!made.ok()) return made.status();
+  AttnParams& params = *made;
   if (IsQuantizedCode(call.cache.k.dtype)) params.scales = call.scales;
   const bool per_request_scales = params.scales.k.rank == 2 || params.scales.v.rank == 2;
 
@@ -343,9 +356,8 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
   const bool as_prefill = call.out_scale > 0 || per_request_scales || params.mask.enabled() ||
                           config_.type != AttentionType::kDecoder;
   const int64_t singles = as_prefill ? 0 : SingleTokenRows(metadata);
-  if (config_.use_cascade && metadata.common_prefix_len > 0 && config_.window == 0 &&
-      config_.chunk == 0 && !params.block_sparse.enabled() && !params.mask.enabled() &&
-      params.alibi_slopes.absent()) {
+  if (config_.cascade != CascadeChoice::kNever &&
+      IsCascade(config_, metadata, params, backend_->num_multiprocessors(context))) {
     cascade = CascadeArgs{prefill_of(metadata, 0), metadata.common_prefix_len};
   } else if (singles == 0) {
     prefill = prefill_of(metadata, 0);
@@ -362,6 +374,7 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
     decode->seq_lens = *lengths;
     decode->max_seq_len = metadata.max_seq_len;
     decode->params = params;
+    decode->params.split = DecodeSplit(config_, metadata, singles);
     if (metadata.num_prefills > 0) {
       auto part = PrefillView(metadata);
       if (!part.ok()) return part.status();
@@ -383,10 +396,9 @@ absl::Status AttentionLayer::DenseAttention(const ExecContext& context, Call& ca
 
 absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call) const {
   const CommonAttentionMetadata& metadata = *call.metadata;
-  if (call.out_scale > 0) {
-    return absl::UnimplementedError(
-        absl::StrCat("layer ", config_.name, ": MLA with a quantised output"));
-  }
+  if (call.out_scale > 0) return QuantizedMlaOutput(config_);
+  absl::StatusOr<AttnParams> params = ParamsOf(config_, metadata, call.has_cache);
+  if (!params.ok()) return params.status();
   std::optional<ConcatAndCacheMlaArgs> write;
   const bool quantised = IsQuantizedCode(call.cache.k.dtype);
   if (!call.k.absent() && config_.shares_cache_of.empty()) {
@@ -404,7 +416,7 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
   attend.block_table = metadata.block_table;
   attend.seq_lens = metadata.seq_lens;
   attend.max_seq_len = metadata.max_seq_len;
-  attend.params = Params(metadata);
+  attend.params = *std::move(params);
   if (quantised) attend.params.scales.k = call.scales.k;
   attend.out = call.out;
 
@@ -419,19 +431,34 @@ absl::Status AttentionLayer::MlaAttention(const ExecContext& context, Call& call
 absl::Status AttentionLayer::Forward(const ExecContext& context, const LayerTensors& tensors,
                                      const CommonAttentionMetadata* metadata) const {
   if (metadata == nullptr) return backend_->FillZeros(context, tensors.out);
-  if (absl::Status status = CheckCall(config_, context, tensors, *metadata); !status.ok()) {
+  LayerHooks* const hooks = tensors.hooks;
+  if (hooks != nullptr) {
+    if (absl::Status status = hooks->WaitForLayer(config_.name, context); !status.ok()) {
+      return status;
+    }
+  }
+  absl::Status status = Attend(context, tensors, *metadata);
+  if (status.ok() && hooks != nullptr) {
+    status = hooks->SaveLayer(config_.name, tensors.cache, *metadata, context);
+  }
+  return status;
+}
+
+absl::Status AttentionLayer::Attend(const ExecContext& context, const LayerTensors& tensors,
+                                    const CommonAttentionMetadata& metadata) const {
+  if (absl::Status status = CheckCall(config_, context, tensors, metadata); !status.ok()) {
     return status;
   }
-  absl::StatusOr<Call> call = MakeCall(tensors, metadata);
+  absl::StatusOr<Call> call = MakeCall(tensors, &metadata);
   if (!call.ok()) return call.status();
-  if (metadata->num_actual_tokens == 0 && config_.type != AttentionType::kEncoderDecoder) {
+  if (metadata.num_actual_tokens == 0 && config_.type != AttentionType::kEncoderDecoder) {
     return ZeroPadding(context, *call);
   }
-  const bool no_cache = IsBidirectional(config_.type) || tensors.cache.absent() ||
-                        tensors.cache.k.empty() || metadata->block_table.absent() ||
-                        metadata->block_table.empty();
+  call->has_cache = !IsBidirectional(config_.type) && !tensors.cache.absent() &&
+                    !tensors.cache.k.empty() && !metadata.block_table.absent() &&
+                    !metadata.block_table.empty();
   absl::Status status;
-  if (no_cache) {
+  if (!call->has_cache) {
     status = SelfAttention(context, *call);
   } else {
     status = SettleScales(context, *call);

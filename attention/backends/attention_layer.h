@@ -1,9 +1,14 @@
 // AttentionLayer: one attention layer over the operations of any backend.
 //
-// Forward, in order: scales of a quantised cache from the first batch, if asked for; the step's
-// keys and values into the cache; decode rows and prefill rows from the cache to out. Stores come
-// before every read of the step. Arguments of all operations are checked before the first runs, so
-// that a refused call changes nothing (but a frozen scale, which is settled first).
+// Forward, in order: the KV connector's wait; scales of a quantised cache from the first batch, if
+// asked for; the step's keys and values into the cache; decode rows and prefill rows from the cache
+// to out; the KV connector's save. Stores come before every read of the step. Arguments of all
+// operations are checked before the first runs, so that a refused call changes nothing (but a
+// frozen scale, which is settled first).
+//
+// Masks of the metadata reach the operations, whatever the backend; where they cannot, the call is
+// refused. A custom mask says all that a query sees: it replaces causality and the layer's window,
+// so for a group with a window it must hide what has left the cache. Templates narrow them.
 //
 // Without cache or block table it is self-attention over the new keys alone, and nothing is stored;
 // without metadata (profiling) out is zeros. Output rows of padding are zeros.
@@ -41,8 +46,10 @@ class AttentionLayer : public AttentionImpl {
       : config_(config), backend_(backend) {}
   absl::StatusOr<Call> MakeCall(const LayerTensors& tensors,
                                 const CommonAttentionMetadata* metadata) const;
-  AttnParams Params(const CommonAttentionMetadata& metadata) const;
+  absl::Status Attend(const ExecContext& context, const LayerTensors& tensors,
+                      const CommonAttentionMetadata& metadata) const;
   absl::Status SelfAttention(const ExecContext& context, const Call& call) const;
+  absl::Status MlaSelfAttention(const ExecContext& context, const Call& call) const;
   absl::Status DenseAttention(const ExecContext& context, Call& call) const;
   absl::Status MlaAttention(const ExecContext& context, Call& call) const;
   absl::Status SettleScales(const ExecContext& context, Call& call) const;

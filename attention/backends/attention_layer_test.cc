@@ -7,9 +7,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/attention/backends/layer_params.h"
 #include "kvblocks/attention/masks/mask_builder.h"
 #include "kvblocks/attention/masks/mask_wiring.h"
+#include "kvblocks/attention/metadata/virtual_batches.h"
 #include "kvblocks/attention/testing/layer_fixture.h"
+#include "kvblocks/attention/testing/layer_suite.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -293,9 +296,122 @@ TEST(AttentionLayerTest, ExplicitMasksGiveTheSameResults) {
   }
 }
 
+TEST(AttentionLayerTest, MasksReachTheOperationsOrAreRefused) {
+  for (const AttentionBackend* backend : DefaultBackendRegistry().backends()) {
+    SCOPED_TRACE(backend->name());
+    ExpectCustomMasksAreHonoured(*backend, {});
+    ExpectTemplatesAreHonoured(*backend, {});
+    ExpectOtherMasksAreRefused(*backend, {});
+  }
+}
+
+// A decode at 131,072 tokens asks about its own row; a mask with bounds about next to nothing.
+TEST(AttentionLayerTest, LongCustomMasksAskAboutNewTokensOnly) {
+  constexpr int64_t kLength = 131'072;
+  int64_t num_asked = 0;
+  const auto hides = [&](int64_t i, int64_t j, std::string_view) {
+    ++num_asked;
+    return j > i || (j < i - 1 && j != 77);
+  };
+  // Key 77, and the last two.
+  const auto bounds = [](int64_t i, std::string_view) {
+    return MaskRowBounds{77, i + 1, i - 1, i + 1};
+  };
+  for (const AttentionBackend* backend : DefaultBackendRegistry().backends()) {
+    for (const bool with_bounds : {false, true}) {
+      AttentionMaskBuilder masks;
+      ASSERT_TRUE(
+          masks.Register("sparse", hides, "", with_bounds ? MaskBounds(bounds) : nullptr).ok());
+      // Blocks of 32,768 tokens: queries and keys are zeros, value j is j.
+      Tensor k(DType::kF32, {5, 32'768, 1, 1}), v(DType::kF32, {5, 32'768, 1, 1});
+      std::vector<double> values(5 * 32'768);
+      for (size_t i = 32'768; i < values.size(); ++i) values[i] = static_cast<double>(i - 32'768);
+      v.Set(values);
+      MetadataBuilderOptions options;
+      options.groups = {
+          {.manager_block_size = 32'768, .kernel_block_size = 32'768, .num_blocks = 5}};
+      options.max_num_reqs = 1, options.max_num_tokens = 8, options.max_seq_len = kLength;
+      options.attach_masks = [&](const KvGroupConfig&, CommonAttentionMetadata* metadata) {
+        MaskNeeds needs;
+        needs.custom = {.enabled = true, .name = "sparse"};
+        return AttachMasks(masks, needs, metadata);
+      };
+      auto builder = backend->MakeMetadataBuilder(options);
+      ASSERT_TRUE(builder.ok()) << builder.status();
+      num_asked = 0;
+      const std::vector<int32_t> blocks = {1, 2, 3, 4};
+      const std::vector<RequestInput> requests = {
+          {.num_computed_tokens = kLength - 2, .num_scheduled_tokens = 2}};
+      const std::vector<absl::Span<const int32_t>> tables = {blocks};
+      ASSERT_EQ(builder->Build({.requests = requests, .block_ids = tables}), absl::OkStatus());
+      EXPECT_EQ(num_asked, with_bounds ? 2 * kLength - 2 * 77 - 5 : 2 * kLength);
+      EXPECT_EQ(builder->metadata().custom_mask.view.extent[0], 2 * kLength / 8);
+
+      auto layer = backend->MakeImpl({.name = "layer",
+                                      .num_heads = 1,
+                                      .num_kv_heads = 1,
+                                      .head_size = 1,
+                                      .shares_cache_of = "x"});
+      ASSERT_TRUE(layer.ok());
+      Tensor q(DType::kF32, {2, 1}), out(DType::kF32, {2, 1});
+      q.Set({0, 0});
+      ASSERT_EQ((*layer)->Forward({}, {q.view, {}, {}, {KvLayout::kNhd, k.view, v.view}, out.view},
+                                  &builder->metadata()),
+                absl::OkStatus());
+      EXPECT_NEAR(out.Get()[0], (77.0 + kLength - 3 + kLength - 2) / 3, 0.1);
+      EXPECT_NEAR(out.Get()[1], (77.0 + kLength - 2 + kLength - 1) / 3, 0.1);
+    }
+  }
+}
+
+TEST(AttentionLayerTest, PiecesOfRequestsAreChunks) {
+  for (const AttentionBackend* backend : DefaultBackendRegistry().backends()) {
+    ExpectPiecesAreChunks(*backend, {});
+  }
+  // And the operations are those of plain causal attention.
+  RecordingBackend backend;
+  LayerFixture fixture({.chunk = 8}, &backend);
+  ASSERT_EQ(fixture.Step({{0, 8}}), absl::OkStatus());
+  fixture.Prepare({{0, 1}});
+  VirtualBatches pieces;
+  ASSERT_EQ(pieces.Build(fixture.metadata(), 8), absl::OkStatus());
+  const CommonAttentionMetadata metadata = pieces.metadata();
+  backend.ClearCalls();
+  ASSERT_EQ(fixture.layer().Forward({}, fixture.tensors(), &metadata), absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "PagedDecode"));
+}
+
+TEST(AttentionLayerTest, CascadeIsTakenWhereItPays) {
+  RecordingBackend backend;
+  LayerFixture fixture({.num_heads = 4, .num_kv_heads = 4, .cascade = CascadeChoice::kIfItPays},
+                       &backend);
+  fixture.Prepare({{0, 1}});
+  CommonAttentionMetadata metadata = fixture.metadata();
+  metadata.common_prefix_len = 4;  // too short, and one request
+  ASSERT_EQ(fixture.layer().Forward({}, fixture.tensors(), &metadata), absl::OkStatus());
+  EXPECT_THAT(backend.calls(), ElementsAre("ReshapeAndCache", "PagedDecode"));
+  const LayerConfig& layer = fixture.layer().config();
+  metadata.common_prefix_len = 256, metadata.num_reqs = 8;
+  EXPECT_TRUE(IsCascade(layer, metadata, {}, 1));
+  AttnParams masked;
+  masked.mask.sparse_mode = 0;
+  EXPECT_FALSE(IsCascade(layer, metadata, masked, 1));
+}
+
+TEST(AttentionLayerTest, DecodesSplitByTheRuleOfVllm) {
+  LayerConfig layer{.num_heads = 32, .split = SplitPolicy::Count(3)};
+  CommonAttentionMetadata metadata;
+  metadata.max_seq_len = 4096;
+  EXPECT_EQ(DecodeSplit(layer, metadata, 16).kind, SplitPolicy::Kind::kCount);
+  layer.split_as_vllm = true;
+  EXPECT_EQ(DecodeSplit(layer, metadata, 16).kind, SplitPolicy::Kind::kFixed);
+  EXPECT_EQ(DecodeSplit(layer, metadata, 16).value, 512);
+  EXPECT_EQ(DecodeSplit(layer, metadata, 17).kind, SplitPolicy::Kind::kNone);
+}
+
 TEST(AttentionLayerTest, CascadeServesACommonPrefix) {
   RecordingBackend backend;
-  LayerFixture fixture({.use_cascade = true}, &backend);
+  LayerFixture fixture({.cascade = CascadeChoice::kAlways}, &backend);
   fixture.Prepare({{0, 9}});
   CommonAttentionMetadata metadata = fixture.metadata();
   metadata.common_prefix_len = 0;
@@ -352,6 +468,13 @@ TEST(AttentionLayerTest, MlaLayerStoresLatentRowsAndAttends) {
   params.scale = 0.25;
   const std::vector<double> expected = DenseAttention(dense, params).out, got = out.Get();
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-5) << i;
+}
+
+TEST(AttentionLayerTest, MlaLayerWithoutACacheAttendsToTheNewRows) {
+  for (const AttentionBackend* backend : DefaultBackendRegistry().backends()) {
+    SCOPED_TRACE(backend->name());
+    ExpectMlaWithoutCache(*backend, {});
+  }
 }
 
 TEST(AttentionLayerTest, RefusedCallsChangeNothing) {

@@ -4,11 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 
 absl::Status BackendRegistry::Register(const AttentionBackend* backend, int priority) {
-  if (backend == nullptr) return absl::InvalidArgumentError("a null attention backend");
+  if (backend == nullptr) return InvalidArgument("a null attention backend");
   const std::lock_guard<std::mutex> lock(mutex_);
   const std::string name = backend->name();
   for (const Entry& entry : entries_) {
@@ -28,11 +29,11 @@ absl::StatusOr<const AttentionBackend*> BackendRegistry::Find(const std::string&
   for (const Entry& entry : entries_) {
     if (name == entry.backend->name()) return entry.backend;
   }
-  return absl::NotFoundError(absl::StrCat(
+  return NotFound(
       "no attention backend ", name, "; there are {",
       absl::StrJoin(entries_, ", ",
                     [](std::string* out, const Entry& entry) { *out += entry.backend->name(); }),
-      "}"));
+      "}");
 }
 
 std::vector<const AttentionBackend*> BackendRegistry::backends() const {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 
@@ -28,9 +29,8 @@ absl::StatusOr<const AttentionBackend*> SelectBackend(const BackendRegistry& reg
                       [](std::string* out, const Reason& reason) { *out += reason.text; }),
         "]"));
   }
-  return absl::NotFoundError(
-      absl::StrCat("no backend for ", DebugString(config), ": ",
-                   refusals.empty() ? "none is registered" : absl::StrJoin(refusals, "; ")));
+  return NotFound("no backend for ", DebugString(config), ": ",
+                  refusals.empty() ? "none is registered" : absl::StrJoin(refusals, "; "));
 }
 
 absl::StatusOr<const AttentionBackend*> BackendSelector::Select(const BackendConfig& config,

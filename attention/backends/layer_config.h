@@ -13,6 +13,12 @@
 
 namespace kvblocks::attention {
 
+enum class CascadeChoice : uint8_t {
+  kNever,
+  kIfItPays,  // by UseCascade
+  kAlways,
+};
+
 struct LayerConfig {
   std::string name = {};
   AttentionType type = AttentionType::kDecoder;
@@ -26,6 +32,9 @@ struct LayerConfig {
   ConstTensorView alibi_slopes = {}, sinks = {};
   BlockSparse block_sparse = {};
   SplitPolicy split = {};
+  // Decodes in one pass or in partitions of 512 tokens, as vLLM's rule (SelectDecodeVersion) says,
+  // instead of by `split`: the same sums in the same order as there.
+  bool split_as_vllm = false;
 
   // MLA: q is absorbed, [T, H, latent_rank + rotary_dim]; k is kv_c [T, latent_rank] and v k_pe
   // [T, rotary_dim]; out [T, H, value_head_size], the value columns of the cache (latent_rank but
@@ -42,8 +51,8 @@ struct LayerConfig {
   ComputeKvScalesArgs scale_divisors = {};  // only its divisors are read
 
   // Batches whose metadata has a common prefix are computed as a cascade, if the layer's features
-  // allow. Whether it pays is the caller's to judge: see UseCascade.
-  bool use_cascade = false;
+  // allow.
+  CascadeChoice cascade = CascadeChoice::kNever;
 
   bool is_mla() const { return latent_rank > 0; }
   int64_t output_head_size() const {

@@ -1,6 +1,6 @@
 // LayerHooks: what a KV connector hangs around the attention of each layer.
 //
-// Per layer and step: WaitForLayer before the first access to the layer's cache, SaveLayer after
+// Called by AttentionLayer, per layer and step: WaitForLayer before the first access to the layer's cache, SaveLayer after
 // its stores and attention are done or enqueued, and only if they succeeded. Neither is called
 // without batch metadata (profiling) or without connector metadata. A WaitForLayer that fails ends
 // the layer with its status before anything runs.

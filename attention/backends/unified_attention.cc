@@ -4,11 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 
 absl::Status ForwardContext::AddLayer(std::unique_ptr<AttentionImpl> layer, KvCacheView cache) {
-  if (layer == nullptr) return absl::InvalidArgumentError("AddLayer: a null layer");
+  if (layer == nullptr) return InvalidArgument("AddLayer: a null layer");
   const std::string name = layer->config().name;
   if (layers_.contains(name)) {
     return absl::AlreadyExistsError(absl::StrCat("AddLayer: there is a layer ", name));
@@ -23,7 +24,7 @@ absl::StatusOr<const CommonAttentionMetadata*> ForwardContext::FindMetadata(
   const MetadataByLayer* by_layer = std::get_if<MetadataByLayer>(&metadata_);
   if (const auto* list = std::get_if<std::vector<MetadataByLayer>>(&metadata_)) {
     if (list->empty()) {
-      return absl::NotFoundError(
+      return NotFound(
           "UnifiedAttention: the list of metadata is empty; element 0 is "
           "the base model's");
     }
@@ -31,8 +32,7 @@ absl::StatusOr<const CommonAttentionMetadata*> ForwardContext::FindMetadata(
   }
   const auto found = by_layer->find(name);
   if (found == by_layer->end()) {
-    return absl::NotFoundError(
-        absl::StrCat("UnifiedAttention: no metadata for layer ", name, "; give its group's"));
+    return NotFound("UnifiedAttention: no metadata for layer ", name, "; give its group's");
   }
   return found->second;
 }
@@ -40,8 +40,7 @@ absl::StatusOr<const CommonAttentionMetadata*> ForwardContext::FindMetadata(
 absl::StatusOr<ForwardContext::Layer> ForwardContext::Find(const std::string& name) const {
   const auto found = layers_.find(name);
   if (found == layers_.end()) {
-    return absl::NotFoundError(
-        absl::StrCat("UnifiedAttention: no layer ", name, " among ", layers_.size()));
+    return NotFound("UnifiedAttention: no layer ", name, " among ", layers_.size());
   }
   Layer layer;
   layer.impl = found->second.impl.get();
@@ -49,15 +48,13 @@ absl::StatusOr<ForwardContext::Layer> ForwardContext::Find(const std::string& na
   if (const std::string& target = layer.impl->config().shares_cache_of; !target.empty()) {
     const auto owner = layers_.find(target);
     if (owner == layers_.end()) {
-      return absl::NotFoundError(absl::StrCat("UnifiedAttention: layer ", name,
-                                              " shares the cache of ", target,
-                                              ", which is not a layer"));
+      return NotFound("UnifiedAttention: layer ", name, " shares the cache of ", target,
+                      ", which is not a layer");
     }
     if (const std::string& further = owner->second.impl->config().shares_cache_of;
         !further.empty()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("UnifiedAttention: layer ", name, " shares the cache of ", target,
-                       ", which shares that of ", further, "; name the layer that stores"));
+      return FailedPrecondition("UnifiedAttention: layer ", name, " shares the cache of ", target,
+                                ", which shares that of ", further, "; name the layer that stores");
     }
     layer.cache = owner->second.cache;
   }
@@ -73,16 +70,8 @@ absl::Status UnifiedAttention(const ExecContext& context, const ForwardContext& 
                               const TensorView& out, float out_scale) {
   const auto layer = forward.Find(layer_name);
   if (!layer.ok()) return layer.status();
-  LayerHooks* hooks = layer->metadata == nullptr ? nullptr : forward.hooks();
-  if (hooks != nullptr) {
-    if (absl::Status status = hooks->WaitForLayer(layer_name, context); !status.ok()) return status;
-  }
-  const LayerTensors tensors = {q, k, v, layer->cache, out, out_scale};
-  absl::Status status = layer->impl->Forward(context, tensors, layer->metadata);
-  if (status.ok() && hooks != nullptr) {
-    status = hooks->SaveLayer(layer_name, layer->cache, *layer->metadata, context);
-  }
-  return status;
+  return layer->impl->Forward(context, {q, k, v, layer->cache, out, out_scale, forward.hooks()},
+                              layer->metadata);
 }
 
 absl::StatusOr<OutputShape> InferOutput(const LayerConfig& layer,
@@ -96,9 +85,9 @@ absl::StatusOr<OutputShape> InferOutput(const LayerConfig& layer,
   if (q_extents.size() == 3 && q_extents[1] == heads && q_extents[2] == query_dim) {
     return OutputShape{{q_extents[0], heads, dim}, q_dtype};
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("InferOutput: q of layer ", layer.name, " is [", absl::StrJoin(q_extents, ", "),
-                   "]; [T, ", heads, " * ", query_dim, "] or [T, ", heads, ", ", query_dim, "]"));
+  return InvalidArgument("InferOutput: q of layer ", layer.name, " is [",
+                         absl::StrJoin(q_extents, ", "), "]; [T, ", heads, " * ", query_dim,
+                         "] or [T, ", heads, ", ", query_dim, "]");
 }
 
 }  // namespace kvblocks::attention

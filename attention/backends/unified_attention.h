@@ -1,7 +1,7 @@
 // UnifiedAttention: attention of a layer by its name, the one call that model code makes.
 //
 // A ForwardContext holds the layers with their caches, and the metadata of the step. A layer that
-// shares the cache of another reads that one's. Calls are bracketed by the connector's hooks.
+// shares the cache of another reads that one's. The layer calls the connector's hooks.
 // Writes `out` and the cache, never q, k or v: see kUnifiedAttentionMutates. Cost: a look-up per
 // name. Thread-compatible.
 

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -42,8 +43,7 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
                         bounds.value_head_size, bounds.max_parts}) {
     // Keeps sums of bounds within int64.
     if (bound < 0 || bound > int64_t{1} << 60) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("WorkspaceBytes(", Name(op), "): a bound is ", bound, "; 0 to 2^60"));
+      return InvalidArgument("WorkspaceBytes(", Name(op), "): a bound is ", bound, "; 0 to 2^60");
     }
   }
   const int64_t splits = bounds.max_reqs + bounds.max_parts;
@@ -99,8 +99,8 @@ absl::StatusOr<WorkspaceSize> WorkspaceBytes(OpKind op, const WorkspaceBounds& b
       break;
   }
   if (device.bytes() < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("WorkspaceBytes(", Name(op), "): more than 2^63 bytes; lower the bounds"));
+    return InvalidArgument("WorkspaceBytes(", Name(op),
+                           "): more than 2^63 bytes; lower the bounds");
   }
   return WorkspaceSize{device.bytes(), pinned.bytes()};
 }
@@ -109,18 +109,17 @@ absl::StatusOr<absl::Span<std::byte>> WorkspaceArena::Take(int64_t bytes) {
   int64_t needed;
   if (bytes < 0 || __builtin_add_overflow(used_, bytes, &needed) ||
       needed > INT64_MAX - (kAlignment - 1)) {
-    return absl::InvalidArgumentError(absl::StrCat("a workspace of ", bytes, " bytes"));
+    return InvalidArgument("a workspace of ", bytes, " bytes");
   }
   if (bytes == 0) return absl::Span<std::byte>();
   most_needed_ = std::max(most_needed_, needed);
   const auto size = static_cast<int64_t>(memory_.size());
   if (needed > size) {
-    return absl::ResourceExhaustedError(absl::StrCat("the operation needs a workspace of ", needed,
-                                                     " bytes, the arena has ", size,
-                                                     "; provide WorkspaceBytes"));
+    return ResourceExhausted("the operation needs a workspace of ", needed,
+                             " bytes, the arena has ", size, "; provide WorkspaceBytes");
   }
   const auto piece = memory_.subspan(used_, bytes);
-  used_ = (needed + kAlignment - 1) / kAlignment * kAlignment;
+  used_ = RoundUp(needed, kAlignment);
   return piece;
 }
 

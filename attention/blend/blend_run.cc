@@ -10,13 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/hkvd_count.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
 
-absl::Status Refuse(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("RunBlend: ", what));
-}
+absl::Status Refuse(const std::string& what) { return InvalidArgument("RunBlend: ", what); }
 
 // Dense host memory of one shape per row.
 class RowBuffer {
@@ -263,8 +262,7 @@ absl::Status CheckBatch(absl::Span<const BlendSession* const> sessions) {
   for (size_t s = 0; s < sessions.size(); ++s) {
     if (sessions[s] == nullptr) return Refuse(absl::StrCat("session ", s, " is null"));
     if (!sessions[s]->planned()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("RunBlend: session ", s, " is not planned; call Plan first"));
+      return FailedPrecondition("RunBlend: session ", s, " is not planned; call Plan first");
     }
     const BlendConfig &a = sessions[0]->config(), &b = sessions[s]->config();
     if (a.num_layers != b.num_layers || a.num_heads != b.num_heads ||
@@ -306,8 +304,8 @@ absl::Status StoreBlendedKv(const AttentionOps& ops, const ExecContext& context,
                             const BlendedKv& kv, absl::Span<const int64_t> slots,
                             const KvCacheView& cache, BlendStore rows) {
   if (static_cast<int64_t>(slots.size()) != kv.k.extent[0]) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("StoreBlendedKv: ", slots.size(), " slots for ", kv.k.extent[0], " tokens"));
+    return InvalidArgument("StoreBlendedKv: ", slots.size(), " slots for ", kv.k.extent[0],
+                           " tokens");
   }
   ReshapeAndCacheArgs args;
   args.k = kv.k;

@@ -8,13 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
 
-absl::Status Refuse(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("BlendSession: ", what));
-}
+absl::Status Refuse(const std::string& what) { return InvalidArgument("BlendSession: ", what); }
 
 // On the host, where sessions collect.
 absl::Status CheckRows(const char* kind, int layer, const ConstTensorView& view, int64_t num_ids,
@@ -95,7 +94,7 @@ absl::StatusOr<BlendSession> BlendSession::Create(const BlendConfig& config) {
 
 absl::Status BlendSession::AddChunk(const BlendChunk& chunk) {
   if (planned()) {
-    return absl::FailedPreconditionError("BlendSession: AddChunk after Plan; add all chunks first");
+    return FailedPrecondition("BlendSession: AddChunk after Plan; add all chunks first");
   }
   const int64_t num_ids = static_cast<int64_t>(chunk.ids.size());
   if (static_cast<int64_t>(chunk.k.size()) != config_.num_layers ||
@@ -123,7 +122,7 @@ absl::Status BlendSession::AddChunk(const BlendChunk& chunk) {
 
 absl::Status BlendSession::Plan(absl::Span<const int32_t> suffix,
                                 absl::Span<const int32_t> prompt) {
-  if (planned()) return absl::FailedPreconditionError("BlendSession: planned already");
+  if (planned()) return FailedPrecondition("BlendSession: planned already");
   if (suffix.empty()) {
     return Refuse(
         "suffix_len is 0; it must be at least 1, because the last token's logits are wanted");

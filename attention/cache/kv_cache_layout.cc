@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -13,8 +14,8 @@ bool IsFp8Mla(KvLayout layout) {
 }
 
 absl::Status Refuse(const KvCacheGeometry& geometry, const std::string& why) {
-  return absl::InvalidArgumentError(absl::StrCat("KvCacheGeometry of ", Name(geometry.layout), " ",
-                                                 Name(geometry.dtype), ": ", why));
+  return InvalidArgument("KvCacheGeometry of ", Name(geometry.layout), " ", Name(geometry.dtype),
+                         ": ", why);
 }
 
 absl::Status CheckGeometry(const KvCacheGeometry& g) {
@@ -198,8 +199,8 @@ absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const Tens
   if (!have.ok()) return have.status();
   if (!memory.contiguous()) return Refuse(g, "its memory must be contiguous");
   if (*have < *bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("MakeKvCacheView: ", Name(g.layout), " needs ",
-                                                     *bytes, " bytes; memory has ", *have));
+    return ResourceExhausted("MakeKvCacheView: ", Name(g.layout), " needs ", *bytes,
+                             " bytes; memory has ", *have);
   }
   const int64_t element = ElementBytes(g.dtype);
   if (reinterpret_cast<uintptr_t>(memory.data) % element != 0) {
@@ -259,8 +260,7 @@ absl::StatusOr<KvCacheView> MakeKvCacheView(const KvCacheGeometry& g, const Tens
 absl::StatusOr<KvCacheView> SplitKvCache(const TensorView& cache, int64_t num_kv_heads,
                                          int64_t head_size, KvLayout layout) {
   const auto refuse = [&](const std::string& why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("SplitKvCache: cache ", cache.DebugString(), ": ", why));
+    return InvalidArgument("SplitKvCache: cache ", cache.DebugString(), ": ", why);
   };
   if (IsMla(layout)) return refuse(absl::StrCat("layout ", Name(layout), " has no K and V apart"));
   if (cache.rank != 3 || cache.extent[0] != 2) return refuse("expected [2, NB, BS * Hkv * D]");
@@ -301,10 +301,10 @@ absl::StatusOr<KvCacheView> SplitKvCache(const TensorView& cache, int64_t num_kv
 
 absl::StatusOr<KvCacheView> MakeMlaLatentView(const TensorView& rows, int64_t latent_rank) {
   if (rows.rank != 3 || latent_rank < 1 || latent_rank > rows.extent[2]) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "MakeMlaLatentView: rows ", rows.DebugString(), " with latent_rank ", latent_rank,
-        "; expected [NB, BS, R_kv + R_pe] with 1 <= latent_rank <= the "
-        "last extent"));
+    return InvalidArgument("MakeMlaLatentView: rows ", rows.DebugString(), " with latent_rank ",
+                           latent_rank,
+                           "; expected [NB, BS, R_kv + R_pe] with 1 <= latent_rank <= the "
+                           "last extent");
   }
   auto v = rows.Slice(2, 0, latent_rank);
   if (!v.ok()) return v.status();

@@ -23,21 +23,10 @@
 
 #include <cstdint>
 
+#include "kvblocks/attention/tensor/kv_layout.h"
 #include "kvblocks/attention/tensor/tensor_view.h"
 
 namespace kvblocks::attention {
-
-enum class KvLayout : uint8_t {
-  kPagedX,
-  kNhd,
-  kHnd,
-  kMlaLatent,
-  kMlaSplit,
-  kMlaFp8_656,
-  kMlaFp8_584,
-};
-const char* Name(KvLayout layout);  // "paged_x", "nhd", "hnd", "mla_latent", ...
-inline bool IsMla(KvLayout layout) { return layout >= KvLayout::kMlaLatent; }
 
 template <typename View>
 struct BasicKvCacheView {

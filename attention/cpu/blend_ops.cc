@@ -13,6 +13,7 @@
 #include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/hkvd_count.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
@@ -23,7 +24,7 @@ constexpr int64_t kTokensPerItem = 64;
 // Calls work(first, last) for runs of tokens.
 template <typename Work>
 void ForTokens(const ExecContext& context, int64_t num_tokens, Work work) {
-  ParallelFor(context.threads, (num_tokens + kTokensPerItem - 1) / kTokensPerItem,
+  ParallelFor(context.threads, CeilDiv(num_tokens, kTokensPerItem),
               [&](int64_t item, int) {
                 work(item * kTokensPerItem, std::min((item + 1) * kTokensPerItem, num_tokens));
               });

@@ -1,9 +1,9 @@
 #include "kvblocks/attention/cpu/block_ops.h"
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cache/strided_copy.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
 #include "kvblocks/attention/ops/block_checks.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -15,8 +15,7 @@ View Block(const View& tensor, int64_t id) {
 
 absl::Status CheckOnHost(const char* op, const ExecContext& context) {
   if (context.device.on_host()) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(op, ": the context is on ", Name(context.device), "; this is the host's"));
+  return Unimplemented(op, ": the context is on ", Name(context.device), "; this is the host's");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "kvblocks/attention/cpu/host_ops.h"
 #include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -88,7 +89,7 @@ absl::Status HostOps::Run(const Checked<GatherCacheArgs>& call) const {
   RowGatherer values(cache, !has_values, args.scales.v, has_values ? args.out_v : args.out,
                      num_threads);
   const int64_t block_size = cache.block_size();
-  const int64_t pieces = (longest + kTokensPerItem - 1) / kTokensPerItem;
+  const int64_t pieces = CeilDiv(longest, kTokensPerItem);
   ParallelFor(context.threads, num_requests * pieces, [&](int64_t item, int thread) {
     const int64_t request = item / pieces;
     const int64_t count = IndexAt(args.lengths, request);

@@ -10,6 +10,7 @@
 #include "kvblocks/attention/cache/row_layout.h"
 #include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -20,7 +21,7 @@ constexpr int64_t kTokensPerItem = 32;
 // Calls work(begin, end, thread) for pieces of [0, num_tokens).
 template <typename Work>
 void ForTokens(const ExecContext& context, int64_t num_tokens, const Work& work) {
-  ParallelFor(context.threads, (num_tokens + kTokensPerItem - 1) / kTokensPerItem,
+  ParallelFor(context.threads, CeilDiv(num_tokens, kTokensPerItem),
               [&](int64_t item, int thread) {
                 const int64_t begin = item * kTokensPerItem;
                 work(begin, std::min(begin + kTokensPerItem, num_tokens), thread);

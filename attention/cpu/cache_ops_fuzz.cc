@@ -10,6 +10,7 @@
 #include "kvblocks/attention/cache/kv_cache_layout.h"
 #include "kvblocks/attention/cpu/block_ops.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/tests/fuzz/fuzz_input.h"
 
 namespace kvblocks::attention {
@@ -90,7 +91,7 @@ std::vector<int64_t> KeyExtents(KvLayout layout, DType dtype, const Sizes& s) {
   const int64_t x = 16 / ElementBytes(dtype);
   switch (layout) {
     case KvLayout::kPagedX:
-      return {s.num_blocks, s.heads, (s.dim + x - 1) / x, s.block_size, x};
+      return {s.num_blocks, s.heads, CeilDiv(s.dim, x), s.block_size, x};
     case KvLayout::kNhd:
       return {s.num_blocks, s.block_size, s.heads, s.dim};
     case KvLayout::kHnd:
@@ -153,7 +154,7 @@ void Run(FuzzInput& input) {
 
   if (op == 0) {
     const int64_t x = 16 / ElementBytes(to);
-    const int64_t dim = layout == KvLayout::kPagedX ? (sizes.dim + x - 1) / x * x : sizes.dim;
+    const int64_t dim = layout == KvLayout::kPagedX ? RoundUp(sizes.dim, x) : sizes.dim;
     const FuzzedTensor k(input, from, {tokens, sizes.heads, dim});
     const FuzzedTensor v(input, from, {tokens, sizes.heads, sizes.dim});
     FuzzedTensor mapping(input, DType::kI64, {input.Wild(0, tokens)});
@@ -202,7 +203,7 @@ void Run(FuzzInput& input) {
     // What a broken cache says of its rows must not decide sizes here.
     const int64_t width = fp8 ? (layout == KvLayout::kMlaFp8_656 ? 576 : 512) : sizes.dim + 2;
     const int64_t x = 16 / ElementBytes(to);
-    const int64_t dim = layout == KvLayout::kPagedX ? (sizes.dim + x - 1) / x * x : sizes.dim;
+    const int64_t dim = layout == KvLayout::kPagedX ? RoundUp(sizes.dim, x) : sizes.dim;
     const FuzzedTensor out(input, from,
                            mla ? std::vector<int64_t>{requests, rows, width}
                                : std::vector<int64_t>{requests, rows, sizes.heads, dim});

@@ -9,6 +9,7 @@
 #include "kvblocks/attention/cpu/error_flags.h"
 #include "kvblocks/attention/cpu/host_ops.h"
 #include "kvblocks/attention/cpu/thread_pool.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -29,7 +30,7 @@ bool ComputeScales(const ExecContext& context, const ConstTensorView& input, flo
   std::vector<double> amax(num_threads * num_scales, 0);
   std::vector<double> rows(num_threads * dim);
   std::atomic<bool> all_finite = true;
-  ParallelFor(context.threads, (num_tokens + kTokensPerItem - 1) / kTokensPerItem,
+  ParallelFor(context.threads, CeilDiv(num_tokens, kTokensPerItem),
               [&](int64_t item, int thread) {
                 double* row = rows.data() + thread * dim;
                 const int64_t end = std::min((item + 1) * kTokensPerItem, num_tokens);

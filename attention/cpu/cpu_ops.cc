@@ -61,6 +61,14 @@ DenseBatch PagedBatch(const ConstTensorView& q, const ConstKvCacheView& cache,
   return batch;
 }
 
+// Contiguous keys: those of request b are rows [starts[b], starts[b + 1]).
+void SetKeyStarts(const std::vector<int64_t>& starts, DenseBatch* batch) {
+  for (size_t b = 0; b + 1 < starts.size(); ++b) {
+    batch->first_slot.push_back(starts[b]);
+    batch->lengths.push_back(starts[b + 1] - starts[b]);
+  }
+}
+
 std::vector<Pieces> PolicyPieces(const DenseBatch& batch) {
   std::vector<Pieces> pieces;
   for (const int64_t length : batch.lengths) {
@@ -236,11 +244,8 @@ absl::Status CpuOps::Run(const Checked<VarlenSelfAttentionArgs>& call) const {
   batch.query_positions = args.query_positions;
   const std::vector<int64_t> kv_start = KeyStarts(args);
   std::vector<Pieces> pieces;
-  for (size_t b = 0; b + 1 < batch.query_start.size(); ++b) {
-    batch.first_slot.push_back(kv_start[b]);
-    batch.lengths.push_back(kv_start[b + 1] - kv_start[b]);
-    pieces.push_back(PiecesOf(0, batch.lengths.back(), {}));
-  }
+  SetKeyStarts(kv_start, &batch);
+  for (const int64_t length : batch.lengths) pieces.push_back(PiecesOf(0, length, {}));
   AttendAndWrite(context, batch, pieces,
                  RowWriter(args.params.sinks, args.out_scale, args.out, args.lse));
   return absl::OkStatus();
@@ -255,6 +260,10 @@ absl::Status CpuOps::Run(const Checked<MlaDecodeArgs>& call) const {
   DenseBatch batch =
       PagedBatch(args.q_lat, args.cache, args.block_table, args.seq_lens, args.params);
   batch.query_rest = args.q_pe;
+  if (args.block_table.absent()) {
+    SetKeyStarts(simd::IntegersOf(args.kv_start_loc), &batch);
+    batch.query_start = OneRowEach(batch.num_requests());
+  }
   if (!args.query_start_loc.absent()) {
     batch.query_start = simd::IntegersOf(args.query_start_loc);
     if (batch.query_start.empty()) batch.query_start = {0};

@@ -1,14 +1,9 @@
 #include "kvblocks/attention/cpu/reference_cuts.h"
 
 #include "kvblocks/attention/ops/kv_group_key.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention {
-namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
-
 std::vector<int64_t> CutsOf(const SplitPolicy& policy, int64_t kv_len, int64_t block_size) {
   int64_t step = 0;
   if (policy.kind == SplitPolicy::Kind::kFixed) step = policy.value;

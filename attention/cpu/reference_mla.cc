@@ -51,7 +51,9 @@ std::vector<AttendRequest> ListRequests(
 absl::Status CpuReferenceOps::Run(const Checked<MlaDecodeArgs>& call) const {
   const ExecContext& context = call.context();
   const MlaDecodeArgs& args = call.args();
-  const PagedRows keys(args.cache, args.block_table, args.params.scales);
+  const bool contiguous = args.block_table.absent();
+  const PagedRows keys(args.cache, args.block_table, args.params.scales, /*shared_prefix=*/0,
+                       args.kv_start_loc);
   AttendBatch batch;
   batch.num_heads = args.q_lat.extent[1];
   batch.key_dim = args.cache.key_dim();
@@ -66,7 +68,8 @@ absl::Status CpuReferenceOps::Run(const Checked<MlaDecodeArgs>& call) const {
     request.index = b;
     request.first_row = varlen ? IndexAt(args.query_start_loc, b) : b;
     request.q_len = varlen ? IndexAt(args.query_start_loc, b + 1) - request.first_row : 1;
-    request.kv_len = IndexAt(args.seq_lens, b);
+    request.kv_len = contiguous ? IndexAt(args.kv_start_loc, b + 1) - IndexAt(args.kv_start_loc, b)
+                                : IndexAt(args.seq_lens, b);
     request.cuts = CutsOf(args.params.split, request.kv_len, args.cache.block_size());
     batch.requests.push_back(std::move(request));
   }

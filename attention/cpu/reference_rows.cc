@@ -4,18 +4,11 @@
 
 #include "kvblocks/attention/cache/cache_rows.h"
 #include "kvblocks/attention/cache/element_rows.h"
+#include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {
-
-// One element, [Hkv] or [R, Hkv]; 1 where codes need none.
-double ScaleAt(const ConstTensorView& scales, DType dtype, int64_t request, int64_t kv_head) {
-  if (scales.absent() || !IsQuantizedCode(dtype)) return 1;
-  if (scales.num_elements() == 1) return LoadElement(scales.dtype, scales.data);
-  return LoadElement(scales.dtype,
-                     scales.rank == 2 ? scales.At(request, kv_head) : scales.At(kv_head));
-}
 
 void Multiply(double* row, int64_t count, double scale) {
   if (scale == 1) return;
@@ -30,16 +23,19 @@ bool HasOuterScale(KvLayout layout) {
 }  // namespace
 
 PagedRows::PagedRows(const ConstKvCacheView& cache, const ConstTensorView& block_table,
-                     const KvScales& scales, int64_t shared_prefix)
+                     const KvScales& scales, int64_t shared_prefix,
+                     const ConstTensorView& kv_start_loc)
     : cache_(cache),
       block_table_(block_table),
       scales_(scales),
+      kv_start_loc_(kv_start_loc),
       shared_prefix_(shared_prefix),
       block_size_(cache.block_size()),
       key_dim_(cache.key_dim()),
       value_dim_(cache.value_dim()) {}
 
 int64_t PagedRows::SlotOf(int64_t request, int64_t j) const {
+  if (!kv_start_loc_.absent()) return IndexAt(kv_start_loc_, request) + j;
   int32_t block;
   std::memcpy(&block, block_table_.At(j < shared_prefix_ ? 0 : request, j / block_size_),
               sizeof(block));
@@ -48,17 +44,17 @@ int64_t PagedRows::SlotOf(int64_t request, int64_t j) const {
 
 void PagedRows::Key(int64_t request, int64_t kv_head, int64_t j, double* out) const {
   ReadKeyRow(cache_, SlotOf(request, j), kv_head, out);
-  if (HasOuterScale(cache_.layout)) {
-    Multiply(out, key_dim_, ScaleAt(scales_.k, cache_.k.dtype, request, kv_head));
+  if (HasOuterScale(cache_.layout) && IsQuantizedCode(cache_.k.dtype)) {
+    Multiply(out, key_dim_, ScaleAt(scales_.k, request, kv_head));
   }
 }
 
 void PagedRows::Value(int64_t request, int64_t kv_head, int64_t j, double* out) const {
   ReadValueRow(cache_, SlotOf(request, j), kv_head, out);
-  if (!HasOuterScale(cache_.layout)) return;
+  if (!HasOuterScale(cache_.layout) || !IsQuantizedCode(cache_.k.dtype)) return;
   // A latent row is key and value at once and has the key's scale.
   const ConstTensorView& scales = IsMla(cache_.layout) ? scales_.k : scales_.v;
-  Multiply(out, value_dim_, ScaleAt(scales, cache_.k.dtype, request, kv_head));
+  Multiply(out, value_dim_, ScaleAt(scales, request, kv_head));
 }
 
 void TensorRows::Key(int64_t request, int64_t kv_head, int64_t j, double* out) const {

@@ -18,11 +18,13 @@
 namespace kvblocks::attention {
 
 // Keys of requests in a paged cache of any layout. Positions before shared_prefix are looked up in
-// row 0 of the table.
+// row 0 of the table. With kv_start_loc there is no table: the cache is one block, in which request
+// b has rows from kv_start_loc[b] on.
 class PagedRows final : public KeyRows {
  public:
   PagedRows(const ConstKvCacheView& cache, const ConstTensorView& block_table,
-            const KvScales& scales, int64_t shared_prefix = 0);
+            const KvScales& scales, int64_t shared_prefix = 0,
+            const ConstTensorView& kv_start_loc = {});
 
   void Key(int64_t request, int64_t kv_head, int64_t j, double* out) const override;
   void Value(int64_t request, int64_t kv_head, int64_t j, double* out) const override;
@@ -33,6 +35,7 @@ class PagedRows final : public KeyRows {
   const ConstKvCacheView cache_;
   const ConstTensorView block_table_;
   const KvScales scales_;
+  const ConstTensorView kv_start_loc_;
   const int64_t shared_prefix_, block_size_, key_dim_, value_dim_;
 };
 

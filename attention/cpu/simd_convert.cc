@@ -96,7 +96,7 @@ HWY_INLINE void ConvertSixteenColumnsOf(const std::byte* source, int64_t stride,
   }
 }
 
-void ConvertSixteenColumnsImpl(RowType from, const std::byte* source, int64_t stride, int64_t n,
+void ConvertSixteenColumnsImpl(DType from, const std::byte* source, int64_t stride, int64_t n,
                                float* out, int64_t row_floats) {
   CallWithRowType(from, [&](auto* null) HWY_ATTR {
     using Element = std::remove_const_t<std::remove_pointer_t<decltype(null)>>;
@@ -154,7 +154,7 @@ HWY_EXPORT(RoundRowImpl);
 void ConvertRow(DType from, const std::byte* source, int64_t n, float* out) {
   HWY_DYNAMIC_DISPATCH(ConvertRowImpl)(from, source, n, out);
 }
-void ConvertSixteenColumns(RowType from, const std::byte* source, int64_t stride, int64_t n,
+void ConvertSixteenColumns(DType from, const std::byte* source, int64_t stride, int64_t n,
                            float* out, int64_t row_floats) {
   HWY_DYNAMIC_DISPATCH(ConvertSixteenColumnsImpl)(from, source, stride, n, out, row_floats);
 }

@@ -4,10 +4,12 @@
 #include <cstring>
 #include <limits>
 
+#include "kvblocks/attention/cpu/host_scalars.h"
 #include "kvblocks/attention/cpu/simd_key_rows.h"
 #include "kvblocks/attention/cpu/simd_queries.h"
 #include "kvblocks/attention/cpu/simd_rows.h"
 #include "kvblocks/attention/cpu/visibility.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention::simd {
@@ -36,13 +38,6 @@ uint64_t BitsBelow(int64_t n) {
 // The keys of [lo, hi) in the tile that begins at `first`.
 uint64_t BitsOf(int64_t first, int64_t lo, int64_t hi) {
   return BitsBelow(hi - first) & ~BitsBelow(lo - first);
-}
-
-double ScaleAt(const ConstTensorView& scale, int64_t request, int64_t kv_head) {
-  if (scale.absent()) return 1;
-  if (scale.rank == 2) return LoadElement(scale.dtype, scale.At(request, kv_head));
-  if (scale.num_elements() == 1) return LoadElement(scale.dtype, scale.data);
-  return LoadElement(scale.dtype, scale.At(kv_head));
 }
 
 // What one thread needs for its tasks, and how it does one.
@@ -439,7 +434,7 @@ void RunTasks(const DenseBatch& batch, std::vector<Task> tasks, ThreadPool* thre
 // of memory that they read.
 int64_t TasksPerRequest(ThreadPool* threads, int64_t requests) {
   const int64_t all = requests <= 1 ? NumThreads(threads) : 2 * NumThreads(threads);
-  return (all + requests - 1) / std::max<int64_t>(1, requests);
+  return CeilDiv(all, std::max<int64_t>(1, requests));
 }
 
 }  // namespace

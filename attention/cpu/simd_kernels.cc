@@ -246,16 +246,23 @@ HWY_INLINE VF Exp(VF x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(kF, -87.0f)), result);
 }
 
-double SoftmaxTileImpl(double* HWY_RESTRICT scores, uint64_t seen, const ScoreRules& rules,
+double SoftmaxTileImpl(double* HWY_RESTRICT scores, uint64_t* seen_keys, const ScoreRules& rules,
                        RowState* state, float* HWY_RESTRICT probabilities) {
+  const uint64_t seen = *seen_keys;
   constexpr int kStep = kLanes / 2;
   const double infinity = std::numeric_limits<double>::infinity();
   const VD hidden = hn::Set(kD, -infinity);
   VD most = hidden;
   const bool plain = rules.soft_cap == 0 && rules.alibi_slope == 0 && rules.additive == nullptr;
+  VD least = hn::Set(kD, infinity);
   if (plain && seen == ~uint64_t{0}) {
     for (int key = 0; key < kTileKeys; key += kStep) {
-      most = hn::Max(hn::Load(kD, scores + key), most);
+      const VD s = hn::Load(kD, scores + key);
+      most = hn::Max(s, most);
+      least = hn::Min(s, least);
+    }
+    for (int key = 0; key < kTileKeys && !hn::AllFalse(kD, hn::Eq(least, hidden)); ++key) {
+      if (scores[key] == -infinity) *seen_keys &= ~(uint64_t{1} << key);
     }
   } else {
     for (int key = 0; key < kTileKeys; key += kStep) {
@@ -274,6 +281,9 @@ double SoftmaxTileImpl(double* HWY_RESTRICT scores, uint64_t seen, const ScoreRu
       s = hn::IfThenElse(hn::LoadMaskBits(kD, bits), s, hidden);
       hn::Store(s, kD, scores + key);
       most = hn::Max(s, most);
+      uint8_t gone = 0;
+      hn::StoreMaskBits(kD, hn::Eq(s, hidden), &gone);
+      *seen_keys &= ~(uint64_t{gone} << key);
     }
   }
   const double exact_max = hn::GetLane(hn::MaxOfLanes(kD, most));
@@ -372,7 +382,7 @@ bool AllFiniteOf(const T* row, int64_t n) {
   return hn::AllTrue(kF, hn::Eq(sum, hn::Zero(kF)));
 }
 
-bool AllFiniteImpl(const void* row, RowType type, int64_t n) {
+bool AllFiniteImpl(const void* row, DType type, int64_t n) {
   return CallWithRowType(
       type, [&](auto* null) HWY_ATTR { return AllFiniteOf(static_cast<decltype(null)>(row), n); });
 }
@@ -391,14 +401,14 @@ HWY_EXPORT(AccumulateTileImpl);
 HWY_EXPORT(AllFiniteImpl);
 
 void ScoreTile(const ScoreTileArgs& args) { HWY_DYNAMIC_DISPATCH(ScoreTileImpl)(args); }
-double SoftmaxTile(double* scores, uint64_t seen, const ScoreRules& rules, RowState* state,
+double SoftmaxTile(double* scores, uint64_t* seen, const ScoreRules& rules, RowState* state,
                    float* probabilities) {
   return HWY_DYNAMIC_DISPATCH(SoftmaxTileImpl)(scores, seen, rules, state, probabilities);
 }
 void AccumulateTile(const AccumulateTileArgs& args) {
   HWY_DYNAMIC_DISPATCH(AccumulateTileImpl)(args);
 }
-bool AllFinite(const void* row, RowType type, int64_t n) {
+bool AllFinite(const void* row, DType type, int64_t n) {
   return HWY_DYNAMIC_DISPATCH(AllFiniteImpl)(row, type, n);
 }
 

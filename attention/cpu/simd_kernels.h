@@ -2,8 +2,8 @@
 // query rows at once. Compiled for several instruction sets; the best one of the machine is chosen
 // at the first call.
 //
-// A tile is 64 pointers to key rows and 64 to value rows, of floats or 8-bit codes (without their
-// scale), wherever those are: rows of a cache are used in place where the cache allows it. Rows are
+// A tile is 64 pointers to key rows and 64 to value rows, of f32, f16, bf16 or 8-bit codes (without
+// their scale), wherever those are: rows of a cache are used in place where the cache allows it. Rows are
 // padded to a multiple of kRowPad elements, or have such a size.
 //
 // Always: every number depends on its own row and keys alone and comes by the same order of
@@ -19,15 +19,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/tensor/dtype.h"
 
 namespace kvblocks::attention::simd {
 
 inline constexpr int kTileKeys = 64;
 inline constexpr int64_t kRowPad = 16;  // a multiple of every vector length
-constexpr int64_t Padded(int64_t dim) { return (dim + kRowPad - 1) / kRowPad * kRowPad; }
-
-enum class RowType : uint8_t { kF32, kBF16, kF16, kF8E4M3, kF8E5M2, kI8 };
+constexpr int64_t Padded(int64_t dim) { return RoundUp(dim, kRowPad); }
 
 // Memory that will be read soon: a piece per key, asked for bit by bit while a tile is computed.
 // Null rows: none.
@@ -42,7 +41,7 @@ struct ScoreTileArgs {
   const float* q;
   int num_rows;
   const void* const* keys;
-  RowType type;
+  DType type;
   int64_t dim;
   uint64_t keys_seen;
   const double* factor;  // per row
@@ -66,10 +65,10 @@ struct RowState {
   double sum;
 };
 
-// One row: applies the rules, hides the keys not in `seen`, moves the state on, writes the
-// probabilities relative to the new maximum (0 for hidden keys) and returns the factor that what
-// was accumulated before must be scaled with.
-double SoftmaxTile(double* scores, uint64_t seen, const ScoreRules& rules, RowState* state,
+// One row: applies the rules, hides the keys not in `*seen`, takes those with a score of -infinity
+// out of it, moves the state on, writes the probabilities relative to the new maximum (0 for hidden
+// keys) and returns the factor that what was accumulated before must be scaled with.
+double SoftmaxTile(double* scores, uint64_t* seen, const ScoreRules& rules, RowState* state,
                    float* probabilities);
 
 // acc[row] = acc[row] * rescale[row] + sum over keys [begin, end) of p * value row. acc rows are
@@ -78,7 +77,7 @@ struct AccumulateTileArgs {
   const float* probabilities;  // [row * 64 + key]
   int num_rows;
   const void* const* values;
-  RowType type;
+  DType type;
   int64_t dim;
   int begin, end;
   const double* rescale;
@@ -88,7 +87,7 @@ struct AccumulateTileArgs {
 void AccumulateTile(const AccumulateTileArgs& args);
 
 // Whether the first n elements, a multiple of kRowPad, are neither NaN nor infinite.
-bool AllFinite(const void* row, RowType type, int64_t n);
+bool AllFinite(const void* row, DType type, int64_t n);
 
 // n elements of any narrow float, float32 or int8 as float32, exactly; codes without their scale.
 // The elements up to the next multiple of kRowPad become 0.
@@ -96,7 +95,7 @@ void ConvertRow(DType from, const std::byte* source, int64_t n, float* out);
 // Sixteen rows out of columns that are `stride` bytes apart, 16 elements each: out[row * row_floats
 // + d] is element `row` of column d, for d < n. The elements up to the next multiple of kRowPad
 // become 0.
-void ConvertSixteenColumns(RowType from, const std::byte* source, int64_t stride, int64_t n,
+void ConvertSixteenColumns(DType from, const std::byte* source, int64_t stride, int64_t n,
                            float* out, int64_t row_floats);
 // A float32 row rounded to nearest even into f32, f16 or bf16.
 void RoundRow(DType to, const float* source, int64_t n, std::byte* out);

@@ -15,30 +15,9 @@ void ForEachKey(uint64_t keys, F f) {
   for (; keys != 0; keys &= keys - 1) f(__builtin_ctzll(keys));
 }
 
-// Whether the kernels take elements of this type; then *type says how.
-bool RowTypeOf(DType dtype, RowType* type) {
-  switch (dtype) {
-    case DType::kF32:
-      *type = RowType::kF32;
-      return true;
-    case DType::kBF16:
-      *type = RowType::kBF16;
-      return true;
-    case DType::kF16:
-      *type = RowType::kF16;
-      return true;
-    case DType::kF8E4M3:
-      *type = RowType::kF8E4M3;
-      return true;
-    case DType::kF8E5M2:
-      *type = RowType::kF8E5M2;
-      return true;
-    case DType::kI8:
-      *type = RowType::kI8;
-      return true;
-    default:
-      return false;
-  }
+// Whether the kernels take elements of this type.
+bool IsRowType(DType dtype) {
+  return IsQuantizedCode(dtype) || (IsComputeType(dtype) && dtype != DType::kF64);
 }
 
 // Whether 16 keys are wanted and follow each other in a block.
@@ -62,7 +41,7 @@ KeyRows::Plane KeyRows::MakePlane(const ConstTensorView& view, int block_dim, in
   plane.data = view.data;
   plane.dtype = view.dtype;
   plane.dim = dim;
-  plane.has_row_type = RowTypeOf(view.dtype, &plane.row_type);
+  plane.has_row_type = IsRowType(view.dtype);
   plane.block_bytes = view.stride[block_dim] * bytes;
   plane.token_bytes = view.stride[token_dim] * bytes;
   plane.head_bytes = head_dim < 0 ? 0 : view.stride[head_dim] * bytes;
@@ -199,10 +178,10 @@ void KeyRows::Locate(uint64_t wanted, TileAddresses* addresses) const {
 void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
                         const std::array<int64_t, kTileKeys>& row_at, uint64_t wanted,
                         int64_t kv_head, bool widen, float* scratch,
-                        std::array<const void*, kTileKeys>& rows, RowType& type) const {
+                        std::array<const void*, kTileKeys>& rows, DType& type) const {
   const bool paged_x_key = &plane == &key_plane_ && cache_.layout == KvLayout::kPagedX;
   if (plane.in_place && !(widen && plane.dtype != DType::kF32)) {
-    type = plane.row_type;
+    type = plane.dtype;
     const std::byte* head = plane.Head(kv_head);
     if (wanted == ~uint64_t{0}) {
       for (int key = 0; key < kTileKeys; ++key) rows[key] = head + row_at[key];
@@ -211,10 +190,10 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
     }
     return;
   }
-  type = RowType::kF32;
+  type = DType::kF32;
   const int64_t bytes = ElementBytes(plane.dtype);
   if (paged_x_key && plane.has_row_type && plane.dim % kRowPad == 0 && !widen) {
-    type = plane.row_type;
+    type = plane.dtype;
     ForEachKey(wanted, [&](int key) {
       std::byte* row = reinterpret_cast<std::byte*>(scratch + key * row_floats_);
       rows[key] = row;
@@ -228,7 +207,7 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
     float* out = scratch + key * row_floats_;
     rows[key] = out;
     if (columns && key % 16 == 0 && NeighboursFrom(key, wanted, addresses)) {
-      ConvertSixteenColumns(plane.row_type,
+      ConvertSixteenColumns(plane.dtype,
                             plane.Row(addresses.block[key], addresses.offset[key], kv_head),
                             plane.element_bytes, plane.dim, out, row_floats_);
       done = 16;
@@ -268,7 +247,7 @@ void KeyRows::Load(const TileAddresses& addresses, uint64_t wanted, int64_t kv_h
     rows->values.fill(zeros_.data());
   }
   if (latent_) {
-    rows->key_type = rows->value_type = RowType::kF32;
+    rows->key_type = rows->value_type = DType::kF32;
     ForEachKey(wanted, [&](int key) {
       float* out = scratch + key * row_floats_;
       ReadLatentRow(addresses.block[key], addresses.offset[key], out);

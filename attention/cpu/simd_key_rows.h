@@ -31,7 +31,7 @@ struct TileAddresses {
 
 struct TileRows {
   std::array<const void*, kTileKeys> keys, values;
-  RowType key_type, value_type;
+  DType key_type, value_type;
 };
 
 // Memory that holds the rows of a tile, a piece per key.
@@ -71,7 +71,6 @@ class KeyRows {
     bool dense = false;         // a row's elements follow each other
     bool in_place = false;
     bool has_row_type = false;  // that kernels take
-    RowType row_type = RowType::kF32;
 
     int64_t At(int64_t block, int64_t offset) const {
       return block * block_bytes + offset * token_bytes;
@@ -87,7 +86,7 @@ class KeyRows {
   void LoadPlane(const Plane& plane, const TileAddresses& addresses,
                  const std::array<int64_t, kTileKeys>& row_at, uint64_t wanted, int64_t kv_head,
                  bool widen, float* scratch, std::array<const void*, kTileKeys>& rows,
-                 RowType& type) const;
+                 DType& type) const;
   void ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std::byte* row) const;
   void ReadLatentRow(int64_t block, int64_t offset, float* row) const;
 

@@ -5,6 +5,7 @@
 #include "kvblocks/attention/cpu/simd_key_rows.h"
 #include "kvblocks/attention/cpu/simd_queries.h"
 #include "kvblocks/attention/cpu/simd_rows.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention::simd {
 namespace {
@@ -56,7 +57,7 @@ void AttendLists(
   const int64_t parts = std::max<int64_t>(1, wanted / std::max<int64_t>(1, num_queries));
   const int64_t heads_per_task =
       std::min({num_heads, kTaskHeads, std::max<int64_t>(8, num_heads / parts)});
-  const int64_t tasks_per_query = (num_heads + heads_per_task - 1) / heads_per_task;
+  const int64_t tasks_per_query = CeilDiv(num_heads, heads_per_task);
   ParallelFor(threads, num_queries * tasks_per_query, [&](int64_t item, int) {
     thread_local Worker worker;
     const int64_t n = item / tasks_per_query;

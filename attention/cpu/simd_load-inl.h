@@ -96,17 +96,17 @@ HWY_INLINE VF LoadRow(const int8_t* from) {
 
 // Calls f with a null pointer to const elements of the type.
 template <typename F>
-HWY_INLINE auto CallWithRowType(RowType type, F f) {
+HWY_INLINE auto CallWithRowType(DType type, F f) {
   switch (type) {
-    case RowType::kF32:
+    case DType::kF32:
       return f(static_cast<const float*>(nullptr));
-    case RowType::kBF16:
+    case DType::kBF16:
       return f(static_cast<const hwy::bfloat16_t*>(nullptr));
-    case RowType::kF16:
+    case DType::kF16:
       return f(static_cast<const hwy::float16_t*>(nullptr));
-    case RowType::kF8E4M3:
+    case DType::kF8E4M3:
       return f(static_cast<const E4M3*>(nullptr));
-    case RowType::kF8E5M2:
+    case DType::kF8E5M2:
       return f(static_cast<const E5M2*>(nullptr));
     default:
       return f(static_cast<const int8_t*>(nullptr));

@@ -26,6 +26,7 @@ void RowBlock::Begin(int64_t num_groups, int64_t rows_per_group, int64_t key_dim
   probabilities_.Reserve(kChunkRows * kTileKeys);
   factors_.assign(static_cast<size_t>(all), 1.0);
   rescale_.resize(kChunkRows);
+  weighed_.resize(kChunkRows);
   states_.resize(static_cast<size_t>(all));
   Restart();
 }
@@ -36,8 +37,8 @@ void RowBlock::Restart() {
   std::fill_n(sums_.data(), groups_ * rows_ * value_dim_, 0.0);
 }
 
-bool RowBlock::HiddenRowsFinite(const TileRows& tile, uint64_t partly_seen) const {
-  for (uint64_t left = partly_seen; left != 0; left &= left - 1) {
+bool RowBlock::AllFiniteAt(const TileRows& tile, uint64_t keys) const {
+  for (uint64_t left = keys; left != 0; left &= left - 1) {
     if (!AllFinite(tile.values[__builtin_ctzll(left)], tile.value_type, value_dim_)) return false;
   }
   return true;
@@ -57,11 +58,8 @@ void RowBlock::AddTileToChunk(int64_t group, int64_t begin, int64_t end, const T
   while (begin < end && seen[begin] == 0) ++begin;
   while (end > begin && seen[end - 1] == 0) --end;
   if (begin == end) return;
-  uint64_t some = 0, all = ~uint64_t{0};
-  for (int64_t row = begin; row < end; ++row) {
-    some |= seen[row];
-    all &= seen[row];
-  }
+  uint64_t scored = 0;
+  for (int64_t row = begin; row < end; ++row) scored |= seen[row];
   const int num_rows = static_cast<int>(end - begin);
   const int64_t first = group * rows_ + begin;
 
@@ -71,16 +69,21 @@ void RowBlock::AddTileToChunk(int64_t group, int64_t begin, int64_t end, const T
   score.keys = tile.keys.data();
   score.type = tile.key_type;
   score.dim = key_dim_;
-  score.keys_seen = some;
+  score.keys_seen = scored;
   score.factor = factors_.data() + first;
   score.scores = scores_.data();
   if (next != nullptr) score.upcoming = {next->keys.data(), next->key_bytes};
   ScoreTile(score);
+  uint64_t some = 0, all = ~uint64_t{0};  // of the keys that weigh anything
   for (int row = 0; row < num_rows; ++row) {
+    uint64_t& weighed = weighed_[row] = seen[begin + row];
     rescale_[row] =
-        SoftmaxTile(scores_.data() + row * kTileKeys, seen[begin + row], rules[begin + row],
+        SoftmaxTile(scores_.data() + row * kTileKeys, &weighed, rules[begin + row],
                     &states_[first + row], probabilities_.data() + row * kTileKeys);
+    some |= weighed;
+    all &= weighed;
   }
+  if (some == 0) return;
 
   AccumulateTileArgs values;
   values.probabilities = probabilities_.data();
@@ -93,7 +96,9 @@ void RowBlock::AddTileToChunk(int64_t group, int64_t begin, int64_t end, const T
   values.rescale = rescale_.data();
   values.acc = sums_.data() + first * value_dim_;
   if (next != nullptr) values.upcoming = {next->values.data(), next->value_bytes};
-  if (some == all || HiddenRowsFinite(tile, some & ~all)) return AccumulateTile(values);
+  // Keys between are added with weight 0 where a row does not see them.
+  const uint64_t range = ~uint64_t{0} >> (kTileKeys - values.end) & ~uint64_t{0} << values.begin;
+  if (range == all || AllFiniteAt(tile, range & ~all)) return AccumulateTile(values);
 
   // 0 * NaN would carry a value into rows that do not see it: each row gets its own keys alone.
   values.num_rows = 1;
@@ -102,7 +107,7 @@ void RowBlock::AddTileToChunk(int64_t group, int64_t begin, int64_t end, const T
     const void* rows[kTileKeys];
     float probabilities[kTileKeys];
     int count = 0;
-    for (uint64_t left = seen[begin + row]; left != 0; left &= left - 1) {
+    for (uint64_t left = weighed_[row]; left != 0; left &= left - 1) {
       const int key = __builtin_ctzll(left);
       rows[count] = tile.values[key];
       probabilities[count++] = probabilities_.data()[row * kTileKeys + key];

@@ -62,7 +62,7 @@ class RowBlock {
  private:
   void AddTileToChunk(int64_t group, int64_t begin, int64_t end, const TileRows& tile,
                       const uint64_t* seen, const ScoreRules* rules, const TileSources* next);
-  bool HiddenRowsFinite(const TileRows& tile, uint64_t partly_seen) const;
+  bool AllFiniteAt(const TileRows& tile, uint64_t keys) const;
 
   int64_t groups_ = 0, rows_ = 0;
   int64_t key_dim_ = 0, value_dim_ = 0;  // padded
@@ -70,6 +70,7 @@ class RowBlock {
   AlignedBuffer<float> queries_, probabilities_;
   AlignedBuffer<double> scores_, sums_;
   std::vector<double> factors_, rescale_;
+  std::vector<uint64_t> weighed_;  // per row of a chunk: seen, with a score above -infinity
   std::vector<RowState> states_;
 };
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cuda/kernels/key_lengths.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -14,8 +15,6 @@ constexpr int64_t kMaxPieces = 65535;
 // Of Auto: warps that keep a multiprocessor busy, and keys that are worth a warp.
 constexpr int64_t kWarpsPerMultiprocessor = 16;
 constexpr int64_t kLeastKeys = 128;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Of n pieces' outputs and log-sum-exps, without the gaps between them.
 int64_t StateBytes(const AttendRowsParams& params) {

@@ -258,25 +258,6 @@ TEST(AttendRowsTest, ListsAreBoundByTheirEntriesAndTheCache) {
   EXPECT_EQ(lse, -kInfinity);
 }
 
-TEST(AttendRowsTest, MaskBitsAreCountedRequestByRequest) {
-  std::vector<int32_t> starts = {0}, lengths;
-  std::vector<int64_t> expected, bits(100, -1);
-  int64_t sum = 0;
-  for (int b = 0; b < 100; ++b) {
-    lengths.push_back(b % 7 == 0 ? 0 : 1000000 + b);
-    starts.push_back(starts.back() + b % 5);
-    expected.push_back(sum);
-    sum += int64_t{b % 5} * lengths.back();
-  }
-  MaskBitsParams params;
-  params.num_requests = 100;
-  params.query_start_loc = starts.data();
-  params.seq_lens = lengths.data();
-  params.bits_before = bits.data();
-  EXPECT_EQ(LaunchMaskBits({}, params), 0);
-  EXPECT_EQ(bits, expected);
-}
-
 // Whatever stands in the arrays that only the device reads: nothing outside of any tensor is
 // touched, which sanitizers see, and nothing but outputs is written.
 TEST(AttendRowsTest, GarbageInDeviceArraysIsHarmless) {

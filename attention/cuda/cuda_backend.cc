@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "kvblocks/attention/cuda/block_ops.h"
+#include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/cuda_ops.h"
 #include "kvblocks/attention/cuda/kernels/attend_rows.h"
 
@@ -36,6 +37,10 @@ class Backend final : public AttentionBackend {
   const char* name() const override { return ops().name(); }
   const AttentionOps& ops() const override { return Cuda(); }
   const BackendSupport& support() const override { return support_; }
+  int32_t num_multiprocessors(const ExecContext& context) const override {
+    const auto call = cuda::CudaCall::Begin("num_multiprocessors", context);
+    return call.ok() ? call->launch().num_multiprocessors : 1;
+  }
   absl::Status FillZeros(const ExecContext& context, const TensorView& out) const override {
     return cuda::CudaFillTensor(context, out, std::byte{0});
   }

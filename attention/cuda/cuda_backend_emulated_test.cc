@@ -1,12 +1,16 @@
-// When the backend CUDA is chosen, and when not. (Its layers: device_memory_test.cc.)
+// When the backend CUDA is chosen, and when not; and its layers on tensors of the host, as an
+// emulation takes them. (On device memory: device_memory_test.cc.)
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention/backends/backend_selection.h"
 #include "kvblocks/attention/backends/cpu_backends.h"
 #include "kvblocks/attention/cuda/cuda_backend.h"
+#include "kvblocks/attention/testing/layer_suite.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -74,6 +78,19 @@ TEST_F(CudaBackendTest, WhatItHasNotIsNamed) {
               HasSubstr("CUDA: [head size 128/577 above 576]"));
   EXPECT_THAT(reason([](auto& c) { c.graph_level = GraphLevel::kAlways; }),
               HasSubstr("CUDA: [graph level"));
+}
+
+TEST(CudaLayerTest, DoWhatLayersOfEveryBackendDo) {
+  std::vector<std::byte> memory(size_t{1} << 20, std::byte{0xFF});
+  Workspace workspace;
+  workspace.device = absl::MakeSpan(memory);
+  ExecContext context;
+  context.workspace = &workspace;
+  ExpectCustomMasksAreHonoured(CudaBackend(), context);
+  ExpectTemplatesAreHonoured(CudaBackend(), context);
+  ExpectOtherMasksAreRefused(CudaBackend(), context);
+  ExpectMlaWithoutCache(CudaBackend(), context);
+  ExpectPiecesAreChunks(CudaBackend(), context);
 }
 
 }  // namespace

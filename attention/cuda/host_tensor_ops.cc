@@ -7,6 +7,7 @@
 #include "kvblocks/attention/cuda/cuda_call.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
 #include "kvblocks/attention/ops/visit_views.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -123,7 +124,7 @@ absl::Status HostTensorOps::RunOnDevice(const ExecContext& context, Args args) c
       const int64_t shift = static_cast<int64_t>(reinterpret_cast<uintptr_t>(range.begin) %
                                                  kAlignment);
       if (arena_ != nullptr) {
-        used = (used + kAlignment - 1) / kAlignment * kAlignment;
+        used = RoundUp(used, kAlignment);
         range.device = arena_ + used + shift;
         used += shift + bytes + kGap;
       } else {

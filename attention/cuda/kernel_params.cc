@@ -47,20 +47,8 @@ void PlaceOutputs(const Args& args, DenseAttention* dense) {
 }  // namespace
 
 Element ElementOf(DType dtype) {
-  switch (dtype) {
-    case DType::kF16:
-      return Element::kF16;
-    case DType::kBF16:
-      return Element::kBF16;
-    case DType::kF8E4M3:
-      return Element::kE4M3;
-    case DType::kF8E5M2:
-      return Element::kE5M2;
-    case DType::kI8:
-      return Element::kI8;
-    default:
-      return Element::kF32;
-  }
+  const bool known = IsQuantizedCode(dtype) || (IsComputeType(dtype) && dtype != DType::kF64);
+  return known ? dtype : Element::kF32;
 }
 
 ConstRows ConstRowsOf(const ConstTensorView& view) {
@@ -92,33 +80,27 @@ Cache CacheOf(const ConstKvCacheView& view, const KvScales& scales) {
   cache.block_size = static_cast<int32_t>(view.block_size());
   cache.k_scale = ScalesOf(scales.k);
   cache.v_scale = ScalesOf(scales.v);
+  cache.layout = view.layout;
   switch (view.layout) {
     case KvLayout::kNhd:
-      cache.layout = Layout::kStrided;
       cache.k = TensorOf(view.k, 0, 1, 2);
       cache.v = TensorOf(view.v, 0, 1, 2);
       break;
     case KvLayout::kHnd:
-      cache.layout = Layout::kStrided;
       cache.k = TensorOf(view.k, 0, 2, 1);
       cache.v = TensorOf(view.v, 0, 2, 1);
       break;
     case KvLayout::kPagedX:
-      cache.layout = Layout::kPagedX;
       cache.k = TensorOf(view.k, 0, -1, 1);
       cache.v = TensorOf(view.v, 0, -1, 1);
       break;
     case KvLayout::kMlaLatent:
     case KvLayout::kMlaSplit:
     case KvLayout::kMlaFp8_656:
-      cache.layout = view.layout == KvLayout::kMlaLatent  ? Layout::kMlaLatent
-                     : view.layout == KvLayout::kMlaSplit ? Layout::kMlaSplit
-                                                          : Layout::kMlaFp8_656;
       cache.k = TensorOf(view.k, 0, 1, -1);
       if (!view.v.absent()) cache.v = TensorOf(view.v, 0, 1, -1);
       break;
     case KvLayout::kMlaFp8_584:
-      cache.layout = Layout::kMlaFp8_584;
       cache.k = TensorOf(view.k, 0, -1, -1);
       break;
   }
@@ -201,6 +183,11 @@ DenseAttention DenseAttentionOf(const MlaDecodeArgs& args) {
   DenseAttention dense = PagedAttentionOf(args.q_lat, args);
   PlaceOutputs(args, &dense);
   dense.query_start_loc = args.query_start_loc.as<int32_t>();
+  if (!args.kv_start_loc.absent()) {
+    dense.kv_start_loc = args.kv_start_loc.as<int32_t>();
+    dense.num_requests = static_cast<int32_t>(args.kv_start_loc.extent[0] - 1);
+    dense.num_key_rows = args.cache.block_size();
+  }
   return dense;
 }
 

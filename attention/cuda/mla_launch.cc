@@ -5,14 +5,13 @@
 
 #include "kvblocks/attention/cuda/kernels/mla_attend.h"
 #include "kvblocks/attention/cuda/kernels/runtime.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
 
 // What starting a piece costs, in tiles of keys: its queries, the ring's first tiles, the merge.
 constexpr int64_t kPieceTiles = 4;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <typename... Values>
 bool AllMultiplesOf(int64_t divisor, Values... values) {

@@ -31,7 +31,8 @@ SlotLists ListsOf(const SparseKeys& keys, const ConstTensorView& kv_scale) {
 absl::Status CheckOnCuda(const ExecContext& context, const MlaDecodeArgs& args) {
   CudaChecker check("MlaDecode", context, args);
   check.Values("q_lat", args.q_lat).Values("q_pe", args.q_pe).Values("out", args.out);
-  return check.Paged(args).Dense("query_start_loc", args.query_start_loc).status();
+  check.Paged(args).Dense("query_start_loc", args.query_start_loc);
+  return check.Dense("kv_start_loc", args.kv_start_loc).status();
 }
 
 absl::Status Enqueue(CudaCall& call, const Checked<MlaDecodeArgs>& checked) {

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/testing/mla_ops_suite.h"
 #include "kvblocks/attention/ops/attention_ops.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/testing/dense_oracle.h"
 #include "kvblocks/attention/testing/latent_cache.h"
 #include "kvblocks/attention/testing/paged_case.h"
@@ -68,7 +69,7 @@ struct DecodeCase {
                                        const std::vector<int64_t>& lengths) {
     options.num_blocks = 1;
     for (int64_t length : lengths) {
-      options.num_blocks += (length + options.block_size - 1) / options.block_size;
+      options.num_blocks += CeilDiv(length, options.block_size);
     }
     return options;
   }

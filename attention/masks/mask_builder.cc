@@ -7,9 +7,10 @@
 #include <new>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kvblocks/attention/cache/strided_copy.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
@@ -32,6 +33,18 @@ const char* NameOf(MaskEncoding encoding) {
 }
 
 bool HidesLater(int64_t i, int64_t j) { return j > i; }
+bool HidesOutOfWindow(int64_t window, int64_t i, int64_t j) { return j > i || i - j >= window; }
+bool HidesOffStride(int64_t stride, int64_t i, int64_t j) {
+  return j > i || (i - j >= stride && (i - j) % stride != 0);
+}
+
+// Sets bits [begin, end), little-endian.
+void SetBits(std::byte* bytes, int64_t begin, int64_t end) {
+  for (; begin < end && begin % 8 != 0; ++begin) bytes[begin / 8] |= std::byte(1 << begin % 8);
+  const int64_t whole = std::max<int64_t>(0, end - begin) / 8;
+  std::memset(bytes + begin / 8, 0xff, static_cast<size_t>(whole));
+  for (begin += 8 * whole; begin < end; ++begin) bytes[begin / 8] |= std::byte(1 << begin % 8);
+}
 
 // [rows, columns] at the top left of a larger mask.
 MaskRef TopLeft(const MaskRef& mask, int64_t rows, int64_t columns) {
@@ -53,9 +66,9 @@ absl::StatusOr<double> MaskedValue(DType dtype, MaskEncoding encoding) {
   if (encoding == MaskEncoding::kMarker && (integer || IsComputeType(dtype))) {
     return dtype == DType::kF16 ? kMinusInfinity : 1.0;
   }
-  return absl::InvalidArgumentError(absl::StrCat(
+  return InvalidArgument(
       "MaskedValue: no ", NameOf(encoding), " mask of ", Name(dtype),
-      "; markers are bool, i8, u8 or floats, additive masks floats, finite additive ones f16"));
+      "; markers are bool, i8, u8 or floats, additive masks floats, finite additive ones f16");
 }
 
 namespace {
@@ -73,17 +86,15 @@ struct ShardRows {
 
 absl::StatusOr<ShardRows> RowsOf(const ContextParallelShard& shard) {
   if (shard.num_tokens < 1 || shard.num_tokens > kMaxExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("context parallel mask: num_tokens is ",
-                                                   shard.num_tokens, "; it must be 1 to ",
-                                                   kMaxExtent));
+    return InvalidArgument("context parallel mask: num_tokens is ", shard.num_tokens,
+                           "; it must be 1 to ", kMaxExtent);
   }
   if (shard.num_ranks < 1 || shard.rank < 0 || shard.rank >= shard.num_ranks) {
-    return absl::InvalidArgumentError(absl::StrCat("context parallel mask: rank is ", shard.rank,
-                                                   " of ", shard.num_ranks,
-                                                   "; it must be 0 to num_ranks - 1"));
+    return InvalidArgument("context parallel mask: rank is ", shard.rank, " of ", shard.num_ranks,
+                           "; it must be 0 to num_ranks - 1");
   }
   const int64_t num_chunks = 2 * int64_t{shard.num_ranks};
-  const int64_t length = (shard.num_tokens + num_chunks - 1) / num_chunks;
+  const int64_t length = CeilDiv(shard.num_tokens, num_chunks);
   ShardRows rows;
   rows.first_begin = shard.rank * length;
   rows.second_begin = (num_chunks - 1 - shard.rank) * length;
@@ -93,6 +104,27 @@ absl::StatusOr<ShardRows> RowsOf(const ContextParallelShard& shard) {
 }
 
 }  // namespace
+
+MaskRule WindowRule(int64_t window) {
+  const auto hides = [window](int64_t i, int64_t j, std::string_view) {
+    return HidesOutOfWindow(window, i, j);
+  };
+  const auto bounds = [window](int64_t i, std::string_view) {
+    const int64_t begin = std::max<int64_t>(0, i - window + 1);
+    return MaskRowBounds{begin, i + 1, begin, i + 1};
+  };
+  return {hides, bounds, ""};
+}
+
+MaskRule StridedRule(int64_t stride) {
+  const auto hides = [stride](int64_t i, int64_t j, std::string_view) {
+    return HidesOffStride(stride, i, j);
+  };
+  const auto bounds = [stride](int64_t i, std::string_view) {
+    return MaskRowBounds{0, i + 1, std::max<int64_t>(0, i - stride + 1), i + 1};
+  };
+  return {hides, bounds, ""};
+}
 
 absl::StatusOr<std::vector<int64_t>> ContextParallelPositions(const ContextParallelShard& shard) {
   const absl::StatusOr<ShardRows> rows = RowsOf(shard);
@@ -116,8 +148,7 @@ AttentionMaskBuilder::Key AttentionMaskBuilder::MakeKey(Kind kind, MaskElement e
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Causal(int64_t n, MaskElement element) {
   if (n < 1 || n > kMaxExtent) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Causal: n is ", n, "; it must be 1 to ", kMaxExtent));
+    return InvalidArgument("Causal: n is ", n, "; it must be 1 to ", kMaxExtent);
   }
   const int64_t capacity = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
   const auto mask = GetOrMake(MakeKey(Kind::kCausal, element), capacity, capacity, HidesLater);
@@ -134,29 +165,26 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::SplitFuse(DType dtype) {
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::SlidingWindow(const WindowMaskSpec& spec) {
   if (spec.window < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("SlidingWindow: window is ", spec.window,
-                     "; it must be at least 1, which is the query itself"));
+    return InvalidArgument("SlidingWindow: window is ", spec.window,
+                           "; it must be at least 1, which is the query itself");
   }
   if (spec.size < 1 || spec.size > kMaxExtent) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("SlidingWindow: size is ", spec.size, "; it must be 1 to ", kMaxExtent));
+    return InvalidArgument("SlidingWindow: size is ", spec.size, "; it must be 1 to ", kMaxExtent);
   }
   if (spec.form != MaskForm::kShared && spec.form != MaskForm::kTemplate) {
-    return absl::InvalidArgumentError("SlidingWindow: form must be kShared or kTemplate");
+    return InvalidArgument("SlidingWindow: form must be kShared or kTemplate");
   }
   if (spec.form == MaskForm::kTemplate && spec.window >= spec.size &&
       spec.pre_tokens != spec.window - 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("SlidingWindow: a template of ", spec.size, " cannot tell a window of ",
-                     spec.window, "; use it in mode 4 with pre_tokens = ", spec.window - 1,
-                     " (given: ", spec.pre_tokens, ") or take a larger template"));
+    return InvalidArgument("SlidingWindow: a template of ", spec.size, " cannot tell a window of ",
+                           spec.window, "; use it in mode 4 with pre_tokens = ", spec.window - 1,
+                           " (given: ", spec.pre_tokens, ") or take a larger template");
   }
   Key key = MakeKey(Kind::kWindow, spec.element);
   key.rows = key.columns = spec.size;
   key.window = std::min(spec.window, spec.size);
   auto mask = GetOrMake(key, spec.size, spec.size,
-                        [&](int64_t i, int64_t j) { return j > i || i - j >= spec.window; });
+                        [&](int64_t i, int64_t j) { return HidesOutOfWindow(spec.window, i, j); });
   if (mask.ok()) mask->form = spec.form;
   return mask;
 }
@@ -164,16 +192,13 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::SlidingWindow(const WindowMaskSpec
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Strided(int64_t stride, int64_t n,
                                                       MaskElement element) {
   if (stride < 1 || n < 1 || n > kMaxExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("Strided: stride is ", stride, ", n is ", n,
-                                                   "; stride must be at least 1, n 1 to ",
-                                                   kMaxExtent));
+    return InvalidArgument("Strided: stride is ", stride, ", n is ", n,
+                           "; stride must be at least 1, n 1 to ", kMaxExtent);
   }
   Key key = MakeKey(Kind::kStrided, element);
   key.rows = key.columns = n;
   key.window = stride;
-  return GetOrMake(key, n, n, [&](int64_t i, int64_t j) {
-    return j > i || (i - j >= stride && (i - j) % stride != 0);
-  });
+  return GetOrMake(key, n, n, [&](int64_t i, int64_t j) { return HidesOffStride(stride, i, j); });
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Mla(MaskElement element) {
@@ -185,9 +210,8 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::PrefillContextParallel(
   const absl::StatusOr<ShardRows> shard_rows = RowsOf(shard);
   if (!shard_rows.ok()) return shard_rows.status();
   if (shard_rows->size() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("PrefillContextParallel: rank ", shard.rank,
-                                                   " of ", shard.num_ranks, " holds none of ",
-                                                   shard.num_tokens, " tokens; it needs no mask"));
+    return InvalidArgument("PrefillContextParallel: rank ", shard.rank, " of ", shard.num_ranks,
+                           " holds none of ", shard.num_tokens, " tokens; it needs no mask");
   }
   Key key = MakeKey(Kind::kContextParallel, element);
   key.rows = shard_rows->size();
@@ -199,48 +223,105 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::PrefillContextParallel(
 }
 
 absl::StatusOr<int64_t> AttentionMaskBuilder::Register(const std::string& name,
-                                                       MaskGenerator generator,
-                                                       std::string params) {
-  if (name.empty()) return absl::InvalidArgumentError("Register: the mask has no name");
+                                                       MaskGenerator generator, std::string params,
+                                                       MaskBounds bounds) {
+  if (name.empty()) return InvalidArgument("Register: the mask has no name");
   if (generator == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("Register: mask '", name, "' has no generator"));
+    return InvalidArgument("Register: mask '", name, "' has no generator");
   }
   std::lock_guard lock(mutex_);
   Registration& registration = registered_[name];
   const int64_t replaced = registration.generation;
-  registration = {std::move(generator), std::move(params), ++last_generation_};
+  registration = {{std::move(generator), std::move(bounds), std::move(params)}, ++last_generation_};
   std::erase_if(masks_, [replaced](const auto& entry) {
     return replaced != 0 && entry.first.generation == replaced;
   });
   return last_generation_;
 }
 
+absl::StatusOr<AttentionMaskBuilder::Registration> AttentionMaskBuilder::Find(
+    const std::string& name, const std::optional<std::string>& params) const {
+  std::lock_guard lock(mutex_);
+  const auto found = registered_.find(name);
+  if (found == registered_.end()) {
+    const std::string names = absl::StrJoin(
+        registered_, ", ",
+        [](std::string* out, const auto& entry) { absl::StrAppend(out, entry.first); });
+    return NotFound("Custom: no mask '", name, "'; registered: ", names.empty() ? "none" : names);
+  }
+  Registration registration = found->second;
+  if (params.has_value()) registration.rule.params = *params;
+  return registration;
+}
+
+absl::StatusOr<MaskRule> AttentionMaskBuilder::RuleOf(
+    const std::string& name, const std::optional<std::string>& params) const {
+  absl::StatusOr<Registration> registration = Find(name, params);
+  if (!registration.ok()) return registration.status();
+  return std::move(registration->rule);
+}
+
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Custom(const CustomMaskSpec& spec) {
   if (spec.rows < 1 || spec.columns < 1 || spec.rows > kMaxExtent || spec.columns > kMaxExtent) {
-    return absl::InvalidArgumentError(absl::StrCat("Custom: the mask is [", spec.rows, ", ",
-                                                   spec.columns, "]; extents must be 1 to ",
-                                                   kMaxExtent));
+    return InvalidArgument("Custom: the mask is [", spec.rows, ", ", spec.columns,
+                           "]; extents must be 1 to ", kMaxExtent);
   }
-  Registration registration;
-  {
-    std::lock_guard lock(mutex_);
-    const auto found = registered_.find(spec.name);
-    if (found == registered_.end()) {
-      const std::string names = absl::StrJoin(
-          registered_, ", ",
-          [](std::string* out, const auto& entry) { absl::StrAppend(out, entry.first); });
-      return absl::NotFoundError(absl::StrCat("Custom: no mask '", spec.name,
-                                              "'; registered: ", names.empty() ? "none" : names));
-    }
-    registration = found->second;
-  }
+  const absl::StatusOr<Registration> registration = Find(spec.name, spec.params);
+  if (!registration.ok()) return registration.status();
+  const MaskRule& rule = registration->rule;
   Key key = MakeKey(Kind::kCustom, spec.element);
   key.rows = spec.rows;
   key.columns = spec.columns;
-  key.generation = registration.generation;
-  key.params = spec.params.has_value() ? *spec.params : registration.params;
+  key.generation = registration->generation;
+  key.params = rule.params;
   return GetOrMake(key, spec.rows, spec.columns,
-                   [&](int64_t i, int64_t j) { return registration.generator(i, j, key.params); });
+                   [&](int64_t i, int64_t j) { return rule.hides(i, j, rule.params); });
+}
+
+absl::StatusOr<MaskRef> AttentionMaskBuilder::Bits(const MaskRule& rule,
+                                                   absl::Span<const MaskRows> requests) {
+  int64_t num_bits = 0;
+  for (const MaskRows& request : requests) {
+    int64_t bits;
+    if (request.first_position < 0 || request.num_rows < 0 || request.num_keys < 0 ||
+        __builtin_mul_overflow(request.num_rows, request.num_keys, &bits) ||
+        __builtin_add_overflow(num_bits, bits, &num_bits) || num_bits > INT64_MAX - 7) {
+      return InvalidArgument("Bits: a request has ", request.num_rows, " rows from position ",
+                             request.first_position, " over ", request.num_keys,
+                             " keys; at least 0 each, and below 2^63 bits in all");
+    }
+  }
+  if (absl::Status status = CheckNoCapture("the rows of a step"); !status.ok()) return status;
+  const int64_t num_bytes = CeilDiv(num_bits, 8);
+  auto host = Allocate("Bits", num_bytes);
+  if (!host.ok()) return host.status();
+  std::byte* const bytes = host->get();
+  int64_t row_begin = 0;
+  for (const MaskRows& request : requests) {
+    for (int64_t row = 0; row < request.num_rows; ++row, row_begin += request.num_keys) {
+      const int64_t i = request.first_position + row;
+      const auto within = [&](int64_t from, int64_t key) {
+        return std::clamp(key, from, request.num_keys);
+      };
+      MaskRowBounds known;
+      if (rule.bounds != nullptr) known = rule.bounds(i, rule.params);
+      const int64_t begin = within(0, known.begin), end = within(begin, known.end);
+      const int64_t seen_begin = std::min(within(begin, known.seen_begin), end);
+      const int64_t seen_end = std::min(within(seen_begin, known.seen_end), end);
+      const auto ask = [&](int64_t from, int64_t to) {
+        for (int64_t j = from; j < to; ++j) {
+          if (rule.hides(i, j, rule.params)) SetBits(bytes, row_begin + j, row_begin + j + 1);
+        }
+      };
+      SetBits(bytes, row_begin, row_begin + begin);
+      ask(begin, seen_begin);
+      ask(seen_end, end);
+      SetBits(bytes, row_begin + end, row_begin + request.num_keys);
+    }
+  }
+  absl::StatusOr<MaskRef> mask = Place(*std::move(host), num_bytes, DType::kU8, {num_bytes});
+  if (mask.ok()) mask->form = MaskForm::kRaggedBits;
+  return mask;
 }
 
 absl::StatusOr<int64_t> AttentionMaskBuilder::BytesOf(const char* what, DType dtype, int64_t rows,
@@ -249,43 +330,74 @@ absl::StatusOr<int64_t> AttentionMaskBuilder::BytesOf(const char* what, DType dt
   if (__builtin_mul_overflow(rows, columns, &bytes) ||
       __builtin_mul_overflow(bytes, ElementBytes(dtype), &bytes) ||
       bytes > options_.max_mask_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        what, ": a mask of ", rows, " x ", columns, " ", Name(dtype), " exceeds ",
-        options_.max_mask_bytes, " bytes; use a template or raise Options::max_mask_bytes"));
+    return ResourceExhausted(what, ": a mask of ", rows, " x ", columns, " ", Name(dtype),
+                             " exceeds ", options_.max_mask_bytes,
+                             " bytes; use a template or raise Options::max_mask_bytes");
   }
   return bytes;
 }
 
 absl::StatusOr<MaskRef> AttentionMaskBuilder::Pack(const MaskRef& mask) {
   if (mask.null() || mask.view.rank != 2) {
-    return absl::InvalidArgumentError("Pack: the mask is null or not [S1, S2]");
+    return InvalidArgument("Pack: the mask is null or not [S1, S2]");
   }
   if (mask.view.contiguous()) return mask;
   if (!mask.view.device.on_host()) {
-    return absl::UnimplementedError(
-        absl::StrCat("Pack: the mask is on ", Name(mask.view.device), "; only host masks pack"));
+    return Unimplemented("Pack: the mask is on ", Name(mask.view.device), "; only host masks pack");
   }
-  {
-    std::lock_guard lock(mutex_);
-    if (captures_ > 0) {
-      return absl::FailedPreconditionError(
-          "Pack: a packed copy would be allocated during a capture; pack before it");
-    }
-  }
+  if (absl::Status status = CheckNoCapture("a packed copy"); !status.ok()) return status;
   const int64_t rows = mask.view.extent[0], columns = mask.view.extent[1];
   const absl::StatusOr<int64_t> num_bytes = BytesOf("Pack", mask.view.dtype, rows, columns);
   if (!num_bytes.ok()) return num_bytes.status();
-  std::shared_ptr<std::byte[]> bytes(new (std::nothrow) std::byte[*num_bytes]);
-  if (bytes == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("Pack: no memory for ", *num_bytes, " bytes"));
-  }
+  auto bytes = Allocate("Pack", *num_bytes);
+  if (!bytes.ok()) return bytes.status();
   const TensorView dense =
-      TensorView::Contiguous(bytes.get(), mask.view.dtype, {rows, columns}, mask.view.device);
+      TensorView::Contiguous(bytes->get(), mask.view.dtype, {rows, columns}, mask.view.device);
   CopyStrided(mask.view, dense);
   MaskRef packed = mask;
   packed.view = dense;
-  packed.storage = std::move(bytes);
+  packed.storage = *std::move(bytes);
   return packed;
+}
+
+absl::Status AttentionMaskBuilder::CheckNoCapture(const std::string& what) const {
+  std::lock_guard lock(mutex_);
+  if (captures_ == 0) return absl::OkStatus();
+  return FailedPrecondition("mask builder: ", what,
+                            " cannot be made during a capture; make it before");
+}
+
+absl::StatusOr<std::shared_ptr<std::byte[]>> AttentionMaskBuilder::Allocate(const char* what,
+                                                                            int64_t bytes) const {
+  if (bytes > options_.max_mask_bytes) {
+    return ResourceExhausted(what, ": a mask of ", bytes, " bytes exceeds ",
+                             options_.max_mask_bytes,
+                             "; use a template, take fewer new tokens per step, or raise "
+                             "Options::max_mask_bytes");
+  }
+  std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[bytes]());
+  if (memory != nullptr) return memory;
+  return ResourceExhausted(what, ": no memory for a mask of ", bytes, " bytes");
+}
+
+absl::StatusOr<MaskRef> AttentionMaskBuilder::Place(std::shared_ptr<std::byte[]> host,
+                                                    int64_t bytes, DType dtype,
+                                                    absl::Span<const int64_t> extents) const {
+  MaskRef mask;
+  const std::byte* data = host.get();
+  if (options_.device.kind == DeviceKind::kHost) {
+    mask.storage = std::move(host);
+  } else if (options_.upload == nullptr) {
+    return Unimplemented("mask builder: no upload to ", Name(options_.device),
+                         " was given; set Options::upload");
+  } else {
+    auto uploaded = options_.upload(options_.device, host.get(), static_cast<size_t>(bytes));
+    if (!uploaded.ok()) return uploaded.status();
+    data = uploaded->get();
+    mask.storage = *std::move(uploaded);
+  }
+  mask.view = ConstTensorView::Contiguous(data, dtype, extents, options_.device);
+  return mask;
 }
 
 void AttentionMaskBuilder::Clear() {
@@ -313,9 +425,9 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::GetOrMake(const Key& key, int64_t 
     const auto found = masks_.find(key);
     if (found != masks_.end() && covers(found->second)) return found->second;
     if (captures_ > 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("mask builder: a mask of ", rows, " x ", columns, " ", Name(key.dtype),
-                       " is not there and cannot be made during a capture; prewarm it before"));
+      return FailedPrecondition(
+          "mask builder: a mask of ", rows, " x ", columns, " ", Name(key.dtype),
+          " is not there and cannot be made during a capture; prewarm it before");
     }
   }
   absl::StatusOr<MaskRef> made = Materialise(key, rows, columns, hides);
@@ -332,42 +444,24 @@ absl::StatusOr<MaskRef> AttentionMaskBuilder::Materialise(const Key& key, int64_
                                                           int64_t columns, Rule hides) const {
   const absl::StatusOr<double> masked = MaskedValue(key.dtype, key.encoding);
   if (!masked.ok()) return masked.status();
-  const bool on_host = options_.device.kind == DeviceKind::kHost;
-  if (!on_host && options_.upload == nullptr) {
-    return absl::UnimplementedError(absl::StrCat(
-        "mask builder: no upload to ", Name(options_.device), " was given; set Options::upload"));
-  }
   const absl::StatusOr<int64_t> bytes = BytesOf("mask builder", key.dtype, rows, columns);
   if (!bytes.ok()) return bytes.status();
-  std::shared_ptr<std::byte[]> host(new (std::nothrow) std::byte[*bytes]);
-  if (host == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("mask builder: no memory for a mask of ", *bytes, " bytes"));
-  }
-  std::memset(host.get(), 0, *bytes);  // zero is visible in every type
+  auto host = Allocate("mask builder", *bytes);  // zero is visible in every type
+  if (!host.ok()) return host.status();
   const int64_t element_bytes = ElementBytes(key.dtype);
   std::byte hidden[8] = {};
   StoreElement(key.dtype, *masked, hidden);
-  std::byte* to = host.get();
+  std::byte* to = host->get();
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < columns; ++j, to += element_bytes) {
       if (hides(i, j)) std::memcpy(to, hidden, element_bytes);
     }
   }
 
-  MaskRef mask;
-  mask.encoding = key.encoding;
-  mask.form = MaskForm::kShared;
-  const std::byte* data = host.get();
-  if (on_host) {
-    mask.storage = std::move(host);
-  } else {
-    auto uploaded = options_.upload(options_.device, host.get(), static_cast<size_t>(*bytes));
-    if (!uploaded.ok()) return uploaded.status();
-    data = uploaded->get();
-    mask.storage = *std::move(uploaded);
-  }
-  mask.view = ConstTensorView::Contiguous(data, key.dtype, {rows, columns}, options_.device);
+  absl::StatusOr<MaskRef> mask = Place(*std::move(host), *bytes, key.dtype, {rows, columns});
+  if (!mask.ok()) return mask;
+  mask->encoding = key.encoding;
+  mask->form = MaskForm::kShared;
   return mask;
 }
 

@@ -8,7 +8,8 @@
 // is not there yet is FailedPrecondition, so Prewarm first.
 //
 // 0 is visible in every mask, MaskedValue tells what is not. Thread-safe; masks are made outside
-// the lock. Cost: a hit is one look-up in a map, a miss rows x columns calls of the rule.
+// the lock. Cost: a hit is one look-up in a map, a miss rows x columns calls of the rule. For long
+// sequences, whose square is too much, Bits makes the rows of one step.
 
 #ifndef KVBLOCKS_ATTENTION_MASKS_MASK_BUILDER_H_
 #define KVBLOCKS_ATTENTION_MASKS_MASK_BUILDER_H_
@@ -17,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -69,6 +71,30 @@ absl::StatusOr<std::vector<int64_t>> ContextParallelPositions(const ContextParal
 // Whether a custom mask hides key j from query i, both absolute positions. Must be pure.
 using MaskGenerator = std::function<bool(int64_t i, int64_t j, std::string_view params)>;
 
+// What is known of row i without asking key by key: keys outside [begin, end) are hidden, keys of
+// [seen_begin, seen_end) are visible. The generator is asked about the others only.
+struct MaskRowBounds {
+  int64_t begin = 0, end = std::numeric_limits<int64_t>::max();
+  int64_t seen_begin = 0, seen_end = 0;
+};
+using MaskBounds = std::function<MaskRowBounds(int64_t i, std::string_view params)>;
+
+// A mask as a predicate over positions. Without bounds every key is asked about.
+struct MaskRule {
+  MaskGenerator hides;
+  MaskBounds bounds;
+  std::string params;
+};
+// Sees the last `window` keys, itself included; asks about none.
+MaskRule WindowRule(int64_t window);
+// Of the keys up to i, sees the last `stride` and of the earlier ones every stride-th.
+MaskRule StridedRule(int64_t stride);
+
+// The new tokens of a request: positions first_position on, each a row over num_keys keys.
+struct MaskRows {
+  int64_t first_position = 0, num_rows = 0, num_keys = 0;
+};
+
 struct CustomMaskSpec {
   std::string name;
   int64_t rows = 0, columns = 0;
@@ -110,8 +136,16 @@ class AttentionMaskBuilder {
 
   // Makes a custom mask available; the same name again replaces it. Returns the generation id.
   absl::StatusOr<int64_t> Register(const std::string& name, MaskGenerator generator,
-                                   std::string params = "");
+                                   std::string params = "", MaskBounds bounds = nullptr);
+  // The whole mask, each pair asked about once.
   absl::StatusOr<MaskRef> Custom(const CustomMaskSpec& spec);
+  // What is registered as `name`, with `params` if given.
+  absl::StatusOr<MaskRule> RuleOf(const std::string& name,
+                                  const std::optional<std::string>& params) const;
+
+  // Ragged bits: the rows of a batch and no others, made anew by each call. Cost: a bit per row and
+  // key, and a call of the rule for each pair that its bounds leave open.
+  absl::StatusOr<MaskRef> Bits(const MaskRule& rule, absl::Span<const MaskRows> requests);
 
   // The same mask without gaps between rows: itself if it has none, else a copy (host only).
   absl::StatusOr<MaskRef> Pack(const MaskRef& mask);
@@ -149,8 +183,7 @@ class AttentionMaskBuilder {
     auto operator<=>(const Key&) const = default;
   };
   struct Registration {
-    MaskGenerator generator;
-    std::string params;
+    MaskRule rule;
     int64_t generation = 0;
   };
   using Rule = absl::FunctionRef<bool(int64_t i, int64_t j)>;
@@ -163,9 +196,18 @@ class AttentionMaskBuilder {
   absl::StatusOr<MaskRef> GetOrMake(const Key& key, int64_t rows, int64_t columns, Rule hides);
   absl::StatusOr<MaskRef> Materialise(const Key& key, int64_t rows, int64_t columns,
                                       Rule hides) const;
+  absl::StatusOr<Registration> Find(const std::string& name,
+                                    const std::optional<std::string>& params) const;
+  // FailedPrecondition during a capture; `what` cannot be made then.
+  absl::Status CheckNoCapture(const std::string& what) const;
+  // Zeros, or ResourceExhausted.
+  absl::StatusOr<std::shared_ptr<std::byte[]>> Allocate(const char* what, int64_t bytes) const;
+  // Where the mask is used: its own storage on the host, else a copy on the device.
+  absl::StatusOr<MaskRef> Place(std::shared_ptr<std::byte[]> host, int64_t bytes, DType dtype,
+                                absl::Span<const int64_t> extents) const;
 
   const Options options_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   int captures_ = 0;                                // guarded by mutex_
   int64_t last_generation_ = 0;                     // guarded by mutex_
   std::map<Key, MaskRef> masks_;                    // guarded by mutex_

@@ -2,34 +2,80 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
 
 constexpr int64_t kTemplateSize = 2048;
-// Custom masks are full ones: sized by powers of two, so that they are not made anew every step.
+// Whole masks are sized by powers of two, so that they are not made anew every step.
 constexpr int64_t kSmallestCustomMask = 256;
+
+absl::StatusOr<MaskRule> RuleOf(const AttentionMaskBuilder& builder,
+                                const CustomMaskConfig& config) {
+  switch (config.type) {
+    case CustomMaskConfig::Type::kSparse:
+      return StridedRule(config.parameter);
+    case CustomMaskConfig::Type::kWindow:
+      return WindowRule(config.parameter);
+    case CustomMaskConfig::Type::kCustom:
+      break;
+  }
+  return builder.RuleOf(config.name,
+                        config.params.empty() ? std::nullopt : std::optional(config.params));
+}
+
+// The rows of the step's new tokens.
+absl::StatusOr<std::vector<MaskRows>> RowsOf(const CommonAttentionMetadata& metadata) {
+  const absl::Span<const int32_t> starts = metadata.host_query_start_loc;
+  const absl::Span<const int32_t> lengths = metadata.host_seq_lens;
+  const size_t num_reqs = static_cast<size_t>(std::max(0, metadata.num_reqs));
+  if (starts.size() <= num_reqs || lengths.size() < num_reqs) {
+    return InvalidArgument("AttachMasks: host_query_start_loc has ", starts.size(),
+                           " entries and host_seq_lens ", lengths.size(), "; a custom mask for ",
+                           metadata.max_seq_len, " positions and ", num_reqs, " requests needs ",
+                           num_reqs + 1, " and ", num_reqs);
+  }
+  std::vector<MaskRows> rows(num_reqs);
+  for (size_t b = 0; b < num_reqs; ++b) {
+    const int64_t num_rows = int64_t{starts[b + 1]} - starts[b];
+    if (num_rows < 0 || num_rows > lengths[b]) {
+      return InvalidArgument("AttachMasks: request ", b, " has ", num_rows,
+                             " new tokens and length ", lengths[b], "; 0 to its length");
+    }
+    rows[b] = {lengths[b] - num_rows, num_rows, lengths[b]};
+  }
+  return rows;
+}
 
 absl::StatusOr<MaskRef> CustomMask(AttentionMaskBuilder& builder, const CustomMaskConfig& config,
                                    const CommonAttentionMetadata& metadata) {
+  const bool whole = metadata.max_seq_len <= kLongestWholeMask;
   const int64_t size = static_cast<int64_t>(std::bit_ceil(
       static_cast<uint64_t>(std::max<int64_t>(kSmallestCustomMask, metadata.max_seq_len))));
-  if (config.type == CustomMaskConfig::Type::kCustom) {
+  if (config.type == CustomMaskConfig::Type::kCustom && whole) {
     CustomMaskSpec spec{.name = config.name, .rows = size, .columns = size};
     if (!config.params.empty()) spec.params = config.params;
     return builder.Custom(spec);
   }
-  if (config.parameter < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("AttachMasks: parameter of the custom mask is ",
-                                                   config.parameter,
-                                                   "; a window or stride must be at least 1"));
+  if (config.type != CustomMaskConfig::Type::kCustom && config.parameter < 1) {
+    return InvalidArgument("AttachMasks: parameter of the custom mask is ", config.parameter,
+                           "; a window or stride must be at least 1");
   }
-  if (!metadata.causal) {
-    return absl::InvalidArgumentError(
+  if (config.type != CustomMaskConfig::Type::kCustom && !metadata.causal) {
+    return InvalidArgument(
         "AttachMasks: window and sparse masks are causal, the step is not; register a custom mask");
+  }
+  if (!whole) {
+    const absl::StatusOr<MaskRule> rule = RuleOf(builder, config);
+    if (!rule.ok()) return rule.status();
+    const absl::StatusOr<std::vector<MaskRows>> rows = RowsOf(metadata);
+    if (!rows.ok()) return rows.status();
+    return builder.Bits(*rule, *rows);
   }
   if (config.type == CustomMaskConfig::Type::kSparse) {
     return builder.Strided(config.parameter, size, {});
@@ -43,8 +89,8 @@ absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
                          CommonAttentionMetadata* metadata) {
   MaskRef standard, window, custom;
   if (needs.window < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("AttachMasks: window is ", needs.window,
-                                                   "; it must be at least 1, or 0 for none"));
+    return InvalidArgument("AttachMasks: window is ", needs.window,
+                           "; it must be at least 1, or 0 for none");
   }
   if (needs.explicit_masks && metadata->causal) {
     absl::StatusOr<MaskRef> made =
@@ -63,7 +109,7 @@ absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
     }
   }
   // A registered mask says itself what is hidden, causal step or not.
-  if (needs.explicit_masks && needs.custom.enabled) {
+  if (needs.custom.enabled) {
     absl::StatusOr<MaskRef> made = CustomMask(builder, needs.custom, *metadata);
     if (!made.ok()) return made.status();
     custom = *std::move(made);
@@ -77,7 +123,7 @@ absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
 ExplicitMask ChooseMask(const CommonAttentionMetadata& metadata, int64_t window) {
   if (!metadata.custom_mask.null()) {
     ExplicitMask mask = metadata.custom_mask.ToExplicit(/*sparse_mode=*/1);
-    mask.rows_are_absolute = true;
+    mask.rows_are_absolute = mask.form != MaskForm::kRaggedBits;  // those are the step's rows
     return mask;
   }
   if (window > 0 && !metadata.swa_mask.null()) {

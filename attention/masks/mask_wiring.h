@@ -1,11 +1,17 @@
 // Which masks a step carries, and which of them a layer uses.
 //
-// Most backends see keys by lengths, causality and window alone and get no mask at all. For one
+// Most backends see keys by lengths, causality and window alone and get no mask for them. For one
 // that asks for explicit masks, AttachMasks fills the metadata's MaskRefs once per step: generation
 // gets the split-fuse template, pooling a causal bool mask as a template, windowed layers a window
-// template besides, a configured custom mask comes on top; a non-causal step gets none, because a
-// causal template would hide what it must see. ChooseMask then picks per layer: custom before
-// window before standard.
+// template besides; a non-causal step gets none, because a causal template would hide what it must
+// see. A configured custom mask is attached for every backend. ChooseMask then picks per layer:
+// custom before window before standard.
+//
+// Cost of a custom mask: while all requests fit in kLongestWholeMask positions, the whole mask is
+// made once, a power of two wide, and serves every step. Beyond that each step makes the rows of
+// its new tokens, a bit per key: at most one call of the generator per new token and key, which is
+// 131,072 for a decode of 128k tokens, and none where the mask's bounds say it all (windows have
+// such bounds, strided masks for the last keys).
 
 #ifndef KVBLOCKS_ATTENTION_MASKS_MASK_WIRING_H_
 #define KVBLOCKS_ATTENTION_MASKS_MASK_WIRING_H_
@@ -32,6 +38,8 @@ struct CustomMaskConfig {
   std::string params = {};
 };
 
+inline constexpr int64_t kLongestWholeMask = 2048;
+
 struct MaskNeeds {
   bool explicit_masks = false;  // what the chosen backend asks for
   bool pooling = false;
@@ -40,6 +48,7 @@ struct MaskNeeds {
 };
 
 // Sets the three masks of the metadata (null where not needed). On failure nothing is changed.
+// A custom mask beyond kLongestWholeMask reads the host's lengths, which must be exact.
 absl::Status AttachMasks(AttentionMaskBuilder& builder, const MaskNeeds& needs,
                          CommonAttentionMetadata* metadata);
 

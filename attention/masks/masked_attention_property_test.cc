@@ -15,8 +15,8 @@
 #include "kvblocks/attention/cpu/cpu_ops.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
 #include "kvblocks/attention/masks/mask_builder.h"
-#include "kvblocks/attention/masks/mask_predicate.h"
 #include "kvblocks/attention/tensor/small_floats.h"
+#include "kvblocks/attention/testing/mask_predicate.h"
 #include "kvblocks/attention/testing/paged_case.h"
 
 namespace kvblocks::attention {

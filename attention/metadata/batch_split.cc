@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -108,10 +108,10 @@ absl::StatusOr<CommonAttentionMetadata> PrefillView(const CommonAttentionMetadat
   if (static_cast<int64_t>(meta.host_prefill_query_start_loc.size()) != num_offsets ||
       meta.prefill_query_start_loc.rank != 1 ||
       meta.prefill_query_start_loc.extent[0] != num_offsets) {
-    return absl::FailedPreconditionError(absl::StrCat(
+    return FailedPrecondition(
         "PrefillView: prefill_query_start_loc has ", meta.host_prefill_query_start_loc.size(),
         " entries, not the ", num_offsets, " of the rows behind ", begin,
-        " decodes; build the metadata with AttentionMetadataBuilder or fill it in"));
+        " decodes; build the metadata with AttentionMetadataBuilder or fill it in");
   }
   const int64_t token = meta.num_decode_tokens;
   const auto tail = [](const ConstTensorView& rows, int64_t first) {
@@ -141,20 +141,17 @@ absl::StatusOr<CommonAttentionMetadata> WithBlockTable(const CommonAttentionMeta
                                                        ConstTensorView slot_mapping,
                                                        int64_t block_size) {
   if (block_size < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("WithBlockTable: block_size is ", block_size, "; it must be at least 1"));
+    return InvalidArgument("WithBlockTable: block_size is ", block_size, "; it must be at least 1");
   }
   const int64_t rows = static_cast<int64_t>(meta.host_seq_lens.size());
   if (block_table.rank != 2 || block_table.dtype != DType::kI32 || block_table.extent[0] < rows) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("WithBlockTable: block_table is ", block_table.DebugString(),
-                     "; it must be i32 [at least ", rows, ", columns]"));
+    return InvalidArgument("WithBlockTable: block_table is ", block_table.DebugString(),
+                           "; it must be i32 [at least ", rows, ", columns]");
   }
   if (slot_mapping.rank != 1 || slot_mapping.dtype != DType::kI64 ||
       slot_mapping.extent[0] < meta.num_actual_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("WithBlockTable: slot_mapping is ", slot_mapping.DebugString(),
-                     "; it must be i64 [at least ", meta.num_actual_tokens, "]"));
+    return InvalidArgument("WithBlockTable: slot_mapping is ", slot_mapping.DebugString(),
+                           "; it must be i64 [at least ", meta.num_actual_tokens, "]");
   }
   CommonAttentionMetadata other = meta;
   other.block_table = block_table;

@@ -57,8 +57,11 @@ struct CommonAttentionMetadata {
   int32_t num_prefills = 0, num_prefill_tokens = 0;  // extends included
   AttentionState attn_state = AttentionState::kDecodeOnly;
   int64_t common_prefix_len = 0;  // a multiple of block_size, or 0
+  // > 0: the requests are pieces, cut at multiples of it (VirtualBatches), and positions count from
+  // where a piece begins. For layers of this chunk only.
+  int64_t chunk = 0;
 
-  // Null unless the backend asks for explicit masks.
+  // Null unless attached (masks/mask_wiring.h). What is there reaches the kernels.
   MaskRef attn_mask, swa_mask, custom_mask;
 };
 

@@ -2,8 +2,8 @@
 
 #include <limits>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/metadata/host_index_checks.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -20,8 +20,7 @@ absl::Status CheckPositions(const char* operation, const ConstTensorView& positi
   for (int64_t t = 0; t < num_tokens; ++t) {
     const int32_t p = positions.as<int32_t>()[t];
     if (p < 0) {
-      return absl::OutOfRangeError(
-          absl::StrCat(operation, ": positions[", t, "] is ", p, "; it must not be negative"));
+      return OutOfRange(operation, ": positions[", t, "] is ", p, "; it must not be negative");
     }
   }
   return absl::OkStatus();
@@ -107,16 +106,15 @@ absl::Status CheckTensors(const ExecContext& context, const PrefillIndicesArgs& 
                                          {"topk", args.topk}});
   if (!apart.ok()) return apart;
   if (!is_compressed && args.ratio > 1) {
-    return absl::InvalidArgumentError(absl::StrCat(kPrefill, ": topk is absent, but ratio is ",
-                                                   args.ratio,
-                                                   "; a compressed layer needs its top-k list"));
+    return InvalidArgument(kPrefill, ": topk is absent, but ratio is ", args.ratio,
+                           "; a compressed layer needs its top-k list");
   }
   const int64_t rows = args.rows_per_request, compressed_rows = args.compressed_rows;
   if (compressed_rows < 0 || rows < compressed_rows ||
       (num_reqs > 0 && rows > kMaxInt32 / num_reqs)) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         kPrefill, ": rows_per_request is ", rows, " and compressed_rows ", compressed_rows, " for ",
-        num_reqs, " requests; 0 <= compressed_rows <= rows_per_request, and rows must fit in i32"));
+        num_reqs, " requests; 0 <= compressed_rows <= rows_per_request, and rows must fit in i32");
   }
   return absl::OkStatus();
 }
@@ -222,17 +220,15 @@ absl::Status CombinePrefillIndices(const PrefillIndicesArgs& args) {
     const int64_t query_len = starts[b + 1] - starts[b];
     const int64_t gathered = WindowGatherLen(query_len, seq_lens[b], window);
     if (query_len > 0 && gathered > rows - compressed_rows) {
-      return absl::OutOfRangeError(absl::StrCat(kPrefill, ": request ", b, " gathers ", gathered,
-                                                " tokens behind ", compressed_rows,
-                                                " compressed rows; rows_per_request is ", rows));
+      return OutOfRange(kPrefill, ": request ", b, " gathers ", gathered, " tokens behind ",
+                        compressed_rows, " compressed rows; rows_per_request is ", rows);
     }
     for (int64_t i = 0; i < query_len; ++i) {
       const int64_t t = starts[b] + i;
       for (int64_t k = 0; k < num_compressed(seq_lens[b] - query_len + i); ++k) {
         if (list[t * topk + k] < compressed_rows) continue;
-        return absl::OutOfRangeError(absl::StrCat(kPrefill, ": request ", b, ": topk[", t, ", ", k,
-                                                  "] is ", list[t * topk + k],
-                                                  "; compressed_rows is ", compressed_rows));
+        return OutOfRange(kPrefill, ": request ", b, ": topk[", t, ", ", k, "] is ",
+                          list[t * topk + k], "; compressed_rows is ", compressed_rows);
       }
     }
   }

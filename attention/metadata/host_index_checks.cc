@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/exec_context.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -23,29 +24,28 @@ absl::Status CheckIndexTensor(const ExecContext& context, const char* operation,
       (columns < 0 || tensor.extent[1] == columns) && tensor.contiguous()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(operation, ": ", name, " is ", tensor.DebugString(), "; it must be a dense ",
-                   Name(dtype), " tensor of rank ", rank, " with ", least_rows, " rows or more",
-                   columns < 0 ? std::string() : absl::StrCat(" and ", columns, " columns")));
+  return InvalidArgument(operation, ": ", name, " is ", tensor.DebugString(),
+                         "; it must be a dense ", Name(dtype), " tensor of rank ", rank, " with ",
+                         least_rows, " rows or more",
+                         columns < 0 ? std::string() : absl::StrCat(" and ", columns, " columns"));
 }
 
 absl::Status CheckWindow(const char* operation, int64_t window) {
   if (window >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(operation, ": window is ", window,
-                                                 "; it must be at least 1, the query included"));
+  return InvalidArgument(operation, ": window is ", window,
+                         "; it must be at least 1, the query included");
 }
 
 absl::Status CheckRatio(const char* operation, int64_t ratio) {
   if (ratio >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(operation, ": ratio is ", ratio, "; it must be at least 1"));
+  return InvalidArgument(operation, ": ratio is ", ratio, "; it must be at least 1");
 }
 
 absl::Status CheckBlockTable(const ExecContext& context, const char* operation,
                              const ConstTensorView& table, int64_t num_reqs, int64_t block_size) {
   if (block_size < 1 || block_size > kMaxInt32) {
-    return absl::InvalidArgumentError(absl::StrCat(operation, ": block_size is ", block_size,
-                                                   "; it must be from 1 to ", kMaxInt32));
+    return InvalidArgument(operation, ": block_size is ", block_size, "; it must be from 1 to ",
+                           kMaxInt32);
   }
   return CheckIndexTensor(context, operation, "block_table", table, DType::kI32, 2, num_reqs);
 }
@@ -62,14 +62,12 @@ absl::StatusOr<int64_t> CheckQueryStartLoc(const char* operation, const ConstTen
   if (!status.ok()) return status;
   const auto* starts = offsets.as<int32_t>();
   if (starts[0] != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(operation, ": query_start_loc[0] is ", starts[0], "; it must be 0"));
+    return InvalidArgument(operation, ": query_start_loc[0] is ", starts[0], "; it must be 0");
   }
   for (int64_t b = 1; b < offsets.extent[0]; ++b) {
     if (starts[b] < starts[b - 1]) {
-      return absl::InvalidArgumentError(absl::StrCat(operation, ": query_start_loc[", b, "] is ",
-                                                     starts[b], ", less than the ", starts[b - 1],
-                                                     " before it; it must not decrease"));
+      return InvalidArgument(operation, ": query_start_loc[", b, "] is ", starts[b],
+                             ", less than the ", starts[b - 1], " before it; it must not decrease");
     }
   }
   return starts[offsets.extent[0] - 1];
@@ -85,9 +83,9 @@ absl::Status CheckSeqLens(const char* operation, const ConstTensorView& query_st
   const auto* lens = seq_lens.as<int32_t>();
   for (int64_t b = 0; b < num_reqs; ++b) {
     if (lens[b] < starts[b + 1] - starts[b]) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(operation, ": request ", b, ": seq_lens is ", lens[b], ", less than its ",
-                       starts[b + 1] - starts[b], " new tokens, which it must include"));
+      return InvalidArgument(operation, ": request ", b, ": seq_lens is ", lens[b],
+                             ", less than its ", starts[b + 1] - starts[b],
+                             " new tokens, which it must include");
     }
   }
   return absl::OkStatus();
@@ -120,16 +118,14 @@ absl::StatusOr<HostBlockTable> HostBlockTable::Create(const char* operation,
 absl::Status HostBlockTable::CheckRows(int64_t request, int64_t begin, int64_t end) const {
   if (begin >= end) return absl::OkStatus();
   if (begin < 0 || (end - 1) / block_size_ >= columns_) {
-    return absl::OutOfRangeError(absl::StrCat(operation_, ": request ", request, " needs rows ",
-                                              begin, " to ", end - 1, "; block_table has ",
-                                              columns_, " columns of ", block_size_));
+    return OutOfRange(operation_, ": request ", request, " needs rows ", begin, " to ", end - 1,
+                      "; block_table has ", columns_, " columns of ", block_size_);
   }
   for (int64_t column = begin / block_size_; column <= (end - 1) / block_size_; ++column) {
     const int32_t block = Block(request, column);
     if (block < 0 || block > last_block_) {
-      return absl::OutOfRangeError(absl::StrCat(operation_, ": request ", request, ": block_table[",
-                                                request, ", ", column, "] is ", block,
-                                                "; ids are from 0 to ", last_block_));
+      return OutOfRange(operation_, ": request ", request, ": block_table[", request, ", ", column,
+                        "] is ", block, "; ids are from 0 to ", last_block_);
     }
   }
   return absl::OkStatus();

@@ -3,8 +3,9 @@
 #include <limits>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/metadata/slot_mapping.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -12,48 +13,40 @@ namespace {
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxTableEntries = kMaxInt32;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 absl::Status CheckKvGroup(const KvGroupConfig& config, int64_t max_num_reqs, int64_t max_seq_len) {
   if (config.window < 0 || config.window > kMaxInt32) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("window is ", config.window, "; it must be 0 (none) to ", kMaxInt32));
+    return InvalidArgument("window is ", config.window, "; it must be 0 (none) to ", kMaxInt32);
   }
   if (config.manager_block_size < 1 || config.manager_block_size > kMaxInt32) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "manager_block_size is ", config.manager_block_size, "; it must be from 1 to ", kMaxInt32));
+    return InvalidArgument("manager_block_size is ", config.manager_block_size,
+                           "; it must be from 1 to ", kMaxInt32);
   }
   const int64_t ratio = config.compression_ratio;
   if (ratio < 1 || config.manager_block_size % ratio != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("compression_ratio is ", ratio,
-                                                   "; it must divide the manager's ",
-                                                   config.manager_block_size, " tokens per block"));
+    return InvalidArgument("compression_ratio is ", ratio, "; it must divide the manager's ",
+                           config.manager_block_size, " tokens per block");
   }
   const absl::StatusOr<int64_t> expansion =
       BlockExpansion(config.manager_block_size / ratio, config.kernel_block_size);
   if (!expansion.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(std::string(expansion.status().message()).c_str(),
-                     ratio == 1 ? "" : " (in rows of the compressed cache)"));
+    return InvalidArgument(std::string(expansion.status().message()).c_str(),
+                           ratio == 1 ? "" : " (in rows of the compressed cache)");
   }
   if (config.num_blocks < 1 || config.num_blocks > kMaxInt32 / *expansion) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_blocks is ", config.num_blocks, "; it must be from 1 to ",
-                     kMaxInt32 / *expansion, ", so that kernel block ids fit in int32"));
+    return InvalidArgument("num_blocks is ", config.num_blocks, "; it must be from 1 to ",
+                           kMaxInt32 / *expansion, ", so that kernel block ids fit in int32");
   }
   if (config.null_block < -1 || config.null_block >= config.num_blocks) {
-    return absl::InvalidArgumentError(absl::StrCat("null_block is ", config.null_block,
-                                                   "; it must be a block id below ",
-                                                   config.num_blocks, ", or -1 for none"));
+    return InvalidArgument("null_block is ", config.null_block, "; it must be a block id below ",
+                           config.num_blocks, ", or -1 for none");
   }
   const int64_t max_columns = kMaxTableEntries / std::max<int64_t>(1, max_num_reqs) / *expansion;
   if (CeilDiv(max_seq_len, config.manager_block_size) > max_columns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a table of max_num_reqs ", max_num_reqs, " times max_seq_len ", max_seq_len,
-                     " in blocks of ", config.kernel_block_size, " has more than ",
-                     kMaxTableEntries, " entries; lower a bound"));
+    return InvalidArgument("a table of max_num_reqs ", max_num_reqs, " times max_seq_len ",
+                           max_seq_len, " in blocks of ", config.kernel_block_size,
+                           " has more than ", kMaxTableEntries, " entries; lower a bound");
   }
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include "benchmark/benchmark.h"
 #include "kvblocks/attention/metadata/metadata_builder.h"
 #include "kvblocks/attention/ops/split_planner.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -17,7 +18,7 @@ constexpr int64_t kBlockSize = 16;
 
 struct Batch {
   Batch(int64_t num_reqs, int64_t seq_len, int64_t scheduled) {
-    const int64_t per_request = (seq_len + kBlockSize - 1) / kBlockSize;
+    const int64_t per_request = CeilDiv(seq_len, kBlockSize);
     num_blocks = 1 + num_reqs * per_request;
     tables.resize(static_cast<size_t>(num_reqs));
     for (int64_t k = 0; k < per_request; ++k) {  // blocks of a request lie apart, as in use

@@ -1,14 +1,14 @@
 #include "kvblocks/attention/metadata/metadata_builder.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <limits>
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/metadata/slot_mapping.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
+#include "kvblocks/checks/memory_limit.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -16,15 +16,13 @@ namespace {
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr uint8_t kDecode = 0, kExtend = 1, kFresh = 2;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Sizes of pieces of one allocation, each beginning at a multiple of 64 bytes.
 class Pieces {
  public:
   template <typename T>
   int64_t Add(int64_t count) {  // -> offset in bytes
     const int64_t offset = total_;
-    total_ += CeilDiv(count * static_cast<int64_t>(sizeof(T)), 64) * 64;
+    total_ += RoundUp(count * static_cast<int64_t>(sizeof(T)), 64);
     return offset;
   }
   int64_t total() const { return total_; }
@@ -46,8 +44,8 @@ ConstTensorView View(const T* data, std::initializer_list<int64_t> extents) {
 
 absl::Status CheckBound(const char* name, int64_t value) {
   if (value >= 0 && value < kMaxInt32) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("AttentionMetadataBuilder: ", name, " is ", value,
-                                                 "; it must be from 0 to ", kMaxInt32 - 1));
+  return InvalidArgument("AttentionMetadataBuilder: ", name, " is ", value,
+                         "; it must be from 0 to ", kMaxInt32 - 1);
 }
 
 }  // namespace
@@ -55,8 +53,7 @@ absl::Status CheckBound(const char* name, int64_t value) {
 absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
     const MetadataBuilderOptions& options) {
   if (options.groups.empty()) {
-    return absl::InvalidArgumentError(
-        "AttentionMetadataBuilder: groups is empty; give at least one KV group");
+    return InvalidArgument("AttentionMetadataBuilder: groups is empty; give at least one KV group");
   }
   for (const absl::Status& status : {CheckBound("max_num_reqs", options.max_num_reqs),
                                      CheckBound("max_num_tokens", options.max_num_tokens),
@@ -64,16 +61,15 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
     if (!status.ok()) return status;
   }
   if (options.split.decode_threshold < 1 || options.split.decode_threshold > 1024) {
-    return absl::InvalidArgumentError(absl::StrCat("AttentionMetadataBuilder: decode_threshold is ",
-                                                   options.split.decode_threshold,
-                                                   "; it must be from 1 to 1024"));
+    return InvalidArgument("AttentionMetadataBuilder: decode_threshold is ",
+                           options.split.decode_threshold, "; it must be from 1 to 1024");
   }
   for (size_t g = 0; g < options.groups.size(); ++g) {
     const absl::Status status =
         CheckKvGroup(options.groups[g], options.max_num_reqs, options.max_seq_len);
     if (!status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("AttentionMetadataBuilder: KV group ", g, ": ",
-                                                     std::string(status.message()).c_str()));
+      return InvalidArgument("AttentionMetadataBuilder: KV group ", g, ": ",
+                             std::string(status.message()).c_str());
     }
   }
 
@@ -94,13 +90,13 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
   }
   // Refused here rather than by the kernel, half-way through filling the arrays.
   const int64_t bytes = pieces.total() + scratch;
-  const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  const int64_t memory = MemoryLimit();
   if (bytes > memory) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "AttentionMetadataBuilder: max_num_reqs ", options.max_num_reqs, ", max_num_tokens ",
-        options.max_num_tokens, " and the blocks of ", options.groups.size(), " KV groups take ",
-        bytes >> 20, " MiB of host memory; this machine has ", memory >> 20,
-        " MiB; lower the bounds"));
+    return ResourceExhausted("AttentionMetadataBuilder: max_num_reqs ", options.max_num_reqs,
+                             ", max_num_tokens ", options.max_num_tokens, " and the blocks of ",
+                             options.groups.size(), " KV groups take ", bytes >> 20,
+                             " MiB of host memory; this process may take ", memory >> 20,
+                             " MiB; lower the bounds");
   }
 
   AttentionMetadataBuilder builder;
@@ -137,7 +133,12 @@ absl::StatusOr<AttentionMetadataBuilder> AttentionMetadataBuilder::Create(
 
   const absl::Status empty = builder.Build({});
   if (!empty.ok()) return empty;
-  builder.attach_masks_ = options.attach_masks;
+  if (options.attach_masks) {
+    builder.attach_masks_ = options.attach_masks;
+    builder.mask_order_.resize(static_cast<size_t>(options.max_num_reqs));
+    builder.mask_query_start_loc_.resize(static_cast<size_t>(options.max_num_reqs) + 1);
+    builder.mask_seq_lens_.resize(static_cast<size_t>(options.max_num_reqs));
+  }
   return builder;
 }
 
@@ -145,9 +146,9 @@ absl::Status AttentionMetadataBuilder::Build(const BatchInput& input) {
   absl::Status status = Check(input);
   if (!status.ok()) return status;
   const CommonAttentionMetadata scalars = CountPhases(input);
-  status = FetchMasks(scalars);
+  status = FetchMasks(input, scalars);
   if (!status.ok()) return status;
-  Order(input.requests, scalars);
+  Order(input.requests, scalars, permutation_);
   const CommonAttentionMetadata lengths = FillLengths(input, scalars);
   for (size_t g = 0; g < groups_.size(); ++g) {
     FillGroup(input, g);
@@ -199,10 +200,21 @@ CommonAttentionMetadata AttentionMetadataBuilder::CountPhases(const BatchInput& 
   return meta;
 }
 
-absl::Status AttentionMetadataBuilder::FetchMasks(const CommonAttentionMetadata& scalars) {
+absl::Status AttentionMetadataBuilder::FetchMasks(const BatchInput& input,
+                                                  const CommonAttentionMetadata& scalars) {
   if (!attach_masks_) return absl::OkStatus();
+  const size_t num_reqs = input.requests.size();
+  Order(input.requests, scalars, mask_order_.data());
+  for (size_t b = 0; b < num_reqs; ++b) {
+    const RequestInput& request = input.requests[mask_order_[b]];
+    const auto scheduled = static_cast<int32_t>(request.num_scheduled_tokens);
+    mask_query_start_loc_[b + 1] = mask_query_start_loc_[b] + scheduled;
+    mask_seq_lens_[b] = static_cast<int32_t>(request.num_computed_tokens) + scheduled;
+  }
   for (Group& group : groups_) {
     group.masks = scalars;
+    group.masks.host_query_start_loc = {mask_query_start_loc_.data(), num_reqs + 1};
+    group.masks.host_seq_lens = {mask_seq_lens_.data(), num_reqs};
     group.masks.block_size = group.config.kernel_block_size;
     const absl::Status status = attach_masks_(group.config, &group.masks);
     if (!status.ok()) return status;
@@ -211,10 +223,11 @@ absl::Status AttentionMetadataBuilder::FetchMasks(const CommonAttentionMetadata&
 }
 
 void AttentionMetadataBuilder::Order(absl::Span<const RequestInput> requests,
-                                     const CommonAttentionMetadata& scalars) {
+                                     const CommonAttentionMetadata& scalars,
+                                     int32_t* permutation) const {
   int32_t next[3] = {0, scalars.num_decodes, scalars.num_decodes + scalars.num_extends};
   for (size_t i = 0; i < requests.size(); ++i) {
-    permutation_[next[phase_[i]]++] = static_cast<int32_t>(i);
+    permutation[next[phase_[i]]++] = static_cast<int32_t>(i);
   }
 }
 

@@ -40,10 +40,10 @@
 
 namespace kvblocks::attention {
 
-// Sets the masks of a group's metadata, for backends that ask for explicit ones. Called for every
-// group of a Build, before anything is written, with metadata that has the step's counts, max
-// lengths and `causal`, but no arrays yet. A failure fails the Build. AttachMasks of
-// masks/mask_wiring.h fits in.
+// Sets the masks of a group's metadata: custom ones, and those of backends that ask for explicit
+// ones. Called for every group of a Build, before anything is written, with metadata that has the
+// step's counts, max lengths, `causal` and the lengths on the host, but no other arrays yet. A
+// failure fails the Build. AttachMasks of masks/mask_wiring.h fits in.
 using AttachMasksFunction =
     std::function<absl::Status(const KvGroupConfig&, CommonAttentionMetadata*)>;
 
@@ -94,8 +94,8 @@ class AttentionMetadataBuilder {
     int32_t* block_table = nullptr;  // [max_num_reqs, columns]
     int64_t* slot_mapping = nullptr;
     std::vector<int32_t> filled;  // per row: entries behind it hold the null block
-    std::vector<uint32_t>
-        writer;  // per manager block: the check in which somebody wrote to it last
+    // Per manager block: the check in which somebody wrote to it last.
+    std::vector<uint32_t> writer;
     CommonAttentionMetadata meta, decode_view, prefill_view;
     CommonAttentionMetadata masks;  // of the batch being built; nothing else in it counts
     bool has_decode_view = false, has_prefill_view = false;
@@ -107,8 +107,10 @@ class AttentionMetadataBuilder {
   absl::Status CheckBlocks(const BatchInput& input, size_t g);
   absl::Status FindDuplicateSlot(const BatchInput& input, size_t g);
   CommonAttentionMetadata CountPhases(const BatchInput& input);  // fills phase_
-  absl::Status FetchMasks(const CommonAttentionMetadata& scalars);
-  void Order(absl::Span<const RequestInput> requests, const CommonAttentionMetadata& scalars);
+  absl::Status FetchMasks(const BatchInput& input, const CommonAttentionMetadata& scalars);
+  // Fills `permutation` with the order of rows.
+  void Order(absl::Span<const RequestInput> requests, const CommonAttentionMetadata& scalars,
+             int32_t* permutation) const;
   CommonAttentionMetadata FillLengths(const BatchInput& input,
                                       const CommonAttentionMetadata& scalars);
   void FillGroup(const BatchInput& input, size_t g);
@@ -132,6 +134,8 @@ class AttentionMetadataBuilder {
   std::vector<uint8_t> phase_;          // per request of the input: 0 decode, 1 extend, 2 fresh
   std::vector<int32_t> uniform_count_;  // per query length
   uint32_t check_ = 0;                  // counts checks for Group::writer
+  // What masks are attached by.
+  std::vector<int32_t> mask_order_, mask_query_start_loc_, mask_seq_lens_;
 
   int64_t padded_reqs_ = 0, padded_tokens_ = 0;  // of the last batch
   bool has_token_to_req_ = false;

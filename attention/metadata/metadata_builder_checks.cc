@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Whether some id is not below the limit, negative ones counting as large. Fixed chunks, so that
 // the compiler vectorises at -O2.
@@ -35,63 +34,58 @@ bool AnyOutside(const int32_t* ids, int64_t count, uint32_t limit) {
 absl::Status AttentionMetadataBuilder::Check(const BatchInput& input) {
   const auto num_reqs = static_cast<int64_t>(input.requests.size());
   if (input.block_ids.size() != input.requests.size() * groups_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "BuildMetadata: block_ids has ", input.block_ids.size(), " lists; ", num_reqs,
-        " requests of ", groups_.size(), " KV groups need ", num_reqs * groups_.size()));
+    return InvalidArgument("BuildMetadata: block_ids has ", input.block_ids.size(), " lists; ",
+                           num_reqs, " requests of ", groups_.size(), " KV groups need ",
+                           num_reqs * groups_.size());
   }
   if (num_reqs > max_num_reqs_ || input.padded_num_reqs > max_num_reqs_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("BuildMetadata: ", std::max(num_reqs, input.padded_num_reqs),
-                     " requests, padding included, but max_num_reqs is ", max_num_reqs_,
-                     "; schedule fewer or create the builder with more"));
+    return ResourceExhausted("BuildMetadata: ", std::max(num_reqs, input.padded_num_reqs),
+                             " requests, padding included, but max_num_reqs is ", max_num_reqs_,
+                             "; schedule fewer or create the builder with more");
   }
   if (input.padded_num_reqs != 0 && input.padded_num_reqs < num_reqs) {
-    return absl::InvalidArgumentError(absl::StrCat("BuildMetadata: padded_num_reqs is ",
-                                                   input.padded_num_reqs, ", less than the ",
-                                                   num_reqs, " requests of the step"));
+    return InvalidArgument("BuildMetadata: padded_num_reqs is ", input.padded_num_reqs,
+                           ", less than the ", num_reqs, " requests of the step");
   }
   int64_t num_tokens = 0;
   for (size_t i = 0; i < input.requests.size(); ++i) {
     const RequestInput& request = input.requests[i];
     if (request.num_computed_tokens < 0 || request.num_scheduled_tokens < 1 ||
         request.num_prompt_tokens < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return InvalidArgument(
           "BuildMetadata: request ", i, ": num_computed_tokens ", request.num_computed_tokens,
           ", num_scheduled_tokens ", request.num_scheduled_tokens, ", num_prompt_tokens ",
           request.num_prompt_tokens,
           "; scheduled must be at least 1, the others at least 0; leave requests out that have "
-          "nothing scheduled"));
+          "nothing scheduled");
     }
     if (request.num_scheduled_tokens > max_seq_len_ ||
         request.num_computed_tokens > max_seq_len_ - request.num_scheduled_tokens) {
-      return absl::OutOfRangeError(
-          absl::StrCat("BuildMetadata: request ", i, ": ", request.num_computed_tokens,
-                       " computed and ", request.num_scheduled_tokens,
-                       " scheduled tokens; block tables cover max_seq_len ", max_seq_len_));
+      return OutOfRange("BuildMetadata: request ", i, ": ", request.num_computed_tokens,
+                        " computed and ", request.num_scheduled_tokens,
+                        " scheduled tokens; block tables cover max_seq_len ", max_seq_len_);
     }
     num_tokens += request.num_scheduled_tokens;
   }
   if (num_tokens > max_num_tokens_ || input.padded_num_tokens > max_num_tokens_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("BuildMetadata: ", std::max(num_tokens, input.padded_num_tokens),
-                     " scheduled tokens, padding included, but max_num_tokens is ", max_num_tokens_,
-                     "; schedule fewer or create the builder with more"));
+    return ResourceExhausted("BuildMetadata: ", std::max(num_tokens, input.padded_num_tokens),
+                             " scheduled tokens, padding included, but max_num_tokens is ",
+                             max_num_tokens_, "; schedule fewer or create the builder with more");
   }
   if (input.padded_num_tokens != 0 && input.padded_num_tokens < num_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat("BuildMetadata: padded_num_tokens is ",
-                                                   input.padded_num_tokens, ", less than the ",
-                                                   num_tokens, " scheduled tokens"));
+    return InvalidArgument("BuildMetadata: padded_num_tokens is ", input.padded_num_tokens,
+                           ", less than the ", num_tokens, " scheduled tokens");
   }
   if (!input.num_common_prefix_blocks.empty() &&
       input.num_common_prefix_blocks.size() != groups_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "BuildMetadata: num_common_prefix_blocks has ", input.num_common_prefix_blocks.size(),
-        " entries; it must have one for each of ", groups_.size(), " KV groups, or none"));
+        " entries; it must have one for each of ", groups_.size(), " KV groups, or none");
   }
   for (const int64_t num_blocks : input.num_common_prefix_blocks) {
     if (num_blocks < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("BuildMetadata: num_common_prefix_blocks has ",
-                                                     num_blocks, "; it must not be negative"));
+      return InvalidArgument("BuildMetadata: num_common_prefix_blocks has ", num_blocks,
+                             "; it must not be negative");
     }
   }
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -115,17 +109,16 @@ absl::Status AttentionMetadataBuilder::CheckBlocks(const BatchInput& input, size
     const int64_t length = request.num_computed_tokens + request.num_scheduled_tokens;
     const int64_t needed = CeilDiv(length, config.manager_block_size);
     if (static_cast<int64_t>(ids.size()) < needed) {
-      return absl::OutOfRangeError(absl::StrCat(
-          "BuildMetadata: request ", i, ": KV group ", g, " has ", ids.size(), " block ids for ",
-          length, " tokens; blocks of ", config.manager_block_size, " tokens need ", needed));
+      return OutOfRange("BuildMetadata: request ", i, ": KV group ", g, " has ", ids.size(),
+                        " block ids for ", length, " tokens; blocks of ", config.manager_block_size,
+                        " tokens need ", needed);
     }
     const int64_t first = config.FirstVisibleBlock(request.num_computed_tokens);
     if (AnyOutside(ids.data() + first, needed - first, static_cast<uint32_t>(config.num_blocks))) {
       for (int64_t k = first; k < needed; ++k) {
         if (ids[k] >= 0 && ids[k] < config.num_blocks) continue;
-        return absl::OutOfRangeError(absl::StrCat("BuildMetadata: request ", i, ": block id ", k,
-                                                  " of KV group ", g, " is ", ids[k],
-                                                  "; ids are from 0 to ", config.num_blocks - 1));
+        return OutOfRange("BuildMetadata: request ", i, ": block id ", k, " of KV group ", g,
+                          " is ", ids[k], "; ids are from 0 to ", config.num_blocks - 1);
       }
     }
     const int64_t block_size = config.manager_block_size;
@@ -144,8 +137,8 @@ absl::Status AttentionMetadataBuilder::CheckBlocks(const BatchInput& input, size
 
 absl::Status AttentionMetadataBuilder::FindDuplicateSlot(const BatchInput& input, size_t g) {
   const Group& group = groups_[g];
-  std::vector<std::pair<int64_t, int64_t>>
-      slots;  // slot, request; allocates on this rare path only
+  // Slot, request; allocates on this rare path only.
+  std::vector<std::pair<int64_t, int64_t>> slots;
   std::vector<int64_t> own;
   for (size_t i = 0; i < input.requests.size(); ++i) {
     own.resize(static_cast<size_t>(input.requests[i].num_scheduled_tokens));
@@ -157,10 +150,9 @@ absl::Status AttentionMetadataBuilder::FindDuplicateSlot(const BatchInput& input
   std::sort(slots.begin(), slots.end());
   for (size_t i = 0; i + 1 < slots.size(); ++i) {
     if (slots[i].first != slots[i + 1].first) continue;
-    return absl::InvalidArgumentError(absl::StrCat("BuildMetadata: request ", slots[i + 1].second,
-                                                   ": slot ", slots[i].first, " of KV group ", g,
-                                                   " is also written by request ", slots[i].second,
-                                                   "; new tokens need slots of their own"));
+    return InvalidArgument("BuildMetadata: request ", slots[i + 1].second, ": slot ",
+                           slots[i].first, " of KV group ", g, " is also written by request ",
+                           slots[i].second, "; new tokens need slots of their own");
   }
   return absl::OkStatus();
 }

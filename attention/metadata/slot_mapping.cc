@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/metadata/host_index_checks.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -16,9 +16,9 @@ constexpr char kOp[] = "ComputeSlotMapping";
 absl::StatusOr<int64_t> BlockExpansion(int64_t manager_block_size, int64_t kernel_block_size) {
   if (manager_block_size < 1 || kernel_block_size < 1 ||
       manager_block_size % kernel_block_size != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("block size of the manager is ", manager_block_size, ", of the kernel ",
-                     kernel_block_size, "; the first must be a positive multiple of the second"));
+    return InvalidArgument("block size of the manager is ", manager_block_size, ", of the kernel ",
+                           kernel_block_size,
+                           "; the first must be a positive multiple of the second");
   }
   return manager_block_size / kernel_block_size;
 }

@@ -1,15 +1,15 @@
 #include "kvblocks/attention/metadata/use_cascade.h"
 
+#include "kvblocks/attention/tensor/ceil_div.h"
+
 namespace kvblocks::attention {
 namespace {
 
 constexpr int64_t kRowsPerTile = 128, kKeysPerTile = 128;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
-CascadeCost ModelCascade(const CascadeChoice& choice) {
+CascadeCost ModelCascade(const CascadeShape& choice) {
   const int64_t key_tiles = CeilDiv(choice.common_prefix_len, kKeysPerTile);
   const int64_t group = choice.num_heads / choice.num_kv_heads;
   CascadeCost cost;
@@ -22,7 +22,7 @@ CascadeCost ModelCascade(const CascadeChoice& choice) {
   return cost;
 }
 
-bool UseCascade(const CascadeChoice& choice) {
+bool UseCascade(const CascadeShape& choice) {
   if (choice.common_prefix_len < 256 || choice.num_reqs < 8) return false;
   if (choice.has_alibi || choice.has_window || choice.has_chunk) return false;
   if (choice.max_query_len > 1 || choice.num_heads == choice.num_kv_heads) return true;

@@ -11,7 +11,7 @@
 
 namespace kvblocks::attention {
 
-struct CascadeChoice {
+struct CascadeShape {
   int64_t common_prefix_len = 0;
   int64_t num_reqs = 0;
   int64_t num_heads = 1, num_kv_heads = 1;
@@ -28,8 +28,8 @@ struct CascadeCost {
 };
 
 // REQUIRES: positive heads and multiprocessors.
-CascadeCost ModelCascade(const CascadeChoice& choice);
-bool UseCascade(const CascadeChoice& choice);
+CascadeCost ModelCascade(const CascadeShape& choice);
+bool UseCascade(const CascadeShape& choice);
 
 }  // namespace kvblocks::attention
 

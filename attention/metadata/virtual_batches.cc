@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/attention/metadata/batch_split.h"
 #include "kvblocks/attention/metadata/host_index_checks.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -19,20 +19,23 @@ ConstTensorView View(const std::vector<int32_t>& values) {
 
 absl::Status VirtualBatches::CheckTable(const CommonAttentionMetadata& meta, int64_t chunk) const {
   if (meta.block_size < 1 || chunk < 1 || chunk % meta.block_size != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("VirtualBatches: chunk is ", chunk, " and block_size ", meta.block_size,
-                     "; chunk must be a positive multiple of block_size"));
+    return InvalidArgument("VirtualBatches: chunk is ", chunk, " and block_size ", meta.block_size,
+                           "; chunk must be a positive multiple of block_size");
   }
   const int64_t num_reqs = meta.num_reqs;
   if (num_reqs < 0 || static_cast<int64_t>(meta.host_query_start_loc.size()) <= num_reqs ||
       static_cast<int64_t>(meta.host_seq_lens.size()) < num_reqs) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("VirtualBatches: host_query_start_loc has ", meta.host_query_start_loc.size(),
-                     " entries and host_seq_lens ", meta.host_seq_lens.size(), "; ", num_reqs,
-                     " requests need ", num_reqs + 1, " and ", num_reqs));
+    return InvalidArgument("VirtualBatches: host_query_start_loc has ",
+                           meta.host_query_start_loc.size(), " entries and host_seq_lens ",
+                           meta.host_seq_lens.size(), "; ", num_reqs, " requests need ",
+                           num_reqs + 1, " and ", num_reqs);
+  }
+  if (meta.chunk > 0) {
+    return InvalidArgument("VirtualBatches: the batch is cut at multiples of ", meta.chunk,
+                           " already");
   }
   if (!meta.custom_mask.null()) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "VirtualBatches: custom_mask counts positions of requests, which pieces begin anew; clear "
         "it");
   }
@@ -90,10 +93,9 @@ absl::Status VirtualBatches::UpdateBlockTable(const CommonAttentionMetadata& oth
   if (static_cast<size_t>(other_group.num_reqs) != num_reqs ||
       !std::equal(cut_query_start_loc_.begin(), cut_query_start_loc_.end(), starts.begin()) ||
       !std::equal(cut_seq_lens_.begin(), cut_seq_lens_.end(), lens.begin())) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("VirtualBatches: the other group has ", other_group.num_reqs,
-                     " requests, or other lengths, than the ", num_reqs,
-                     " that were cut; call Build for this step first"));
+    return FailedPrecondition("VirtualBatches: the other group has ", other_group.num_reqs,
+                              " requests, or other lengths, than the ", num_reqs,
+                              " that were cut; call Build for this step first");
   }
   FillTable(other_group);
   return absl::OkStatus();
@@ -121,6 +123,7 @@ void VirtualBatches::FillTable(const CommonAttentionMetadata& meta) {
   source_.num_prefill_tokens = split.num_prefill_tokens;
   source_.attn_state = StateOf(query_start_loc_, seq_lens_, split, SplitOptions().decode_threshold);
   source_.common_prefix_len = 0;
+  source_.chunk = chunk_;
   source_.token_to_req = {};
   source_.max_query_len = source_.max_seq_len = 0;
   for (size_t v = 0; v < pieces_.size(); ++v) {

@@ -9,6 +9,10 @@
 //   VirtualBatches pieces;
 //   absl::Status status = pieces.Build(builder.metadata(group), /*chunk=*/8192);
 //   CommonAttentionMetadata meta = pieces.metadata();
+//   status = chunked_layer.Forward(context, tensors, &meta);
+//
+// A layer with that chunk knows such metadata by its `chunk` and runs the kernels of plain causal
+// attention, the fast ones included, which have no rule for chunks.
 //
 // How many pieces there are depends on positions, so this is not for captured graphs. Host memory
 // only. Cost: O(pieces * C / BS); memory is kept between calls. Views are good until the next call

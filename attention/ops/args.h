@@ -136,11 +136,14 @@ struct CascadeArgs {
 // Absorbed MLA over a latent cache (any MLA layout): q_lat [T, H, R_kv] and q_pe [T, H, R_pe], or
 // q_lat [T, H, R_kv + R_pe] and no q_pe. One query per request unless query_start_loc is given, then
 // causal. out [T, H, R_kv], lse [T, H].
+// Keys by block_table and seq_lens; or, without a table, contiguous: the cache is one block, of which
+// request b has rows [kv_start_loc[b], kv_start_loc[b + 1]).
 struct MlaDecodeArgs {
   ConstTensorView q_lat, q_pe;
   ConstKvCacheView cache;
   ConstTensorView query_start_loc;
   ConstTensorView block_table, seq_lens;
+  ConstTensorView kv_start_loc;  // i32 [R + 1]
   int64_t max_seq_len = 0;
   AttnParams params;
   TensorView out, lse;

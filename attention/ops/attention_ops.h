@@ -13,13 +13,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/checked.h"
 #include "kvblocks/attention/ops/checks.h"
 #include "kvblocks/attention/ops/exec_context.h"
 #include "kvblocks/attention/ops/op_list.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 
@@ -42,7 +42,7 @@ class AttentionOps {
     return checked.ok() ? Run(*checked) : checked.status();                       \
   }                                                                               \
   virtual absl::Status Run(const Checked<Op##Args>&) const {                      \
-    return absl::UnimplementedError(absl::StrCat(name(), " has no " #Op));        \
+    return Unimplemented(name(), " has no " #Op);                                 \
   }
   KVBLOCKS_ATTENTION_OPS(KVBLOCKS_DECLARE_OP)
 #undef KVBLOCKS_DECLARE_OP
@@ -69,7 +69,7 @@ class AttentionOps {
 
  private:
   static absl::Status NoMask() {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "MaskedAttention: params.mask is empty; give a mask or call the implicit operation");
   }
 };

@@ -7,14 +7,14 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/ops/arg_checker.h"
 #include "kvblocks/attention/ops/batch_checks.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
 
 absl::Status CheckId(const char* op, const char* what, int64_t id, int64_t num_blocks) {
   if (id >= 0 && id < num_blocks) return absl::OkStatus();
-  return absl::OutOfRangeError(
-      absl::StrCat(op, ": ", what, " block ", id, " of a cache of ", num_blocks, " blocks"));
+  return OutOfRange(op, ": ", what, " block ", id, " of a cache of ", num_blocks, " blocks");
 }
 
 // Destinations must be distinct and, within one cache, no sources.
@@ -31,16 +31,15 @@ absl::Status CheckPairs(const char* op, absl::Span<const BlockPair> pairs, int64
   std::sort(destinations.begin(), destinations.end());
   if (auto twice = std::adjacent_find(destinations.begin(), destinations.end());
       twice != destinations.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(op, ": destination block ", *twice, " is given twice; give it once"));
+    return InvalidArgument(op, ": destination block ", *twice, " is given twice; give it once");
   }
   if (!one_cache) return absl::OkStatus();
   for (const int32_t destination : destinations) {
     if (std::binary_search(sources.begin(), sources.end(), destination)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(op, ": block ", destination,
-                       " is a source and a destination, so the result would depend on the order; "
-                       "use two calls"));
+      return InvalidArgument(
+          op, ": block ", destination,
+          " is a source and a destination, so the result would depend on the order; "
+          "use two calls");
     }
   }
   return absl::OkStatus();
@@ -88,9 +87,8 @@ absl::Status CheckCachesApart(const char* op, const ConstKvCacheView& one,
   for (const ConstTensorView& a : CacheTensors(one, of_one)) {
     for (const ConstTensorView& b : CacheTensors(other, of_other)) {
       if (MayOverlap(a, b)) {
-        return absl::InvalidArgumentError(absl::StrCat(op, ": caches ", a.DebugString(), " and ",
-                                                       b.DebugString(),
-                                                       " share memory; give two caches"));
+        return InvalidArgument(op, ": caches ", a.DebugString(), " and ", b.DebugString(),
+                               " share memory; give two caches");
       }
     }
   }
@@ -103,9 +101,8 @@ absl::Status CheckSameBlocks(const char* op, const ConstTensorView& src,
   const bool same = src.dtype == dst.dtype && src.rank == dst.rank &&
                     std::equal(src.extent.begin() + 1, src.extent.end(), dst.extent.begin() + 1);
   if (same) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(op, ": src ", src.DebugString(), " and dst ",
-                                                 dst.DebugString(),
-                                                 " have blocks of other shapes or types"));
+  return InvalidArgument(op, ": src ", src.DebugString(), " and dst ", dst.DebugString(),
+                         " have blocks of other shapes or types");
 }
 
 }  // namespace
@@ -133,8 +130,8 @@ absl::Status CheckSwapBlocks(const ExecContext& src_context, const ConstKvCacheV
   if (auto s = CheckBlockCache(kOp, "src", src_context, src, false); !s.ok()) return s;
   if (auto s = CheckBlockCache(kOp, "dst", dst_context, dst, true); !s.ok()) return s;
   if (src.layout != dst.layout || src.planar_block_size != dst.planar_block_size) {
-    return absl::InvalidArgumentError(absl::StrCat(kOp, ": src is ", Name(src.layout), ", dst ",
-                                                   Name(dst.layout), "; use ConvertLayout"));
+    return InvalidArgument(kOp, ": src is ", Name(src.layout), ", dst ", Name(dst.layout),
+                           "; use ConvertLayout");
   }
   ConstTensorView src_storage[2];
   TensorView dst_storage[2];

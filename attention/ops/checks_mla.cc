@@ -52,12 +52,28 @@ absl::Status Check(const ExecContext& context, const MlaDecodeArgs& args) {
     check.In("q_lat", args.q_lat, kComputeTypes, {&tokens, &heads, &latent});
     check.In("q_pe", args.q_pe, kComputeTypes, {&tokens, &heads, &rotary});
   }
-  check.In("seq_lens", args.seq_lens, DType::kI32, {&requests});
-  check.In("block_table", args.block_table, DType::kI32, {&requests, &columns});
+  const bool contiguous = !args.kv_start_loc.absent();
+  if (contiguous) {
+    check.In("kv_start_loc", args.kv_start_loc, DType::kI32, {&starts});
+    if (check.ok() && (!args.block_table.absent() || !args.seq_lens.absent())) {
+      check.Invalid("kv_start_loc is given with block_table or seq_lens; give either");
+    }
+    if (check.ok() && cache.num_blocks != 1) {
+      check.Invalid("cache has ", cache.num_blocks, " blocks; 1 with kv_start_loc");
+    }
+    if (check.ok() && starts.size < 1) {
+      check.Invalid("kv_start_loc is empty; it must have R + 1 elements");
+    }
+    requests.size = starts.size - 1;
+  } else {
+    check.In("seq_lens", args.seq_lens, DType::kI32, {&requests});
+    check.In("block_table", args.block_table, DType::kI32, {&requests, &columns});
+  }
   if (!check.ok()) return check.status();
   const bool varlen = !args.query_start_loc.absent();
   if (varlen) {
-    starts.size = requests.size + 1, starts.from = "seq_lens, one more";
+    starts.size = requests.size + 1;
+    starts.from = contiguous ? "kv_start_loc" : "seq_lens, one more";
     check.In("query_start_loc", args.query_start_loc, DType::kI32, {&starts});
   } else if (tokens.size != requests.size) {
     check.Invalid("q_lat has T = ", tokens.size, " rows for R = ", requests.size,
@@ -76,15 +92,23 @@ absl::Status Check(const ExecContext& context, const MlaDecodeArgs& args) {
   batch.num_heads = heads.size;
   batch.one_query_each = !varlen;
   batch.query_start_loc = HostArray<int32_t>(args.query_start_loc);
-  batch.seq_lens = HostArray<int32_t>(args.seq_lens);
+  if (contiguous) {
+    batch.kv_start_loc = HostArray<int32_t>(args.kv_start_loc);
+  } else {
+    batch.seq_lens = HostArray<int32_t>(args.seq_lens);
+  }
   batch.max_seq_len = args.max_seq_len;
   batch.max_query_len = tokens.size;
   if (varlen) CheckStarts(check, "query_start_loc", batch.query_start_loc, "T", tokens.size);
+  if (contiguous) {
+    CheckStarts(check, "kv_start_loc", batch.kv_start_loc, "the rows of the cache",
+                cache.block_size);
+  }
   if (!check.ok() || !CheckParams(check, args.params, batch, cache.block_size) ||
       !CheckScales(check, args.params.scales, cache, /*num_requests=*/-1) ||
       !CheckLengths(check, args.params, batch) ||
-      !CheckBlockTable(check, args.params, batch, args.block_table, cache.num_blocks,
-                       cache.block_size)) {
+      (!contiguous && !CheckBlockTable(check, args.params, batch, args.block_table,
+                                       cache.num_blocks, cache.block_size))) {
     return check.status();
   }
   return check.Finish();

@@ -3,15 +3,14 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxPieces = int64_t{1} << 26;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 // Tiles of a request, at least one: an empty request still writes its output.
 int64_t NumTiles(const KvGroupKey& type, absl::Span<const int32_t> seq_lens,
@@ -24,9 +23,8 @@ int64_t NumTiles(const KvGroupKey& type, absl::Span<const int32_t> seq_lens,
 absl::Status CheckSameSize(const char* operation, absl::Span<const int32_t> seq_lens,
                            absl::Span<const int32_t> extra_lens) {
   if (extra_lens.empty() || extra_lens.size() == seq_lens.size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(operation, ": extra_lens has ", extra_lens.size(),
-                                                 " entries, seq_lens ", seq_lens.size(),
-                                                 "; they must be as many, or extra_lens empty"));
+  return InvalidArgument(operation, ": extra_lens has ", extra_lens.size(), " entries, seq_lens ",
+                         seq_lens.size(), "; they must be as many, or extra_lens empty");
 }
 
 // Keys per tile as the policy counts them.
@@ -43,9 +41,8 @@ absl::Status CheckPieces(const SplitPlanInput& input) {
   for (size_t b = 0; b < input.seq_lens.size(); ++b) {
     const int64_t tiles = NumTiles(input.type, input.seq_lens, input.extra_lens, b, TileOf(input));
     if (tiles > kMaxInt32) {
-      return absl::InvalidArgumentError(absl::StrCat("PlanDecode: request ", b, " has ", tiles,
-                                                     " tiles; at most ", kMaxInt32,
-                                                     ", take larger ones"));
+      return InvalidArgument("PlanDecode: request ", b, " has ", tiles, " tiles; at most ",
+                             kMaxInt32, ", take larger ones");
     }
     if (input.policy.kind == SplitPolicy::Kind::kFixed) {
       pieces += tiles;
@@ -56,9 +53,8 @@ absl::Status CheckPieces(const SplitPlanInput& input) {
     }
   }
   if (pieces <= kMaxPieces) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("PlanDecode: a plan of up to ", pieces,
-                                                 " pieces; at most ", kMaxPieces,
-                                                 ", take fewer parts or larger pieces"));
+  return InvalidArgument("PlanDecode: a plan of up to ", pieces, " pieces; at most ", kMaxPieces,
+                         ", take fewer parts or larger pieces");
 }
 
 absl::Status CheckInput(const SplitPlanInput& input) {
@@ -67,31 +63,30 @@ absl::Status CheckInput(const SplitPlanInput& input) {
   for (const absl::Span<const int32_t> lens : {input.seq_lens, input.extra_lens}) {
     for (size_t b = 0; b < lens.size(); ++b) {
       if (lens[b] >= 0) continue;
-      return absl::InvalidArgumentError(absl::StrCat("PlanDecode: request ", b, " has length ",
-                                                     lens[b], "; it must not be negative"));
+      return InvalidArgument("PlanDecode: request ", b, " has length ", lens[b],
+                             "; it must not be negative");
     }
   }
   if (input.tile < 1 || input.tile > kMaxInt32 || input.overhead < 0 ||
       input.overhead > kMaxInt32 || input.num_parts < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "PlanDecode: tile is ", input.tile, ", overhead ", input.overhead, ", num_parts ",
-        input.num_parts, "; tile and num_parts must be at least 1, overhead not negative"));
+    return InvalidArgument("PlanDecode: tile is ", input.tile, ", overhead ", input.overhead,
+                           ", num_parts ", input.num_parts,
+                           "; tile and num_parts must be at least 1, overhead not negative");
   }
   const int64_t block_size = input.type.block_size;
   if (block_size < 0 || input.type.window < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("PlanDecode: type is ", DebugString(input.type),
-                                                   "; nothing in it may be negative"));
+    return InvalidArgument("PlanDecode: type is ", DebugString(input.type),
+                           "; nothing in it may be negative");
   }
   const int64_t value = input.policy.value;
   if (input.policy.kind == SplitPolicy::Kind::kFixed &&
       (value < 1 || value > kMaxInt32 || (block_size > 0 && value % block_size != 0))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PlanDecode: pieces of Fixed(", value,
-                     ") tokens; they must be a positive multiple of the block size ", block_size));
+    return InvalidArgument("PlanDecode: pieces of Fixed(", value,
+                           ") tokens; they must be a positive multiple of the block size ",
+                           block_size);
   }
   if (input.policy.kind == SplitPolicy::Kind::kCount && value < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("PlanDecode: Count(", value, ") pieces; there must be at least 1"));
+    return InvalidArgument("PlanDecode: Count(", value, ") pieces; there must be at least 1");
   }
   return CheckPieces(input);
 }
@@ -210,23 +205,23 @@ absl::Status CheckPlanFits(const char* operation, const SplitPlan& plan, const K
   absl::Status same_size = CheckSameSize(operation, seq_lens, extra_lens);
   if (!same_size.ok()) return same_size;
   if (!(plan.type == type)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(operation, ": the plan was made for layers of ", DebugString(plan.type),
-                     ", this one is ", DebugString(type), "; plan once per type of layer"));
+    return FailedPrecondition(operation, ": the plan was made for layers of ",
+                              DebugString(plan.type), ", this one is ", DebugString(type),
+                              "; plan once per type of layer");
   }
   if (plan.tile < 1 || static_cast<size_t>(plan.num_requests()) != seq_lens.size()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(operation, ": the plan has ", plan.num_requests(), " requests, the batch ",
-                     seq_lens.size(), "; plan again for this step"));
+    return FailedPrecondition(operation, ": the plan has ", plan.num_requests(),
+                              " requests, the batch ", seq_lens.size(),
+                              "; plan again for this step");
   }
   for (size_t b = 0; b < seq_lens.size(); ++b) {
     const int64_t tiles = NumTiles(type, seq_lens, extra_lens, b, plan.tile);
     const int64_t planned =
         plan.ranges[static_cast<size_t>(plan.split_offsets[b + 1] - 1)].end_tile;
     if (tiles == planned) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        operation, ": request ", b, ": the plan has ", planned, " tiles of ", plan.tile,
-        " keys, length ", seq_lens[b], " needs ", tiles, "; plan again for this step"));
+    return FailedPrecondition(operation, ": request ", b, ": the plan has ", planned, " tiles of ",
+                              plan.tile, " keys, length ", seq_lens[b], " needs ", tiles,
+                              "; plan again for this step");
   }
   return absl::OkStatus();
 }

@@ -345,45 +345,13 @@ TEST(SplitRulesTest, Ex05DecodeVersion) {
   EXPECT_EQ(SelectDecodeVersion(8193, 64, 64), kV2);
 }
 
-TEST(SplitRulesTest, Ex33RulesOfOtherEngines) {
-  const PagesPerChunk chunk = FindPagesPerChunk({256, 16, 16, 4}, 264, 8, 8);
-  EXPECT_EQ(chunk.pages, 10);
-  EXPECT_EQ(chunk.num_chunks, 31);
-  EXPECT_EQ(SplitsByWaveEfficiency(8, 132, 32), 14);
-  EXPECT_EQ(SplitsByWaveEfficiency(48, 108, 64), 2);
-  EXPECT_EQ(SplitsByWaveEfficiency(106, 132, 64), 1);
-  EXPECT_EQ(SplitsByWaveEfficiency(8, 132, 4), 1);
-}
-
-TEST(SplitRulesTest, PagesPerChunkAreTheFewestThatFit) {
-  std::mt19937_64 random(3);
-  for (int i = 0; i < 2'000; ++i) {
-    std::vector<int32_t> pages(1 + random() % 6);
-    for (int32_t& n : pages) n = static_cast<int32_t>(random() % 40);
-    const int64_t heads = 1 + static_cast<int64_t>(random() % 4);
-    const int64_t least = 1 + static_cast<int64_t>(random() % 8);
-    // Room for at least one chunk per request.
-    const int64_t grid = heads * static_cast<int64_t>(pages.size() + random() % 30);
-    const auto chunks = [&](int64_t per_chunk) {
-      int64_t count = 0;
-      for (const int32_t n : pages) count += (n + per_chunk - 1) / per_chunk;
-      return count;
-    };
-    int64_t expected = least;
-    while (chunks(expected) * heads > grid) ++expected;
-    const PagesPerChunk found = FindPagesPerChunk(pages, grid, heads, least);
-    EXPECT_EQ(found.pages, expected);
-    EXPECT_EQ(found.num_chunks, chunks(expected));
-  }
-}
-
 TEST(UseCascadeTest, Ex18Heuristic) {
   const auto choice = [](int64_t prefix, int64_t num_reqs) {
-    return CascadeChoice{.common_prefix_len = prefix,
-                         .num_reqs = num_reqs,
-                         .num_heads = 32,
-                         .num_kv_heads = 8,
-                         .num_multiprocessors = 132};
+    return CascadeShape{.common_prefix_len = prefix,
+                        .num_reqs = num_reqs,
+                        .num_heads = 32,
+                        .num_kv_heads = 8,
+                        .num_multiprocessors = 132};
   };
   const auto expect = [&](int64_t prefix, int64_t num_reqs, int64_t cascade, int64_t per_request) {
     const CascadeCost cost = ModelCascade(choice(prefix, num_reqs));
@@ -398,17 +366,17 @@ TEST(UseCascadeTest, Ex18Heuristic) {
 }
 
 TEST(UseCascadeTest, NeedsALongPrefixOfManyRequestsAndPlainKeys) {
-  CascadeChoice choice = {.common_prefix_len = 256,
-                          .num_reqs = 8,
-                          .num_heads = 32,
-                          .num_kv_heads = 8,
-                          .num_multiprocessors = 132};
+  CascadeShape choice = {.common_prefix_len = 256,
+                         .num_reqs = 8,
+                         .num_heads = 32,
+                         .num_kv_heads = 8,
+                         .num_multiprocessors = 132};
   EXPECT_FALSE(UseCascade(choice));  // the model says no
-  const CascadeChoice tie = {.common_prefix_len = 256,
-                             .num_reqs = 8,
-                             .num_heads = 2,
-                             .num_kv_heads = 1,
-                             .num_multiprocessors = 8};
+  const CascadeShape tie = {.common_prefix_len = 256,
+                            .num_reqs = 8,
+                            .num_heads = 2,
+                            .num_kv_heads = 1,
+                            .num_multiprocessors = 8};
   EXPECT_EQ(ModelCascade(tie).cascade, ModelCascade(tie).per_request);
   EXPECT_FALSE(UseCascade(tie));
   choice.max_query_len = 2;
@@ -417,7 +385,7 @@ TEST(UseCascadeTest, NeedsALongPrefixOfManyRequestsAndPlainKeys) {
   choice.num_kv_heads = 32;
   EXPECT_TRUE(UseCascade(choice));
   const auto without = [&](auto change) {
-    CascadeChoice changed = choice;
+    CascadeShape changed = choice;
     change(changed);
     return UseCascade(changed);
   };

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/attention/tensor/errors.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -14,8 +15,7 @@ bool MultiplyAdd(int64_t a, int64_t b, int64_t* sum) {
 }
 
 absl::Status BadDim(int dim, int rank) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("dimension ", dim, " of a view of rank ", rank, "; use 0 to ", rank - 1));
+  return InvalidArgument("dimension ", dim, " of a view of rank ", rank, "; use 0 to ", rank - 1);
 }
 
 // a * b, or -1 beyond int64.
@@ -31,8 +31,7 @@ int64_t ProductOrMinusOne(absl::Span<const int64_t> extents) {
 }
 
 absl::Status TooManyElements(absl::Span<const int64_t> extents) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("shape [", absl::StrJoin(extents, ", "), "] has more than 2^63 elements"));
+  return InvalidArgument("shape [", absl::StrJoin(extents, ", "), "] has more than 2^63 elements");
 }
 
 }  // namespace
@@ -55,21 +54,18 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Make(Byte* data, DT
                                                                   absl::Span<const int64_t> strides,
                                                                   DeviceId device) {
   if (extents.size() > kMaxRank) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a view of rank ", extents.size(), "; at most ", kMaxRank));
+    return InvalidArgument("a view of rank ", extents.size(), "; at most ", kMaxRank);
   }
   if (!strides.empty() && strides.size() != extents.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(strides.size(), " strides for ", extents.size(),
-                                                   " extents; give one each, or none"));
+    return InvalidArgument(strides.size(), " strides for ", extents.size(),
+                           " extents; give one each, or none");
   }
   for (size_t i = 0; i < extents.size(); ++i) {
     if (extents[i] < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("extent ", extents[i], " of dimension ", i, "; at least 0"));
+      return InvalidArgument("extent ", extents[i], " of dimension ", i, "; at least 0");
     }
     if (!strides.empty() && strides[i] < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("stride ", strides[i], " of dimension ", i, "; at least 0"));
+      return InvalidArgument("stride ", strides[i], " of dimension ", i, "; at least 0");
     }
   }
   if (ProductOrMinusOne(extents) < 0) return TooManyElements(extents);
@@ -90,8 +86,7 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Make(Byte* data, DT
     absl::StatusOr<int64_t> bytes = view.SpanBytes();
     if (!bytes.ok()) return bytes.status();
     if (data == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("null data for a view of ", view.num_elements(), " elements"));
+      return InvalidArgument("null data for a view of ", view.num_elements(), " elements");
     }
   }
   return view;
@@ -140,8 +135,8 @@ absl::StatusOr<int64_t> BasicTensorView<Byte>::SpanBytes() const {
   fits = fits && last < std::numeric_limits<int64_t>::max() &&
          MultiplyAdd(last + 1, ElementBytes(dtype), &bytes);
   if (!fits) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        DebugString(), ": its farthest element is more than 2^63 bytes away; shrink it"));
+    return InvalidArgument(DebugString(),
+                           ": its farthest element is more than 2^63 bytes away; shrink it");
   }
   return bytes;
 }
@@ -149,13 +144,12 @@ absl::StatusOr<int64_t> BasicTensorView<Byte>::SpanBytes() const {
 template <typename Byte>
 absl::Status BasicTensorView<Byte>::Validate(int64_t span_bytes) const {
   if (rank < 0 || rank > kMaxRank) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, "; 0 to ", kMaxRank));
+    return InvalidArgument("rank ", rank, "; 0 to ", kMaxRank);
   }
   for (int i = 0; i < rank; ++i) {
     if (extent[i] < 0 || stride[i] < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("dimension ", i, " has extent ", extent[i],
-                                                     " and stride ", stride[i],
-                                                     "; neither may be negative"));
+      return InvalidArgument("dimension ", i, " has extent ", extent[i], " and stride ", stride[i],
+                             "; neither may be negative");
     }
   }
   const auto extents = absl::MakeConstSpan(extent.data(), rank);
@@ -163,11 +157,11 @@ absl::Status BasicTensorView<Byte>::Validate(int64_t span_bytes) const {
   absl::StatusOr<int64_t> bytes = SpanBytes();
   if (!bytes.ok()) return bytes.status();
   if (*bytes > 0 && data == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(DebugString(), " has no data"));
+    return InvalidArgument(DebugString(), " has no data");
   }
   if (*bytes > span_bytes) {
-    return absl::OutOfRangeError(absl::StrCat(DebugString(), " reaches ", *bytes,
-                                              " bytes into an allocation of ", span_bytes));
+    return OutOfRange(DebugString(), " reaches ", *bytes, " bytes into an allocation of ",
+                      span_bytes);
   }
   return absl::OkStatus();
 }
@@ -177,8 +171,8 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Slice(int dim, int6
                                                                    int64_t end) const {
   if (dim < 0 || dim >= rank) return BadDim(dim, rank);
   if (begin < 0 || end < begin || end > extent[dim]) {
-    return absl::InvalidArgumentError(absl::StrCat("slice [", begin, ", ", end, ") of dimension ",
-                                                   dim, " of extent ", extent[dim]));
+    return InvalidArgument("slice [", begin, ", ", end, ") of dimension ", dim, " of extent ",
+                           extent[dim]);
   }
   BasicTensorView result = *this;
   result.extent[dim] = end - begin;
@@ -192,8 +186,7 @@ template <typename Byte>
 absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Select(int dim, int64_t index) const {
   if (dim < 0 || dim >= rank) return BadDim(dim, rank);
   if (index < 0 || index >= extent[dim]) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("index ", index, " of dimension ", dim, " of extent ", extent[dim]));
+    return InvalidArgument("index ", index, " of dimension ", dim, " of extent ", extent[dim]);
   }
   BasicTensorView result = *this;
   if (!empty()) result.data = data + index * stride[dim] * ElementBytes(dtype);
@@ -217,8 +210,8 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Permute(
     seen |= 1u << dim;
   }
   if (static_cast<int>(order.size()) != rank || seen != (1u << rank) - 1) {
-    return absl::InvalidArgumentError(absl::StrCat("[", absl::StrJoin(order, ", "),
-                                                   "] is no permutation of ", rank, " dimensions"));
+    return InvalidArgument("[", absl::StrJoin(order, ", "), "] is no permutation of ", rank,
+                           " dimensions");
   }
   BasicTensorView result = *this;
   for (int i = 0; i < rank; ++i) {
@@ -233,7 +226,7 @@ template <typename Byte>
 absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Unsqueeze(int dim) const {
   if (dim < 0 || dim > rank) return BadDim(dim, rank + 1);
   if (rank == kMaxRank) {
-    return absl::InvalidArgumentError(absl::StrCat("a view has at most ", kMaxRank, " dimensions"));
+    return InvalidArgument("a view has at most ", kMaxRank, " dimensions");
   }
   BasicTensorView result = *this;
   for (int i = rank; i > dim; --i) {
@@ -252,9 +245,8 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Reshape(
   absl::StatusOr<BasicTensorView> dense = Make(data, dtype, extents, {}, device);
   if (!dense.ok()) return dense.status();
   if (dense->num_elements() != num_elements()) {
-    return absl::InvalidArgumentError(absl::StrCat(DebugString(), " does not have the ",
-                                                   dense->num_elements(), " elements of [",
-                                                   absl::StrJoin(extents, ", "), "]"));
+    return InvalidArgument(DebugString(), " does not have the ", dense->num_elements(),
+                           " elements of [", absl::StrJoin(extents, ", "), "]");
   }
   if (empty()) return dense;
   // Match runs of old dimensions that are dense among themselves with runs of new ones.
@@ -279,8 +271,8 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Reshape(
       if (joined == kNone) {
         step = stride[i];
       } else if (stride[i] != joined) {
-        return absl::InvalidArgumentError(absl::StrCat(DebugString(), " is not a view as [",
-                                                       absl::StrJoin(extents, ", "), "]; copy it"));
+        return InvalidArgument(DebugString(), " is not a view as [", absl::StrJoin(extents, ", "),
+                               "]; copy it");
       }
       if (__builtin_mul_overflow(stride[i], extent[i], &joined)) joined = kBeyondReach;
     }
@@ -296,8 +288,8 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Reshape(
 template <typename Byte>
 absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::SplitLast(int64_t inner) const {
   if (rank == 0 || rank == kMaxRank || inner < 1 || extent[rank - 1] % inner != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(DebugString(), ": its last dimension does not split into runs of ", inner));
+    return InvalidArgument(DebugString(), ": its last dimension does not split into runs of ",
+                           inner);
   }
   BasicTensorView result = *this;
   result.extent[rank - 1] = extent[rank - 1] / inner;
@@ -319,8 +311,7 @@ absl::StatusOr<BasicTensorView<Byte>> BasicTensorView<Byte>::Bitcast(DType to) c
   result.dtype = to;
   if (from_bytes == to_bytes) return result;
   const auto refuse = [&](const char* why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(DebugString(), " cannot be seen as ", Name(to), ": ", why));
+    return InvalidArgument(DebugString(), " cannot be seen as ", Name(to), ": ", why);
   };
   if (from_bytes != 1 && to_bytes != 1) return refuse("go through bytes");
   if (rank == 0) return refuse("it has no dimension to widen");
@@ -368,8 +359,7 @@ template <typename Byte>
 absl::StatusOr<BasicTensorView<Byte>> AsTokens(const BasicTensorView<Byte>& input,
                                                TokenLayout layout, int64_t num_heads) {
   const auto refuse = [&](const char* why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(input.DebugString(), " as [tokens, ", num_heads, " heads, dim]: ", why));
+    return InvalidArgument(input.DebugString(), " as [tokens, ", num_heads, " heads, dim]: ", why);
   };
   // Next to an empty dimension the others may be of any size.
   const int64_t num_tokens = ProductOrMinusOne({input.extent[0], input.extent[1]});

@@ -123,7 +123,7 @@ void LayerFixture::Commit() {
 
 absl::Status LayerFixture::Step(const std::vector<std::pair<int, int64_t>>& new_tokens) {
   Prepare(new_tokens);
-  absl::Status status = layer_->Forward({}, tensors(), &metadata());
+  absl::Status status = layer_->Forward(context, tensors(), &metadata());
   Commit();
   return status;
 }
@@ -150,6 +150,7 @@ std::string LayerFixture::Mismatch(double limit) const {
   if (config_.window > 0) params.window_left = config_.window - 1;
   if (config_.window > 0 && !params.causal) params.window_right = config_.window - 1;
   params.chunk = config_.chunk;
+  if (hides) params.causal = false, params.window_left = params.window_right = -1, params.chunk = 0;
   if (!config_.sinks.absent()) params.sinks = ValuesOf(config_.sinks);
   if (!config_.alibi_slopes.absent()) params.alibi_slopes = ValuesOf(config_.alibi_slopes);
   size_t at = 0;
@@ -165,6 +166,10 @@ std::string LayerFixture::Mismatch(double limit) const {
                    request.q.end());
     dense.k = request.k;
     dense.v = request.v;
+    if (hides) {
+      const int64_t first = dense.kv_len - tokens;
+      params.hide = [this, first](int64_t i, int64_t j, int64_t) { return hides(first + i, j); };
+    }
     for (double expected : DenseAttention(dense, params).out) {
       if (!(std::abs(out[at] - expected) <= limit)) {
         return absl::StrCat("request ", index, ": element ", at, " is ", out[at], ", not ",

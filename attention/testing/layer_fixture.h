@@ -9,6 +9,7 @@
 #define KVBLOCKS_ATTENTION_TESTING_LAYER_FIXTURE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -70,6 +71,10 @@ class LayerFixture {
   const std::vector<int32_t>& blocks(int request) { return Request(request).blocks; }
 
   Tensor k_cache, v_cache;
+  ExecContext context;  // of Step
+  // Instead of the layer's causal rule, window and chunk: what Mismatch takes for hidden, by
+  // positions.
+  std::function<bool(int64_t i, int64_t j)> hides;
 
  private:
   struct RequestState {

@@ -305,6 +305,59 @@ TEST(OpsMasksTest, NaNsBehindMasksDoNotMatter) {
   }
 }
 
+// A score of -infinity is a hidden key (AT-99), whatever its value: it is not multiplied by 0.
+TEST(OpsMasksTest, NaNsBehindScoresOfMinusInfinityDoNotMatter) {
+  for (const int64_t q_len : {1, 3, 40}) {
+    for (const int64_t step : {1, 3}) {  // all keys but the first, or every third
+      SCOPED_TRACE(testing::Message() << q_len << " queries, step " << step);
+      PagedCaseOptions options;
+      options.lengths = {150};
+      options.q_lens = {q_len};
+      PagedCase paged(options);
+      std::mt19937_64 random(7);
+      for (int64_t t = 0; t < q_len; ++t) {
+        for (int64_t head = 0; head < options.num_heads; ++head) {
+          std::vector<double> row = NormalDraws(random, options.key_dim);
+          row[5] = 1;
+          paged.SetQuery(t, head, row);
+        }
+      }
+      const std::vector<double> nan(16, std::numeric_limits<double>::quiet_NaN());
+      for (int64_t j = 1; j < options.lengths[0]; j += step) {
+        for (int64_t head = 0; head < options.num_kv_heads; ++head) {
+          std::vector<double> row = NormalDraws(random, options.key_dim);
+          row[5] = -std::numeric_limits<double>::infinity();
+          paged.SetKey(0, j, head, row);
+          paged.SetValue(0, j, head, nan);
+        }
+      }
+      RunPrefill(paged);
+      EXPECT_EQ(paged.Mismatch(ToleranceUnderTest(DType::kF32)), "");
+      if (q_len == 1) ExpectDecodeIsExact(paged);
+    }
+  }
+}
+
+// Rows that lie together in a block of rows, and of which none sees a key that others see.
+TEST(OpsMasksTest, NaNsThatOtherRowsSeeStayWithThem) {
+  PagedCaseOptions options;
+  options.lengths = {60};
+  options.q_lens = {60};
+  PagedCase clean(options), spoiled(options);
+  const auto hide = [](int64_t n) { return n / 60 < 50 && n % 60 == 5; };
+  const std::vector<double> nan(16, std::numeric_limits<double>::quiet_NaN());
+  for (int64_t head : {0, 1}) spoiled.SetValue(0, 5, head, nan);
+  const Tensor mask = MaskTensor(Codes::kBoolMarker, {60, 60}, hide, &clean.params.mask);
+  clean.params.mask.form = MaskForm::kShared;
+  spoiled.params.mask = clean.params.mask;
+  RunPrefill(clean);
+  RunPrefill(spoiled);
+  const std::vector<double> expected = clean.out.Get(), got = spoiled.out.Get();
+  const int64_t row = options.num_heads * options.value_dim;
+  for (int64_t i = 0; i < 50 * row; ++i) ASSERT_EQ(got[i], expected[i]) << "row " << i / row;
+  for (int64_t i = 50 * row; i < 60 * row; ++i) ASSERT_TRUE(std::isnan(got[i])) << i / row;
+}
+
 TEST(OpsMasksTest, DecodeTakesMasksOfOneRow) {
   PagedCaseOptions options = Options();
   options.q_lens.assign(6, 1);

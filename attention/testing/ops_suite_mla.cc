@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/testing/latent_cache.h"
 #include "kvblocks/attention/testing/ops_suite.h"
 
@@ -64,7 +65,7 @@ struct DenseCase {
                                           const std::vector<int64_t>& lengths) {
     options.num_blocks = 1;
     for (int64_t length : lengths) {
-      options.num_blocks += (length + options.block_size - 1) / options.block_size;
+      options.num_blocks += CeilDiv(length, options.block_size);
     }
     return options;
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/testing/ops_suite.h"
 #include "rapidcheck/gtest.h"
 
@@ -35,13 +36,12 @@ PagedCaseOptions DrawOptions(bool decode) {
   options.block_size = Draw(1, 20);
   if (const int64_t bytes = TraitsUnderTest().alignment; bytes > 1) {
     // The same draws, moved up to where rows are aligned.
-    const auto up = [](int64_t size, int64_t step) { return (size + step - 1) / step * step; };
     const int64_t of_row = bytes / std::min(ElementBytes(options.q_dtype),
                                             ElementBytes(options.cache_dtype));
-    options.key_dim = up(options.key_dim, of_row);
-    options.value_dim = up(options.value_dim, of_row);
+    options.key_dim = RoundUp(options.key_dim, of_row);
+    options.value_dim = RoundUp(options.value_dim, of_row);
     if (options.layout == KvLayout::kPagedX) {
-      options.block_size = up(options.block_size, bytes / ElementBytes(options.cache_dtype));
+      options.block_size = RoundUp(options.block_size, bytes / ElementBytes(options.cache_dtype));
     }
   }
   options.interleave_kv = Flip();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvblocks/attention/ops/split_planner.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/testing/ops_suite.h"
 
 namespace kvblocks::attention {
@@ -19,7 +20,7 @@ struct Partials {
 Partials RunPartial(PagedCase& paged, int64_t partition_tokens) {
   const PagedDecodeArgs decode = paged.DecodeArgs();
   const int64_t R = decode.q.extent[0], H = decode.q.extent[1], Dv = decode.out.extent[2];
-  const int64_t P = (decode.max_seq_len + partition_tokens - 1) / partition_tokens;
+  const int64_t P = CeilDiv(decode.max_seq_len, partition_tokens);
   Partials partials = {Tensor(DType::kF32, {R, H, P}), Tensor(DType::kF32, {R, H, P}),
                        Tensor(DType::kF32, {R, H, P, Dv})};
   PagedDecodePartialArgs args;

@@ -5,14 +5,13 @@
 #include <limits>
 #include <numeric>
 
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/tensor/small_floats.h"
 
 namespace kvblocks::attention {
 namespace {
 
 constexpr int32_t kTableGarbage = 2147480000;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void StorePoison(DType dtype, std::byte* to) {
   if (dtype == DType::kI8) {

@@ -7,8 +7,10 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
+#include "kvblocks/attention/tensor/errors.h"
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 namespace {
 
 constexpr int32_t kNullBlock = 0;
@@ -16,7 +18,7 @@ constexpr int32_t kNullBlock = 0;
 constexpr int64_t kMaxSize = int64_t{1} << 20;
 
 absl::Status Bad(const std::string& field, int64_t got, const char* expected) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": got ", got, ", expected ", expected));
+  return InvalidArgument(field, ": got ", got, ", expected ", expected);
 }
 
 absl::Status CheckGroup(const VerifiedGroup& group, const std::string& field,
@@ -73,7 +75,7 @@ RowShape MlaShape(const VerifierOptions& options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(VerifierOptions options) {
-  if (options.ops == nullptr) return absl::InvalidArgumentError("ops is null, expected a backend");
+  if (options.ops == nullptr) return InvalidArgument("ops is null, expected a backend");
   if (options.num_blocks < 1 || options.num_blocks > INT32_MAX) {
     return Bad("num_blocks", options.num_blocks, "1 to 2^31 - 1");
   }
@@ -94,8 +96,8 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
     if (value > kMaxSize) return Bad(field, value, "at most 2^20");
   }
   if (!(options.tolerance >= 0) || std::isinf(options.tolerance)) {
-    return absl::InvalidArgumentError(absl::StrCat("tolerance: got ", options.tolerance,
-                                                   ", expected a finite number, at least 0"));
+    return InvalidArgument("tolerance: got ", options.tolerance,
+                           ", expected a finite number, at least 0");
   }
   for (size_t g = 0; g < options.groups.size(); ++g) {
     const std::string field = absl::StrCat("groups[", g, "]");
@@ -213,30 +215,28 @@ absl::Status KvCacheVerifier::CheckStep(absl::Span<const VerifiedRequest> reques
   for (const VerifiedRequest& request : requests) {
     const std::string name = absl::StrCat("OnStep: request ", std::string(request.name));
     if (!ids.insert(request.id).second) {
-      return absl::InvalidArgumentError(absl::StrCat(name, " is in the step twice"));
+      return InvalidArgument(name, " is in the step twice");
     }
     if (request.num_scheduled < 1 || request.num_computed < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": got ", request.num_scheduled, " scheduled and ",
-                       request.num_computed, " computed tokens, expected at least 1 and 0"));
+      return InvalidArgument(name, ": got ", request.num_scheduled, " scheduled and ",
+                             request.num_computed, " computed tokens, expected at least 1 and 0");
     }
     const int64_t num_tokens = static_cast<int64_t>(request.tokens.size());
     if (num_tokens < request.num_computed ||
         num_tokens - request.num_computed < request.num_scheduled) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": got ", num_tokens, " token ids, expected ", request.num_computed,
-                       " computed and ", request.num_scheduled, " scheduled ones"));
+      return InvalidArgument(name, ": got ", num_tokens, " token ids, expected ",
+                             request.num_computed, " computed and ", request.num_scheduled,
+                             " scheduled ones");
     }
     if (request.block_tables.size() != options_.groups.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(name, ": got ", request.block_tables.size(),
-                                                     " block tables, expected ",
-                                                     options_.groups.size()));
+      return InvalidArgument(name, ": got ", request.block_tables.size(),
+                             " block tables, expected ", options_.groups.size());
     }
     const auto it = held_.find(request.id);
     if (it != held_.end() && it->second->num_tokens() != request.num_computed) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          name, ": got ", request.num_computed, " computed tokens, but steps so far made ",
-          it->second->num_tokens(), "; call Rollback or Release in between"));
+      return InvalidArgument(name, ": got ", request.num_computed,
+                             " computed tokens, but steps so far made ", it->second->num_tokens(),
+                             "; call Rollback or Release in between");
     }
   }
   return absl::OkStatus();
@@ -320,7 +320,7 @@ absl::Status KvCacheVerifier::CheckTables() {
       if (layers_[layer].plane != 0) continue;  // once per group
       const VerifiedGroup& group = GroupOf(layer);
       const std::vector<int32_t>& table = part.held->tables[layers_[layer].group];
-      const int64_t end = (part.held->num_tokens() + group.block_size - 1) / group.block_size;
+      const int64_t end = CeilDiv(part.held->num_tokens(), group.block_size);
       for (int64_t i = FirstVisible(group, part.num_computed) / group.block_size; i < end; ++i) {
         const bool is_there = i < static_cast<int64_t>(table.size());
         const int32_t block = is_there ? table[static_cast<size_t>(i)] : -1;
@@ -403,9 +403,9 @@ absl::Status KvCacheVerifier::Rollback(uint64_t request, int64_t num_tokens) {
   if (failure_) return absl::DataLossError(failure_->text);
   const auto it = held_.find(request);
   if (it == held_.end() || num_tokens < 0 || num_tokens > it->second->num_tokens()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Rollback: request ", NameOf(request), " to ", num_tokens,
-                     " tokens, but it has ", it == held_.end() ? 0 : it->second->num_tokens()));
+    return InvalidArgument("Rollback: request ", NameOf(request), " to ", num_tokens,
+                           " tokens, but it has ",
+                           it == held_.end() ? 0 : it->second->num_tokens());
   }
   Held& held = *it->second;
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
@@ -439,8 +439,8 @@ absl::Status KvCacheVerifier::Drop(absl::Span<const int32_t> blocks) {
   if (failure_) return absl::DataLossError(failure_->text);
   for (const int32_t block : blocks) {
     if (block < 0 || block >= options_.num_blocks) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Drop: block ", block, " is outside the pool of ", options_.num_blocks));
+      return InvalidArgument("Drop: block ", block, " is outside the pool of ",
+                             options_.num_blocks);
     }
   }
   for (const int32_t block : blocks) {
@@ -452,4 +452,4 @@ absl::Status KvCacheVerifier::Drop(absl::Span<const int32_t> blocks) {
   return absl::OkStatus();
 }
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention

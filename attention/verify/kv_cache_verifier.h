@@ -50,7 +50,7 @@
 #include "kvblocks/attention/verify/plain_attention.h"
 #include "kvblocks/attention/verify/token_values.h"
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 
 // Layers that read through one block table. At most one of window and chunk; neither with
 // compression or sink blocks.
@@ -78,8 +78,8 @@ struct VerifierOptions {
   std::vector<VerifiedGroup> groups;
   // Does the paged side: ReshapeAndCache or ConcatAndCacheMla, PagedDecode, PagedPrefill,
   // MlaDecode.
-  const attention::AttentionOps* ops = nullptr;
-  attention::ThreadPool* threads = nullptr;
+  const AttentionOps* ops = nullptr;
+  ThreadPool* threads = nullptr;
   // Called with the memory of all blocks once it is there: backends of other devices map it.
   std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;
   // Null: blocks that no request of the verifier's holds are free, the others held.
@@ -259,7 +259,7 @@ class KvCacheVerifier {
   absl::flat_hash_map<uint64_t, std::unique_ptr<Held>> held_;
   std::vector<int32_t> num_holders_;  // per block, in tables of held_
   // Per group; made anew when a step needs more room.
-  std::vector<std::optional<attention::AttentionMetadataBuilder>> builders_;
+  std::vector<std::optional<AttentionMetadataBuilder>> builders_;
   Room room_;
 
   // Of the step under way; buffers are reused.
@@ -278,6 +278,6 @@ class KvCacheVerifier {
   std::optional<VerifierFailure> failure_;
 };
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention
 
 #endif  // KVBLOCKS_ATTENTION_VERIFY_KV_CACHE_VERIFIER_H_

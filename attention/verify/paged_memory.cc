@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "kvblocks/attention/tensor/errors.h"
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 namespace {
 
 constexpr uint32_t kPoisonBits = 0x7fc0dead;  // a quiet NaN
@@ -32,9 +32,8 @@ absl::StatusOr<PagedMemory> PagedMemory::Create(int64_t num_blocks, int64_t num_
         std::calloc(static_cast<size_t>(std::max<int64_t>(floats, 1)), sizeof(float))));
   }
   if (memory.data_ == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("num_blocks: ", num_blocks, " blocks of ", page_floats, " floats in ",
-                     num_planes, " planes do not fit the memory; use a smaller pool"));
+    return ResourceExhausted("num_blocks: ", num_blocks, " blocks of ", page_floats, " floats in ",
+                             num_planes, " planes do not fit the memory; use a smaller pool");
   }
   memory.num_blocks_ = num_blocks;
   memory.num_planes_ = num_planes;
@@ -43,10 +42,7 @@ absl::StatusOr<PagedMemory> PagedMemory::Create(int64_t num_blocks, int64_t num_
   return memory;
 }
 
-attention::KvCacheView PagedMemory::View(int64_t plane, const RowShape& shape,
-                                         int64_t block_rows) const {
-  using attention::DType;
-  using attention::TensorView;
+KvCacheView PagedMemory::View(int64_t plane, const RowShape& shape, int64_t block_rows) const {
   const auto view = [&](int64_t offset, int64_t heads, int64_t size) {
     auto* first =
         reinterpret_cast<std::byte*>(data_.get() + plane * num_blocks_ * page_floats_ + offset);
@@ -62,9 +58,9 @@ attention::KvCacheView PagedMemory::View(int64_t plane, const RowShape& shape,
   };
   const TensorView keys = view(0, shape.num_kv_heads, shape.key_size);
   if (shape.is_mla) {
-    return {attention::KvLayout::kMlaLatent, keys, view(0, 1, shape.value_size)};
+    return {KvLayout::kMlaLatent, keys, view(0, 1, shape.value_size)};
   }
-  return {attention::KvLayout::kNhd, keys,
+  return {KvLayout::kNhd, keys,
           view(shape.num_kv_heads * shape.key_size, shape.num_kv_heads, shape.value_size)};
 }
 
@@ -87,4 +83,4 @@ bool PagedMemory::IsPoisoned(const float* row, const RowShape& shape) {
   });
 }
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention

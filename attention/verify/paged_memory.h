@@ -21,7 +21,7 @@
 #include "kvblocks/attention/cache/kv_cache_view.h"
 #include "kvblocks/attention/verify/plain_attention.h"
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 
 enum class BlockEvent : uint8_t {
   kNone,
@@ -51,7 +51,7 @@ class PagedMemory {
   }
 
   // A layer's cache of `block_rows` rows per block in a plane.
-  attention::KvCacheView View(int64_t plane, const RowShape& shape, int64_t block_rows) const;
+  KvCacheView View(int64_t plane, const RowShape& shape, int64_t block_rows) const;
   float* Row(int64_t plane, const RowShape& shape, int32_t block, int64_t offset) const {
     return data_.get() + (plane * num_blocks_ + block) * page_floats_ + offset * shape.floats();
   }
@@ -75,6 +75,6 @@ class PagedMemory {
   int64_t num_poisoned_ = 0;
 };
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention
 
 #endif  // KVBLOCKS_ATTENTION_VERIFY_PAGED_MEMORY_H_

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 
 void AttendPlainly(const RowShape& shape, double scale, absl::Span<const float> query,
                    const float* rows, int64_t num_rows, absl::Span<const float> sinks,
@@ -48,4 +48,4 @@ void AttendPlainly(const RowShape& shape, double scale, absl::Span<const float> 
   }
 }
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention

@@ -10,7 +10,7 @@
 
 #include "absl/types/span.h"
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 
 // How a row of floats holds keys and values.
 struct RowShape {
@@ -30,6 +30,6 @@ void AttendPlainly(const RowShape& shape, double scale, absl::Span<const float> 
                    const float* rows, int64_t num_rows, absl::Span<const float> sinks,
                    absl::Span<double> out);
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention
 
 #endif  // KVBLOCKS_ATTENTION_VERIFY_PLAIN_ATTENTION_H_

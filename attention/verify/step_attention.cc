@@ -7,15 +7,11 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/attention/tensor/ceil_div.h"
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 namespace {
-
-using ::kvblocks::attention::ConstTensorView;
-using ::kvblocks::attention::DType;
-using ::kvblocks::attention::ExecContext;
-using ::kvblocks::attention::TensorView;
 
 // Chunks of a prompt are attended to in runs of so many queries, if not as a whole.
 constexpr int64_t kRunLength = 4;
@@ -56,7 +52,7 @@ absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
   if (group.num_layers == 0) return absl::OkStatus();
   const int64_t num_sink_tokens = NumSinkRows(group) * group.compress_ratio;
   if (!builders_[g]) {
-    attention::MetadataBuilderOptions options;
+    MetadataBuilderOptions options;
     options.groups = {{.manager_block_size = group.block_size,
                        .kernel_block_size = BlockRows(group),
                        .num_blocks = options_.num_blocks,
@@ -65,11 +61,11 @@ absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
     options.max_num_reqs = room_.num_reqs;
     options.max_num_tokens = room_.num_tokens;
     options.max_seq_len = room_.seq_len + num_sink_tokens;
-    auto builder = attention::AttentionMetadataBuilder::Create(options);
+    auto builder = AttentionMetadataBuilder::Create(options);
     if (!builder.ok()) return builder.status();
     builders_[g] = *std::move(builder);
   }
-  std::vector<attention::RequestInput> requests;
+  std::vector<RequestInput> requests;
   std::vector<absl::Span<const int32_t>> tables;
   std::vector<std::vector<int32_t>> with_sinks;
   with_sinks.reserve(parts_.size());
@@ -85,7 +81,7 @@ absl::Status KvCacheVerifier::BuildMetadata(size_t g) {
     with_sinks.back().insert(with_sinks.back().end(), own.begin(), own.end());
     tables.push_back(with_sinks.back());
   }
-  attention::BatchInput input;
+  BatchInput input;
   input.requests = requests;
   input.block_ids = tables;
   if (absl::Status status = builders_[g]->Build(input); !status.ok()) {
@@ -110,7 +106,7 @@ size_t KvCacheVerifier::FirstLayerOf(size_t g) const {
 absl::Status KvCacheVerifier::WriteRows(size_t g) {
   const VerifiedGroup& group = options_.groups[g];
   if (group.num_layers == 0 || parts_.empty()) return absl::OkStatus();
-  const attention::CommonAttentionMetadata& batch = builders_[g]->metadata();
+  const CommonAttentionMetadata& batch = builders_[g]->metadata();
   const RowShape& shape = Shape(group);
   const int64_t floats = shape.floats();
   const int64_t num_rows = batch.num_actual_tokens;
@@ -133,11 +129,10 @@ absl::Status KvCacheVerifier::WriteRows(size_t g) {
       }
     }
     const ConstTensorView slots = batch.slot_mapping;
-    const attention::KvCacheView cache =
-        memory_.View(layers_[layer].plane, shape, BlockRows(group));
+    const KvCacheView cache = memory_.View(layers_[layer].plane, shape, BlockRows(group));
     absl::Status status;
     if (group.is_mla) {
-      attention::ConcatAndCacheMlaArgs args;
+      ConcatAndCacheMlaArgs args;
       args.kv_c = Floats(new_rows_, {num_rows, shape.value_size}, {floats, 1});
       args.k_pe =
           Floats(new_rows_, {num_rows, floats - shape.value_size}, {floats, 1}, shape.value_size);
@@ -145,7 +140,7 @@ absl::Status KvCacheVerifier::WriteRows(size_t g) {
       args.cache = cache;
       status = options_.ops->ConcatAndCacheMla(context, args);
     } else {
-      attention::ReshapeAndCacheArgs args;
+      ReshapeAndCacheArgs args;
       args.k = Floats(new_rows_, {num_rows, shape.num_kv_heads, shape.key_size},
                       {floats, shape.key_size, 1});
       args.v = Floats(new_rows_, {num_rows, shape.num_kv_heads, shape.value_size},
@@ -260,7 +255,7 @@ absl::Status KvCacheVerifier::RunPaged(size_t layer, absl::Span<const Piece> pie
     max_rows = std::max(max_rows, piece.num_rows);
     max_queries = std::max(max_queries, piece.num_queries);
   }
-  const int64_t columns = (max_rows + BlockRows(group) - 1) / BlockRows(group);
+  const int64_t columns = CeilDiv(max_rows, BlockRows(group));
   const ConstTensorView& all_tables = builders_[g]->metadata().block_table;
   piece_tables_.clear();
   piece_rows_.clear();
@@ -285,17 +280,17 @@ absl::Status KvCacheVerifier::RunPaged(size_t layer, absl::Span<const Piece> pie
   }
   outputs_.assign(static_cast<size_t>(num_queries * shape.num_heads * shape.value_size), 0);
 
-  attention::AttnParams params;
+  AttnParams params;
   params.scale = static_cast<float>(Scale(shape));
   if (group.window > 0) params.window_left = group.window - 1;
   params.chunk = group.chunk;
-  if (!group.sinks.empty()) params.sinks = attention::ViewOf(absl::MakeConstSpan(group.sinks));
+  if (!group.sinks.empty()) params.sinks = ViewOf(absl::MakeConstSpan(group.sinks));
   const ConstTensorView q = Floats(query_values_, {num_queries, shape.num_heads, shape.key_size});
   const TensorView out =
-      attention::ViewOf(absl::MakeSpan(outputs_), {num_queries, shape.num_heads, shape.value_size});
-  const auto tables = attention::ViewOf(absl::MakeConstSpan(piece_tables_), {num_pieces, columns});
-  const auto lengths = attention::ViewOf(absl::MakeConstSpan(piece_rows_));
-  const auto starts = attention::ViewOf(absl::MakeConstSpan(piece_starts_));
+      ViewOf(absl::MakeSpan(outputs_), {num_queries, shape.num_heads, shape.value_size});
+  const auto tables = ViewOf(absl::MakeConstSpan(piece_tables_), {num_pieces, columns});
+  const auto lengths = ViewOf(absl::MakeConstSpan(piece_rows_));
+  const auto starts = ViewOf(absl::MakeConstSpan(piece_starts_));
   const auto fill = [&](auto& args) {
     args.cache = memory_.View(layers_[layer].plane, shape, BlockRows(group));
     args.block_table = tables;
@@ -307,19 +302,19 @@ absl::Status KvCacheVerifier::RunPaged(size_t layer, absl::Span<const Piece> pie
   ExecContext context;
   context.threads = options_.threads;
   if (group.is_mla) {
-    attention::MlaDecodeArgs args;
+    MlaDecodeArgs args;
     fill(args);
     args.q_lat = q;
     args.query_start_loc = starts;
     return FailedOperation(layer, "MlaDecode", options_.ops->MlaDecode(context, args));
   }
   if (max_queries == 1) {
-    attention::PagedDecodeArgs args;
+    PagedDecodeArgs args;
     fill(args);
     args.q = q;
     return FailedOperation(layer, "PagedDecode", options_.ops->PagedDecode(context, args));
   }
-  attention::PagedPrefillArgs args;
+  PagedPrefillArgs args;
   fill(args);
   args.q = q;
   args.query_start_loc = starts;
@@ -350,16 +345,14 @@ absl::Status KvCacheVerifier::Compare(size_t layer) {
   const VerifiedGroup& group = GroupOf(layer);
   const size_t floats = static_cast<size_t>(Shape(group).num_heads * Shape(group).value_size);
   errors_.assign(batch_.size(), 0);
-  attention::ParallelFor(
-      options_.threads, static_cast<int64_t>(batch_.size()), [&](int64_t i, int) {
-        const Query& query = queries_[batch_[static_cast<size_t>(i)]];
-        std::vector<double> expected(floats);
-        AttendReference(layer, query, FirstVisible(group, query.position), true,
-                        absl::MakeSpan(expected));
-        errors_[static_cast<size_t>(i)] = LargestError(
-            absl::MakeConstSpan(outputs_).subspan(static_cast<size_t>(i) * floats, floats),
-            expected);
-      });
+  ParallelFor(options_.threads, static_cast<int64_t>(batch_.size()), [&](int64_t i, int) {
+    const Query& query = queries_[batch_[static_cast<size_t>(i)]];
+    std::vector<double> expected(floats);
+    AttendReference(layer, query, FirstVisible(group, query.position), true,
+                    absl::MakeSpan(expected));
+    errors_[static_cast<size_t>(i)] = LargestError(
+        absl::MakeConstSpan(outputs_).subspan(static_cast<size_t>(i) * floats, floats), expected);
+  });
   for (size_t i = 0; i < batch_.size(); ++i) {
     const Query& query = queries_[batch_[i]];
     if (errors_[i] > options_.tolerance) {
@@ -386,4 +379,4 @@ double KvCacheVerifier::LargestError(absl::Span<const float> got,
   return largest;
 }
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 namespace {
 
 constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
@@ -37,4 +37,4 @@ void TokenValues::Fill(uint64_t prefix, int64_t layer, TokenValueKind kind,
   }
 }
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention

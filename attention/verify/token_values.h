@@ -12,7 +12,7 @@
 
 #include "absl/types/span.h"
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 
 enum class TokenValueKind : uint64_t { kKeyAndValue = 1, kQuery = 2, kSinkToken = 3 };
 
@@ -32,6 +32,6 @@ class TokenValues {
   uint64_t seed_;
 };
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention
 
 #endif  // KVBLOCKS_ATTENTION_VERIFY_TOKEN_VALUES_H_

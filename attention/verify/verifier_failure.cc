@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/attention/verify/kv_cache_verifier.h"
 
-namespace kvblocks::sim {
+namespace kvblocks::attention {
 
 // Completes the failure's text with where it is, and ends the run.
 absl::Status KvCacheVerifier::Fail(VerifierFailure failure) {
@@ -146,4 +146,4 @@ absl::Status KvCacheVerifier::WrongOutput(size_t layer, const Query& query,
   return Fail(std::move(failure));
 }
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks::attention

@@ -5,7 +5,8 @@
 //   views      TensorView, KvCacheView: memory with shape and type, owned by the caller
 //   operations AttentionOps: store, decode, prefill, cascade, MLA, merge; Cpu() runs them on the
 //              host, CpuReference() in float64
-//   metadata   AttentionMetadataBuilder: lengths, slots and tables of a batch
+//   metadata   AttentionMetadataBuilder: lengths, slots and tables of a batch; VirtualBatches cuts
+//              it into pieces for chunked local attention
 //   masks      AttentionMaskBuilder: explicit and custom masks
 //   backends   SelectBackend: the best backend for a layer, or all reasons why there is none
 //   layers     AttentionImpl, UnifiedAttention: one call per layer and step, with hooks
@@ -61,6 +62,7 @@
 #include "kvblocks/attention/masks/mask_wiring.h"
 #include "kvblocks/attention/metadata/common_metadata.h"
 #include "kvblocks/attention/metadata/metadata_builder.h"
+#include "kvblocks/attention/metadata/virtual_batches.h"
 #include "kvblocks/attention/ops/args.h"
 #include "kvblocks/attention/ops/attention_ops.h"
 #include "kvblocks/attention/ops/exec_context.h"

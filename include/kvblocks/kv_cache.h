@@ -2,7 +2,8 @@
 // can reuse, what must go when memory is short.
 //
 // This header is what an engine includes. It offers:
-//   specs      KvCacheSpec and one class per attention type: what a layer stores
+//   specs      KvCacheSpec, made by one factory per attention type: what a layer stores
+//   kinds      RegisterKvCacheKind and SingleTypeManager: attention types of your own
 //   config     KvCacheConfig: groups of layers and the pool that they share
 //   manager    KvCacheManager: prefix look-up, allocation, freeing, statistics, invariants
 //   request    Request: a sequence of tokens and its block tables
@@ -23,7 +24,7 @@
 //   absl::Span<const BlockId> table = (*manager)->GetBlocks(**request, /*group=*/0);
 //
 // examples/embed.cc is this as a program; examples/engine_loop.cc adds admission, preemption,
-// external KV and events.
+// external KV and events; examples/custom_attention_kind.cc adds attention types.
 //
 // Errors: shortage is an empty optional; a wrong argument is an absl::Status that names the value
 // and the limit, and changes nothing. Nothing throws.
@@ -44,8 +45,10 @@
 #include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/managers/lookup_explanation.h"
 #include "kvblocks/managers/request.h"
+#include "kvblocks/managers/single_type_manager.h"
 #include "kvblocks/specs/data_type.h"
 #include "kvblocks/specs/kv_cache_config.h"
+#include "kvblocks/specs/kv_cache_kind.h"
 #include "kvblocks/specs/kv_cache_spec.h"
 #include "kvblocks/specs/merge.h"
 

@@ -8,6 +8,7 @@
 //   planner     MakePlan: groups, memory layout and capacity; every error at once if it cannot
 //   plan        Plan: block counts, concurrency, addresses, waste, and the KvCacheConfig that
 //               KvCacheManager::Create takes
+//   shapes      ShapeOf: the tensor that an attention backend asks for
 //   files       ReadKvCacheManagerConfig: a manager's config and options from text or JSON
 //
 //   #include "kvblocks/planning.h"
@@ -15,11 +16,9 @@
 //
 //   auto model = Catalogue::BuiltIn().FindModel("gemma-3-27b");
 //   auto layers = LayerCaches(*model, {.tensor_parallel = 2});
-//   std::vector<LayerCache> caches;
-//   for (NamedSpec& layer : *layers) caches.push_back({.name = layer.name, .spec = layer.spec});
-//   PlanResult result = MakePlan(caches, {.limits = {.max_model_len = 131072,
-//                                                    .max_in_flight_tokens = 8192},
-//                                         .available_bytes = {int64_t{64} << 30}});
+//   PlanResult result = MakePlan(*layers, {.limits = {.max_model_len = 131072,
+//                                                     .max_in_flight_tokens = 8192},
+//                                          .available_bytes = {int64_t{64} << 30}});
 //   if (result.ok()) std::printf("%.1f requests at once\n", result.plan->Concurrency(131072));
 //
 // examples/plan_model.cc is a whole program.
@@ -40,7 +39,8 @@
 #include "kvblocks/specs/catalogue/pool_memory.h"
 #include "kvblocks/specs/kv_cache_config.h"
 #include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/planning/layer_cache.h"
+#include "kvblocks/specs/layer_cache.h"
+#include "kvblocks/specs/planning/backend_shapes.h"
 #include "kvblocks/specs/planning/plan.h"
 #include "kvblocks/specs/planning/plan_error.h"
 #include "kvblocks/specs/planning/plan_options.h"

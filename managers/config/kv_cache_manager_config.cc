@@ -3,9 +3,9 @@
 #include <string>
 #include <utility>
 
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/config/kv_cache_config.pb.h"
 #include "kvblocks/specs/config/kv_cache_config_proto.h"
-#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks {
 namespace {

@@ -48,8 +48,8 @@ each look-up what became of every block:
   last token        cached, but the last token must be computed
   short             less than one block shared with earlier prompts: try a smaller --block-size
   salt/adapter      cached under another salt or adapter only
-  lookahead         cached, but dropped for the drafter
-  window/alignment  cached in some KV-cache groups only; which group lacks which block
+  draft drop        cached, but dropped for the drafter
+  group veto        cached in some KV-cache groups only; which group lacks which block
 
 Examples
   kvsim explain trace.jsonl.gz --num-blocks=10000 --top=20

@@ -4,9 +4,9 @@
 
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/sim/config.pb.h"
 #include "kvblocks/specs/config/kv_cache_config_text.h"
-#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -68,13 +68,8 @@ absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(const ReplayConfig& config
   if (config.prefix_caching()) options.mamba_cache_mode = MambaCacheMode::kAlign;
   if (config.block_size() > 0) options.block_size = config.block_size();
   auto specs = LayerCaches(model, options);
-  if (!specs.ok()) return OfLayerOption(specs.status());
-  std::vector<LayerCache> caches;
-  caches.reserve(specs->size());
-  for (NamedSpec& spec : *specs) {
-    caches.push_back({.name = std::move(spec.name), .spec = std::move(spec.spec)});
-  }
-  return caches;
+  if (!specs.ok()) return Named(FlagOf(specs.status()), specs.status());
+  return specs;
 }
 
 PoolMemory MemoryOf(const ReplayConfig& config, const ModelOnDevice& hardware) {

@@ -15,7 +15,7 @@
 #include "kvblocks/specs/catalogue/catalogue.h"
 #include "kvblocks/specs/catalogue/model_facts.h"
 #include "kvblocks/specs/catalogue/pool_memory.h"
-#include "kvblocks/specs/planning/layer_cache.h"
+#include "kvblocks/specs/layer_cache.h"
 #include "kvblocks/specs/planning/planner.h"
 
 namespace kvblocks::sim {

@@ -54,7 +54,7 @@ void FillLayerKinds(const std::vector<LayerCache>& caches, const RequestLimits& 
     }
     specs.push_back(&cache.spec);
     auto* kind = out->add_layer_kinds();
-    kind->set_kind(Text(KindName(cache.spec.kind())));
+    kind->set_kind(Text(cache.spec.kind_name()));
     kind->set_layers(1);
     kind->set_block_tokens(cache.spec.block_size());
     kind->set_page_bytes(cache.spec.page_bytes());
@@ -117,7 +117,7 @@ void FillPlan(const Plan& plan, int64_t max_len, const std::vector<int64_t>& len
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const PlannedGroup& group = plan.groups[g];
     auto* entry = out->add_groups();
-    entry->set_kind(Text(KindName(group.spec.kind())));
+    entry->set_kind(Text(group.spec.kind_name()));
     entry->set_layers(static_cast<int64_t>(group.layers.size()));
     entry->set_block_tokens(group.spec.block_size());
     entry->set_page_bytes(group.page_bytes);

@@ -1,10 +1,10 @@
 #include "kvblocks/sim/commands/replay_input.h"
 
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/sim/commands/example_trace.h"
 #include "kvblocks/sim/commands/kv_cache_groups.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/specs/config/config_source.h"
-#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks::sim {
 
@@ -33,11 +33,12 @@ ReplayInput::ReplayInput(OptionParser* options) : options_(options) {
                  .unit = "FILE",
                  .help = "configuration file, protobuf text or JSON; options win"},
                 &config_file_);
-  options_->Add({.name = "--kv-cache-config",
-                 .unit = "FILE",
-                 .help = "KV-cache groups instead of the model's, protobuf text or JSON (KvCacheConfig)",
-                 .group = "Pool and prefix cache"},
-                &groups_file_);
+  options_->Add(
+      {.name = "--kv-cache-config",
+       .unit = "FILE",
+       .help = "KV-cache groups instead of the model's, protobuf text or JSON (KvCacheConfig)",
+       .group = "Pool and prefix cache"},
+      &groups_file_);
 }
 
 void ReplayInput::AddOptions() { BindOptions("", options_, &given_); }

@@ -135,7 +135,7 @@ class VerifyCommand final : public Command {
 
 std::string VerifyCommand::Report(const VerifyingObserver& observer, const SimulationResult& result,
                                   bool is_partial, double seconds) const {
-  const VerifierStats& stats = observer.verifier()->stats();
+  const attention::VerifierStats& stats = observer.verifier()->stats();
   const auto number = [](int64_t value) { return WithThousands(value); };
   const int64_t num_queries = stats.num_tokens * observer.num_layers();
   std::string text = Line("verified", observer.status().ok() ? "no wrong number" : "failed");
@@ -223,7 +223,7 @@ ExitStatus VerifyCommand::Run() {
   bool is_partial = false;
   (*simulation)->set_progress([&](const SimulationProgress& p) {
     if (!observer.status().ok()) return false;
-    const VerifierStats& stats = observer.verifier()->stats();
+    const attention::VerifierStats& stats = observer.verifier()->stats();
     is_partial = max_tokens_ > 0 && stats.num_tokens >= max_tokens_;
     progress.Update(p, stats.num_hit_tokens, stats.num_hit_tokens + stats.num_tokens);
     return !is_partial;

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/sim/cost/attention_cost.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"
-#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -266,8 +266,8 @@ TEST(RooflineTest, BadOptionsAreRefusedWithFieldValueAndLimit) {
       {[](auto& o) { o.kv_bytes_per_element = 0; }, "kv_bytes_per_element is 0"},
       {[](auto& o) { o.fixed_time = -1; }, "fixed_time is -1ps"},
       {[](auto& o) { o.time_per_sequence = kMaxSimTime; }, "time_per_sequence is 9223372"},
-      {[](auto& o) { o.device.bf16_tflops = 0; }, "bf16_tflops is 0"},
-      {[](auto& o) { o.model.num_heads = 0; }, "num_heads is 0"},
+      {[](auto& o) { o.device.bf16_tflops = 0; }, "bf16_tflops: got 0"},
+      {[](auto& o) { o.model.num_heads = 0; }, "num_heads: got 0"},
       {[](auto& o) { o.kv_cache_dtype = "fp9"; }, "roofline.cache_dtype: got \"fp9\""},
       {[](auto& o) {
          o.tensor_parallel = 2;

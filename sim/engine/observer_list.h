@@ -1,4 +1,5 @@
-// ObserverList: several observers as one. Calls go out in the order of Add.
+// ObserverList: several observers as one. Calls go out in the order of Add, behind OnTime where the
+// event has a time.
 
 #ifndef KVBLOCKS_SIM_ENGINE_OBSERVER_LIST_H_
 #define KVBLOCKS_SIM_ENGINE_OBSERVER_LIST_H_
@@ -10,7 +11,7 @@
 
 namespace kvblocks::sim {
 
-class ObserverList final : public EngineObserver {
+class ObserverList : public EngineObserver {
  public:
   // Not owned.
   void Add(EngineObserver* observer) { observers_.push_back(observer); }
@@ -23,30 +24,38 @@ class ObserverList final : public EngineObserver {
     for (EngineObserver* o : observers_) o->OnRunStart(info);
   }
   void OnArrival(const SimRequest& request, SimTime now) override {
+    OnTime(now);
     for (EngineObserver* o : observers_) o->OnArrival(request, now);
   }
   void OnRejection(const SimRequest& request, SimTime now) override {
+    OnTime(now);
     for (EngineObserver* o : observers_) o->OnRejection(request, now);
   }
   void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) override {
+    OnTime(now);
     for (EngineObserver* o : observers_) o->OnAdmissionAttempt(record, now);
   }
   void OnAdmission(const AdmissionRecord& record, SimTime now) override {
+    OnTime(now);
     for (EngineObserver* o : observers_) o->OnAdmission(record, now);
   }
   void OnPreemption(const PreemptionRecord& record, SimTime now) override {
+    OnTime(now);
     for (EngineObserver* o : observers_) o->OnPreemption(record, now);
   }
   void OnStepScheduled(const StepRecord& step) override {
+    OnTime(step.start);
     for (EngineObserver* o : observers_) o->OnStepScheduled(step);
   }
   void OnQuietDecodes(const SimRequest& request, int64_t num_steps) override {
     for (EngineObserver* o : observers_) o->OnQuietDecodes(request, num_steps);
   }
   void OnStepFinished(const StepRecord& step) override {
+    OnTime(step.end);
     for (EngineObserver* o : observers_) o->OnStepFinished(step);
   }
   void OnFinish(const SimRequest& request, SimTime now) override {
+    OnTime(now);
     for (EngineObserver* o : observers_) o->OnFinish(request, now);
   }
   void OnKvEvents(absl::Span<const KvEvent> events, SimTime now) override {
@@ -55,6 +64,10 @@ class ObserverList final : public EngineObserver {
   void OnRunEnd(SimTime now) override {
     for (EngineObserver* o : observers_) o->OnRunEnd(now);
   }
+
+ protected:
+  // Before an event at `now` is told; times never fall.
+  virtual void OnTime(SimTime now) { (void)now; }
 
  private:
   std::vector<EngineObserver*> observers_;

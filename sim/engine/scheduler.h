@@ -12,8 +12,9 @@
 // the prefix table. A request that ends while a later step of it is under way wastes that step's
 // tokens; one that is preempted keeps the token that arrives later.
 //
-// Requests that decode inside a block are left alone, if LeaveOutQuiet was called: they are counted
-// in a step but have no record in it, and everything else is as if they had (see QuietDecodes).
+// Nothing is asked for a quiet step (see Request::quiet_slots). Requests with several of them ahead
+// are left alone, if LeaveOutQuiet was called: they are counted in a step but have no record in it,
+// and everything else is as if they had (see QuietDecodes).
 //
 // Always, after ProcessOutputs (CheckInvariants): a request is in exactly one of waiting queue
 // and running list, or in neither when pending or finished; tokens of a step <=
@@ -146,7 +147,7 @@ class Scheduler {
   bool PadsAdmissions() const;
   void Record(SimRequest& request, const ScheduledRecord& record);
   void SyncContent(SimRequest& request);
-  void UpdateQuietRange(SimRequest& request, int64_t target);
+  void UpdateQuietSlots(SimRequest& request);
 
   // scheduler_quiet.cc: who need not be looked at.
   void WakeForStep();
@@ -160,7 +161,7 @@ class Scheduler {
 
   // scheduler_outputs.cc: what a step yields.
   void ProcessOutput(const ScheduledRecord& record, OutputRecord& output);
-  void RegisterSettled(SimRequest& request);
+  void RegisterSettled(SimRequest& request, int64_t num_emitted);
 
   const SchedulerOptions options_;
   KvCacheManager* const manager_;
@@ -168,7 +169,6 @@ class Scheduler {
   EngineObserver* const observer_;
   const AcceptanceSampler sampler_;
   const int64_t max_model_len_;
-  // Only then a step inside a block leaves the pool alone, and only then the quiet range is used.
   bool is_all_full_attention_ = true;
   int64_t boundary_tokens_ = 0;  // blocks of all groups end at multiples of it
   // What requests are measured in: blocks, or chunks in the native layout.

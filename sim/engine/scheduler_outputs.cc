@@ -61,7 +61,7 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
     request.num_lonely_preemptions = 0;
     if (options_.async) {
       request.num_placeholders -= output.num_rejected_drafts + output.num_emitted;
-      if (is_running) RegisterSettled(request);
+      if (is_running) RegisterSettled(request, output.num_emitted);
     } else {
       request.num_drafts = static_cast<int32_t>(options_.num_draft_tokens);
     }
@@ -95,16 +95,19 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
   }
 }
 
-// Registers the blocks that were completed while nothing more was scheduled for the request.
-void Scheduler::RegisterSettled(SimRequest& request) {
+// Registers the blocks that the tokens just emitted completed while nothing more was scheduled for
+// the request.
+void Scheduler::RegisterSettled(SimRequest& request, int64_t num_emitted) {
   const int64_t num_tokens = request.num_computed - request.num_placeholders;
-  if (num_tokens < request.next_full) return;
+  const BlockSize boundary(boundary_tokens_);
+  if (!options_.exact_steps &&
+      boundary.FloorDiv(num_tokens - num_emitted) == boundary.FloorDiv(num_tokens)) {
+    return;
+  }
   SyncContent(request);
   const absl::Status status = manager_->CacheBlocks(*request.kv, num_tokens);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
-  if (options_.exact_steps) return;
-  const BlockSize boundary(boundary_tokens_);
-  request.next_full = boundary.RoundDown(num_tokens) + boundary.value();
+  UpdateQuietSlots(request);
 }
 
 }  // namespace kvblocks::sim

@@ -1,4 +1,4 @@
-// Scheduler: requests that decode inside a block are left alone until something may happen to them.
+// Scheduler: requests whose next steps are quiet are left alone until something may happen to them.
 
 #include <algorithm>
 
@@ -97,11 +97,9 @@ void Scheduler::LetRest() {
   for (const ScheduledRecord& record : step_->scheduled) {
     if (record.is_chunk) continue;
     SimRequest& request = *record.request;
-    // In its last quiet step a request has computed `last` tokens before. In that step it takes no
-    // block, completes none of known tokens, and its token is not the last.
-    const int64_t last =
-        std::min({request.slots_until - 1, request.next_full - (options_.async ? 1 : 2),
-                  request.end_tokens - 3});
+    // In its last step without a record a request has computed `last` tokens before. That step is
+    // quiet, and its token is not the last.
+    const int64_t last = std::min(request.quiet_slots - 1, request.end_tokens - 3);
     const int64_t num_steps = std::min(last - request.num_computed + 1, QuietDecodes::kHorizon - 1);
     if (num_steps < kMinQuietSteps || request.highest_computed > request.num_computed) continue;
     quiet_.Add(request, step.step, step.step + num_steps + 1);

@@ -1,7 +1,6 @@
 // Scheduler: what one step is made of.
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -91,7 +90,7 @@ void Scheduler::ScheduleRunning(SimTime now) {
                            .num_tokens = static_cast<int32_t>(num_tokens),
                            .is_prefill = request.num_known - computed > 1};
     const int64_t target = computed + num_tokens;
-    if (target > request.slots_until || std::min(target, request.num_known) >= request.next_full) {
+    if (target + options_.num_lookahead_tokens > request.quiet_slots) {
       if (!AllocateRunning(request, num_tokens, i, now)) return;
       record.new_blocks = last_new_blocks_;
       record.num_new_blocks = static_cast<int32_t>(record.new_blocks.num_blocks());
@@ -131,7 +130,7 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
     KVBLOCKS_CHECK(slots.ok(), slots.status().ToString());
     if (slots->has_value()) {
       last_new_blocks_ = **slots;
-      UpdateQuietRange(request, request.num_computed + num_tokens);
+      UpdateQuietSlots(request);
       return true;
     }
     KVBLOCKS_CHECK(quiet_.size() == 0, "blocks ran short while requests rest");
@@ -180,7 +179,7 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
   victim.kv->MarkPreempted();
   victim.num_computed = 0;
   victim.num_drafts = 0;
-  victim.slots_until = victim.next_full = 0;
+  victim.quiet_slots = 0;
   ++victim.num_preemptions;
   victim.state = RequestState::kPreempted;
   waiting_.AddPreempted(&victim);
@@ -261,7 +260,7 @@ void Scheduler::ScheduleWaiting(SimTime now) {
     request.state = RequestState::kRunning;
     request.kv->set_status(RequestStatus::kRunning);
     request.num_computed = request.num_settled = num_hits;
-    UpdateQuietRange(request, num_hits + num_tokens);
+    UpdateQuietSlots(request);
     Record(request, record);
     observer_->OnAdmission(admission, now);
   }
@@ -294,7 +293,7 @@ void Scheduler::RememberBlocked(const SimRequest& head, const ScheduledRecord& a
   if (blocked_.has_missing) blocked_.first_missing = head.kv->content().HashOfBlock(index, 1);
 }
 
-// --- Content and quiet ranges ---
+// --- Content ---
 
 // Brings the manager's view of a request up to date. Tokens are handed over when the manager next
 // looks at them, not one by one.
@@ -330,21 +329,8 @@ void Scheduler::SyncContent(SimRequest& request) {
       std::max<int64_t>(request.num_computed - request.num_settled, 0));
 }
 
-// After an allocation that computes up to `target`: until where the next ones neither need a block
-// nor complete one.
-void Scheduler::UpdateQuietRange(SimRequest& request, int64_t target) {
-  request.slots_until = request.next_full = 0;
-  if (options_.exact_steps) return;
-  const BlockSize boundary(boundary_tokens_);
-  request.next_full = boundary.RoundDown(std::min(target, request.num_known)) + boundary.value();
-  if (!is_all_full_attention_) return;
-  int64_t capacity = std::numeric_limits<int64_t>::max();
-  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
-    capacity = std::min(capacity, static_cast<int64_t>(manager_->GetBlocks(*request.kv, g).size()) *
-                                      manager_->group(g).block_size());
-  }
-  if (capacity < max_model_len_) capacity -= options_.num_lookahead_tokens;
-  request.slots_until = capacity;
+void Scheduler::UpdateQuietSlots(SimRequest& request) {
+  if (!options_.exact_steps) request.quiet_slots = request.kv->quiet_slots();
 }
 
 }  // namespace kvblocks::sim

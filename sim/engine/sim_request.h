@@ -49,8 +49,7 @@ struct SimRequest {
   int64_t num_settled = 0;
   int64_t end_tokens = 0;   // finished when num_known reaches it: min(P + M, longest sequence)
   int64_t full_length = 0;  // P + M
-  int64_t slots_until = 0;  // computing up to here needs no block
-  int64_t next_full = 0;    // known tokens that complete the next block
+  int64_t quiet_slots = 0;  // as kv says, or 0 if every step is to be looked at
   int32_t num_drafts = 0;   // d: attached for the next step
   // ph: output tokens and drafts that steps under way will settle; 0 when scheduling is
   // synchronous.
@@ -81,6 +80,10 @@ struct SimRequest {
 
   int64_t num_outputs() const { return num_known - num_prompt; }
   bool was_preempted() const { return num_preemptions > 0; }
+  // Ended with all its output.
+  bool is_completed() const {
+    return finish_reason == FinishReason::kLength || finish_reason == FinishReason::kStop;
+  }
 };
 
 }  // namespace kvblocks::sim

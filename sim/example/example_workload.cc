@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/checks/checked_int64.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -54,7 +55,7 @@ class Generator {
 
   void Extend(int64_t tokens, Prompt* prompt) {
     prompt->tokens += tokens;
-    const int64_t blocks = (prompt->tokens + kBlockTokens - 1) / kBlockTokens;
+    const int64_t blocks = CeilDiv(prompt->tokens, kBlockTokens);
     while (static_cast<int64_t>(prompt->ids.size()) < blocks) prompt->ids.push_back(next_id_++);
   }
 

@@ -14,7 +14,8 @@ namespace pb = ::kvblocks::report::v1;
 
 }  // namespace
 
-void HitGroups::OnFirstAdmission(const AdmissionRecord& record, std::optional<uint64_t> prefix) {
+void HitGroups::OnAdmission(const AdmissionRecord& record, SimTime) {
+  if (record.is_resume) return;
   const TraceRequest& spec = record.request->spec;
   const int64_t queried = record.num_queried_tokens;
   const int64_t hit = record.num_hit_tokens;
@@ -22,8 +23,8 @@ void HitGroups::OnFirstAdmission(const AdmissionRecord& record, std::optional<ui
   classes_[spec.slo_class].Add(1, queried, hit);
   const size_t turn = spec.session == 0 ? 0 : std::min<size_t>(spec.turn, kNumTurns - 1);
   turns_[turn].Add(1, queried, hit);
-  if (!prefix) return;
-  const auto [it, is_new] = prefixes_.try_emplace(*prefix);
+  if (!facts_->first_block) return;
+  const auto [it, is_new] = prefixes_.try_emplace(*facts_->first_block);
   if (is_new) it->second.first_row = spec.row;
   it->second.sums.Add(1, queried, hit);
 }
@@ -34,8 +35,7 @@ void HitGroups::FillOne(const std::string& name, const Sums& sums, pb::HitGroup*
   auto* rate = out->mutable_token_hit_rate();
   rate->set_numerator(sums.hit);
   rate->set_denominator(sums.queried);
-  rate->set_value(
-      sums.queried == 0 ? 0.0 : static_cast<double>(sums.hit) / static_cast<double>(sums.queried));
+  rate->set_value(Ratio(sums.hit, sums.queried));
 }
 
 void HitGroups::FillNames(const Names& names,
@@ -57,7 +57,8 @@ void HitGroups::FillNames(const Names& names,
   FillOne(absl::StrCat("(", sorted.size() - listed, " others)"), others, out->Add());
 }
 
-void HitGroups::Fill(size_t top_prefixes, pb::HitGroups* out) const {
+void HitGroups::Fill(const ReplayEnd&, pb::Report* report) {
+  pb::HitGroups* out = report->mutable_hit_groups();
   FillNames(tenants_, out->mutable_tenants());
   FillNames(classes_, out->mutable_classes());
   for (size_t turn = 0; turn < turns_.size(); ++turn) {
@@ -72,7 +73,7 @@ void HitGroups::Fill(size_t top_prefixes, pb::HitGroups* out) const {
   for (const auto& [key, prefix] : prefixes_) {
     if (prefix.sums.hit > 0) hit.emplace_back(key, prefix);
   }
-  const size_t listed = std::min(hit.size(), std::max(top_prefixes, kMinTopPrefixes));
+  const size_t listed = std::min(hit.size(), std::max(top_prefixes_, kMinTopPrefixes));
   const auto middle = hit.begin() + static_cast<std::ptrdiff_t>(listed);
   // No two groups were seen first in the same row.
   std::partial_sort(hit.begin(), middle, hit.end(), [](const Entry& a, const Entry& b) {

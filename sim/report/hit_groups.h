@@ -1,4 +1,4 @@
-// HitGroups: who hits the prefix cache - tenants, latency classes, session turns, and the prompts
+// HitGroups: the section `hit_groups` - who hits the prefix cache - tenants, latency classes, session turns, and the prompts
 // that start alike.
 //
 // Counts first admissions, as HitRateMetrics does: the sums over tenants, over classes and over
@@ -15,16 +15,14 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/report_section.h"
 
 namespace kvblocks::sim {
 
-class HitGroups {
+class HitGroups final : public ReportSection {
  public:
   static constexpr size_t kMinTopPrefixes = 10;
   // Of tenants and of classes; the last one stands for all further ones.
@@ -32,11 +30,12 @@ class HitGroups {
   // The last turn counted apart is kNumTurns - 2.
   static constexpr size_t kNumTurns = 17;
 
-  // `prefix` is the key of the prompt's first full block.
-  void OnFirstAdmission(const AdmissionRecord& record, std::optional<uint64_t> prefix);
-
   // Lists `top_prefixes` groups, at least kMinTopPrefixes of them if there are so many.
-  void Fill(size_t top_prefixes, ::kvblocks::report::v1::HitGroups* out) const;
+  HitGroups(size_t top_prefixes, const SharedFacts* facts)
+      : top_prefixes_(top_prefixes), facts_(facts) {}
+
+  void OnAdmission(const AdmissionRecord& record, SimTime now) override;
+  void Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* report) override;
 
  private:
   struct Sums {
@@ -59,6 +58,8 @@ class HitGroups {
   static void FillNames(const Names& names,
                         google::protobuf::RepeatedPtrField<::kvblocks::report::v1::HitGroup>* out);
 
+  const size_t top_prefixes_;
+  const SharedFacts* const facts_;
   Names tenants_, classes_;
   std::array<Sums, kNumTurns> turns_ = {};
   absl::flat_hash_map<uint64_t, Prefix> prefixes_;

@@ -4,7 +4,6 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/report/latency_metrics.h"
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
@@ -17,8 +16,7 @@ constexpr int64_t kMillion = 1'000'000;
 void FillRatio(int64_t numerator, int64_t denominator, pb::Ratio* out) {
   out->set_numerator(numerator);
   out->set_denominator(denominator);
-  out->set_value(
-      denominator == 0 ? 0.0 : static_cast<double>(numerator) / static_cast<double>(denominator));
+  out->set_value(Ratio(numerator, denominator));
 }
 
 size_t HistogramIndex(int64_t tokens) { return std::bit_width(static_cast<uint64_t>(tokens)); }
@@ -102,7 +100,7 @@ void HitRateMetrics::Reuse::Fill(pb::EvictedReuse* out) {
   out->set_method(age.is_exact() ? distance.method() : age.method());
 }
 
-void HitRateMetrics::OnAdmissionAttempt(const AdmissionRecord& record) {
+void HitRateMetrics::OnAdmissionAttempt(const AdmissionRecord& record, SimTime) {
   // Repeats are made in vain; they count only where that is asked for.
   if (record.is_repeat && !options_.legacy_counters) return;
   ++attempts_;
@@ -110,11 +108,11 @@ void HitRateMetrics::OnAdmissionAttempt(const AdmissionRecord& record) {
   attempt_hit_ += record.num_hit_tokens;
 }
 
-void HitRateMetrics::OnAdmission(const AdmissionRecord& record, const AdmissionMisses& misses,
-                                 int64_t block_tokens, SimTime now) {
-  block_tokens_ = block_tokens;
+void HitRateMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
+  const AdmissionMisses& misses = facts_->misses;
+  const int64_t block_tokens = block_tokens_ = misses.block_tokens;
   auto& causes = record.is_resume ? resume_misses_ : first_misses_;
-  for (size_t i = 0; i < kNumMissCauses; ++i) causes[i] += misses.blocks[i];
+  for (size_t i = 0; i < kNumMissReasons; ++i) causes[i] += misses.blocks[i];
   (record.is_resume ? resume_reuse_ : first_reuse_).Add(misses.evicted);
   if (record.is_resume) {
     ++resumes_;
@@ -162,22 +160,23 @@ void HitRateMetrics::FillHistogram(const Histogram& counts, pb::LengthHistogram*
   }
 }
 
-void HitRateMetrics::FillMisses(const std::array<int64_t, kNumMissCauses>& blocks,
-                                int64_t block_tokens, pb::MissCauses* out) {
+void HitRateMetrics::FillMisses(const MissCounts& blocks, int64_t block_tokens,
+                                pb::MissCauses* out) {
   int64_t sum = 0;
-  for (size_t i = 0; i < kNumMissCauses; ++i) {
-    sum += blocks[i];
+  for (const MissReason reason : kClassifiedReasons) {
+    const int64_t missed = blocks[static_cast<size_t>(reason)];
+    sum += missed;
     auto* cause = out->add_causes();
-    cause->set_cause(MissCauseName(static_cast<MissCause>(i)));
-    cause->set_blocks(blocks[i]);
-    cause->set_tokens(blocks[i] * block_tokens);
-    cause->set_meaning(MissCauseMeaning(static_cast<MissCause>(i)));
+    cause->set_cause(std::string(MissReasonName(reason)));
+    cause->set_blocks(missed);
+    cause->set_tokens(missed * block_tokens);
+    cause->set_meaning(std::string(MissReasonMeaning(reason)));
   }
   out->set_missed_blocks(sum);
   out->set_missed_tokens(sum * block_tokens);
 }
 
-void HitRateMetrics::Fill(pb::Report* out) {
+void HitRateMetrics::Fill(const ReplayEnd&, pb::Report* out) {
   whole_.Fill("all requests", out->mutable_whole_run());
   Sums after = after_warmup_;
   if (options_.warmup.kind == Warmup::Kind::kShare) {

@@ -1,4 +1,4 @@
-// HitRateMetrics: how much of the prompts the prefix cache served - over the whole run, after a
+// HitRateMetrics: the sections on hits and misses - how much of the prompts the prefix cache served - over the whole run, after a
 // warm-up, and over the last 1,000 requests.
 //
 // All rates count first admissions, in admission order; resumes after a preemption are counted
@@ -16,10 +16,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/report/distribution.h"
-#include "kvblocks/sim/report/miss_causes.h"
-#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/report_section.h"
 
 namespace kvblocks::sim {
 
@@ -37,7 +35,7 @@ struct Warmup {
 absl::StatusOr<Warmup> ParseWarmup(std::string_view text, const char* name = "warmup");
 std::string DescribeWarmup(const Warmup& warmup);
 
-class HitRateMetrics {
+class HitRateMetrics final : public ReportSection {
  public:
   static constexpr size_t kRollingRequests = 1000;
 
@@ -46,14 +44,18 @@ class HitRateMetrics {
     // Count as old engines did: every attempt, resumes included.
     bool legacy_counters = false;
   };
-  explicit HitRateMetrics(const Options& options) : options_(options) {}
+  HitRateMetrics(const Options& options, const SharedFacts* facts)
+      : options_(options), facts_(facts) {}
 
-  void OnAdmissionAttempt(const AdmissionRecord& record);
-  void OnAdmission(const AdmissionRecord& record, const AdmissionMisses& misses,
-                   int64_t block_tokens, SimTime now);
+  void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) override;
+  void OnAdmission(const AdmissionRecord& record, SimTime now) override;
 
   // Whole run, warm-up, rolling window, counters, misses and histograms.
-  void Fill(::kvblocks::report::v1::Report* out);
+  void Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* out) override;
+
+  // Of first admissions so far.
+  int64_t num_queried_tokens() const { return whole_.queried; }
+  int64_t num_hit_tokens() const { return whole_.hit; }
 
  private:
   // One first admission; lengths of a trace fit 31 bits, and with output 32.
@@ -81,10 +83,11 @@ class HitRateMetrics {
   using Histogram = std::array<int64_t, 48>;
 
   static void FillHistogram(const Histogram& counts, ::kvblocks::report::v1::LengthHistogram* out);
-  static void FillMisses(const std::array<int64_t, kNumMissCauses>& blocks, int64_t block_tokens,
+  static void FillMisses(const MissCounts& blocks, int64_t block_tokens,
                          ::kvblocks::report::v1::MissCauses* out);
 
-  Options options_;
+  const Options options_;
+  const SharedFacts* const facts_;
   int64_t block_tokens_ = 0;
   Sums whole_;
   Sums after_warmup_;            // unless the warm-up is a share
@@ -94,8 +97,8 @@ class HitRateMetrics {
   int64_t admissions_ = 0, resumes_ = 0, attempts_ = 0;
   int64_t resume_queried_ = 0, resume_hit_ = 0;
   int64_t attempt_queried_ = 0, attempt_hit_ = 0;
-  std::array<int64_t, kNumMissCauses> first_misses_ = {};
-  std::array<int64_t, kNumMissCauses> resume_misses_ = {};
+  MissCounts first_misses_ = {};
+  MissCounts resume_misses_ = {};
   Reuse first_reuse_, resume_reuse_;
   Histogram hit_lengths_ = {};
   Histogram missing_at_ = {};

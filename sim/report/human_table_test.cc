@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
-#include "kvblocks/sim/report/miss_causes.h"
+#include "kvblocks/sim/report/miss_classifier.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -43,12 +43,12 @@ namespace {
   }
   report.mutable_prompt_tokens()->set_known(kHuge);
   report.mutable_prompt_tokens()->set_hit(kHuge);
-  for (size_t i = 0; i < kNumMissCauses; ++i) {
+  for (const MissReason reason : kClassifiedReasons) {
     auto* c = report.mutable_first_admission_misses()->add_causes();
-    c->set_cause(MissCauseName(static_cast<MissCause>(i)));
+    c->set_cause(std::string(MissReasonName(reason)));
     c->set_blocks(999'999'999);
     c->set_tokens(999'999'999);
-    c->set_meaning(MissCauseMeaning(static_cast<MissCause>(i)));
+    c->set_meaning(std::string(MissReasonMeaning(reason)));
   }
   auto* reuse = report.mutable_first_admission_misses()->mutable_evicted();
   reuse->set_blocks(kHuge);
@@ -118,8 +118,8 @@ TEST(HumanTableTest, FitsOneScreen) {
 
 TEST(HumanTableTest, MeaningsOfMissesAreNotCut) {
   const std::string text = FormatReport(Crowded(), /*color=*/false);
-  for (size_t i = 0; i < kNumMissCauses; ++i) {
-    const std::string meaning = MissCauseMeaning(static_cast<MissCause>(i));
+  for (const MissReason reason : kClassifiedReasons) {
+    const std::string meaning(MissReasonMeaning(reason));
     EXPECT_NE(text.find(meaning + "\n"), std::string::npos) << meaning;
   }
 }

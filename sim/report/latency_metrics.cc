@@ -20,22 +20,9 @@ void FillDistribution(Distribution& values, ::kvblocks::report::v1::Distribution
 
 }  // namespace
 
-RequestLatency LatencyOf(const SimRequest& request, const RequestProgress& progress,
-                         SimTime client_rtt) {
-  RequestLatency latency;
-  latency.queueing = progress.first_scheduled - request.arrival;
-  latency.ttft = progress.first_output - request.arrival + client_rtt;
-  latency.prefill = progress.first_output - progress.first_scheduled;
-  latency.e2e = progress.last_output - request.arrival + client_rtt;
-  if (progress.num_outputs > 1) {
-    latency.tpot = (progress.last_output - progress.first_output) / (progress.num_outputs - 1);
-  }
-  latency.normalized = latency.e2e / progress.num_outputs;
-  return latency;
-}
-
-LatencyMetrics::LatencyMetrics(const Options& options)
+LatencyMetrics::LatencyMetrics(const Options& options, SharedFacts* facts)
     : options_(options),
+      facts_(facts),
       queueing_(options.max_exact_runs),
       ttft_(options.max_exact_runs),
       prefill_(options.max_exact_runs),
@@ -44,7 +31,7 @@ LatencyMetrics::LatencyMetrics(const Options& options)
       itl_(options.max_exact_runs),
       normalized_(options.max_exact_runs) {}
 
-void LatencyMetrics::OnStepFinished(const StepRecord& step, RequestProgressTable& requests) {
+void LatencyMetrics::OnStepFinished(const StepRecord& step) {
   const SimTime now = step.end;
   // Most requests of a step had their last token from the step before; the gaps of the others are
   // counted after theirs, equal neighbours together.
@@ -53,7 +40,7 @@ void LatencyMetrics::OnStepFinished(const StepRecord& step, RequestProgressTable
   int64_t num_zero_gaps = 0;
   for (const OutputRecord& output : step.outputs) {
     if (output.request == nullptr) continue;
-    RequestProgress& progress = requests[*output.request];
+    RequestProgress& progress = facts_->requests[*output.request];
     progress.num_recomputed_tokens += output.num_recomputed;
     if (output.num_emitted == 0) continue;
     progress.num_outputs += output.num_emitted;
@@ -73,7 +60,15 @@ void LatencyMetrics::OnStepFinished(const StepRecord& step, RequestProgressTable
   last_step_end_ = now;
 }
 
-void LatencyMetrics::OnFinish(const RequestLatency& latency) {
+void LatencyMetrics::OnQuietDecodes(const SimRequest& request, int64_t num_steps) {
+  RequestProgress& progress = facts_->requests[request];
+  progress.num_outputs += num_steps;
+  progress.last_output = last_step_end_;
+}
+
+void LatencyMetrics::OnFinish(const SimRequest& request, SimTime) {
+  if (!request.is_completed() || !facts_->latency) return;
+  const RequestLatency& latency = *facts_->latency;
   queueing_.Add(latency.queueing);
   ttft_.Add(latency.ttft);
   prefill_.Add(latency.prefill);
@@ -82,7 +77,8 @@ void LatencyMetrics::OnFinish(const RequestLatency& latency) {
   normalized_.Add(latency.normalized);
 }
 
-void LatencyMetrics::Fill(::kvblocks::report::v1::Latency* out) {
+void LatencyMetrics::Fill(const ReplayEnd&, ::kvblocks::report::v1::Report* report) {
+  ::kvblocks::report::v1::Latency* out = report->mutable_latency();
   FillDistribution(queueing_, out->mutable_queueing());
   FillDistribution(ttft_, out->mutable_ttft());
   FillDistribution(prefill_, out->mutable_prefill());
@@ -95,6 +91,7 @@ void LatencyMetrics::Fill(::kvblocks::report::v1::Latency* out) {
       static_cast<SimTime>(std::min(std::floor(threshold), static_cast<double>(kMaxSimTime / 2)));
   out->set_stall_threshold_ms(Milliseconds(limit));
   out->set_stalls(itl_.count() == 0 ? 0 : itl_.CountAbove(limit));
+  report->mutable_setup()->set_quantile_method(out->itl().method());
 }
 
 }  // namespace kvblocks::sim

@@ -63,10 +63,10 @@ TEST(MetricsExamples, WE7_Counters) {
   EXPECT_EQ(counters.admissions(), 2);
   EXPECT_EQ(counters.resumes(), 1);
   ExpectCausesAddUp(m.report);
-  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissCause::kFirstUse), 4);
+  EXPECT_EQ(Blocks(m.report.first_admission_misses(), MissReason::kFirstUse), 4);
   // B resumes with 13 tokens: two of three full blocks hit; the third was evicted.
   EXPECT_EQ(m.report.resume_misses().missed_blocks(), 1);
-  EXPECT_EQ(Blocks(m.report.resume_misses(), MissCause::kEvicted), 1);
+  EXPECT_EQ(Blocks(m.report.resume_misses(), MissReason::kEvicted), 1);
   // B lost it at 5 s, when A took one block, and misses it at 9 s.
   EXPECT_EQ(m.report.resume_misses().evicted().blocks(), 1);
   EXPECT_DOUBLE_EQ(m.report.resume_misses().evicted().max_age_s(), 4.0);

@@ -1,4 +1,4 @@
-// PoolMetrics: how full the block pool was, weighted with time.
+// PoolMetrics: the section `pool` - how full the block pool was, weighted with time.
 //
 // In the native layout both gauges are shares of the memory, scaled to the number of block ids, and
 // the resident share is that of the chunks lent to a class.
@@ -7,8 +7,7 @@
 // requests end; the resident share also counts unreferenced blocks that a look-up can still find.
 // Fragmentation is the share of the slots in requests' block tables that hold no computed token, in
 // the first group that keeps all tokens; a block that two requests share counts for both. Gauges
-// hold from one event to the next: Advance to an event's time comes before the event. Cost: O(1)
-// per step and per block table that grew.
+// hold from one event to the next. Cost: O(1) per step and per block table that grew.
 
 #ifndef KVBLOCKS_SIM_REPORT_POOL_METRICS_H_
 #define KVBLOCKS_SIM_REPORT_POOL_METRICS_H_
@@ -16,9 +15,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "kvblocks/sim/engine/engine_observer.h"
-#include "kvblocks/sim/report/report.pb.h"
-#include "kvblocks/sim/report/request_progress.h"
+#include "kvblocks/sim/report/report_section.h"
 
 namespace kvblocks::sim {
 
@@ -31,35 +28,34 @@ struct PoolGauges {
   int64_t computed = 0;  // tokens of running requests
 };
 
-class PoolMetrics {
+class PoolMetrics final : public ReportSection {
  public:
-  void OnRunStart(const RunInfo& info);
-  void OnAdmission(const AdmissionRecord& record);
-  void OnPreemption(const PreemptionRecord& record, RequestProgress& progress);
-  void OnStepScheduled(const StepRecord& step, RequestProgressTable& requests);
-  void OnStepFinished(const StepRecord& step, RequestProgressTable& requests);
-  // Aborts; requests that end with a step are seen there.
-  void OnAbort(const SimRequest& request, RequestProgress& progress);
+  explicit PoolMetrics(SharedFacts* facts) : facts_(facts) {}
 
-  // The gauges held from the last call until `now`.
-  void Advance(SimTime now);
+  void OnRunStart(const RunInfo& info) override;
+  void OnInterval(SimTime from, SimTime to) override;
+  void OnAdmission(const AdmissionRecord& record, SimTime now) override;
+  void OnPreemption(const PreemptionRecord& record, SimTime now) override;
+  void OnStepScheduled(const StepRecord& step) override;
+  void OnStepFinished(const StepRecord& step) override;
+  void OnFinish(const SimRequest& request, SimTime now) override;
 
   const PoolGauges& gauges() const { return gauges_; }
   int64_t usable_blocks() const { return usable_; }
-  void Fill(::kvblocks::report::v1::Pool* out) const;
+  void Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* report) override;
 
  private:
   using Integral = __int128;
 
   void ReadPool();
-  void SetSlots(const SimRequest& request, RequestProgress& progress);
+  void SetSlots(const SimRequest& request, int64_t slots);
 
+  SharedFacts* const facts_;
   const KvCacheManager* manager_ = nullptr;
   std::optional<GroupId> full_group_;
   int64_t usable_ = 0;
   PoolGauges gauges_;
   int64_t evictions_ = 0;
-  std::optional<SimTime> last_;
 
   SimTime total_time_ = 0;
   SimTime time_above_90_ = 0;

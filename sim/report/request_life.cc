@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
+#include "kvblocks/sim/report/report_section.h"
+
 namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::report::v1;
-
-double Seconds(SimTime time) { return static_cast<double>(time) / static_cast<double>(kSecond); }
 
 void FillName(const SimRequest& request, pb::RequestName* out) {
   out->set_id(request.spec.id);
@@ -72,7 +72,7 @@ void RequestLife::OnAdmissionAttempt(const AdmissionRecord& record, SimTime) {
   why_.reset();
   const Request& kv = *record.request->kv;
   if (kv.num_tokens() != record.num_queried_tokens) return;
-  if (auto why = manager_->ExplainLookup(kv); why.ok()) why_ = *std::move(why);
+  if (auto why = ExplainLookup(*manager_, kv); why.ok()) why_ = *std::move(why);
   taken_at_attempt_ = manager_->pool().num_blocks_taken();
 }
 
@@ -109,7 +109,7 @@ void RequestLife::FillRun(const BlockRun& run, SimTime now, RunLife* out) const 
   const int64_t block_tokens = manager_->scheduler_block_size();
   const int64_t from = run.first_block * block_tokens;
   const int64_t to = from + run.num_blocks * block_tokens;
-  out->set_cause(run.cause ? MissCauseName(*run.cause) : "hit");
+  out->set_cause(std::string(run.reason ? MissReasonName(*run.reason) : "hit"));
   out->set_first_token(from);
   out->set_tokens(to - from);
   out->set_first_block(run.first_block);
@@ -120,8 +120,8 @@ void RequestLife::FillRun(const BlockRun& run, SimTime now, RunLife* out) const 
     out->mutable_last_use()->set_distance_blocks(run.distance);
   }
   if (!why_) return;
-  if (run.cause == MissCause::kEvicted) FillGone(from, to, now, out);
-  if (run.cause != MissCause::kWindowOrAlignment) return;
+  if (run.reason == MissReason::kEvicted) FillGone(from, to, now, out);
+  if (run.reason != MissReason::kGroupVeto) return;
   for (const MissedRun& missed : why_->missed) {
     if (missed.reason == MissReason::kGroupVeto && missed.first_token < to &&
         missed.first_token + missed.num_tokens > from) {

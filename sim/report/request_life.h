@@ -9,7 +9,7 @@
 //   life.Fill(&explanation);
 //
 // Causes are those of the MissClassifier; what single KV-cache groups had, and when blocks left the
-// cache, comes from KvCacheManager::ExplainLookup. For the latter the manager needs
+// cache, comes from ExplainLookup. For the latter the manager needs
 // lookup_history_blocks.
 //
 // Memory: 16 bytes per step that takes blocks, and the names of all requests.
@@ -26,7 +26,7 @@
 #include "kvblocks/managers/lookup_explanation.h"
 #include "kvblocks/sim/engine/engine_observer.h"
 #include "kvblocks/sim/report/explanation.pb.h"
-#include "kvblocks/sim/report/miss_causes.h"
+#include "kvblocks/sim/report/miss_classifier.h"
 #include "kvblocks/sim/report/request_selector.h"
 
 namespace kvblocks::sim {

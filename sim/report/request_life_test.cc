@@ -141,15 +141,15 @@ TEST(RequestLifeTest, SaysWhichGroupVetoed) {
             std::min(admission.groups(0).hit_tokens(), admission.groups(1).hit_tokens()));
   int64_t vetoed = 0;
   for (const pb::BlockRunLife& run : admission.runs()) {
-    if (run.cause() != "window/alignment") continue;
+    if (run.cause() != "group veto") continue;
     ASSERT_TRUE(run.has_veto());
     EXPECT_EQ(run.veto().group(), 1);
     EXPECT_EQ(run.veto().block(), run.first_block());
     EXPECT_NE(run.veto().why().find("evicted"), std::string::npos) << run.veto().why();
     vetoed += run.blocks();
   }
-  EXPECT_EQ(vetoed, Blocks(told.explanation.replay().first_admission_misses(),
-                           MissCause::kWindowOrAlignment));
+  EXPECT_EQ(vetoed,
+            Blocks(told.explanation.replay().first_admission_misses(), MissReason::kGroupVeto));
   EXPECT_EQ(vetoed, 3);
   EXPECT_EQ(admission.groups(0).hit_tokens(), 12);
   EXPECT_EQ(admission.groups(1).hit_tokens(), 0);
@@ -271,21 +271,21 @@ class RunChecker final : public EngineObserver, public AdmissionSink {
   bool wants_runs() const override { return true; }
 
   void OnAdmissionAttempt(const AdmissionRecord& record, SimTime) override {
-    why_ = manager_->ExplainLookup(*record.request->kv).value();
+    why_ = ExplainLookup(*manager_, *record.request->kv).value();
     ASSERT_EQ(why_.num_tokens, record.num_queried_tokens);
     ASSERT_EQ(why_.num_hit_tokens, record.num_hit_tokens);
   }
   void OnMisses(const AdmissionRecord& record, const AdmissionMisses& misses,
                 const RequestProgress& progress, SimTime) override {
-    std::array<int64_t, kNumMissCauses> blocks = {};
+    MissCounts blocks = {};
     int64_t next = 0, hits = 0, dated = 0;
     for (const BlockRun& run : misses.runs) {
       ASSERT_EQ(run.first_block, next);
       next += run.num_blocks;
       ASSERT_LE(run.owner, progress.ordinal);
       if (run.age >= 0) dated += run.num_blocks;
-      (run.cause ? blocks[static_cast<size_t>(*run.cause)] : hits) += run.num_blocks;
-      if (run.cause == MissCause::kEvicted || run.cause == MissCause::kNotYetComputed) {
+      (run.reason ? blocks[static_cast<size_t>(*run.reason)] : hits) += run.num_blocks;
+      if (run.reason == MissReason::kEvicted || run.reason == MissReason::kNotYetComputed) {
         ASSERT_GE(run.owner, 0);
       }
     }
@@ -305,15 +305,15 @@ class RunChecker final : public EngineObserver, public AdmissionSink {
   void CheckManager(const AdmissionRecord& record, const AdmissionMisses& misses) {
     const auto tokens = why_.TokensByReason();
     const auto by_manager = [&](MissReason reason) { return tokens[static_cast<size_t>(reason)]; };
-    const auto by_replay = [&](MissCause cause) {
-      return misses.blocks[static_cast<size_t>(cause)] * misses.block_tokens;
+    const auto by_replay = [&](MissReason reason) {
+      return misses.blocks[static_cast<size_t>(reason)] * misses.block_tokens;
     };
     ASSERT_EQ(by_manager(MissReason::kPartialBlock) + by_manager(MissReason::kShorterThanABlock),
               record.num_queried_tokens - misses.num_full_blocks * misses.block_tokens);
-    ASSERT_EQ(by_manager(MissReason::kLastToken), by_replay(MissCause::kLastToken));
-    ASSERT_EQ(by_manager(MissReason::kDraftDrop), by_replay(MissCause::kLookahead));
+    ASSERT_EQ(by_manager(MissReason::kLastToken), by_replay(MissReason::kLastToken));
+    ASSERT_EQ(by_manager(MissReason::kDraftDrop), by_replay(MissReason::kDraftDrop));
     ASSERT_EQ(by_manager(MissReason::kGroupVeto) + by_manager(MissReason::kAlignment),
-              by_replay(MissCause::kWindowOrAlignment));
+              by_replay(MissReason::kGroupVeto));
     num_checked += misses.num_full_blocks - misses.num_hit_blocks;
   }
 

@@ -1,4 +1,8 @@
-// RequestProgress: what metrics remember of a live request, by its slot.
+// RequestProgress: what metrics remember of a live request, by its slot, and the latencies that
+// follow from it.
+//
+// With arrival a, first scheduling s, first token f, last token l and k tokens: queueing s - a,
+// TTFT f - a, prefill f - s, E2E l - a, TPOT (l - f) / (k - 1) for k > 1 only, normalised E2E / k.
 //
 // A row is reset when the request arrives and is good until its OnFinish or OnRejection.
 
@@ -6,6 +10,7 @@
 #define KVBLOCKS_SIM_REPORT_REQUEST_PROGRESS_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kvblocks/sim/cost/sim_time.h"
@@ -33,6 +38,30 @@ struct RequestProgress {
   int64_t ordinal = -1;   // counts first admissions
   bool is_running = false;
 };
+
+struct RequestLatency {
+  SimTime queueing = 0;
+  SimTime ttft = 0;
+  SimTime prefill = 0;
+  SimTime e2e = 0;
+  std::optional<SimTime> tpot;  // rounded down to a picosecond
+  SimTime normalized = 0;
+};
+
+// REQUIRES: the request emitted a token.
+inline RequestLatency LatencyOf(const SimRequest& request, const RequestProgress& progress,
+                                SimTime client_rtt) {
+  RequestLatency latency;
+  latency.queueing = progress.first_scheduled - request.arrival;
+  latency.ttft = progress.first_output - request.arrival + client_rtt;
+  latency.prefill = progress.first_output - progress.first_scheduled;
+  latency.e2e = progress.last_output - request.arrival + client_rtt;
+  if (progress.num_outputs > 1) {
+    latency.tpot = (progress.last_output - progress.first_output) / (progress.num_outputs - 1);
+  }
+  latency.normalized = latency.e2e / progress.num_outputs;
+  return latency;
+}
 
 class RequestProgressTable {
  public:

@@ -14,7 +14,6 @@
 
 #include "absl/status/status.h"
 #include "kvblocks/sim/engine/sim_request.h"
-#include "kvblocks/sim/report/latency_metrics.h"
 #include "kvblocks/sim/report/request_progress.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 

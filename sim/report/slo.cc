@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/sim/report/hit_groups.h"
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
@@ -122,6 +123,37 @@ void GoodputMetrics::Fill(double duration_s, ::kvblocks::report::v1::Goodput* ou
   out->set_good_share(total_ == 0 ? 0.0 : static_cast<double>(good_) / static_cast<double>(total_));
   out->set_good_requests_per_s(duration_s > 0 ? static_cast<double>(good_) / duration_s : 0.0);
   out->set_met(met);
+}
+
+GoodputMetrics& GoodputSection::OfClass(const std::string& name) {
+  const auto it = classes_.find(name);
+  if (it != classes_.end()) return it->second;
+  const bool is_full = classes_.size() >= HitGroups::kMaxNames;
+  return classes_.try_emplace(is_full ? "(others)" : name, objectives_).first->second;
+}
+
+void GoodputSection::OnFinish(const SimRequest& request, SimTime) {
+  if (objectives_.empty() || (request.is_completed() && !facts_->latency)) return;
+  for (GoodputMetrics* goodput : {&all_, &OfClass(request.spec.slo_class)}) {
+    if (request.is_completed()) {
+      goodput->OnFinish(*facts_->latency);
+    } else {
+      goodput->OnFailure();
+    }
+  }
+}
+
+void GoodputSection::Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* out) {
+  if (objectives_.empty()) return;
+  const double duration = Seconds(end.last_event - end.first_event);
+  all_.Fill(duration, out->mutable_goodput());
+  // One class without a name: the trace has none.
+  if (classes_.size() == 1 && classes_.begin()->first.empty()) return;
+  for (auto& [name, goodput] : classes_) {
+    auto* entry = out->mutable_goodput()->add_classes();
+    goodput.Fill(duration, entry);
+    entry->set_slo_class(name);
+  }
 }
 
 }  // namespace kvblocks::sim

@@ -8,13 +8,15 @@
 #define KVBLOCKS_SIM_REPORT_SLO_H_
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/report/distribution.h"
-#include "kvblocks/sim/report/latency_metrics.h"
-#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/report_section.h"
 
 namespace kvblocks::sim {
 
@@ -33,7 +35,6 @@ class GoodputMetrics {
  public:
   explicit GoodputMetrics(std::vector<Objective> objectives);
 
-  bool has_objectives() const { return !objectives_.empty(); }
   void OnFinish(const RequestLatency& latency);
   // Rejected or aborted.
   void OnFailure() { ++total_; }
@@ -46,6 +47,25 @@ class GoodputMetrics {
   std::vector<Distribution> values_;  // of objectives with a percentile
   int64_t good_ = 0;
   int64_t total_ = 0;
+};
+
+// The section `goodput`: all requests, and those of each latency class.
+class GoodputSection final : public ReportSection {
+ public:
+  GoodputSection(std::vector<Objective> objectives, const SharedFacts* facts)
+      : objectives_(std::move(objectives)), facts_(facts), all_(objectives_) {}
+
+  void OnRejection(const SimRequest& request, SimTime now) override { OnFinish(request, now); }
+  void OnFinish(const SimRequest& request, SimTime now) override;
+  void Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* out) override;
+
+ private:
+  GoodputMetrics& OfClass(const std::string& name);
+
+  const std::vector<Objective> objectives_;
+  const SharedFacts* const facts_;
+  GoodputMetrics all_;
+  std::map<std::string, GoodputMetrics> classes_;
 };
 
 }  // namespace kvblocks::sim

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kvblocks/sim/report/latency_metrics.h"
-
 namespace kvblocks::sim {
 
 void TimeSeries::Add(const Counts& counts, Counts& sum) {
@@ -98,6 +96,70 @@ void TimeSeries::Fill(SimTime end, int64_t usable_blocks,
                           static_cast<double>(kMillisecond));
     }
   }
+}
+
+void SeriesSection::OnInterval(SimTime from, SimTime to) {
+  gauges_.referenced = pool_->gauges().referenced;
+  gauges_.resident = pool_->gauges().resident;
+  series_.AddInterval(from, to, gauges_);
+}
+
+void SeriesSection::OnArrival(const SimRequest&, SimTime) { ++gauges_.waiting; }
+
+void SeriesSection::OnRejection(const SimRequest&, SimTime) { --gauges_.waiting; }
+
+void SeriesSection::CountTokens(const AdmissionRecord& record) {
+  counts_.queried_tokens += record.num_queried_tokens;
+  counts_.hit_tokens += record.num_hit_tokens;
+}
+
+void SeriesSection::OnAdmissionAttempt(const AdmissionRecord& record, SimTime) {
+  if (count_attempts_) CountTokens(record);
+}
+
+void SeriesSection::OnAdmission(const AdmissionRecord& record, SimTime) {
+  if (!count_attempts_ && !record.is_resume) CountTokens(record);
+}
+
+void SeriesSection::OnPreemption(const PreemptionRecord&, SimTime) { ++counts_.preemptions; }
+
+void SeriesSection::OnStepScheduled(const StepRecord& step) {
+  gauges_.running = step.num_running;
+  gauges_.waiting = step.num_waiting;
+  steps_under_way_ += step.num_requests() > 0;
+  gauges_.is_busy = steps_under_way_ > 0;
+  counts_.evictions += step.pool.num_evictions - evictions_seen_;
+  evictions_seen_ = step.pool.num_evictions;
+  if (step.num_requests() > 0) return;
+  series_.AddCounts(step.start, counts_);
+  counts_ = {};
+}
+
+void SeriesSection::OnStepFinished(const StepRecord& step) {
+  counts_.output_tokens += step.num_quiet;
+  for (const OutputRecord& output : step.outputs) {
+    counts_.output_tokens += output.num_emitted;
+    if (output.finish_reason == FinishReason::kNone) continue;
+    // One that was preempted meanwhile may end with a token that was still to come.
+    (facts_->requests[*output.request].is_running ? gauges_.running : gauges_.waiting) -= 1;
+  }
+  gauges_.is_busy = --steps_under_way_ > 0;
+  counts_.prefill_tokens += step.num_prefill_tokens;
+  counts_.decode_tokens += step.num_decode_tokens;
+  ++counts_.steps;
+  series_.AddCounts(step.end, counts_);
+  counts_ = {};
+}
+
+void SeriesSection::OnFinish(const SimRequest& request, SimTime) {
+  const RequestProgress* progress = facts_->Find(request);
+  if (request.finish_reason != FinishReason::kAbort || progress == nullptr) return;
+  // The next step sets both anew; until then nobody else comes or goes.
+  (progress->is_running ? gauges_.running : gauges_.waiting) -= 1;
+}
+
+void SeriesSection::Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* out) {
+  series_.Fill(end.last_event, pool_->usable_blocks(), out->mutable_series());
 }
 
 }  // namespace kvblocks::sim

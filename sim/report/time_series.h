@@ -1,4 +1,4 @@
-// TimeSeries: a run on a fixed grid of simulated time, in a bounded number of points.
+// TimeSeries: the section `series` - a run on a fixed grid of simulated time, in a bounded number of points.
 //
 // Gauges are averaged over a tick, weighted with time and added up in closed form, whatever number
 // of ticks an interval covers; counts belong to the tick in which their event happens. When the run
@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "kvblocks/sim/cost/sim_time.h"
-#include "kvblocks/sim/report/report.pb.h"
+#include "kvblocks/sim/report/pool_metrics.h"
+#include "kvblocks/sim/report/report_section.h"
 
 namespace kvblocks::sim {
 
@@ -68,6 +69,43 @@ class TimeSeries {
   SimTime tick_;
   size_t max_points_;
   std::vector<Point> points_;
+};
+
+// The observer that feeds one.
+class SeriesSection final : public ReportSection {
+ public:
+  // `pool` is of the section called after this one, so that its gauges are still those of the time
+  // before an event.
+  // `count_attempts` counts tokens of every attempt to admit, as HitRateMetrics' legacy counters do.
+  SeriesSection(SimTime tick, size_t max_points, bool count_attempts, const PoolMetrics* pool,
+                SharedFacts* facts)
+      : series_(tick, max_points), count_attempts_(count_attempts), pool_(pool), facts_(facts) {}
+
+  void OnInterval(SimTime from, SimTime to) override;
+  void OnArrival(const SimRequest& request, SimTime now) override;
+  void OnRejection(const SimRequest& request, SimTime now) override;
+  void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) override;
+  void OnAdmission(const AdmissionRecord& record, SimTime now) override;
+  void OnPreemption(const PreemptionRecord& record, SimTime now) override;
+  void OnStepScheduled(const StepRecord& step) override;
+  void OnStepFinished(const StepRecord& step) override;
+  void OnFinish(const SimRequest& request, SimTime now) override;
+  void Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* out) override;
+
+  // Before the interval that ends with the step: the device was at it.
+  void SetStepTime(const StepRecord& step) { gauges_.step_time = step.end - step.device_start; }
+
+ private:
+  void CountTokens(const AdmissionRecord& record);
+
+  TimeSeries series_;
+  const bool count_attempts_;
+  const PoolMetrics* const pool_;
+  SharedFacts* const facts_;
+  int64_t steps_under_way_ = 0;
+  TimeSeries::Gauges gauges_;
+  TimeSeries::Counts counts_;  // since the last step
+  int64_t evictions_seen_ = 0;
 };
 
 }  // namespace kvblocks::sim

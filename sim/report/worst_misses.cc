@@ -2,11 +2,13 @@
 
 #include <utility>
 
+#include "kvblocks/sim/report/report_section.h"
+
 namespace kvblocks::sim {
 
 void WorstMisses::OnMisses(const AdmissionRecord& record, const AdmissionMisses& misses,
                            const RequestProgress&, SimTime now) {
-  const int64_t evicted = misses.blocks[static_cast<size_t>(MissCause::kEvicted)];
+  const int64_t evicted = misses.blocks[static_cast<size_t>(MissReason::kEvicted)];
   if (record.is_resume || evicted == 0 || num_requests_ == 0) return;
   if (entries_.size() == num_requests_ && evicted < entries_.rbegin()->evicted_blocks) return;
   const TraceRequest& spec = record.request->spec;
@@ -29,15 +31,12 @@ void WorstMisses::OnMisses(const AdmissionRecord& record, const AdmissionMisses&
 }
 
 void WorstMisses::Fill(::kvblocks::report::v1::Explanation* out) const {
-  const auto seconds = [](SimTime time) {
-    return static_cast<double>(time) / static_cast<double>(kSecond);
-  };
   for (const Entry& entry : entries_) {
     auto* worst = out->add_worst();
     worst->mutable_name()->set_id(entry.id);
     worst->mutable_name()->set_row(entry.row);
     worst->mutable_name()->set_line(entry.line);
-    worst->set_admitted_s(seconds(entry.admitted));
+    worst->set_admitted_s(Seconds(entry.admitted));
     worst->set_known_tokens(entry.known_tokens);
     worst->set_hit_tokens(entry.hit_tokens);
     worst->set_evicted_tokens(entry.evicted_blocks * entry.block_tokens);
@@ -45,7 +44,7 @@ void WorstMisses::Fill(::kvblocks::report::v1::Explanation* out) const {
                                    entry.block_tokens);
     worst->set_partial_tokens(entry.known_tokens - entry.full_blocks * entry.block_tokens);
     if (entry.largest.num_blocks > 0) {
-      worst->mutable_last_use()->set_age_s(seconds(entry.largest.age));
+      worst->mutable_last_use()->set_age_s(Seconds(entry.largest.age));
       worst->mutable_last_use()->set_distance_blocks(entry.largest.distance);
     }
   }

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "kvblocks/sim/report/explanation.pb.h"
-#include "kvblocks/sim/report/miss_causes.h"
+#include "kvblocks/sim/report/miss_classifier.h"
 
 namespace kvblocks::sim {
 

@@ -53,8 +53,12 @@ void ExpectGroupsAddUp(const Groups& groups, const pb::HitRates& whole) {
   EXPECT_EQ(queried, whole.token_hit_rate().denominator());
 }
 
-inline int64_t Blocks(const pb::MissCauses& misses, MissCause cause) {
-  return misses.causes(static_cast<int>(cause)).blocks();
+inline int64_t Blocks(const pb::MissCauses& misses, MissReason reason) {
+  for (const pb::MissCause& cause : misses.causes()) {
+    if (cause.cause() == std::string(MissReasonName(reason))) return cause.blocks();
+  }
+  ADD_FAILURE() << "no cause " << std::string(MissReasonName(reason));
+  return -1;
 }
 
 inline void ExpectCausesAddUp(const pb::Report& report) {

@@ -23,8 +23,8 @@
 namespace kvblocks::sim {
 
 struct RawRow {
-  TraceRequest
-      request;  // row is set; id is empty if the file gives none; waits_for may be set (native)
+  // Row is set; id is empty if the file gives none; waits_for may be set (native).
+  TraceRequest request;
   bool has_timestamp = true;
   int64_t timestamp_ns = 0;
   std::vector<std::string> wait_names;  // request ids

@@ -7,9 +7,8 @@
 //   0    lengths only; content_ids is empty and nobody shares anything,
 //   1    content_ids are token ids, one per prompt token,
 //   Bt   content_ids are block ids; each stands for the next Bt tokens of the prompt. There are
-//   ceil(input / Bt) of
-//        them (the last one may be partial) or floor(input / Bt) (the rest of the prompt is then
-//        shared with nobody).
+//        ceil(input / Bt) of them (the last one may be partial) or floor(input / Bt) (the rest of
+//        the prompt is then shared with nobody).
 // What an id means depends on the ids before it; see content_keys.h.
 //
 // Plain values: copy, move and store them as you like.
@@ -47,9 +46,9 @@ struct TraceRequest {
   int64_t min_tokens = 0;
 
   int32_t priority = 0;  // smaller is more urgent
-  uint64_t session =
-      0;              // 0: none; otherwise numbered by first appearance, or as the native file says
-  uint32_t turn = 0;  // position in the session, from 0
+  // 0: none; otherwise numbered by first appearance, or as the native file says.
+  uint64_t session = 0;
+  uint32_t turn = 0;               // position in the session, from 0
   std::vector<int64_t> waits_for;  // rows, all smaller than this row; ascending, each once
   int64_t think_ns = 0;        // user think time plus tool time after the last dependency finished
   int64_t abort_after_ns = 0;  // after the arrival; 0: never

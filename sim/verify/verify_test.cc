@@ -1,19 +1,10 @@
-// Parts of the verifier, and the observer that runs it along with a simulation. Whole faults are in
-// tests/attention_engine.
+// The observer that runs a KvCacheVerifier along with a simulation.
 
-#include <cmath>
-#include <memory>
-#include <set>
 #include <string>
-#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cpu/reference_ops.h"
-#include "kvblocks/attention/testing/dense_oracle.h"
-#include "kvblocks/attention/verify/kv_cache_verifier.h"
-#include "kvblocks/attention/verify/plain_attention.h"
-#include "kvblocks/attention/verify/token_values.h"
 #include "kvblocks/sim/testing/replay.h"
 #include "kvblocks/sim/verify/verifying_observer.h"
 
@@ -21,189 +12,6 @@ namespace kvblocks::sim {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::vector<float> Values(const TokenValues& values, uint64_t prefix, int64_t layer,
-                          TokenValueKind kind = TokenValueKind::kKeyAndValue) {
-  std::vector<float> out(12);
-  values.Fill(prefix, layer, kind, absl::MakeSpan(out));
-  return out;
-}
-
-TEST(TokenValuesTest, FollowFromThePrefixTheLayerAndTheSeed) {
-  const TokenValues values(7), same(7), other(8);
-  const auto prefix = [](const TokenValues& v, uint64_t salt, const std::vector<int64_t>& tokens) {
-    uint64_t digest = v.EmptyPrefix(salt);
-    for (const int64_t token : tokens) digest = TokenValues::Extend(digest, token);
-    return digest;
-  };
-  const uint64_t abc = prefix(values, 0, {1, 2, 3});
-  EXPECT_EQ(Values(values, abc, 0), Values(same, prefix(same, 0, {1, 2, 3}), 0));
-  // Whatever differs, the values do.
-  std::set<std::vector<float>> all = {Values(values, abc, 0)};
-  for (const uint64_t digest :
-       {prefix(values, 0, {1, 3, 2}), prefix(values, 0, {9, 2, 3}), prefix(values, 0, {1, 2, 4}),
-        prefix(values, 0, {1, 2}), prefix(values, 1, {1, 2, 3}), prefix(other, 0, {1, 2, 3})}) {
-    EXPECT_TRUE(all.insert(Values(values, digest, 0)).second);
-  }
-  EXPECT_TRUE(all.insert(Values(values, abc, 1)).second);
-  EXPECT_TRUE(all.insert(Values(values, abc, 0, TokenValueKind::kQuery)).second);
-  EXPECT_TRUE(all.insert(Values(values, abc, 0, TokenValueKind::kSinkToken)).second);
-  for (const std::vector<float>& row : all) {
-    for (const float value : row) {
-      EXPECT_GE(value, -2);
-      EXPECT_LT(value, 2);
-      EXPECT_EQ(value * 64, std::round(value * 64));
-    }
-  }
-}
-
-TEST(PlainAttentionTest, EqualsTheDenseOracle) {
-  const RowShape shape{.num_heads = 4, .num_kv_heads = 2, .key_size = 6, .value_size = 4};
-  const int64_t num_rows = 37;
-  const TokenValues values(1);
-  std::vector<float> rows, query(4 * 6);
-  attention::DenseRequest request;
-  request.q_len = 1;
-  request.kv_len = num_rows;
-  request.num_heads = 4;
-  request.num_kv_heads = 2;
-  request.key_dim = 6;
-  request.value_dim = 4;
-  for (int64_t i = 0; i < num_rows; ++i) {
-    std::vector<float> row(static_cast<size_t>(shape.floats()));
-    values.Fill(static_cast<uint64_t>(i), 0, TokenValueKind::kKeyAndValue, absl::MakeSpan(row));
-    rows.insert(rows.end(), row.begin(), row.end());
-    request.k.insert(request.k.end(), row.begin(), row.begin() + 12);
-    request.v.insert(request.v.end(), row.begin() + 12, row.end());
-  }
-  values.Fill(99, 0, TokenValueKind::kQuery, absl::MakeSpan(query));
-  request.q.assign(query.begin(), query.end());
-  const std::vector<float> sinks = {0.5f, -INFINITY, 2.0f, -1.0f};
-  for (const bool with_sinks : {false, true}) {
-    attention::DenseParams params;
-    params.scale = 0.7;
-    if (with_sinks) params.sinks.assign(sinks.begin(), sinks.end());
-    const attention::DenseResult expected = attention::DenseAttention(request, params);
-    std::vector<double> got(4 * 4);
-    AttendPlainly(shape, 0.7, query, rows.data(), num_rows,
-                  with_sinks ? absl::MakeConstSpan(sinks) : absl::Span<const float>(),
-                  absl::MakeSpan(got));
-    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected.out[i], 1e-13) << i;
-  }
-}
-
-// --- Sampling ---
-
-// Five requests that decode side by side, each with blocks of its own; one row is checked per step.
-class Decodes {
- public:
-  static constexpr int64_t kRequests = 5;
-
-  // The tables of the first `num_growing` requests change in every step.
-  explicit Decodes(int64_t max_rows = 1, int64_t num_growing = 0) : num_growing_(num_growing) {
-    for (int64_t i = 0; i < 200; ++i) tokens_.push_back(i);
-    VerifierOptions options;
-    options.num_blocks = 300;
-    options.groups = {{.name = "full", .block_size = 16}};
-    options.ops = &attention::CpuReference();
-    options.max_rows_per_step = max_rows;
-    verifier_ = KvCacheVerifier::Create(options).value();
-  }
-
-  absl::Status Step(int64_t position) {
-    std::vector<std::vector<int32_t>> blocks(kRequests);
-    std::vector<absl::Span<const int32_t>> tables(kRequests);
-    std::vector<VerifiedRequest> step;
-    for (int64_t r = 0; r < kRequests; ++r) {
-      const size_t i = static_cast<size_t>(r);
-      const int64_t num_blocks = r < num_growing_ ? position + 1 : position / 16 + 1;
-      for (int64_t b = 0; b < num_blocks; ++b) {
-        blocks[i].push_back(FirstBlock(i) + static_cast<int32_t>(b));
-      }
-      tables[i] = blocks[i];
-      step.push_back({.id = static_cast<uint64_t>(r),
-                      .name = names_[i],
-                      .salt = static_cast<uint64_t>(r),
-                      .num_computed = position,
-                      .num_scheduled = 1,
-                      .tokens = tokens_,
-                      .block_tables = absl::MakeConstSpan(&tables[i], 1)});
-    }
-    return verifier_->OnStep(step);
-  }
-
-  static int32_t FirstBlock(size_t request) { return 1 + 50 * static_cast<int32_t>(request); }
-  KvCacheVerifier& verifier() { return *verifier_; }
-  const std::string& name(size_t request) const { return names_[request]; }
-
- private:
-  const int64_t num_growing_;
-  const std::vector<std::string> names_ = {"A", "B", "C", "D", "E"};
-  std::vector<int64_t> tokens_;
-  std::unique_ptr<KvCacheVerifier> verifier_;
-};
-
-TEST(SamplingTest, EveryRequestHasItsTurn) {
-  // Also where more tables change in each step than rows are attended.
-  for (const int64_t num_growing : {0, 3}) {
-    for (size_t victim = 0; victim < Decodes::kRequests; ++victim) {
-      Decodes decodes(num_growing == 0 ? 1 : 2, num_growing);
-      int64_t position = 0;
-      for (; position < 3; ++position) ASSERT_TRUE(decodes.Step(position).ok());
-      ASSERT_TRUE(decodes.verifier().Drop({Decodes::FirstBlock(victim)}).ok());
-      absl::Status status;
-      for (int64_t i = 0; i < Decodes::kRequests && status.ok(); ++i) {
-        status = decodes.Step(position++);
-      }
-      ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << num_growing << " " << victim;
-      EXPECT_EQ(decodes.verifier().failure()->request, decodes.name(victim));
-      EXPECT_THAT(decodes.verifier().failure()->text, HasSubstr("the engine dropped the block's"));
-    }
-  }
-}
-
-TEST(SamplingTest, RowsAreLimitedPerStep) {
-  Decodes decodes;
-  for (int64_t position = 0; position < 20; ++position) ASSERT_TRUE(decodes.Step(position).ok());
-  const VerifierStats& stats = decodes.verifier().stats();
-  EXPECT_EQ(stats.num_rows_attended, 20);
-  EXPECT_EQ(stats.num_tokens, 20 * Decodes::kRequests);
-  EXPECT_EQ(stats.num_blocks_poisoned, 1 + 2 * Decodes::kRequests);  // the null block, too
-}
-
-TEST(KvCacheVerifierTest, OptionsAreChecked) {
-  const auto message = [&](auto change) {
-    VerifierOptions options;
-    options.num_blocks = 10;
-    options.groups = {{.name = "full", .block_size = 16}};
-    options.ops = &attention::CpuReference();
-    change(options);
-    const auto verifier = KvCacheVerifier::Create(options);
-    EXPECT_EQ(verifier.status().code(), absl::StatusCode::kInvalidArgument);
-    return std::string(verifier.status().message());
-  };
-  using O = VerifierOptions;
-  EXPECT_THAT(message([](O& o) { o.ops = nullptr; }), HasSubstr("ops is null"));
-  EXPECT_THAT(message([](O& o) { o.num_blocks = 0; }), HasSubstr("num_blocks: got 0"));
-  EXPECT_THAT(message([](O& o) { o.num_blocks = int64_t{1} << 40; }), HasSubstr("2^31 - 1"));
-  // With these no difference would ever be too large.
-  EXPECT_THAT(message([](O& o) { o.tolerance = NAN; }), HasSubstr("tolerance: got nan"));
-  EXPECT_THAT(message([](O& o) { o.tolerance = INFINITY; }), HasSubstr("tolerance: got inf"));
-  EXPECT_THAT(message([](O& o) { o.tolerance = -1; }), HasSubstr("tolerance: got -1"));
-  EXPECT_THAT(message([](O& o) { o.head_size = int64_t{1} << 62; }), HasSubstr("at most 2^20"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].block_size = INT64_MAX; }), HasSubstr("1 to 2^20"));
-  EXPECT_THAT(message([](O& o) { o.groups.clear(); }), HasSubstr("groups: got 0"));
-  EXPECT_THAT(message([](O& o) { o.num_heads = 3, o.num_kv_heads = 2; }), HasSubstr("num_heads"));
-  EXPECT_THAT(message([](O& o) { o.head_size = 7; }), HasSubstr("head_size: got 7"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].block_size = 0; }),
-              HasSubstr("groups[0].block_size: got 0"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].chunk = 24; }), HasSubstr("groups[0].chunk: got 24"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].compress_ratio = 3; }), HasSubstr("compress_ratio"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].sinks = {1}; }), HasSubstr("one per head"));
-  EXPECT_THAT(message([](O& o) { o.groups[0].sink_blocks = {10}; }), HasSubstr("sink_blocks"));
-}
-
-// --- With a simulation ---
 
 // Prompts of a few families that begin alike, in a pool that is too small.
 void AddWorkload(Replay* replay) {
@@ -253,7 +61,7 @@ TEST(VerifyingObserverTest, ReplaysOfEveryKindHaveNoWrongNumber) {
     AddWorkload(&replay);
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_TRUE(observer.status().ok()) << observer.status();
-    const VerifierStats& stats = observer.verifier()->stats();
+    const attention::VerifierStats& stats = observer.verifier()->stats();
     EXPECT_EQ(stats.num_tokens, replay.result.scheduler.num_computed);
     EXPECT_EQ(stats.num_steps, replay.result.scheduler.num_steps);
     EXPECT_EQ(stats.num_rows_attended, stats.num_tokens * observer.num_layers());

@@ -36,13 +36,13 @@ const char* ReasonToLeaveOut(const KvCacheSpec& spec) {
 
 }  // namespace
 
-std::vector<VerifiedGroup> VerifyingObserver::MakeGroups() {
-  std::vector<VerifiedGroup> groups;
+std::vector<attention::VerifiedGroup> VerifyingObserver::MakeGroups() {
+  std::vector<attention::VerifiedGroup> groups;
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& manager = manager_->group(g);
     const KvCacheSpec& spec = manager.spec();
-    VerifiedGroup group;
-    group.name = std::string(KindName(spec.kind()));
+    attention::VerifiedGroup group;
+    group.name = std::string(spec.kind_name());
     if (spec.sliding_window()) absl::StrAppend(&group.name, ", window ", *spec.sliding_window());
     if (spec.attention_chunk_size()) {
       absl::StrAppend(&group.name, ", chunk ", *spec.attention_chunk_size());
@@ -72,7 +72,7 @@ std::vector<VerifiedGroup> VerifyingObserver::MakeGroups() {
 void VerifyingObserver::OnRunStart(const RunInfo& info) {
   manager_ = info.manager;
   trace_ = info.trace;
-  VerifierOptions options;
+  attention::VerifierOptions options;
   options.num_blocks = manager_->pool().num_blocks();
   options.groups = MakeGroups();
   options.ops = options_.ops;
@@ -80,8 +80,8 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   options.on_memory = options_.on_memory;
   options.use_of_block = [this](int32_t id) {
     const KvCacheBlock& block = manager_->pool().block(id);
-    if (block.ref_count > 0) return BlockUse::kHeld;
-    return block.has_key() ? BlockUse::kCached : BlockUse::kFree;
+    if (block.ref_count > 0) return attention::BlockUse::kHeld;
+    return block.has_key() ? attention::BlockUse::kCached : attention::BlockUse::kFree;
   };
   options.poison = options_.poison;
   options.max_rows_per_step = options_.max_rows_per_step;
@@ -92,7 +92,7 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
     status_ = absl::InvalidArgumentError("no group of the model holds keys: nothing to verify");
     return;
   }
-  auto verifier = KvCacheVerifier::Create(std::move(options));
+  auto verifier = attention::KvCacheVerifier::Create(std::move(options));
   if (verifier.ok()) {
     verifier_ = *std::move(verifier);
   } else {
@@ -127,7 +127,7 @@ void VerifyingObserver::OnStepScheduled(const StepRecord& step) {
     for (size_t g = 0; g < num_groups; ++g) {
       tables[g] = manager_->GetBlocks(*request.kv, static_cast<GroupId>(g));
     }
-    VerifiedRequest verified;
+    attention::VerifiedRequest verified;
     verified.id = static_cast<uint64_t>(request.spec.row);
     verified.name = request.spec.id;
     verified.num_computed = record.num_context;

@@ -41,7 +41,8 @@ class VerifyingObserver final : public EngineObserver {
   struct Options {
     const attention::AttentionOps* ops = nullptr;
     attention::ThreadPool* threads = nullptr;
-    std::function<absl::Status(absl::Span<std::byte> memory)> on_memory = nullptr;  // VerifierOptions'
+    std::function<absl::Status(absl::Span<std::byte> memory)> on_memory =
+        nullptr;  // VerifierOptions'
     bool poison = true;
     int64_t layers_per_group = 1;
     int64_t max_rows_per_step = 0;  // 0: all
@@ -54,7 +55,7 @@ class VerifyingObserver final : public EngineObserver {
   // OK, or what the verifier found.
   const absl::Status& status() const { return status_; }
   // Null until the run starts, or if it could not be made.
-  const KvCacheVerifier* verifier() const { return verifier_.get(); }
+  const attention::KvCacheVerifier* verifier() const { return verifier_.get(); }
   // Of each of the manager's groups what is verified, in words: "full_attention", "mamba (states:
   // left out)".
   const std::vector<std::string>& group_texts() const { return group_texts_; }
@@ -73,20 +74,20 @@ class VerifyingObserver final : public EngineObserver {
     std::vector<int64_t> tokens;
   };
 
-  std::vector<VerifiedGroup> MakeGroups();
+  std::vector<attention::VerifiedGroup> MakeGroups();
   absl::Span<const int64_t> TokensOf(const SimRequest& request, int64_t num_tokens);
 
   const Options options_;
   const KvCacheManager* manager_ = nullptr;
   const TraceInfo* trace_ = nullptr;
-  std::unique_ptr<KvCacheVerifier> verifier_;
+  std::unique_ptr<attention::KvCacheVerifier> verifier_;
   std::vector<std::string> group_texts_;
   int64_t num_layers_ = 0;
   absl::Status status_;
 
   std::vector<Content> contents_;
   std::vector<absl::uint128> keys_;  // scratch
-  std::vector<VerifiedRequest> requests_;
+  std::vector<attention::VerifiedRequest> requests_;
   std::vector<absl::Span<const int32_t>> tables_;
 };
 

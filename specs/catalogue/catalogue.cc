@@ -7,27 +7,15 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "google/protobuf/io/tokenizer.h"
-#include "google/protobuf/text_format.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/catalogue/catalogue.pb.h"
 #include "kvblocks/specs/catalogue/catalogue_data.h"
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/config/config_source.h"
 
 namespace kvblocks {
 namespace {
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
-
-class FirstError : public google::protobuf::io::ErrorCollector {
- public:
-  void AddError(int line, int column, const std::string& message) override {
-    if (text_.empty()) text_ = absl::StrCat(line + 1, ":", column + 1, ": error: ", message);
-  }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-};
 
 namespace proto = catalogue::v1;
 
@@ -103,12 +91,10 @@ absl::StatusOr<std::string> PatternOf(const proto::Model& model) {
   for (const auto& [field, count] : counts) {
     if (count == 0) continue;
     if (count < 0 || count > kMaxLayers) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(field, " is ", count, ", expected 0 to ", kMaxLayers));
+      return FieldError(field, absl::StrCat(count), absl::StrCat("0 to ", kMaxLayers));
     }
     if (!model.layer_pattern().empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(field, " is ", count, " next to layer_pattern, expected one of the two"));
+      return FieldError(field, absl::StrCat(count, " next to layer_pattern"), "one of the two");
     }
   }
   if (!model.layer_pattern().empty()) return ExpandLayerPattern(model.layer_pattern());
@@ -119,11 +105,8 @@ absl::StatusOr<std::string> PatternOf(const proto::Model& model) {
 absl::StatusOr<ModelFacts> FromProto(const proto::Model& model) {
   ModelFacts facts;
   facts.name = model.name();
-  const auto fail = [&](const absl::Status& status) {
-    return absl::InvalidArgumentError(absl::StrCat("model ", facts.name, ": ", status.message()));
-  };
   auto pattern = PatternOf(model);
-  if (!pattern.ok()) return fail(pattern.status());
+  if (!pattern.ok()) return pattern.status();
   facts.layer_pattern = *std::move(pattern);
   facts.hf_id = model.hf_id();
   facts.family = model.family();
@@ -139,7 +122,7 @@ absl::StatusOr<ModelFacts> FromProto(const proto::Model& model) {
   facts.num_kv_shared_layers = model.num_kv_shared_layers();
   if (!model.dtype().empty()) {
     const auto dtype = ParseDataType(model.dtype());
-    if (!dtype.ok()) return fail(dtype.status());
+    if (!dtype.ok()) return dtype.status();
     facts.dtype = *dtype;
   }
   facts.vocab_size = model.vocab_size();
@@ -153,7 +136,7 @@ absl::StatusOr<ModelFacts> FromProto(const proto::Model& model) {
   if (model.has_moe()) facts.experts = FromProto(model.moe(), facts.bytes_per_param);
   for (const proto::State& state : model.state()) {
     const auto dtype = ParseDataType(state.dtype());
-    if (!dtype.ok()) return fail(WithFieldPrefix(dtype.status(), "state"));
+    if (!dtype.ok()) return WithFieldPrefix(dtype.status(), "state");
     facts.states.push_back({state.name(), {state.shape().begin(), state.shape().end()}, *dtype});
   }
   facts.params_b = model.params_b();
@@ -190,12 +173,11 @@ absl::StatusOr<Facts> Find(const std::map<std::string, Facts, std::less<>>& entr
 
 // Checks `facts` and puts it into `entries`.
 template <typename Facts>
-absl::Status Add(const Facts& facts, std::string_view source,
+absl::Status Add(const absl::StatusOr<Facts>& facts,
                  std::map<std::string, Facts, std::less<>>* entries) {
-  if (absl::Status status = Validate(facts); !status.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(View(source), ": error: ", status.message()));
-  }
-  entries->insert_or_assign(facts.name, facts);
+  if (!facts.ok()) return facts.status();
+  if (absl::Status status = Validate(*facts); !status.ok()) return status;
+  entries->insert_or_assign(facts->name, *facts);
   return absl::OkStatus();
 }
 
@@ -216,24 +198,19 @@ const Catalogue& Catalogue::BuiltIn() {
 
 absl::Status Catalogue::Merge(std::string_view text, std::string_view source) {
   proto::Catalogue message;
-  FirstError error;
-  google::protobuf::TextFormat::Parser parser;
-  parser.RecordErrorsTo(&error);
-  if (!parser.ParseFromString(std::string(text), &message)) {
-    return absl::InvalidArgumentError(absl::StrCat(View(source), ":", error.text()));
-  }
+  const auto parsed = ConfigSource::Parse(text, source, ConfigSyntax::kText, message);
+  if (!parsed.ok()) return parsed.status();
   Catalogue merged = *this;
-  for (const proto::Device& device : message.device()) {
-    absl::Status status = Add(FromProto(device), source, &merged.devices_);
-    if (!status.ok()) return status;
+  for (int i = 0; i < message.device_size(); ++i) {
+    const absl::StatusOr<DeviceFacts> facts = FromProto(message.device(i));
+    const absl::Status status = Add(facts, &merged.devices_);
+    if (!status.ok())
+      return parsed->Locate(WithFieldPrefix(status, absl::StrCat("device[", i, "]")));
   }
-  for (const proto::Model& model : message.model()) {
-    const auto facts = FromProto(model);
-    if (!facts.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(View(source), ": error: ", facts.status().message()));
-    }
-    if (absl::Status status = Add(*facts, source, &merged.models_); !status.ok()) return status;
+  for (int i = 0; i < message.model_size(); ++i) {
+    const absl::Status status = Add(FromProto(message.model(i)), &merged.models_);
+    if (!status.ok())
+      return parsed->Locate(WithFieldPrefix(status, absl::StrCat("model[", i, "]")));
   }
   *this = std::move(merged);
   return absl::OkStatus();

@@ -97,48 +97,51 @@ TEST(CatalogueTest, BadTextIsRefusedAndChangesNothing) {
   const std::pair<const char*, std::vector<const char*>> bad[] = {
       {"device { name: \"a\"\n  speed: 3 }", {"my.textproto:2:", "speed"}},
       {"device {", {"my.textproto:1:"}},
-      {"device { bf16_tflops: 1 }", {"device without a name"}},
-      {"device { name: \"a\" bf16_tflops: -1 }", {"device a", "bf16_tflops is -1", "expected"}},
-      {"device { name: \"a\" bf16_tflops: nan }", {"bf16_tflops is nan"}},
-      {"device { name: \"a\" bf16_tflops: 1e30 }", {"bf16_tflops is 1e+30"}},
-      {"device { name: \"a\" bf16_tflops: 1 memory_gb: 1 }", {"memory_gb_per_s is 0"}},
+      {"device { bf16_tflops: 1 }", {"my.textproto:1:69: error: device[1].name: got nothing"}},
+      {"device { name: \"a\" bf16_tflops: -1 }", {"device a", "bf16_tflops: got -1", "expected"}},
+      {"device { name: \"a\" bf16_tflops: nan }", {"bf16_tflops: got nan"}},
+      {"device { name: \"a\" bf16_tflops: 1e30 }", {"bf16_tflops: got 1e+30"}},
+      {"device { name: \"a\" bf16_tflops: 1 memory_gb: 1 }", {"memory_gb_per_s: got 0"}},
       {"model { name: \"m\" }",
-       {"model m", "layer_pattern is empty", "expected a letter per layer"}},
-      {"model { name: \"m\" full_layers: -3 }", {"full_layers is -3"}},
-      {"model { name: \"m\" window_layers: 3 }", {"window is 0"}},
+       {"model m",
+        "my.textproto:1:69: error: model[0].layer_pattern: got nothing, expected a letter per "
+        "layer"}},
+      {"model { name: \"m\" full_layers: -3 }", {"full_layers: got -3"}},
+      {"model { name: \"m\" window_layers: 3 }", {"window: got 0"}},
       {"model { name: \"m\" full_layers: 3 layer_pattern: \"F\" }", {"next to layer_pattern"}},
-      {"model { name: \"m\" full_layers: 999999999 }", {"full_layers is 999999999", "0 to 10000"}},
-      {"model { name: \"m\" layer_pattern: \"FX\" }", {"model m", "layer_pattern", "'X'"}},
-      {"model { name: \"m\" layer_pattern: \"C\" }", {"chunk is 0"}},
-      {"model { name: \"m\" layer_pattern: \"F\" dtype: \"half of it\" }", {"model m: dtype: got"}},
+      {"model { name: \"m\" full_layers: 999999999 }",
+       {"full_layers: got 999999999", "0 to 10000"}},
+      {"model { name: \"m\" layer_pattern: \"FX\" }", {"model[0].layer_pattern", "'X'"}},
+      {"model { name: \"m\" layer_pattern: \"C\" }", {"chunk: got 0"}},
+      {"model { name: \"m\" layer_pattern: \"F\" dtype: \"half of it\" }", {"model[0].dtype: got"}},
       {"model { name: \"m\" layer_pattern: \"F\" num_kv_shared_layers: 1 }",
-       {"num_kv_shared_layers is 1, expected 0 to 0"}},
+       {"num_kv_shared_layers: got 1, expected 0 to 0"}},
       {"model { name: \"m\" layer_pattern: \"F\" num_heads: 3 num_kv_heads: 2 head_size: 1 }",
-       {"num_heads is 3, expected a multiple of the 2 KV heads"}},
+       {"num_heads: got 3, expected a multiple of the 2 KV heads"}},
       {"model { name: \"m\" layer_pattern: \"M\" num_heads: 1 num_kv_heads: 1 }",
-       {"mla is missing next to layers of MN"}},
+       {"mla: got nothing, expected a value next to layers of MN"}},
       {"model { name: \"m\" layer_pattern: \"F\" num_heads: 1 num_kv_heads: 1 head_size: 1 "
        "indexer { } }",
-       {"indexer is set without layers of N4"}},
+       {"indexer: got a value, expected none without layers of N4"}},
       {"model { name: \"m\" layer_pattern: \"L\" num_heads: 1 num_kv_heads: 1 }",
-       {"state is missing next to layers of L"}},
+       {"state: got nothing, expected a value next to layers of L"}},
       {"model { name: \"m\" layer_pattern: \"L\" num_heads: 1 num_kv_heads: 1 "
        "state { shape: [4, 0] dtype: \"fp32\" } }",
-       {"state.shape is 0"}},
+       {"state.shape: got 0"}},
       {"model { name: \"m\" layer_pattern: \"L\" state { shape: 4 dtype: \"x\" } }",
-       {"model m", "state.dtype", "\"x\""}},
+       {"model[0].state.dtype", "\"x\""}},
       {"model { name: \"m\" layer_pattern: \"H\" window: 1 num_heads: 1 num_kv_heads: 1 head_size: "
        "8 "
        "compressed_attention { row_bytes_fp8_ds_mla: 1 sliding_block_size: 1 main_block_size: 64 } "
        "}",
-       {"compressed_attention.main_block_size is 64, expected a multiple of 128"}},
+       {"compressed_attention.main_block_size: got 64, expected a multiple of 128"}},
       {"model { name: \"m\" full_layers: 3 hidden_size: 8 num_heads: 1 num_kv_heads: 1 "
        "head_size: 8 vocab_size: 10 params_b: 1 active_params_b: 2 }",
-       {"active_params_b is 2", "to 1"}},
+       {"active_params_b: got 2", "to 1"}},
       {"model { name: \"m\" full_layers: 3 hidden_size: 8 num_heads: 1 num_kv_heads: 1 "
        "head_size: 8 vocab_size: 10 params_b: 1 moe { num_experts: 2 experts_per_token: 3 "
        "intermediate_size: 4 num_layers: 3 } }",
-       {"moe.experts_per_token is 3", "1 to 2"}},
+       {"moe.experts_per_token: got 3", "1 to 2"}},
   };
   for (const auto& [text, parts] : bad) {
     Catalogue catalogue;

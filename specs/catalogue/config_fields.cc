@@ -3,7 +3,7 @@
 #include <set>
 #include <utility>
 
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/field_error.h"
 #include "simdjson.h"
 
 namespace kvblocks {

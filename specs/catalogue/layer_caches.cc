@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/row_codec.h"
 
 namespace kvblocks {
@@ -35,14 +35,13 @@ class LayerCacheList {
   // The caches of layer `index`.
   absl::Status AddLayer(int64_t index, LayerKind kind, bool is_draft);
 
-  std::vector<NamedSpec> Take() { return std::move(caches_); }
+  std::vector<LayerCache> Take() { return std::move(caches_); }
 
  private:
-  template <typename Spec>
-  absl::Status Add(const char* name, const absl::StatusOr<Spec>& spec) {
+  absl::Status Add(const char* name, const absl::StatusOr<KvCacheSpec>& spec) {
     const std::string full = prefix_ + name;
     if (!spec.ok()) return WithFieldPrefix(spec.status(), full);
-    caches_.push_back({full, KvCacheSpec(*spec), is_draft_});
+    caches_.push_back({.name = full, .spec = *spec, .is_draft = is_draft_});
     return absl::OkStatus();
   }
   absl::Status AddAttention(LayerKind kind);
@@ -62,7 +61,7 @@ class LayerCacheList {
   // Of the layer being added.
   std::string prefix_;
   bool is_draft_ = false;
-  std::vector<NamedSpec> caches_;
+  std::vector<LayerCache> caches_;
 };
 
 absl::Status LayerCacheList::AddLayer(int64_t index, LayerKind kind, bool is_draft) {
@@ -246,8 +245,8 @@ absl::StatusOr<CacheDtype> ResolveCacheDtype(const ModelFacts& model,
   return format;
 }
 
-absl::StatusOr<std::vector<NamedSpec>> LayerCaches(const ModelFacts& model,
-                                                   const LayerCacheOptions& options) {
+absl::StatusOr<std::vector<LayerCache>> LayerCaches(const ModelFacts& model,
+                                                    const LayerCacheOptions& options) {
   if (absl::Status status = Validate(model); !status.ok()) return status;
   if (options.tensor_parallel < 1 || options.tensor_parallel > kMaxRanks) {
     return FieldError("tensor_parallel", std::to_string(options.tensor_parallel),

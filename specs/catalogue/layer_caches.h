@@ -1,4 +1,4 @@
-// LayerCaches: what each layer of a model stores, as named specs in order of registration.
+// LayerCaches: what each layer of a model stores, as layer caches in order of registration.
 //
 // The bridge from a model's facts to planning: one worker's layer caches, layer by layer, and
 // within a layer in the order window, main, indexer, compressor state, indexer's compressor state.
@@ -22,7 +22,6 @@
 #include "kvblocks/specs/catalogue/model_facts.h"
 #include "kvblocks/specs/data_type.h"
 #include "kvblocks/specs/layer_cache.h"
-#include "kvblocks/specs/mamba_spec.h"
 
 namespace kvblocks {
 
@@ -49,8 +48,8 @@ absl::StatusOr<CacheDtype> ResolveCacheDtype(const ModelFacts& model,
                                              const LayerCacheOptions& options);
 
 // Messages name the field; nothing is returned unless every layer has its specs.
-absl::StatusOr<std::vector<NamedSpec>> LayerCaches(const ModelFacts& model,
-                                                   const LayerCacheOptions& options);
+absl::StatusOr<std::vector<LayerCache>> LayerCaches(const ModelFacts& model,
+                                                    const LayerCacheOptions& options);
 
 }  // namespace kvblocks
 

@@ -8,8 +8,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
-#include "kvblocks/specs/field_error.h"
 
 namespace kvblocks {
 namespace {
@@ -23,20 +23,20 @@ ModelFacts Model(const std::string& name) {
   return *model;
 }
 
-std::vector<NamedSpec> Caches(const std::string& name, const LayerCacheOptions& options = {}) {
+std::vector<LayerCache> Caches(const std::string& name, const LayerCacheOptions& options = {}) {
   const auto caches = LayerCaches(Model(name), options);
   EXPECT_TRUE(caches.ok()) << name << ": " << caches.status();
-  return caches.ok() ? *caches : std::vector<NamedSpec>();
+  return caches.ok() ? *caches : std::vector<LayerCache>();
 }
 
-const KvCacheSpec& Spec(const std::vector<NamedSpec>& caches, const std::string& name) {
+const KvCacheSpec& Spec(const std::vector<LayerCache>& caches, const std::string& name) {
   const auto it = std::find_if(caches.begin(), caches.end(),
-                               [&](const NamedSpec& cache) { return cache.name == name; });
+                               [&](const LayerCache& cache) { return cache.name == name; });
   EXPECT_NE(it, caches.end()) << name;
   return it->spec;
 }
 
-int64_t Page(const std::vector<NamedSpec>& caches, const std::string& name) {
+int64_t Page(const std::vector<LayerCache>& caches, const std::string& name) {
   return Spec(caches, "model.layers." + name).page_bytes();
 }
 
@@ -46,9 +46,9 @@ bool IsUnbounded(const KvCacheSpec& spec) {
 }
 
 // States cost nothing per token.
-double BytesPerToken(const std::vector<NamedSpec>& caches, bool unbounded_only) {
+double BytesPerToken(const std::vector<LayerCache>& caches, bool unbounded_only) {
   double bytes = 0;
-  for (const NamedSpec& cache : caches) {
+  for (const LayerCache& cache : caches) {
     if (cache.spec.get_if<MambaSpec>() != nullptr) continue;
     if (unbounded_only && !IsUnbounded(cache.spec)) continue;
     bytes +=
@@ -82,7 +82,7 @@ TEST(LayerCachesTest, NamesAreUniqueAndInLayerOrder) {
   for (const auto& [name, model] : Catalogue::BuiltIn().models()) {
     std::set<std::string> names;
     int64_t last_layer = 0;
-    for (const NamedSpec& cache : Caches(name, {.num_draft_layers = 2})) {
+    for (const LayerCache& cache : Caches(name, {.num_draft_layers = 2})) {
       EXPECT_TRUE(names.insert(cache.name).second) << cache.name;
       const int64_t layer = std::stoll(cache.name.substr(std::string("model.layers.").size()));
       EXPECT_GE(layer, last_layer) << name;
@@ -108,7 +108,7 @@ TEST(LayerCachesTest, LettersBecomeTheirKinds) {
 // KS-95: a sink bias is no sink spec.
 TEST(LayerCachesTest, SinkBiasNeedsNoMemory) {
   ASSERT_TRUE(Model("gpt-oss-20b").sink_bias);
-  for (const NamedSpec& cache : Caches("gpt-oss-20b")) {
+  for (const LayerCache& cache : Caches("gpt-oss-20b")) {
     EXPECT_EQ(cache.spec.sink_length(), 0);
     EXPECT_NE(cache.spec.kind(), KvCacheSpecKind::kSinkFullAttention);
     EXPECT_EQ(cache.spec.page_bytes(), 32768);  // WE-A7
@@ -171,7 +171,7 @@ TEST(LayerCachesTest, CompressedPages) {
 // KS-11: a layer without compression has no main cache.
 TEST(LayerCachesTest, SubCachesOfALayerStayInOrder) {
   std::vector<std::string> names;
-  for (const NamedSpec& cache : Caches("deepseek-v4-flash")) {
+  for (const LayerCache& cache : Caches("deepseek-v4-flash")) {
     if (names.size() < 10) names.push_back(cache.name.substr(std::string("model.layers.").size()));
   }
   EXPECT_THAT(names,
@@ -181,10 +181,10 @@ TEST(LayerCachesTest, SubCachesOfALayerStayInOrder) {
 
 // Caches and page bytes: the MLA caches, then the windows' buckets as they first occur.
 using Buckets = std::vector<std::pair<int64_t, int64_t>>;
-Buckets BucketsOf(const std::vector<NamedSpec>& caches) {
+Buckets BucketsOf(const std::vector<LayerCache>& caches) {
   Buckets buckets(1);
   std::vector<std::pair<int64_t, int64_t>> keys(1);
-  for (const NamedSpec& cache : caches) {
+  for (const LayerCache& cache : caches) {
     std::pair<int64_t, int64_t> key;
     if (const auto window = cache.spec.sliding_window()) key = {cache.spec.block_size(), *window};
     size_t at = static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
@@ -277,7 +277,7 @@ TEST(LayerCachesTest, RowsThatAFormatIsNotMadeForAreRefused) {
   EXPECT_THAT(LayerCaches(model, {.cache_dtype = "fp8"}).status().message(),
               HasSubstr("got 600, expected 584"));
   model.num_heads = 0;
-  EXPECT_THAT(LayerCaches(model, {}).status().message(), HasSubstr("num_heads is 0"));
+  EXPECT_THAT(LayerCaches(model, {}).status().message(), HasSubstr("num_heads: got 0"));
 }
 
 }  // namespace

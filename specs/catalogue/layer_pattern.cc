@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/checks/field_error.h"
 
 namespace kvblocks {
 namespace {

@@ -14,25 +14,26 @@ double Product(int64_t a, int64_t b) { return static_cast<double>(a) * static_ca
 
 void CheckPattern(const ModelFacts& model, EntryChecks& check) {
   if (model.layer_pattern.empty()) {
-    check.Fail("layer_pattern is empty, expected a letter per layer");
+    check.Refuse("layer_pattern", "nothing", "a letter per layer");
   }
-  check.Range("number of layers", model.num_layers(), 0, kMaxLayers);
+  check.Range("layer_pattern", model.num_layers(), 0, kMaxLayers);
   const size_t bad = model.layer_pattern.find_first_not_of(kLayerLetters);
   if (bad != std::string::npos) {
-    check.Fail(absl::StrCat("layer ", bad, " is '", std::string(1, model.layer_pattern[bad]),
-                            "', expected one of ",
-                            absl::string_view(kLayerLetters.data(), kLayerLetters.size())));
+    check.Refuse("layer_pattern",
+                 absl::StrCat("'", std::string(1, model.layer_pattern[bad]), "' at layer ", bad),
+                 "one of " + std::string(kLayerLetters));
   }
   check.Range("num_kv_shared_layers", model.num_kv_shared_layers, 0, model.num_layers() - 1);
 }
 
 // A part that the pattern's letters need, and nothing else does.
-void CheckPresence(const ModelFacts& model, absl::string_view field, bool present,
+void CheckPresence(const ModelFacts& model, std::string_view field, bool present,
                    std::string_view letters, EntryChecks& check) {
   const bool needed = model.CountLayers(letters) > 0;
   if (present == needed) return;
-  check.Fail(absl::StrCat(field, present ? " is set without" : " is missing next to", " layers of ",
-                          absl::string_view(letters.data(), letters.size())));
+  check.Refuse(
+      field, present ? "a value" : "nothing",
+      (needed ? "a value next to layers of " : "none without layers of ") + std::string(letters));
 }
 
 void CheckAttention(const ModelFacts& model, EntryChecks& check) {
@@ -47,8 +48,8 @@ void CheckAttention(const ModelFacts& model, EntryChecks& check) {
   if (!check.status().ok()) return;
   for (const int64_t kv_heads : {model.num_kv_heads, model.full_kv_heads()}) {
     if (model.CountLayers("FSC") > 0 && model.num_heads % kv_heads != 0) {
-      check.Fail(absl::StrCat("num_heads is ", model.num_heads, ", expected a multiple of the ",
-                              kv_heads, " KV heads"));
+      check.Refuse("num_heads", absl::StrCat(model.num_heads),
+                   absl::StrCat("a multiple of the ", kv_heads, " KV heads"));
     }
   }
 }
@@ -72,11 +73,11 @@ void CheckLatent(const ModelFacts& model, EntryChecks& check) {
   }
 }
 
-void CheckState(absl::string_view field, const CompressorStateFacts& state, EntryChecks& check) {
-  check.Range(absl::StrCat(field, ".block_size"), state.block_size, 1, kMaxSize);
-  check.Range(absl::StrCat(field, ".window"), state.window, 1, kMaxSize);
-  check.Range(absl::StrCat(field, ".row_elements"), state.row_elements, 1, kMaxSize);
-  check.Range(absl::StrCat(field, ".indexer_elements"), state.indexer_elements, 0, kMaxSize);
+void CheckState(const std::string& field, const CompressorStateFacts& state, EntryChecks& check) {
+  check.Range(field + ".block_size", state.block_size, 1, kMaxSize);
+  check.Range(field + ".window", state.window, 1, kMaxSize);
+  check.Range(field + ".row_elements", state.row_elements, 1, kMaxSize);
+  check.Range(field + ".indexer_elements", state.indexer_elements, 0, kMaxSize);
 }
 
 void CheckCompressed(const ModelFacts& model, EntryChecks& check) {
@@ -91,8 +92,8 @@ void CheckCompressed(const ModelFacts& model, EntryChecks& check) {
   check.Range("compressed_attention.main_block_size", c.main_block_size, 1, kMaxSize);
   const int64_t ratio = model.has(LayerKind::kCompressed128) ? kCompressRatio128 : kCompressRatio4;
   if (model.CountLayers("4H") > 0 && c.main_block_size % ratio != 0) {
-    check.Fail(absl::StrCat("compressed_attention.main_block_size is ", c.main_block_size,
-                            ", expected a multiple of ", ratio));
+    check.Refuse("compressed_attention.main_block_size", absl::StrCat(c.main_block_size),
+                 absl::StrCat("a multiple of ", ratio));
   }
   if (model.has(LayerKind::kCompressed4)) {
     CheckState("compressed_attention.state_4", c.state4, check);
@@ -105,13 +106,13 @@ void CheckCompressed(const ModelFacts& model, EntryChecks& check) {
 void CheckStates(const ModelFacts& model, EntryChecks& check) {
   CheckPresence(model, "state", !model.states.empty(), "L", check);
   for (const StateFacts& state : model.states) {
-    if (state.shape.empty()) check.Fail("state.shape is empty, expected at least one number");
+    if (state.shape.empty()) check.Refuse("state.shape", "nothing", "at least one number");
     double elements = 1;
     for (const int64_t n : state.shape) {
       check.Range("state.shape", n, 1, kMaxSize);
       elements *= static_cast<double>(n);
     }
-    check.Range("elements of a state", elements, 1.0, 1e12);
+    check.Range("state.shape", elements, 1.0, 1e12);
   }
 }
 
@@ -126,8 +127,8 @@ void CheckExperts(const ModelFacts& model, EntryChecks& check) {
   check.Range("moe.shared_intermediate_size", e.shared_intermediate_size, 0, kMaxSize);
   check.Range("moe.bytes_per_param", e.bytes_per_param, 1e-3, 16.0);
   if (model.routed_params_b() > model.params_b) {
-    check.Fail(absl::StrCat("params_b is ", model.params_b, ", expected at least the experts' ",
-                            model.routed_params_b()));
+    check.Refuse("params_b", absl::StrCat(model.params_b),
+                 absl::StrCat("at least the experts' ", model.routed_params_b()));
   }
 }
 
@@ -175,8 +176,8 @@ absl::Status Validate(const ModelFacts& model) {
   check.Range("active_params_b", model.active_params_b, 1e-9, model.params_b);
   check.Range("bytes_per_param", model.bytes_per_param, 1e-3, 16.0);
   if (model.embedding_params_b() > model.active_params_b) {
-    check.Fail(absl::StrCat("active_params_b is ", model.active_params_b,
-                            ", expected at least the embeddings' ", model.embedding_params_b()));
+    check.Refuse("active_params_b", absl::StrCat(model.active_params_b),
+                 absl::StrCat("at least the embeddings' ", model.embedding_params_b()));
   }
   CheckExperts(model, check);
   return check.status();

@@ -173,7 +173,7 @@ void ExpectCaches(const dom::element& model, const ModelFacts& facts) {
   }
   const auto caches = LayerCaches(facts, {});
   ASSERT_TRUE(caches.ok()) << caches.status();
-  for (const NamedSpec& named : *caches) {
+  for (const LayerCache& named : *caches) {
     if (named.spec.get_if<MambaSpec>() == nullptr) continue;
     EXPECT_EQ(named.spec.page_bytes(), state_bytes);
   }

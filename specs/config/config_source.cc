@@ -11,9 +11,9 @@
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/text_format.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/config/json_to_text.h"
 #include "kvblocks/specs/config/kv_cache_config.pb.h"
-#include "kvblocks/specs/field_error.h"
 #include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {

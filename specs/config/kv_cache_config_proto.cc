@@ -1,156 +1,173 @@
 #include "kvblocks/specs/config/kv_cache_config_proto.h"
 
+#include <concepts>
+#include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "kvblocks/specs/field_error.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
+#include "kvblocks/checks/field_error.h"
+#include "kvblocks/specs/kv_cache_kind.h"
+#include "kvblocks/specs/spec_fields.h"
 
 namespace kvblocks {
 namespace {
 
-constexpr char kAtLeastOne[] = "at least 1";
+using ::google::protobuf::FieldDescriptor;
+using ::google::protobuf::Message;
+
 constexpr int64_t kMaxLayersOfGroup = 10'000;
-constexpr char kStorageType[] = "the storage type, \"bf16\" for one";
+constexpr int kNumKinds = static_cast<int>(KvCacheSpecKind::kEncoderOnlyAttention) + 1;
 
 // What a required field that is absent is reported as having.
 absl::Status Missing(std::string_view field, std::string_view expected) {
   return FieldError(field, "nothing", expected);
 }
 
-absl::Status Require(std::string_view field, bool present, std::string_view expected) {
-  return present ? absl::OkStatus() : Missing(field, expected);
+// --- One field of a spec. A kind's message and the table of fields (spec_fields.h) name it alike,
+// so that one reader and one writer serve all kinds. ---
+
+// A place in a message: a field by its number, or one element of a list of messages.
+struct Slot {
+  const Message& message;
+  const FieldDescriptor* field;
+
+  int64_t Int() const { return message.GetReflection()->GetInt64(message, field); }
+  bool Bool() const { return message.GetReflection()->GetBool(message, field); }
+  std::string Text() const { return message.GetReflection()->GetString(message, field); }
+};
+
+template <typename T>
+absl::Status Keep(absl::StatusOr<T> value, T& out) {
+  if (value.ok()) out = *std::move(value);
+  return value.status();
 }
 
-// One reader for all kinds: message and options name their fields alike. Ranges are checked by the
-// spec's Create.
-template <typename Message, typename Options>
-absl::Status ReadOptions(const Message& m, Options& o) {
-  absl::Status status = Require("block_size", m.has_block_size(), kAtLeastOne);
-  o.block_size = m.block_size();
-  if constexpr (requires { m.num_kv_heads(); }) {
-    status.Update(Require("num_kv_heads", m.has_num_kv_heads(), kAtLeastOne));
-    o.num_kv_heads = m.num_kv_heads();
-  }
-  status.Update(Require("head_size", m.has_head_size(), kAtLeastOne));
-  o.head_size = m.head_size();
-  if constexpr (requires { m.head_size_v(); }) {
-    if (m.has_head_size_v()) o.head_size_v = m.head_size_v();
-  }
-  if constexpr (requires { m.sink_length(); }) {
-    status.Update(Require("sink_length", m.has_sink_length(), "a positive multiple of block_size"));
-    o.sink_length = m.sink_length();
-  }
-  if constexpr (requires { m.sliding_window(); }) {
-    if constexpr (std::is_same_v<decltype(o.sliding_window), int64_t>) {
-      status.Update(Require("sliding_window", m.has_sliding_window(), kAtLeastOne));
+absl::Status Read(const Slot& slot, int64_t& out) { return Keep<int64_t>(slot.Int(), out); }
+absl::Status Read(const Slot& slot, std::optional<int64_t>& out) {
+  out = slot.Int();
+  return absl::OkStatus();
+}
+absl::Status Read(const Slot& slot, bool& out) { return Keep<bool>(slot.Bool(), out); }
+absl::Status Read(const Slot& slot, DataType& out) { return Keep(ParseDataType(slot.Text()), out); }
+absl::Status Read(const Slot& slot, QuantMode& out) {
+  return Keep(ParseQuantMode(slot.Text()), out);
+}
+absl::Status Read(const Slot& slot, ModelVersion& out) {
+  return Keep(ParseModelVersion(slot.Text()), out);
+}
+absl::Status Read(const Slot& slot, MambaCacheMode& out) {
+  return Keep(ParseMambaCacheMode(slot.Text()), out);
+}
+absl::Status Read(const Slot& slot, PageBytesFormula& out) {
+  out = slot.Bool() ? PageBytesFormula::kUpstreamCompatible : PageBytesFormula::kExact;
+  return absl::OkStatus();
+}
+absl::Status Read(const Slot& slot, std::vector<MambaState>& out) {
+  const auto* const reflection = slot.message.GetReflection();
+  for (int i = 0; i < reflection->FieldSize(slot.message, slot.field); ++i) {
+    const std::string path = "states[" + std::to_string(i) + "]";
+    const auto& state = static_cast<const config::v1::MambaState&>(
+        reflection->GetRepeatedMessage(slot.message, slot.field, i));
+    if (!state.has_dtype()) {
+      return WithFieldPrefix(Missing("dtype", "the storage type, \"bf16\" for one"), path);
     }
-    if (m.has_sliding_window()) o.sliding_window = m.sliding_window();
+    const absl::StatusOr<DataType> dtype = ParseDataType(state.dtype());
+    if (!dtype.ok()) return WithFieldPrefix(dtype.status(), path);
+    out.push_back({{state.shape().begin(), state.shape().end()}, *dtype});
   }
-  if constexpr (requires { m.attention_chunk_size(); }) {
-    if constexpr (std::is_same_v<decltype(o.attention_chunk_size), int64_t>) {
-      status.Update(Require("attention_chunk_size", m.has_attention_chunk_size(),
-                            "a positive multiple of block_size"));
-    }
-    if (m.has_attention_chunk_size()) o.attention_chunk_size = m.attention_chunk_size();
-  }
-  if (m.has_page_size_padded()) o.page_size_padded = m.page_size_padded();
-  o.indexes_kv_by_block_stride = m.indexes_kv_by_block_stride();
-  if constexpr (requires { m.alignment(); }) {
-    if (m.has_alignment()) o.alignment = m.alignment();
-    if (m.has_compress_ratio()) o.compress_ratio = m.compress_ratio();
-    if (m.has_model_version()) {
-      const absl::StatusOr<ModelVersion> version = ParseModelVersion(m.model_version());
-      status.Update(version.status());
-      if (version.ok()) o.model_version = *version;
-    }
-  }
-  if constexpr (requires { m.non_causal(); }) o.non_causal = m.non_causal();
-  if constexpr (requires { m.is_draft(); }) o.is_draft = m.is_draft();
-  if constexpr (requires { m.upstream_compatible_page_bytes(); }) {
-    if (m.upstream_compatible_page_bytes()) {
-      o.page_bytes_formula = PageBytesFormula::kUpstreamCompatible;
-    }
-  }
-  status.Update(Require("dtype", m.has_dtype(), kStorageType));
-  if (m.has_dtype()) {
-    const absl::StatusOr<DataType> dtype = ParseDataType(m.dtype());
-    status.Update(dtype.status());
-    if (dtype.ok()) o.dtype = *dtype;
-  }
-  if (m.has_quant_mode()) {
-    const absl::StatusOr<QuantMode> mode = ParseQuantMode(m.quant_mode());
-    status.Update(mode.status());
-    if (mode.ok()) o.quant_mode = *mode;
-  }
-  return status;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<MambaState> ReadState(const config::v1::MambaState& m) {
-  if (!m.has_dtype()) return Missing("dtype", kStorageType);
-  const absl::StatusOr<DataType> dtype = ParseDataType(m.dtype());
-  if (!dtype.ok()) return dtype.status();
-  return MambaState{{m.shape().begin(), m.shape().end()}, *dtype};
+void Write(Message& m, const FieldDescriptor* field, int64_t value) {
+  m.GetReflection()->SetInt64(&m, field, value);
+}
+void Write(Message& m, const FieldDescriptor* field, const std::optional<int64_t>& value) {
+  if (value.has_value()) Write(m, field, *value);
+}
+void Write(Message& m, const FieldDescriptor* field, std::same_as<bool> auto value) {
+  m.GetReflection()->SetBool(&m, field, value);
+}
+void Write(Message& m, const FieldDescriptor* field, PageBytesFormula value) {
+  Write(m, field, value == PageBytesFormula::kUpstreamCompatible);
+}
+void Write(Message& m, const FieldDescriptor* field, const std::vector<MambaState>& states) {
+  for (const MambaState& state : states) {
+    auto& out = static_cast<config::v1::MambaState&>(*m.GetReflection()->AddMessage(&m, field));
+    for (const int64_t dimension : state.shape) out.add_shape(dimension);
+    out.set_dtype(std::string(DataTypeName(state.dtype)));
+  }
+}
+template <typename Enum>
+void Write(Message& m, const FieldDescriptor* field, Enum value) {
+  m.GetReflection()->SetString(&m, field, FieldText(value));
 }
 
-absl::Status ReadOptions(const config::v1::MambaSpec& m, MambaSpec::Options& o) {
-  absl::Status status = Require("block_size", m.has_block_size(), kAtLeastOne);
-  o.block_size = m.block_size();
-  for (int i = 0; i < m.states_size(); ++i) {
-    absl::StatusOr<MambaState> state = ReadState(m.states(i));
-    status.Update(WithFieldPrefix(state.status(), "states[" + std::to_string(i) + "]"));
-    if (state.ok()) o.states.push_back(*std::move(state));
-  }
-  if (m.has_page_size_padded()) o.page_size_padded = m.page_size_padded();
-  if (m.has_cache_mode()) {
-    const absl::StatusOr<MambaCacheMode> mode = ParseMambaCacheMode(m.cache_mode());
-    status.Update(mode.status());
-    if (mode.ok()) o.cache_mode = *mode;
-  }
-  o.num_speculative_blocks = m.num_speculative_blocks();
-  return status;
+// --- A spec ---
+
+const FieldDescriptor* FieldOf(const Message& message, std::string_view name) {
+  return message.GetDescriptor()->FindFieldByName(std::string(name));
 }
 
-template <typename Spec, typename Message>
-absl::StatusOr<KvCacheSpec> ReadKind(const Message& message, KvCacheSpecKind kind) {
-  typename Spec::Options options;
-  const absl::Status status = ReadOptions(message, options);
-  if (!status.ok()) return WithFieldPrefix(status, KindName(kind));
-  absl::StatusOr<Spec> spec = Spec::Create(options);
-  if (!spec.ok()) return WithFieldPrefix(spec.status(), KindName(kind));
-  return KvCacheSpec(*std::move(spec));
+bool Has(const Message& message, const FieldDescriptor* field) {
+  return field->is_repeated() ? message.GetReflection()->FieldSize(message, field) > 0
+                              : message.GetReflection()->HasField(message, field);
+}
+
+// Ranges are checked by Create.
+absl::StatusOr<KvCacheSpec> ReadKind(const Message& message, KvCacheSpecKind kind,
+                                     const KvCacheKind* registered_kind) {
+  KvCacheSpecOptions options;
+  absl::Status status;
+  ForEachSpecField([&](const SpecField& field, auto member) {
+    if (!field.In(kind)) return;
+    const FieldDescriptor* const descriptor = FieldOf(message, field.name);
+    if (Has(message, descriptor)) {
+      status.Update(Read({message, descriptor}, options.*member));
+    } else if (field.RequiredIn(kind)) {
+      status.Update(Missing(field.name, field.expected));
+    }
+  });
+  if (!status.ok()) return status;
+  return registered_kind == nullptr ? KvCacheSpec::Create(kind, options)
+                                    : KvCacheSpec::Create(*registered_kind, options);
 }
 
 absl::StatusOr<KvCacheSpec> ReadSpec(const config::v1::KvCacheSpec& message) {
-  using Message = config::v1::KvCacheSpec;
-  using Kind = KvCacheSpecKind;
-  switch (message.kind_case()) {
-    case Message::kFullAttention:
-      return ReadKind<FullAttentionSpec>(message.full_attention(), Kind::kFullAttention);
-    case Message::kMlaAttention:
-      return ReadKind<MlaAttentionSpec>(message.mla_attention(), Kind::kMlaAttention);
-    case Message::kSinkFullAttention:
-      return ReadKind<SinkFullAttentionSpec>(message.sink_full_attention(),
-                                             Kind::kSinkFullAttention);
-    case Message::kSlidingWindow:
-      return ReadKind<SlidingWindowSpec>(message.sliding_window(), Kind::kSlidingWindow);
-    case Message::kSlidingWindowMla:
-      return ReadKind<SlidingWindowMlaSpec>(message.sliding_window_mla(), Kind::kSlidingWindowMla);
-    case Message::kChunkedLocalAttention:
-      return ReadKind<ChunkedLocalAttentionSpec>(message.chunked_local_attention(),
-                                                 Kind::kChunkedLocalAttention);
-    case Message::kMamba:
-      return ReadKind<MambaSpec>(message.mamba(), Kind::kMamba);
-    case Message::kCrossAttention:
-      return ReadKind<CrossAttentionSpec>(message.cross_attention(), Kind::kCrossAttention);
-    case Message::kEncoderOnlyAttention:
-      return ReadKind<EncoderOnlyAttentionSpec>(message.encoder_only_attention(),
-                                                Kind::kEncoderOnlyAttention);
-    case Message::KIND_NOT_SET:
-      break;
+  const KvCacheKind* registered_kind = nullptr;
+  if (message.has_custom_kind()) {
+    registered_kind = FindKvCacheKind(message.custom_kind());
+    if (registered_kind == nullptr) {
+      return FieldError("custom_kind", '"' + message.custom_kind() + '"', RegisteredKinds());
+    }
+  }
+  for (int i = 0; i < kNumKinds; ++i) {
+    const auto kind = static_cast<KvCacheSpecKind>(i);
+    const FieldDescriptor* const field = FieldOf(message, KindName(kind));
+    if (!Has(message, field)) continue;
+    if (registered_kind != nullptr && registered_kind->managed_like != kind) {
+      return FieldError(
+          "custom_kind", '"' + registered_kind->name + '"',
+          "a kind that is managed like " + std::string(KindName(kind)),
+          "write its fields under " + std::string(KindName(registered_kind->managed_like)));
+    }
+    absl::StatusOr<KvCacheSpec> spec =
+        ReadKind(message.GetReflection()->GetMessage(message, field), kind, registered_kind);
+    if (!spec.ok()) return WithFieldPrefix(spec.status(), KindName(kind));
+    return spec;
   }
   return Missing("kind", SupportedKinds());
+}
+
+void WriteSpec(const KvCacheSpec& spec, config::v1::KvCacheSpec& message) {
+  if (spec.registered_kind() != nullptr) message.set_custom_kind(std::string(spec.kind_name()));
+  Message& out =
+      *message.GetReflection()->MutableMessage(&message, FieldOf(message, KindName(spec.kind())));
+  ForEachSpecField([&](const SpecField& field, auto member) {
+    if (field.In(spec.kind())) Write(out, FieldOf(out, field.name), spec.options().*member);
+  });
 }
 
 absl::StatusOr<std::vector<std::string>> ReadLayerNames(const config::v1::KvCacheGroup& message,
@@ -159,13 +176,12 @@ absl::StatusOr<std::vector<std::string>> ReadLayerNames(const config::v1::KvCach
     if (message.layer_names().empty()) return Missing("layer_names", "at least one name");
     return std::vector<std::string>(message.layer_names().begin(), message.layer_names().end());
   }
-  const std::string got = std::to_string(message.num_layers());
-  if (message.num_layers() < 1 || message.num_layers() > kMaxLayersOfGroup) {
-    return FieldError("num_layers", got, "a number from 1 to " + std::to_string(kMaxLayersOfGroup));
-  }
+  absl::Status status = CheckRange("num_layers", message.num_layers(), 1, kMaxLayersOfGroup);
   if (!message.layer_names().empty()) {
-    return FieldError("num_layers", got, "either layer_names or num_layers", "remove one of them");
+    status.Update(FieldError("num_layers", std::to_string(message.num_layers()),
+                             "either layer_names or num_layers", "remove one of them"));
   }
+  if (!status.ok()) return status;
   std::vector<std::string> names;
   for (int64_t i = 0; i < message.num_layers(); ++i) {
     names.push_back(path + ".layers[" + std::to_string(i) + "]");
@@ -181,75 +197,6 @@ absl::StatusOr<KvCacheGroup> ReadGroup(const config::v1::KvCacheGroup& message,
   auto names = ReadLayerNames(message, path);
   if (!names.ok()) return names.status();
   return KvCacheGroup{*std::move(spec), *std::move(names), message.is_draft()};
-}
-
-template <typename Options, typename Message>
-void WriteOptions(const Options& o, Message& m) {
-  m.set_block_size(o.block_size);
-  if constexpr (requires { o.num_kv_heads; }) m.set_num_kv_heads(o.num_kv_heads);
-  m.set_head_size(o.head_size);
-  if constexpr (requires { o.head_size_v; }) m.set_head_size_v(*o.head_size_v);
-  if constexpr (requires { o.sink_length; }) m.set_sink_length(o.sink_length);
-  if constexpr (requires { o.sliding_window; }) {
-    const std::optional<int64_t> window = o.sliding_window;
-    if (window.has_value()) m.set_sliding_window(*window);
-  }
-  if constexpr (requires { o.attention_chunk_size; }) {
-    const std::optional<int64_t> chunk = o.attention_chunk_size;
-    if (chunk.has_value()) m.set_attention_chunk_size(*chunk);
-  }
-  m.set_dtype(std::string(DataTypeName(o.dtype)));
-  m.set_quant_mode(std::string(QuantModeName(o.quant_mode)));
-  if (o.page_size_padded.has_value()) m.set_page_size_padded(*o.page_size_padded);
-  m.set_indexes_kv_by_block_stride(o.indexes_kv_by_block_stride);
-  if constexpr (requires { o.alignment; }) {
-    if (o.alignment.has_value()) m.set_alignment(*o.alignment);
-    m.set_compress_ratio(o.compress_ratio);
-    m.set_model_version(std::string(ModelVersionName(o.model_version)));
-  }
-  if constexpr (requires { o.non_causal; }) m.set_non_causal(o.non_causal);
-  if constexpr (requires { o.is_draft; }) m.set_is_draft(o.is_draft);
-  if constexpr (requires { o.page_bytes_formula; }) {
-    m.set_upstream_compatible_page_bytes(o.page_bytes_formula ==
-                                         PageBytesFormula::kUpstreamCompatible);
-  }
-}
-
-void WriteOptions(const MambaSpec::Options& o, config::v1::MambaSpec& m) {
-  m.set_block_size(o.block_size);
-  for (const MambaState& state : o.states) {
-    config::v1::MambaState& out = *m.add_states();
-    for (const int64_t dimension : state.shape) out.add_shape(dimension);
-    out.set_dtype(std::string(DataTypeName(state.dtype)));
-  }
-  if (o.page_size_padded.has_value()) m.set_page_size_padded(*o.page_size_padded);
-  m.set_cache_mode(std::string(MambaCacheModeName(o.cache_mode)));
-  m.set_num_speculative_blocks(o.num_speculative_blocks);
-}
-
-void WriteSpec(const KvCacheSpec& spec, config::v1::KvCacheSpec& message) {
-  spec.Visit([&message](const auto& s) {
-    using Spec = std::remove_cvref_t<decltype(s)>;
-    if constexpr (std::is_same_v<Spec, FullAttentionSpec>) {
-      WriteOptions(s.options(), *message.mutable_full_attention());
-    } else if constexpr (std::is_same_v<Spec, MlaAttentionSpec>) {
-      WriteOptions(s.options(), *message.mutable_mla_attention());
-    } else if constexpr (std::is_same_v<Spec, SinkFullAttentionSpec>) {
-      WriteOptions(s.options(), *message.mutable_sink_full_attention());
-    } else if constexpr (std::is_same_v<Spec, SlidingWindowSpec>) {
-      WriteOptions(s.options(), *message.mutable_sliding_window());
-    } else if constexpr (std::is_same_v<Spec, SlidingWindowMlaSpec>) {
-      WriteOptions(s.options(), *message.mutable_sliding_window_mla());
-    } else if constexpr (std::is_same_v<Spec, ChunkedLocalAttentionSpec>) {
-      WriteOptions(s.options(), *message.mutable_chunked_local_attention());
-    } else if constexpr (std::is_same_v<Spec, MambaSpec>) {
-      WriteOptions(s.options(), *message.mutable_mamba());
-    } else if constexpr (std::is_same_v<Spec, CrossAttentionSpec>) {
-      WriteOptions(s.options(), *message.mutable_cross_attention());
-    } else {
-      WriteOptions(s.options(), *message.mutable_encoder_only_attention());
-    }
-  });
 }
 
 }  // namespace

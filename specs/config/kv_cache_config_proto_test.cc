@@ -5,8 +5,9 @@
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/config/kv_cache_config_text.h"
-#include "kvblocks/specs/field_error.h"
+#include "kvblocks/specs/spec_fields.h"
 #include "rapidcheck/gtest.h"
 
 namespace kvblocks {
@@ -21,11 +22,12 @@ std::optional<int64_t> Maybe(int64_t below) {
 // Every field of every kind takes part, mostly with a value that is not its default.
 template <typename Spec>
 KvCacheSpec AnySpec() {
-  typename Spec::Options o;
+  const auto has = [](const char* field) { return KindHasField(Spec::kKind, field); };
+  KvCacheSpecOptions o;
   o.block_size = 4 * Positive(20);
-  if constexpr (requires { o.num_kv_heads; }) o.num_kv_heads = Positive(9);
+  if (has("num_kv_heads")) o.num_kv_heads = Positive(9);
   o.head_size = 16 * Positive(9);
-  if constexpr (requires { o.head_size_v; }) {
+  if (has("head_size_v")) {
     if (Coin()) o.head_size_v = 16 * Positive(9);
   }
   const int storage = *rc::gen::inRange(0, 7);
@@ -33,23 +35,23 @@ KvCacheSpec AnySpec() {
   if (ElementBytes(o.dtype) == 1) o.quant_mode = static_cast<QuantMode>(*rc::gen::inRange(0, 6));
   if (Coin()) o.page_size_padded = (1 << 24) + Positive(100);
   o.indexes_kv_by_block_stride = Coin();
-  if constexpr (requires { o.non_causal; }) o.non_causal = Coin();
-  if constexpr (requires { o.is_draft; }) o.is_draft = Coin();
-  if constexpr (requires { o.alignment; }) {
+  if (has("non_causal")) o.non_causal = Coin();
+  if (has("is_draft")) o.is_draft = Coin();
+  if (has("alignment")) {
     o.alignment = Maybe(600);
     o.compress_ratio = Coin() ? 4 : 1;
     o.model_version = Coin() ? ModelVersion::kDeepseekV4 : ModelVersion::kNone;
   }
-  if constexpr (requires { o.page_bytes_formula; }) {
+  if (has("upstream_compatible_page_bytes")) {
     o.page_bytes_formula = static_cast<PageBytesFormula>(Coin());
     o.sliding_window = Positive(1'000);
-  } else if constexpr (std::is_same_v<Spec, ChunkedLocalAttentionSpec>) {
+  } else if (Spec::kKind == KvCacheSpecKind::kChunkedLocalAttention) {
     o.attention_chunk_size = o.block_size * Positive(9);
-  } else if constexpr (requires { o.sliding_window; }) {
+  } else if (has("sliding_window")) {
     o.sliding_window = Maybe(1'000);
     if (!o.sliding_window.has_value()) o.attention_chunk_size = Maybe(1'000);
   }
-  if constexpr (requires { o.sink_length; }) o.sink_length = o.block_size * Positive(9);
+  if (has("sink_length")) o.sink_length = o.block_size * Positive(9);
   const auto spec = Spec::Create(o);
   RC_ASSERT(spec.ok());
   return *spec;

@@ -3,8 +3,8 @@
 #include <array>
 #include <string>
 
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/data_type.h"
-#include "kvblocks/specs/field_error.h"
 #include "kvblocks/specs/planning/row_layout.h"
 
 namespace kvblocks {

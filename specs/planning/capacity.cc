@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 
 namespace kvblocks {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/capacity.h"
 #include "kvblocks/specs/planning/request_demand.h"
 #include "kvblocks/specs/planning/testing/sample_models.h"

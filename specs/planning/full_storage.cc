@@ -19,57 +19,29 @@ bool IsLocal(const KvCacheSpec& spec) {
   return spec.sliding_window().has_value() || spec.attention_chunk_size().has_value();
 }
 
-// `options` with its padding grown to the page that it would have without.
-template <typename Spec>
-absl::StatusOr<KvCacheSpec> CreateWithGrownPadding(typename Spec::Options options,
-                                                   std::optional<int64_t> padded) {
-  absl::StatusOr<Spec> spec = Spec::Create(options);
-  if (spec.ok() && padded.has_value()) {
-    options.page_size_padded = std::max(*padded, spec->page_bytes());
-    spec = Spec::Create(options);
-  }
-  if (!spec.ok()) return spec.status();
-  return KvCacheSpec(*std::move(spec));
-}
-
-template <typename LocalOptions>
-FullAttentionSpec::Options FullOptions(const LocalOptions& o, int64_t block_size) {
-  FullAttentionSpec::Options full;
-  full.block_size = block_size;
-  full.num_kv_heads = o.num_kv_heads;
-  full.head_size = o.head_size;
-  if constexpr (requires { o.head_size_v; }) full.head_size_v = o.head_size_v;
-  full.dtype = o.dtype;
-  full.quant_mode = o.quant_mode;
-  full.indexes_kv_by_block_stride = o.indexes_kv_by_block_stride;
-  return full;
+// The unbounded kind that stores the same rows as a local one.
+KvCacheSpecKind FullKindOf(const KvCacheSpec& spec) {
+  return spec.kind() == KvCacheSpecKind::kSlidingWindowMla ? KvCacheSpecKind::kMlaAttention
+                                                           : KvCacheSpecKind::kFullAttention;
 }
 
 absl::StatusOr<KvCacheSpec> InFull(const KvCacheSpec& spec, int64_t block_size) {
-  if (const auto* window = spec.get_if<SlidingWindowSpec>()) {
-    FullAttentionSpec::Options full = FullOptions(window->options(), block_size);
-    full.sliding_window = window->options().sliding_window;
-    return CreateWithGrownPadding<FullAttentionSpec>(full, window->options().page_size_padded);
+  if (!IsLocal(spec)) return spec;
+  if (spec.registered_kind() != nullptr) {
+    return absl::InvalidArgumentError(std::string(spec.kind_name()) +
+                                      " is a registered kind, which knows no other storage");
   }
-  if (const auto* chunked = spec.get_if<ChunkedLocalAttentionSpec>()) {
-    FullAttentionSpec::Options full = FullOptions(chunked->options(), block_size);
-    full.attention_chunk_size = chunked->options().attention_chunk_size;
-    return CreateWithGrownPadding<FullAttentionSpec>(full, chunked->options().page_size_padded);
-  }
-  if (const auto* window = spec.get_if<SlidingWindowMlaSpec>()) {
-    const SlidingWindowMlaSpec::Options& o = window->options();
-    return CreateWithGrownPadding<MlaAttentionSpec>(
-        {.block_size = block_size,
-         .head_size = o.head_size,
-         .dtype = o.dtype,
-         .quant_mode = o.quant_mode,
-         .indexes_kv_by_block_stride = o.indexes_kv_by_block_stride,
-         .alignment = o.alignment,
-         .compress_ratio = o.compress_ratio,
-         .model_version = o.model_version},
-        o.page_size_padded);
-  }
-  return spec;
+  const KvCacheSpecKind kind = FullKindOf(spec);
+  KvCacheSpecOptions full = spec.options();
+  full.block_size = block_size;
+  full.page_bytes_formula = PageBytesFormula::kExact;
+  full.page_size_padded = std::nullopt;
+  if (kind == KvCacheSpecKind::kMlaAttention) full.sliding_window = std::nullopt;  // no label
+  absl::StatusOr<KvCacheSpec> stored = KvCacheSpec::Create(kind, full);
+  // Padding grows to the page that there would be without it.
+  const std::optional<int64_t> padded = spec.options().page_size_padded;
+  if (!stored.ok() || !padded.has_value()) return stored;
+  return stored->WithPageSizePadded(std::max(*padded, stored->page_bytes()));
 }
 
 }  // namespace
@@ -112,7 +84,7 @@ bool CheckOneType(std::span<const LayerCache> caches, std::span<const KvCacheSpe
   PlanError error = {.code = PlanErrorCode::kNotOneType};
   std::set<std::string> seen;
   for (size_t i = 0; i < specs.size(); ++i) {
-    std::string kind(KindName(specs[i].kind()));
+    std::string kind(specs[i].kind_name());
     kind += " with block size " + std::to_string(specs[i].block_size());
     if (const auto window = specs[i].sliding_window()) {
       kind += " and window " + std::to_string(*window);

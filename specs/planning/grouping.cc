@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <string>
-#include <type_traits>
 #include <utility>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/merge.h"
 #include "kvblocks/specs/planning/full_storage.h"
 #include "kvblocks/specs/planning/layer_buckets.h"
@@ -56,17 +55,11 @@ class Grouper {
   bool CountInt4WindowsUnpacked() {
     bool ok = true;
     for (LayerCache& cache : result_.stored) {
-      absl::StatusOr<KvCacheSpec> counted = cache.spec.Visit([&cache](const auto& s) {
-        if constexpr (requires { s.options().page_bytes_formula; }) {
-          auto options = s.options();
-          if (options.quant_mode == QuantMode::kInt4PerTokenHead) {
-            options.page_bytes_formula = PageBytesFormula::kUpstreamCompatible;
-            const auto spec = std::remove_cvref_t<decltype(s)>::Create(options);
-            return spec.ok() ? absl::StatusOr<KvCacheSpec>(*spec) : spec.status();
-          }
-        }
-        return absl::StatusOr<KvCacheSpec>(cache.spec);
-      });
+      KvCacheSpecOptions options = cache.spec.options();
+      const bool is_window = cache.spec.sliding_window().has_value();
+      if (!is_window || options.quant_mode != QuantMode::kInt4PerTokenHead) continue;
+      options.page_bytes_formula = PageBytesFormula::kUpstreamCompatible;
+      absl::StatusOr<KvCacheSpec> counted = cache.spec.WithOptions(options);
       if (counted.ok()) {
         cache.spec = *std::move(counted);
         continue;

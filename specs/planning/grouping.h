@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/planning/layer_cache.h"
+#include "kvblocks/specs/layer_cache.h"
 #include "kvblocks/specs/planning/plan_error.h"
 #include "kvblocks/specs/planning/plan_options.h"
 

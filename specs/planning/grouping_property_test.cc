@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/layer_buckets.h"
 #include "kvblocks/specs/planning/native_chunks.h"
 #include "kvblocks/specs/planning/planned_block_sizes.h"

@@ -4,21 +4,15 @@
 #include <limits>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/merge.h"
 
 namespace kvblocks {
 
 bool HasLocalLabel(const KvCacheSpec& spec) {
-  if (const auto* full = spec.get_if<FullAttentionSpec>()) {
-    return full->options().sliding_window.has_value() ||
-           full->options().attention_chunk_size.has_value();
-  }
-  if (const auto* sink = spec.get_if<SinkFullAttentionSpec>()) {
-    return sink->options().sliding_window.has_value() ||
-           sink->options().attention_chunk_size.has_value();
-  }
-  return false;
+  const bool is_full = spec.get_if<FullAttentionSpec>() != nullptr ||
+                       spec.get_if<SinkFullAttentionSpec>() != nullptr;
+  return is_full && (spec.options().sliding_window || spec.options().attention_chunk_size);
 }
 
 std::vector<LayerBucket> BucketBySpec(std::span<const KvCacheSpec> specs, bool keep_labels_apart) {

@@ -4,20 +4,12 @@
 #include <map>
 #include <string>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 
 namespace kvblocks {
 namespace {
 
-bool ReadsPaddedPages(const KvCacheSpec& spec) {
-  return spec.Visit([](const auto& s) {
-    if constexpr (requires { s.options().indexes_kv_by_block_stride; }) {
-      return s.options().indexes_kv_by_block_stride;
-    } else {
-      return false;
-    }
-  });
-}
+bool ReadsPaddedPages(const KvCacheSpec& spec) { return spec.options().indexes_kv_by_block_stride; }
 
 // The spec with a block `ratio` times as large and a page of exactly `page_bytes`. Padding is a
 // function of the page, not of the block, so it is computed anew.

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kvblocks/specs/kv_cache_spec.h"
-#include "kvblocks/specs/planning/layer_cache.h"
+#include "kvblocks/specs/layer_cache.h"
 #include "kvblocks/specs/planning/plan_error.h"
 
 namespace kvblocks {

@@ -51,6 +51,9 @@ struct PlanError {
   friend bool operator==(const PlanError&, const PlanError&) = default;
 };
 
+// E-1, "FIELD: got VALUE, expected WHAT".
+PlanError ValueError(std::string_view field, std::string_view got, std::string_view expected);
+
 }  // namespace kvblocks
 
 #endif  // KVBLOCKS_SPECS_PLANNING_PLAN_ERROR_H_

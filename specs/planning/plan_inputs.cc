@@ -5,7 +5,8 @@
 #include <string_view>
 
 #include "absl/container/flat_hash_map.h"
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/specs/kv_cache_config.h"
 
 namespace kvblocks {
@@ -37,15 +38,14 @@ class InputChecker {
 
  private:
   void BadValue(std::string_view field, int64_t value, std::string_view allowed) {
-    errors_->push_back({.code = PlanErrorCode::kBadValue,
-                        .message = std::string(field) + ": got " + std::to_string(value) +
-                                   ", expected " + std::string(allowed)});
+    errors_->push_back(ValueError(field, std::to_string(value), allowed));
   }
 
   void CheckRange(std::string_view field, int64_t value, int64_t lowest, int64_t highest) {
-    if (value >= lowest && value <= highest) return;
-    BadValue(field, value,
-             "a number from " + std::to_string(lowest) + " to " + std::to_string(highest));
+    const absl::Status status = kvblocks::CheckRange(field, value, lowest, highest);
+    if (status.ok()) return;
+    errors_->push_back(
+        {.code = PlanErrorCode::kBadValue, .message = std::string(status.message())});
   }
 
   void CheckOptions() {
@@ -69,10 +69,9 @@ class InputChecker {
       CheckRange("kernel_block_sizes", size, 1, kMaxPlannedTokens);
     }
     if (o.policy == PlanPolicy::kUpstream && o.layout.has_value()) {
-      errors_->push_back({.code = PlanErrorCode::kBadValue,
-                          .message = "layout: got " + std::string(LayoutName(*o.layout)) +
-                                     ", expected none under the upstream policy, whose layout "
-                                     "follows from the groups"});
+      errors_->push_back(
+          ValueError("layout", LayoutName(*o.layout),
+                     "none under the upstream policy, whose layout follows from the groups"));
     }
   }
 

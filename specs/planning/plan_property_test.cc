@@ -12,6 +12,7 @@
 #include "kvblocks/specs/planning/backend_shapes.h"
 #include "kvblocks/specs/planning/planner.h"
 #include "kvblocks/specs/planning/row_layout.h"
+#include "kvblocks/specs/planning/testing/check_plans.h"
 #include "kvblocks/specs/planning/testing/sample_models.h"
 #include "rapidcheck/gtest.h"
 
@@ -145,126 +146,144 @@ void CheckPagesAreApart(const Plan& plan, const WorkerPlan& worker) {
   }
 }
 
-RC_GTEST_PROP(PlanPropertyTest, P3EveryLayerIsInOneGroupOnce, ()) {
-  const std::vector<LayerCache> caches = AnyModel();
-  const PlanResult result = MakePlan(caches, AnyOptions());
-  RC_ASSERT(result.ok() == result.errors.empty());
-  if (!result.ok()) return;
-  std::vector<int> seen;
-  for (const PlannedGroup& group : result.plan->groups) {
-    RC_ASSERT(!group.layers.empty());
-    RC_ASSERT(std::ranges::is_sorted(group.layers));
-    seen.insert(seen.end(), group.layers.begin(), group.layers.end());
-    for (const int layer : group.layers) {
-      RC_ASSERT(result.plan->layers[layer].stored.block_size() == group.spec.block_size());
+TEST(PlanPropertyTest, P3EveryLayerIsInOneGroupOnce) {
+  CheckPlans(50, [] {
+    const std::vector<LayerCache> caches = AnyModel();
+    const PlanResult result = MakePlan(caches, AnyOptions());
+    RC_ASSERT(result.ok() == result.errors.empty());
+    if (!result.ok()) return false;
+    std::vector<int> seen;
+    for (const PlannedGroup& group : result.plan->groups) {
+      RC_ASSERT(!group.layers.empty());
+      RC_ASSERT(std::ranges::is_sorted(group.layers));
+      seen.insert(seen.end(), group.layers.begin(), group.layers.end());
+      for (const int layer : group.layers) {
+        RC_ASSERT(result.plan->layers[layer].stored.block_size() == group.spec.block_size());
+      }
     }
-  }
-  std::ranges::sort(seen);
-  std::set<std::string> names;
-  for (const LayerCache& cache : caches) names.insert(cache.name);
-  RC_ASSERT(seen.size() == names.size());
-  for (size_t i = 0; i < seen.size(); ++i) RC_ASSERT(seen[i] == static_cast<int>(i));
-  RC_ASSERT(Validate(result.plan->config).ok());
+    std::ranges::sort(seen);
+    std::set<std::string> names;
+    for (const LayerCache& cache : caches) names.insert(cache.name);
+    RC_ASSERT(seen.size() == names.size());
+    for (size_t i = 0; i < seen.size(); ++i) RC_ASSERT(seen[i] == static_cast<int>(i));
+    RC_ASSERT(Validate(result.plan->config).ok());
+    return true;
+  });
 }
 
 // Names, and nothing else about a layer's identity, do not matter.
-RC_GTEST_PROP(PlanPropertyTest, P3GroupsDependOnRegistrationOrderOnly, ()) {
-  std::vector<LayerCache> caches = AnyModel();
-  const PlanOptions options = AnyOptions();
-  const PlanResult first = MakePlan(caches, options);
-  std::map<std::string, std::string> renamed;
-  for (LayerCache& cache : caches) {
-    const auto entry = renamed.emplace(cache.name, "z" + std::to_string(100 - renamed.size()));
-    cache.name = entry.first->second;
-  }
-  const PlanResult second = MakePlan(caches, options);
-  RC_ASSERT(first.ok() == second.ok());
-  if (!first.ok()) return;
-  RC_ASSERT(first.plan->groups.size() == second.plan->groups.size());
-  for (size_t g = 0; g < first.plan->groups.size(); ++g) {
-    RC_ASSERT(first.plan->groups[g].layers == second.plan->groups[g].layers);
-  }
-  RC_ASSERT(first.plan->num_blocks() == second.plan->num_blocks());
-  RC_ASSERT(first.plan->layout == second.plan->layout);
+TEST(PlanPropertyTest, P3GroupsDependOnRegistrationOrderOnly) {
+  CheckPlans(50, [] {
+    std::vector<LayerCache> caches = AnyModel();
+    const PlanOptions options = AnyOptions();
+    const PlanResult first = MakePlan(caches, options);
+    std::map<std::string, std::string> renamed;
+    for (LayerCache& cache : caches) {
+      const auto entry = renamed.emplace(cache.name, "z" + std::to_string(100 - renamed.size()));
+      cache.name = entry.first->second;
+    }
+    const PlanResult second = MakePlan(caches, options);
+    RC_ASSERT(first.ok() == second.ok());
+    if (!first.ok()) return false;
+    RC_ASSERT(first.plan->groups.size() == second.plan->groups.size());
+    for (size_t g = 0; g < first.plan->groups.size(); ++g) {
+      RC_ASSERT(first.plan->groups[g].layers == second.plan->groups[g].layers);
+    }
+    RC_ASSERT(first.plan->num_blocks() == second.plan->num_blocks());
+    RC_ASSERT(first.plan->layout == second.plan->layout);
+    return true;
+  });
 }
 
-RC_GTEST_PROP(PlanPropertyTest, P4LivePagesNeverOverlap, ()) {
-  PlanOptions options = AnyOptions();
-  options.available_bytes.clear();
-  options.num_blocks_override = Number(60, 90);
-  const PlanResult result = MakePlan(AnyModel(), options);
-  if (!result.ok()) return;
-  for (const WorkerPlan& worker : result.plan->workers) CheckPagesAreApart(*result.plan, worker);
+TEST(PlanPropertyTest, P4LivePagesNeverOverlap) {
+  CheckPlans(50, [] {
+    PlanOptions options = AnyOptions();
+    options.available_bytes.clear();
+    options.num_blocks_override = Number(60, 90);
+    const PlanResult result = MakePlan(AnyModel(), options);
+    if (!result.ok()) return false;
+    for (const WorkerPlan& worker : result.plan->workers) CheckPagesAreApart(*result.plan, worker);
+    return true;
+  });
 }
 
-RC_GTEST_PROP(PlanPropertyTest, P6WorkersTogetherHoldTheGroups, ()) {
-  const std::vector<LayerCache> caches = AnyModel();
-  const PlanOptions options = AnyOptions();
-  const PlanResult result = MakePlan(caches, options);
-  if (!result.ok()) return;
-  const Plan& plan = *result.plan;
-  std::set<std::pair<std::string, int>> expected;
-  for (const LayerCache& cache : caches) expected.emplace(cache.name, cache.worker);
-  std::set<std::pair<std::string, int>> found;
-  for (size_t w = 0; w < plan.workers.size(); ++w) {
-    const WorkerPlan& worker = plan.workers[w];
-    int64_t bytes = 0;
-    for (const PlannedTensor& tensor : worker.tensors) bytes += tensor.bytes;
-    // All workers have the same number of blocks, and none takes more than it has.
-    RC_ASSERT(bytes <= worker.available_bytes);
-    if (plan.layout != PoolLayout::kNative) {
-      RC_ASSERT(bytes == plan.num_blocks() * worker.stride_bytes);
-    } else if (!worker.tensors.empty()) {
-      RC_ASSERT(bytes ==
-                plan.config.native->num_chunks * worker.chunk_bytes + worker.null_page_bytes);
+TEST(PlanPropertyTest, P6WorkersTogetherHoldTheGroups) {
+  CheckPlans(50, [] {
+    const std::vector<LayerCache> caches = AnyModel();
+    const PlanOptions options = AnyOptions();
+    const PlanResult result = MakePlan(caches, options);
+    if (!result.ok()) return false;
+    const Plan& plan = *result.plan;
+    std::set<std::pair<std::string, int>> expected;
+    for (const LayerCache& cache : caches) expected.emplace(cache.name, cache.worker);
+    std::set<std::pair<std::string, int>> found;
+    for (size_t w = 0; w < plan.workers.size(); ++w) {
+      const WorkerPlan& worker = plan.workers[w];
+      int64_t bytes = 0;
+      for (const PlannedTensor& tensor : worker.tensors) bytes += tensor.bytes;
+      // All workers have the same number of blocks, and none takes more than it has.
+      RC_ASSERT(bytes <= worker.available_bytes);
+      if (plan.layout != PoolLayout::kNative) {
+        RC_ASSERT(bytes == plan.num_blocks() * worker.stride_bytes);
+      } else if (!worker.tensors.empty()) {
+        RC_ASSERT(bytes ==
+                  plan.config.native->num_chunks * worker.chunk_bytes + worker.null_page_bytes);
+      }
+      RC_ASSERT(worker.own_num_blocks >= plan.num_blocks());
+      for (const LayerDescriptor& d : worker.descriptors) {
+        const std::vector<int>& members = plan.groups[d.group].layers;
+        RC_ASSERT(std::ranges::find(members, d.layer) != members.end());
+        found.emplace(plan.layers[d.layer].name, static_cast<int>(w));
+      }
     }
-    RC_ASSERT(worker.own_num_blocks >= plan.num_blocks());
-    for (const LayerDescriptor& d : worker.descriptors) {
-      const std::vector<int>& members = plan.groups[d.group].layers;
-      RC_ASSERT(std::ranges::find(members, d.layer) != members.end());
-      found.emplace(plan.layers[d.layer].name, static_cast<int>(w));
-    }
-  }
-  RC_ASSERT(found == expected);
+    RC_ASSERT(found == expected);
+    return true;
+  });
 }
 
-RC_GTEST_PROP(PlanPropertyTest, P2NeededBytesNeverDecrease, ()) {
-  const PlanResult result = MakePlan(AnyModel(), AnyOptions());
-  if (!result.ok()) return;
-  const Plan& plan = *result.plan;
-  const int64_t fits = plan.limits.max_model_len;
-  for (size_t w = 0; w < plan.workers.size(); ++w) {
-    const int worker = static_cast<int>(w);
-    for (int64_t length = 1; length < 64; ++length) {
-      RC_ASSERT(plan.NeededBytes(length, worker) <= plan.NeededBytes(length + 1, worker));
+TEST(PlanPropertyTest, P2NeededBytesNeverDecrease) {
+  CheckPlans(50, [] {
+    const PlanResult result = MakePlan(AnyModel(), AnyOptions());
+    if (!result.ok()) return false;
+    const Plan& plan = *result.plan;
+    const int64_t fits = plan.limits.max_model_len;
+    for (size_t w = 0; w < plan.workers.size(); ++w) {
+      const int worker = static_cast<int>(w);
+      for (int64_t length = 1; length < 64; ++length) {
+        RC_ASSERT(plan.NeededBytes(length, worker) <= plan.NeededBytes(length + 1, worker));
+      }
+      if (plan.workers[w].tensors.empty()) continue;
+      RC_ASSERT(plan.NeededBytes(fits, worker) <= plan.workers[w].available_bytes);
+      if (plan.limiting_worker == worker) {
+        RC_ASSERT(plan.NeededBytes(fits + 1, worker) > plan.workers[w].available_bytes);
+      }
     }
-    if (plan.workers[w].tensors.empty()) continue;
-    RC_ASSERT(plan.NeededBytes(fits, worker) <= plan.workers[w].available_bytes);
-    if (plan.limiting_worker == worker) {
-      RC_ASSERT(plan.NeededBytes(fits + 1, worker) > plan.workers[w].available_bytes);
-    }
-  }
-  RC_ASSERT(plan.LongestContext(64) == fits);
+    RC_ASSERT(plan.LongestContext(64) == fits);
+    return true;
+  });
 }
 
 // A length given as such is planned like the one found for it.
-RC_GTEST_PROP(PlanPropertyTest, AutomaticLengthCanBeGiven, ()) {
-  const std::vector<LayerCache> caches = AnyModel();
-  PlanOptions options = AnyOptions();
-  options.typical_len = 64;  // or groups are weighed at another length
-  if (!options.layout.has_value()) options.policy = PlanPolicy::kUpstream;
-  if (options.layout == PoolLayout::kNative) options.layout = PoolLayout::kSlab;
-  const PlanResult automatic = MakePlan(caches, options);
-  if (!automatic.ok()) return;
-  options.limits.max_model_len = automatic.plan->limits.max_model_len;
-  RC_ASSERT(MakePlan(caches, options).ok());
-  if (options.limits.max_model_len == 64) return;
-  options.limits.max_model_len += 1;
-  const PlanResult longer = MakePlan(caches, options);
-  RC_ASSERT(!longer.ok());
-  for (const PlanError& error : longer.errors) {
-    RC_ASSERT(error.code == PlanErrorCode::kRequestDoesNotFit);
-  }
+TEST(PlanPropertyTest, AutomaticLengthCanBeGiven) {
+  CheckPlans(50, [] {
+    const std::vector<LayerCache> caches = AnyModel();
+    PlanOptions options = AnyOptions();
+    options.typical_len = 64;  // or groups are weighed at another length
+    if (!options.layout.has_value()) options.policy = PlanPolicy::kUpstream;
+    if (options.layout == PoolLayout::kNative) options.layout = PoolLayout::kSlab;
+    const PlanResult automatic = MakePlan(caches, options);
+    if (!automatic.ok()) return false;
+    options.limits.max_model_len = automatic.plan->limits.max_model_len;
+    RC_ASSERT(MakePlan(caches, options).ok());
+    if (options.limits.max_model_len == 64) return true;
+    options.limits.max_model_len += 1;
+    const PlanResult longer = MakePlan(caches, options);
+    RC_ASSERT(!longer.ok());
+    for (const PlanError& error : longer.errors) {
+      RC_ASSERT(error.code == PlanErrorCode::kRequestDoesNotFit);
+    }
+    return true;
+  });
 }
 
 RC_GTEST_PROP(PlanPropertyTest, P5ShapeTimesElementIsThePage, ()) {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/plan.h"
 #include "kvblocks/specs/planning/request_demand.h"
 #include "kvblocks/specs/planning/row_layout.h"

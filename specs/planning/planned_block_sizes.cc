@@ -4,7 +4,7 @@
 #include <numeric>
 #include <string>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/plan_inputs.h"
 
 namespace kvblocks {
@@ -47,10 +47,9 @@ std::optional<PlannedBlockSizes> PlanBlockSizes(std::span<const KvCacheSpec> gro
   }
   sizes.scheduler = lcm.value().value_or(kMaxPlannedTokens + 1);
   if (sizes.scheduler > kMaxPlannedTokens) {
-    errors->push_back({.code = PlanErrorCode::kBadValue,
-                       .message = "block sizes of the groups: got " + Listed(blocks) +
-                                  ", expected a least common multiple of at most " +
-                                  std::to_string(kMaxPlannedTokens) + " tokens"});
+    errors->push_back(ValueError(
+        "block sizes of the groups", Listed(blocks),
+        "a least common multiple of at most " + std::to_string(kMaxPlannedTokens) + " tokens"));
     return std::nullopt;
   }
   sizes.hash = sizes.scheduler;

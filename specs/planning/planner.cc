@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/fit_check.h"
 #include "kvblocks/specs/planning/grouping.h"
 #include "kvblocks/specs/planning/memory_map.h"
@@ -88,14 +88,12 @@ class LayoutPlanner {
           std::ranges::any_of(allowed, [&](int64_t size) { return block % size == 0; })) {
         continue;
       }
-      result_.errors.push_back({.code = PlanErrorCode::kBadValue,
-                                .message = "block_size of layer \"" + cache.name + "\": got " +
-                                           std::to_string(block) +
-                                           ", expected a multiple of a block size of the "
-                                           "attention kernels: " +
-                                           text,
-                                .layers = {cache.name},
-                                .available = block});
+      PlanError error =
+          ValueError("block_size of layer \"" + cache.name + "\"", std::to_string(block),
+                     "a multiple of a block size of the attention kernels: " + text);
+      error.layers = {cache.name};
+      error.available = block;
+      result_.errors.push_back(std::move(error));
     }
   }
 

@@ -18,7 +18,7 @@
 #include <span>
 #include <vector>
 
-#include "kvblocks/specs/planning/layer_cache.h"
+#include "kvblocks/specs/layer_cache.h"
 #include "kvblocks/specs/planning/plan.h"
 #include "kvblocks/specs/planning/plan_error.h"
 #include "kvblocks/specs/planning/plan_options.h"

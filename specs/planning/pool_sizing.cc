@@ -4,7 +4,7 @@
 #include <limits>
 #include <map>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/native_chunks.h"
 #include "kvblocks/specs/planning/request_demand.h"
 #include "kvblocks/specs/planning/tuple_groups.h"

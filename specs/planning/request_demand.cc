@@ -1,6 +1,6 @@
 #include "kvblocks/specs/planning/request_demand.h"
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 
 namespace kvblocks {
 namespace {
@@ -39,7 +39,7 @@ GroupDemand ChunkDemand(int64_t chunk, int64_t block_size, int64_t in_flight,
 
 BlockStaircase Constant(int64_t blocks) { return {.step = 1, .cap = 0, .added = blocks}; }
 
-GroupDemand StateDemand(const MambaSpec::Options& o) {
+GroupDemand StateDemand(const KvCacheSpecOptions& o) {
   GroupDemand demand;
   switch (o.cache_mode) {
     case MambaCacheMode::kNone:

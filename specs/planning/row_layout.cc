@@ -1,24 +1,15 @@
 #include "kvblocks/specs/planning/row_layout.h"
 
-#include <optional>
-#include <type_traits>
+#include "kvblocks/specs/kv_cache_kind.h"
 
 namespace kvblocks {
 
-int64_t UnpaddedPageBytes(const KvCacheSpec& spec) {
-  return spec.Visit([&spec](const auto& s) {
-    using Spec = std::remove_cvref_t<decltype(s)>;
-    typename Spec::Options options = s.options();
-    options.page_size_padded = std::nullopt;
-    if constexpr (requires { options.alignment; }) options.alignment = std::nullopt;
-    const absl::StatusOr<Spec> plain = Spec::Create(options);
-    return plain.ok() ? plain->page_bytes() : spec.page_bytes();
-  });
-}
-
 RowLayout RowsOf(const KvCacheSpec& spec) {
   RowLayout layout = {.rows = spec.storage_block_size()};
-  layout.row_bytes = UnpaddedPageBytes(spec) / layout.rows;
+  layout.row_bytes = spec.unpadded_page_bytes() / layout.rows;
+  if (spec.registered_kind() != nullptr && spec.registered_kind()->page_bytes != nullptr) {
+    return {.rows = 1, .row_bytes = spec.unpadded_page_bytes(), .dims = {"block", "page"}};
+  }
   switch (spec.kind()) {
     case KvCacheSpecKind::kMamba:
       layout.dims = {"block", "state"};

@@ -13,18 +13,16 @@ namespace kvblocks {
 
 struct RowLayout {
   int64_t rows = 0;  // stored per page
-  int64_t row_bytes =
-      0;  // scales and footers included: rows * row_bytes is the page without padding
+  // Scales and footers included: rows * row_bytes is the page without padding.
+  int64_t row_bytes = 0;
   std::vector<std::string_view> dims = {};  // in memory order
 };
 
 // As the usual backends lay it out, tokens before heads: {block, kv, token, head, value}, or
 // {block, token, head, value} where K and V differ in size and lie in one row; {block, token,
-// value} for latent rows; {block, state} for states.
+// value} for latent rows; {block, state} for states; {block, page} for registered kinds with pages
+// of their own.
 RowLayout RowsOf(const KvCacheSpec& spec);
-
-// The page without explicit padding and without alignment.
-int64_t UnpaddedPageBytes(const KvCacheSpec& spec);
 
 }  // namespace kvblocks
 

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <set>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 
 namespace kvblocks {
 namespace {

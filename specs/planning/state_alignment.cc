@@ -4,7 +4,7 @@
 #include <numeric>
 #include <string>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 
 namespace kvblocks {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "kvblocks/specs/checked_int64.h"
+#include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/layer_buckets.h"
 
 namespace kvblocks {

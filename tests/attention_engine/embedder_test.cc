@@ -18,7 +18,7 @@ namespace {
 // First come, first served, one request after the other, with a chunk of the prompt per step.
 class TinyScheduler {
  public:
-  TinyScheduler(KvCacheManager* manager, sim::KvCacheVerifier* verifier)
+  TinyScheduler(KvCacheManager* manager, attention::KvCacheVerifier* verifier)
       : manager_(manager), verifier_(verifier) {}
 
   // Generates `num_outputs` tokens; a stop at the first wrong number.
@@ -68,7 +68,7 @@ class TinyScheduler {
 
  private:
   KvCacheManager* manager_;
-  sim::KvCacheVerifier* verifier_;
+  attention::KvCacheVerifier* verifier_;
   uint64_t next_id_ = 1;
   int64_t num_hit_tokens_ = 0;
 };
@@ -78,7 +78,7 @@ TEST(EmbedderTest, AnOutsideSchedulerIsVerifiedThroughPublicApi) {
                              .groups = {{.spec = Full(4), .layer_names = {"a"}},
                                         {.spec = Window(4, 10), .layer_names = {"b"}}}};
   auto manager = KvCacheManager::Create(config, {.max_model_len = 64, .hash_seed = "s"}).value();
-  auto verifier = sim::KvCacheVerifier::Create(
+  auto verifier = attention::KvCacheVerifier::Create(
                       {.num_blocks = config.num_blocks,
                        .groups = GroupsOf(*manager, {0.5f, -1.0f}),
                        .ops = &attention::CpuReference(),
@@ -96,7 +96,7 @@ TEST(EmbedderTest, AnOutsideSchedulerIsVerifiedThroughPublicApi) {
 
   // 20 of the first 22 tokens are in full blocks, twice.
   EXPECT_EQ(scheduler.num_hit_tokens(), 40);
-  const sim::VerifierStats& stats = verifier->stats();
+  const attention::VerifierStats& stats = verifier->stats();
   EXPECT_EQ(stats.num_hit_tokens, 40);
   // All 20 in the full group, the 9 before the next query in the window.
   EXPECT_EQ(stats.num_rows_read_back, 2 * (20 + 9));

@@ -22,14 +22,15 @@ KvCacheConfig ConfigOf(const EngineOptions& options) {
 
 }  // namespace
 
-std::vector<sim::VerifiedGroup> GroupsOf(const KvCacheManager& manager, std::vector<float> sinks) {
-  std::vector<sim::VerifiedGroup> groups;
+std::vector<attention::VerifiedGroup> GroupsOf(const KvCacheManager& manager,
+                                               std::vector<float> sinks) {
+  std::vector<attention::VerifiedGroup> groups;
   for (GroupId g = 0; g < manager.num_groups(); ++g) {
     const KvCacheSpec& spec = manager.group(g).spec();
     const bool is_mla = spec.kind() == KvCacheSpecKind::kMlaAttention ||
                         spec.kind() == KvCacheSpecKind::kSlidingWindowMla;
     const auto sink_blocks = manager.group(g).sink_blocks();
-    groups.push_back({.name = std::string(KindName(spec.kind())),
+    groups.push_back({.name = std::string(spec.kind_name()),
                       .is_mla = is_mla,
                       .block_size = spec.block_size(),
                       .window = spec.sliding_window().value_or(0),
@@ -41,10 +42,10 @@ std::vector<sim::VerifiedGroup> GroupsOf(const KvCacheManager& manager, std::vec
   return groups;
 }
 
-sim::BlockUse UseOfBlock(const KvCacheManager& manager, int32_t block) {
+attention::BlockUse UseOfBlock(const KvCacheManager& manager, int32_t block) {
   const KvCacheBlock& record = manager.pool().block(block);
-  if (record.ref_count > 0) return sim::BlockUse::kHeld;
-  return record.has_key() ? sim::BlockUse::kCached : sim::BlockUse::kFree;
+  if (record.ref_count > 0) return attention::BlockUse::kHeld;
+  return record.has_key() ? attention::BlockUse::kCached : attention::BlockUse::kFree;
 }
 
 Engine::Engine(const EngineOptions& options, const attention::AttentionOps& ops)
@@ -53,7 +54,7 @@ Engine::Engine(const EngineOptions& options, const attention::AttentionOps& ops)
       ConfigOf(options), {.max_model_len = options.max_model_len, .hash_seed = "engine"});
   KVBLOCKS_CHECK(manager.ok(), manager.status().ToString());
   manager_ = *std::move(manager);
-  auto verifier = sim::KvCacheVerifier::Create(
+  auto verifier = attention::KvCacheVerifier::Create(
       {.num_blocks = options.num_blocks,
        .groups = GroupsOf(*manager_, {-1.0f, 0.5f}),
        .ops = &ops,
@@ -184,7 +185,7 @@ absl::Status Engine::Preempt(size_t index) {
 
 absl::Status Engine::Verify() {
   std::vector<std::vector<absl::Span<const int32_t>>> tables(running_.size());
-  std::vector<sim::VerifiedRequest> step;
+  std::vector<attention::VerifiedRequest> step;
   for (size_t i = 0; i < running_.size(); ++i) {
     const Live& live = *running_[i];
     if (live.scheduled == 0) continue;
@@ -239,13 +240,13 @@ absl::Status Engine::Evict() {
     ++counts_.resets;
     std::vector<int32_t> all;
     for (int32_t id = 1; id < manager_->pool().num_blocks(); ++id) {
-      if (UseOfBlock(*manager_, id) == sim::BlockUse::kFree) all.push_back(id);
+      if (UseOfBlock(*manager_, id) == attention::BlockUse::kFree) all.push_back(id);
     }
     return verifier_->Drop(all);
   }
   const BlockId id = static_cast<BlockId>(1 + Below(manager_->pool().num_blocks() - 1));
   if (absl::Status status = manager_->EvictBlocks({id}); !status.ok()) return status;
-  if (UseOfBlock(*manager_, id) != sim::BlockUse::kFree) return absl::OkStatus();
+  if (UseOfBlock(*manager_, id) != attention::BlockUse::kFree) return absl::OkStatus();
   ++counts_.evicted;
   return verifier_->Drop({id});
 }

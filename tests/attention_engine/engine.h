@@ -22,8 +22,9 @@
 namespace kvblocks::testing {
 
 // The verifier's view of a manager's groups; query heads get the sink logits `sinks`.
-std::vector<sim::VerifiedGroup> GroupsOf(const KvCacheManager& manager, std::vector<float> sinks);
-sim::BlockUse UseOfBlock(const KvCacheManager& manager, int32_t block);
+std::vector<attention::VerifiedGroup> GroupsOf(const KvCacheManager& manager,
+                                               std::vector<float> sinks);
+attention::BlockUse UseOfBlock(const KvCacheManager& manager, int32_t block);
 
 struct EngineOptions {
   std::vector<KvCacheSpec> specs;
@@ -50,7 +51,7 @@ class Engine {
   absl::Status Drain();
 
   const EngineCounts& counts() const { return counts_; }
-  const sim::KvCacheVerifier& verifier() const { return *verifier_; }
+  const attention::KvCacheVerifier& verifier() const { return *verifier_; }
   const KvCacheManager& manager() const { return *manager_; }
 
  private:
@@ -79,7 +80,7 @@ class Engine {
   const EngineOptions options_;
   std::mt19937_64 random_;
   std::unique_ptr<KvCacheManager> manager_;
-  std::unique_ptr<sim::KvCacheVerifier> verifier_;
+  std::unique_ptr<attention::KvCacheVerifier> verifier_;
   std::vector<std::unique_ptr<Live>> running_, waiting_;
   uint64_t next_id_ = 0;
   absl::Status status_;

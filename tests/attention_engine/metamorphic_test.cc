@@ -65,7 +65,7 @@ TEST_P(MetamorphicTest, PagedAttentionEqualsPlainAttentionAfterEachStep) {
   EXPECT_GT(counts.rejected_drafts, 100);
   EXPECT_GT(counts.evicted, 10);
   EXPECT_EQ(counts.nulls > 100, GetParam().frees_on_the_way);
-  const sim::VerifierStats& stats = engine.verifier().stats();
+  const attention::VerifierStats& stats = engine.verifier().stats();
   const int64_t num_rows = stats.num_tokens * static_cast<int64_t>(options.specs.size());
   EXPECT_GT(stats.num_rows_attended, num_rows * 9 / 10);
   EXPECT_EQ(stats.num_rows_attended == num_rows, GetParam().sees_always);

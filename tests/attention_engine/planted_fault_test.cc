@@ -57,16 +57,17 @@ class PlantedFaultTest : public ::testing::Test {
  protected:
   PlantedFaultTest() {
     for (int64_t i = 0; i < 64; ++i) tokens_.push_back(i);
-    sim::VerifierOptions options;
+    attention::VerifierOptions options;
     options.num_blocks = 40;
     options.groups = {{.name = "full", .block_size = 4, .sinks = {0.5f, 1.5f}},
                       {.name = "window 6", .block_size = 4, .window = 6, .sinks = {0.5f, 1.5f}}};
     options.ops = &ops_;
     options.use_of_block = [this](int32_t block) {
-      return std::find(freed_.begin(), freed_.end(), block) == freed_.end() ? sim::BlockUse::kHeld
-                                                                            : freed_use_;
+      return std::find(freed_.begin(), freed_.end(), block) == freed_.end()
+                 ? attention::BlockUse::kHeld
+                 : freed_use_;
     };
-    verifier_ = sim::KvCacheVerifier::Create(options).value();
+    verifier_ = attention::KvCacheVerifier::Create(options).value();
   }
 
   std::vector<int32_t> Blocks(int32_t first, int64_t num_tokens) const {
@@ -99,7 +100,7 @@ class PlantedFaultTest : public ::testing::Test {
                      int64_t position, int64_t key_position, int32_t block) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     ASSERT_TRUE(verifier_->failure().has_value());
-    const sim::VerifierFailure& failure = *verifier_->failure();
+    const attention::VerifierFailure& failure = *verifier_->failure();
     EXPECT_EQ(failure.request, request) << failure.text;
     EXPECT_EQ(failure.layer, layer) << failure.text;
     EXPECT_EQ(failure.position, position) << failure.text;
@@ -120,8 +121,8 @@ class PlantedFaultTest : public ::testing::Test {
   std::vector<int64_t> tokens_;
   FaultyOps ops_;
   std::vector<int32_t> freed_;  // in the books of the pool
-  sim::BlockUse freed_use_ = sim::BlockUse::kFree;
-  std::unique_ptr<sim::KvCacheVerifier> verifier_;
+  attention::BlockUse freed_use_ = attention::BlockUse::kFree;
+  std::unique_ptr<attention::KvCacheVerifier> verifier_;
 };
 
 TEST_F(PlantedFaultTest, NoFaultNoFailure) {
@@ -198,7 +199,7 @@ TEST_F(PlantedFaultTest, ABlockFreedTooEarlyIsFoundBeforeItIsReused) {
   freed_ = {11};  // token 3 is out of sight from 9 on
   ASSERT_TRUE(SoundStep(9, 1).ok());
   freed_ = {11, 12};
-  freed_use_ = sim::BlockUse::kCached;
+  freed_use_ = attention::BlockUse::kCached;
   ExpectFailure(SoundStep(10, 1), "A", 1, 10, 5, 12);
   EXPECT_THAT(text(), HasSubstr("is 12, which the engine counts as free and cached"));
 }

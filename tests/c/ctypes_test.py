@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The C interface from Python's ctypes, through the same shared library: ctypes_test.py libkvblocks_c.so"""
 
 import ctypes

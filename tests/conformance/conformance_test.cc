@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kvblocks/tests/conformance/replayer.h"
 
 namespace kvblocks::conformance {
@@ -75,15 +76,41 @@ const char kNew[] = R"({"op":"new","id":"r","p":[[0,0,6]]})";
 const char kDigest[] =
     R"({"op":"digest","queue":[1,2,3,4,5,6,7],"cached":[[]],"keys":0,"usage":0.0})";
 
-// Hashes may be finer than every group's blocks.
-TEST(ConformanceTest, HashBlockSizeIsTakenFromTheTranscript) {
-  std::string config = kConfig;
-  config.replace(config.find("\"hash_block_size\":4"), 19, "\"hash_block_size\":2");
-  for (const auto make_cache : {MakeLibraryCache, MakeCInterfaceCache}) {
-    const auto result = ReplayLines({config, kNew, kDigest}, make_cache);
-    ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->differing_line, 0) << result->difference;
+// Two groups with blocks of 4 tokens, hashed in units of 4, 2 and 1: the answers are the same.
+TEST(ConformanceTest, HashBlocksMayBeFinerThanTheGroupsBlocks) {
+  for (const char* unit : {"4", "2", "1"}) {
+    const std::string config =
+        absl::StrCat(R"({"format":1,"family":"f","name":"t","num_blocks":10,"groups":[)",
+                     R"({"kind":"full_attention","block_size":4,"sliding_window":null,)",
+                     R"("attention_chunk_size":null,"draft":false},)",
+                     R"({"kind":"sliding_window","block_size":4,"sliding_window":5,)",
+                     R"("attention_chunk_size":null,"draft":false}],"hash_block_size":)", unit,
+                     R"(,"scheduler_block_size":4,"enable_caching":true,"use_eagle":false,)",
+                     R"("max_model_len":64,"max_in_flight_tokens":64,"free_order":"fifo",)",
+                     R"("watermark":0,"enable_events":true})");
+    const std::vector<std::string> lines = {
+        config, R"({"op":"new","id":"a","p":[[0,0,9]]})",
+        R"({"op":"alloc","id":"a","new":9,"out":[[1,2,3],[4,5,6]],"f":3,"q":2711649247,"k":3095146404,)"
+        R"("r":1166233863,"ev":[["S",0,0,2,[1,2]],["S",1,0,2,[4,5]]]})",
+        R"({"op":"new","id":"b","p":[[0,0,9]]})",
+        R"({"op":"get","id":"b","hits":[[1,2],[0,5]],"h":8})",
+        // Half of a block's tokens are others.
+        R"({"op":"new","id":"c","p":[[0,0,6],[1,6,3]]})",
+        R"({"op":"get","id":"c","hits":[[1],[4]],"h":4})"};
+    for (const auto make_cache : {MakeLibraryCache, MakeCInterfaceCache}) {
+      const auto result = ReplayLines(lines, make_cache);
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_EQ(result->differing_line, 0) << unit << ": " << result->difference;
+    }
   }
+}
+
+TEST(ConformanceTest, HashBlocksThatDoNotFitAreReported) {
+  std::string config = kConfig;
+  config.replace(config.find("\"hash_block_size\":4"), 19, "\"hash_block_size\":3");
+  const auto result = ReplayLines({config});
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(std::string(result.status().message()).find(":1: "), std::string::npos);
 }
 
 TEST(ConformanceTest, FirstDifferenceIsNamedWithBothAnswers) {

@@ -108,7 +108,7 @@ class LibraryCache final : public ReplayedCache {
               .hash_block_size = manager_->hash_block_size()};
     for (const KvCacheGroup& group : manager_->config().groups) {
       facts_.groups.push_back({.block_size = group.spec.block_size(),
-                               .kind = std::string(KindName(group.spec.kind())),
+                               .kind = std::string(group.spec.kind_name()),
                                .sliding_window = group.spec.sliding_window()});
     }
   }

@@ -90,6 +90,7 @@ class CheckDocsTest(unittest.TestCase):
         self.lie("README.md", "See `block_pool.h`.", "no file block_pool.h")
         self.lie("README.md", "See `pool/*_test.cc`.", "no file")
         self.lie("README.md", '```cpp\n#include "kvblocks/pool/queue.h"', "no header kvblocks/pool/queue.h")
+        self.truth("README.md", "    cc engine.cc\n\nThe build makes `pool/queue`.")
         self.truth("README.md", 'See `pool/{pool,embed}.*`, `pool.h`, `pool/`, `trace.jsonl.gz`.\n\n```cpp\n'
                                 '#include "kvblocks/pool/pool.h"\n```')
 

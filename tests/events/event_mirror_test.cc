@@ -13,7 +13,7 @@
 
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/extra_keys.h"
+#include "kvblocks/block_pool/prefix_content.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/tests/group_specs.h"
 

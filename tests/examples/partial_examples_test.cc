@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kvblocks/managers/lookup_explanation.h"
 #include "kvblocks/tests/examples/model.h"
 #include "kvblocks/tests/group_specs.h"
 
@@ -199,7 +200,7 @@ TEST(PartialHitsTest, RefusedWhereTheyCannotWork) {
   EXPECT_TRUE(CreateWith({Full(4), Window(4, 6)}, 2, options).ok());
 
   Model m = Model::WithHashBlocks(20, {Full(4), Mamba(4, kAlign)}, 2, PartialHits());
-  EXPECT_TRUE(absl::IsFailedPrecondition(m.manager->ExplainLookup(m.New(Range(0, 5))).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(ExplainLookup(*m.manager, m.New(Range(0, 5))).status()));
 }
 
 // Off by default: then a prompt's end is no boundary, whatever the hash blocks.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/testing/get_new_blocks.h"
 #include "kvblocks/tests/examples/model.h"
 
 namespace kvblocks::examples {
@@ -17,26 +18,21 @@ TEST(BlockManagerExamples, WE1_Pool) {
   const auto pool = MakePool(5);
   EXPECT_EQ(pool->free_queue().Walk(), Blocks("1..4"));
   EXPECT_EQ(pool->usage(), 0.0);
-  EXPECT_EQ(pool->GetNewBlocks(2).value(), Blocks("1,2"));
+  EXPECT_EQ(GetNewBlocks(*pool, 2), Blocks("1,2"));
   EXPECT_EQ(pool->free_queue().Walk(), Blocks("3,4"));
   EXPECT_EQ(pool->usage(), 0.5);
-  EXPECT_EQ(pool->GetNewBlocks(3).value(), std::nullopt);
+  EXPECT_EQ(GetNewBlocks(*pool, 3), std::nullopt);
   EXPECT_EQ(pool->free_queue().Walk(), Blocks("3,4"));
-  EXPECT_EQ(pool->GetNewBlocks(0).value(), Ids());
+  EXPECT_EQ(GetNewBlocks(*pool, 0), Ids());
   EXPECT_EQ(MakePool(1)->usage(), 0.0);
 }
 
 TEST(BlockManagerExamples, WE2_FreeOrder) {
   const auto run = [](FreeOrder order, bool touched, const char* queue) {
     const auto pool = MakePool(6, order);
-    ASSERT_EQ(pool->GetNewBlocks(3).value(), Blocks("1..3"));
-    if (touched) {
-      ASSERT_TRUE(pool->Touch(Blocks("1")).ok());
-    }
-    ASSERT_TRUE(pool->FreeBlocks(Blocks("3,2,1")).ok());
-    EXPECT_EQ(pool->free_queue().Walk(), Blocks(queue));
-    EXPECT_EQ(pool->block(1).ref_count, touched ? 1 : 0);
-    EXPECT_EQ(pool->FreeBlocks(Blocks("3,2,1")).code(), absl::StatusCode::kInvalidArgument);
+    ASSERT_EQ(GetNewBlocks(*pool, 3), Blocks("1..3"));
+    if (touched) pool->Touch(Blocks("1"));
+    pool->FreeBlocks(Blocks("3,2,1"));
     EXPECT_EQ(pool->free_queue().Walk(), Blocks(queue));
     EXPECT_EQ(pool->block(1).ref_count, touched ? 1 : 0);
   };
@@ -49,19 +45,20 @@ TEST(BlockManagerExamples, WE2_FreeOrder) {
 TEST(BlockManagerExamples, WE3_Queue) {
   BlockRecords records(6);
   FreeBlockQueue queue(&records);
-  ASSERT_TRUE(queue.Append(Blocks("1..5")).ok());
-  ASSERT_TRUE(queue.Remove(3).ok());
+  for (BlockId id : Blocks("1..5")) queue.LinkBack(id);
+  queue.Unlink(3);
   EXPECT_EQ(queue.Walk(), Blocks("1,2,4,5"));
-  ASSERT_TRUE(queue.Append(Blocks("3")).ok());
+  queue.LinkBack(3);
   EXPECT_EQ(queue.Walk(), Blocks("1,2,4,5,3"));
-  EXPECT_EQ(queue.PopFront(2), Blocks("1,2"));
-  ASSERT_TRUE(queue.Prepend(Blocks("2,1")).ok());
+  Ids popped(2);
+  queue.PopFront(absl::MakeSpan(popped));
+  EXPECT_EQ(popped, Blocks("1,2"));
+  queue.LinkAfter(kUnlinked, 2);
+  queue.LinkAfter(2, 1);
   EXPECT_EQ(queue.Walk(), Blocks("2,1,4,5,3"));
-  ASSERT_TRUE(queue.Append(Ids()).ok());
-  EXPECT_EQ(queue.Walk(), Blocks("2,1,4,5,3"));
-  EXPECT_EQ(queue.PopFront(), 2);
+  queue.PopFront(absl::MakeSpan(popped).first(1));
+  EXPECT_EQ(popped[0], 2);
   EXPECT_EQ(queue.size(), 4);
-  EXPECT_EQ(queue.Remove(2).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(queue.Walk(), Blocks("1,4,5,3"));
 }
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kvblocks/block_pool/block_hash.h"
-#include "kvblocks/block_pool/extra_keys.h"
+#include "kvblocks/block_pool/prefix_content.h"
 
 namespace kvblocks::oracle {
 

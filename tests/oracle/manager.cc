@@ -446,7 +446,7 @@ std::vector<Event> Manager::TakeEvents() {  // BM-52
   for (Event& event : events) {
     if (event.kind != Event::Kind::kStored) continue;
     const KvCacheSpec& spec = groups_[static_cast<size_t>(event.group)].spec;
-    event.spec_kind = std::string(KindName(spec.kind()));
+    event.spec_kind = std::string(spec.kind_name());
     event.sliding_window = spec.sliding_window();
   }
   return events;

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/managers/lookup_explanation.h"
 #include "kvblocks/tests/property/check_property.h"
 #include "kvblocks/tests/property/operation.h"
 #include "kvblocks/tests/property/scenario.h"
@@ -150,7 +151,7 @@ class NaiveHistory {
       elsewhere = elsewhere || variants_[i].second != known.Coloured(end);
       break;
     }
-    return {.reason = elsewhere ? MissReason::kOtherExtraKeys : MissReason::kNeverSeen};
+    return {.reason = elsewhere ? MissReason::kSaltOrAdapter : MissReason::kFirstUse};
   }
 
  private:
@@ -408,7 +409,7 @@ class World {
 
   void Check(const Known& known) {
     const Request& request = *known.request;
-    const auto why = manager_->ExplainLookup(request).value();
+    const auto why = ExplainLookup(*manager_, request).value();
     RC_ASSERT(why.num_tokens == request.num_tokens());
     RC_ASSERT(why.num_hit_tokens == manager_->GetComputedBlocks(request)->num_tokens());
     const auto memory = static_cast<size_t>(manager_->options().lookup_history_blocks);

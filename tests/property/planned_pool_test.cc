@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/specs/planning/planner.h"
+#include "kvblocks/specs/planning/testing/check_plans.h"
 #include "kvblocks/specs/planning/testing/sample_models.h"
 #include "rapidcheck/gtest.h"
 
@@ -71,16 +72,19 @@ std::vector<LayerCache> AnyModel() {
   return caches;
 }
 
-RC_GTEST_PROP(PlannedPoolTest, LongestRequestRunsToItsEnd, ()) {
-  const int64_t budget = Number(1, 12);
-  PlanOptions options = {.layout = Number(0, 1) == 1 ? PoolLayout::kUniform : PoolLayout::kSlab,
-                         .limits = {.max_in_flight_tokens = budget},
-                         .longest_automatic_len = 200,
-                         .num_blocks_override = Number(2, 60),
-                         .table_cost_bytes = 0};
-  const PlanResult result = MakePlan(AnyModel(), options);
-  if (!result.ok()) return;
-  RC_ASSERT(RunsToItsEnd(*result.plan, Number(1, budget)));
+TEST(PlannedPoolTest, LongestRequestRunsToItsEnd) {
+  CheckPlans(25, [] {
+    const int64_t budget = Number(1, 12);
+    PlanOptions options = {.layout = Number(0, 1) == 1 ? PoolLayout::kUniform : PoolLayout::kSlab,
+                           .limits = {.max_in_flight_tokens = budget},
+                           .longest_automatic_len = 200,
+                           .num_blocks_override = Number(2, 60),
+                           .table_cost_bytes = 0};
+    const PlanResult result = MakePlan(AnyModel(), options);
+    if (!result.ok()) return false;
+    RC_ASSERT(RunsToItsEnd(*result.plan, Number(1, budget)));
+    return true;
+  });
 }
 
 // Upstream's plan counts the null block as one that the request could have.

@@ -144,14 +144,15 @@ Error LaunchFillNormal(const LaunchContext& context, void* to, int64_t count, El
       return Fill<F16>(context, to, count, seed, factor);
     case Element::kBF16:
       return Fill<Bf16>(context, to, count, seed, factor);
-    case Element::kE4M3:
+    case Element::kF8E4M3:
       return Fill<E4m3>(context, to, count, seed, factor);
-    case Element::kE5M2:
+    case Element::kF8E5M2:
       return Fill<E5m2>(context, to, count, seed, factor);
     case Element::kI8:
       return Fill<Int8>(context, to, count, seed, factor);
+    default:
+      return 1;
   }
-  return 1;
 }
 
 double MatrixLoopFlops(const LaunchContext& context, int rounds) {

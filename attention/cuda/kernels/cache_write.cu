@@ -358,14 +358,15 @@ Error LaunchCacheWrite(const LaunchContext& context, const CacheWriteParams& par
       return StoreAs<Converted<F16>>(context, params);
     case Element::kBF16:
       return StoreAs<Converted<Bf16>>(context, params);
-    case Element::kE4M3:
+    case Element::kF8E4M3:
       return StoreAs<Converted<E4m3>>(context, params);
-    case Element::kE5M2:
+    case Element::kF8E5M2:
       return StoreAs<Converted<E5m2>>(context, params);
     case Element::kI8:
       return StoreAs<Converted<Int8>>(context, params);
+    default:
+      return 1;
   }
-  return 1;
 }
 
 }  // namespace kvblocks::attention::cuda

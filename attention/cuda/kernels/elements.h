@@ -19,12 +19,14 @@ KVB_DEVICE void WithElement(Element element, const Function& function) {
       return function(F16());
     case Element::kBF16:
       return function(Bf16());
-    case Element::kE4M3:
+    case Element::kF8E4M3:
       return function(E4m3());
-    case Element::kE5M2:
+    case Element::kF8E5M2:
       return function(E5m2());
     case Element::kI8:
       return function(Int8());
+    default:
+      return;  // nothing that kernels are given
   }
 }
 

@@ -266,7 +266,7 @@ unsigned Blocks(int64_t count, int64_t per_block) {
 bool PlanGather(const GatherParams& params, GatherPlan* plan) {
   const Cache& cache = params.keys.cache;
   const bool split = cache.layout == Layout::kMlaSplit;
-  if (!split && cache.layout != Layout::kStrided && cache.layout != Layout::kMlaLatent)
+  if (!split && !IsStrided(cache.layout) && cache.layout != Layout::kMlaLatent)
     return false;
   const bool codes = IsCode(cache.element);
   const int elements = codes ? kUnit : 16 / BytesOf(cache.element);

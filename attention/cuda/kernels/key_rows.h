@@ -29,7 +29,8 @@ KVB_DEVICE KeyAddress AddressOf(const Cache& cache, int64_t block, int64_t offse
   const auto* v = static_cast<const unsigned char*>(cache.v.data);
   const int bytes = BytesOf(cache.element);
   switch (cache.layout) {
-    case Layout::kStrided:
+    case Layout::kNhd:
+    case Layout::kHnd:
       address.key = k + (block * cache.k.block_stride + offset * cache.k.token_stride +
                          kv_head * cache.k.head_stride) *
                             bytes;
@@ -83,7 +84,7 @@ KVB_DEVICE void KeyProducts(const Cache& cache, int key_dim, int value_dim, cons
   const int head = is_656 ? kValues656 : is_fp8 ? kValues584 : tile;  // before the tail
   const int64_t piece_stride =
       cache.layout == Layout::kPagedX ? int64_t{cache.block_size} * 16 : 16;
-  Element element = is_fp8 ? Element::kE4M3 : cache.element;
+  Element element = is_fp8 ? Element::kF8E4M3 : cache.element;
   const unsigned char* row = address.key;
 #pragma unroll
   for (int n = 0; n < kQueries; ++n) products[n] = 0;

@@ -6,7 +6,7 @@
 // request leave float32 states, and whoever finishes last merges them in order: results do not
 // depend on timing. One launch, and one more if it has to plan for itself.
 //
-// Takes kStrided caches whose rows begin at multiples of 16 bytes, blocks of multiples of 8 keys,
+// Takes strided caches whose rows begin at multiples of 16 bytes, blocks of multiples of 8 keys,
 // head sizes of multiples of 8 up to 256, 16-bit queries and outputs; causal, windows, sinks, soft
 // caps, ALiBi; no query_positions, no out_scale. Anything else is for the general kernels.
 

@@ -343,9 +343,9 @@ Error LaunchDecodeOf(const DecodeLaunch& launch) {
       return LaunchDecodeGroups<Bf16, SameType, kDim>(launch);
     case Element::kF16:
       return LaunchDecodeGroups<F16, SameType, kDim>(launch);
-    case Element::kE4M3:
+    case Element::kF8E4M3:
       return LaunchDecodeGroups<F16, E4m3Pairs, kDim>(launch);
-    case Element::kE5M2:
+    case Element::kF8E5M2:
       return LaunchDecodeGroups<F16, E5m2Pairs, kDim>(launch);
     case Element::kI8:
       return LaunchDecodeGroups<F16, Int8Pairs, kDim>(launch);

@@ -11,6 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvblocks/attention/tensor/dtype.h"
+#include "kvblocks/attention/tensor/kv_layout.h"
+
 namespace kvblocks::attention::cuda {
 
 // Where and with what a family of kernels is launched.
@@ -27,13 +30,10 @@ struct LaunchContext {
   bool can_overlap() const { return compute_capability == 90; }
 };
 
-enum class Element : uint8_t { kF32, kF16, kBF16, kE4M3, kE5M2, kI8 };
+// Kernels know f32, f16, bf16, e4m3, e5m2 and i8.
+using Element = DType;
 
-constexpr int BytesOf(Element element) {
-  return element == Element::kF32 ? 4
-         : element == Element::kF16 || element == Element::kBF16 ? 2
-                                                                  : 1;
-}
+constexpr int BytesOf(Element element) { return static_cast<int>(ElementBytes(element)); }
 constexpr bool IsCode(Element element) { return BytesOf(element) == 1; }
 
 // [rows, heads, dim], the innermost stride 1.
@@ -54,9 +54,9 @@ struct Scales {
   int64_t request_stride = 0, head_stride = 0;
 };
 
-// Layouts as kernels address them. kStrided: kNhd, kHnd and contiguous keys; element d of offset o
-// of block b and head h is at b * block_stride + o * token_stride + h * head_stride + d.
-enum class Layout : uint8_t { kStrided, kPagedX, kMlaLatent, kMlaSplit, kMlaFp8_656, kMlaFp8_584 };
+// Strided layouts are kNhd, kHnd and contiguous keys: element d of offset o of block b and head h is
+// at b * block_stride + o * token_stride + h * head_stride + d.
+using Layout = KvLayout;
 
 struct CacheTensor {
   const void* data = nullptr;
@@ -67,7 +67,7 @@ struct CacheTensor {
 // strides may differ from that. MLA layouts: k holds the rows (kMlaSplit: compressed values in k,
 // rotary ones in v), token_stride in elements, of bytes for the fp8 rows.
 struct Cache {
-  Layout layout = Layout::kStrided;
+  Layout layout = Layout::kNhd;
   Element element = Element::kF32;
   CacheTensor k, v;
   int32_t num_blocks = 0, block_size = 1;

@@ -240,9 +240,9 @@ class Prefill {
   }
   KVB_DEVICE void ConvertTile(int tile) const {
     switch (params_.keys.cache.element) {
-      case Element::kE4M3:
+      case Element::kF8E4M3:
         return ConvertTileOf<E4m3Pairs>(tile);
-      case Element::kE5M2:
+      case Element::kF8E5M2:
         return ConvertTileOf<E5m2Pairs>(tile);
       default:
         return ConvertTileOf<Int8Pairs>(tile);
@@ -419,7 +419,7 @@ bool TakesPrefill(const PrefillParams& params) {
   const Element type = params.q.element;
   if (type != Element::kF16 && type != Element::kBF16) return false;
   const bool codes = HoldsCodes(cache);
-  if ((cache.element != type && !codes) || cache.layout != Layout::kStrided) return false;
+  if ((cache.element != type && !codes) || !IsStrided(cache.layout)) return false;
   if (scoring.block_sparse.vert_stride > 1 || scoring.mask.form != 0 || scoring.mask.mode == 0) {
     return false;
   }

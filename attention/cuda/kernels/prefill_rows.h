@@ -324,7 +324,7 @@ KVB_DEVICE void FinishRows(const PrefillParams& params, const RowTile& tile,
     }
     return;
   }
-  const bool e4m3 = params.out.element == Element::kE4M3;
+  const bool e4m3 = params.out.element == Element::kF8E4M3;
   uint8_t* codes = static_cast<uint8_t*>(params.out.data);
 #pragma unroll
   for (int d = 0; d < kTiles; ++d) {

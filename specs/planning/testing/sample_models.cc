@@ -8,7 +8,7 @@ namespace {
 
 template <typename Spec>
 KvCacheSpec Make(const typename Spec::Options& options) {
-  const absl::StatusOr<Spec> spec = Spec::Create(options);
+  const absl::StatusOr<KvCacheSpec> spec = Spec::Create(options);
   if (!spec.ok()) {
     std::fprintf(stderr, "%s\n", std::string(spec.status().message()).c_str());
     std::abort();

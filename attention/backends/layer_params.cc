@@ -1,0 +1,97 @@
+#include "kvblocks/attention/backends/layer_params.h"
+
+#include "kvblocks/attention/masks/mask_wiring.h"
+#include "kvblocks/attention/metadata/split_rules.h"
+#include "kvblocks/attention/metadata/use_cascade.h"
+
+namespace kvblocks::attention {
+namespace {
+
+absl::Status AddMask(const LayerConfig& layer, const CommonAttentionMetadata& metadata,
+                     bool has_cache, AttnParams* params) {
+  params->mask = ChooseMask(metadata, layer.window);
+  if (!params->mask.enabled()) return absl::OkStatus();
+  const bool custom = !metadata.custom_mask.null();
+  // Rows of masks are positions of the sequence whose keys they hide.
+  if (layer.type == AttentionType::kEncoderDecoder ||
+      (!custom && layer.type != AttentionType::kDecoder)) {
+    return RefusedBy(layer, "the metadata has a ", custom ? "custom" : "causal",
+                     " mask, and the layer is of type ", Name(layer.type),
+                     "; give it metadata without");
+  }
+  if (!custom) return absl::OkStatus();
+  if (metadata.chunk > 0) {
+    return RefusedBy(layer, "a custom mask counts positions of requests, not of their pieces");
+  }
+  params->causal = false;
+  params->window_left = params->window_right = -1;
+  for (int32_t b = 0; b < metadata.num_reqs && !has_cache; ++b) {
+    const int64_t num_new =
+        int64_t{metadata.host_query_start_loc[b + 1]} - metadata.host_query_start_loc[b];
+    if (num_new == metadata.host_seq_lens[b]) continue;
+    return RefusedBy(layer, "request ", b, " has ", metadata.host_seq_lens[b], " tokens, ", num_new,
+                     " of them new; without a cache a custom mask needs all of them new");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<AttnParams> ParamsOf(const LayerConfig& layer,
+                                    const CommonAttentionMetadata& metadata, bool has_cache) {
+  AttnParams params;
+  params.scale = layer.scale;
+  params.soft_cap = layer.soft_cap;
+  params.causal = layer.type == AttentionType::kDecoder && metadata.causal;
+  if (layer.window > 0 && layer.type != AttentionType::kEncoderDecoder) {
+    params.window_left = layer.window - 1;
+    params.window_right = params.causal ? -1 : layer.window - 1;
+  }
+  params.alibi_slopes = layer.alibi_slopes;
+  params.sinks = layer.sinks;
+  params.block_sparse = layer.block_sparse;
+  params.split = layer.split;
+  if (layer.type == AttentionType::kDecoder) params.chunk = layer.chunk;
+  if (metadata.chunk > 0) {
+    // In a piece of a request positions begin anew, and nothing else says where chunks end.
+    if (metadata.chunk != layer.chunk || !params.causal || params.block_sparse.enabled()) {
+      return RefusedBy(
+          layer, "the metadata's requests are cut at multiples of ", metadata.chunk,
+          ", for causal layers of that chunk without a block-sparse rule; this one has "
+          "chunk ",
+          layer.chunk);
+    }
+    params.chunk = 0;
+  }
+  if (absl::Status status = AddMask(layer, metadata, has_cache, &params); !status.ok()) {
+    return status;
+  }
+  return params;
+}
+
+bool IsCascade(const LayerConfig& layer, const CommonAttentionMetadata& metadata,
+               const AttnParams& params, int32_t num_multiprocessors) {
+  if (layer.cascade == CascadeChoice::kNever || metadata.common_prefix_len == 0 ||
+      layer.window > 0 || layer.chunk > 0 || params.block_sparse.enabled() ||
+      params.mask.enabled() || !params.alibi_slopes.absent()) {
+    return false;
+  }
+  return layer.cascade == CascadeChoice::kAlways ||
+         UseCascade({.common_prefix_len = metadata.common_prefix_len,
+                     .num_reqs = metadata.num_reqs,
+                     .num_heads = layer.num_heads,
+                     .num_kv_heads = layer.num_kv_heads,
+                     .max_query_len = metadata.max_query_len,
+                     .num_multiprocessors = num_multiprocessors});
+}
+
+SplitPolicy DecodeSplit(const LayerConfig& layer, const CommonAttentionMetadata& metadata,
+                        int64_t num_requests) {
+  if (!layer.split_as_vllm) return layer.split;
+  return SelectDecodeVersion(metadata.max_seq_len, num_requests, layer.num_heads) ==
+                 DecodeVersion::kV1
+             ? SplitPolicy::None()
+             : SplitPolicy::Fixed(kDecodePartitionTokens);
+}
+
+}  // namespace kvblocks::attention

@@ -1,0 +1,39 @@
+// What a layer asks of an operation: its configuration and the step's metadata as AttnParams.
+
+#ifndef KVBLOCKS_ATTENTION_BACKENDS_LAYER_PARAMS_H_
+#define KVBLOCKS_ATTENTION_BACKENDS_LAYER_PARAMS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvblocks/attention/backends/layer_config.h"
+#include "kvblocks/attention/metadata/common_metadata.h"
+#include "kvblocks/attention/ops/params.h"
+#include "kvblocks/attention/tensor/errors.h"
+
+namespace kvblocks::attention {
+
+// InvalidArgument that names the layer.
+template <typename... Text>
+absl::Status RefusedBy(const LayerConfig& layer, const Text&... text) {
+  return InvalidArgument("layer ", layer.name, ": ", text...);
+}
+
+// Without scales. `layer` is full: no member is left at 0 for a default. InvalidArgument where the
+// layer cannot honour a mask of the metadata, or the pieces that its requests are. Views of both
+// must outlive the result.
+absl::StatusOr<AttnParams> ParamsOf(const LayerConfig& layer,
+                                    const CommonAttentionMetadata& metadata, bool has_cache);
+
+// Whether the layer computes this batch as a cascade.
+bool IsCascade(const LayerConfig& layer, const CommonAttentionMetadata& metadata,
+               const AttnParams& params, int32_t num_multiprocessors);
+
+// The split of `num_requests` single-token decodes.
+SplitPolicy DecodeSplit(const LayerConfig& layer, const CommonAttentionMetadata& metadata,
+                        int64_t num_requests);
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_BACKENDS_LAYER_PARAMS_H_

@@ -1,0 +1,241 @@
+#include "kvblocks/attention/testing/layer_suite.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kvblocks/attention/masks/mask_builder.h"
+#include "kvblocks/attention/masks/mask_wiring.h"
+#include "kvblocks/attention/metadata/virtual_batches.h"
+#include "kvblocks/attention/testing/layer_fixture.h"
+
+namespace kvblocks::attention {
+namespace {
+
+using ::testing::HasSubstr;
+using Steps = std::vector<std::vector<std::pair<int, int64_t>>>;
+
+// Prefills, extends, decodes, and mixtures of them.
+const Steps kSteps = {{{0, 7}, {1, 2}}, {{0, 1}, {1, 5}, {2, 9}}, {{0, 1}, {1, 1}, {2, 1}}};
+
+// A prefix language model: the first six tokens see each other, the rest what came before. Not
+// causal, so that a causal rule beside it would show.
+bool PrefixLmHides(int64_t i, int64_t j) { return j > i && !(i < 6 && j < 6); }
+
+// The mask of the step as ragged bits, as beyond kLongestWholeMask.
+absl::StatusOr<MaskRef> StepBits(AttentionMaskBuilder& masks, const MaskRule& rule,
+                                 const CommonAttentionMetadata& metadata) {
+  std::vector<MaskRows> rows;
+  for (int32_t b = 0; b < metadata.num_reqs; ++b) {
+    const int64_t length = metadata.host_seq_lens[b];
+    const int64_t num_new = metadata.host_query_start_loc[b + 1] - metadata.host_query_start_loc[b];
+    rows.push_back({length - num_new, num_new, length});
+  }
+  return masks.Bits(rule, rows);
+}
+
+}  // namespace
+
+void ExpectCustomMasksAreHonoured(const AttentionBackend& backend, const ExecContext& context) {
+  for (const bool as_bits : {false, true}) {
+    for (const LayerConfig& layer : {LayerConfig(), LayerConfig{.window = 3}}) {
+      SCOPED_TRACE(testing::Message() << "bits " << as_bits << ", window " << layer.window);
+      AttentionMaskBuilder masks;
+      ASSERT_TRUE(masks
+                      .Register("prefix_lm", [](int64_t i, int64_t j,
+                                                std::string_view) { return PrefixLmHides(i, j); })
+                      .ok());
+      LayerFixture fixture(layer, &backend);
+      fixture.context = context;
+      fixture.hides = PrefixLmHides;
+      for (const auto& step : kSteps) {
+        fixture.Prepare(step);
+        CommonAttentionMetadata metadata = fixture.metadata();
+        // As an embedder attaches it for this backend.
+        MaskNeeds needs{.explicit_masks = backend.flags().wants_explicit_masks,
+                        .window = layer.window};
+        needs.custom = {.enabled = true, .name = "prefix_lm"};
+        ASSERT_EQ(AttachMasks(masks, needs, &metadata), absl::OkStatus());
+        if (as_bits) {
+          auto bits = StepBits(masks, *masks.RuleOf("prefix_lm", {}), metadata);
+          ASSERT_TRUE(bits.ok()) << bits.status();
+          metadata.custom_mask = *bits;
+        }
+        ASSERT_EQ(fixture.layer().Forward(context, fixture.tensors(), &metadata), absl::OkStatus());
+        fixture.Commit();
+        EXPECT_EQ(fixture.Mismatch(), "");
+      }
+      // Without a cache, where all tokens are new.
+      fixture.Prepare({{3, 8}, {4, 5}});
+      CommonAttentionMetadata metadata = fixture.metadata();
+      auto mask = as_bits ? StepBits(masks, *masks.RuleOf("prefix_lm", {}), metadata)
+                          : masks.Custom({.name = "prefix_lm", .rows = 8, .columns = 8});
+      ASSERT_TRUE(mask.ok()) << mask.status();
+      metadata.custom_mask = *mask;
+      LayerTensors tensors = fixture.tensors();
+      tensors.cache = {};
+      ASSERT_EQ(fixture.layer().Forward(context, tensors, &metadata), absl::OkStatus());
+      fixture.Commit();
+      EXPECT_EQ(fixture.Mismatch(), "");
+    }
+  }
+}
+
+void ExpectTemplatesAreHonoured(const AttentionBackend& backend, const ExecContext& context) {
+  AttentionMaskBuilder masks;
+  for (const int64_t window : {0, 3}) {
+    // The layer knows no rule but that of the mask: what it hides shows.
+    LayerFixture fixture({.window = window}, &backend);
+    fixture.context = context;
+    fixture.hides = [window](int64_t i, int64_t j) {
+      return j > i || (window > 0 && i - j >= window);
+    };
+    for (const auto& step : kSteps) {
+      fixture.Prepare(step);
+      CommonAttentionMetadata metadata = fixture.metadata();
+      ASSERT_EQ(AttachMasks(masks, {.explicit_masks = true, .window = window}, &metadata),
+                absl::OkStatus());
+      metadata.causal = false;
+      ASSERT_EQ(fixture.layer().Forward(context, fixture.tensors(), &metadata), absl::OkStatus());
+      fixture.Commit();
+      EXPECT_EQ(fixture.Mismatch(), "");
+    }
+  }
+}
+
+void ExpectOtherMasksAreRefused(const AttentionBackend& backend, const ExecContext& context) {
+  AttentionMaskBuilder masks;
+  ASSERT_TRUE(
+      masks.Register("none", [](int64_t, int64_t, std::string_view) { return false; }).ok());
+  const auto custom = masks.Custom({.name = "none", .rows = 32, .columns = 32});
+  const auto causal = masks.SplitFuse();
+  ASSERT_TRUE(custom.ok() && causal.ok());
+  const auto message = [&](LayerFixture& fixture, const CommonAttentionMetadata& metadata,
+                           bool with_cache) {
+    LayerTensors tensors = fixture.tensors();
+    if (!with_cache) tensors.cache = {};
+    const absl::Status status = fixture.layer().Forward(context, tensors, &metadata);
+    for (double value : ValuesOf(fixture.tensors().out)) EXPECT_TRUE(std::isnan(value));
+    return std::string(status.message());
+  };
+  LayerFixture cross({.type = AttentionType::kEncoderDecoder}, &backend);
+  cross.Prepare({{0, 5}});
+  CommonAttentionMetadata metadata = cross.metadata();
+  metadata.custom_mask = *custom;
+  EXPECT_THAT(message(cross, metadata, true), HasSubstr("of type encoder_decoder"));
+  LayerFixture encoder({.type = AttentionType::kEncoder}, &backend);
+  encoder.Prepare({{0, 5}});
+  metadata = encoder.metadata();
+  metadata.attn_mask = *causal;
+  EXPECT_THAT(message(encoder, metadata, true), HasSubstr("has a causal mask"));
+
+  LayerFixture decoder({}, &backend);
+  decoder.context = context;
+  ASSERT_EQ(decoder.Step({{0, 5}}), absl::OkStatus());
+  decoder.Prepare({{0, 2}});
+  metadata = decoder.metadata();
+  metadata.custom_mask = *custom;
+  EXPECT_THAT(message(decoder, metadata, false),
+              HasSubstr("request 0 has 7 tokens, 2 of them new"));
+  metadata.custom_mask = *masks.Custom({.name = "none", .rows = 4, .columns = 4});
+  EXPECT_THAT(message(decoder, metadata, true), HasSubstr("its S1 must be at least 7"));
+}
+
+void ExpectMlaWithoutCache(const AttentionBackend& backend, const ExecContext& context) {
+  constexpr int64_t kLatent = 12, kRotary = 4, kHeads = 4, kTokens = 11;
+  LayerFixture lengths({}, &backend);  // for its metadata
+  lengths.Prepare({{0, 1}, {1, 7}, {2, 3}});
+  Tensor q(DType::kF32, {kTokens, kHeads, kLatent + kRotary}),
+      kv_c(DType::kF32, {kTokens, kLatent});
+  Tensor k_pe(DType::kF32, {kTokens, kRotary});
+  std::mt19937_64 random(3);
+  for (Tensor* tensor : {&q, &kv_c, &k_pe}) {
+    tensor->Set(NormalDraws(random, tensor->view.num_elements()));
+  }
+  const std::vector<double> queries = q.Get(), latent = kv_c.Get(), rotary = k_pe.Get();
+  AttentionMaskBuilder masks;
+  const MaskRule rule = {[](int64_t i, int64_t j, std::string_view) { return PrefixLmHides(i, j); },
+                         nullptr, ""};
+  CommonAttentionMetadata masked = lengths.metadata();
+  masked.custom_mask = *StepBits(masks, rule, masked);
+  for (const int64_t values : {kLatent, kLatent + kRotary}) {
+    for (const int64_t window : {0, 3, -1}) {  // -1: none, but a custom mask
+      SCOPED_TRACE(testing::Message() << values << " values, window " << window);
+      auto layer = backend.MakeImpl({.name = "mla",
+                                     .num_heads = kHeads,
+                                     .head_size = 16,
+                                     .value_head_size = values,
+                                     .window = std::max<int64_t>(0, window),
+                                     .latent_rank = kLatent,
+                                     .rotary_dim = kRotary});
+      ASSERT_TRUE(layer.ok()) << layer.status();
+      Tensor out(DType::kF32, {kTokens + 1, kHeads, values});
+      FillWithPoison(out);
+      ASSERT_EQ((*layer)->Forward(context, {q.view, kv_c.view, k_pe.view, {}, out.view},
+                                  window < 0 ? &masked : &lengths.metadata()),
+                absl::OkStatus());
+      DenseParams params;
+      params.scale = 0.25;
+      params.window_left = std::max<int64_t>(0, window) - 1;
+      if (window < 0) {
+        params.causal = false;
+        params.hide = [](int64_t i, int64_t j, int64_t) { return PrefixLmHides(i, j); };
+      }
+      std::vector<double> expected;
+      const absl::Span<const int32_t> starts = lengths.metadata().host_query_start_loc;
+      for (size_t b = 0; b + 1 < starts.size(); ++b) {
+        DenseRequest dense;
+        dense.q_len = dense.kv_len = starts[b + 1] - starts[b];
+        dense.num_heads = kHeads, dense.num_kv_heads = 1;
+        dense.key_dim = kLatent + kRotary, dense.value_dim = values;
+        const int64_t row = kHeads * (kLatent + kRotary);
+        dense.q.assign(&queries[starts[b] * row], queries.data() + starts[b + 1] * row);
+        for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
+          std::vector<double> key(&latent[t * kLatent], latent.data() + (t + 1) * kLatent);
+          key.insert(key.end(), &rotary[t * kRotary], rotary.data() + (t + 1) * kRotary);
+          dense.k.insert(dense.k.end(), key.begin(), key.end());
+          dense.v.insert(dense.v.end(), key.begin(), key.begin() + values);
+        }
+        const std::vector<double> of_request = DenseAttention(dense, params).out;
+        expected.insert(expected.end(), of_request.begin(), of_request.end());
+      }
+      expected.resize(expected.size() + kHeads * values);  // padding is zeros
+      const std::vector<double> got = out.Get();
+      for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-5) << i;
+    }
+  }
+}
+
+void ExpectPiecesAreChunks(const AttentionBackend& backend, const ExecContext& context) {
+  const std::vector<float> sinks = {0.5f, -1, 2, 0}, slopes = {0.5f, 0.25f, 0.125f, 0};
+  LayerFixture fixture({.chunk = 8,
+                        .alibi_slopes = ViewOf(absl::MakeConstSpan(slopes)),
+                        .sinks = ViewOf(absl::MakeConstSpan(sinks))},
+                       &backend);
+  fixture.context = context;
+  VirtualBatches pieces;
+  for (const auto& step : Steps{{{0, 21}, {1, 2}}, {{0, 1}, {1, 9}, {2, 16}}, {{0, 1}, {2, 1}}}) {
+    fixture.Prepare(step);
+    ASSERT_EQ(pieces.Build(fixture.metadata(), 8), absl::OkStatus());
+    const CommonAttentionMetadata metadata = pieces.metadata();
+    ASSERT_EQ(fixture.layer().Forward(context, fixture.tensors(), &metadata), absl::OkStatus());
+    fixture.Commit();
+    EXPECT_EQ(fixture.Mismatch(), "");
+  }
+  // A layer of another chunk, or of none, would see too little.
+  for (const int64_t chunk : {0, 16}) {
+    LayerFixture other({.chunk = chunk}, &backend);
+    other.Prepare({{0, 9}});
+    ASSERT_EQ(pieces.Build(other.metadata(), 8), absl::OkStatus());
+    const CommonAttentionMetadata metadata = pieces.metadata();
+    const absl::Status status = other.layer().Forward(context, other.tensors(), &metadata);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cut at multiples of 8"));
+    EXPECT_EQ(pieces.Build(metadata, 8).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+}  // namespace kvblocks::attention

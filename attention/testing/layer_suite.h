@@ -1,0 +1,24 @@
+// What layers of every backend must do, as functions that the tests of each call. Testonly.
+
+#ifndef KVBLOCKS_ATTENTION_TESTING_LAYER_SUITE_H_
+#define KVBLOCKS_ATTENTION_TESTING_LAYER_SUITE_H_
+
+#include "kvblocks/attention/backends/attention_backend.h"
+#include "kvblocks/attention/ops/exec_context.h"
+
+namespace kvblocks::attention {
+
+// Custom masks, whole and as rows of the step, say all that a query sees, with and without cache.
+void ExpectCustomMasksAreHonoured(const AttentionBackend& backend, const ExecContext& context);
+// Templates are the causal rule and windows, to the bit.
+void ExpectTemplatesAreHonoured(const AttentionBackend& backend, const ExecContext& context);
+// Masks that a layer cannot honour are refused, and nothing is written.
+void ExpectOtherMasksAreRefused(const AttentionBackend& backend, const ExecContext& context);
+// MLA against dense attention over the new rows alone, values without and with the rotary columns.
+void ExpectMlaWithoutCache(const AttentionBackend& backend, const ExecContext& context);
+// A layer with chunks gives the same by its kernel's rule and by VirtualBatches.
+void ExpectPiecesAreChunks(const AttentionBackend& backend, const ExecContext& context);
+
+}  // namespace kvblocks::attention
+
+#endif  // KVBLOCKS_ATTENTION_TESTING_LAYER_SUITE_H_

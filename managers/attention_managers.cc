@@ -1,0 +1,261 @@
+// The managers of groups whose layers attend to rows of keys and values, and which manager a spec
+// gets.
+
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "kvblocks/managers/mamba_manager.h"
+#include "kvblocks/managers/single_type_manager.h"
+#include "kvblocks/specs/kv_cache_kind.h"
+
+namespace kvblocks {
+namespace {
+
+// Groups whose tokens all stay needed until the request ends - full attention, MLA (which differs
+// in bytes only) and full attention with permanent sink blocks. Nothing is trimmed and there is no
+// admission cap.
+class FullAttentionManager final : public SingleTypeManager {
+ public:
+  FullAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
+                       std::vector<BlockId> sink_blocks)
+      : SingleTypeManager(spec, options, pool, {.is_full_type = true}) {
+    sink_blocks_ = std::move(sink_blocks);
+  }
+
+  // Left to right to the first miss: O(hit + 1) probes.
+  int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override {
+    int64_t matched = block_size_.FloorDiv(query.max_tokens);
+    for (GroupId g : query.groups) {
+      // Written behind the list's old end too, so it is as long as the run may get; capacity stays.
+      std::vector<BlockId>& list = lists[static_cast<size_t>(g)];
+      list.resize(static_cast<size_t>(matched));
+      matched = static_cast<int64_t>(
+          pool_->FindCachedRun(*query.content, hashes_per_block_, g, absl::MakeSpan(list)));
+    }
+    int64_t hit = matched * block_size();
+    if (has_inner_boundaries_) hit += FindTail(query, matched, lists);
+    if (query.drop_last_block && hit > 0) hit -= drop_unit();
+    hit -= hit % query.alignment;
+    for (GroupId g : query.groups) {
+      lists[static_cast<size_t>(g)].resize(static_cast<size_t>(block_size_.CeilDiv(hit)));
+    }
+    return hit;
+  }
+
+ protected:
+  int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
+
+ private:
+  // How many tokens of the block behind the first `position` are cached as the end of a shorter
+  // prefix; appends that block to the lists if any are.
+  int64_t FindTail(const LookupQuery& query, int64_t position, HitLists& lists) const {
+    const int64_t unit = options_.hash_block_size;
+    const int64_t begin = position * hashes_per_block_;
+    found_.resize(query.groups.size());
+    for (int64_t end = std::min(begin + hashes_per_block_ - 1, query.max_tokens / unit);
+         end > begin; --end) {
+      if (!FindInAllGroups(query, end - 1, /*hashes_per_position=*/1, found_.data())) continue;
+      for (size_t i = 0; i < found_.size(); ++i) {
+        std::vector<BlockId>& list = lists[static_cast<size_t>(query.groups[i])];
+        list.resize(static_cast<size_t>(position));
+        list.push_back(found_[i]);
+      }
+      return (end - begin) * unit;
+    }
+    return 0;
+  }
+};
+
+// Groups where query i sees tokens [i - W + 1, i] - sliding window and sliding-window MLA. A block
+// table is nulls, then the blocks still inside the window. A hit is the right-most reusable window:
+// the longest prefix whose last W - 1 tokens are cached, whatever lies before them.
+class SlidingWindowManager final : public SingleTypeManager {
+ public:
+  SlidingWindowManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
+      : SingleTypeManager(spec, options, pool, {}),
+        window_(spec.sliding_window().value()),
+        tail_blocks_(std::max<int64_t>(1, block_size_.CeilDiv(window_ - 1))) {}
+
+  // Probes each position at most once: a miss rules out every hit whose window contains it. At most
+  // as many probes as the window has blocks when the tail is cached; about one per window when
+  // nothing is.
+  int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override;
+
+ protected:
+  int64_t NumSkippedTokensImpl(int64_t n) const override {
+    return std::max<int64_t>(0, n - window_ + 1);
+  }
+  int64_t NumTailBlocksNeeded() const override { return tail_blocks_; }
+
+ private:
+  const int64_t window_;
+  // Blocks before a hit's end that hold its last W - 1 tokens; at least 1.
+  const int64_t tail_blocks_;
+};
+
+int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const {
+  for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
+  const int64_t num_groups = static_cast<int64_t>(query.groups.size());
+  const int64_t margin = query.drop_last_block ? 1 : 0;
+  const int64_t num_positions = block_size_.FloorDiv(query.max_tokens);
+  // A hit of `end` blocks needs positions [end - tail_blocks_, end + margin). Among those probed,
+  // only the latest such span matters, so a ring of that width holds what was found, per group. It
+  // never spans more positions than there are.
+  const int64_t width = std::min(tail_blocks_ + margin, std::max<int64_t>(num_positions, 1));
+  found_.resize(static_cast<size_t>(width * num_groups));
+  const auto found_at = [&](int64_t position) {
+    return &found_[static_cast<size_t>(position % width * num_groups)];
+  };
+
+  // end * block_size() is a multiple of the alignment iff end is one of this.
+  const int64_t step = query.alignment / std::gcd(query.alignment, block_size());
+  const auto aligned_down = [step](int64_t end) { return end > 0 ? end - end % step : 0; };
+
+  int64_t end = aligned_down(num_positions - margin);
+  int64_t known_from = num_positions;  // positions [known_from, end + margin) are cached
+  while (end > 0) {
+    const int64_t begin = std::max<int64_t>(0, end - tail_blocks_);
+    const int64_t probe_end = std::min(known_from, end + margin);
+    int64_t position = begin;
+    while (position < probe_end &&
+           FindInAllGroups(query, position, hashes_per_block_, found_at(position))) {
+      ++position;
+    }
+    if (position == probe_end) {
+      for (int64_t i = 0; i < num_groups; ++i) {
+        std::vector<BlockId>& list =
+            lists[static_cast<size_t>(query.groups[static_cast<size_t>(i)])];
+        list.assign(static_cast<size_t>(begin), kNullBlockId);
+        for (int64_t p = begin; p < end; ++p) list.push_back(found_at(p)[i]);
+      }
+      return end * block_size();
+    }
+    // The miss lies in the window of every end in (position - margin, end]; what was found below it
+    // stays known.
+    known_from = begin;
+    end = aligned_down(position - margin);
+  }
+  return 0;
+}
+
+// Groups where query i sees its own chunk of C tokens up to itself; chunks are disjoint. Nothing
+// before the chunk of the first uncomputed token influences what comes, so a hit counts those
+// positions as computed without a look-up and searches the last chunk only. A model of nothing but
+// such layers reports hits on an empty cache.
+class ChunkedLocalAttentionManager final : public SingleTypeManager {
+ public:
+  ChunkedLocalAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
+      : SingleTypeManager(spec, options, pool, {}), chunk_(spec.attention_chunk_size().value()) {}
+
+  // O(positions inside the last chunk) probes. REQUIRES: alignment == block_size(), no drop.
+  int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override {
+    const int64_t begin = block_size_.FloorDiv(chunk_.RoundDown(query.max_tokens));
+    const int64_t end = block_size_.FloorDiv(query.max_tokens);
+    for (GroupId g : query.groups) {
+      lists[static_cast<size_t>(g)].assign(static_cast<size_t>(begin), kNullBlockId);
+    }
+    found_.resize(query.groups.size());
+    int64_t position = begin;
+    for (; position < end; ++position) {
+      if (!FindInAllGroups(query, position, hashes_per_block_, found_.data())) break;
+      for (size_t i = 0; i < found_.size(); ++i) {
+        lists[static_cast<size_t>(query.groups[i])].push_back(found_[i]);
+      }
+    }
+    return position * block_size();
+  }
+
+ protected:
+  int64_t NumSkippedTokensImpl(int64_t n) const override { return chunk_.RoundDown(n); }
+
+ private:
+  const BlockSize chunk_;
+};
+
+// Groups whose layers attend to the encoder. A request takes blocks for the encoder's tokens once,
+// with its first allocation that names them, and keeps them to its end. Nothing is shared,
+// registered or looked up, so such groups need a manager without prefix cache.
+class CrossAttentionManager final : public SingleTypeManager {
+ public:
+  CrossAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
+      : SingleTypeManager(spec, options, pool, {.has_own_layout = true, .can_drop = false}) {}
+
+  int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override {
+    for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
+    return 0;
+  }
+
+ protected:
+  int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
+  int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand& demand, int64_t,
+                       bool) const override {
+    return std::max<int64_t>(0, block_size_.CeilDiv(demand.num_encoder_tokens) - size);
+  }
+  void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override {
+    held.num_new = NumNewBlocks(&held, static_cast<int64_t>(held.table.size()), demand, 0, false);
+    if (held.num_new > 0) pool_->GetNewBlocks(held.num_new, held.table, group());
+  }
+};
+
+struct Factories {
+  std::mutex mutex;
+  absl::flat_hash_map<const KvCacheKind*, SingleTypeManager::Factory> of_kind;
+};
+
+Factories& TheFactories() {
+  static Factories* const factories = new Factories;
+  return *factories;
+}
+
+// Empty if the kind has none.
+SingleTypeManager::Factory FactoryOf(const KvCacheKind* kind) {
+  if (kind == nullptr) return nullptr;
+  const std::lock_guard lock(TheFactories().mutex);
+  const auto entry = TheFactories().of_kind.find(kind);
+  return entry == TheFactories().of_kind.end() ? nullptr : entry->second;
+}
+
+}  // namespace
+
+absl::Status SingleTypeManager::RegisterFactory(const KvCacheKind& kind, Factory factory) {
+  const std::lock_guard lock(TheFactories().mutex);
+  if (TheFactories().of_kind.try_emplace(&kind, std::move(factory)).second) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("kind ", kind.name, ": got a second manager, expected one"));
+}
+
+absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
+    const KvCacheSpec& spec, const Options& options, BlockPool* pool) {
+  if (const Factory own = FactoryOf(spec.registered_kind())) return own(spec, options, pool);
+  using Pointer = std::unique_ptr<SingleTypeManager>;
+  switch (spec.kind()) {
+    case KvCacheSpecKind::kFullAttention:
+    case KvCacheSpecKind::kMlaAttention:
+    case KvCacheSpecKind::kSinkFullAttention: {
+      auto sinks = pool->TakePermanentBlocks(spec.sink_length() / spec.block_size(), options.group);
+      if (!sinks.ok()) return sinks.status();
+      return Pointer(
+          std::make_unique<FullAttentionManager>(spec, options, pool, *std::move(sinks)));
+    }
+    case KvCacheSpecKind::kSlidingWindow:
+    case KvCacheSpecKind::kSlidingWindowMla:
+      return Pointer(std::make_unique<SlidingWindowManager>(spec, options, pool));
+    case KvCacheSpecKind::kChunkedLocalAttention:
+      return Pointer(std::make_unique<ChunkedLocalAttentionManager>(spec, options, pool));
+    case KvCacheSpecKind::kMamba:
+      return Pointer(std::make_unique<MambaManager>(spec, options, pool));
+    case KvCacheSpecKind::kCrossAttention:
+      return Pointer(std::make_unique<CrossAttentionManager>(spec, options, pool));
+    case KvCacheSpecKind::kEncoderOnlyAttention:
+      break;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("group ", options.group, ": a spec kind without a block manager"));
+}
+
+}  // namespace kvblocks

@@ -1,0 +1,74 @@
+#include "kvblocks/managers/prefix_lookup.h"
+
+#include <algorithm>
+
+namespace kvblocks {
+namespace {
+constexpr int64_t kNotLookedUp = -1;
+}  // namespace
+
+PrefixLookup::PrefixLookup(absl::Span<const std::unique_ptr<SingleTypeManager>> groups,
+                           int64_t alignment)
+    : alignment_(alignment) {
+  for (const auto& manager : groups) {
+    const auto same =
+        std::find_if(lookup_groups_.begin(), lookup_groups_.end(),
+                     [&](const LookupGroup& g) { return g.manager->spec() == manager->spec(); });
+    if (same != lookup_groups_.end()) {
+      same->groups.push_back(manager->group());
+    } else {
+      lookup_groups_.push_back({{manager->group()}, manager.get()});
+    }
+  }
+  std::stable_partition(lookup_groups_.begin(), lookup_groups_.end(),
+                        [](const LookupGroup& g) { return g.manager->is_full_type(); });
+}
+
+PrefixLookup::Hit PrefixLookup::FindLongestCacheHit(const PrefixContent& content,
+                                                    int64_t max_tokens, HitLists& lists) const {
+  full_lengths_.assign(lookup_groups_.size(), kNotLookedUp);
+  verified_.assign(lookup_groups_.size(), 0);
+  Hit hit;
+  int64_t candidate = max_tokens;
+  int64_t current = candidate;
+  do {
+    candidate = current;
+    for (size_t i = 0; i < lookup_groups_.size(); ++i) {
+      const SingleTypeManager& manager = *lookup_groups_[i].manager;
+      if (full_lengths_[i] != kNotLookedUp) {
+        current = std::min(current, full_lengths_[i]);
+        continue;
+      }
+      const bool drop = manager.is_draft() && !verified_[i];
+      const int64_t length = manager.FindLongestCacheHit(
+          {.content = &content,
+           .groups = lookup_groups_[i].groups,
+           .max_tokens = drop ? std::min(current + manager.draft_margin(), max_tokens) : current,
+           .drop_last_block = drop,
+           .alignment = alignment_},
+          lists);
+      hit.longest_lookup = std::max(hit.longest_lookup, length);
+      if (drop) {
+        verified_[i] = 1;
+      } else if (length < current) {
+        std::fill(verified_.begin(), verified_.end(), 0);
+      }
+      if (manager.is_full_type()) full_lengths_[i] = length;
+      current = length;
+    }
+    // Whoever is alone agrees with itself.
+  } while (current < candidate && lookup_groups_.size() > 1);
+
+  hit.num_tokens = current;
+  for (const LookupGroup& g : lookup_groups_) {
+    if (!g.manager->is_full_type()) continue;
+    const auto blocks = static_cast<size_t>(BlockSize(g.manager->block_size()).CeilDiv(current));
+    for (GroupId id : g.groups) {
+      std::vector<BlockId>& list = lists[static_cast<size_t>(id)];
+      if (list.size() > blocks) list.resize(blocks);
+    }
+  }
+  return hit;
+}
+
+}  // namespace kvblocks

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Prints how large the house is: code, tests, BUILD files, Bazel targets, and what a manager needs.
+
+    tools/count_house.py             the counts
+    tools/count_house.py --closure   the files of the manager's closure, the longest first
+
+Lines are those that hold code: blank lines and whole-line comments do not count. Files are those
+that git tracks or would track. A file is a test if it lies in tests/ or testing/, or if its name
+ends in _test or _fuzz. The closure of a header has every own header that it reaches by #include, the
+.cc files that implement one of them, and what those reach in turn. A .cc file implements the header
+of its name, else the one that its name begins with, else those of its folder that it includes.
+"""
+
+import argparse
+import collections
+import pathlib
+import re
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ENTRY = "managers/kv_cache_manager.h"
+C_LIKE = {".h", ".cc", ".c", ".cu", ".cuh", ".proto"}
+CODE = C_LIKE | {".py", ".sh", ".bzl"}
+INCLUDE = re.compile(r'^\s*#include "kvblocks/([^"]+)"', re.MULTILINE)
+# A rule at the top level of a BUILD file, or one of a list comprehension, which counts once.
+RULE = re.compile(r"^\[?([a-z]\w*)\($|^    ([a-z]\w*)\($", re.MULTILINE)
+NO_TARGET = {"load", "package", "exports_files", "licenses", "glob", "select", "test_suite"}
+
+
+def listed_files():
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+                            cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return {name for name in listed.splitlines() if (ROOT / name).is_file()}
+
+
+def text_of(name):
+    return (ROOT / name).read_text(encoding="utf-8", errors="replace")
+
+
+def num_lines(name):
+    comment = "//" if pathlib.PurePath(name).suffix in C_LIKE else "#"
+    lines = (line.strip() for line in text_of(name).splitlines())
+    return sum(bool(line) and not line.startswith(comment) for line in lines)
+
+
+def is_test(name):
+    path = pathlib.PurePath(name)
+    return bool({"tests", "testing"} & set(path.parts)) or path.stem.endswith(("_test", "_fuzz"))
+
+
+def num_targets(build_text):
+    rules = (top or nested for top, nested in RULE.findall(build_text))
+    return sum(rule not in NO_TARGET for rule in rules)
+
+
+def closure(entry, files):
+    """The headers and sources that whoever includes `entry` compiles, directly or by linking."""
+    includes = {}
+    sources = collections.defaultdict(set)  # of a header
+    for name in files:
+        if not name.endswith((".h", ".cc")) or is_test(name):
+            continue
+        includes[name] = [i for i in INCLUDE.findall(text_of(name)) if i in files]
+        if not name.endswith(".cc"):
+            continue
+        folder = pathlib.PurePath(name).parent
+        nearby = [i for i in includes[name] if pathlib.PurePath(i).parent == folder]
+        named = [i for i in nearby if name.startswith(i[:-len(".h")])]
+        for header in named or nearby:
+            sources[header].add(name)
+    found = set()
+    ahead = [entry]
+    while ahead:
+        name = ahead.pop()
+        if name not in found:
+            found.add(name)
+            ahead += [*includes[name], *sources[name]]
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Counts lines, files and Bazel targets.")
+    parser.add_argument("--closure", action="store_true", help="list the manager's closure")
+    args = parser.parse_args()
+    files = listed_files()
+    needed = closure(ENTRY, files)
+    if args.closure:
+        for name in sorted(needed, key=lambda name: (-num_lines(name), name)):
+            print(f"{num_lines(name):7,} {name}")
+    code = [name for name in files if pathlib.PurePath(name).suffix in CODE]
+    tests = [name for name in code if is_test(name)]
+    builds = [name for name in files if pathlib.PurePath(name).name == "BUILD.bazel"]
+
+    def row(what, names):
+        print(f"{what:32}{sum(map(num_lines, names)):8,} lines {len(names):6,} files")
+
+    row("code", set(code) - set(tests))
+    row("tests", tests)
+    row("BUILD files", builds)
+    row("closure of kv_cache_manager.h", needed)
+    print(f"{'Bazel targets':32}{sum(num_targets(text_of(name)) for name in builds):8,}")
+
+
+if __name__ == "__main__":
+    main()
