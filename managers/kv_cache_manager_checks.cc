@@ -1,6 +1,7 @@
 // KvCacheManager's checks of what a caller hands in. A refused call has changed nothing.
 
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -38,19 +39,27 @@ absl::Status KvCacheManager::CheckCount(absl::string_view call, const Request& r
 absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                                                  const AllocateSlotsParams& params) const {
   if (absl::Status status = CheckOwner(request); !status.ok()) return status;
-  const std::pair<absl::string_view, int64_t> counts[] = {
-      {"num_new_tokens", params.num_new_tokens},
-      {"num_lookahead_tokens", params.num_lookahead_tokens},
-      {"num_external_computed_tokens", params.num_external_computed_tokens},
-      {"num_encoder_tokens", params.num_encoder_tokens},
-      {"reserved_blocks", params.reserved_blocks},
-      {"num_computed_tokens", request.num_computed_tokens_},
-      {"num_inflight_tokens", request.num_inflight_tokens_},
-      {"hit length", params.computed_blocks == nullptr ? 0 : params.computed_blocks->num_tokens()}};
-  for (const auto& [what, value] : counts) {
-    if (absl::Status status = CheckCount(kAllocate, request, what, value, kMaxTokens);
-        !status.ok()) {
-      return status;
+  const int64_t hit_length =
+      params.computed_blocks == nullptr ? 0 : params.computed_blocks->num_tokens();
+  // Where no bit from the limit's on is set in any of them, all are in range.
+  const auto bits = static_cast<uint64_t>(
+      params.num_new_tokens | params.num_lookahead_tokens | params.num_external_computed_tokens |
+      params.num_encoder_tokens | params.reserved_blocks | request.num_computed_tokens_ |
+      request.num_inflight_tokens_ | hit_length);
+  if (bits >= uint64_t{kMaxTokens}) {
+    for (const auto& [what, value] : std::initializer_list<std::pair<const char*, int64_t>>{
+             {"num_new_tokens", params.num_new_tokens},
+             {"num_lookahead_tokens", params.num_lookahead_tokens},
+             {"num_external_computed_tokens", params.num_external_computed_tokens},
+             {"num_encoder_tokens", params.num_encoder_tokens},
+             {"reserved_blocks", params.reserved_blocks},
+             {"num_computed_tokens", request.num_computed_tokens_},
+             {"num_inflight_tokens", request.num_inflight_tokens_},
+             {"hit length", hit_length}}) {
+      if (absl::Status status = CheckCount(kAllocate, request, what, value, kMaxTokens);
+          !status.ok()) {
+        return status;
+      }
     }
   }
   if (params.num_new_tokens == 0 && params.num_external_computed_tokens == 0) {
