@@ -121,14 +121,14 @@ TEST(ReportComparisonTest, TheConfigurationIsListedAndNotJudged) {
   pb::Report b = Sample();
   b.mutable_config()->set_num_blocks(50);
   b.mutable_config()->set_policy("priority");
-  b.mutable_config()->add_group()->set_kind("mla_attention");
+  b.mutable_config()->mutable_kv_cache_config()->add_groups()->set_num_layers(8);
   const auto comparison = Compared(Sample(), b, {"0"});
   EXPECT_EQ(comparison.metrics_exceeded(), 0);
   ASSERT_GE(comparison.configuration_size(), 3);
   EXPECT_EQ(comparison.configuration(0).name(), "num_blocks");
   EXPECT_EQ(comparison.configuration(0).a(), "100");
   EXPECT_EQ(comparison.configuration(0).b(), "50");
-  EXPECT_EQ(comparison.configuration(1).name(), "group[mla_attention].kind");
+  EXPECT_EQ(comparison.configuration(1).name(), "kv_cache_config.groups[0].num_layers");
   EXPECT_FALSE(comparison.configuration(1).has_a());
   EXPECT_EQ(comparison.configuration(comparison.configuration_size() - 1).name(), "policy");
 }
