@@ -177,6 +177,12 @@ class DocSamplesTest(unittest.TestCase):
         self.assertFalse(doc_samples.fits(["a", "...", "c"], ["a", "b"]))
         self.assertFalse(doc_samples.fits(["a", "b"], ["a"]))
 
+    def test_lines_left_out_stay_out(self):
+        actual = ["pool 3,000 blocks", "time 5 s", "hit rate 70 %", "end"]
+        self.assertEqual(doc_samples.refreshed(["pool 2,000 blocks", "...", "hit rate 64 %", "..."], actual),
+                         ["pool 3,000 blocks", "...", "hit rate 70 %", "..."])
+        self.assertIsNone(doc_samples.refreshed(["...", "evictions none", "..."], actual))
+
     def visit(self, text, write=False):
         with tempfile.TemporaryDirectory() as root:
             path = os.path.join(root, "page.md")
