@@ -99,13 +99,13 @@ function(kvblocks_objects component)
   endforeach()
   if(KVBLOCKS_PRECOMPILED_HEADERS)
     # What most files include, compiled once for all components.
-    if(component STREQUAL "kv_cache")
+    if(component STREQUAL "checks")
       target_precompile_headers(${target} PRIVATE
         <algorithm> <array> <cstdint> <functional> <limits> <memory> <optional> <string> <utility> <variant> <vector>
         <absl/container/flat_hash_map.h> <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/strings/str_format.h>
         <absl/types/span.h>)
     else()
-      target_precompile_headers(${target} REUSE_FROM kvblocks_kv_cache_objects)
+      target_precompile_headers(${target} REUSE_FROM kvblocks_checks_objects)
     endif()
   endif()
   # Highway compiles a file once for each kind of vector unit: the file includes itself, by its path in this tree.

@@ -1,8 +1,6 @@
 // The model's side of attention: layers by name, a KV connector's hooks around each, and a layer of
 // chunked local attention whose requests are cut into pieces, so that plain causal kernels serve
 // it.
-#include "kvblocks/attention/backends/unified_attention.h"
-
 #include <cmath>
 #include <cstdio>
 #include <string>

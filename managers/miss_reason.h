@@ -42,7 +42,7 @@ inline constexpr struct {
   std::string_view name, meaning;
 } kMissReasonWords[kNumMissReasons] = {
     {"first use", "never computed before: no cache could help"},
-    {"evicted", "its place was taken: a larger pool would help"},
+    {"evicted", "computed before: a larger pool would help"},
     {"removed", "taken out by EvictBlocks or ResetPrefixCache"},
     {"salt/adapter", "cached under another salt or adapter only"},
     {"not cached", "not in the cache; lookup_history_blocks would tell whether it ever was"},

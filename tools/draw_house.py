@@ -23,7 +23,7 @@ SOURCES = (".h", ".cc", ".cu", ".cuh", ".c")
 # Columns from left to right, with title and colour. Other folders with sources stand on top: they are for all columns.
 COLUMNS = [
     ("Attention", "#dcf0dc", ("attention",)),
-    ("KV-cache library", "#d7e8f7", ("specs", "block_pool", "managers")),
+    ("KV-cache library", "#d7e8f7", ("checks", "specs", "block_pool", "managers")),
     ("Simulator", "#fbe9cf", ("sim",)),
 ]
 TOP = ("What others include", "#eadff2")

@@ -110,7 +110,7 @@ struct DecodeCase {
       for (int64_t j = 0; j < lengths[b]; ++j) {
         rows.push_back(&cache.row(Slot(static_cast<int64_t>(b), j)));
       }
-      Append(DenseAttention(RequestOverRows(rows, Part(queries, first * row, q_lens[b] * row),
+      Append(attention::DenseAttention(RequestOverRows(rows, Part(queries, first * row, q_lens[b] * row),
                                             q_lens[b], heads, 512),
                             dense),
              all);

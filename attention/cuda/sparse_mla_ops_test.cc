@@ -111,7 +111,7 @@ struct ListCase {
     const auto rows = static_cast<int64_t>(seen.size());
     for (int64_t n = 0; n < rows; ++n) {
       Append(
-          DenseAttention(
+          attention::DenseAttention(
               RequestOverRows(seen[n], Part(q.Get(), n * row, row), 1, options.heads, 512), dense),
           expected);
     }
@@ -211,7 +211,7 @@ TEST(CudaMlaTest, T3SparsePrefill) {
         if (row >= 0 && row < kKeys - 1) seen.push_back(&rows[row]);
       }
       const std::vector<double> query = Part(q.Get(), t * heads * dim, heads * dim);
-      Append(DenseAttention(RequestOverRows(seen, query, 1, heads, 512), dense), expected);
+      Append(attention::DenseAttention(RequestOverRows(seen, query, 1, heads, 512), dense), expected);
       for (int64_t h = 0; h < heads; ++h) {
         double max = -kInfinity;
         for (const std::vector<double>* row : seen) {

@@ -68,7 +68,7 @@ absl::StatusOr<std::vector<LayerCache>> LayerCachesOf(const ReplayConfig& config
   if (config.prefix_caching()) options.mamba_cache_mode = MambaCacheMode::kAlign;
   if (config.block_size() > 0) options.block_size = config.block_size();
   auto specs = LayerCaches(model, options);
-  if (!specs.ok()) return Named(FlagOf(specs.status()), specs.status());
+  if (!specs.ok()) return OfLayerOption(specs.status());
   return specs;
 }
 

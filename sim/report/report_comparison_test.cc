@@ -121,7 +121,7 @@ TEST(ReportComparisonTest, TheConfigurationIsListedAndNotJudged) {
   pb::Report b = Sample();
   b.mutable_config()->set_num_blocks(50);
   b.mutable_config()->set_policy("priority");
-  b.mutable_config()->mutable_kv_cache_config()->add_groups()->set_num_layers(3);
+  b.mutable_config()->mutable_kv_cache_config()->add_groups()->set_num_layers(8);
   const auto comparison = Compared(Sample(), b, {"0"});
   EXPECT_EQ(comparison.metrics_exceeded(), 0);
   ASSERT_GE(comparison.configuration_size(), 3);

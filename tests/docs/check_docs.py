@@ -267,8 +267,8 @@ class Checker:
             if program == "$":
                 return len(words) > 1 and self.check_one_command(path, number, words[1:])
             command = next((w for w in words[1:] if not w.startswith("-")), "")
-            if command in self.kvsim or "" in self.kvsim:
-                self.check_flags(path, number, rest, self.kvsim.get(command, self.kvsim.get("")))
+            if not command or command in self.kvsim or len(self.kvsim) == 1:
+                self.check_flags(path, number, rest, self.kvsim.get(command, self.kvsim[""]))
             elif re.fullmatch("[a-z]+", command):
                 self.expect(False, path, number, f"kvsim has no command {command}")
             return True
@@ -395,7 +395,9 @@ def flags_of_binary(binary):
 
     listing = help_of()
     commands = re.findall(r"^  (\w+) {4,}", listing[listing.index("Subcommands:"):], re.M)
-    return {command: flags_of_help(help_of(command)) for command in commands}
+    tables = {command: flags_of_help(help_of(command)) for command in commands}
+    tables[""] = flags_of_help(listing)  # without a command
+    return tables
 
 
 def script_flags(text):

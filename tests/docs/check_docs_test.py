@@ -55,7 +55,7 @@ TREE = {
 
 
 class CheckDocsTest(unittest.TestCase):
-    def errors(self, changes):
+    def errors(self, changes, kvsim=None):
         with tempfile.TemporaryDirectory() as root:
             for path, text in {**TREE, **changes}.items():
                 if text is None:
@@ -63,7 +63,10 @@ class CheckDocsTest(unittest.TestCase):
                 os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
                 with open(os.path.join(root, path), "w", encoding="utf-8") as f:
                     f.write(text)
-            return check_docs.Checker(root).run()
+            if kvsim:
+                kvsim = os.path.join(root, kvsim)
+                os.chmod(kvsim, 0o755)
+            return check_docs.Checker(root, kvsim).run()
 
     def lie(self, path, text, says):
         """The text is found out, in its last line."""
@@ -123,6 +126,15 @@ class CheckDocsTest(unittest.TestCase):
         self.assertEqual(check_docs.flags_of_help(help_text),
                          {"h": None, "help": None, "hybrid": None, "no-hybrid": None, "plan": ["upstream", "exact"]})
 
+    def test_commands_of_a_binary(self):
+        binary = ("#!/bin/sh\ncase $1 in\n  replay) echo 'Options:'; echo '  --spread  x' ;;\n"
+                  "  *) echo 'Options:'; echo '  --version  x'; echo 'Subcommands:'; echo '  replay      y' ;;\nesac\n")
+        page = TREE["README.md"] + "    ./kvsim replay --spread\n    ./kvsim --version\n"
+        files = {"kvsim": binary, "sim/commands/rows.cc": None}
+        self.assertEqual(self.errors({**files, "README.md": page}, "kvsim"), [])
+        for lie in ("./kvsim replay --version", "./kvsim --spread", "./kvsim play"):
+            self.assertEqual(len(self.errors({**files, "README.md": page + f"    {lie}\n"}, "kvsim")), 1, lie)
+
     def test_rules(self):
         self.lie("README.md", "By BM-2.", "no document defines BM-2")
         self.lie("pool/pool.h", "// INV-7", "no document defines INV-7")
@@ -164,6 +176,12 @@ class DocSamplesTest(unittest.TestCase):
         self.assertTrue(doc_samples.fits(["...", "c", "..."], ["a", "c", "d"]))
         self.assertFalse(doc_samples.fits(["a", "...", "c"], ["a", "b"]))
         self.assertFalse(doc_samples.fits(["a", "b"], ["a"]))
+
+    def test_lines_left_out_stay_out(self):
+        actual = ["pool 3,000 blocks", "time 5 s", "hit rate 70 %", "end"]
+        self.assertEqual(doc_samples.refreshed(["pool 2,000 blocks", "...", "hit rate 64 %", "..."], actual),
+                         ["pool 3,000 blocks", "...", "hit rate 70 %", "..."])
+        self.assertIsNone(doc_samples.refreshed(["...", "evictions none", "..."], actual))
 
     def visit(self, text, write=False):
         with tempfile.TemporaryDirectory() as root:

@@ -19,8 +19,8 @@ CUDA = "attention/cuda/"
 SUFFIXES = (".cc", ".proto", ".textproto", ".gz")
 # What CMake writes at configuration, and from what.
 EMBEDDED = {
-    "specs/catalogue/catalogue_data.cc": "specs/catalogue/catalogue.textproto",
-    "sim/commands/example_trace.cc": "sim/example/mixed.jsonl.gz",
+    "catalogue_data.cc": "specs/catalogue/catalogue.textproto",
+    "example_trace.cc": "sim/example/mixed.jsonl.gz",
 }
 
 
@@ -38,7 +38,7 @@ def cmake_sources(build):
       generated = build.resolve() / "generated" / "kvblocks"
       if path.is_relative_to(generated):
         name = str(path.relative_to(generated))
-        name = EMBEDDED.get(name, name.replace(".pb.cc", ".proto"))
+        name = EMBEDDED.get(path.name, name.replace(".pb.cc", ".proto"))
       elif path.is_relative_to(ROOT) and not path.is_relative_to(build.resolve()):
         name = str(path.relative_to(ROOT))
       else:

@@ -144,12 +144,21 @@ def cuda_library(
     cuda_srcs = [src for src in srcs if src.endswith(".cu")]
     headers = [src for src in srcs if src.endswith(_HEADER_SUFFIXES)]
     all_deps = deps + ["@local_cuda//:cudart"]
+    if hdrs:
+        # By their prefix, for the .cu sources of this library, too.
+        kv_cc_library(
+            name = name + "_headers",
+            srcs = [],
+            hdrs = hdrs,
+            testonly = testonly,
+        )
+        all_deps = all_deps + [":%s_headers" % name]
     objects = []
     if cuda_srcs:
         _cuda_objects(
             name = name + "_objects",
             srcs = cuda_srcs,
-            hdrs = hdrs + headers,
+            hdrs = headers,
             archs = archs,
             copts = nvcc_copts,
             debug_device_code = debug_device_code,
@@ -162,7 +171,7 @@ def cuda_library(
         name = name,
         # A .cuh is no source that cc_library knows.
         srcs = [src for src in srcs if not src.endswith((".cu", ".cuh"))] + objects,
-        hdrs = hdrs,
+        hdrs = [],
         testonly = testonly,
         deps = all_deps,
         **kwargs

@@ -14,7 +14,6 @@
 namespace kvblocks::attention::cuda {
 namespace {
 
-constexpr int kMostThreads = kTurnThreads;
 constexpr int kMostTokens = 128;  // of a thread block
 
 // --- Rows and pieces ---
