@@ -33,7 +33,12 @@ class HugePageAllocator {
       return static_cast<T*>(::operator new (bytes, std::align_val_t{kAlignment}));
     }
     void* memory = nullptr;
-    if (posix_memalign(&memory, kHugePage, bytes) != 0) throw std::bad_alloc();
+    // As operator new does.
+    while (posix_memalign(&memory, kHugePage, bytes) != 0) {
+      const std::new_handler handler = std::get_new_handler();
+      if (handler == nullptr) throw std::bad_alloc();
+      handler();
+    }
 #ifdef __linux__
     madvise(memory, bytes, MADV_HUGEPAGE);  // a wish; pages stay small if it is not granted
 #endif
