@@ -158,6 +158,8 @@ if command -v dpkg-shlibdeps >/dev/null; then
     check "dpkg removes them" dpkg -r kvblocks-dev kvblocks
     nothing_left() { ! xargs ls -d <"$work/installed" 2>/dev/null; }
     check "nothing is left of them" nothing_left
+    # Without this dpkg remembers the script that ran ldconfig.
+    check "dpkg forgets them" dpkg -P kvblocks
   fi
 else
   echo "no dpkg-shlibdeps here: no Debian packages"
