@@ -33,11 +33,9 @@ class HugePageAllocator {
       return static_cast<T*>(::operator new (bytes, std::align_val_t{kAlignment}));
     }
     void* memory = nullptr;
-    // As operator new does.
     while (posix_memalign(&memory, kHugePage, bytes) != 0) {
-      const std::new_handler handler = std::get_new_handler();
-      if (handler == nullptr) throw std::bad_alloc();
-      handler();
+      if (std::get_new_handler() == nullptr) throw std::bad_alloc();
+      std::get_new_handler()();
     }
 #ifdef __linux__
     madvise(memory, bytes, MADV_HUGEPAGE);  // a wish; pages stay small if it is not granted
