@@ -209,7 +209,6 @@ Factories& TheFactories() {
   return *factories;
 }
 
-// Empty if the kind has none.
 SingleTypeManager::Factory FactoryOf(const KvCacheKind* kind) {
   const std::lock_guard lock(TheFactories().mutex);
   const auto entry = TheFactories().of_kind.find(kind);
