@@ -219,8 +219,7 @@ SingleTypeManager::Factory FactoryOf(const KvCacheKind* kind) {
 
 absl::Status SingleTypeManager::RegisterFactory(const KvCacheKind& kind, Factory factory) {
   const std::lock_guard lock(TheFactories().mutex);
-  const bool is_new = TheFactories().of_kind.try_emplace(&kind, std::move(factory)).second;
-  if (is_new) return absl::OkStatus();
+  if (TheFactories().of_kind.try_emplace(&kind, std::move(factory)).second) return absl::OkStatus();
   return InvalidArgument("kind ", kind.name, ": got a second manager, expected one");
 }
 
