@@ -33,7 +33,10 @@ class HugePageAllocator {
       return static_cast<T*>(::operator new (bytes, std::align_val_t{kAlignment}));
     }
     void* memory = nullptr;
-    if (posix_memalign(&memory, kHugePage, bytes) != 0) throw std::bad_alloc();
+    while (posix_memalign(&memory, kHugePage, bytes) != 0) {
+      if (std::get_new_handler() == nullptr) throw std::bad_alloc();
+      std::get_new_handler()();
+    }
 #ifdef __linux__
     madvise(memory, bytes, MADV_HUGEPAGE);  // a wish; pages stay small if it is not granted
 #endif

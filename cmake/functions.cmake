@@ -173,7 +173,9 @@ function(kvblocks_component component)
       target_link_libraries(${target} ${scope} kvblocks_${other}_${kind})
     endforeach()
     if(kind STREQUAL "shared")
-      set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${soversion})
+      # A library finds those that it needs beside itself, whatever the prefix is.
+      set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${soversion}
+                            INSTALL_RPATH "$<IF:$<PLATFORM_ID:Darwin>,@loader_path,\$ORIGIN>")
       if(arg_VERSION_SCRIPT AND NOT APPLE)
         target_link_options(${target} PRIVATE "LINKER:--version-script=${arg_VERSION_SCRIPT}")
         set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS "${arg_VERSION_SCRIPT}")

@@ -211,7 +211,6 @@ Factories& TheFactories() {
 
 // Empty if the kind has none.
 SingleTypeManager::Factory FactoryOf(const KvCacheKind* kind) {
-  if (kind == nullptr) return nullptr;
   const std::lock_guard lock(TheFactories().mutex);
   const auto entry = TheFactories().of_kind.find(kind);
   return entry == TheFactories().of_kind.end() ? nullptr : entry->second;
@@ -221,9 +220,8 @@ SingleTypeManager::Factory FactoryOf(const KvCacheKind* kind) {
 
 absl::Status SingleTypeManager::RegisterFactory(const KvCacheKind& kind, Factory factory) {
   const std::lock_guard lock(TheFactories().mutex);
-  if (TheFactories().of_kind.try_emplace(&kind, std::move(factory)).second) {
-    return absl::OkStatus();
-  }
+  const bool is_new = TheFactories().of_kind.try_emplace(&kind, std::move(factory)).second;
+  if (is_new) return absl::OkStatus();
   return InvalidArgument("kind ", kind.name, ": got a second manager, expected one");
 }
 

@@ -21,7 +21,10 @@ while read -r target; do
                    if ($0 ~ /result="skipped"/ || $0 ~ /status="notrun"/) skip++ }
     /<(failure|error)[ >]/ { if (open && !bad) { fail++; bad = 1 } }
     END { print n - fail - skip, fail + 0, skip + 0 }' "${xml[@]}")
-  [ "$p" != 0 ] || [ "$f" != 0 ] || [ "$s" != 0 ] || echo "$target has no test case" >&2
+  if [ "$((p + f + s))" -eq 0 ]; then
+    echo "$target has no test case" >&2
+    f=1
+  fi
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 done
 if [ "$skipped" -gt 0 ]; then

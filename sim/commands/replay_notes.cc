@@ -82,7 +82,7 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
                                    " tokens count as different from its start: hits are a lower "
                                    "bound"));
   }
-  if (config.num_blocks() == 0) {
+  if (config.num_blocks() == 0 && config.kv_cache_config().num_blocks() == 0) {
     report->add_notes(
         "the pool size counts estimated activations and graphs; compare it with the engine's log");
   }

@@ -148,6 +148,7 @@ class Scheduler {
   void Record(SimRequest& request, const ScheduledRecord& record);
   void SyncContent(SimRequest& request);
   void UpdateQuietSlots(SimRequest& request);
+  int64_t QuietSlotsAtRest(const SimRequest& request) const;
 
   // scheduler_quiet.cc: who need not be looked at.
   void WakeForStep();

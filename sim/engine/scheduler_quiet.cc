@@ -89,6 +89,18 @@ void Scheduler::Wake(SimRequest& request) {
   observer_->OnQuietDecodes(request, num_processed);
 }
 
+// An asynchronous step makes a slot for a token that is not known yet, so a block is registered a step
+// after its last slot was made: one more step is quiet where the blocks have a slot for it.
+int64_t Scheduler::QuietSlotsAtRest(const SimRequest& request) const {
+  const int64_t slots = request.quiet_slots + 1;
+  if (!options_.async) return request.quiet_slots;
+  for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    const auto held = static_cast<int64_t>(manager_->GetBlocks(*request.kv, g).size());
+    if (held * manager_->group(g).block_size() < slots) return request.quiet_slots;
+  }
+  return slots;
+}
+
 // After a step was scheduled: lets those rest who will decode inside a block from now on.
 void Scheduler::LetRest() {
   const StepRecord& step = step_->record;
@@ -99,7 +111,7 @@ void Scheduler::LetRest() {
     SimRequest& request = *record.request;
     // In its last step without a record a request has computed `last` tokens before. That step is
     // quiet, and its token is not the last.
-    const int64_t last = std::min(request.quiet_slots - 1, request.end_tokens - 3);
+    const int64_t last = std::min(QuietSlotsAtRest(request) - 1, request.end_tokens - 3);
     const int64_t num_steps = std::min(last - request.num_computed + 1, QuietDecodes::kHorizon - 1);
     if (num_steps < kMinQuietSteps || request.highest_computed > request.num_computed) continue;
     quiet_.Add(request, step.step, step.step + num_steps + 1);

@@ -92,7 +92,8 @@ TEST(MetricListTest, FieldsCanBeLeftOut) {
   }
 }
 
-// Sets every field of a message, one element in each list, and counts the leaves.
+// Sets every field of a message, one element in each list and the first of fields that exclude each other, and counts
+// the leaves.
 int64_t FillAll(google::protobuf::Message* message, int depth) {
   using google::protobuf::FieldDescriptor;
   const auto* r = message->GetReflection();
@@ -100,6 +101,8 @@ int64_t FillAll(google::protobuf::Message* message, int depth) {
   for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor* field = message->GetDescriptor()->field(i);
     const bool is_list = field->is_repeated();
+    const auto* choice = field->real_containing_oneof();
+    if (choice != nullptr && choice->field(0) != field) continue;
     ++leaves;
     switch (field->cpp_type()) {
       case FieldDescriptor::CPPTYPE_MESSAGE:

@@ -298,7 +298,7 @@ static void TestExplain(void) {
   char* json = NULL;
   EXPECT_OK(kvb_request_explain_json(request, &json));
   EXPECT(json != NULL && strstr(json, "\"num_tokens\":10,\"num_hit_tokens\":0") != NULL &&
-         strstr(json, "never seen") != NULL && strstr(json, "\"kind\":\"full_attention\"") != NULL);
+         strstr(json, "first use") != NULL && strstr(json, "\"kind\":\"full_attention\"") != NULL);
   kvb_string_free(json);
   kvb_request_destroy(request);
   kvb_manager_destroy(manager);

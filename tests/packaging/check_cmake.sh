@@ -83,13 +83,14 @@ cd "$work" || exit 2
 programs=(kv_cache planning attention c_interface)
 
 loads_kvblocks() { ldd "$1" | grep -q libkvblocks; }
+# find_package PREFIX KIND
 find_package() {
-  local prefix=$1 kind=$2 program
-  cmake -S consumer -B "consumer-$kind" "${generator[@]}" -DCMAKE_PREFIX_PATH="$prefix" -DKIND="$kind" &&
-    cmake --build "consumer-$kind" -j "$jobs" || return 1
+  local prefix=$1 kind=$2 out=consumer-$2${1//\//-} program
+  cmake -S consumer -B "$out" "${generator[@]}" -DCMAKE_PREFIX_PATH="$prefix" -DKIND="$kind" &&
+    grep "^kvblocks_DIR:PATH=$prefix/" "$out/CMakeCache.txt" && cmake --build "$out" -j "$jobs" || return 1
   for program in "${programs[@]}"; do
-    "consumer-$kind/$program" || return 1
-    if loads_kvblocks "consumer-$kind/$program"; then is_equal "$kind" shared; else is_equal "$kind" static; fi || return 1
+    "$out/$program" || return 1
+    if loads_kvblocks "$out/$program"; then is_equal "$kind" shared; else is_equal "$kind" static; fi || return 1
   done
 }
 # with_pkg_config PREFIX FLAGS...
@@ -157,6 +158,8 @@ if command -v dpkg-shlibdeps >/dev/null; then
     check "dpkg removes them" dpkg -r kvblocks-dev kvblocks
     nothing_left() { ! xargs ls -d <"$work/installed" 2>/dev/null; }
     check "nothing is left of them" nothing_left
+    # Without this dpkg remembers the script that ran ldconfig.
+    check "dpkg forgets them" dpkg -P kvblocks
   fi
 else
   echo "no dpkg-shlibdeps here: no Debian packages"
