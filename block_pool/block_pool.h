@@ -185,7 +185,6 @@ class BlockPool {
   double usage() const;
 
   bool enable_caching() const { return enable_caching_; }
-  bool enable_events() const { return enable_events_; }
   FreeOrder free_order() const { return free_order_; }
   const KvCacheBlock& block(BlockId id) const { return records_[id]; }
   // REQUIRES: the block has a key.

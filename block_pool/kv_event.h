@@ -8,6 +8,7 @@
 #ifndef KVBLOCKS_BLOCK_POOL_KV_EVENT_H_
 #define KVBLOCKS_BLOCK_POOL_KV_EVENT_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -50,8 +51,8 @@ enum class RemovalReason {
 };
 
 constexpr std::string_view RemovalReasonName(RemovalReason reason) {
-  constexpr std::string_view kNames[] = {"reused", "evicted", "replaced"};
-  return kNames[static_cast<size_t>(reason)];
+  constexpr std::string_view kNames[] = {"reused", "evicted", "replaced", "unknown"};
+  return kNames[std::min<size_t>(static_cast<size_t>(reason), 3)];
 }
 
 // One block lost one key.

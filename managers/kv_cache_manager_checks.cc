@@ -1,7 +1,7 @@
 // KvCacheManager's checks of what a caller hands in. A refused call has changed nothing.
 
 #include <algorithm>
-#include <iterator>
+#include <utility>
 
 #include "kvblocks/checks/status_text.h"
 #include "kvblocks/managers/kv_cache_manager.h"
@@ -37,29 +37,27 @@ absl::Status KvCacheManager::CheckCount(absl::string_view call, const Request& r
 absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                                                  const AllocateSlotsParams& params) const {
   if (absl::Status status = CheckOwner(request); !status.ok()) return status;
-  static constexpr const char* kCounts[] = {"num_new_tokens",
-                                            "num_lookahead_tokens",
-                                            "num_external_computed_tokens",
-                                            "num_encoder_tokens",
-                                            "reserved_blocks",
-                                            "num_computed_tokens",
-                                            "num_inflight_tokens",
-                                            "hit length"};
-  const int64_t counts[] = {
-      params.num_new_tokens,
-      params.num_lookahead_tokens,
-      params.num_external_computed_tokens,
-      params.num_encoder_tokens,
-      params.reserved_blocks,
-      request.num_computed_tokens_,
-      request.num_inflight_tokens_,
-      params.computed_blocks == nullptr ? 0 : params.computed_blocks->num_tokens()};
+  const int64_t hit_length =
+      params.computed_blocks == nullptr ? 0 : params.computed_blocks->num_tokens();
   // Where no bit from the limit's on is set in any of them, all are in range.
-  uint64_t bits = 0;
-  for (int64_t count : counts) bits |= static_cast<uint64_t>(count);
-  for (size_t i = 0; bits >= uint64_t{kMaxTokens} && i < std::size(counts); ++i) {
-    absl::Status status = CheckCount(kAllocate, request, kCounts[i], counts[i], kMaxTokens);
-    if (!status.ok()) return status;
+  const auto bits = static_cast<uint64_t>(
+      params.num_new_tokens | params.num_lookahead_tokens | params.num_external_computed_tokens |
+      params.num_encoder_tokens | params.reserved_blocks | request.num_computed_tokens_ |
+      request.num_inflight_tokens_ | hit_length);
+  if (bits >= uint64_t{kMaxTokens}) [[unlikely]] {
+    const std::pair<const char*, int64_t> counts[] = {
+        {"num_new_tokens", params.num_new_tokens},
+        {"num_lookahead_tokens", params.num_lookahead_tokens},
+        {"num_external_computed_tokens", params.num_external_computed_tokens},
+        {"num_encoder_tokens", params.num_encoder_tokens},
+        {"reserved_blocks", params.reserved_blocks},
+        {"num_computed_tokens", request.num_computed_tokens_},
+        {"num_inflight_tokens", request.num_inflight_tokens_},
+        {"hit length", hit_length}};
+    for (const auto& [what, count] : counts) {
+      absl::Status status = CheckCount(kAllocate, request, what, count, kMaxTokens);
+      if (!status.ok()) return status;
+    }
   }
   if (params.num_new_tokens == 0 && params.num_external_computed_tokens == 0) {
     return Refuse(request, "num_new_tokens is 0 without external tokens, expected at least 1");

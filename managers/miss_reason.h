@@ -4,6 +4,7 @@
 #ifndef KVBLOCKS_MANAGERS_MISS_REASON_H_
 #define KVBLOCKS_MANAGERS_MISS_REASON_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +41,7 @@ using MissCounts = std::array<int64_t, kNumMissReasons>;
 // By MissReason.
 inline constexpr struct {
   std::string_view name, meaning;
-} kMissReasonWords[kNumMissReasons] = {
+} kMissReasonWords[kNumMissReasons + 1] = {
     {"first use", "never computed before: no cache could help"},
     {"evicted", "computed before: a larger pool would help"},
     {"removed", "taken out by EvictBlocks or ResetPrefixCache"},
@@ -56,14 +57,15 @@ inline constexpr struct {
     {"shorter than a block", "all known tokens together fill no block"},
     {"reading skipped", "the request asked not to read the prefix cache"},
     {"caching off", "prefix caching is off"},
+    {"unknown", ""},
 };
 
 // "group veto", and what it means in a phrase for a table.
 constexpr std::string_view MissReasonName(MissReason reason) {
-  return kMissReasonWords[static_cast<size_t>(reason)].name;
+  return kMissReasonWords[std::min(static_cast<size_t>(reason), kNumMissReasons)].name;
 }
 constexpr std::string_view MissReasonMeaning(MissReason reason) {
-  return kMissReasonWords[static_cast<size_t>(reason)].meaning;
+  return kMissReasonWords[std::min(static_cast<size_t>(reason), kNumMissReasons)].meaning;
 }
 
 }  // namespace kvblocks

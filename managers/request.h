@@ -14,8 +14,6 @@
 #define KVBLOCKS_MANAGERS_REQUEST_H_
 
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

@@ -234,11 +234,11 @@ class SingleTypeManager {
   virtual void OnTailRegistered(BlockId) {}
   // Looks a position up in all groups of a query and writes their blocks, one per group. False:
   // some group lacks it.
-  bool FindInAllGroups(const LookupQuery& query, int64_t position, int64_t hashes_per_position,
-                       BlockId* found) const {
-    for (GroupId group : query.groups) {
-      *found = pool_->FindCached(*query.content, position, hashes_per_position, group);
-      if (*found++ == kNullBlockId) return false;
+  [[gnu::always_inline]] bool FindInAllGroups(const LookupQuery& query, int64_t position,
+                                              int64_t hashes_per_position, BlockId* found) const {
+    for (size_t i = 0; i < query.groups.size(); ++i) {
+      found[i] = pool_->FindCached(*query.content, position, hashes_per_position, query.groups[i]);
+      if (found[i] == kNullBlockId) return false;
     }
     return true;
   }
