@@ -1,51 +1,9 @@
 #include "kvblocks/attention/backends/cpu_backends.h"
 
-#include <vector>
-
+#include "kvblocks/attention/backends/host_backend.h"
 #include "kvblocks/attention/cpu/cpu_ops.h"
-#include "kvblocks/attention/cpu/reference_ops.h"
 
 namespace kvblocks::attention {
-namespace {
-
-BackendSupport HostSupport(std::vector<DType> q_dtypes) {
-  BackendSupport support;
-  for (int op = 0; op < kNumOpKinds; ++op) support.ops.push_back(static_cast<OpKind>(op));
-  support.cache_dtypes = q_dtypes;
-  for (DType code : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8, DType::kU8}) {
-    support.cache_dtypes.push_back(code);  // kU8: rows that carry their own scales
-  }
-  support.q_dtypes = std::move(q_dtypes);
-  support.layouts = {KvLayout::kPagedX,    KvLayout::kNhd,      KvLayout::kHnd,
-                     KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,
-                     KvLayout::kMlaFp8_584};
-  support.block_sizes = {.multiple_of = 1};
-  support.types = {AttentionType::kDecoder, AttentionType::kEncoder, AttentionType::kEncoderOnly,
-                   AttentionType::kEncoderDecoder};
-  support.features = FeatureSet::All();
-  return support;
-}
-
-template <typename Ops>
-class HostBackend final : public AttentionBackend {
- public:
-  explicit HostBackend(std::vector<DType> q_dtypes) : support_(HostSupport(std::move(q_dtypes))) {}
-  const char* name() const override { return ops_.name(); }
-  const AttentionOps& ops() const override { return ops_; }
-  const BackendSupport& support() const override { return support_; }
-
- private:
-  Ops ops_;
-  BackendSupport support_;
-};
-
-}  // namespace
-
-const AttentionBackend& CpuReferenceBackend() {
-  static const auto* const backend =
-      new HostBackend<CpuReferenceOps>({DType::kF64, DType::kF32, DType::kF16, DType::kBF16});
-  return *backend;
-}
 
 const AttentionBackend& CpuBackend() {
   static const auto* const backend =

@@ -1,0 +1,15 @@
+// Apart from the SIMD backend, so that a program with this one alone needs no Highway.
+
+#include "kvblocks/attention/backends/cpu_backends.h"
+#include "kvblocks/attention/backends/host_backend.h"
+#include "kvblocks/attention/cpu/reference_ops.h"
+
+namespace kvblocks::attention {
+
+const AttentionBackend& CpuReferenceBackend() {
+  static const auto* const backend =
+      new HostBackend<CpuReferenceOps>({DType::kF64, DType::kF32, DType::kF16, DType::kBF16});
+  return *backend;
+}
+
+}  // namespace kvblocks::attention
