@@ -29,7 +29,8 @@ class ConvertCommand final : public Command {
       : options_(program->AddCommand("convert", "Write a trace in another form")) {
     options_->Add({.name = "IN", .help = "trace file; - is standard input", .is_required = true},
                   &in_);
-    options_->Add({.name = "OUT", .help = "file to write; - is standard output", .is_required = true}, &out_);
+    options_->Add(
+        {.name = "OUT", .help = "file to write; - is standard output", .is_required = true}, &out_);
     options_->Add({.name = "--to", .unit = "native|mooncake|csv", .help = "form to write [native]"},
                   &to_);
     options_->AddFlag(
