@@ -58,8 +58,9 @@ struct KvCacheManagerOptions {
   bool enable_caching = true;
   // Drop the last matched block of draft groups, so that the draft head sees hidden states.
   bool use_eagle = false;
-  // A block's hash covers so many tokens behind it, which a drafter's cache depends on; then nothing
-  // is dropped. vLLM 0.33 has 1 for EAGLE and MTP, without external KV. V-10.
+  // A block's hash also covers so many tokens behind it, which a drafter's cache depends on, and
+  // exists only once they are known (see PrefixHashing); then nothing is dropped. 0 to 255; vLLM 0.33
+  // has 1 for EAGLE and MTP, without external KV. V-10.
   int64_t num_hash_lookahead_tokens = 0;
   // Tokens that the drafter reads ahead of a prefill: 0 without one, 1 for EAGLE, K for multi-module
   // MTP. All but one of them may be computed again, and windows keep as many more. V-14.
@@ -71,7 +72,8 @@ struct KvCacheManagerOptions {
   double watermark = 0.0;
   FreeOrder free_order = FreeOrder::kUnhashedFirst;
   HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
-  // Processes that exchange hashes need the same. Default: random.
+  // Processes that exchange hashes need the same. Default: random, but for kSha256Cbor that of
+  // vLLM. With the CBOR algorithms, what vLLM reads from PYTHONHASHSEED.
   std::optional<std::string> hash_seed = std::nullopt;
   // Keep the tokens and extra keys of cached blocks and compare them on every hit, so that contents
   // that share a hash are told apart: for kXxh3_128 where prompts come from strangers. Takes 4

@@ -155,7 +155,6 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
   } ranges[] = {{"max_model_len", options.max_model_len, 1, kMaxTokens},
                 {"max_in_flight_tokens", options.max_in_flight_tokens, 1, kMaxTokens},
                 {"max_encoder_tokens", options.max_encoder_tokens, 1, kMaxTokens},
-                {"num_hash_lookahead_tokens", options.num_hash_lookahead_tokens, 0, kMaxTokens},
                 {"prefill_lookahead_tokens", options.prefill_lookahead_tokens, 0, kMaxTokens},
                 {"lookup_history_blocks", options.lookup_history_blocks, 0, kMaxNumBlocks}};
   for (const auto& [field, value, least, most] : ranges) {
