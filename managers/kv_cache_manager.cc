@@ -403,7 +403,10 @@ absl::StatusOr<std::vector<BlockId>> KvCacheManager::PopBlocksForFree(Request& r
   std::vector<BlockId> popped;
   if (!HoldsBlocks(request)) return popped;
   for (GroupBlocks& held : request.groups_) {
-    popped.insert(popped.end(), held.table.begin() + held.num_leading_nulls, held.table.end());
+    // Nulls at the beginning are left out.
+    const auto first = std::find_if(held.table.begin(), held.table.end(),
+                                    [](BlockId id) { return id != kNullBlockId; });
+    popped.insert(popped.end(), first, held.table.end());
     held = GroupBlocks();
   }
   for (BlockId id : popped) {

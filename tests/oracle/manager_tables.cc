@@ -169,7 +169,12 @@ void Manager::Free(Request& request) {  // BM-63, BM-101
 std::vector<BlockId> Manager::Pop(Request& request) {
   std::vector<BlockId> popped;
   for (const GroupTable& table : request.tables) {
-    popped.insert(popped.end(), table.blocks.begin(), table.blocks.end());
+    // Nulls at the beginning are left out (V-32).
+    bool is_leading = true;
+    for (BlockId id : table.blocks) {
+      is_leading = is_leading && id == kNullBlockId;
+      if (!is_leading) popped.push_back(id);
+    }
   }
   for (BlockId id : popped) {
     if (id != kNullBlockId) ++outside_references_[static_cast<size_t>(id)];

@@ -169,7 +169,8 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
   options.compare_tokens_on_hit = numbers.OneIn(4) && !shape.partial_hits;
   options.partial_hits = shape.partial_hits;
   options.max_encoder_tokens = 24;
-  options.retention_interval = shape.retention_interval;
+  options.semantics = Semantics::Vllm025();
+  options.semantics.retention_interval = shape.retention_interval;
   options.register_unreachable_blocks = shape.register_unreachable;
   options.block_count_formula =
       numbers.OneIn(2) ? BlockCountFormula::kUpstream : BlockCountFormula::kExact;
@@ -185,7 +186,7 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
       .unhashed_first = options.free_order == FreeOrder::kUnhashedFirst,
       .exact_caps = options.block_count_formula == BlockCountFormula::kExact,
       .max_encoder_tokens = *options.max_encoder_tokens,
-      .retention_interval = options.retention_interval,
+      .retention_interval = options.semantics.retention_interval,
       .register_all = options.register_unreachable_blocks,
       .partial_hits = options.partial_hits,
   };
