@@ -107,7 +107,7 @@ TEST(KvCacheManagerConfigTest, RetentionCanBeTurnedOff) {
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->options.semantics.retention_interval, std::nullopt);
   EXPECT_EQ(ErrorOf(std::string(kCache) + "options { max_model_len: 1\n semantics: \"vllm-9\" }"),
-            "manager.txtpb:2:2: error: options.semantics: got \"vllm-9\", expected vllm-0.25, "
+            "manager.txtpb:4:2: error: options.semantics: got \"vllm-9\", expected vllm-0.25, "
             "vllm-0.33 or vllm-0.33-exactly");
 }
 

@@ -50,6 +50,7 @@ class EventRun {
     KvCacheManagerOptions options;
     options.max_model_len = 120;
     options.use_eagle = setting.use_eagle;
+    if (seed % 2 == 0) options.semantics.retention_interval = std::nullopt;
     options.enable_events = true;
     options.free_order = setting.free_order;
     options.hash_algorithm = setting.algorithm;
@@ -188,7 +189,11 @@ class EventRun {
     if (!position || *position == 0) return false;
     const auto table = manager_->GetBlocks(*acting_, child.group_idx);
     return table[static_cast<size_t>(*position - 1)] == kNullBlockId ||
-           !manager_->group(child.group_idx).IsReachable(*position - 1);
+           !manager_->group(child.group_idx).IsReachable(*position - 1) ||
+           (manager_->options().semantics.retention_interval &&
+            !manager_->group(child.group_idx)
+                 .IsRetained(*position - 1,
+                             {.num_prompt_tokens = acting_->num_prompt_tokens()}));
   }
 
   // What the event says is what the request holds, and a consumer can compute the hashes from it.
