@@ -170,7 +170,7 @@ TEST(PrefixContentTest, WhateverDiffersColoursAllLaterBlocks) {
   EXPECT_EQ(first_difference(options), 4u);
 }
 
-// V-10, VE-10.
+// V-10.
 TEST(PrefixContentTest, HashesThatLookAheadNeedTheTokensBehindTheBlock) {
   struct Case {
     int64_t lookahead;

@@ -36,7 +36,7 @@ std::vector<std::string> HexHashes(PrefixContent::Options options, int64_t num_l
   return hashes;
 }
 
-// V-50, VE-50.
+// V-50.
 TEST(VllmBlockHashTest, RootIsThatOfVllmUnlessSeeded) {
   constexpr const char* kRoot = "9bd96a485ad84efdafb72ee48a1d7a69bcead0f8f0433173941b276b9581eef0";
   EXPECT_EQ(BlockHasher(HashAlgorithm::kSha256Cbor).root().ToHex(), kRoot);
