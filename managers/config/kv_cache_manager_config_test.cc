@@ -111,14 +111,29 @@ TEST(KvCacheManagerConfigTest, RetentionCanBeTurnedOff) {
             "vllm-0.33 or vllm-0.33-exactly");
 }
 
+TEST(KvCacheManagerConfigTest, KnowsEveryHashAlgorithm) {
+  const std::pair<const char*, HashAlgorithm> names[] = {
+      {"sha256", HashAlgorithm::kSha256},
+      {"xxh3_128", HashAlgorithm::kXxh3_128},
+      {"sha256_cbor", HashAlgorithm::kSha256Cbor},
+      {"xxhash_cbor", HashAlgorithm::kXxh3_128Cbor}};
+  for (const auto& [name, algorithm] : names) {
+    const auto config = ReadKvCacheManagerConfig(
+        std::string(kCache) + "options { max_model_len: 1 hash_algorithm: \"" + name + "\" }", "f");
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->options.hash_algorithm, algorithm);
+    EXPECT_EQ(HashAlgorithmName(algorithm), name);
+  }
+}
+
 TEST(KvCacheManagerConfigTest, RefusesWithThePlace) {
   EXPECT_EQ(ErrorOf("options { max_model_len: 1 }"),
             "manager.txtpb:1:1: error: cache: got nothing, expected a KvCacheConfig");
   EXPECT_EQ(ErrorOf(kCache),
             "manager.txtpb:1:1: error: options.max_model_len: got nothing, expected at least 1");
   EXPECT_EQ(ErrorOf(std::string(kCache) + "options { max_model_len: 1\n hash_algorithm: \"md5\" }"),
-            "manager.txtpb:4:2: error: options.hash_algorithm: got \"md5\", expected sha256 or "
-            "xxh3_128");
+            "manager.txtpb:4:2: error: options.hash_algorithm: got \"md5\", expected sha256, "
+            "xxh3_128, sha256_cbor or xxhash_cbor");
   EXPECT_EQ(ErrorOf("cache { num_blocks: 0 }"),
             "manager.txtpb:1:9: error: cache.num_blocks: got 0, expected a number from 1 to "
             "2147483646");
