@@ -106,6 +106,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
     manager->has_states_ = manager->has_states_ || spec.kind() == KvCacheSpecKind::kMamba;
     manager->groups_.push_back(*std::move(group));
   }
+  manager->only_grows_ = manager->is_all_full_type_ && !config.native && !config.groups.empty();
   manager->scheduler_block_size_ = sizes->scheduler_block_size;
   manager->hash_block_size_ = sizes->hash_block_size;
   manager->hit_alignment_ = hit_alignment;
@@ -197,10 +198,12 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& 
 
 // --- Allocation ---
 
-// Whether a call is valid and finds all slots made and nothing to free or register: a decode step
-// inside a block. Unsigned, so that negative counts are too large.
-bool KvCacheManager::IsQuiet(const Request& request, const AllocateSlotsParams& params) const {
-  const auto limit = static_cast<uint64_t>(request.quiet_slots_);
+// Whether a call is valid and asks for nothing but slots, of which the table then has at most
+// `most`. With the request's quiet slots all of them are made and nothing is to be freed or
+// registered: a decode step inside a block. Unsigned, so that negative counts are too large.
+bool KvCacheManager::AsksForSlotsOnly(const Request& request, const AllocateSlotsParams& params,
+                                      int64_t most) const {
+  const auto limit = static_cast<uint64_t>(most);
   const auto computed = static_cast<uint64_t>(request.num_computed_tokens_);
   const auto added = static_cast<uint64_t>(params.num_new_tokens);
   const auto lookahead = static_cast<uint64_t>(params.num_lookahead_tokens);
@@ -227,9 +230,14 @@ int64_t KvCacheManager::QuietSlots(const Request& request) const {
 
 absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     Request& request, const AllocateSlotsParams& params) {
-  if (request.holder_ == this && IsQuiet(request, params)) {
-    for (GroupBlocks& held : request.groups_) held.num_new = 0;
-    return std::optional<NewBlocks>(NewBlocks(request.groups_));
+  if (request.holder_ == this) {
+    if (AsksForSlotsOnly(request, params, request.quiet_slots_)) {
+      for (GroupBlocks& held : request.groups_) held.num_new = 0;
+      return std::optional<NewBlocks>(NewBlocks(request.groups_));
+    }
+    if (only_grows_ && AsksForSlotsOnly(request, params, options_.max_model_len)) {
+      return Grow(request, params);
+    }
   }
   if (absl::Status status = CheckAllocateParams(request, params); !status.ok()) return status;
 
@@ -324,6 +332,27 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   }
   request.quiet_slots_ = QuietSlots(request);
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
+}
+
+// What AllocateSlots comes to where tables keep all their blocks and a request adds slots to its own.
+std::optional<NewBlocks> KvCacheManager::Grow(Request& request, const AllocateSlotsParams& params) {
+  const int64_t main = request.num_computed_tokens_ + params.num_new_tokens;
+  const SlotDemand demand{main + params.num_lookahead_tokens, main};
+  int64_t needed = 0;
+  for (const auto& group : groups_) {
+    const GroupBlocks& held = request.groups_[static_cast<size_t>(group->group())];
+    needed += std::max<int64_t>(0, group->NumBlocksFor(demand.num_slots) -
+                                       static_cast<int64_t>(held.table.size()));
+  }
+  if (needed > pool_->num_free()) return std::nullopt;
+  for (const auto& group : groups_) {
+    group->AllocateNew(request.groups_[static_cast<size_t>(group->group())], demand);
+  }
+  if (options_.enable_caching && !params.delay_cache_blocks) {
+    RegisterTokens(request, std::min(main, request.num_tokens()));
+  }
+  request.quiet_slots_ = QuietSlots(request);
+  return NewBlocks(request.groups_);
 }
 
 void KvCacheManager::RegisterTokens(Request& request, int64_t num_tokens) {

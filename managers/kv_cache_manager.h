@@ -287,7 +287,9 @@ class KvCacheManager {
   absl::Status CheckEncoder(const Request& request, const AllocateSlotsParams& params) const;
   absl::Status CheckHits(const Request& request, const ComputedBlocks& computed,
                          int64_t total_computed) const;
-  bool IsQuiet(const Request& request, const AllocateSlotsParams& params) const;
+  bool AsksForSlotsOnly(const Request& request, const AllocateSlotsParams& params,
+                        int64_t most) const;
+  std::optional<NewBlocks> Grow(Request& request, const AllocateSlotsParams& params);
   int64_t QuietSlots(const Request& request) const;
   [[gnu::noinline]] bool FitsInChunks(const Request& request, const ComputedBlocks& computed,
                                       int64_t total_computed, const SlotDemand& demand,
@@ -316,6 +318,7 @@ class KvCacheManager {
   int64_t hit_alignment_ = 1;
   int64_t num_watermark_blocks_ = 0;  // chunks, in a native layout
   bool is_all_full_type_ = true;
+  bool only_grows_ = false;           // all tables keep all their blocks
   bool has_states_ = false;           // a group of kind Mamba
   std::vector<PageNeed> page_needs_;  // scratch, per group
   std::vector<Request*> holders_;

@@ -114,6 +114,7 @@ class SingleTypeManager {
   // Tokens that a draft group must match behind a hit; 0 for other groups.
   int64_t draft_margin() const { return options_.is_draft && traits_.can_drop ? drop_unit() : 0; }
   int64_t block_size() const { return block_size_.value(); }
+  int64_t NumBlocksFor(int64_t num_slots) const { return block_size_.CeilDiv(num_slots); }
   const std::optional<int64_t>& admission_cap() const { return options_.admission_cap; }
 
   // Every prefix of a hit is a hit, blocks are kept until the request ends (full attention, MLA,
