@@ -27,8 +27,10 @@ struct DeviceFacts {
   std::string name;
   double bf16_tflops = 0;
   double memory_gb_per_s = 0;
-  double memory_gb = 0;
+  double memory_gb = 0;  // 10^9 bytes
   double link_gb_per_s = 0;
+
+  int64_t memory_bytes() const { return static_cast<int64_t>(memory_gb * 1e9); }
 };
 
 // Multi-head latent attention, letters M and N.
