@@ -123,6 +123,26 @@ TEST(PackedGroupsTest, DeepseekV4ProHasTheGroupsOf025InOrderOfRegistration) {
   EXPECT_EQ(plan.workers[0].stride_bytes, 1435968);
 }
 
+TEST(PackedGroupsTest, DeepseekV41Flash) {
+  // V-91: three tuples of rows and index keys, so that 40 windows make 14 groups.
+  const std::vector<LayerCache> caches = DeepseekV41Flash();
+  const Plan plan = PlanOf(caches, Upstream(16 * kGiB, 1048576, 16384));
+  EXPECT_EQ(plan.layout, PoolLayout::kSlab);
+  EXPECT_THAT(GroupSizes(plan),
+              ElementsAre(3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 6, 3, 2));
+  EXPECT_EQ(plan.groups[14].page_bytes, 3 * (37440 + 8640));
+  EXPECT_EQ(plan.workers[0].stride_bytes, 138240);
+  // Windows of 32 with 128 - 1 + 16,384 tokens; a ring; the limits are those of the rows.
+  EXPECT_EQ(plan.TotalBlocksPerRequest(1048576), 14 * 517 + 8192 + 1 + 16384);
+  // V-46: windows and rings limit neither; 128 and 64 do.
+  EXPECT_EQ(plan.config.scheduler_block_size, 128);
+  EXPECT_EQ(plan.config.hash_block_size, 64);
+  // Few of the bytes are at rest in the windows, which is what page classes save.
+  const Plan exact = PlanOf(caches, Exact(16 * kGiB, 1048576, 16384));
+  EXPECT_EQ(exact.groups.size(), 4);
+  EXPECT_GT(exact.Concurrency(1048576), 2 * plan.Concurrency(1048576));
+}
+
 TEST(PackedGroupsTest, VE91Gemma4) {
   // V-91: windows are cut to what the full layers take.
   std::vector<LayerCache> caches;
