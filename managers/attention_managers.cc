@@ -246,7 +246,8 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
   switch (spec.kind()) {
     case KvCacheSpecKind::kFullAttention:
     case KvCacheSpecKind::kMlaAttention:
-    case KvCacheSpecKind::kSinkFullAttention: {
+    case KvCacheSpecKind::kSinkFullAttention:
+    case KvCacheSpecKind::kHiddenState: {
       auto sinks = pool->TakePermanentBlocks(spec.sink_length() / spec.block_size(), options.group);
       if (!sinks.ok()) return sinks.status();
       return Pointer(
@@ -261,6 +262,10 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
       return CreateForStates(spec, options, pool);
     case KvCacheSpecKind::kCrossAttention:
       return Pointer(std::make_unique<CrossAttentionManager>(spec, options, pool));
+    case KvCacheSpecKind::kRing:
+      return InvalidArgument("group ", options.group,
+                             ": spec kind ring has no block manager; keep the layer's last rows in "
+                             "a sliding_window_mla group instead");
     case KvCacheSpecKind::kEncoderOnlyAttention:
       break;
   }

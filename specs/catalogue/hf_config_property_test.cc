@@ -76,7 +76,8 @@ std::string AnyConfig() {
       '"' +
       *rc::gen::element<std::string>("llama", "llama4", "mistral", "mixtral", "qwen2", "qwen3_moe",
                                      "qwen3_next", "gemma2", "gemma3", "gemma4", "gpt_oss",
-                                     "glm4_moe", "deepseek_v3", "deepseek_v32", "deepseek_v4") +
+                                     "glm4_moe", "deepseek_v3", "deepseek_v32", "deepseek_v4",
+                                     "deepseek_v41") +
       '"';
   std::string text;
   for (const auto& [name, value] : fields) {
