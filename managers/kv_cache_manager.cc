@@ -90,7 +90,8 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
         {.group = static_cast<GroupId>(g),
          .is_draft = draft[g],
          .enable_caching = options.enable_caching,
-         .hash_block_size = options.enable_caching ? sizes->hash_block_size : 0,
+         .hash_block_size =
+             options.enable_caching && spec.is_prefix_cacheable() ? sizes->hash_block_size : 0,
          .admission_cap = *cap,
          .reachable_alignment = keeps_all ? 0 : hit_alignment,
          .semantics = options.semantics,
@@ -102,8 +103,11 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .partial_hits = manager->has_partial_hits_},
         manager->pool_.get());
     if (!group.ok()) return group.status();
+    manager->num_replay_tokens_ = std::max(manager->num_replay_tokens_, spec.replay_tokens());
     manager->is_all_full_type_ = manager->is_all_full_type_ && (*group)->is_full_type();
     manager->has_states_ = manager->has_states_ || spec.kind() == KvCacheSpecKind::kMamba;
+    manager->has_encoder_ =
+        manager->has_encoder_ || spec.kind() == KvCacheSpecKind::kCrossAttention;
     manager->groups_.push_back(*std::move(group));
   }
   manager->only_grows_ = manager->is_all_full_type_ && !config.native && !config.groups.empty();
@@ -131,6 +135,12 @@ KvCacheManager::~KvCacheManager() {
 }
 
 absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptions options) const {
+  if (has_encoder_ && hashing_ != nullptr && options.content.cache_salt.empty()) {
+    return InvalidArgument(
+        "NewRequest(", options.id,
+        "): cache_salt is empty, expected one that names the encoder's input: the cached keys of a "
+        "decoder depend on it");
+  }
   auto content = PrefixContent::FromTokens(std::move(options.content), hashing_);
   if (!content.ok()) return content.status();
   return std::unique_ptr<Request>(
@@ -183,8 +193,12 @@ absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedB
   if (options_.num_hash_lookahead_tokens > 0) {
     most = std::min(most, request.content_.num_hashed_tokens());
   }
-  const PrefixLookup::Hit hit =
-      lookup_->FindLongestCacheHit(request.content_, most, out.lists_);
+  PrefixLookup::Hit hit = lookup_->FindLongestCacheHit(request.content_, most, out.lists_);
+  if (num_replay_tokens_ > 0 && hit.num_tokens > 0) {
+    // The end of the hit is computed again, for the windows that are not cached.
+    const int64_t kept = std::max<int64_t>(0, hit.num_tokens - num_replay_tokens_);
+    hit.num_tokens = lookup_->FindLongestCacheHit(request.content_, kept, out.lists_).num_tokens;
+  }
   out.num_tokens_ = hit.num_tokens;
   out.shared_prefix_boundary_ = hit.longest_lookup > hit.num_tokens ? hit.longest_lookup : 0;
   return absl::OkStatus();

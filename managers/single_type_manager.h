@@ -111,6 +111,8 @@ class SingleTypeManager {
   const KvCacheSpec& spec() const { return spec_; }
   GroupId group() const { return options_.group; }
   bool is_draft() const { return options_.is_draft; }
+  // Whether other requests can hit its blocks.
+  bool is_cacheable() const { return hashes_per_block_ > 0; }
   // Tokens that a draft group must match behind a hit; 0 for other groups.
   int64_t draft_margin() const { return options_.is_draft && traits_.can_drop ? drop_unit() : 0; }
   int64_t block_size() const { return block_size_.value(); }
@@ -188,6 +190,7 @@ class SingleTypeManager {
   // hashed them.
   void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n,
                    const ReuseBoundaries& boundaries) {
+    if (!is_cacheable()) return;
     if (options_.reachable_alignment > 0) {
       if (draft_margin() > 0) n = std::max<int64_t>(0, n - options_.num_replayed_tokens);
       const int64_t aligned = n - n % options_.reachable_alignment;
@@ -223,6 +226,7 @@ class SingleTypeManager {
     bool is_full_type = false;
     bool has_own_layout = false;  // NumNewBlocks and AllocateNewImpl say what a step takes
     bool can_drop = true;         // a draft group drops the last block of a hit
+    bool holds_one_block = false;  // whatever the tokens
   };
   SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
                     const Traits& traits);
@@ -286,6 +290,12 @@ class SingleTypeManager {
   static std::unique_ptr<SingleTypeManager> CreateForStates(const KvCacheSpec& spec,
                                                             const Options& options,
                                                             BlockPool* pool);
+  // Positions of a request without blocks that need none: those that no later token reads, and where
+  // nothing is hit all that is computed.
+  int64_t NumSkippedBlocks(int64_t total_computed) const {
+    const bool all = options_.enable_caching && !is_cacheable() && !traits_.has_own_layout;
+    return block_size_.FloorDiv(all ? total_computed : NumSkippedTokens(total_computed));
+  }
   // Whether a hit that ends at a multiple of `period_tokens` needs the position; true if there is
   // no telling.
   bool IsTailOf(int64_t position, int64_t period_tokens) const;

@@ -185,10 +185,12 @@ class KvCacheSpec {
   int64_t sink_length() const { return options_.sink_length; }
   // One vector per stored row instead of K and V of heads: the MLA kinds, hidden states and rings.
   bool has_one_vector_per_row() const;
-  // Whether blocks can serve another request with the same prefix. Groups of other specs are left
-  // out of look-ups, and of what hash and scheduler block sizes are derived from.
+  // Whether blocks can serve another request with the same prefix: not those of an encoder's tokens,
+  // of rings, and of windows that are computed again. Groups of such specs are left out of look-ups,
+  // and of what hash and scheduler block sizes are derived from.
   bool is_prefix_cacheable() const {
-    return kind_ != KvCacheSpecKind::kRing && !options_.bounded_replay;
+    return kind_ != KvCacheSpecKind::kRing && kind_ != KvCacheSpecKind::kCrossAttention &&
+           !options_.bounded_replay;
   }
   // Tokens at the end of a hit that must be computed again before the layer can be read; 0 where
   // the cache itself is reused, and for rings, which the tokens after a hit fill.
