@@ -10,17 +10,6 @@
 namespace kvblocks {
 namespace {
 
-// One of two words.
-template <typename Enum>
-absl::Status ReadWord(std::string_view field, const std::string& got, const char* first,
-                      Enum first_value, const char* second, Enum second_value, Enum& out) {
-  if (got != first && got != second) {
-    return FieldError(field, '"' + got + '"', std::string(first) + " or " + second);
-  }
-  out = got == first ? first_value : second_value;
-  return absl::OkStatus();
-}
-
 absl::Status ReadHashAlgorithm(const std::string& got, HashAlgorithm& out) {
   for (HashAlgorithm algorithm : {HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
                                   HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor}) {
@@ -30,6 +19,17 @@ absl::Status ReadHashAlgorithm(const std::string& got, HashAlgorithm& out) {
   }
   return FieldError("hash_algorithm", '"' + got + '"',
                     "sha256, xxh3_128, sha256_cbor or xxhash_cbor");
+}
+
+// One of two words.
+template <typename Enum>
+absl::Status ReadWord(std::string_view field, const std::string& got, const char* first,
+                      Enum first_value, const char* second, Enum second_value, Enum& out) {
+  if (got != first && got != second) {
+    return FieldError(field, '"' + got + '"', std::string(first) + " or " + second);
+  }
+  out = got == first ? first_value : second_value;
+  return absl::OkStatus();
 }
 
 absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheManagerOptions& o) {
