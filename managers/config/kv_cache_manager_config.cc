@@ -10,17 +10,6 @@
 namespace kvblocks {
 namespace {
 
-absl::Status ReadHashAlgorithm(const std::string& got, HashAlgorithm& out) {
-  for (HashAlgorithm algorithm : {HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
-                                  HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor}) {
-    if (got != HashAlgorithmName(algorithm)) continue;
-    out = algorithm;
-    return absl::OkStatus();
-  }
-  return FieldError("hash_algorithm", '"' + got + '"',
-                    "sha256, xxh3_128, sha256_cbor or xxhash_cbor");
-}
-
 // One of two words.
 template <typename Enum>
 absl::Status ReadWord(std::string_view field, const std::string& got, const char* first,
@@ -30,6 +19,17 @@ absl::Status ReadWord(std::string_view field, const std::string& got, const char
   }
   out = got == first ? first_value : second_value;
   return absl::OkStatus();
+}
+
+absl::Status ReadHashAlgorithm(const std::string& got, HashAlgorithm& out) {
+  for (HashAlgorithm algorithm : {HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
+                                  HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor}) {
+    if (got != HashAlgorithmName(algorithm)) continue;
+    out = algorithm;
+    return absl::OkStatus();
+  }
+  return FieldError("hash_algorithm", '"' + got + '"',
+                    "sha256, xxh3_128, sha256_cbor or xxhash_cbor");
 }
 
 absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheManagerOptions& o) {
