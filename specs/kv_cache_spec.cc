@@ -17,11 +17,17 @@ namespace {
 using Kind = KvCacheSpecKind;
 
 // In the order of their enums.
-constexpr std::array<std::string_view, kNumSpecKinds> kKindNames = {
-    "full_attention", "mla_attention",      "sink_full_attention",
-    "sliding_window", "sliding_window_mla", "chunked_local_attention",
-    "mamba",          "cross_attention",    "encoder_only_attention",
-    "hidden_state",   "ring"};
+constexpr std::array<std::string_view, kNumSpecKinds> kKindNames = {"full_attention",
+                                                                    "mla_attention",
+                                                                    "sink_full_attention",
+                                                                    "sliding_window",
+                                                                    "sliding_window_mla",
+                                                                    "chunked_local_attention",
+                                                                    "mamba",
+                                                                    "cross_attention",
+                                                                    "encoder_only_attention",
+                                                                    "hidden_state",
+                                                                    "ring"};
 constexpr std::array<std::string_view, 3> kVersionNames = {"none", "deepseek_v3_2", "deepseek_v4"};
 constexpr std::array<std::string_view, 3> kModeNames = {"none", "align", "all"};
 

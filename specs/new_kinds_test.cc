@@ -173,8 +173,7 @@ TEST(SchedulerBlockTest, NeedNotBeAMultipleOfWhatNoPrefixIsKeptIn) {
   options.block_size = 24;
   KvCacheConfig config = {
       .num_blocks = 100,
-      .groups = {{*FullAttentionSpec::Create(
-                      {.block_size = 16, .num_kv_heads = 1, .head_size = 8}),
+      .groups = {{*FullAttentionSpec::Create({.block_size = 16, .num_kv_heads = 1, .head_size = 8}),
                   {"full"}},
                  {*RingSpec::Create(options), {"ring"}}},
       .scheduler_block_size = 16};

@@ -45,8 +45,7 @@ double LatentBytes(int64_t num_values, bool v4, const AttentionRates& rates) {
 }  // namespace
 
 int64_t RoundToPicoseconds(double seconds) {
-  return static_cast<int64_t>(
-      std::llround(std::min(seconds * kPsPerSecond, kMaxCoefficient)));
+  return static_cast<int64_t>(std::llround(std::min(seconds * kPsPerSecond, kMaxCoefficient)));
 }
 
 AttentionCost::AttentionCost(const ModelFacts& model, const AttentionRates& rates) {

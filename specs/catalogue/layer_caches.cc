@@ -155,15 +155,15 @@ absl::Status LayerCacheList::AddCompressedWindow() {
 
 absl::Status LayerCacheList::AddCompressedRows(int64_t block_size, int64_t ratio,
                                                bool has_indexer) {
-  absl::Status status = Add("attn", MlaAttentionSpec::Create({.block_size = block_size,
-                                                              .head_size = model_.head_size,
-                                                              .dtype = format_.storage,
-                                                              .quant_mode = format_.mode,
-                                                              .alignment = alignment(),
-                                                              .compress_ratio = ratio,
-                                                              .model_version =
-                                                                  ModelVersion::kDeepseekV4,
-                                                              .is_draft = is_draft_}));
+  absl::Status status =
+      Add("attn", MlaAttentionSpec::Create({.block_size = block_size,
+                                            .head_size = model_.head_size,
+                                            .dtype = format_.storage,
+                                            .quant_mode = format_.mode,
+                                            .alignment = alignment(),
+                                            .compress_ratio = ratio,
+                                            .model_version = ModelVersion::kDeepseekV4,
+                                            .is_draft = is_draft_}));
   if (!status.ok() || !has_indexer) return status;
   return Add("indexer", MlaAttentionSpec::Create({.block_size = block_size,
                                                   .head_size = model_.indexer->row_bytes,

@@ -245,10 +245,9 @@ TEST(LayerCachesTest, SharedRowsAreStoredOnce) {
   for (const LayerCache& cache : caches) {
     if (!cache.name.ends_with(".swa")) others.push_back(cache.name.substr(13));
   }
-  EXPECT_THAT(others,
-              ElementsAre("2.attn", "2.indexer", "2.compressor_state", "8.attn", "8.indexer",
-                          "8.compressor_state", "14.attn", "14.indexer", "14.compressor_state",
-                          "20.attn", "20.indexer"));
+  EXPECT_THAT(others, ElementsAre("2.attn", "2.indexer", "2.compressor_state", "8.attn",
+                                  "8.indexer", "8.compressor_state", "14.attn", "14.indexer",
+                                  "14.compressor_state", "20.attn", "20.indexer"));
   EXPECT_EQ(caches.size(), 40 + others.size());
   const KvCacheSpec& window = Spec(caches, "model.layers.39.swa");
   EXPECT_EQ(window.page_bytes(), 19008);  // 32 rows of 584 bytes, in steps of 576
@@ -294,8 +293,8 @@ TEST(LayerCachesTest, ReadersNeedRowsInFrontOfThem) {
 
 TEST(LayerCachesTest, CheckpointsOfStatesAreAskedFor) {
   // V-45
-  const auto caches = Caches("qwen3.5-35b-a3b", {.mamba_cache_mode = MambaCacheMode::kAlign,
-                                                 .num_checkpoint_blocks = 1});
+  const auto caches = Caches(
+      "qwen3.5-35b-a3b", {.mamba_cache_mode = MambaCacheMode::kAlign, .num_checkpoint_blocks = 1});
   EXPECT_EQ(Spec(caches, "model.layers.0.linear_attn").options().num_checkpoint_blocks, 1);
 }
 

@@ -26,7 +26,7 @@ enum class LayerKind : char {
   kSharedRows1 = '1',  // one row per token, and the indexer
   kReader = 'R',       // window, and rows of the layer in front that has them, as selected before
   kSelector = 'I',     // the same, but it selects anew
-  kLinear = 'L',            // linear attention or state space: a state of fixed size
+  kLinear = 'L',       // linear attention or state space: a state of fixed size
 };
 inline constexpr std::string_view kLayerLetters = "FSCMNW4H21RIL";
 // Compressed attention: all of them have a window, too.

@@ -43,9 +43,7 @@ double Compressed(const ModelFacts& m) {
 }
 
 // Keys that an indexer makes of stored rows.
-double IndexKeys(const ModelFacts& m) {
-  return Double(m.head_size) * Double(m.indexer->head_dim);
-}
+double IndexKeys(const ModelFacts& m) { return Double(m.head_size) * Double(m.indexer->head_dim); }
 
 // A compressor projects each token to one row of its state.
 double Compressor(const ModelFacts& m, const CompressorStateFacts& state) {

@@ -50,8 +50,7 @@ const FamilyEntry& EntryOf(BackendFamily family) { return kFamilies[static_cast<
 
 absl::Status CheckStored(const FamilyEntry& family, const KvCacheSpec& spec) {
   const std::string name(family.name);
-  if (spec.kind() == KvCacheSpecKind::kMamba ||
-      spec.has_one_vector_per_row() != family.latent) {
+  if (spec.kind() == KvCacheSpecKind::kMamba || spec.has_one_vector_per_row() != family.latent) {
     return FieldError("kind", KindName(spec.kind()), "a kind that " + name + " stores");
   }
   if (spec.block_size() % family.block_multiple != 0) {

@@ -23,8 +23,8 @@ PlanError DoesNotFit(const Plan& plan, int worker, int64_t length, int64_t longe
   const auto [needed_text, available_text] = InReadableUnits(needed, available);
   PlanError error = {.code = PlanErrorCode::kRequestDoesNotFit,
                      .message = OnWorker(plan, worker) + "one request of " + Grouped(length) +
-                                " tokens needs " + needed_text + " of KV cache, " +
-                                available_text + " are available",
+                                " tokens needs " + needed_text + " of KV cache, " + available_text +
+                                " are available",
                      .worker = worker,
                      .needed = needed,
                      .available = available};
@@ -62,8 +62,7 @@ std::optional<FittedLength> FitLength(const Plan& plan, const PoolSize& pool,
     if (std::ranges::all_of(worker.group_page_bytes, [](int64_t page) { return page == 0; })) {
       continue;
     }
-    const int64_t longest =
-        plan.capacity.LongestLength(OwnUnits(pool, worker, options), wanted);
+    const int64_t longest = plan.capacity.LongestLength(OwnUnits(pool, worker, options), wanted);
     if (longest == wanted) continue;
     if (automatic && longest > 0) {
       if (longest < fitted.length) fitted = {longest, static_cast<int>(w)};

@@ -40,8 +40,7 @@ class Grouper {
       : options_(options), layout_(layout), typical_len_(typical_len), errors_(errors) {
     result_.stored.assign(caches.begin(), caches.end());
     if (!exact()) {
-      result_.block_outermost =
-          MemoryLayoutFor(caches, options) == MemoryLayout::kBlockOutermost;
+      result_.block_outermost = MemoryLayoutFor(caches, options) == MemoryLayout::kBlockOutermost;
     }
   }
 
@@ -310,8 +309,8 @@ std::optional<Grouping> GroupUpstream(std::span<const LayerCache> caches,
   const bool shares_a_table =
       options.version <= EngineVersion::kVllm025 && IsUniformType(SpecsOf(caches));
   const bool apart = !hidden.empty() && !others.empty() && !shares_a_table;
-  Grouper grouper(apart ? std::span<const LayerCache>(rest) : caches, options,
-                  PoolLayout::kUniform, /*typical_len=*/0, errors);
+  Grouper grouper(apart ? std::span<const LayerCache>(rest) : caches, options, PoolLayout::kUniform,
+                  /*typical_len=*/0, errors);
   if (apart) grouper.ExpectMoreGroups();
   if (!grouper.Run()) return std::nullopt;
   if (!apart) return grouper.Take();

@@ -69,8 +69,7 @@ RC_GTEST_PROP(GroupingPropertyTest, TupleCountIsTheCheapest, ()) {
   }
 }
 
-// V-91 told once more, group by group: full layers of two sizes and, by the window's length, windows
-// and rings of one size each.
+// V-91 told once more for full layers of two page sizes, and windows and rings of one size each.
 struct PackedModel {
   int64_t large = 0;   // full layers of 4 heads
   int64_t small = 0;   // full layers of 1 head

@@ -34,9 +34,8 @@ std::optional<KvCacheSpec> FitHiddenState(const LayerCache& cache, int64_t block
   }
   errors->push_back({.code = PlanErrorCode::kPagesDoNotEqualise,
                      .message = "hidden-state layer \"" + cache.name +
-                                "\" does not fit the common page of " +
-                                std::to_string(page_bytes) + " bytes: " + reason +
-                                "; use larger blocks, or the native layout",
+                                "\" does not fit the common page of " + std::to_string(page_bytes) +
+                                " bytes: " + reason + "; use larger blocks, or the native layout",
                      .layers = {cache.name},
                      .needed = row_bytes,
                      .available = page_bytes});

@@ -75,11 +75,10 @@ class InputChecker {
                      "none under the upstream policy, whose layout follows from the groups"));
     }
     if (o.policy == PlanPolicy::kExact && o.memory_layout.has_value()) {
-      errors_->push_back(
-          ValueError("memory_layout",
-                     *o.memory_layout == MemoryLayout::kBlockOutermost ? "block-outermost"
-                                                                       : "layer-outermost",
-                     "none under the exact policy, which has `layout`"));
+      errors_->push_back(ValueError(
+          "memory_layout",
+          *o.memory_layout == MemoryLayout::kBlockOutermost ? "block-outermost" : "layer-outermost",
+          "none under the exact policy, which has `layout`"));
     }
   }
 

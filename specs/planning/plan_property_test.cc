@@ -85,8 +85,7 @@ PlanOptions AnyOptions() {
     options.layout = static_cast<PoolLayout>(Number(0, 2));
   }
   if (options.policy == PlanPolicy::kUpstream && Coin()) {
-    options.memory_layout =
-        Coin() ? MemoryLayout::kBlockOutermost : MemoryLayout::kLayerOutermost;
+    options.memory_layout = Coin() ? MemoryLayout::kBlockOutermost : MemoryLayout::kLayerOutermost;
   }
   if (Coin()) options.version = EngineVersion::kVllm025;
   if (Coin()) {

@@ -190,7 +190,8 @@ void SizeByStride(PoolSize* pool, const Grouping& grouping, const ProjectedGroup
   for (size_t w = 0; w < pool->workers.size(); ++w) {
     WorkerPlan& worker = pool->workers[w];
     // One group of several layers has a tensor for each, so the group's page is what a block costs.
-    worker.stride_bytes = *RoundUp(StrideOf(worker.group_page_bytes), grouping.stride_alignment).value();
+    worker.stride_bytes =
+        *RoundUp(StrideOf(worker.group_page_bytes), grouping.stride_alignment).value();
     if (options.num_blocks_override.has_value()) {
       worker.available_bytes = *options.num_blocks_override * worker.stride_bytes;
       worker.own_num_blocks = *options.num_blocks_override;
@@ -204,8 +205,8 @@ void SizeByStride(PoolSize* pool, const Grouping& grouping, const ProjectedGroup
       worker.check_bytes_per_block = TupleProductBytes(grouping.stored, projected[w]);
     }
   }
-  // The null block is in the pool but nobody's. Upstream counts it in what it reports, and from 0.29
-  // on leaves it out of its checks.
+  // The null block is in the pool but nobody's. Upstream counts it in what it reports, and from
+  // 0.29 on leaves it out of its checks.
   pool->capacity.units = exact ? pool->num_blocks - 1 : pool->num_blocks;
 }
 

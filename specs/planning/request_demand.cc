@@ -63,7 +63,8 @@ GroupDemand DemandOf(const KvCacheSpec& spec, const RequestLimits& limits,
                      BlockCountFormula formula, std::optional<int64_t> billed_window) {
   const int64_t in_flight = limits.max_in_flight_tokens;
   if (const auto window = billed_window.has_value() ? billed_window : spec.sliding_window()) {
-    return WindowDemand(*window, spec.block_size(), in_flight, formula);
+    return WindowDemand(AddUpTo(*window, limits.num_retained_tokens, kNoCap), spec.block_size(),
+                        in_flight, formula);
   }
   if (const auto chunk = spec.attention_chunk_size()) {
     return ChunkDemand(*chunk, spec.block_size(), in_flight, formula);

@@ -61,7 +61,7 @@ bool CheckWholeTuples(std::span<const LayerCache> caches, std::span<const std::v
 }  // namespace
 
 std::vector<std::vector<int>> ColumnsByPage(std::span<const LayerCache> caches,
-                                     std::span<const int> layers) {
+                                            std::span<const int> layers) {
   std::vector<std::vector<int>> columns;
   std::map<int64_t, size_t> column_of_page;
   for (const int layer : layers) {
@@ -120,8 +120,7 @@ bool HasCompressedRows(std::span<const LayerCache> caches) {
 }
 
 bool CallsForTuples(std::span<const LayerCache> caches) {
-  return HasCompressedRows(caches) &&
-         std::ranges::none_of(caches, [](const LayerCache& cache) {
+  return HasCompressedRows(caches) && std::ranges::none_of(caches, [](const LayerCache& cache) {
            return cache.spec.kind() == KvCacheSpecKind::kRing;
          });
 }

@@ -38,8 +38,7 @@ KvCacheSpec HiddenSpec(int64_t block_size, int64_t head_size) {
 }
 
 KvCacheSpec RingOf(int64_t rows, int64_t row_bytes) {
-  return *RingSpec::Create(
-      {.block_size = rows, .head_size = row_bytes, .dtype = DataType::kUint8});
+  return *RingSpec::Create({.block_size = rows, .head_size = row_bytes, .dtype = DataType::kUint8});
 }
 
 TEST(FitCheck033Test, Llama31NeedsTheNullBlockToo) {
@@ -128,8 +127,7 @@ TEST(PackedGroupsTest, DeepseekV41Flash) {
   const std::vector<LayerCache> caches = DeepseekV41Flash();
   const Plan plan = PlanOf(caches, Upstream(16 * kGiB, 1048576, 16384));
   EXPECT_EQ(plan.layout, PoolLayout::kSlab);
-  EXPECT_THAT(GroupSizes(plan),
-              ElementsAre(3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 6, 3, 2));
+  EXPECT_THAT(GroupSizes(plan), ElementsAre(3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 6, 3, 2));
   EXPECT_EQ(plan.groups[14].page_bytes, 3 * (37440 + 8640));
   EXPECT_EQ(plan.workers[0].stride_bytes, 138240);
   // Windows of 32 with 128 - 1 + 16,384 tokens; a ring; the limits are those of the rows.
@@ -258,8 +256,7 @@ TEST(PackedGroupsTest, AbsurdAlignmentsAreRefused) {
   std::vector<LayerCache> caches;
   for (const int64_t alignment : {(int64_t{1} << 29) - 3, (int64_t{1} << 29) - 33}) {
     Append(&caches, std::to_string(alignment), 1,
-           *MlaAttentionSpec::Create(
-               {.block_size = 16, .head_size = 48, .alignment = alignment}));
+           *MlaAttentionSpec::Create({.block_size = 16, .head_size = 48, .alignment = alignment}));
   }
   Append(&caches, "window", 1, WindowSpec(16, 1, 32, 64));
   const std::vector<PlanError> errors =

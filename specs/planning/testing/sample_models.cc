@@ -194,11 +194,10 @@ std::vector<LayerCache> DeepseekV41Flash() {
     options.model_version = ModelVersion::kDeepseekV4;
     return options;
   };
-  const KvCacheSpec window = Make<SlidingWindowMlaSpec>(
-      fp8(SlidingWindowMlaSpec::Options{.sliding_window = 128,
-                                        .quant_mode = QuantMode::kFp8DsMla,
-                                        .bounded_replay = true},
-          32, 512));
+  const KvCacheSpec window = Make<SlidingWindowMlaSpec>(fp8(
+      SlidingWindowMlaSpec::Options{
+          .sliding_window = 128, .quant_mode = QuantMode::kFp8DsMla, .bounded_replay = true},
+      32, 512));
   const KvCacheSpec ring =
       Make<RingSpec>({.block_size = 8, .head_size = 1024, .dtype = DataType::kFloat32});
   std::vector<LayerCache> caches;
@@ -211,8 +210,8 @@ std::vector<LayerCache> DeepseekV41Flash() {
     MlaAttentionSpec::Options main = fp8(rows, 64 * ratio, 512);
     main.quant_mode = QuantMode::kFp8DsMla;
     caches.push_back({.name = layer + "main", .spec = Make<MlaAttentionSpec>(main)});
-    caches.push_back({.name = layer + "indexer",
-                      .spec = Make<MlaAttentionSpec>(fp8(rows, 64 * ratio, 132))});
+    caches.push_back(
+        {.name = layer + "indexer", .spec = Make<MlaAttentionSpec>(fp8(rows, 64 * ratio, 132))});
     if (ratio == 2) caches.push_back({.name = layer + "ring", .spec = ring});
   }
   return caches;
