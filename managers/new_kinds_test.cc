@@ -83,7 +83,9 @@ TEST(NewKindsTest, AReplayedWindowShortensHits) {
   const auto window = SlidingWindowMlaSpec::Create(
       {.block_size = 8, .head_size = 64, .sliding_window = 24, .bounded_replay = true});
   ASSERT_TRUE(window.ok()) << window.status();
-  const auto manager = *KvCacheManager::Create(FullAnd(*window), {.max_model_len = kMost});
+  KvCacheConfig config = FullAnd(*window);
+  config.num_blocks = 60;
+  const auto manager = *KvCacheManager::Create(config, {.max_model_len = kMost});
   const auto a = New(*manager, 70);
   Admit(*manager, *a);
   const auto b = New(*manager, 70);
