@@ -128,6 +128,14 @@ class BlockPool {
     const BlockId id = FindCached(content.HashOfBlock(position, per_block), group);
     return id == kNullBlockId || Matches(id, content, position, per_block) ? id : kNullBlockId;
   }
+  // The block that holds tokens [begin, end) of a content, with `end` inside it or at its end, and is
+  // cached under the key of the first `end`; it may hold more of them. Compared as above.
+  BlockId FindCachedTail(const PrefixContent& content, int64_t begin, int64_t end,
+                         GroupId group) const {
+    const BlockId id =
+        FindCached(content.HashOfBlock(end / content.hash_block_size() - 1, 1), group);
+    return id == kNullBlockId || StartsWith(id, content, begin, end) ? id : kNullBlockId;
+  }
   // The same for positions 0 to out.size(), until one is missing: writes their blocks and returns
   // their number.
   size_t FindCachedRun(const PrefixContent& content, int64_t per_block, GroupId group,
@@ -139,6 +147,12 @@ class BlockPool {
            tokens_->Matches(id, content, position * per_block * content.hash_block_size(),
                             (position + 1) * per_block * content.hash_block_size());
   }
+  // Whether the block's tokens begin with these of the content; true if the pool keeps none.
+  bool StartsWith(BlockId id, const PrefixContent& content, int64_t begin, int64_t end) const {
+    return !tokens_ || tokens_->StartsWith(id, content, begin, end);
+  }
+  // Whether the hash is one of the block's keys.
+  bool HasKey(BlockId id, const BlockHash& hash) const;
   bool compares_tokens() const { return tokens_.has_value(); }
 
   // Registers positions [from, to) of a block table whose blocks hold `content`. Null blocks and
@@ -149,13 +163,13 @@ class BlockPool {
                        int64_t to, int64_t block_size, GroupId group,
                        absl::Span<const uint8_t> mask = {});
 
-  // Registers a block under the key of its content's first num_tokens, which end inside it; a key
-  // for fewer tokens is replaced, and CacheFullBlocks replaces this one when the block is full.
-  // Where the block's key covers more tokens, this one is a further key of it with
-  // adds_further_keys; otherwise nothing changes. False if nothing changed. REQUIRES: num_tokens is
-  // a multiple of the hash block size and hashed; no chunks, tokens or history are kept.
+  // Registers a block of `block_size` tokens under the key of its content's first num_tokens, which
+  // end inside it; a key for fewer tokens is replaced, and CacheFullBlocks replaces this one when
+  // the block is full. Where the block's key covers more tokens, this one is a further key of it
+  // with adds_further_keys; otherwise nothing changes. False if nothing changed. REQUIRES:
+  // num_tokens is a multiple of the hash block size and hashed.
   bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
-                            GroupId group, bool adds_further_keys = false);
+                            int64_t block_size, GroupId group, bool adds_further_keys = false);
   // The prefix length that such a key stands for; 0 for all other blocks.
   int64_t partial_tokens(BlockId id) const {
     const auto it = partial_tokens_.find(id);
@@ -230,6 +244,15 @@ class BlockPool {
   void DropPartialKey(BlockId id);
   bool AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id);
   void DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason);
+  bool HasFurtherKey(const BlockHash& hash, GroupId group) const {
+    return !further_keys_.empty() && FindFurther(hash, group) != kNullBlockId;
+  }
+  void RememberVariant(const PrefixContent& content, int64_t position, int64_t per_block) {
+    if (history_ == nullptr || !content.has_extra_keys() || !content.knows_plain_hashes()) return;
+    history_->OnVariantStored(content.PlainHashOfBlock(position, per_block),
+                              content.HashOfBlock(position, per_block));
+  }
+  void RememberRemoval(const BlockHash& hash, GroupId group, RemovalReason reason);
   BlockId FindFurther(const BlockHash& hash, GroupId group) const;
   void EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason);
   void RememberAll();

@@ -2,7 +2,7 @@
 //
 // The first key of a block is in the table. Such a key is it as long as the block holds no more
 // tokens; once the block has a key for more, it is a further one, and these stand beside the table,
-// since there are few.
+// since there are few. All of them end in the tokens that the block stands for.
 
 #include <algorithm>
 #include <utility>
@@ -14,7 +14,7 @@
 namespace kvblocks {
 
 bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
-                                     GroupId group, bool adds_further_keys) {
+                                     int64_t block_size, GroupId group, bool adds_further_keys) {
   const int64_t end = num_tokens / content.hash_block_size();
   const BlockHash& hash = content.HashOfBlock(end - 1, 1);
   if (records_[id].has_key()) {
@@ -23,6 +23,7 @@ bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, i
       if (!adds_further_keys || covered == num_tokens || !AddFurtherKey(hash, group, id)) {
         return false;
       }
+      RememberVariant(content, end - 1, 1);
       EmitStored(content, end - 1, end, content.hash_block_size(), group);
       return true;
     }
@@ -30,7 +31,9 @@ bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, i
   }
   table_.Insert(hash, group, id);
   partial_tokens_[id] = num_tokens;
+  if (tokens_) tokens_->Store(id, content, (num_tokens - 1) / block_size * block_size, num_tokens);
   if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
+  RememberVariant(content, end - 1, 1);
   EmitStored(content, end - 1, end, content.hash_block_size(), group);
   return true;
 }
@@ -51,6 +54,7 @@ void BlockPool::MovePartialKey(BlockId from, BlockId to) {
   table_.Erase(from);
   table_.Insert(hash, group, to);
   partial_tokens_[to] = num_tokens;
+  if (tokens_) tokens_->Copy(from, to);
   if (const auto further = further_keys_.find(from); further != further_keys_.end()) {
     for (const BlockHash& key : further->second) {
       std::vector<BlockId>& blocks = blocks_of_further_keys_[{key, group}];
@@ -78,6 +82,9 @@ void BlockPool::DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason)
     const auto blocks = blocks_of_further_keys_.find({key, group});
     std::erase(blocks->second, id);
     if (blocks->second.empty()) blocks_of_further_keys_.erase(blocks);
+    if (history_ != nullptr && table_.Find(key, group) == kNullBlockId) {
+      RememberRemoval(key, group, reason);
+    }
     EmitRemoved(key, group, reason);
   }
   further_keys_.erase(it);
@@ -86,6 +93,13 @@ void BlockPool::DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason)
 BlockId BlockPool::FindFurther(const BlockHash& hash, GroupId group) const {
   const auto it = blocks_of_further_keys_.find({hash, group});
   return it == blocks_of_further_keys_.end() ? kNullBlockId : it->second.front();
+}
+
+bool BlockPool::HasKey(BlockId id, const BlockHash& hash) const {
+  if (!records_[id].has_key()) return false;
+  if (records_.hash(id) == hash) return true;
+  const auto it = further_keys_.find(id);
+  return it != further_keys_.end() && std::ranges::find(it->second, hash) != it->second.end();
 }
 
 int32_t BlockPool::num_keys() const {

@@ -56,7 +56,7 @@ class FullAttentionManager final : public SingleTypeManager {
     found_.resize(query.groups.size());
     for (int64_t end = std::min(begin + hashes_per_block_ - 1, query.max_tokens / unit);
          end > begin; --end) {
-      if (!FindInAllGroups(query, end - 1, /*hashes_per_position=*/1, found_.data())) continue;
+      if (!FindTailInAllGroups(query, end * unit, found_.data())) continue;
       for (size_t i = 0; i < found_.size(); ++i) {
         std::vector<BlockId>& list = lists[static_cast<size_t>(query.groups[i])];
         list.resize(static_cast<size_t>(position));

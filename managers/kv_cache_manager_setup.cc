@@ -53,11 +53,6 @@ absl::Status CheckPartialHits(const KvCacheConfig& config, const KvCacheManagerO
   const auto refuse = [](const std::string& what) {
     return InvalidArgument("partial_hits is set ", what);
   };
-  if (config.native) return refuse("for a native layout, expected one page size");
-  if (options.compare_tokens_on_hit || options.lookup_history_blocks > 0) {
-    return refuse(
-        "next to compare_tokens_on_hit or lookup_history_blocks, expected none of them");
-  }
   const int64_t unit = sizes.hash_block_size;
   bool has_inner_states = false;
   for (size_t g = 0; g < config.groups.size(); ++g) {

@@ -125,7 +125,9 @@ void SingleTypeManager::CachePromptTail(const PrefixContent& content, GroupBlock
   const BlockId id = held.table[static_cast<size_t>(position)];
   if (id == kNullBlockId) return;
   held.is_tail_registered = !adds_keys;
-  if (pool_->RegisterPartialBlock(content, id, tail, group(), adds_keys)) OnTailRegistered(id);
+  if (pool_->RegisterPartialBlock(content, id, tail, block_size(), group(), adds_keys)) {
+    OnTailRegistered(id);
+  }
 }
 
 void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_computed) {

@@ -259,6 +259,15 @@ class SingleTypeManager {
     }
     return true;
   }
+  // The same for a position's block that is cached as the end of the first `end` tokens.
+  bool FindTailInAllGroups(const LookupQuery& query, int64_t end, BlockId* found) const {
+    const int64_t begin = (block_size_.CeilDiv(end) - 1) * block_size();
+    for (size_t i = 0; i < query.groups.size(); ++i) {
+      found[i] = pool_->FindCachedTail(*query.content, begin, end, query.groups[i]);
+      if (found[i] == kNullBlockId) return false;
+    }
+    return true;
+  }
   // The tokens up to which the prompt's tail can be registered for a group that holds rows.
   virtual int64_t TailOfPrompt(const PrefixContent& content, int64_t num_prompt_tokens) const;
   // Where requests like this one are expected to stop sharing, for sparse registration (V-3).
