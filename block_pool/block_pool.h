@@ -179,6 +179,14 @@ class BlockPool {
   // before are no longer fresh. REQUIRES: both referenced, `to` without key.
   void MovePartialKey(BlockId from, BlockId to);
 
+  // Reports blocks that hold the first num_tokens of a content as stored events, as if they were
+  // registered now: one per run of real blocks, and one for a tail if the tokens end inside the last
+  // block and it is cached as such. With one_event_per_registration one for all positions, as
+  // CacheFullBlocks. Nothing else changes. REQUIRES: real blocks are cached under the content's
+  // hashes.
+  void ReportStored(const PrefixContent& content, absl::Span<const BlockId> blocks,
+                    int64_t num_tokens, int64_t block_size, GroupId group);
+
   // Takes these blocks out of the prefix cache, in ascending order; blocks in use stay in use,
   // queued ones keep their place. InvalidArgument, and nothing changed, if an id is outside the
   // pool.

@@ -249,6 +249,19 @@ kvb_status kvb_manager_release_copies(kvb_manager* manager, const kvb_block_copy
   });
 }
 
+kvb_status kvb_manager_take_new_blocks(kvb_manager* manager, const int32_t** blocks,
+                                       size_t* num_blocks) {
+  KVB_REQUIRE(manager);
+  KVB_REQUIRE(blocks);
+  KVB_REQUIRE(num_blocks);
+  return Guard([&] {
+    manager->new_blocks = manager->manager->TakeNewBlockIds();
+    *blocks = manager->new_blocks.data();
+    *num_blocks = manager->new_blocks.size();
+    return KVB_OK;
+  });
+}
+
 kvb_status kvb_manager_check_invariants(const kvb_manager* manager) {
   KVB_REQUIRE(manager);
   return Guard([&] {

@@ -211,7 +211,7 @@ class CrossAttentionManager final : public SingleTypeManager {
   }
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override {
     held.num_new = NumNewBlocks(&held, static_cast<int64_t>(held.table.size()), demand, 0, false);
-    if (held.num_new > 0) pool_->GetNewBlocks(held.num_new, held.table, group());
+    if (held.num_new > 0) TakeBlocks(held.num_new, held.table);
   }
 };
 
@@ -235,7 +235,7 @@ class RingManager final : public SingleTypeManager {
   }
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand&) override {
     held.num_new = held.table.empty() ? 1 : 0;
-    if (held.num_new > 0) pool_->GetNewBlocks(1, held.table, group());
+    if (held.num_new > 0) TakeBlocks(1, held.table);
   }
 };
 

@@ -14,6 +14,10 @@ namespace {
 std::atomic<uint64_t> next_request_serial{1};
 std::atomic<uint64_t> next_manager_serial{1};
 
+bool IsAttention(KvCacheSpecKind kind) {
+  return kind != KvCacheSpecKind::kMamba && kind != KvCacheSpecKind::kRing;
+}
+
 constexpr size_t kFewEntries = size_t{1} << 16;  // 256 KiB of block tables
 
 }  // namespace
@@ -100,7 +104,10 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .any_drops = any_drops,
          .num_replayed_tokens = NumReplayedTokens(options),
          .num_hash_lookahead_tokens = options.num_hash_lookahead_tokens,
-         .partial_hits = manager->has_partial_hits_},
+         .partial_hits = manager->has_partial_hits_,
+         .new_block_ids = options.report_new_blocks && IsAttention(spec.kind())
+                              ? &manager->new_block_ids_
+                              : nullptr},
         manager->pool_.get());
     if (!group.ok()) return group.status();
     manager->num_replay_tokens_ = std::max(manager->num_replay_tokens_, spec.replay_tokens());
@@ -143,8 +150,14 @@ absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptio
   }
   auto content = PrefixContent::FromTokens(std::move(options.content), hashing_);
   if (!content.ok()) return content.status();
-  return std::unique_ptr<Request>(
+  if (options.report_reused_blocks && !options_.enable_events) {
+    return InvalidArgument("NewRequest(", options.id,
+                           "): report_reused_blocks is set, expected enable_events with it");
+  }
+  auto request = std::unique_ptr<Request>(
       new Request(std::move(options.id), *std::move(content), options.skip_reading_prefix_cache));
+  request->reports_reused_blocks_ = options.report_reused_blocks;
+  return request;
 }
 
 absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequestFromHashes(
@@ -175,6 +188,12 @@ Request::~Request() {
 // --- Look-up ---
 
 absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedBlocks& out) const {
+  if (absl::Status status = LookUp(request, out); !status.ok()) return status;
+  if (request.reports_reused_blocks_ && out.num_tokens_ > 0) ReportReusedBlocks(request, out);
+  return absl::OkStatus();
+}
+
+absl::Status KvCacheManager::LookUp(const Request& request, ComputedBlocks& out) const {
   if (absl::Status status = CheckOwner(request); !status.ok()) return status;
   if (request.num_tokens() == 0) {
     return InvalidArgument("GetComputedBlocks(", request.id(), "): the request has no tokens");

@@ -91,7 +91,7 @@ void SingleTypeManager::CopyHitTail(GroupBlocks& held, int64_t total_computed,
   if (size * block_size() <= total_computed) return;
   BlockCopy copy{.group = group(), .source = held.table.back()};
   held.table.pop_back();
-  pool_->GetNewBlocks(1, held.table, group());
+  TakeBlocks(1, held.table);
   copy.target = held.table.back();
   pool_->Touch(absl::MakeConstSpan(&copy.target, 1));
   held.num_cached = size - 1;  // the copy is registered when it is full
@@ -134,7 +134,7 @@ void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_comput
   if (traits_.holds_one_block || NumSkippedTokens(total_computed) >= total_computed) return;
   const int64_t missing =
       block_size_.CeilDiv(total_computed) - static_cast<int64_t>(held.table.size());
-  if (missing > 0) pool_->GetNewBlocks(missing, held.table, group());
+  if (missing > 0) TakeBlocks(missing, held.table);
 }
 
 void SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held,
