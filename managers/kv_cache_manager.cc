@@ -25,7 +25,7 @@ constexpr size_t kFewEntries = size_t{1} << 16;  // 256 KiB of block tables
 absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
     const KvCacheConfig& config, const KvCacheManagerOptions& options) {
   if (absl::Status status = Validate(config); !status.ok()) return status;
-  const auto sizes = ResolveBlockSizes(config, options.enable_caching);
+  const auto sizes = ResolveBlockSizes(config, options);
   if (!sizes.ok()) return sizes.status();
   if (absl::Status status = ValidateSetup(config, options, *sizes); !status.ok()) return status;
   if (absl::Status status =
@@ -37,7 +37,9 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   if (options.compare_tokens_on_hit && options.enable_caching) {
     for (const KvCacheGroup& group : config.groups) {
       compared_block_size = std::max(compared_block_size,
-                                     group.spec.block_size() + options.num_hash_lookahead_tokens);
+                                     group.spec.block_size() *
+                                             NumRanksPerBlock(group.spec, options) +
+                                         options.num_hash_lookahead_tokens);
     }
   }
   ChunkLayout chunks;
@@ -79,6 +81,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   const RequestLimits limits{
       .max_model_len = options.max_model_len,
       .max_in_flight_tokens = options.max_in_flight_tokens.value_or(options.max_model_len),
+      .decode_context_parallel = options.decode_context_parallel,
       .max_encoder_tokens = options.max_encoder_tokens.value_or(options.max_model_len),
       .num_retained_tokens = NumReplayedTokens(options)};
   const std::vector<bool> draft = EffectiveDraftFlags(config, options);
@@ -93,13 +96,15 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
         spec,
         {.group = static_cast<GroupId>(g),
          .is_draft = draft[g],
+         .num_ranks_per_block = NumRanksPerBlock(spec, options),
          .enable_caching = options.enable_caching,
          .hash_block_size =
              options.enable_caching && spec.is_prefix_cacheable() ? sizes->hash_block_size : 0,
          .admission_cap = *cap,
          .reachable_alignment = keeps_all ? 0 : hit_alignment,
          .semantics = options.semantics,
-         .hit_alignment = has_several_groups ? hit_alignment : spec.block_size(),
+         .hit_alignment = has_several_groups ? hit_alignment
+                                             : spec.block_size() * NumRanksPerBlock(spec, options),
          .scheduler_block_size = sizes->scheduler_block_size,
          .any_drops = any_drops,
          .num_replayed_tokens = NumReplayedTokens(options),

@@ -96,6 +96,12 @@ struct KvCacheManagerOptions {
   // larger than the hash block (KvCacheConfig::hash_block_size); windowed groups next to it must
   // have blocks of that size. Whoever sets it must run the copies of TakeBlockCopies.
   bool partial_hits = false;
+  // Ranks over which the tokens of a block are spread in turn, so that a block of one rank covers so
+  // many times its tokens: with decode context parallelism in all groups but those of Mamba and
+  // rings, whose blocks each rank has as a whole; with prefill context parallelism in the only
+  // group. Not for windows, chunks and sinks; 1 to 4096 each. BM-113.
+  int64_t decode_context_parallel = 1;
+  int64_t prefill_context_parallel = 1;
   // How many removals from the prefix cache ExplainLookup remembers, to tell evicted blocks from
   // content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra keys
   // hash their tokens twice.

@@ -9,9 +9,9 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
     : spec_(spec),
       options_(options),
       pool_(pool),
-      block_size_(spec.block_size()),
-      hashes_per_block_(options.hash_block_size > 0 ? spec.block_size() / options.hash_block_size
-                                                    : 0),
+      block_size_(spec.block_size() * options.num_ranks_per_block),
+      hashes_per_block_(
+          options.hash_block_size > 0 ? block_size_.value() / options.hash_block_size : 0),
       has_inner_boundaries_(options.partial_hits && hashes_per_block_ > 1),
       registers_tails_(has_inner_boundaries_ ||
                        (options.semantics.registers_unusable_tails && traits.is_full_type &&

@@ -74,6 +74,7 @@ class SingleTypeManager {
   struct Options {
     GroupId group = 0;
     bool is_draft = false;
+    int64_t num_ranks_per_block = 1;  // a block covers so many times the spec's tokens
     bool enable_caching = true;
     int64_t hash_block_size = 0;
     // Most real blocks one request may hold; empty: no limit but the sequence length.
