@@ -70,8 +70,11 @@ absl::Status KvCacheManager::CheckTable(const Request& request, GroupId g,
     if ((id == kNullBlockId) != is_skipped &&
         !(id == kNullBlockId && may_be_null)) {
       return wrong(i,
-                   absl::StrCat("block ", id, " but ", held.num_leading_nulls, " leading nulls and ",
-                                held.num_output_nulls, " behind the prompt"));
+                   absl::StrCat("block ", id, " but ", held.num_leading_nulls, " leading nulls",
+                                held.num_output_nulls == 0
+                                    ? std::string()
+                                    : absl::StrCat(" and ", held.num_output_nulls,
+                                                   " behind the prompt")));
     }
     if (id == kNullBlockId) continue;
     const KvCacheBlock& block = pool_->block(id);

@@ -58,7 +58,7 @@ TEST(OutputWindowTest, TablesAreAsTheRuleSays) {
   const auto pick = [&](int64_t below) {
     return static_cast<int64_t>(random() % static_cast<uint32_t>(below));
   };
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 100; ++round) {
     const int64_t block = 1 + pick(5);
     const int64_t window = 1 + pick(12);
     const int64_t prompt = 1 + pick(20);
