@@ -156,6 +156,11 @@ class BlockPool {
   // a multiple of the hash block size and hashed; no chunks, tokens or history are kept.
   bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
                             GroupId group, bool adds_further_keys = false);
+  // Keys of shorter prefixes that a block has beside its own.
+  absl::Span<const BlockHash> further_keys(BlockId id) const {
+    const auto it = further_keys_.find(id);
+    return it == further_keys_.end() ? absl::Span<const BlockHash>() : it->second;
+  }
   // The prefix length that such a key stands for; 0 for all other blocks.
   int64_t partial_tokens(BlockId id) const {
     const auto it = partial_tokens_.find(id);

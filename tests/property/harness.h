@@ -72,6 +72,7 @@ class Harness {
   void CheckAll();
 
   void Log(std::string line) { log_.push_back(std::move(line)); }
+  const Semantics& semantics() const { return scenario_.options.semantics; }
   void Expect(bool condition, const std::string& message) const;
   void ExpectEmpty(const std::string& message) const { Expect(message.empty(), message); }
   LiveRequest& Pick(Numbers& numbers) {
@@ -91,6 +92,9 @@ class Harness {
   int64_t num_no_space_ = 0;
   int64_t num_hit_copies_ = 0;
   int64_t num_state_copies_ = 0;
+  // A request holds blocks that were evicted since its look-up, as a switch of Semantics asks for:
+  // then tables and contents do not fit any more.
+  bool has_stale_tables_ = false;
   std::vector<std::string> log_;
 };
 
