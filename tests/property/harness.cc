@@ -367,6 +367,14 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
          "INV-22: blocks were not taken from the front of the queue");
 }
 
+int64_t Harness::TokensToTail(const LiveRequest& request, int64_t computed,
+                              Numbers& numbers) const {
+  if (!scenario_.options.partial_hits || !numbers.OneIn(3)) return 0;
+  const int64_t unit = model_.hash_block_size();
+  const int64_t tail = oracle::RoundDown(request.model.num_prompt - 1, unit);
+  return std::max<int64_t>(0, tail - unit * numbers.Below(2) - computed);
+}
+
 void Harness::Admit(LiveRequest& request, Numbers numbers) {
   const bool fresh = !numbers.OneIn(5);
   const int64_t variant = numbers.Below(16);
@@ -391,6 +399,8 @@ void Harness::Admit(LiveRequest& request, Numbers numbers) {
   params.has_scheduled = numbers.OneIn(2);
   if (numbers.OneIn(20)) params.delay = true;
   if (numbers.OneIn(3)) params.num_encoder = numbers.Below(26);
+  const int64_t to_tail = TokensToTail(request, hit + params.num_external, numbers);
+  if (to_tail > 0 && !params.delay) params.num_new = std::min(params.num_new, to_tail);
   const int64_t special = numbers.Below(12);
   if (special == 0) params.num_new = params.num_external = 0;  // takes the hits only, or is refused
   if (special == 1 && semantics().clamps_external_tokens) {
@@ -415,6 +425,9 @@ void Harness::Step(LiveRequest& request, Numbers numbers) {
   oracle::AllocateParams params;
   const int64_t drafts = numbers.OneIn(3) ? numbers.Below(5) : 0;
   params.num_new = std::min(known - computed, numbers.OneIn(3) ? 1 + numbers.Below(8) : limit);
+  if (const int64_t to_tail = TokensToTail(request, computed, numbers); to_tail > 0) {
+    params.num_new = std::min(params.num_new, to_tail);
+  }
   const bool reaches_end = computed + params.num_new == known;
   if (reaches_end) params.num_new = std::min(params.num_new + drafts, limit - computed);
   if (numbers.OneIn(4)) params.num_lookahead = numbers.Below(6);

@@ -43,6 +43,9 @@ class Harness {
   void NewRequest(Numbers numbers);
   void LookUp(LiveRequest& request);
   void Admit(LiveRequest& request, Numbers numbers);
+  // Where hits may end inside blocks: how many tokens a step computes that ends, as a scheduler
+  // wants it, where the prompt's tail may be registered; mostly 0: it ends anywhere.
+  int64_t TokensToTail(const LiveRequest& request, int64_t computed, Numbers& numbers) const;
   void Step(LiveRequest& request, Numbers numbers);
   void Append(LiveRequest& request, int64_t count);
   void Free(size_t index, bool preempt);
