@@ -228,7 +228,7 @@ class RingManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
   int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand&, int64_t,
                        bool) const override {
     return size == 0 ? 1 : 0;
