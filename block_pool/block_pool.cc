@@ -457,9 +457,9 @@ absl::Status BlockPool::CheckInvariants() const {
                            num_cached_unreferenced_, " cached blocks, found ", permanent, " and ",
                            cached);
   }
-  for (const auto& [id, num_tokens] : partial_tokens_) {
-    if (!records_[id].has_key() || num_tokens < 1) {
-      return BrokenInvariant("block ", id, " counts as partly filled with ", num_tokens,
+  for (const auto& [id, partial] : partial_tokens_) {
+    if (!records_[id].has_key() || partial.num_tokens < 1) {
+      return BrokenInvariant("block ", id, " counts as partly filled with ", partial.num_tokens,
                              " tokens and has ", records_[id].has_key() ? "a" : "no", " key");
     }
   }

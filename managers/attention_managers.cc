@@ -45,7 +45,7 @@ class FullAttentionManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
 
  private:
   // How many tokens of the block behind the first `position` are cached as the end of a shorter
@@ -74,7 +74,7 @@ class FullAttentionManager final : public SingleTypeManager {
 class SlidingWindowManager final : public SingleTypeManager {
  public:
   SlidingWindowManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
-      : SingleTypeManager(spec, options, pool, {}),
+      : SingleTypeManager(spec, options, pool, {.num_kept_tokens = options.num_replayed_tokens}),
         window_(spec.sliding_window().value()),
         tail_blocks_(std::max<int64_t>(1, block_size_.CeilDiv(window_ - 1))),
         keeps_nothing_(window_ == 1 && options.semantics.window_of_one_keeps_nothing) {}
@@ -85,8 +85,8 @@ class SlidingWindowManager final : public SingleTypeManager {
   int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override;
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t n) const override {
-    return std::max<int64_t>(0, n - window_ + 1 - options_.num_replayed_tokens);
+  int64_t NumUnneededTokensImpl(int64_t n) const override {
+    return std::max<int64_t>(0, n - window_ + 1);
   }
   int64_t NumTailBlocksNeeded() const override { return tail_blocks_; }
   void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
@@ -184,7 +184,7 @@ class ChunkedLocalAttentionManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t n) const override { return chunk_.RoundDown(n); }
+  int64_t NumUnneededTokensImpl(int64_t n) const override { return chunk_.RoundDown(n); }
 
  private:
   const BlockSize chunk_;
@@ -204,7 +204,7 @@ class CrossAttentionManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
   int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand& demand, int64_t,
                        bool) const override {
     return std::max<int64_t>(0, block_size_.CeilDiv(demand.num_encoder_tokens) - size);
@@ -228,7 +228,7 @@ class RingManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
   int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand&, int64_t,
                        bool) const override {
     return size == 0 ? 1 : 0;

@@ -104,7 +104,8 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                   " tokens computed, hit and external together exceed max_model_len ",
                   options_.max_model_len);
   }
-  return has_hits ? CheckHits(request, *params.computed_blocks, total) : absl::OkStatus();
+  if (!has_hits) return absl::OkStatus();
+  return CheckHits(request, *params.computed_blocks, std::min(total, options_.max_model_len));
 }
 
 absl::Status KvCacheManager::CheckEncoder(const Request& request,
@@ -152,7 +153,7 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
                     " tokens");
     }
     const int64_t first_needed =
-        std::min(size, block_size.FloorDiv(manager.NumSkippedTokens(total_computed)));
+        std::min(size, block_size.FloorDiv(manager.NumUnneededTokens(total_computed)));
     const int64_t per_block =
         options_.enable_caching ? manager.block_size() / hash_block_size() : 0;
     for (int64_t i = fresh ? first_needed : 0; i < size; ++i) {
@@ -169,7 +170,12 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
         return Refuse(request, "hit block ", id, " of group ", g,
                       " is outside the pool's blocks 0..", pool_->num_blocks() - 1);
       }
-      if (options_.semantics.adopts_stale_hits) continue;
+      if (options_.semantics.adopts_stale_hits) {
+        const PageChunks* const chunks = pool_->chunks();
+        if (chunks == nullptr || chunks->ClassOfPage(id) == chunks->ClassOfGroup(g)) continue;
+        return Refuse(request, "hit block ", id, " of group ", g, " at position ", i,
+                      " no longer is a page of that group's size; look up again");
+      }
       const bool ends_inside =
           has_partial_hits_ && i + 1 == size && computed.num_tokens() % manager.block_size() != 0;
       if (ends_inside && HoldsHitTail(request, computed, g)) continue;

@@ -132,8 +132,13 @@ class SingleTypeManager {
   bool keeps_all_blocks() const { return traits_.is_full_type && !spec_.output_window(); }
 
   // Leading tokens that no token after the first n needs; never falls with n. O(1).
+  int64_t NumUnneededTokens(int64_t n) const {
+    return traits_.is_full_type ? 0 : NumUnneededTokensImpl(n);
+  }
+  // The same, less those that are kept because a drafter may compute them again: their blocks are
+  // given back.
   int64_t NumSkippedTokens(int64_t n) const {
-    return traits_.is_full_type ? 0 : NumSkippedTokensImpl(n);
+    return NumUnneededTokens(std::max<int64_t>(0, n - traits_.num_kept_tokens));
   }
 
   // The longest hit: fills lists[g] for each group of the query and returns its length in tokens.
@@ -199,12 +204,14 @@ class SingleTypeManager {
   void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n,
                    const ReuseBoundaries& boundaries) {
     if (!is_cacheable()) return;
-    if (options_.reachable_alignment > 0) {
-      if (draft_margin() > 0) n = std::max<int64_t>(0, n - options_.num_replayed_tokens);
-      const int64_t aligned = n - n % options_.reachable_alignment;
-      n = aligned == 0 ? 0 : std::min(n, aligned + draft_margin());
+    const int64_t num_final = std::max<int64_t>(0, n - options_.num_replayed_tokens);
+    const int64_t alignment = options_.reachable_alignment;
+    if (alignment == 0) {
+      n = num_final;
+    } else if (draft_margin() > 0 && n >= alignment) {
+      n = std::min(num_final, num_final - num_final % alignment + draft_margin());
     } else {
-      n = std::max<int64_t>(0, n - options_.num_replayed_tokens);
+      n -= n % alignment;
     }
     if (options_.num_hash_lookahead_tokens > 0) n = std::min(n, content.num_hashed_tokens());
     const int64_t full = block_size_.FloorDiv(n);
@@ -215,7 +222,7 @@ class SingleTypeManager {
   // Frees what the first `num_processed` tokens made unreachable, deepest first, leaving nulls. O(1
   // + blocks freed).
   void RemoveSkippedBlocks(GroupBlocks& held, int64_t num_processed, int64_t num_prompt_tokens) {
-    if (!traits_.is_full_type) return TrimTo(held, NumSkippedTokensImpl(num_processed));
+    if (!traits_.is_full_type) return TrimTo(held, NumSkippedTokens(num_processed));
     if (spec_.output_window()) TrimOutput(held, num_processed, num_prompt_tokens);
   }
 
@@ -242,11 +249,12 @@ class SingleTypeManager {
     bool has_own_layout = false;  // NumNewBlocks and AllocateNewImpl say what a step takes
     bool can_drop = true;         // a draft group drops the last block of a hit
     bool holds_one_block = false;  // whatever the tokens
+    int64_t num_kept_tokens = 0;  // of those that no later token needs
   };
   SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
                     const Traits& traits);
 
-  virtual int64_t NumSkippedTokensImpl(int64_t n) const = 0;
+  virtual int64_t NumUnneededTokensImpl(int64_t n) const = 0;
   // Positions before a hit's end that the hit needs; what the reachable mask is made of. Full
   // types: unused.
   virtual int64_t NumTailBlocksNeeded() const { return 0; }
@@ -314,15 +322,11 @@ class SingleTypeManager {
   static std::unique_ptr<SingleTypeManager> CreateForStates(const KvCacheSpec& spec,
                                                             const Options& options,
                                                             BlockPool* pool);
-  // Positions of a request without blocks that need none: those that no later token reads, and where
-  // nothing is hit all that is computed.
-  int64_t NumSkippedBlocks(int64_t total_computed) const {
-    const bool all = options_.enable_caching && !is_cacheable() && !traits_.has_own_layout;
-    return block_size_.FloorDiv(all ? total_computed : NumSkippedTokens(total_computed));
-  }
   // Whether a hit that ends at a multiple of `period_tokens` needs the position; true if there is
   // no telling.
   bool IsTailOf(int64_t position, int64_t period_tokens) const;
+  // Positions at the beginning of a table, adopted with these hits, that have no block.
+  int64_t NumLeadingNulls(absl::Span<const BlockId> hits, int64_t total_computed) const;
   void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);
   void TrimOutput(GroupBlocks& held, int64_t num_processed, int64_t num_prompt_tokens);
   // Frees positions [begin, end) of a table, none of which is null, and leaves nulls.
