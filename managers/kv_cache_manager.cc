@@ -114,6 +114,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .num_replayed_tokens = NumReplayedTokens(options),
          .num_hash_lookahead_tokens = options.num_hash_lookahead_tokens,
          .partial_hits = manager->has_partial_hits_,
+         .checkpoint_alignment = options.checkpoint_alignment,
          .new_block_ids = options.report_new_blocks && IsAttention(spec.kind())
                               ? &manager->new_block_ids_
                               : nullptr},
@@ -309,7 +310,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   const auto needed_for = [&](int64_t slots, bool apply_cap) {
     // The gate looks at known tokens, none of which is lookahead.
     const SlotDemand demand{slots, apply_cap ? slots : main_slots, params.num_encoder_tokens,
-                            request.num_prompt_tokens_};
+                            request.num_prompt_tokens_, total};
     int64_t needed = 0;
     for (GroupId g = 0; g < num_groups(); ++g) {
       needed += group(g).NumBlocksNeeded(held_by(g), demand, hits_of(g), total, apply_cap);
@@ -322,7 +323,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     const int64_t known_slots = std::min(request.num_tokens(), options_.max_model_len);
     if (has_chunks ? !FitsInChunks(request, computed, total,
                                    SlotDemand{known_slots, known_slots, params.num_encoder_tokens,
-                                              request.num_prompt_tokens_},
+                                              request.num_prompt_tokens_, total},
                                    /*apply_cap=*/true, watermark, /*reserved=*/0)
                    : needed_for(known_slots, /*apply_cap=*/true) + watermark > pool_->num_free()) {
       return std::optional<NewBlocks>();
@@ -338,7 +339,7 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     }
   }
   const SlotDemand demand{num_slots, main_slots, params.num_encoder_tokens,
-                          request.num_prompt_tokens_};
+                          request.num_prompt_tokens_, total};
   const int64_t reserved = params.reserved_blocks;
   if (has_chunks
           ? !FitsInChunks(request, computed, total, demand, /*apply_cap=*/false, watermark,
@@ -422,7 +423,8 @@ bool KvCacheManager::FitsInChunks(const Request& request, const ComputedBlocks& 
                                   int64_t total_computed, const SlotDemand& demand, bool apply_cap,
                                   int64_t kept_chunks, int64_t reserved) {
   const SlotDemand longest{options_.max_model_len, options_.max_model_len,
-                           demand.num_encoder_tokens, demand.num_prompt_tokens};
+                           demand.num_encoder_tokens, demand.num_prompt_tokens,
+                           demand.num_computed};
   for (GroupId g = 0; g < num_groups(); ++g) {
     page_needs_[static_cast<size_t>(g)] = group(g).PagesNeeded(
         HoldsBlocks(request) ? &request.groups_[static_cast<size_t>(g)] : nullptr, demand, longest,

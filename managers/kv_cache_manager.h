@@ -102,6 +102,9 @@ struct KvCacheManagerOptions {
   // group. Not for windows, chunks and sinks; 1 to 4096 each. BM-113.
   int64_t decode_context_parallel = 1;
   int64_t prefill_context_parallel = 1;
+  // For Mamba groups with checkpoint blocks (MambaSpec num_checkpoint_blocks): the backend can export
+  // a state so many tokens, or a multiple, behind the start of a chunk. V-45.
+  int64_t checkpoint_alignment = 1;
   // How many removals from the prefix cache ExplainLookup remembers, to tell evicted blocks from
   // content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra keys
   // hash their tokens twice.
@@ -259,6 +262,13 @@ class KvCacheManager {
   // the lists cover it.
   absl::StatusOr<ComputedBlocks> TruncateComputedBlocks(const ComputedBlocks& computed,
                                                         int64_t num_tokens) const;
+  // Where the step that the latest AllocateSlots made slots for must export the state of a Mamba
+  // group with checkpoint blocks on its way, and into which block; empty: nowhere. V-45.
+  struct StateCheckpoint {
+    int64_t num_tokens = 0;  // the state behind so many tokens of the request
+    BlockId block = kNullBlockId;
+  };
+  std::optional<StateCheckpoint> GetStateCheckpoint(const Request& request, GroupId group) const;
   bool HoldsBlocks(const Request& request) const { return request.holder_ == this; }
 
   double usage() const { return pool_->usage(); }

@@ -97,6 +97,15 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
   return cut;
 }
 
+std::optional<KvCacheManager::StateCheckpoint> KvCacheManager::GetStateCheckpoint(
+    const Request& request, GroupId g) const {
+  if (!HoldsBlocks(request) || g < 0 || g >= num_groups()) return std::nullopt;
+  const GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
+  if (held.checkpoint_tokens == 0) return std::nullopt;
+  const int64_t position = BlockSize(group(g).block_size()).CeilDiv(held.checkpoint_tokens) - 1;
+  return StateCheckpoint{held.checkpoint_tokens, held.table[static_cast<size_t>(position)]};
+}
+
 void KvCacheManager::ReportReusedBlocks(const Request& request,
                                         const ComputedBlocks& computed) const {
   for (GroupId g = 0; g < num_groups(); ++g) {

@@ -208,6 +208,7 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
                 {"max_in_flight_tokens", options.max_in_flight_tokens, 1, kMaxTokens},
                 {"max_encoder_tokens", options.max_encoder_tokens, 1, kMaxTokens},
                 {"prefill_lookahead_tokens", options.prefill_lookahead_tokens, 0, kMaxTokens},
+                {"checkpoint_alignment", options.checkpoint_alignment, 1, kMaxTokens},
                 {"lookup_history_blocks", options.lookup_history_blocks, 0, kMaxNumBlocks}};
   for (const auto& [field, value, least, most] : ranges) {
     if (!value || (*value >= least && *value <= most)) continue;

@@ -11,6 +11,8 @@
 //          so a request holds at most 2 + k blocks (and one more for each further step in flight).
 //          When the table grows, scratch blocks move along and the positions between become null. A
 //          state is registered if the step that writes it ends at a block boundary.
+//          With checkpoint blocks, a step that runs over the end of what a resend of the prompt can
+//          use has a block for the state there, too, before the one at its end (V-45).
 //
 // A state is ready when its step has run, not while other requests of that step are scheduled: such
 // hits wait for NewStepStarts.
@@ -55,11 +57,16 @@ class MambaManager final : public SingleTypeManager {
                             std::vector<BlockCopy>& copies) override;
   int64_t TailOfPrompt(const PrefixContent& content, int64_t num_prompt_tokens) const override;
   bool HoldsTail(const GroupBlocks& held, int64_t tail) const override {
-    return held.chunk_end == tail;
+    return held.chunk_end == tail || held.checkpoint_tokens == tail;
   }
   void OnTailRegistered(BlockId id) override { registered_in_step_.insert(id); }
 
  private:
+  // The last boundary at which a resend of a prompt can hit a state.
+  int64_t ReusableEnd(int64_t num_prompt_tokens) const;
+  // The tokens after which a step has its state exported, if it can; 0: it has none. `num_kept`
+  // entries of the table are taken.
+  int64_t CheckpointOf(const SlotDemand& demand, int64_t num_kept) const;
   // Entries of the table that has these slots.
   int64_t TableSize(const SlotDemand& demand) const;
   // Scratch blocks of a table of `size` entries that move when it grows to `target`.
@@ -67,13 +74,16 @@ class MambaManager final : public SingleTypeManager {
 
   const MambaCacheMode mode_;
   const int64_t num_speculative_blocks_;
+  const bool has_checkpoints_;
   absl::flat_hash_set<BlockId> registered_in_step_;
 };
 
 MambaManager::MambaManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
     : SingleTypeManager(spec, options, pool, {.has_own_layout = true, .can_drop = false}),
       mode_(spec.get_if<MambaSpec>()->options().cache_mode),
-      num_speculative_blocks_(spec.get_if<MambaSpec>()->options().num_speculative_blocks) {}
+      num_speculative_blocks_(spec.get_if<MambaSpec>()->options().num_speculative_blocks),
+      has_checkpoints_(options.enable_caching &&
+                       spec.get_if<MambaSpec>()->options().num_checkpoint_blocks > 0) {}
 
 int64_t MambaManager::FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const {
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
@@ -144,12 +154,16 @@ int64_t MambaManager::NumNewBlocks(const GroupBlocks* held, int64_t size, const 
   if (target <= size) return external;
   if (mode_ != MambaCacheMode::kAlign) return external + target - size;
   const int64_t state = target - num_speculative_blocks_ - 1;
-  if (held == nullptr) return external + target - std::max(size, state);
-  const int64_t needed = target - std::max(size, state) - NumScratchToMove(*held, target);
+  const int64_t num_kept = held == nullptr ? size : size - num_speculative_blocks_;
+  const int64_t checkpoint = CheckpointOf(demand, num_kept) > 0 ? 1 : 0;
+  if (held == nullptr) return external + target - std::max(size, state) + checkpoint;
+  const int64_t needed =
+      target - std::max(size, state) - NumScratchToMove(*held, target) + checkpoint;
   if (!apply_cap) return needed;
   // Whoever holds two states gives one back before taking another.
   const int64_t nulls = std::count(held->table.begin(), held->table.end(), kNullBlockId);
-  return std::min(needed, std::max<int64_t>(0, 2 + num_speculative_blocks_ - (size - nulls)));
+  const int64_t most = 2 + num_speculative_blocks_ + checkpoint;
+  return std::min(needed, std::max<int64_t>(0, most - (size - nulls)));
 }
 
 void MambaManager::AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) {
@@ -157,6 +171,7 @@ void MambaManager::AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) 
   const int64_t target = TableSize(demand);
   const bool has_scratch = held.chunk_end > 0;
   held.chunk_end = demand.num_main;
+  held.checkpoint_tokens = 0;
   held.num_new = std::max<int64_t>(0, target - size);
   if (held.num_new == 0) return;
   if (mode_ == MambaCacheMode::kAlign) {
@@ -168,6 +183,14 @@ void MambaManager::AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) 
         const BlockId id = std::exchange(held.table[static_cast<size_t>(i)], kNullBlockId);
         if (id != kNullBlockId) held.table.push_back(id);
       }
+    }
+    held.checkpoint_tokens =
+        CheckpointOf(demand, has_scratch ? size - num_speculative_blocks_ : size);
+    if (held.checkpoint_tokens > 0) {
+      pool_->GetNewBlocks(1, held.table, group());
+      const BlockId id = held.table.back();
+      held.table.pop_back();
+      held.table[static_cast<size_t>(state - 1)] = id;
     }
   }
   const int64_t missing = target - static_cast<int64_t>(held.table.size());
@@ -197,6 +220,29 @@ int64_t MambaManager::TailOfPrompt(const PrefixContent& content, int64_t num_pro
   return usable <= 0 ? 0 : usable / unit * unit;
 }
 
+int64_t MambaManager::ReusableEnd(int64_t num_prompt_tokens) const {
+  const int64_t unit = has_inner_boundaries_ ? options_.hash_block_size : options_.hit_alignment;
+  if (options_.any_drops) return num_prompt_tokens / unit * unit - unit;
+  const int64_t usable =
+      num_prompt_tokens - std::max<int64_t>(1, options_.num_hash_lookahead_tokens);
+  return usable <= 0 ? 0 : usable / unit * unit;
+}
+
+int64_t MambaManager::CheckpointOf(const SlotDemand& demand, int64_t num_kept) const {
+  if (!has_checkpoints_) return 0;
+  const int64_t begin = demand.num_computed;
+  const int64_t end = demand.num_main;
+  const int64_t at = ReusableEnd(demand.num_prompt_tokens);
+  if (at >= end || begin % options_.hash_block_size != 0 ||
+      at < begin + options_.hash_block_size || (at - begin) % options_.checkpoint_alignment != 0) {
+    return 0;
+  }
+  if (options_.semantics.retention_interval == 0 && end < demand.num_prompt_tokens) return 0;
+  // The position before that of the step's end, if the boundary lies there and nothing else does.
+  const int64_t position = block_size_.CeilDiv(end) - 2;
+  return block_size_.CeilDiv(at) - 1 == position && position >= num_kept ? at : 0;
+}
+
 void MambaManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
                                    const ReuseBoundaries& boundaries) {
   const int64_t from = std::exchange(held.num_cached, full);
@@ -204,9 +250,11 @@ void MambaManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& he
   mask_.clear();
   for (int64_t i = from; i < full; ++i) {
     // Of a step that ran over a boundary there is no state at the boundary.
-    const bool written = mode_ == MambaCacheMode::kAll || (i + 1) * block_size() == held.chunk_end;
-    mask_.push_back(written &&
-                    (!options_.semantics.retention_interval || IsRetained(i, boundaries)));
+    const int64_t end = (i + 1) * block_size();
+    const bool written = mode_ == MambaCacheMode::kAll || end == held.chunk_end;
+    mask_.push_back(end == held.checkpoint_tokens ||
+                    (written &&
+                     (!options_.semantics.retention_interval || IsRetained(i, boundaries))));
   }
   pool_->CacheFullBlocks(content, held.table, from, full, block_size(), group(), mask_);
   for (int64_t i = from; i < full; ++i) {

@@ -258,7 +258,7 @@ void SingleTypeManager::Free(GroupBlocks& held) {
       absl::MakeConstSpan(held.table).subspan(static_cast<size_t>(held.num_leading_nulls)));
   held.table.clear();
   held.num_cached = held.num_leading_nulls = held.num_output_nulls = 0;
-  held.num_new = held.chunk_end = 0;
+  held.num_new = held.chunk_end = held.checkpoint_tokens = 0;
   held.is_tail_registered = false;
 }
 

@@ -61,7 +61,8 @@ struct SlotDemand {
   int64_t num_slots = 0;           // lookahead included
   int64_t num_main = 0;            // without lookahead
   int64_t num_encoder_tokens = 0;  // of the encoder, for cross attention
-  int64_t num_prompt_tokens = 0;   // of the request, for windows of its output
+  int64_t num_prompt_tokens = 0;   // of the request, for windows of its output and checkpoints
+  int64_t num_computed = 0;        // where the step starts, for checkpoints
 };
 
 // Where a request's prefix is likely to be hit again; what sparse registration keeps.
@@ -98,6 +99,8 @@ class SingleTypeManager {
     int64_t num_hash_lookahead_tokens = 0;
     // Hits may end inside a block, at a multiple of the hash block size.
     bool partial_hits = false;
+    // A state can be exported that many tokens after the start of a chunk, or a multiple (V-45).
+    int64_t checkpoint_alignment = 1;
     // Where the ids of taken blocks go, if anybody asks for them.
     std::vector<BlockId>* new_block_ids = nullptr;
   };

@@ -90,6 +90,7 @@ absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheMana
   if (m.has_partial_hits()) o.partial_hits = m.partial_hits();
   if (m.has_decode_context_parallel()) o.decode_context_parallel = m.decode_context_parallel();
   if (m.has_prefill_context_parallel()) o.prefill_context_parallel = m.prefill_context_parallel();
+  if (m.has_checkpoint_alignment()) o.checkpoint_alignment = m.checkpoint_alignment();
   if (m.has_report_new_blocks()) o.report_new_blocks = m.report_new_blocks();
   if (m.has_lookup_history_blocks()) o.lookup_history_blocks = m.lookup_history_blocks();
   absl::Status status = ReadSemantics(m, o.semantics);

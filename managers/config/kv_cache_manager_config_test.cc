@@ -47,7 +47,8 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
           "semantics_switches": {"allows_adopt_only": true},
           "num_hash_lookahead_tokens": 2, "prefill_lookahead_tokens": 3,
           "report_new_blocks": true,
-          "decode_context_parallel": 2, "prefill_context_parallel": 3})";
+          "decode_context_parallel": 2, "prefill_context_parallel": 3,
+          "checkpoint_alignment": 4})";
   const auto config = ReadKvCacheManagerConfig(
       R"({"cache": {"num_blocks": 64, "groups": []}, "options": )" + options + "}", "f");
   ASSERT_TRUE(config.ok()) << config.status();
@@ -71,6 +72,7 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
   EXPECT_TRUE(o.report_new_blocks);
   EXPECT_EQ(o.decode_context_parallel, 2);
   EXPECT_EQ(o.prefill_context_parallel, 3);
+  EXPECT_EQ(o.checkpoint_alignment, 4);
   Semantics semantics = Semantics::Vllm025();
   semantics.retention_interval = 48;
   semantics.allows_adopt_only = true;
@@ -78,7 +80,7 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
   EXPECT_EQ(o.num_hash_lookahead_tokens, 2);
   EXPECT_EQ(o.prefill_lookahead_tokens, 3);
   // A new option must be read above, too.
-  EXPECT_EQ(config::v1::KvCacheManagerOptions::descriptor()->field_count(), 24);
+  EXPECT_EQ(config::v1::KvCacheManagerOptions::descriptor()->field_count(), 25);
 }
 
 // Each switch alone, by its name: turned over, it makes a difference to the version's value.
