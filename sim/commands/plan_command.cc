@@ -19,7 +19,7 @@ using ::kvblocks::config::v1::ReplayConfig;
 
 constexpr int64_t kMaxLen = int64_t{1} << 31;  // tokens
 
-constexpr const char* kFooter =
+constexpr const char* kPlanFooter =
     R"(Two plans side by side: "upstream" as vLLM makes it, "exact" with the same memory and less
 waste (tight bounds for windows, tokens in flight reserved once, pages of different sizes in
 chunks). kvsim replay runs on either: --plan=upstream, --plan=exact.
@@ -81,7 +81,7 @@ class PlanCommand final : public Command {
     options_->Add(
         {.name = "--color", .unit = "auto|always|never", .help = "headings in bold [auto]"},
         &color_);
-    options_->set_footer(kFooter);
+    options_->set_footer(kPlanFooter);
   }
 
   const OptionParser& options() const override { return *options_; }

@@ -39,7 +39,7 @@ constexpr const char* kCuda = "cuda";
 constexpr int64_t kMaxLayersPerGroup = 64;
 constexpr int64_t kMaxThreads = 1024;
 
-constexpr const char* kFooter =
+constexpr const char* kVerifyFooter =
     R"(Replays the trace with the options of kvsim replay, and does each step with tensors: every token
 writes a key and a value through the slot mapping, with small heads, and queries attend through the
 block tables. Beside the pool stands a plain list of keys and values per request; attention over it
@@ -116,7 +116,7 @@ class VerifyCommand final : public Command {
                   0, kMaxThreads, &threads_);
     options_->AddFlag({.name = "--quiet", .help = "no progress line", .group = kVerify}, &quiet_);
     input_.AddOptions();
-    options_->set_footer(kFooter);
+    options_->set_footer(kVerifyFooter);
   }
 
   const OptionParser& options() const override { return *options_; }
