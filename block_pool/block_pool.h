@@ -26,12 +26,15 @@
 #ifndef KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_
 #define KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -61,8 +64,11 @@ class BlockPool {
     bool enable_caching = true;
     bool enable_events = false;
     FreeOrder free_order = FreeOrder::kUnhashedFirst;
-    // Size of the largest blocks whose tokens are kept and compared on a hit (see BlockTokens); 0:
-    // hits trust the hash.
+    // One BlockStored per CacheFullBlocks, also where the mask leaves nothing, with the tokens of
+    // all its positions; otherwise one per run.
+    bool one_event_per_registration = false;
+    // Size of the largest blocks whose tokens are kept and compared on a hit, with the look-ahead
+    // tokens of their hashes (see BlockTokens); 0: hits trust the hash.
     int64_t compared_block_size = 0;
     // Keys that left the cache to be remembered for explanations; 0: none. 96 bytes each.
     int64_t history_keys = 0;
@@ -113,13 +119,14 @@ class BlockPool {
 
   // The earliest registered block of a group whose content has this hash; kNullBlockId: a miss.
   BlockId FindCached(const BlockHash& hash, GroupId group) const {
-    return table_.Find(hash, group);
+    const BlockId id = table_.Find(hash, group);
+    return further_keys_.empty() ? id : EarlierOf(id, hash, group);
   }
   // The same for block `position` of a content at `per_block` hash blocks each, compared token by
   // token if the pool keeps tokens.
   BlockId FindCached(const PrefixContent& content, int64_t position, int64_t per_block,
                      GroupId group) const {
-    const BlockId id = table_.Find(content.HashOfBlock(position, per_block), group);
+    const BlockId id = FindCached(content.HashOfBlock(position, per_block), group);
     return id == kNullBlockId || Matches(id, content, position, per_block) ? id : kNullBlockId;
   }
   // The same for positions 0 to out.size(), until one is missing: writes their blocks and returns
@@ -145,14 +152,26 @@ class BlockPool {
 
   // Registers a block under the key of its content's first num_tokens, which end inside it; a key
   // for fewer tokens is replaced, and CacheFullBlocks replaces this one when the block is full.
-  // False, and no change, if the block's key covers as many already. REQUIRES: num_tokens is a
-  // multiple of the hash block size and hashed; no chunks, tokens or history are kept.
+  // Where the block's key covers more tokens, this one is a further key of it with
+  // adds_further_keys; otherwise nothing changes. False if nothing changed. REQUIRES: num_tokens is
+  // a multiple of the hash block size and hashed; no chunks, tokens or history are kept.
   bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
-                            GroupId group);
+                            GroupId group, bool adds_further_keys = false);
+  // Whether a cached block's content has this hash, as a whole or up to some token.
+  bool HasKey(BlockId id, const BlockHash& hash) const {
+    const auto further = further_keys(id);
+    return records_.hash(id) == hash ||
+           std::find(further.begin(), further.end(), hash) != further.end();
+  }
+  // Keys of shorter prefixes that a block has beside its own.
+  absl::Span<const BlockHash> further_keys(BlockId id) const {
+    const auto it = further_keys_.find(id);
+    return it == further_keys_.end() ? absl::Span<const BlockHash>() : it->second;
+  }
   // The prefix length that such a key stands for; 0 for all other blocks.
   int64_t partial_tokens(BlockId id) const {
     const auto it = partial_tokens_.find(id);
-    return it == partial_tokens_.end() ? 0 : it->second;
+    return it == partial_tokens_.end() ? 0 : it->second.num_tokens;
   }
   // Gives such a key to another block, which is to get the same content; no event. Look-ups made
   // before are no longer fresh. REQUIRES: both referenced, `to` without key.
@@ -179,7 +198,8 @@ class BlockPool {
            (chunks_ == nullptr ? 0 : chunks_->num_ids_without_page());
   }
   int32_t num_cached_unreferenced() const { return num_cached_unreferenced_; }
-  int32_t num_keys() const { return table_.num_keys(); }            // distinct contents
+  // Distinct contents; O(further keys), see RegisterPartialBlock.
+  int32_t num_keys() const;
   int32_t num_keyed_blocks() const { return table_.num_blocks(); }  // blocks, duplicates included
   // Referenced share of what can be handed out, in bytes; 0 if nothing can.
   double usage() const;
@@ -220,9 +240,14 @@ class BlockPool {
   void EvictOne(uint64_t place, BlockId id, RemovalReason reason);
   void TakeAndEvict(absl::Span<BlockId> batch);
   void DropPartialKey(BlockId id);
+  bool AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id);
+  void DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason);
+  BlockId EarlierOf(BlockId first, const BlockHash& hash, GroupId group) const;
+  void EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason);
   void RememberAll();
   void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
-                  GroupId group);
+                  GroupId group,
+                  absl::FunctionRef<bool(int64_t)> is_kept = [](int64_t) { return true; });
   template <typename Iterator>
   void Release(Iterator begin, Iterator end);
   // With chunks.
@@ -236,6 +261,7 @@ class BlockPool {
   const bool enable_caching_;
   const bool enable_events_;
   const FreeOrder free_order_;
+  const bool one_event_per_registration_;
   BlockRecords records_;
   FreeBlockQueue queue_;
   std::unique_ptr<PageChunks> chunks_;
@@ -247,7 +273,20 @@ class BlockPool {
   int64_t num_evictions_ = 0;
   int64_t num_blocks_taken_ = 0;
   std::unique_ptr<LookupHistory> history_;
-  absl::flat_hash_map<BlockId, int64_t> partial_tokens_;  // of blocks whose key ends inside them
+  // Of blocks whose key ends inside them: at how many tokens, and in which order they got it.
+  struct PartialKey {
+    int64_t num_tokens;
+    int64_t order;
+  };
+  absl::flat_hash_map<BlockId, PartialKey> partial_tokens_;
+  absl::flat_hash_map<BlockId, std::vector<BlockHash>> further_keys_;
+  struct FurtherHolder {
+    BlockId id;
+    int64_t order;
+  };
+  absl::flat_hash_map<std::pair<BlockHash, GroupId>, std::vector<FurtherHolder>>
+      blocks_of_further_keys_;
+  int64_t num_tail_keys_ = 0;  // ever given
   std::vector<KvEvent> events_;
 };
 

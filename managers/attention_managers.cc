@@ -45,7 +45,7 @@ class FullAttentionManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
 
  private:
   // How many tokens of the block behind the first `position` are cached as the end of a shorter
@@ -74,9 +74,10 @@ class FullAttentionManager final : public SingleTypeManager {
 class SlidingWindowManager final : public SingleTypeManager {
  public:
   SlidingWindowManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
-      : SingleTypeManager(spec, options, pool, {}),
+      : SingleTypeManager(spec, options, pool, {.num_kept_tokens = options.num_replayed_tokens}),
         window_(spec.sliding_window().value()),
-        tail_blocks_(std::max<int64_t>(1, block_size_.CeilDiv(window_ - 1))) {}
+        tail_blocks_(std::max<int64_t>(1, block_size_.CeilDiv(window_ - 1))),
+        keeps_nothing_(window_ == 1 && options.semantics.window_of_one_keeps_nothing) {}
 
   // Probes each position at most once: a miss rules out every hit whose window contains it. At most
   // as many probes as the window has blocks when the tail is cached; about one per window when
@@ -84,22 +85,33 @@ class SlidingWindowManager final : public SingleTypeManager {
   int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override;
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t n) const override {
+  int64_t NumUnneededTokensImpl(int64_t n) const override {
     return std::max<int64_t>(0, n - window_ + 1);
   }
   int64_t NumTailBlocksNeeded() const override { return tail_blocks_; }
+  void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
+                       const ReuseBoundaries& boundaries) override {
+    if (!keeps_nothing_) {
+      return SingleTypeManager::CacheFullBlocks(content, held, full, boundaries);
+    }
+    mask_.assign(static_cast<size_t>(full - held.num_cached), 0);
+    pool_->CacheFullBlocks(content, held.table, held.num_cached, full, block_size(), group(),
+                           mask_);
+    held.num_cached = full;
+  }
 
  private:
   const int64_t window_;
   // Blocks before a hit's end that hold its last W - 1 tokens; at least 1.
   const int64_t tail_blocks_;
+  const bool keeps_nothing_;
 };
 
 int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const {
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
   const int64_t num_groups = static_cast<int64_t>(query.groups.size());
   const int64_t margin = query.drop_last_block ? 1 : 0;
-  const int64_t num_positions = block_size_.FloorDiv(query.max_tokens);
+  const int64_t num_positions = keeps_nothing_ ? 0 : block_size_.FloorDiv(query.max_tokens);
   // A hit of `end` blocks needs positions [end - tail_blocks_, end + margin). Among those probed,
   // only the latest such span matters, so a ring of that width holds what was found, per group. It
   // never spans more positions than there are.
@@ -124,6 +136,10 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
       ++position;
     }
     if (position == probe_end) {
+      // A run from the first token that is shorter than the window.
+      if (options_.semantics.aligns_before_drop && margin > 0 && step > 1 && end < tail_blocks_) {
+        end -= step;
+      }
       for (int64_t i = 0; i < num_groups; ++i) {
         std::vector<BlockId>& list =
             lists[static_cast<size_t>(query.groups[static_cast<size_t>(i)])];
@@ -168,7 +184,7 @@ class ChunkedLocalAttentionManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t n) const override { return chunk_.RoundDown(n); }
+  int64_t NumUnneededTokensImpl(int64_t n) const override { return chunk_.RoundDown(n); }
 
  private:
   const BlockSize chunk_;
@@ -176,7 +192,7 @@ class ChunkedLocalAttentionManager final : public SingleTypeManager {
 
 // Groups whose layers attend to the encoder. A request takes blocks for the encoder's tokens once,
 // with its first allocation that names them, and keeps them to its end. Nothing is shared,
-// registered or looked up, so such groups need a manager without prefix cache.
+// registered or looked up.
 class CrossAttentionManager final : public SingleTypeManager {
  public:
   CrossAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
@@ -188,7 +204,7 @@ class CrossAttentionManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
   int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand& demand, int64_t,
                        bool) const override {
     return std::max<int64_t>(0, block_size_.CeilDiv(demand.num_encoder_tokens) - size);
@@ -196,6 +212,30 @@ class CrossAttentionManager final : public SingleTypeManager {
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override {
     held.num_new = NumNewBlocks(&held, static_cast<int64_t>(held.table.size()), demand, 0, false);
     if (held.num_new > 0) pool_->GetNewBlocks(held.num_new, held.table, group());
+  }
+};
+
+// Groups that keep a ring of rows: one block from the first allocation to the end (V-46).
+class RingManager final : public SingleTypeManager {
+ public:
+  RingManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
+      : SingleTypeManager(spec, options, pool,
+                          {.has_own_layout = true, .can_drop = false, .holds_one_block = true}) {}
+
+  int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override {
+    for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
+    return 0;
+  }
+
+ protected:
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
+  int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand&, int64_t,
+                       bool) const override {
+    return size == 0 ? 1 : 0;
+  }
+  void AllocateNewImpl(GroupBlocks& held, const SlotDemand&) override {
+    held.num_new = held.table.empty() ? 1 : 0;
+    if (held.num_new > 0) pool_->GetNewBlocks(1, held.table, group());
   }
 };
 
@@ -230,7 +270,8 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
   switch (spec.kind()) {
     case KvCacheSpecKind::kFullAttention:
     case KvCacheSpecKind::kMlaAttention:
-    case KvCacheSpecKind::kSinkFullAttention: {
+    case KvCacheSpecKind::kSinkFullAttention:
+    case KvCacheSpecKind::kHiddenState: {
       auto sinks = pool->TakePermanentBlocks(spec.sink_length() / spec.block_size(), options.group);
       if (!sinks.ok()) return sinks.status();
       return Pointer(
@@ -245,6 +286,8 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
       return CreateForStates(spec, options, pool);
     case KvCacheSpecKind::kCrossAttention:
       return Pointer(std::make_unique<CrossAttentionManager>(spec, options, pool));
+    case KvCacheSpecKind::kRing:
+      return Pointer(std::make_unique<RingManager>(spec, options, pool));
     case KvCacheSpecKind::kEncoderOnlyAttention:
       break;
   }

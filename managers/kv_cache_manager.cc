@@ -24,10 +24,16 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   const auto sizes = ResolveBlockSizes(config, options.enable_caching);
   if (!sizes.ok()) return sizes.status();
   if (absl::Status status = ValidateSetup(config, options, *sizes); !status.ok()) return status;
+  if (absl::Status status =
+          ValidateHashSizes(sizes->hash_block_size, options.num_hash_lookahead_tokens);
+      !status.ok()) {
+    return status;
+  }
   int64_t compared_block_size = 0;
   if (options.compare_tokens_on_hit && options.enable_caching) {
     for (const KvCacheGroup& group : config.groups) {
-      compared_block_size = std::max(compared_block_size, group.spec.block_size());
+      compared_block_size = std::max(compared_block_size,
+                                     group.spec.block_size() + options.num_hash_lookahead_tokens);
     }
   }
   ChunkLayout chunks;
@@ -40,6 +46,8 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
                                  .enable_caching = options.enable_caching,
                                  .enable_events = options.enable_events,
                                  .free_order = options.free_order,
+                                 .one_event_per_registration =
+                                     options.semantics.one_event_per_registration,
                                  .compared_block_size = compared_block_size,
                                  .history_keys = options.lookup_history_blocks,
                                  .chunks = std::move(chunks)});
@@ -53,6 +61,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
     manager->hashing_ = std::make_shared<const PrefixHashing>(
         PrefixHashing{.hasher = BlockHasher(options.hash_algorithm, seed),
                       .hash_block_size = sizes->hash_block_size,
+                      .num_lookahead_tokens = options.num_hash_lookahead_tokens,
                       .keep_plain_hashes = options.lookup_history_blocks > 0});
   }
   manager->num_watermark_blocks_ = static_cast<int64_t>(
@@ -66,8 +75,10 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   const RequestLimits limits{
       .max_model_len = options.max_model_len,
       .max_in_flight_tokens = options.max_in_flight_tokens.value_or(options.max_model_len),
-      .max_encoder_tokens = options.max_encoder_tokens.value_or(options.max_model_len)};
-  const std::vector<bool> draft = EffectiveDraftFlags(config, options.use_eagle);
+      .max_encoder_tokens = options.max_encoder_tokens.value_or(options.max_model_len),
+      .num_retained_tokens = NumReplayedTokens(options)};
+  const std::vector<bool> draft = EffectiveDraftFlags(config, options);
+  const bool any_drops = std::find(draft.begin(), draft.end(), true) != draft.end();
   const bool has_several_groups = config.groups.size() > 1;
   for (size_t g = 0; g < config.groups.size(); ++g) {
     const KvCacheSpec& spec = config.groups[g].spec;
@@ -79,24 +90,34 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
         {.group = static_cast<GroupId>(g),
          .is_draft = draft[g],
          .enable_caching = options.enable_caching,
-         .hash_block_size = options.enable_caching ? sizes->hash_block_size : 0,
+         .hash_block_size =
+             options.enable_caching && spec.is_prefix_cacheable() ? sizes->hash_block_size : 0,
          .admission_cap = *cap,
          .reachable_alignment = keeps_all ? 0 : hit_alignment,
-         .retention_interval = options.retention_interval,
+         .semantics = options.semantics,
          .hit_alignment = has_several_groups ? hit_alignment : spec.block_size(),
+         .scheduler_block_size = sizes->scheduler_block_size,
+         .any_drops = any_drops,
+         .num_replayed_tokens = NumReplayedTokens(options),
+         .num_hash_lookahead_tokens = options.num_hash_lookahead_tokens,
          .partial_hits = manager->has_partial_hits_},
         manager->pool_.get());
     if (!group.ok()) return group.status();
+    manager->num_replay_tokens_ = std::max(manager->num_replay_tokens_, spec.replay_tokens());
     manager->is_all_full_type_ = manager->is_all_full_type_ && (*group)->is_full_type();
     manager->has_states_ = manager->has_states_ || spec.kind() == KvCacheSpecKind::kMamba;
+    manager->has_encoder_ =
+        manager->has_encoder_ || spec.kind() == KvCacheSpecKind::kCrossAttention;
     manager->groups_.push_back(*std::move(group));
   }
+  manager->only_grows_ = manager->is_all_full_type_ && !config.native && !config.groups.empty();
   manager->scheduler_block_size_ = sizes->scheduler_block_size;
   manager->hash_block_size_ = sizes->hash_block_size;
   manager->hit_alignment_ = hit_alignment;
   if (options.enable_caching) {
     manager->lookup_.emplace(
-        manager->groups_, has_several_groups ? hit_alignment : manager->groups_[0]->block_size());
+        manager->groups_, has_several_groups ? hit_alignment : manager->groups_[0]->block_size(),
+        options.semantics.drops_last_full_block);
   }
   return manager;
 }
@@ -114,6 +135,12 @@ KvCacheManager::~KvCacheManager() {
 }
 
 absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptions options) const {
+  if (has_encoder_ && hashing_ != nullptr && options.content.cache_salt.empty()) {
+    return InvalidArgument(
+        "NewRequest(", options.id,
+        "): cache_salt is empty, expected one that names the encoder's input: the cached keys of a "
+        "decoder depend on it");
+  }
   auto content = PrefixContent::FromTokens(std::move(options.content), hashing_);
   if (!content.ok()) return content.status();
   return std::unique_ptr<Request>(
@@ -162,8 +189,16 @@ absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedB
     return absl::OkStatus();
   }
   // The logits of the last token are needed, so it is computed in any case.
-  const PrefixLookup::Hit hit =
-      lookup_->FindLongestCacheHit(request.content_, request.num_tokens() - 1, out.lists_);
+  int64_t most = request.num_tokens() - 1;
+  if (options_.num_hash_lookahead_tokens > 0) {
+    most = std::min(most, request.content_.num_hashed_tokens());
+  }
+  PrefixLookup::Hit hit = lookup_->FindLongestCacheHit(request.content_, most, out.lists_);
+  if (num_replay_tokens_ > 0 && hit.num_tokens > 0) {
+    // The end of the hit is computed again, for the windows that are not cached.
+    const int64_t kept = std::max<int64_t>(0, hit.num_tokens - num_replay_tokens_);
+    hit.num_tokens = lookup_->FindLongestCacheHit(request.content_, kept, out.lists_).num_tokens;
+  }
   out.num_tokens_ = hit.num_tokens;
   out.shared_prefix_boundary_ = hit.longest_lookup > hit.num_tokens ? hit.longest_lookup : 0;
   return absl::OkStatus();
@@ -177,10 +212,12 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& 
 
 // --- Allocation ---
 
-// Whether a call is valid and finds all slots made and nothing to free or register: a decode step
-// inside a block. Unsigned, so that negative counts are too large.
-bool KvCacheManager::IsQuiet(const Request& request, const AllocateSlotsParams& params) const {
-  const auto limit = static_cast<uint64_t>(request.quiet_slots_);
+// Whether a call is valid and asks for nothing but slots, of which the table then has at most
+// `most`. With the request's quiet slots all of them are made and nothing is to be freed or
+// registered: a decode step inside a block. Unsigned, so that negative counts are too large.
+bool KvCacheManager::AsksForSlotsOnly(const Request& request, const AllocateSlotsParams& params,
+                                      int64_t most) const {
+  const auto limit = static_cast<uint64_t>(most);
   const auto computed = static_cast<uint64_t>(request.num_computed_tokens_);
   const auto added = static_cast<uint64_t>(params.num_new_tokens);
   const auto lookahead = static_cast<uint64_t>(params.num_lookahead_tokens);
@@ -194,7 +231,7 @@ bool KvCacheManager::IsQuiet(const Request& request, const AllocateSlotsParams& 
 }
 
 int64_t KvCacheManager::QuietSlots(const Request& request) const {
-  if (!is_all_full_type_) return 0;
+  if (!is_all_full_type_ || options_.semantics.registers_unusable_tails) return 0;
   int64_t slots = options_.max_model_len;
   for (GroupId g = 0; g < num_groups(); ++g) {
     const GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
@@ -207,9 +244,14 @@ int64_t KvCacheManager::QuietSlots(const Request& request) const {
 
 absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     Request& request, const AllocateSlotsParams& params) {
-  if (request.holder_ == this && IsQuiet(request, params)) {
-    for (GroupBlocks& held : request.groups_) held.num_new = 0;
-    return std::optional<NewBlocks>(NewBlocks(request.groups_));
+  if (request.holder_ == this) {
+    if (AsksForSlotsOnly(request, params, request.quiet_slots_)) {
+      for (GroupBlocks& held : request.groups_) held.num_new = 0;
+      return std::optional<NewBlocks>(NewBlocks(request.groups_));
+    }
+    if (only_grows_ && AsksForSlotsOnly(request, params, options_.max_model_len)) {
+      return Grow(request, params);
+    }
   }
   if (absl::Status status = CheckAllocateParams(request, params); !status.ok()) return status;
 
@@ -224,8 +266,9 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   const auto held_by = [&](GroupId g) {
     return known ? &request.groups_[static_cast<size_t>(g)] : nullptr;
   };
-  const int64_t total =
+  int64_t total =
       request.num_computed_tokens_ + computed.num_tokens() + params.num_external_computed_tokens;
+  if (options_.semantics.clamps_external_tokens) total = std::min(total, options_.max_model_len);
   const int64_t main = total + params.num_new_tokens;
   const int64_t num_slots = std::min(main + params.num_lookahead_tokens, options_.max_model_len);
   const int64_t processed = std::max<int64_t>(0, total - request.num_inflight_tokens_);
@@ -305,6 +348,27 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
 }
 
+// What AllocateSlots comes to where tables keep all their blocks and a request adds slots to its own.
+std::optional<NewBlocks> KvCacheManager::Grow(Request& request, const AllocateSlotsParams& params) {
+  const int64_t main = request.num_computed_tokens_ + params.num_new_tokens;
+  const SlotDemand demand{main + params.num_lookahead_tokens, main};
+  int64_t needed = 0;
+  for (const auto& group : groups_) {
+    const GroupBlocks& held = request.groups_[static_cast<size_t>(group->group())];
+    needed += std::max<int64_t>(0, group->NumBlocksFor(demand.num_slots) -
+                                       static_cast<int64_t>(held.table.size()));
+  }
+  if (needed > pool_->num_free()) return std::nullopt;
+  for (const auto& group : groups_) {
+    group->AllocateNew(request.groups_[static_cast<size_t>(group->group())], demand);
+  }
+  if (options_.enable_caching && !params.delay_cache_blocks) {
+    RegisterTokens(request, std::min(main, request.num_tokens()));
+  }
+  request.quiet_slots_ = QuietSlots(request);
+  return NewBlocks(request.groups_);
+}
+
 void KvCacheManager::RegisterTokens(Request& request, int64_t num_tokens) {
   const ReuseBoundaries boundaries{.num_prompt_tokens = request.num_prompt_tokens_,
                                    .shared_prefix_boundary = request.shared_prefix_boundary_};
@@ -382,7 +446,10 @@ absl::StatusOr<std::vector<BlockId>> KvCacheManager::PopBlocksForFree(Request& r
   std::vector<BlockId> popped;
   if (!HoldsBlocks(request)) return popped;
   for (GroupBlocks& held : request.groups_) {
-    popped.insert(popped.end(), held.table.begin(), held.table.end());
+    // Nulls at the beginning are left out.
+    const auto first = std::find_if(held.table.begin(), held.table.end(),
+                                    [](BlockId id) { return id != kNullBlockId; });
+    popped.insert(popped.end(), first, held.table.end());
     held = GroupBlocks();
   }
   for (BlockId id : popped) {

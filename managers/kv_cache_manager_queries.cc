@@ -47,7 +47,10 @@ std::vector<std::vector<BlockId>> KvCacheManager::GetUnhashedBlockIds(
 
 std::vector<int64_t> KvCacheManager::GetNumCommonPrefixBlocks(const Request& request) const {
   std::vector<int64_t> common(static_cast<size_t>(num_groups()), 0);
-  if (!HoldsBlocks(request) || !options_.enable_caching) return common;
+  if (!HoldsBlocks(request) || !options_.enable_caching ||
+      options_.semantics.has_no_common_prefix) {
+    return common;
+  }
   absl::flat_hash_map<BlockId, int32_t> with_copies;
   if (!copies_.empty()) {
     with_copies = outside_references_;
@@ -77,7 +80,9 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
   ComputedBlocks cut = computed;
   cut.num_tokens_ = num_tokens;
   for (size_t g = 0; g < cut.lists_.size(); ++g) {
-    const int64_t block_size = group(static_cast<GroupId>(g)).block_size();
+    const SingleTypeManager& manager = group(static_cast<GroupId>(g));
+    if (options_.enable_caching && !manager.is_cacheable()) continue;
+    const int64_t block_size = manager.block_size();
     if (num_tokens % block_size != 0) {
       return InvalidArgument("TruncateComputedBlocks: num_tokens is ", num_tokens,
                              ", expected a multiple of group ", g, "'s block size ", block_size);

@@ -24,8 +24,8 @@ bool NeedsWholeBlocks(const KvCacheSpec& spec) {
 
 absl::Status CheckRetention(const KvCacheConfig& config, const KvCacheManagerOptions& options,
                             const BlockSizes& sizes) {
-  if (!options.retention_interval) return absl::OkStatus();
-  const int64_t interval = *options.retention_interval;
+  if (!options.semantics.retention_interval) return absl::OkStatus();
+  const int64_t interval = *options.semantics.retention_interval;
   if (interval < 0 || interval > kMaxTokens || interval % sizes.scheduler_block_size != 0) {
     return InvalidArgument("retention_interval is ", interval,
                            " tokens, expected a multiple of the scheduler block size ",
@@ -54,11 +54,9 @@ absl::Status CheckPartialHits(const KvCacheConfig& config, const KvCacheManagerO
     return InvalidArgument("partial_hits is set ", what);
   };
   if (config.native) return refuse("for a native layout, expected one page size");
-  if (options.compare_tokens_on_hit || options.lookup_history_blocks > 0 ||
-      options.retention_interval) {
+  if (options.compare_tokens_on_hit || options.lookup_history_blocks > 0) {
     return refuse(
-        "next to compare_tokens_on_hit, lookup_history_blocks or retention_interval, expected none "
-        "of them");
+        "next to compare_tokens_on_hit or lookup_history_blocks, expected none of them");
   }
   const int64_t unit = sizes.hash_block_size;
   bool has_inner_states = false;
@@ -88,6 +86,7 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
   int64_t lcm = 1;
   int64_t gcd = 0;
   for (size_t g = 0; g < config.groups.size(); ++g) {
+    if (enable_caching && !config.groups[g].spec.is_prefix_cacheable()) continue;
     const int64_t size = config.groups[g].spec.block_size();
     gcd = std::gcd(gcd, size);
     const int64_t factor = size / std::gcd(lcm, size);
@@ -105,7 +104,7 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
       std::any_of(config.groups.begin(), config.groups.end(),
                   [](const KvCacheGroup& group) { return NeedsWholeBlocks(group.spec); });
   sizes.hash_block_size =
-      whole_blocks ? sizes.scheduler_block_size : config.hash_block_size.value_or(gcd);
+      whole_blocks ? sizes.scheduler_block_size : config.hash_block_size.value_or(std::max<int64_t>(gcd, 1));
   const auto [scheduler, hash] = sizes;
   if (scheduler < 1 || scheduler > kMaxTokens || hash < 1 || hash > kMaxTokens) {
     return InvalidArgument("scheduler_block_size is ", scheduler, " and hash_block_size ", hash,
@@ -117,7 +116,7 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
   }
   for (size_t g = 0; g < config.groups.size(); ++g) {
     const int64_t size = config.groups[g].spec.block_size();
-    if (enable_caching && size % hash != 0) {
+    if (enable_caching && config.groups[g].spec.is_prefix_cacheable() && size % hash != 0) {
       return InvalidArgument("hash_block_size is ", hash, ", expected a divisor of ",
                              GroupName(g, config.groups[g].spec), "'s block size ", size);
     }
@@ -125,8 +124,20 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
   return sizes;
 }
 
-std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config, bool use_eagle) {
+int64_t NumReplayedTokens(const KvCacheManagerOptions& options) {
+  // A hash that looks ahead exists only once its block is final.
+  if (options.num_hash_lookahead_tokens > 0) return 0;
+  return std::max<int64_t>(0, options.prefill_lookahead_tokens - 1);
+}
+
+std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config,
+                                      const KvCacheManagerOptions& options) {
   const auto& groups = config.groups;
+  const bool use_eagle = options.use_eagle;
+  if (options.num_hash_lookahead_tokens > 0 ||
+      (!use_eagle && options.semantics.draft_flags_need_eagle)) {
+    return std::vector<bool>(groups.size(), false);
+  }
   const bool any_flagged =
       std::any_of(groups.begin(), groups.end(), [](const KvCacheGroup& g) { return g.is_draft; });
   std::vector<bool> flags(groups.size(), use_eagle && !any_flagged);
@@ -147,6 +158,7 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
   } ranges[] = {{"max_model_len", options.max_model_len, 1, kMaxTokens},
                 {"max_in_flight_tokens", options.max_in_flight_tokens, 1, kMaxTokens},
                 {"max_encoder_tokens", options.max_encoder_tokens, 1, kMaxTokens},
+                {"prefill_lookahead_tokens", options.prefill_lookahead_tokens, 0, kMaxTokens},
                 {"lookup_history_blocks", options.lookup_history_blocks, 0, kMaxNumBlocks}};
   for (const auto& [field, value, least, most] : ranges) {
     if (!value || (*value >= least && *value <= most)) continue;
@@ -164,6 +176,14 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
         "groups is empty, expected at least one KV-cache group for prefix caching "
         "(set enable_caching to false for a model without KV cache)");
   }
+  if (options.enable_caching &&
+      std::none_of(config.groups.begin(), config.groups.end(), [](const KvCacheGroup& group) {
+        return group.spec.is_prefix_cacheable();
+      })) {
+    return InvalidArgument(
+        "groups has none whose blocks another request can use, expected at least one for prefix "
+        "caching (set enable_caching to false)");
+  }
   if (config.groups.size() > static_cast<size_t>(kMaxGroupId) + 1) {
     return InvalidArgument("groups has ", config.groups.size(), " entries, expected at most ",
                            kMaxGroupId + 1);
@@ -174,7 +194,17 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
                            ", expected the only group's block size ",
                            config.groups[0].spec.block_size());
   }
-  const std::vector<bool> draft = EffectiveDraftFlags(config, options.use_eagle);
+  const std::vector<bool> draft = EffectiveDraftFlags(config, options);
+  const bool any_flagged =
+      options.use_eagle ||
+      std::any_of(config.groups.begin(), config.groups.end(),
+                  [](const KvCacheGroup& group) { return group.is_draft; });
+  if (options.enable_caching && any_flagged &&
+      options.prefill_lookahead_tokens > sizes.scheduler_block_size) {
+    return InvalidArgument("prefill_lookahead_tokens is ", options.prefill_lookahead_tokens,
+                           ", expected at most the scheduler block size ",
+                           sizes.scheduler_block_size, " next to prefix caching and draft groups");
+  }
   int64_t num_sink_blocks = 0;
   for (size_t g = 0; g < config.groups.size(); ++g) {
     const KvCacheSpec& spec = config.groups[g].spec;
@@ -183,12 +213,6 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
       return InvalidArgument("num_blocks is ", config.num_blocks, ", expected more than the ",
                              num_sink_blocks, " blocks that attention sinks take for good, up to ",
                              GroupName(g, spec));
-    }
-    if (spec.kind() == KvCacheSpecKind::kCrossAttention && options.enable_caching) {
-      return InvalidArgument(
-          GroupName(g, spec),
-          " cannot be cached, since its blocks belong to one request's encoder input "
-          "(set enable_caching to false)");
     }
     if (const auto* mamba = spec.get_if<MambaSpec>();
         mamba != nullptr && mamba->options().num_speculative_blocks > kMaxNumBlocks) {

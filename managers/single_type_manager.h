@@ -16,6 +16,7 @@
 #define KVBLOCKS_MANAGERS_SINGLE_TYPE_MANAGER_H_
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -29,6 +30,7 @@
 #include "kvblocks/managers/block_size.h"
 #include "kvblocks/managers/computed_blocks.h"
 #include "kvblocks/managers/request.h"
+#include "kvblocks/managers/semantics.h"
 #include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
@@ -78,10 +80,18 @@ class SingleTypeManager {
     std::optional<int64_t> admission_cap = std::nullopt;
     // Registration leaves out what no hit of this alignment can use; 0: it registers all.
     int64_t reachable_alignment = 0;
-    // Registration keeps what is reachable at multiples of so many tokens and at the request's
-    // ReuseBoundaries only (0: at the latter only). `hit_alignment` must be set, then.
-    std::optional<int64_t> retention_interval = std::nullopt;
+    // With a retention interval, registration keeps what is reachable at multiples of it and at the
+    // request's ReuseBoundaries only (0: at the latter only). `hit_alignment` must be set, then.
+    Semantics semantics = {};
     int64_t hit_alignment = 0;
+    // The same as the alignment, unless hits may end inside blocks.
+    int64_t scheduler_block_size = 0;
+    // Some group gives up the block behind a hit.
+    bool any_drops = false;
+    // Known tokens at the end of what is computed that may be computed again (V-14).
+    int64_t num_replayed_tokens = 0;
+    // Further tokens that a block's hash covers (V-10).
+    int64_t num_hash_lookahead_tokens = 0;
     // Hits may end inside a block, at a multiple of the hash block size.
     bool partial_hits = false;
   };
@@ -101,9 +111,12 @@ class SingleTypeManager {
   const KvCacheSpec& spec() const { return spec_; }
   GroupId group() const { return options_.group; }
   bool is_draft() const { return options_.is_draft; }
+  // Whether other requests can hit its blocks.
+  bool is_cacheable() const { return hashes_per_block_ > 0; }
   // Tokens that a draft group must match behind a hit; 0 for other groups.
   int64_t draft_margin() const { return options_.is_draft && traits_.can_drop ? drop_unit() : 0; }
   int64_t block_size() const { return block_size_.value(); }
+  int64_t NumBlocksFor(int64_t num_slots) const { return block_size_.CeilDiv(num_slots); }
   const std::optional<int64_t>& admission_cap() const { return options_.admission_cap; }
 
   // Every prefix of a hit is a hit, blocks are kept until the request ends (full attention, MLA,
@@ -111,8 +124,13 @@ class SingleTypeManager {
   bool is_full_type() const { return traits_.is_full_type; }
 
   // Leading tokens that no token after the first n needs; never falls with n. O(1).
+  int64_t NumUnneededTokens(int64_t n) const {
+    return traits_.is_full_type ? 0 : NumUnneededTokensImpl(n);
+  }
+  // The same, less those that are kept because a drafter may compute them again: their blocks are
+  // given back.
   int64_t NumSkippedTokens(int64_t n) const {
-    return traits_.is_full_type ? 0 : NumSkippedTokensImpl(n);
+    return NumUnneededTokens(std::max<int64_t>(0, n - traits_.num_kept_tokens));
   }
 
   // The longest hit: fills lists[g] for each group of the query and returns its length in tokens.
@@ -177,21 +195,26 @@ class SingleTypeManager {
   // hashed them.
   void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n,
                    const ReuseBoundaries& boundaries) {
-    if (options_.reachable_alignment > 0) {
-      const int64_t aligned = n - n % options_.reachable_alignment;
-      n = aligned == 0 ? 0 : std::min(n, aligned + draft_margin());
+    if (!is_cacheable()) return;
+    const int64_t num_final = std::max<int64_t>(0, n - options_.num_replayed_tokens);
+    const int64_t alignment = options_.reachable_alignment;
+    if (alignment == 0) {
+      n = num_final;
+    } else if (draft_margin() > 0 && n >= alignment) {
+      n = std::min(num_final, num_final - num_final % alignment + draft_margin());
+    } else {
+      n -= n % alignment;
     }
+    if (options_.num_hash_lookahead_tokens > 0) n = std::min(n, content.num_hashed_tokens());
     const int64_t full = block_size_.FloorDiv(n);
     if (full > held.num_cached) CacheFullBlocks(content, held, full, boundaries);
-    if (has_inner_boundaries_ && !held.is_tail_registered) {
-      CachePromptTail(content, held, n, boundaries.num_prompt_tokens);
-    }
+    if (registers_tails_ && !held.is_tail_registered) CachePromptTail(content, held, n, boundaries);
   }
 
   // Frees what the first `num_processed` tokens made unreachable, deepest first, leaving nulls. O(1
   // + blocks freed).
   void RemoveSkippedBlocks(GroupBlocks& held, int64_t num_processed) {
-    if (!traits_.is_full_type) TrimTo(held, NumSkippedTokensImpl(num_processed));
+    if (!traits_.is_full_type) TrimTo(held, NumSkippedTokens(num_processed));
   }
 
   // Frees the table back to front and leaves `held` empty.
@@ -210,11 +233,13 @@ class SingleTypeManager {
     bool is_full_type = false;
     bool has_own_layout = false;  // NumNewBlocks and AllocateNewImpl say what a step takes
     bool can_drop = true;         // a draft group drops the last block of a hit
+    bool holds_one_block = false;  // whatever the tokens
+    int64_t num_kept_tokens = 0;  // of those that no later token needs
   };
   SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
                     const Traits& traits);
 
-  virtual int64_t NumSkippedTokensImpl(int64_t n) const = 0;
+  virtual int64_t NumUnneededTokensImpl(int64_t n) const = 0;
   // Positions before a hit's end that the hit needs; what the reachable mask is made of. Full
   // types: unused.
   virtual int64_t NumTailBlocksNeeded() const { return 0; }
@@ -228,8 +253,8 @@ class SingleTypeManager {
   // The position whose state is registered and about to be overwritten, or -1.
   virtual int64_t StateToCopy(const GroupBlocks&, const SlotDemand&) const { return -1; }
   virtual void CopyOverwrittenState(GroupBlocks&, const SlotDemand&, std::vector<BlockCopy>&) {}
-  // Whether the block of the prompt's last hash boundary holds the content up to there, and what
-  // to do once it is registered.
+  // Whether the block that the prompt's tail ends in holds the content up to there, and what to do
+  // once it is registered.
   virtual bool HoldsTail(const GroupBlocks&, int64_t /*tail*/) const { return true; }
   virtual void OnTailRegistered(BlockId) {}
   // Looks a position up in all groups of a query and writes their blocks, one per group. False:
@@ -242,6 +267,16 @@ class SingleTypeManager {
     }
     return true;
   }
+  // The tokens up to which the prompt's tail can be registered for a group that holds rows.
+  virtual int64_t TailOfPrompt(const PrefixContent& content, int64_t num_prompt_tokens) const;
+  // Where requests like this one are expected to stop sharing, for sparse registration (V-3).
+  struct Boundaries {
+    std::array<int64_t, 4> tokens;
+    size_t count;
+    const int64_t* begin() const { return tokens.data(); }
+    const int64_t* end() const { return tokens.data() + count; }
+  };
+  Boundaries BoundariesOf(const ReuseBoundaries& reuse) const;
   // Tokens that a draft group gives up behind a hit.
   int64_t drop_unit() const {
     return has_inner_boundaries_ && traits_.is_full_type ? options_.hash_block_size : block_size();
@@ -256,6 +291,7 @@ class SingleTypeManager {
   const BlockSize block_size_;
   const int64_t hashes_per_block_;   // 0 when nothing is hashed
   const bool has_inner_boundaries_;  // hits may end inside this group's blocks
+  const bool registers_tails_;       // of prompts, where they end inside its blocks
 
  private:
   // mamba_manager.cc.
@@ -265,10 +301,12 @@ class SingleTypeManager {
   // Whether a hit that ends at a multiple of `period_tokens` needs the position; true if there is
   // no telling.
   bool IsTailOf(int64_t position, int64_t period_tokens) const;
+  // Positions at the beginning of a table, adopted with these hits, that have no block.
+  int64_t NumLeadingNulls(absl::Span<const BlockId> hits, int64_t total_computed) const;
   void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);
   void CopyHitTail(GroupBlocks& held, int64_t total_computed, std::vector<BlockCopy>& copies);
   void CachePromptTail(const PrefixContent& content, GroupBlocks& held, int64_t n,
-                       int64_t num_prompt_tokens);
+                       const ReuseBoundaries& boundaries);
 
   const Traits traits_;
 

@@ -21,6 +21,8 @@ struct RequestLimits {
   int64_t max_in_flight_tokens = 0;  // most tokens scheduled but not yet settled
   int64_t decode_context_parallel = 1;
   int64_t max_encoder_tokens = 0;  // must be set for cross attention; others do not look at it
+  // Further tokens below a window that are kept, because a drafter may compute them again.
+  int64_t num_retained_tokens = 0;
 };
 
 // How blocks of windowed kinds are counted. kExact is the true worst case; kUpstream repeats vLLM's
@@ -34,8 +36,9 @@ absl::StatusOr<std::optional<int64_t>> AdmissionCap(
     BlockCountFormula formula = BlockCountFormula::kExact);
 
 // The most blocks that a request of the longest length holds at once. Cross attention holds the
-// encoder's tokens; Mamba 1 state without caching, 2 in align mode and one per block in mode all,
-// and its speculative blocks in each; encoder-only attention nothing.
+// encoder's tokens; Mamba 1 state without caching, 2 and its checkpoint blocks in align mode and
+// one per block in mode all, and its speculative blocks in each; a ring 1 block whatever the
+// length; encoder-only attention nothing.
 absl::StatusOr<int64_t> MaxBlocksPerRequest(const KvCacheSpec& spec, const RequestLimits& limits,
                                             BlockCountFormula formula = BlockCountFormula::kExact);
 

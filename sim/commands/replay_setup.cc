@@ -180,7 +180,10 @@ absl::Status CheckFittedPool(int64_t num_blocks, const ModelOnDevice& hardware) 
 absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_cache,
                           KvCacheManagerOptions* manager) {
   const int64_t interval = config.retention_interval();
-  if (interval < 0) return absl::OkStatus();
+  if (interval < 0) {
+    manager->semantics.retention_interval = std::nullopt;
+    return absl::OkStatus();
+  }
   if (config.cache_all_blocks()) {
     return Bad("--retention-interval", absl::StrCat(interval),
                "-1 next to --cache-all-blocks: the first keeps few blocks, the second all");
@@ -193,7 +196,7 @@ absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_ca
     return Bad("--retention-interval", absl::StrCat(interval),
                "-1 or 0: the model has neither windows nor states, and keeps every block");
   }
-  manager->retention_interval = interval;
+  manager->semantics.retention_interval = interval;
   return absl::OkStatus();
 }
 

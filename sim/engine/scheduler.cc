@@ -37,7 +37,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
       state_boundary_ = std::lcm(std::max<int64_t>(state_boundary_, 1), group.block_size());
     }
   }
-  const int64_t interval = manager_->options().retention_interval.value_or(0);
+  const int64_t interval = manager_->options().semantics.retention_interval.value_or(0);
   retained_boundary_ = std::lcm(state_boundary_, std::max<int64_t>(interval, 1));
   if (manager_->num_groups() == 0) {
     is_all_full_attention_ = false;
