@@ -199,6 +199,7 @@ void Pool::Register(const Registration& what, const std::vector<BlockId>& table,
 void Pool::DropKey(BlockId id, Event::Kind reason) {  // BM-39, V-20: the first key first
   Block& block = blocks_[static_cast<size_t>(id)];
   if (!block.key) return;
+  num_evictions_ += reason == Event::Kind::kReused;
   std::vector<Key> keys = {*block.key};
   keys.insert(keys.end(), block.further.begin(), block.further.end());
   for (const Key& key : keys) {
