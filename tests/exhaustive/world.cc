@@ -393,8 +393,10 @@ void World::ComparePool() {
     const auto further = pool.further_keys(id);
     Expect(further.size() == expected.further.size(), "number of further keys");
     for (size_t i = 0; i < further.size() && !failed(); ++i) {
-      Expect(numbers_->Of(further[i]) == numbers_->Of(expected.further[i].prefix), "further key");
-      Expect(pool.FindCached(further[i], block.key_group) ==
+      Expect(further[i].group == expected.further[i].group &&
+                 numbers_->Of(further[i].hash) == numbers_->Of(expected.further[i].prefix),
+             "further key");
+      Expect(pool.FindCached(further[i].hash, further[i].group) ==
                  model_.pool().Find(expected.further[i]),
              "earliest block of a further key");
     }

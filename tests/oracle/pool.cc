@@ -174,9 +174,7 @@ void Pool::Register(const Registration& what, const std::vector<BlockId>& table,
     kept.push_back(id != kNullBlockId && mask.at(static_cast<size_t>(i - from)));
     if (!kept.back()) continue;
     Block& block = blocks_[static_cast<size_t>(id)];
-    if (block.partial_tokens > 0 && block.partial_tokens < (i + 1) * what.block_size) {
-      DropKey(id, Event::Kind::kEvicted);  // promotion
-    }
+    if (block.partial_tokens > 0) DropKey(id, Event::Kind::kEvicted);  // promotion
     Require(!block.key && !block.is_permanent);
     block.key = Key{NameAt(what, (i + 1) * what.block_size), what.group};
     table_[*block.key].push_back(id);

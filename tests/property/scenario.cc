@@ -90,7 +90,6 @@ const std::vector<Shape>& Shapes() {
       {"SparseDraft", {Group(Full(16)), Draft(Window(2, 4))}},
       {"DraftBetween", {Group(Full(4)), Draft(Window(4, 5)), Group(Window(4, 13))}},
       {"CoarserAlignment", {Group(Full(4)), Group(Window(2, 3))}, 16, 1},
-      {"OddAlignment", {Group(Full(6)), Draft(Window(4, 5))}, 6, 2},
       {"ManyGroups",
        {Group(Mla(8)), Group(WindowMla(4, 8)), Group(WindowMla(1, 3)), Group(WindowMla(2, 8))}},
       {"NoGroups", {}, {}, {}, false, true},
