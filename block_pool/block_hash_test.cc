@@ -151,9 +151,10 @@ TEST_P(BlockHasherTest, TokensAndExtraKeysDoNotRunIntoEachOther) {
 }
 
 TEST_P(BlockHasherTest, InputsAroundTheStackBufferAgreeWithThemselves) {
-  // 1,024 bytes are 40 of preamble and 246 tokens: one size below, at and above it.
-  for (size_t count : {245u, 246u, 247u, 4096u}) {
-    const auto tokens = Tokens(0, count);
+  // 2,048 bytes are 40 of preamble and 502 tokens: one size below, at and above it. In CBOR they
+  // are 382 tokens of up to 5 bytes, with what surrounds them and room for padding.
+  for (size_t count : {381u, 382u, 383u, 501u, 502u, 503u, 4096u}) {
+    const auto tokens = Tokens(1 << 30, count);
     auto last_differs = tokens;
     last_differs.back() ^= 1;
     EXPECT_EQ(hasher_.Hash(hasher_.root(), tokens, "x"), hasher_.Hash(hasher_.root(), tokens, "x"));

@@ -16,7 +16,7 @@ TEST(HashAllocationTest, ChainsAllocateNothing) {
   for (HashAlgorithm algorithm : {HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
                                   HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor}) {
     const BlockHasher hasher(algorithm, "seed");
-    for (size_t block_size : {1, 16, 32, 64}) {
+    for (size_t block_size : {1, 16, 32, 64, 256}) {
       for (size_t num_lookahead : {0, 1, 3, 4}) {
         for (size_t num_blocks : {1, 9}) {
           const std::vector<TokenId> tokens(num_blocks * block_size + num_lookahead, 70000);

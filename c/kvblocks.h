@@ -274,8 +274,8 @@ typedef struct kvb_request_options {
 } kvb_request_options;
 KVB_API kvb_status kvb_request_create(kvb_manager* manager, const kvb_request_options* options,
                                       kvb_request** request);
-/* From (num_tokens - L) / hash_block_size block hashes (rounded down) that the caller computed; L is
- * the option num_hash_lookahead_tokens, 0 by default. */
+/* From (num_tokens - L) / hash_block_size block hashes (rounded down) that the caller computed; L
+ * is the option num_hash_lookahead_tokens, 0 by default. */
 KVB_API kvb_status kvb_request_create_from_hashes(kvb_manager* manager, const char* id,
                                                   int64_t num_tokens, const kvb_hash* hashes,
                                                   size_t num_hashes, kvb_request** request);
@@ -425,8 +425,8 @@ KVB_API kvb_status kvb_events_get_extra_key(const kvb_events* events, size_t ind
                                             size_t key, kvb_extra_key* extra_key);
 
 /* The tokens after block number `block` of a stored event that its hash covers, where hashes look
- * ahead (num_hash_lookahead_tokens); KVB_NOT_FOUND past the last block, where they do not, and for a
- * request without token ids. */
+ * ahead (num_hash_lookahead_tokens); KVB_NOT_FOUND past the last block, where they do not, and for
+ * a request without token ids. */
 KVB_API kvb_status kvb_events_get_lookahead_tokens(const kvb_events* events, size_t index,
                                                    size_t block, const int32_t** token_ids,
                                                    size_t* num_tokens);

@@ -192,7 +192,7 @@ class ChunkedLocalAttentionManager final : public SingleTypeManager {
 
 // Groups whose layers attend to the encoder. A request takes blocks for the encoder's tokens once,
 // with its first allocation that names them, and keeps them to its end. Nothing is shared,
-// registered or looked up, so such groups need a manager without prefix cache.
+// registered or looked up.
 class CrossAttentionManager final : public SingleTypeManager {
  public:
   CrossAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
@@ -212,6 +212,30 @@ class CrossAttentionManager final : public SingleTypeManager {
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override {
     held.num_new = NumNewBlocks(&held, static_cast<int64_t>(held.table.size()), demand, 0, false);
     if (held.num_new > 0) pool_->GetNewBlocks(held.num_new, held.table, group());
+  }
+};
+
+// Groups that keep a ring of rows: one block from the first allocation to the end (V-46).
+class RingManager final : public SingleTypeManager {
+ public:
+  RingManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
+      : SingleTypeManager(spec, options, pool,
+                          {.has_own_layout = true, .can_drop = false, .holds_one_block = true}) {}
+
+  int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override {
+    for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
+    return 0;
+  }
+
+ protected:
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
+  int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand&, int64_t,
+                       bool) const override {
+    return size == 0 ? 1 : 0;
+  }
+  void AllocateNewImpl(GroupBlocks& held, const SlotDemand&) override {
+    held.num_new = held.table.empty() ? 1 : 0;
+    if (held.num_new > 0) pool_->GetNewBlocks(1, held.table, group());
   }
 };
 
@@ -246,7 +270,8 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
   switch (spec.kind()) {
     case KvCacheSpecKind::kFullAttention:
     case KvCacheSpecKind::kMlaAttention:
-    case KvCacheSpecKind::kSinkFullAttention: {
+    case KvCacheSpecKind::kSinkFullAttention:
+    case KvCacheSpecKind::kHiddenState: {
       auto sinks = pool->TakePermanentBlocks(spec.sink_length() / spec.block_size(), options.group);
       if (!sinks.ok()) return sinks.status();
       return Pointer(
@@ -261,6 +286,8 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
       return CreateForStates(spec, options, pool);
     case KvCacheSpecKind::kCrossAttention:
       return Pointer(std::make_unique<CrossAttentionManager>(spec, options, pool));
+    case KvCacheSpecKind::kRing:
+      return Pointer(std::make_unique<RingManager>(spec, options, pool));
     case KvCacheSpecKind::kEncoderOnlyAttention:
       break;
   }

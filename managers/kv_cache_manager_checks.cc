@@ -90,6 +90,7 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                     " tokens, expected a multiple of the hash block size ", hit_alignment());
     }
     for (GroupId g = 0; g < num_groups() && params.num_external_computed_tokens > 0; ++g) {
+      if (!group(g).is_cacheable()) continue;
       if (hit_tokens % group(g).block_size() == 0) continue;
       return Refuse(request, "external tokens behind a hit of ", hit_tokens,
                     " tokens, which ends inside a block of group ", g,
@@ -142,6 +143,10 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
     const absl::Span<const BlockId> hits = computed.blocks(g);
     const int64_t size = static_cast<int64_t>(hits.size());
     const BlockSize block_size(manager.block_size());
+    if (!manager.is_cacheable() && options_.enable_caching) {
+      if (size > 0) return Refuse(request, size, " hit blocks in group ", g, ", which has none");
+      continue;
+    }
     if (size != block_size.CeilDiv(computed.num_tokens())) {
       return Refuse(request, size, " hit blocks in group ", g, ", expected ",
                     block_size.CeilDiv(computed.num_tokens()), " for ", computed.num_tokens(),

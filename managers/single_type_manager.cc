@@ -20,7 +20,10 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
 
 int64_t SingleTypeManager::NumLeadingNulls(absl::Span<const BlockId> hits,
                                            int64_t total_computed) const {
-  int64_t nulls = block_size_.FloorDiv(NumSkippedTokens(total_computed));
+  // Where nothing can be hit, nothing that is computed has a block.
+  const bool has_none = options_.enable_caching && !is_cacheable() && !traits_.has_own_layout;
+  int64_t nulls =
+      block_size_.FloorDiv(has_none ? total_computed : NumSkippedTokens(total_computed));
   // Look-ups find nothing of what is kept for a drafter only.
   while (nulls < static_cast<int64_t>(hits.size()) &&
          hits[static_cast<size_t>(nulls)] == kNullBlockId) {
@@ -142,7 +145,7 @@ void SingleTypeManager::CachePromptTail(const PrefixContent& content, GroupBlock
 }
 
 void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_computed) {
-  if (NumSkippedTokens(total_computed) >= total_computed) return;
+  if (traits_.holds_one_block || NumSkippedTokens(total_computed) >= total_computed) return;
   const int64_t missing =
       block_size_.CeilDiv(total_computed) - static_cast<int64_t>(held.table.size());
   if (missing > 0) pool_->GetNewBlocks(missing, held.table, group());

@@ -111,9 +111,12 @@ class SingleTypeManager {
   const KvCacheSpec& spec() const { return spec_; }
   GroupId group() const { return options_.group; }
   bool is_draft() const { return options_.is_draft; }
+  // Whether other requests can hit its blocks.
+  bool is_cacheable() const { return hashes_per_block_ > 0; }
   // Tokens that a draft group must match behind a hit; 0 for other groups.
   int64_t draft_margin() const { return options_.is_draft && traits_.can_drop ? drop_unit() : 0; }
   int64_t block_size() const { return block_size_.value(); }
+  int64_t NumBlocksFor(int64_t num_slots) const { return block_size_.CeilDiv(num_slots); }
   const std::optional<int64_t>& admission_cap() const { return options_.admission_cap; }
 
   // Every prefix of a hit is a hit, blocks are kept until the request ends (full attention, MLA,
@@ -195,6 +198,7 @@ class SingleTypeManager {
   // hashed them.
   void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n,
                    const ReuseBoundaries& boundaries) {
+    if (!is_cacheable()) return;
     const int64_t num_final = std::max<int64_t>(0, n - options_.num_replayed_tokens);
     const int64_t alignment = options_.reachable_alignment;
     if (alignment == 0) {
@@ -232,6 +236,7 @@ class SingleTypeManager {
     bool is_full_type = false;
     bool has_own_layout = false;  // NumNewBlocks and AllocateNewImpl say what a step takes
     bool can_drop = true;         // a draft group drops the last block of a hit
+    bool holds_one_block = false;  // whatever the tokens
     int64_t num_kept_tokens = 0;  // of those that no later token needs
   };
   SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
