@@ -186,7 +186,7 @@ void BlockPool::EvictOne(uint64_t place, BlockId id, RemovalReason reason) {
   ++removal_epoch_;
   if (!partial_tokens_.empty()) partial_tokens_.erase(id);
   EmitRemoved(records_.hash(id), group, reason);
-  if (!further_keys_.empty()) DropFurtherKeys(id, group, reason);
+  if (!further_keys_.empty()) DropFurtherKeys(id, reason);
 }
 
 void BlockPool::EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason) {

@@ -157,16 +157,24 @@ class BlockPool {
   // a multiple of the hash block size and hashed; no chunks, tokens or history are kept.
   bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
                             GroupId group, bool adds_further_keys = false);
-  // Whether a cached block's content has this hash, as a whole or up to some token.
-  bool HasKey(BlockId id, const BlockHash& hash) const {
-    const auto further = further_keys(id);
-    return records_.hash(id) == hash ||
-           std::find(further.begin(), further.end(), hash) != further.end();
-  }
+  struct FurtherKey {
+    BlockHash hash;
+    GroupId group;
+
+    friend bool operator==(const FurtherKey&, const FurtherKey&) = default;
+  };
   // Keys of shorter prefixes that a block has beside its own.
-  absl::Span<const BlockHash> further_keys(BlockId id) const {
+  absl::Span<const FurtherKey> further_keys(BlockId id) const {
     const auto it = further_keys_.find(id);
-    return it == further_keys_.end() ? absl::Span<const BlockHash>() : it->second;
+    return it == further_keys_.end() ? absl::Span<const FurtherKey>() : it->second;
+  }
+  // Whether a block has this key, as its own or as a further one.
+  bool HasKey(BlockId id, const BlockHash& hash, GroupId group) const {
+    const KvCacheBlock& block = records_[id];
+    if (!block.has_key()) return false;
+    if (block.key_group == group && records_.hash(id) == hash) return true;
+    const auto further = further_keys(id);
+    return std::find(further.begin(), further.end(), FurtherKey{hash, group}) != further.end();
   }
   // The prefix length that such a key stands for; 0 for all other blocks.
   int64_t partial_tokens(BlockId id) const {
@@ -240,8 +248,8 @@ class BlockPool {
   void EvictOne(uint64_t place, BlockId id, RemovalReason reason);
   void TakeAndEvict(absl::Span<BlockId> batch);
   void DropPartialKey(BlockId id);
-  bool AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id);
-  void DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason);
+  void AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id);
+  void DropFurtherKeys(BlockId id, RemovalReason reason);
   BlockId EarlierOf(BlockId first, const BlockHash& hash, GroupId group) const;
   void EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason);
   void RememberAll();
@@ -279,7 +287,7 @@ class BlockPool {
     int64_t order;
   };
   absl::flat_hash_map<BlockId, PartialKey> partial_tokens_;
-  absl::flat_hash_map<BlockId, std::vector<BlockHash>> further_keys_;
+  absl::flat_hash_map<BlockId, std::vector<FurtherKey>> further_keys_;
   struct FurtherHolder {
     BlockId id;
     int64_t order;

@@ -17,12 +17,12 @@ bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, i
                                      GroupId group, bool adds_further_keys) {
   const int64_t end = num_tokens / content.hash_block_size();
   const BlockHash& hash = content.HashOfBlock(end - 1, 1);
+  if (HasKey(id, hash, group)) return false;
   if (records_[id].has_key()) {
     const int64_t covered = partial_tokens(id);
     if (covered == 0 || covered >= num_tokens) {
-      if (!adds_further_keys || covered == num_tokens || !AddFurtherKey(hash, group, id)) {
-        return false;
-      }
+      if (!adds_further_keys) return false;
+      AddFurtherKey(hash, group, id);
       EmitStored(content, end - 1, end, content.hash_block_size(), group);
       return true;
     }
@@ -54,22 +54,19 @@ void BlockPool::MovePartialKey(BlockId from, BlockId to) {
   ++removal_epoch_;
 }
 
-bool BlockPool::AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id) {
-  std::vector<BlockHash>& keys = further_keys_[id];
-  if (std::find(keys.begin(), keys.end(), hash) != keys.end()) return false;
-  keys.push_back(hash);
+void BlockPool::AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id) {
+  further_keys_[id].push_back({hash, group});
   blocks_of_further_keys_[{hash, group}].push_back({id, num_tail_keys_++});
-  return true;
 }
 
-void BlockPool::DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason) {
+void BlockPool::DropFurtherKeys(BlockId id, RemovalReason reason) {
   const auto it = further_keys_.find(id);
   if (it == further_keys_.end()) return;
-  for (const BlockHash& key : it->second) {
-    const auto blocks = blocks_of_further_keys_.find({key, group});
-    std::erase_if(blocks->second, [id](const FurtherHolder& holder) { return holder.id == id; });
-    if (blocks->second.empty()) blocks_of_further_keys_.erase(blocks);
-    EmitRemoved(key, group, reason);
+  for (const auto& [hash, group] : it->second) {
+    const auto holders = blocks_of_further_keys_.find({hash, group});
+    std::erase_if(holders->second, [id](const FurtherHolder& holder) { return holder.id == id; });
+    if (holders->second.empty()) blocks_of_further_keys_.erase(holders);
+    EmitRemoved(hash, group, reason);
   }
   further_keys_.erase(it);
 }

@@ -197,12 +197,12 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
 bool KvCacheManager::HoldsHitTail(const Request& request, const ComputedBlocks& computed,
                                   GroupId g) const {
   const BlockId id = computed.blocks(g).back();
-  if (pool_->block(id).key_group != g) return false;
   const int64_t block_size = group(g).block_size();
   const int64_t most = std::min(request.content_.num_hashed_tokens(),
                                 (computed.num_tokens() / block_size + 1) * block_size);
   for (int64_t end = computed.num_tokens(); end <= most; end += hash_block_size()) {
-    if (pool_->HasKey(id, request.content_.HashOfBlock(end / hash_block_size() - 1, 1))) return true;
+    const int64_t last = end / hash_block_size() - 1;
+    if (pool_->HasKey(id, request.content_.HashOfBlock(last, 1), g)) return true;
     if (!group(g).is_full_type()) break;
   }
   return false;

@@ -32,9 +32,9 @@ int64_t SingleTypeManager::NumLeadingNulls(absl::Span<const BlockId> hits,
   return nulls;
 }
 
-int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
-                                           absl::Span<const BlockId> hits, int64_t total_computed,
-                                           bool apply_cap) const {
+int64_t SingleTypeManager::CountBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
+                                             absl::Span<const BlockId> hits, int64_t total_computed,
+                                             bool apply_cap, bool caps_before_hits) const {
   const int64_t required = block_size_.CeilDiv(demand.num_slots);
   int64_t skipped;
   int64_t available;
@@ -51,7 +51,7 @@ int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDe
   } else {
     // The cap bounds real blocks, so it applies to what is left after the skipped positions.
     const bool has_cap = apply_cap && options_.admission_cap;
-    if (has_cap && options_.semantics.caps_need_before_hits) {
+    if (has_cap && caps_before_hits) {
       needed = std::min(required, *options_.admission_cap) - std::max(available, skipped);
     } else {
       int64_t suffix = std::max<int64_t>(required - skipped, 0);
@@ -75,7 +75,9 @@ PageNeed SingleTypeManager::PagesNeeded(const GroupBlocks* held, const SlotDeman
                                         const SlotDemand& longest, absl::Span<const BlockId> hits,
                                         int64_t total_computed, bool apply_cap) const {
   PageNeed need{.num_pages = NumBlocksNeeded(held, demand, hits, total_computed, apply_cap)};
-  const int64_t in_all = NumBlocksNeeded(held, longest, hits, total_computed, /*apply_cap=*/true);
+  // A plan for what comes, not the engine's gate.
+  const int64_t in_all = CountBlocksNeeded(held, longest, hits, total_computed, /*apply_cap=*/true,
+                                           /*caps_before_hits=*/false);
   need.num_later = std::max<int64_t>(0, in_all - need.num_pages);
   if (held != nullptr) return need;
   const int64_t skipped = NumLeadingNulls(hits, total_computed);

@@ -157,7 +157,10 @@ class SingleTypeManager {
   // cap. O(1 + hits).
   int64_t NumBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
                           absl::Span<const BlockId> hits, int64_t total_computed,
-                          bool apply_cap) const;
+                          bool apply_cap) const {
+    return CountBlocksNeeded(held, demand, hits, total_computed, apply_cap,
+                             options_.semantics.caps_need_before_hits);
+  }
 
   // The same for a pool with chunks: new pages, the hits that are touched, and what a sequence of
   // the `longest` demand may hold beyond that under the admission cap.
@@ -301,6 +304,9 @@ class SingleTypeManager {
   // Whether a hit that ends at a multiple of `period_tokens` needs the position; true if there is
   // no telling.
   bool IsTailOf(int64_t position, int64_t period_tokens) const;
+  int64_t CountBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
+                            absl::Span<const BlockId> hits, int64_t total_computed, bool apply_cap,
+                            bool caps_before_hits) const;
   // Positions at the beginning of a table, adopted with these hits, that have no block.
   int64_t NumLeadingNulls(absl::Span<const BlockId> hits, int64_t total_computed) const;
   void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);

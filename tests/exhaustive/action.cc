@@ -6,10 +6,11 @@
 namespace kvblocks::exhaustive {
 namespace {
 
-constexpr std::array<std::string_view, 19> kNames = {"admit",
+constexpr std::array<std::string_view, 20> kNames = {"admit",
                                                      "admit strictly",
                                                      "look up",
                                                      "admit with kept hits",
+                                                     "adopt",
                                                      "admit with external",
                                                      "admit delayed",
                                                      "register",
