@@ -129,10 +129,10 @@ class BlockPool {
     const BlockId id = FindCached(content.HashOfBlock(position, per_block), group);
     return id == kNullBlockId || Matches(id, content, position, per_block) ? id : kNullBlockId;
   }
-  // The same for positions 0 to out.size(), until one is missing: writes their blocks and returns
-  // their number.
-  size_t FindCachedRun(const PrefixContent& content, int64_t per_block, GroupId group,
-                       absl::Span<BlockId> out) const;
+  // The same for out.size() positions from `begin` on, until one is missing: writes their blocks and
+  // returns their number.
+  size_t FindCachedRun(const PrefixContent& content, int64_t begin, int64_t per_block,
+                       GroupId group, absl::Span<BlockId> out) const;
   // Whether the block's tokens are those of the position; true if the pool keeps none.
   bool Matches(BlockId id, const PrefixContent& content, int64_t position,
                int64_t per_block) const {

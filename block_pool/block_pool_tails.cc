@@ -66,7 +66,7 @@ void BlockPool::DropFurtherKeys(BlockId id, RemovalReason reason) {
     const auto holders = blocks_of_further_keys_.find({hash, group});
     std::erase_if(holders->second, [id](const FurtherHolder& holder) { return holder.id == id; });
     if (holders->second.empty()) blocks_of_further_keys_.erase(holders);
-    EmitRemoved(hash, group, reason);
+    if (enable_events_) EmitRemoved(hash, group, reason);
   }
   further_keys_.erase(it);
 }
