@@ -36,8 +36,7 @@ absl::StatusOr<std::unique_ptr<Simulation>> Simulation::Create(
   std::unique_ptr<Simulation> simulation(new Simulation(config, reader, step_time));
   KvCacheManagerOptions manager_options = config.manager;
   if (!manager_options.max_in_flight_tokens) {
-    manager_options.max_in_flight_tokens =
-        (config.scheduler.async ? 2 : 1) * config.scheduler.max_num_batched_tokens;
+    manager_options.max_in_flight_tokens = MaxInFlightTokens(config);
   }
   // Contents come with their hashes; nothing is drawn at random.
   if (!manager_options.hash_seed) manager_options.hash_seed = "";

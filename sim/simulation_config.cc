@@ -64,17 +64,27 @@ absl::Status Validate(const SimulationConfig& config) {
   return CheckRange("progress_interval", config.progress_interval, 1, kMaxSimTime);
 }
 
+int64_t MaxInFlightTokens(const SimulationConfig& config) {
+  return (config.scheduler.async ? 2 : 1) * config.scheduler.max_num_batched_tokens;
+}
+
 absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config) {
-  if (name != "vllm-0.10" && name != "vllm-0.19" && name != "vllm-main") {
+  const std::optional<EngineVersion> version = ParseEngineVersion(name);
+  if (!version) {
     return absl::InvalidArgumentError(
         absl::StrCat("engine is \"", absl::string_view(name.data(), name.size()),
-                     "\", expected one of vllm-0.10, vllm-0.19, vllm-main"));
+                     "\", expected one of vllm-0.10, vllm-0.19, vllm-0.25, vllm-0.33, vllm-main"));
   }
-  config->scheduler.reserve_full_isl = name != "vllm-0.10";
-  config->scheduler.async = name != "vllm-0.10";
-  config->manager.free_order =
-      name == "vllm-main" ? FreeOrder::kUnhashedFirst : FreeOrder::kAppendAll;
-  if (name != "vllm-main") config->manager.watermark = 0.0;
+  config->engine = *version;
+  config->scheduler.rules = SchedulerRules::Of(*version);
+  config->scheduler.reserve_full_isl = *version > EngineVersion::kVllm010;
+  config->scheduler.async = *version > EngineVersion::kVllm010;
+  const bool is_old = *version < EngineVersion::kVllm025;
+  config->manager.free_order = is_old ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  if (is_old) config->manager.watermark = 0.0;
+  // Dense until 0.28 (V-1).
+  config->manager.retention_interval.reset();
+  if (*version >= EngineVersion::kVllm033) config->manager.retention_interval = 0;
   return absl::OkStatus();
 }
 

@@ -24,10 +24,16 @@ absl::Status Validate(const SchedulerOptions& options) {
     int64_t value, low, high;
   } const ranges[] = {
       {"max_num_batched_tokens", options.max_num_batched_tokens, 1, kMaxBatchedTokens},
+      {"max_num_scheduled_tokens", options.max_num_scheduled_tokens, 0,
+       options.max_num_batched_tokens},
+      {"num_draft_slots", options.num_draft_slots, 0, kMaxDraftTokens},
       {"max_num_seqs", options.max_num_seqs, 1, kMaxSeqs},
+      {"max_num_active_seqs", options.max_num_active_seqs, 0, options.max_num_seqs},
+      {"prefill_schedule_interval", options.prefill_schedule_interval, 1, kMaxBatchedTokens},
       {"long_prefill_token_threshold", options.long_prefill_token_threshold, 0, kMaxBatchedTokens},
       {"num_draft_tokens", options.num_draft_tokens, 0, kMaxDraftTokens},
       {"num_lookahead_tokens", options.num_lookahead_tokens, 0, kMaxDraftTokens},
+      {"num_prefill_lookahead_tokens", options.num_prefill_lookahead_tokens, 0, kMaxDraftTokens},
   };
   for (const auto& range : ranges) {
     absl::Status status = CheckRange(range.field, range.value, range.low, range.high);
