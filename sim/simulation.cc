@@ -260,10 +260,12 @@ absl::Status Simulation::StartStep() {
   return absl::OkStatus();
 }
 
-// The oldest step under way.
+// The oldest step under way. Who gives up while it runs gets no token of it, even if it was the last
+// one (V-84).
 absl::Status Simulation::FinishStep() {
+  now_ = scheduler_->oldest_step().end;
+  if (absl::Status status = DeliverAborts(); !status.ok()) return status;
   const StepRecord& step = scheduler_->ProcessOutputs();
-  now_ = step.end;
   result_.busy_time += step.end - step.device_start;  // at most the clock
   observers_.OnStepFinished(step);
   for (SimRequest* request : scheduler_->finished()) {

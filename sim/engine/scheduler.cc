@@ -37,8 +37,6 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
       state_boundary_ = std::lcm(std::max<int64_t>(state_boundary_, 1), group.block_size());
     }
   }
-  const int64_t interval = manager_->options().retention_interval.value_or(0);
-  retained_boundary_ = std::lcm(state_boundary_, std::max<int64_t>(interval, 1));
   if (manager_->num_groups() == 0) {
     is_all_full_attention_ = false;
     boundary_tokens_ = 1;
@@ -49,8 +47,17 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
     ids_per_unit_ = chunks->ids_per_chunk();
     num_usable_blocks_ = chunks->num_chunks();
   }
-  longest_part_ = options_.long_prefill_token_threshold > 0 ? options_.long_prefill_token_threshold
-                                                            : std::numeric_limits<int64_t>::max();
+  token_budget_ = options_.max_num_scheduled_tokens > 0 ? options_.max_num_scheduled_tokens
+                                                        : options_.max_num_batched_tokens;
+  max_active_ = options_.max_num_active_seqs > 0 ? options_.max_num_active_seqs
+                                                 : options_.max_num_seqs;
+  registers_outputs_ =
+      options_.async ||
+      (options_.num_draft_tokens > 0 && options_.rules.registers_with_sync_outputs);
+  longest_state_part_ = options_.max_num_batched_tokens;
+  if (options_.long_prefill_token_threshold > 0) {
+    longest_state_part_ = std::min(longest_state_part_, options_.long_prefill_token_threshold);
+  }
 }
 
 void Scheduler::LeaveOutQuiet() {
@@ -202,9 +209,9 @@ absl::Status Scheduler::CheckInvariants() const {
         request.num_computed, ", settled ", request.num_settled, ", drafts ", request.num_drafts,
         ", placeholders ", request.num_placeholders, ")"));
   };
-  if (step_->record.num_tokens > options_.max_num_batched_tokens) {
-    return absl::InternalError(absl::StrCat("step of ", step_->record.num_tokens, " tokens, limit ",
-                                            options_.max_num_batched_tokens));
+  if (step_->record.num_tokens > token_budget_) {
+    return absl::InternalError(
+        absl::StrCat("step of ", step_->record.num_tokens, " tokens, limit ", token_budget_));
   }
   if (num_running() > options_.max_num_seqs) {
     return absl::InternalError(
