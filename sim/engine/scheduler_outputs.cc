@@ -98,9 +98,9 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
 // Registers the blocks that the tokens just emitted completed while nothing more was scheduled for
 // the request.
 void Scheduler::RegisterSettled(SimRequest& request, int64_t num_emitted) {
-  // Accepted drafts behind the last token are dropped.
+  // The newest token is not computed, and drafts accepted behind a request's last one are dropped.
   const int64_t num_tokens =
-      std::min(request.num_computed - request.num_placeholders, request.num_known);
+      std::min(request.num_computed - request.num_placeholders, request.num_known - 1);
   const BlockSize boundary(boundary_tokens_);
   if (!options_.exact_steps &&
       boundary.FloorDiv(num_tokens - num_emitted) == boundary.FloorDiv(num_tokens)) {
