@@ -342,16 +342,19 @@ void TimeNaiveHash(benchmark::State& state, BlockHash parent, Hash hash) {
       });
 }
 
-void LibraryHash(benchmark::State& state, HashAlgorithm algorithm) {
+void LibraryHash(benchmark::State& state, HashAlgorithm algorithm, size_t num_lookahead) {
   constexpr int64_t kChain = 256;
   const BlockHasher hasher(algorithm, "bench");
-  std::vector<TokenId> tokens(kChain * kBlockSize);
-  std::iota(tokens.begin(), tokens.end(), 1'000);
+  std::vector<TokenId> tokens(kChain * kBlockSize + num_lookahead);
+  // All over a vocabulary of 128,000: CBOR encodes them in 1 to 5 bytes each.
+  uint32_t next = 1;
+  for (TokenId& token : tokens)
+    token = static_cast<TokenId>((next *= 2'654'435'761u) >> 8) % 128'000;
   std::vector<BlockHash> hashes(kChain);
   TimeBatches(
       state, kChain, [] {},
       [&] {
-        hasher.HashChain(hashes.back(), tokens, absl::MakeSpan(hashes));
+        hasher.HashChain(hashes.back(), tokens, absl::MakeSpan(hashes), num_lookahead);
         benchmark::DoNotOptimize(hashes.back());
       });
 }
@@ -364,7 +367,6 @@ std::string Encoded(const BlockHash& parent, const std::vector<TokenId>& tokens)
   return input;
 }
 
-void BM_Sha256Block_Library(benchmark::State& state) { LibraryHash(state, HashAlgorithm::kSha256); }
 void BM_Sha256Block_Naive(benchmark::State& state) {
   TimeNaiveHash(state, {}, [](const BlockHash& parent, const std::vector<TokenId>& tokens) {
     const std::string input = Encoded(parent, tokens);
@@ -374,7 +376,6 @@ void BM_Sha256Block_Naive(benchmark::State& state) {
     return hash;
   });
 }
-void BM_Xxh3Block_Library(benchmark::State& state) { LibraryHash(state, HashAlgorithm::kXxh3_128); }
 void BM_Xxh3Block_Naive(benchmark::State& state) {
   TimeNaiveHash(state, {}, [](const BlockHash& parent, const std::vector<TokenId>& tokens) {
     const std::string input = Encoded(parent, tokens);
@@ -434,10 +435,23 @@ BENCHMARK(BM_ResetOf100kCached<NaiveEngine>)
     ->UseManualTime()
     ->Iterations(10);
 KVBLOCKS_BENCHMARK(ReplayOfARequest);
-BENCHMARK(BM_Sha256Block_Library)->Name("Sha256Block/kvblocks")->UseManualTime();
+#define KVBLOCKS_HASH_BENCHMARK(name, algorithm, num_lookahead)                 \
+  BENCHMARK_CAPTURE(LibraryHash, name, HashAlgorithm::algorithm, num_lookahead) \
+      ->Name(#name "/kvblocks")                                                 \
+      ->UseManualTime()
+
+KVBLOCKS_HASH_BENCHMARK(Sha256Block, kSha256, 0);
 BENCHMARK(BM_Sha256Block_Naive)->Name("Sha256Block/naive")->UseManualTime();
-BENCHMARK(BM_Xxh3Block_Library)->Name("Xxh3Block/kvblocks")->UseManualTime();
+KVBLOCKS_HASH_BENCHMARK(Sha256BlockLookingAhead1, kSha256, 1);
+KVBLOCKS_HASH_BENCHMARK(Sha256BlockLookingAhead3, kSha256, 3);
+KVBLOCKS_HASH_BENCHMARK(Sha256CborBlock, kSha256Cbor, 0);
+KVBLOCKS_HASH_BENCHMARK(Sha256CborBlockLookingAhead1, kSha256Cbor, 1);
+KVBLOCKS_HASH_BENCHMARK(Sha256CborBlockLookingAhead3, kSha256Cbor, 3);
+KVBLOCKS_HASH_BENCHMARK(Xxh3Block, kXxh3_128, 0);
 BENCHMARK(BM_Xxh3Block_Naive)->Name("Xxh3Block/naive")->UseManualTime();
+KVBLOCKS_HASH_BENCHMARK(Xxh3BlockLookingAhead1, kXxh3_128, 1);
+KVBLOCKS_HASH_BENCHMARK(Xxh3CborBlock, kXxh3_128Cbor, 0);
+KVBLOCKS_HASH_BENCHMARK(Xxh3CborBlockLookingAhead1, kXxh3_128Cbor, 1);
 
 int Main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);

@@ -6,11 +6,15 @@
 
 #include <openssl/rand.h>
 #include <openssl/sha.h>
+
+#include <memory>
+
 // Inlined, so that the usual input's fixed length selects its path when this is compiled.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "absl/strings/escaping.h"
+#include "kvblocks/block_pool/cbor.h"
 #include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
@@ -18,12 +22,19 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tokens are hashed as stored");
 
+// What vLLM derives its root from where nobody sets another seed.
+constexpr std::string_view kVllmSeed = "vllm-none-hash";
+
 struct Preamble {
   BlockHash parent;
-  uint32_t num_tokens;
+  uint32_t counts;                // of tokens; in the highest byte, of look-ahead tokens
   uint32_t extra_bytes_plus_one;  // 0: no extra keys
 };
 static_assert(sizeof(Preamble) == 40);
+
+uint32_t Counts(size_t num_tokens, size_t num_lookahead) {
+  return static_cast<uint32_t>(num_tokens) | static_cast<uint32_t>(num_lookahead) << 24;
+}
 
 BlockHash Sha256(absl::Span<const std::string_view> parts) {
   SHA256_CTX context;
@@ -34,28 +45,24 @@ BlockHash Sha256(absl::Span<const std::string_view> parts) {
   return hash;
 }
 
-// What nearly every hash is made of: a preamble, 16 tokens and no extra keys.
-struct UsualInput {
-  static constexpr size_t kTokens = 16;
-  Preamble preamble;
-  std::array<TokenId, kTokens> tokens;
-};
-static_assert(sizeof(UsualInput) == 104);
+// SHA-256 pads its input to whole chunks of 64 bytes. With the padding in place they are compressed
+// where they stand, which saves half of the call's own cost.
+constexpr size_t kMostPadding = 72;
 
-// SHA-256 pads its input to blocks of 64 bytes. With padding and length in place the input is two
-// whole blocks, which are compressed where they stand.
-BlockHash Sha256(const UsualInput& input) {
-  struct Padded {
-    UsualInput input;
-    uint64_t end_mark;
-    uint64_t zero;
-    uint64_t num_bits;
-  };
-  static_assert(sizeof(Padded) == 128);
-  const Padded padded = {input, 0x80, 0, __builtin_bswap64(8 * sizeof(UsualInput))};
+// Pads an input of `size` bytes in place; returns the padded size.
+size_t Pad(char* input, size_t size) {
+  std::memset(input + size, 0, kMostPadding);
+  input[size] = '\x80';
+  const size_t padded = (size + sizeof(uint64_t) + 64) / 64 * 64;
+  const uint64_t num_bits = __builtin_bswap64(8 * size);
+  std::memcpy(input + padded - sizeof(num_bits), &num_bits, sizeof(num_bits));
+  return padded;
+}
+
+BlockHash Sha256OfPadded(const char* input, size_t padded) {
   SHA256_CTX context;
   SHA256_Init(&context);
-  SHA256_Update(&context, &padded, sizeof(padded));
+  SHA256_Update(&context, input, padded);
   BlockHash hash;
   for (size_t i = 0; i < hash.words.size(); ++i) {
     hash.words[i] = __builtin_bswap32(context.h[2 * i]) |
@@ -64,7 +71,28 @@ BlockHash Sha256(const UsualInput& input) {
   return hash;
 }
 
+// What nearly every hash is made of: a preamble, 16 tokens, a few look-ahead tokens or none, and no
+// extra keys.
+constexpr size_t kUsualTokens = 16;
+constexpr size_t kMostUsualLookahead = 3;  // what two compressions have room for
+
+template <size_t kLookahead>
+struct UsualInput {
+  Preamble preamble;
+  std::array<TokenId, kUsualTokens + kLookahead> tokens;
+  std::array<char, kMostPadding> padding;
+
+  static constexpr size_t kBytes = sizeof(Preamble) + sizeof(tokens);
+};
+
+size_t DigestSize(bool is_sha256) { return is_sha256 ? 32 : 16; }
+
 BlockHash FromXxh3(const XXH128_hash_t& digest) { return {{digest.low64, digest.high64, 0, 0}}; }
+
+// The digest's bytes in the order that xxHash calls canonical.
+BlockHash FromXxh3Canonical(const XXH128_hash_t& digest) {
+  return {{__builtin_bswap64(digest.high64), __builtin_bswap64(digest.low64), 0, 0}};
+}
 
 const BlockHash& ProcessRandomRoot() {
   static const BlockHash root = [] {
@@ -81,7 +109,158 @@ std::string_view Bytes(const T* data, size_t count) {
   return {reinterpret_cast<const char*>(data), count * sizeof(T)};
 }
 
+// The hashes of usual blocks, whose tokens and look-ahead tokens follow each other.
+template <size_t kLookahead>
+void HashUsualChain(bool is_sha256, absl::Span<const uint8_t> secret, const BlockHash& parent,
+                    const TokenId* tokens, absl::Span<BlockHash> out) {
+  using Input = UsualInput<kLookahead>;
+  // Two inputs by turns: the next block's tokens do not wait for the hash of this one, and are in
+  // memory when they are read back, in other pieces than they were written in.
+  std::array<Input, 2> inputs = {};
+  size_t padded = 0;
+  for (Input& input : inputs) {
+    input.preamble.counts = Counts(kUsualTokens, kLookahead);
+    padded = Pad(reinterpret_cast<char*>(&input), Input::kBytes);
+  }
+  const auto copy_tokens = [&](size_t block) {
+    std::memcpy(inputs[block % 2].tokens.data(), tokens + block * kUsualTokens,
+                sizeof(Input::tokens));
+  };
+  copy_tokens(0);
+  BlockHash hash = parent;  // goes to the next block in registers
+  for (size_t i = 0; i < out.size(); ++i) {
+    Input& input = inputs[i % 2];
+    input.preamble.parent = hash;
+    if (i + 1 < out.size()) copy_tokens(i + 1);
+    const auto* const bytes = reinterpret_cast<const char*>(&input);
+    hash =
+        is_sha256
+            ? Sha256OfPadded(bytes, padded)
+            : FromXxh3(XXH3_128bits_withSecret(bytes, Input::kBytes, secret.data(), secret.size()));
+    out[i] = hash;
+  }
+}
+
+// Room for one input: on the stack where it is of an ordinary size.
+template <size_t kSmall>
+class InputBuffer {
+ public:
+  explicit InputBuffer(size_t size)
+      : large_(size > kSmall ? std::make_unique_for_overwrite<char[]>(size) : nullptr) {}
+
+  char* data() { return large_ ? large_.get() : small_.data(); }
+
+ private:
+  std::array<char, kSmall> small_;
+  std::unique_ptr<char[]> large_;
+};
+
+// --- The canonical CBOR of [parent, [tokens], extra] ---
+
+// All but the parent's bytes, which end where this returns.
+char* WriteCborHead(size_t digest_size, char* out) {
+  out = cbor::WriteHead(cbor::Major::kArray, 3, out);
+  return cbor::WriteHead(cbor::Major::kBytes, digest_size, out) + digest_size;
+}
+
+char* WriteCborTokens(absl::Span<const TokenId> tokens, char* out) {
+  for (TokenId token : tokens) out = cbor::WriteInt32(token, out);
+  return out;
+}
+
+// What comes after the parent.
+char* WriteCborTail(absl::Span<const TokenId> tokens, absl::Span<const TokenId> lookahead,
+                    std::optional<std::string_view> encoded_extra_keys, char* out) {
+  out = cbor::WriteHead(cbor::Major::kArray, tokens.size(), out);
+  out = WriteCborTokens(tokens, out);
+  if (!lookahead.empty()) {
+    out = cbor::WriteHead(cbor::Major::kArray, 1 + lookahead.size(), out);
+  }
+  if (encoded_extra_keys) {
+    std::memcpy(out, encoded_extra_keys->data(), encoded_extra_keys->size());
+    out += encoded_extra_keys->size();
+  } else {
+    *out++ = cbor::kNull;
+  }
+  return WriteCborTokens(lookahead, out);
+}
+
+// Enough for all of it, for what is overwritten behind it, and for padding.
+size_t CborRoom(size_t num_tokens, size_t num_lookahead, size_t extra_bytes) {
+  return 3 + sizeof(BlockHash) + 2 * cbor::kMaxHeadBytes + 1 + extra_bytes +
+         (num_tokens + num_lookahead) * cbor::kMaxInt32Bytes + sizeof(uint64_t) + kMostPadding;
+}
+
+BlockHash CborDigest(bool is_sha256, char* begin, const char* end) {
+  const auto size = static_cast<size_t>(end - begin);
+  if (is_sha256) return Sha256OfPadded(begin, Pad(begin, size));
+  return FromXxh3Canonical(XXH3_128bits(begin, size));
+}
+
+BlockHash HashAsCbor(bool is_sha256, const BlockHash& parent, absl::Span<const TokenId> tokens,
+                     std::optional<std::string_view> encoded_extra_keys,
+                     absl::Span<const TokenId> lookahead) {
+  InputBuffer<1024> input(CborRoom(tokens.size(), lookahead.size(),
+                                   encoded_extra_keys ? encoded_extra_keys->size() : 0));
+  char* const tail = WriteCborHead(DigestSize(is_sha256), input.data());
+  std::memcpy(tail - DigestSize(is_sha256), parent.words.data(), DigestSize(is_sha256));
+  const char* const end = WriteCborTail(tokens, lookahead, encoded_extra_keys, tail);
+  return CborDigest(is_sha256, input.data(), end);
+}
+
+void HashChainAsCbor(bool is_sha256, const BlockHash& parent, absl::Span<const TokenId> tokens,
+                     size_t block_size, size_t num_lookahead, absl::Span<BlockHash> out) {
+  // Two inputs by turns: the next block's tokens need not wait for the hash of this one, and are in
+  // memory long before they are read back in wider pieces.
+  const size_t room = CborRoom(block_size, num_lookahead, 0);
+  InputBuffer<1024> buffer(2 * room);
+  struct Input {
+    char* begin;
+    char* tail;
+    char* end;
+  };
+  std::array<Input, 2> inputs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    inputs[i].begin = buffer.data() + i * room;
+    inputs[i].tail = WriteCborHead(DigestSize(is_sha256), inputs[i].begin);
+  }
+  const auto write_tail = [&](size_t block) {
+    Input& input = inputs[block % 2];
+    input.end =
+        WriteCborTail(tokens.subspan(block * block_size, block_size),
+                      tokens.subspan((block + 1) * block_size, num_lookahead), {}, input.tail);
+  };
+  write_tail(0);
+  BlockHash hash = parent;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const Input& input = inputs[i % 2];
+    std::memcpy(input.tail - DigestSize(is_sha256), hash.words.data(), DigestSize(is_sha256));
+    if (i + 1 < out.size()) write_tail(i + 1);
+    out[i] = hash = CborDigest(is_sha256, input.begin, input.end);
+  }
+}
+
+BlockHash CborRoot(bool is_sha256, std::string_view seed) {
+  std::string text;
+  cbor::AppendText(seed, text);
+  return is_sha256 ? Sha256({text}) : FromXxh3Canonical(XXH3_128bits(text.data(), text.size()));
+}
+
 }  // namespace
+
+std::string_view HashAlgorithmName(HashAlgorithm algorithm) {
+  switch (algorithm) {
+    case HashAlgorithm::kSha256:
+      return "sha256";
+    case HashAlgorithm::kXxh3_128:
+      return "xxh3_128";
+    case HashAlgorithm::kSha256Cbor:
+      return "sha256_cbor";
+    case HashAlgorithm::kXxh3_128Cbor:
+      return "xxhash_cbor";
+  }
+  return "unknown";
+}
 
 std::string BlockHash::ToHex() const {
   return absl::BytesToHexString(
@@ -90,61 +269,57 @@ std::string BlockHash::ToHex() const {
 
 BlockHasher::BlockHasher(HashAlgorithm algorithm, std::optional<std::string_view> seed)
     : algorithm_(algorithm) {
+  if (algorithm_ == HashAlgorithm::kSha256Cbor && !seed) seed = kVllmSeed;
+  if (uses_cbor() && seed) {
+    root_ = CborRoot(is_sha256(), *seed);
+    return;
+  }
   const BlockHash material =
       seed ? Sha256({std::string_view("kvblocks root\0", 14), *seed}) : ProcessRandomRoot();
   root_ = material;
-  if (algorithm_ == HashAlgorithm::kXxh3_128) {
-    XXH3_generateSecret(secret_.data(), secret_.size(), material.words.data(), sizeof(material));
-    root_.words[2] = root_.words[3] = 0;
-  }
+  if (is_sha256()) return;
+  XXH3_generateSecret(secret_.data(), secret_.size(), material.words.data(), sizeof(material));
+  root_.words[2] = root_.words[3] = 0;
 }
 
 BlockHash BlockHasher::Hash(const BlockHash& parent, absl::Span<const TokenId> tokens,
-                            std::optional<std::string_view> encoded_extra_keys) const {
+                            std::optional<std::string_view> encoded_extra_keys,
+                            absl::Span<const TokenId> lookahead) const {
+  if (uses_cbor()) return HashAsCbor(is_sha256(), parent, tokens, encoded_extra_keys, lookahead);
   const Preamble preamble{
-      parent, static_cast<uint32_t>(tokens.size()),
+      parent, Counts(tokens.size(), lookahead.size()),
       encoded_extra_keys ? static_cast<uint32_t>(encoded_extra_keys->size()) + 1 : 0};
-  const std::string_view extra = encoded_extra_keys.value_or(std::string_view());
-  const std::string_view head = Bytes(&preamble, 1);
-  const std::string_view body = Bytes(tokens.data(), tokens.size());
-  if (algorithm_ == HashAlgorithm::kSha256) return Sha256({head, body, extra});
+  const std::array<std::string_view, 4> parts = {
+      Bytes(&preamble, 1), Bytes(tokens.data(), tokens.size()),
+      Bytes(lookahead.data(), lookahead.size()), encoded_extra_keys.value_or(std::string_view())};
+  if (is_sha256()) return Sha256(parts);
 
   // One contiguous input: XXH3 is fastest without its streaming state.
-  const size_t size = head.size() + body.size() + extra.size();
-  std::array<char, 1024> small;
-  std::string large;
-  char* input = small.data();
-  if (size > small.size()) {
-    large.resize(size);
-    input = large.data();
+  size_t size = 0;
+  for (std::string_view part : parts) size += part.size();
+  InputBuffer<1024> input(size);
+  char* end = input.data();
+  for (std::string_view part : parts) {
+    if (!part.empty()) std::memcpy(end, part.data(), part.size());
+    end += part.size();
   }
-  std::memcpy(input, head.data(), head.size());
-  if (!body.empty()) std::memcpy(input + head.size(), body.data(), body.size());
-  if (!extra.empty()) std::memcpy(input + head.size() + body.size(), extra.data(), extra.size());
-  return FromXxh3(XXH3_128bits_withSecret(input, size, secret_.data(), kSecretBytes));
+  return FromXxh3(XXH3_128bits_withSecret(input.data(), size, secret_.data(), kSecretBytes));
 }
 
 void BlockHasher::HashChain(const BlockHash& parent, absl::Span<const TokenId> tokens,
-                            absl::Span<BlockHash> out) const {
+                            absl::Span<BlockHash> out, size_t num_lookahead) const {
   if (out.empty()) return;
-  const size_t block_size = tokens.size() / out.size();
-  if (block_size != UsualInput::kTokens) {
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = Hash(i == 0 ? parent : out[i - 1], tokens.subspan(i * block_size, block_size),
-                    std::nullopt);
-    }
-    return;
+  const size_t block_size = (tokens.size() - num_lookahead) / out.size();
+  if (uses_cbor())
+    return HashChainAsCbor(is_sha256(), parent, tokens, block_size, num_lookahead, out);
+  if (block_size == kUsualTokens && num_lookahead <= kMostUsualLookahead) {
+    constexpr auto kOf = std::array{&HashUsualChain<0>, &HashUsualChain<1>, &HashUsualChain<2>,
+                                    &HashUsualChain<kMostUsualLookahead>};
+    return kOf[num_lookahead](is_sha256(), secret_, parent, tokens.data(), out);
   }
-  // From here on a hash goes to the next block in registers.
-  UsualInput input = {{parent, UsualInput::kTokens, 0}, {}};
-  BlockHash& hash = input.preamble.parent;
   for (size_t i = 0; i < out.size(); ++i) {
-    std::memcpy(input.tokens.data(), &tokens[i * UsualInput::kTokens], sizeof(input.tokens));
-    hash = algorithm_ == HashAlgorithm::kSha256
-               ? Sha256(input)
-               : FromXxh3(
-                     XXH3_128bits_withSecret(&input, sizeof(input), secret_.data(), kSecretBytes));
-    out[i] = hash;
+    out[i] = Hash(i == 0 ? parent : out[i - 1], tokens.subspan(i * block_size, block_size),
+                  std::nullopt, tokens.subspan((i + 1) * block_size, num_lookahead));
   }
 }
 

@@ -2,14 +2,20 @@
 //
 //   hash_k = H(hash_{k-1}, tokens of block k, extra keys of block k),   hash_{-1} = root
 //
-// so equal hashes mean equal whole prefixes. H hashes an injective encoding: the parent, the
-// counts, the tokens, then the extra keys; absent extra keys differ from empty ones. SHA-256
-// (default) resists collisions made on purpose. XXH3-128 is about ten times faster and keyed with a
-// secret; use it only where whoever sends prompts may not profit from a collision, because a
+// so equal hashes mean equal whole prefixes. H hashes an injective encoding; absent extra keys
+// differ from empty ones. Where hashes look ahead, the tokens right after the block are hashed with
+// the extra keys. SHA-256 (default) resists collisions made on purpose. XXH3-128 is about ten times
+// faster; use it only where whoever sends prompts may not profit from a collision, because a
 // collision serves one request the KV of another.
 //
-// The root comes from the seed, so that processes with equal seeds agree on every hash; without a
-// seed it is 32 random bytes, drawn once per process.
+// There are two encodings. Our own is the parent, the counts, the tokens, the look-ahead tokens,
+// then the extra keys; it is the faster one, and XXH3-128 is keyed with a secret. The other is that
+// of vLLM's sha256_cbor and xxhash_cbor, byte by byte, for whoever exchanges hashes with it: the
+// canonical CBOR of [parent, [tokens], extra], where extra is null or the array of extra keys, and
+// with look-ahead tokens the array of that and of them.
+//
+// The root comes from the seed, so that processes with equal seeds agree on every hash. Without a
+// seed it is random, drawn once per process; only kSha256Cbor has a default seed, vLLM's.
 
 #ifndef KVBLOCKS_BLOCK_POOL_BLOCK_HASH_H_
 #define KVBLOCKS_BLOCK_POOL_BLOCK_HASH_H_
@@ -48,7 +54,10 @@ struct BlockHash {
   }
 };
 
-enum class HashAlgorithm { kSha256, kXxh3_128 };
+enum class HashAlgorithm { kSha256, kXxh3_128, kSha256Cbor, kXxh3_128Cbor };
+
+// "sha256", "xxh3_128", and as vLLM names them "sha256_cbor", "xxhash_cbor".
+std::string_view HashAlgorithmName(HashAlgorithm algorithm);
 
 class BlockHasher {
  public:
@@ -57,19 +66,30 @@ class BlockHasher {
 
   const BlockHash& root() const { return root_; }
 
+  // Whether extra keys are encoded with EncodeExtraKeysAsCbor(), else with EncodeExtraKeys().
+  bool uses_cbor() const {
+    return algorithm_ == HashAlgorithm::kSha256Cbor || algorithm_ == HashAlgorithm::kXxh3_128Cbor;
+  }
   // Bytes of a BlockHash that carry information: 32 or 16.
-  size_t digest_size() const { return algorithm_ == HashAlgorithm::kSha256 ? 32 : 16; }
+  size_t digest_size() const { return is_sha256() ? 32 : 16; }
 
-  // `encoded_extra_keys`: see EncodeExtraKeys(); nullopt where the block has none.
-  // Cost: two SHA-256 compressions for 16 tokens without extra keys; no allocation.
+  // `encoded_extra_keys`: nullopt where there are none. `lookahead`: the tokens right after the
+  // block, if hashes look ahead. REQUIRES: with look-ahead tokens, at most kMaxLookaheadTokens of
+  // them and at most kMaxLookaheadBlockSize tokens.
+  // Cost: two SHA-256 compressions for 16 tokens without extra keys; no allocation below about a
+  // hundred tokens.
   BlockHash Hash(const BlockHash& parent, absl::Span<const TokenId> tokens,
-                 std::optional<std::string_view> encoded_extra_keys) const;
+                 std::optional<std::string_view> encoded_extra_keys,
+                 absl::Span<const TokenId> lookahead = {}) const;
 
   // The hashes of out.size() blocks in a row without extra keys, each the parent of the next.
-  // REQUIRES: tokens.size() is a multiple of out.size(). The same as as many calls of Hash, and
-  // faster.
+  // `tokens`: theirs, then `num_lookahead` more. REQUIRES: tokens.size() - num_lookahead is a
+  // multiple of out.size(). The same as as many calls of Hash, and faster.
   void HashChain(const BlockHash& parent, absl::Span<const TokenId> tokens,
-                 absl::Span<BlockHash> out) const;
+                 absl::Span<BlockHash> out, size_t num_lookahead = 0) const;
+
+  static constexpr int64_t kMaxLookaheadTokens = 255;
+  static constexpr int64_t kMaxLookaheadBlockSize = (int64_t{1} << 24) - 1;
 
   // The forms that events carry: the digest's bytes, or the last 8 of them read big-endian.
   std::string ToBytes(const BlockHash& hash) const;
@@ -78,9 +98,13 @@ class BlockHasher {
  private:
   static constexpr size_t kSecretBytes = 192;
 
+  bool is_sha256() const {
+    return algorithm_ == HashAlgorithm::kSha256 || algorithm_ == HashAlgorithm::kSha256Cbor;
+  }
+
   HashAlgorithm algorithm_;
   BlockHash root_;
-  std::array<uint8_t, kSecretBytes> secret_{};  // XXH3 only
+  std::array<uint8_t, kSecretBytes> secret_{};  // kXxh3_128 only
 };
 
 }  // namespace kvblocks

@@ -312,16 +312,24 @@ void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t t
   event.group_idx = group;
   event.lora_id = content.lora_id();
   event.lora_name = content.lora_name();
+  event.session_id = content.session_id();
   if (from > 0) event.parent_block_hash = content.HashOfBlock(from - 1, per_block);
   for (int64_t i = from; i < to; ++i) {
     event.block_hashes.push_back(content.HashOfBlock(i, per_block));
-    ExtraKeys keys = content.ExtraKeysOf(i * block_size, (i + 1) * block_size);
+    ExtraKeys keys = content.ReportedExtraKeysOf(i * block_size, (i + 1) * block_size);
     event.extra_keys.push_back(keys.empty() ? std::nullopt
                                             : std::optional<ExtraKeys>(std::move(keys)));
   }
   if (content.has_token_ids()) {
     event.token_ids.assign(content.token_ids().begin() + from * block_size,
                            content.token_ids().begin() + to * block_size);
+  }
+  if (content.has_token_ids() && content.num_lookahead_tokens() > 0) {
+    auto& lists = event.lookahead_token_ids.emplace();
+    for (int64_t i = from; i < to; ++i) {
+      const auto tokens = content.LookaheadTokens((i + 1) * block_size);
+      lists.emplace_back(tokens.begin(), tokens.end());
+    }
   }
   events_.emplace_back(std::in_place_type<BlockStored>, std::move(event));
 }

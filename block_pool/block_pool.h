@@ -61,8 +61,8 @@ class BlockPool {
     bool enable_caching = true;
     bool enable_events = false;
     FreeOrder free_order = FreeOrder::kUnhashedFirst;
-    // Size of the largest blocks whose tokens are kept and compared on a hit (see BlockTokens); 0:
-    // hits trust the hash.
+    // Size of the largest blocks whose tokens are kept and compared on a hit, with the look-ahead
+    // tokens of their hashes (see BlockTokens); 0: hits trust the hash.
     int64_t compared_block_size = 0;
     // Keys that left the cache to be remembered for explanations; 0: none. 96 bytes each.
     int64_t history_keys = 0;

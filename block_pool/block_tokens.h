@@ -2,7 +2,7 @@
 // compared with what it claims to be instead of trusting its hash.
 //
 // Two contents with one hash then give a miss, never each other's blocks. Only the block itself is
-// compared. The prefixes before it are equal if the blocks before it are compared, too, as they are
+// compared, with the tokens after it where hashes look ahead. The prefixes before it are equal if the blocks before it are compared, too, as they are
 // for every kind of attention that reads them.
 //
 // Cost: 4 bytes per token slot of the pool, and the bytes of extra keys where there are any;
@@ -24,7 +24,7 @@ namespace kvblocks {
 
 class BlockTokens {
  public:
-  // `block_size`: of the largest blocks.
+  // `block_size`: of the largest blocks, with the tokens after them that hashes cover.
   BlockTokens(int64_t num_blocks, int64_t block_size)
       : block_size_(block_size),
         tokens_(static_cast<size_t>(num_blocks) * static_cast<size_t>(block_size)),
@@ -33,8 +33,9 @@ class BlockTokens {
   int64_t block_size() const { return block_size_; }
 
   // The block now stands for tokens [begin, end) of `content`. REQUIRES: a content with token ids
-  // that has them; end - begin <= block_size().
+  // that hashed them; they and the look-ahead tokens are at most block_size().
   void Store(BlockId id, const PrefixContent& content, int64_t begin, int64_t end) {
+    end += content.num_lookahead_tokens();
     std::copy(content.token_ids().begin() + begin, content.token_ids().begin() + end, TokensOf(id));
     num_tokens_[static_cast<size_t>(id)] = static_cast<int32_t>(end - begin);
     if (const ExtraKeys keys = content.ExtraKeysOf(begin, end); !keys.empty()) {
@@ -44,8 +45,10 @@ class BlockTokens {
     }
   }
 
-  // Whether the block stands for just these; false for a content without token ids.
+  // Whether the block stands for just these; false for a content without token ids. REQUIRES: as
+  // Store.
   bool Matches(BlockId id, const PrefixContent& content, int64_t begin, int64_t end) const {
+    end += content.num_lookahead_tokens();
     if (!content.has_token_ids() || num_tokens_[static_cast<size_t>(id)] != end - begin)
       return false;
     if (!std::equal(content.token_ids().begin() + begin, content.token_ids().begin() + end,

@@ -40,6 +40,13 @@ struct BlockStored {
   GroupId group_idx = 0;
   std::string_view kv_cache_spec_kind = {};  // filled in by KvCacheManager
   std::optional<int64_t> kv_cache_spec_sliding_window = std::nullopt;
+  // Of secondary tiers: whether the publisher holds the blocks itself, and which tier does.
+  std::optional<std::string> locality = std::nullopt;
+  std::optional<std::string> ownership = std::nullopt;
+  // Of the request that caused the event; others may share its blocks.
+  std::optional<std::string> session_id = std::nullopt;
+  // One list of L tokens per hash where hashes look ahead; none for a request without token ids.
+  std::optional<std::vector<std::vector<TokenId>>> lookahead_token_ids = std::nullopt;
 
   friend bool operator==(const BlockStored&, const BlockStored&) = default;
 };
@@ -61,6 +68,8 @@ struct BlockRemoved {
   std::string_view medium = kGpuMedium;
   GroupId group_idx = 0;
   RemovalReason reason = RemovalReason::kReused;
+  std::optional<std::string> locality = std::nullopt;
+  std::optional<std::string> ownership = std::nullopt;
 
   friend bool operator==(const BlockRemoved&, const BlockRemoved&) = default;
 };

@@ -1,16 +1,20 @@
 // PrefixContent: a request as prefix caching sees it - its tokens, what else colours them, and the
 // chain of block hashes.
 //
-// Always: there is one hash per complete run of hash_block_size tokens, and the hashes are a
-// function of the content alone: growing it in any number of steps gives the hashes of a fresh
-// content with the same tokens. Draft tokens are never part of it.
+// Always: there is one hash per complete run of hash_block_size tokens that has L tokens behind it,
+// and the hashes are a function of the content alone: growing it in any number of steps gives the
+// hashes of a fresh content with the same tokens. Draft tokens are never part of it.
+//
+// L is 0 but for hashes that look ahead (PrefixHashing::num_lookahead_tokens): those name a block
+// together with the L tokens after it, for caches of drafters whose KV of a position depends on the
+// tokens that follow.
 //
 // Two ways in. With token ids, hashes are computed here, each token once. Without them, whoever
 // knows the content (a simulator, a gateway that hashed already) hands over one hash per block;
 // such a content has no token ids to report.
 //
 // What besides the tokens makes the content of a block are its extra keys. Per block, in this order:
-// the LoRA name; one entry per multimodal feature that reaches into the block, with the feature's
+// the LoRA name with the adapter's path; one entry per multimodal feature that reaches into the block, with the feature's
 // offset relative to the block's start (negative if it began earlier); the cache salt, in the block
 // that starts at token 0 only, since the hash chain carries it on; the digest of the block's prompt
 // embeddings. No entry at all is "none".
@@ -50,7 +54,8 @@ struct ExtraKey {
 
   Kind kind = Kind::kLora;
   std::string value = {};
-  int64_t offset = 0;  // kMultimodal only
+  int64_t offset = 0;     // kMultimodal only
+  std::string path = {};  // kLora only: of the adapter; never in events
 
   friend bool operator==(const ExtraKey&, const ExtraKey&) = default;
 };
@@ -62,35 +67,48 @@ absl::Status ValidateFeatures(absl::Span<const MultimodalFeature> features);
 
 // An injective byte form, for hashing. Never called for an empty list: that is "none".
 std::string EncodeExtraKeys(const ExtraKeys& keys);
+// The same as vLLM hashes them: a CBOR array of ["lora", name, path], ["mm", identifier, offset],
+// ["cache_salt", salt] and ["prompt_embeds", digest], the digest as bytes and the others as texts.
+std::string EncodeExtraKeysAsCbor(const ExtraKeys& keys);
 
 // How contents are hashed: shared by all requests of one manager.
 struct PrefixHashing {
   BlockHasher hasher;
   int64_t hash_block_size = 16;
+  // L: tokens after a block that its hash covers, too. At most 255, and then blocks of at most
+  // 16,777,215 tokens.
+  int64_t num_lookahead_tokens = 0;
   // Contents with extra keys also hash their tokens alone, to recognise them under others.
   bool keep_plain_hashes = false;
 };
+
+// InvalidArgument for numbers that PrefixHashing cannot have.
+absl::Status ValidateHashSizes(int64_t hash_block_size, int64_t num_lookahead_tokens);
 
 class PrefixContent {
  public:
   struct Options {
     std::vector<TokenId> token_ids = {};
     std::string lora_name = {};  // empty: none
+    // Of the adapter that the name stands for: under another path it is another content.
+    std::string lora_path = {};
     std::optional<int64_t> lora_id = std::nullopt;
     std::string cache_salt = {};  // empty: none
     std::vector<MultimodalFeature> features = {};
     // For a prompt given as embeddings: a digest of rows [begin, end), or "" where the rows are
     // ordinary tokens.
     std::function<std::string(int64_t begin, int64_t end)> embedding_digest = nullptr;
+    // Reported in events, no part of the content.
+    std::optional<std::string> session_id = std::nullopt;
   };
 
-  // `hashing` null: nothing is hashed (prefix caching off). InvalidArgument for invalid features
-  // or a hash block size below 1.
+  // `hashing` null: nothing is hashed (prefix caching off). InvalidArgument for invalid features,
+  // a path without a LoRA name, or invalid hashing.
   static absl::StatusOr<PrefixContent> FromTokens(Options options,
                                                   std::shared_ptr<const PrefixHashing> hashing);
 
-  // A content of `num_tokens` whose block hashes the caller computed: floor(num_tokens /
-  // hash_block_size) of them, else InvalidArgument.
+  // A content of `num_tokens` whose block hashes the caller computed: floor((num_tokens - L) /
+  // hash_block_size) of them, none below L tokens, else InvalidArgument.
   static absl::StatusOr<PrefixContent> FromHashes(int64_t num_tokens, std::vector<BlockHash> hashes,
                                                   std::shared_ptr<const PrefixHashing> hashing);
 
@@ -107,9 +125,12 @@ class PrefixContent {
   const std::shared_ptr<const PrefixHashing>& hashing() const { return hashing_; }
   const std::string& lora_name() const { return lora_name_; }
   std::optional<int64_t> lora_id() const { return lora_id_; }
+  const std::optional<std::string>& session_id() const { return session_id_; }
 
   // 0 without hashing.
   int64_t hash_block_size() const { return hash_block_size_; }
+  // L; 0 without hashing.
+  int64_t num_lookahead_tokens() const { return hashing_ ? hashing_->num_lookahead_tokens : 0; }
   absl::Span<const BlockHash> hashes() const { return hashes_; }
   int64_t num_hashed_tokens() const {
     return static_cast<int64_t>(hashes_.size()) * hash_block_size_;
@@ -141,11 +162,24 @@ class PrefixContent {
 
   // Extra keys of tokens [begin, end); empty means none.
   ExtraKeys ExtraKeysOf(int64_t begin, int64_t end) const;
+  // As an event shows them for block [begin, end): with those of its look-ahead tokens, and without
+  // adapter paths.
+  ExtraKeys ReportedExtraKeysOf(int64_t begin, int64_t end) const;
+  // The L tokens after a block that ends at `end`. REQUIRES: has_token_ids(), and the block is
+  // hashed.
+  absl::Span<const TokenId> LookaheadTokens(int64_t end) const {
+    return TokensAt(end, num_lookahead_tokens());
+  }
 
  private:
   friend class PrefixContentPeer;  // of tests that need two contents with one hash
 
   PrefixContent() = default;
+  absl::Span<const TokenId> TokensAt(int64_t begin, int64_t count) const {
+    return absl::MakeConstSpan(token_ids_)
+        .subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+  }
+  static int64_t NumHashes(const PrefixHashing* hashing, int64_t num_tokens);
   void HashCompleteBlocks();
 
   std::shared_ptr<const PrefixHashing> hashing_;
@@ -156,10 +190,12 @@ class PrefixContent {
   std::vector<BlockHash> hashes_;
   std::vector<BlockHash> plain_hashes_;  // where known and extra keys make a difference
   std::string lora_name_;
+  std::string lora_path_;
   std::optional<int64_t> lora_id_;
   std::string cache_salt_;
   std::vector<MultimodalFeature> features_;
   std::function<std::string(int64_t, int64_t)> embedding_digest_;
+  std::optional<std::string> session_id_;
 };
 
 }  // namespace kvblocks

@@ -24,10 +24,16 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   const auto sizes = ResolveBlockSizes(config, options.enable_caching);
   if (!sizes.ok()) return sizes.status();
   if (absl::Status status = ValidateSetup(config, options, *sizes); !status.ok()) return status;
+  if (absl::Status status =
+          ValidateHashSizes(sizes->hash_block_size, options.num_hash_lookahead_tokens);
+      !status.ok()) {
+    return status;
+  }
   int64_t compared_block_size = 0;
   if (options.compare_tokens_on_hit && options.enable_caching) {
     for (const KvCacheGroup& group : config.groups) {
-      compared_block_size = std::max(compared_block_size, group.spec.block_size());
+      compared_block_size = std::max(compared_block_size,
+                                     group.spec.block_size() + options.num_hash_lookahead_tokens);
     }
   }
   ChunkLayout chunks;
@@ -53,6 +59,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
     manager->hashing_ = std::make_shared<const PrefixHashing>(
         PrefixHashing{.hasher = BlockHasher(options.hash_algorithm, seed),
                       .hash_block_size = sizes->hash_block_size,
+                      .num_lookahead_tokens = options.num_hash_lookahead_tokens,
                       .keep_plain_hashes = options.lookup_history_blocks > 0});
   }
   manager->num_watermark_blocks_ = static_cast<int64_t>(

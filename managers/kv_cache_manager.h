@@ -63,8 +63,12 @@ struct KvCacheManagerOptions {
   double watermark = 0.0;
   FreeOrder free_order = FreeOrder::kUnhashedFirst;
   HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
-  // Processes that exchange hashes need the same. Default: random.
+  // Processes that exchange hashes need the same. Default: random, but for kSha256Cbor that of
+  // vLLM. With the CBOR algorithms, what vLLM reads from PYTHONHASHSEED.
   std::optional<std::string> hash_seed = std::nullopt;
+  // L: a block's hash also covers the L tokens after the block, and exists only once they are known
+  // (see PrefixHashing), for drafters whose KV depends on them; 0 to 255.
+  int64_t num_hash_lookahead_tokens = 0;
   // Keep the tokens and extra keys of cached blocks and compare them on every hit, so that contents
   // that share a hash are told apart: for kXxh3_128 where prompts come from strangers. Takes 4
   // bytes per token slot of the pool; requests must be made from tokens.
