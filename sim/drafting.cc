@@ -85,7 +85,7 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
   const bool hashes_ahead = reads_ahead > 0 && traits.can_hash_ahead && drafts.lookahead_hashes &&
                             config->engine >= EngineVersion::kVllm033 &&
                             config->manager.enable_caching;
-  config->num_hash_lookahead_tokens = hashes_ahead ? reads_ahead : 0;
+  config->manager.num_hash_lookahead_tokens = hashes_ahead ? reads_ahead : 0;
   config->manager.use_eagle = reads_ahead > 0 && !hashes_ahead;
   return absl::OkStatus();
 }

@@ -30,8 +30,6 @@ struct SimulationConfig {
   EngineVersion engine = EngineVersion::kVllm033;
   // As ApplyDrafts was told.
   DraftOptions drafts;
-  // Tokens behind a block that its hash covers (V-10).
-  int64_t num_hash_lookahead_tokens = 0;
 
   KvCacheConfig kv_cache;
   // max_in_flight_tokens defaults to the tokens of all steps that can be under way at once.

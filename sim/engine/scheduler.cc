@@ -51,6 +51,9 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
                                                         : options_.max_num_batched_tokens;
   max_active_ = options_.max_num_active_seqs > 0 ? options_.max_num_active_seqs
                                                  : options_.max_num_seqs;
+  if (manager_->hashing() != nullptr) {
+    num_hash_lookahead_ = manager_->hashing()->num_lookahead_tokens;
+  }
   registers_outputs_ =
       options_.async ||
       (options_.num_draft_tokens > 0 && options_.rules.registers_with_sync_outputs);

@@ -100,7 +100,8 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
 void Scheduler::RegisterSettled(SimRequest& request, int64_t num_emitted) {
   // The newest token is not computed, and drafts accepted behind a request's last one are dropped.
   const int64_t num_tokens =
-      std::min(request.num_computed - request.num_placeholders, request.num_known - 1);
+      std::min(request.num_computed - request.num_placeholders,
+               request.num_known - std::max<int64_t>(1, num_hash_lookahead_));
   const BlockSize boundary(boundary_tokens_);
   if (!options_.exact_steps &&
       boundary.FloorDiv(num_tokens - num_emitted) == boundary.FloorDiv(num_tokens)) {

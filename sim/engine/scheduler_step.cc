@@ -392,7 +392,8 @@ void Scheduler::RememberBlocked(const SimRequest& head, const ScheduledRecord& a
   if (!options.enable_caching) return;
   const int64_t block_size = boundary_tokens_;
   const int64_t index = hits_.num_tokens() / block_size;
-  blocked_.has_missing = (index + 1) * block_size < head.num_known;
+  blocked_.has_missing =
+      (index + 1) * block_size + std::max<int64_t>(1, num_hash_lookahead_) <= head.num_known;
   if (blocked_.has_missing) blocked_.first_missing = head.kv->content().HashOfBlock(index, 1);
 }
 
@@ -406,7 +407,8 @@ void Scheduler::SyncContent(SimRequest& request) {
   hashes_.clear();
   if (request.num_known > handed_over && manager_->hashing() != nullptr) {
     if (!request.keys) {
-      request.keys.emplace(trace_, request.spec, manager_->hash_block_size());
+      request.keys.emplace(trace_, request.spec, manager_->hash_block_size(), std::string_view(),
+                           num_hash_lookahead_);
     }
     if (is_new) {
       // With room for the output, as far as it is not excessive.

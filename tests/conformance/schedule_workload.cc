@@ -61,7 +61,7 @@ absl::StatusOr<sim::DraftOptions> MakeDraftOptions(const ScheduleConfig& config)
 absl::Status CheckDerived(const ScheduleDerived& recorded, const sim::SimulationConfig& config) {
   const ScheduleDerived here = {
       .lookahead_slots = config.scheduler.num_lookahead_tokens,
-      .hash_lookahead_tokens = config.num_hash_lookahead_tokens,
+      .hash_lookahead_tokens = config.manager.num_hash_lookahead_tokens,
       .drop_last_hit_block = config.manager.use_eagle,
       .draft_slots = config.scheduler.num_draft_slots,
       .max_in_flight_tokens = sim::MaxInFlightTokens(config),
