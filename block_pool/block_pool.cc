@@ -61,6 +61,7 @@ BlockPool::BlockPool(const Options& options)
     : enable_caching_(options.enable_caching),
       enable_events_(options.enable_events),
       free_order_(options.free_order),
+      one_event_per_registration_(options.one_event_per_registration),
       records_(static_cast<int32_t>(options.num_blocks),
                1 + (options.chunks.num_chunks == 0
                         ? 0
@@ -178,12 +179,16 @@ void BlockPool::EvictOne(uint64_t place, BlockId id, RemovalReason reason) {
   table_.Erase(place, id);
   ++removal_epoch_;
   if (!partial_tokens_.empty()) partial_tokens_.erase(id);
-  if (enable_events_) {
-    // Built in place: g++ 12 -O2 warns of uninitialised members in a moved variant.
-    events_.emplace_back(
-        std::in_place_type<BlockRemoved>,
-        BlockRemoved{.block_hash = records_.hash(id), .group_idx = group, .reason = reason});
-  }
+  EmitRemoved(records_.hash(id), group, reason);
+  if (!further_keys_.empty()) DropFurtherKeys(id, group, reason);
+}
+
+void BlockPool::EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason) {
+  if (!enable_events_) return;
+  // Built in place: g++ 12 -O2 warns of uninitialised members in a moved variant.
+  events_.emplace_back(
+      std::in_place_type<BlockRemoved>,
+      BlockRemoved{.block_hash = hash, .group_idx = group, .reason = reason});
 }
 
 absl::Status BlockPool::CheckTouchable(absl::Span<const BlockId> ids) const {
@@ -285,7 +290,9 @@ void BlockPool::CacheFullBlocks(const PrefixContent& content, absl::Span<const B
     }
     const BlockId id = table[static_cast<size_t>(i)];
     if (id == kNullBlockId || (!mask.empty() && mask[static_cast<size_t>(i - from)] == 0)) {
-      if (run_begin >= 0) EmitStored(content, run_begin, i, block_size, group);
+      if (run_begin >= 0 && !one_event_per_registration_) {
+        EmitStored(content, run_begin, i, block_size, group);
+      }
       run_begin = -1;
       continue;
     }
@@ -300,11 +307,19 @@ void BlockPool::CacheFullBlocks(const PrefixContent& content, absl::Span<const B
     }
     if (run_begin < 0) run_begin = i;
   }
-  if (run_begin >= 0) EmitStored(content, run_begin, to, block_size, group);
+  if (one_event_per_registration_ && to > from) {
+    EmitStored(content, from, to, block_size, group, [&](int64_t i) {
+      const auto at = static_cast<size_t>(i - from);
+      return table[static_cast<size_t>(i)] != kNullBlockId && (mask.empty() || mask[at] != 0);
+    });
+  } else if (run_begin >= 0) {
+    EmitStored(content, run_begin, to, block_size, group);
+  }
 }
 
 void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t to,
-                           int64_t block_size, GroupId group) {
+                           int64_t block_size, GroupId group,
+                           absl::FunctionRef<bool(int64_t)> is_kept) {
   if (!enable_events_) return;
   const int64_t per_block = block_size / content.hash_block_size();
   BlockStored event;
@@ -315,6 +330,7 @@ void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t t
   event.session_id = content.session_id();
   if (from > 0) event.parent_block_hash = content.HashOfBlock(from - 1, per_block);
   for (int64_t i = from; i < to; ++i) {
+    if (!is_kept(i)) continue;
     event.block_hashes.push_back(content.HashOfBlock(i, per_block));
     ExtraKeys keys = content.ReportedExtraKeysOf(i * block_size, (i + 1) * block_size);
     event.extra_keys.push_back(keys.empty() ? std::nullopt
@@ -325,49 +341,14 @@ void BlockPool::EmitStored(const PrefixContent& content, int64_t from, int64_t t
                            content.token_ids().begin() + to * block_size);
   }
   if (content.has_token_ids() && content.num_lookahead_tokens() > 0) {
-    auto& lists = event.lookahead_token_ids.emplace();
     for (int64_t i = from; i < to; ++i) {
+      if (!is_kept(i)) continue;
+      if (!event.lookahead_token_ids) event.lookahead_token_ids.emplace();
       const auto tokens = content.LookaheadTokens((i + 1) * block_size);
-      lists.emplace_back(tokens.begin(), tokens.end());
+      event.lookahead_token_ids->emplace_back(tokens.begin(), tokens.end());
     }
   }
   events_.emplace_back(std::in_place_type<BlockStored>, std::move(event));
-}
-
-// --- Keys of prefixes that end inside a block, which has one key at a time ---
-
-bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
-                                     GroupId group) {
-  if (records_[id].has_key()) {
-    const int64_t covered = partial_tokens(id);
-    if (covered == 0 || covered >= num_tokens) return false;
-    DropPartialKey(id);
-  }
-  const int64_t end = num_tokens / content.hash_block_size();
-  table_.Insert(content.HashOfBlock(end - 1, 1), group, id);
-  partial_tokens_[id] = num_tokens;
-  if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
-  EmitStored(content, end - 1, end, content.hash_block_size(), group);
-  return true;
-}
-
-void BlockPool::DropPartialKey(BlockId id) {
-  if (records_[id].ref_count == 0) --num_cached_unreferenced_;
-  EvictOne(table_.Place(id), id, RemovalReason::kReplaced);
-}
-
-void BlockPool::MovePartialKey(BlockId from, BlockId to) {
-  const auto it = partial_tokens_.find(from);
-  KVBLOCKS_CHECK(it != partial_tokens_.end() && !records_[to].has_key(),
-                 "a partial key moves from a block without one, or to one with a key");
-  const int64_t num_tokens = it->second;
-  const GroupId group = records_[from].key_group;
-  const BlockHash hash = records_.hash(from);
-  partial_tokens_.erase(it);
-  table_.Erase(from);
-  table_.Insert(hash, group, to);
-  partial_tokens_[to] = num_tokens;
-  ++removal_epoch_;
 }
 
 // --- Taking keys away ---
@@ -389,6 +370,8 @@ bool BlockPool::ResetPrefixCache() {
   if (history_ != nullptr) RememberAll();
   table_.Clear();
   partial_tokens_.clear();
+  further_keys_.clear();
+  blocks_of_further_keys_.clear();
   if (chunks_ != nullptr) chunks_->ReturnIdle();
   num_cached_unreferenced_ = 0;
   ++removal_epoch_;
@@ -460,6 +443,12 @@ absl::Status BlockPool::CheckInvariants() const {
     if (!records_[id].has_key() || num_tokens < 1) {
       return BrokenInvariant("block ", id, " counts as partly filled with ", num_tokens,
                              " tokens and has ", records_[id].has_key() ? "a" : "no", " key");
+    }
+  }
+  for (const auto& [id, hashes] : further_keys_) {
+    if (!records_[id].has_key() || hashes.empty()) {
+      return BrokenInvariant("block ", id, " has ", hashes.size(), " further keys and ",
+                             records_[id].has_key() ? "a" : "no", " key of its own");
     }
   }
   // Found by their records, here by the queue.

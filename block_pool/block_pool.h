@@ -29,9 +29,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -61,6 +63,9 @@ class BlockPool {
     bool enable_caching = true;
     bool enable_events = false;
     FreeOrder free_order = FreeOrder::kUnhashedFirst;
+    // One BlockStored per CacheFullBlocks, also where the mask leaves nothing, with the tokens of
+    // all its positions; otherwise one per run.
+    bool one_event_per_registration = false;
     // Size of the largest blocks whose tokens are kept and compared on a hit, with the look-ahead
     // tokens of their hashes (see BlockTokens); 0: hits trust the hash.
     int64_t compared_block_size = 0;
@@ -113,13 +118,14 @@ class BlockPool {
 
   // The earliest registered block of a group whose content has this hash; kNullBlockId: a miss.
   BlockId FindCached(const BlockHash& hash, GroupId group) const {
-    return table_.Find(hash, group);
+    const BlockId id = table_.Find(hash, group);
+    return id != kNullBlockId || further_keys_.empty() ? id : FindFurther(hash, group);
   }
   // The same for block `position` of a content at `per_block` hash blocks each, compared token by
   // token if the pool keeps tokens.
   BlockId FindCached(const PrefixContent& content, int64_t position, int64_t per_block,
                      GroupId group) const {
-    const BlockId id = table_.Find(content.HashOfBlock(position, per_block), group);
+    const BlockId id = FindCached(content.HashOfBlock(position, per_block), group);
     return id == kNullBlockId || Matches(id, content, position, per_block) ? id : kNullBlockId;
   }
   // The same for positions 0 to out.size(), until one is missing: writes their blocks and returns
@@ -145,10 +151,11 @@ class BlockPool {
 
   // Registers a block under the key of its content's first num_tokens, which end inside it; a key
   // for fewer tokens is replaced, and CacheFullBlocks replaces this one when the block is full.
-  // False, and no change, if the block's key covers as many already. REQUIRES: num_tokens is a
-  // multiple of the hash block size and hashed; no chunks, tokens or history are kept.
+  // Where the block's key covers more tokens, this one is a further key of it with
+  // adds_further_keys; otherwise nothing changes. False if nothing changed. REQUIRES: num_tokens is
+  // a multiple of the hash block size and hashed; no chunks, tokens or history are kept.
   bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
-                            GroupId group);
+                            GroupId group, bool adds_further_keys = false);
   // The prefix length that such a key stands for; 0 for all other blocks.
   int64_t partial_tokens(BlockId id) const {
     const auto it = partial_tokens_.find(id);
@@ -179,7 +186,8 @@ class BlockPool {
            (chunks_ == nullptr ? 0 : chunks_->num_ids_without_page());
   }
   int32_t num_cached_unreferenced() const { return num_cached_unreferenced_; }
-  int32_t num_keys() const { return table_.num_keys(); }            // distinct contents
+  // Distinct contents; O(further keys), see RegisterPartialBlock.
+  int32_t num_keys() const;
   int32_t num_keyed_blocks() const { return table_.num_blocks(); }  // blocks, duplicates included
   // Referenced share of what can be handed out, in bytes; 0 if nothing can.
   double usage() const;
@@ -220,9 +228,14 @@ class BlockPool {
   void EvictOne(uint64_t place, BlockId id, RemovalReason reason);
   void TakeAndEvict(absl::Span<BlockId> batch);
   void DropPartialKey(BlockId id);
+  bool AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id);
+  void DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason);
+  BlockId FindFurther(const BlockHash& hash, GroupId group) const;
+  void EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason);
   void RememberAll();
   void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
-                  GroupId group);
+                  GroupId group,
+                  absl::FunctionRef<bool(int64_t)> is_kept = [](int64_t) { return true; });
   template <typename Iterator>
   void Release(Iterator begin, Iterator end);
   // With chunks.
@@ -236,6 +249,7 @@ class BlockPool {
   const bool enable_caching_;
   const bool enable_events_;
   const FreeOrder free_order_;
+  const bool one_event_per_registration_;
   BlockRecords records_;
   FreeBlockQueue queue_;
   std::unique_ptr<PageChunks> chunks_;
@@ -248,6 +262,8 @@ class BlockPool {
   int64_t num_blocks_taken_ = 0;
   std::unique_ptr<LookupHistory> history_;
   absl::flat_hash_map<BlockId, int64_t> partial_tokens_;  // of blocks whose key ends inside them
+  absl::flat_hash_map<BlockId, std::vector<BlockHash>> further_keys_;
+  absl::flat_hash_map<std::pair<BlockHash, GroupId>, std::vector<BlockId>> blocks_of_further_keys_;
   std::vector<KvEvent> events_;
 };
 

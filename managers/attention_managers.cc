@@ -76,7 +76,8 @@ class SlidingWindowManager final : public SingleTypeManager {
   SlidingWindowManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
       : SingleTypeManager(spec, options, pool, {}),
         window_(spec.sliding_window().value()),
-        tail_blocks_(std::max<int64_t>(1, block_size_.CeilDiv(window_ - 1))) {}
+        tail_blocks_(std::max<int64_t>(1, block_size_.CeilDiv(window_ - 1))),
+        keeps_nothing_(window_ == 1 && options.semantics.window_of_one_keeps_nothing) {}
 
   // Probes each position at most once: a miss rules out every hit whose window contains it. At most
   // as many probes as the window has blocks when the tail is cached; about one per window when
@@ -85,21 +86,32 @@ class SlidingWindowManager final : public SingleTypeManager {
 
  protected:
   int64_t NumSkippedTokensImpl(int64_t n) const override {
-    return std::max<int64_t>(0, n - window_ + 1);
+    return std::max<int64_t>(0, n - window_ + 1 - options_.num_replayed_tokens);
   }
   int64_t NumTailBlocksNeeded() const override { return tail_blocks_; }
+  void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
+                       const ReuseBoundaries& boundaries) override {
+    if (!keeps_nothing_) {
+      return SingleTypeManager::CacheFullBlocks(content, held, full, boundaries);
+    }
+    mask_.assign(static_cast<size_t>(full - held.num_cached), 0);
+    pool_->CacheFullBlocks(content, held.table, held.num_cached, full, block_size(), group(),
+                           mask_);
+    held.num_cached = full;
+  }
 
  private:
   const int64_t window_;
   // Blocks before a hit's end that hold its last W - 1 tokens; at least 1.
   const int64_t tail_blocks_;
+  const bool keeps_nothing_;
 };
 
 int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const {
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
   const int64_t num_groups = static_cast<int64_t>(query.groups.size());
   const int64_t margin = query.drop_last_block ? 1 : 0;
-  const int64_t num_positions = block_size_.FloorDiv(query.max_tokens);
+  const int64_t num_positions = keeps_nothing_ ? 0 : block_size_.FloorDiv(query.max_tokens);
   // A hit of `end` blocks needs positions [end - tail_blocks_, end + margin). Among those probed,
   // only the latest such span matters, so a ring of that width holds what was found, per group. It
   // never spans more positions than there are.
@@ -124,6 +136,10 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
       ++position;
     }
     if (position == probe_end) {
+      // A run from the first token that is shorter than the window.
+      if (options_.semantics.aligns_before_drop && margin > 0 && step > 1 && end < tail_blocks_) {
+        end -= step;
+      }
       for (int64_t i = 0; i < num_groups; ++i) {
         std::vector<BlockId>& list =
             lists[static_cast<size_t>(query.groups[static_cast<size_t>(i)])];

@@ -46,6 +46,8 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
                                  .enable_caching = options.enable_caching,
                                  .enable_events = options.enable_events,
                                  .free_order = options.free_order,
+                                 .one_event_per_registration =
+                                     options.semantics.one_event_per_registration,
                                  .compared_block_size = compared_block_size,
                                  .history_keys = options.lookup_history_blocks,
                                  .chunks = std::move(chunks)});
@@ -73,8 +75,10 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   const RequestLimits limits{
       .max_model_len = options.max_model_len,
       .max_in_flight_tokens = options.max_in_flight_tokens.value_or(options.max_model_len),
-      .max_encoder_tokens = options.max_encoder_tokens.value_or(options.max_model_len)};
-  const std::vector<bool> draft = EffectiveDraftFlags(config, options.use_eagle);
+      .max_encoder_tokens = options.max_encoder_tokens.value_or(options.max_model_len),
+      .num_retained_tokens = NumReplayedTokens(options)};
+  const std::vector<bool> draft = EffectiveDraftFlags(config, options);
+  const bool any_drops = std::find(draft.begin(), draft.end(), true) != draft.end();
   const bool has_several_groups = config.groups.size() > 1;
   for (size_t g = 0; g < config.groups.size(); ++g) {
     const KvCacheSpec& spec = config.groups[g].spec;
@@ -89,8 +93,12 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .hash_block_size = options.enable_caching ? sizes->hash_block_size : 0,
          .admission_cap = *cap,
          .reachable_alignment = keeps_all ? 0 : hit_alignment,
-         .retention_interval = options.retention_interval,
+         .semantics = options.semantics,
          .hit_alignment = has_several_groups ? hit_alignment : spec.block_size(),
+         .scheduler_block_size = sizes->scheduler_block_size,
+         .any_drops = any_drops,
+         .num_replayed_tokens = NumReplayedTokens(options),
+         .num_hash_lookahead_tokens = options.num_hash_lookahead_tokens,
          .partial_hits = manager->has_partial_hits_},
         manager->pool_.get());
     if (!group.ok()) return group.status();
@@ -103,7 +111,8 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   manager->hit_alignment_ = hit_alignment;
   if (options.enable_caching) {
     manager->lookup_.emplace(
-        manager->groups_, has_several_groups ? hit_alignment : manager->groups_[0]->block_size());
+        manager->groups_, has_several_groups ? hit_alignment : manager->groups_[0]->block_size(),
+        options.semantics.drops_last_full_block);
   }
   return manager;
 }
@@ -169,8 +178,12 @@ absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedB
     return absl::OkStatus();
   }
   // The logits of the last token are needed, so it is computed in any case.
+  int64_t most = request.num_tokens() - 1;
+  if (options_.num_hash_lookahead_tokens > 0) {
+    most = std::min(most, request.content_.num_hashed_tokens());
+  }
   const PrefixLookup::Hit hit =
-      lookup_->FindLongestCacheHit(request.content_, request.num_tokens() - 1, out.lists_);
+      lookup_->FindLongestCacheHit(request.content_, most, out.lists_);
   out.num_tokens_ = hit.num_tokens;
   out.shared_prefix_boundary_ = hit.longest_lookup > hit.num_tokens ? hit.longest_lookup : 0;
   return absl::OkStatus();
@@ -201,7 +214,7 @@ bool KvCacheManager::IsQuiet(const Request& request, const AllocateSlotsParams& 
 }
 
 int64_t KvCacheManager::QuietSlots(const Request& request) const {
-  if (!is_all_full_type_) return 0;
+  if (!is_all_full_type_ || options_.semantics.registers_unusable_tails) return 0;
   int64_t slots = options_.max_model_len;
   for (GroupId g = 0; g < num_groups(); ++g) {
     const GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
@@ -231,8 +244,9 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   const auto held_by = [&](GroupId g) {
     return known ? &request.groups_[static_cast<size_t>(g)] : nullptr;
   };
-  const int64_t total =
+  int64_t total =
       request.num_computed_tokens_ + computed.num_tokens() + params.num_external_computed_tokens;
+  if (options_.semantics.clamps_external_tokens) total = std::min(total, options_.max_model_len);
   const int64_t main = total + params.num_new_tokens;
   const int64_t num_slots = std::min(main + params.num_lookahead_tokens, options_.max_model_len);
   const int64_t processed = std::max<int64_t>(0, total - request.num_inflight_tokens_);
@@ -389,7 +403,7 @@ absl::StatusOr<std::vector<BlockId>> KvCacheManager::PopBlocksForFree(Request& r
   std::vector<BlockId> popped;
   if (!HoldsBlocks(request)) return popped;
   for (GroupBlocks& held : request.groups_) {
-    popped.insert(popped.end(), held.table.begin(), held.table.end());
+    popped.insert(popped.end(), held.table.begin() + held.num_leading_nulls, held.table.end());
     held = GroupBlocks();
   }
   for (BlockId id : popped) {

@@ -42,6 +42,7 @@
 #include "kvblocks/managers/miss_reason.h"
 #include "kvblocks/managers/prefix_lookup.h"
 #include "kvblocks/managers/request.h"
+#include "kvblocks/managers/semantics.h"
 #include "kvblocks/managers/single_type_manager.h"
 #include "kvblocks/specs/kv_cache_config.h"
 #include "kvblocks/specs/request_footprint.h"
@@ -50,12 +51,20 @@ namespace kvblocks {
 
 struct KvCacheManagerOptions {
   int64_t max_model_len = 0;  // longest sequence, in tokens; required
+  Semantics semantics = {};   // which engine's, and switches of it; by default vLLM 0.33's
   // Most tokens scheduled but not yet settled, all requests and concurrent batches together.
   // Default: max_model_len, with which the caps of windowed groups never bind.
   std::optional<int64_t> max_in_flight_tokens = std::nullopt;
   bool enable_caching = true;
   // Drop the last matched block of draft groups, so that the draft head sees hidden states.
   bool use_eagle = false;
+  // A block's hash also covers so many tokens behind it, which a drafter's cache depends on, and
+  // exists only once they are known (see PrefixHashing); then nothing is dropped. 0 to 255; vLLM 0.33
+  // has 1 for EAGLE and MTP, without external KV. V-10.
+  int64_t num_hash_lookahead_tokens = 0;
+  // Tokens that the drafter reads ahead of a prefill: 0 without one, 1 for EAGLE, K for multi-module
+  // MTP. All but one of them may be computed again, and windows keep as many more. V-14.
+  int64_t prefill_lookahead_tokens = 0;
   bool enable_events = false;
   bool log_stats = true;
   // Share of the pool that admissions leave free while something is scheduled. In a native layout:
@@ -66,9 +75,6 @@ struct KvCacheManagerOptions {
   // Processes that exchange hashes need the same. Default: random, but for kSha256Cbor that of
   // vLLM. With the CBOR algorithms, what vLLM reads from PYTHONHASHSEED.
   std::optional<std::string> hash_seed = std::nullopt;
-  // L: a block's hash also covers the L tokens after the block, and exists only once they are known
-  // (see PrefixHashing), for drafters whose KV depends on them; 0 to 255.
-  int64_t num_hash_lookahead_tokens = 0;
   // Keep the tokens and extra keys of cached blocks and compare them on every hit, so that contents
   // that share a hash are told apart: for kXxh3_128 where prompts come from strangers. Takes 4
   // bytes per token slot of the pool; requests must be made from tokens.
@@ -78,11 +84,8 @@ struct KvCacheManagerOptions {
   BlockCountFormula block_count_formula = BlockCountFormula::kExact;
   // Longest input of the encoder, in tokens, where groups attend to one. Default: max_model_len.
   std::optional<int64_t> max_encoder_tokens = std::nullopt;
-  // Windowed and Mamba groups register sparsely: what serves hits at multiples of so many tokens,
-  // at the end of the prompt and at Request::shared_prefix_boundary; 0: only the latter two.
-  // Default: whatever some hit can use.
-  std::optional<int64_t> retention_interval = std::nullopt;
   // Register every full block of every group, also those that no hit can use, as older engines did.
+  // Needs semantics.retention_interval none.
   bool register_unreachable_blocks = false;
   // Prompts that end inside a block are registered there, and hits may end inside blocks, at
   // multiples of the hash block size. For models with a Mamba group in align mode whose block is

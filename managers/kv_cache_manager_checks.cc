@@ -59,8 +59,11 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
       if (!status.ok()) return status;
     }
   }
-  if (params.num_new_tokens == 0 && params.num_external_computed_tokens == 0) {
-    return Refuse(request, "num_new_tokens is 0 without external tokens, expected at least 1");
+  if (params.num_new_tokens == 0 && params.num_external_computed_tokens == 0 &&
+      (hit_length == 0 || !options_.semantics.allows_adopt_only)) {
+    return Refuse(request, "num_new_tokens is 0 without ",
+                  options_.semantics.allows_adopt_only ? "hits or " : "",
+                  "external tokens, expected at least 1");
   }
   if (request.status_ == RequestStatus::kFinished) {
     return Refuse(request, "the request is finished");
@@ -95,7 +98,7 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
   }
   const int64_t total =
       request.num_computed_tokens_ + hit_tokens + params.num_external_computed_tokens;
-  if (total > options_.max_model_len) {
+  if (total > options_.max_model_len && !options_.semantics.clamps_external_tokens) {
     return Refuse(request, total,
                   " tokens computed, hit and external together exceed max_model_len ",
                   options_.max_model_len);
@@ -161,6 +164,7 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
         return Refuse(request, "hit block ", id, " of group ", g,
                       " is outside the pool's blocks 0..", pool_->num_blocks() - 1);
       }
+      if (options_.semantics.adopts_stale_hits) continue;
       const bool ends_inside =
           has_partial_hits_ && i + 1 == size && computed.num_tokens() % manager.block_size() != 0;
       if (ends_inside && HoldsHitTail(request, computed, g)) continue;

@@ -47,7 +47,10 @@ std::vector<std::vector<BlockId>> KvCacheManager::GetUnhashedBlockIds(
 
 std::vector<int64_t> KvCacheManager::GetNumCommonPrefixBlocks(const Request& request) const {
   std::vector<int64_t> common(static_cast<size_t>(num_groups()), 0);
-  if (!HoldsBlocks(request) || !options_.enable_caching) return common;
+  if (!HoldsBlocks(request) || !options_.enable_caching ||
+      options_.semantics.has_no_common_prefix) {
+    return common;
+  }
   absl::flat_hash_map<BlockId, int32_t> with_copies;
   if (!copies_.empty()) {
     with_copies = outside_references_;

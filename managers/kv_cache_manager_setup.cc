@@ -24,8 +24,8 @@ bool NeedsWholeBlocks(const KvCacheSpec& spec) {
 
 absl::Status CheckRetention(const KvCacheConfig& config, const KvCacheManagerOptions& options,
                             const BlockSizes& sizes) {
-  if (!options.retention_interval) return absl::OkStatus();
-  const int64_t interval = *options.retention_interval;
+  if (!options.semantics.retention_interval) return absl::OkStatus();
+  const int64_t interval = *options.semantics.retention_interval;
   if (interval < 0 || interval > kMaxTokens || interval % sizes.scheduler_block_size != 0) {
     return InvalidArgument("retention_interval is ", interval,
                            " tokens, expected a multiple of the scheduler block size ",
@@ -54,11 +54,9 @@ absl::Status CheckPartialHits(const KvCacheConfig& config, const KvCacheManagerO
     return InvalidArgument("partial_hits is set ", what);
   };
   if (config.native) return refuse("for a native layout, expected one page size");
-  if (options.compare_tokens_on_hit || options.lookup_history_blocks > 0 ||
-      options.retention_interval) {
+  if (options.compare_tokens_on_hit || options.lookup_history_blocks > 0) {
     return refuse(
-        "next to compare_tokens_on_hit, lookup_history_blocks or retention_interval, expected none "
-        "of them");
+        "next to compare_tokens_on_hit or lookup_history_blocks, expected none of them");
   }
   const int64_t unit = sizes.hash_block_size;
   bool has_inner_states = false;
@@ -125,8 +123,20 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
   return sizes;
 }
 
-std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config, bool use_eagle) {
+int64_t NumReplayedTokens(const KvCacheManagerOptions& options) {
+  // A hash that looks ahead exists only once its block is final.
+  if (options.num_hash_lookahead_tokens > 0) return 0;
+  return std::max<int64_t>(0, options.prefill_lookahead_tokens - 1);
+}
+
+std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config,
+                                      const KvCacheManagerOptions& options) {
   const auto& groups = config.groups;
+  const bool use_eagle = options.use_eagle;
+  if (options.num_hash_lookahead_tokens > 0 ||
+      (!use_eagle && options.semantics.draft_flags_need_eagle)) {
+    return std::vector<bool>(groups.size(), false);
+  }
   const bool any_flagged =
       std::any_of(groups.begin(), groups.end(), [](const KvCacheGroup& g) { return g.is_draft; });
   std::vector<bool> flags(groups.size(), use_eagle && !any_flagged);
@@ -147,6 +157,7 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
   } ranges[] = {{"max_model_len", options.max_model_len, 1, kMaxTokens},
                 {"max_in_flight_tokens", options.max_in_flight_tokens, 1, kMaxTokens},
                 {"max_encoder_tokens", options.max_encoder_tokens, 1, kMaxTokens},
+                {"prefill_lookahead_tokens", options.prefill_lookahead_tokens, 0, kMaxTokens},
                 {"lookup_history_blocks", options.lookup_history_blocks, 0, kMaxNumBlocks}};
   for (const auto& [field, value, least, most] : ranges) {
     if (!value || (*value >= least && *value <= most)) continue;
@@ -174,7 +185,17 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
                            ", expected the only group's block size ",
                            config.groups[0].spec.block_size());
   }
-  const std::vector<bool> draft = EffectiveDraftFlags(config, options.use_eagle);
+  const std::vector<bool> draft = EffectiveDraftFlags(config, options);
+  const bool any_flagged =
+      options.use_eagle ||
+      std::any_of(config.groups.begin(), config.groups.end(),
+                  [](const KvCacheGroup& group) { return group.is_draft; });
+  if (options.enable_caching && any_flagged &&
+      options.prefill_lookahead_tokens > sizes.scheduler_block_size) {
+    return InvalidArgument("prefill_lookahead_tokens is ", options.prefill_lookahead_tokens,
+                           ", expected at most the scheduler block size ",
+                           sizes.scheduler_block_size, " next to prefix caching and draft groups");
+  }
   int64_t num_sink_blocks = 0;
   for (size_t g = 0; g < config.groups.size(); ++g) {
     const KvCacheSpec& spec = config.groups[g].spec;

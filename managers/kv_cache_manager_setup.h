@@ -23,9 +23,14 @@ struct BlockSizes {
 // says otherwise. InvalidArgument if they do not fit together.
 absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool enable_caching);
 
-// Which groups count as draft groups: the flagged ones; all, if none is flagged but use_eagle is
-// set; and siblings with the spec of one, since they are looked up together.
-std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config, bool use_eagle);
+// Which groups drop the block behind a hit: the flagged ones; all, if none is flagged but use_eagle
+// is set; and siblings with the spec of one, since they are looked up together. None with look-ahead
+// hashes, nor, as the semantics say, without use_eagle.
+std::vector<bool> EffectiveDraftFlags(const KvCacheConfig& config,
+                                      const KvCacheManagerOptions& options);
+
+// Computed tokens at the end of what a request has that may be computed again (V-14).
+int64_t NumReplayedTokens(const KvCacheManagerOptions& options);
 
 // InvalidArgument names the field, its value and what is allowed.
 absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOptions& options,

@@ -53,6 +53,7 @@ class MambaManager final : public SingleTypeManager {
   int64_t StateToCopy(const GroupBlocks& held, const SlotDemand& demand) const override;
   void CopyOverwrittenState(GroupBlocks& held, const SlotDemand& demand,
                             std::vector<BlockCopy>& copies) override;
+  int64_t TailOfPrompt(const PrefixContent& content, int64_t num_prompt_tokens) const override;
   bool HoldsTail(const GroupBlocks& held, int64_t tail) const override {
     return held.chunk_end == tail;
   }
@@ -175,14 +176,26 @@ void MambaManager::AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) 
 }
 
 bool MambaManager::IsRetained(int64_t position, const ReuseBoundaries& boundaries) const {
-  const int64_t interval = options_.retention_interval.value_or(0);
+  const int64_t interval = options_.semantics.retention_interval.value_or(0);
   const int64_t end = (position + 1) * block_size();
   if (interval > 0 && (interval <= block_size() || end % interval == 0)) return true;
-  for (const int64_t boundary :
-       {boundaries.num_prompt_tokens - 1, boundaries.shared_prefix_boundary}) {
+  for (const int64_t boundary : BoundariesOf(boundaries)) {
     if (boundary > 0 && end == boundary - boundary % options_.hit_alignment) return true;
   }
   return false;
+}
+
+// What a resend of the prompt can use: a state is hit as a whole, so where other groups give up a
+// hash block behind it, or need tokens behind its hash, it ends that much earlier.
+int64_t MambaManager::TailOfPrompt(const PrefixContent& content, int64_t num_prompt_tokens) const {
+  const int64_t unit = options_.hash_block_size;
+  if (!options_.semantics.registers_usable_tails) {
+    return SingleTypeManager::TailOfPrompt(content, num_prompt_tokens);
+  }
+  if (options_.any_drops) return num_prompt_tokens / unit * unit - unit;
+  const int64_t usable =
+      num_prompt_tokens - std::max<int64_t>(1, options_.num_hash_lookahead_tokens);
+  return usable <= 0 ? 0 : usable / unit * unit;
 }
 
 void MambaManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
@@ -193,7 +206,8 @@ void MambaManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& he
   for (int64_t i = from; i < full; ++i) {
     // Of a step that ran over a boundary there is no state at the boundary.
     const bool written = mode_ == MambaCacheMode::kAll || (i + 1) * block_size() == held.chunk_end;
-    mask_.push_back(written && (!options_.retention_interval || IsRetained(i, boundaries)));
+    mask_.push_back(written &&
+                    (!options_.semantics.retention_interval || IsRetained(i, boundaries)));
   }
   pool_->CacheFullBlocks(content, held.table, from, full, block_size(), group(), mask_);
   for (int64_t i = from; i < full; ++i) {

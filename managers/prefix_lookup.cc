@@ -8,8 +8,8 @@ constexpr int64_t kNotLookedUp = -1;
 }  // namespace
 
 PrefixLookup::PrefixLookup(absl::Span<const std::unique_ptr<SingleTypeManager>> groups,
-                           int64_t alignment)
-    : alignment_(alignment) {
+                           int64_t alignment, bool drops_last_full_block)
+    : alignment_(alignment), drops_last_full_block_(drops_last_full_block && groups.size() > 1) {
   for (const auto& manager : groups) {
     const auto same =
         std::find_if(lookup_groups_.begin(), lookup_groups_.end(),
@@ -29,6 +29,7 @@ PrefixLookup::Hit PrefixLookup::FindLongestCacheHit(const PrefixContent& content
   full_lengths_.assign(lookup_groups_.size(), kNotLookedUp);
   verified_.assign(lookup_groups_.size(), 0);
   Hit hit;
+  const int64_t most_with_drop = drops_last_full_block_ ? content.num_hashed_tokens() : max_tokens;
   int64_t candidate = max_tokens;
   int64_t current = candidate;
   do {
@@ -43,7 +44,8 @@ PrefixLookup::Hit PrefixLookup::FindLongestCacheHit(const PrefixContent& content
       const int64_t length = manager.FindLongestCacheHit(
           {.content = &content,
            .groups = lookup_groups_[i].groups,
-           .max_tokens = drop ? std::min(current + manager.draft_margin(), max_tokens) : current,
+           .max_tokens =
+               drop ? std::min(current + manager.draft_margin(), most_with_drop) : current,
            .drop_last_block = drop,
            .alignment = alignment_},
           lists);

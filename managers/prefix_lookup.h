@@ -25,8 +25,11 @@ class PrefixLookup {
     int64_t longest_lookup = 0;  // largest length any group's look-up returned
   };
 
-  // Hits end at multiples of `alignment`. The groups must outlive it.
-  PrefixLookup(absl::Span<const std::unique_ptr<SingleTypeManager>> groups, int64_t alignment);
+  // Hits end at multiples of `alignment`. The groups must outlive it. The block that draft groups
+  // drop may be any that is hashed, or with drops_last_full_block unset, as with a single group, it
+  // ends within the tokens that may be hit.
+  PrefixLookup(absl::Span<const std::unique_ptr<SingleTypeManager>> groups, int64_t alignment,
+               bool drops_last_full_block);
 
   // The longest hit of at most max_tokens; fills one list per group, which all cover the hit.
   Hit FindLongestCacheHit(const PrefixContent& content, int64_t max_tokens, HitLists& lists) const;
@@ -39,6 +42,7 @@ class PrefixLookup {
   };
 
   const int64_t alignment_;
+  const bool drops_last_full_block_;
   std::vector<LookupGroup> lookup_groups_;     // full types first, else by first occurrence
   mutable std::vector<int64_t> full_lengths_;  // scratch of one look-up
   mutable std::vector<uint8_t> verified_;

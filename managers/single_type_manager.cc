@@ -13,6 +13,9 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
       hashes_per_block_(options.hash_block_size > 0 ? spec.block_size() / options.hash_block_size
                                                     : 0),
       has_inner_boundaries_(options.partial_hits && hashes_per_block_ > 1),
+      registers_tails_(has_inner_boundaries_ ||
+                       (options.semantics.registers_unusable_tails && traits.is_full_type &&
+                        hashes_per_block_ > 1)),
       traits_(traits) {}
 
 int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
@@ -33,9 +36,15 @@ int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDe
     needed = NumNewBlocks(held, std::max(available, skipped), demand, total_computed, apply_cap);
   } else {
     // The cap bounds real blocks, so it applies to what is left after the skipped positions.
-    int64_t suffix = std::max<int64_t>(required - skipped, 0);
-    if (apply_cap && options_.admission_cap) suffix = std::min(suffix, *options_.admission_cap);
-    needed = std::max<int64_t>(suffix - std::max<int64_t>(available - skipped, 0), 0);
+    const bool has_cap = apply_cap && options_.admission_cap;
+    if (has_cap && options_.semantics.caps_need_before_hits) {
+      needed = std::min(required, *options_.admission_cap) - std::max(available, skipped);
+    } else {
+      int64_t suffix = std::max<int64_t>(required - skipped, 0);
+      if (has_cap) suffix = std::min(suffix, *options_.admission_cap);
+      needed = suffix - std::max<int64_t>(available - skipped, 0);
+    }
+    needed = std::max<int64_t>(needed, 0);
   }
   // Touching an unreferenced hit takes it out of the free queue, too.
   for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
@@ -89,15 +98,34 @@ void SingleTypeManager::CopyHitTail(GroupBlocks& held, int64_t total_computed,
   copies.push_back(copy);
 }
 
+int64_t SingleTypeManager::TailOfPrompt(const PrefixContent& content,
+                                        int64_t num_prompt_tokens) const {
+  const bool last_token_counts = !options_.semantics.registers_usable_tails || draft_margin() > 0;
+  const int64_t usable = last_token_counts ? num_prompt_tokens : num_prompt_tokens - 1;
+  return std::min(usable - usable % options_.hash_block_size, content.num_hashed_tokens());
+}
+
 void SingleTypeManager::CachePromptTail(const PrefixContent& content, GroupBlocks& held, int64_t n,
-                                        int64_t num_prompt_tokens) {
-  const int64_t tail = num_prompt_tokens - num_prompt_tokens % options_.hash_block_size;
+                                        const ReuseBoundaries& boundaries) {
+  const int64_t tail = TailOfPrompt(content, boundaries.num_prompt_tokens);
+  if (tail <= 0 || n < tail || !HoldsTail(held, tail)) return;
+  const bool adds_keys = options_.semantics.registers_usable_tails;
+  if (tail % block_size() == 0) {
+    // A state that the retention interval left out; rows are registered with their block.
+    if (traits_.is_full_type || !adds_keys) return;
+    const int64_t position = tail / block_size() - 1;
+    const BlockId id = held.table[static_cast<size_t>(position)];
+    if (id == kNullBlockId || pool_->block(id).has_key()) return;
+    pool_->CacheFullBlocks(content, held.table, position, position + 1, block_size(), group());
+    return OnTailRegistered(id);
+  }
   const int64_t position = block_size_.FloorDiv(tail);
-  if (n < tail || tail % block_size() == 0 || position < held.num_cached) return;
+  if (position >= static_cast<int64_t>(held.table.size())) return;
+  if (!adds_keys && position < held.num_cached) return;
   const BlockId id = held.table[static_cast<size_t>(position)];
-  if (id == kNullBlockId || !HoldsTail(held, tail)) return;
-  held.is_tail_registered = true;
-  if (pool_->RegisterPartialBlock(content, id, tail, group())) OnTailRegistered(id);
+  if (id == kNullBlockId) return;
+  held.is_tail_registered = !adds_keys;
+  if (pool_->RegisterPartialBlock(content, id, tail, group(), adds_keys)) OnTailRegistered(id);
 }
 
 void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_computed) {
@@ -110,7 +138,7 @@ void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_comput
 void SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held,
                                         int64_t full, const ReuseBoundaries& boundaries) {
   mask_.clear();
-  if (options_.retention_interval && NumTailBlocksNeeded() > 0) {
+  if (options_.semantics.retention_interval && NumTailBlocksNeeded() > 0) {
     for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsRetained(i, boundaries));
   } else if (options_.reachable_alignment > 0 && !traits_.is_full_type) {
     for (int64_t i = held.num_cached; i < full; ++i) mask_.push_back(IsReachable(i));
@@ -143,17 +171,37 @@ bool SingleTypeManager::IsTailOf(int64_t position, int64_t period_tokens) const 
   return position >= margin && (position - margin) % period >= period - kept;
 }
 
+SingleTypeManager::Boundaries SingleTypeManager::BoundariesOf(const ReuseBoundaries& reuse) const {
+  Boundaries out{};
+  const auto add = [&](int64_t tokens) { out.tokens[out.count++] = std::max<int64_t>(0, tokens); };
+  const int64_t prompt = reuse.num_prompt_tokens;
+  if (options_.any_drops && options_.semantics.retains_for_draft_drop) {
+    // An identical prompt gives up a block of the hit that its last token allows, a longer one of
+    // the hit up to the prompt's end.
+    const int64_t unit = options_.scheduler_block_size;
+    add((prompt - 1) / unit * unit - unit);
+    add(prompt / unit * unit - unit);
+  } else {
+    add(prompt - 1);
+  }
+  const int64_t shared = reuse.shared_prefix_boundary;
+  if (shared > 0) add(shared);
+  if (shared > 0 && options_.is_draft && options_.semantics.retains_for_draft_drop) {
+    add(shared - block_size());
+  }
+  return out;
+}
+
 bool SingleTypeManager::IsRetained(int64_t position, const ReuseBoundaries& boundaries) const {
-  const int64_t interval = options_.retention_interval.value_or(0);
+  const int64_t interval = options_.semantics.retention_interval.value_or(0);
   if (interval > 0 && IsTailOf(position, interval)) return true;
-  // An identical prompt hits up to its last token but one, a related one up to the junction.
+  if (options_.hit_alignment % block_size() != 0) return true;
   const int64_t dropped = options_.is_draft ? 1 : 0;
-  const auto is_before = [&](int64_t boundary) {
+  for (const int64_t boundary : BoundariesOf(boundaries)) {
     const int64_t end = (boundary - boundary % options_.hit_alignment) / block_size() + dropped;
-    return position < end && position >= end - NumTailBlocksNeeded() - dropped;
-  };
-  return is_before(std::max<int64_t>(0, boundaries.num_prompt_tokens - 1)) ||
-         (boundaries.shared_prefix_boundary > 0 && is_before(boundaries.shared_prefix_boundary));
+    if (position < end && position >= end - NumTailBlocksNeeded() - dropped) return true;
+  }
+  return false;
 }
 
 void SingleTypeManager::TrimTo(GroupBlocks& held, int64_t num_skipped_tokens) {

@@ -16,6 +16,7 @@
 #define KVBLOCKS_MANAGERS_SINGLE_TYPE_MANAGER_H_
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -29,6 +30,7 @@
 #include "kvblocks/managers/block_size.h"
 #include "kvblocks/managers/computed_blocks.h"
 #include "kvblocks/managers/request.h"
+#include "kvblocks/managers/semantics.h"
 #include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
@@ -78,10 +80,18 @@ class SingleTypeManager {
     std::optional<int64_t> admission_cap = std::nullopt;
     // Registration leaves out what no hit of this alignment can use; 0: it registers all.
     int64_t reachable_alignment = 0;
-    // Registration keeps what is reachable at multiples of so many tokens and at the request's
-    // ReuseBoundaries only (0: at the latter only). `hit_alignment` must be set, then.
-    std::optional<int64_t> retention_interval = std::nullopt;
+    // With a retention interval, registration keeps what is reachable at multiples of it and at the
+    // request's ReuseBoundaries only (0: at the latter only). `hit_alignment` must be set, then.
+    Semantics semantics = {};
     int64_t hit_alignment = 0;
+    // The same as the alignment, unless hits may end inside blocks.
+    int64_t scheduler_block_size = 0;
+    // Some group gives up the block behind a hit.
+    bool any_drops = false;
+    // Known tokens at the end of what is computed that may be computed again (V-14).
+    int64_t num_replayed_tokens = 0;
+    // Further tokens that a block's hash covers (V-10).
+    int64_t num_hash_lookahead_tokens = 0;
     // Hits may end inside a block, at a multiple of the hash block size.
     bool partial_hits = false;
   };
@@ -178,14 +188,16 @@ class SingleTypeManager {
   void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n,
                    const ReuseBoundaries& boundaries) {
     if (options_.reachable_alignment > 0) {
+      if (draft_margin() > 0) n = std::max<int64_t>(0, n - options_.num_replayed_tokens);
       const int64_t aligned = n - n % options_.reachable_alignment;
       n = aligned == 0 ? 0 : std::min(n, aligned + draft_margin());
+    } else {
+      n = std::max<int64_t>(0, n - options_.num_replayed_tokens);
     }
+    if (options_.num_hash_lookahead_tokens > 0) n = std::min(n, content.num_hashed_tokens());
     const int64_t full = block_size_.FloorDiv(n);
     if (full > held.num_cached) CacheFullBlocks(content, held, full, boundaries);
-    if (has_inner_boundaries_ && !held.is_tail_registered) {
-      CachePromptTail(content, held, n, boundaries.num_prompt_tokens);
-    }
+    if (registers_tails_ && !held.is_tail_registered) CachePromptTail(content, held, n, boundaries);
   }
 
   // Frees what the first `num_processed` tokens made unreachable, deepest first, leaving nulls. O(1
@@ -228,8 +240,8 @@ class SingleTypeManager {
   // The position whose state is registered and about to be overwritten, or -1.
   virtual int64_t StateToCopy(const GroupBlocks&, const SlotDemand&) const { return -1; }
   virtual void CopyOverwrittenState(GroupBlocks&, const SlotDemand&, std::vector<BlockCopy>&) {}
-  // Whether the block of the prompt's last hash boundary holds the content up to there, and what
-  // to do once it is registered.
+  // Whether the block that the prompt's tail ends in holds the content up to there, and what to do
+  // once it is registered.
   virtual bool HoldsTail(const GroupBlocks&, int64_t /*tail*/) const { return true; }
   virtual void OnTailRegistered(BlockId) {}
   // Looks a position up in all groups of a query and writes their blocks, one per group. False:
@@ -242,6 +254,16 @@ class SingleTypeManager {
     }
     return true;
   }
+  // The tokens up to which the prompt's tail can be registered for a group that holds rows.
+  virtual int64_t TailOfPrompt(const PrefixContent& content, int64_t num_prompt_tokens) const;
+  // Where requests like this one are expected to stop sharing, for sparse registration (V-3).
+  struct Boundaries {
+    std::array<int64_t, 4> tokens;
+    size_t count;
+    const int64_t* begin() const { return tokens.data(); }
+    const int64_t* end() const { return tokens.data() + count; }
+  };
+  Boundaries BoundariesOf(const ReuseBoundaries& reuse) const;
   // Tokens that a draft group gives up behind a hit.
   int64_t drop_unit() const {
     return has_inner_boundaries_ && traits_.is_full_type ? options_.hash_block_size : block_size();
@@ -256,6 +278,7 @@ class SingleTypeManager {
   const BlockSize block_size_;
   const int64_t hashes_per_block_;   // 0 when nothing is hashed
   const bool has_inner_boundaries_;  // hits may end inside this group's blocks
+  const bool registers_tails_;       // of prompts, where they end inside its blocks
 
  private:
   // mamba_manager.cc.
@@ -268,7 +291,7 @@ class SingleTypeManager {
   void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);
   void CopyHitTail(GroupBlocks& held, int64_t total_computed, std::vector<BlockCopy>& copies);
   void CachePromptTail(const PrefixContent& content, GroupBlocks& held, int64_t n,
-                       int64_t num_prompt_tokens);
+                       const ReuseBoundaries& boundaries);
 
   const Traits traits_;
 

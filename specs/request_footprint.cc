@@ -75,7 +75,9 @@ absl::StatusOr<int64_t> UncappedBlocks(const KvCacheSpec& spec, const RequestLim
 // at worst, but never more than the sequence has.
 int64_t SlidingCap(int64_t window, int64_t block_size, const RequestLimits& limits,
                    BlockCountFormula formula) {
-  const int64_t span = AddUpTo(window - 1, limits.max_in_flight_tokens, limits.max_model_len);
+  const int64_t kept =
+      AddUpTo(limits.max_in_flight_tokens, limits.num_retained_tokens, limits.max_model_len);
+  const int64_t span = AddUpTo(window - 1, kept, limits.max_model_len);
   if (formula == BlockCountFormula::kUpstream) return CeilDiv(span, block_size) + 1;
   return std::min(CeilDiv(span - 1, block_size) + 1, CeilDiv(limits.max_model_len, block_size));
 }

@@ -21,6 +21,42 @@ absl::Status ReadWord(std::string_view field, const std::string& got, const char
   return absl::OkStatus();
 }
 
+absl::Status ReadSemantics(const config::v1::KvCacheManagerOptions& m, Semantics& s) {
+  if (m.has_semantics()) {
+    const auto known = Semantics::ByName(m.semantics());
+    if (!known) {
+      return FieldError("semantics", '"' + m.semantics() + '"',
+                        "vllm-0.25, vllm-0.33 or vllm-0.33-exactly");
+    }
+    s = *known;
+  }
+  if (m.has_retention_interval()) {
+    s.retention_interval = m.retention_interval() == -1
+                               ? std::nullopt
+                               : std::optional<int64_t>(m.retention_interval());
+  }
+  const auto& w = m.semantics_switches();
+  const auto read = [](bool has, bool value, bool& out) {
+    if (has) out = value;
+  };
+#define KVBLOCKS_SWITCH(name) read(w.has_##name(), w.name(), s.name)
+  KVBLOCKS_SWITCH(retains_for_draft_drop);
+  KVBLOCKS_SWITCH(drops_last_full_block);
+  KVBLOCKS_SWITCH(draft_flags_need_eagle);
+  KVBLOCKS_SWITCH(registers_usable_tails);
+  KVBLOCKS_SWITCH(allows_adopt_only);
+  KVBLOCKS_SWITCH(one_event_per_registration);
+  KVBLOCKS_SWITCH(registers_unusable_tails);
+  KVBLOCKS_SWITCH(caps_need_before_hits);
+  KVBLOCKS_SWITCH(window_of_one_keeps_nothing);
+  KVBLOCKS_SWITCH(aligns_before_drop);
+  KVBLOCKS_SWITCH(adopts_stale_hits);
+  KVBLOCKS_SWITCH(clamps_external_tokens);
+  KVBLOCKS_SWITCH(has_no_common_prefix);
+#undef KVBLOCKS_SWITCH
+  return absl::OkStatus();
+}
+
 absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheManagerOptions& o) {
   if (!m.has_max_model_len()) return FieldError("max_model_len", "nothing", "at least 1");
   o.max_model_len = m.max_model_len();
@@ -33,13 +69,16 @@ absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheMana
   if (m.has_hash_seed()) o.hash_seed = m.hash_seed();
   if (m.has_compare_tokens_on_hit()) o.compare_tokens_on_hit = m.compare_tokens_on_hit();
   if (m.has_max_encoder_tokens()) o.max_encoder_tokens = m.max_encoder_tokens();
-  if (m.has_retention_interval()) o.retention_interval = m.retention_interval();
+  if (m.has_num_hash_lookahead_tokens()) {
+    o.num_hash_lookahead_tokens = m.num_hash_lookahead_tokens();
+  }
+  if (m.has_prefill_lookahead_tokens()) o.prefill_lookahead_tokens = m.prefill_lookahead_tokens();
   if (m.has_register_unreachable_blocks()) {
     o.register_unreachable_blocks = m.register_unreachable_blocks();
   }
   if (m.has_partial_hits()) o.partial_hits = m.partial_hits();
   if (m.has_lookup_history_blocks()) o.lookup_history_blocks = m.lookup_history_blocks();
-  absl::Status status;
+  absl::Status status = ReadSemantics(m, o.semantics);
   if (m.has_free_order()) {
     status.Update(ReadWord("free_order", m.free_order(), "unhashed_first",
                            FreeOrder::kUnhashedFirst, "append_all", FreeOrder::kAppendAll,

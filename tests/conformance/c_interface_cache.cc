@@ -26,7 +26,7 @@ BlockHash HashOf(const kvb_hash& hash) {
 }
 
 // The configuration in protobuf text format.
-std::string ConfigText(const TranscriptConfig& config) {
+std::string ConfigText(const TranscriptConfig& config, Recorder recorder) {
   std::string text = absl::StrCat("cache {\n  num_blocks: ", config.num_blocks, "\n");
   if (config.enable_caching) {
     absl::StrAppend(&text, "  hash_block_size: ", config.hash_block_size, "\n");
@@ -50,7 +50,16 @@ std::string ConfigText(const TranscriptConfig& config) {
                   "\n  use_eagle: ", word(config.use_eagle),
                   "\n  enable_events: ", word(config.enable_events),
                   "\n  free_order: ", config.append_all ? "\"append_all\"" : "\"unhashed_first\"",
-                  "\n  block_count_formula: \"upstream\"\n}\n");
+                  "\n  block_count_formula: \"upstream\"",
+                  recorder == Recorder::kVllm033 ? "\n  semantics: \"vllm-0.33-exactly\""
+                                                 : "\n  semantics: \"vllm-0.25\"",
+                  "\n  retention_interval: ", config.retention_interval.value_or(-1),
+                  "\n  num_hash_lookahead_tokens: ", config.hash_lookahead,
+                  "\n  prefill_lookahead_tokens: ", config.prefill_lookahead);
+  if (config.has_no_partial_keys) {
+    absl::StrAppend(&text, "\n  semantics_switches { registers_unusable_tails: false }");
+  }
+  absl::StrAppend(&text, "\n}\n");
   return text;
 }
 
@@ -58,8 +67,12 @@ using GetList = kvb_status (*)(const kvb_request*, int32_t, const int32_t**, siz
 
 class CInterfaceSequence final : public ReplayedCache::Sequence {
  public:
-  CInterfaceSequence(kvb_request* request, size_t num_groups)
-      : request_(request), num_groups_(num_groups) {}
+  CInterfaceSequence(kvb_request* request, const ReplayedCache::Facts& facts)
+      : request_(request), num_groups_(facts.groups.size()), unit_(facts.hash_block_size) {
+    for (size_t g = 0; g < num_groups_; ++g) {
+      if (facts.groups[g].block_size == unit_) unit_group_ = static_cast<GroupId>(g);
+    }
+  }
   ~CInterfaceSequence() override { kvb_request_destroy(request_); }
 
   absl::Status SetNumComputed(int64_t num_tokens) override {
@@ -78,10 +91,10 @@ class CInterfaceSequence final : public ReplayedCache::Sequence {
   BlockLists Hits() const override {
     return was_looked_up_ ? Lists(kvb_request_get_hits) : BlockLists();
   }
-  int64_t num_hit_tokens() const override {
-    kvb_request_info info = KVB_INIT(kvb_request_info);
-    Require(kvb_request_get_info(request_, &info));
-    return info.num_hit_tokens;
+  int64_t num_hit_tokens() const override { return Info().num_hit_tokens; }
+  int64_t hit_boundary() const override { return Info().hit_shared_prefix_boundary; }
+  absl::Status SetBoundary(int64_t num_tokens) override {
+    return StatusOf(kvb_request_set_shared_prefix_boundary(request_, num_tokens));
   }
   absl::StatusOr<std::optional<BlockLists>> Allocate(const Operation& operation) override {
     kvb_allocation allocation = KVB_INIT(kvb_allocation);
@@ -118,8 +131,18 @@ class CInterfaceSequence final : public ReplayedCache::Sequence {
     if (kvb_request_get_block_hash(request_, group, position, &hash) != KVB_OK) return std::nullopt;
     return HashOf(hash);
   }
+  // By a group whose blocks are hash blocks, which recorded models of several block sizes have.
+  std::optional<BlockHash> HashOfPrefix(int64_t num_tokens) const override {
+    if (unit_group_ < 0) return std::nullopt;
+    return HashOfBlock(unit_group_, num_tokens / unit_ - 1);
+  }
 
  private:
+  kvb_request_info Info() const {
+    kvb_request_info info = KVB_INIT(kvb_request_info);
+    Require(kvb_request_get_info(request_, &info));
+    return info;
+  }
   BlockLists Lists(GetList get) const {
     BlockLists lists;
     for (size_t g = 0; g < num_groups_; ++g) {
@@ -133,6 +156,8 @@ class CInterfaceSequence final : public ReplayedCache::Sequence {
 
   kvb_request* request_;
   size_t num_groups_;
+  int64_t unit_;
+  GroupId unit_group_ = -1;
   bool was_looked_up_ = false;
 };
 
@@ -176,7 +201,8 @@ class CInterfaceCache final : public ReplayedCache {
     Require(kvb_manager_get_info(manager_, &info));
     facts_ = {.num_blocks = info.num_blocks,
               .scheduler_block_size = info.scheduler_block_size,
-              .hash_block_size = info.hash_block_size};
+              .hash_block_size = info.hash_block_size,
+              .names_lookahead_tokens = false};
     for (int32_t g = 0; g < info.num_groups; ++g) {
       kvb_group_info group = KVB_INIT(kvb_group_info);
       Require(kvb_manager_get_group(manager_, g, &group));
@@ -198,7 +224,7 @@ class CInterfaceCache final : public ReplayedCache {
     kvb_request* request = nullptr;
     const kvb_status status = kvb_request_create(manager_, &options, &request);
     if (status != KVB_OK) return StatusOf(status);
-    return std::make_unique<CInterfaceSequence>(request, facts_.groups.size());
+    return std::make_unique<CInterfaceSequence>(request, facts_);
   }
   absl::Status EvictBlocks(const std::vector<BlockId>& ids) override {
     return StatusOf(kvb_manager_evict_blocks(manager_, ids.data(), ids.size()));
@@ -240,8 +266,9 @@ class CInterfaceCache final : public ReplayedCache {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeCInterfaceCache(const TranscriptConfig& config) {
-  const std::string text = ConfigText(config);
+absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeCInterfaceCache(const TranscriptConfig& config,
+                                                                   Recorder recorder) {
+  const std::string text = ConfigText(config, recorder);
   kvb_manager* manager = nullptr;
   const kvb_status status = kvb_manager_create(text.data(), text.size(), KVB_FORMAT_TEXT, &manager);
   if (status != KVB_OK) return StatusOf(status);

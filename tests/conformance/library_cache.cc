@@ -57,6 +57,11 @@ class LibrarySequence final : public ReplayedCache::Sequence {
   }
   BlockLists Hits() const override { return ListsOf(hits_); }
   int64_t num_hit_tokens() const override { return hits_.num_tokens(); }
+  int64_t hit_boundary() const override { return hits_.shared_prefix_boundary(); }
+  absl::Status SetBoundary(int64_t num_tokens) override {
+    request_->set_shared_prefix_boundary(num_tokens);
+    return absl::OkStatus();
+  }
 
   absl::StatusOr<std::optional<BlockLists>> Allocate(const Operation& operation) override {
     const auto slots = manager_->AllocateSlots(
@@ -90,6 +95,12 @@ class LibrarySequence final : public ReplayedCache::Sequence {
   std::optional<BlockHash> HashOfBlock(GroupId group, int64_t position) const override {
     const auto hash =
         request_->content().HashOfBlockAt(position, manager_->group(group).block_size());
+    if (!hash.ok()) return std::nullopt;
+    return *hash;
+  }
+  std::optional<BlockHash> HashOfPrefix(int64_t num_tokens) const override {
+    const int64_t unit = manager_->hash_block_size();
+    const auto hash = request_->content().HashOfBlockAt(num_tokens / unit - 1, unit);
     if (!hash.ok()) return std::nullopt;
     return *hash;
   }
@@ -147,7 +158,8 @@ class LibraryCache final : public ReplayedCache {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeLibraryCache(const TranscriptConfig& config) {
+absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeLibraryCache(const TranscriptConfig& config,
+                                                                Recorder recorder) {
   KvCacheConfig cache{.num_blocks = config.num_blocks,
                       .hash_block_size = config.enable_caching
                                              ? std::optional<int64_t>(config.hash_block_size)
@@ -162,6 +174,12 @@ absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeLibraryCache(const Transcript
   options.max_in_flight_tokens = config.max_in_flight_tokens;
   options.enable_caching = config.enable_caching;
   options.use_eagle = config.use_eagle;
+  options.semantics =
+      recorder == Recorder::kVllm033 ? Semantics::Vllm033Exactly() : Semantics::Vllm025();
+  options.semantics.retention_interval = config.retention_interval;
+  if (config.has_no_partial_keys) options.semantics.registers_unusable_tails = false;
+  options.num_hash_lookahead_tokens = config.hash_lookahead;
+  options.prefill_lookahead_tokens = config.prefill_lookahead;
   options.enable_events = config.enable_events;
   options.free_order = config.append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   options.block_count_formula = BlockCountFormula::kUpstream;

@@ -34,6 +34,7 @@ class ReplayedCache {
   struct Facts {
     int64_t num_blocks = 0, scheduler_block_size = 0, hash_block_size = 0;
     std::vector<Group> groups = {};
+    bool names_lookahead_tokens = true;  // in events
   };
   virtual const Facts& facts() const = 0;
 
@@ -46,6 +47,8 @@ class ReplayedCache {
     virtual absl::StatusOr<int64_t> LookUp() = 0;
     virtual BlockLists Hits() const = 0;  // of the latest look-up
     virtual int64_t num_hit_tokens() const = 0;
+    virtual int64_t hit_boundary() const = 0;  // shared prefix that the look-up reports
+    virtual absl::Status SetBoundary(int64_t num_tokens) = 0;
     // The blocks taken; empty: no space.
     virtual absl::StatusOr<std::optional<BlockLists>> Allocate(const Operation& operation) = 0;
     virtual absl::Status Free() = 0;
@@ -56,6 +59,8 @@ class ReplayedCache {
     virtual absl::StatusOr<std::vector<int64_t>> NumCommonPrefixBlocks() const = 0;
     // Empty behind the last full block.
     virtual std::optional<BlockHash> HashOfBlock(GroupId group, int64_t position) const = 0;
+    // Of the last hash block before so many tokens.
+    virtual std::optional<BlockHash> HashOfPrefix(int64_t num_tokens) const = 0;
   };
   virtual absl::StatusOr<std::unique_ptr<Sequence>> New(const Operation& operation) = 0;
 
@@ -77,13 +82,18 @@ class ReplayedCache {
   virtual absl::Status CheckInvariants() const = 0;
 };
 
+// Which engine's transcripts: kVllm033 with everything that it does differently from our rules.
+enum class Recorder { kVllm033, kVllm025 };
+
 // A manager configured as recorded, with the engines' formula for admission caps. InvalidArgument
 // if the configuration makes no sense.
-using MakeReplayedCache =
-    std::function<absl::StatusOr<std::unique_ptr<ReplayedCache>>(const TranscriptConfig& config)>;
+using MakeReplayedCache = std::function<absl::StatusOr<std::unique_ptr<ReplayedCache>>(
+    const TranscriptConfig& config, Recorder recorder)>;
 
-absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeLibraryCache(const TranscriptConfig& config);
-absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeCInterfaceCache(const TranscriptConfig& config);
+absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeLibraryCache(const TranscriptConfig& config,
+                                                                Recorder recorder);
+absl::StatusOr<std::unique_ptr<ReplayedCache>> MakeCInterfaceCache(const TranscriptConfig& config,
+                                                                   Recorder recorder);
 
 }  // namespace kvblocks::conformance
 

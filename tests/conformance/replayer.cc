@@ -62,19 +62,25 @@ class Crc {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Replayer>> Replayer::Create(const TranscriptConfig& config,
-                                                           const MakeReplayedCache& make_cache) {
-  auto cache = make_cache(config);
+                                                           const MakeReplayedCache& make_cache,
+                                                           Recorder recorder) {
+  auto cache = make_cache(config, recorder);
   if (!cache.ok()) return cache.status();
   const ReplayedCache::Facts& facts = (*cache)->facts();
   absl::Status status =
       Compare("scheduler_block_size", config.scheduler_block_size, facts.scheduler_block_size);
   status.Update(Compare("hash_block_size", config.hash_block_size, facts.hash_block_size));
   if (!status.ok()) return status;
-  return std::unique_ptr<Replayer>(new Replayer(*std::move(cache)));
+  return std::unique_ptr<Replayer>(new Replayer(config, *std::move(cache), recorder));
 }
 
-Replayer::Replayer(std::unique_ptr<ReplayedCache> cache)
-    : cache_(std::move(cache)), last_hash_(static_cast<size_t>(cache_->facts().num_blocks)) {}
+Replayer::Replayer(const TranscriptConfig& config, std::unique_ptr<ReplayedCache> cache,
+                   Recorder recorder)
+    : cache_(std::move(cache)),
+      recorder_(recorder),
+      hash_lookahead_(config.hash_lookahead),
+      records_boundaries_(config.records_boundaries),
+      keys_(static_cast<size_t>(cache_->facts().num_blocks)) {}
 
 // What an engine mixes into the hash of the block that begins at a token.
 ExtraKeys Replayer::Entry::ExtraKeysOf(int64_t first_token) const {
@@ -136,6 +142,10 @@ absl::Status Replayer::RunAllocate(const Operation& operation, Entry& entry) {
   if (operation.use_hits && entry.sequence->num_hit_tokens() != operation.num_hit_tokens) {
     return NotInTranscript(operation, "\"hc\" is not the length of the latest look-up");
   }
+  if (operation.use_hits && records_boundaries_) {
+    const absl::Status status = entry.sequence->SetBoundary(entry.sequence->hit_boundary());
+    if (!status.ok()) return Refused(status);
+  }
   const auto got = entry.sequence->Allocate(operation);
   if (!got.ok()) return Refused(got.status());
   return Compare("out", operation.blocks, *got);
@@ -150,6 +160,9 @@ absl::Status Replayer::RunOnRequest(const Operation& operation, Entry& entry) {
     if (!num_hit_tokens.ok()) return Refused(num_hit_tokens.status());
     status = Compare("h", operation.hit_tokens, *num_hit_tokens);
     status.Update(Compare("hits", *operation.hits, sequence.Hits()));
+    if (records_boundaries_) {
+      status.Update(Compare("b", operation.boundary, sequence.hit_boundary()));
+    }
     return status;
   }
   if (operation.op == "ids") return Compare("t", *operation.tables, sequence.Tables());
@@ -197,61 +210,144 @@ absl::Status Replayer::CheckState(const RecordedState& recorded, const Entry* en
   return status;
 }
 
-// The events must be those that follow from the recorded changes: one BlockStored per run of
-// registered positions, one BlockRemoved per removal, AllBlocksCleared.
+BlockStored Replayer::StoredBy(const Entry& entry, GroupId group) const {
+  const ReplayedCache::Group& facts = cache_->facts().groups[static_cast<size_t>(group)];
+  BlockStored event;
+  event.block_size = facts.block_size;
+  event.lora_name = entry.lora;
+  event.group_idx = group;
+  event.kv_cache_spec_kind = facts.kind;
+  event.kv_cache_spec_sliding_window = facts.sliding_window;
+  return event;
+}
+
+// Of the block of tokens [begin, end).
+void Replayer::AddHash(const BlockHash& hash, const Entry& entry, int64_t begin, int64_t end,
+                       BlockStored& event) const {
+  event.block_hashes.push_back(hash);
+  const ExtraKeys keys = entry.ExtraKeysOf(begin);
+  event.extra_keys.push_back(keys.empty() ? std::nullopt : std::optional<ExtraKeys>(keys));
+  if (hash_lookahead_ == 0 || !cache_->facts().names_lookahead_tokens) return;
+  if (!event.lookahead_token_ids) event.lookahead_token_ids.emplace();
+  const auto ahead = entry.tokens.begin() + end;
+  event.lookahead_token_ids->emplace_back(ahead, ahead + hash_lookahead_);
+}
+
+// One BlockStored per run of registered positions; the recorder itself made one of all of them.
+absl::Status Replayer::AddStored(const TableChange& change, const Entry& entry,
+                                 std::vector<KvEvent>& expected) {
+  const bool in_one = recorder_ == Recorder::kVllm033;
+  const GroupId group = change.group;
+  const std::vector<BlockId> table = entry.sequence->Tables()[static_cast<size_t>(group)];
+  const int64_t size = cache_->facts().groups[static_cast<size_t>(group)].block_size;
+  BlockStored* run = nullptr;
+  for (int64_t i = change.from; i < change.to; ++i) {
+    const BlockId block = change.blocks[static_cast<size_t>(i - change.from)];
+    if (block == kNullBlockId && !in_one) {
+      run = nullptr;
+      continue;
+    }
+    if (run == nullptr) {
+      run = &expected.emplace_back().emplace<BlockStored>(StoredBy(entry, group));
+      if (i > 0) run->parent_block_hash = entry.sequence->HashOfBlock(group, i - 1);
+    }
+    if (static_cast<int64_t>(entry.tokens.size()) < (i + 1) * size + hash_lookahead_) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("ev: position ", i, " of group ", group, " is not known yet"));
+    }
+    const auto tokens = entry.tokens.begin();
+    run->token_ids.insert(run->token_ids.end(), tokens + i * size, tokens + (i + 1) * size);
+    if (block == kNullBlockId) continue;
+    const std::optional<BlockHash> hash = entry.sequence->HashOfBlock(group, i);
+    if (i >= static_cast<int64_t>(table.size()) || table[static_cast<size_t>(i)] != block ||
+        block >= cache_->facts().num_blocks || !hash) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "ev: block ", block, " was recorded at position ", i, " of group ", group));
+    }
+    keys_[static_cast<size_t>(block)].first = *hash;
+    AddHash(*hash, entry, i * size, (i + 1) * size, *run);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Replayer::AddStoredTail(const TableChange& change, const Entry& entry,
+                                     std::vector<KvEvent>& expected) {
+  const int64_t unit = cache_->facts().hash_block_size;
+  const int64_t end = change.num_tokens;
+  const std::optional<BlockHash> hash = entry.sequence->HashOfPrefix(end);
+  if (!hash || static_cast<int64_t>(entry.tokens.size()) < end + hash_lookahead_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("ev: a tail of ", end, " tokens was recorded, which has no hash"));
+  }
+  BlockStored event = StoredBy(entry, change.group);
+  event.block_size = unit;
+  if (end > unit) event.parent_block_hash = entry.sequence->HashOfPrefix(end - unit);
+  event.token_ids.assign(entry.tokens.begin() + (end - unit), entry.tokens.begin() + end);
+  AddHash(*hash, entry, end - unit, end, event);
+  Keys& keys = keys_[static_cast<size_t>(change.blocks[0])];
+  if (change.is_further_key) {
+    keys.further.push_back(*hash);
+  } else {
+    keys.first = *hash;
+  }
+  expected.emplace_back().emplace<BlockStored>(std::move(event));
+  return absl::OkStatus();
+}
+
+absl::Status Replayer::AddRemoved(const TableChange& change, std::vector<KvEvent>& expected) {
+  Keys& keys = keys_[static_cast<size_t>(change.blocks[0])];
+  auto& removed = expected.emplace_back().emplace<BlockRemoved>();
+  removed.group_idx = change.group;
+  removed.block_hash = keys.first;
+  if (!change.is_further_key) return absl::OkStatus();
+  if (keys.further.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ev: block ", change.blocks[0], " has no further key"));
+  }
+  removed.block_hash = keys.further.front();
+  keys.further.erase(keys.further.begin());
+  return absl::OkStatus();
+}
+
+// The events must be those that follow from the recorded changes, one BlockRemoved per removal and
+// AllBlocksCleared.
 absl::Status Replayer::CheckChanges(const RecordedState& recorded, const Entry* entry) {
   const ReplayedCache::Facts& facts = cache_->facts();
   std::vector<KvEvent> expected;
   for (const TableChange& change : recorded.changes) {
-    if (change.kind == TableChange::Kind::kCleared) {
-      expected.emplace_back().emplace<AllBlocksCleared>();
-      continue;
-    }
+    using Kind = TableChange::Kind;
     if (change.group < 0 || static_cast<size_t>(change.group) >= facts.groups.size()) {
       return absl::InvalidArgumentError(absl::StrCat("ev names group ", change.group));
     }
-    if (change.kind == TableChange::Kind::kRemoved) {
-      if (change.blocks[0] <= 0 || change.blocks[0] >= facts.num_blocks) {
-        return absl::InvalidArgumentError(absl::StrCat("ev names block ", change.blocks[0]));
+    for (BlockId block : change.kind == Kind::kStored ? std::vector<BlockId>() : change.blocks) {
+      if (block <= 0 || block >= facts.num_blocks) {
+        return absl::InvalidArgumentError(absl::StrCat("ev names block ", block));
       }
-      auto& removed = expected.emplace_back().emplace<BlockRemoved>();
-      removed.block_hash = last_hash_[static_cast<size_t>(change.blocks[0])];
-      removed.group_idx = change.group;
-      continue;
     }
-    if (entry == nullptr) return absl::InvalidArgumentError("ev registers blocks of no request");
-    const ReplayedCache::Group& group = facts.groups[static_cast<size_t>(change.group)];
-    const std::vector<BlockId> table = entry->sequence->Tables()[static_cast<size_t>(change.group)];
-    const int64_t size = group.block_size;
-    BlockStored* run = nullptr;
-    for (int64_t i = change.from; i < change.to; ++i) {
-      const BlockId block = change.blocks[static_cast<size_t>(i - change.from)];
-      if (block == kNullBlockId) {
-        run = nullptr;
-        continue;
-      }
-      const std::optional<BlockHash> hash = entry->sequence->HashOfBlock(change.group, i);
-      if (i >= static_cast<int64_t>(table.size()) || table[static_cast<size_t>(i)] != block ||
-          !hash) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "ev: block ", block, " was recorded at position ", i, " of group ", change.group));
-      }
-      last_hash_[static_cast<size_t>(block)] = *hash;
-      if (run == nullptr) {
-        run = &expected.emplace_back().emplace<BlockStored>();
-        if (i > 0) run->parent_block_hash = entry->sequence->HashOfBlock(change.group, i - 1);
-        run->block_size = size;
-        run->lora_name = entry->lora;
-        run->group_idx = change.group;
-        run->kv_cache_spec_kind = group.kind;
-        run->kv_cache_spec_sliding_window = group.sliding_window;
-      }
-      run->block_hashes.push_back(*hash);
-      const ExtraKeys keys = entry->ExtraKeysOf(i * size);
-      run->extra_keys.push_back(keys.empty() ? std::nullopt : std::optional<ExtraKeys>(keys));
-      const auto tokens = entry->tokens.begin();
-      run->token_ids.insert(run->token_ids.end(), tokens + i * size, tokens + (i + 1) * size);
+    const bool needs_entry = change.kind == Kind::kStored || change.kind == Kind::kStoredTail;
+    if (needs_entry && entry == nullptr) {
+      return absl::InvalidArgumentError("ev registers blocks of no request");
     }
+    absl::Status status;
+    switch (change.kind) {
+      case Kind::kCleared:
+        expected.emplace_back().emplace<AllBlocksCleared>();
+        break;
+      case Kind::kMoved:
+        keys_[static_cast<size_t>(change.blocks[1])] =
+            std::exchange(keys_[static_cast<size_t>(change.blocks[0])], {});
+        break;
+      case Kind::kRemoved:
+        status = AddRemoved(change, expected);
+        break;
+      case Kind::kStored:
+        status = AddStored(change, *entry, expected);
+        break;
+      case Kind::kStoredTail:
+        status = AddStoredTail(change, *entry, expected);
+        break;
+    }
+    if (!status.ok()) return status;
   }
   std::vector<KvEvent> got = cache_->TakeEvents();
   for (KvEvent& event : got) {  // the transcript does not record why a block lost its key
@@ -278,31 +374,50 @@ absl::Status Replayer::CheckDigest(const RecordedDigest& recorded) {
   return status;
 }
 
-absl::StatusOr<ReplayResult> ReplayFile(const std::string& path,
-                                        const MakeReplayedCache& make_cache) {
-  const auto lines = ReadLines(path);
-  if (!lines.ok()) return lines.status();
+namespace {
+
+absl::StatusOr<ReplayResult> ReplayLinesAs(const std::string& path,
+                                           const std::vector<std::string>& lines,
+                                           const MakeReplayedCache& make_cache, Recorder recorder) {
   const auto at_line = [&](size_t line, const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(path, ":", line, ": ", status.message()));
   };
-  if (lines->empty()) return at_line(1, absl::InvalidArgumentError("the file is empty"));
-  const auto config = ParseConfig(lines->front());
+  if (lines.empty()) return at_line(1, absl::InvalidArgumentError("the file is empty"));
+  const auto config = ParseConfig(lines.front());
   if (!config.ok()) return at_line(1, config.status());
-  const auto replayer = Replayer::Create(*config, make_cache);
+  const auto replayer = Replayer::Create(*config, make_cache, recorder);
   if (!replayer.ok()) return at_line(1, replayer.status());
-  for (size_t i = 1; i < lines->size(); ++i) {
-    const auto operation = ParseOperation((*lines)[i]);
+  ReplayResult result{
+      .num_lines = static_cast<int64_t>(lines.size()), .difference = {}, .recorder = recorder};
+  for (size_t i = 1; i < lines.size(); ++i) {
+    const auto operation = ParseOperation(lines[i]);
     if (!operation.ok()) return at_line(i + 1, operation.status());
     const absl::Status status = (*replayer)->Run(*operation);
     if (absl::IsInvalidArgument(status)) return at_line(i + 1, status);
     if (!status.ok()) {
-      return ReplayResult{
-          .num_lines = static_cast<int64_t>(lines->size()),
-          .differing_line = static_cast<int64_t>(i + 1),
-          .difference = absl::StrCat(operation->op, " ", operation->id, ": ", status.message())};
+      result.differing_line = static_cast<int64_t>(i + 1);
+      result.difference =
+          absl::StrCat(operation->op, " ", operation->id, ": ", status.message());
+      break;
     }
   }
-  return ReplayResult{.num_lines = static_cast<int64_t>(lines->size()), .difference = {}};
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<ReplayResult> ReplayFile(const std::string& path,
+                                        const MakeReplayedCache& make_cache,
+                                        std::optional<Recorder> recorder) {
+  const auto lines = ReadLines(path);
+  if (!lines.ok()) return lines.status();
+  auto result = ReplayLinesAs(path, *lines, make_cache, recorder.value_or(Recorder::kVllm033));
+  if (recorder || !result.ok() || result->differing_line == 0) return result;
+  auto older = ReplayLinesAs(path, *lines, make_cache, Recorder::kVllm025);
+  if (!older.ok()) return result;
+  const bool is_further =
+      older->differing_line == 0 || older->differing_line > result->differing_line;
+  return is_further ? older : result;
 }
 
 }  // namespace kvblocks::conformance

@@ -20,7 +20,8 @@ namespace kvblocks::conformance {
 class Replayer {
  public:
   static absl::StatusOr<std::unique_ptr<Replayer>> Create(const TranscriptConfig& config,
-                                                          const MakeReplayedCache& make_cache);
+                                                          const MakeReplayedCache& make_cache,
+                                                          Recorder recorder);
 
   // Runs one operation. FailedPrecondition names what differs, with both answers; InvalidArgument
   // means that the transcript itself makes no sense (an unknown request, for one). Later operations
@@ -37,7 +38,7 @@ class Replayer {
     ExtraKeys ExtraKeysOf(int64_t first_token) const;
   };
 
-  explicit Replayer(std::unique_ptr<ReplayedCache> cache);
+  Replayer(const TranscriptConfig& config, std::unique_ptr<ReplayedCache> cache, Recorder recorder);
 
   absl::StatusOr<Entry*> Find(const std::string& id);
   absl::Status RunNew(const Operation& operation);
@@ -46,23 +47,42 @@ class Replayer {
   absl::Status RunOnPool(const Operation& operation);
   absl::Status CheckState(const RecordedState& recorded, const Entry* entry);
   absl::Status CheckChanges(const RecordedState& recorded, const Entry* entry);
+  absl::Status AddStored(const TableChange& change, const Entry& entry,
+                         std::vector<KvEvent>& expected);
+  absl::Status AddStoredTail(const TableChange& change, const Entry& entry,
+                             std::vector<KvEvent>& expected);
+  absl::Status AddRemoved(const TableChange& change, std::vector<KvEvent>& expected);
+  BlockStored StoredBy(const Entry& entry, GroupId group) const;
+  void AddHash(const BlockHash& hash, const Entry& entry, int64_t begin, int64_t end,
+               BlockStored& event) const;
   absl::Status CheckDigest(const RecordedDigest& recorded);
 
   std::unique_ptr<ReplayedCache> cache_;
   std::map<std::string, Entry> requests_;
-  std::vector<BlockHash> last_hash_;  // per block: the hash it was last registered under
+  const Recorder recorder_;
+  const int64_t hash_lookahead_;
+  const bool records_boundaries_;
+  // Per block: the hash it was last registered under, and the further ones beside it.
+  struct Keys {
+    BlockHash first;
+    std::vector<BlockHash> further;
+  };
+  std::vector<Keys> keys_;
 };
 
 struct ReplayResult {
   int64_t num_lines = 0;
   int64_t differing_line = 0;  // 1-based; 0: every line agreed
   std::string difference;
+  Recorder recorder = Recorder::kVllm033;  // as which the file was replayed
 };
 
-// Replays a whole file. An error status means that it could not be read or makes no sense, and
-// names the line.
+// Replays a whole file as recorded by an engine; without one as by vLLM 0.33, and if that differs
+// by 0.25, and the result is of the one that agrees for longer. An error status means that the file
+// could not be read or makes no sense, and names the line.
 absl::StatusOr<ReplayResult> ReplayFile(const std::string& path,
-                                        const MakeReplayedCache& make_cache = MakeLibraryCache);
+                                        const MakeReplayedCache& make_cache = MakeLibraryCache,
+                                        std::optional<Recorder> recorder = std::nullopt);
 
 }  // namespace kvblocks::conformance
 

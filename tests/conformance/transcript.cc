@@ -53,13 +53,34 @@ RecordedState ParseState(FieldReader& in) {
       }
     } else if (kind == "R") {
       change.kind = TableChange::Kind::kRemoved;
-      if (parts.size() != 3 || parts[1].get_int64().get(group)) {
-        in.Fail("ev", "[\"R\", group, block]");
+      int64_t which = 1;
+      if (parts.size() < 3 || parts.size() > 4 || parts[1].get_int64().get(group) ||
+          (parts.size() == 4 && parts[3].get_int64().get(which))) {
+        in.Fail("ev", "[\"R\", group, block] or with a 2 behind");
         break;
       }
       change.blocks = in.BlockIds({parts[2]}, "ev");
+      change.is_further_key = which == 2;
+    } else if (kind == "P") {
+      change.kind = TableChange::Kind::kStoredTail;
+      int64_t which = 0;
+      if (parts.size() != 5 || parts[1].get_int64().get(group) ||
+          parts[3].get_int64().get(change.num_tokens) || parts[4].get_int64().get(which) ||
+          change.num_tokens < 1) {
+        in.Fail("ev", "[\"P\", group, block, tokens, 1 or 2]");
+        break;
+      }
+      change.blocks = in.BlockIds({parts[2]}, "ev");
+      change.is_further_key = which == 2;
+    } else if (kind == "M") {
+      change.kind = TableChange::Kind::kMoved;
+      if (parts.size() != 3) {
+        in.Fail("ev", "[\"M\", source, target]");
+        break;
+      }
+      change.blocks = in.BlockIds({parts[1], parts[2]}, "ev");
     } else if (kind != "C") {
-      in.Fail("ev", "changes \"S\", \"R\" or \"C\"");
+      in.Fail("ev", "changes \"S\", \"R\", \"P\", \"M\" or \"C\"");
       break;
     }
     change.group = static_cast<GroupId>(group);
@@ -111,6 +132,11 @@ absl::StatusOr<TranscriptConfig> ParseConfig(const std::string& line) {
     in.Fail("free_order", "\"fifo\" or \"unhashed_first\"");
   }
   config.append_all = order == "fifo";
+  config.retention_interval = in.OptionalInt("retention");
+  config.hash_lookahead = in.IntOr("hash_lookahead", 0);
+  config.prefill_lookahead = in.IntOr("prefill_lookahead", 0);
+  config.records_boundaries = in.IntOr("rec_boundary", 0) != 0;
+  config.has_no_partial_keys = in.IntOr("no_partial", 0) != 0;
   for (element item : in.Array("groups")) {
     object group_fields;
     if (item.get_object().get(group_fields)) {
@@ -147,6 +173,7 @@ absl::StatusOr<Operation> ParseOperation(const std::string& line) {
   } else if (op == "get") {
     out.hits = in.Lists("hits");
     out.hit_tokens = in.Int("h");
+    out.boundary = in.IntOr("b", 0);
   } else if (op == "alloc") {
     out.num_new = in.Int("new");
     out.use_hits = in.IntOr("use", 0) != 0;

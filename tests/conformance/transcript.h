@@ -40,17 +40,25 @@ struct TranscriptConfig {
   int64_t max_model_len = 0;
   int64_t max_in_flight_tokens = 0;
   bool append_all = false;  // free order "fifo"; otherwise "unhashed_first"
+  // Of vLLM 0.33 on; older transcripts lack them.
+  std::optional<int64_t> retention_interval = std::nullopt;
+  int64_t hash_lookahead = 0;
+  int64_t prefill_lookahead = 0;
+  bool records_boundaries = false;  // and allocations with hits put them on their request
+  bool has_no_partial_keys = false;
 };
 
 // What happened to the hash table, in order.
 struct TableChange {
-  enum class Kind { kStored, kRemoved, kCleared };
+  enum class Kind { kStored, kRemoved, kCleared, kStoredTail, kMoved };
 
   Kind kind = Kind::kCleared;
   GroupId group = 0;
   int64_t from = 0;  // kStored: positions [from, to), and the block of each, 0 where not registered
   int64_t to = 0;
-  std::vector<BlockId> blocks;  // kRemoved: the one block
+  std::vector<BlockId> blocks;  // kRemoved, kStoredTail: the one block; kMoved: source and target
+  int64_t num_tokens = 0;       // kStoredTail: what the key stands for
+  bool is_further_key = false;  // kRemoved, kStoredTail: beside another key of the block
 };
 
 // State after an operation: number of free blocks, checksums of queue, keys and references, changes
@@ -96,6 +104,7 @@ struct Operation {
   std::optional<RecordedDigest> digest;
   std::optional<BlockLists> hits;    // get
   int64_t hit_tokens = 0;            // get
+  int64_t boundary = 0;              // get, where boundaries are recorded
   std::optional<BlockLists> blocks;  // alloc; empty: no space
   std::optional<BlockLists> tables;  // ids
   std::vector<int64_t> common;       // common

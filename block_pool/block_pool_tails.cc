@@ -1,0 +1,99 @@
+// BlockPool: keys of prefixes that end inside a block.
+//
+// The first key of a block is in the table. Such a key is it as long as the block holds no more
+// tokens; once the block has a key for more, it is a further one, and these stand beside the table,
+// since there are few.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/block_pool/block_pool.h"
+#include "kvblocks/block_pool/check.h"
+
+namespace kvblocks {
+
+bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
+                                     GroupId group, bool adds_further_keys) {
+  const int64_t end = num_tokens / content.hash_block_size();
+  const BlockHash& hash = content.HashOfBlock(end - 1, 1);
+  if (records_[id].has_key()) {
+    const int64_t covered = partial_tokens(id);
+    if (covered == 0 || covered >= num_tokens) {
+      if (!adds_further_keys || covered == num_tokens || !AddFurtherKey(hash, group, id)) {
+        return false;
+      }
+      EmitStored(content, end - 1, end, content.hash_block_size(), group);
+      return true;
+    }
+    DropPartialKey(id);
+  }
+  table_.Insert(hash, group, id);
+  partial_tokens_[id] = num_tokens;
+  if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
+  EmitStored(content, end - 1, end, content.hash_block_size(), group);
+  return true;
+}
+
+void BlockPool::DropPartialKey(BlockId id) {
+  if (records_[id].ref_count == 0) --num_cached_unreferenced_;
+  EvictOne(table_.Place(id), id, RemovalReason::kReplaced);
+}
+
+void BlockPool::MovePartialKey(BlockId from, BlockId to) {
+  const auto it = partial_tokens_.find(from);
+  KVBLOCKS_CHECK(it != partial_tokens_.end() && !records_[to].has_key(),
+                 "a partial key moves from a block without one, or to one with a key");
+  const int64_t num_tokens = it->second;
+  const GroupId group = records_[from].key_group;
+  const BlockHash hash = records_.hash(from);
+  partial_tokens_.erase(it);
+  table_.Erase(from);
+  table_.Insert(hash, group, to);
+  partial_tokens_[to] = num_tokens;
+  if (const auto further = further_keys_.find(from); further != further_keys_.end()) {
+    for (const BlockHash& key : further->second) {
+      std::vector<BlockId>& blocks = blocks_of_further_keys_[{key, group}];
+      std::replace(blocks.begin(), blocks.end(), from, to);
+    }
+    auto keys = std::move(further->second);
+    further_keys_.erase(further);
+    further_keys_[to] = std::move(keys);
+  }
+  ++removal_epoch_;
+}
+
+bool BlockPool::AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id) {
+  std::vector<BlockHash>& keys = further_keys_[id];
+  if (std::find(keys.begin(), keys.end(), hash) != keys.end()) return false;
+  keys.push_back(hash);
+  blocks_of_further_keys_[{hash, group}].push_back(id);
+  return true;
+}
+
+void BlockPool::DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason) {
+  const auto it = further_keys_.find(id);
+  if (it == further_keys_.end()) return;
+  for (const BlockHash& key : it->second) {
+    const auto blocks = blocks_of_further_keys_.find({key, group});
+    std::erase(blocks->second, id);
+    if (blocks->second.empty()) blocks_of_further_keys_.erase(blocks);
+    EmitRemoved(key, group, reason);
+  }
+  further_keys_.erase(it);
+}
+
+BlockId BlockPool::FindFurther(const BlockHash& hash, GroupId group) const {
+  const auto it = blocks_of_further_keys_.find({hash, group});
+  return it == blocks_of_further_keys_.end() ? kNullBlockId : it->second.front();
+}
+
+int32_t BlockPool::num_keys() const {
+  int32_t count = table_.num_keys();
+  for (const auto& [key, blocks] : blocks_of_further_keys_) {
+    count += table_.Find(key.first, key.second) == kNullBlockId;
+  }
+  return count;
+}
+
+}  // namespace kvblocks
