@@ -81,7 +81,7 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
   if (has_drafts && traits.reads_hidden_states) {
     reads_ahead = drafts.drafter == Drafter::kMtpModules ? drafts.num_draft_tokens : 1;
   }
-  scheduler.num_prefill_lookahead_tokens = reads_ahead;
+  config->manager.prefill_lookahead_tokens = reads_ahead;
   const bool hashes_ahead = reads_ahead > 0 && traits.can_hash_ahead && drafts.lookahead_hashes &&
                             config->engine >= EngineVersion::kVllm033 &&
                             config->manager.enable_caching;

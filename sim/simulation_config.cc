@@ -82,9 +82,8 @@ absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config) 
   const bool is_old = *version < EngineVersion::kVllm025;
   config->manager.free_order = is_old ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   if (is_old) config->manager.watermark = 0.0;
-  // Dense until 0.28 (V-1).
-  config->manager.retention_interval.reset();
-  if (*version >= EngineVersion::kVllm033) config->manager.retention_interval = 0;
+  config->manager.semantics =
+      *version < EngineVersion::kVllm033 ? Semantics::Vllm025() : Semantics::Vllm033();
   return absl::OkStatus();
 }
 

@@ -97,7 +97,7 @@ TEST(SimulationLayoutsTest, PromptsAreCutWhereStatesAreRetained) {
   Replay replay;
   replay.config.kv_cache.groups = {FullGroup(4), StateGroup(4)};
   replay.config.kv_cache.num_blocks = 60;
-  replay.config.manager.retention_interval = 16;
+  replay.config.manager.semantics.retention_interval = 16;
   replay.config.scheduler.max_num_batched_tokens = 22;
   replay.Add({.id = "A", .prompt = 46, .output = 2});
   ASSERT_TRUE(replay.Run().ok());

@@ -193,7 +193,7 @@ absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_ca
     return Bad("--retention-interval", absl::StrCat(interval),
                "-1 or 0: the model has neither windows nor states, and keeps every block");
   }
-  manager->retention_interval = interval;
+  manager->semantics.retention_interval = interval;
   return absl::OkStatus();
 }
 

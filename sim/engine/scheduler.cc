@@ -54,6 +54,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
   if (manager_->hashing() != nullptr) {
     num_hash_lookahead_ = manager_->hashing()->num_lookahead_tokens;
   }
+  num_prefill_lookahead_ = manager_->options().prefill_lookahead_tokens;
   registers_outputs_ =
       options_.async ||
       (options_.num_draft_tokens > 0 && options_.rules.registers_with_sync_outputs);

@@ -190,7 +190,8 @@ class Scheduler {
   // States can be reused where a part of a prompt ends at a multiple of it; 0: there are none.
   int64_t state_boundary_ = 0;
   int64_t longest_state_part_ = 0;  // that a step takes of a prompt, whoever else is there
-  int64_t num_hash_lookahead_ = 0;  // tokens behind a block that its hash covers
+  int64_t num_hash_lookahead_ = 0;     // tokens behind a block that its hash covers
+  int64_t num_prefill_lookahead_ = 0;  // and behind a part of a prompt that the drafter reads
 
   WaitingQueue waiting_;
   // The running list: those a step looks at, in admission order, and the others.

@@ -33,7 +33,6 @@ absl::Status Validate(const SchedulerOptions& options) {
       {"long_prefill_token_threshold", options.long_prefill_token_threshold, 0, kMaxBatchedTokens},
       {"num_draft_tokens", options.num_draft_tokens, 0, kMaxDraftTokens},
       {"num_lookahead_tokens", options.num_lookahead_tokens, 0, kMaxDraftTokens},
-      {"num_prefill_lookahead_tokens", options.num_prefill_lookahead_tokens, 0, kMaxDraftTokens},
   };
   for (const auto& range : ranges) {
     absl::Status status = CheckRange(range.field, range.value, range.low, range.high);

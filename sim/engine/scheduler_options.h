@@ -48,9 +48,6 @@ struct SchedulerOptions {
 
   int64_t num_draft_tokens = 0;      // K, proposed after each step that emits a token
   int64_t num_lookahead_tokens = 0;  // LA, slots the drafter writes ahead
-  // p: a part of a prompt does not end less than so many tokens before the prompt does, except at
-  // its end, because the drafter reads them (V-80).
-  int64_t num_prefill_lookahead_tokens = 0;
   AcceptanceModel acceptance;
 
   // A request that the whole pool could not hold when it is longest.

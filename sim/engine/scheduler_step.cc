@@ -159,11 +159,12 @@ void Scheduler::ScheduleRunning(SimTime now) {
 }
 
 // What a step computes of a request's next `num_tokens` tokens: a prompt's part may have to end
-// earlier. 0: nothing in this step.
+// earlier. A drafter of several modules reads so many tokens behind it, or none at the prompt's end
+// (V-80). 0: nothing in this step.
 int64_t Scheduler::PartOfPrompt(const SimRequest& request, int64_t computed, int64_t num_tokens) const {
   const int64_t left = request.num_known - computed - num_tokens;
-  if (left > 0 && left < options_.num_prefill_lookahead_tokens) {
-    num_tokens = std::max<int64_t>(num_tokens - (options_.num_prefill_lookahead_tokens - left), 0);
+  if (left > 0 && left < num_prefill_lookahead_) {
+    num_tokens = std::max<int64_t>(num_tokens - (num_prefill_lookahead_ - left), 0);
   }
   return state_boundary_ == 0 ? num_tokens : PartUpToState(request, computed, num_tokens);
 }

@@ -92,7 +92,7 @@ absl::StatusOr<sim::SimulationConfig> MakeSimulationConfig(const Schedule& sched
   out.manager.max_model_len = config.max_model_len;
   out.manager.enable_caching = config.prefix_caching;
   out.manager.watermark = config.watermark;
-  out.manager.retention_interval = config.retention;
+  out.manager.semantics.retention_interval = config.retention;
   sim::SchedulerOptions& scheduler = out.scheduler;
   scheduler.async = config.async;
   scheduler.max_num_batched_tokens = config.max_num_batched_tokens;
