@@ -79,7 +79,11 @@ int64_t Scheduler::NumBlocksFor(int64_t num_tokens) const {
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& group = manager_->group(g);
     int64_t blocks = BlockSize(group.block_size()).CeilDiv(num_tokens);
-    if (group.admission_cap()) blocks = std::min(blocks, *group.admission_cap());
+    if (group.admission_cap()) {
+      // The cap knows the tokens of steps under way, not the slots behind them.
+      const int64_t ahead = BlockSize(group.block_size()).CeilDiv(options_.num_lookahead_tokens);
+      blocks = std::min(blocks, *group.admission_cap() + ahead);
+    }
     if (group.spec().kind() == KvCacheSpecKind::kMamba) {
       const auto states = MaxBlocksPerRequest(
           group.spec(), {.max_model_len = num_tokens, .max_in_flight_tokens = num_tokens});

@@ -38,10 +38,19 @@ absl::Status Validate(const SchedulerOptions& options) {
     absl::Status status = CheckRange(range.field, range.value, range.low, range.high);
     if (!status.ok()) return status;
   }
-  if (options.num_draft_tokens >= options.max_num_batched_tokens) {
+  // A step must have room for one request with its drafts.
+  const int64_t tokens = options.num_draft_tokens + 1;
+  if (tokens + options.num_draft_slots > options.max_num_batched_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "scheduler.num_draft_tokens is ", options.num_draft_tokens,
-        ", expected less than max_num_batched_tokens, which is ", options.max_num_batched_tokens));
+        ", expected less than max_num_batched_tokens",
+        options.num_draft_slots > 0 ? " less num_draft_slots" : "", ", which is ",
+        options.max_num_batched_tokens - options.num_draft_slots));
+  }
+  if (options.max_num_scheduled_tokens > 0 && tokens > options.max_num_scheduled_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("scheduler.max_num_scheduled_tokens is ", options.max_num_scheduled_tokens,
+                     ", expected 0 or at least ", tokens, ", a token and its drafts"));
   }
   return Validate(options.acceptance, options.num_draft_tokens);
 }
