@@ -76,7 +76,9 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
   SchedulerOptions& scheduler = config->scheduler;
   scheduler.num_draft_tokens = drafts.num_draft_tokens;
   scheduler.num_lookahead_tokens = has_drafts && traits.writes_ahead ? drafts.num_draft_tokens : 0;
-  scheduler.num_draft_slots = has_drafts ? NumDraftSlots(drafts) : 0;
+  // Before there was one budget.
+  const bool has_slots = has_drafts && config->engine >= EngineVersion::kVllm033;
+  scheduler.num_draft_slots = has_slots ? NumDraftSlots(drafts) : 0;
   int64_t reads_ahead = 0;
   if (has_drafts && traits.reads_hidden_states) {
     reads_ahead = drafts.drafter == Drafter::kMtpModules ? drafts.num_draft_tokens : 1;
