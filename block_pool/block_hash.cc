@@ -7,6 +7,7 @@
 #include <openssl/rand.h>
 #include <openssl/sha.h>
 
+#include <algorithm>
 #include <memory>
 
 // Inlined, so that the usual input's fixed length selects its path when this is compiled.
@@ -141,7 +142,10 @@ void HashUsualChain(bool is_sha256, absl::Span<const uint8_t> secret, const Bloc
   }
 }
 
-// Room for one input: on the stack where it is of an ordinary size.
+// What needs no allocation.
+constexpr size_t kSmallInput = 2048;
+
+// Room for inputs: on the stack where they are small.
 template <size_t kSmall>
 class InputBuffer {
  public:
@@ -177,8 +181,7 @@ char* WriteCborTail(absl::Span<const TokenId> tokens, absl::Span<const TokenId> 
     out = cbor::WriteHead(cbor::Major::kArray, 1 + lookahead.size(), out);
   }
   if (encoded_extra_keys) {
-    std::memcpy(out, encoded_extra_keys->data(), encoded_extra_keys->size());
-    out += encoded_extra_keys->size();
+    out = std::copy(encoded_extra_keys->begin(), encoded_extra_keys->end(), out);
   } else {
     *out++ = cbor::kNull;
   }
@@ -200,8 +203,8 @@ BlockHash CborDigest(bool is_sha256, char* begin, const char* end) {
 BlockHash HashAsCbor(bool is_sha256, const BlockHash& parent, absl::Span<const TokenId> tokens,
                      std::optional<std::string_view> encoded_extra_keys,
                      absl::Span<const TokenId> lookahead) {
-  InputBuffer<1024> input(CborRoom(tokens.size(), lookahead.size(),
-                                   encoded_extra_keys ? encoded_extra_keys->size() : 0));
+  InputBuffer<kSmallInput> input(CborRoom(tokens.size(), lookahead.size(),
+                                          encoded_extra_keys ? encoded_extra_keys->size() : 0));
   char* const tail = WriteCborHead(DigestSize(is_sha256), input.data());
   std::memcpy(tail - DigestSize(is_sha256), parent.words.data(), DigestSize(is_sha256));
   const char* const end = WriteCborTail(tokens, lookahead, encoded_extra_keys, tail);
@@ -213,7 +216,7 @@ void HashChainAsCbor(bool is_sha256, const BlockHash& parent, absl::Span<const T
   // Two inputs by turns: the next block's tokens need not wait for the hash of this one, and are in
   // memory long before they are read back in wider pieces.
   const size_t room = CborRoom(block_size, num_lookahead, 0);
-  InputBuffer<1024> buffer(2 * room);
+  InputBuffer<2 * kSmallInput> buffer(2 * room);
   struct Input {
     char* begin;
     char* tail;
@@ -297,7 +300,7 @@ BlockHash BlockHasher::Hash(const BlockHash& parent, absl::Span<const TokenId> t
   // One contiguous input: XXH3 is fastest without its streaming state.
   size_t size = 0;
   for (std::string_view part : parts) size += part.size();
-  InputBuffer<1024> input(size);
+  InputBuffer<kSmallInput> input(size);
   char* end = input.data();
   for (std::string_view part : parts) {
     if (!part.empty()) std::memcpy(end, part.data(), part.size());

@@ -76,8 +76,8 @@ class BlockHasher {
   // `encoded_extra_keys`: nullopt where there are none. `lookahead`: the tokens right after the
   // block, if hashes look ahead. REQUIRES: with look-ahead tokens, at most kMaxLookaheadTokens of
   // them and at most kMaxLookaheadBlockSize tokens.
-  // Cost: two SHA-256 compressions for 16 tokens without extra keys; no allocation below about a
-  // hundred tokens.
+  // Cost: two SHA-256 compressions for 16 tokens without extra keys; no allocation for up to 380
+  // tokens without extra keys.
   BlockHash Hash(const BlockHash& parent, absl::Span<const TokenId> tokens,
                  std::optional<std::string_view> encoded_extra_keys,
                  absl::Span<const TokenId> lookahead = {}) const;

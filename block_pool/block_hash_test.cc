@@ -54,20 +54,42 @@ class BlockHasherTest : public testing::TestWithParam<HashAlgorithm> {
   const BlockHasher hasher_{GetParam(), "seed"};
 };
 
-// Also at sizes without a path of their own, and from any parent.
+// Also at sizes without a path of their own, from any parent, and looking ahead (V-10).
 TEST_P(BlockHasherTest, ChainIsOneHashAfterAnother) {
   for (size_t block_size : {1, 4, 15, 16, 17, 32, 300}) {
-    for (size_t num_blocks : {0, 1, 2, 7}) {
-      const std::vector<TokenId> tokens = Tokens(-50, num_blocks * block_size);
-      BlockHash parent = hasher_.Hash(hasher_.root(), Tokens(0, 3), "extra");
-      std::vector<BlockHash> chain(num_blocks);
-      hasher_.HashChain(parent, tokens, absl::MakeSpan(chain));
-      for (size_t i = 0; i < num_blocks; ++i) {
-        parent = hasher_.Hash(
-            parent, absl::MakeConstSpan(tokens).subspan(i * block_size, block_size), std::nullopt);
-        EXPECT_EQ(chain[i], parent) << block_size << " " << i;
+    for (size_t num_lookahead : {0, 1, 2, 3, 4, 255}) {
+      for (size_t num_blocks : {0, 1, 2, 7}) {
+        const auto tokens = Tokens(-50, num_blocks * block_size + num_lookahead);
+        const auto span = absl::MakeConstSpan(tokens);
+        BlockHash parent = hasher_.Hash(hasher_.root(), Tokens(0, 3), "extra");
+        std::vector<BlockHash> chain(num_blocks);
+        hasher_.HashChain(parent, tokens, absl::MakeSpan(chain), num_lookahead);
+        for (size_t i = 0; i < num_blocks; ++i) {
+          parent = hasher_.Hash(parent, span.subspan(i * block_size, block_size), std::nullopt,
+                                span.subspan((i + 1) * block_size, num_lookahead));
+          EXPECT_EQ(chain[i], parent) << block_size << " " << num_lookahead << " " << i;
+        }
       }
     }
+  }
+}
+
+// V-10.
+TEST_P(BlockHasherTest, LookaheadTokensAreNoTokensOfTheBlock) {
+  const auto tokens = Tokens(0, 18);
+  const auto span = absl::MakeConstSpan(tokens);
+  std::vector<BlockHash> hashes;
+  for (size_t block = 14; block <= 18; ++block) {
+    for (size_t lookahead = 0; block + lookahead <= 18; ++lookahead) {
+      for (std::optional<std::string_view> keys :
+           {std::optional<std::string_view>(), std::optional<std::string_view>("\x80")}) {
+        hashes.push_back(hasher_.Hash(hasher_.root(), span.subspan(0, block), keys,
+                                      span.subspan(block, lookahead)));
+      }
+    }
+  }
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) EXPECT_FALSE(hashes[i] == hashes[j]) << i << " " << j;
   }
 }
 
@@ -81,16 +103,17 @@ TEST_P(BlockHasherTest, EqualSeedsAgreeAndOthersDoNot) {
 }
 
 TEST_P(BlockHasherTest, WithoutSeedTheRootIsOnePerProcess) {
+  if (GetParam() == HashAlgorithm::kSha256Cbor) return;  // V-50: that of vLLM
   EXPECT_EQ(BlockHasher(GetParam()).root(), BlockHasher(GetParam()).root());
   EXPECT_FALSE(BlockHasher(GetParam()).root() == BlockHasher(GetParam(), "").root());
 }
 
 TEST_P(BlockHasherTest, KeyIsPartOfTheHashFunction) {
-  // Same parent, same tokens: only XXH3 has a secret besides the root.
+  // Same parent, same tokens: only our own XXH3 has a secret besides the root.
   const BlockHasher other(GetParam(), "other");
   const bool equal = hasher_.Hash(BlockHash{}, Tokens(0, 16), std::nullopt) ==
                      other.Hash(BlockHash{}, Tokens(0, 16), std::nullopt);
-  EXPECT_EQ(equal, GetParam() == HashAlgorithm::kSha256);
+  EXPECT_EQ(equal, GetParam() != HashAlgorithm::kXxh3_128);
 }
 
 TEST_P(BlockHasherTest, EveryInputCounts) {
@@ -128,9 +151,10 @@ TEST_P(BlockHasherTest, TokensAndExtraKeysDoNotRunIntoEachOther) {
 }
 
 TEST_P(BlockHasherTest, InputsAroundTheStackBufferAgreeWithThemselves) {
-  // 1,024 bytes are 40 of preamble and 246 tokens: one size below, at and above it.
-  for (size_t count : {245u, 246u, 247u, 4096u}) {
-    const auto tokens = Tokens(0, count);
+  // 2,048 bytes are 40 of preamble and 502 tokens: one size below, at and above it. In CBOR they
+  // are 382 tokens of up to 5 bytes, with what surrounds them and room for padding.
+  for (size_t count : {381u, 382u, 383u, 501u, 502u, 503u, 4096u}) {
+    const auto tokens = Tokens(1 << 30, count);
     auto last_differs = tokens;
     last_differs.back() ^= 1;
     EXPECT_EQ(hasher_.Hash(hasher_.root(), tokens, "x"), hasher_.Hash(hasher_.root(), tokens, "x"));
@@ -147,7 +171,9 @@ TEST_P(BlockHasherTest, ExternalFormsAreTheDigestsBytes) {
   const BlockHash hash = hasher_.Hash(hasher_.root(), Tokens(0, 16), std::nullopt);
   const std::string bytes = hasher_.ToBytes(hash);
   ASSERT_EQ(bytes.size(), hasher_.digest_size());
-  EXPECT_EQ(bytes.size(), GetParam() == HashAlgorithm::kSha256 ? 32u : 16u);
+  const bool is_sha256 =
+      GetParam() == HashAlgorithm::kSha256 || GetParam() == HashAlgorithm::kSha256Cbor;
+  EXPECT_EQ(bytes.size(), is_sha256 ? 32u : 16u);
   uint64_t last = 0;
   for (char byte : bytes.substr(bytes.size() - 8)) last = last << 8 | static_cast<uint8_t>(byte);
   EXPECT_EQ(hasher_.ToUint64(hash), last);
@@ -155,9 +181,10 @@ TEST_P(BlockHasherTest, ExternalFormsAreTheDigestsBytes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Algorithms, BlockHasherTest,
-                         testing::Values(HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128),
+                         testing::Values(HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
+                                         HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor),
                          [](const auto& test) {
-                           return test.param == HashAlgorithm::kSha256 ? "Sha256" : "Xxh3";
+                           return std::string(HashAlgorithmName(test.param));
                          });
 
 }  // namespace

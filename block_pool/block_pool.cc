@@ -98,25 +98,31 @@ void BlockPool::GetNewBlocks(int64_t k, std::vector<BlockId>& table, GroupId gro
     return TakePages(k, table, group);
   KVBLOCKS_CHECK(k >= 0 && k <= queue_.size(),
                  absl::StrCat(k, " blocks to take, ", queue_.size(), " free"));
+  if (k == 1) {  // a decode step
+    BlockId id;
+    queue_.PopFront(absl::MakeSpan(&id, 1));
+    if (records_[id].has_key()) {
+      --num_cached_unreferenced_;
+      ++num_evictions_;
+      EvictOne(table_.Place(id), id, RemovalReason::kReused);
+    }
+    records_[id].ref_count = 1;
+    table.push_back(id);
+    ++num_blocks_taken_;
+    return;
+  }
   const size_t old_size = table.size();
   table.resize(old_size + static_cast<size_t>(k));
   absl::Span<BlockId> rest = absl::MakeSpan(table).subspan(old_size);
   while (!rest.empty()) {
     const absl::Span<BlockId> batch = rest.first(std::min(rest.size(), kBatch));
     rest.remove_prefix(batch.size());
-    if (batch.size() > 1 && num_keyed_blocks() > 0) {
+    if (num_keyed_blocks() > 0) {
       TakeAndEvict(batch);
       continue;
     }
     queue_.PopFront(batch);
-    for (BlockId id : batch) {
-      if (records_[id].has_key()) {
-        --num_cached_unreferenced_;
-        ++num_evictions_;
-        EvictOne(table_.Place(id), id, RemovalReason::kReused);
-      }
-      records_[id].ref_count = 1;
-    }
+    for (BlockId id : batch) records_[id].ref_count = 1;
   }
   // Behind the evictions: their age includes the blocks of the call that took them.
   num_blocks_taken_ += k;
@@ -439,9 +445,9 @@ absl::Status BlockPool::CheckInvariants() const {
                            num_cached_unreferenced_, " cached blocks, found ", permanent, " and ",
                            cached);
   }
-  for (const auto& [id, num_tokens] : partial_tokens_) {
-    if (!records_[id].has_key() || num_tokens < 1) {
-      return BrokenInvariant("block ", id, " counts as partly filled with ", num_tokens,
+  for (const auto& [id, partial] : partial_tokens_) {
+    if (!records_[id].has_key() || partial.num_tokens < 1) {
+      return BrokenInvariant("block ", id, " counts as partly filled with ", partial.num_tokens,
                              " tokens and has ", records_[id].has_key() ? "a" : "no", " key");
     }
   }

@@ -26,6 +26,7 @@
 #ifndef KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_
 #define KVBLOCKS_BLOCK_POOL_BLOCK_POOL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -119,7 +120,7 @@ class BlockPool {
   // The earliest registered block of a group whose content has this hash; kNullBlockId: a miss.
   BlockId FindCached(const BlockHash& hash, GroupId group) const {
     const BlockId id = table_.Find(hash, group);
-    return id != kNullBlockId || further_keys_.empty() ? id : FindFurther(hash, group);
+    return further_keys_.empty() ? id : EarlierOf(id, hash, group);
   }
   // The same for block `position` of a content at `per_block` hash blocks each, compared token by
   // token if the pool keeps tokens.
@@ -156,10 +157,21 @@ class BlockPool {
   // a multiple of the hash block size and hashed; no chunks, tokens or history are kept.
   bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
                             GroupId group, bool adds_further_keys = false);
+  // Whether a cached block's content has this hash, as a whole or up to some token.
+  bool HasKey(BlockId id, const BlockHash& hash) const {
+    const auto further = further_keys(id);
+    return records_.hash(id) == hash ||
+           std::find(further.begin(), further.end(), hash) != further.end();
+  }
+  // Keys of shorter prefixes that a block has beside its own.
+  absl::Span<const BlockHash> further_keys(BlockId id) const {
+    const auto it = further_keys_.find(id);
+    return it == further_keys_.end() ? absl::Span<const BlockHash>() : it->second;
+  }
   // The prefix length that such a key stands for; 0 for all other blocks.
   int64_t partial_tokens(BlockId id) const {
     const auto it = partial_tokens_.find(id);
-    return it == partial_tokens_.end() ? 0 : it->second;
+    return it == partial_tokens_.end() ? 0 : it->second.num_tokens;
   }
   // Gives such a key to another block, which is to get the same content; no event. Look-ups made
   // before are no longer fresh. REQUIRES: both referenced, `to` without key.
@@ -230,7 +242,7 @@ class BlockPool {
   void DropPartialKey(BlockId id);
   bool AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id);
   void DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason);
-  BlockId FindFurther(const BlockHash& hash, GroupId group) const;
+  BlockId EarlierOf(BlockId first, const BlockHash& hash, GroupId group) const;
   void EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason);
   void RememberAll();
   void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
@@ -261,9 +273,20 @@ class BlockPool {
   int64_t num_evictions_ = 0;
   int64_t num_blocks_taken_ = 0;
   std::unique_ptr<LookupHistory> history_;
-  absl::flat_hash_map<BlockId, int64_t> partial_tokens_;  // of blocks whose key ends inside them
+  // Of blocks whose key ends inside them: at how many tokens, and in which order they got it.
+  struct PartialKey {
+    int64_t num_tokens;
+    int64_t order;
+  };
+  absl::flat_hash_map<BlockId, PartialKey> partial_tokens_;
   absl::flat_hash_map<BlockId, std::vector<BlockHash>> further_keys_;
-  absl::flat_hash_map<std::pair<BlockHash, GroupId>, std::vector<BlockId>> blocks_of_further_keys_;
+  struct FurtherHolder {
+    BlockId id;
+    int64_t order;
+  };
+  absl::flat_hash_map<std::pair<BlockHash, GroupId>, std::vector<FurtherHolder>>
+      blocks_of_further_keys_;
+  int64_t num_tail_keys_ = 0;  // ever given
   std::vector<KvEvent> events_;
 };
 

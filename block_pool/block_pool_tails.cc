@@ -29,7 +29,7 @@ bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, i
     DropPartialKey(id);
   }
   table_.Insert(hash, group, id);
-  partial_tokens_[id] = num_tokens;
+  partial_tokens_[id] = {num_tokens, num_tail_keys_++};
   if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
   EmitStored(content, end - 1, end, content.hash_block_size(), group);
   return true;
@@ -42,24 +42,15 @@ void BlockPool::DropPartialKey(BlockId id) {
 
 void BlockPool::MovePartialKey(BlockId from, BlockId to) {
   const auto it = partial_tokens_.find(from);
-  KVBLOCKS_CHECK(it != partial_tokens_.end() && !records_[to].has_key(),
+  KVBLOCKS_CHECK(it != partial_tokens_.end() && further_keys(from).empty() && !records_[to].has_key(),
                  "a partial key moves from a block without one, or to one with a key");
-  const int64_t num_tokens = it->second;
+  const int64_t num_tokens = it->second.num_tokens;
   const GroupId group = records_[from].key_group;
   const BlockHash hash = records_.hash(from);
   partial_tokens_.erase(it);
   table_.Erase(from);
   table_.Insert(hash, group, to);
-  partial_tokens_[to] = num_tokens;
-  if (const auto further = further_keys_.find(from); further != further_keys_.end()) {
-    for (const BlockHash& key : further->second) {
-      std::vector<BlockId>& blocks = blocks_of_further_keys_[{key, group}];
-      std::replace(blocks.begin(), blocks.end(), from, to);
-    }
-    auto keys = std::move(further->second);
-    further_keys_.erase(further);
-    further_keys_[to] = std::move(keys);
-  }
+  partial_tokens_[to] = {num_tokens, num_tail_keys_++};
   ++removal_epoch_;
 }
 
@@ -67,7 +58,7 @@ bool BlockPool::AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id) 
   std::vector<BlockHash>& keys = further_keys_[id];
   if (std::find(keys.begin(), keys.end(), hash) != keys.end()) return false;
   keys.push_back(hash);
-  blocks_of_further_keys_[{hash, group}].push_back(id);
+  blocks_of_further_keys_[{hash, group}].push_back({id, num_tail_keys_++});
   return true;
 }
 
@@ -76,16 +67,22 @@ void BlockPool::DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason)
   if (it == further_keys_.end()) return;
   for (const BlockHash& key : it->second) {
     const auto blocks = blocks_of_further_keys_.find({key, group});
-    std::erase(blocks->second, id);
+    std::erase_if(blocks->second, [id](const FurtherHolder& holder) { return holder.id == id; });
     if (blocks->second.empty()) blocks_of_further_keys_.erase(blocks);
     EmitRemoved(key, group, reason);
   }
   further_keys_.erase(it);
 }
 
-BlockId BlockPool::FindFurther(const BlockHash& hash, GroupId group) const {
+// Of `first`, whose own key this is (null: there is none), and the first that has it as a further
+// one.
+BlockId BlockPool::EarlierOf(BlockId first, const BlockHash& hash, GroupId group) const {
   const auto it = blocks_of_further_keys_.find({hash, group});
-  return it == blocks_of_further_keys_.end() ? kNullBlockId : it->second.front();
+  if (it == blocks_of_further_keys_.end()) return first;
+  const FurtherHolder& holder = it->second.front();
+  if (first == kNullBlockId) return holder.id;
+  const auto own = partial_tokens_.find(first);
+  return own == partial_tokens_.end() || own->second.order < holder.order ? first : holder.id;
 }
 
 int32_t BlockPool::num_keys() const {

@@ -335,6 +335,44 @@ TEST(BlockPoolTest, ContentMadeFromHashesReportsNoTokens) {
   EXPECT_EQ(std::get<BlockStored>(events[0]).extra_keys.size(), 2u);
 }
 
+// V-10, V-52, V-60: also at blocks of several hashes.
+TEST(BlockPoolTest, StoredEventsNameLookaheadTokensAndSession) {
+  const auto pool = Pool({.num_blocks = 8, .enable_events = true});
+  const auto table = Take(*pool, 2);
+  const auto hashing = std::make_shared<const PrefixHashing>(
+      PrefixHashing{.hasher = BlockHasher(HashAlgorithm::kXxh3_128Cbor, "seed"),
+                    .hash_block_size = 2,
+                    .num_lookahead_tokens = 2});
+  const std::vector<TokenId> tokens = {10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
+  const auto content = PrefixContent::FromTokens({.token_ids = tokens,
+                                                  .lora_name = "adapter",
+                                                  .lora_path = "/p",
+                                                  .features = {{"image", 9, 1}},
+                                                  .session_id = "s"},
+                                                 hashing);
+  ASSERT_TRUE(content.ok());
+  pool->CacheFullBlocks(*content, table, 0, 2, 4, 0);
+  const ExtraKey adapter = {ExtraKey::Kind::kLora, "adapter"};
+  const ExtraKey image = {ExtraKey::Kind::kMultimodal, "image", 5};
+  EXPECT_THAT(pool->TakeEvents(),
+              ElementsAre(KvEvent(BlockStored{
+                  .block_hashes = {content->hashes()[1], content->hashes()[3]},
+                  .token_ids = {10, 11, 12, 13, 14, 15, 16, 17},
+                  .block_size = 4,
+                  .lora_name = "adapter",
+                  .extra_keys = {ExtraKeys{adapter}, ExtraKeys{adapter, image}},
+                  .session_id = "s",
+                  .lookahead_token_ids = std::vector<std::vector<TokenId>>{{14, 15}, {18, 19}}})));
+
+  const auto hashed = PrefixContent::FromHashes(4, std::vector<BlockHash>(1), hashing);
+  ASSERT_TRUE(hashed.ok());
+  pool->CacheFullBlocks(*hashed, {*GetNewBlocks(*pool, 1)}, 0, 1, 2, 0);
+  const auto events = pool->TakeEvents();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(std::get<BlockStored>(events[0]).lookahead_token_ids, std::nullopt);
+  EXPECT_EQ(std::get<BlockStored>(events[0]).session_id, std::nullopt);
+}
+
 TEST(BlockPoolTest, FreeBlocksCanBeRegisteredAndCount) {
   const auto pool = Pool({.num_blocks = 4});
   Take(*pool, 1);

@@ -2,8 +2,8 @@
 // compared with what it claims to be instead of trusting its hash.
 //
 // Two contents with one hash then give a miss, never each other's blocks. Only the block itself is
-// compared, with the tokens after it where hashes look ahead. The prefixes before it are equal if the blocks before it are compared, too, as they are
-// for every kind of attention that reads them.
+// compared, with the tokens after it where hashes look ahead. The prefixes before it are equal if
+// the blocks before it are compared, too, as they are for every kind of attention that reads them.
 //
 // Cost: 4 bytes per token slot of the pool, and the bytes of extra keys where there are any;
 // O(tokens of a block) per registration and per hit. Single-threaded.

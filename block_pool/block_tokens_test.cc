@@ -69,6 +69,26 @@ TEST(BlockTokensTest, ExtraKeysAreCompared) {
   EXPECT_TRUE(blocks.Matches(1, plain, 0, 4));
 }
 
+// V-10: what the hash covers is compared.
+TEST(BlockTokensTest, LookaheadTokensAndTheirExtraKeysAreCompared) {
+  const auto hashing = std::make_shared<const PrefixHashing>(
+      PrefixHashing{.hasher = BlockHasher(HashAlgorithm::kXxh3_128, "seed"),
+                    .hash_block_size = 4,
+                    .num_lookahead_tokens = 2});
+  const auto content = [&](TokenId sixth, TokenId seventh, int64_t image_at) {
+    return PrefixContent::FromTokens(
+               {.token_ids = {0, 1, 2, 3, 4, sixth, seventh}, .features = {{"image", image_at, 1}}},
+               hashing)
+        .value();
+  };
+  BlockTokens blocks(2, 6);
+  blocks.Store(1, content(5, 6, 6), 0, 4);
+  EXPECT_TRUE(blocks.Matches(1, content(5, 6, 6), 0, 4));
+  EXPECT_TRUE(blocks.Matches(1, content(5, 9, 6), 0, 4));
+  EXPECT_FALSE(blocks.Matches(1, content(9, 6, 6), 0, 4));
+  EXPECT_FALSE(blocks.Matches(1, content(5, 6, 5), 0, 4));
+}
+
 TEST(BlockTokensTest, ContentWithoutTokensMatchesNothing) {
   BlockTokens blocks(2, 4);
   const PrefixContent stored = Content(Tokens(0, 4));

@@ -57,13 +57,24 @@ TEST(ExtraKeysTest, DifferentListsHaveDifferentEncodings) {
       {{Kind::kLora, "", 0}, {Kind::kLora, "ab", 0}},
       {{Kind::kLora, "ab", 0}, {Kind::kLora, "", 0}},
       {{Kind::kLora, "", 0}},
+      // V-52: the path counts, apart from the name.
+      {{Kind::kLora, "ab", 0, "p"}},
+      {{Kind::kLora, "ab", 0, "q"}},
+      {{Kind::kLora, "abp", 0}},
+      {{Kind::kLora, "a", 0, "bp"}},
+      {{Kind::kLora, "", 0, "ab"}},
       {{Kind::kLora, std::string("a\0b", 3), 0}},
       // The encoding of one key inside the value of another.
       {{Kind::kLora, EncodeExtraKeys({{Kind::kLora, "ab", 0}}), 0}},
   };
   std::set<std::string> encodings;
-  for (const ExtraKeys& list : lists) encodings.insert(EncodeExtraKeys(list));
+  std::set<std::string> as_cbor;
+  for (const ExtraKeys& list : lists) {
+    encodings.insert(EncodeExtraKeys(list));
+    as_cbor.insert(EncodeExtraKeysAsCbor(list));
+  }
   EXPECT_EQ(encodings.size(), lists.size());
+  EXPECT_EQ(as_cbor.size(), lists.size());
 }
 
 }  // namespace

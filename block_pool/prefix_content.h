@@ -13,11 +13,11 @@
 // knows the content (a simulator, a gateway that hashed already) hands over one hash per block;
 // such a content has no token ids to report.
 //
-// What besides the tokens makes the content of a block are its extra keys. Per block, in this order:
-// the LoRA name with the adapter's path; one entry per multimodal feature that reaches into the block, with the feature's
-// offset relative to the block's start (negative if it began earlier); the cache salt, in the block
-// that starts at token 0 only, since the hash chain carries it on; the digest of the block's prompt
-// embeddings. No entry at all is "none".
+// What besides the tokens makes the content of a block are its extra keys. Per block, in this
+// order: the LoRA name with the adapter's path; one entry per multimodal feature that reaches into
+// the block, with the feature's offset relative to the block's start (negative if it began
+// earlier); the cache salt, in the block that starts at token 0 only, since the hash chain carries
+// it on; the digest of the block's prompt embeddings. No entry at all is "none".
 //
 // Cost: appending is O(new tokens); HashOfBlock is O(1) at any multiple of the hash block size.
 // Single-threaded.

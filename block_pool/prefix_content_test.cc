@@ -20,9 +20,11 @@ using ::testing::IsEmpty;
 
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 
-std::shared_ptr<const PrefixHashing> Hashing(int64_t hash_block_size) {
+std::shared_ptr<const PrefixHashing> Hashing(int64_t hash_block_size, int64_t num_lookahead = 0) {
   return std::make_shared<const PrefixHashing>(
-      PrefixHashing{BlockHasher(HashAlgorithm::kSha256, "seed"), hash_block_size});
+      PrefixHashing{.hasher = BlockHasher(HashAlgorithm::kSha256, "seed"),
+                    .hash_block_size = hash_block_size,
+                    .num_lookahead_tokens = num_lookahead});
 }
 
 std::vector<TokenId> Tokens(size_t count, TokenId first = 0) {
@@ -31,8 +33,10 @@ std::vector<TokenId> Tokens(size_t count, TokenId first = 0) {
   return tokens;
 }
 
-PrefixContent Content(PrefixContent::Options options, int64_t hash_block_size = 4) {
-  auto content = PrefixContent::FromTokens(std::move(options), Hashing(hash_block_size));
+PrefixContent Content(PrefixContent::Options options, int64_t hash_block_size = 4,
+                      int64_t num_lookahead = 0) {
+  auto content =
+      PrefixContent::FromTokens(std::move(options), Hashing(hash_block_size, num_lookahead));
   EXPECT_TRUE(content.ok()) << content.status();
   return *std::move(content);
 }
@@ -100,11 +104,13 @@ TEST(PrefixContentTest, GrowthInAnyStepsGivesTheSameHashes) {
       options.features.push_back({"image" + std::to_string(random() % 3), at, length});
       at += length;
     }
+    if (!options.lora_name.empty() && random() % 2) options.lora_path = "/adapters/1";
     const int64_t block = 1 + static_cast<int64_t>(random() % 8);
-    const PrefixContent fresh = Content(options, block);
+    const auto lookahead = static_cast<int64_t>(random() % 4);
+    const PrefixContent fresh = Content(options, block, lookahead);
     PrefixContent::Options start = options;
     start.token_ids.resize(random() % (options.token_ids.size() + 1));
-    PrefixContent grown = Content(start, block);
+    PrefixContent grown = Content(start, block, lookahead);
     while (grown.num_tokens() < fresh.num_tokens()) {
       const auto at = static_cast<size_t>(grown.num_tokens());
       const size_t step =
@@ -133,6 +139,11 @@ TEST(PrefixContentTest, WhateverDiffersColoursAllLaterBlocks) {
   auto options = base();
   options.lora_name = "adapter";
   EXPECT_EQ(first_difference(options), 0u);
+  options.lora_path = "/adapters/1";
+  const PrefixContent with_path = Content(options);
+  options.lora_path = "/adapters/2";  // V-52: no longer the same adapter
+  EXPECT_FALSE(Content(options).hashes()[0] == with_path.hashes()[0]);
+  EXPECT_EQ(first_difference(options), 0u);
   options = base();
   options.cache_salt = "salt";
   EXPECT_EQ(first_difference(options), 0u);
@@ -155,7 +166,74 @@ TEST(PrefixContentTest, WhateverDiffersColoursAllLaterBlocks) {
   EXPECT_EQ(first_difference(options), 2u);
   options = base();
   options.lora_id = 7;  // reported in events, no part of the content
+  options.session_id = "session";
   EXPECT_EQ(first_difference(options), 4u);
+}
+
+// V-10.
+TEST(PrefixContentTest, HashesThatLookAheadNeedTheTokensBehindTheBlock) {
+  struct Case {
+    int64_t lookahead;
+    size_t tokens;
+    size_t hashes;
+  };
+  for (const Case& c : {Case{1, 16, 0}, Case{1, 17, 1}, Case{1, 32, 1}, Case{1, 33, 2},
+                        Case{1, 49, 3}, Case{3, 17, 0}, Case{3, 18, 0}, Case{3, 19, 1},
+                        Case{3, 20, 1}, Case{3, 35, 2}, Case{3, 2, 0}, Case{0, 16, 1}}) {
+    const PrefixContent content = Content({.token_ids = Tokens(c.tokens)}, 16, c.lookahead);
+    EXPECT_EQ(content.hashes().size(), c.hashes) << c.lookahead << " " << c.tokens;
+    EXPECT_EQ(content.num_hashed_tokens(), static_cast<int64_t>(c.hashes * 16));
+    const auto num_tokens = static_cast<int64_t>(c.tokens);
+    for (size_t given = 0; given <= 3; ++given) {
+      EXPECT_EQ(PrefixContent::FromHashes(num_tokens, std::vector<BlockHash>(given),
+                                          Hashing(16, c.lookahead))
+                    .ok(),
+                given == c.hashes);
+    }
+  }
+}
+
+TEST(PrefixContentTest, LookaheadTokensAndTheirExtraKeysAreHashed) {
+  const auto hash_of_first = [](std::vector<TokenId> tokens, PrefixContent::Options options) {
+    options.token_ids = std::move(tokens);
+    return Content(std::move(options), 4, 2).hashes()[0];
+  };
+  const BlockHash base = hash_of_first({0, 1, 2, 3, 4, 5, 6}, {});
+  EXPECT_EQ(base, hash_of_first({0, 1, 2, 3, 4, 5, 9}, {}));
+  EXPECT_FALSE(base == hash_of_first({0, 1, 2, 3, 4, 9, 6}, {}));
+  EXPECT_FALSE(base == hash_of_first({0, 1, 2, 3, 9, 5, 6}, {}));
+  EXPECT_EQ(base, hash_of_first(Tokens(7), {.features = {{"a", 6, 1}}}));
+  EXPECT_FALSE(base == hash_of_first(Tokens(7), {.features = {{"a", 5, 1}}}));
+  EXPECT_FALSE(base == Content({.token_ids = Tokens(7)}, 4, 1).hashes()[0]);
+  EXPECT_FALSE(base == Content({.token_ids = Tokens(7)}, 4, 0).hashes()[0]);
+
+  const PrefixContent content = Content({.token_ids = Tokens(11),
+                                         .lora_name = "adapter",
+                                         .lora_path = "/p",
+                                         .features = {{"a", 9, 1}}},
+                                        4, 2);
+  EXPECT_THAT(content.LookaheadTokens(8), ElementsAre(8, 9));
+  using Kind = ExtraKey::Kind;
+  EXPECT_THAT(content.ExtraKeysOf(4, 8), ElementsAre(ExtraKey{Kind::kLora, "adapter", 0, "/p"}));
+  // V-52: in events the path is left out.
+  EXPECT_THAT(content.ReportedExtraKeysOf(4, 8),
+              ElementsAre(ExtraKey{Kind::kLora, "adapter"}, ExtraKey{Kind::kMultimodal, "a", 5}));
+}
+
+TEST(PrefixContentTest, LookaheadOutOfRangeIsRefused) {
+  EXPECT_TRUE(PrefixContent::FromTokens({}, Hashing(4, 255)).ok());
+  EXPECT_TRUE(PrefixContent::FromTokens({}, Hashing((1 << 24) - 1, 1)).ok());
+  EXPECT_TRUE(PrefixContent::FromTokens({}, Hashing(1 << 24, 0)).ok());
+  EXPECT_THAT(Refusal(PrefixContent::FromTokens({}, Hashing(4, -1))),
+              HasSubstr("look-ahead tokens of block hashes is -1, expected 0 to 255"));
+  EXPECT_THAT(Refusal(PrefixContent::FromHashes(0, {}, Hashing(4, 256))), HasSubstr("is 256"));
+  EXPECT_THAT(Refusal(PrefixContent::FromTokens({}, Hashing(1 << 24, 1))),
+              HasSubstr("hash_block_size is 16777216, expected at most 16777215"));
+}
+
+TEST(PrefixContentTest, APathNeedsALoraName) {
+  EXPECT_THAT(Refusal(PrefixContent::FromTokens({.lora_path = "/p"}, Hashing(4))),
+              HasSubstr("lora_path is \"/p\" without a lora_name"));
 }
 
 TEST(PrefixContentTest, ExtraKeysComeInOrderAndOnlyWhereTheyBelong) {
@@ -248,6 +326,13 @@ TEST(PrefixContentTest, WrongNumberOfReadyHashesIsRefused) {
   EXPECT_THAT(Refusal(content->AppendHashedTokens(1, std::vector<BlockHash>(2))),
               HasSubstr("got 2 block hashes with 1 tokens, expected 1"));
   EXPECT_THAT(Refusal(content->AppendHashedTokens(-1, {})), HasSubstr("is -1"));
+  // V-10.
+  auto looking_ahead = PrefixContent::FromHashes(5, std::vector<BlockHash>(1), Hashing(4, 1));
+  ASSERT_TRUE(looking_ahead.ok());
+  EXPECT_THAT(Refusal(looking_ahead->AppendHashedTokens(3, std::vector<BlockHash>(1))),
+              HasSubstr("got 1 block hashes with 3 tokens, expected 0: one per block of 4 tokens "
+                        "that they complete with 1 tokens behind it"));
+  EXPECT_TRUE(looking_ahead->AppendHashedTokens(4, std::vector<BlockHash>(1)).ok());
   EXPECT_THAT(Refusal(content->AppendHashedTokens(kMax, {})), HasSubstr("64 bits"));
   EXPECT_EQ(content->num_tokens(), 7);
   EXPECT_EQ(content->hashes().size(), 1u);

@@ -119,6 +119,9 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
     out[i] = FindFrom(first_places[i], hash_of(i), group);
     if (out[i] == kNullBlockId) return i;
   }
+  // Blocks that were taken together mostly have ids in a row, up or down: while the guess is right,
+  // no bucket is read.
+  size_t done = FollowRow(hashes, stride, group, out, first_end);
 
   // Three stages, a batch of keys apart, so that the misses of many keys overlap: fetch the
   // buckets; pick the first block whose tag matches and fetch its hash; compare.
@@ -148,11 +151,14 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
       if (reads_records) records_->Prefetch(id);
     }
   };
-  fetch_buckets(first_end, batches[0]);
-  fetch_buckets(first_end + kBatch, batches[1]);
-  fetch_hashes(first_end, batches[0]);
+  const auto fill = [&](size_t begin) {
+    fetch_buckets(begin, batches[0]);
+    fetch_buckets(begin + kBatch, batches[1]);
+    fetch_hashes(begin, batches[0]);
+  };
+  if (done < count) fill(done);
   size_t current = 0;
-  for (size_t begin = first_end; begin < count; begin += kBatch) {
+  for (size_t begin = done; begin < count; begin += kBatch) {
     const size_t next = current == 2 ? 0 : current + 1;
     fetch_buckets(begin + 2 * kBatch, batches[3 - current - next]);
     fetch_hashes(begin + kBatch, batches[next]);
@@ -170,8 +176,45 @@ size_t PrefixHashTable::FindRun(absl::Span<const BlockHash> hashes, size_t strid
       out[begin + i] = id;
     }
     current = next;
+    // Back in a row?
+    const size_t end = begin + size;
+    if (size == kBatch && IsRow(out.subspan(begin, size))) {
+      done = FollowRow(hashes, stride, group, out, end);
+      if (done > end && done < count) {
+        fill(done);
+        current = 0;
+      }
+      begin += done - end;
+    }
   }
   return count;
+}
+
+bool PrefixHashTable::IsRow(absl::Span<const BlockId> ids) {
+  const BlockId step = ids[1] - ids[0];
+  for (size_t i = 2; i < ids.size(); ++i) {
+    if (ids[i] - ids[i - 1] != step) return false;
+  }
+  return step == 1 || step == -1;
+}
+
+size_t PrefixHashTable::FollowRow(absl::Span<const BlockHash> hashes, size_t stride, GroupId group,
+                                  absl::Span<BlockId> out, size_t begin) const {
+  if (begin < 2 || begin >= out.size()) return begin;
+  const BlockId step = out[begin - 1] - out[begin - 2];
+  if (step != 1 && step != -1) return begin;
+  BlockId id = out[begin - 1];
+  for (size_t i = begin; i < out.size(); ++i) {
+    id += step;
+    // A record without key has no hash to compare; of duplicates the bucket names the first.
+    if (id <= kNullBlockId || id >= records_->num_blocks()) return i;
+    const KvCacheBlock& block = (*records_)[id];
+    if (block.key_group != group || block.has_duplicates) return i;
+    CountSearch();
+    if (!(records_->hash(id) == hashes[(i + 1) * stride - 1])) return i;
+    out[i] = id;
+  }
+  return out.size();
 }
 
 // --- Changing ---

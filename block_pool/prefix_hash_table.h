@@ -138,6 +138,10 @@ class PrefixHashTable {
     return (only_group_ == group || (*records_)[id].key_group == group) &&
            records_->hash(id) == hash;
   }
+  // Fills `out` from `begin` on while the blocks' ids go on as the two before, and returns the end.
+  size_t FollowRow(absl::Span<const BlockHash> hashes, size_t stride, GroupId group,
+                   absl::Span<BlockId> out, size_t begin) const;
+  static bool IsRow(absl::Span<const BlockId> ids);
   BlockId FindFrom(uint64_t place, const BlockHash& hash, GroupId group) const;
   Slot SlotOfKey(uint64_t place, const BlockHash& hash, GroupId group) const;
   Slot SlotOfBlock(uint64_t place, BlockId id) const;

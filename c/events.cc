@@ -35,6 +35,7 @@ kvb_event EventToC(const KvEvent& event) {
     out.lora_id = stored->lora_id.value_or(0);
     out.lora_name = stored->lora_name.c_str();
     out.spec_kind = StaticText(stored->kv_cache_spec_kind);
+    out.session_id = stored->session_id ? stored->session_id->c_str() : nullptr;
     out.sliding_window = stored->kv_cache_spec_sliding_window.value_or(0);
   } else if (const auto* removed = std::get_if<BlockRemoved>(&event)) {
     out.kind = KVB_EVENT_REMOVED;
@@ -124,6 +125,32 @@ kvb_status kvb_events_get_extra_key(const kvb_events* events, size_t index, size
     value.value_size = found.value.size();
     value.offset = found.offset;
     return WriteStruct(value, "kvb_events_get_extra_key", "extra_key", extra_key);
+  });
+}
+
+kvb_status kvb_events_get_lookahead_tokens(const kvb_events* events, size_t index, size_t block,
+                                           const int32_t** token_ids, size_t* num_tokens) {
+  KVB_REQUIRE(events);
+  KVB_REQUIRE(token_ids);
+  KVB_REQUIRE(num_tokens);
+  *token_ids = nullptr;
+  *num_tokens = 0;
+  return Guard([&] {
+    if (index >= events->events.size()) {
+      return NoEvent("kvb_events_get_lookahead_tokens", index, events->events.size());
+    }
+    const auto* stored = std::get_if<BlockStored>(&events->events[index]);
+    const size_t num_blocks =
+        stored == nullptr || !stored->lookahead_token_ids ? 0 : stored->lookahead_token_ids->size();
+    if (block >= num_blocks) {
+      return Fail(KVB_NOT_FOUND, absl::StrCat("kvb_events_get_lookahead_tokens: event ", index,
+                                              " has look-ahead tokens of ", num_blocks,
+                                              " blocks, asked for block ", block));
+    }
+    const std::vector<TokenId>& tokens = (*stored->lookahead_token_ids)[block];
+    *token_ids = tokens.data();
+    *num_tokens = tokens.size();
+    return KVB_OK;
   });
 }
 

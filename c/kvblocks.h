@@ -269,10 +269,13 @@ typedef struct kvb_request_options {
   int64_t lora_id; /* reported in events if has_lora_id is set */
   int32_t has_lora_id;
   int32_t skip_reading_prefix_cache; /* look-ups give nothing: the prompt must be computed */
+  const char* lora_path;  /* of the adapter: under another path lora_name is another content */
+  const char* session_id; /* reported in events; NULL: none */
 } kvb_request_options;
 KVB_API kvb_status kvb_request_create(kvb_manager* manager, const kvb_request_options* options,
                                       kvb_request** request);
-/* From num_tokens / hash_block_size block hashes (rounded down) that the caller computed. */
+/* From (num_tokens - L) / hash_block_size block hashes (rounded down) that the caller computed; L
+ * is the option num_hash_lookahead_tokens, 0 by default. */
 KVB_API kvb_status kvb_request_create_from_hashes(kvb_manager* manager, const char* id,
                                                   int64_t num_tokens, const kvb_hash* hashes,
                                                   size_t num_hashes, kvb_request** request);
@@ -404,6 +407,7 @@ typedef struct kvb_event {
   const char* lora_name;  /* empty: none */
   const char* spec_kind;  /* "full_attention", ... */
   int64_t sliding_window; /* tokens; 0: none */
+  const char* session_id; /* of the request that caused the event; NULL: none */
 } kvb_event;
 /* KVB_NOT_FOUND for an index past the last event. */
 KVB_API kvb_status kvb_events_get(const kvb_events* events, size_t index, kvb_event* event);
@@ -419,6 +423,13 @@ typedef struct kvb_extra_key {
 /* Key number `key` of block number `block` of a stored event; KVB_NOT_FOUND past the last. */
 KVB_API kvb_status kvb_events_get_extra_key(const kvb_events* events, size_t index, size_t block,
                                             size_t key, kvb_extra_key* extra_key);
+
+/* The tokens after block number `block` of a stored event that its hash covers, where hashes look
+ * ahead (num_hash_lookahead_tokens); KVB_NOT_FOUND past the last block, where they do not, and for
+ * a request without token ids. */
+KVB_API kvb_status kvb_events_get_lookahead_tokens(const kvb_events* events, size_t index,
+                                                   size_t block, const int32_t** token_ids,
+                                                   size_t* num_tokens);
 
 /* --- Planning --- */
 

@@ -123,6 +123,8 @@ kvb_status kvb_request_create(kvb_manager* manager, const kvb_request_options* o
         .id = Text(o.id), .skip_reading_prefix_cache = o.skip_reading_prefix_cache != 0};
     made.content.token_ids.assign(o.token_ids, o.token_ids + o.num_tokens);
     made.content.lora_name = Text(o.lora_name);
+    made.content.lora_path = Text(o.lora_path);
+    if (o.session_id != nullptr) made.content.session_id = o.session_id;
     if (o.has_lora_id != 0) made.content.lora_id = o.lora_id;
     made.content.cache_salt = Text(o.cache_salt);
     status = ReadFeatures(o, &made.content.features);

@@ -33,7 +33,7 @@ class HalfContextManager : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t n) const override { return n / 2; }
+  int64_t NumUnneededTokensImpl(int64_t n) const override { return n / 2; }
 
  private:
   bool Find(const LookupQuery& query, int64_t length, HitLists& lists) const {

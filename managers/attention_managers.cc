@@ -45,7 +45,7 @@ class FullAttentionManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
 
  private:
   // How many tokens of the block behind the first `position` are cached as the end of a shorter
@@ -74,7 +74,7 @@ class FullAttentionManager final : public SingleTypeManager {
 class SlidingWindowManager final : public SingleTypeManager {
  public:
   SlidingWindowManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
-      : SingleTypeManager(spec, options, pool, {}),
+      : SingleTypeManager(spec, options, pool, {.num_kept_tokens = options.num_replayed_tokens}),
         window_(spec.sliding_window().value()),
         tail_blocks_(std::max<int64_t>(1, block_size_.CeilDiv(window_ - 1))),
         keeps_nothing_(window_ == 1 && options.semantics.window_of_one_keeps_nothing) {}
@@ -85,8 +85,8 @@ class SlidingWindowManager final : public SingleTypeManager {
   int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override;
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t n) const override {
-    return std::max<int64_t>(0, n - window_ + 1 - options_.num_replayed_tokens);
+  int64_t NumUnneededTokensImpl(int64_t n) const override {
+    return std::max<int64_t>(0, n - window_ + 1);
   }
   int64_t NumTailBlocksNeeded() const override { return tail_blocks_; }
   void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
@@ -184,7 +184,7 @@ class ChunkedLocalAttentionManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t n) const override { return chunk_.RoundDown(n); }
+  int64_t NumUnneededTokensImpl(int64_t n) const override { return chunk_.RoundDown(n); }
 
  private:
   const BlockSize chunk_;
@@ -192,7 +192,7 @@ class ChunkedLocalAttentionManager final : public SingleTypeManager {
 
 // Groups whose layers attend to the encoder. A request takes blocks for the encoder's tokens once,
 // with its first allocation that names them, and keeps them to its end. Nothing is shared,
-// registered or looked up, so such groups need a manager without prefix cache.
+// registered or looked up.
 class CrossAttentionManager final : public SingleTypeManager {
  public:
   CrossAttentionManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
@@ -204,7 +204,7 @@ class CrossAttentionManager final : public SingleTypeManager {
   }
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t) const override { return 0; }
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
   int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand& demand, int64_t,
                        bool) const override {
     return std::max<int64_t>(0, block_size_.CeilDiv(demand.num_encoder_tokens) - size);
@@ -212,6 +212,30 @@ class CrossAttentionManager final : public SingleTypeManager {
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override {
     held.num_new = NumNewBlocks(&held, static_cast<int64_t>(held.table.size()), demand, 0, false);
     if (held.num_new > 0) pool_->GetNewBlocks(held.num_new, held.table, group());
+  }
+};
+
+// Groups that keep a ring of rows: one block from the first allocation to the end (V-46).
+class RingManager final : public SingleTypeManager {
+ public:
+  RingManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool)
+      : SingleTypeManager(spec, options, pool,
+                          {.has_own_layout = true, .can_drop = false, .holds_one_block = true}) {}
+
+  int64_t FindLongestCacheHit(const LookupQuery& query, HitLists& lists) const override {
+    for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
+    return 0;
+  }
+
+ protected:
+  int64_t NumUnneededTokensImpl(int64_t) const override { return 0; }
+  int64_t NumNewBlocks(const GroupBlocks*, int64_t size, const SlotDemand&, int64_t,
+                       bool) const override {
+    return size == 0 ? 1 : 0;
+  }
+  void AllocateNewImpl(GroupBlocks& held, const SlotDemand&) override {
+    held.num_new = held.table.empty() ? 1 : 0;
+    if (held.num_new > 0) pool_->GetNewBlocks(1, held.table, group());
   }
 };
 
@@ -246,7 +270,8 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
   switch (spec.kind()) {
     case KvCacheSpecKind::kFullAttention:
     case KvCacheSpecKind::kMlaAttention:
-    case KvCacheSpecKind::kSinkFullAttention: {
+    case KvCacheSpecKind::kSinkFullAttention:
+    case KvCacheSpecKind::kHiddenState: {
       auto sinks = pool->TakePermanentBlocks(spec.sink_length() / spec.block_size(), options.group);
       if (!sinks.ok()) return sinks.status();
       return Pointer(
@@ -261,6 +286,8 @@ absl::StatusOr<std::unique_ptr<SingleTypeManager>> SingleTypeManager::Create(
       return CreateForStates(spec, options, pool);
     case KvCacheSpecKind::kCrossAttention:
       return Pointer(std::make_unique<CrossAttentionManager>(spec, options, pool));
+    case KvCacheSpecKind::kRing:
+      return Pointer(std::make_unique<RingManager>(spec, options, pool));
     case KvCacheSpecKind::kEncoderOnlyAttention:
       break;
   }

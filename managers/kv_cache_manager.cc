@@ -90,7 +90,8 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
         {.group = static_cast<GroupId>(g),
          .is_draft = draft[g],
          .enable_caching = options.enable_caching,
-         .hash_block_size = options.enable_caching ? sizes->hash_block_size : 0,
+         .hash_block_size =
+             options.enable_caching && spec.is_prefix_cacheable() ? sizes->hash_block_size : 0,
          .admission_cap = *cap,
          .reachable_alignment = keeps_all ? 0 : hit_alignment,
          .semantics = options.semantics,
@@ -102,10 +103,14 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .partial_hits = manager->has_partial_hits_},
         manager->pool_.get());
     if (!group.ok()) return group.status();
+    manager->num_replay_tokens_ = std::max(manager->num_replay_tokens_, spec.replay_tokens());
     manager->is_all_full_type_ = manager->is_all_full_type_ && (*group)->is_full_type();
     manager->has_states_ = manager->has_states_ || spec.kind() == KvCacheSpecKind::kMamba;
+    manager->has_encoder_ =
+        manager->has_encoder_ || spec.kind() == KvCacheSpecKind::kCrossAttention;
     manager->groups_.push_back(*std::move(group));
   }
+  manager->only_grows_ = manager->is_all_full_type_ && !config.native && !config.groups.empty();
   manager->scheduler_block_size_ = sizes->scheduler_block_size;
   manager->hash_block_size_ = sizes->hash_block_size;
   manager->hit_alignment_ = hit_alignment;
@@ -130,6 +135,12 @@ KvCacheManager::~KvCacheManager() {
 }
 
 absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptions options) const {
+  if (has_encoder_ && hashing_ != nullptr && options.content.cache_salt.empty()) {
+    return InvalidArgument(
+        "NewRequest(", options.id,
+        "): cache_salt is empty, expected one that names the encoder's input: the cached keys of a "
+        "decoder depend on it");
+  }
   auto content = PrefixContent::FromTokens(std::move(options.content), hashing_);
   if (!content.ok()) return content.status();
   return std::unique_ptr<Request>(
@@ -182,8 +193,12 @@ absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedB
   if (options_.num_hash_lookahead_tokens > 0) {
     most = std::min(most, request.content_.num_hashed_tokens());
   }
-  const PrefixLookup::Hit hit =
-      lookup_->FindLongestCacheHit(request.content_, most, out.lists_);
+  PrefixLookup::Hit hit = lookup_->FindLongestCacheHit(request.content_, most, out.lists_);
+  if (num_replay_tokens_ > 0 && hit.num_tokens > 0) {
+    // The end of the hit is computed again, for the windows that are not cached.
+    const int64_t kept = std::max<int64_t>(0, hit.num_tokens - num_replay_tokens_);
+    hit.num_tokens = lookup_->FindLongestCacheHit(request.content_, kept, out.lists_).num_tokens;
+  }
   out.num_tokens_ = hit.num_tokens;
   out.shared_prefix_boundary_ = hit.longest_lookup > hit.num_tokens ? hit.longest_lookup : 0;
   return absl::OkStatus();
@@ -197,10 +212,12 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& 
 
 // --- Allocation ---
 
-// Whether a call is valid and finds all slots made and nothing to free or register: a decode step
-// inside a block. Unsigned, so that negative counts are too large.
-bool KvCacheManager::IsQuiet(const Request& request, const AllocateSlotsParams& params) const {
-  const auto limit = static_cast<uint64_t>(request.quiet_slots_);
+// Whether a call is valid and asks for nothing but slots, of which the table then has at most
+// `most`. With the request's quiet slots all of them are made and nothing is to be freed or
+// registered: a decode step inside a block. Unsigned, so that negative counts are too large.
+bool KvCacheManager::AsksForSlotsOnly(const Request& request, const AllocateSlotsParams& params,
+                                      int64_t most) const {
+  const auto limit = static_cast<uint64_t>(most);
   const auto computed = static_cast<uint64_t>(request.num_computed_tokens_);
   const auto added = static_cast<uint64_t>(params.num_new_tokens);
   const auto lookahead = static_cast<uint64_t>(params.num_lookahead_tokens);
@@ -227,9 +244,14 @@ int64_t KvCacheManager::QuietSlots(const Request& request) const {
 
 absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
     Request& request, const AllocateSlotsParams& params) {
-  if (request.holder_ == this && IsQuiet(request, params)) {
-    for (GroupBlocks& held : request.groups_) held.num_new = 0;
-    return std::optional<NewBlocks>(NewBlocks(request.groups_));
+  if (request.holder_ == this) {
+    if (AsksForSlotsOnly(request, params, request.quiet_slots_)) {
+      for (GroupBlocks& held : request.groups_) held.num_new = 0;
+      return std::optional<NewBlocks>(NewBlocks(request.groups_));
+    }
+    if (only_grows_ && AsksForSlotsOnly(request, params, options_.max_model_len)) {
+      return Grow(request, params);
+    }
   }
   if (absl::Status status = CheckAllocateParams(request, params); !status.ok()) return status;
 
@@ -326,6 +348,27 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   return std::optional<NewBlocks>(NewBlocks(request.groups_));
 }
 
+// What AllocateSlots comes to where tables keep all their blocks and a request adds slots to its own.
+std::optional<NewBlocks> KvCacheManager::Grow(Request& request, const AllocateSlotsParams& params) {
+  const int64_t main = request.num_computed_tokens_ + params.num_new_tokens;
+  const SlotDemand demand{main + params.num_lookahead_tokens, main};
+  int64_t needed = 0;
+  for (const auto& group : groups_) {
+    const GroupBlocks& held = request.groups_[static_cast<size_t>(group->group())];
+    needed += std::max<int64_t>(0, group->NumBlocksFor(demand.num_slots) -
+                                       static_cast<int64_t>(held.table.size()));
+  }
+  if (needed > pool_->num_free()) return std::nullopt;
+  for (const auto& group : groups_) {
+    group->AllocateNew(request.groups_[static_cast<size_t>(group->group())], demand);
+  }
+  if (options_.enable_caching && !params.delay_cache_blocks) {
+    RegisterTokens(request, std::min(main, request.num_tokens()));
+  }
+  request.quiet_slots_ = QuietSlots(request);
+  return NewBlocks(request.groups_);
+}
+
 void KvCacheManager::RegisterTokens(Request& request, int64_t num_tokens) {
   const ReuseBoundaries boundaries{.num_prompt_tokens = request.num_prompt_tokens_,
                                    .shared_prefix_boundary = request.shared_prefix_boundary_};
@@ -403,7 +446,10 @@ absl::StatusOr<std::vector<BlockId>> KvCacheManager::PopBlocksForFree(Request& r
   std::vector<BlockId> popped;
   if (!HoldsBlocks(request)) return popped;
   for (GroupBlocks& held : request.groups_) {
-    popped.insert(popped.end(), held.table.begin() + held.num_leading_nulls, held.table.end());
+    // Nulls at the beginning are left out.
+    const auto first = std::find_if(held.table.begin(), held.table.end(),
+                                    [](BlockId id) { return id != kNullBlockId; });
+    popped.insert(popped.end(), first, held.table.end());
     held = GroupBlocks();
   }
   for (BlockId id : popped) {

@@ -163,7 +163,8 @@ class KvCacheManager {
   KvCacheManager(const KvCacheManager&) = delete;
   KvCacheManager& operator=(const KvCacheManager&) = delete;
 
-  // A request whose content is hashed as this manager needs it.
+  // A request whose content is hashed as this manager needs it. InvalidArgument for an
+  // encoder-decoder model with prefix caching if no cache_salt names the encoder's input.
   absl::StatusOr<std::unique_ptr<Request>> NewRequest(RequestOptions options) const;
   // The same from block hashes of hash_block_size() tokens each, computed by the caller. `hashes`
   // may stay empty when hashing() is null.
@@ -180,7 +181,7 @@ class KvCacheManager {
   }
 
   // The longest cached prefix of a request, at most num_tokens() - 1: the last token is always
-  // computed. Reuses the lists of `out`. InvalidArgument for a request without tokens.
+  // computed. With windows that are computed again (KvCacheSpec::replay_tokens) so much less. Reuses the lists of `out`. InvalidArgument for a request without tokens.
   absl::Status GetComputedBlocks(const Request& request, ComputedBlocks& out) const;
   absl::StatusOr<ComputedBlocks> GetComputedBlocks(const Request& request) const;
 
@@ -287,7 +288,9 @@ class KvCacheManager {
   absl::Status CheckEncoder(const Request& request, const AllocateSlotsParams& params) const;
   absl::Status CheckHits(const Request& request, const ComputedBlocks& computed,
                          int64_t total_computed) const;
-  bool IsQuiet(const Request& request, const AllocateSlotsParams& params) const;
+  bool AsksForSlotsOnly(const Request& request, const AllocateSlotsParams& params,
+                        int64_t most) const;
+  std::optional<NewBlocks> Grow(Request& request, const AllocateSlotsParams& params);
   int64_t QuietSlots(const Request& request) const;
   [[gnu::noinline]] bool FitsInChunks(const Request& request, const ComputedBlocks& computed,
                                       int64_t total_computed, const SlotDemand& demand,
@@ -316,7 +319,10 @@ class KvCacheManager {
   int64_t hit_alignment_ = 1;
   int64_t num_watermark_blocks_ = 0;  // chunks, in a native layout
   bool is_all_full_type_ = true;
+  bool only_grows_ = false;           // all tables keep all their blocks
   bool has_states_ = false;           // a group of kind Mamba
+  bool has_encoder_ = false;          // a group of kind cross attention
+  int64_t num_replay_tokens_ = 0;     // at the end of a hit, computed again
   std::vector<PageNeed> page_needs_;  // scratch, per group
   std::vector<Request*> holders_;
   // References that are in no block table: popped lists and pins, per block.

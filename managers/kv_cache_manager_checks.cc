@@ -90,6 +90,7 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                     " tokens, expected a multiple of the hash block size ", hit_alignment());
     }
     for (GroupId g = 0; g < num_groups() && params.num_external_computed_tokens > 0; ++g) {
+      if (!group(g).is_cacheable()) continue;
       if (hit_tokens % group(g).block_size() == 0) continue;
       return Refuse(request, "external tokens behind a hit of ", hit_tokens,
                     " tokens, which ends inside a block of group ", g,
@@ -103,7 +104,8 @@ absl::Status KvCacheManager::CheckAllocateParams(const Request& request,
                   " tokens computed, hit and external together exceed max_model_len ",
                   options_.max_model_len);
   }
-  return has_hits ? CheckHits(request, *params.computed_blocks, total) : absl::OkStatus();
+  if (!has_hits) return absl::OkStatus();
+  return CheckHits(request, *params.computed_blocks, std::min(total, options_.max_model_len));
 }
 
 absl::Status KvCacheManager::CheckEncoder(const Request& request,
@@ -141,13 +143,17 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
     const absl::Span<const BlockId> hits = computed.blocks(g);
     const int64_t size = static_cast<int64_t>(hits.size());
     const BlockSize block_size(manager.block_size());
+    if (!manager.is_cacheable() && options_.enable_caching) {
+      if (size > 0) return Refuse(request, size, " hit blocks in group ", g, ", which has none");
+      continue;
+    }
     if (size != block_size.CeilDiv(computed.num_tokens())) {
       return Refuse(request, size, " hit blocks in group ", g, ", expected ",
                     block_size.CeilDiv(computed.num_tokens()), " for ", computed.num_tokens(),
                     " tokens");
     }
     const int64_t first_needed =
-        std::min(size, block_size.FloorDiv(manager.NumSkippedTokens(total_computed)));
+        std::min(size, block_size.FloorDiv(manager.NumUnneededTokens(total_computed)));
     const int64_t per_block =
         options_.enable_caching ? manager.block_size() / hash_block_size() : 0;
     for (int64_t i = fresh ? first_needed : 0; i < size; ++i) {
@@ -164,7 +170,12 @@ absl::Status KvCacheManager::CheckHits(const Request& request, const ComputedBlo
         return Refuse(request, "hit block ", id, " of group ", g,
                       " is outside the pool's blocks 0..", pool_->num_blocks() - 1);
       }
-      if (options_.semantics.adopts_stale_hits) continue;
+      if (options_.semantics.adopts_stale_hits) {
+        const PageChunks* const chunks = pool_->chunks();
+        if (chunks == nullptr || chunks->ClassOfPage(id) == chunks->ClassOfGroup(g)) continue;
+        return Refuse(request, "hit block ", id, " of group ", g, " at position ", i,
+                      " no longer is a page of that group's size; look up again");
+      }
       const bool ends_inside =
           has_partial_hits_ && i + 1 == size && computed.num_tokens() % manager.block_size() != 0;
       if (ends_inside && HoldsHitTail(request, computed, g)) continue;
@@ -191,8 +202,7 @@ bool KvCacheManager::HoldsHitTail(const Request& request, const ComputedBlocks& 
   const int64_t most = std::min(request.content_.num_hashed_tokens(),
                                 (computed.num_tokens() / block_size + 1) * block_size);
   for (int64_t end = computed.num_tokens(); end <= most; end += hash_block_size()) {
-    if (pool_->hash(id) == request.content_.HashOfBlock(end / hash_block_size() - 1, 1))
-      return true;
+    if (pool_->HasKey(id, request.content_.HashOfBlock(end / hash_block_size() - 1, 1))) return true;
     if (!group(g).is_full_type()) break;
   }
   return false;

@@ -80,7 +80,9 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
   ComputedBlocks cut = computed;
   cut.num_tokens_ = num_tokens;
   for (size_t g = 0; g < cut.lists_.size(); ++g) {
-    const int64_t block_size = group(static_cast<GroupId>(g)).block_size();
+    const SingleTypeManager& manager = group(static_cast<GroupId>(g));
+    if (options_.enable_caching && !manager.is_cacheable()) continue;
+    const int64_t block_size = manager.block_size();
     if (num_tokens % block_size != 0) {
       return InvalidArgument("TruncateComputedBlocks: num_tokens is ", num_tokens,
                              ", expected a multiple of group ", g, "'s block size ", block_size);

@@ -86,6 +86,7 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
   int64_t lcm = 1;
   int64_t gcd = 0;
   for (size_t g = 0; g < config.groups.size(); ++g) {
+    if (enable_caching && !config.groups[g].spec.is_prefix_cacheable()) continue;
     const int64_t size = config.groups[g].spec.block_size();
     gcd = std::gcd(gcd, size);
     const int64_t factor = size / std::gcd(lcm, size);
@@ -103,7 +104,7 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
       std::any_of(config.groups.begin(), config.groups.end(),
                   [](const KvCacheGroup& group) { return NeedsWholeBlocks(group.spec); });
   sizes.hash_block_size =
-      whole_blocks ? sizes.scheduler_block_size : config.hash_block_size.value_or(gcd);
+      whole_blocks ? sizes.scheduler_block_size : config.hash_block_size.value_or(std::max<int64_t>(gcd, 1));
   const auto [scheduler, hash] = sizes;
   if (scheduler < 1 || scheduler > kMaxTokens || hash < 1 || hash > kMaxTokens) {
     return InvalidArgument("scheduler_block_size is ", scheduler, " and hash_block_size ", hash,
@@ -115,7 +116,7 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
   }
   for (size_t g = 0; g < config.groups.size(); ++g) {
     const int64_t size = config.groups[g].spec.block_size();
-    if (enable_caching && size % hash != 0) {
+    if (enable_caching && config.groups[g].spec.is_prefix_cacheable() && size % hash != 0) {
       return InvalidArgument("hash_block_size is ", hash, ", expected a divisor of ",
                              GroupName(g, config.groups[g].spec), "'s block size ", size);
     }
@@ -175,6 +176,14 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
         "groups is empty, expected at least one KV-cache group for prefix caching "
         "(set enable_caching to false for a model without KV cache)");
   }
+  if (options.enable_caching &&
+      std::none_of(config.groups.begin(), config.groups.end(), [](const KvCacheGroup& group) {
+        return group.spec.is_prefix_cacheable();
+      })) {
+    return InvalidArgument(
+        "groups has none whose blocks another request can use, expected at least one for prefix "
+        "caching (set enable_caching to false)");
+  }
   if (config.groups.size() > static_cast<size_t>(kMaxGroupId) + 1) {
     return InvalidArgument("groups has ", config.groups.size(), " entries, expected at most ",
                            kMaxGroupId + 1);
@@ -204,12 +213,6 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
       return InvalidArgument("num_blocks is ", config.num_blocks, ", expected more than the ",
                              num_sink_blocks, " blocks that attention sinks take for good, up to ",
                              GroupName(g, spec));
-    }
-    if (spec.kind() == KvCacheSpecKind::kCrossAttention && options.enable_caching) {
-      return InvalidArgument(
-          GroupName(g, spec),
-          " cannot be cached, since its blocks belong to one request's encoder input "
-          "(set enable_caching to false)");
     }
     if (const auto* mamba = spec.get_if<MambaSpec>();
         mamba != nullptr && mamba->options().num_speculative_blocks > kMaxNumBlocks) {

@@ -146,7 +146,10 @@ TEST(KvCacheManagerSetupTest, DraftingAndChunksDoNotGoTogether) {
               HasSubstr("groups[1] (chunked_local_attention) is a draft group"));
   KvCacheConfig flagged = both;
   flagged.groups[1].is_draft = true;
-  EXPECT_THAT(Refusal(flagged, {.max_model_len = 100}), HasSubstr("groups[1]"));
+  // A flag alone does nothing (V-13).
+  EXPECT_TRUE(KvCacheManager::Create(flagged, {.max_model_len = 100}).ok());
+  EXPECT_THAT(Refusal(flagged, {.max_model_len = 100, .semantics = Semantics::Vllm025()}),
+              HasSubstr("groups[1]"));
   flagged = both;
   flagged.groups[0].is_draft = true;
   EXPECT_TRUE(KvCacheManager::Create(flagged, {.max_model_len = 100, .use_eagle = true}).ok());
@@ -154,11 +157,17 @@ TEST(KvCacheManagerSetupTest, DraftingAndChunksDoNotGoTogether) {
 
 TEST(KvCacheManagerSetupTest, DraftFlagsReachSiblingsAndWithoutFlagsAll) {
   KvCacheConfig config = Config(20, {Full(4), Window(4, 8), Full(4)});
-  EXPECT_THAT(EffectiveDraftFlags(config, false), ElementsAre(false, false, false));
-  EXPECT_THAT(EffectiveDraftFlags(config, true), ElementsAre(true, true, true));
+  KvCacheManagerOptions options;
+  KvCacheManagerOptions eagle{.use_eagle = true};
+  EXPECT_THAT(EffectiveDraftFlags(config, options), ElementsAre(false, false, false));
+  EXPECT_THAT(EffectiveDraftFlags(config, eagle), ElementsAre(true, true, true));
   config.groups[2].is_draft = true;
-  EXPECT_THAT(EffectiveDraftFlags(config, true), ElementsAre(true, false, true));
-  EXPECT_THAT(EffectiveDraftFlags(config, false), ElementsAre(true, false, true));
+  EXPECT_THAT(EffectiveDraftFlags(config, eagle), ElementsAre(true, false, true));
+  EXPECT_THAT(EffectiveDraftFlags(config, options), ElementsAre(false, false, false));
+  options.semantics.draft_flags_need_eagle = false;
+  EXPECT_THAT(EffectiveDraftFlags(config, options), ElementsAre(true, false, true));
+  eagle.num_hash_lookahead_tokens = 1;  // then nothing is dropped (V-10)
+  EXPECT_THAT(EffectiveDraftFlags(config, eagle), ElementsAre(false, false, false));
 }
 
 TEST(KvCacheManagerSetupTest, TooManyGroupsAreRefused) {

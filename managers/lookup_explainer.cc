@@ -8,7 +8,8 @@
 //   up to where all groups that keep whole prefixes reach        a windowed group vetoes
 //   a last block that only the last token keeps out              last token
 //   the part of a block of hit_alignment                         alignment
-//   behind it, to the last full block                            what became of the blocks
+//   behind it, to the last block that has a hash                 what became of the blocks
+//   to the last full block                                       look-ahead
 //   the rest                                                     partial block
 //
 // A cached block behind an absent one counts like the absent one. In a model of windowed groups
@@ -68,7 +69,8 @@ class LookupExplainer {
   const PrefixContent& content_;
   const int64_t num_tokens_;
   const int64_t alignment_;
-  const int64_t num_full_;  // tokens of blocks of the alignment
+  const int64_t num_full_;         // tokens of blocks of the alignment
+  const int64_t num_hashed_full_;  // and of those that can be looked up
   bool has_full_groups_ = false;
   GroupId first_draft_ = -1;
 };
@@ -79,7 +81,9 @@ LookupExplainer::LookupExplainer(const KvCacheManager& manager, const Request& r
       num_tokens_(request.num_tokens()),
       alignment_(manager.num_groups() == 1 ? manager.group(0).block_size()
                                            : manager.scheduler_block_size()),
-      num_full_(num_tokens_ - num_tokens_ % alignment_) {
+      num_full_(num_tokens_ - num_tokens_ % alignment_),
+      num_hashed_full_(std::min(
+          num_full_, content_.num_hashed_tokens() - content_.num_hashed_tokens() % alignment_)) {
   for (GroupId g = 0; g < manager_.num_groups(); ++g) {
     has_full_groups_ = has_full_groups_ || IsFull(g);
     if (manager_.group(g).draft_margin() > 0 && first_draft_ < 0) first_draft_ = g;
@@ -142,17 +146,17 @@ std::optional<LookupExplainer::Gap> LookupExplainer::FindWindowGap(int64_t num_t
 }
 
 int64_t LookupExplainer::ReachOfFullGroups() const {
-  int64_t reach = num_full_;
+  int64_t reach = num_hashed_full_;
   for (GroupId g = 0; g < manager_.num_groups(); ++g) {
     if (!IsFull(g)) continue;
-    reach = std::min(reach, FirstAbsent(g, 0, num_full_ / BlockTokens(g)) * BlockTokens(g));
+    reach = std::min(reach, FirstAbsent(g, 0, num_hashed_full_ / BlockTokens(g)) * BlockTokens(g));
   }
   return reach;
 }
 
 int64_t LookupExplainer::HitWithoutDrops(int64_t num_hit_tokens) const {
   const int64_t most =
-      std::min(num_tokens_ - 1, has_full_groups_ ? ReachOfFullGroups() : num_full_);
+      std::min(num_tokens_ - 1, has_full_groups_ ? ReachOfFullGroups() : num_hashed_full_);
   for (int64_t end = most - most % alignment_; end > num_hit_tokens; end -= alignment_) {
     if (!FindWindowGap(end)) return end;
   }
@@ -163,16 +167,22 @@ GroupReach LookupExplainer::ReachOf(GroupId g) const {
   const SingleTypeManager& group = manager_.group(g);
   HitLists lists(static_cast<size_t>(manager_.num_groups()));
   const GroupId alone[] = {g};
+  // As far as look-ups of all groups may look in this one.
+  int64_t most = num_tokens_ - 1;
+  if (manager_.options().semantics.drops_last_full_block && manager_.num_groups() > 1) {
+    most += group.draft_margin();
+  }
+  most = std::min(most, content_.num_hashed_tokens());
   GroupReach reach{.group = g, .kind = std::string(group.spec().kind_name())};
   reach.num_hit_tokens = group.FindLongestCacheHit({.content = &content_,
                                                     .groups = alone,
-                                                    .max_tokens = num_tokens_ - 1,
+                                                    .max_tokens = most,
                                                     .drop_last_block = group.is_draft(),
                                                     .alignment = alignment_},
                                                    lists);
   const int64_t longer = (reach.num_hit_tokens + alignment_) / BlockTokens(g);
   const int64_t end = longer + (group.draft_margin() > 0 ? 1 : 0);
-  if (end * BlockTokens(g) > num_tokens_ - 1) return reach;
+  if (end * BlockTokens(g) > most) return reach;
   const int64_t absent = FirstAbsent(g, FirstNeeded(g, longer), end);
   if (absent < end) {
     reach.stop_block = absent;
@@ -218,7 +228,7 @@ void LookupExplainer::AddVeto(const Gap& gap, int64_t first_token, LookupExplana
 void LookupExplainer::AddBehindFullGroups(int64_t reach, LookupExplanation& out) const {
   // Block sizes of all groups are multiples of this step, so it lies in one block of each.
   const int64_t step = manager_.hash_block_size();
-  for (int64_t token = reach; token < num_full_; token += step) {
+  for (int64_t token = reach; token < num_hashed_full_; token += step) {
     GroupId g = 0;
     while (g < manager_.num_groups() && (!IsFull(g) || IsCached(g, token / BlockTokens(g)))) ++g;
     if (g < manager_.num_groups()) {
@@ -230,7 +240,7 @@ void LookupExplainer::AddBehindFullGroups(int64_t reach, LookupExplanation& out)
 }
 
 void LookupExplainer::AddWithoutFullGroups(int64_t first_token, LookupExplanation& out) const {
-  for (int64_t token = first_token; token < num_full_; token += alignment_) {
+  for (int64_t token = first_token; token < num_hashed_full_; token += alignment_) {
     std::optional<Gap> here;
     for (GroupId g = 0; g < manager_.num_groups() && !here; ++g) {
       const int64_t end = (token + alignment_) / BlockTokens(g);
@@ -281,6 +291,7 @@ LookupExplanation LookupExplainer::Explain(int64_t num_hit_tokens) const {
   } else {
     AddWithoutFullGroups(undropped, out);
   }
+  add(MissReason::kLookahead, num_hashed_full_, num_full_);
   add(num_full_ == 0 ? MissReason::kShorterThanABlock : MissReason::kPartialBlock, num_full_,
       num_tokens_);
   return out;

@@ -42,7 +42,7 @@ class MambaManager final : public SingleTypeManager {
   bool IsRetained(int64_t position, const ReuseBoundaries& boundaries) const override;
 
  protected:
-  int64_t NumSkippedTokensImpl(int64_t n) const override { return std::max<int64_t>(0, n - 1); }
+  int64_t NumUnneededTokensImpl(int64_t n) const override { return std::max<int64_t>(0, n - 1); }
   int64_t NumNewBlocks(const GroupBlocks* held, int64_t size, const SlotDemand& demand,
                        int64_t total_computed, bool apply_cap) const override;
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override;

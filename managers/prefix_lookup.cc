@@ -11,6 +11,7 @@ PrefixLookup::PrefixLookup(absl::Span<const std::unique_ptr<SingleTypeManager>> 
                            int64_t alignment, bool drops_last_full_block)
     : alignment_(alignment), drops_last_full_block_(drops_last_full_block && groups.size() > 1) {
   for (const auto& manager : groups) {
+    if (!manager->is_cacheable()) continue;
     const auto same =
         std::find_if(lookup_groups_.begin(), lookup_groups_.end(),
                      [&](const LookupGroup& g) { return g.manager->spec() == manager->spec(); });

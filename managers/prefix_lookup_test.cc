@@ -53,7 +53,7 @@ TEST(PrefixLookupTest, NoBoundaryWhereEveryGroupServesTheHit) {
 TEST(PrefixLookupTest, DraftGroupRegistersTheBlockThatItsLookupDrops) {
   KvCacheConfig config = Config(60, {Full(4), Full(8)});
   config.groups[0].is_draft = true;
-  const auto manager = Manager(config);
+  const auto manager = Manager(config, {.use_eagle = true});
   const auto donor = NewRequest(*manager, Tokens(12));
   ASSERT_TRUE(Step(*manager, *donor, 12));
   EXPECT_EQ(manager->pool().num_keyed_blocks(), 3 + 1);

@@ -46,7 +46,7 @@ TEST(RegisteredKindTest, ItsFactoryMakesItsManagers) {
     }
 
    protected:
-    int64_t NumSkippedTokensImpl(int64_t n) const override {
+    int64_t NumUnneededTokensImpl(int64_t n) const override {
       return std::max<int64_t>(0, n - 8 + 1 - 4);
     }
   };

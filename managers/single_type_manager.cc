@@ -18,6 +18,20 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
                         hashes_per_block_ > 1)),
       traits_(traits) {}
 
+int64_t SingleTypeManager::NumLeadingNulls(absl::Span<const BlockId> hits,
+                                           int64_t total_computed) const {
+  // Where nothing can be hit, nothing that is computed has a block.
+  const bool has_none = options_.enable_caching && !is_cacheable() && !traits_.has_own_layout;
+  int64_t nulls =
+      block_size_.FloorDiv(has_none ? total_computed : NumSkippedTokens(total_computed));
+  // Look-ups find nothing of what is kept for a drafter only.
+  while (nulls < static_cast<int64_t>(hits.size()) &&
+         hits[static_cast<size_t>(nulls)] == kNullBlockId) {
+    ++nulls;
+  }
+  return nulls;
+}
+
 int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
                                            absl::Span<const BlockId> hits, int64_t total_computed,
                                            bool apply_cap) const {
@@ -28,7 +42,7 @@ int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDe
     skipped = held->num_leading_nulls;
     available = static_cast<int64_t>(held->table.size());
   } else {
-    skipped = block_size_.FloorDiv(NumSkippedTokens(total_computed));
+    skipped = NumLeadingNulls(hits, total_computed);
     available = static_cast<int64_t>(hits.size());
   }
   int64_t needed;
@@ -64,7 +78,7 @@ PageNeed SingleTypeManager::PagesNeeded(const GroupBlocks* held, const SlotDeman
   const int64_t in_all = NumBlocksNeeded(held, longest, hits, total_computed, /*apply_cap=*/true);
   need.num_later = std::max<int64_t>(0, in_all - need.num_pages);
   if (held != nullptr) return need;
-  const int64_t skipped = block_size_.FloorDiv(NumSkippedTokens(total_computed));
+  const int64_t skipped = NumLeadingNulls(hits, total_computed);
   need.hits = hits.subspan(std::min(static_cast<size_t>(skipped), hits.size()));
   for (BlockId id : need.hits) {
     need.num_pages -= id != kNullBlockId && pool_->block(id).ref_count == 0;
@@ -74,7 +88,7 @@ PageNeed SingleTypeManager::PagesNeeded(const GroupBlocks* held, const SlotDeman
 
 void SingleTypeManager::AdoptHits(GroupBlocks& held, absl::Span<const BlockId> hits,
                                   int64_t total_computed) {
-  const int64_t skipped = block_size_.FloorDiv(NumSkippedTokens(total_computed));
+  const int64_t skipped = NumLeadingNulls(hits, total_computed);
   held.table.assign(static_cast<size_t>(skipped), kNullBlockId);
   held.num_leading_nulls = skipped;
   if (static_cast<int64_t>(hits.size()) > skipped) {
@@ -129,7 +143,7 @@ void SingleTypeManager::CachePromptTail(const PrefixContent& content, GroupBlock
 }
 
 void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_computed) {
-  if (NumSkippedTokens(total_computed) >= total_computed) return;
+  if (traits_.holds_one_block || NumSkippedTokens(total_computed) >= total_computed) return;
   const int64_t missing =
       block_size_.CeilDiv(total_computed) - static_cast<int64_t>(held.table.size());
   if (missing > 0) pool_->GetNewBlocks(missing, held.table, group());

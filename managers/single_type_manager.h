@@ -111,9 +111,12 @@ class SingleTypeManager {
   const KvCacheSpec& spec() const { return spec_; }
   GroupId group() const { return options_.group; }
   bool is_draft() const { return options_.is_draft; }
+  // Whether other requests can hit its blocks.
+  bool is_cacheable() const { return hashes_per_block_ > 0; }
   // Tokens that a draft group must match behind a hit; 0 for other groups.
   int64_t draft_margin() const { return options_.is_draft && traits_.can_drop ? drop_unit() : 0; }
   int64_t block_size() const { return block_size_.value(); }
+  int64_t NumBlocksFor(int64_t num_slots) const { return block_size_.CeilDiv(num_slots); }
   const std::optional<int64_t>& admission_cap() const { return options_.admission_cap; }
 
   // Every prefix of a hit is a hit, blocks are kept until the request ends (full attention, MLA,
@@ -121,8 +124,13 @@ class SingleTypeManager {
   bool is_full_type() const { return traits_.is_full_type; }
 
   // Leading tokens that no token after the first n needs; never falls with n. O(1).
+  int64_t NumUnneededTokens(int64_t n) const {
+    return traits_.is_full_type ? 0 : NumUnneededTokensImpl(n);
+  }
+  // The same, less those that are kept because a drafter may compute them again: their blocks are
+  // given back.
   int64_t NumSkippedTokens(int64_t n) const {
-    return traits_.is_full_type ? 0 : NumSkippedTokensImpl(n);
+    return NumUnneededTokens(std::max<int64_t>(0, n - traits_.num_kept_tokens));
   }
 
   // The longest hit: fills lists[g] for each group of the query and returns its length in tokens.
@@ -187,12 +195,15 @@ class SingleTypeManager {
   // hashed them.
   void CacheBlocks(const PrefixContent& content, GroupBlocks& held, int64_t n,
                    const ReuseBoundaries& boundaries) {
-    if (options_.reachable_alignment > 0) {
-      if (draft_margin() > 0) n = std::max<int64_t>(0, n - options_.num_replayed_tokens);
-      const int64_t aligned = n - n % options_.reachable_alignment;
-      n = aligned == 0 ? 0 : std::min(n, aligned + draft_margin());
+    if (!is_cacheable()) return;
+    const int64_t num_final = std::max<int64_t>(0, n - options_.num_replayed_tokens);
+    const int64_t alignment = options_.reachable_alignment;
+    if (alignment == 0) {
+      n = num_final;
+    } else if (draft_margin() > 0 && n >= alignment) {
+      n = std::min(num_final, num_final - num_final % alignment + draft_margin());
     } else {
-      n = std::max<int64_t>(0, n - options_.num_replayed_tokens);
+      n -= n % alignment;
     }
     if (options_.num_hash_lookahead_tokens > 0) n = std::min(n, content.num_hashed_tokens());
     const int64_t full = block_size_.FloorDiv(n);
@@ -203,7 +214,7 @@ class SingleTypeManager {
   // Frees what the first `num_processed` tokens made unreachable, deepest first, leaving nulls. O(1
   // + blocks freed).
   void RemoveSkippedBlocks(GroupBlocks& held, int64_t num_processed) {
-    if (!traits_.is_full_type) TrimTo(held, NumSkippedTokensImpl(num_processed));
+    if (!traits_.is_full_type) TrimTo(held, NumSkippedTokens(num_processed));
   }
 
   // Frees the table back to front and leaves `held` empty.
@@ -222,11 +233,13 @@ class SingleTypeManager {
     bool is_full_type = false;
     bool has_own_layout = false;  // NumNewBlocks and AllocateNewImpl say what a step takes
     bool can_drop = true;         // a draft group drops the last block of a hit
+    bool holds_one_block = false;  // whatever the tokens
+    int64_t num_kept_tokens = 0;  // of those that no later token needs
   };
   SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
                     const Traits& traits);
 
-  virtual int64_t NumSkippedTokensImpl(int64_t n) const = 0;
+  virtual int64_t NumUnneededTokensImpl(int64_t n) const = 0;
   // Positions before a hit's end that the hit needs; what the reachable mask is made of. Full
   // types: unused.
   virtual int64_t NumTailBlocksNeeded() const { return 0; }
@@ -288,6 +301,8 @@ class SingleTypeManager {
   // Whether a hit that ends at a multiple of `period_tokens` needs the position; true if there is
   // no telling.
   bool IsTailOf(int64_t position, int64_t period_tokens) const;
+  // Positions at the beginning of a table, adopted with these hits, that have no block.
+  int64_t NumLeadingNulls(absl::Span<const BlockId> hits, int64_t total_computed) const;
   void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);
   void CopyHitTail(GroupBlocks& held, int64_t total_computed, std::vector<BlockCopy>& copies);
   void CachePromptTail(const PrefixContent& content, GroupBlocks& held, int64_t n,

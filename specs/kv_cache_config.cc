@@ -58,6 +58,7 @@ absl::Status CheckSchedulerBlockSize(const KvCacheConfig& config) {
                       "a multiple of hash_block_size " + std::to_string(*config.hash_block_size));
   }
   for (size_t g = 0; g < config.groups.size(); ++g) {
+    if (!config.groups[g].spec.is_prefix_cacheable()) continue;
     const int64_t block_size = config.groups[g].spec.block_size();
     if (scheduler % block_size != 0) {
       return FieldError("scheduler_block_size", got, "a multiple of every group's block size",

@@ -34,7 +34,7 @@ absl::StatusOr<const KvCacheKind*> RegisterKvCacheKind(KvCacheKind kind) {
   if (!IsKindName(kind.name)) {
     return FieldError("name", got, "letters a to z, digits and _, a letter first");
   }
-  for (int i = 0; i <= static_cast<int>(KvCacheSpecKind::kEncoderOnlyAttention); ++i) {
+  for (int i = 0; i < kNumSpecKinds; ++i) {
     if (kind.name == KindName(static_cast<KvCacheSpecKind>(i))) {
       return FieldError("name", got, "a name that no built-in kind has");
     }

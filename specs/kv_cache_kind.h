@@ -1,6 +1,6 @@
-// Kinds of layer caches that a program adds to the nine of kv_cache_spec.h.
+// Kinds of layer caches that a program adds to those of kv_cache_spec.h.
 //
-// Such a kind has a name, says which of the nine it is managed like (which tokens a request must
+// Such a kind has a name, says which of them it is managed like (which tokens a request must
 // keep, and what part of a prefix can be reused) and, where its pages have a size of their own, how
 // many bytes one has:
 //
@@ -10,7 +10,7 @@
 //
 // How many tokens back a query looks is the spec's sliding_window (or attention_chunk_size). Pool,
 // planner, simulator and configuration files (spec { custom_kind: "dilated_attention"
-// sliding_window { ... } }) then take specs of the kind. A rule that none of the nine has takes a
+// sliding_window { ... } }) then take specs of the kind. A rule that none of them has takes a
 // manager of its own: SingleTypeManager::RegisterFactory.
 // examples/custom_attention_kind.cc shows both.
 //
@@ -30,7 +30,7 @@
 namespace kvblocks {
 
 struct KvCacheKind {
-  std::string name = {};  // of a-z, 0-9 and _; beginning with a letter; unlike those of the nine
+  std::string name = {};  // of a-z, 0-9 and _; beginning with a letter; unlike the built-in ones
   KvCacheSpecKind managed_like = KvCacheSpecKind::kFullAttention;
   // Bytes of one block's page before alignment and padding, at least 1. Default: as many as the
   // kind that it is managed like has.

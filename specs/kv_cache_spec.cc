@@ -17,10 +17,17 @@ namespace {
 using Kind = KvCacheSpecKind;
 
 // In the order of their enums.
-constexpr std::array<std::string_view, 9> kKindNames = {
-    "full_attention", "mla_attention",      "sink_full_attention",
-    "sliding_window", "sliding_window_mla", "chunked_local_attention",
-    "mamba",          "cross_attention",    "encoder_only_attention"};
+constexpr std::array<std::string_view, kNumSpecKinds> kKindNames = {"full_attention",
+                                                                    "mla_attention",
+                                                                    "sink_full_attention",
+                                                                    "sliding_window",
+                                                                    "sliding_window_mla",
+                                                                    "chunked_local_attention",
+                                                                    "mamba",
+                                                                    "cross_attention",
+                                                                    "encoder_only_attention",
+                                                                    "hidden_state",
+                                                                    "ring"};
 constexpr std::array<std::string_view, 3> kVersionNames = {"none", "deepseek_v3_2", "deepseek_v4"};
 constexpr std::array<std::string_view, 3> kModeNames = {"none", "align", "all"};
 
@@ -42,6 +49,11 @@ absl::StatusOr<Enum> ParseName(std::string_view field, std::string_view text,
 }
 
 bool IsLatent(Kind kind) { return kind == Kind::kMlaAttention || kind == Kind::kSlidingWindowMla; }
+
+// Kinds that store plain vectors, one per row.
+bool IsPlainVector(Kind kind) { return kind == Kind::kHiddenState || kind == Kind::kRing; }
+
+bool HasOneVector(Kind kind) { return IsLatent(kind) || IsPlainVector(kind); }
 
 absl::Status RefuseFieldsOfOtherKinds(Kind kind, const KvCacheSpecOptions& o) {
   const KvCacheSpecOptions unset;
@@ -94,7 +106,6 @@ absl::Status CheckLatent(Kind kind, const KvCacheSpecOptions& o) {
     return FieldError("compress_ratio", std::to_string(o.compress_ratio),
                       "a divisor of block_size " + std::to_string(o.block_size));
   }
-  status.Update(CheckPositive("alignment", o.alignment));
   if (!status.ok()) return status;
   const bool v4 = o.model_version == ModelVersion::kDeepseekV4;
   if (kind == Kind::kSlidingWindowMla && !v4 && o.model_version != ModelVersion::kNone) {
@@ -128,12 +139,13 @@ absl::Status CheckWindows(Kind kind, const KvCacheSpecOptions& o) {
 
 absl::Status CheckAttention(Kind kind, const KvCacheSpecOptions& o) {
   absl::Status status;
-  if (!IsLatent(kind)) status.Update(CheckPositive("num_kv_heads", o.num_kv_heads));
+  if (!HasOneVector(kind)) status.Update(CheckPositive("num_kv_heads", o.num_kv_heads));
   status.Update(CheckPositive("head_size", o.head_size));
   status.Update(CheckPositive("page_size_padded", o.page_size_padded));
   status.Update(CheckStorage(kind, o));
   status.Update(CheckPositive("head_size_v", o.head_size_v));
   if (IsLatent(kind)) status.Update(CheckLatent(kind, o));
+  status.Update(CheckPositive("alignment", o.alignment));
   if (!status.ok()) return status;
   status.Update(CheckPackable("head_size", o.head_size, o.quant_mode));
   if (o.head_size_v) status.Update(CheckPackable("head_size_v", *o.head_size_v, o.quant_mode));
@@ -159,7 +171,7 @@ CheckedInt64 AttentionPageBytes(Kind kind, const KvCacheSpecOptions& o) {
                    .num_rows = o.block_size / o.compress_ratio,
                    .key_values = o.head_size,
                    .dtype = o.dtype};
-  if (!IsLatent(kind)) {
+  if (!HasOneVector(kind)) {
     rows.num_heads = o.num_kv_heads;
     rows.value_values = o.head_size_v.value_or(o.head_size);
   }
@@ -187,6 +199,15 @@ absl::StatusOr<CheckedInt64> CheckMamba(const KvCacheSpecOptions& o) {
   if (o.num_speculative_blocks < 0) {
     return FieldError("num_speculative_blocks", std::to_string(o.num_speculative_blocks),
                       "at least 0");
+  }
+  if (o.num_checkpoint_blocks < 0) {
+    return FieldError("num_checkpoint_blocks", std::to_string(o.num_checkpoint_blocks),
+                      "at least 0");
+  }
+  if (o.num_checkpoint_blocks > 0 && o.cache_mode != MambaCacheMode::kAlign) {
+    return FieldError("num_checkpoint_blocks", std::to_string(o.num_checkpoint_blocks),
+                      "0 in cache_mode " + FieldText(o.cache_mode),
+                      "only mode align keeps states for reuse at places that it chooses");
   }
   if (o.states.empty()) return FieldError("states", "none", "at least one");
   CheckedInt64 bytes(0);
@@ -304,7 +325,11 @@ std::string_view KvCacheSpec::kind_name() const {
   return registered_kind_ != nullptr ? std::string_view(registered_kind_->name) : KindName(kind_);
 }
 
-int64_t KvCacheSpec::num_kv_heads() const { return IsLatent(kind_) ? 1 : options_.num_kv_heads; }
+int64_t KvCacheSpec::num_kv_heads() const {
+  return HasOneVector(kind_) ? 1 : options_.num_kv_heads;
+}
+
+bool KvCacheSpec::has_one_vector_per_row() const { return HasOneVector(kind_); }
 
 DataType KvCacheSpec::dtype() const {
   return kind_ == Kind::kMamba ? options_.states.front().dtype : options_.dtype;

@@ -41,7 +41,7 @@ enum class KvCacheSpecKind {
   kSinkFullAttention,
   // Query i sees tokens [i - W + 1, i], itself included.
   kSlidingWindow,
-  // DeepSeek-V4's window caches and compressor states are of this kind.
+  // DeepSeek-V4's window caches and compressor states are of this kind, and V4.1's windows.
   kSlidingWindowMla,
   // Query i sees its own chunk of C tokens up to i. C is a multiple of the block size, so that a
   // chunk never starts inside a block.
@@ -54,10 +54,18 @@ enum class KvCacheSpecKind {
   // The encoder's view of itself: a page can be computed, but nothing is stored between steps, and
   // no group of a pool may have this kind.
   kEncoderOnlyAttention,
+  // Hidden states of some layers, one vector per token, kept for who trains a drafter on them.
+  // Nothing attends to them; blocks are managed as those of full attention.
+  kHiddenState,
+  // A circular buffer of block_size rows: one block per request for its whole life, in which a new
+  // token overwrites the oldest. Never part of a prefix that is reused.
+  kRing,
 };
+inline constexpr int kNumSpecKinds = static_cast<int>(KvCacheSpecKind::kRing) + 1;
 
 // "full_attention", "mla_attention", "sink_full_attention", "sliding_window", "sliding_window_mla",
-// "chunked_local_attention", "mamba", "cross_attention", "encoder_only_attention".
+// "chunked_local_attention", "mamba", "cross_attention", "encoder_only_attention", "hidden_state",
+// "ring".
 std::string_view KindName(KvCacheSpecKind kind);
 
 // "one of full_attention, mla_attention, ...", for messages about an unknown kind.
@@ -99,8 +107,8 @@ enum class PageBytesFormula { kExact, kUpstreamCompatible };
 
 struct KvCacheSpecOptions {
   int64_t block_size = 0;    // tokens per block
-  int64_t num_kv_heads = 0;  // held by one worker; the MLA kinds have one and leave it unset
-  int64_t head_size = 0;     // of the MLA kinds: values of the one vector of a row
+  int64_t num_kv_heads = 0;  // held by one worker; kinds of one vector per row leave it unset
+  int64_t head_size = 0;     // of kinds of one vector per row: its values
   std::optional<int64_t> head_size_v = std::nullopt;  // default: head_size
   int64_t sink_length = 0;                            // tokens, a positive multiple of block_size
   // Tokens, the query included. For full and sink attention a label: the layer computes locally but
@@ -120,6 +128,11 @@ struct KvCacheSpecOptions {
   bool is_draft = false;    // changes scheduling only
   MambaCacheMode cache_mode = MambaCacheMode::kNone;
   int64_t num_speculative_blocks = 0;  // further states a request holds for drafted tokens
+  // Further states that a request in align mode holds for checkpoints inside a prefill chunk.
+  int64_t num_checkpoint_blocks = 0;
+  // The window is not kept for reuse: after a hit of h tokens its last sliding_window tokens are
+  // computed again, and shorter hits are no use.
+  bool bounded_replay = false;
 
   friend bool operator==(const KvCacheSpecOptions&, const KvCacheSpecOptions&) = default;
   template <typename H>
@@ -127,7 +140,7 @@ struct KvCacheSpecOptions {
     h = H::combine(std::move(h), o.block_size, o.num_kv_heads, o.head_size, o.sink_length, o.states,
                    o.dtype, o.quant_mode, o.indexes_kv_by_block_stride, o.compress_ratio,
                    o.model_version, o.page_bytes_formula, o.non_causal, o.is_draft, o.cache_mode,
-                   o.num_speculative_blocks);
+                   o.num_speculative_blocks, o.num_checkpoint_blocks, o.bounded_replay);
     for (const auto* field : {&o.head_size_v, &o.sliding_window, &o.attention_chunk_size,
                               &o.page_size_padded, &o.alignment}) {
       h = H::combine(std::move(h), field->has_value(), field->value_or(0));
@@ -146,13 +159,14 @@ class KvCacheSpec {
 
   // Of a registered kind: the one that it is managed like.
   KvCacheSpecKind kind() const { return kind_; }
-  const KvCacheKind* registered_kind() const { return registered_kind_; }  // null for the nine
+  // Null for the kinds above.
+  const KvCacheKind* registered_kind() const { return registered_kind_; }
   std::string_view kind_name() const;
   // With defaults filled in (head_size_v), so that two ways to write one spec compare equal.
   const KvCacheSpecOptions& options() const { return options_; }
 
   int64_t block_size() const { return options_.block_size; }
-  int64_t num_kv_heads() const;                             // 1 for the MLA kinds, 0 for Mamba
+  int64_t num_kv_heads() const;                             // 1 for one vector per row, 0 for Mamba
   int64_t head_size() const { return options_.head_size; }  // 0 for Mamba
   // head_size() where the kind has no V size of its own
   int64_t head_size_v() const { return options_.head_size_v.value_or(options_.head_size); }
@@ -169,6 +183,20 @@ class KvCacheSpec {
   std::optional<int64_t> attention_chunk_size() const;
   // Tokens of permanent sink storage; 0 for other kinds.
   int64_t sink_length() const { return options_.sink_length; }
+  // One vector per stored row instead of K and V of heads: the MLA kinds, hidden states and rings.
+  bool has_one_vector_per_row() const;
+  // Whether blocks can serve another request with the same prefix: not those of an encoder's tokens,
+  // of rings, and of windows that are computed again. Groups of such specs are left out of look-ups,
+  // and of what hash and scheduler block sizes are derived from.
+  bool is_prefix_cacheable() const {
+    return kind_ != KvCacheSpecKind::kRing && kind_ != KvCacheSpecKind::kCrossAttention &&
+           !options_.bounded_replay;
+  }
+  // Tokens at the end of a hit that must be computed again before the layer can be read; 0 where
+  // the cache itself is reused, and for rings, which the tokens after a hit fill.
+  int64_t replay_tokens() const {
+    return options_.bounded_replay ? options_.sliding_window.value_or(0) : 0;
+  }
   // 1 where the kind does not compress.
   int64_t compress_ratio() const { return options_.compress_ratio; }
   // Rows really stored by one block; 1, the state, for Mamba.
@@ -182,7 +210,7 @@ class KvCacheSpec {
   // The same spec with its page padded to `page_size_padded` bytes, or without explicit padding.
   absl::StatusOr<KvCacheSpec> WithPageSizePadded(std::optional<int64_t> page_size_padded) const;
 
-  // Null if the spec is of another kind. T is one of the nine below.
+  // Null if the spec is of another kind. T is one of those below.
   template <typename T>
   const KvCacheSpec* get_if() const {
     return kind_ == T::kKind ? this : nullptr;
@@ -235,6 +263,8 @@ using ChunkedLocalAttentionSpec = SpecOfKind<KvCacheSpecKind::kChunkedLocalAtten
 using MambaSpec = SpecOfKind<KvCacheSpecKind::kMamba>;
 using CrossAttentionSpec = SpecOfKind<KvCacheSpecKind::kCrossAttention>;
 using EncoderOnlyAttentionSpec = SpecOfKind<KvCacheSpecKind::kEncoderOnlyAttention>;
+using HiddenStateSpec = SpecOfKind<KvCacheSpecKind::kHiddenState>;
+using RingSpec = SpecOfKind<KvCacheSpecKind::kRing>;
 
 }  // namespace kvblocks
 

@@ -93,7 +93,8 @@ bool ManagedAlike(const KvCacheSpec& a, const KvCacheSpec& b) {
 
 // Kinds that one block manager serves alike.
 KvCacheSpecKind UniformBase(KvCacheSpecKind kind) {
-  return kind == KvCacheSpecKind::kMlaAttention || kind == KvCacheSpecKind::kSinkFullAttention
+  return kind == KvCacheSpecKind::kMlaAttention || kind == KvCacheSpecKind::kSinkFullAttention ||
+                 kind == KvCacheSpecKind::kHiddenState
              ? KvCacheSpecKind::kFullAttention
              : kind;
 }
@@ -138,6 +139,8 @@ bool IsUniformType(std::span<const KvCacheSpec> specs) {
         spec.attention_chunk_size() != first.attention_chunk_size() ||
         spec.options().cache_mode != first.options().cache_mode ||
         spec.options().num_speculative_blocks != first.options().num_speculative_blocks ||
+        spec.options().num_checkpoint_blocks != first.options().num_checkpoint_blocks ||
+        spec.options().bounded_replay != first.options().bounded_replay ||
         !ManagedAlike(spec, first)) {
       return false;
     }

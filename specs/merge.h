@@ -36,9 +36,10 @@ std::optional<MergeFailure> MergeFailureOf(const absl::Status& status);
 // Whether Merge succeeds on the whole set. True for the empty set.
 bool IsMergeable(std::span<const KvCacheSpec> specs);
 
-// Whether all specs have one block size and one way of managing blocks: full, MLA and sink count as
-// one; window kinds need the same window, plain and MLA windows being different; chunked kinds need
-// the same chunk, Mamba kinds the same cache mode and speculative blocks. True for the empty set.
+// Whether all specs have one block size and one way of managing blocks: full, MLA, sink
+// and hidden states count as one; window kinds need the same window and the same way to reuse it,
+// plain and MLA windows being different; chunked kinds need the same chunk, Mamba kinds the same
+// cache mode, speculative and checkpoint blocks. True for the empty set.
 bool IsUniformType(std::span<const KvCacheSpec> specs);
 
 }  // namespace kvblocks

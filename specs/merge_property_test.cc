@@ -49,8 +49,10 @@ KvCacheSpec AnySpec(int64_t kind) {
                                          .head_size = 8,
                                          .sliding_window = Pick({32, 32, 64})});
     case 4:
-      return *SlidingWindowMlaSpec::Create(
-          {.block_size = block, .head_size = 48, .sliding_window = Pick({32, 32, 64})});
+      return *SlidingWindowMlaSpec::Create({.block_size = block,
+                                            .head_size = 48,
+                                            .sliding_window = Pick({32, 32, 64}),
+                                            .bounded_replay = Pick({0, 0, 1}) == 1});
     case 5:
       return *MambaSpec::Create({.block_size = block,
                                  .states = {{{Pick({8, 8, 9})}}},
@@ -59,6 +61,10 @@ KvCacheSpec AnySpec(int64_t kind) {
     case 6:
       return *CrossAttentionSpec::Create(
           {.block_size = block, .num_kv_heads = Pick({1, 1, 2}), .head_size = 8});
+    case 7:
+      return *RingSpec::Create({.block_size = block, .head_size = 48, .alignment = PickLabel()});
+    case 8:
+      return *HiddenStateSpec::Create({.block_size = block, .head_size = Pick({48, 48, 64})});
     default:
       return *ChunkedLocalAttentionSpec::Create({.block_size = block,
                                                  .num_kv_heads = 1,
@@ -68,11 +74,11 @@ KvCacheSpec AnySpec(int64_t kind) {
 }
 
 Specs AnySpecs() {
-  const int64_t kind = *rc::gen::inRange(0, 8);
+  const int64_t kind = *rc::gen::inRange(0, 10);
   const int size = *rc::gen::inRange(1, 6);
   const bool mixed = Pick({0, 0, 0, 0, 1}) == 1;
   Specs specs;
-  for (int i = 0; i < size; ++i) specs.push_back(AnySpec(mixed ? *rc::gen::inRange(0, 8) : kind));
+  for (int i = 0; i < size; ++i) specs.push_back(AnySpec(mixed ? *rc::gen::inRange(0, 10) : kind));
   return specs;
 }
 

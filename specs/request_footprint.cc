@@ -45,7 +45,9 @@ CheckedInt64 MambaBlocks(const KvCacheSpecOptions& o, const RequestLimits& limit
     case MambaCacheMode::kNone:
       return CheckedInt64(1) + o.num_speculative_blocks;
     case MambaCacheMode::kAlign:
-      return (table_entries ? boundaries : CheckedInt64(2)) + o.num_speculative_blocks;
+      // A checkpoint lies at a boundary, which has its entry in the table already.
+      return (table_entries ? boundaries : CheckedInt64(2) + o.num_checkpoint_blocks) +
+             o.num_speculative_blocks;
     case MambaCacheMode::kAll:
       return boundaries + o.num_speculative_blocks;
   }
@@ -56,6 +58,7 @@ CheckedInt64 MambaBlocks(const KvCacheSpecOptions& o, const RequestLimits& limit
 absl::StatusOr<int64_t> UncappedBlocks(const KvCacheSpec& spec, const RequestLimits& limits,
                                        bool table_entries) {
   if (spec.kind() == KvCacheSpecKind::kEncoderOnlyAttention) return 0;
+  if (spec.kind() == KvCacheSpecKind::kRing) return 1;
   if (spec.kind() == KvCacheSpecKind::kCrossAttention) {
     return SplitBlocks(limits.max_encoder_tokens, spec, limits);
   }

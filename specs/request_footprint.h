@@ -36,8 +36,9 @@ absl::StatusOr<std::optional<int64_t>> AdmissionCap(
     BlockCountFormula formula = BlockCountFormula::kExact);
 
 // The most blocks that a request of the longest length holds at once. Cross attention holds the
-// encoder's tokens; Mamba 1 state without caching, 2 in align mode and one per block in mode all,
-// and its speculative blocks in each; encoder-only attention nothing.
+// encoder's tokens; Mamba 1 state without caching, 2 and its checkpoint blocks in align mode and
+// one per block in mode all, and its speculative blocks in each; a ring 1 block whatever the
+// length; encoder-only attention nothing.
 absl::StatusOr<int64_t> MaxBlocksPerRequest(const KvCacheSpec& spec, const RequestLimits& limits,
                                             BlockCountFormula formula = BlockCountFormula::kExact);
 

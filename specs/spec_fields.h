@@ -44,28 +44,31 @@ void ForEachSpecField(Visitor&& visit) {
   constexpr std::string_view kPositive = "at least 1";
   constexpr std::string_view kBlocks = "a positive multiple of block_size";
   constexpr std::string_view kStorage = "the storage type, \"bf16\" for one";
-  // Full, MLA, sink, window, window MLA, chunked, Mamba, cross, encoder-only.
-  visit(SpecField{"block_size", "rrrrrrrrr", kSame, kPositive}, &O::block_size);
-  visit(SpecField{"num_kv_heads", "r.rr.r.rr", kSame, kPositive}, &O::num_kv_heads);
-  visit(SpecField{"head_size", "rrrrrr.rr", kSame, kPositive}, &O::head_size);
-  visit(SpecField{"head_size_v", "o.oo...oo", kSame}, &O::head_size_v);
-  visit(SpecField{"states", "......r..", kSame, "at least one"}, &O::states);
-  visit(SpecField{"cache_mode", "......o..", kSame}, &O::cache_mode);
-  visit(SpecField{"num_speculative_blocks", "......o..", kSame}, &O::num_speculative_blocks);
-  visit(SpecField{"dtype", "rrrrrr.rr", kSame, kStorage}, &O::dtype);
-  visit(SpecField{"quant_mode", "oooooo.oo", kSame}, &O::quant_mode);
-  visit(SpecField{"sliding_window", "o.orr....", kWindow, kPositive}, &O::sliding_window);
-  visit(SpecField{"attention_chunk_size", "o.o..r...", kWindow, kBlocks}, &O::attention_chunk_size);
-  visit(SpecField{"sink_length", "..r......", kSame, kBlocks}, &O::sink_length);
-  visit(SpecField{"compress_ratio", ".o..o....", kSame}, &O::compress_ratio);
-  visit(SpecField{"model_version", ".o..o....", kSame}, &O::model_version);
-  visit(SpecField{"alignment", ".o..o....", kAlignment}, &O::alignment);
-  visit(SpecField{"page_size_padded", "ooooooooo", kSame}, &O::page_size_padded);
-  visit(SpecField{"indexes_kv_by_block_stride", "oooooo.oo", kSame},
+  // Full, MLA, sink, window, window MLA, chunked, Mamba, cross, encoder-only, hidden, ring.
+  visit(SpecField{"block_size", "rrrrrrrrrrr", kSame, kPositive}, &O::block_size);
+  visit(SpecField{"num_kv_heads", "r.rr.r.rr..", kSame, kPositive}, &O::num_kv_heads);
+  visit(SpecField{"head_size", "rrrrrr.rrrr", kSame, kPositive}, &O::head_size);
+  visit(SpecField{"head_size_v", "o.oo...oo..", kSame}, &O::head_size_v);
+  visit(SpecField{"states", "......r....", kSame, "at least one"}, &O::states);
+  visit(SpecField{"cache_mode", "......o....", kSame}, &O::cache_mode);
+  visit(SpecField{"num_speculative_blocks", "......o....", kSame}, &O::num_speculative_blocks);
+  visit(SpecField{"num_checkpoint_blocks", "......o....", kSame}, &O::num_checkpoint_blocks);
+  visit(SpecField{"dtype", "rrrrrr.rrrr", kSame, kStorage}, &O::dtype);
+  visit(SpecField{"quant_mode", "oooooo.oo..", kSame}, &O::quant_mode);
+  visit(SpecField{"sliding_window", "o.orr......", kWindow, kPositive}, &O::sliding_window);
+  visit(SpecField{"bounded_replay", "....o......", kSame}, &O::bounded_replay);
+  visit(SpecField{"attention_chunk_size", "o.o..r.....", kWindow, kBlocks},
+        &O::attention_chunk_size);
+  visit(SpecField{"sink_length", "..r........", kSame, kBlocks}, &O::sink_length);
+  visit(SpecField{"compress_ratio", ".o..o......", kSame}, &O::compress_ratio);
+  visit(SpecField{"model_version", ".o..o......", kSame}, &O::model_version);
+  visit(SpecField{"alignment", ".o..o.....o", kAlignment}, &O::alignment);
+  visit(SpecField{"page_size_padded", "ooooooooooo", kSame}, &O::page_size_padded);
+  visit(SpecField{"indexes_kv_by_block_stride", "oooooo.oo..", kSame},
         &O::indexes_kv_by_block_stride);
-  visit(SpecField{"non_causal", "ooo......", kAny}, &O::non_causal);
-  visit(SpecField{"is_draft", ".o.......", kAny}, &O::is_draft);
-  visit(SpecField{"upstream_compatible_page_bytes", "...oo....", kSame}, &O::page_bytes_formula);
+  visit(SpecField{"non_causal", "ooo........", kAny}, &O::non_causal);
+  visit(SpecField{"is_draft", ".o.........", kAny}, &O::is_draft);
+  visit(SpecField{"upstream_compatible_page_bytes", "...oo......", kSame}, &O::page_bytes_formula);
 }
 
 inline bool KindHasField(KvCacheSpecKind kind, std::string_view name) {

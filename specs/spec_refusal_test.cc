@@ -115,7 +115,9 @@ TYPED_TEST(EverySpecTest, RefusesFieldsThatTheKindDoesNotHave) {
                                .non_causal = true,
                                .is_draft = true,
                                .cache_mode = MambaCacheMode::kAll,
-                               .num_speculative_blocks = 1};
+                               .num_speculative_blocks = 1,
+                               .num_checkpoint_blocks = 1,
+                               .bounded_replay = true};
   int num_refused = 0;
   ForEachSpecField([&](const SpecField& field, auto member) {
     if (field.In(TypeParam::kKind)) return;

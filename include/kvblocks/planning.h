@@ -4,6 +4,7 @@
 //   catalogue   Catalogue: facts about common models and devices, by name
 //   models      ModelFromHfConfig: the same facts from a Hugging Face config.json
 //   memory      CacheBytesInMemory: what weights and reserves leave of a device
+//   limits      DefaultSchedulerLimits: the tokens per step and requests that a server takes for it
 //   layers      LayerCaches: what each layer of a model stores
 //   planner     MakePlan: groups, memory layout and capacity; every error at once if it cannot
 //   plan        Plan: block counts, concurrency, addresses, waste, and the KvCacheConfig that
@@ -33,10 +34,12 @@
 
 #include "kvblocks/managers/config/kv_cache_manager_config.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
+#include "kvblocks/specs/catalogue/default_scheduler_limits.h"
 #include "kvblocks/specs/catalogue/hf_config.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"
 #include "kvblocks/specs/catalogue/model_facts.h"
 #include "kvblocks/specs/catalogue/pool_memory.h"
+#include "kvblocks/specs/engine_version.h"
 #include "kvblocks/specs/kv_cache_config.h"
 #include "kvblocks/specs/kv_cache_spec.h"
 #include "kvblocks/specs/layer_cache.h"

@@ -57,6 +57,17 @@ absl::Status ReadSemantics(const config::v1::KvCacheManagerOptions& m, Semantics
   return absl::OkStatus();
 }
 
+absl::Status ReadHashAlgorithm(const std::string& got, HashAlgorithm& out) {
+  for (HashAlgorithm algorithm : {HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
+                                  HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor}) {
+    if (got != HashAlgorithmName(algorithm)) continue;
+    out = algorithm;
+    return absl::OkStatus();
+  }
+  return FieldError("hash_algorithm", '"' + got + '"',
+                    "sha256, xxh3_128, sha256_cbor or xxhash_cbor");
+}
+
 absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheManagerOptions& o) {
   if (!m.has_max_model_len()) return FieldError("max_model_len", "nothing", "at least 1");
   o.max_model_len = m.max_model_len();
@@ -85,8 +96,7 @@ absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheMana
                            o.free_order));
   }
   if (m.has_hash_algorithm()) {
-    status.Update(ReadWord("hash_algorithm", m.hash_algorithm(), "sha256", HashAlgorithm::kSha256,
-                           "xxh3_128", HashAlgorithm::kXxh3_128, o.hash_algorithm));
+    status.Update(ReadHashAlgorithm(m.hash_algorithm(), o.hash_algorithm));
   }
   if (m.has_block_count_formula()) {
     status.Update(ReadWord("block_count_formula", m.block_count_formula(), "exact",

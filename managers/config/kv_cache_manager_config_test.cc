@@ -1,6 +1,8 @@
 #include "kvblocks/managers/config/kv_cache_manager_config.h"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
@@ -29,7 +31,7 @@ TEST(KvCacheManagerConfigTest, LeavesDefaultsWhereTheFileSaysNothing) {
   EXPECT_EQ(config->options.free_order, defaults.free_order);
   EXPECT_EQ(config->options.hash_algorithm, defaults.hash_algorithm);
   EXPECT_EQ(config->options.block_count_formula, defaults.block_count_formula);
-  EXPECT_FALSE(config->options.retention_interval.has_value());
+  EXPECT_EQ(config->options.semantics, Semantics::Vllm033());
   EXPECT_TRUE(KvCacheManager::Create(config->cache, config->options).ok());
 }
 
@@ -41,7 +43,9 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
           "compare_tokens_on_hit": true, "block_count_formula": "upstream",
           "max_encoder_tokens": 33, "retention_interval": 48,
           "register_unreachable_blocks": true, "partial_hits": true,
-          "lookup_history_blocks": 7})";
+          "lookup_history_blocks": 7, "semantics": "vllm-0.25",
+          "semantics_switches": {"allows_adopt_only": true},
+          "num_hash_lookahead_tokens": 2, "prefill_lookahead_tokens": 3})";
   const auto config = ReadKvCacheManagerConfig(
       R"({"cache": {"num_blocks": 64, "groups": []}, "options": )" + options + "}", "f");
   ASSERT_TRUE(config.ok()) << config.status();
@@ -59,12 +63,67 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
   EXPECT_TRUE(o.compare_tokens_on_hit);
   EXPECT_EQ(o.block_count_formula, BlockCountFormula::kUpstream);
   EXPECT_EQ(o.max_encoder_tokens, 33);
-  EXPECT_EQ(o.retention_interval, 48);
   EXPECT_TRUE(o.register_unreachable_blocks);
   EXPECT_TRUE(o.partial_hits);
   EXPECT_EQ(o.lookup_history_blocks, 7);
+  Semantics semantics = Semantics::Vllm025();
+  semantics.retention_interval = 48;
+  semantics.allows_adopt_only = true;
+  EXPECT_EQ(o.semantics, semantics);
+  EXPECT_EQ(o.num_hash_lookahead_tokens, 2);
+  EXPECT_EQ(o.prefill_lookahead_tokens, 3);
   // A new option must be read above, too.
-  EXPECT_EQ(config::v1::KvCacheManagerOptions::descriptor()->field_count(), 17);
+  EXPECT_EQ(config::v1::KvCacheManagerOptions::descriptor()->field_count(), 21);
+}
+
+// Each switch alone, by its name: turned over, it makes a difference to the version's value.
+TEST(KvCacheManagerConfigTest, CarriesEverySwitch) {
+  const google::protobuf::Descriptor* switches = config::v1::SemanticsSwitches::descriptor();
+  std::vector<Semantics> seen = {Semantics::Vllm033()};
+  for (int i = 0; i < switches->field_count(); ++i) {
+    const std::string name(switches->field(i)->name());
+    int num_different = 0;
+    for (const char* value : {"true", "false"}) {
+      const auto config = ReadKvCacheManagerConfig(
+          std::string(kCache) + "options { max_model_len: 1 semantics_switches { " + name + ": " +
+              value + " } }",
+          "f", ConfigSyntax::kText);
+      ASSERT_TRUE(config.ok()) << config.status();
+      const Semantics& got = config->options.semantics;
+      if (got == Semantics::Vllm033()) continue;
+      ++num_different;
+      EXPECT_EQ(std::count(seen.begin(), seen.end(), got), 0) << name;
+      seen.push_back(got);
+    }
+    EXPECT_EQ(num_different, 1) << name;
+  }
+  EXPECT_EQ(seen.size(), 14u);
+}
+
+TEST(KvCacheManagerConfigTest, RetentionCanBeTurnedOff) {
+  const auto config = ReadKvCacheManagerConfig(
+      std::string(kCache) + "options { max_model_len: 1 retention_interval: -1 }", "f",
+      ConfigSyntax::kText);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->options.semantics.retention_interval, std::nullopt);
+  EXPECT_EQ(ErrorOf(std::string(kCache) + "options { max_model_len: 1\n semantics: \"vllm-9\" }"),
+            "manager.txtpb:4:2: error: options.semantics: got \"vllm-9\", expected vllm-0.25, "
+            "vllm-0.33 or vllm-0.33-exactly");
+}
+
+TEST(KvCacheManagerConfigTest, KnowsEveryHashAlgorithm) {
+  const std::pair<const char*, HashAlgorithm> names[] = {
+      {"sha256", HashAlgorithm::kSha256},
+      {"xxh3_128", HashAlgorithm::kXxh3_128},
+      {"sha256_cbor", HashAlgorithm::kSha256Cbor},
+      {"xxhash_cbor", HashAlgorithm::kXxh3_128Cbor}};
+  for (const auto& [name, algorithm] : names) {
+    const auto config = ReadKvCacheManagerConfig(
+        std::string(kCache) + "options { max_model_len: 1 hash_algorithm: \"" + name + "\" }", "f");
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->options.hash_algorithm, algorithm);
+    EXPECT_EQ(HashAlgorithmName(algorithm), name);
+  }
 }
 
 TEST(KvCacheManagerConfigTest, RefusesWithThePlace) {
@@ -73,8 +132,8 @@ TEST(KvCacheManagerConfigTest, RefusesWithThePlace) {
   EXPECT_EQ(ErrorOf(kCache),
             "manager.txtpb:1:1: error: options.max_model_len: got nothing, expected at least 1");
   EXPECT_EQ(ErrorOf(std::string(kCache) + "options { max_model_len: 1\n hash_algorithm: \"md5\" }"),
-            "manager.txtpb:4:2: error: options.hash_algorithm: got \"md5\", expected sha256 or "
-            "xxh3_128");
+            "manager.txtpb:4:2: error: options.hash_algorithm: got \"md5\", expected sha256, "
+            "xxh3_128, sha256_cbor or xxhash_cbor");
   EXPECT_EQ(ErrorOf("cache { num_blocks: 0 }"),
             "manager.txtpb:1:9: error: cache.num_blocks: got 0, expected a number from 1 to "
             "2147483646");

@@ -54,11 +54,15 @@ inline KvCacheConfig Config(int64_t num_blocks, std::vector<KvCacheSpec> specs) 
   return config;
 }
 
-// Options with a seed, so that two managers agree on hashes.
+// Options with a seed, so that two managers agree on hashes, and with all registered that some hit
+// can use, so that a window's hits are as long as they look.
 inline KvCacheManagerOptions Seeded(KvCacheManagerOptions options = {}) {
   if (options.max_model_len == 0) options.max_model_len = 8192;
   options.hash_algorithm = HashAlgorithm::kXxh3_128;
   options.hash_seed = "seed";
+  if (options.semantics == Semantics::Vllm033()) {
+    options.semantics.retention_interval = std::nullopt;
+  }
   return options;
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/simulation_config.h"
+#include "kvblocks/specs/catalogue/default_scheduler_limits.h"
 #include "kvblocks/specs/catalogue/hf_config.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"
 #include "kvblocks/specs/config/config_source.h"
@@ -112,8 +113,12 @@ bool DropsLastHitBlock(const ReplayConfig& config) {
 absl::Status ChooseLimits(const DeviceFacts& device, ReplayConfig* config) {
   const bool are_given = config->max_num_seqs() > 0 && config->max_num_batched_tokens() > 0;
   if (!are_given) {
-    const StepLimits limits = LimitsOf(*ParseEngineVersion(config->engine()), device,
-                                       config->entry_point() == "offline");
+    const SchedulerLimits limits = DefaultSchedulerLimits(
+        {.device_memory_bytes = device.memory_bytes(),
+         .device_name = device.name,
+         .entry_point =
+             config->entry_point() == "offline" ? EntryPoint::kOffline : EntryPoint::kServer,
+         .version = *ParseEngineVersion(config->engine())});
     if (config->max_num_batched_tokens() == 0) {
       config->set_max_num_batched_tokens(limits.max_num_batched_tokens);
     }
@@ -136,6 +141,7 @@ PlanPolicy PolicyOf(const ReplayConfig& config) {
 
 PlanOptions MakePlanOptions(const ReplayConfig& config, PlanPolicy policy, int64_t bytes) {
   PlanOptions options{.policy = policy,
+                      .version = *ParseEngineVersion(config.engine()),
                       .hybrid = config.hybrid(),
                       .limits = {.max_model_len = config.max_model_len(),
                                  .max_in_flight_tokens = MaxInFlightTokens(config)},

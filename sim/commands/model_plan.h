@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/commands/step_limits.h"
 #include "kvblocks/sim/config.pb.h"
 #include "kvblocks/sim/drafting.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
@@ -48,7 +47,7 @@ std::string DescribeMemory(const PoolMemory& memory);
 DraftOptions DraftOptionsOf(const ::kvblocks::config::v1::ReplayConfig& config);
 bool DropsLastHitBlock(const ::kvblocks::config::v1::ReplayConfig& config);
 
-// Puts what the engine would choose on this device where a limit is 0 (see LimitsOf).
+// Puts what the engine would choose on this device where a limit is 0 (see DefaultSchedulerLimits).
 // InvalidArgument for more requests than tokens in a step, which engines refuse (V-86).
 absl::Status ChooseLimits(const DeviceFacts& device, ::kvblocks::config::v1::ReplayConfig* config);
 

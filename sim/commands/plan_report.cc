@@ -40,7 +40,9 @@ void FillLayerKinds(const std::vector<LayerCache>& caches, const RequestLimits& 
   for (const LayerCache& cache : caches) {
     const auto same = std::find_if(specs.begin(), specs.end(),
                                    [&](const KvCacheSpec* spec) { return *spec == cache.spec; });
-    const bool has_state = cache.spec.kind() == KvCacheSpecKind::kMamba;
+    // Of a fixed size, whatever the length.
+    const bool has_state =
+        cache.spec.kind() == KvCacheSpecKind::kMamba || cache.spec.kind() == KvCacheSpecKind::kRing;
     if (!has_state) {
       out->set_bytes_per_recent_token(out->bytes_per_recent_token() + BytesPerToken(cache.spec));
     }

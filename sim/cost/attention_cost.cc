@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kvblocks/specs/catalogue/layer_pattern.h"
 #include "kvblocks/specs/row_codec.h"
 
 namespace kvblocks::sim {
@@ -44,8 +45,7 @@ double LatentBytes(int64_t num_values, bool v4, const AttentionRates& rates) {
 }  // namespace
 
 int64_t RoundToPicoseconds(double seconds) {
-  return static_cast<int64_t>(
-      std::llround(std::min(seconds * kPsPerSecond, kMaxCoefficient)));
+  return static_cast<int64_t>(std::llround(std::min(seconds * kPsPerSecond, kMaxCoefficient)));
 }
 
 AttentionCost::AttentionCost(const ModelFacts& model, const AttentionRates& rates) {
@@ -105,24 +105,48 @@ void AttentionCost::AddLatentTerms(const ModelFacts& model, const AttentionRates
   }
 }
 
+namespace {
+
+// Layers that read rows of one ratio, those that store them included, and those that select rows.
+struct SharedRowLayers {
+  int64_t readers = 0;
+  int64_t selectors = 0;
+};
+
+SharedRowLayers LayersOfSharedRows(std::string_view pattern, int64_t ratio) {
+  SharedRowLayers layers;
+  int64_t in_front = 0;
+  for (const char letter : pattern) {
+    if (letter == '1' || letter == '2') in_front = letter - '0';
+    if (in_front != ratio || kSharedRowLetters.find(letter) == std::string_view::npos) continue;
+    ++layers.readers;
+    if (letter != static_cast<char>(LayerKind::kReader)) ++layers.selectors;
+  }
+  return layers;
+}
+
+}  // namespace
+
 void AttentionCost::AddCompressedTerms(const ModelFacts& model, const AttentionRates& rates) {
   const CompressedFacts& compressed = *model.compressed;
   const double pair =
       4.0 * Double(model.num_heads) * Double(model.head_size) / (rates.ranks * rates.flops_per_s);
   const double row = LatentBytes(model.head_size, true, rates) / rates.bytes_per_s;
-  const auto add = [&](std::string_view letters, const AttentionReach& reach) {
-    const int64_t n = model.CountLayers(letters);
+  const auto add_layers = [&](int64_t n, const AttentionReach& reach) {
     if (n == 0) return;
     terms_.push_back({.reach = reach,
                       .per_pair = RoundToPicoseconds(pair * Double(n)),
                       .per_row = RoundToPicoseconds(row * Double(n))});
+  };
+  const auto add = [&](std::string_view letters, const AttentionReach& reach) {
+    add_layers(model.CountLayers(letters), reach);
   };
   // A token writes one state row, and once per compressed row the window of them is read.
   const auto state_bytes = [](const CompressorStateFacts& state, int64_t ratio) {
     return 4.0 * Double(state.row_elements + state.indexer_elements) *
            (1.0 + Double(state.window) / Double(ratio));
   };
-  add("W4H", {.limit = model.window, .is_window = true});
+  add(kCompressedLetters, {.limit = model.window, .is_window = true});
   double state = 0;
   if (const int64_t n = model.CountLayers("4"); n > 0) {
     terms_.push_back(IndexTerm(model, rates, kCompressRatio4, n));
@@ -133,6 +157,14 @@ void AttentionCost::AddCompressedTerms(const ModelFacts& model, const AttentionR
     add("H", {.ratio = kCompressRatio128});
     state += Double(n) * state_bytes(compressed.state128, kCompressRatio128);
   }
+  for (const int64_t ratio : {1, 2}) {
+    const SharedRowLayers layers = LayersOfSharedRows(model.layer_pattern, ratio);
+    if (layers.readers == 0) continue;
+    terms_.push_back(IndexTerm(model, rates, ratio, layers.selectors));
+    add_layers(layers.readers, {.ratio = ratio, .limit = model.indexer->top_k});
+  }
+  state += Double(model.CountLayers("2")) *
+           state_bytes({.window = 2, .row_elements = compressed.ring2.row_elements}, 2);
   traffic_per_token_ = RoundToPicoseconds(state / rates.bytes_per_s);
 }
 

@@ -11,11 +11,11 @@
 #include <optional>
 #include <string_view>
 
+#include "kvblocks/specs/engine_version.h"
+
 namespace kvblocks::sim {
 
 // Oldest first.
-enum class EngineVersion { kVllm010, kVllm019, kVllm025, kVllm033 };
-
 inline constexpr std::array<EngineVersion, 4> kEngineVersions = {
     EngineVersion::kVllm010, EngineVersion::kVllm019, EngineVersion::kVllm025,
     EngineVersion::kVllm033};

@@ -24,6 +24,10 @@ const char* ReasonToLeaveOut(const KvCacheSpec& spec) {
   switch (spec.kind()) {
     case KvCacheSpecKind::kMamba:
       return "states, not keys";
+    case KvCacheSpecKind::kRing:
+      return "a ring that old rows leave";
+    case KvCacheSpecKind::kHiddenState:
+      return "hidden states, which nothing attends to";
     case KvCacheSpecKind::kCrossAttention:
     case KvCacheSpecKind::kEncoderOnlyAttention:
       return "keys of an encoder";

@@ -59,7 +59,10 @@ CompressedFacts FromProto(const proto::CompressedAttention& c) {
           .main_block_size = c.main_block_size(),
           .sliding_block_size = c.sliding_block_size(),
           .state4 = FromProto(c.state_4()),
-          .state128 = FromProto(c.state_128())};
+          .state128 = FromProto(c.state_128()),
+          .rows_per_block = c.rows_per_block(),
+          .ring2 = {.rows = c.ring_2().rows(), .row_elements = c.ring_2().row_elements()},
+          .bounded_replay = c.bounded_replay()};
 }
 
 ExpertFacts FromProto(const proto::MixtureOfExperts& moe, double bytes_per_param) {

@@ -88,7 +88,10 @@ void ReadWeights(ConfigFields& fields, HfModel& model) {
   if (const auto bits = fields.IntIn(kQuantisation, "bits", 1, 16)) {
     facts.bytes_per_param = static_cast<double>(*bits) / 8;
   }
-  if (fields.String("expert_dtype").value_or("") == "fp4") expert_bytes = kFourBitBytes;
+  for (const auto& dtype :
+       {fields.String("expert_dtype"), fields.StringIn(kQuantisation, "expert_dtype")}) {
+    if (dtype.value_or("") == "fp4") expert_bytes = kFourBitBytes;
+  }
   if (facts.experts) {
     facts.experts->bytes_per_param = expert_bytes > 0 ? expert_bytes : facts.bytes_per_param;
   }

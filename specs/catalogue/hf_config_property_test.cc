@@ -72,12 +72,12 @@ std::string AnyConfig() {
   for (int64_t i = 0; i < num_others; ++i) {
     fields[*rc::gen::elementOf(others)] = AnyValue();
   }
-  fields["model_type"] =
-      '"' +
-      *rc::gen::element<std::string>("llama", "llama4", "mistral", "mixtral", "qwen2", "qwen3_moe",
-                                     "qwen3_next", "gemma2", "gemma3", "gemma4", "gpt_oss",
-                                     "glm4_moe", "deepseek_v3", "deepseek_v32", "deepseek_v4") +
-      '"';
+  fields["model_type"] = '"' +
+                         *rc::gen::element<std::string>(
+                             "llama", "llama4", "mistral", "mixtral", "qwen2", "qwen3_moe",
+                             "qwen3_next", "gemma2", "gemma3", "gemma4", "gpt_oss", "glm4_moe",
+                             "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41") +
+                         '"';
   std::string text;
   for (const auto& [name, value] : fields) {
     text += (text.empty() ? "{\"" : ", \"") + name + "\": " + value;

@@ -241,7 +241,22 @@ TEST(HfConfigTest, ContradictionsAreRefused) {
                            {"qk_rope_head_dim", "64"},
                            {"compress_ratios", "[0, 4, 128, 4]"}};
   Read(v4);
+  const Fields v41 = Tiny("deepseek_v41") + indexer +
+                     Fields{{"sliding_window", "128"},
+                            {"qk_rope_head_dim", "64"},
+                            {"compress_ratios", "[0, 2, 2, 1]"},
+                            {"kv_source_layer_ids", "[1, 3]"},
+                            {"index_source_layer_ids", "[1, 2, 3]"}};
+  EXPECT_EQ(Read(v41).layer_pattern, "W2I1");
   ExpectRefused({
+      {v41 + Fields{{"compress_ratios", "[0, 2, 1, 1]"}},
+       {"compress_ratios: got 1 of layer 2", "kv_source_layer_ids in front"}},
+      {v41 + Fields{{"compress_ratios", "[0, 4, 4, 1]"}},
+       {"compress_ratios: got 4 of layer 1", "0, 1 or 2"}},
+      {v41 + Fields{{"compress_ratios", "[0, 0, 2, 1]"}}, {"compress_ratios: got 0 of layer 1"}},
+      {v41 + Fields{{"index_source_layer_ids", "[2, 3]"}}, {"index_source_layer_ids: got no 1"}},
+      {v41 + Fields{{"kv_source_layer_ids", "[9]"}}, {"kv_source_layer_ids"}},
+      {v41 + Fields{{"kv_source_layer_ids", "null"}}, {"kv_source_layer_ids: got nothing"}},
       {Tiny("llama") + Fields{{"hidden_size", "66"}}, {"hidden_size: got 66", "or give head_dim"}},
       {Tiny("llama") + Fields{{"num_key_value_heads", "3"}},
        {"num_key_value_heads: got 3", "a divisor of num_attention_heads, which is 4"}},

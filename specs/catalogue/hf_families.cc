@@ -252,6 +252,7 @@ constexpr HfFamily kFamilies[] = {
     {"kimi_k2", "KimiK2ForCausalLM", "kimi_k2", false, 0, ReadDeepseek},
     {"deepseek_v32", "DeepseekV32ForCausalLM", "deepseek_v32", false, 0, ReadDeepseek32},
     {"deepseek_v4", "DeepseekV4ForCausalLM", "deepseek_v4", false, 512, ReadDeepseek4},
+    {"deepseek_v41", "DeepseekV41ForCausalLM", "deepseek_v41", false, 512, ReadDeepseek41},
 };
 
 }  // namespace

@@ -12,6 +12,7 @@ namespace kvblocks {
 void ReadDeepseek(ConfigFields& fields, HfModel& model);    // V2, V3, Kimi K2
 void ReadDeepseek32(ConfigFields& fields, HfModel& model);  // and an indexer
 void ReadDeepseek4(ConfigFields& fields, HfModel& model);   // compressed rows
+void ReadDeepseek41(ConfigFields& fields, HfModel& model);  // of few layers, read by the others
 
 }  // namespace kvblocks
 

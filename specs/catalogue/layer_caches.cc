@@ -1,5 +1,7 @@
 #include "kvblocks/specs/catalogue/layer_caches.h"
 
+#include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "kvblocks/checks/field_error.h"
@@ -11,6 +13,7 @@ namespace {
 constexpr int64_t kDefaultBlockSize = 16;
 constexpr int64_t kDefaultLatentBlockSize = 64;  // what sparse MLA kernels and indexers read
 constexpr int64_t kMaxRanks = 1024;
+constexpr int64_t kMaxDraftTokens = 1024;
 // What page alignment makes of compressed rows: fp8 rows are written in steps of 576 bytes with
 // their scales behind the last row, plain ones in whole sectors.
 constexpr int64_t kFp8DsMlaAlignment = 576;
@@ -47,6 +50,9 @@ class LayerCacheList {
   absl::Status AddAttention(LayerKind kind);
   absl::Status AddLatent(LayerKind kind);
   absl::Status AddCompressed(LayerKind kind);
+  absl::Status AddCompressedWindow();
+  absl::Status AddCompressedRows(int64_t block_size, int64_t ratio, bool has_indexer);
+  absl::Status AddSharedRows(LayerKind kind);
   absl::Status AddCompressorStates(LayerKind kind);
   absl::Status AddState(const char* name, const CompressorStateFacts& state, int64_t elements);
   absl::Status AddLinear();
@@ -79,6 +85,11 @@ absl::Status LayerCacheList::AddLayer(int64_t index, LayerKind kind, bool is_dra
     case LayerKind::kCompressed4:
     case LayerKind::kCompressed128:
       return AddCompressed(kind);
+    case LayerKind::kSharedRows2:
+    case LayerKind::kSharedRows1:
+    case LayerKind::kReader:
+    case LayerKind::kSelector:
+      return AddSharedRows(kind);
     case LayerKind::kLinear:
       return AddLinear();
   }
@@ -130,39 +141,62 @@ absl::Status LayerCacheList::AddLatent(LayerKind kind) {
                                                   .is_draft = is_draft_}));
 }
 
-absl::Status LayerCacheList::AddCompressed(LayerKind kind) {
+absl::Status LayerCacheList::AddCompressedWindow() {
   const CompressedFacts& c = *model_.compressed;
+  return Add("swa", SlidingWindowMlaSpec::Create({.block_size = c.sliding_block_size,
+                                                  .head_size = model_.head_size,
+                                                  .sliding_window = model_.window,
+                                                  .dtype = format_.storage,
+                                                  .quant_mode = format_.mode,
+                                                  .alignment = alignment(),
+                                                  .model_version = ModelVersion::kDeepseekV4,
+                                                  .bounded_replay = c.bounded_replay}));
+}
+
+absl::Status LayerCacheList::AddCompressedRows(int64_t block_size, int64_t ratio,
+                                               bool has_indexer) {
   absl::Status status =
-      Add("swa", SlidingWindowMlaSpec::Create({.block_size = c.sliding_block_size,
-                                               .head_size = model_.head_size,
-                                               .sliding_window = model_.window,
-                                               .dtype = format_.storage,
-                                               .quant_mode = format_.mode,
-                                               .alignment = alignment(),
-                                               .model_version = ModelVersion::kDeepseekV4}));
+      Add("attn", MlaAttentionSpec::Create({.block_size = block_size,
+                                            .head_size = model_.head_size,
+                                            .dtype = format_.storage,
+                                            .quant_mode = format_.mode,
+                                            .alignment = alignment(),
+                                            .compress_ratio = ratio,
+                                            .model_version = ModelVersion::kDeepseekV4,
+                                            .is_draft = is_draft_}));
+  if (!status.ok() || !has_indexer) return status;
+  return Add("indexer", MlaAttentionSpec::Create({.block_size = block_size,
+                                                  .head_size = model_.indexer->row_bytes,
+                                                  .dtype = DataType::kUint8,
+                                                  .alignment = alignment(),
+                                                  .compress_ratio = ratio,
+                                                  .model_version = ModelVersion::kDeepseekV4,
+                                                  .is_draft = is_draft_}));
+}
+
+absl::Status LayerCacheList::AddCompressed(LayerKind kind) {
+  absl::Status status = AddCompressedWindow();
   if (!status.ok() || kind == LayerKind::kCompressedWindow) return status;
   const bool ratio4 = kind == LayerKind::kCompressed4;
-  const int64_t ratio = ratio4 ? kCompressRatio4 : kCompressRatio128;
-  status = Add("attn", MlaAttentionSpec::Create({.block_size = c.main_block_size,
-                                                 .head_size = model_.head_size,
-                                                 .dtype = format_.storage,
-                                                 .quant_mode = format_.mode,
-                                                 .alignment = alignment(),
-                                                 .compress_ratio = ratio,
-                                                 .model_version = ModelVersion::kDeepseekV4,
-                                                 .is_draft = is_draft_}));
-  if (!status.ok()) return status;
-  if (ratio4) {
-    status = Add("indexer", MlaAttentionSpec::Create({.block_size = c.main_block_size,
-                                                      .head_size = model_.indexer->row_bytes,
-                                                      .dtype = DataType::kUint8,
-                                                      .alignment = alignment(),
-                                                      .compress_ratio = ratio,
-                                                      .model_version = ModelVersion::kDeepseekV4,
-                                                      .is_draft = is_draft_}));
-    if (!status.ok()) return status;
-  }
-  return AddCompressorStates(kind);
+  status = AddCompressedRows(model_.compressed->main_block_size,
+                             ratio4 ? kCompressRatio4 : kCompressRatio128, ratio4);
+  return status.ok() ? AddCompressorStates(kind) : status;
+}
+
+// Readers have the rows of another layer.
+absl::Status LayerCacheList::AddSharedRows(LayerKind kind) {
+  const CompressedFacts& c = *model_.compressed;
+  absl::Status status = AddCompressedWindow();
+  if (!status.ok() || kind == LayerKind::kReader || kind == LayerKind::kSelector) return status;
+  const bool ratio2 = kind == LayerKind::kSharedRows2;
+  const int64_t ratio = ratio2 ? 2 : 1;
+  status = AddCompressedRows(c.rows_per_block * ratio, ratio, /*has_indexer=*/true);
+  if (!status.ok() || !ratio2) return status;
+  const auto rows = std::bit_ceil(static_cast<uint64_t>(options_.num_draft_tokens + 2));
+  return Add("compressor_state",
+             RingSpec::Create({.block_size = std::max(c.ring2.rows, static_cast<int64_t>(rows)),
+                               .head_size = c.ring2.row_elements,
+                               .dtype = DataType::kFloat32}));
 }
 
 absl::Status LayerCacheList::AddCompressorStates(LayerKind kind) {
@@ -188,7 +222,8 @@ absl::Status LayerCacheList::AddState(const char* name, const CompressorStateFac
 absl::Status LayerCacheList::AddLinear() {
   MambaSpec::Options options{.block_size = block_size_,
                              .cache_mode = options_.mamba_cache_mode,
-                             .num_speculative_blocks = options_.num_speculative_blocks};
+                             .num_speculative_blocks = options_.num_speculative_blocks,
+                             .num_checkpoint_blocks = options_.num_checkpoint_blocks};
   for (const StateFacts& state : model_.states) {
     MambaState part{.shape = state.shape, .dtype = state.dtype};
     if (part.shape[0] % options_.tensor_parallel != 0) {
@@ -218,7 +253,7 @@ absl::StatusOr<CacheDtype> ResolveCacheDtype(const ModelFacts& model,
                                              const LayerCacheOptions& options) {
   auto format = ParseCacheDtype(options.cache_dtype, options.model_dtype.value_or(model.dtype));
   if (!format.ok()) return format.status();
-  const bool one_fp8_format = model.CountLayers("NW4H") > 0;
+  const bool one_fp8_format = model.CountLayers("N") + model.CountLayers(kCompressedLetters) > 0;
   if (one_fp8_format && format->mode == QuantMode::kFp8PerTensor) {
     format = CacheDtype{DataType::kUint8, QuantMode::kFp8DsMla};
   }
@@ -228,7 +263,7 @@ absl::StatusOr<CacheDtype> ResolveCacheDtype(const ModelFacts& model,
                       "sparse and compressed rows have no other format");
   }
   if (format->mode != QuantMode::kFp8DsMla) return format;
-  if (model.CountLayers("MNW4H") == 0) {
+  if (model.CountLayers("MN") + model.CountLayers(kCompressedLetters) == 0) {
     return FieldError("cache_dtype", got, "another format", "no layer stores latent rows");
   }
   if (model.latent && model.latent->row_elements() != kFp8DsMlaRowElements) {
@@ -255,6 +290,10 @@ absl::StatusOr<std::vector<LayerCache>> LayerCaches(const ModelFacts& model,
   if (options.num_draft_layers < 0 || options.num_draft_layers > kMaxLayers) {
     return FieldError("num_draft_layers", std::to_string(options.num_draft_layers),
                       "0 to " + std::to_string(kMaxLayers));
+  }
+  if (options.num_draft_tokens < 0 || options.num_draft_tokens > kMaxDraftTokens) {
+    return FieldError("num_draft_tokens", std::to_string(options.num_draft_tokens),
+                      "0 to " + std::to_string(kMaxDraftTokens));
   }
   if (absl::Status status = CheckPositive("block_size", options.block_size); !status.ok()) {
     return status;

@@ -39,6 +39,10 @@ struct LayerCacheOptions {
   // Of the states of linear layers.
   MambaCacheMode mamba_cache_mode = MambaCacheMode::kNone;
   int64_t num_speculative_blocks = 0;
+  int64_t num_checkpoint_blocks = 0;
+  // Tokens that a drafter proposes per step. Rings have rows for them, the token before and the one
+  // that is sure.
+  int64_t num_draft_tokens = 0;
   // Layers of a draft model that predicts further tokens (MTP), registered after the model's own.
   int64_t num_draft_layers = 0;
 };

@@ -21,9 +21,18 @@ enum class LayerKind : char {
   kCompressedWindow = 'W',  // DeepSeek-V4: sliding window only
   kCompressed4 = '4',       // DeepSeek-V4: one row per 4 tokens, selected by an indexer; + window
   kCompressed128 = 'H',     // DeepSeek-V4: one row per 128 tokens; + window
-  kLinear = 'L',            // linear attention or state space: a state of fixed size
+  // DeepSeek-V4.1: rows that the layers behind read, too; + window. Their reach ends at the next.
+  kSharedRows2 = '2',  // one row per 2 tokens, and the indexer that selects them
+  kSharedRows1 = '1',  // one row per token, and the indexer
+  kReader = 'R',       // window, and rows of the layer in front that has them, as selected before
+  kSelector = 'I',     // the same, but it selects anew
+  kLinear = 'L',       // linear attention or state space: a state of fixed size
 };
-inline constexpr std::string_view kLayerLetters = "FSCMNW4HL";
+inline constexpr std::string_view kLayerLetters = "FSCMNW4H21RIL";
+// Compressed attention: all of them have a window, too.
+inline constexpr std::string_view kCompressedLetters = "W4H21RI";
+// Of them those that V4.1 added and that store or read shared rows.
+inline constexpr std::string_view kSharedRowLetters = "21RI";
 
 // A pattern with its repetitions written out: "(SSSSSF)*10 SS" and "F*32" are what they look like.
 // Spaces separate ("(4H)*20 4"). InvalidArgument names the place.

@@ -33,7 +33,7 @@ TEST(LayerPatternTest, BadPatternsAreRefusedWithThePlace) {
       {"F*9999 SS", "at most 10000"},
       {"(FS)*99999999999999999999", "at most 10000"},
       {"*3", "'*' at character 1"},
-      {"f", "FSCMNW4HL"},
+      {"f", "FSCMNW4H21RIL"},
   };
   for (const auto& [text, message] : bad) {
     const auto pattern = ExpandLayerPattern(text);

@@ -36,12 +36,16 @@ void CheckPresence(const ModelFacts& model, std::string_view field, bool present
       (needed ? "a value next to layers of " : "none without layers of ") + std::string(letters));
 }
 
+int64_t NumWindows(const ModelFacts& model) {
+  return model.CountLayers("S") + model.CountLayers(kCompressedLetters);
+}
+
 void CheckAttention(const ModelFacts& model, EntryChecks& check) {
-  check.Range("window", model.window, model.CountLayers("SW4H") > 0 ? 1 : 0, kMaxSize);
+  check.Range("window", model.window, NumWindows(model) > 0 ? 1 : 0, kMaxSize);
   check.Range("chunk", model.chunk, model.has(LayerKind::kChunked) ? 1 : 0, kMaxSize);
   check.Range("num_heads", model.num_heads, 1, kMaxHeads);
   check.Range("num_kv_heads", model.num_kv_heads, 1, kMaxHeads);
-  const bool has_heads = model.CountLayers("FSCW4H") > 0;
+  const bool has_heads = model.CountLayers("FSC") + model.CountLayers(kCompressedLetters) > 0;
   check.Range("head_size", model.head_size, has_heads ? 1 : 0, kMaxHeads);
   check.Range("num_global_kv_heads", model.num_global_kv_heads, 0, kMaxHeads);
   check.Range("global_head_size", model.global_head_size, 0, kMaxHeads);
@@ -56,8 +60,9 @@ void CheckAttention(const ModelFacts& model, EntryChecks& check) {
 
 void CheckLatent(const ModelFacts& model, EntryChecks& check) {
   CheckPresence(model, "mla", model.latent.has_value(), "MN", check);
-  CheckPresence(model, "indexer", model.indexer.has_value(), "N4", check);
-  CheckPresence(model, "compressed_attention", model.compressed.has_value(), "W4H", check);
+  CheckPresence(model, "indexer", model.indexer.has_value(), "N421I", check);
+  CheckPresence(model, "compressed_attention", model.compressed.has_value(), kCompressedLetters,
+                check);
   if (model.latent) {
     check.Range("mla.kv_lora_rank", model.latent->kv_lora_rank, 1, kMaxSize);
     check.Range("mla.q_lora_rank", model.latent->q_lora_rank, 0, kMaxSize);
@@ -80,6 +85,22 @@ void CheckState(const std::string& field, const CompressorStateFacts& state, Ent
   check.Range(field + ".indexer_elements", state.indexer_elements, 0, kMaxSize);
 }
 
+void CheckSharedRows(const ModelFacts& model, EntryChecks& check) {
+  const size_t first = model.layer_pattern.find_first_of(kSharedRowLetters);
+  const CompressedFacts& c = *model.compressed;
+  check.Range("compressed_attention.rows_per_block", c.rows_per_block,
+              first == std::string::npos ? 0 : 1, kMaxSize);
+  const bool has_ring = model.has(LayerKind::kSharedRows2);
+  check.Range("compressed_attention.ring_2.rows", c.ring2.rows, has_ring ? 2 : 0, kMaxSize);
+  check.Range("compressed_attention.ring_2.row_elements", c.ring2.row_elements, has_ring ? 1 : 0,
+              kMaxSize);
+  if (first == std::string::npos) return;
+  const char letter = model.layer_pattern[first];
+  if (letter == '2' || letter == '1') return;
+  check.Refuse("layer_pattern", absl::StrCat(std::string(1, letter), " as layer ", first),
+               "a layer of 2 or 1, whose rows it reads, in front of it");
+}
+
 void CheckCompressed(const ModelFacts& model, EntryChecks& check) {
   if (!model.compressed) return;
   const CompressedFacts& c = *model.compressed;
@@ -89,7 +110,10 @@ void CheckCompressed(const ModelFacts& model, EntryChecks& check) {
   check.Range("compressed_attention.o_groups", c.o_groups, 0, kMaxHeads);
   check.Range("compressed_attention.row_bytes_fp8_ds_mla", c.row_bytes_fp8_ds_mla, 1, kMaxSize);
   check.Range("compressed_attention.sliding_block_size", c.sliding_block_size, 1, kMaxSize);
-  check.Range("compressed_attention.main_block_size", c.main_block_size, 1, kMaxSize);
+  const bool shares_rows = model.CountLayers(kSharedRowLetters) > 0;
+  check.Range("compressed_attention.main_block_size", c.main_block_size, shares_rows ? 0 : 1,
+              kMaxSize);
+  CheckSharedRows(model, check);
   const int64_t ratio = model.has(LayerKind::kCompressed128) ? kCompressRatio128 : kCompressRatio4;
   if (model.CountLayers("4H") > 0 && c.main_block_size % ratio != 0) {
     check.Refuse("compressed_attention.main_block_size", absl::StrCat(c.main_block_size),

@@ -27,8 +27,10 @@ struct DeviceFacts {
   std::string name;
   double bf16_tflops = 0;
   double memory_gb_per_s = 0;
-  double memory_gb = 0;
+  double memory_gb = 0;  // 10^9 bytes
   double link_gb_per_s = 0;
+
+  int64_t memory_bytes() const { return static_cast<int64_t>(memory_gb * 1e9); }
 };
 
 // Multi-head latent attention, letters M and N.
@@ -43,7 +45,7 @@ struct LatentFacts {
   friend bool operator==(const LatentFacts&, const LatentFacts&) = default;
 };
 
-// The indexer of letters N and 4: one row per stored row, heads that score it.
+// The indexer of letters N, 4, 2, 1 and I: one row per stored row, heads that score it.
 struct IndexerFacts {
   int64_t num_heads = 0;
   int64_t head_dim = 0;
@@ -66,20 +68,32 @@ struct CompressorStateFacts {
   friend bool operator==(const CompressorStateFacts&, const CompressorStateFacts&) = default;
 };
 
+// The ring in which letter 2 collects the tokens of its next row.
+struct CompressorRingFacts {
+  int64_t rows = 0;          // at least; see LayerCacheOptions::num_draft_tokens
+  int64_t row_elements = 0;  // fp32
+
+  friend bool operator==(const CompressorRingFacts&, const CompressorRingFacts&) = default;
+};
+
 // Tokens per stored row of letters 4 and H.
 inline constexpr int64_t kCompressRatio4 = 4;
 inline constexpr int64_t kCompressRatio128 = 128;
 
-// DeepSeek-V4's compressed attention, letters W, 4 and H. head_size is the row's element count.
+// DeepSeek-V4's compressed attention, letters W, 4 and H, and V4.1's, letters 2, 1, R and I.
+// head_size is the row's element count.
 struct CompressedFacts {
   int64_t qk_rope_head_dim = 0;
   int64_t q_lora_rank = 0;
   int64_t o_lora_rank = 0;
   int64_t o_groups = 0;
   int64_t row_bytes_fp8_ds_mla = 0;
-  int64_t main_block_size = 0;
+  int64_t main_block_size = 0;  // tokens, of letters 4 and H
   int64_t sliding_block_size = 0;
   CompressorStateFacts state4, state128;
+  int64_t rows_per_block = 0;      // of letters 2 and 1
+  CompressorRingFacts ring2 = {};  // of letter 2
+  bool bounded_replay = false;     // windows are computed again after a hit instead of kept
 
   friend bool operator==(const CompressedFacts&, const CompressedFacts&) = default;
 };
@@ -120,7 +134,7 @@ struct ModelFacts {
   std::string hf_id;
   std::string family;
   std::string layer_pattern;  // written out, one letter per layer
-  int64_t window = 0;         // of letters S, W, 4 and H: tokens, the query included
+  int64_t window = 0;         // of letter S and compressed ones: tokens, the query included
   int64_t chunk = 0;          // of letter C
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;  // of dense layers; 0: there are none, or unknown

@@ -181,7 +181,8 @@ void ExpectCaches(const dom::element& model, const ModelFacts& facts) {
 }
 
 TEST_F(ModelsJsonTest, EveryEntryIsInTheCatalogueFieldByField) {
-  EXPECT_EQ(models_.size(), Catalogue::BuiltIn().models().size());
+  // The catalogue has one more, deepseek-v4.1-flash, whose caches layer_caches_test.cc checks.
+  EXPECT_EQ(models_.size() + 1, Catalogue::BuiltIn().models().size());
   for (const dom::element model : models_) {
     SCOPED_TRACE(Text(model, "id"));
     const auto facts = Catalogue::BuiltIn().FindModel(Text(model, "id"));

@@ -42,6 +42,9 @@ double Compressed(const ModelFacts& m) {
          Double(c.o_groups) * Double(c.o_lora_rank) * Double(m.hidden_size);
 }
 
+// Keys that an indexer makes of stored rows.
+double IndexKeys(const ModelFacts& m) { return Double(m.head_size) * Double(m.indexer->head_dim); }
+
 // A compressor projects each token to one row of its state.
 double Compressor(const ModelFacts& m, const CompressorStateFacts& state) {
   return Double(m.hidden_size) * Double(state.row_elements + state.indexer_elements);
@@ -76,6 +79,16 @@ double OfLetter(const ModelFacts& m, const ParamShape& shape, char letter) {
              Indexer(m, m.compressed->q_lora_rank);
     case LayerKind::kCompressed128:
       return Compressed(m) + Compressor(m, m.compressed->state128);
+    case LayerKind::kSharedRows2:
+      return Compressed(m) + Double(m.hidden_size) * Double(m.compressed->ring2.row_elements) +
+             Indexer(m, m.compressed->q_lora_rank) + IndexKeys(m);
+    case LayerKind::kSharedRows1:
+      return Compressed(m) + Double(m.hidden_size) * Double(m.head_size) +
+             Indexer(m, m.compressed->q_lora_rank) + IndexKeys(m);
+    case LayerKind::kReader:
+      return Compressed(m);
+    case LayerKind::kSelector:
+      return Compressed(m) + Indexer(m, m.compressed->q_lora_rank);
     case LayerKind::kLinear:
       return Linear(m);
   }
@@ -95,14 +108,15 @@ ParamCount CountParams(const ModelFacts& m, const ParamShape& shape) {
   const int64_t dense_layers =
       shape.dense_beside_experts ? m.num_layers() : m.num_layers() - expert_layers;
   params += 3 * Double(dense_layers) * hidden * Double(m.intermediate_size);
-  double idle = 0;
+  params += shape.table_params;
+  double idle = shape.table_params;
   if (m.experts) {
     const ExpertFacts& e = *m.experts;
     params += Double(expert_layers) * hidden *
               (3 * Double(e.shared_intermediate_size) + Double(e.num_experts));
     const double routed = m.routed_params_b() * 1e9;
     params += routed;
-    idle = routed * (1 - Double(e.experts_per_token) / Double(e.num_experts));
+    idle += routed * (1 - Double(e.experts_per_token) / Double(e.num_experts));
   }
   return {params / 1e9, (params - idle) / 1e9};
 }

@@ -15,6 +15,7 @@ namespace kvblocks {
 struct ParamShape {
   bool gated_attention = false;       // letter F: queries come with a gate as wide as they are
   bool dense_beside_experts = false;  // layers with experts have a dense part, too
+  double table_params = 0;            // of tables of which a token reads next to nothing
 };
 
 struct ParamCount {

@@ -19,7 +19,6 @@ using ::google::protobuf::FieldDescriptor;
 using ::google::protobuf::Message;
 
 constexpr int64_t kMaxLayersOfGroup = 10'000;
-constexpr int kNumKinds = static_cast<int>(KvCacheSpecKind::kEncoderOnlyAttention) + 1;
 
 // What a required field that is absent is reported as having.
 absl::Status Missing(std::string_view field, std::string_view expected) {
@@ -143,7 +142,7 @@ absl::StatusOr<KvCacheSpec> ReadSpec(const config::v1::KvCacheSpec& message) {
       return FieldError("custom_kind", '"' + message.custom_kind() + '"', RegisteredKinds());
     }
   }
-  for (int i = 0; i < kNumKinds; ++i) {
+  for (int i = 0; i < kNumSpecKinds; ++i) {
     const auto kind = static_cast<KvCacheSpecKind>(i);
     const FieldDescriptor* const field = FieldOf(message, KindName(kind));
     if (!Has(message, field)) continue;

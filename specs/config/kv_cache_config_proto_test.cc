@@ -32,13 +32,15 @@ KvCacheSpec AnySpec() {
   }
   const int storage = *rc::gen::inRange(0, 7);
   o.dtype = static_cast<DataType>(storage);
-  if (ElementBytes(o.dtype) == 1) o.quant_mode = static_cast<QuantMode>(*rc::gen::inRange(0, 6));
+  if (has("quant_mode") && ElementBytes(o.dtype) == 1)
+    o.quant_mode = static_cast<QuantMode>(*rc::gen::inRange(0, 6));
   if (Coin()) o.page_size_padded = (1 << 24) + Positive(100);
-  o.indexes_kv_by_block_stride = Coin();
+  if (has("indexes_kv_by_block_stride")) o.indexes_kv_by_block_stride = Coin();
   if (has("non_causal")) o.non_causal = Coin();
   if (has("is_draft")) o.is_draft = Coin();
-  if (has("alignment")) {
-    o.alignment = Maybe(600);
+  if (has("bounded_replay")) o.bounded_replay = Coin();
+  if (has("alignment")) o.alignment = Maybe(600);
+  if (has("compress_ratio")) {
     o.compress_ratio = Coin() ? 4 : 1;
     o.model_version = Coin() ? ModelVersion::kDeepseekV4 : ModelVersion::kNone;
   }
@@ -67,6 +69,7 @@ KvCacheSpec AnyMamba() {
   if (Coin()) o.page_size_padded = (1 << 24) + Positive(100);
   o.cache_mode = static_cast<MambaCacheMode>(*rc::gen::inRange(0, 3));
   o.num_speculative_blocks = *rc::gen::inRange(0, 5);
+  if (o.cache_mode == MambaCacheMode::kAlign) o.num_checkpoint_blocks = *rc::gen::inRange(0, 3);
   const auto spec = MambaSpec::Create(o);
   RC_ASSERT(spec.ok());
   return *spec;
@@ -74,7 +77,7 @@ KvCacheSpec AnyMamba() {
 
 // Not encoder-only attention, of which no group may be.
 KvCacheSpec AnyKind() {
-  switch (*rc::gen::inRange(0, 8)) {
+  switch (*rc::gen::inRange(0, 10)) {
     case 6:
       return AnyMamba();
     case 7:
@@ -89,6 +92,10 @@ KvCacheSpec AnyKind() {
       return AnySpec<SlidingWindowSpec>();
     case 4:
       return AnySpec<SlidingWindowMlaSpec>();
+    case 8:
+      return AnySpec<HiddenStateSpec>();
+    case 9:
+      return AnySpec<RingSpec>();
     default:
       return AnySpec<ChunkedLocalAttentionSpec>();
   }

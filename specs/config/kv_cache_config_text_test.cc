@@ -181,12 +181,12 @@ TEST(KvCacheConfigTextTest, UnknownFieldIsReportedWithTheKnownOnes) {
 
 // E-3
 TEST(KvCacheConfigTextTest, UnsupportedKindIsReportedWithTheSupportedOnes) {
-  for (const std::string kind : {"hidden_state", "circular_buffer", "turboquant"}) {
+  for (const std::string kind : {"circular_buffer", "turboquant"}) {
     EXPECT_EQ(ErrorOf("num_blocks: 1\ngroups {\n  spec { " + kind + " { block_size: 16 } }\n}\n"),
               "pool.txtpb:3:10: error: spec: got unsupported kind " + kind +
                   ", expected one of full_attention, mla_attention, sink_full_attention, "
                   "sliding_window, sliding_window_mla, chunked_local_attention, mamba, "
-                  "cross_attention, encoder_only_attention");
+                  "cross_attention, encoder_only_attention, hidden_state, ring");
   }
   EXPECT_THAT(ErrorOf("num_blocks: 1\ngroups {\n  spec { }\n  layer_names: \"a\"\n}\n"),
               StartsWith("pool.txtpb:3:3: error: groups[0].spec.kind: got nothing, expected one of "

@@ -48,14 +48,9 @@ constexpr FamilyEntry kFamilies[] = {
 
 const FamilyEntry& EntryOf(BackendFamily family) { return kFamilies[static_cast<size_t>(family)]; }
 
-bool IsLatent(const KvCacheSpec& spec) {
-  return spec.kind() == KvCacheSpecKind::kMlaAttention ||
-         spec.kind() == KvCacheSpecKind::kSlidingWindowMla;
-}
-
 absl::Status CheckStored(const FamilyEntry& family, const KvCacheSpec& spec) {
   const std::string name(family.name);
-  if (spec.kind() == KvCacheSpecKind::kMamba || IsLatent(spec) != family.latent) {
+  if (spec.kind() == KvCacheSpecKind::kMamba || spec.has_one_vector_per_row() != family.latent) {
     return FieldError("kind", KindName(spec.kind()), "a kind that " + name + " stores");
   }
   if (spec.block_size() % family.block_multiple != 0) {
@@ -101,7 +96,7 @@ NamedSize SizeOf(Dim dim, const KvCacheSpec& spec, int64_t num_blocks) {
     case Dim::kHead:
       return {"head", spec.num_kv_heads()};
     case Dim::kValue:
-      if (!IsLatent(spec)) return {"value", key};
+      if (!spec.has_one_vector_per_row()) return {"value", key};
       return {"value", RowsOf(spec).row_bytes / ElementBytes(spec.dtype())};
     case Dim::kBothValues:
       return {"value", key + VectorElements(spec, spec.head_size_v())};

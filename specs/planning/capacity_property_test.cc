@@ -26,7 +26,7 @@ int64_t Number(int64_t low, int64_t high) {
 
 KvCacheSpec AnySpec() {
   const int64_t block = Number(1, 20);
-  switch (Number(0, 5)) {
+  switch (Number(0, 6)) {
     case 0:
       return FullSpec(block, 1, 8);
     case 1:
@@ -37,6 +37,8 @@ KvCacheSpec AnySpec() {
       return StateSpec(block, 2, 2, MambaCacheMode::kAll);
     case 4:
       return StateSpec(block, 2, 2, MambaCacheMode::kAlign);
+    case 5:
+      return *RingSpec::Create({.block_size = block, .head_size = 8});
     default:
       return *SinkFullAttentionSpec::Create({.block_size = block,
                                              .num_kv_heads = 1,

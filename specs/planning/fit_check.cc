@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 namespace kvblocks {
 namespace {
@@ -10,13 +11,20 @@ std::string OnWorker(const Plan& plan, int worker) {
   return plan.workers.size() == 1 ? "" : "worker " + std::to_string(worker) + ": ";
 }
 
+// The two numbers so that they differ where they do.
+std::pair<std::string, std::string> InReadableUnits(int64_t needed, int64_t available) {
+  if (Gibibytes(needed) != Gibibytes(available)) return {Gibibytes(needed), Gibibytes(available)};
+  return {Grouped(needed) + " bytes", Grouped(available) + " bytes"};
+}
+
 PlanError DoesNotFit(const Plan& plan, int worker, int64_t length, int64_t longest) {
   const int64_t needed = plan.NeededBytes(length, worker);
   const int64_t available = plan.workers[worker].available_bytes;
+  const auto [needed_text, available_text] = InReadableUnits(needed, available);
   PlanError error = {.code = PlanErrorCode::kRequestDoesNotFit,
                      .message = OnWorker(plan, worker) + "one request of " + Grouped(length) +
-                                " tokens needs " + Gibibytes(needed) + " of KV cache, " +
-                                Gibibytes(available) + " are available",
+                                " tokens needs " + needed_text + " of KV cache, " + available_text +
+                                " are available",
                      .worker = worker,
                      .needed = needed,
                      .available = available};
@@ -54,8 +62,7 @@ std::optional<FittedLength> FitLength(const Plan& plan, const PoolSize& pool,
     if (std::ranges::all_of(worker.group_page_bytes, [](int64_t page) { return page == 0; })) {
       continue;
     }
-    const int64_t longest =
-        plan.capacity.LongestLength(OwnUnits(pool, worker, plan.policy), wanted);
+    const int64_t longest = plan.capacity.LongestLength(OwnUnits(pool, worker, options), wanted);
     if (longest == wanted) continue;
     if (automatic && longest > 0) {
       if (longest < fitted.length) fitted = {longest, static_cast<int>(w)};

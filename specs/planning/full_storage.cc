@@ -36,6 +36,7 @@ absl::StatusOr<KvCacheSpec> InFull(const KvCacheSpec& spec, int64_t block_size) 
   full.block_size = block_size;
   full.page_bytes_formula = PageBytesFormula::kExact;
   full.page_size_padded = std::nullopt;
+  full.bounded_replay = false;  // every token is there
   if (kind == KvCacheSpecKind::kMlaAttention) full.sliding_window = std::nullopt;  // no label
   absl::StatusOr<KvCacheSpec> stored = KvCacheSpec::Create(kind, full);
   // Padding grows to the page that there would be without it.

@@ -1,13 +1,16 @@
 #include "kvblocks/specs/planning/grouping.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 
 #include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/merge.h"
 #include "kvblocks/specs/planning/full_storage.h"
+#include "kvblocks/specs/planning/hidden_states.h"
 #include "kvblocks/specs/planning/layer_buckets.h"
+#include "kvblocks/specs/planning/packed_groups.h"
 #include "kvblocks/specs/planning/page_equalising.h"
 #include "kvblocks/specs/planning/request_demand.h"
 #include "kvblocks/specs/planning/slab_groups.h"
@@ -24,13 +27,26 @@ std::vector<KvCacheSpec> SpecsOf(std::span<const LayerCache> caches) {
   return specs;
 }
 
+bool HaveEqualPages(std::span<const LayerCache> caches) {
+  return std::ranges::all_of(caches, [&](const LayerCache& cache) {
+    return cache.spec.page_bytes() == caches.front().spec.page_bytes();
+  });
+}
+
 class Grouper {
  public:
   Grouper(std::span<const LayerCache> caches, const PlanOptions& options, PoolLayout layout,
           int64_t typical_len, std::vector<PlanError>* errors)
       : options_(options), layout_(layout), typical_len_(typical_len), errors_(errors) {
     result_.stored.assign(caches.begin(), caches.end());
+    if (!exact()) {
+      result_.block_outermost = MemoryLayoutFor(caches, options) == MemoryLayout::kBlockOutermost;
+    }
   }
+
+  // There will be groups beside these, so that one group may not hold pages of several sizes where
+  // groups share memory by the page.
+  void ExpectMoreGroups() { must_have_equal_pages_ = !result_.block_outermost; }
 
   bool Run() {
     if (result_.stored.empty()) return true;
@@ -47,6 +63,11 @@ class Grouper {
 
  private:
   bool exact() const { return options_.policy == PlanPolicy::kExact; }
+  bool is_025() const { return options_.version <= EngineVersion::kVllm025; }
+  LabelRule label_rule() const {
+    if (labels_apart()) return LabelRule::kApart;
+    return is_025() ? LabelRule::kAgree : LabelRule::kIgnore;
+  }
   bool labels_apart() const {
     return exact() && !options_.hybrid && options_.bill_promoted_at_window;
   }
@@ -83,7 +104,7 @@ class Grouper {
   void AddGroup(std::vector<int> layers) {
     std::vector<KvCacheSpec> specs;
     for (const int layer : layers) specs.push_back(result_.stored[layer].spec);
-    const absl::StatusOr<KvCacheSpec> merged = Merge(specs);
+    const absl::StatusOr<KvCacheSpec> merged = MergeByRule(specs, label_rule());
     LayerGroup group = {.layers = std::move(layers),
                         .spec = merged.ok() ? *merged : specs.front(),
                         .is_aggregate = !merged.ok()};
@@ -100,6 +121,7 @@ class Grouper {
   bool TryOneGroup() {
     const std::vector<KvCacheSpec> specs = SpecsOf(result_.stored);
     if (!IsMergeable(specs) && !IsUniformType(specs)) return false;
+    if (must_have_equal_pages_ && !HaveEqualPages(result_.stored)) return false;
     std::vector<int> all(specs.size());
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
     AddGroup(std::move(all));
@@ -107,7 +129,8 @@ class Grouper {
   }
 
   bool GroupByLayout() {
-    if (!exact()) return GroupByTupleOrPage();
+    if (!exact() && is_025()) return GroupByTupleOrPage();
+    if (!exact()) return result_.block_outermost ? GroupByPacking() : GroupByPage();
     switch (layout_) {
       case PoolLayout::kUniform:
         return GroupByPage();
@@ -134,19 +157,29 @@ class Grouper {
     return true;
   }
 
-  bool GroupByPage() {
+  // States shape the blocks of attention before any question of layout.
+  bool StoreAlignedStates() {
     const int64_t kernel_block =
         options_.kernel_block_sizes.empty() ? 1 : std::ranges::min(options_.kernel_block_sizes);
-    if (!Store(AlignStates(result_.stored, kernel_block, options_.state_chunk_tokens, errors_))) {
-      return false;
-    }
+    return Store(AlignStates(result_.stored, kernel_block, options_.state_chunk_tokens, errors_));
+  }
+
+  bool GroupByPacking() {
+    if (!StoreAlignedStates()) return false;
+    if (HaveEqualPages(result_.stored)) return GroupByPage();
+    for (std::vector<int>& layers : PackGroups(result_.stored)) AddGroup(std::move(layers));
+    return true;
+  }
+
+  bool GroupByPage() {
+    if (!StoreAlignedStates()) return false;
     std::vector<PlanError> not_equal;
-    if (!Store(EqualisePages(result_.stored, &not_equal))) {
+    if (!Store(EqualisePages(result_.stored, options_.version, &not_equal))) {
       if (StoreMlaModelInFull()) return true;
       errors_->insert(errors_->end(), not_equal.begin(), not_equal.end());
       return false;
     }
-    std::vector<LayerBucket> buckets = BucketBySpec(SpecsOf(result_.stored), labels_apart());
+    std::vector<LayerBucket> buckets = BucketBySpec(SpecsOf(result_.stored), label_rule());
     const int64_t size = GroupSize(buckets);
     for (LayerBucket& bucket : buckets) {
       const int64_t count = static_cast<int64_t>(bucket.layers.size());
@@ -211,17 +244,94 @@ class Grouper {
   const PoolLayout layout_;
   const int64_t typical_len_;
   std::vector<PlanError>* const errors_;
+  bool must_have_equal_pages_ = false;
   Grouping result_;
 };
+
+// Blocks of a slab begin aligned for every layer if what one costs is a multiple of all alignments.
+bool AlignStride(Grouping* grouping, std::vector<PlanError>* errors) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  CheckedInt64 common(1);
+  for (const LayerCache& cache : grouping->stored) {
+    const int64_t own = cache.spec.options().alignment.value_or(1);
+    common = common * (own / std::gcd(*common.value(), own));
+    if (common.value().value_or(kMost + 1) > kMost) {
+      errors->push_back({.code = PlanErrorCode::kBadValue,
+                         .message = "alignments of the layer caches: expected a common multiple of "
+                                    "at most " +
+                                    std::to_string(kMost) + " bytes, exceeded by layer \"" +
+                                    cache.name + "\" with " + std::to_string(own),
+                         .layers = {cache.name}});
+      return false;
+    }
+  }
+  grouping->stride_alignment = *common.value();
+  return true;
+}
+
+// The groups of `rest`, which are the layers `others` of `caches`, and one more for each of
+// `hidden`.
+std::optional<Grouping> WithHiddenStates(std::span<const LayerCache> caches, Grouping rest,
+                                         std::span<const int> others, std::span<const int> hidden,
+                                         std::vector<PlanError>* errors) {
+  Grouping all = std::move(rest);
+  int64_t block_unit = 0;
+  for (LayerGroup& group : all.groups) {
+    block_unit = std::gcd(block_unit, group.spec.block_size());
+    for (int& layer : group.layers) layer = others[layer];
+  }
+  std::vector<LayerCache> stored(caches.begin(), caches.end());
+  for (size_t i = 0; i < others.size(); ++i) stored[others[i]] = std::move(all.stored[i]);
+  const int64_t page_bytes = stored[others.front()].spec.page_bytes();
+  for (const int layer : hidden) {
+    if (!all.block_outermost) {
+      auto fitted = FitHiddenState(caches[layer], block_unit, page_bytes, errors);
+      if (!fitted.has_value()) return std::nullopt;
+      stored[layer].spec = *std::move(fitted);
+    }
+    all.groups.push_back({.layers = {layer}, .spec = stored[layer].spec});
+  }
+  all.stored = std::move(stored);
+  return all;
+}
+
+std::optional<Grouping> GroupUpstream(std::span<const LayerCache> caches,
+                                      const PlanOptions& options, std::vector<PlanError>* errors) {
+  std::vector<int> others;
+  std::vector<int> hidden;
+  std::vector<LayerCache> rest;
+  for (size_t i = 0; i < caches.size(); ++i) {
+    const bool is_hidden = caches[i].spec.kind() == KvCacheSpecKind::kHiddenState;
+    (is_hidden ? hidden : others).push_back(static_cast<int>(i));
+    if (!is_hidden) rest.push_back(caches[i]);
+  }
+  // 0.25 lets hidden states share the table of full attention where that is all there is.
+  const bool shares_a_table =
+      options.version <= EngineVersion::kVllm025 && IsUniformType(SpecsOf(caches));
+  const bool apart = !hidden.empty() && !others.empty() && !shares_a_table;
+  Grouper grouper(apart ? std::span<const LayerCache>(rest) : caches, options, PoolLayout::kUniform,
+                  /*typical_len=*/0, errors);
+  if (apart) grouper.ExpectMoreGroups();
+  if (!grouper.Run()) return std::nullopt;
+  if (!apart) return grouper.Take();
+  return WithHiddenStates(caches, grouper.Take(), others, hidden, errors);
+}
 
 }  // namespace
 
 std::optional<Grouping> GroupLayers(std::span<const LayerCache> caches, const PlanOptions& options,
                                     PoolLayout layout, int64_t typical_len,
                                     std::vector<PlanError>* errors) {
-  Grouper grouper(caches, options, layout, typical_len, errors);
-  if (!grouper.Run()) return std::nullopt;
-  return grouper.Take();
+  if (options.policy == PlanPolicy::kExact) {
+    Grouper grouper(caches, options, layout, typical_len, errors);
+    if (!grouper.Run()) return std::nullopt;
+    return grouper.Take();
+  }
+  std::optional<Grouping> grouping = GroupUpstream(caches, options, errors);
+  const bool aligned = grouping.has_value() && grouping->block_outermost &&
+                       grouping->groups.size() > 1 && options.version > EngineVersion::kVllm025;
+  if (aligned && !AlignStride(&*grouping, errors)) return std::nullopt;
+  return grouping;
 }
 
 }  // namespace kvblocks

@@ -2,13 +2,16 @@
 //
 // Steps, the first that applies: local layers stored in full if hybrid management is off; one group
 // if all specs merge; one aggregate if they are of uniform type; then what the layout calls for -
-// tuples or equal pages (uniform, upstream), a common stride (slab), one group per type (native).
+// equal pages (uniform, upstream), tuples or packed groups (upstream where pages differ), a common
+// stride (slab), one group per type (native). Upstream's policy gives every hidden-state cache a
+// group of its own, behind the others.
 //
 // Groups and the order within them depend on registration order only.
 
 #ifndef KVBLOCKS_SPECS_PLANNING_GROUPING_H_
 #define KVBLOCKS_SPECS_PLANNING_GROUPING_H_
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
@@ -31,6 +34,8 @@ struct Grouping {
   std::vector<LayerCache> stored = {};  // the input with specs as they are stored
   std::vector<LayerGroup> groups = {};
   bool by_tuples = false;
+  bool block_outermost = false;  // upstream: all groups' pages of a block lie together
+  int64_t stride_alignment = 1;  // bytes; what a block costs is a multiple
 };
 
 // `caches` has each name once. The exact policy needs `layout` and a typical length; upstream's

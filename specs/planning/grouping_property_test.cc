@@ -9,6 +9,7 @@
 #include "kvblocks/checks/checked_int64.h"
 #include "kvblocks/specs/planning/layer_buckets.h"
 #include "kvblocks/specs/planning/native_chunks.h"
+#include "kvblocks/specs/planning/packed_groups.h"
 #include "kvblocks/specs/planning/planned_block_sizes.h"
 #include "kvblocks/specs/planning/slab_groups.h"
 #include "kvblocks/specs/planning/testing/sample_models.h"
@@ -66,6 +67,66 @@ RC_GTEST_PROP(GroupingPropertyTest, TupleCountIsTheCheapest, ()) {
     RC_ASSERT(of_chosen <= padding);
     if (of_chosen == padding) RC_ASSERT(n <= chosen);
   }
+}
+
+// V-91 told once more for full layers of two page sizes, and windows and rings of one size each.
+struct PackedModel {
+  int64_t large = 0;   // full layers of 4 heads
+  int64_t small = 0;   // full layers of 1 head
+  int64_t window = 0;  // of window_heads
+  int64_t window_heads = 1;
+  int64_t ring = 0;  // of ring_units times the small page
+  int64_t ring_units = 1;
+};
+
+std::vector<int64_t> ExpectedGroups(const PackedModel& m) {
+  const bool mixed = m.large == m.small;
+  int64_t per_group = 0;  // tuples
+  if (mixed) {
+    per_group = ChooseTuplesPerGroup(std::vector<int64_t>{m.large, m.window, m.ring}, m.large);
+  }
+  int64_t limit = 4 * m.large + m.small;  // in small pages
+  int64_t k_window = mixed ? CeilDiv(m.window, per_group) : 1;
+  int64_t k_ring = mixed ? CeilDiv(m.ring, per_group) : 1;
+  limit = std::max(limit, m.ring_units);
+  if (mixed) {
+    limit = std::max(limit, CeilDiv(m.window, k_window) * m.window_heads);
+  } else {
+    limit = std::max(limit, m.window_heads);
+    k_window = CeilDiv(m.window, limit / m.window_heads);
+  }
+  k_ring = std::max(k_ring, CeilDiv(m.ring, limit / m.ring_units));
+  std::vector<int64_t> sizes = {m.large + m.small};
+  const auto add = [&](int64_t layers, int64_t groups) {
+    for (int64_t g = 0; g < groups; ++g) sizes.push_back(CeilDiv(layers - g, groups));
+  };
+  add(m.window, k_window);
+  add(m.ring, k_ring);
+  return sizes;
+}
+
+RC_GTEST_PROP(GroupingPropertyTest, PackedGroupsFollowTheRule, ()) {
+  const PackedModel m = {.large = Number(1, 12),
+                         .small = Number(1, 3) == 1 ? Number(1, 12) : 0,
+                         .window = Number(1, 30),
+                         .window_heads = Number(1, 6),
+                         .ring = Number(1, 12),
+                         .ring_units = Number(1, 20)};
+  PackedModel model = m;
+  if (model.small == 0) model.small = model.large;
+  std::vector<LayerCache> caches;
+  Append(&caches, "large", static_cast<int>(model.large), FullSpec(16, 4, 8));
+  Append(&caches, "small", static_cast<int>(model.small), FullSpec(16, 1, 8));
+  Append(&caches, "window", static_cast<int>(model.window),
+         WindowSpec(16, model.window_heads, 8, 64));
+  Append(&caches, "ring", static_cast<int>(model.ring),
+         *RingSpec::Create({.block_size = 1, .head_size = 256 * model.ring_units}));
+  std::vector<int64_t> sizes;
+  for (const std::vector<int>& group : PackGroups(caches)) {
+    RC_ASSERT(std::ranges::is_sorted(group));
+    sizes.push_back(static_cast<int64_t>(group.size()));
+  }
+  RC_ASSERT(sizes == ExpectedGroups(model));
 }
 
 struct SlabCost {

@@ -15,7 +15,29 @@ bool HasLocalLabel(const KvCacheSpec& spec) {
   return is_full && (spec.options().sliding_window || spec.options().attention_chunk_size);
 }
 
-std::vector<LayerBucket> BucketBySpec(std::span<const KvCacheSpec> specs, bool keep_labels_apart) {
+namespace {
+
+KvCacheSpec WithoutLabels(const KvCacheSpec& spec) {
+  if (!HasLocalLabel(spec)) return spec;
+  KvCacheSpecOptions options = spec.options();
+  options.sliding_window = std::nullopt;
+  options.attention_chunk_size = std::nullopt;
+  absl::StatusOr<KvCacheSpec> plain = spec.WithOptions(options);
+  return plain.ok() ? *std::move(plain) : spec;
+}
+
+}  // namespace
+
+absl::StatusOr<KvCacheSpec> MergeByRule(std::span<const KvCacheSpec> specs, LabelRule labels) {
+  absl::StatusOr<KvCacheSpec> merged = Merge(specs);
+  if (merged.ok() || labels != LabelRule::kIgnore) return merged;
+  std::vector<KvCacheSpec> plain;
+  plain.reserve(specs.size());
+  for (const KvCacheSpec& spec : specs) plain.push_back(WithoutLabels(spec));
+  return Merge(plain);
+}
+
+std::vector<LayerBucket> BucketBySpec(std::span<const KvCacheSpec> specs, LabelRule labels) {
   std::vector<LayerBucket> equal;
   absl::flat_hash_map<KvCacheSpec, size_t> bucket_of_spec;
   for (size_t i = 0; i < specs.size(); ++i) {
@@ -27,9 +49,12 @@ std::vector<LayerBucket> BucketBySpec(std::span<const KvCacheSpec> specs, bool k
   for (LayerBucket& bucket : equal) {
     bool placed = false;
     for (LayerBucket& earlier : merged) {
-      if (keep_labels_apart && HasLocalLabel(earlier.spec) != HasLocalLabel(bucket.spec)) continue;
+      if (labels == LabelRule::kApart &&
+          HasLocalLabel(earlier.spec) != HasLocalLabel(bucket.spec)) {
+        continue;
+      }
       const KvCacheSpec pair[] = {earlier.spec, bucket.spec};
-      absl::StatusOr<KvCacheSpec> spec = Merge(pair);
+      absl::StatusOr<KvCacheSpec> spec = MergeByRule(pair, labels);
       if (!spec.ok()) continue;
       earlier.spec = *std::move(spec);
       earlier.layers.insert(earlier.layers.end(), bucket.layers.begin(), bucket.layers.end());

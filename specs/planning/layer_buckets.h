@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "kvblocks/specs/kv_cache_spec.h"
 
 namespace kvblocks {
@@ -19,10 +20,20 @@ struct LayerBucket {
   KvCacheSpec spec;              // merged
 };
 
+// What the window and chunk labels of full specs say about who shares a table.
+enum class LabelRule {
+  kApart,   // layers with and without a label do not
+  kAgree,   // all labels that are set must agree
+  kIgnore,  // nothing: labels change neither pages nor blocks
+};
+
 // Layers of equal spec, in registration order of their first; then each bucket is merged into an
-// earlier one where that is possible. `keep_labels_apart`: layers with and without a window or
-// chunk label do not merge.
-std::vector<LayerBucket> BucketBySpec(std::span<const KvCacheSpec> specs, bool keep_labels_apart);
+// earlier one where that is possible.
+std::vector<LayerBucket> BucketBySpec(std::span<const KvCacheSpec> specs, LabelRule labels);
+
+// As Merge, but full specs whose labels disagree merge to one without a label if the rule is
+// kIgnore.
+absl::StatusOr<KvCacheSpec> MergeByRule(std::span<const KvCacheSpec> specs, LabelRule labels);
 
 // Layers that always need the same number of blocks, whatever their pages are.
 std::vector<LayerBucket> BucketByUniformType(std::span<const KvCacheSpec> specs,

@@ -9,7 +9,15 @@
 namespace kvblocks {
 namespace {
 
-bool ReadsPaddedPages(const KvCacheSpec& spec) { return spec.options().indexes_kv_by_block_stride; }
+bool IsMla(const KvCacheSpec& spec) {
+  return spec.kind() == KvCacheSpecKind::kMlaAttention ||
+         spec.kind() == KvCacheSpecKind::kSlidingWindowMla;
+}
+
+// Their pages do not grow with the block.
+bool IsState(const KvCacheSpec& spec) {
+  return spec.kind() == KvCacheSpecKind::kMamba || spec.kind() == KvCacheSpecKind::kRing;
+}
 
 // The spec with a block `ratio` times as large and a page of exactly `page_bytes`. Padding is a
 // function of the page, not of the block, so it is computed anew.
@@ -25,27 +33,32 @@ absl::StatusOr<KvCacheSpec> WithLargerBlock(const KvCacheSpec& spec, int64_t rat
   return larger;
 }
 
-absl::StatusOr<KvCacheSpec> WithPage(const KvCacheSpec& spec, int64_t page_bytes) {
+absl::StatusOr<KvCacheSpec> WithPage(const KvCacheSpec& spec, int64_t page_bytes,
+                                     EngineVersion version) {
   if (spec.page_bytes() == page_bytes) return spec;
+  if (IsState(spec)) return spec.WithPageSizePadded(page_bytes);
+  const bool may_be_padded = spec.options().indexes_kv_by_block_stride ||
+                             (version > EngineVersion::kVllm025 && !IsMla(spec));
   if (page_bytes % spec.page_bytes() == 0) {
     absl::StatusOr<KvCacheSpec> larger =
         WithLargerBlock(spec, page_bytes / spec.page_bytes(), page_bytes);
-    if (larger.ok() || !ReadsPaddedPages(spec)) return larger;
+    if (larger.ok() || !may_be_padded) return larger;
   }
-  if (ReadsPaddedPages(spec)) return spec.WithPageSizePadded(page_bytes);
+  if (may_be_padded) return spec.WithPageSizePadded(page_bytes);
   return absl::InvalidArgumentError("not a divisor and backend cannot read padded pages");
 }
 
 }  // namespace
 
 std::optional<std::vector<KvCacheSpec>> EqualisePages(std::span<const LayerCache> caches,
+                                                      EngineVersion version,
                                                       std::vector<PlanError>* errors) {
   int64_t target = 0;
   for (const LayerCache& cache : caches) target = std::max(target, cache.spec.page_bytes());
   std::vector<KvCacheSpec> specs;
   std::map<int64_t, size_t> error_of_page;
   for (const LayerCache& cache : caches) {
-    absl::StatusOr<KvCacheSpec> spec = WithPage(cache.spec, target);
+    absl::StatusOr<KvCacheSpec> spec = WithPage(cache.spec, target, version);
     if (spec.ok()) {
       specs.push_back(*std::move(spec));
       continue;

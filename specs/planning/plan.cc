@@ -23,12 +23,18 @@ int64_t Plan::num_allocatable_blocks() const {
   return std::max(blocks, int64_t{0});
 }
 
-int64_t Plan::NeededBytes(int64_t length, int worker) const {
+int64_t Plan::RequestBytes(int64_t length, int worker) const {
   const WorkerPlan& w = workers[worker];
   const CheckedInt64 units = capacity.UnitsNeeded(1, length);
-  if (layout == PoolLayout::kNative) return Saturated(units * w.chunk_bytes + w.null_page_bytes);
-  if (policy == PlanPolicy::kExact) return Saturated((units + 1) * w.stride_bytes);
+  if (layout == PoolLayout::kNative) return Saturated(units * w.chunk_bytes);
   return Saturated(units * w.check_bytes_per_block.value_or(w.stride_bytes));
+}
+
+int64_t Plan::NeededBytes(int64_t length, int worker) const {
+  const WorkerPlan& w = workers[worker];
+  const CheckedInt64 of_request = RequestBytes(length, worker);
+  if (layout == PoolLayout::kNative) return Saturated(of_request + w.null_page_bytes);
+  return Saturated(of_request + (ReservesNullBlock(policy, version) ? w.stride_bytes : 0));
 }
 
 int64_t Plan::TokenCapacity(int64_t length) const {
@@ -37,8 +43,9 @@ int64_t Plan::TokenCapacity(int64_t length) const {
 }
 
 int64_t Plan::LongestContext(int64_t limit) const {
-  int64_t longest = capacity.LongestLength(capacity.units, limit);
-  if (policy == PlanPolicy::kExact) return longest;
+  if (policy == PlanPolicy::kExact) return capacity.LongestLength(capacity.units, limit);
+  const int64_t reserved = ReservesNullBlock(policy, version) ? 1 : 0;
+  int64_t longest = capacity.LongestLength(capacity.units - reserved, limit);
   for (const WorkerPlan& worker : workers) {
     if (worker.check_bytes_per_block.value_or(0) == 0) continue;
     longest = std::min(longest, capacity.LongestLength(

@@ -83,7 +83,7 @@ struct WorkerPlan {
   std::vector<PlannedTensor> tensors = {};
   std::vector<LayerDescriptor> descriptors = {};  // of its layers, by layer index
   std::vector<int64_t> group_page_bytes = {};     // of its layers, per group; 0 where it has none
-  // Upstream: what its memory check charges per block, where that is not the stride.
+  // Version 0.25: what its memory check charges per block, where that is not the stride.
   std::optional<int64_t> check_bytes_per_block = std::nullopt;
 };
 
@@ -128,6 +128,7 @@ struct RequestCost {
 
 struct Plan {
   PlanPolicy policy = PlanPolicy::kExact;
+  EngineVersion version = EngineVersion::kVllm033;
   PoolLayout layout = PoolLayout::kUniform;
   RequestLimits limits = {};  // max_model_len resolved if it was automatic
   // Automatic length: the worker whose memory set it.
@@ -151,7 +152,10 @@ struct Plan {
   int64_t TotalBlocksPerRequest(int64_t length) const {
     return capacity.TotalBlocksPerRequest(length);
   }
-  // Bytes that `worker` must have to serve one request of `length`, by the policy's check.
+  // Bytes of the blocks that one request of `length` holds, in units of the pool.
+  int64_t RequestBytes(int64_t length, int worker = 0) const;
+  // Bytes that `worker` must have to serve one request of `length`, by the policy's check: those of
+  // the request, and but for version 0.25's upstream policy those of the null block.
   int64_t NeededBytes(int64_t length, int worker = 0) const;
   // Requests of `length` at once; real, and in whole requests.
   double Concurrency(int64_t length) const { return capacity.Concurrency(length); }

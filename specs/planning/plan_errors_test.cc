@@ -131,13 +131,13 @@ TEST(PlanErrorsTest, E4PaddingThatUpstreamsCountExceeds) {
 TEST(PlanErrorsTest, E6MlaCachesWithDifferentBlocks) {
   std::vector<LayerCache> caches = DeepseekV4("4H");
   caches.push_back({.name = "odd", .spec = LatentSpec(64)});
-  const PlanError error = Only(caches, Upstream(16 * kGiB, 1024));
+  const PlanError error = Only(caches, Upstream025(16 * kGiB, 1024));
   EXPECT_EQ(error.code, PlanErrorCode::kTableWidths);
   EXPECT_THAT(error.message, AllOf(HasSubstr("64"), HasSubstr("256"), HasSubstr("odd")));
 }
 
 TEST(PlanErrorsTest, E7NamesLayerPagesAndTheWayOut) {
-  const PlanError error = Only(Gemma4(QuantMode::kInt8PerTokenHead), Upstream(16 * kGiB, 1024));
+  const PlanError error = Only(Gemma4(QuantMode::kInt8PerTokenHead), Upstream025(16 * kGiB, 1024));
   EXPECT_EQ(error.code, PlanErrorCode::kPagesDoNotEqualise);
   EXPECT_THAT(error.message, AllOf(HasSubstr("layers.5"), HasSubstr("33024"), HasSubstr("66560"),
                                    HasSubstr("not a divisor and backend cannot read padded pages"),
@@ -147,7 +147,7 @@ TEST(PlanErrorsTest, E7NamesLayerPagesAndTheWayOut) {
 TEST(PlanErrorsTest, E7TuplesThatAreNotWhole) {
   std::vector<LayerCache> caches = DeepseekV4("44");
   std::erase_if(caches, [](const LayerCache& c) { return c.name == "layers.1.indexer_state"; });
-  const PlanError error = Only(caches, Upstream(16 * kGiB, 1024));
+  const PlanError error = Only(caches, Upstream025(16 * kGiB, 1024));
   EXPECT_EQ(error.code, PlanErrorCode::kPagesDoNotEqualise);
   EXPECT_THAT(error.message, AllOf(HasSubstr("32832"), HasSubstr("8640"), HasSubstr("2 times")));
   EXPECT_TRUE(MakePlan(caches, Exact(16 * kGiB, 1024)).ok());
@@ -196,7 +196,7 @@ TEST(PlanErrorsTest, E10NoMemory) {
 }
 
 TEST(PlanErrorsTest, E11NeededAndAvailableWithTheLengthThatFits) {
-  const PlanError error = Only(Llama31_8b(), Upstream(10 * kGiB, 131072));
+  const PlanError error = Only(Llama31_8b(), Upstream025(10 * kGiB, 131072));
   EXPECT_EQ(error.code, PlanErrorCode::kRequestDoesNotFit);
   EXPECT_THAT(error.message,
               AllOf(HasSubstr("131,072 tokens"), HasSubstr("16.00 GiB"), HasSubstr("10.00 GiB"),
@@ -304,7 +304,7 @@ TEST(StorageInFullTest, CarriesModeWindowAndBlockSize) {
 TEST(StorageInFullTest, MlaNextToWindowsFallsBackToIt) {
   // 73,728 is no multiple of 65,536 and neither reads padded pages.
   std::vector<LayerCache> caches = Mixed({LatentSpec(64), WindowSpec(16, 8, 128, 1024)});
-  const Plan plan = PlanOf(caches, Upstream(40 * kGiB, 8192));
+  const Plan plan = PlanOf(caches, Upstream025(40 * kGiB, 8192));
   EXPECT_THAT(GroupSizes(plan), ElementsAre(2));
   EXPECT_TRUE(plan.groups[0].is_aggregate);
   EXPECT_EQ(plan.layers[1].stored.kind(), KvCacheSpecKind::kFullAttention);

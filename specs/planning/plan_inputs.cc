@@ -33,6 +33,7 @@ class InputChecker {
     CollectMemory();
     CheckEncoderTokens();
     CheckContextParallel();
+    CheckStateModes();
     return std::move(inputs_);
   }
 
@@ -73,6 +74,28 @@ class InputChecker {
           ValueError("layout", LayoutName(*o.layout),
                      "none under the upstream policy, whose layout follows from the groups"));
     }
+    if (o.policy == PlanPolicy::kExact && o.memory_layout.has_value()) {
+      errors_->push_back(ValueError(
+          "memory_layout",
+          *o.memory_layout == MemoryLayout::kBlockOutermost ? "block-outermost" : "layer-outermost",
+          "none under the exact policy, which has `layout`"));
+    }
+  }
+
+  // The state of every block is something that only 0.25 keeps.
+  void CheckStateModes() {
+    if (options_.version <= EngineVersion::kVllm025) return;
+    PlanError error = {.code = PlanErrorCode::kBadValue};
+    for (const LayerCache& cache : inputs_.distinct) {
+      const auto* mamba = cache.spec.get_if<MambaSpec>();
+      if (mamba != nullptr && mamba->options().cache_mode == MambaCacheMode::kAll) {
+        error.layers.push_back(cache.name);
+      }
+    }
+    if (error.layers.empty()) return;
+    error.message = "cache_mode of layer \"" + error.layers.front() +
+                    "\": got all, expected none or align; only version 0.25 has mode all";
+    errors_->push_back(std::move(error));
   }
 
   void CollectCaches() {

@@ -1,5 +1,7 @@
 #include "kvblocks/specs/planning/plan_options.h"
 
+#include <algorithm>
+
 namespace kvblocks {
 
 std::string_view PolicyName(PlanPolicy policy) {
@@ -16,6 +18,21 @@ std::string_view LayoutName(PoolLayout layout) {
       return "native";
   }
   return "unknown";
+}
+
+MemoryLayout MemoryLayoutFor(std::span<const LayerCache> caches, const PlanOptions& options) {
+  if (options.memory_layout.has_value()) return *options.memory_layout;
+  if (options.version <= EngineVersion::kVllm025) return MemoryLayout::kLayerOutermost;
+  const bool sparse = std::ranges::any_of(caches, [](const LayerCache& cache) {
+    return cache.spec.options().model_version != ModelVersion::kNone ||
+           cache.spec.kind() == KvCacheSpecKind::kSlidingWindowMla ||
+           cache.spec.kind() == KvCacheSpecKind::kRing;
+  });
+  return sparse ? MemoryLayout::kBlockOutermost : MemoryLayout::kLayerOutermost;
+}
+
+bool ReservesNullBlock(PlanPolicy policy, EngineVersion version) {
+  return policy == PlanPolicy::kExact || version > EngineVersion::kVllm025;
 }
 
 }  // namespace kvblocks

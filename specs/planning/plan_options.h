@@ -5,9 +5,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
+#include "kvblocks/specs/engine_version.h"
+#include "kvblocks/specs/layer_cache.h"
 #include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
@@ -24,16 +27,28 @@ enum class PoolLayout {
   kNative,  // page classes in chunks, nothing padded to anything
 };
 
+// How a backend of the engine wants the pool to lie in memory.
+enum class MemoryLayout {
+  kLayerOutermost,  // a region per layer: pages of different layers must be equal to share it
+  kBlockOutermost,  // all layers' pages of a block together: any pages that fill a block will do
+};
+
 // "upstream", "exact"; "uniform", "slab", "native".
 std::string_view PolicyName(PlanPolicy policy);
 std::string_view LayoutName(PoolLayout layout);
 
 struct PlanOptions {
   PlanPolicy policy = PlanPolicy::kExact;
+  // The engine whose rules the upstream policy repeats, and whose kinds and backends both policies
+  // plan for.
+  EngineVersion version = EngineVersion::kVllm033;
   // Exact policy: unset tries all and keeps the one with the most requests at the configured
   // length, fewer groups and then the earlier of the enum on a tie. Upstream's layout follows from
   // the groups, so it must be unset there.
   std::optional<PoolLayout> layout = std::nullopt;
+  // Upstream policy only. Unset: what the engine's backends ask for. That is block-outermost for
+  // DeepSeek's sparse and compressed attention from 0.33 on, and else layer-outermost.
+  std::optional<MemoryLayout> memory_layout = std::nullopt;
   // Off: layers with a window or chunk store every token, as full attention does.
   bool hybrid = true;
 
@@ -63,10 +78,8 @@ struct PlanOptions {
   // Chunk of the state kernels, tokens; blocks of models that keep every state become multiples of
   // it.
   int64_t state_chunk_tokens = 1;
-  // Upstream: one allocation for all layers of a block even where groups are not aggregates.
-  bool cross_layer_blocks = false;
-  // Upstream's memory check of tuple groups multiplies tuples by the sum of distinct pages, more
-  // than the pool's stride. False: check with the stride.
+  // Version 0.25: the memory check of tuple groups multiplies tuples by the sum of distinct pages,
+  // more than the pool's stride. False: check with the stride, as later versions do.
   bool upstream_tuple_check = true;
   // Layers stored in full because hybrid is off get tables of their own and are billed at their
   // window. The blocks before the window stay for reuse until others need them.
@@ -75,6 +88,12 @@ struct PlanOptions {
   // Native: the largest chunk to consider.
   int64_t max_chunk_bytes = int64_t{32} << 20;
 };
+
+// Where the caches lie, by the upstream policy.
+MemoryLayout MemoryLayoutFor(std::span<const LayerCache> caches, const PlanOptions& options);
+
+// Whether checks and estimates leave the null block, which no request can hold, out of the memory.
+bool ReservesNullBlock(PlanPolicy policy, EngineVersion version);
 
 }  // namespace kvblocks
 

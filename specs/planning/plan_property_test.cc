@@ -28,7 +28,7 @@ bool Coin() { return Number(0, 1) == 1; }
 KvCacheSpec AnySpec() {
   const int64_t block = Coin() ? 4 : 8;
   const int64_t heads = Number(1, 4);
-  switch (Number(0, 7)) {
+  switch (Number(0, 9)) {
     case 0:
     case 1:
       return FullSpec(block, heads, 16);
@@ -45,6 +45,10 @@ KvCacheSpec AnySpec() {
                                          .num_kv_heads = heads,
                                          .head_size = 24,
                                          .indexes_kv_by_block_stride = true});
+    case 7:
+      return *RingSpec::Create({.block_size = block, .head_size = 16 * Number(1, 4)});
+    case 8:
+      return *HiddenStateSpec::Create({.block_size = block, .head_size = 8 * Number(1, 4)});
     default:
       return *SinkFullAttentionSpec::Create(
           {.block_size = block, .num_kv_heads = heads, .head_size = 16, .sink_length = block * 2});
@@ -80,7 +84,10 @@ PlanOptions AnyOptions() {
   if (options.policy == PlanPolicy::kExact && Coin()) {
     options.layout = static_cast<PoolLayout>(Number(0, 2));
   }
-  options.cross_layer_blocks = Coin();
+  if (options.policy == PlanPolicy::kUpstream && Coin()) {
+    options.memory_layout = Coin() ? MemoryLayout::kBlockOutermost : MemoryLayout::kLayerOutermost;
+  }
+  if (Coin()) options.version = EngineVersion::kVllm025;
   if (Coin()) {
     options.num_blocks_override = Number(60, 90);
   } else {

@@ -71,7 +71,7 @@ TEST(PlanTest, DraftLayersFlagTheirGroup) {
 
 TEST(PlanTest, DrafterOfATupleModelFlagsTheGroupOfTheLastLayer) {
   std::vector<LayerCache> caches = DeepseekV4(DeepseekV4FlashPattern() + "W");
-  PlanOptions options = Upstream(16 * kGiB, 8192);
+  PlanOptions options = Upstream025(16 * kGiB, 8192);
   EXPECT_THAT(DraftFlags(PlanOf(caches, options)), ElementsAre(false, false, false, false, false));
   options.use_eagle = true;
   // 44 sliding caches in two groups; the last one is in the second.
@@ -112,7 +112,7 @@ TEST(PlanTest, DescriptorsOfEqualPages) {
 TEST(PlanTest, CrossLayerBlocksMakeOneAllocation) {
   PlanOptions options = Upstream(40 * kGiB, 8192);
   const Plan apart = PlanOf(Gemma3_27b(), options);
-  options.cross_layer_blocks = true;
+  options.memory_layout = MemoryLayout::kBlockOutermost;
   const Plan plan = PlanOf(Gemma3_27b(), options);
   EXPECT_EQ(plan.layout, PoolLayout::kSlab);
   ASSERT_EQ(plan.workers[0].tensors.size(), 1);
@@ -222,7 +222,7 @@ TEST(PlanWasteTest, SinkBlocksAreTakenForGood) {
   EXPECT_EQ(plan.NeededBytes(16), (1 + 1 + 4) * (int64_t{2} << 20));
   EXPECT_EQ(WasteByReason(plan).at(WasteReason::kSinkBlocks), 4 * (int64_t{2} << 20));
   // Upstream promises them to requests.
-  EXPECT_EQ(PlanOf(caches, Upstream(16 * kGiB, 8192)).LongestContext(1 << 20), 131072);
+  EXPECT_EQ(PlanOf(caches, Upstream025(16 * kGiB, 8192)).LongestContext(1 << 20), 131072);
 }
 
 }  // namespace

@@ -39,7 +39,10 @@ std::optional<PlannedBlockSizes> PlanBlockSizes(std::span<const KvCacheSpec> gro
   std::vector<int64_t> blocks;
   CheckedInt64 lcm = 1;
   int64_t gcd = 0;
+  // What no prefix is kept in does not limit where one may end.
+  const bool any_cacheable = std::ranges::any_of(groups, &KvCacheSpec::is_prefix_cacheable);
   for (const KvCacheSpec& spec : groups) {
+    if (any_cacheable && !spec.is_prefix_cacheable()) continue;
     const int64_t block = EffectiveBlockSize(spec, decode_context_parallel);
     blocks.push_back(block);
     gcd = std::gcd(gcd, block);

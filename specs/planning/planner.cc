@@ -99,12 +99,13 @@ class LayoutPlanner {
 
   void Size() {
     plan_.policy = options_.policy;
+    plan_.version = options_.version;
     // Layers of one group lie side by side whatever was asked for, unless in chunks.
     if (layout_ == PoolLayout::kSlab && grouping_.groups.size() <= 1) {
       layout_ = PoolLayout::kUniform;
     }
     if (options_.policy == PlanPolicy::kUpstream && grouping_.groups.size() > 1 &&
-        (grouping_.by_tuples || options_.cross_layer_blocks)) {
+        (grouping_.by_tuples || grouping_.block_outermost)) {
       layout_ = PoolLayout::kSlab;
     }
     if (grouping_.groups.empty()) layout_ = PoolLayout::kUniform;
@@ -151,7 +152,7 @@ class LayoutPlanner {
       group.metadata_key = MetadataKey(group);
       plan_.groups.push_back(std::move(group));
     }
-    if (options_.use_eagle && !any_draft && CallsForTuples(grouping_.stored)) FlagLastGroup();
+    if (options_.use_eagle && !any_draft && HasCompressedRows(grouping_.stored)) FlagLastGroup();
   }
 
   // Groups are alike if their layers show attention the same windows, shapes and block size.

@@ -190,7 +190,8 @@ void SizeByStride(PoolSize* pool, const Grouping& grouping, const ProjectedGroup
   for (size_t w = 0; w < pool->workers.size(); ++w) {
     WorkerPlan& worker = pool->workers[w];
     // One group of several layers has a tensor for each, so the group's page is what a block costs.
-    worker.stride_bytes = StrideOf(worker.group_page_bytes);
+    worker.stride_bytes =
+        *RoundUp(StrideOf(worker.group_page_bytes), grouping.stride_alignment).value();
     if (options.num_blocks_override.has_value()) {
       worker.available_bytes = *options.num_blocks_override * worker.stride_bytes;
       worker.own_num_blocks = *options.num_blocks_override;
@@ -204,7 +205,8 @@ void SizeByStride(PoolSize* pool, const Grouping& grouping, const ProjectedGroup
       worker.check_bytes_per_block = TupleProductBytes(grouping.stored, projected[w]);
     }
   }
-  // The null block is in the pool but nobody's; upstream's checks do not know.
+  // The null block is in the pool but nobody's. Upstream counts it in what it reports, and from
+  // 0.29 on leaves it out of its checks.
   pool->capacity.units = exact ? pool->num_blocks - 1 : pool->num_blocks;
 }
 
@@ -221,11 +223,11 @@ ProjectedGroups ProjectGroups(std::span<const LayerGroup> groups,
   return projected;
 }
 
-int64_t OwnUnits(const PoolSize& pool, const WorkerPlan& worker, PlanPolicy policy) {
+int64_t OwnUnits(const PoolSize& pool, const WorkerPlan& worker, const PlanOptions& options) {
   if (pool.native.has_value()) {
     return (worker.own_num_blocks - 1) / pool.native->ids_per_chunk();
   }
-  if (policy == PlanPolicy::kExact) return worker.own_num_blocks - 1;
+  if (ReservesNullBlock(options.policy, options.version)) return worker.own_num_blocks - 1;
   if (worker.check_bytes_per_block.value_or(0) > 0) {
     return worker.available_bytes / *worker.check_bytes_per_block;
   }

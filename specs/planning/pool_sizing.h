@@ -33,7 +33,7 @@ struct PoolSize {
 };
 
 // The number of units that `worker` could have by itself, for PoolCapacity::LongestLength.
-int64_t OwnUnits(const PoolSize& pool, const WorkerPlan& worker, PlanPolicy policy);
+int64_t OwnUnits(const PoolSize& pool, const WorkerPlan& worker, const PlanOptions& options);
 
 // `length`: what native chunk sizes are compared at.
 PoolSize SizePool(const Grouping& grouping, const ProjectedGroups& projected,

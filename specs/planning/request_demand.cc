@@ -46,7 +46,8 @@ GroupDemand StateDemand(const KvCacheSpecOptions& o) {
       demand.alone = Constant(AddUpTo(o.num_speculative_blocks, 1, kNoCap));
       break;
     case MambaCacheMode::kAlign:
-      demand.alone = Constant(AddUpTo(o.num_speculative_blocks, 2, kNoCap));
+      demand.alone = Constant(
+          AddUpTo(AddUpTo(o.num_speculative_blocks, o.num_checkpoint_blocks, kNoCap), 2, kNoCap));
       break;
     case MambaCacheMode::kAll:
       demand.alone = {.step = o.block_size, .added = o.num_speculative_blocks};
@@ -62,12 +63,14 @@ GroupDemand DemandOf(const KvCacheSpec& spec, const RequestLimits& limits,
                      BlockCountFormula formula, std::optional<int64_t> billed_window) {
   const int64_t in_flight = limits.max_in_flight_tokens;
   if (const auto window = billed_window.has_value() ? billed_window : spec.sliding_window()) {
-    return WindowDemand(*window, spec.block_size(), in_flight, formula);
+    return WindowDemand(AddUpTo(*window, limits.num_retained_tokens, kNoCap), spec.block_size(),
+                        in_flight, formula);
   }
   if (const auto chunk = spec.attention_chunk_size()) {
     return ChunkDemand(*chunk, spec.block_size(), in_flight, formula);
   }
   if (const auto* mamba = spec.get_if<MambaSpec>()) return StateDemand(mamba->options());
+  if (spec.kind() == KvCacheSpecKind::kRing) return {.alone = Constant(1), .steady = Constant(1)};
   GroupDemand demand;
   // Nested ceilings equal the ceiling of the division by the product.
   demand.alone.step =

@@ -10,20 +10,14 @@ RowLayout RowsOf(const KvCacheSpec& spec) {
   if (spec.registered_kind() != nullptr && spec.registered_kind()->page_bytes != nullptr) {
     return {.rows = 1, .row_bytes = spec.unpadded_page_bytes(), .dims = {"block", "page"}};
   }
-  switch (spec.kind()) {
-    case KvCacheSpecKind::kMamba:
-      layout.dims = {"block", "state"};
-      break;
-    case KvCacheSpecKind::kMlaAttention:
-    case KvCacheSpecKind::kSlidingWindowMla:
-      layout.dims = {"block", "token", "value"};
-      break;
-    default:
-      if (spec.head_size() == spec.head_size_v()) {
-        layout.dims = {"block", "kv", "token", "head", "value"};
-      } else {
-        layout.dims = {"block", "token", "head", "value"};
-      }
+  if (spec.kind() == KvCacheSpecKind::kMamba) {
+    layout.dims = {"block", "state"};
+  } else if (spec.has_one_vector_per_row()) {
+    layout.dims = {"block", "token", "value"};
+  } else if (spec.head_size() == spec.head_size_v()) {
+    layout.dims = {"block", "kv", "token", "head", "value"};
+  } else {
+    layout.dims = {"block", "token", "head", "value"};
   }
   return layout;
 }

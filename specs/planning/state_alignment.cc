@@ -16,6 +16,11 @@ CheckedInt64 Lcm(CheckedInt64 a, int64_t b) {
   return a.overflowed() ? a : a * (b / std::gcd(*a.value(), b));
 }
 
+// Rings have as many rows as they have, and hidden states take what block the others have.
+bool GrowsByToken(const KvCacheSpec& spec) {
+  return spec.kind() != KvCacheSpecKind::kRing && spec.kind() != KvCacheSpecKind::kHiddenState;
+}
+
 struct AttentionAndStates {
   CheckedInt64 bytes_per_token = 1;  // least common multiple over the formats
   int64_t block_size = 0;            // the largest configured
@@ -34,6 +39,7 @@ AttentionAndStates Survey(std::span<const LayerCache> caches) {
       found.state_at_every_block |= mamba->options().cache_mode == MambaCacheMode::kAll;
       continue;
     }
+    if (!GrowsByToken(spec)) continue;
     found.any_attention = true;
     found.block_size = std::max(found.block_size, spec.block_size());
     found.bytes_per_token =
@@ -44,6 +50,7 @@ AttentionAndStates Survey(std::span<const LayerCache> caches) {
 
 absl::StatusOr<KvCacheSpec> Aligned(const KvCacheSpec& spec, int64_t block_size,
                                     int64_t page_bytes) {
+  if (!GrowsByToken(spec)) return spec;
   const auto* mamba = spec.get_if<MambaSpec>();
   if (mamba == nullptr) {
     absl::StatusOr<KvCacheSpec> plain = spec.WithPageSizePadded(std::nullopt);

@@ -17,20 +17,6 @@ bool IsSlidingMla(const LayerCache& cache) {
   return cache.spec.kind() == KvCacheSpecKind::kSlidingWindowMla;
 }
 
-// Layers of each page size, in registration order; sizes in the order of their first layer.
-std::vector<std::vector<int>> ByPage(std::span<const LayerCache> caches,
-                                     std::span<const int> layers) {
-  std::vector<std::vector<int>> columns;
-  std::map<int64_t, size_t> column_of_page;
-  for (const int layer : layers) {
-    const auto [entry, is_new] =
-        column_of_page.emplace(caches[layer].spec.page_bytes(), columns.size());
-    if (is_new) columns.emplace_back();
-    columns[entry->second].push_back(layer);
-  }
-  return columns;
-}
-
 bool CheckMlaBlockSizes(std::span<const LayerCache> caches, std::span<const int> layers,
                         std::vector<PlanError>* errors) {
   std::map<int64_t, int> first_of_size;
@@ -74,6 +60,32 @@ bool CheckWholeTuples(std::span<const LayerCache> caches, std::span<const std::v
 
 }  // namespace
 
+std::vector<std::vector<int>> ColumnsByPage(std::span<const LayerCache> caches,
+                                            std::span<const int> layers) {
+  std::vector<std::vector<int>> columns;
+  std::map<int64_t, size_t> column_of_page;
+  for (const int layer : layers) {
+    const auto [entry, is_new] =
+        column_of_page.emplace(caches[layer].spec.page_bytes(), columns.size());
+    if (is_new) columns.emplace_back();
+    columns[entry->second].push_back(layer);
+  }
+  return columns;
+}
+
+std::vector<std::vector<int>> DealTuples(std::span<const std::vector<int>> columns,
+                                         int64_t num_groups) {
+  std::vector<std::vector<int>> groups(num_groups);
+  for (const std::vector<int>& column : columns) {
+    const std::vector<std::vector<int>> dealt = Deal(column, num_groups);
+    for (int64_t g = 0; g < num_groups; ++g) {
+      groups[g].insert(groups[g].end(), dealt[g].begin(), dealt[g].end());
+    }
+  }
+  for (std::vector<int>& group : groups) std::ranges::sort(group);
+  return groups;
+}
+
 int64_t TuplePadding(std::span<const int64_t> counts, int64_t tuples_per_group) {
   int64_t padding = 0;
   for (const int64_t count : counts) padding += PaddingLayers(count, tuples_per_group);
@@ -90,19 +102,27 @@ int64_t ChooseTuplesPerGroup(std::span<const int64_t> counts, int64_t lowest) {
 
 int64_t TupleCount(std::span<const LayerCache> caches, std::span<const int> layers) {
   size_t count = 0;
-  for (const std::vector<int>& column : ByPage(caches, layers)) {
+  for (const std::vector<int>& column : ColumnsByPage(caches, layers)) {
     count = std::max(count, column.size());
   }
   return static_cast<int64_t>(count);
 }
 
-bool CallsForTuples(std::span<const LayerCache> caches) {
+bool HasCompressedRows(std::span<const LayerCache> caches) {
   const auto other_page = [&](const LayerCache& cache) {
     return cache.spec.page_bytes() != caches.front().spec.page_bytes();
   };
+  const auto belongs = [](const LayerCache& cache) {
+    return IsMla(cache) || IsSlidingMla(cache) || cache.spec.kind() == KvCacheSpecKind::kRing;
+  };
   return std::ranges::any_of(caches, IsSlidingMla) && std::ranges::any_of(caches, other_page) &&
-         std::ranges::all_of(caches,
-                             [](const LayerCache& c) { return IsMla(c) || IsSlidingMla(c); });
+         std::ranges::all_of(caches, belongs);
+}
+
+bool CallsForTuples(std::span<const LayerCache> caches) {
+  return HasCompressedRows(caches) && std::ranges::none_of(caches, [](const LayerCache& cache) {
+           return cache.spec.kind() == KvCacheSpecKind::kRing;
+         });
 }
 
 std::optional<TupleGroups> GroupByTuples(std::span<const LayerCache> caches,
@@ -130,7 +150,7 @@ std::optional<TupleGroups> GroupByTuples(std::span<const LayerCache> caches,
   }
   std::vector<std::vector<std::vector<int>>> columns_of_bucket;
   for (const std::vector<int>& bucket : buckets) {
-    columns_of_bucket.push_back(ByPage(caches, bucket));
+    columns_of_bucket.push_back(ColumnsByPage(caches, bucket));
     ok &= CheckWholeTuples(caches, columns_of_bucket.back(), errors);
     result.tuple_counts.push_back(static_cast<int64_t>(columns_of_bucket.back().front().size()));
   }
@@ -141,15 +161,8 @@ std::optional<TupleGroups> GroupByTuples(std::span<const LayerCache> caches,
   for (const auto& columns : columns_of_bucket) {
     const int64_t num_groups =
         CeilDiv(static_cast<int64_t>(columns.front().size()), result.tuples_per_group);
-    const size_t first = result.groups.size();
-    result.groups.resize(first + num_groups);
-    for (const std::vector<int>& column : columns) {
-      const std::vector<std::vector<int>> dealt = Deal(column, num_groups);
-      for (int64_t g = 0; g < num_groups; ++g) {
-        std::vector<int>& group = result.groups[first + g];
-        group.insert(group.end(), dealt[g].begin(), dealt[g].end());
-        std::ranges::sort(group);
-      }
+    for (std::vector<int>& group : DealTuples(columns, num_groups)) {
+      result.groups.push_back(std::move(group));
     }
   }
   return result;

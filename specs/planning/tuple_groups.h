@@ -1,4 +1,4 @@
-// Tuple groups: how upstream groups caches of MLA kinds with different pages (DeepSeek-V4).
+// Tuple groups: how vLLM 0.25 groups caches of MLA kinds with different pages (DeepSeek-V4).
 //
 // All MLA caches form one group. Sliding MLA caches are bucketed by (block size, window). A tuple
 // of a bucket is one cache of each of its page sizes; each bucket is cut into groups of about N
@@ -16,6 +16,15 @@
 #include "kvblocks/specs/planning/plan_error.h"
 
 namespace kvblocks {
+
+// Layers of each page size, in registration order; sizes in the order of their first layer.
+std::vector<std::vector<int>> ColumnsByPage(std::span<const LayerCache> caches,
+                                            std::span<const int> layers);
+
+// Columns dealt into `num_groups` groups, layers in registration order. Some groups are empty if
+// the longest column has fewer layers.
+std::vector<std::vector<int>> DealTuples(std::span<const std::vector<int>> columns,
+                                         int64_t num_groups);
 
 // How many tuples are missing if every count is filled up to a multiple of `tuples_per_group`.
 int64_t TuplePadding(std::span<const int64_t> counts, int64_t tuples_per_group);
@@ -36,6 +45,9 @@ struct TupleGroups {
 // Whether the procedure applies: sliding MLA caches are there, no kinds but MLA and sliding MLA,
 // and pages differ.
 bool CallsForTuples(std::span<const LayerCache> caches);
+
+// Compressed attention with its windows, states and rings, and nothing else.
+bool HasCompressedRows(std::span<const LayerCache> caches);
 
 // REQUIRES: CallsForTuples(caches). Errors: E-6 if MLA caches have different block sizes, E-7 if
 // the page sizes of a bucket do not occur equally often.

@@ -20,6 +20,11 @@ Plan Groups(const std::vector<LayerCache>& caches) {
   return PlanOf(caches, Upstream(400 * kGiB, 131072));
 }
 
+// The same by the rules of vLLM 0.25.
+Plan Groups025(const std::vector<LayerCache>& caches) {
+  return PlanOf(caches, Upstream025(400 * kGiB, 131072));
+}
+
 std::vector<LayerCache> FullAndWindow(int full, int window) {
   std::vector<LayerCache> caches;
   Append(&caches, "full", full, FullSpec(16, 8, 64));
@@ -130,12 +135,12 @@ TEST(WorkedGroupingsTest, WeC13DeepseekV32InBf16) {
 }
 
 TEST(WorkedGroupingsTest, WeC14DeepseekV4FlashCachesPerGroup) {
-  EXPECT_THAT(GroupSizes(Groups(DeepseekV4(DeepseekV4FlashPattern()))),
+  EXPECT_THAT(GroupSizes(Groups025(DeepseekV4(DeepseekV4FlashPattern()))),
               ElementsAre(62, 22, 21, 42, 20));
 }
 
 TEST(WorkedGroupingsTest, WeC15DeepseekV4FlashPagesPerGroup) {
-  EXPECT_THAT(GroupPages(Groups(DeepseekV4(DeepseekV4FlashPattern()))),
+  EXPECT_THAT(GroupPages(Groups025(DeepseekV4(DeepseekV4FlashPattern()))),
               ElementsAre(1002240, 823680, 786240, 870912, 656640));
 }
 
@@ -149,19 +154,19 @@ TEST(WorkedGroupingsTest, WeC16DeepseekV4FlashTupleCounts) {
 }
 
 TEST(WorkedGroupingsTest, WeC17DeepseekV4FlashStrideAndOlderTupleBytes) {
-  const Plan plan = Groups(DeepseekV4(DeepseekV4FlashPattern()));
+  const Plan plan = Groups025(DeepseekV4(DeepseekV4FlashPattern()));
   EXPECT_EQ(plan.layout, PoolLayout::kSlab);
   EXPECT_EQ(plan.workers[0].stride_bytes, 1002240);
   EXPECT_EQ(plan.workers[0].check_bytes_per_block, 1051776);
 }
 
 TEST(WorkedGroupingsTest, WeC18DeepseekV4ProCachesPerGroup) {
-  EXPECT_THAT(GroupSizes(Groups(DeepseekV4(DeepseekV4ProPattern()))),
+  EXPECT_THAT(GroupSizes(Groups025(DeepseekV4(DeepseekV4ProPattern()))),
               ElementsAre(91, 31, 30, 31, 60));
 }
 
 TEST(WorkedGroupingsTest, WeC19DeepseekV4ProPagesPerGroup) {
-  EXPECT_THAT(GroupPages(Groups(DeepseekV4(DeepseekV4ProPattern()))),
+  EXPECT_THAT(GroupPages(Groups025(DeepseekV4(DeepseekV4ProPattern()))),
               ElementsAre(1435968, 1160640, 1123200, 1017792, 1244160));
 }
 
@@ -183,7 +188,7 @@ TEST(WorkedGroupingsTest, WeC21Gemma4EqualisesWithALargerBlock) {
 
 TEST(WorkedGroupingsTest, WeC22Gemma4WithScalesHasNoCommonPage) {
   const std::vector<LayerCache> caches = Gemma4(QuantMode::kInt8PerTokenHead);
-  const std::vector<PlanError> errors = ErrorsOf(caches, Upstream(40 * kGiB, 131072));
+  const std::vector<PlanError> errors = ErrorsOf(caches, Upstream025(40 * kGiB, 131072));
   ASSERT_EQ(errors.size(), 1);
   EXPECT_EQ(errors[0].code, PlanErrorCode::kPagesDoNotEqualise);
   EXPECT_EQ(errors[0].available, 33024);

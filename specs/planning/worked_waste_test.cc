@@ -31,7 +31,7 @@ std::vector<LayerCache> V4Flash() { return DeepseekV4(DeepseekV4FlashPattern());
 // The five groups that upstream makes, under the exact rules: an exact plan is free to cut
 // otherwise.
 PoolCapacity ExactDemandOfUpstreamGroups(int64_t in_flight) {
-  const Plan upstream = PlanOf(V4Flash(), Upstream(16 * kGiB, kMillion, in_flight));
+  const Plan upstream = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion, in_flight));
   PoolCapacity capacity;
   for (const PlannedGroup& group : upstream.groups) {
     std::vector<LayerCache> members;
@@ -52,12 +52,12 @@ int64_t Slabs(const PoolCapacity& capacity, int64_t requests) {
 }
 
 TEST(WorkedWasteTest, WeB9BlocksOfADeepseekV4Request) {
-  const Plan plan = PlanOf(V4Flash(), Upstream(16 * kGiB, kMillion));
+  const Plan plan = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion));
   EXPECT_THAT(plan.BlocksPerRequest(kMillion), ElementsAre(4096, 131, 131, 2051, 1041));
 }
 
 TEST(WorkedWasteTest, WeB10TheSameWithTwoBatchesInFlight) {
-  const Plan plan = PlanOf(V4Flash(), Upstream(16 * kGiB, kMillion, 16384));
+  const Plan plan = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion, 16384));
   EXPECT_THAT(plan.BlocksPerRequest(kMillion), ElementsAre(4096, 259, 259, 4099, 2065));
 }
 
@@ -79,7 +79,7 @@ TEST(WorkedWasteTest, WeF2SteadyAndTransientTotals) {
   }
   EXPECT_EQ(steady, 4122);
   EXPECT_EQ(transient, 6656);
-  const Plan upstream = PlanOf(V4Flash(), Upstream(16 * kGiB, kMillion, 16384));
+  const Plan upstream = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion, 16384));
   EXPECT_EQ(upstream.TotalBlocksPerRequest(kMillion) - steady, 6656);
 }
 
@@ -90,12 +90,12 @@ TEST(WorkedWasteTest, WeF3FourRequestsReserveInFlightTokensOnce) {
   };
   EXPECT_EQ(Slabs(exact, 4), 4 * (4122 + 4) + 6656);
   EXPECT_EQ(gib(Slabs(exact, 4)), 21.62);
-  const Plan upstream = PlanOf(V4Flash(), Upstream(16 * kGiB, kMillion, 16384));
+  const Plan upstream = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion, 16384));
   EXPECT_EQ(gib(upstream.capacity.UnitsNeeded(4, kMillion)), 40.24);
 }
 
 TEST(WorkedWasteTest, WeF4ShareOfTheSlabThatGroupsLeaveUnused) {
-  const Plan plan = PlanOf(V4Flash(), Upstream(16 * kGiB, kMillion));
+  const Plan plan = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion));
   std::vector<double> unused(plan.groups.size(), 0);
   for (const Waste& waste : plan.StandingWaste()) {
     if (waste.reason == WasteReason::kSlabOverlap) unused[*waste.group] = Percent(waste.share);
@@ -104,7 +104,7 @@ TEST(WorkedWasteTest, WeF4ShareOfTheSlabThatGroupsLeaveUnused) {
 }
 
 TEST(WorkedWasteTest, WeF5RequestInsideTheSlab) {
-  const Plan plan = PlanOf(V4Flash(), Upstream(16 * kGiB, kMillion, 16384));
+  const Plan plan = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion, 16384));
   const RequestWaste waste = plan.WasteOfRequest(kMillion);
   EXPECT_EQ(waste.bytes_used, 9447974208);
   EXPECT_EQ(waste.bytes_charged, 10802142720);
@@ -147,7 +147,7 @@ TEST(WorkedWasteTest, WeF9RemainderOfTheChunk) {
 
 // Bytes of the state caches per token, over all layers.
 int64_t StateRowBytes(int block_size) {
-  const Plan plan = PlanOf(V4Flash(), Upstream(16 * kGiB, kMillion));
+  const Plan plan = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion));
   int64_t bytes = 0;
   for (const LayerDescriptor& d : plan.workers[0].descriptors) {
     if (plan.layers[d.layer].stored.block_size() == block_size) bytes += d.row_bytes;
@@ -166,7 +166,7 @@ TEST(WorkedWasteTest, WeF11StateRowsLiveAtABoundary) {
 }
 
 TEST(WorkedWasteTest, WeF12BlocksThatCacheAPrefix) {
-  const Plan plan = PlanOf(V4Flash(), Upstream(16 * kGiB, kMillion));
+  const Plan plan = PlanOf(V4Flash(), Upstream025(16 * kGiB, kMillion));
   int64_t blocks = 0;
   for (const KvCacheGroup& group : plan.config.groups) blocks += 32768 / group.spec.block_size();
   EXPECT_EQ(blocks, 13440);

@@ -245,12 +245,16 @@ static void TestEvents(void) {
   kvb_hash hash;
   int64_t hit = 0;
   const int32_t tokens[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, one = 1;
+  const int32_t* lookahead = NULL;
+  size_t num_lookahead = 0;
   feature.identifier = "image";
   feature.offset = 2;
   feature.length = 3;
   options.token_ids = tokens;
   options.num_tokens = 9;
   options.lora_name = "adapter";
+  options.lora_path = "/adapters/1";
+  options.session_id = "session 7";
   options.has_lora_id = 1;
   options.lora_id = 5;
   options.cache_salt = "salt";
@@ -273,7 +277,7 @@ static void TestEvents(void) {
          event.num_tokens == 8 && event.token_ids[7] == 8 && event.block_size == 4 &&
          event.has_lora_id == 1 && event.lora_id == 5 && strcmp(event.lora_name, "adapter") == 0 &&
          strcmp(event.medium, "GPU") == 0 && strcmp(event.spec_kind, "full_attention") == 0 &&
-         event.sliding_window == 0);
+         event.sliding_window == 0 && strcmp(event.session_id, "session 7") == 0);
   EXPECT_OK(kvb_events_get_extra_key(events, 0, 0, 0, &key));
   EXPECT(key.kind == KVB_EXTRA_KEY_LORA && strcmp(key.value, "adapter") == 0 &&
          key.value_size == 7);
@@ -283,9 +287,12 @@ static void TestEvents(void) {
   EXPECT_FAILS(kvb_events_get_extra_key(events, 0, 1, 2, &key), KVB_NOT_FOUND, "2 extra keys");
   EXPECT_FAILS(kvb_events_get_extra_key(events, 0, 9, 0, &key), KVB_NOT_FOUND, "block 9");
   EXPECT_FAILS(kvb_events_get_extra_key(events, 1, 0, 0, &key), KVB_NOT_FOUND, "0 extra keys");
+  EXPECT_FAILS(kvb_events_get_lookahead_tokens(events, 0, 0, &lookahead, &num_lookahead),
+               KVB_NOT_FOUND, "of 0 blocks, asked for block 0");
   EXPECT_OK(kvb_events_get(events, 1, &event));
   EXPECT(event.kind == KVB_EVENT_REMOVED && event.removal_reason == KVB_REMOVAL_EVICTED &&
-         event.num_block_hashes == 1 && event.num_tokens == 0 && event.lora_name[0] == '\0');
+         event.num_block_hashes == 1 && event.num_tokens == 0 && event.lora_name[0] == '\0' &&
+         event.session_id == NULL);
   EXPECT_OK(kvb_events_get(events, 2, &event));
   EXPECT(event.kind == KVB_EVENT_CLEARED && event.num_block_hashes == 0);
   EXPECT_FAILS(kvb_events_get(events, 3, &event), KVB_NOT_FOUND, "3 events");
@@ -504,6 +511,7 @@ static void TestHostileArguments(void) {
   EXPECT(kvb_request_record_admission(NULL, 0) == KVB_INVALID_ARGUMENT);
   EXPECT(kvb_events_get(NULL, 0, NULL) == KVB_INVALID_ARGUMENT);
   EXPECT(kvb_events_get_extra_key(NULL, 0, 0, 0, NULL) == KVB_INVALID_ARGUMENT);
+  EXPECT(kvb_events_get_lookahead_tokens(NULL, 0, 0, NULL, NULL) == KVB_INVALID_ARGUMENT);
   EXPECT(kvb_events_count(NULL) == 0);
   EXPECT(kvb_plan_json(NULL, 0, NULL, 0, NULL) == KVB_INVALID_ARGUMENT);
   EXPECT(kvb_miss_reason_name(-1) == NULL && kvb_miss_reason_name(31) == NULL);

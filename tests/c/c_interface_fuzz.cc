@@ -158,6 +158,8 @@ class Caller {
     options.token_ids = tokens.data();
     options.num_tokens = input.Byte() % tokens.size();
     options.cache_salt = input.Bool() ? "salt" : nullptr;
+    options.lora_name = input.Byte() % 4 == 0 ? "adapter" : nullptr;
+    options.lora_path = input.Byte() % 8 == 0 ? "/adapter" : nullptr;
     options.skip_reading_prefix_cache = input.Byte() % 8 == 0;
     kvb_feature feature = KVB_INIT(kvb_feature);
     feature.identifier = "image";
@@ -222,6 +224,9 @@ class Caller {
       FUZZ_EXPECT(kvb_events_get(events, i, &event) == KVB_OK, kvb_last_error());
       kvb_extra_key key = KVB_INIT(kvb_extra_key);
       Checked(kvb_events_get_extra_key(events, i, input.Byte(), input.Byte() % 3, &key));
+      const int32_t* tokens = nullptr;
+      size_t num_tokens = 0;
+      Checked(kvb_events_get_lookahead_tokens(events, i, input.Byte() % 3, &tokens, &num_tokens));
     }
     kvb_event event = KVB_INIT(kvb_event);
     FUZZ_EXPECT(kvb_events_get(events, kvb_events_count(events), &event) == KVB_NOT_FOUND, "end");

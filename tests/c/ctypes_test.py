@@ -113,7 +113,7 @@ CONFIG = {
             }
         ],
     },
-    "options": {"max_model_len": 64, "enable_events": True},
+    "options": {"max_model_len": 64, "enable_events": True, "retention_interval": -1},
 }
 
 

@@ -332,6 +332,7 @@ absl::Status Replayer::CheckChanges(const RecordedState& recorded, const Entry* 
     switch (change.kind) {
       case Kind::kCleared:
         expected.emplace_back().emplace<AllBlocksCleared>();
+        std::fill(keys_.begin(), keys_.end(), Keys());
         break;
       case Kind::kMoved:
         keys_[static_cast<size_t>(change.blocks[1])] =

@@ -47,6 +47,12 @@ void CheckOperation(const Operation& op) {
       case TableChange::Kind::kRemoved:
         FUZZ_EXPECT(change.blocks.size() == 1, "one block");
         break;
+      case TableChange::Kind::kStoredTail:
+        FUZZ_EXPECT(change.blocks.size() == 1 && change.num_tokens > 0, "one block of some tokens");
+        break;
+      case TableChange::Kind::kMoved:
+        FUZZ_EXPECT(change.blocks.size() == 2, "source and target");
+        break;
       case TableChange::Kind::kCleared:
         FUZZ_EXPECT(change.blocks.empty(), "no block");
     }

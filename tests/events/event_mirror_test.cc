@@ -33,6 +33,7 @@ std::vector<Setting> Settings() {
   return {
       {"Full", {Full(4)}, 25},
       {"FullAppendAllXxh3", {Full(4)}, 25, false, FreeOrder::kAppendAll, HashAlgorithm::kXxh3_128},
+      {"FullCbor", {Full(4)}, 25, false, FreeOrder::kUnhashedFirst, HashAlgorithm::kSha256Cbor},
       {"Window", {Window(4, 10)}, 20},
       {"WindowEagle", {Window(4, 10)}, 20, true},
       {"Chunked", {Chunked(4, 8)}, 20},
@@ -50,6 +51,7 @@ class EventRun {
     KvCacheManagerOptions options;
     options.max_model_len = 120;
     options.use_eagle = setting.use_eagle;
+    if (seed % 2 == 0) options.semantics.retention_interval = std::nullopt;
     options.enable_events = true;
     options.free_order = setting.free_order;
     options.hash_algorithm = setting.algorithm;
@@ -188,7 +190,11 @@ class EventRun {
     if (!position || *position == 0) return false;
     const auto table = manager_->GetBlocks(*acting_, child.group_idx);
     return table[static_cast<size_t>(*position - 1)] == kNullBlockId ||
-           !manager_->group(child.group_idx).IsReachable(*position - 1);
+           !manager_->group(child.group_idx).IsReachable(*position - 1) ||
+           (manager_->options().semantics.retention_interval &&
+            !manager_->group(child.group_idx)
+                 .IsRetained(*position - 1,
+                             {.num_prompt_tokens = acting_->num_prompt_tokens()}));
   }
 
   // What the event says is what the request holds, and a consumer can compute the hashes from it.
@@ -208,10 +214,14 @@ class EventRun {
     BlockHash parent = stored.parent_block_hash.value_or(hasher.root());
     for (size_t i = 0; i < stored.block_hashes.size(); ++i) {
       std::optional<std::string> keys;
-      if (stored.extra_keys[i]) keys = EncodeExtraKeys(*stored.extra_keys[i]);
+      if (const auto& list = stored.extra_keys[i]) {
+        keys = hasher.uses_cbor() ? EncodeExtraKeysAsCbor(*list) : EncodeExtraKeys(*list);
+      }
+      absl::Span<const TokenId> lookahead;
+      if (stored.lookahead_token_ids) lookahead = (*stored.lookahead_token_ids)[i];
       const size_t size = static_cast<size_t>(stored.block_size);
       parent = hasher.Hash(parent, absl::MakeConstSpan(stored.token_ids).subspan(i * size, size),
-                           keys ? std::optional<std::string_view>(*keys) : std::nullopt);
+                           keys, lookahead);
       EXPECT_EQ(parent, stored.block_hashes[i]);
     }
   }

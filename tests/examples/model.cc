@@ -75,9 +75,17 @@ Tokens Fresh(int64_t count) {
 
 KvCacheGroup DraftGroup(KvCacheSpec spec) { return {.spec = std::move(spec), .is_draft = true}; }
 
+KvCacheManagerOptions Model::Options033() {
+  KvCacheManagerOptions options = Options();
+  options.semantics = Semantics::Vllm033();
+  options.semantics.retention_interval = std::nullopt;
+  return options;
+}
+
 KvCacheManagerOptions Model::Options() {
   KvCacheManagerOptions options;
   options.max_model_len = 8192;
+  options.semantics = Semantics::Vllm025();
   return options;
 }
 

@@ -39,8 +39,11 @@ class Model {
   Model(int64_t num_blocks, const std::vector<KvCacheGroup>& groups,
         KvCacheManagerOptions options = Options());
 
-  // max_model_len 8192, everything else as KvCacheManagerOptions has it.
+  // max_model_len 8192 and the semantics that the examples WE-n were computed with; everything else
+  // as KvCacheManagerOptions has it.
   static KvCacheManagerOptions Options();
+  // The same with those of the examples VE-n, and without sparse retention.
+  static KvCacheManagerOptions Options033();
 
   Request& New(const Tokens& tokens, bool skip_reading = false);
 

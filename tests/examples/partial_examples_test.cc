@@ -190,8 +190,8 @@ TEST(PartialHitsTest, RefusedWhereTheyCannotWork) {
   options.compare_tokens_on_hit = true;
   EXPECT_TRUE(refused(CreateWith({Full(4), Mamba(4, kAlign)}, 2, options)));
   options = PartialHits();
-  options.retention_interval = 8;
-  EXPECT_TRUE(refused(CreateWith({Full(4), Mamba(4, kAlign)}, 2, options)));
+  options.semantics.retention_interval = 8;
+  EXPECT_TRUE(CreateWith({Full(4), Mamba(4, kAlign)}, 2, options).ok());
   options = PartialHits();
   options.lookup_history_blocks = 8;
   EXPECT_TRUE(refused(CreateWith({Full(4), Mamba(4, kAlign)}, 2, options)));

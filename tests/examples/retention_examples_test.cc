@@ -17,7 +17,7 @@ using testing::Window;
 
 KvCacheManagerOptions Retention(std::optional<int64_t> interval) {
   KvCacheManagerOptions options = Model::Options();
-  options.retention_interval = interval;
+  options.semantics.retention_interval = interval;
   return options;
 }
 
@@ -97,7 +97,7 @@ TEST(DenseRegistrationTest, RegistersWhatNoHitCanUse) {
   Request& a = m.New(Range(0, 59));
   ASSERT_TRUE(m.Alloc(a, 60));
   EXPECT_EQ(m.Registered(a, 1), (std::vector<int>{0, 1, 2, 3, 4, 5, 6}));
-  options.retention_interval = 64;
+  options.semantics.retention_interval = 64;
   EXPECT_THAT(Refusal({Full(32), Window(8, 8)}, options),
               HasSubstr("register_unreachable_blocks is set next to retention_interval"));
 }

@@ -51,6 +51,21 @@ TEST_P(ContentHashTest, NamesAndSaltsAreFramed) {
   EXPECT_EQ(contents, 1600u);
 }
 
+// V-52.
+TEST_P(ContentHashTest, NamesAndPathsAreFramed) {
+  std::set<std::string> hashes;
+  size_t contents = 0;
+  for (const std::string& lora : HostileStrings()) {
+    if (lora.empty()) continue;
+    for (const std::string& path : HostileStrings()) {
+      hashes.insert(HashOf({.token_ids = {1, 2}, .lora_name = lora, .lora_path = path}));
+      ++contents;
+    }
+  }
+  EXPECT_EQ(hashes.size(), contents);
+  EXPECT_EQ(contents, 1560u);
+}
+
 TEST_P(ContentHashTest, KindsOfExtraKeysAreKeptApart) {
   std::set<std::string> hashes;
   hashes.insert(HashOf({.token_ids = {1, 2}}));
@@ -79,9 +94,11 @@ TEST_P(ContentHashTest, TokensAndFeaturesAreKeptApart) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Algorithms, ContentHashTest,
-                         ::testing::Values(HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128),
+                         ::testing::Values(HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
+                                           HashAlgorithm::kSha256Cbor,
+                                           HashAlgorithm::kXxh3_128Cbor),
                          [](const auto& test) {
-                           return test.param == HashAlgorithm::kSha256 ? "Sha256" : "Xxh3";
+                           return std::string(HashAlgorithmName(test.param));
                          });
 
 }  // namespace

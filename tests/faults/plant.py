@@ -21,9 +21,13 @@ NOT_CORE = re.compile(r"_(test|fuzz|benchmark|main)\.cc$")
 # tables, compared tokens.
 TESTS = [
     "block_pool/block_tokens_test.cc",
+    "block_pool/prefix_content_test.cc",
+    "block_pool/vllm_block_hash_test.cc",
+    "block_pool/block_pool_test.cc",
     "block_pool/prefix_hash_table_test.cc",
     "managers/quiet_step_test.cc",
     "managers/token_comparison_test.cc",
+    "tests/property/block_hash_property_test.cc",
     "tests/property/lookup_explanation_property_test.cc",
     "tests/property/manager_property_test.cc",
     "tests/property/prefix_hash_table_property_test.cc",

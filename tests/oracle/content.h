@@ -19,6 +19,7 @@ namespace kvblocks::oracle {
 struct Content {
   std::vector<TokenId> tokens;
   std::string lora_name = {};
+  std::string lora_path = {};
   std::string cache_salt = {};
   std::vector<MultimodalFeature> features = {};
 
@@ -28,8 +29,10 @@ struct Content {
 // Extra keys of tokens [begin, end), in the order of BM-24.
 ExtraKeys ExtraKeysOf(const Content& content, int64_t begin, int64_t end);
 
-// Entry k names the first (k + 1) * hash_block_size tokens; only complete runs have one.
-std::vector<std::string> PrefixNames(const Content& content, int64_t hash_block_size);
+// Entry k names the first (k + 1) * hash_block_size tokens; only complete runs have one. Where
+// hashes look ahead, only runs with so many tokens behind them, which belong to the name (V-10).
+std::vector<std::string> PrefixNames(const Content& content, int64_t hash_block_size,
+                                     int64_t num_lookahead = 0);
 
 }  // namespace kvblocks::oracle
 

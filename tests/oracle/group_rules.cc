@@ -5,6 +5,10 @@
 namespace kvblocks::oracle {
 
 int64_t GroupRules::SkippedTokens(int64_t n) const {
+  return UnneededTokens(spec.sliding_window() ? std::max<int64_t>(0, n - num_kept) : n);
+}
+
+int64_t GroupRules::UnneededTokens(int64_t n) const {
   if (const auto window = spec.sliding_window()) return std::max<int64_t>(0, n - *window + 1);
   if (const auto chunk = spec.attention_chunk_size()) return RoundDown(n, *chunk);
   if (is_mamba()) return std::max<int64_t>(0, n - 1);
@@ -39,6 +43,7 @@ Found GroupRules::Find(const IsCached& is_cached, int64_t max_tokens, bool drop,
     }
     return {};
   }
+  if (keeps_nothing()) return {};
   const int64_t need = WindowBlocksNeeded();
   const int64_t d = drop ? 1 : 0;
   for (int64_t end = positions - d; end >= 1; --end) {
@@ -46,19 +51,26 @@ Found GroupRules::Find(const IsCached& is_cached, int64_t max_tokens, bool drop,
     const int64_t first = std::max<int64_t>(0, end - need);
     bool all = true;
     for (int64_t i = first; i <= end + d - 1; ++i) all = all && is_cached(i);
-    if (all) return {.tokens = end * bs, .first_real = first};
+    if (!all) continue;
+    if (drop && aligns_before_drop && bs != alignment && end < need) {
+      // D-3: what is there, from the first token, is less than a window and the block to drop.
+      const int64_t aligned = RoundDown((end + 1) * bs, alignment);
+      return {.tokens = RoundDown(std::max<int64_t>(0, aligned - bs), alignment), .first_real = 0};
+    }
+    return {.tokens = end * bs, .first_real = first};
   }
   return {};
 }
 
 bool GroupRules::CanServe(const IsCached& is_cached, int64_t tokens, int64_t alignment) const {
   if (tokens % alignment != 0 || tokens % block_size() != 0) return false;
+  if (keeps_nothing()) return false;
   const int64_t end = tokens / block_size();
   int64_t first = 0;
   if (spec.sliding_window()) {
     first = std::max<int64_t>(0, end - WindowBlocksNeeded());
   } else {
-    first = SkippedBlocks(tokens);
+    first = UnneededBlocks(tokens);
   }
   for (int64_t i = first; i < end; ++i) {
     if (!is_cached(i)) return false;
@@ -119,7 +131,7 @@ bool GroupRules::IsRetained(int64_t position, int64_t interval, int64_t alignmen
     return std::any_of(boundaries.begin(), boundaries.end(),
                        [&](int64_t boundary) { return RoundDown(boundary, alignment) == end; });
   }
-  if (!spec.sliding_window()) return true;
+  if (!spec.sliding_window() || alignment % block_size() != 0) return true;
   if (interval > 0 && IsReachable(position, interval)) return true;
   const int64_t d = is_draft ? 1 : 0;
   for (int64_t boundary : boundaries) {
@@ -132,10 +144,11 @@ bool GroupRules::IsRetained(int64_t position, int64_t interval, int64_t alignmen
 }
 
 std::optional<int64_t> AdmissionCapOf(const KvCacheSpec& spec, int64_t max_model_len,
-                                      int64_t max_in_flight_tokens, bool exact) {
+                                      int64_t max_in_flight_tokens, bool exact,
+                                      int64_t num_kept) {
   const int64_t bs = spec.block_size();
   if (const auto window = spec.sliding_window()) {
-    const int64_t span = std::min(*window - 1 + max_in_flight_tokens, max_model_len);
+    const int64_t span = std::min(*window - 1 + max_in_flight_tokens + num_kept, max_model_len);
     if (!exact) return CeilDiv(span, bs) + 1;
     return std::min(CeilDiv(span - 1, bs) + 1, CeilDiv(max_model_len, bs));
   }

@@ -32,6 +32,10 @@ struct GroupRules {
   bool is_draft = false;
   std::optional<int64_t> admission_cap = std::nullopt;
   int64_t fine_unit = 0;  // BM-118: hits may end inside blocks at multiples of it; 0: they may not
+  int64_t num_kept = 0;   // BM-114, V-14: tokens below a window that are kept all the same
+  // V-36.
+  bool window_of_one_keeps_nothing = false;
+  bool aligns_before_drop = false;
 
   int64_t block_size() const { return spec.block_size(); }
   bool is_full() const {
@@ -47,7 +51,14 @@ struct GroupRules {
   int64_t DropUnit() const { return is_fine() && is_full() ? fine_unit : block_size(); }
   bool is_fine() const { return fine_unit > 0 && fine_unit < block_size(); }
 
+  bool keeps_nothing() const {
+    return window_of_one_keeps_nothing && spec.sliding_window() && *spec.sliding_window() == 1;
+  }
+
   // BM-55: leading tokens that no later token needs once n are computed.
+  int64_t UnneededTokens(int64_t n) const;
+  int64_t UnneededBlocks(int64_t n) const { return UnneededTokens(n) / block_size(); }
+  // The same, less what is kept nevertheless.
   int64_t SkippedTokens(int64_t n) const;
   int64_t SkippedBlocks(int64_t n) const { return SkippedTokens(n) / block_size(); }
 
@@ -67,8 +78,8 @@ struct GroupRules {
   // BM-73: whether registration keeps a position when several groups share hits.
   bool IsReachable(int64_t position, int64_t alignment) const;
 
-  // BM-117: whether registration keeps a position at this interval; `boundaries` are the tokens at
-  // which the request is likely to be hit.
+  // BM-117, V-2, V-6: whether registration keeps a position at this interval; `boundaries` are the
+  // tokens at which the request is likely to be hit.
   bool IsRetained(int64_t position, int64_t interval, int64_t alignment,
                   const std::vector<int64_t>& boundaries) const;
 };
@@ -76,7 +87,8 @@ struct GroupRules {
 // BM-57 with the engines' formula, or the tight bound: the most blocks that W - 1 (or C - 1) tokens
 // of history and the tokens in flight can touch.
 std::optional<int64_t> AdmissionCapOf(const KvCacheSpec& spec, int64_t max_model_len,
-                                      int64_t max_in_flight_tokens, bool exact);
+                                      int64_t max_in_flight_tokens, bool exact,
+                                      int64_t num_kept = 0);
 
 }  // namespace kvblocks::oracle
 

@@ -76,10 +76,8 @@ Hits FindHits(const Pool& pool, const std::vector<GroupRules>& groups, const Loo
         continue;
       }
       const bool drop = entry.is_draft && !verified.count(&entry);
-      // With one group the limit is max_tokens; the margin exists only between groups, but never
-      // exceeds it either.
       const int64_t limit =
-          drop ? std::min(current + rules.DraftMargin(), query.max_tokens) : current;
+          drop ? std::min(current + rules.DraftMargin(), query.max_with_drop) : current;
       entry.found = rules.is_fine()
                         ? rules.FindFine(PrefixCachedInAll(pool, query, entry.members), limit, drop)
                         : rules.Find(CachedInAll(pool, query, rules.block_size(), entry.members),

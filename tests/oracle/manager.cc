@@ -19,28 +19,35 @@ int64_t Add(int64_t a, int64_t b) {
   return a > std::numeric_limits<int64_t>::max() - b ? std::numeric_limits<int64_t>::max() : a + b;
 }
 
-int64_t MainTokens(const Request& request, const AllocateParams& params) {
-  return Add(TotalComputed(request, params), params.num_new);
-}
-
 }  // namespace
 
 Manager::Manager(const KvCacheConfig& config, const Options& options)
     : options_(options),
       watermark_base_(config.native ? config.native->num_chunks : config.num_blocks),
       pool_(config.num_blocks, options.enable_caching, options.enable_events,
-            options.unhashed_first, config.native),
+            options.unhashed_first, config.native, options.semantics.one_event_per_registration),
       outside_references_(static_cast<size_t>(config.num_blocks)) {
   bool any_draft = false;
   for (const KvCacheGroup& group : config.groups) any_draft = any_draft || group.is_draft;
+  // V-10: hashes that look ahead leave nothing to be dropped or computed again. V-13.
+  const bool may_drop =
+      options.num_lookahead == 0 &&
+      (options.use_eagle || !options.semantics.draft_flags_need_eagle);
+  if (options.num_lookahead == 0) {
+    num_replayed_ = std::max<int64_t>(0, options.prefill_lookahead - 1);
+  }
   int64_t lcm = 1;
   int64_t gcd = 0;
   for (const KvCacheGroup& group : config.groups) {
     groups_.push_back(
         {.spec = group.spec,
-         .is_draft = group.is_draft || (options.use_eagle && !any_draft),  // BM-80
-         .admission_cap = AdmissionCapOf(group.spec, options.max_model_len,
-                                         options.max_in_flight_tokens, options.exact_caps)});
+         .is_draft = may_drop && (group.is_draft || (options.use_eagle && !any_draft)),  // BM-80
+         .admission_cap =
+             AdmissionCapOf(group.spec, options.max_model_len, options.max_in_flight_tokens,
+                            options.exact_caps, num_replayed_),
+         .num_kept = num_replayed_,
+         .window_of_one_keeps_nothing = options.semantics.window_of_one_keeps_nothing,
+         .aligns_before_drop = options.semantics.aligns_before_drop});
     lcm = std::lcm(lcm, group.spec.block_size());
     gcd = std::gcd(gcd, group.spec.block_size());
     if (group.spec.sink_length() > 0) {
@@ -51,6 +58,7 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
   // Siblings with an equal spec share the flag (BM-73, BM-82).
   for (GroupRules& a : groups_) {
     for (const GroupRules& b : groups_) a.is_draft = a.is_draft || (a.spec == b.spec && b.is_draft);
+    any_drops_ = any_drops_ || a.is_draft;
   }
   scheduler_block_size_ = config.scheduler_block_size.value_or(lcm);  // BM-4
   hash_block_size_ = !options.enable_caching
@@ -82,15 +90,21 @@ Request Manager::NewRequest(Content content, bool skip_reading) const {
 void Manager::Append(Request& request, const std::vector<TokenId>& tokens) const {
   request.content.tokens.insert(request.content.tokens.end(), tokens.begin(), tokens.end());
   if (options_.enable_caching) {
-    request.prefix_names = PrefixNames(request.content, hash_block_size_);
+    request.prefix_names =
+        PrefixNames(request.content, hash_block_size_, options_.num_lookahead);
   }
 }
 
 LookupQuery Manager::QueryFor(const Request& request) const {
-  return {.prefix_names = &request.prefix_names,
-          .hash_block_size = hash_block_size_,
-          .max_tokens = request.content.num_tokens() - 1,
-          .alignment = alignment()};
+  LookupQuery query{.prefix_names = &request.prefix_names,
+                    .hash_block_size = hash_block_size_,
+                    .max_tokens = request.content.num_tokens() - 1,
+                    .alignment = alignment()};
+  // V-15: with look-ahead, the hashes may end earlier.
+  if (options_.num_lookahead > 0) query.max_tokens = std::min(query.max_tokens, NumHashed(request));
+  const bool may_be_last = options_.semantics.drops_last_full_block && groups_.size() > 1;
+  query.max_with_drop = may_be_last ? NumHashed(request) : query.max_tokens;  // V-12
+  return query;
 }
 
 std::optional<Hits> Manager::GetComputedBlocks(const Request& request) const {  // BM-89
@@ -103,6 +117,10 @@ std::optional<Hits> Manager::GetComputedBlocks(const Request& request) const {  
   return FindHits(pool_, groups_, QueryFor(request));
 }
 
+int64_t Manager::MainTokens(const Request& request, const AllocateParams& params) const {
+  return Add(TotalComputed(request, params), params.num_new);
+}
+
 bool Manager::IsValid(const Request& request, const AllocateParams& params) const {  // BM-91
   static const Hits kNoHits;
   const Hits& hits = params.hits ? *params.hits : kNoHits;
@@ -110,9 +128,13 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
                     params.num_encoder, hits.tokens, request.num_computed, request.num_inflight}) {
     if (!InRange(n)) return false;
   }
-  if (params.num_new == 0 && params.num_external == 0) return false;
+  if (params.num_new == 0 && params.num_external == 0 &&
+      !(hits.tokens > 0 && options_.semantics.allows_adopt_only)) {  // V-40
+    return false;
+  }
   if (request.status == Status::kFinished) return false;
-  if (Add(Add(request.num_computed, hits.tokens), params.num_external) > options_.max_model_len) {
+  if (Add(Add(request.num_computed, hits.tokens), params.num_external) > options_.max_model_len &&
+      !options_.semantics.clamps_external_tokens) {
     return false;
   }
   if (request.is_known && (hits.has_blocks() || hits.tokens > 0 || params.num_external > 0)) {
@@ -138,31 +160,50 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
       if (id == kNullBlockId) {
         // A hand-made or truncated list may lack what the next token needs.
         const int64_t total = TotalComputed(request, params);
-        if (i >= groups_[g].SkippedBlocks(total)) return false;
+        if (i >= groups_[g].UnneededBlocks(total)) return false;
         continue;
       }
-      if (EndsInside(params, g) && (i + 1) * bs > hits.tokens) {
-        // A longer prefix will do, but a state is that of its last token.
-        bool holds = false;
-        for (int64_t end = hits.tokens; end <= (i + 1) * bs; end += hash_block_size_) {
-          const auto at = static_cast<size_t>(end / hash_block_size_ - 1);
-          if (at >= request.prefix_names.size() || (groups_[g].is_mamba() && end > hits.tokens)) {
-            continue;
-          }
-          holds = holds || pool_.HasKey(id, {request.prefix_names[at], static_cast<GroupId>(g)});
-        }
-        if (!holds) return false;
-        continue;
-      }
-      const int64_t last = (i + 1) * bs / hash_block_size_ - 1;
-      if (last >= static_cast<int64_t>(request.prefix_names.size()) ||
-          !pool_.HasKey(
-              id, {request.prefix_names[static_cast<size_t>(last)], static_cast<GroupId>(g)})) {
+      if (id < 0 || id >= static_cast<BlockId>(pool_.blocks().size())) return false;
+      if (options_.semantics.adopts_stale_hits) {  // V-36; never a page of another size
+        if (pool_.ClassOf(id) != pool_.ClassOfGroup(static_cast<GroupId>(g))) return false;
+      } else if (!HoldsHit(request, params, g, i)) {
         return false;
       }
     }
   }
   return true;
+}
+
+bool Manager::HoldsHits(const Request& request, const AllocateParams& params) const {
+  for (size_t g = 0; params.hits != nullptr && g < params.hits->lists.size(); ++g) {
+    for (int64_t i = 0; i < static_cast<int64_t>(params.hits->lists[g].size()); ++i) {
+      const bool is_null = params.hits->lists[g][static_cast<size_t>(i)] == kNullBlockId;
+      if (!is_null && !HoldsHit(request, params, g, i)) return false;
+    }
+  }
+  return true;
+}
+
+bool Manager::HoldsHit(const Request& request, const AllocateParams& params, size_t g,
+                       int64_t i) const {
+  const int64_t bs = groups_[g].block_size();
+  const Hits& hits = *params.hits;
+  const BlockId id = hits.lists[g][static_cast<size_t>(i)];
+  if (EndsInside(params, g) && (i + 1) * bs > hits.tokens) {
+    // A longer prefix will do, but a state is that of its last token.
+    for (int64_t end = hits.tokens; end <= (i + 1) * bs; end += hash_block_size_) {
+      const auto at = static_cast<size_t>(end / hash_block_size_ - 1);
+      if (at >= request.prefix_names.size() || (groups_[g].is_mamba() && end > hits.tokens)) {
+        continue;
+      }
+      if (pool_.HasKey(id, {request.prefix_names[at], static_cast<GroupId>(g)})) return true;
+    }
+    return false;
+  }
+  const int64_t last = (i + 1) * bs / hash_block_size_ - 1;
+  return last < static_cast<int64_t>(request.prefix_names.size()) &&
+         pool_.HasKey(id,
+                      {request.prefix_names[static_cast<size_t>(last)], static_cast<GroupId>(g)});
 }
 
 std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParams& params,
@@ -174,7 +215,12 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
     if (!request.is_known && params.hits && g < params.hits->lists.size()) {
       hits = params.hits->lists[g];
     }
+    // Positions that get no block.
     int64_t skipped = rules.SkippedBlocks(TotalComputed(request, params));
+    while (skipped < static_cast<int64_t>(hits.size()) &&
+           hits[static_cast<size_t>(skipped)] == kNullBlockId) {
+      ++skipped;
+    }
     int64_t have = static_cast<int64_t>(hits.size());
     if (request.is_known) {
       skipped = request.tables[g].leading_nulls();
@@ -197,7 +243,12 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
         // BM-110: of more than 2 + k one is given back first.
         return std::min(taken, std::max<int64_t>(0, 2 + rules.num_scratch() - table.num_real()));
       }
-      int64_t suffix = std::max<int64_t>(CeilDiv(slots, rules.block_size()) - skipped, 0);
+      const int64_t required = CeilDiv(slots, rules.block_size());
+      if (capped && rules.admission_cap && options_.semantics.caps_need_before_hits) {  // V-42
+        return std::max<int64_t>(
+            std::min(required, *rules.admission_cap) - std::max(have, skipped), 0);
+      }
+      int64_t suffix = std::max<int64_t>(required - skipped, 0);
       if (capped && rules.admission_cap) suffix = std::min(suffix, *rules.admission_cap);
       return std::max<int64_t>(suffix - std::max<int64_t>(have - skipped, 0), 0);
     };
@@ -283,30 +334,6 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
   return Outcome::kOk;
 }
 
-void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120
-  const GroupRules& rules = groups_[g];
-  GroupTable& table = request.tables[g];
-  const int64_t tail = RoundDown(request.num_prompt, hash_block_size_);
-  if (!rules.is_fine() || table.is_tail_dealt_with || n < tail || tail % rules.block_size() == 0) {
-    return;
-  }
-  const int64_t position = tail / rules.block_size();
-  if (position < table.num_cached) return;  // full already
-  if (rules.is_mamba() && table.chunk_end != tail) return;
-  const BlockId id = table.blocks[static_cast<size_t>(position)];
-  if (id == kNullBlockId) return;
-  table.is_tail_dealt_with = true;
-  if (pool_.RegisterPartial({.content = &request.content,
-                             .prefix_names = &request.prefix_names,
-                             .hash_block_size = hash_block_size_,
-                             .block_size = rules.block_size(),
-                             .group = static_cast<GroupId>(g)},
-                            id, tail) &&
-      rules.is_mamba()) {
-    registered_in_step_.insert(id);
-  }
-}
-
 bool Manager::UsesStateOfThisStep(const Request& request, const AllocateParams& params) const {
   if (request.is_known || params.hits == nullptr) return false;
   for (size_t g = 0; g < groups_.size() && g < params.hits->lists.size(); ++g) {  // BM-108
@@ -316,71 +343,6 @@ bool Manager::UsesStateOfThisStep(const Request& request, const AllocateParams& 
     }
   }
   return false;
-}
-
-void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73, BM-85
-  if (!options_.enable_caching) return;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    const GroupRules& rules = groups_[g];
-    int64_t n = num_tokens;
-    if (groups_.size() > 1 && !options_.register_all) {
-      n = RoundDown(num_tokens, alignment());
-      if (n > 0) n = std::min(num_tokens, n + rules.DraftMargin());
-    }
-    GroupTable& table = request.tables[g];
-    const int64_t full = n / rules.block_size();
-    if (full <= table.num_cached) {
-      RegisterTail(request, g, n);
-      continue;
-    }
-    const std::vector<bool> mask = Mask(request, g, full);
-    pool_.Register({.content = &request.content,
-                    .prefix_names = &request.prefix_names,
-                    .hash_block_size = hash_block_size_,
-                    .block_size = rules.block_size(),
-                    .group = static_cast<GroupId>(g)},
-                   table.blocks, table.num_cached, full, mask);
-    for (int64_t i = table.num_cached; i < full && rules.is_mamba(); ++i) {
-      const BlockId id = table.blocks[static_cast<size_t>(i)];
-      if (mask[static_cast<size_t>(i - table.num_cached)] && id != kNullBlockId) {
-        registered_in_step_.insert(id);
-      }
-    }
-    table.num_cached = full;
-    RegisterTail(request, g, n);
-  }
-}
-
-std::vector<bool> Manager::Mask(const Request& request, size_t g, int64_t full) const {
-  const GroupRules& rules = groups_[g];
-  const GroupTable& table = request.tables[g];
-  std::vector<int64_t> boundaries = {request.num_prompt - 1};
-  if (request.shared_boundary > 0) boundaries.push_back(request.shared_boundary);
-  if (request.num_prompt == 0) boundaries.front() = 0;
-  std::vector<bool> mask;
-  for (int64_t i = table.num_cached; i < full; ++i) {
-    bool keep = groups_.size() == 1 || options_.register_all || rules.IsReachable(i, alignment());
-    if (options_.retention_interval) {
-      keep = rules.IsRetained(i, *options_.retention_interval, alignment(), boundaries);
-    }
-    if (rules.is_mamba() && rules.mode() == MambaCacheMode::kNone) keep = false;
-    if (rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign) {  // BM-111
-      keep = keep && (i + 1) * rules.block_size() == table.chunk_end;
-    }
-    mask.push_back(keep);
-  }
-  return mask;
-}
-
-bool Manager::CacheBlocks(Request& request, int64_t num_tokens) {  // BM-103
-  if (!options_.enable_caching) return true;
-  if (num_tokens < 0 || num_tokens > request.content.num_tokens()) return false;
-  if (!request.is_known) return num_tokens == 0;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    if (num_tokens > request.tables[g].size() * groups_[g].block_size()) return false;
-  }
-  Register(request, num_tokens);
-  return true;
 }
 
 bool Manager::Reset() {
@@ -407,6 +369,7 @@ std::vector<int64_t> Manager::CommonPrefix(const Request& request,
                                            const std::vector<const Request*>& all) const {
   std::vector<int64_t> lengths(groups_.size(), 0);
   if (!options_.enable_caching || !request.is_known) return lengths;
+  if (options_.semantics.has_no_common_prefix) return lengths;  // V-30
   for (size_t g = 0; g < groups_.size(); ++g) {
     if (!groups_[g].is_full()) continue;
     const std::vector<BlockId>& mine = request.tables[g].blocks;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "kvblocks/managers/semantics.h"
 #include "kvblocks/specs/kv_cache_config.h"
 #include "kvblocks/tests/oracle/content.h"
 #include "kvblocks/tests/oracle/group_rules.h"
@@ -31,9 +32,11 @@ struct Options {
   bool unhashed_first = true;
   bool exact_caps = true;
   int64_t max_encoder_tokens = 0;
-  std::optional<int64_t> retention_interval = std::nullopt;
+  Semantics semantics = {};  // V-n: what each switch means here is stated where it is used
   bool register_all = false;
   bool partial_hits = false;
+  int64_t num_lookahead = 0;      // L of V-10
+  int64_t prefill_lookahead = 0;  // p of V-14
 };
 
 enum class Status { kWaiting, kRunning, kPreempted, kFinished };
@@ -76,9 +79,6 @@ struct AllocateParams {
   int64_t num_encoder = 0;
 };
 
-// With the call's hits and external tokens.
-int64_t TotalComputed(const Request& request, const AllocateParams& params);
-
 // BM-121, BM-122.
 struct Copy {
   GroupId group = 0;
@@ -108,6 +108,9 @@ class Manager {
   Request NewRequest(Content content, bool skip_reading) const;
   void Append(Request& request, const std::vector<TokenId>& tokens) const;
 
+  // With the call's hits and external tokens.
+  int64_t TotalComputed(const Request& request, const AllocateParams& params) const;
+
   // Empty: refused.
   std::optional<Hits> GetComputedBlocks(const Request& request) const;
   LookupQuery QueryFor(const Request& request) const;
@@ -119,6 +122,8 @@ class Manager {
   // beyond.
   std::vector<PageNeed> Needs(const Request& request, const AllocateParams& params,
                               int64_t num_slots, bool apply_cap) const;
+  // Whether all blocks of the hits still are what the look-up found.
+  bool HoldsHits(const Request& request, const AllocateParams& params) const;
   void NewStepStarts() { registered_in_step_.clear(); }
   // Blocks that stages 2 and 3 of this call take from the queue, had the trim happened already.
   int64_t Need(const Request& request, const AllocateParams& params, int64_t num_slots,
@@ -153,11 +158,25 @@ class Manager {
   bool Fits(const Request& request, const AllocateParams& params, int64_t num_slots, bool apply_cap,
             int64_t watermark, int64_t reserved);
   std::vector<BlockId> Take(int64_t k, size_t group);
+  int64_t MainTokens(const Request& request, const AllocateParams& params) const;
   bool IsValid(const Request& request, const AllocateParams& params) const;
+  // Whether a hit list's block still is what the look-up found at this position.
+  bool HoldsHit(const Request& request, const AllocateParams& params, size_t group,
+                int64_t position) const;
   void Trim(Request& request, int64_t num_processed);
   void Adopt(Request& request, const AllocateParams& params);
   void Register(Request& request, int64_t num_tokens);
   std::vector<bool> Mask(const Request& request, size_t group, int64_t full) const;
+  // How many of the first n tokens a group registers.
+  int64_t RegistrationBound(const GroupRules& rules, const Request& request, int64_t n) const;
+  // Where the request is likely to be hit.
+  std::vector<int64_t> Boundaries(const GroupRules& rules, const Request& request) const;
+  Registration RegistrationOf(const Request& request, size_t group) const;
+  int64_t NumHashed(const Request& request) const {
+    return static_cast<int64_t>(request.prefix_names.size()) * hash_block_size_;
+  }
+  // The end of the prompt, as far as later requests may use it.
+  int64_t TailOfPrompt(const GroupRules& rules, const Request& request) const;
   void RegisterTail(Request& request, size_t group, int64_t n);
   // The block that a step overwrites although its state is registered, or 0.
   BlockId OverwrittenState(const Request& request, size_t group, int64_t num_main) const;
@@ -177,6 +196,8 @@ class Manager {
   Options options_;
   int64_t watermark_base_;  // blocks, or chunks
   std::vector<GroupRules> groups_;
+  bool any_drops_ = false;
+  int64_t num_replayed_ = 0;  // R of V-14
   int64_t scheduler_block_size_ = 1;
   int64_t hash_block_size_ = 1;
   Pool pool_;

@@ -16,8 +16,11 @@ int64_t GroupTable::num_real() const {
   return size() - std::count(blocks.begin(), blocks.end(), kNullBlockId);
 }
 
-int64_t TotalComputed(const Request& request, const AllocateParams& params) {
-  return request.num_computed + (params.hits ? params.hits->tokens : 0) + params.num_external;
+int64_t Manager::TotalComputed(const Request& request, const AllocateParams& params) const {
+  const int64_t total =
+      request.num_computed + (params.hits ? params.hits->tokens : 0) + params.num_external;
+  return options_.semantics.clamps_external_tokens ? std::min(total, options_.max_model_len)
+                                                   : total;  // V-41
 }
 
 std::vector<BlockId> Manager::Take(int64_t k, size_t group) {
@@ -169,7 +172,12 @@ void Manager::Free(Request& request) {  // BM-63, BM-101
 std::vector<BlockId> Manager::Pop(Request& request) {
   std::vector<BlockId> popped;
   for (const GroupTable& table : request.tables) {
-    popped.insert(popped.end(), table.blocks.begin(), table.blocks.end());
+    // Nulls at the beginning are left out (V-32).
+    bool is_leading = true;
+    for (BlockId id : table.blocks) {
+      is_leading = is_leading && id == kNullBlockId;
+      if (!is_leading) popped.push_back(id);
+    }
   }
   for (BlockId id : popped) {
     if (id != kNullBlockId) ++outside_references_[static_cast<size_t>(id)];

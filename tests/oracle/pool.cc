@@ -16,10 +16,11 @@ void Require(bool condition) {
 }  // namespace
 
 Pool::Pool(int64_t num_blocks, bool enable_caching, bool enable_events, bool unhashed_first,
-           std::optional<NativeLayout> native)
+           std::optional<NativeLayout> native, bool one_event_per_registration)
     : enable_caching_(enable_caching),
       enable_events_(enable_events),
       unhashed_first_(unhashed_first),
+      one_event_per_registration_(one_event_per_registration),
       blocks_(static_cast<size_t>(num_blocks)),
       queues_(native ? native->pages_per_chunk.size() : 1),
       native_(std::move(native)) {
@@ -65,7 +66,10 @@ BlockId Pool::Find(const Key& key) const {  // BM-31
 }
 
 bool Pool::HasKey(BlockId id, const Key& key) const {
-  return IsValid(id) && blocks_[static_cast<size_t>(id)].key == key;
+  if (!IsValid(id)) return false;
+  const Block& block = blocks_[static_cast<size_t>(id)];
+  return block.key == key ||
+         std::find(block.further.begin(), block.further.end(), key) != block.further.end();
 }
 
 std::optional<std::vector<BlockId>> Pool::Take(int64_t k, GroupId group) {  // BM-37
@@ -131,82 +135,106 @@ bool Pool::Free(const std::vector<BlockId>& ids) {  // BM-41
   return true;
 }
 
+namespace {
+
+std::string NameAt(const Registration& what, int64_t tokens) {
+  return tokens == 0 ? "" : what.prefix_names->at(static_cast<size_t>(tokens / what.hash_block_size - 1));
+}
+
+}  // namespace
+
+Event Pool::Stored(const Registration& what, int64_t unit, int64_t from, int64_t to,
+                   const std::vector<bool>& kept) const {
+  const std::vector<TokenId>& tokens = what.content->tokens;
+  Event event{.kind = Event::Kind::kStored,
+              .group = what.group,
+              .parent = NameAt(what, from * unit),
+              .token_ids = {tokens.begin() + from * unit, tokens.begin() + to * unit},
+              .block_size = unit,
+              .lora_name = what.content->lora_name};
+  for (int64_t i = from; i < to; ++i) {
+    if (!kept.at(static_cast<size_t>(i - from))) continue;
+    const int64_t end = (i + 1) * unit;
+    event.prefixes.push_back(NameAt(what, end));
+    ExtraKeys keys = ExtraKeysOf(*what.content, i * unit, end + what.num_lookahead);
+    for (ExtraKey& key : keys) key.path.clear();  // V-52
+    event.extra_keys.push_back(std::move(keys));
+    if (what.num_lookahead == 0) continue;
+    event.lookahead.emplace_back(tokens.begin() + end, tokens.begin() + end + what.num_lookahead);
+  }
+  return event;
+}
+
 void Pool::Register(const Registration& what, const std::vector<BlockId>& table, int64_t from,
                     int64_t to, const std::vector<bool>& mask) {  // BM-44, BM-49
   if (!enable_caching_) return;
-  const int64_t per_block = what.block_size / what.hash_block_size;
-  const auto prefix_at = [&](int64_t position) {
-    return what.prefix_names->at(static_cast<size_t>((position + 1) * per_block - 1));
-  };
-  std::optional<Event> run;
+  std::vector<bool> kept;
   for (int64_t i = from; i < to; ++i) {
     const BlockId id = table.at(static_cast<size_t>(i));
-    if (id == kNullBlockId || !mask.at(static_cast<size_t>(i - from))) {
-      if (run) Emit(*std::exchange(run, std::nullopt));
-      continue;
-    }
+    kept.push_back(id != kNullBlockId && mask.at(static_cast<size_t>(i - from)));
+    if (!kept.back()) continue;
     Block& block = blocks_[static_cast<size_t>(id)];
     if (block.partial_tokens > 0 && block.partial_tokens < (i + 1) * what.block_size) {
       DropKey(id, Event::Kind::kEvicted);  // promotion
     }
     Require(!block.key && !block.is_permanent);
-    block.key = Key{prefix_at(i), what.group};
+    block.key = Key{NameAt(what, (i + 1) * what.block_size), what.group};
     table_[*block.key].push_back(id);
-    if (!run) {
-      run = Event{.kind = Event::Kind::kStored,
-                  .group = what.group,
-                  .parent = i == 0 ? "" : prefix_at(i - 1),
-                  .block_size = what.block_size,
-                  .lora_name = what.content->lora_name};
-    }
-    const int64_t begin = i * what.block_size;
-    const int64_t end = begin + what.block_size;
-    run->prefixes.push_back(prefix_at(i));
-    run->extra_keys.push_back(ExtraKeysOf(*what.content, begin, end));
-    run->token_ids.insert(run->token_ids.end(), what.content->tokens.begin() + begin,
-                          what.content->tokens.begin() + end);
   }
-  if (run) Emit(*run);
+  if (one_event_per_registration_) {  // V-61
+    if (to > from) Emit(Stored(what, what.block_size, from, to, kept));
+    return;
+  }
+  for (int64_t begin = from; begin < to;) {
+    int64_t end = begin;
+    while (end < to && kept[static_cast<size_t>(end - from)]) ++end;
+    if (end > begin) {
+      Emit(Stored(what, what.block_size, begin, end,
+                  std::vector<bool>(static_cast<size_t>(end - begin), true)));
+    }
+    begin = end + 1;
+  }
 }
 
-void Pool::DropKey(BlockId id, Event::Kind reason) {  // BM-39
+void Pool::DropKey(BlockId id, Event::Kind reason) {  // BM-39, V-20: the first key first
   Block& block = blocks_[static_cast<size_t>(id)];
   if (!block.key) return;
-  std::vector<BlockId>& holders = table_.at(*block.key);
-  holders.erase(std::find(holders.begin(), holders.end(), id));
-  if (holders.empty()) table_.erase(*block.key);
-  Emit({.kind = reason, .group = block.key->group, .prefixes = {block.key->prefix}});
+  std::vector<Key> keys = {*block.key};
+  keys.insert(keys.end(), block.further.begin(), block.further.end());
+  for (const Key& key : keys) {
+    std::vector<BlockId>& holders = table_.at(key);
+    holders.erase(std::find(holders.begin(), holders.end(), id));
+    if (holders.empty()) table_.erase(key);
+    Emit({.kind = reason, .group = key.group, .prefixes = {key.prefix}});
+  }
   block.key.reset();
+  block.further.clear();
   block.partial_tokens = 0;
 }
 
-bool Pool::RegisterPartial(const Registration& what, BlockId id, int64_t tokens) {
+bool Pool::RegisterPartial(const Registration& what, BlockId id, int64_t tokens,
+                           bool may_be_further) {
   Block& block = blocks_[static_cast<size_t>(id)];
-  if (block.key && (block.partial_tokens == 0 || block.partial_tokens >= tokens)) return false;
-  DropKey(id, Event::Kind::kEvicted);
+  const Key key{NameAt(what, tokens), what.group};
+  if (HasKey(id, key)) return false;
+  if (block.key && (block.partial_tokens == 0 || block.partial_tokens >= tokens)) {
+    if (!may_be_further) return false;
+    block.further.push_back(key);
+  } else {
+    DropKey(id, Event::Kind::kEvicted);
+    block.key = key;
+    block.partial_tokens = tokens;
+  }
+  table_[key].push_back(id);
   const int64_t fine = what.hash_block_size;
-  const auto name_at = [&](int64_t end) {
-    return end == 0 ? "" : what.prefix_names->at(static_cast<size_t>(end / fine - 1));
-  };
-  block.key = Key{name_at(tokens), what.group};
-  block.partial_tokens = tokens;
-  table_[*block.key].push_back(id);
-  Emit({.kind = Event::Kind::kStored,
-        .group = what.group,
-        .prefixes = {name_at(tokens)},
-        .parent = name_at(tokens - fine),
-        .token_ids = {what.content->tokens.begin() + (tokens - fine),
-                      what.content->tokens.begin() + tokens},
-        .block_size = fine,
-        .lora_name = what.content->lora_name,
-        .extra_keys = {ExtraKeysOf(*what.content, tokens - fine, tokens)}});
+  Emit(Stored(what, fine, tokens / fine - 1, tokens / fine, {true}));
   return true;
 }
 
 void Pool::MoveKey(BlockId from, BlockId to) {
   Block& source = blocks_[static_cast<size_t>(from)];
   Block& target = blocks_[static_cast<size_t>(to)];
-  Require(source.key && !target.key);
+  Require(source.key && source.further.empty() && !target.key);
   std::erase(table_.at(*source.key), from);
   table_.at(*source.key).push_back(to);
   target.key = std::exchange(source.key, std::nullopt);
@@ -230,6 +258,7 @@ bool Pool::Reset() {  // BM-46
   table_.clear();
   for (Block& block : blocks_) {
     block.key.reset();
+    block.further.clear();
     block.partial_tokens = 0;
   }
   for (size_t chunk = 0; chunk < class_of_chunk_.size(); ++chunk) {

@@ -43,6 +43,7 @@ struct Event {
   int64_t block_size = 0;
   std::string lora_name = {};
   std::vector<ExtraKeys> extra_keys = {};
+  std::vector<std::vector<TokenId>> lookahead = {};  // V-60: one list per prefix, or none
   std::string spec_kind = {};
   std::optional<int64_t> sliding_window = std::nullopt;
 
@@ -54,6 +55,7 @@ struct Block {
   bool is_permanent = false;
   std::optional<Key> key;
   int64_t partial_tokens = 0;  // of a key that ends inside the block
+  std::vector<Key> further;    // V-20: beside `key`, of shorter prefixes
   int64_t freed_at = 0;        // or lent
 };
 
@@ -71,12 +73,13 @@ struct Registration {
   int64_t hash_block_size = 0;
   int64_t block_size = 0;
   GroupId group = 0;
+  int64_t num_lookahead = 0;  // V-10
 };
 
 class Pool {
  public:
   Pool(int64_t num_blocks, bool enable_caching, bool enable_events, bool unhashed_first,
-       std::optional<NativeLayout> native = std::nullopt);
+       std::optional<NativeLayout> native = std::nullopt, bool one_event_per_registration = false);
 
   int64_t num_free() const { return static_cast<int64_t>(queue().size()); }
   int64_t num_permanent() const;
@@ -115,9 +118,9 @@ class Pool {
   // Registers positions [from, to) of a table, except nulls and those with a false mask entry.
   void Register(const Registration& what, const std::vector<BlockId>& table, int64_t from,
                 int64_t to, const std::vector<bool>& mask);
-  // Gives a block the key of the first `tokens`, which end inside it (BM-120). False, and no
-  // change, if it has a key of as many.
-  bool RegisterPartial(const Registration& what, BlockId id, int64_t tokens);
+  // Gives a block the key of the first `tokens`, which end inside it (BM-120, V-20). False, and no
+  // change, if it has that key, or one of more tokens and may have no further key.
+  bool RegisterPartial(const Registration& what, BlockId id, int64_t tokens, bool may_be_further);
   void MoveKey(BlockId from, BlockId to);  // BM-122
   bool Evict(const std::vector<BlockId>& ids);
   bool Reset();
@@ -129,6 +132,9 @@ class Pool {
   bool IsValid(BlockId id) const { return id >= 0 && id < static_cast<BlockId>(blocks_.size()); }
   void DropKey(BlockId id, Event::Kind reason);
   void Emit(Event event);
+  // A BlockStored for positions from..to-1 of `unit` tokens each, those that are kept.
+  Event Stored(const Registration& what, int64_t unit, int64_t from, int64_t to,
+               const std::vector<bool>& kept) const;
 
   // Chunks.
   struct Choice {
@@ -149,6 +155,7 @@ class Pool {
   const bool enable_caching_;
   const bool enable_events_;
   const bool unhashed_first_;
+  const bool one_event_per_registration_;
   std::vector<Block> blocks_;
   std::vector<std::vector<BlockId>> queues_;  // front first; per page class
   const std::optional<NativeLayout> native_;

@@ -55,13 +55,31 @@ std::string Difference(const KvCacheManager& manager, const oracle::Manager& mod
         (real.key_group != block.key->group || names.NameOf(pool.hash(id)) != block.key->prefix)) {
       return absl::StrCat("block ", id, " has another key than the oracle's");
     }
+    std::vector<std::string> further;
+    std::vector<std::string> expected;
+    for (const BlockHash& hash : pool.further_keys(id)) further.push_back(names.NameOf(hash));
+    for (const oracle::Key& key : block.further) expected.push_back(key.prefix);
+    if (further != expected) {
+      return absl::StrCat("block ", id, " has further keys [", absl::StrJoin(further, "; "),
+                          "], oracle [", absl::StrJoin(expected, "; "), "]");
+    }
   }
   if (pool.num_keys() != static_cast<int64_t>(model.pool().table().size())) {
     return absl::StrCat(pool.num_keys(), " keys, oracle ", model.pool().table().size());
   }
   for (const auto& [key, ids] : model.pool().table()) {
-    const auto all = pool.table().FindAll(pool.hash(ids.front()), key.group);
-    if (all != ids) return absl::StrCat("a key has blocks ", Show(all), ", oracle ", Show(ids));
+    const BlockHash hash = names.HashOf(key.prefix);
+    if (pool.FindCached(hash, key.group) != ids.front()) {
+      return absl::StrCat("a key's first block is ", pool.FindCached(hash, key.group), ", oracle ",
+                          ids.front());
+    }
+    // Of blocks that it is the first key of.
+    std::vector<BlockId> first = ids;
+    std::erase_if(first, [&](BlockId id) {
+      return model.pool().blocks()[static_cast<size_t>(id)].key != key;
+    });
+    const auto all = pool.table().FindAll(hash, key.group);
+    if (all != first) return absl::StrCat("a key has blocks ", Show(all), ", oracle ", Show(first));
   }
   for (const LiveRequest& request : requests) {
     if (manager.HoldsBlocks(*request.real) != request.model.is_known) {
@@ -98,6 +116,11 @@ std::vector<oracle::Event> Translate(const std::vector<KvEvent>& events, const H
       for (const auto& keys : stored->extra_keys) {
         out.extra_keys.push_back(keys.value_or(ExtraKeys()));
       }
+      if (stored->lookahead_token_ids) {
+        for (const auto& tokens : *stored->lookahead_token_ids) {
+          out.lookahead.emplace_back(tokens.begin(), tokens.end());
+        }
+      }
       out.spec_kind = std::string(stored->kv_cache_spec_kind);
       out.sliding_window = stored->kv_cache_spec_sliding_window;
     } else if (const auto* removed = std::get_if<BlockRemoved>(&event)) {
@@ -110,12 +133,14 @@ std::vector<oracle::Event> Translate(const std::vector<KvEvent>& events, const H
   return result;
 }
 
-std::string EventMirror::Apply(const std::vector<KvEvent>& events) {
+std::string EventMirror::Apply(const std::vector<KvEvent>& events, bool one_per_registration) {
   for (const KvEvent& event : events) {
     if (const auto* stored = std::get_if<BlockStored>(&event)) {
       const auto size = static_cast<int64_t>(stored->block_hashes.size());
-      if (size == 0 || static_cast<int64_t>(stored->extra_keys.size()) != size ||
-          static_cast<int64_t>(stored->token_ids.size()) != size * stored->block_size ||
+      const auto tokens = static_cast<int64_t>(stored->token_ids.size());
+      const bool fits = one_per_registration ? tokens >= std::max<int64_t>(size, 1) * stored->block_size
+                                             : size > 0 && tokens == size * stored->block_size;
+      if (!fits || static_cast<int64_t>(stored->extra_keys.size()) != size ||
           stored->medium != kGpuMedium) {
         return "INV-25: the lengths of a BlockStored do not fit";
       }
@@ -137,6 +162,9 @@ std::string EventMirror::Difference(const BlockPool& pool) const {
   std::map<Key, int> counts;
   for (BlockId id = 1; id < pool.num_blocks(); ++id) {
     if (pool.block(id).has_key()) ++counts[{pool.hash(id).words, pool.block(id).key_group}];
+    for (const BlockHash& key : pool.further_keys(id)) {
+      ++counts[{key.words, pool.block(id).key_group}];
+    }
   }
   return counts == counts_ ? "" : "INV-25: the events do not add up to the table";
 }

@@ -28,6 +28,8 @@ class HashNames {
   std::string Add(const LiveRequest& request);
   // "?" for a hash that no request has.
   std::string NameOf(const BlockHash& hash) const;
+  // REQUIRES: some request has it.
+  BlockHash HashOf(const std::string& name) const { return {hashes_.at(name)}; }
 
  private:
   std::map<std::array<uint64_t, 4>, std::string> names_;
@@ -44,7 +46,7 @@ std::vector<oracle::Event> Translate(const std::vector<KvEvent>& events, const H
 class EventMirror {
  public:
   // "" or what no consumer could accept.
-  std::string Apply(const std::vector<KvEvent>& events);
+  std::string Apply(const std::vector<KvEvent>& events, bool one_per_registration);
   // INV-25: "" if the mirror agrees with the table.
   std::string Difference(const BlockPool& pool) const;
 

@@ -43,6 +43,9 @@ class Harness {
   void NewRequest(Numbers numbers);
   void LookUp(LiveRequest& request);
   void Admit(LiveRequest& request, Numbers numbers);
+  // Where hits may end inside blocks: how many tokens a step computes that ends, as a scheduler
+  // wants it, where the prompt's tail may be registered; mostly 0: it ends anywhere.
+  int64_t TokensToTail(const LiveRequest& request, int64_t computed, Numbers& numbers) const;
   void Step(LiveRequest& request, Numbers numbers);
   void Append(LiveRequest& request, int64_t count);
   void Free(size_t index, bool preempt);
@@ -72,6 +75,7 @@ class Harness {
   void CheckAll();
 
   void Log(std::string line) { log_.push_back(std::move(line)); }
+  const Semantics& semantics() const { return scenario_.options.semantics; }
   void Expect(bool condition, const std::string& message) const;
   void ExpectEmpty(const std::string& message) const { Expect(message.empty(), message); }
   LiveRequest& Pick(Numbers& numbers) {
@@ -91,6 +95,9 @@ class Harness {
   int64_t num_no_space_ = 0;
   int64_t num_hit_copies_ = 0;
   int64_t num_state_copies_ = 0;
+  // A request holds blocks that were evicted since its look-up, as a switch of Semantics asks for:
+  // then tables and contents do not fit any more.
+  bool has_stale_tables_ = false;
   std::vector<std::string> log_;
 };
 

@@ -147,6 +147,27 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
   return "";
 }
 
+// Whether a block has a key for all that a hit of `tokens` needs of its position: where the hit ends
+// inside it, up to there or further, but a state is that of its last token.
+bool HoldsPosition(const KvCacheManager& manager, const Request& request, GroupId g, BlockId id,
+                   int64_t position, int64_t tokens) {
+  const KvCacheBlock& block = manager.pool().block(id);
+  if (!block.has_key() || block.key_group != g) return false;
+  const int64_t block_end = (position + 1) * manager.group(g).block_size();
+  const int64_t unit = request.content().hash_block_size();
+  int64_t last = block_end;
+  if (tokens < block_end && !manager.group(g).is_full_type()) last = tokens;
+  for (int64_t end = std::min(tokens, block_end); end <= last; end += unit) {
+    const auto hash = request.content().HashOfBlockAt(end / unit - 1, unit);
+    if (!hash.ok()) break;
+    if (manager.pool().hash(id) == *hash) return true;
+    for (const BlockHash& further : manager.pool().further_keys(id)) {
+      if (further == *hash) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<LiveRequest>& requests,
@@ -181,7 +202,8 @@ std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<Liv
     for (GroupId g = 0; g < manager.num_groups(); ++g) {
       int64_t expected = 0;
       const auto mine = manager.GetBlocks(*request.real, g);
-      const bool counts = manager.group(g).is_full_type() && pool.enable_caching();
+      const bool counts = manager.group(g).is_full_type() && pool.enable_caching() &&
+                          !manager.options().semantics.has_no_common_prefix;
       while (counts && expected < static_cast<int64_t>(mine.size()) &&
              std::all_of(requests.begin(), requests.end(), [&](const LiveRequest& other) {
                if (!manager.HoldsBlocks(*other.real)) return true;
@@ -227,18 +249,9 @@ std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& req
         }
         continue;
       }
-      const int64_t partial = manager.pool().partial_tokens(id);
-      const bool ends_inside = tokens < (i + 1) * bs && partial > 0;
-      if (ends_inside && (partial < tokens || partial >= (i + 1) * bs ||
-                          (partial > tokens && !manager.group(g).is_full_type()))) {
-        return Broken(12, "hit block ", id, " holds ", partial, " tokens for a hit of ", tokens);
-      }
-      const int64_t unit = request.content().hash_block_size();
-      const auto hash = ends_inside ? request.content().HashOfBlockAt(partial / unit - 1, unit)
-                                    : request.content().HashOfBlockAt(i, bs);
-      const KvCacheBlock& block = manager.pool().block(id);
-      if (!hash.ok() || block.key_group != g || !(manager.pool().hash(id) == *hash)) {
-        return Broken(12, "hit block ", id, " has no key for position ", i, " of group ", g);
+      if (!HoldsPosition(manager, request, g, id, i, tokens)) {
+        return Broken(12, "hit block ", id, " has no key for position ", i, " of group ", g,
+                      " in a hit of ", tokens);
       }
     }
   }

@@ -32,7 +32,8 @@ struct Known {
   PrefixContent::Options content;
   std::vector<TokenId> tokens;  // output included
 
-  // Names for the tokens before `end`, without and with whatever else colours them.
+  // Names for the tokens before `end`, without and with whatever else colours them. Where hashes
+  // look ahead, `end` is that of the tokens they cover.
   std::string Plain(int64_t end) const {
     return absl::StrJoin(tokens.begin(), tokens.begin() + end, ",");
   }
@@ -105,7 +106,8 @@ class NaiveHistory {
         const auto key = KeyOfBlock(table[i]);
         if (!key || (keys_[static_cast<size_t>(table[i])] && !fresh.count(table[i]))) continue;
         ++blocks_[*key];
-        const int64_t end = static_cast<int64_t>(i + 1) * manager_.group(g).block_size();
+        const int64_t end =
+            static_cast<int64_t>(i + 1) * manager_.group(g).block_size() + Lookahead();
         if (known.IsColoured(end)) variants_.emplace_back(known.Plain(end), known.Coloured(end));
       }
     }
@@ -143,7 +145,7 @@ class NaiveHistory {
               .num_blocks_since = taken_ - own->taken};
     }
     const Key plain_key = KeyOf(plain.content(), g, block);
-    const int64_t end = (block + 1) * manager_.group(g).block_size();
+    const int64_t end = (block + 1) * manager_.group(g).block_size() + Lookahead();
     bool elsewhere = IsCached(plain_key) || FindRemoval(plain_key) != nullptr;
     for (size_t i = variants_.size(); i > variants_.size() - std::min(variants_.size(), memory_);) {
       --i;
@@ -155,6 +157,8 @@ class NaiveHistory {
   }
 
  private:
+  int64_t Lookahead() const { return manager_.options().num_hash_lookahead_tokens; }
+
   // What taking a block costs the cache: a chunk that changes hands loses all its pages.
   std::vector<BlockId> LostFor(BlockId id, GroupId g) {
     const PageChunks* chunks = manager_.pool().chunks();
@@ -213,7 +217,12 @@ class Expectation {
     n_ = known.request->num_tokens();
     unit_ = manager.num_groups() == 1 ? Size(0) : manager.scheduler_block_size();
     for (GroupId g = 0; g < manager.num_groups(); ++g) has_full_ = has_full_ || IsFull(g);
+    const int64_t lookahead = manager.options().num_hash_lookahead_tokens;
+    while (hashed_ + manager.hash_block_size() + lookahead <= n_) {
+      hashed_ += manager.hash_block_size();
+    }
   }
+  bool IsHashed(int64_t end) const { return end <= hashed_; }
 
   int64_t Size(GroupId g) const { return manager_.group(g).block_size(); }
   bool IsFull(GroupId g) const { return manager_.group(g).is_full_type(); }
@@ -255,7 +264,7 @@ class Expectation {
   }
   // The longest hit if no draft group dropped anything.
   int64_t Undropped() const {
-    int64_t end = (n_ - 1) / unit_ * unit_;
+    int64_t end = std::min(n_ - 1, hashed_) / unit_ * unit_;
     while (end > 0 && !AllServe(end)) end -= unit_;
     return end;
   }
@@ -284,6 +293,7 @@ class Expectation {
     if (end > n_) {
       return {n_ < unit_ ? MissReason::kShorterThanABlock : MissReason::kPartialBlock};
     }
+    if (!IsHashed(end)) return {MissReason::kLookahead};
     if (token < Undropped()) {
       GroupId draft = 0;
       while (manager_.group(draft).draft_margin() == 0) ++draft;
@@ -314,6 +324,7 @@ class Expectation {
   const Known& known_;
   std::unique_ptr<Request> plain_;
   int64_t n_, unit_;
+  int64_t hashed_ = 0;
   bool has_full_ = false;
 };
 
@@ -447,15 +458,26 @@ class World {
                   const LookupExplanation& why) {
     const bool draft = manager_->group(reach.group).draft_margin() > 0;
     const int64_t margin = draft ? expected.Size(reach.group) : 0;
+    const Semantics& semantics = manager_->options().semantics;
     int64_t end = (request.num_tokens() - 1) / why.hit_alignment * why.hit_alignment;
+    const bool may_drop_last = semantics.drops_last_full_block && manager_->num_groups() > 1;
     const auto serves = [&](int64_t tokens) {
-      return tokens + margin < request.num_tokens() &&
+      return expected.IsHashed(tokens + margin) &&
+             (tokens + margin < request.num_tokens() || may_drop_last) &&
              !expected.MissingToken(reach.group, tokens) &&
              (!draft || expected.HasToken(reach.group, tokens));
     };
     while (end > 0 && !serves(end)) end -= why.hit_alignment;
+    const SingleTypeManager& group = manager_->group(reach.group);
+    if (draft && semantics.aligns_before_drop && group.spec().sliding_window() &&
+        group.block_size() != why.hit_alignment && end > 0 &&
+        end < oracle::CeilDiv(*group.spec().sliding_window() - 1, group.block_size()) *
+                  group.block_size()) {
+      end -= why.hit_alignment;  // D-3
+    }
     RC_ASSERT(reach.num_hit_tokens == end);
-    if (!draft && reach.num_hit_tokens + why.hit_alignment < request.num_tokens()) {
+    const int64_t longer = reach.num_hit_tokens + why.hit_alignment;
+    if (!draft && longer < request.num_tokens() && expected.IsHashed(longer)) {
       RC_ASSERT(reach.stop_block.has_value());
     }
     if (!reach.stop_block) return;
@@ -478,6 +500,8 @@ TEST_P(LookupExplanationPropertyTest, AgreesWithTheNaiveModel) {
     Scenario scenario = MakeScenario(GetParam(), *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40));
     scenario.options.enable_caching = true;
     scenario.options.partial_hits = false;  // not explained
+    // Not looked up, but they would be remembered.
+    scenario.options.semantics.registers_unusable_tails = false;
     scenario.options.lookup_history_blocks = *rc::gen::element<int64_t>(1000, 20, 3, 0);
     const auto operations = *Operations(60);
     auto manager = KvCacheManager::Create(scenario.config, scenario.options);

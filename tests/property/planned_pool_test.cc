@@ -49,13 +49,13 @@ bool RunsToItsEnd(const Plan& plan, int64_t budget) {
   return true;
 }
 
-std::vector<LayerCache> AnyModel() {
+std::vector<LayerCache> AnyModel(bool may_have_sinks = true) {
   std::vector<LayerCache> caches;
   const int64_t kinds = Number(1, 3);
   for (int64_t k = 0; k < kinds; ++k) {
     const int64_t block = Number(1, 2) * 4;
     const auto spec = [&]() -> KvCacheSpec {
-      switch (Number(0, 3)) {
+      switch (Number(0, may_have_sinks ? 3 : 2)) {
         case 0:
           return FullSpec(block, Number(1, 2), 16);
         case 1:
@@ -87,17 +87,37 @@ TEST(PlannedPoolTest, LongestRequestRunsToItsEnd) {
   });
 }
 
-// Upstream's plan counts the null block as one that the request could have.
+// V-90: sinks aside, which it still forgets. Both memory layouts.
+TEST(PlannedPoolTest, UpstreamsPlanKeepsItsPromiseFrom033On) {
+  CheckPlans(25, [] {
+    const int64_t budget = Number(1, 12);
+    PlanOptions options = {.policy = PlanPolicy::kUpstream,
+                           .memory_layout = Number(0, 1) == 1 ? MemoryLayout::kBlockOutermost
+                                                              : MemoryLayout::kLayerOutermost,
+                           .limits = {.max_in_flight_tokens = budget},
+                           .longest_automatic_len = 200,
+                           .num_blocks_override = Number(2, 60)};
+    const PlanResult result = MakePlan(AnyModel(/*may_have_sinks=*/false), options);
+    if (!result.ok()) return false;
+    RC_ASSERT(RunsToItsEnd(*result.plan, Number(1, budget)));
+    return true;
+  });
+}
+
+// The plan of 0.25 counts the null block as one that the request could have.
 TEST(PlannedPoolTest, WeD17UpstreamPromisesOneBlockTooMany) {
   std::vector<LayerCache> caches;
   Append(&caches, "full", 2, FullSpec(16, 1, 16));
   PlanOptions options = {.policy = PlanPolicy::kUpstream,
+                         .version = EngineVersion::kVllm025,
                          .limits = {.max_model_len = 160, .max_in_flight_tokens = 16},
                          .num_blocks_override = 10};
   const PlanResult upstream = MakePlan(caches, options);
   ASSERT_TRUE(upstream.ok());
   EXPECT_EQ(upstream.plan->Concurrency(160), 1);
   EXPECT_FALSE(RunsToItsEnd(*upstream.plan, 16));
+  options.version = EngineVersion::kVllm033;  // V-90
+  ASSERT_FALSE(MakePlan(caches, options).ok());
   options.policy = PlanPolicy::kExact;
   const PlanResult refused = MakePlan(caches, options);
   ASSERT_FALSE(refused.ok());

@@ -14,13 +14,20 @@
 namespace kvblocks::property {
 namespace {
 
-std::shared_ptr<const PrefixHashing> Hashing(HashAlgorithm algorithm, int64_t hash_block_size) {
+std::shared_ptr<const PrefixHashing> AnyHashing() {
+  const auto algorithm =
+      *rc::gen::element(HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
+                        HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor);
   return std::make_shared<const PrefixHashing>(
-      PrefixHashing{BlockHasher(algorithm, "content"), hash_block_size});
+      PrefixHashing{.hasher = BlockHasher(algorithm, "content"),
+                    .hash_block_size = *rc::gen::inRange<int64_t>(1, 9),
+                    .num_lookahead_tokens = *rc::gen::inRange<int64_t>(0, 4)});
 }
 
-HashAlgorithm AnyAlgorithm() {
-  return *rc::gen::arbitrary<bool>() ? HashAlgorithm::kXxh3_128 : HashAlgorithm::kSha256;
+int64_t NumHashes(const PrefixHashing& hashing, int64_t num_tokens) {
+  return num_tokens < hashing.num_lookahead_tokens
+             ? 0
+             : (num_tokens - hashing.num_lookahead_tokens) / hashing.hash_block_size;
 }
 
 oracle::Content AnyContent() {
@@ -31,6 +38,7 @@ oracle::Content AnyContent() {
     content.tokens.push_back(static_cast<TokenId>(numbers.Below(3)));
   }
   if (numbers.OneIn(3)) content.lora_name = "lora";
+  if (!content.lora_name.empty() && numbers.OneIn(2)) content.lora_path = "/lora";
   if (numbers.OneIn(3)) content.cache_salt = "salt";
   int64_t offset = numbers.Below(6);
   const int64_t features = numbers.Below(4);
@@ -47,6 +55,7 @@ absl::StatusOr<PrefixContent> Make(const oracle::Content& content, int64_t num_t
   return PrefixContent::FromTokens(
       {.token_ids = {content.tokens.begin(), content.tokens.begin() + num_tokens},
        .lora_name = content.lora_name,
+       .lora_path = content.lora_path,
        .cache_salt = content.cache_salt,
        .features = content.features},
       std::move(hashing));
@@ -55,15 +64,15 @@ absl::StatusOr<PrefixContent> Make(const oracle::Content& content, int64_t num_t
 TEST(PrefixContentPropertyTest, GrowthDoesNotMatter) {
   CheckProperty(3000, [] {
     const oracle::Content content = AnyContent();
-    const int64_t hash_block_size = *rc::gen::inRange<int64_t>(1, 9);
-    const auto hashing = Hashing(AnyAlgorithm(), hash_block_size);
+    const auto hashing = AnyHashing();
+    const int64_t hash_block_size = hashing->hash_block_size;
     const auto fresh = Make(content, content.num_tokens(), hashing);
     RC_ASSERT(fresh.ok());
     int64_t length = *rc::gen::inRange<int64_t>(0, content.num_tokens() + 1);
     auto grown = Make(content, length, hashing);
     RC_ASSERT(grown.ok());
     while (length < content.num_tokens()) {
-      RC_ASSERT(static_cast<int64_t>(grown->hashes().size()) == length / hash_block_size);
+      RC_ASSERT(static_cast<int64_t>(grown->hashes().size()) == NumHashes(*hashing, length));
       const int64_t step = *rc::gen::inRange<int64_t>(1, content.num_tokens() - length + 1);
       const std::vector<TokenId> tokens(content.tokens.begin() + length,
                                         content.tokens.begin() + length + step);
@@ -72,7 +81,7 @@ TEST(PrefixContentPropertyTest, GrowthDoesNotMatter) {
     }
     RC_ASSERT(grown->hashes() == fresh->hashes());
     RC_ASSERT(grown->token_ids() == fresh->token_ids());
-    const auto names = oracle::PrefixNames(content, hash_block_size);
+    const auto names = oracle::PrefixNames(content, hash_block_size, hashing->num_lookahead_tokens);
     RC_ASSERT(fresh->hashes().size() == names.size());
     for (int64_t begin = 0; begin < content.num_tokens(); begin += hash_block_size) {
       RC_ASSERT(fresh->ExtraKeysOf(begin, begin + hash_block_size) ==
@@ -94,12 +103,12 @@ TEST(PrefixContentPropertyTest, GrowthDoesNotMatter) {
 
 TEST(PrefixContentPropertyTest, EqualHashesMeanEqualPrefixes) {
   CheckProperty(3000, [] {
-    const auto hashing = Hashing(AnyAlgorithm(), *rc::gen::inRange<int64_t>(1, 9));
+    const auto hashing = AnyHashing();
     const int64_t hash_block_size = hashing->hash_block_size;
     const oracle::Content a = AnyContent();
     oracle::Content b = a;
     // One change; where two contents differ, every later hash differs, and no earlier one.
-    const int64_t change = *rc::gen::inRange<int64_t>(0, 5);
+    const int64_t change = *rc::gen::inRange<int64_t>(0, 6);
     if (change == 0 && !b.tokens.empty()) {
       ++b.tokens[static_cast<size_t>(*rc::gen::inRange<int64_t>(0, b.num_tokens()))];
     } else if (change == 1) {
@@ -112,9 +121,12 @@ TEST(PrefixContentPropertyTest, EqualHashesMeanEqualPrefixes) {
           .identifier += "2";
     } else if (change == 4 && !b.features.empty()) {
       b.features.pop_back();
+    } else if (change == 5 && !b.lora_name.empty()) {
+      b.lora_path += "2";
     }
-    const auto names_a = oracle::PrefixNames(a, hash_block_size);
-    const auto names_b = oracle::PrefixNames(b, hash_block_size);
+    const int64_t num_lookahead = hashing->num_lookahead_tokens;
+    const auto names_a = oracle::PrefixNames(a, hash_block_size, num_lookahead);
+    const auto names_b = oracle::PrefixNames(b, hash_block_size, num_lookahead);
     const auto real_a = Make(a, a.num_tokens(), hashing);
     const auto real_b = Make(b, b.num_tokens(), hashing);
     RC_ASSERT(real_a.ok());
@@ -130,13 +142,12 @@ TEST(PrefixContentPropertyTest, EqualHashesMeanEqualPrefixes) {
 
 TEST(PrefixContentPropertyTest, HandedOverHashesServeAsWell) {
   CheckProperty(1000, [] {
-    const int64_t hash_block_size = *rc::gen::inRange<int64_t>(1, 9);
-    const auto hashing = Hashing(AnyAlgorithm(), hash_block_size);
+    const auto hashing = AnyHashing();
     const oracle::Content content = AnyContent();
     const auto full = Make(content, content.num_tokens(), hashing);
     RC_ASSERT(full.ok());
     const int64_t length = *rc::gen::inRange<int64_t>(0, content.num_tokens() + 1);
-    const auto split = full->hashes().begin() + length / hash_block_size;
+    const auto split = full->hashes().begin() + NumHashes(*hashing, length);
     auto grown = PrefixContent::FromHashes(length, {full->hashes().begin(), split}, hashing);
     RC_ASSERT(grown.ok());
     const std::vector<BlockHash> rest(split, full->hashes().end());

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 
+#include <iterator>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/managers/kv_cache_manager_setup.h"
 #include "kvblocks/tests/group_specs.h"
 #include "kvblocks/tests/property/operation.h"
 
@@ -133,6 +137,73 @@ const std::vector<Shape>& Shapes() {
   return *shapes;
 }
 
+namespace {
+
+// Each switch of Semantics but the retention interval.
+constexpr std::pair<const char*, bool Semantics::*> kSwitches[] = {
+    {"retains_for_draft_drop", &Semantics::retains_for_draft_drop},
+    {"drops_last_full_block", &Semantics::drops_last_full_block},
+    {"draft_flags_need_eagle", &Semantics::draft_flags_need_eagle},
+    {"registers_usable_tails", &Semantics::registers_usable_tails},
+    {"allows_adopt_only", &Semantics::allows_adopt_only},
+    {"one_event_per_registration", &Semantics::one_event_per_registration},
+    {"registers_unusable_tails", &Semantics::registers_unusable_tails},
+    {"caps_need_before_hits", &Semantics::caps_need_before_hits},
+    {"window_of_one_keeps_nothing", &Semantics::window_of_one_keeps_nothing},
+    {"aligns_before_drop", &Semantics::aligns_before_drop},
+    {"adopts_stale_hits", &Semantics::adopts_stale_hits},
+    {"clamps_external_tokens", &Semantics::clamps_external_tokens},
+    {"has_no_common_prefix", &Semantics::has_no_common_prefix},
+};
+
+std::string Describe(const Semantics& semantics) {
+  std::string text(semantics.name);
+  for (const auto& [name, member] : kSwitches) {
+    absl::StrAppend(&text, semantics.*member ? " +" : " -", name);
+  }
+  const auto interval = semantics.retention_interval;
+  return absl::StrCat(text, " retention ", interval ? absl::StrCat(*interval) : "none");
+}
+
+void DrawSemantics(const Shape& shape, const KvCacheConfig& config, Numbers& numbers,
+                   KvCacheManagerOptions& options) {
+  const Semantics presets[] = {Semantics::Vllm033(), Semantics::Vllm025(),
+                               Semantics::Vllm033Exactly()};
+  Semantics& semantics = options.semantics;
+  const auto [name, member] = kSwitches[numbers.Below(std::size(kSwitches))];
+  semantics = presets[numbers.Below(3)];
+  if (numbers.OneIn(3)) semantics.*member = !(semantics.*member);
+
+  const auto sizes = ResolveBlockSizes(config, options.enable_caching);
+  const int64_t unit = sizes.ok() ? sizes->scheduler_block_size : 1;
+  const bool has_sparse_groups =
+      std::any_of(config.groups.begin(), config.groups.end(), [](const KvCacheGroup& group) {
+        return group.spec.sliding_window() || group.spec.kind() == KvCacheSpecKind::kMamba;
+      });
+  const int64_t interval = has_sparse_groups ? unit * numbers.Below(3) : 0;
+  if (shape.retention_interval) {
+    semantics.retention_interval = shape.retention_interval;
+  } else if (shape.register_unreachable || numbers.OneIn(3)) {
+    semantics.retention_interval = std::nullopt;
+  } else {
+    semantics.retention_interval = interval;
+  }
+  const bool has_drafts =
+      shape.use_eagle || std::any_of(config.groups.begin(), config.groups.end(),
+                                     [](const KvCacheGroup& group) { return group.is_draft; });
+  if (!has_drafts) {
+    if (numbers.OneIn(6)) options.num_hash_lookahead_tokens = 1 + numbers.Below(3);
+    return;
+  }
+  if (numbers.OneIn(2)) options.use_eagle = true;
+  if (numbers.OneIn(3)) options.num_hash_lookahead_tokens = 1 + numbers.Below(3);
+  if (numbers.OneIn(2)) {
+    options.prefill_lookahead_tokens = std::min<int64_t>(unit, 1 + numbers.Below(4));
+  }
+}
+
+}  // namespace
+
 void SetPoolSize(KvCacheConfig& config, int64_t num_blocks, int64_t min_chunks) {
   config.num_blocks = num_blocks;
   if (!config.native) return;
@@ -169,10 +240,11 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
   options.compare_tokens_on_hit = numbers.OneIn(4) && !shape.partial_hits;
   options.partial_hits = shape.partial_hits;
   options.max_encoder_tokens = 24;
-  options.retention_interval = shape.retention_interval;
   options.register_unreachable_blocks = shape.register_unreachable;
   options.block_count_formula =
       numbers.OneIn(2) ? BlockCountFormula::kUpstream : BlockCountFormula::kExact;
+
+  DrawSemantics(shape, config, numbers, options);
 
   scenario.oracle_options = {
       .max_model_len = options.max_model_len,
@@ -185,9 +257,11 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
       .unhashed_first = options.free_order == FreeOrder::kUnhashedFirst,
       .exact_caps = options.block_count_formula == BlockCountFormula::kExact,
       .max_encoder_tokens = *options.max_encoder_tokens,
-      .retention_interval = options.retention_interval,
+      .semantics = options.semantics,
       .register_all = options.register_unreachable_blocks,
       .partial_hits = options.partial_hits,
+      .num_lookahead = options.num_hash_lookahead_tokens,
+      .prefill_lookahead = options.prefill_lookahead_tokens,
   };
   return scenario;
 }
@@ -206,7 +280,10 @@ std::string Scenario::ToString() const {
                   " eagle=", options.use_eagle, " events=", options.enable_events,
                   " watermark=", options.watermark,
                   " unhashed_first=", oracle_options.unhashed_first,
-                  " exact_caps=", oracle_options.exact_caps);
+                  " exact_caps=", oracle_options.exact_caps,
+                  " hash_lookahead=", options.num_hash_lookahead_tokens,
+                  " prefill_lookahead=", options.prefill_lookahead_tokens,
+                  " semantics=", Describe(options.semantics));
   return text;
 }
 

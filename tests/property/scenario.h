@@ -23,7 +23,7 @@ struct Shape {
   bool always_caching_off = false;
   // Page classes in chunks, whose number is drawn; default: every block serves every group.
   std::optional<NativeLayout> native = std::nullopt;
-  std::optional<int64_t> retention_interval = std::nullopt;
+  std::optional<int64_t> retention_interval = std::nullopt;  // default: drawn
   bool register_unreachable = false;
   bool partial_hits = false;
 
@@ -48,7 +48,8 @@ struct Scenario {
 void SetPoolSize(KvCacheConfig& config, int64_t num_blocks, int64_t min_chunks = 1);
 
 // Options drawn from `numbers`: pool size, lengths, caching, events, watermark, free order, hash,
-// cap formula.
+// cap formula; the semantics of an engine or one switch away from them; retention; for shapes with
+// drafts how far hashes and prefills look ahead.
 Scenario MakeScenario(const Shape& shape, uint64_t numbers);
 
 }  // namespace kvblocks::property

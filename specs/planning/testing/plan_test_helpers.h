@@ -23,6 +23,17 @@ inline PlanOptions Options(PlanPolicy policy, int64_t bytes, int64_t length,
 inline PlanOptions Upstream(int64_t bytes, int64_t length, int64_t in_flight = 8192) {
   return Options(PlanPolicy::kUpstream, bytes, length, in_flight);
 }
+inline PlanOptions Upstream025(int64_t bytes, int64_t length, int64_t in_flight = 8192) {
+  PlanOptions options = Upstream(bytes, length, in_flight);
+  options.version = EngineVersion::kVllm025;
+  return options;
+}
+inline PlanOptions InLayout(MemoryLayout layout, int64_t bytes, int64_t length,
+                            int64_t in_flight = 8192) {
+  PlanOptions options = Upstream(bytes, length, in_flight);
+  options.memory_layout = layout;
+  return options;
+}
 inline PlanOptions Exact(int64_t bytes, int64_t length, int64_t in_flight = 8192) {
   return Options(PlanPolicy::kExact, bytes, length, in_flight);
 }

@@ -185,6 +185,38 @@ std::vector<LayerCache> DeepseekV4(std::string_view pattern, bool fp8) {
   return caches;
 }
 
+std::vector<LayerCache> DeepseekV41Flash() {
+  const auto fp8 = [](auto options, int64_t block_size, int64_t head_size) {
+    options.block_size = block_size;
+    options.head_size = head_size;
+    options.dtype = DataType::kUint8;
+    options.alignment = 576;
+    options.model_version = ModelVersion::kDeepseekV4;
+    return options;
+  };
+  const KvCacheSpec window = Make<SlidingWindowMlaSpec>(fp8(
+      SlidingWindowMlaSpec::Options{
+          .sliding_window = 128, .quant_mode = QuantMode::kFp8DsMla, .bounded_replay = true},
+      32, 512));
+  const KvCacheSpec ring =
+      Make<RingSpec>({.block_size = 8, .head_size = 1024, .dtype = DataType::kFloat32});
+  std::vector<LayerCache> caches;
+  for (int i = 0; i < 40; ++i) {
+    const std::string layer = "layers." + std::to_string(i) + ".";
+    caches.push_back({.name = layer + "swa", .spec = window});
+    if (i != 2 && i != 8 && i != 14 && i != 20) continue;
+    const int64_t ratio = i == 20 ? 1 : 2;
+    const MlaAttentionSpec::Options rows = {.compress_ratio = ratio};
+    MlaAttentionSpec::Options main = fp8(rows, 64 * ratio, 512);
+    main.quant_mode = QuantMode::kFp8DsMla;
+    caches.push_back({.name = layer + "main", .spec = Make<MlaAttentionSpec>(main)});
+    caches.push_back(
+        {.name = layer + "indexer", .spec = Make<MlaAttentionSpec>(fp8(rows, 64 * ratio, 132))});
+    if (ratio == 2) caches.push_back({.name = layer + "ring", .spec = ring});
+  }
+  return caches;
+}
+
 std::string DeepseekV4FlashPattern() { return "WW" + Repeated("4H", 20) + "4"; }
 std::string DeepseekV4ProPattern() { return "HH" + Repeated("4H", 29) + "4"; }
 

@@ -42,6 +42,10 @@ std::vector<LayerCache> Gemma4(QuantMode mode = QuantMode::kNone);
 // DeepSeek-V4: W sliding only, 4 and H with compressed caches of ratio 4 and 128; every layer has a
 // sliding cache. fp8 rows aligned to 576 bytes, or bf16 rows aligned to 512.
 std::vector<LayerCache> DeepseekV4(std::string_view pattern, bool fp8 = true);
+// DeepSeek-V4.1-Flash in fp8: 40 windows that are replayed, rows of 2 tokens in layers 2, 8 and 14
+// and of 1 in layer 20.
+std::vector<LayerCache> DeepseekV41Flash();
+
 std::string DeepseekV4FlashPattern();  // 43 layers
 std::string DeepseekV4ProPattern();    // 61 layers
 
