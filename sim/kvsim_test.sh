@@ -111,22 +111,23 @@ says() {
   expect 0 '' "$@"
   tr -s '\n ' ' ' <out | grep -q -e "$pattern" || fail "kvsim $*: '$pattern' is not in: $(head -c 700 out)"
 }
-says 'engine vllm-0.33, async; at most 8,192 tokens and 1,024 requests per step, chosen as its server does on h100-sxm' replay --quiet
-says 'at most 16,384 tokens and 1,024 requests' replay --quiet --entry-point=offline
-says 'at most 2,048 tokens and 256 requests' replay --quiet --device=l40s --num-blocks=2000
-says 'at most 64 tokens and 64 requests per step, chosen' replay --quiet --max-num-batched-tokens=64
-says 'engine vllm-0.10, sync; .*per step, given' replay --quiet --engine=vllm-0.10 --max-num-seqs=8 --max-num-batched-tokens=64
+says 'engine vllm-0.33, async; at most 8,192 tokens and 1,024 requests per step, chosen as its server does on h100-sxm' replay
+says 'at most 16,384 tokens and 1,024 requests' replay --entry-point=offline
+says 'at most 2,048 tokens and 256 requests' replay --device=l40s --num-blocks=2000
+says 'at most 64 tokens and 64 requests per step, chosen' replay --max-num-batched-tokens=64
+says 'engine vllm-0.10, sync; .*per step, given' replay --engine=vllm-0.10 --max-num-seqs=8 --max-num-batched-tokens=64
 says '"engine": "vllm-0.25"' replay --quiet --json --engine=vllm-0.25
 says '"max_num_seqs": "1024"' replay --quiet --json
 says 'tokens; vllm-0.33' explain --num-blocks=2000
 says 'engine vllm-0.33' verify --quiet --num-blocks=2000 --max-tokens=2000
 
 # --- Drafters: look-ahead hashes lose no block to the drafter, a drop does ---
-hits() { expect 0 '' replay --quiet --json --num-blocks=2000 --num-draft-tokens=1 "$@"
-  grep -o '"name": "draft drop"[^}]*' out | grep -o '"tokens": "[0-9]*"' | grep -o '[0-9]*'; }
-[ "$(hits --drafter=eagle)" = 0 ] || fail "look-ahead hashes drop blocks"
-[ "$(hits --drafter=eagle --no-lookahead-hashes)" -gt 0 ] || fail "without them no block is dropped"
-[ "$(hits --drafter=ngram)" = 0 ] || fail "n-gram drafts drop blocks"
+dropped() { expect 0 '' replay --quiet --json --num-blocks=2000 --num-draft-tokens=1 "$@"
+  tr -s '\n ' ' ' <out | grep -o '"first_admission_misses".*' | grep -o '"cause": "draft drop"[^}]*' | head -1 |
+    grep -o '"tokens": "[0-9]*"' | grep -o '[0-9]*'; }
+[ "$(dropped --drafter=eagle)" = 0 ] || fail "look-ahead hashes drop blocks"
+[ "$(dropped --drafter=eagle --no-lookahead-hashes)" -gt 0 ] || fail "without them no block is dropped"
+[ "$(dropped --drafter=ngram)" = 0 ] || fail "n-gram drafts drop blocks"
 
 cat >groups.textproto <<'END'
 groups {

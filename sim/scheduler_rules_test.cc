@@ -355,7 +355,7 @@ TEST_F(SchedulerRulesTest, V89_OlderEnginesTrimWindowsByWhatIsScheduled) {
   }
 }
 
-// --- Look-ahead hashes (V-10) and drops (V-12) ---
+// --- Look-ahead hashes (V-10) and drops ---
 
 TEST_F(SchedulerRulesTest, V10_LookaheadHashesHitTheWholePrompt) {
   ASSERT_TRUE(
