@@ -66,11 +66,15 @@ void Fill(Replay& replay, uint64_t seed, const Case& which) {
     scheduler.max_num_scheduled_tokens = draw(5, scheduler.max_num_batched_tokens);
   }
   if (draw.OneIn(2)) {
-    scheduler.num_draft_tokens = draw(1, 3);
-    scheduler.num_lookahead_tokens = draw.OneIn(2) ? scheduler.num_draft_tokens : 0;
+    // Look-ahead hashes, drops, draft slots and prefill look-ahead come with the drafter.
+    const auto drafter = static_cast<Drafter>(draw(0, static_cast<int64_t>(Drafter::kDSpark)));
+    RC_ASSERT(ApplyDrafts({.drafter = drafter,
+                           .num_draft_tokens = draw(1, 2),
+                           .lookahead_hashes = drafter == Drafter::kMtpModules || !draw.OneIn(3)},
+                          &config)
+                  .ok());
     scheduler.acceptance = {
         .kind = AcceptanceModel::Kind::kIid, .probabilities = {0.6}, .seed = seed};
-    config.manager.use_eagle = scheduler.num_lookahead_tokens > 0 && draw.OneIn(2);
   }
   if (which.too_big) scheduler.too_big = TooBigRequest::kRun;
   config.zero_output = static_cast<ZeroOutput>(draw(0, 2));

@@ -90,7 +90,11 @@ void Fill(Replay& replay, ReplayMetricsOptions& metrics, uint64_t seed) {
     scheduler.max_num_scheduled_tokens = draw(5, scheduler.max_num_batched_tokens);
   }
   if (draw.OneIn(8)) {
-    scheduler.num_draft_tokens = draw(1, 3);
+    // In half of the cases with look-ahead hashes.
+    ASSERT_TRUE(ApplyDrafts({.drafter = draw.OneIn(2) ? Drafter::kMtp : Drafter::kNgram,
+                             .num_draft_tokens = draw(1, 3)},
+                            &config)
+                    .ok());
     scheduler.acceptance = {.kind = AcceptanceModel::Kind::kIid, .probabilities = {0.6}};
   }
   config.host_time_per_step = draw(0, 2) * 100 * kMillisecond;
