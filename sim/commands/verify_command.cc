@@ -123,8 +123,8 @@ class VerifyCommand final : public Command {
   ExitStatus Run() override;
 
  private:
-  std::string Report(const VerifyingObserver& observer, const SimulationResult& result,
-                     bool is_partial, double seconds) const;
+  std::string Report(const std::string& engine, const VerifyingObserver& observer,
+                     const SimulationResult& result, bool is_partial, double seconds) const;
 
   OptionParser* options_;
   ReplayInput input_;
@@ -133,12 +133,14 @@ class VerifyCommand final : public Command {
   bool poison_ = true, quiet_ = false;
 };
 
-std::string VerifyCommand::Report(const VerifyingObserver& observer, const SimulationResult& result,
-                                  bool is_partial, double seconds) const {
+std::string VerifyCommand::Report(const std::string& engine, const VerifyingObserver& observer,
+                                  const SimulationResult& result, bool is_partial,
+                                  double seconds) const {
   const attention::VerifierStats& stats = observer.verifier()->stats();
   const auto number = [](int64_t value) { return WithThousands(value); };
   const int64_t num_queries = stats.num_tokens * observer.num_layers();
   std::string text = Line("verified", observer.status().ok() ? "no wrong number" : "failed");
+  text += Line("engine", engine);
   for (size_t g = 0; g < observer.group_texts().size(); ++g) {
     text += Line(g == 0 ? "groups" : "", absl::StrCat(g, ": ", observer.group_texts()[g]));
   }
@@ -244,7 +246,7 @@ ExitStatus VerifyCommand::Run() {
   if (is_wrong) {
     std::fprintf(stderr, "kvsim verify: %s\n", std::string(observer.status().message()).c_str());
   }
-  if (!WriteStdout(Report(observer, (*simulation)->result(), is_partial, seconds)))
+  if (!WriteStdout(Report(config->engine(), observer, (*simulation)->result(), is_partial, seconds)))
     return kBadInput;
   return is_wrong ? kMissed : kDone;
 }
