@@ -36,9 +36,9 @@ class SchedulerRulesTest : public ::testing::Test {
 
   SchedulerOptions& scheduler() { return replay_.config.scheduler; }
   void Ngram(int64_t num_drafts) {
-    ASSERT_TRUE(ApplyDrafts({.drafter = Drafter::kNgram, .num_draft_tokens = num_drafts},
-                            &replay_.config)
-                    .ok());
+    ASSERT_TRUE(
+        ApplyDrafts({.drafter = Drafter::kNgram, .num_draft_tokens = num_drafts}, &replay_.config)
+            .ok());
   }
   // A prompt of its own, or tokens of a document.
   void Add(const std::string& id, double at, int64_t prompt, int64_t output,
@@ -88,17 +88,15 @@ TEST_F(SchedulerRulesTest, V70_AdaptiveThresholdIsTheShareOfABudget) {
   Add("A", 0, 12, 1);
   Add("B", 0, 12, 1);
   // 18 tokens for two, then for one alone all of them.
-  EXPECT_THAT(Lines(),
-              ElementsAre("0: A:9 [1,2,3], B:9 [4,5,6]", "1: A:3 [], B:3 [] fin A fin B"));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:9 [1,2,3], B:9 [4,5,6]", "1: A:3 [], B:3 [] fin A fin B"));
 }
 
 // --- V-71: two budgets ---
 
 TEST_F(SchedulerRulesTest, V71_DraftSlotsTakeOfTheSecondBudget) {
   scheduler().max_num_batched_tokens = 10;
-  ASSERT_TRUE(ApplyDrafts({.drafter = Drafter::kDraftModel, .num_draft_tokens = 1},
-                          &replay_.config)
-                  .ok());
+  ASSERT_TRUE(
+      ApplyDrafts({.drafter = Drafter::kDraftModel, .num_draft_tokens = 1}, &replay_.config).ok());
   EXPECT_EQ(scheduler().num_draft_slots, 1);
   Add("A", 0, 5, 1);
   Add("B", 0, 5, 1);
@@ -121,9 +119,8 @@ TEST_F(SchedulerRulesTest, V72_TheWalkGoesOnBehindWhoPreemptedItself) {
   replay_.Add({.id = "A", .prompt = 8, .output = 6, .at = 0, .priority = 5});
   replay_.Add({.id = "B", .prompt = 8, .output = 6, .at = 0.5, .priority = 1});
   EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2]", "1: A:1 [3], B:8 [4,5]", "2: A:1 [], B:1 [6]",
-                                   "3: A:1 [], B:1 []", "4: A:1 [], B:1 []",
-                                   "5: B:1 [] preempt A", "6: B:1 [3] fin B",
-                                   "7: A:5h8 [3,6] fin A"));
+                                   "3: A:1 [], B:1 []", "4: A:1 [], B:1 []", "5: B:1 [] preempt A",
+                                   "6: B:1 [3] fin B", "7: A:5h8 [3,6] fin A"));
 }
 
 TEST_F(SchedulerRulesTest, V72_AsynchronouslyOneCallEarlier) {
@@ -132,10 +129,9 @@ TEST_F(SchedulerRulesTest, V72_AsynchronouslyOneCallEarlier) {
   scheduler().async = true;
   replay_.Add({.id = "A", .prompt = 8, .output = 6, .at = 0, .priority = 5});
   replay_.Add({.id = "B", .prompt = 8, .output = 6, .at = 0.5, .priority = 1});
-  EXPECT_THAT(Lines(),
-              ElementsAre("0: A:8 [1,2]", "0: A:1 [3]", "1: A:1 [], B:8 [4,5]",
-                          "2: A:1 [], B:1 [6]", "3: A:1 [], B:1 []", "4: B:1 [] preempt A",
-                          "5: B:1 []", "6: B:1 [3] fin B", "8: A:5h8 [3,6] fin A"));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2]", "0: A:1 [3]", "1: A:1 [], B:8 [4,5]",
+                                   "2: A:1 [], B:1 [6]", "3: A:1 [], B:1 []", "4: B:1 [] preempt A",
+                                   "5: B:1 []", "6: B:1 [3] fin B", "8: A:5h8 [3,6] fin A"));
 }
 
 // --- V-73: active requests ---
@@ -153,8 +149,7 @@ TEST_F(SchedulerRulesTest, V74_TheFirstOfAStepIsPaddedBehindAHit) {
   Ngram(2);
   Add("A", 0, 8, 1, Tokens(1, 8));
   Add("B", 2, 9, 2, Tokens(1, 9));
-  EXPECT_THAT(Lines(),
-              ElementsAre("0: A:8 [1,2] fin A", "2: B:3h8 [3]", "3: B:3 [] fin B"));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: B:3h8 [3]", "3: B:3 [] fin B"));
 }
 
 TEST_F(SchedulerRulesTest, V74_AndBehindAnotherAdmission) {
@@ -208,8 +203,8 @@ TEST_F(SchedulerRulesTest, V77_PromptsKeepTheirDistanceWhileSomethingDecodes) {
   Add("A", 0, 4, 8);
   Add("B", 0.5, 4, 1);
   Add("C", 3.5, 4, 1);
-  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:1 [2]", "2: A:1 []", "3: A:1 [], B:4 [3] fin B",
-                                   "4: A:1 []", "5: A:1 [4]",
+  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:1 [2]", "2: A:1 []",
+                                   "3: A:1 [], B:4 [3] fin B", "4: A:1 []", "5: A:1 [4]",
                                    "6: A:1 [], C:4 [5] fin C", "7: A:1 [] fin A"));
 }
 
@@ -221,19 +216,18 @@ TEST_F(SchedulerRulesTest, V77_ButAQueueThatWasNotEmptiedGoesOn) {
   Add("C", 0.5, 4, 1);
   Add("D", 4.5, 4, 1);
   // At 3 C gets one token of its prompt and nobody is left waiting, so the rest of it is held.
-  EXPECT_THAT(Lines(),
-              ElementsAre("0: A:4 [1]", "1: A:1 [2]", "2: A:1 []", "3: A:1 [], B:4 [3], C:1 [4] fin B",
-                          "4: A:1 []", "5: A:1 [5]", "6: A:1 [], C:3 [], D:2 [6] fin C",
-                          "7: A:1 [] fin A", "8: D:2 [] fin D"));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:1 [2]", "2: A:1 []",
+                                   "3: A:1 [], B:4 [3], C:1 [4] fin B", "4: A:1 []", "5: A:1 [5]",
+                                   "6: A:1 [], C:3 [], D:2 [6] fin C", "7: A:1 [] fin A",
+                                   "8: D:2 [] fin D"));
 }
 
 // --- V-80, V-81: where parts of prompts end ---
 
 TEST_F(SchedulerRulesTest, V80_ADrafterOfSeveralModulesReadsBehindAPart) {
   scheduler().max_num_batched_tokens = 8;
-  ASSERT_TRUE(ApplyDrafts({.drafter = Drafter::kMtpModules, .num_draft_tokens = 3},
-                          &replay_.config)
-                  .ok());
+  ASSERT_TRUE(
+      ApplyDrafts({.drafter = Drafter::kMtpModules, .num_draft_tokens = 3}, &replay_.config).ok());
   Add("A", 0, 10, 1);
   // 8 would leave 2 tokens, fewer than the three that the drafter reads.
   EXPECT_THAT(Lines(), ElementsAre("0: A:7 [1,2,3]", "1: A:3 [4] fin A"));
@@ -253,8 +247,8 @@ TEST_F(SchedulerRulesTest, V81_APartThatWouldEndBeforeABlockWaits) {
   Add("A", 0, 11, 1);
   Add("B", 0, 11, 1);
   // A stops at 8, the end of its last block; the 6 tokens left do not fill a block of B.
-  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2]", "1: A:3 [3,4], B:8 [5,6] fin A",
-                                   "2: B:3 [4,3] fin B"));
+  EXPECT_THAT(Lines(),
+              ElementsAre("0: A:8 [1,2]", "1: A:3 [3,4], B:8 [5,6] fin A", "2: B:3 [4,3] fin B"));
 }
 
 TEST_F(SchedulerRulesTest, V81_BlocksLongerThanAStepAreComputedInParts) {
@@ -305,8 +299,8 @@ TEST_F(SchedulerRulesTest, V84_AnAbortComesBeforeTheOutputsOfItsStep) {
   replay_.Add({.id = "B", .prompt = 4, .output = 9, .abort_after = 1.5});
   Add("C", 2, 4, 1);
   // B's blocks are free before those of A, which ends with the same step.
-  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1], B:4 [2]", "1: A:1 [3], B:1 [4] fin A",
-                                   "2: C:4 [3] fin C"));
+  EXPECT_THAT(Lines(),
+              ElementsAre("0: A:4 [1], B:4 [2]", "1: A:1 [3], B:1 [4] fin A", "2: C:4 [3] fin C"));
   EXPECT_EQ(replay_.token_times["B"].size(), 1u);
 }
 
@@ -366,11 +360,10 @@ TEST_F(SchedulerRulesTest, V10_LookaheadHashesHitTheWholePrompt) {
 }
 
 TEST_F(SchedulerRulesTest, V10_WithoutThemTheLastBlockIsDropped) {
-  ASSERT_TRUE(ApplyDrafts({.drafter = Drafter::kEagle,
-                           .num_draft_tokens = 1,
-                           .lookahead_hashes = false},
-                          &replay_.config)
-                  .ok());
+  ASSERT_TRUE(
+      ApplyDrafts({.drafter = Drafter::kEagle, .num_draft_tokens = 1, .lookahead_hashes = false},
+                  &replay_.config)
+          .ok());
   EXPECT_TRUE(replay_.config.manager.use_eagle);
   Add("A", 0, 9, 1, Tokens(1, 9));
   Add("B", 2, 9, 1, Tokens(1, 9));

@@ -123,9 +123,9 @@ void Scheduler::ScheduleRunning(SimTime now) {
     const int64_t to_come = request.num_placeholders;
     // The step under way reaches the end even if it accepts no draft.
     if (to_come > 0 && computed + 2 - to_come >= request.full_length) continue;
-    int64_t num_tokens = std::min({request.num_known + request.num_drafts + to_come - computed,
-                                   longest_part_, budget_, slot_budget_ - draft_slots,
-                                   max_model_len_ - 1 - computed});
+    int64_t num_tokens =
+        std::min({request.num_known + request.num_drafts + to_come - computed, longest_part_,
+                  budget_, slot_budget_ - draft_slots, max_model_len_ - 1 - computed});
     if (num_tokens <= 0) continue;
     num_tokens = PartOfPrompt(request, computed, num_tokens);
     if (num_tokens == 0) continue;
@@ -161,7 +161,8 @@ void Scheduler::ScheduleRunning(SimTime now) {
 // What a step computes of a request's next `num_tokens` tokens: a prompt's part may have to end
 // earlier. A drafter of several modules reads so many tokens behind it, or none at the prompt's end
 // (V-80). 0: nothing in this step.
-int64_t Scheduler::PartOfPrompt(const SimRequest& request, int64_t computed, int64_t num_tokens) const {
+int64_t Scheduler::PartOfPrompt(const SimRequest& request, int64_t computed,
+                                int64_t num_tokens) const {
   const int64_t left = request.num_known - computed - num_tokens;
   if (left > 0 && left < num_prefill_lookahead_) {
     num_tokens = std::max<int64_t>(num_tokens - (num_prefill_lookahead_ - left), 0);
@@ -190,8 +191,7 @@ int64_t Scheduler::PartUpToState(const SimRequest& request, int64_t computed,
   const int64_t last = manager_->options().use_eagle
                            ? down(request.num_known) - block
                            : down(request.num_known - std::max<int64_t>(1, num_hash_lookahead_));
-  const int64_t shared =
-      request.kv == nullptr ? 0 : down(request.kv->shared_prefix_boundary());
+  const int64_t shared = request.kv == nullptr ? 0 : down(request.kv->shared_prefix_boundary());
   const int64_t block_end = computed % block == 0 ? 0 : down(computed) + block;
   for (const int64_t stop : {block_end, last, shared}) {
     if (stop > computed) end = std::min(end, stop);
@@ -244,9 +244,8 @@ SimRequest* Scheduler::TakeVictim(size_t& index) {
 }
 
 bool Scheduler::HasPart(const SimRequest& request) const {
-  return std::any_of(
-      step_->scheduled.begin(), step_->scheduled.end(),
-      [&](const ScheduledRecord& record) { return record.request == &request; });
+  return std::any_of(step_->scheduled.begin(), step_->scheduled.end(),
+                     [&](const ScheduledRecord& record) { return record.request == &request; });
 }
 
 void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now) {

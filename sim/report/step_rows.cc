@@ -89,7 +89,8 @@ void StepRows::OnStepFinished(const StepRecord& step) {
   absl::StrAppend(&buffer_, row.step, ",", Ms(step.start), ",", Ms(step.end), ",", step.num_tokens,
                   ",", step.num_prefill_tokens, ",", step.num_decode_tokens, ",",
                   step.scheduled.size(), ",", row.num_running, ",", row.num_waiting, ",",
-                  row.num_free, ",", row.num_preempted, ",", row.num_new_blocks, ",", row.num_hit_tokens, ",");
+                  row.num_free, ",", row.num_preempted, ",", row.num_new_blocks, ",",
+                  row.num_hit_tokens, ",");
   if (with_requests_) absl::StrAppend(&buffer_, row.requests, ",");
   absl::StrAppend(&buffer_, absl::Hex(row.digest, absl::kZeroPad16), "\r\n");
   if (buffer_.size() >= kBufferBytes) Flush();

@@ -43,7 +43,8 @@ class ScheduleWriter final : public sim::EngineObserver {
     call.preempted = std::exchange(preempted_, {});
     if (!step.scheduled.empty()) {
       call.step = step.step;
-      for (const sim::ScheduledRecord& record : step.scheduled) call.parts.push_back(PartOf(record));
+      for (const sim::ScheduledRecord& record : step.scheduled)
+        call.parts.push_back(PartOf(record));
       under_way_.push_back(lines_.size());
       next_is_outputs_ = static_cast<int64_t>(under_way_.size()) == max_in_flight_;
     }
@@ -80,9 +81,9 @@ class ScheduleWriter final : public sim::EngineObserver {
     uLong crc = crc32(0, nullptr, 0);
     for (const BlockId id : pool.free_queue().Walk()) {
       const auto word = static_cast<uint32_t>(id);
-      const std::array<Bytef, 4> bytes = {
-          static_cast<Bytef>(word), static_cast<Bytef>(word >> 8), static_cast<Bytef>(word >> 16),
-          static_cast<Bytef>(word >> 24)};
+      const std::array<Bytef, 4> bytes = {static_cast<Bytef>(word), static_cast<Bytef>(word >> 8),
+                                          static_cast<Bytef>(word >> 16),
+                                          static_cast<Bytef>(word >> 24)};
       crc = crc32(crc, bytes.data(), bytes.size());
     }
     lines_.emplace_back(ScheduleEnd{.time = simulation.result().end_time / kMillisecond,

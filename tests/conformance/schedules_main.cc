@@ -45,12 +45,13 @@ int main(int argc, char** argv) {
     const auto result = ReplayScheduleFile(argv[i], options);
     int64_t num_upstream_steps = -1;  // if it agrees with the upstream gate only
     if (tries_both_gates && result.ok() && result->differing_line > 0) {
-      const auto upstream = ReplayScheduleFile(argv[i], {.upstream_gate = true,
-                                                         .exact_steps = options.exact_steps});
+      const auto upstream =
+          ReplayScheduleFile(argv[i], {.upstream_gate = true, .exact_steps = options.exact_steps});
       if (upstream.ok() && upstream->differing_line == 0) num_upstream_steps = upstream->num_steps;
     }
     if (num_upstream_steps >= 0) {
-      std::cout << argv[i] << ": " << num_upstream_steps << " steps, ok with --gate=upstream only\n";
+      std::cout << argv[i] << ": " << num_upstream_steps
+                << " steps, ok with --gate=upstream only\n";
     } else if (!result.ok()) {
       std::cerr << result.status().message() << "\n";
       exit_status = 2;
