@@ -1,4 +1,5 @@
-// What look-ups, windows and registration do next to drafters: V-10 to V-14.
+// What versions of engines do in look-ups, windows and registration: next to drafters (V-10 to
+// V-14), at the ends of prompts (V-20) and where we deviate from them (V-36).
 
 #include <optional>
 #include <string>
@@ -34,7 +35,7 @@ KvCacheConfig FullAndDraftWindow(int64_t full_size, int64_t window_size, int64_t
 
 // V-14, BM-114: a window keeps two tokens more for a drafter that may compute them again, which no
 // look-up returns; the hit is none the less what the next token needs.
-TEST(DraftingRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
+TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
   const auto manager =
       Manager(60, {Window(4, 9)}, {.use_eagle = true, .prefill_lookahead_tokens = 3});
   const auto first = NewRequest(*manager, Tokens(24));
@@ -56,7 +57,7 @@ TEST(DraftingRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
 }
 
 // V-14: 17 tokens reach the first boundary, 16; of them 15 are final, which fill one block of 8.
-TEST(DraftingRulesTest, AllTokensDecideWhetherAFinalOneIsRegistered) {
+TEST(VersionRulesTest, AllTokensDecideWhetherAFinalOneIsRegistered) {
   const auto manager = Manager(FullAndDraftWindow(16, 8, 9),
                                {.use_eagle = true, .prefill_lookahead_tokens = 3});
   const auto request = NewRequest(*manager, Tokens(17));
@@ -68,7 +69,7 @@ TEST(DraftingRulesTest, AllTokensDecideWhetherAFinalOneIsRegistered) {
 }
 
 // V-10: a block whose hash waits for tokens is no part of a look-up, and a reason of its own.
-TEST(DraftingRulesTest, BlocksWithoutTheirLookaheadTokensAreExplained) {
+TEST(VersionRulesTest, BlocksWithoutTheirLookaheadTokensAreExplained) {
   const auto manager = Manager(60, {Full(4), Window(4, 5)}, {.num_hash_lookahead_tokens = 3});
   const auto request = NewRequest(*manager, Tokens(16));
   ASSERT_TRUE(Step(*manager, *request, 16));
@@ -85,7 +86,7 @@ TEST(DraftingRulesTest, BlocksWithoutTheirLookaheadTokensAreExplained) {
 
 // V-12: in a hybrid model the block that is dropped may be the last full one, and the group alone
 // would reach as far.
-TEST(DraftingRulesTest, AGroupAloneReachesAsFarAsTheHit) {
+TEST(VersionRulesTest, AGroupAloneReachesAsFarAsTheHit) {
   const auto manager = Manager(FullAndDraftWindow(4, 4, 5), {.use_eagle = true});
   const auto request = NewRequest(*manager, Tokens(16));
   ASSERT_TRUE(Step(*manager, *request, 16));
@@ -95,8 +96,54 @@ TEST(DraftingRulesTest, AGroupAloneReachesAsFarAsTheHit) {
   EXPECT_EQ(Missed(*manager, Tokens(16)), "last token 12+4");
 }
 
+// V-20: a block that is full by now is still hit up to the end of the prompt, and the hit is good as
+// long as the block has that key, whatever else was removed in between.
+TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
+  KvCacheConfig config = Config(40, {Full(4)});
+  config.groups.push_back(
+      {.spec = MambaSpec::Create({.block_size = 4,
+                                  .states = {{{16}}},
+                                  .cache_mode = MambaCacheMode::kAlign})
+                   .value()});
+  config.hash_block_size = 2;
+  const auto manager = Manager(config, {.partial_hits = true});
+  const auto step = [&](Request& request, int64_t n) {
+    manager->NewStepStarts();
+    ASSERT_TRUE(Step(*manager, request, n).has_value());
+    ASSERT_TRUE(manager->ReleaseBlockCopies(manager->TakeBlockCopies()).ok());
+  };
+  const auto donor = NewRequest(*manager, Tokens(7), "donor");
+  step(*donor, 6);  // where the prompt's tail is
+  step(*donor, 1);
+  ASSERT_TRUE(donor->AppendOutputTokens({900}).ok());
+  step(*donor, 1);
+  const BlockId full_block = manager->GetBlocks(*donor, 0)[1];
+  ASSERT_EQ(manager->pool().further_keys(full_block).size(), 1u);
+  const auto unrelated = NewRequest(*manager, Tokens(4, 300), "unrelated");
+  step(*unrelated, 4);
+
+  const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
+  const ComputedBlocks hits = Hits(*manager, *request);
+  ASSERT_EQ(hits.num_tokens(), 6);
+  ASSERT_EQ(hits.blocks(0)[1], full_block);
+  const BlockId gone[] = {manager->GetBlocks(*unrelated, 0)[0]};
+  ASSERT_TRUE(manager->EvictBlocks(gone).ok());
+  manager->NewStepStarts();
+  const auto slots =
+      manager->AllocateSlots(*request, {.num_new_tokens = 3, .computed_blocks = &hits});
+  EXPECT_TRUE(slots.ok()) << slots.status();
+  ASSERT_TRUE(manager->ReleaseBlockCopies(manager->TakeBlockCopies()).ok());
+  // Without that key it is stale.
+  const auto late = NewRequest(*manager, Tokens(6) + Tokens(3, 600), "late");
+  const ComputedBlocks stale = Hits(*manager, *late);
+  const BlockId tail[] = {full_block};
+  ASSERT_TRUE(manager->EvictBlocks(tail).ok());
+  EXPECT_FALSE(
+      manager->AllocateSlots(*late, {.num_new_tokens = 3, .computed_blocks = &stale}).ok());
+}
+
 // V-36: even where stale hits are adopted, a page of another size never is.
-TEST(DraftingRulesTest, StaleHitsOfAnotherPageSizeAreRefused) {
+TEST(VersionRulesTest, StaleHitsOfAnotherPageSizeAreRefused) {
   KvCacheConfig config = Config(0, {Full(4), Window(4, 8)});
   config.native = NativeLayout{.num_chunks = 3, .pages_per_chunk = {2, 3}, .class_of_group = {0, 1}};
   config.num_blocks = 1 + 3 * config.native->ids_per_chunk();
