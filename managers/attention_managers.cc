@@ -111,7 +111,7 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
   const int64_t num_groups = static_cast<int64_t>(query.groups.size());
   const int64_t margin = query.drop_last_block ? 1 : 0;
-  const int64_t num_positions = keeps_nothing_ ? 0 : block_size_.FloorDiv(query.max_tokens);
+  const int64_t num_positions = block_size_.FloorDiv(query.max_tokens);
   // A hit of `end` blocks needs positions [end - tail_blocks_, end + margin). Among those probed,
   // only the latest such span matters, so a ring of that width holds what was found, per group. It
   // never spans more positions than there are.

@@ -579,8 +579,6 @@ FAULTS = [
           "/*caps_before_hits=*/false);", "/*caps_before_hits=*/{F} && options_.semantics.caps_need_before_hits);"),
     Fault("a window of one token keeps something", _ATTENTION,
           "if (!keeps_nothing_) {", "if (!keeps_nothing_ || {F}) {"),
-    Fault("a window of one token hits something", _ATTENTION,
-          "num_positions = keeps_nothing_ ? 0 :", "num_positions = keeps_nothing_ && !{F} ? 0 :"),
     Fault("a draft window's hit is aligned once", _ATTENTION,
           "aligns_before_drop && margin > 0", "aligns_before_drop && !{F} && margin > 0"),
     Fault("a draft window's whole hit is aligned twice", _ATTENTION,
