@@ -178,15 +178,22 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::TakePermanentBlocks(int64_t k, G
 void BlockPool::EvictOne(uint64_t place, BlockId id, RemovalReason reason) {
   const GroupId group = records_[id].key_group;
   if (history_ != nullptr && !records_[id].has_duplicates) {
-    history_->OnRemoved(
-        records_.hash(id), group,
-        {.num_blocks_taken = num_blocks_taken_, .was_reused = reason == RemovalReason::kReused});
+    RememberRemoval(records_.hash(id), group, reason);
   }
   table_.Erase(place, id);
   ++removal_epoch_;
   if (!partial_tokens_.empty()) partial_tokens_.erase(id);
   if (enable_events_) EmitRemoved(records_.hash(id), group, reason);
   if (!further_keys_.empty()) DropFurtherKeys(id, reason);
+}
+
+// The key goes from the last block that has it as its first one.
+void BlockPool::RememberRemoval(const BlockHash& hash, GroupId group, RemovalReason reason) {
+  // What was replaced is still there, in a block that stands for more.
+  if (reason == RemovalReason::kReplaced || HasFurtherKey(hash, group)) return;
+  history_->OnRemoved(
+      hash, group,
+      {.num_blocks_taken = num_blocks_taken_, .was_reused = reason == RemovalReason::kReused});
 }
 
 void BlockPool::EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason) {
@@ -285,8 +292,6 @@ void BlockPool::CacheFullBlocks(const PrefixContent& content, absl::Span<const B
   std::array<uint64_t, kBatch> places;
   int64_t batch_begin = from;
   int64_t batch_end = from;
-  const bool has_variants =
-      history_ != nullptr && content.has_extra_keys() && content.knows_plain_hashes();
   int64_t run_begin = -1;  // first position of the run being registered, -1: none
   for (int64_t i = from; i < to; ++i) {
     if (i == batch_end) {
@@ -311,10 +316,7 @@ void BlockPool::CacheFullBlocks(const PrefixContent& content, absl::Span<const B
                   group, id);
     if (tokens_) tokens_->Store(id, content, i * block_size, (i + 1) * block_size);
     if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
-    if (has_variants) {
-      history_->OnVariantStored(content.PlainHashOfBlock(i, per_block),
-                                content.HashOfBlock(i, per_block));
-    }
+    if (history_ != nullptr) RememberVariant(content, i, per_block);
     if (run_begin < 0) run_begin = i;
   }
   if (one_event_per_registration_ && to > from) {
@@ -394,6 +396,15 @@ void BlockPool::RememberAll() {
     const GroupId group = records_[id].key_group;
     if (group < 0 || table_.Find(records_.hash(id), group) != id) continue;  // or a duplicate
     history_->OnRemoved(records_.hash(id), group, {.num_blocks_taken = num_blocks_taken_});
+  }
+  if (further_keys_.empty()) return;
+  for (BlockId id = 1; id < num_blocks(); ++id) {
+    const auto keys = further_keys_.find(id);
+    if (keys == further_keys_.end()) continue;
+    for (const auto& [hash, group] : keys->second) {
+      if (FindCached(hash, group) != id) continue;
+      history_->OnRemoved(hash, group, {.num_blocks_taken = num_blocks_taken_});
+    }
   }
 }
 

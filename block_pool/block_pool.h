@@ -129,8 +129,16 @@ class BlockPool {
     const BlockId id = FindCached(content.HashOfBlock(position, per_block), group);
     return id == kNullBlockId || Matches(id, content, position, per_block) ? id : kNullBlockId;
   }
-  // The same for out.size() positions from `begin` on, until one is missing: writes their blocks and
-  // returns their number.
+  // The block that holds tokens [begin, end) of a content, with `end` inside it or at its end, and is
+  // cached under the key of the first `end`; it may hold more of them. Compared as above.
+  BlockId FindCachedTail(const PrefixContent& content, int64_t begin, int64_t end,
+                         GroupId group) const {
+    const BlockId id =
+        FindCached(content.HashOfBlock(end / content.hash_block_size() - 1, 1), group);
+    return id == kNullBlockId || StartsWith(id, content, begin, end) ? id : kNullBlockId;
+  }
+  // As FindCached for out.size() positions from `begin` on, until one is missing: writes their blocks
+  // and returns their number.
   size_t FindCachedRun(const PrefixContent& content, int64_t begin, int64_t per_block,
                        GroupId group, absl::Span<BlockId> out) const;
   // Whether the block's tokens are those of the position; true if the pool keeps none.
@@ -139,6 +147,10 @@ class BlockPool {
     return !tokens_ ||
            tokens_->Matches(id, content, position * per_block * content.hash_block_size(),
                             (position + 1) * per_block * content.hash_block_size());
+  }
+  // Whether the block's tokens begin with these of the content; true if the pool keeps none.
+  bool StartsWith(BlockId id, const PrefixContent& content, int64_t begin, int64_t end) const {
+    return !tokens_ || tokens_->StartsWith(id, content, begin, end);
   }
   bool compares_tokens() const { return tokens_.has_value(); }
 
@@ -150,13 +162,13 @@ class BlockPool {
                        int64_t to, int64_t block_size, GroupId group,
                        absl::Span<const uint8_t> mask = {});
 
-  // Registers a block under the key of its content's first num_tokens, which end inside it; a key
-  // for fewer tokens is replaced, and CacheFullBlocks replaces this one when the block is full.
-  // Where the block's key covers more tokens, this one is a further key of it with
-  // adds_further_keys; otherwise nothing changes. False if nothing changed. REQUIRES: num_tokens is
-  // a multiple of the hash block size and hashed; no chunks, tokens or history are kept.
+  // Registers a block of `block_size` tokens under the key of its content's first num_tokens, which
+  // end inside it; a key for fewer tokens is replaced, and CacheFullBlocks replaces this one when
+  // the block is full. Where the block's key covers more tokens, this one is a further key of it
+  // with adds_further_keys; otherwise nothing changes. False if nothing changed. REQUIRES:
+  // num_tokens is a multiple of the hash block size and hashed.
   bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
-                            GroupId group, bool adds_further_keys = false);
+                            int64_t block_size, GroupId group, bool adds_further_keys = false);
   struct FurtherKey {
     BlockHash hash;
     GroupId group;
@@ -184,6 +196,14 @@ class BlockPool {
   // Gives such a key to another block, which is to get the same content; no event. Look-ups made
   // before are no longer fresh. REQUIRES: both referenced, `to` without key.
   void MovePartialKey(BlockId from, BlockId to);
+
+  // Reports blocks that hold the first num_tokens of a content as stored events, as if they were
+  // registered now: one per run of real blocks, and one for a tail if the tokens end inside the last
+  // block and it is cached as such. With one_event_per_registration one for all positions, as
+  // CacheFullBlocks. Nothing else changes. REQUIRES: real blocks are cached under the content's
+  // hashes.
+  void ReportStored(const PrefixContent& content, absl::Span<const BlockId> blocks,
+                    int64_t num_tokens, int64_t block_size, GroupId group);
 
   // Takes these blocks out of the prefix cache, in ascending order; blocks in use stay in use,
   // queued ones keep their place. InvalidArgument, and nothing changed, if an id is outside the
@@ -251,6 +271,15 @@ class BlockPool {
   void AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id);
   void DropFurtherKeys(BlockId id, RemovalReason reason);
   BlockId EarlierOf(BlockId first, const BlockHash& hash, GroupId group) const;
+  bool HasFurtherKey(const BlockHash& hash, GroupId group) const {
+    return !further_keys_.empty() && blocks_of_further_keys_.contains({hash, group});
+  }
+  void RememberVariant(const PrefixContent& content, int64_t position, int64_t per_block) {
+    if (history_ == nullptr || !content.has_extra_keys() || !content.knows_plain_hashes()) return;
+    history_->OnVariantStored(content.PlainHashOfBlock(position, per_block),
+                              content.HashOfBlock(position, per_block));
+  }
+  void RememberRemoval(const BlockHash& hash, GroupId group, RemovalReason reason);
   void EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason);
   void RememberAll();
   void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,

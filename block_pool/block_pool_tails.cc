@@ -2,7 +2,7 @@
 //
 // The first key of a block is in the table. Such a key is it as long as the block holds no more
 // tokens; once the block has a key for more, it is a further one, and these stand beside the table,
-// since there are few.
+// since there are few. All of them end in the tokens that the block stands for.
 
 #include <algorithm>
 #include <utility>
@@ -14,7 +14,7 @@
 namespace kvblocks {
 
 bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
-                                     GroupId group, bool adds_further_keys) {
+                                     int64_t block_size, GroupId group, bool adds_further_keys) {
   const int64_t end = num_tokens / content.hash_block_size();
   const BlockHash& hash = content.HashOfBlock(end - 1, 1);
   if (HasKey(id, hash, group)) return false;
@@ -23,6 +23,7 @@ bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, i
     if (covered == 0 || covered >= num_tokens) {
       if (!adds_further_keys) return false;
       AddFurtherKey(hash, group, id);
+      RememberVariant(content, end - 1, 1);
       EmitStored(content, end - 1, end, content.hash_block_size(), group);
       return true;
     }
@@ -30,7 +31,9 @@ bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, i
   }
   table_.Insert(hash, group, id);
   partial_tokens_[id] = {num_tokens, num_tail_keys_++};
+  if (tokens_) tokens_->Store(id, content, (num_tokens - 1) / block_size * block_size, num_tokens);
   if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
+  RememberVariant(content, end - 1, 1);
   EmitStored(content, end - 1, end, content.hash_block_size(), group);
   return true;
 }
@@ -51,6 +54,7 @@ void BlockPool::MovePartialKey(BlockId from, BlockId to) {
   table_.Erase(from);
   table_.Insert(hash, group, to);
   partial_tokens_[to] = {num_tokens, num_tail_keys_++};
+  if (tokens_) tokens_->Copy(from, to);
   ++removal_epoch_;
 }
 
@@ -66,6 +70,9 @@ void BlockPool::DropFurtherKeys(BlockId id, RemovalReason reason) {
     const auto holders = blocks_of_further_keys_.find({hash, group});
     std::erase_if(holders->second, [id](const FurtherHolder& holder) { return holder.id == id; });
     if (holders->second.empty()) blocks_of_further_keys_.erase(holders);
+    if (history_ != nullptr && table_.Find(hash, group) == kNullBlockId) {
+      RememberRemoval(hash, group, reason);
+    }
     if (enable_events_) EmitRemoved(hash, group, reason);
   }
   further_keys_.erase(it);

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -45,11 +46,30 @@ class BlockTokens {
     }
   }
 
+  // The block `to` gets the content of another one.
+  void Copy(BlockId from, BlockId to) {
+    num_tokens_[static_cast<size_t>(to)] = num_tokens_[static_cast<size_t>(from)];
+    std::copy_n(TokensOf(from), num_tokens_[static_cast<size_t>(to)], TokensOf(to));
+    if (const auto keys = extra_keys_.find(from); keys != extra_keys_.end()) {
+      std::string copy = keys->second;
+      extra_keys_[to] = std::move(copy);
+    } else {
+      extra_keys_.erase(to);
+    }
+  }
+
   // Whether the block stands for just these; false for a content without token ids. REQUIRES: as
   // Store.
   bool Matches(BlockId id, const PrefixContent& content, int64_t begin, int64_t end) const {
+    const int64_t length = end + content.num_lookahead_tokens() - begin;
+    return num_tokens_[static_cast<size_t>(id)] == length && StartsWith(id, content, begin, end);
+  }
+  // Whether the block stands for these and maybe more. False also where the extra keys of what it
+  // stands for are not those of the tokens asked for, as when an image begins behind them: nobody
+  // knows which keys belong to which tokens.
+  bool StartsWith(BlockId id, const PrefixContent& content, int64_t begin, int64_t end) const {
     end += content.num_lookahead_tokens();
-    if (!content.has_token_ids() || num_tokens_[static_cast<size_t>(id)] != end - begin)
+    if (!content.has_token_ids() || num_tokens_[static_cast<size_t>(id)] < end - begin)
       return false;
     if (!std::equal(content.token_ids().begin() + begin, content.token_ids().begin() + end,
                     TokensOf(id))) {

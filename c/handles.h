@@ -17,8 +17,10 @@ struct kvb_manager {
   std::unique_ptr<kvblocks::KvCacheManager> manager;
   // The caller's handle and one per request: requests may outlive the caller's handle.
   int64_t num_users = 1;
-  // What the latest kvb_manager_take_copies and kvb_manager_get_free_list handed out.
+  // What the latest kvb_manager_take_copies, kvb_manager_take_new_blocks and
+  // kvb_manager_get_free_list handed out.
   std::vector<kvb_block_copy> copies = {};
+  std::vector<kvblocks::BlockId> new_blocks = {};
   std::vector<kvblocks::BlockId> free_list = {};
 
   void Release() {

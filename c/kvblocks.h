@@ -228,6 +228,12 @@ KVB_API kvb_status kvb_manager_take_copies(kvb_manager* manager, const kvb_block
 KVB_API kvb_status kvb_manager_release_copies(kvb_manager* manager, const kvb_block_copy* copies,
                                               size_t num_copies);
 
+/* With the option report_new_blocks: the blocks that groups other than Mamba and rings took since
+ * the last call, in the order of taking; a block that was freed and taken again stands there twice.
+ * The list is then empty; the array is valid until the next call of this function. */
+KVB_API kvb_status kvb_manager_take_new_blocks(kvb_manager* manager, const int32_t** blocks,
+                                               size_t* num_blocks);
+
 /* KVB_INTERNAL, with what is wrong, unless pool, tables and references agree. O(blocks). */
 KVB_API kvb_status kvb_manager_check_invariants(const kvb_manager* manager);
 

@@ -110,7 +110,7 @@ kvb_status kvb_manager_get_group(const kvb_manager* manager, int32_t group, kvb_
     const KvCacheGroup& g = config.groups[static_cast<size_t>(group)];
     const kvb_group_info value = {.struct_size = sizeof(value),
                                   .kind = StaticText(g.spec.kind_name()),
-                                  .block_size = g.spec.block_size(),
+                                  .block_size = manager->manager->group(group).block_size(),
                                   .page_bytes = g.spec.page_bytes(),
                                   .num_layers = static_cast<int64_t>(g.layer_names.size()),
                                   .sliding_window = g.spec.sliding_window().value_or(0),
@@ -246,6 +246,19 @@ kvb_status kvb_manager_release_copies(kvb_manager* manager, const kvb_block_copy
           {.group = copies[i].group, .source = copies[i].source, .target = copies[i].target});
     }
     return Fail(manager->manager->ReleaseBlockCopies(made));
+  });
+}
+
+kvb_status kvb_manager_take_new_blocks(kvb_manager* manager, const int32_t** blocks,
+                                       size_t* num_blocks) {
+  KVB_REQUIRE(manager);
+  KVB_REQUIRE(blocks);
+  KVB_REQUIRE(num_blocks);
+  return Guard([&] {
+    manager->new_blocks = manager->manager->TakeNewBlockIds();
+    *blocks = manager->new_blocks.data();
+    *num_blocks = manager->new_blocks.size();
+    return KVB_OK;
   });
 }
 

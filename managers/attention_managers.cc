@@ -56,7 +56,7 @@ class FullAttentionManager final : public SingleTypeManager {
     found_.resize(query.groups.size());
     for (int64_t end = std::min(begin + hashes_per_block_ - 1, query.max_tokens / unit);
          end > begin; --end) {
-      if (!FindInAllGroups(query, end - 1, /*hashes_per_position=*/1, found_.data())) continue;
+      if (!FindTailInAllGroups(query, end * unit, found_.data())) continue;
       for (size_t i = 0; i < found_.size(); ++i) {
         std::vector<BlockId>& list = lists[static_cast<size_t>(query.groups[i])];
         list.resize(static_cast<size_t>(position));
@@ -228,7 +228,7 @@ class CrossAttentionManager final : public SingleTypeManager {
   }
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override {
     held.num_new = NumNewBlocks(&held, static_cast<int64_t>(held.table.size()), demand, 0, false);
-    if (held.num_new > 0) pool_->GetNewBlocks(held.num_new, held.table, group());
+    if (held.num_new > 0) TakeBlocks(held.num_new, held.table);
   }
 };
 
@@ -252,7 +252,7 @@ class RingManager final : public SingleTypeManager {
   }
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand&) override {
     held.num_new = held.table.empty() ? 1 : 0;
-    if (held.num_new > 0) pool_->GetNewBlocks(1, held.table, group());
+    if (held.num_new > 0) TakeBlocks(1, held.table);
   }
 };
 

@@ -78,5 +78,37 @@ TEST(ChunkedLocalAttentionManagerTest, HitOfNullsCanBeAdopted) {
   EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*request), ElementsAre(0));
 }
 
+// V-1: sparse retention is for windows and states. A chunk's blocks are registered whatever the
+// interval, as are those of full attention, and such groups alone are no reason to set one.
+TEST(ChunkedLocalAttentionManagerTest, RetentionIntervalIsIgnored) {
+  const auto keyed = [](const KvCacheManager& manager, const Request& request, GroupId g) {
+    int64_t count = 0;
+    for (BlockId id : manager.GetBlocks(request, g)) count += manager.pool().block(id).has_key();
+    return count;
+  };
+  for (int64_t interval : {0, 16}) {
+    KvCacheManagerOptions options{.max_model_len = 100};
+    options.semantics.retention_interval = interval;
+    const auto manager =
+        KvCacheManager::Create(Config(60, {Full(4), Window(4, 5), Chunked(4, 8)}), options).value();
+    const auto request = NewRequest(*manager, Tokens(33), "r", /*skip_reading=*/true);
+    ASSERT_TRUE(Step(*manager, *request, 33));
+    EXPECT_EQ(keyed(*manager, *request, 0), 8);
+    EXPECT_EQ(keyed(*manager, *request, 1), interval == 0 ? 1 : 2);
+    EXPECT_EQ(keyed(*manager, *request, 2), 8);
+    // Nor do hits within the prompt end earlier for the chunks' sake.
+    const auto alone = KvCacheManager::Create(Config(60, {Full(4), Chunked(4, 8)}),
+                                              {.max_model_len = 100}).value();
+    ASSERT_TRUE(Step(*alone, *NewRequest(*alone, Tokens(33)), 33));
+    EXPECT_EQ(Hits(*alone, *NewRequest(*alone, Tokens(23))).num_tokens(), 20);
+  }
+  KvCacheManagerOptions options{.max_model_len = 100};
+  options.semantics.retention_interval = 16;
+  EXPECT_THAT(std::string(KvCacheManager::Create(Config(60, {Full(4), Chunked(4, 8)}), options)
+                              .status()
+                              .message()),
+              testing::HasSubstr("expected 0 or none without a window or Mamba group"));
+}
+
 }  // namespace
 }  // namespace kvblocks

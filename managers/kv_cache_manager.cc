@@ -14,6 +14,10 @@ namespace {
 std::atomic<uint64_t> next_request_serial{1};
 std::atomic<uint64_t> next_manager_serial{1};
 
+bool IsAttention(KvCacheSpecKind kind) {
+  return kind != KvCacheSpecKind::kMamba && kind != KvCacheSpecKind::kRing;
+}
+
 constexpr size_t kFewEntries = size_t{1} << 16;  // 256 KiB of block tables
 
 }  // namespace
@@ -21,7 +25,7 @@ constexpr size_t kFewEntries = size_t{1} << 16;  // 256 KiB of block tables
 absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
     const KvCacheConfig& config, const KvCacheManagerOptions& options) {
   if (absl::Status status = Validate(config); !status.ok()) return status;
-  const auto sizes = ResolveBlockSizes(config, options.enable_caching);
+  const auto sizes = ResolveBlockSizes(config, options);
   if (!sizes.ok()) return sizes.status();
   if (absl::Status status = ValidateSetup(config, options, *sizes); !status.ok()) return status;
   if (absl::Status status =
@@ -33,7 +37,9 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   if (options.compare_tokens_on_hit && options.enable_caching) {
     for (const KvCacheGroup& group : config.groups) {
       compared_block_size = std::max(compared_block_size,
-                                     group.spec.block_size() + options.num_hash_lookahead_tokens);
+                                     group.spec.block_size() *
+                                             NumRanksPerBlock(group.spec, options) +
+                                         options.num_hash_lookahead_tokens);
     }
   }
   ChunkLayout chunks;
@@ -75,6 +81,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   const RequestLimits limits{
       .max_model_len = options.max_model_len,
       .max_in_flight_tokens = options.max_in_flight_tokens.value_or(options.max_model_len),
+      .decode_context_parallel = options.decode_context_parallel,
       .max_encoder_tokens = options.max_encoder_tokens.value_or(options.max_model_len),
       .num_retained_tokens = NumReplayedTokens(options)};
   const std::vector<bool> draft = EffectiveDraftFlags(config, options);
@@ -89,18 +96,23 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
         spec,
         {.group = static_cast<GroupId>(g),
          .is_draft = draft[g],
+         .num_ranks_per_block = NumRanksPerBlock(spec, options),
          .enable_caching = options.enable_caching,
          .hash_block_size =
              options.enable_caching && spec.is_prefix_cacheable() ? sizes->hash_block_size : 0,
          .admission_cap = *cap,
          .reachable_alignment = keeps_all ? 0 : hit_alignment,
          .semantics = options.semantics,
-         .hit_alignment = has_several_groups ? hit_alignment : spec.block_size(),
+         .hit_alignment = has_several_groups ? hit_alignment
+                                             : spec.block_size() * NumRanksPerBlock(spec, options),
          .scheduler_block_size = sizes->scheduler_block_size,
          .any_drops = any_drops,
          .num_replayed_tokens = NumReplayedTokens(options),
          .num_hash_lookahead_tokens = options.num_hash_lookahead_tokens,
-         .partial_hits = manager->has_partial_hits_},
+         .partial_hits = manager->has_partial_hits_,
+         .new_block_ids = options.report_new_blocks && IsAttention(spec.kind())
+                              ? &manager->new_block_ids_
+                              : nullptr},
         manager->pool_.get());
     if (!group.ok()) return group.status();
     manager->num_replay_tokens_ = std::max(manager->num_replay_tokens_, spec.replay_tokens());
@@ -143,8 +155,14 @@ absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptio
   }
   auto content = PrefixContent::FromTokens(std::move(options.content), hashing_);
   if (!content.ok()) return content.status();
-  return std::unique_ptr<Request>(
+  if (options.report_reused_blocks && !options_.enable_events) {
+    return InvalidArgument("NewRequest(", options.id,
+                           "): report_reused_blocks is set, expected enable_events with it");
+  }
+  auto request = std::unique_ptr<Request>(
       new Request(std::move(options.id), *std::move(content), options.skip_reading_prefix_cache));
+  request->reports_reused_blocks_ = options.report_reused_blocks;
+  return request;
 }
 
 absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequestFromHashes(
@@ -175,6 +193,12 @@ Request::~Request() {
 // --- Look-up ---
 
 absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedBlocks& out) const {
+  if (absl::Status status = LookUp(request, out); !status.ok()) return status;
+  if (request.reports_reused_blocks_ && out.num_tokens_ > 0) ReportReusedBlocks(request, out);
+  return absl::OkStatus();
+}
+
+absl::Status KvCacheManager::LookUp(const Request& request, ComputedBlocks& out) const {
   if (absl::Status status = CheckOwner(request); !status.ok()) return status;
   if (request.num_tokens() == 0) {
     return InvalidArgument("GetComputedBlocks(", request.id(), "): the request has no tokens");

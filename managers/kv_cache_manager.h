@@ -13,7 +13,8 @@
 //
 // Semantics are those of vLLM V1's KV-cache core; docs/semantics.md lists versions and differences.
 //
-// Always: look-ups and queries change nothing; a refused call changes nothing, except that a call
+// Always: look-ups and queries change nothing, but for the events of a request that asks for its
+// reused blocks; a refused call changes nothing, except that a call
 // that finds no space keeps the trim of the request's own out-of-window blocks.
 //
 // Cost, with G groups: AllocateSlots O(G) plus blocks moved and hashes registered; a decode step
@@ -29,6 +30,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -48,6 +50,8 @@
 #include "kvblocks/specs/request_footprint.h"
 
 namespace kvblocks {
+
+struct LookupExplanation;
 
 struct KvCacheManagerOptions {
   int64_t max_model_len = 0;  // longest sequence, in tokens; required
@@ -92,10 +96,19 @@ struct KvCacheManagerOptions {
   // larger than the hash block (KvCacheConfig::hash_block_size); windowed groups next to it must
   // have blocks of that size. Whoever sets it must run the copies of TakeBlockCopies.
   bool partial_hits = false;
+  // Ranks over which the tokens of a block are spread in turn, so that a block of one rank covers so
+  // many times its tokens: with decode context parallelism in all groups but those of Mamba and
+  // rings, whose blocks each rank has as a whole; with prefill context parallelism in the only
+  // group. Not for windows, chunks and sinks; 1 to 4096 each. BM-113.
+  int64_t decode_context_parallel = 1;
+  int64_t prefill_context_parallel = 1;
   // How many removals from the prefix cache ExplainLookup remembers, to tell evicted blocks from
   // content never seen; 0: none. 96 bytes each, taken at construction; and requests with extra keys
   // hash their tokens twice.
   int64_t lookup_history_blocks = 0;
+  // Collect the ids of the blocks that attention groups take, for workers that must zero fresh
+  // blocks. Whoever sets it must call TakeNewBlockIds once per step. BM-115.
+  bool report_new_blocks = false;
 };
 
 struct AllocateSlotsParams {
@@ -154,6 +167,10 @@ class KvCacheManager {
     std::string id = {};
     PrefixContent::Options content = {};
     bool skip_reading_prefix_cache = false;
+    // Each look-up with a hit emits BlockStored for the blocks of the hit, as if they were
+    // registered now: for consumers that see one engine's answers to one request only, since those
+    // that count blocks would count them twice. Needs enable_events.
+    bool report_reused_blocks = false;
   };
 
   // InvalidArgument names the field, the value and the limit.
@@ -248,6 +265,12 @@ class KvCacheManager {
   int64_t num_free_blocks() const { return pool_->num_free(); }  // see BlockPool::num_free
   int64_t num_requests_holding_blocks() const { return static_cast<int64_t>(holders_.size()); }
 
+  // With report_new_blocks: the blocks that attention groups (all but Mamba and rings) took since
+  // the last call, in the order of taking: for external, encoder's and new tokens, and the targets
+  // of copies. A block that was freed and taken again in between stands there twice. Returns and
+  // clears; always empty otherwise.
+  std::vector<BlockId> TakeNewBlockIds() { return std::exchange(new_block_ids_, {}); }
+
   // Events since the last call, with group kinds filled in.
   std::vector<KvEvent> TakeEvents();
 
@@ -281,6 +304,8 @@ class KvCacheManager {
 
   SingleTypeManager& mutable_group(GroupId group) { return *groups_[static_cast<size_t>(group)]; }
   // InvalidArgument unless 0 <= value <= most: "CALL(REQUEST): WHAT is VALUE, expected 0 to MOST".
+  absl::Status LookUp(const Request& request, ComputedBlocks& out) const;
+  void ReportReusedBlocks(const Request& request, const ComputedBlocks& computed) const;
   static absl::Status CheckCount(absl::string_view call, const Request& request,
                                  absl::string_view what, int64_t value, int64_t most);
   absl::Status CheckOwner(const Request& request) const;
@@ -306,6 +331,9 @@ class KvCacheManager {
   absl::Status CheckReferences(const std::vector<int64_t>& references) const;
   std::string HoldersOf(BlockId id) const;
   friend class Request;  // a destroyed request gives its blocks back
+  // Looks up without a report.
+  friend absl::StatusOr<LookupExplanation> ExplainLookup(const KvCacheManager& manager,
+                                                         const Request& request);
 
   KvCacheConfig config_;
   KvCacheManagerOptions options_;
@@ -328,6 +356,7 @@ class KvCacheManager {
   // References that are in no block table: popped lists and pins, per block.
   absl::flat_hash_map<BlockId, int32_t> outside_references_;
   bool has_partial_hits_ = false;
+  std::vector<BlockId> new_block_ids_;  // not taken yet
   std::vector<BlockCopy> copies_;  // not taken yet; each holds a reference to both its blocks
   // Emptied tables of freed requests, whose memory the next requests use; in all at most two
   // entries per block of the pool.

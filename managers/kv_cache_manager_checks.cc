@@ -198,8 +198,13 @@ bool KvCacheManager::HoldsHitTail(const Request& request, const ComputedBlocks& 
                                   GroupId g) const {
   const BlockId id = computed.blocks(g).back();
   const int64_t block_size = group(g).block_size();
+  const int64_t begin = computed.num_tokens() / block_size * block_size;
+  if (pool_->block(id).key_group != g ||
+      !pool_->StartsWith(id, request.content_, begin, computed.num_tokens())) {
+    return false;
+  }
   const int64_t most = std::min(request.content_.num_hashed_tokens(),
-                                (computed.num_tokens() / block_size + 1) * block_size);
+                                begin + block_size);
   for (int64_t end = computed.num_tokens(); end <= most; end += hash_block_size()) {
     const int64_t last = end / hash_block_size() - 1;
     if (pool_->HasKey(id, request.content_.HashOfBlock(last, 1), g)) return true;

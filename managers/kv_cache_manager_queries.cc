@@ -97,6 +97,15 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
   return cut;
 }
 
+void KvCacheManager::ReportReusedBlocks(const Request& request,
+                                        const ComputedBlocks& computed) const {
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    if (!group(g).is_cacheable()) continue;
+    pool_->ReportStored(request.content_, computed.blocks(g), computed.num_tokens(),
+                        group(g).block_size(), g);
+  }
+}
+
 std::vector<KvEvent> KvCacheManager::TakeEvents() {
   std::vector<KvEvent> events = pool_->TakeEvents();
   for (KvEvent& event : events) {

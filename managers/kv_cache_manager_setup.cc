@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/checks/status_text.h"
@@ -20,6 +21,43 @@ std::string GroupName(size_t g, const KvCacheSpec& spec) {
 bool NeedsWholeBlocks(const KvCacheSpec& spec) {
   const auto* mamba = spec.get_if<MambaSpec>();
   return mamba != nullptr && mamba->options().cache_mode != MambaCacheMode::kAlign;
+}
+
+// Tokens of a block. REQUIRES: CheckContextParallel.
+int64_t TokensPerBlock(const KvCacheSpec& spec, const KvCacheManagerOptions& options) {
+  return spec.block_size() * NumRanksPerBlock(spec, options);
+}
+
+absl::Status CheckContextParallel(const KvCacheConfig& config,
+                                  const KvCacheManagerOptions& options) {
+  constexpr int64_t kMostRanks = 4096;
+  const std::pair<absl::string_view, int64_t> fields[] = {
+      {"decode_context_parallel", options.decode_context_parallel},
+      {"prefill_context_parallel", options.prefill_context_parallel}};
+  for (const auto& [field, ranks] : fields) {
+    if (ranks < 1 || ranks > kMostRanks) {
+      return InvalidArgument(field, " is ", ranks, ", expected 1 (off) to ", kMostRanks);
+    }
+    for (size_t g = 0; g < config.groups.size() && ranks > 1; ++g) {
+      const KvCacheSpec& spec = config.groups[g].spec;
+      if (spec.sliding_window() || spec.attention_chunk_size() || spec.sink_length() > 0) {
+        return InvalidArgument(field, " is ", ranks, ", expected 1 with ", GroupName(g, spec),
+                               ": windows, chunks and sinks cannot be spread over ranks");
+      }
+      if (spec.block_size() > kMaxTokens / NumRanksPerBlock(spec, options)) {
+        return InvalidArgument(field, " is ", ranks, ", with which a block of ",
+                               GroupName(g, spec), " covers more than ", kMaxTokens, " tokens");
+      }
+    }
+  }
+  if (options.prefill_context_parallel > 1 &&
+      (config.groups.size() != 1 ||
+       (config.groups[0].spec.kind() != KvCacheSpecKind::kFullAttention &&
+        config.groups[0].spec.kind() != KvCacheSpecKind::kMlaAttention))) {
+    return InvalidArgument("prefill_context_parallel is ", options.prefill_context_parallel,
+                           ", expected 1 unless the only group is of full attention or MLA");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckRetention(const KvCacheConfig& config, const KvCacheManagerOptions& options,
@@ -53,17 +91,14 @@ absl::Status CheckPartialHits(const KvCacheConfig& config, const KvCacheManagerO
   const auto refuse = [](const std::string& what) {
     return InvalidArgument("partial_hits is set ", what);
   };
-  if (config.native) return refuse("for a native layout, expected one page size");
-  if (options.compare_tokens_on_hit || options.lookup_history_blocks > 0) {
-    return refuse(
-        "next to compare_tokens_on_hit or lookup_history_blocks, expected none of them");
-  }
   const int64_t unit = sizes.hash_block_size;
   bool has_inner_states = false;
   for (size_t g = 0; g < config.groups.size(); ++g) {
     const KvCacheSpec& spec = config.groups[g].spec;
     const auto* mamba = spec.get_if<MambaSpec>();
-    has_inner_states |= mamba != nullptr && !NeedsWholeBlocks(spec) && spec.block_size() > unit;
+    // Where blocks are spread over ranks, blocks of rows are larger than those of states.
+    has_inner_states |= mamba != nullptr && !NeedsWholeBlocks(spec) &&
+                        (spec.block_size() > unit || options.decode_context_parallel > 1);
     if (mamba == nullptr && (spec.sliding_window() || spec.attention_chunk_size()) &&
         spec.block_size() != unit) {
       return refuse(absl::StrCat("and ", GroupName(g, spec), " has block size ", spec.block_size(),
@@ -80,14 +115,23 @@ absl::Status CheckPartialHits(const KvCacheConfig& config, const KvCacheManagerO
 
 }  // namespace
 
-absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool enable_caching) {
+int64_t NumRanksPerBlock(const KvCacheSpec& spec, const KvCacheManagerOptions& options) {
+  const bool is_replicated =
+      spec.kind() == KvCacheSpecKind::kMamba || spec.kind() == KvCacheSpecKind::kRing;
+  return is_replicated ? 1 : options.decode_context_parallel * options.prefill_context_parallel;
+}
+
+absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config,
+                                             const KvCacheManagerOptions& options) {
+  const bool enable_caching = options.enable_caching;
   BlockSizes sizes;
+  if (absl::Status status = CheckContextParallel(config, options); !status.ok()) return status;
   if (config.groups.empty()) return sizes;
   int64_t lcm = 1;
   int64_t gcd = 0;
   for (size_t g = 0; g < config.groups.size(); ++g) {
     if (enable_caching && !config.groups[g].spec.is_prefix_cacheable()) continue;
-    const int64_t size = config.groups[g].spec.block_size();
+    const int64_t size = TokensPerBlock(config.groups[g].spec, options);
     gcd = std::gcd(gcd, size);
     const int64_t factor = size / std::gcd(lcm, size);
     if (lcm > kMaxTokens / factor) {
@@ -115,9 +159,14 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool e
                            ", expected a multiple of hash_block_size, which is ", hash);
   }
   for (size_t g = 0; g < config.groups.size(); ++g) {
-    const int64_t size = config.groups[g].spec.block_size();
-    if (enable_caching && config.groups[g].spec.is_prefix_cacheable() && size % hash != 0) {
+    const int64_t size = TokensPerBlock(config.groups[g].spec, options);
+    if (!enable_caching || !config.groups[g].spec.is_prefix_cacheable()) continue;
+    if (size % hash != 0) {
       return InvalidArgument("hash_block_size is ", hash, ", expected a divisor of ",
+                             GroupName(g, config.groups[g].spec), "'s block size ", size);
+    }
+    if (scheduler % size != 0) {
+      return InvalidArgument("scheduler_block_size is ", scheduler, ", expected a multiple of ",
                              GroupName(g, config.groups[g].spec), "'s block size ", size);
     }
   }
@@ -189,10 +238,10 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
                            kMaxGroupId + 1);
   }
   if (options.enable_caching && config.groups.size() == 1 &&
-      sizes.hash_block_size != config.groups[0].spec.block_size()) {
+      sizes.hash_block_size != TokensPerBlock(config.groups[0].spec, options)) {
     return InvalidArgument("hash_block_size is ", sizes.hash_block_size,
                            ", expected the only group's block size ",
-                           config.groups[0].spec.block_size());
+                           TokensPerBlock(config.groups[0].spec, options));
   }
   const std::vector<bool> draft = EffectiveDraftFlags(config, options);
   const bool any_flagged =

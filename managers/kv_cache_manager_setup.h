@@ -19,9 +19,13 @@ struct BlockSizes {
   int64_t hash_block_size = 1;
 };
 
-// Least common multiple and greatest common divisor of the groups' block sizes, unless the config
-// says otherwise. InvalidArgument if they do not fit together.
-absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config, bool enable_caching);
+// Ranks over which the tokens of a group's blocks are spread (BM-113).
+int64_t NumRanksPerBlock(const KvCacheSpec& spec, const KvCacheManagerOptions& options);
+
+// Least common multiple and greatest common divisor of the tokens that the groups' blocks cover,
+// unless the config says otherwise. InvalidArgument if they do not fit together.
+absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config,
+                                             const KvCacheManagerOptions& options);
 
 // Which groups drop the block behind a hit: the flagged ones; all, if none is flagged but use_eagle
 // is set; and siblings with the spec of one, since they are looked up together. None with look-ahead

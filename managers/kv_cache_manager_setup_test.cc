@@ -99,7 +99,8 @@ TEST(KvCacheManagerSetupTest, SizesThatDoNotFitTogetherAreRefused) {
 
 TEST(KvCacheManagerSetupTest, SizesAreDerivedFromTheGroups) {
   const auto sizes = [](std::vector<KvCacheSpec> specs, bool caching) {
-    const auto resolved = ResolveBlockSizes(Config(10, std::move(specs)), caching);
+    const auto resolved = ResolveBlockSizes(
+        Config(10, std::move(specs)), {.enable_caching = caching});
     EXPECT_TRUE(resolved.ok()) << resolved.status();
     return std::pair(resolved->scheduler_block_size, resolved->hash_block_size);
   };

@@ -308,10 +308,10 @@ absl::StatusOr<LookupExplanation> ExplainLookup(const KvCacheManager& manager,
                      "): hits may end inside blocks (partial_hits), where they "
                      "cannot be explained"));
   }
-  const auto hits = manager.GetComputedBlocks(request);
-  if (!hits.ok()) return hits.status();
+  ComputedBlocks hits;
+  if (absl::Status status = manager.LookUp(request, hits); !status.ok()) return status;
   if (options.enable_caching && !request.skip_reading_prefix_cache()) {
-    return LookupExplainer(manager, request).Explain(hits->num_tokens());
+    return LookupExplainer(manager, request).Explain(hits.num_tokens());
   }
   const MissReason reason =
       options.enable_caching ? MissReason::kReadingSkipped : MissReason::kCachingOff;

@@ -79,12 +79,11 @@ int64_t MambaManager::FindLongestCacheHit(const LookupQuery& query, HitLists& li
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
   if (mode_ == MambaCacheMode::kNone) return 0;
   const int64_t unit = has_inner_boundaries_ ? options_.hash_block_size : block_size();
-  const int64_t hashes_per_unit = has_inner_boundaries_ ? 1 : hashes_per_block_;
   const int64_t step = query.alignment / std::gcd(query.alignment, unit);
   found_.resize(query.groups.size());
   int64_t end = query.max_tokens / unit;
   for (end -= end % step; end > 0; end -= step) {
-    if (!FindInAllGroups(query, end - 1, hashes_per_unit, found_.data())) continue;
+    if (!FindTailInAllGroups(query, end * unit, found_.data())) continue;
     const auto num_nulls = static_cast<size_t>(block_size_.CeilDiv(end * unit) - 1);
     for (size_t i = 0; i < found_.size(); ++i) {
       std::vector<BlockId>& list = lists[static_cast<size_t>(query.groups[i])];

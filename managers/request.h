@@ -123,6 +123,7 @@ class Request {
   int64_t shared_prefix_boundary_ = 0;
   RequestStatus status_ = RequestStatus::kWaiting;
   bool skip_reading_prefix_cache_;
+  bool reports_reused_blocks_ = false;
   uint64_t serial_;
 
   // The manager's part. Holds block tables iff holder_ is set.

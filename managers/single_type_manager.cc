@@ -9,9 +9,9 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
     : spec_(spec),
       options_(options),
       pool_(pool),
-      block_size_(spec.block_size()),
-      hashes_per_block_(options.hash_block_size > 0 ? spec.block_size() / options.hash_block_size
-                                                    : 0),
+      block_size_(spec.block_size() * options.num_ranks_per_block),
+      hashes_per_block_(
+          options.hash_block_size > 0 ? block_size_.value() / options.hash_block_size : 0),
       has_inner_boundaries_(options.partial_hits && hashes_per_block_ > 1),
       registers_tails_(has_inner_boundaries_ ||
                        (options.semantics.registers_unusable_tails && traits.is_full_type &&
@@ -107,7 +107,7 @@ void SingleTypeManager::CopyHitTail(GroupBlocks& held, int64_t total_computed,
   if (size * block_size() <= total_computed) return;
   BlockCopy copy{.group = group(), .source = held.table.back()};
   held.table.pop_back();
-  pool_->GetNewBlocks(1, held.table, group());
+  TakeBlocks(1, held.table);
   copy.target = held.table.back();
   pool_->Touch(absl::MakeConstSpan(&copy.target, 1));
   held.num_cached = size - 1;  // the copy is registered when it is full
@@ -141,14 +141,16 @@ void SingleTypeManager::CachePromptTail(const PrefixContent& content, GroupBlock
   const BlockId id = held.table[static_cast<size_t>(position)];
   if (id == kNullBlockId) return;
   held.is_tail_registered = !adds_keys;
-  if (pool_->RegisterPartialBlock(content, id, tail, group(), adds_keys)) OnTailRegistered(id);
+  if (pool_->RegisterPartialBlock(content, id, tail, block_size(), group(), adds_keys)) {
+    OnTailRegistered(id);
+  }
 }
 
 void SingleTypeManager::AllocateExternal(GroupBlocks& held, int64_t total_computed) {
   if (traits_.holds_one_block || NumSkippedTokens(total_computed) >= total_computed) return;
   const int64_t missing =
       block_size_.CeilDiv(total_computed) - static_cast<int64_t>(held.table.size());
-  if (missing > 0) pool_->GetNewBlocks(missing, held.table, group());
+  if (missing > 0) TakeBlocks(missing, held.table);
 }
 
 void SingleTypeManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& held,

@@ -74,6 +74,7 @@ class SingleTypeManager {
   struct Options {
     GroupId group = 0;
     bool is_draft = false;
+    int64_t num_ranks_per_block = 1;  // a block covers so many times the spec's tokens
     bool enable_caching = true;
     int64_t hash_block_size = 0;
     // Most real blocks one request may hold; empty: no limit but the sequence length.
@@ -94,6 +95,8 @@ class SingleTypeManager {
     int64_t num_hash_lookahead_tokens = 0;
     // Hits may end inside a block, at a multiple of the hash block size.
     bool partial_hits = false;
+    // Where the ids of taken blocks go, if anybody asks for them.
+    std::vector<BlockId>* new_block_ids = nullptr;
   };
 
   // The manager for a kind of spec. ResourceExhausted if the pool cannot hold the sink blocks.
@@ -179,7 +182,7 @@ class SingleTypeManager {
     const int64_t target = block_size_.CeilDiv(demand.num_slots);
     const int64_t size = static_cast<int64_t>(held.table.size());
     held.num_new = std::max<int64_t>(0, target - size);
-    if (held.num_new > 0) pool_->GetNewBlocks(held.num_new, held.table, group());
+    if (held.num_new > 0) TakeBlocks(held.num_new, held.table);
   }
 
   // With partial hits, between AdoptHits (`is_new`) and AllocateNew: takes a block for each one
@@ -231,6 +234,12 @@ class SingleTypeManager {
   virtual bool IsRetained(int64_t position, const ReuseBoundaries& boundaries) const;
 
  protected:
+  // Appends so many new blocks to a table.
+  void TakeBlocks(int64_t count, std::vector<BlockId>& table) {
+    pool_->GetNewBlocks(count, table, group());
+    if (options_.new_block_ids == nullptr) return;
+    options_.new_block_ids->insert(options_.new_block_ids->end(), table.end() - count, table.end());
+  }
   // What a kind does in its own way.
   struct Traits {
     bool is_full_type = false;
@@ -266,6 +275,15 @@ class SingleTypeManager {
                                               int64_t hashes_per_position, BlockId* found) const {
     for (size_t i = 0; i < query.groups.size(); ++i) {
       found[i] = pool_->FindCached(*query.content, position, hashes_per_position, query.groups[i]);
+      if (found[i] == kNullBlockId) return false;
+    }
+    return true;
+  }
+  // The same for a position's block that is cached as the end of the first `end` tokens.
+  bool FindTailInAllGroups(const LookupQuery& query, int64_t end, BlockId* found) const {
+    const int64_t begin = (block_size_.CeilDiv(end) - 1) * block_size();
+    for (size_t i = 0; i < query.groups.size(); ++i) {
+      found[i] = pool_->FindCachedTail(*query.content, begin, end, query.groups[i]);
       if (found[i] == kNullBlockId) return false;
     }
     return true;

@@ -88,6 +88,9 @@ absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheMana
     o.register_unreachable_blocks = m.register_unreachable_blocks();
   }
   if (m.has_partial_hits()) o.partial_hits = m.partial_hits();
+  if (m.has_decode_context_parallel()) o.decode_context_parallel = m.decode_context_parallel();
+  if (m.has_prefill_context_parallel()) o.prefill_context_parallel = m.prefill_context_parallel();
+  if (m.has_report_new_blocks()) o.report_new_blocks = m.report_new_blocks();
   if (m.has_lookup_history_blocks()) o.lookup_history_blocks = m.lookup_history_blocks();
   absl::Status status = ReadSemantics(m, o.semantics);
   if (m.has_free_order()) {

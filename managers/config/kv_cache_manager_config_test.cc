@@ -45,7 +45,9 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
           "register_unreachable_blocks": true, "partial_hits": true,
           "lookup_history_blocks": 7, "semantics": "vllm-0.25",
           "semantics_switches": {"allows_adopt_only": true},
-          "num_hash_lookahead_tokens": 2, "prefill_lookahead_tokens": 3})";
+          "num_hash_lookahead_tokens": 2, "prefill_lookahead_tokens": 3,
+          "report_new_blocks": true,
+          "decode_context_parallel": 2, "prefill_context_parallel": 3})";
   const auto config = ReadKvCacheManagerConfig(
       R"({"cache": {"num_blocks": 64, "groups": []}, "options": )" + options + "}", "f");
   ASSERT_TRUE(config.ok()) << config.status();
@@ -66,6 +68,9 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
   EXPECT_TRUE(o.register_unreachable_blocks);
   EXPECT_TRUE(o.partial_hits);
   EXPECT_EQ(o.lookup_history_blocks, 7);
+  EXPECT_TRUE(o.report_new_blocks);
+  EXPECT_EQ(o.decode_context_parallel, 2);
+  EXPECT_EQ(o.prefill_context_parallel, 3);
   Semantics semantics = Semantics::Vllm025();
   semantics.retention_interval = 48;
   semantics.allows_adopt_only = true;
@@ -73,7 +78,7 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
   EXPECT_EQ(o.num_hash_lookahead_tokens, 2);
   EXPECT_EQ(o.prefill_lookahead_tokens, 3);
   // A new option must be read above, too.
-  EXPECT_EQ(config::v1::KvCacheManagerOptions::descriptor()->field_count(), 21);
+  EXPECT_EQ(config::v1::KvCacheManagerOptions::descriptor()->field_count(), 24);
 }
 
 // Each switch alone, by its name: turned over, it makes a difference to the version's value.

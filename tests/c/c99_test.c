@@ -234,6 +234,29 @@ static void TestBlocksAndHashes(void) {
   kvb_manager_destroy(manager);
 }
 
+/* Blocks that workers must zero. */
+static void TestNewBlocks(void) {
+  static const char kReporting[] =
+      "cache { num_blocks: 11 groups { num_layers: 2 spec { full_attention {\n"
+      "  block_size: 4 num_kv_heads: 2 head_size: 8 dtype: \"bf16\" } } } }\n"
+      "options { max_model_len: 64 report_new_blocks: true }";
+  kvb_manager* manager = NULL;
+  kvb_request* request;
+  const int32_t* blocks = NULL;
+  size_t n = 99;
+  int64_t hit = -1;
+  EXPECT_OK(kvb_manager_create(kReporting, strlen(kReporting), KVB_FORMAT_TEXT, &manager));
+  if (manager == NULL) exit(1);
+  request = NewRequest(manager, 0, 10);
+  EXPECT(Prefill(request, &hit) == KVB_OK);
+  EXPECT_OK(kvb_manager_take_new_blocks(manager, &blocks, &n));
+  EXPECT(n == 3 && blocks[0] == 1 && blocks[2] == 3);
+  EXPECT_OK(kvb_manager_take_new_blocks(manager, &blocks, &n));
+  EXPECT(n == 0);
+  kvb_request_destroy(request);
+  kvb_manager_destroy(manager);
+}
+
 static void TestEvents(void) {
   kvb_manager* manager = NewManager();
   kvb_events* events = NULL;
@@ -480,6 +503,7 @@ static void TestHostileArguments(void) {
   EXPECT(kvb_manager_free_blocks(NULL, bad_ids, 1) == KVB_INVALID_ARGUMENT);
   EXPECT(kvb_manager_take_copies(NULL, NULL, NULL) == KVB_INVALID_ARGUMENT);
   EXPECT(kvb_manager_release_copies(NULL, NULL, 0) == KVB_INVALID_ARGUMENT);
+  EXPECT(kvb_manager_take_new_blocks(NULL, NULL, NULL) == KVB_INVALID_ARGUMENT);
   EXPECT(kvb_manager_check_invariants(NULL) == KVB_INVALID_ARGUMENT);
   EXPECT(kvb_manager_get_block(NULL, 0, &block_info) == KVB_INVALID_ARGUMENT);
   EXPECT(kvb_manager_get_free_list(NULL, &blocks, &n) == KVB_INVALID_ARGUMENT);
@@ -589,6 +613,7 @@ int main(void) {
   EXPECT(kvb_status_name(99) != NULL);
   TestLife();
   TestBlocksAndHashes();
+  TestNewBlocks();
   TestEvents();
   TestExplain();
   TestGrowth();

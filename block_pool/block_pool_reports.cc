@@ -1,0 +1,38 @@
+// BlockPool: stored events for blocks that are cached already.
+
+#include "kvblocks/block_pool/block_pool.h"
+
+namespace kvblocks {
+
+void BlockPool::ReportStored(const PrefixContent& content, absl::Span<const BlockId> blocks,
+                             int64_t num_tokens, int64_t block_size, GroupId group) {
+  if (!enable_events_ || blocks.empty()) return;
+  const int64_t unit = content.hash_block_size();
+  int64_t full = num_tokens / block_size;
+  int64_t tail = 0;  // the prefix that the last block is cached under, if it ends inside
+  if (full < static_cast<int64_t>(blocks.size()) && blocks.back() != kNullBlockId) {
+    const int64_t most = std::min((full + 1) * block_size, content.num_hashed_tokens());
+    int64_t end = num_tokens;
+    while (end <= most && !HasKey(blocks.back(), content.HashOfBlock(end / unit - 1, 1))) {
+      end += unit;
+    }
+    if (end == (full + 1) * block_size && end <= most) {
+      ++full;
+    } else if (end <= most) {
+      tail = end;
+    }
+  }
+  const auto is_real = [&](int64_t i) { return blocks[static_cast<size_t>(i)] != kNullBlockId; };
+  if (one_event_per_registration_ && full > 0) {
+    EmitStored(content, 0, full, block_size, group, is_real);
+  }
+  for (int64_t i = 0; i < full && !one_event_per_registration_; ++i) {
+    if (!is_real(i)) continue;
+    const int64_t begin = i;
+    while (i < full && is_real(i)) ++i;
+    EmitStored(content, begin, i, block_size, group);
+  }
+  if (tail > 0) EmitStored(content, tail / unit - 1, tail / unit, unit, group);
+}
+
+}  // namespace kvblocks
