@@ -177,7 +177,7 @@ FAULTS = [
     Fault("tokens are not kept at registration", _POOL, "if (tokens_) tokens_->Store(", "if (tokens_ && !{F}) tokens_->Store("),
     Fault("the tokens are not compared", _TOKENS, "TokensOf(id))) {\n      return false;", "TokensOf(id))) {\n      return {F};"),
     Fault("the number of tokens is not compared", _TOKENS,
-          "num_tokens_[static_cast<size_t>(id)] != end - begin)", "(num_tokens_[static_cast<size_t>(id)] != end - begin && !{F}))"),
+          "num_tokens_[static_cast<size_t>(id)] == length &&", "(num_tokens_[static_cast<size_t>(id)] == length || {F}) &&"),
     Fault("the extra keys are not compared", _TOKENS, "held->second == EncodeExtraKeys(keys)", "({F} || held->second == EncodeExtraKeys(keys))"),
     Fault("no extra keys match any", _TOKENS, "if (keys.empty()) return held == extra_keys_.end();",
           "if (keys.empty()) return {F} || held == extra_keys_.end();"),
