@@ -81,7 +81,8 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   const RequestLimits limits{
       .max_model_len = options.max_model_len,
       .max_in_flight_tokens = options.max_in_flight_tokens.value_or(options.max_model_len),
-      .decode_context_parallel = options.decode_context_parallel,
+      .decode_context_parallel =
+          options.decode_context_parallel * options.prefill_context_parallel,
       .max_encoder_tokens = options.max_encoder_tokens.value_or(options.max_model_len),
       .num_retained_tokens = NumReplayedTokens(options)};
   const std::vector<bool> draft = EffectiveDraftFlags(config, options);
@@ -91,6 +92,8 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
     const KvCacheSpec& spec = config.groups[g].spec;
     const auto cap = AdmissionCap(spec, limits, options.block_count_formula);
     if (!cap.ok()) return cap.status();
+    const auto output_cap = OutputCap(spec, limits, options.block_count_formula);
+    if (!output_cap.ok()) return output_cap.status();
     const bool keeps_all = !has_several_groups || options.register_unreachable_blocks;
     auto group = SingleTypeManager::Create(
         spec,
@@ -101,6 +104,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
          .hash_block_size =
              options.enable_caching && spec.is_prefix_cacheable() ? sizes->hash_block_size : 0,
          .admission_cap = *cap,
+         .output_cap = *output_cap,
          .reachable_alignment = keeps_all ? 0 : hit_alignment,
          .semantics = options.semantics,
          .hit_alignment = has_several_groups ? hit_alignment
@@ -116,13 +120,13 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
         manager->pool_.get());
     if (!group.ok()) return group.status();
     manager->num_replay_tokens_ = std::max(manager->num_replay_tokens_, spec.replay_tokens());
-    manager->is_all_full_type_ = manager->is_all_full_type_ && (*group)->is_full_type();
+    manager->keeps_all_blocks_ = manager->keeps_all_blocks_ && (*group)->keeps_all_blocks();
     manager->has_states_ = manager->has_states_ || spec.kind() == KvCacheSpecKind::kMamba;
     manager->has_encoder_ =
         manager->has_encoder_ || spec.kind() == KvCacheSpecKind::kCrossAttention;
     manager->groups_.push_back(*std::move(group));
   }
-  manager->only_grows_ = manager->is_all_full_type_ && !config.native && !config.groups.empty();
+  manager->only_grows_ = manager->keeps_all_blocks_ && !config.native && !config.groups.empty();
   manager->scheduler_block_size_ = sizes->scheduler_block_size;
   manager->hash_block_size_ = sizes->hash_block_size;
   manager->hit_alignment_ = hit_alignment;
@@ -255,7 +259,7 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& 
 }
 
 int64_t KvCacheManager::QuietSlots(const Request& request) const {
-  if (!is_all_full_type_ || options_.semantics.registers_unusable_tails) return 0;
+  if (!keeps_all_blocks_ || options_.semantics.registers_unusable_tails) return 0;
   int64_t slots = options_.max_model_len;
   for (GroupId g = 0; g < num_groups(); ++g) {
     const GroupBlocks& held = request.groups_[static_cast<size_t>(g)];
@@ -304,7 +308,8 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   const int64_t main_slots = std::min(main, options_.max_model_len);
   const auto needed_for = [&](int64_t slots, bool apply_cap) {
     // The gate looks at known tokens, none of which is lookahead.
-    const SlotDemand demand{slots, apply_cap ? slots : main_slots, params.num_encoder_tokens};
+    const SlotDemand demand{slots, apply_cap ? slots : main_slots, params.num_encoder_tokens,
+                            request.num_prompt_tokens_};
     int64_t needed = 0;
     for (GroupId g = 0; g < num_groups(); ++g) {
       needed += group(g).NumBlocksNeeded(held_by(g), demand, hits_of(g), total, apply_cap);
@@ -316,7 +321,8 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   if (params.full_sequence_must_fit) {
     const int64_t known_slots = std::min(request.num_tokens(), options_.max_model_len);
     if (has_chunks ? !FitsInChunks(request, computed, total,
-                                   SlotDemand{known_slots, known_slots, params.num_encoder_tokens},
+                                   SlotDemand{known_slots, known_slots, params.num_encoder_tokens,
+                                              request.num_prompt_tokens_},
                                    /*apply_cap=*/true, watermark, /*reserved=*/0)
                    : needed_for(known_slots, /*apply_cap=*/true) + watermark > pool_->num_free()) {
       return std::optional<NewBlocks>();
@@ -327,10 +333,12 @@ absl::StatusOr<std::optional<NewBlocks>> KvCacheManager::AllocateSlots(
   // window.
   if (known) {
     for (GroupId g = 0; g < num_groups(); ++g) {
-      mutable_group(g).RemoveSkippedBlocks(request.groups_[static_cast<size_t>(g)], processed);
+      mutable_group(g).RemoveSkippedBlocks(request.groups_[static_cast<size_t>(g)], processed,
+                                           request.num_prompt_tokens_);
     }
   }
-  const SlotDemand demand{num_slots, main_slots, params.num_encoder_tokens};
+  const SlotDemand demand{num_slots, main_slots, params.num_encoder_tokens,
+                          request.num_prompt_tokens_};
   const int64_t reserved = params.reserved_blocks;
   if (has_chunks
           ? !FitsInChunks(request, computed, total, demand, /*apply_cap=*/false, watermark,
@@ -414,7 +422,7 @@ bool KvCacheManager::FitsInChunks(const Request& request, const ComputedBlocks& 
                                   int64_t total_computed, const SlotDemand& demand, bool apply_cap,
                                   int64_t kept_chunks, int64_t reserved) {
   const SlotDemand longest{options_.max_model_len, options_.max_model_len,
-                           demand.num_encoder_tokens};
+                           demand.num_encoder_tokens, demand.num_prompt_tokens};
   for (GroupId g = 0; g < num_groups(); ++g) {
     page_needs_[static_cast<size_t>(g)] = group(g).PagesNeeded(
         HoldsBlocks(request) ? &request.groups_[static_cast<size_t>(g)] : nullptr, demand, longest,
@@ -554,7 +562,7 @@ absl::Status KvCacheManager::RemoveSkippedBlocks(Request& request, int64_t num_p
   if (!HoldsBlocks(request)) return absl::OkStatus();
   for (GroupId g = 0; g < num_groups(); ++g) {
     mutable_group(g).RemoveSkippedBlocks(request.groups_[static_cast<size_t>(g)],
-                                         num_processed_tokens);
+                                         num_processed_tokens, request.num_prompt_tokens_);
   }
   return absl::OkStatus();
 }

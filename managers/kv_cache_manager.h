@@ -346,8 +346,8 @@ class KvCacheManager {
   int64_t hash_block_size_ = 1;
   int64_t hit_alignment_ = 1;
   int64_t num_watermark_blocks_ = 0;  // chunks, in a native layout
-  bool is_all_full_type_ = true;
-  bool only_grows_ = false;           // all tables keep all their blocks
+  bool keeps_all_blocks_ = true;      // until the request ends, in all groups
+  bool only_grows_ = false;           // the same, and there are no chunks
   bool has_states_ = false;           // a group of kind Mamba
   bool has_encoder_ = false;          // a group of kind cross attention
   int64_t num_replay_tokens_ = 0;     // at the end of a hit, computed again

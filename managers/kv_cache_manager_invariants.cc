@@ -53,18 +53,28 @@ absl::Status KvCacheManager::CheckTable(const Request& request, GroupId g,
     return BrokenInvariant(Place(request, g, position), ": ", what);
   };
   const int64_t size = static_cast<int64_t>(held.table.size());
-  if (held.num_leading_nulls > size || held.num_cached > size) {
+  const int64_t first_output =
+      BlockSize(group(g).block_size()).CeilDiv(request.num_prompt_tokens_);
+  if (held.num_leading_nulls > size || held.num_cached > size ||
+      (held.num_output_nulls > 0 && first_output + held.num_output_nulls > size)) {
     return wrong(size,
                  absl::StrCat("the table has ", size, " blocks but counts ", held.num_leading_nulls,
-                              " nulls and ", held.num_cached, " registered"));
+                              " nulls, ", held.num_output_nulls, " nulls behind the prompt and ",
+                              held.num_cached, " registered"));
   }
   for (int64_t i = 0; i < size; ++i) {
     const BlockId id = held.table[static_cast<size_t>(i)];
+    const bool is_skipped = i < held.num_leading_nulls ||
+                            (i >= first_output && i < first_output + held.num_output_nulls);
     const bool may_be_null = group(g).spec().kind() == KvCacheSpecKind::kMamba;
-    if ((id == kNullBlockId) != (i < held.num_leading_nulls) &&
+    if ((id == kNullBlockId) != is_skipped &&
         !(id == kNullBlockId && may_be_null)) {
       return wrong(i,
-                   absl::StrCat("block ", id, " but ", held.num_leading_nulls, " leading nulls"));
+                   absl::StrCat("block ", id, " but ", held.num_leading_nulls, " leading nulls",
+                                held.num_output_nulls == 0
+                                    ? std::string()
+                                    : absl::StrCat(" and ", held.num_output_nulls,
+                                                   " behind the prompt")));
     }
     if (id == kNullBlockId) continue;
     const KvCacheBlock& block = pool_->block(id);

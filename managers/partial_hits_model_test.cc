@@ -138,7 +138,7 @@ void Drive(const Setting& setting, int64_t num_blocks, int seed, Counts& counts)
   World comparing(setting, num_blocks, true);
   World* const worlds[] = {&plain, &comparing};
   std::vector<Content> contents;
-  for (int step = 0; step < 150; ++step) {
+  for (int step = 0; step < 100; ++step) {
     for (World* world : worlds) world->manager->NewStepStarts();
     if (contents.empty() || pick(4) == 0) {
       Content content{.salt = pick(3) == 0 ? "s" : ""};
@@ -267,7 +267,7 @@ TEST(PartialHitsModelTest, HitsHoldWhatTheRequestWouldHaveComputed) {
         // Stale hits would fail the comparison with the device, as they should.
         setting.semantics.adopts_stale_hits = false;
         setting.semantics.retention_interval = std::nullopt;
-        for (int seed = 0; seed < 4; ++seed) {
+        for (int seed = 0; seed < 3; ++seed) {
           setting.lookahead = seed % 3 == 2 ? 1 : 0;
           SCOPED_TRACE(absl::StrCat(version, " seed ", seed, " native ", is_native));
           Drive(setting, seed % 2 == 0 ? 40 : 200, seed, counts);

@@ -32,11 +32,13 @@ enum class RequestStatus { kWaiting, kRunning, kPreempted, kFinished };
 
 // What one request holds in one KV-cache group.
 // Always: table = num_leading_nulls null blocks, then real ones (and for Mamba in align mode
-// further nulls between them); num_cached <= table.size().
+// further nulls between them, and for windows of the output num_output_nulls from the end of the
+// prompt on); num_cached <= table.size().
 struct GroupBlocks {
   std::vector<BlockId> table;  // position i covers tokens [i * block_size, (i + 1) * block_size)
   int64_t num_cached = 0;      // leading positions already dealt with for registration
   int64_t num_leading_nulls = 0;
+  int64_t num_output_nulls = 0;  // behind the blocks of the prompt
   // Blocks at the end of the table that the last allocation took as its result.
   int64_t num_new = 0;
   int64_t chunk_end = 0;  // Mamba in align mode: tokens at which the last step scheduled ends

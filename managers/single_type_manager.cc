@@ -50,13 +50,18 @@ int64_t SingleTypeManager::CountBlocksNeeded(const GroupBlocks* held, const Slot
     needed = NumNewBlocks(held, std::max(available, skipped), demand, total_computed, apply_cap);
   } else {
     // The cap bounds real blocks, so it applies to what is left after the skipped positions.
-    const bool has_cap = apply_cap && options_.admission_cap;
-    if (has_cap && caps_before_hits) {
-      needed = std::min(required, *options_.admission_cap) - std::max(available, skipped);
+    std::optional<int64_t> cap;
+    if (apply_cap) cap = options_.admission_cap;
+    if (apply_cap && options_.output_cap) {
+      cap = block_size_.CeilDiv(demand.num_prompt_tokens) + *options_.output_cap;
+    }
+    if (cap && caps_before_hits) {
+      needed = std::min(required, *cap) - std::max(available, skipped);
     } else {
-      int64_t suffix = std::max<int64_t>(required - skipped, 0);
-      if (has_cap) suffix = std::min(suffix, *options_.admission_cap);
+      const int64_t suffix = std::max<int64_t>(required - skipped, 0);
+      const int64_t nulls = held != nullptr ? held->num_output_nulls : 0;
       needed = suffix - std::max<int64_t>(available - skipped, 0);
+      if (cap) needed = std::min(needed, *cap - std::max<int64_t>(available - skipped - nulls, 0));
     }
     needed = std::max<int64_t>(needed, 0);
   }
@@ -227,18 +232,35 @@ void SingleTypeManager::TrimTo(GroupBlocks& held, int64_t num_skipped_tokens) {
       std::min(block_size_.FloorDiv(num_skipped_tokens), static_cast<int64_t>(held.table.size()));
   const int64_t begin = held.num_leading_nulls;
   if (end <= begin) return;
+  FreePositions(held, begin, end);
+  held.num_leading_nulls = end;
+}
+
+void SingleTypeManager::TrimOutput(GroupBlocks& held, int64_t num_processed,
+                                   int64_t num_prompt_tokens) {
+  const int64_t first = block_size_.CeilDiv(num_prompt_tokens);
+  const int64_t begin = first + held.num_output_nulls;
+  const int64_t skipped = num_processed - *spec_.output_window() - options_.num_replayed_tokens;
+  const int64_t end = std::min(block_size_.FloorDiv(std::max(num_prompt_tokens, skipped)),
+                               static_cast<int64_t>(held.table.size()));
+  if (end <= begin) return;
+  FreePositions(held, begin, end);
+  held.num_output_nulls = end - first;
+}
+
+void SingleTypeManager::FreePositions(GroupBlocks& held, int64_t begin, int64_t end) {
   const auto reals = absl::MakeSpan(held.table)
                          .subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
   pool_->FreeBlocksReversed(reals);
   std::fill(reals.begin(), reals.end(), kNullBlockId);
-  held.num_leading_nulls = end;
 }
 
 void SingleTypeManager::Free(GroupBlocks& held) {
   pool_->FreeBlocksReversed(
       absl::MakeConstSpan(held.table).subspan(static_cast<size_t>(held.num_leading_nulls)));
   held.table.clear();
-  held.num_cached = held.num_leading_nulls = held.num_new = held.chunk_end = 0;
+  held.num_cached = held.num_leading_nulls = held.num_output_nulls = 0;
+  held.num_new = held.chunk_end = 0;
   held.is_tail_registered = false;
 }
 

@@ -61,6 +61,7 @@ struct SlotDemand {
   int64_t num_slots = 0;           // lookahead included
   int64_t num_main = 0;            // without lookahead
   int64_t num_encoder_tokens = 0;  // of the encoder, for cross attention
+  int64_t num_prompt_tokens = 0;   // of the request, for windows of its output
 };
 
 // Where a request's prefix is likely to be hit again; what sparse registration keeps.
@@ -79,6 +80,8 @@ class SingleTypeManager {
     int64_t hash_block_size = 0;
     // Most real blocks one request may hold; empty: no limit but the sequence length.
     std::optional<int64_t> admission_cap = std::nullopt;
+    // The same for what lies behind the prompt, where a window of the output is kept.
+    std::optional<int64_t> output_cap = std::nullopt;
     // Registration leaves out what no hit of this alignment can use; 0: it registers all.
     int64_t reachable_alignment = 0;
     // With a retention interval, registration keeps what is reachable at multiples of it and at the
@@ -122,9 +125,11 @@ class SingleTypeManager {
   int64_t NumBlocksFor(int64_t num_slots) const { return block_size_.CeilDiv(num_slots); }
   const std::optional<int64_t>& admission_cap() const { return options_.admission_cap; }
 
-  // Every prefix of a hit is a hit, blocks are kept until the request ends (full attention, MLA,
-  // sinks).
+  // Every prefix of a hit is a hit, blocks of the prompt are kept until the request ends (full
+  // attention, MLA, sinks).
   bool is_full_type() const { return traits_.is_full_type; }
+  // So are those of the output.
+  bool keeps_all_blocks() const { return traits_.is_full_type && !spec_.output_window(); }
 
   // Leading tokens that no token after the first n needs; never falls with n. O(1).
   int64_t NumUnneededTokens(int64_t n) const {
@@ -219,8 +224,9 @@ class SingleTypeManager {
 
   // Frees what the first `num_processed` tokens made unreachable, deepest first, leaving nulls. O(1
   // + blocks freed).
-  void RemoveSkippedBlocks(GroupBlocks& held, int64_t num_processed) {
-    if (!traits_.is_full_type) TrimTo(held, NumSkippedTokens(num_processed));
+  void RemoveSkippedBlocks(GroupBlocks& held, int64_t num_processed, int64_t num_prompt_tokens) {
+    if (!traits_.is_full_type) return TrimTo(held, NumSkippedTokens(num_processed));
+    if (spec_.output_window()) TrimOutput(held, num_processed, num_prompt_tokens);
   }
 
   // Frees the table back to front and leaves `held` empty.
@@ -328,6 +334,9 @@ class SingleTypeManager {
   // Positions at the beginning of a table, adopted with these hits, that have no block.
   int64_t NumLeadingNulls(absl::Span<const BlockId> hits, int64_t total_computed) const;
   void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);
+  void TrimOutput(GroupBlocks& held, int64_t num_processed, int64_t num_prompt_tokens);
+  // Frees positions [begin, end) of a table, none of which is null, and leaves nulls.
+  void FreePositions(GroupBlocks& held, int64_t begin, int64_t end);
   void CopyHitTail(GroupBlocks& held, int64_t total_computed, std::vector<BlockCopy>& copies);
   void CachePromptTail(const PrefixContent& content, GroupBlocks& held, int64_t n,
                        const ReuseBoundaries& boundaries);

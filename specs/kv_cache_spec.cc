@@ -129,6 +129,7 @@ absl::Status CheckWindows(Kind kind, const KvCacheSpecOptions& o) {
   }
   absl::Status status = CheckPositive("sliding_window", o.sliding_window);
   status.Update(CheckPositive("attention_chunk_size", o.attention_chunk_size));
+  status.Update(CheckPositive("output_window", o.output_window));
   if (status.ok() && o.sliding_window.has_value() && o.attention_chunk_size.has_value()) {
     return FieldError("attention_chunk_size", std::to_string(*o.attention_chunk_size),
                       "unset next to sliding_window " + std::to_string(*o.sliding_window),

@@ -133,6 +133,9 @@ struct KvCacheSpecOptions {
   // The window is not kept for reuse: after a hit of h tokens its last sliding_window tokens are
   // computed again, and shorter hits are no use.
   bool bounded_replay = false;
+  // Tokens of the request's output that stay visible, the latest ones, while all of its prompt does;
+  // default: all.
+  std::optional<int64_t> output_window = std::nullopt;
 
   friend bool operator==(const KvCacheSpecOptions&, const KvCacheSpecOptions&) = default;
   template <typename H>
@@ -142,7 +145,7 @@ struct KvCacheSpecOptions {
                    o.model_version, o.page_bytes_formula, o.non_causal, o.is_draft, o.cache_mode,
                    o.num_speculative_blocks, o.num_checkpoint_blocks, o.bounded_replay);
     for (const auto* field : {&o.head_size_v, &o.sliding_window, &o.attention_chunk_size,
-                              &o.page_size_padded, &o.alignment}) {
+                              &o.page_size_padded, &o.alignment, &o.output_window}) {
       h = H::combine(std::move(h), field->has_value(), field->value_or(0));
     }
     return h;
@@ -181,6 +184,8 @@ class KvCacheSpec {
   std::optional<int64_t> sliding_window() const;
   // Chunked local attention only; here, too, labels of full specs do not count.
   std::optional<int64_t> attention_chunk_size() const;
+  // Of full attention and MLA: tokens of a request's output that are kept, besides its prompt.
+  std::optional<int64_t> output_window() const { return options_.output_window; }
   // Tokens of permanent sink storage; 0 for other kinds.
   int64_t sink_length() const { return options_.sink_length; }
   // One vector per stored row instead of K and V of heads: the MLA kinds, hidden states and rings.

@@ -29,6 +29,7 @@ KvCacheSpec AnySpec(int64_t kind) {
       o.sliding_window = PickLabel();
       if (!o.sliding_window.has_value()) o.attention_chunk_size = PickLabel();
       o.non_causal = *rc::gen::arbitrary<bool>();
+      if (Pick({0, 0, 1}) == 1) o.output_window = 64;
       return *FullAttentionSpec::Create(o);
     }
     case 1: {
@@ -123,6 +124,7 @@ RC_GTEST_PROP(MergeProperty, MergedSpecStandsForEveryMember, ()) {
     RC_ASSERT(spec.block_size() == merged->block_size());
     RC_ASSERT(spec.kind() == merged->kind());
     RC_ASSERT(spec.sliding_window() == merged->sliding_window());
+    RC_ASSERT(spec.output_window() == merged->output_window());
   }
   RC_ASSERT(IsUniformType(specs));
 }

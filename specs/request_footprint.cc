@@ -116,6 +116,26 @@ absl::StatusOr<std::optional<int64_t>> AdmissionCap(const KvCacheSpec& spec,
   return cap;
 }
 
+absl::StatusOr<std::optional<int64_t>> OutputCap(const KvCacheSpec& spec,
+                                                 const RequestLimits& limits,
+                                                 BlockCountFormula formula) {
+  if (absl::Status status = CheckLimits(spec, limits); !status.ok()) return status;
+  std::optional<int64_t> cap;
+  if (!spec.output_window()) return cap;
+  // The last w settled tokens, the unsettled ones and those of a window that begins where it may.
+  const auto block = (CheckedInt64(spec.block_size()) * limits.decode_context_parallel).value();
+  if (!block) {
+    return FieldError("block_size", std::to_string(spec.block_size()),
+                      "a block whose tokens on all ranks fit 63 bits");
+  }
+  const int64_t kept =
+      AddUpTo(limits.max_in_flight_tokens, limits.num_retained_tokens, limits.max_model_len);
+  const int64_t span = AddUpTo(*spec.output_window(), kept, limits.max_model_len);
+  const int64_t over = formula == BlockCountFormula::kUpstream ? span : span - 1;
+  cap = std::min(CeilDiv(over, *block) + 1, CeilDiv(limits.max_model_len, *block));
+  return cap;
+}
+
 absl::StatusOr<int64_t> MaxBlocksPerRequest(const KvCacheSpec& spec, const RequestLimits& limits,
                                             BlockCountFormula formula) {
   const auto cap = AdmissionCap(spec, limits, formula);

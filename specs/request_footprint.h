@@ -35,6 +35,12 @@ absl::StatusOr<std::optional<int64_t>> AdmissionCap(
     const KvCacheSpec& spec, const RequestLimits& limits,
     BlockCountFormula formula = BlockCountFormula::kExact);
 
+// The most blocks that a request holds at once behind those of its prompt, where the spec keeps a
+// window of its output; empty for other specs.
+absl::StatusOr<std::optional<int64_t>> OutputCap(
+    const KvCacheSpec& spec, const RequestLimits& limits,
+    BlockCountFormula formula = BlockCountFormula::kExact);
+
 // The most blocks that a request of the longest length holds at once. Cross attention holds the
 // encoder's tokens; Mamba 1 state without caching, 2 and its checkpoint blocks in align mode and
 // one per block in mode all, and its speculative blocks in each; a ring 1 block whatever the

@@ -315,5 +315,38 @@ TEST(RequestFootprintTest, UpstreamFormulaReachesTheEndOfTheRange) {
   EXPECT_THAT(std::string(cap.status().message()), HasSubstr("max_model_len: got "));
 }
 
+// BM-116: counted from the definition - w settled and T unsettled tokens, wherever they begin.
+TEST(OutputCapTest, IsTheMostBlocksThatTheWindowTouches) {
+  for (int64_t block : {1, 3, 4}) {
+    for (int64_t window : {1, 4, 7}) {
+      for (int64_t in_flight : {1, 2, 9}) {
+        const auto spec = FullAttentionSpec::Create(
+            {.block_size = block, .num_kv_heads = 1, .head_size = 8, .output_window = window});
+        const RequestLimits limits{.max_model_len = 1'000, .max_in_flight_tokens = in_flight};
+        int64_t most = 0;
+        for (int64_t begin = 0; begin < block; ++begin) {
+          most = std::max(most, (begin + window + in_flight - 1) / block + 1);
+        }
+        EXPECT_EQ(**OutputCap(*spec, limits), most);
+        EXPECT_GE(**OutputCap(*spec, limits, BlockCountFormula::kUpstream), most);
+        EXPECT_LE(**OutputCap(*spec, limits, BlockCountFormula::kUpstream), most + 1);
+        // It keeps its prompt, which may be all there is.
+        EXPECT_EQ(*AdmissionCap(*spec, limits), std::nullopt);
+        EXPECT_EQ(*MaxBlocksPerRequest(*spec, limits), (1'000 + block - 1) / block);
+      }
+    }
+  }
+  const auto full =
+      FullAttentionSpec::Create({.block_size = 4, .num_kv_heads = 1, .head_size = 8});
+  EXPECT_EQ(*OutputCap(*full, {.max_model_len = 10, .max_in_flight_tokens = 1}), std::nullopt);
+  const auto spread = FullAttentionSpec::Create(
+      {.block_size = 4, .num_kv_heads = 1, .head_size = 8, .output_window = 16});
+  EXPECT_EQ(**OutputCap(*spread, {.max_model_len = 1'000,
+                                  .max_in_flight_tokens = 1,
+                                  .decode_context_parallel = 2}),
+            3);
+  EXPECT_EQ(**OutputCap(*spread, {.max_model_len = 9, .max_in_flight_tokens = 1}), 3);
+}
+
 }  // namespace
 }  // namespace kvblocks

@@ -117,7 +117,8 @@ TYPED_TEST(EverySpecTest, RefusesFieldsThatTheKindDoesNotHave) {
                                .cache_mode = MambaCacheMode::kAll,
                                .num_speculative_blocks = 1,
                                .num_checkpoint_blocks = 1,
-                               .bounded_replay = true};
+                               .bounded_replay = true,
+                               .output_window = 8};
   int num_refused = 0;
   ForEachSpecField([&](const SpecField& field, auto member) {
     if (field.In(TypeParam::kKind)) return;

@@ -39,6 +39,7 @@ KvCacheSpec AnySpec() {
   if (has("non_causal")) o.non_causal = Coin();
   if (has("is_draft")) o.is_draft = Coin();
   if (has("bounded_replay")) o.bounded_replay = Coin();
+  if (has("output_window")) o.output_window = Maybe(1'000);
   if (has("alignment")) o.alignment = Maybe(600);
   if (has("compress_ratio")) {
     o.compress_ratio = Coin() ? 4 : 1;
