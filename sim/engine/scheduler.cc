@@ -29,7 +29,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
       waiting_(options.policy) {
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& group = manager_->group(g);
-    is_all_full_attention_ = is_all_full_attention_ && group.is_full_type();
+    is_all_full_attention_ = is_all_full_attention_ && group.keeps_all_blocks();
     boundary_tokens_ = std::gcd(boundary_tokens_, group.block_size());
     const auto* mamba = group.spec().get_if<MambaSpec>();
     if (mamba != nullptr && mamba->options().cache_mode == MambaCacheMode::kAlign &&
