@@ -198,9 +198,8 @@ void BlockPool::RememberRemoval(const BlockHash& hash, GroupId group, RemovalRea
 
 void BlockPool::EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason) {
   // Built in place: g++ 12 -O2 warns of uninitialised members in a moved variant.
-  events_.emplace_back(
-      std::in_place_type<BlockRemoved>,
-      BlockRemoved{.block_hash = hash, .group_idx = group, .reason = reason});
+  events_.emplace_back(std::in_place_type<BlockRemoved>,
+                       BlockRemoved{.block_hash = hash, .group_idx = group, .reason = reason});
 }
 
 absl::Status BlockPool::CheckTouchable(absl::Span<const BlockId> ids) const {

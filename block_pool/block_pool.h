@@ -282,9 +282,9 @@ class BlockPool {
   void RememberRemoval(const BlockHash& hash, GroupId group, RemovalReason reason);
   void EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason);
   void RememberAll();
-  void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
-                  GroupId group,
-                  absl::FunctionRef<bool(int64_t)> is_kept = [](int64_t) { return true; });
+  void EmitStored(
+      const PrefixContent& content, int64_t from, int64_t to, int64_t block_size, GroupId group,
+      absl::FunctionRef<bool(int64_t)> is_kept = [](int64_t) { return true; });
   template <typename Iterator>
   void Release(Iterator begin, Iterator end);
   // With chunks.

@@ -164,8 +164,7 @@ void CacheSome(FuzzInput& input, BlockPool& pool, Model& model) {
     if (is_left_out(i)) continue;
     const BlockId id = table[static_cast<size_t>(i)];
     if (id < 0 || id >= pool.num_blocks() || model.at(id).permanent ||
-        (model.at(id).key && model.at(id).partial == 0) ||
-        !distinct.insert(id).second) {
+        (model.at(id).key && model.at(id).partial == 0) || !distinct.insert(id).second) {
       return;
     }
   }
@@ -197,8 +196,8 @@ void CacheTail(FuzzInput& input, BlockPool& pool, Model& model) {
   if (id < 1 || id >= pool.num_blocks() || model.at(id).permanent || !pool.enable_caching()) return;
   ModelBlock& block = model.at(id);
   const Key key(content.HashOfBlock(count - 1, 1).words, group);
-  bool expected = block.key != key && std::find(block.further.begin(), block.further.end(), key) ==
-                                          block.further.end();
+  bool expected = block.key != key &&
+                  std::find(block.further.begin(), block.further.end(), key) == block.further.end();
   const bool is_further = block.key && (block.partial == 0 || block.partial >= 2 * count);
   expected = expected && (!is_further || may_be_further);
   FUZZ_EXPECT(pool.RegisterPartialBlock(content, id, 2 * count, group, may_be_further) == expected,

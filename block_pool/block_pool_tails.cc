@@ -45,8 +45,9 @@ void BlockPool::DropPartialKey(BlockId id) {
 
 void BlockPool::MovePartialKey(BlockId from, BlockId to) {
   const auto it = partial_tokens_.find(from);
-  KVBLOCKS_CHECK(it != partial_tokens_.end() && further_keys(from).empty() && !records_[to].has_key(),
-                 "a partial key moves from a block without one, or to one with a key");
+  KVBLOCKS_CHECK(
+      it != partial_tokens_.end() && further_keys(from).empty() && !records_[to].has_key(),
+      "a partial key moves from a block without one, or to one with a key");
   const int64_t num_tokens = it->second.num_tokens;
   const GroupId group = records_[from].key_group;
   const BlockHash hash = records_.hash(from);

@@ -161,12 +161,12 @@ class Caller {
     if (version == 1) semantics = Semantics::Vllm025();
     if (version == 2) semantics = Semantics::Vllm033Exactly();
     constexpr bool Semantics::*kSwitches[] = {
-        &Semantics::retains_for_draft_drop,     &Semantics::drops_last_full_block,
-        &Semantics::draft_flags_need_eagle,     &Semantics::registers_usable_tails,
-        &Semantics::allows_adopt_only,          &Semantics::one_event_per_registration,
-        &Semantics::registers_unusable_tails,   &Semantics::caps_need_before_hits,
+        &Semantics::retains_for_draft_drop,      &Semantics::drops_last_full_block,
+        &Semantics::draft_flags_need_eagle,      &Semantics::registers_usable_tails,
+        &Semantics::allows_adopt_only,           &Semantics::one_event_per_registration,
+        &Semantics::registers_unusable_tails,    &Semantics::caps_need_before_hits,
         &Semantics::window_of_one_keeps_nothing, &Semantics::aligns_before_drop,
-        &Semantics::clamps_external_tokens,     &Semantics::has_no_common_prefix};
+        &Semantics::clamps_external_tokens,      &Semantics::has_no_common_prefix};
     const uint8_t changed = input_.Byte();
     if (changed < std::size(kSwitches)) {
       bool& value = semantics.*kSwitches[changed];

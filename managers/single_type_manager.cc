@@ -13,9 +13,8 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
       hashes_per_block_(
           options.hash_block_size > 0 ? block_size_.value() / options.hash_block_size : 0),
       has_inner_boundaries_(options.partial_hits && hashes_per_block_ > 1),
-      registers_tails_(has_inner_boundaries_ ||
-                       (options.semantics.registers_unusable_tails && traits.is_full_type &&
-                        hashes_per_block_ > 1)),
+      registers_tails_(has_inner_boundaries_ || (options.semantics.registers_unusable_tails &&
+                                                 traits.is_full_type && hashes_per_block_ > 1)),
       traits_(traits) {}
 
 int64_t SingleTypeManager::NumLeadingNulls(absl::Span<const BlockId> hits,

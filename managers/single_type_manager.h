@@ -249,10 +249,10 @@ class SingleTypeManager {
   // What a kind does in its own way.
   struct Traits {
     bool is_full_type = false;
-    bool has_own_layout = false;  // NumNewBlocks and AllocateNewImpl say what a step takes
-    bool can_drop = true;         // a draft group drops the last block of a hit
+    bool has_own_layout = false;   // NumNewBlocks and AllocateNewImpl say what a step takes
+    bool can_drop = true;          // a draft group drops the last block of a hit
     bool holds_one_block = false;  // whatever the tokens
-    int64_t num_kept_tokens = 0;  // of those that no later token needs
+    int64_t num_kept_tokens = 0;   // of those that no later token needs
   };
   SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
                     const Traits& traits);

@@ -58,8 +58,8 @@ TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
 
 // V-14: 17 tokens reach the first boundary, 16; of them 15 are final, which fill one block of 8.
 TEST(VersionRulesTest, AllTokensDecideWhetherAFinalOneIsRegistered) {
-  const auto manager = Manager(FullAndDraftWindow(16, 8, 9),
-                               {.use_eagle = true, .prefill_lookahead_tokens = 3});
+  const auto manager =
+      Manager(FullAndDraftWindow(16, 8, 9), {.use_eagle = true, .prefill_lookahead_tokens = 3});
   const auto request = NewRequest(*manager, Tokens(17));
   ASSERT_TRUE(Step(*manager, *request, 17));
   EXPECT_EQ(manager->pool().num_keyed_blocks(), 2) << "the full group's one and a window's";
@@ -80,8 +80,7 @@ TEST(VersionRulesTest, BlocksWithoutTheirLookaheadTokensAreExplained) {
   EXPECT_EQ(Missed(*manager, Tokens(5)), "look-ahead 0+4, partial block 4+1");
   EXPECT_EQ(Missed(*manager, Tokens(3)), "shorter than a block 0+3");
   // The tokens behind a block are part of what it holds.
-  EXPECT_EQ(Missed(*manager, Tokens(13) + Tokens(6, 700)),
-            "not cached 8+8, partial block 16+3");
+  EXPECT_EQ(Missed(*manager, Tokens(13) + Tokens(6, 700)), "not cached 8+8, partial block 16+3");
 }
 
 // V-12: in a hybrid model the block that is dropped may be the last full one, and the group alone
@@ -101,9 +100,8 @@ TEST(VersionRulesTest, AGroupAloneReachesAsFarAsTheHit) {
 TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
   KvCacheConfig config = Config(40, {Full(4)});
   config.groups.push_back(
-      {.spec = MambaSpec::Create({.block_size = 4,
-                                  .states = {{{16}}},
-                                  .cache_mode = MambaCacheMode::kAlign})
+      {.spec = MambaSpec::Create(
+                   {.block_size = 4, .states = {{{16}}}, .cache_mode = MambaCacheMode::kAlign})
                    .value()});
   config.hash_block_size = 2;
   const auto manager = Manager(config, {.partial_hits = true});
@@ -145,7 +143,8 @@ TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
 // V-36: even where stale hits are adopted, a page of another size never is.
 TEST(VersionRulesTest, StaleHitsOfAnotherPageSizeAreRefused) {
   KvCacheConfig config = Config(0, {Full(4), Window(4, 8)});
-  config.native = NativeLayout{.num_chunks = 3, .pages_per_chunk = {2, 3}, .class_of_group = {0, 1}};
+  config.native =
+      NativeLayout{.num_chunks = 3, .pages_per_chunk = {2, 3}, .class_of_group = {0, 1}};
   config.num_blocks = 1 + 3 * config.native->ids_per_chunk();
   KvCacheManagerOptions options;
   options.semantics.adopts_stale_hits = true;

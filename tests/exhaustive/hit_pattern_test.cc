@@ -79,12 +79,11 @@ TEST_P(HitPatternTest, EveryPatternOfCachedBlocksIsServedAsTheOracleDoes) {
                                          .num_hash_lookahead_tokens = GetParam().num_lookahead,
                                          .hash_algorithm = HashAlgorithm::kXxh3_128,
                                          .hash_seed = "pattern"};
-  const oracle::Options oracle_options = {
-      .max_model_len = 64,
-      .max_in_flight_tokens = 64,
-      .use_eagle = use_eagle,
-      .semantics = semantics,
-      .num_lookahead = GetParam().num_lookahead};
+  const oracle::Options oracle_options = {.max_model_len = 64,
+                                          .max_in_flight_tokens = 64,
+                                          .use_eagle = use_eagle,
+                                          .semantics = semantics,
+                                          .num_lookahead = GetParam().num_lookahead};
   oracle::Content content;
   content.tokens.resize(static_cast<size_t>(GetParam().num_tokens));
   std::iota(content.tokens.begin(), content.tokens.end(), 0);

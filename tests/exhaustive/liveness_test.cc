@@ -58,8 +58,7 @@ std::vector<SchedulerSetting> SchedulerSettings() {
     setting.options.prefill_lookahead_tokens = prefill_lookahead;
     return setting;
   };
-  return {make("Full", 5, {Full(2)}, 0, false),
-          make("FullGate", 5, {Full(2)}, 0, true),
+  return {make("Full", 5, {Full(2)}, 0, false), make("FullGate", 5, {Full(2)}, 0, true),
           make("FullWatermark", 5, {Full(2)}, 0.5, false),
           make("FullGateWatermark", 5, {Full(2)}, 0.5, true),
           make("Window", 4, {Window(2, 3)}, 0, false),

@@ -145,15 +145,31 @@ std::vector<Action> EverydayActions() {
 // Two requests, every kind of call.
 std::vector<Action> AllActions() {
   using enum ActionKind;
-  std::vector<Action> actions = {{kAdmit, kA},        {kAdmit, kA, 1},     {kAdmitStrict, kB, 2},
-                                 {kAdmit, kB},        {kLookUp, kB},       {kAdmitStale, kB},
+  std::vector<Action> actions = {{kAdmit, kA},
+                                 {kAdmit, kA, 1},
+                                 {kAdmitStrict, kB, 2},
+                                 {kAdmit, kB},
+                                 {kLookUp, kB},
+                                 {kAdmitStale, kB},
                                  {kAdopt, kB},
-                                 {kExternal, kA, 3},  {kDelayed, kB, 4},   {kRegister, kB},
-                                 {kStep, kA},         {kStep, kB, 1},      {kStepLagging, kA, 2},
-                                 {kStepDrafting, kA}, {kStepDrafting, kB}, {kTrim, kA},
-                                 {kFree, kA},         {kFree, kB, 1},      {kPreempt, kA},
-                                 {kPop, kA},          {kGiveBack},         {kEvictHeld, kA},
-                                 {kEvictFirst},       {kEvictLast},        {kReset}};
+                                 {kExternal, kA, 3},
+                                 {kDelayed, kB, 4},
+                                 {kRegister, kB},
+                                 {kStep, kA},
+                                 {kStep, kB, 1},
+                                 {kStepLagging, kA, 2},
+                                 {kStepDrafting, kA},
+                                 {kStepDrafting, kB},
+                                 {kTrim, kA},
+                                 {kFree, kA},
+                                 {kFree, kB, 1},
+                                 {kPreempt, kA},
+                                 {kPop, kA},
+                                 {kGiveBack},
+                                 {kEvictHeld, kA},
+                                 {kEvictFirst},
+                                 {kEvictLast},
+                                 {kReset}};
   return actions;
 }
 
@@ -201,9 +217,9 @@ const std::vector<SizedSetting>& Settings() {
       All(MakeSetting("FullWindowAll", 6, {Group(Full(2)), Group(Window(2, 3))}, 8), 9),
       All(WithEagle(MakeSetting("FullDraftWindowAll", 6, {Group(Full(4)), Draft(Window(2, 2))}, 9)),
           8),
-      Everyday(Replaying(MakeSetting("FullWindowReplay", 6, {Group(Full(2)), Group(Window(2, 3))},
-                                     8)),
-               9),
+      Everyday(
+          Replaying(MakeSetting("FullWindowReplay", 6, {Group(Full(2)), Group(Window(2, 3))}, 8)),
+          9),
       All(WithEagle(Replaying(
               MakeSetting("DraftReplayAll", 8, {Group(Full(4)), Draft(Window(2, 2))}, 10))),
           6),
@@ -216,8 +232,7 @@ const std::vector<SizedSetting>& Settings() {
       Everyday(
           WithMtp(MakeSetting("FullWindowMtp", 9, {Group(Full(4)), Group(Window(2, 3))}, 10), 2),
           8),
-      All(Exactly(MakeSetting("TailsExactlyAll", 8, {Group(Full(4)), Group(Window(2, 3))}, 10)),
-          6),
+      All(Exactly(MakeSetting("TailsExactlyAll", 8, {Group(Full(4)), Group(Window(2, 3))}, 10)), 6),
       All(WithEagle(Exactly(
               MakeSetting("DraftTailsExactlyAll", 8, {Group(Full(4)), Group(Window(2, 3))}, 10))),
           5),
@@ -226,11 +241,10 @@ const std::vector<SizedSetting>& Settings() {
                           10),
               2),
           5),
-      Everyday(WithPartialHits(
-                   Replaying(MakeSetting(
-                       "TailsReplay", 9,
-                       {Group(Full(4)), Group(Mamba(4, MambaCacheMode::kAlign))}, 10)),
-                   1),
+      Everyday(WithPartialHits(Replaying(MakeSetting(
+                                   "TailsReplay", 9,
+                                   {Group(Full(4)), Group(Mamba(4, MambaCacheMode::kAlign))}, 10)),
+                               1),
                6),
       Everyday(
           InChunks(MakeSetting("NativeFullWindow", 0, {Group(Full(2)), Group(Window(2, 3))}, 8), 3,

@@ -540,7 +540,7 @@ FAULTS = [
     Fault("a tail is registered once only", _GROUP,
           "held.is_tail_registered = !adds_keys;", "held.is_tail_registered = !adds_keys || {F};"),
     Fault("tails that no hit can use are registered", _GROUP,
-          "(options.semantics.registers_unusable_tails && traits", "((options.semantics.registers_unusable_tails || {F}) && traits"),
+          "(options.semantics.registers_unusable_tails &&", "((options.semantics.registers_unusable_tails || {F}) &&"),
     Fault("a further key stays when its block's key goes", _POOL,
           "if (!further_keys_.empty()) DropFurtherKeys", "if (!further_keys_.empty() && !{F}) DropFurtherKeys"),
     Fault("a further key is not found", "block_pool/block_pool.h",

@@ -30,9 +30,8 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
   bool any_draft = false;
   for (const KvCacheGroup& group : config.groups) any_draft = any_draft || group.is_draft;
   // V-10: hashes that look ahead leave nothing to be dropped or computed again. V-13.
-  const bool may_drop =
-      options.num_lookahead == 0 &&
-      (options.use_eagle || !options.semantics.draft_flags_need_eagle);
+  const bool may_drop = options.num_lookahead == 0 &&
+                        (options.use_eagle || !options.semantics.draft_flags_need_eagle);
   if (options.num_lookahead == 0) {
     num_replayed_ = std::max<int64_t>(0, options.prefill_lookahead - 1);
   }
@@ -90,8 +89,7 @@ Request Manager::NewRequest(Content content, bool skip_reading) const {
 void Manager::Append(Request& request, const std::vector<TokenId>& tokens) const {
   request.content.tokens.insert(request.content.tokens.end(), tokens.begin(), tokens.end());
   if (options_.enable_caching) {
-    request.prefix_names =
-        PrefixNames(request.content, hash_block_size_, options_.num_lookahead);
+    request.prefix_names = PrefixNames(request.content, hash_block_size_, options_.num_lookahead);
   }
 }
 
@@ -245,8 +243,8 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
       }
       const int64_t required = CeilDiv(slots, rules.block_size());
       if (is_gate && rules.admission_cap && options_.semantics.caps_need_before_hits) {  // V-42
-        return std::max<int64_t>(
-            std::min(required, *rules.admission_cap) - std::max(have, skipped), 0);
+        return std::max<int64_t>(std::min(required, *rules.admission_cap) - std::max(have, skipped),
+                                 0);
       }
       int64_t suffix = std::max<int64_t>(required - skipped, 0);
       if (capped && rules.admission_cap) suffix = std::min(suffix, *rules.admission_cap);

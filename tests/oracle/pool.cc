@@ -138,7 +138,9 @@ bool Pool::Free(const std::vector<BlockId>& ids) {  // BM-41
 namespace {
 
 std::string NameAt(const Registration& what, int64_t tokens) {
-  return tokens == 0 ? "" : what.prefix_names->at(static_cast<size_t>(tokens / what.hash_block_size - 1));
+  return tokens == 0
+             ? ""
+             : what.prefix_names->at(static_cast<size_t>(tokens / what.hash_block_size - 1));
 }
 
 }  // namespace

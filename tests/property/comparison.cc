@@ -138,8 +138,9 @@ std::string EventMirror::Apply(const std::vector<KvEvent>& events, bool one_per_
     if (const auto* stored = std::get_if<BlockStored>(&event)) {
       const auto size = static_cast<int64_t>(stored->block_hashes.size());
       const auto tokens = static_cast<int64_t>(stored->token_ids.size());
-      const bool fits = one_per_registration ? tokens >= std::max<int64_t>(size, 1) * stored->block_size
-                                             : size > 0 && tokens == size * stored->block_size;
+      const bool fits = one_per_registration
+                            ? tokens >= std::max<int64_t>(size, 1) * stored->block_size
+                            : size > 0 && tokens == size * stored->block_size;
       if (!fits || static_cast<int64_t>(stored->extra_keys.size()) != size ||
           stored->medium != kGpuMedium) {
         return "INV-25: the lengths of a BlockStored do not fit";

@@ -1,7 +1,6 @@
 #include "kvblocks/tests/property/scenario.h"
 
 #include <algorithm>
-
 #include <iterator>
 #include <utility>
 
