@@ -99,7 +99,7 @@ class FullPool {
           next_run_ - 1 - static_cast<int64_t>(random() % static_cast<uint64_t>(newest));
       const PrefixContent content = ContentOf(run);
       const double start = ThreadSeconds();
-      const size_t hits = pool_->FindCachedRun(content, 1, 0, absl::MakeSpan(found));
+      const size_t hits = pool_->FindCachedRun(content, 0, 1, 0, absl::MakeSpan(found));
       const double looked_up = ThreadSeconds();
       KVBLOCKS_CHECK(hits == static_cast<size_t>(kRun), "a cached run was not found");
       pool_->Touch(found);

@@ -183,8 +183,8 @@ void BlockPool::EvictOne(uint64_t place, BlockId id, RemovalReason reason) {
   table_.Erase(place, id);
   ++removal_epoch_;
   if (!partial_tokens_.empty()) partial_tokens_.erase(id);
-  EmitRemoved(records_.hash(id), group, reason);
-  if (!further_keys_.empty()) DropFurtherKeys(id, group, reason);
+  if (enable_events_) EmitRemoved(records_.hash(id), group, reason);
+  if (!further_keys_.empty()) DropFurtherKeys(id, reason);
 }
 
 // The key goes from the last block that has it as its first one.
@@ -197,11 +197,9 @@ void BlockPool::RememberRemoval(const BlockHash& hash, GroupId group, RemovalRea
 }
 
 void BlockPool::EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason) {
-  if (!enable_events_) return;
   // Built in place: g++ 12 -O2 warns of uninitialised members in a moved variant.
-  events_.emplace_back(
-      std::in_place_type<BlockRemoved>,
-      BlockRemoved{.block_hash = hash, .group_idx = group, .reason = reason});
+  events_.emplace_back(std::in_place_type<BlockRemoved>,
+                       BlockRemoved{.block_hash = hash, .group_idx = group, .reason = reason});
 }
 
 absl::Status BlockPool::CheckTouchable(absl::Span<const BlockId> ids) const {
@@ -272,12 +270,17 @@ void BlockPool::Release(Iterator begin, Iterator end) {
   }
 }
 
-size_t BlockPool::FindCachedRun(const PrefixContent& content, int64_t per_block, GroupId group,
-                                absl::Span<BlockId> out) const {
-  const size_t found = table_.FindRun(content.hashes(), static_cast<size_t>(per_block), group, out);
+size_t BlockPool::FindCachedRun(const PrefixContent& content, int64_t begin, int64_t per_block,
+                                GroupId group, absl::Span<BlockId> out) const {
+  const size_t found =
+      table_.FindRun(content.hashes().subspan(static_cast<size_t>(begin * per_block)),
+                     static_cast<size_t>(per_block), group, out);
   if (!tokens_) return found;
   size_t same = 0;
-  while (same < found && Matches(out[same], content, static_cast<int64_t>(same), per_block)) ++same;
+  while (same < found &&
+         Matches(out[same], content, begin + static_cast<int64_t>(same), per_block)) {
+    ++same;
+  }
   return same;
 }
 
@@ -397,10 +400,9 @@ void BlockPool::RememberAll() {
   for (BlockId id = 1; id < num_blocks(); ++id) {
     const auto keys = further_keys_.find(id);
     if (keys == further_keys_.end()) continue;
-    const GroupId group = records_[id].key_group;
-    for (const BlockHash& key : keys->second) {
-      if (FindCached(key, group) != id) continue;
-      history_->OnRemoved(key, group, {.num_blocks_taken = num_blocks_taken_});
+    for (const auto& [hash, group] : keys->second) {
+      if (FindCached(hash, group) != id) continue;
+      history_->OnRemoved(hash, group, {.num_blocks_taken = num_blocks_taken_});
     }
   }
 }

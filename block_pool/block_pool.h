@@ -137,10 +137,10 @@ class BlockPool {
         FindCached(content.HashOfBlock(end / content.hash_block_size() - 1, 1), group);
     return id == kNullBlockId || StartsWith(id, content, begin, end) ? id : kNullBlockId;
   }
-  // The same for positions 0 to out.size(), until one is missing: writes their blocks and returns
-  // their number.
-  size_t FindCachedRun(const PrefixContent& content, int64_t per_block, GroupId group,
-                       absl::Span<BlockId> out) const;
+  // As FindCached for out.size() positions from `begin` on, until one is missing: writes their blocks
+  // and returns their number.
+  size_t FindCachedRun(const PrefixContent& content, int64_t begin, int64_t per_block,
+                       GroupId group, absl::Span<BlockId> out) const;
   // Whether the block's tokens are those of the position; true if the pool keeps none.
   bool Matches(BlockId id, const PrefixContent& content, int64_t position,
                int64_t per_block) const {
@@ -169,17 +169,24 @@ class BlockPool {
   // num_tokens is a multiple of the hash block size and hashed.
   bool RegisterPartialBlock(const PrefixContent& content, BlockId id, int64_t num_tokens,
                             int64_t block_size, GroupId group, bool adds_further_keys = false);
-  // Whether a cached block's content has this hash, as a whole or up to some token.
-  bool HasKey(BlockId id, const BlockHash& hash) const {
-    const auto further = further_keys(id);
-    return records_[id].has_key() &&
-           (records_.hash(id) == hash ||
-            std::find(further.begin(), further.end(), hash) != further.end());
-  }
+  struct FurtherKey {
+    BlockHash hash;
+    GroupId group;
+
+    friend bool operator==(const FurtherKey&, const FurtherKey&) = default;
+  };
   // Keys of shorter prefixes that a block has beside its own.
-  absl::Span<const BlockHash> further_keys(BlockId id) const {
+  absl::Span<const FurtherKey> further_keys(BlockId id) const {
     const auto it = further_keys_.find(id);
-    return it == further_keys_.end() ? absl::Span<const BlockHash>() : it->second;
+    return it == further_keys_.end() ? absl::Span<const FurtherKey>() : it->second;
+  }
+  // Whether a block has this key, as its own or as a further one.
+  bool HasKey(BlockId id, const BlockHash& hash, GroupId group) const {
+    const KvCacheBlock& block = records_[id];
+    if (!block.has_key()) return false;
+    if (block.key_group == group && records_.hash(id) == hash) return true;
+    const auto further = further_keys(id);
+    return std::find(further.begin(), further.end(), FurtherKey{hash, group}) != further.end();
   }
   // The prefix length that such a key stands for; 0 for all other blocks.
   int64_t partial_tokens(BlockId id) const {
@@ -261,8 +268,9 @@ class BlockPool {
   void EvictOne(uint64_t place, BlockId id, RemovalReason reason);
   void TakeAndEvict(absl::Span<BlockId> batch);
   void DropPartialKey(BlockId id);
-  bool AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id);
-  void DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason);
+  void AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id);
+  void DropFurtherKeys(BlockId id, RemovalReason reason);
+  BlockId EarlierOf(BlockId first, const BlockHash& hash, GroupId group) const;
   bool HasFurtherKey(const BlockHash& hash, GroupId group) const {
     return !further_keys_.empty() && blocks_of_further_keys_.contains({hash, group});
   }
@@ -272,12 +280,11 @@ class BlockPool {
                               content.HashOfBlock(position, per_block));
   }
   void RememberRemoval(const BlockHash& hash, GroupId group, RemovalReason reason);
-  BlockId EarlierOf(BlockId first, const BlockHash& hash, GroupId group) const;
   void EmitRemoved(const BlockHash& hash, GroupId group, RemovalReason reason);
   void RememberAll();
-  void EmitStored(const PrefixContent& content, int64_t from, int64_t to, int64_t block_size,
-                  GroupId group,
-                  absl::FunctionRef<bool(int64_t)> is_kept = [](int64_t) { return true; });
+  void EmitStored(
+      const PrefixContent& content, int64_t from, int64_t to, int64_t block_size, GroupId group,
+      absl::FunctionRef<bool(int64_t)> is_kept = [](int64_t) { return true; });
   template <typename Iterator>
   void Release(Iterator begin, Iterator end);
   // With chunks.
@@ -309,7 +316,7 @@ class BlockPool {
     int64_t order;
   };
   absl::flat_hash_map<BlockId, PartialKey> partial_tokens_;
-  absl::flat_hash_map<BlockId, std::vector<BlockHash>> further_keys_;
+  absl::flat_hash_map<BlockId, std::vector<FurtherKey>> further_keys_;
   struct FurtherHolder {
     BlockId id;
     int64_t order;

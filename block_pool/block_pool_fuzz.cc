@@ -26,6 +26,8 @@ struct ModelBlock {
   int references = 0;
   bool permanent = false;
   std::optional<Key> key;
+  int64_t partial = 0;       // tokens of a key that ends inside the block
+  std::vector<Key> further;  // V-20
 };
 
 struct Model {
@@ -35,12 +37,23 @@ struct Model {
 
   ModelBlock& at(BlockId id) { return blocks[static_cast<size_t>(id)]; }
 
+  void AddKey(BlockId id, const Key& key, int64_t partial) {
+    at(id).key = key;
+    at(id).partial = partial;
+    table[key].push_back(id);
+  }
   void DropKey(BlockId id) {
-    if (!at(id).key) return;
-    std::vector<BlockId>& ids = table[*at(id).key];
-    std::erase(ids, id);
-    if (ids.empty()) table.erase(*at(id).key);
-    at(id).key.reset();
+    ModelBlock& block = at(id);
+    if (!block.key) return;
+    block.further.push_back(*block.key);
+    for (const Key& key : block.further) {
+      std::vector<BlockId>& ids = table[key];
+      std::erase(ids, id);
+      if (ids.empty()) table.erase(key);
+    }
+    block.key.reset();
+    block.partial = 0;
+    block.further.clear();
   }
   std::vector<BlockId> Take(int64_t k) {
     std::vector<BlockId> ids(queue.begin(), queue.begin() + k);
@@ -104,6 +117,10 @@ void Compare(const BlockPool& pool, Model& model) {
     FUZZ_EXPECT(got.ref_count == want.references, "references of block " + std::to_string(id));
     FUZZ_EXPECT(got.has_key() == want.key.has_value(), "key of block " + std::to_string(id));
     FUZZ_EXPECT(!want.key || *want.key == Key(pool.hash(id).words, got.key_group), "other key");
+    FUZZ_EXPECT(pool.partial_tokens(id) == want.partial, "tokens of a key");
+    std::vector<Key> further;
+    for (const auto& [hash, group] : pool.further_keys(id)) further.emplace_back(hash.words, group);
+    FUZZ_EXPECT(further == want.further, "further keys of block " + std::to_string(id));
     live += want.references > 0 && !want.permanent;
     cached += want.references == 0 && want.key;
     keyed += want.key.has_value();
@@ -113,7 +130,9 @@ void Compare(const BlockPool& pool, Model& model) {
   FUZZ_EXPECT(pool.num_keys() == static_cast<int32_t>(model.table.size()), "number of keys");
   for (const auto& [key, ids] : model.table) {
     FUZZ_EXPECT(pool.FindCached({key.first}, key.second) == ids.front(), "not the earliest");
-    FUZZ_EXPECT(pool.table().FindAll({key.first}, key.second) == ids, "other duplicates");
+    std::vector<BlockId> own = ids;
+    std::erase_if(own, [&, wanted = key](BlockId id) { return model.at(id).key != wanted; });
+    FUZZ_EXPECT(pool.table().FindAll({key.first}, key.second) == own, "other duplicates");
   }
 }
 
@@ -144,8 +163,8 @@ void CacheSome(FuzzInput& input, BlockPool& pool, Model& model) {
   for (int64_t i = from; i < to; ++i) {
     if (is_left_out(i)) continue;
     const BlockId id = table[static_cast<size_t>(i)];
-    if (id < 0 || id >= pool.num_blocks() || model.at(id).key || model.at(id).permanent ||
-        !distinct.insert(id).second) {
+    if (id < 0 || id >= pool.num_blocks() || model.at(id).permanent ||
+        (model.at(id).key && model.at(id).partial == 0) || !distinct.insert(id).second) {
       return;
     }
   }
@@ -154,9 +173,42 @@ void CacheSome(FuzzInput& input, BlockPool& pool, Model& model) {
   for (int64_t i = from; i < to; ++i) {
     if (is_left_out(i)) continue;
     const BlockId id = table[static_cast<size_t>(i)];
-    const Key key(content.HashOfBlock(i, per_block).words, group);
-    model.at(id).key = key;
+    model.DropKey(id);  // of a prefix that ends inside it
+    model.AddKey(id, Key(content.HashOfBlock(i, per_block).words, group), 0);
+  }
+}
+
+// The key of a prefix that ends inside a block. A length has its own hashes, as real contents have.
+void CacheTail(FuzzInput& input, BlockPool& pool, Model& model) {
+  static const auto hashing = std::make_shared<const PrefixHashing>(
+      PrefixHashing{BlockHasher(HashAlgorithm::kSha256, "seed"), 2});
+  const int64_t count = 1 + input.Small(0, 3);
+  std::vector<BlockHash> hashes;
+  for (int64_t i = 0; i < count; ++i) {
+    hashes.push_back(SmallHash(input));
+    hashes.back().words[0] += static_cast<uint64_t>(8 * count);
+  }
+  const PrefixContent content =
+      PrefixContent::FromHashes(2 * count + 1, std::move(hashes), hashing).value();
+  const BlockId id = input.Wild32(0, pool.num_blocks() - 1);
+  const auto group = static_cast<GroupId>(input.Small(0, 2));
+  const bool may_be_further = input.Bool();
+  if (id < 1 || id >= pool.num_blocks() || model.at(id).permanent || !pool.enable_caching()) return;
+  ModelBlock& block = model.at(id);
+  const Key key(content.HashOfBlock(count - 1, 1).words, group);
+  bool expected = block.key != key &&
+                  std::find(block.further.begin(), block.further.end(), key) == block.further.end();
+  const bool is_further = block.key && (block.partial == 0 || block.partial >= 2 * count);
+  expected = expected && (!is_further || may_be_further);
+  FUZZ_EXPECT(pool.RegisterPartialBlock(content, id, 2 * count, group, may_be_further) == expected,
+              "another answer for a tail");
+  if (!expected) return;
+  if (is_further) {
+    block.further.push_back(key);
     model.table[key].push_back(id);
+  } else {
+    model.DropKey(id);
+    model.AddKey(id, key, 2 * count);
   }
 }
 
@@ -187,8 +239,10 @@ void Operate(FuzzInput& input, BlockPool& pool, Model& model) {
       break;
     }
     case 4:
-    case 5:
       CacheSome(input, pool, model);
+      break;
+    case 5:
+      input.Bool() ? CacheTail(input, pool, model) : CacheSome(input, pool, model);
       break;
     case 6: {
       const std::vector<BlockId> ids = SomeBlocks(input, pool);
@@ -211,7 +265,11 @@ void Operate(FuzzInput& input, BlockPool& pool, Model& model) {
         FUZZ_EXPECT(pool.ResetPrefixCache() == !live, "reset");
         if (live) break;
         model.table.clear();
-        for (ModelBlock& block : model.blocks) block.key.reset();
+        for (ModelBlock& block : model.blocks) {
+          block.key.reset();
+          block.partial = 0;
+          block.further.clear();
+        }
       } else {
         const GroupId group = input.Wild32(0, 2);
         const BlockHash hash = SmallHash(input);
@@ -234,6 +292,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.enable_caching = input.Byte() != 1;
   options.enable_events = input.Bool();
   options.free_order = input.Bool() ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  options.one_event_per_registration = input.Byte() % 4 == 1;
   const auto pool = BlockPool::Create(options);
   FUZZ_EXPECT(pool.ok() == (options.num_blocks >= 1 && options.num_blocks <= 2000),
               pool.status().ToString());

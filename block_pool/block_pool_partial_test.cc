@@ -49,13 +49,13 @@ TEST(BlockPoolPartialTest, KeysOfABlockAreTheFirstAndTheFurtherOnes) {
   const auto pool = BlockPool::Create({.num_blocks = 4}).value();
   const PrefixContent content = Content(2);
   const std::vector<BlockId> table = GetNewBlocks(*pool, 2).value();
-  EXPECT_FALSE(pool->HasKey(table[0], content.hashes()[3]));
+  EXPECT_FALSE(pool->HasKey(table[0], content.hashes()[3], 0));
   pool->CacheFullBlocks(content, table, 0, 1, 8, 0);
   ASSERT_TRUE(pool->RegisterPartialBlock(content, table[0], 6, 8, 0, /*adds_further_keys=*/true));
-  EXPECT_TRUE(pool->HasKey(table[0], content.hashes()[3]));
-  EXPECT_TRUE(pool->HasKey(table[0], content.hashes()[2]));
-  EXPECT_FALSE(pool->HasKey(table[0], content.hashes()[1]));
-  EXPECT_FALSE(pool->HasKey(table[1], content.hashes()[2]));
+  EXPECT_TRUE(pool->HasKey(table[0], content.hashes()[3], 0));
+  EXPECT_TRUE(pool->HasKey(table[0], content.hashes()[2], 0));
+  EXPECT_FALSE(pool->HasKey(table[0], content.hashes()[1], 0));
+  EXPECT_FALSE(pool->HasKey(table[1], content.hashes()[2], 0));
 }
 
 // A tail is compared from the start of its block to the tail, whatever else the block stands for.

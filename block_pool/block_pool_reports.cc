@@ -13,7 +13,7 @@ void BlockPool::ReportStored(const PrefixContent& content, absl::Span<const Bloc
   if (full < static_cast<int64_t>(blocks.size()) && blocks.back() != kNullBlockId) {
     const int64_t most = std::min((full + 1) * block_size, content.num_hashed_tokens());
     int64_t end = num_tokens;
-    while (end <= most && !HasKey(blocks.back(), content.HashOfBlock(end / unit - 1, 1))) {
+    while (end <= most && !HasKey(blocks.back(), content.HashOfBlock(end / unit - 1, 1), group)) {
       end += unit;
     }
     if (end == (full + 1) * block_size && end <= most) {

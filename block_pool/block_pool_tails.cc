@@ -17,12 +17,12 @@ bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, i
                                      int64_t block_size, GroupId group, bool adds_further_keys) {
   const int64_t end = num_tokens / content.hash_block_size();
   const BlockHash& hash = content.HashOfBlock(end - 1, 1);
+  if (HasKey(id, hash, group)) return false;
   if (records_[id].has_key()) {
     const int64_t covered = partial_tokens(id);
     if (covered == 0 || covered >= num_tokens) {
-      if (!adds_further_keys || covered == num_tokens || !AddFurtherKey(hash, group, id)) {
-        return false;
-      }
+      if (!adds_further_keys) return false;
+      AddFurtherKey(hash, group, id);
       RememberVariant(content, end - 1, 1);
       EmitStored(content, end - 1, end, content.hash_block_size(), group);
       return true;
@@ -45,8 +45,9 @@ void BlockPool::DropPartialKey(BlockId id) {
 
 void BlockPool::MovePartialKey(BlockId from, BlockId to) {
   const auto it = partial_tokens_.find(from);
-  KVBLOCKS_CHECK(it != partial_tokens_.end() && further_keys(from).empty() && !records_[to].has_key(),
-                 "a partial key moves from a block without one, or to one with a key");
+  KVBLOCKS_CHECK(
+      it != partial_tokens_.end() && further_keys(from).empty() && !records_[to].has_key(),
+      "a partial key moves from a block without one, or to one with a key");
   const int64_t num_tokens = it->second.num_tokens;
   const GroupId group = records_[from].key_group;
   const BlockHash hash = records_.hash(from);
@@ -58,25 +59,22 @@ void BlockPool::MovePartialKey(BlockId from, BlockId to) {
   ++removal_epoch_;
 }
 
-bool BlockPool::AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id) {
-  std::vector<BlockHash>& keys = further_keys_[id];
-  if (std::find(keys.begin(), keys.end(), hash) != keys.end()) return false;
-  keys.push_back(hash);
+void BlockPool::AddFurtherKey(const BlockHash& hash, GroupId group, BlockId id) {
+  further_keys_[id].push_back({hash, group});
   blocks_of_further_keys_[{hash, group}].push_back({id, num_tail_keys_++});
-  return true;
 }
 
-void BlockPool::DropFurtherKeys(BlockId id, GroupId group, RemovalReason reason) {
+void BlockPool::DropFurtherKeys(BlockId id, RemovalReason reason) {
   const auto it = further_keys_.find(id);
   if (it == further_keys_.end()) return;
-  for (const BlockHash& key : it->second) {
-    const auto blocks = blocks_of_further_keys_.find({key, group});
-    std::erase_if(blocks->second, [id](const FurtherHolder& holder) { return holder.id == id; });
-    if (blocks->second.empty()) blocks_of_further_keys_.erase(blocks);
-    if (history_ != nullptr && table_.Find(key, group) == kNullBlockId) {
-      RememberRemoval(key, group, reason);
+  for (const auto& [hash, group] : it->second) {
+    const auto holders = blocks_of_further_keys_.find({hash, group});
+    std::erase_if(holders->second, [id](const FurtherHolder& holder) { return holder.id == id; });
+    if (holders->second.empty()) blocks_of_further_keys_.erase(holders);
+    if (history_ != nullptr && table_.Find(hash, group) == kNullBlockId) {
+      RememberRemoval(hash, group, reason);
     }
-    EmitRemoved(key, group, reason);
+    if (enable_events_) EmitRemoved(hash, group, reason);
   }
   further_keys_.erase(it);
 }

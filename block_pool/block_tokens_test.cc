@@ -144,9 +144,9 @@ TEST_F(ComparingPoolTest, CollisionIsAMiss) {
 
 TEST_F(ComparingPoolTest, RunEndsAtACollision) {
   std::vector<BlockId> out(3);
-  EXPECT_EQ(pool_->FindCachedRun(cached_, 1, 0, absl::MakeSpan(out)), 3);
+  EXPECT_EQ(pool_->FindCachedRun(cached_, 0, 1, 0, absl::MakeSpan(out)), 3);
   EXPECT_EQ(out, table_);
-  EXPECT_EQ(pool_->FindCachedRun(colliding_, 1, 0, absl::MakeSpan(out)), 1);
+  EXPECT_EQ(pool_->FindCachedRun(colliding_, 0, 1, 0, absl::MakeSpan(out)), 1);
 }
 
 TEST_F(ComparingPoolTest, ReusedBlockIsComparedWithItsNewTokens) {

@@ -113,6 +113,7 @@ class Engine {
   bool Admit() {
     Sequence& next = waiting_.front();
     const ComputedBlocks hits = Require(manager_->GetComputedBlocks(*next.kv));
+    next.kv->set_shared_prefix_boundary(hits.shared_prefix_boundary());
     const int64_t external = std::max<int64_t>(0, TokensInStore(*next.kv) - hits.num_tokens());
     const int64_t computed = hits.num_tokens() + external;
     const int64_t n = std::min(next.kv->num_tokens() - computed, budget_);

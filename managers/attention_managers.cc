@@ -32,7 +32,7 @@ class FullAttentionManager final : public SingleTypeManager {
       std::vector<BlockId>& list = lists[static_cast<size_t>(g)];
       list.resize(static_cast<size_t>(matched));
       matched = static_cast<int64_t>(
-          pool_->FindCachedRun(*query.content, hashes_per_block_, g, absl::MakeSpan(list)));
+          pool_->FindCachedRun(*query.content, 0, hashes_per_block_, g, absl::MakeSpan(list)));
     }
     int64_t hit = matched * block_size();
     if (has_inner_boundaries_) hit += FindTail(query, matched, lists);
@@ -111,7 +111,7 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
   for (GroupId g : query.groups) lists[static_cast<size_t>(g)].clear();
   const int64_t num_groups = static_cast<int64_t>(query.groups.size());
   const int64_t margin = query.drop_last_block ? 1 : 0;
-  const int64_t num_positions = keeps_nothing_ ? 0 : block_size_.FloorDiv(query.max_tokens);
+  const int64_t num_positions = block_size_.FloorDiv(query.max_tokens);
   // A hit of `end` blocks needs positions [end - tail_blocks_, end + margin). Among those probed,
   // only the latest such span matters, so a ring of that width holds what was found, per group. It
   // never spans more positions than there are.
@@ -119,6 +119,27 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
   found_.resize(static_cast<size_t>(width * num_groups));
   const auto found_at = [&](int64_t position) {
     return &found_[static_cast<size_t>(position % width * num_groups)];
+  };
+
+  // The first of positions [begin, limit) that is missing.
+  const auto probe = [&](int64_t begin, int64_t limit) {
+    int64_t position = begin;
+    if (num_groups > 1) {
+      while (position < limit &&
+             FindInAllGroups(query, position, hashes_per_block_, found_at(position))) {
+        ++position;
+      }
+      return position;
+    }
+    while (position < limit) {
+      const int64_t size = std::min(limit - position, width - position % width);
+      const auto found = static_cast<int64_t>(
+          pool_->FindCachedRun(*query.content, position, hashes_per_block_, query.groups[0],
+                               {found_at(position), static_cast<size_t>(size)}));
+      position += found;
+      if (found < size) break;
+    }
+    return position;
   };
 
   // end * block_size() is a multiple of the alignment iff end is one of this.
@@ -130,11 +151,7 @@ int64_t SlidingWindowManager::FindLongestCacheHit(const LookupQuery& query, HitL
   while (end > 0) {
     const int64_t begin = std::max<int64_t>(0, end - tail_blocks_);
     const int64_t probe_end = std::min(known_from, end + margin);
-    int64_t position = begin;
-    while (position < probe_end &&
-           FindInAllGroups(query, position, hashes_per_block_, found_at(position))) {
-      ++position;
-    }
+    const int64_t position = probe(begin, probe_end);
     if (position == probe_end) {
       // A run from the first token that is shorter than the window.
       if (options_.semantics.aligns_before_drop && margin > 0 && step > 1 && end < tail_blocks_) {

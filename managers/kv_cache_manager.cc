@@ -244,8 +244,8 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& 
 // Whether a call is valid and asks for nothing but slots, of which the table then has at most
 // `most`. With the request's quiet slots all of them are made and nothing is to be freed or
 // registered: a decode step inside a block. Unsigned, so that negative counts are too large.
-bool KvCacheManager::AsksForSlotsOnly(const Request& request, const AllocateSlotsParams& params,
-                                      int64_t most) const {
+[[gnu::always_inline]] inline bool KvCacheManager::AsksForSlotsOnly(
+    const Request& request, const AllocateSlotsParams& params, int64_t most) const {
   const auto limit = static_cast<uint64_t>(most);
   const auto computed = static_cast<uint64_t>(request.num_computed_tokens_);
   const auto added = static_cast<uint64_t>(params.num_new_tokens);

@@ -206,9 +206,8 @@ bool KvCacheManager::HoldsHitTail(const Request& request, const ComputedBlocks& 
   const int64_t most = std::min(request.content_.num_hashed_tokens(),
                                 begin + block_size);
   for (int64_t end = computed.num_tokens(); end <= most; end += hash_block_size()) {
-    if (pool_->HasKey(id, request.content_.HashOfBlock(end / hash_block_size() - 1, 1))) {
-      return true;
-    }
+    const int64_t last = end / hash_block_size() - 1;
+    if (pool_->HasKey(id, request.content_.HashOfBlock(last, 1), g)) return true;
     if (!group(g).is_full_type()) break;
   }
   return false;

@@ -4,6 +4,7 @@
 // nothing.
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -86,6 +87,7 @@ class Caller {
     options.block_count_formula =
         (choices & 4) != 0 ? BlockCountFormula::kUpstream : BlockCountFormula::kExact;
     options.hash_seed = "seed";
+    ChooseSemantics(options);
     options.lookup_history_blocks = choices >> 3;  // none to 31
     // What is asked for is made: a pool of 2^31 blocks or a table for 2^40 tokens is only large.
     if (config.num_blocks > 4096 || options.max_model_len > 4096) return false;
@@ -152,6 +154,32 @@ class Caller {
     return state;
   }
 
+  // Those of an engine or one switch away from them.
+  void ChooseSemantics(KvCacheManagerOptions& options) {
+    Semantics& semantics = options.semantics;
+    const uint8_t version = input_.Byte() % 4;
+    if (version == 1) semantics = Semantics::Vllm025();
+    if (version == 2) semantics = Semantics::Vllm033Exactly();
+    constexpr bool Semantics::*kSwitches[] = {
+        &Semantics::retains_for_draft_drop,      &Semantics::drops_last_full_block,
+        &Semantics::draft_flags_need_eagle,      &Semantics::registers_usable_tails,
+        &Semantics::allows_adopt_only,           &Semantics::one_event_per_registration,
+        &Semantics::registers_unusable_tails,    &Semantics::caps_need_before_hits,
+        &Semantics::window_of_one_keeps_nothing, &Semantics::aligns_before_drop,
+        &Semantics::clamps_external_tokens,      &Semantics::has_no_common_prefix};
+    const uint8_t changed = input_.Byte();
+    if (changed < std::size(kSwitches)) {
+      bool& value = semantics.*kSwitches[changed];
+      value = !value;
+    }
+    semantics.adopts_stale_hits = false;  // tables then need not fit their contents
+    const uint8_t retention = input_.Byte();
+    if (retention > 200) semantics.retention_interval = input_.Wild(0, 64);
+    if (retention % 4 == 1) semantics.retention_interval = std::nullopt;
+    if (input_.Byte() % 4 == 1) options.num_hash_lookahead_tokens = input_.Wild(0, 4);
+    if (input_.Byte() % 4 == 1) options.prefill_lookahead_tokens = input_.Wild(0, 4);
+  }
+
   void Check() {
     absl::Status status = manager_->CheckInvariants();
     FUZZ_EXPECT(status.ok(), status.ToString());
@@ -160,6 +188,8 @@ class Caller {
       FUZZ_EXPECT(events.empty(), "events although off");
       return;
     }
+    // What is left out of a registration's one event leaves no chain of parents.
+    if (manager_->options().semantics.one_event_per_registration) return;
     status = mirror_.Apply(events, [](const BlockStored&) { return true; });
     FUZZ_EXPECT(status.ok(), status.ToString());
     if (++num_checks_ % 8 != 0) return;  // dearer than all the rest
@@ -195,7 +225,9 @@ class Caller {
       const int64_t num_tokens = input_.Wild(1, 120);
       std::vector<BlockHash> hashes;
       if (owner.hashing() != nullptr && num_tokens >= 0) {
-        const int64_t n = std::min<int64_t>(num_tokens / owner.hash_block_size(), 300);
+        const int64_t hashed =
+            std::max<int64_t>(0, num_tokens - owner.options().num_hash_lookahead_tokens);
+        const int64_t n = std::min<int64_t>(hashed / owner.hash_block_size(), 300);
         const uint8_t seed = input_.Byte() & 3;
         for (int64_t i = 0; i < n; ++i) {
           hashes.push_back({{seed, static_cast<uint64_t>(i), 7, 0}});
@@ -303,7 +335,11 @@ class Caller {
     std::vector<BlockHash> hashes;
     if (n >= 0 && n < 100 && request.content().hashing() != nullptr) {
       const int64_t size = request.content().hash_block_size();
-      for (int64_t i = (request.num_tokens() % size + n) / size; i > 0; --i) {
+      const int64_t hashed =
+          request.num_tokens() + n - manager_->options().num_hash_lookahead_tokens;
+      for (int64_t i = std::max<int64_t>(0, hashed) / size -
+                       static_cast<int64_t>(request.content().hashes().size());
+           i > 0; --i) {
         // A function of the hash before, as every chain is.
         const absl::Span<const BlockHash> old = request.content().hashes();
         const BlockHash last =

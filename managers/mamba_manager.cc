@@ -210,14 +210,10 @@ bool MambaManager::IsRetained(int64_t position, const ReuseBoundaries& boundarie
 // What a resend of the prompt can use: a state is hit as a whole, so where other groups give up a
 // hash block behind it, or need tokens behind its hash, it ends that much earlier.
 int64_t MambaManager::TailOfPrompt(const PrefixContent& content, int64_t num_prompt_tokens) const {
-  const int64_t unit = options_.hash_block_size;
   if (!options_.semantics.registers_usable_tails) {
     return SingleTypeManager::TailOfPrompt(content, num_prompt_tokens);
   }
-  if (options_.any_drops) return num_prompt_tokens / unit * unit - unit;
-  const int64_t usable =
-      num_prompt_tokens - std::max<int64_t>(1, options_.num_hash_lookahead_tokens);
-  return usable <= 0 ? 0 : usable / unit * unit;
+  return ReusableEnd(num_prompt_tokens);
 }
 
 int64_t MambaManager::ReusableEnd(int64_t num_prompt_tokens) const {
@@ -233,8 +229,8 @@ int64_t MambaManager::CheckpointOf(const SlotDemand& demand, int64_t num_kept) c
   const int64_t begin = demand.num_computed;
   const int64_t end = demand.num_main;
   const int64_t at = ReusableEnd(demand.num_prompt_tokens);
-  if (at >= end || begin % options_.hash_block_size != 0 ||
-      at < begin + options_.hash_block_size || (at - begin) % options_.checkpoint_alignment != 0) {
+  if (at >= end || begin % options_.hash_block_size != 0 || at < begin + options_.hash_block_size ||
+      (at - begin) % options_.checkpoint_alignment != 0) {
     return 0;
   }
   if (options_.semantics.retention_interval == 0 && end < demand.num_prompt_tokens) return 0;
@@ -250,11 +246,10 @@ void MambaManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& he
   mask_.clear();
   for (int64_t i = from; i < full; ++i) {
     // Of a step that ran over a boundary there is no state at the boundary.
-    const int64_t end = (i + 1) * block_size();
-    const bool written = mode_ == MambaCacheMode::kAll || end == held.chunk_end;
-    mask_.push_back(end == held.checkpoint_tokens ||
-                    (written &&
-                     (!options_.semantics.retention_interval || IsRetained(i, boundaries))));
+    const bool written = mode_ == MambaCacheMode::kAll || (i + 1) * block_size() == held.chunk_end;
+    const bool exported = (i + 1) * block_size() == held.checkpoint_tokens;
+    mask_.push_back(exported || (written && (!options_.semantics.retention_interval ||
+                                             IsRetained(i, boundaries))));
   }
   pool_->CacheFullBlocks(content, held.table, from, full, block_size(), group(), mask_);
   for (int64_t i = from; i < full; ++i) {

@@ -28,11 +28,11 @@ enum class MissReason {
   kDraftDrop,  // a draft group gives up the block behind the hit
   kLastToken,  // the last known token is computed in any case, and with it the block it fills
   // No look-up could find it.
-  kLookahead,          // the block is full, but its hash covers tokens behind it that are not known
   kPartialBlock,       // behind the last full block
   kShorterThanABlock,  // all known tokens together fill no block
   kReadingSkipped,     // the request asked not to read the prefix cache
   kCachingOff,
+  kLookahead,  // the block is full, but its hash covers tokens behind it that are not known
 };
 inline constexpr size_t kNumMissReasons = 16;
 
@@ -54,11 +54,11 @@ inline constexpr struct {
     {"alignment", "cached, but hits end where the blocks of all groups end"},
     {"draft drop", "cached, but dropped for the drafter"},
     {"last token", "cached, but the last token must be computed"},
-    {"look-ahead", "full, but its hash covers tokens that are not there yet"},
     {"partial block", "behind the last full block, which no cache keeps"},
     {"shorter than a block", "all known tokens together fill no block"},
     {"reading skipped", "the request asked not to read the prefix cache"},
     {"caching off", "prefix caching is off"},
+    {"look-ahead", "full, but its hash covers tokens that are not there yet"},
     {"unknown", ""},
 };
 

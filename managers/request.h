@@ -42,7 +42,7 @@ struct GroupBlocks {
   // Blocks at the end of the table that the last allocation took as its result.
   int64_t num_new = 0;
   int64_t chunk_end = 0;  // Mamba in align mode: tokens at which the last step scheduled ends
-  int64_t checkpoint_tokens = 0;  // inside that step, where a state is exported; 0: nowhere
+  int64_t checkpoint_tokens = 0;    // inside that step, where a state is exported; 0: nowhere
   bool is_tail_registered = false;  // the prompt's end inside a block: see partial_hits
 };
 

@@ -43,7 +43,7 @@ struct Semantics {
   // --- Where we deviate from the engine on purpose; true: do as it does, for comparisons ---
 
   // One BlockStored per registration, also where nothing of it is kept, with the tokens of all its
-  // positions; otherwise one per run of kept blocks. V-61, V-62.
+  // positions; otherwise one per run of kept blocks. V-61.
   bool one_event_per_registration = false;
   // Tails of prompts are registered in full-attention groups also where no look-up can use them.
   // V-20.

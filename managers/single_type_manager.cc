@@ -13,9 +13,8 @@ SingleTypeManager::SingleTypeManager(const KvCacheSpec& spec, const Options& opt
       hashes_per_block_(
           options.hash_block_size > 0 ? block_size_.value() / options.hash_block_size : 0),
       has_inner_boundaries_(options.partial_hits && hashes_per_block_ > 1),
-      registers_tails_(has_inner_boundaries_ ||
-                       (options.semantics.registers_unusable_tails && traits.is_full_type &&
-                        hashes_per_block_ > 1)),
+      registers_tails_(has_inner_boundaries_ || (options.semantics.registers_unusable_tails &&
+                                                 traits.is_full_type && hashes_per_block_ > 1)),
       traits_(traits) {}
 
 int64_t SingleTypeManager::NumLeadingNulls(absl::Span<const BlockId> hits,
@@ -32,9 +31,9 @@ int64_t SingleTypeManager::NumLeadingNulls(absl::Span<const BlockId> hits,
   return nulls;
 }
 
-int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
-                                           absl::Span<const BlockId> hits, int64_t total_computed,
-                                           bool apply_cap) const {
+int64_t SingleTypeManager::CountBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
+                                             absl::Span<const BlockId> hits, int64_t total_computed,
+                                             bool apply_cap, bool caps_before_hits) const {
   const int64_t required = block_size_.CeilDiv(demand.num_slots);
   int64_t skipped;
   int64_t available;
@@ -55,7 +54,7 @@ int64_t SingleTypeManager::NumBlocksNeeded(const GroupBlocks* held, const SlotDe
     if (apply_cap && options_.output_cap) {
       cap = block_size_.CeilDiv(demand.num_prompt_tokens) + *options_.output_cap;
     }
-    if (cap && options_.semantics.caps_need_before_hits) {
+    if (cap && caps_before_hits) {
       needed = std::min(required, *cap) - std::max(available, skipped);
     } else {
       const int64_t suffix = std::max<int64_t>(required - skipped, 0);
@@ -80,7 +79,9 @@ PageNeed SingleTypeManager::PagesNeeded(const GroupBlocks* held, const SlotDeman
                                         const SlotDemand& longest, absl::Span<const BlockId> hits,
                                         int64_t total_computed, bool apply_cap) const {
   PageNeed need{.num_pages = NumBlocksNeeded(held, demand, hits, total_computed, apply_cap)};
-  const int64_t in_all = NumBlocksNeeded(held, longest, hits, total_computed, /*apply_cap=*/true);
+  // A plan for what comes, not the engine's gate.
+  const int64_t in_all = CountBlocksNeeded(held, longest, hits, total_computed, /*apply_cap=*/true,
+                                           /*caps_before_hits=*/false);
   need.num_later = std::max<int64_t>(0, in_all - need.num_pages);
   if (held != nullptr) return need;
   const int64_t skipped = NumLeadingNulls(hits, total_computed);

@@ -168,7 +168,10 @@ class SingleTypeManager {
   // cap. O(1 + hits).
   int64_t NumBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
                           absl::Span<const BlockId> hits, int64_t total_computed,
-                          bool apply_cap) const;
+                          bool apply_cap) const {
+    return CountBlocksNeeded(held, demand, hits, total_computed, apply_cap,
+                             options_.semantics.caps_need_before_hits);
+  }
 
   // The same for a pool with chunks: new pages, the hits that are touched, and what a sequence of
   // the `longest` demand may hold beyond that under the admission cap.
@@ -249,10 +252,10 @@ class SingleTypeManager {
   // What a kind does in its own way.
   struct Traits {
     bool is_full_type = false;
-    bool has_own_layout = false;  // NumNewBlocks and AllocateNewImpl say what a step takes
-    bool can_drop = true;         // a draft group drops the last block of a hit
+    bool has_own_layout = false;   // NumNewBlocks and AllocateNewImpl say what a step takes
+    bool can_drop = true;          // a draft group drops the last block of a hit
     bool holds_one_block = false;  // whatever the tokens
-    int64_t num_kept_tokens = 0;  // of those that no later token needs
+    int64_t num_kept_tokens = 0;   // of those that no later token needs
   };
   SingleTypeManager(const KvCacheSpec& spec, const Options& options, BlockPool* pool,
                     const Traits& traits);
@@ -328,6 +331,9 @@ class SingleTypeManager {
   // Whether a hit that ends at a multiple of `period_tokens` needs the position; true if there is
   // no telling.
   bool IsTailOf(int64_t position, int64_t period_tokens) const;
+  int64_t CountBlocksNeeded(const GroupBlocks* held, const SlotDemand& demand,
+                            absl::Span<const BlockId> hits, int64_t total_computed, bool apply_cap,
+                            bool caps_before_hits) const;
   // Positions at the beginning of a table, adopted with these hits, that have no block.
   int64_t NumLeadingNulls(absl::Span<const BlockId> hits, int64_t total_computed) const;
   void TrimTo(GroupBlocks& held, int64_t num_skipped_tokens);

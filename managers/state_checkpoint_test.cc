@@ -139,8 +139,8 @@ TEST(StateCheckpointTest, OnlyWhereTheRuleAllowsIt) {
       ASSERT_TRUE(Step(*manager, *request, end - start));
       ASSERT_LE(manager->num_free_blocks(), free + 2);
       const auto got = manager->GetStateCheckpoint(*request, 1);
-      ASSERT_EQ(got.has_value(), expected) << start << " to " << end << ", prompt " << prompt
-                                           << ", unit " << unit;
+      ASSERT_EQ(got.has_value(), expected)
+          << start << " to " << end << ", prompt " << prompt << ", unit " << unit;
       if (expected) {
         ++num_checkpoints;
         EXPECT_EQ(got->num_tokens, at);
@@ -162,8 +162,8 @@ TEST(StateCheckpointTest, ItsBlockIsAskedFor) {
     const auto manager = Create({Full(16), States(1)});  // 39 blocks, of which 9 are needed
     const auto request = NewRequest(*manager, Tokens(100));
     const auto slots = manager->AllocateSlots(
-        *request, {.num_new_tokens = 100, .full_sequence_must_fit = true,
-                   .reserved_blocks = reserved});
+        *request,
+        {.num_new_tokens = 100, .full_sequence_must_fit = true, .reserved_blocks = reserved});
     ASSERT_TRUE(slots.ok());
     EXPECT_EQ(slots->has_value(), reserved == 30);
     EXPECT_TRUE(manager->CheckInvariants().ok());

@@ -90,6 +90,44 @@ grep -q '^free_order: "append_all"$' out || fail "the preset sets nothing"
 grep -q "^async: false$" out || fail "the preset is not synchronous"
 expect 0 '' replay --engine=vllm-0.10 --reserve-full-isl --print-config
 grep -q '^reserve_full_isl: true$' out || fail "options do not win over the preset"
+expect 0 '' replay --engine=vllm-main --print-config
+grep -q '^engine: "vllm-0.33"$' out || fail "the newest version is not named"
+grep -q '^retention_interval: 0$' out || fail "0.33 does not keep windows sparsely"
+expect 0 '' replay --engine=vllm-0.25 --print-config
+grep -q '^retention_interval: -1$' out || fail "0.25 is not dense"
+grep -q '^lookahead_hashes: false$' out || fail "0.25 has look-ahead hashes"
+expect 0 '' replay --engine=vllm-0.25 --num-draft-tokens=2 --print-config
+grep -q '^async: false$' out || fail "0.25 drafts n-grams asynchronously"
+echo 'eagle: true' >eagle.textproto
+expect 2 'expected drafter: "eagle"' replay --config eagle.textproto
+echo 'eagle: false' >eagle.textproto
+expect 0 '' replay --config eagle.textproto --print-config
+grep -q eagle: out && fail "eagle is written again"
+
+# --- Reports name the version, and limits follow the device ---
+says() {
+  local pattern=$1
+  shift
+  expect 0 '' "$@"
+  tr -s '\n ' ' ' <out | grep -q -e "$pattern" || fail "kvsim $*: '$pattern' is not in: $(head -c 700 out)"
+}
+says 'engine vllm-0.33, async; at most 8,192 tokens and 1,024 requests per step, chosen as its server does on h100-sxm' replay
+says 'at most 16,384 tokens and 1,024 requests' replay --entry-point=offline
+says 'at most 2,048 tokens and 256 requests' replay --device=l40s --num-blocks=2000
+says 'at most 64 tokens and 64 requests per step, chosen' replay --max-num-batched-tokens=64
+says 'engine vllm-0.10, sync; .*per step, given' replay --engine=vllm-0.10 --max-num-seqs=8 --max-num-batched-tokens=64
+says '"engine": "vllm-0.25"' replay --quiet --json --engine=vllm-0.25
+says '"max_num_seqs": "1024"' replay --quiet --json
+says 'tokens; vllm-0.33' explain --num-blocks=2000
+says 'engine vllm-0.33' verify --quiet --num-blocks=2000 --max-tokens=2000
+
+# --- Drafters: look-ahead hashes lose no block to the drafter, a drop does ---
+dropped() { expect 0 '' replay --quiet --json --num-blocks=2000 --num-draft-tokens=1 "$@"
+  tr -s '\n ' ' ' <out | grep -o '"first_admission_misses".*' | grep -o '"cause": "draft drop"[^}]*' | head -1 |
+    grep -o '"tokens": "[0-9]*"' | grep -o '[0-9]*'; }
+[ "$(dropped --drafter=eagle)" = 0 ] || fail "look-ahead hashes drop blocks"
+[ "$(dropped --drafter=eagle --no-lookahead-hashes)" -gt 0 ] || fail "without them no block is dropped"
+[ "$(dropped --drafter=ngram)" = 0 ] || fail "n-gram drafts drop blocks"
 
 cat >groups.textproto <<'END'
 groups {
@@ -451,8 +489,20 @@ done <<'END'
 --model: "gpt-9" is unknown|replay --model=gpt-9
 --device: "abacus" is unknown|replay --device=abacus
 --block-size|replay --model=deepseek-v4-flash --device=h200 --tp=8 --block-size=16
---max-num-seqs: got 0, expected 1 to|replay --max-num-seqs=0
---max-num-batched-tokens: got -1, expected 1 to|replay --max-num-batched-tokens=-1
+--max-num-seqs: got -1, expected 0 to|replay --max-num-seqs=-1
+--max-num-seqs: got 300, expected at most --max-num-batched-tokens, which is 256|replay --max-num-seqs=300 --max-num-batched-tokens=256
+--max-num-batched-tokens: got -1, expected 0 to|replay --max-num-batched-tokens=-1
+--max-num-active-seqs: got 9, expected 0 to 8|replay --max-num-active-seqs=9 --max-num-seqs=8
+--max-num-active-seqs: set for --engine=vllm-0.25, expected vllm-0.33|replay --engine=vllm-0.25 --max-num-active-seqs=4
+--max-num-scheduled-tokens: set for --engine=vllm-0.19|replay --engine=vllm-0.19 --max-num-scheduled-tokens=64
+--adaptive-prefill-threshold: set for --engine=vllm-0.10|replay --engine=vllm-0.10 --adaptive-prefill-threshold
+--prefill-schedule-interval: set for|replay --engine=vllm-0.25 --prefill-schedule-interval=4
+--prefill-schedule-interval: got 0, expected 1 to|replay --prefill-schedule-interval=0
+--lookahead-hashes: set for --engine=vllm-0.25|replay --engine=vllm-0.25 --lookahead-hashes
+--entry-point: got "browser", expected one of|replay --entry-point=browser
+--drafter: got "tea-leaves", expected one of|replay --drafter=tea-leaves
+--drafter: got mtp_modules, expected another one for vllm-0.25|replay --engine=vllm-0.25 --drafter=mtp_modules --num-draft-tokens=2
+unknown option --eagle|replay --eagle
 --max-model-len: got 1, expected 2 to|replay --max-model-len=1
 --watermark: got 1.5, expected 0 to 1|replay --watermark=1.5
 --watermark: got nan|replay --watermark=nan

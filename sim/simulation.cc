@@ -36,8 +36,7 @@ absl::StatusOr<std::unique_ptr<Simulation>> Simulation::Create(
   std::unique_ptr<Simulation> simulation(new Simulation(config, reader, step_time));
   KvCacheManagerOptions manager_options = config.manager;
   if (!manager_options.max_in_flight_tokens) {
-    manager_options.max_in_flight_tokens =
-        (config.scheduler.async ? 2 : 1) * config.scheduler.max_num_batched_tokens;
+    manager_options.max_in_flight_tokens = MaxInFlightTokens(config);
   }
   // Contents come with their hashes; nothing is drawn at random.
   if (!manager_options.hash_seed) manager_options.hash_seed = "";
@@ -261,10 +260,12 @@ absl::Status Simulation::StartStep() {
   return absl::OkStatus();
 }
 
-// The oldest step under way.
+// The oldest step under way. Who gives up while it runs gets no token of it, even if it was the last
+// one (V-84).
 absl::Status Simulation::FinishStep() {
+  now_ = scheduler_->oldest_step().end;
+  if (absl::Status status = DeliverAborts(); !status.ok()) return status;
   const StepRecord& step = scheduler_->ProcessOutputs();
-  now_ = step.end;
   result_.busy_time += step.end - step.device_start;  // at most the clock
   observers_.OnStepFinished(step);
   for (SimRequest* request : scheduler_->finished()) {

@@ -6,7 +6,8 @@
 //   (*simulation)->result() ...
 //
 // One iteration: deliver arrivals and aborts that are due, schedule, advance the clock to the end
-// of the oldest step under way, process its outputs. Synchronously that is the step just scheduled;
+// of the oldest step under way, deliver aborts that came while it ran, process its outputs.
+// Synchronously that is the step just scheduled;
 // with asynchronous scheduling it is the one before, and the device takes the new one up when it is
 // done with it. Everything else that can be known is told to the observers.
 //

@@ -22,6 +22,22 @@ absl::Status CheckDelay(absl::string_view field, SimTime value) {
                                                  ", expected 0s to ", FormatDuration(kMaxDelay)));
 }
 
+// Engines refuse drafters that read hidden states next to full attention and local chunks (V-86).
+absl::Status CheckDrafterOf(const SimulationConfig& config) {
+  if (config.manager.prefill_lookahead_tokens == 0) return absl::OkStatus();
+  bool has_full = false, has_chunks = false;
+  for (const KvCacheGroup& group : config.kv_cache.groups) {
+    has_full = has_full || group.spec.kind() == KvCacheSpecKind::kFullAttention;
+    has_chunks = has_chunks || group.spec.attention_chunk_size().has_value();
+  }
+  if (!has_full || !has_chunks) return absl::OkStatus();
+  const std::string_view name = DrafterName(config.drafts.drafter);
+  return absl::InvalidArgumentError(
+      absl::StrCat("drafter is ", std::string(name),
+                   ", expected one that reads no hidden states for a model with full attention and "
+                   "local chunks"));
+}
+
 }  // namespace
 
 absl::Status Validate(const SimulationConfig& config) {
@@ -47,6 +63,7 @@ absl::Status Validate(const SimulationConfig& config) {
                                                    ", expected a share of the pool from 0 to 1"));
   }
   if (absl::Status status = Validate(config.scheduler); !status.ok()) return status;
+  if (absl::Status status = CheckDrafterOf(config); !status.ok()) return status;
   if (absl::Status status = CheckRange("concurrency", config.concurrency, 0, kMaxConcurrency);
       !status.ok()) {
     return status;
@@ -64,17 +81,26 @@ absl::Status Validate(const SimulationConfig& config) {
   return CheckRange("progress_interval", config.progress_interval, 1, kMaxSimTime);
 }
 
+int64_t MaxInFlightTokens(const SimulationConfig& config) {
+  return (config.scheduler.async ? 2 : 1) * config.scheduler.max_num_batched_tokens;
+}
+
 absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config) {
-  if (name != "vllm-0.10" && name != "vllm-0.19" && name != "vllm-main") {
+  const std::optional<EngineVersion> version = ParseEngineVersion(name);
+  if (!version) {
     return absl::InvalidArgumentError(
         absl::StrCat("engine is \"", absl::string_view(name.data(), name.size()),
-                     "\", expected one of vllm-0.10, vllm-0.19, vllm-main"));
+                     "\", expected one of vllm-0.10, vllm-0.19, vllm-0.25, vllm-0.33, vllm-main"));
   }
-  config->scheduler.reserve_full_isl = name != "vllm-0.10";
-  config->scheduler.async = name != "vllm-0.10";
-  config->manager.free_order =
-      name == "vllm-main" ? FreeOrder::kUnhashedFirst : FreeOrder::kAppendAll;
-  if (name != "vllm-main") config->manager.watermark = 0.0;
+  config->engine = *version;
+  config->scheduler.rules = SchedulerRules::Of(*version);
+  config->scheduler.reserve_full_isl = *version > EngineVersion::kVllm010;
+  config->scheduler.async = *version > EngineVersion::kVllm010;
+  const bool is_old = *version < EngineVersion::kVllm025;
+  config->manager.free_order = is_old ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  if (is_old) config->manager.watermark = 0.0;
+  config->manager.semantics =
+      *version < EngineVersion::kVllm033 ? Semantics::Vllm025() : Semantics::Vllm033();
   return absl::OkStatus();
 }
 

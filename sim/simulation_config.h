@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/sim/cost/sim_time.h"
+#include "kvblocks/sim/drafting.h"
 #include "kvblocks/sim/engine/scheduler_options.h"
 #include "kvblocks/specs/kv_cache_config.h"
 
@@ -25,6 +26,11 @@ enum class ZeroOutput {
 };
 
 struct SimulationConfig {
+  // Whose rules the options below follow, as ApplyEnginePreset set them.
+  EngineVersion engine = EngineVersion::kVllm033;
+  // As ApplyDrafts was told.
+  DraftOptions drafts;
+
   KvCacheConfig kv_cache;
   // max_in_flight_tokens defaults to the tokens of all steps that can be under way at once.
   KvCacheManagerOptions manager;
@@ -54,9 +60,13 @@ struct SimulationConfig {
 
 absl::Status Validate(const SimulationConfig& config);
 
-// Pins the scheduling options to a version of vLLM, keeping all others: "vllm-0.10" (synchronous,
-// no whole-sequence gate, freed blocks to the back of the queue), "vllm-0.19" (asynchronous, gate,
-// freed blocks to the back), "vllm-main" (asynchronous, gate, key-less blocks to the front).
+// Tokens that all steps under way can have together: what max_in_flight_tokens is by default.
+int64_t MaxInFlightTokens(const SimulationConfig& config);
+
+// Pins the rules to a version of vLLM, keeping all other options: "vllm-0.10" (synchronous, no
+// whole-sequence gate, freed blocks to the back of the queue), "vllm-0.19" (asynchronous, gate,
+// freed blocks to the back), "vllm-0.25" (key-less blocks to the front, a watermark), "vllm-0.33"
+// (see SchedulerRules; windows and states are kept sparsely). "vllm-main" is the last of them.
 // InvalidArgument for another name.
 absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config);
 

@@ -172,6 +172,23 @@ TEST(SimulationConfigTest, PresetsPinAVersion) {
   EXPECT_THAT(status.message(), HasSubstr("vllm-main"));
 }
 
+TEST(SimulationConfigTest, PresetsTakeTheRulesOfTheirVersion) {
+  SimulationConfig config = Good();
+  for (const EngineVersion version : kEngineVersions) {
+    const std::string name(EngineVersionName(version));
+    EXPECT_EQ(ParseEngineVersion(name), version);
+    ASSERT_TRUE(ApplyEnginePreset(name, &config).ok());
+    EXPECT_EQ(config.engine, version);
+    EXPECT_EQ(config.scheduler.rules, SchedulerRules::Of(version));
+    EXPECT_EQ(config.manager.semantics.retention_interval.has_value(),
+              version == EngineVersion::kVllm033);
+  }
+  EXPECT_EQ(ParseEngineVersion("vllm-main"), EngineVersion::kVllm033);
+  EXPECT_EQ(ParseEngineVersion("vllm-0.34"), std::nullopt);
+  EXPECT_NE(SchedulerRules::Of(EngineVersion::kVllm025), SchedulerRules());
+  EXPECT_EQ(SchedulerRules::Of(EngineVersion::kVllm033), SchedulerRules());
+}
+
 TEST(SimulationConfigTest, FixedStepTimeMustBePositive) {
   EXPECT_THAT(MakeFixedStepTime(0).status().message(), HasSubstr("step_time is 0"));
   EXPECT_FALSE(MakeFixedStepTime(-kSecond).ok());

@@ -139,6 +139,7 @@ TEST_F(SimulatorExamples, WE8_CannotEverFitIsRejectedByDefault) {
 TEST_F(SimulatorExamples, WE9_AnEmptyStep) {
   Blocks(7);
   replay_.config.scheduler.policy = SchedulingPolicy::kPriority;
+  replay_.config.scheduler.rules = SchedulerRules::Of(EngineVersion::kVllm025);  // until V-72
   replay_.Add({.id = "A", .prompt = 8, .output = 6, .at = 0, .priority = 5});
   replay_.Add({.id = "B", .prompt = 8, .output = 6, .at = 0.5, .priority = 1});
   RunToTheEnd();

@@ -93,18 +93,17 @@ TEST(SimulationLayoutsTest, PromptsAreCutWhereStatesCanBeReused) {
   EXPECT_THAT(WithoutBlocks(replay.lines)[3], HasSubstr("B:2"));
 }
 
-TEST(SimulationLayoutsTest, PromptsAreCutWhereStatesAreRetained) {
+TEST(SimulationLayoutsTest, PromptsAreCutWhereBlocksOfStatesEnd) {
   Replay replay;
   replay.config.kv_cache.groups = {FullGroup(4), StateGroup(4)};
   replay.config.kv_cache.num_blocks = 60;
-  replay.config.manager.semantics.retention_interval = 16;
   replay.config.scheduler.max_num_batched_tokens = 22;
   replay.Add({.id = "A", .prompt = 46, .output = 2});
   ASSERT_TRUE(replay.Run().ok());
-  // Up to 16, up to 32, up to the last block's end at 44, and the rest.
-  EXPECT_THAT(WithoutBlocks(replay.lines)[0], HasSubstr("A:16"));
-  EXPECT_THAT(WithoutBlocks(replay.lines)[1], HasSubstr("A:16"));
-  EXPECT_THAT(WithoutBlocks(replay.lines)[2], HasSubstr("A:12"));
+  // Up to 20, up to 40, up to the last block's end at 44, and the rest (V-81).
+  EXPECT_THAT(WithoutBlocks(replay.lines)[0], HasSubstr("A:20"));
+  EXPECT_THAT(WithoutBlocks(replay.lines)[1], HasSubstr("A:20"));
+  EXPECT_THAT(WithoutBlocks(replay.lines)[2], HasSubstr("A:4"));
   EXPECT_THAT(WithoutBlocks(replay.lines)[3], HasSubstr("A:2"));
 }
 
@@ -170,6 +169,9 @@ TEST(SimulationLayoutsTest, TightPoolsServeEverybodyTheyAdmit) {
         cache.groups = {FullGroup(4), StateGroup(8)};
         InChunks(draw(5, 14), {draw(2, 5), draw(1, 2)}, &cache);
     }
+    // In chunks the pages of a window can scatter so that more chunks are lent than are needed, which
+    // in pools as small as these depends on what is cached.
+    if (seed % 3 == 0) replay.config.manager.semantics.retention_interval.reset();
     const absl::Status status = replay.Run();
     ASSERT_TRUE(status.ok()) << status;
     for (const auto& [id, end] : replay.ends) EXPECT_EQ(end, "length") << id;

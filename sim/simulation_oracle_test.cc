@@ -1,6 +1,7 @@
 // The scheduler and the block manager against a naive model of both, on random workloads and
 // configurations: schedules must agree to the last block id, and so must the times of all tokens.
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
@@ -37,6 +38,14 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts) {
   o.gate = draw(0, 1) == 0;
   o.append_all = draw(0, 2) == 0;
   o.watermark_blocks = draw(0, 1) * draw(0, 2);
+  o.as_in_033 = draw(0, 2) != 0;
+  o.adaptive = draw(0, 2) == 0;
+  o.scheduled_budget = draw(0, 3) == 0 ? draw(std::min<int64_t>(o.budget, 4), o.budget) : 0;
+  if (!o.chunked) o.scheduled_budget = 0;
+  o.draft_slots = draw(0, 3) == 0 ? o.drafts : 0;
+  o.budget += o.draft_slots;
+  o.max_active = draw(0, 3) == 0 ? draw(1, o.max_seqs) : 0;
+  o.interval = draw(0, 3) == 0 ? draw(2, 5) : 1;
 
   Replay replay;
   replay.config.kv_cache.num_blocks = o.num_blocks;
@@ -49,6 +58,12 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts) {
   replay.config.manager.free_order =
       o.append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   SchedulerOptions& s = replay.config.scheduler;
+  s.rules = SchedulerRules::Of(o.as_in_033 ? EngineVersion::kVllm033 : EngineVersion::kVllm025);
+  s.adaptive_prefill_threshold = o.adaptive;
+  s.max_num_scheduled_tokens = o.scheduled_budget;
+  s.num_draft_slots = o.draft_slots;
+  s.max_num_active_seqs = o.max_active;
+  s.prefill_schedule_interval = o.interval;
   s.async = o.async;
   s.max_num_batched_tokens = o.budget;
   s.max_num_seqs = o.max_seqs;

@@ -3,11 +3,12 @@
 #   tools/model_results.sh plans [TRACE...]    every model of the catalogue, planned and replayed both ways
 #   tools/model_results.sh replays TRACE...    traces through the caches of several models; further
 #                                              options of kvsim replay in $KVSIM_OPTIONS
+#   tools/model_results.sh versions TRACE...   hit rates by engine version, the table of docs/semantics.md; further options likewise
 set -eu
 root=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/..
 what=${1:-}
-[ "$what" = plans ] || { [ "$what" = replays ] && [ $# -gt 1 ]; } ||
-  { echo "usage: tools/model_results.sh plans [TRACE...] | replays TRACE..." >&2; exit 2; }
+[ "$what" = plans ] || { [[ $what = replays || $what = versions ]] && [ $# -gt 1 ]; } ||
+  { echo "usage: tools/model_results.sh plans [TRACE...] | replays TRACE... | versions TRACE..." >&2; exit 2; }
 shift
 for trace in "$@"; do [ -r "$trace" ] || { echo "$trace: cannot be read" >&2; exit 2; }; done
 traces=()
@@ -30,8 +31,10 @@ models=(
 )
 variants=(
   "--no-hybrid"
-  "--plan=upstream --cache-all-blocks"
+  "--plan=upstream --cache-all-blocks --retention-interval=-1"
+  "--plan=upstream --retention-interval=-1"
   "--plan=upstream"
+  "--plan=exact --layout=native --retention-interval=-1"
   "--plan=exact --layout=native"
   "--plan=exact --layout=native --retention-interval=4096"
 )
@@ -126,4 +129,34 @@ replay_rows() {
   done
 }
 
-if [ "$what" = plans ]; then plan_rows; else for trace in "${traces[@]}"; do replay_rows "$trace"; done; fi
+# One row per model and drafter, one column per version and trace.
+version_rows() {
+  local model draft engine trace head="| options |" rule="|---|"
+  local engines=("--engine=vllm-0.25" "--engine=vllm-0.33" "--engine=vllm-0.33 --retention-interval=-1")
+  for trace in "${traces[@]}"; do
+    for engine in "${engines[@]}"; do
+      head+=" $(basename "$trace" .jsonl.gz), \`$engine\` |"
+      rule+="---|"
+    done
+  done
+  printf '%s\n%s\n' "$head" "$rule"
+  for model in "--model=llama-3.1-8b --device=h200" "${models[@]}"; do
+    for draft in "" "--num-draft-tokens=1 --drafter=eagle"; do
+      case "$model $draft" in *scout*eagle) continue ;; esac # refused (V-86)
+      printf '| `%s` |' "$model${draft:+ $draft}"
+      for trace in "${traces[@]}"; do
+        for engine in "${engines[@]}"; do
+          # shellcheck disable=SC2086
+          printf ' %s |' "$(hit_rate "$trace" $model $draft $engine)"
+        done
+      done
+      echo
+    done
+  done
+}
+
+case $what in
+  plans) plan_rows ;;
+  versions) version_rows ;;
+  replays) for trace in "${traces[@]}"; do replay_rows "$trace"; done ;;
+esac

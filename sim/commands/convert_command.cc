@@ -14,7 +14,7 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kConvertFooter =
     R"(OUT is compressed if its name ends in .gz or .zst. Reading it gives the same requests, apart from
 what the format cannot hold, which is listed.
 
@@ -37,7 +37,7 @@ class ConvertCommand final : public Command {
         {.name = "--sort", .help = "accept rows in any order; holds the trace in memory"}, &sort_);
     options_->AddFlag({.name = "--quiet", .help = "say nothing about what was written"}, &quiet_);
     BindOptions(kWorkloadGroup, options_, &given_);
-    options_->set_footer(kFooter);
+    options_->set_footer(kConvertFooter);
   }
 
   const OptionParser& options() const override { return *options_; }

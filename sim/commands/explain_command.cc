@@ -35,7 +35,7 @@ constexpr int64_t kHistoryPools = 4;
 constexpr int64_t kMinHistory = 1 << 16;
 constexpr int64_t kMaxHistory = 1 << 21;
 
-constexpr const char* kFooter =
+constexpr const char* kExplainFooter =
     R"(Replays the trace with the options of kvsim replay, and says why tokens of prompts were not found
 in the prefix cache. Without --request: sums by cause over all requests, as in every replay report,
 and the requests that lost most to evictions. With --request: the life of that request, and for
@@ -82,7 +82,7 @@ class ExplainCommand final : public Command {
                    .group = kOutput},
                   &color_);
     input_.AddOptions();
-    options_->set_footer(kFooter);
+    options_->set_footer(kExplainFooter);
   }
 
   const OptionParser& options() const override { return *options_; }

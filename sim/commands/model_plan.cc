@@ -1,9 +1,13 @@
 #include "kvblocks/sim/commands/model_plan.h"
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/simulation_config.h"
+#include "kvblocks/specs/catalogue/default_scheduler_limits.h"
 #include "kvblocks/specs/catalogue/hf_config.h"
 #include "kvblocks/specs/catalogue/layer_caches.h"
 #include "kvblocks/specs/config/config_source.h"
@@ -93,18 +97,57 @@ int64_t MaxInFlightTokens(const ReplayConfig& config) {
   return config.max_num_batched_tokens() * (config.async() ? 2 : 1);
 }
 
+DraftOptions DraftOptionsOf(const ReplayConfig& config) {
+  return {.drafter = ParseDrafter(config.drafter()).value_or(Drafter::kNgram),
+          .num_draft_tokens = config.num_draft_tokens(),
+          .lookahead_hashes = config.lookahead_hashes()};
+}
+
+bool DropsLastHitBlock(const ReplayConfig& config) {
+  SimulationConfig simulation;
+  simulation.manager.enable_caching = config.prefix_caching();
+  return ApplyEnginePreset(config.engine(), &simulation).ok() &&
+         ApplyDrafts(DraftOptionsOf(config), &simulation).ok() && simulation.manager.use_eagle;
+}
+
+absl::Status ChooseLimits(const DeviceFacts& device, ReplayConfig* config) {
+  const bool are_given = config->max_num_seqs() > 0 && config->max_num_batched_tokens() > 0;
+  if (!are_given) {
+    const SchedulerLimits limits = DefaultSchedulerLimits(
+        {.device_memory_bytes = device.memory_bytes(),
+         .device_name = device.name,
+         .entry_point =
+             config->entry_point() == "offline" ? EntryPoint::kOffline : EntryPoint::kServer,
+         .version = *ParseEngineVersion(config->engine())});
+    if (config->max_num_batched_tokens() == 0) {
+      config->set_max_num_batched_tokens(limits.max_num_batched_tokens);
+    }
+    if (config->max_num_seqs() == 0) {
+      config->set_max_num_seqs(std::min(limits.max_num_seqs, config->max_num_batched_tokens()));
+    }
+  }
+  if (config->max_num_seqs() > config->max_num_batched_tokens()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-num-seqs: got ", config->max_num_seqs(),
+                     ", expected at most --max-num-batched-tokens, which is ",
+                     config->max_num_batched_tokens()));
+  }
+  return absl::OkStatus();
+}
+
 PlanPolicy PolicyOf(const ReplayConfig& config) {
   return config.plan() == "exact" ? PlanPolicy::kExact : PlanPolicy::kUpstream;
 }
 
 PlanOptions MakePlanOptions(const ReplayConfig& config, PlanPolicy policy, int64_t bytes) {
   PlanOptions options{.policy = policy,
+                      .version = *ParseEngineVersion(config.engine()),
                       .hybrid = config.hybrid(),
                       .limits = {.max_model_len = config.max_model_len(),
                                  .max_in_flight_tokens = MaxInFlightTokens(config)},
                       .available_bytes = {bytes},
                       .hashes_needed = config.prefix_caching(),
-                      .use_eagle = config.eagle(),
+                      .use_eagle = DropsLastHitBlock(config),
                       .typical_len = config.typical_len()};
   for (PoolLayout layout : {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative}) {
     if (options.policy == PlanPolicy::kExact && config.layout() == LayoutName(layout)) {

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/config.pb.h"
+#include "kvblocks/sim/drafting.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 #include "kvblocks/specs/catalogue/model_facts.h"
 #include "kvblocks/specs/catalogue/pool_memory.h"
@@ -42,7 +43,15 @@ PoolMemory MemoryOf(const ::kvblocks::config::v1::ReplayConfig& config,
 // "141 GB x 0.9 - weights 27.4 GB - activations 2 GB - graphs 1 GB".
 std::string DescribeMemory(const PoolMemory& memory);
 
-// Tokens scheduled and not settled when every step is full.
+// Drafts as the options ask for them, and whether look-ups then give their last block back.
+DraftOptions DraftOptionsOf(const ::kvblocks::config::v1::ReplayConfig& config);
+bool DropsLastHitBlock(const ::kvblocks::config::v1::ReplayConfig& config);
+
+// Puts what the engine would choose on this device where a limit is 0 (see DefaultSchedulerLimits).
+// InvalidArgument for more requests than tokens in a step, which engines refuse (V-86).
+absl::Status ChooseLimits(const DeviceFacts& device, ::kvblocks::config::v1::ReplayConfig* config);
+
+// Tokens scheduled and not settled when every step is full. REQUIRES: limits that are chosen.
 int64_t MaxInFlightTokens(const ::kvblocks::config::v1::ReplayConfig& config);
 
 // "upstream" or "exact" of the configuration.

@@ -118,12 +118,14 @@ absl::StatusOr<ReplayConfig> DefaultConfig(std::string_view engine) {
   if (absl::Status status = ApplyEnginePreset(engine, &preset); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--", status.message()));
   }
-  config.set_engine(std::string(engine));
+  config.set_engine(std::string(EngineVersionName(preset.engine)));
   config.set_async(preset.scheduler.async);
   config.set_reserve_full_isl(preset.scheduler.reserve_full_isl);
   config.set_watermark(preset.manager.watermark);
   config.set_free_order(preset.manager.free_order == FreeOrder::kUnhashedFirst ? "unhashed_first"
                                                                                : "append_all");
+  config.set_retention_interval(preset.manager.semantics.retention_interval.value_or(-1));
+  config.set_lookahead_hashes(preset.engine >= EngineVersion::kVllm033);
   return config;
 }
 
@@ -196,6 +198,24 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
   // Groups replace each other; they do not add up.
   if (given.has_kv_cache_config()) config->clear_kv_cache_config();
   config->MergeFrom(given);
+  // Files of before say "eagle: false".
+  if (config->eagle()) {
+    return absl::InvalidArgumentError(
+        "eagle: got true, expected drafter: \"eagle\" and num_draft_tokens, which took its place "
+        "(with lookahead_hashes: false the last hit block is dropped as before)");
+  }
+  config->clear_eagle();
+  const EngineVersion version = *ParseEngineVersion(config->engine());
+  config->set_engine(std::string(EngineVersionName(version)));
+  // Defaults that depend on other options.
+  if (!file.has_retention_interval() && !given.has_retention_interval() &&
+      config->cache_all_blocks()) {
+    config->set_retention_interval(-1);
+  }
+  if (!file.has_async() && !given.has_async() && config->num_draft_tokens() > 0 &&
+      config->drafter() == "ngram" && version < EngineVersion::kVllm033) {
+    config->set_async(false);  // not both at once then (V-78)
+  }
   if (absl::Status status = CheckOptionRanges(*config); !status.ok()) return status;
   return config;
 }

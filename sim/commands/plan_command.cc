@@ -19,7 +19,7 @@ using ::kvblocks::config::v1::ReplayConfig;
 
 constexpr int64_t kMaxLen = int64_t{1} << 31;  // tokens
 
-constexpr const char* kFooter =
+constexpr const char* kPlanFooter =
     R"(Two plans side by side: "upstream" as vLLM makes it, "exact" with the same memory and less
 waste (tight bounds for windows, tokens in flight reserved once, pages of different sizes in
 chunks). kvsim replay runs on either: --plan=upstream, --plan=exact.
@@ -45,7 +45,11 @@ constexpr const char* kFields[] = {"model",
                                    "layout",
                                    "typical_len",
                                    "prefix_caching",
-                                   "eagle",
+                                   "engine",
+                                   "entry_point",
+                                   "num_draft_tokens",
+                                   "drafter",
+                                   "lookahead_hashes",
                                    "num_blocks",
                                    "memory_utilization",
                                    "activation_gb",
@@ -81,7 +85,7 @@ class PlanCommand final : public Command {
     options_->Add(
         {.name = "--color", .unit = "auto|always|never", .help = "headings in bold [auto]"},
         &color_);
-    options_->set_footer(kFooter);
+    options_->set_footer(kPlanFooter);
   }
 
   const OptionParser& options() const override { return *options_; }

@@ -246,10 +246,12 @@ bool Fits(const pb::PlanReport& report, std::string_view policy) {
   });
 }
 
-absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& config,
+absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked,
                                               std::vector<int64_t> lengths) {
+  ReplayConfig config = asked;
   const auto hardware = FindModelOnDevice(config);
   if (!hardware.ok()) return hardware.status();
+  if (absl::Status status = ChooseLimits(hardware->device, &config); !status.ok()) return status;
   const auto caches = LayerCachesOf(config, hardware->model);
   if (!caches.ok()) return caches.status();
 

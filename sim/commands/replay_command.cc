@@ -24,7 +24,7 @@ namespace {
 
 using ::kvblocks::config::v1::ReplayConfig;
 
-constexpr const char* kFooter = R"(Times need a unit (20ms, 1.5s, 2min). Defaults are in brackets. Outputs whose names end in .gz or
+constexpr const char* kReplayFooter = R"(Times need a unit (20ms, 1.5s, 2min). Defaults are in brackets. Outputs whose names end in .gz or
 .zst are compressed.
 
 Examples
@@ -81,7 +81,7 @@ class ReplayCommand final : public Command {
                    .group = kOutput},
                   &color_);
     input_.AddOptions();
-    options_->set_footer(kFooter);
+    options_->set_footer(kReplayFooter);
   }
 
   const OptionParser& options() const override { return *options_; }

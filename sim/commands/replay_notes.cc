@@ -46,7 +46,7 @@ int64_t SmallestOption(ReplayConfig config, const ReplaySetup& setup, int64_t nu
 void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
                     const TraceReader& reader, ::kvblocks::report::v1::Report* report) {
   report->set_outcome("complete");
-  *report->mutable_config() = config;
+  *report->mutable_config() = setup.config;
   report->mutable_config()->set_model(setup.model);
   report->mutable_config()->set_device(setup.device);
   auto* workload = report->mutable_workload();
@@ -55,6 +55,13 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
   auto* described = report->mutable_setup();
   described->set_latency_is_meaningful(setup.latency_is_meaningful);
   described->set_num_blocks_source(setup.num_blocks_source);
+  const bool is_chosen = config.max_num_seqs() == 0 || config.max_num_batched_tokens() == 0;
+  described->set_limits_source(
+      is_chosen ? absl::StrCat("chosen as its ", config.entry_point() == "offline"
+                                                     ? "offline entry point"
+                                                     : "server",
+                               " does on ", setup.device)
+                : "given");
   described->set_block_bytes(setup.block_bytes);
   described->set_plan(setup.plan);
   described->set_layout(setup.layout);

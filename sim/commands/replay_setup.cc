@@ -180,10 +180,8 @@ absl::Status CheckFittedPool(int64_t num_blocks, const ModelOnDevice& hardware) 
 absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_cache,
                           KvCacheManagerOptions* manager) {
   const int64_t interval = config.retention_interval();
-  if (interval < 0) {
-    manager->semantics.retention_interval = std::nullopt;
-    return absl::OkStatus();
-  }
+  manager->semantics.retention_interval.reset();
+  if (interval < 0) return absl::OkStatus();
   if (config.cache_all_blocks()) {
     return Bad("--retention-interval", absl::StrCat(interval),
                "-1 next to --cache-all-blocks: the first keeps few blocks, the second all");
@@ -217,18 +215,41 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   KvCacheManagerOptions& manager = setup->simulation.manager;
   manager.max_model_len = config.max_model_len();
   manager.enable_caching = config.prefix_caching();
-  manager.use_eagle = config.eagle();
   manager.watermark = config.watermark();
   manager.free_order =
       config.free_order() == "append_all" ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
   manager.register_unreachable_blocks = config.cache_all_blocks();
+  manager.semantics.caps_need_before_hits = config.upstream_gate();
   return SetRetention(config, setup->simulation.kv_cache, &manager);
+}
+
+// What an older version has not learnt yet is refused, never ignored.
+absl::Status CheckEngineHas(const ReplayConfig& config) {
+  if (*ParseEngineVersion(config.engine()) >= EngineVersion::kVllm033) return absl::OkStatus();
+  const struct {
+    const char* flag;
+    bool is_set;
+  } newer[] = {{"--max-num-scheduled-tokens", config.max_num_scheduled_tokens() > 0},
+               {"--max-num-active-seqs", config.max_num_active_seqs() > 0},
+               {"--adaptive-prefill-threshold", config.adaptive_prefill_threshold()},
+               {"--prefill-schedule-interval", config.prefill_schedule_interval() > 1},
+               {"--lookahead-hashes", config.lookahead_hashes()}};
+  for (const auto& option : newer) {
+    if (!option.is_set) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        option.flag, ": set for --engine=", config.engine(), ", expected vllm-0.33 or newer"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulation) {
   SchedulerOptions& scheduler = simulation->scheduler;
   scheduler.max_num_batched_tokens = config.max_num_batched_tokens();
+  scheduler.max_num_scheduled_tokens = config.max_num_scheduled_tokens();
   scheduler.max_num_seqs = config.max_num_seqs();
+  scheduler.max_num_active_seqs = config.max_num_active_seqs();
+  scheduler.adaptive_prefill_threshold = config.adaptive_prefill_threshold();
+  scheduler.prefill_schedule_interval = config.prefill_schedule_interval();
   scheduler.long_prefill_token_threshold = config.long_prefill_threshold();
   scheduler.enable_chunked_prefill = config.chunked_prefill();
   scheduler.policy =
@@ -236,16 +257,15 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   scheduler.reserve_full_isl = config.reserve_full_isl();
   scheduler.async = config.async();
   scheduler.too_big = config.too_big() == "run" ? TooBigRequest::kRun : TooBigRequest::kReject;
-  scheduler.num_draft_tokens = config.num_draft_tokens();
   if (config.num_draft_tokens() >= config.max_num_batched_tokens()) {
     return Bad("--num-draft-tokens", absl::StrCat(config.num_draft_tokens()),
                absl::StrCat("less than --max-num-batched-tokens, which is ",
                             config.max_num_batched_tokens()));
   }
-  scheduler.num_lookahead_tokens = config.lookahead_tokens();
-  if (config.lookahead_tokens() < 0) {
-    scheduler.num_lookahead_tokens = config.eagle() ? config.num_draft_tokens() : 0;
+  if (absl::Status status = ApplyDrafts(DraftOptionsOf(config), simulation); !status.ok()) {
+    return InOptionWords(status);
   }
+  if (config.lookahead_tokens() >= 0) scheduler.num_lookahead_tokens = config.lookahead_tokens();
   // Attempts that only fail again are counted only by who asks for them.
   scheduler.exact_steps = config.exact_steps() || config.count() == "vllm-legacy";
   simulation->zero_output = config.zero_output() == "skip"      ? ZeroOutput::kSkip
@@ -391,8 +411,9 @@ absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
   return simulation;
 }
 
-absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& config) {
+absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& asked) {
   ReplaySetup setup;
+  ReplayConfig& config = setup.config = asked;
   auto reader = MakeReaderOptions(config);
   if (!reader.ok()) return reader.status();
   setup.reader = *std::move(reader);
@@ -400,6 +421,11 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& config) {
   if (!hardware.ok()) return hardware.status();
   setup.model = hardware->model.name;
   setup.device = hardware->device.name;
+  if (absl::Status status = ApplyEnginePreset(config.engine(), &setup.simulation); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckEngineHas(config); !status.ok()) return status;
+  if (absl::Status status = ChooseLimits(hardware->device, &config); !status.ok()) return status;
   if (absl::Status status = SetPool(config, *hardware, &setup); !status.ok()) return status;
   if (absl::Status status = SetScheduler(config, &setup.simulation); !status.ok()) return status;
   if (absl::Status status = SetStepTime(config, *hardware, &setup); !status.ok()) return status;

@@ -23,6 +23,8 @@
 namespace kvblocks::sim {
 
 struct ReplaySetup {
+  // As asked for, with the limits that the engine chooses for the device.
+  ::kvblocks::config::v1::ReplayConfig config;
   SimulationConfig simulation;
   std::unique_ptr<StepTimeModel> step_time;
   TraceReaderOptions reader;

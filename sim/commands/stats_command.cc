@@ -21,7 +21,7 @@ namespace pb = ::kvblocks::report::v1;
 
 constexpr int64_t kMaxBlockSize = 1 << 24;
 
-constexpr const char* kFooter =
+constexpr const char* kStatsFooter =
     R"(Hits are those of an infinite cache, in arrival order: the most that any pool can reach.
 
 Examples
@@ -94,7 +94,7 @@ class StatsCommand final : public Command {
                       1, kMaxBlockSize, &block_sizes_);
     options_->AddFlag({.name = "--json", .help = "print JSON instead of the table"}, &json_);
     BindOptions(kWorkloadGroup, options_, &given_);
-    options_->set_footer(kFooter);
+    options_->set_footer(kStatsFooter);
   }
 
   const OptionParser& options() const override { return *options_; }

@@ -17,7 +17,7 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kValidateFooter =
     R"(The whole file is read by the rules of a replay, and what a replay would refuse is an error. After a
 bad row the next one is looked at; only a damaged stream ends the reading.
   error    the row, or all from there on, cannot be used (replay: --on-bad-row=skip leaves rows out)
@@ -56,7 +56,7 @@ class ValidateCommand final : public Command {
         {.name = "--color", .unit = "auto|always|never", .help = "labels in bold [auto]"},
         &color_);
     for (const char* field : kReaderOptions) BindOption(field, options_, &given_);
-    options_->set_footer(kFooter);
+    options_->set_footer(kValidateFooter);
   }
 
   const OptionParser& options() const override { return *options_; }

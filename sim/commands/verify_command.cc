@@ -39,7 +39,7 @@ constexpr const char* kCuda = "cuda";
 constexpr int64_t kMaxLayersPerGroup = 64;
 constexpr int64_t kMaxThreads = 1024;
 
-constexpr const char* kFooter =
+constexpr const char* kVerifyFooter =
     R"(Replays the trace with the options of kvsim replay, and does each step with tensors: every token
 writes a key and a value through the slot mapping, with small heads, and queries attend through the
 block tables. Beside the pool stands a plain list of keys and values per request; attention over it
@@ -116,15 +116,15 @@ class VerifyCommand final : public Command {
                   0, kMaxThreads, &threads_);
     options_->AddFlag({.name = "--quiet", .help = "no progress line", .group = kVerify}, &quiet_);
     input_.AddOptions();
-    options_->set_footer(kFooter);
+    options_->set_footer(kVerifyFooter);
   }
 
   const OptionParser& options() const override { return *options_; }
   ExitStatus Run() override;
 
  private:
-  std::string Report(const VerifyingObserver& observer, const SimulationResult& result,
-                     bool is_partial, double seconds) const;
+  std::string Report(const std::string& engine, const VerifyingObserver& observer,
+                     const SimulationResult& result, bool is_partial, double seconds) const;
 
   OptionParser* options_;
   ReplayInput input_;
@@ -133,12 +133,14 @@ class VerifyCommand final : public Command {
   bool poison_ = true, quiet_ = false;
 };
 
-std::string VerifyCommand::Report(const VerifyingObserver& observer, const SimulationResult& result,
-                                  bool is_partial, double seconds) const {
+std::string VerifyCommand::Report(const std::string& engine, const VerifyingObserver& observer,
+                                  const SimulationResult& result, bool is_partial,
+                                  double seconds) const {
   const attention::VerifierStats& stats = observer.verifier()->stats();
   const auto number = [](int64_t value) { return WithThousands(value); };
   const int64_t num_queries = stats.num_tokens * observer.num_layers();
   std::string text = Line("verified", observer.status().ok() ? "no wrong number" : "failed");
+  text += Line("engine", engine);
   for (size_t g = 0; g < observer.group_texts().size(); ++g) {
     text += Line(g == 0 ? "groups" : "", absl::StrCat(g, ": ", observer.group_texts()[g]));
   }
@@ -244,7 +246,7 @@ ExitStatus VerifyCommand::Run() {
   if (is_wrong) {
     std::fprintf(stderr, "kvsim verify: %s\n", std::string(observer.status().message()).c_str());
   }
-  if (!WriteStdout(Report(observer, (*simulation)->result(), is_partial, seconds)))
+  if (!WriteStdout(Report(config->engine(), observer, (*simulation)->result(), is_partial, seconds)))
     return kBadInput;
   return is_wrong ? kMissed : kDone;
 }

@@ -5,6 +5,7 @@
 //   OnArrival | OnRejection, then OnFinish of aborted requests
 //   OnPreemption, OnAdmissionAttempt and OnAdmission, in scheduling order
 //   OnStepScheduled(step)       once per call of the scheduler, also when the step is empty
+//   OnFinish                    of requests aborted while the step that ends next was under way
 //   OnStepFinished(step)        once per step that is not empty, at its end time
 //   OnFinish                    for each request that the step finished, in that order
 //   OnKvEvents                  if the manager records events

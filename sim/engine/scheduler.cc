@@ -29,7 +29,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
       waiting_(options.policy) {
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& group = manager_->group(g);
-    is_all_full_attention_ = is_all_full_attention_ && group.is_full_type();
+    is_all_full_attention_ = is_all_full_attention_ && group.keeps_all_blocks();
     boundary_tokens_ = std::gcd(boundary_tokens_, group.block_size());
     const auto* mamba = group.spec().get_if<MambaSpec>();
     if (mamba != nullptr && mamba->options().cache_mode == MambaCacheMode::kAlign &&
@@ -37,8 +37,6 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
       state_boundary_ = std::lcm(std::max<int64_t>(state_boundary_, 1), group.block_size());
     }
   }
-  const int64_t interval = manager_->options().semantics.retention_interval.value_or(0);
-  retained_boundary_ = std::lcm(state_boundary_, std::max<int64_t>(interval, 1));
   if (manager_->num_groups() == 0) {
     is_all_full_attention_ = false;
     boundary_tokens_ = 1;
@@ -49,8 +47,21 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
     ids_per_unit_ = chunks->ids_per_chunk();
     num_usable_blocks_ = chunks->num_chunks();
   }
-  longest_part_ = options_.long_prefill_token_threshold > 0 ? options_.long_prefill_token_threshold
-                                                            : std::numeric_limits<int64_t>::max();
+  token_budget_ = options_.max_num_scheduled_tokens > 0 ? options_.max_num_scheduled_tokens
+                                                        : options_.max_num_batched_tokens;
+  max_active_ = options_.max_num_active_seqs > 0 ? options_.max_num_active_seqs
+                                                 : options_.max_num_seqs;
+  if (manager_->hashing() != nullptr) {
+    num_hash_lookahead_ = manager_->hashing()->num_lookahead_tokens;
+  }
+  num_prefill_lookahead_ = manager_->options().prefill_lookahead_tokens;
+  registers_outputs_ =
+      options_.async ||
+      (options_.num_draft_tokens > 0 && options_.rules.registers_with_sync_outputs);
+  longest_state_part_ = options_.max_num_batched_tokens;
+  if (options_.long_prefill_token_threshold > 0) {
+    longest_state_part_ = std::min(longest_state_part_, options_.long_prefill_token_threshold);
+  }
 }
 
 void Scheduler::LeaveOutQuiet() {
@@ -68,7 +79,11 @@ int64_t Scheduler::NumBlocksFor(int64_t num_tokens) const {
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& group = manager_->group(g);
     int64_t blocks = BlockSize(group.block_size()).CeilDiv(num_tokens);
-    if (group.admission_cap()) blocks = std::min(blocks, *group.admission_cap());
+    if (group.admission_cap()) {
+      // The cap knows the tokens of steps under way, not the slots behind them.
+      const int64_t ahead = BlockSize(group.block_size()).CeilDiv(options_.num_lookahead_tokens);
+      blocks = std::min(blocks, *group.admission_cap() + ahead);
+    }
     if (group.spec().kind() == KvCacheSpecKind::kMamba) {
       const auto states = MaxBlocksPerRequest(
           group.spec(), {.max_model_len = num_tokens, .max_in_flight_tokens = num_tokens});
@@ -202,9 +217,9 @@ absl::Status Scheduler::CheckInvariants() const {
         request.num_computed, ", settled ", request.num_settled, ", drafts ", request.num_drafts,
         ", placeholders ", request.num_placeholders, ")"));
   };
-  if (step_->record.num_tokens > options_.max_num_batched_tokens) {
-    return absl::InternalError(absl::StrCat("step of ", step_->record.num_tokens, " tokens, limit ",
-                                            options_.max_num_batched_tokens));
+  if (step_->record.num_tokens > token_budget_) {
+    return absl::InternalError(
+        absl::StrCat("step of ", step_->record.num_tokens, " tokens, limit ", token_budget_));
   }
   if (num_running() > options_.max_num_seqs) {
     return absl::InternalError(

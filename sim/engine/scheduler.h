@@ -29,6 +29,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -94,6 +95,8 @@ class Scheduler {
   StepRecord& ProcessOutputs();
 
   int64_t num_in_flight() const { return num_in_flight_; }
+  // The step that ProcessOutputs takes next. REQUIRES: num_in_flight() > 0.
+  const StepRecord& oldest_step() { return InFlight(0).record; }
   int64_t max_in_flight() const { return options_.async ? kMaxInFlight : 1; }
 
   // Of the last Schedule; device_start and end are the caller's to fill.
@@ -138,13 +141,17 @@ class Scheduler {
 
   // scheduler_step.cc: one step.
   void ScheduleRunning(SimTime now);
+  int64_t LongestPart() const;
+  bool HoldsPrompts() const;
+  void CountPromptStep();
   bool AllocateRunning(SimRequest& request, int64_t num_tokens, size_t& index, SimTime now);
   SimRequest* TakeVictim(size_t& index);
+  bool HasPart(const SimRequest& request) const;
   void Preempt(SimRequest& victim, const SimRequest& cause, SimTime now);
   void ScheduleWaiting(SimTime now);
   bool IsStillBlocked(const SimRequest& head) const;
   void RememberBlocked(const SimRequest& head, const ScheduledRecord& attempt);
-  bool PadsAdmissions() const;
+  bool PadsAdmission(int64_t num_hits) const;
   void Record(SimRequest& request, const ScheduledRecord& record);
   void SyncContent(SimRequest& request);
   void UpdateQuietSlots(SimRequest& request);
@@ -158,7 +165,8 @@ class Scheduler {
   bool HasBlocksFor(int64_t num_tokens) const;
   void LetRest();
 
-  int64_t PartUpToState(int64_t computed, int64_t num_tokens, int64_t num_known) const;
+  int64_t PartOfPrompt(const SimRequest& request, int64_t computed, int64_t num_tokens) const;
+  int64_t PartUpToState(const SimRequest& request, int64_t computed, int64_t num_tokens) const;
 
   // scheduler_outputs.cc: what a step yields.
   void ProcessOutput(const ScheduledRecord& record, OutputRecord& output);
@@ -176,10 +184,14 @@ class Scheduler {
   const char* unit_ = "blocks";
   int64_t ids_per_unit_ = 1;
   int64_t num_usable_blocks_ = 0;
-  int64_t longest_part_ = 0;  // of one request in a step, in tokens
+  int64_t token_budget_ = 0;  // of a step
+  bool registers_outputs_ = false;
+  int64_t max_active_ = 0;    // nobody is admitted while so many run
   // States can be reused where a part of a prompt ends at a multiple of it; 0: there are none.
   int64_t state_boundary_ = 0;
-  int64_t retained_boundary_ = 0;  // where all states are kept; a multiple of it
+  int64_t longest_state_part_ = 0;  // that a step takes of a prompt, whoever else is there
+  int64_t num_hash_lookahead_ = 0;     // tokens behind a block that its hash covers
+  int64_t num_prefill_lookahead_ = 0;  // and behind a part of a prompt that the drafter reads
 
   WaitingQueue waiting_;
   // The running list: those a step looks at, in admission order, and the others.
@@ -198,8 +210,18 @@ class Scheduler {
   // The step that is being scheduled.
   Step* step_ = &steps_[0];
   int64_t budget_ = 0;
+  int64_t slot_budget_ = 0;   // of which draft slots take a part, too
+  int64_t longest_part_ = 0;  // of one request, in tokens
   int64_t num_prefills_ = 0;  // entries that compute more than one known token
+  int64_t num_walked_ = 0;    // entries of the walk over running requests
+  int64_t num_prompt_parts_ = 0;  // of these, of requests that had not come to their prompt's end
+  bool holds_prompts_ = false;
   const SimRequest* stuck_ = nullptr;
+
+  // With a prefill_schedule_interval: the last step that computed prompts, and whether requests were
+  // left waiting when they were last admitted.
+  int64_t last_prompt_step_ = std::numeric_limits<int64_t>::min() / 2;
+  bool queue_was_left_ = false;
 
   std::vector<SimRequest*> finished_;
 
@@ -208,6 +230,7 @@ class Scheduler {
   struct Blocked {
     const SimRequest* head = nullptr;  // null: try
     int64_t num_tokens = 0;
+    int64_t num_hits = 0;
     bool is_padded = false;  // or it would have asked for one token only
     bool has_missing = false;
     BlockHash first_missing = {};

@@ -24,7 +24,12 @@ absl::Status Validate(const SchedulerOptions& options) {
     int64_t value, low, high;
   } const ranges[] = {
       {"max_num_batched_tokens", options.max_num_batched_tokens, 1, kMaxBatchedTokens},
+      {"max_num_scheduled_tokens", options.max_num_scheduled_tokens, 0,
+       options.max_num_batched_tokens},
+      {"num_draft_slots", options.num_draft_slots, 0, kMaxDraftTokens},
       {"max_num_seqs", options.max_num_seqs, 1, kMaxSeqs},
+      {"max_num_active_seqs", options.max_num_active_seqs, 0, options.max_num_seqs},
+      {"prefill_schedule_interval", options.prefill_schedule_interval, 1, kMaxBatchedTokens},
       {"long_prefill_token_threshold", options.long_prefill_token_threshold, 0, kMaxBatchedTokens},
       {"num_draft_tokens", options.num_draft_tokens, 0, kMaxDraftTokens},
       {"num_lookahead_tokens", options.num_lookahead_tokens, 0, kMaxDraftTokens},
@@ -33,10 +38,19 @@ absl::Status Validate(const SchedulerOptions& options) {
     absl::Status status = CheckRange(range.field, range.value, range.low, range.high);
     if (!status.ok()) return status;
   }
-  if (options.num_draft_tokens >= options.max_num_batched_tokens) {
+  // A step must have room for one request with its drafts.
+  const int64_t tokens = options.num_draft_tokens + 1;
+  if (tokens + options.num_draft_slots > options.max_num_batched_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "scheduler.num_draft_tokens is ", options.num_draft_tokens,
-        ", expected less than max_num_batched_tokens, which is ", options.max_num_batched_tokens));
+        ", expected less than max_num_batched_tokens",
+        options.num_draft_slots > 0 ? " less num_draft_slots" : "", ", which is ",
+        options.max_num_batched_tokens - options.num_draft_slots));
+  }
+  if (options.max_num_scheduled_tokens > 0 && tokens > options.max_num_scheduled_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("scheduler.max_num_scheduled_tokens is ", options.max_num_scheduled_tokens,
+                     ", expected 0 or at least ", tokens, ", a token and its drafts"));
   }
   return Validate(options.acceptance, options.num_draft_tokens);
 }

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "kvblocks/sim/engine/acceptance.h"
+#include "kvblocks/sim/engine/scheduler_rules.h"
 
 namespace kvblocks::sim {
 
@@ -21,10 +22,23 @@ enum class SchedulingPolicy {
 enum class TooBigRequest { kReject, kRun };
 
 struct SchedulerOptions {
+  SchedulerRules rules;
+
   int64_t max_num_batched_tokens = 8192;  // T, per step
-  int64_t max_num_seqs = 256;             // S, running at once
-  // Longest prefill part of one request per step; 0: no limit.
+  // Tokens given to requests per step; 0: T. The engine keeps a second budget of T, of which each
+  // request takes num_draft_slots more than its tokens (V-71).
+  int64_t max_num_scheduled_tokens = 0;
+  int64_t num_draft_slots = 0;
+  int64_t max_num_seqs = 256;  // S, running at once
+  // Nobody is admitted while so many run; 0: S (V-73).
+  int64_t max_num_active_seqs = 0;
+  // Longest prefill part of one request per step; 0: no limit (V-70).
   int64_t long_prefill_token_threshold = 0;
+  // The threshold is at least T divided by the number of requests, running and waiting (V-70).
+  bool adaptive_prefill_threshold = false;
+  // At least so many steps from one that computes prompts to the next while something decodes, 1:
+  // no limit (V-77).
+  int64_t prefill_schedule_interval = 1;
   bool enable_chunked_prefill = true;
   SchedulingPolicy policy = SchedulingPolicy::kFcfs;
   // Admit only what could hold all its known tokens at once.

@@ -61,10 +61,10 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
     request.num_lonely_preemptions = 0;
     if (options_.async) {
       request.num_placeholders -= output.num_rejected_drafts + output.num_emitted;
-      if (is_running) RegisterSettled(request, output.num_emitted);
     } else {
       request.num_drafts = static_cast<int32_t>(options_.num_draft_tokens);
     }
+    if (is_running && registers_outputs_) RegisterSettled(request, output.num_emitted);
   }
 
   // What the computed tokens were good for.
@@ -98,7 +98,10 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
 // Registers the blocks that the tokens just emitted completed while nothing more was scheduled for
 // the request.
 void Scheduler::RegisterSettled(SimRequest& request, int64_t num_emitted) {
-  const int64_t num_tokens = request.num_computed - request.num_placeholders;
+  // The newest token is not computed, and drafts accepted behind a request's last one are dropped.
+  const int64_t num_tokens =
+      std::min(request.num_computed - request.num_placeholders,
+               request.num_known - std::max<int64_t>(1, num_hash_lookahead_));
   const BlockSize boundary(boundary_tokens_);
   if (!options_.exact_steps &&
       boundary.FloorDiv(num_tokens - num_emitted) == boundary.FloorDiv(num_tokens)) {

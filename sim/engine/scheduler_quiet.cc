@@ -46,7 +46,7 @@ void Scheduler::WakeAll() {
 // Whether neither blocks nor tokens can run short for the running requests of the next step. Then
 // quiet ones need not be asked: they cannot be preempted and get their token.
 bool Scheduler::IsCalm() const {
-  const int64_t budget = options_.max_num_batched_tokens - quiet_.size();
+  const int64_t budget = token_budget_ - quiet_.size();
   int64_t wanted = 0;
   for (const SimRequest* request : awake_) {
     if (wanted >= budget) return false;

@@ -1,6 +1,7 @@
 // Scheduler: what one step is made of.
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,29 +13,35 @@ namespace kvblocks::sim {
 void Scheduler::Schedule(SimTime now) {
   KVBLOCKS_CHECK(num_in_flight_ < max_in_flight(), "too many steps are under way");
   step_ = &InFlight(num_in_flight_);
-  budget_ = options_.max_num_batched_tokens;
-  num_prefills_ = 0;
+  budget_ = token_budget_;
+  slot_budget_ = options_.max_num_batched_tokens;
+  num_prefills_ = num_prompt_parts_ = num_walked_ = 0;
   step_->scheduled.clear();
   step_->outputs.clear();
   stuck_ = nullptr;
   StepRecord& step = step_->record;
   step = StepRecord();
   step.step = num_scheduled_steps_;
+  longest_part_ = LongestPart();
   WakeForStep();
+  holds_prompts_ = HoldsPrompts();
   manager_->NewStepStarts();
   step.num_quiet = quiet_.size();
   step.quiet_context = quiet_.sum_computed();
   step.num_tokens = step.num_quiet;
   budget_ -= step.num_quiet;
+  slot_budget_ -= step.num_quiet;
 
   ScheduleRunning(now);
-  if (step.num_preempted == 0) ScheduleWaiting(now);
+  if (step.num_preempted == 0 && !holds_prompts_) ScheduleWaiting(now);
+  if (options_.prefill_schedule_interval > 1) CountPromptStep();
 
   for (ScheduledRecord& record : step_->scheduled) {
     SimRequest& request = *record.request;
     request.num_computed += record.num_tokens;
     ++request.num_steps_in_flight;
     record.is_chunk = request.num_computed < request.num_known + request.num_placeholders;
+    request.is_chunk = record.is_chunk;
     if (options_.async && !record.is_chunk) {
       // One token is sure to come; which drafts the device will propose after it is not known here.
       request.num_placeholders += 1 + record.num_verified_drafts;
@@ -69,29 +76,74 @@ void Scheduler::Record(SimRequest& request, const ScheduledRecord& record) {
   step_->scheduled.push_back(record);
   step_->scheduled.back().request = &request;
   budget_ -= record.num_tokens;
+  slot_budget_ -= record.num_tokens + options_.num_draft_slots;
   num_prefills_ += record.is_prefill;
+}
+
+// Long prompts come in parts of so many tokens, unless there is nobody whom they could keep waiting.
+int64_t Scheduler::LongestPart() const {
+  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+  const int64_t threshold = options_.long_prefill_token_threshold;
+  if (threshold == 0) return kNoLimit;
+  const int64_t num_requests = num_running() + num_waiting();
+  if (options_.rules.alone_ignores_threshold && num_requests <= 1) return kNoLimit;
+  if (!options_.adaptive_prefill_threshold) return threshold;
+  return std::max(threshold, options_.max_num_batched_tokens / std::max<int64_t>(num_requests, 1));
+}
+
+// --- Steps between prompts ---
+
+// Whether this step leaves prompts alone, so that those that decode get their tokens at a steady
+// pace.
+bool Scheduler::HoldsPrompts() const {
+  if (options_.prefill_schedule_interval == 1 || queue_was_left_ ||
+      num_scheduled_steps_ - last_prompt_step_ >= options_.prefill_schedule_interval) {
+    return false;
+  }
+  return quiet_.size() > 0 || std::any_of(awake_.begin(), awake_.end(),
+                                          [](const SimRequest* r) { return !r->is_chunk; });
+}
+
+void Scheduler::CountPromptStep() {
+  if (holds_prompts_) return;
+  queue_was_left_ = !waiting_.empty();
+  for (const ScheduledRecord& record : step_->scheduled) {
+    if (record.is_admission || record.request->is_chunk) last_prompt_step_ = num_scheduled_steps_;
+  }
 }
 
 // --- Running requests ---
 
 void Scheduler::ScheduleRunning(SimTime now) {
-  for (size_t i = 0; i < awake_.size() && budget_ > 0; ++i) {
+  const int64_t draft_slots = options_.num_draft_slots;
+  for (size_t i = 0; i < awake_.size() && budget_ > 0 && slot_budget_ > draft_slots; ++i) {
     SimRequest& request = *awake_[i];
+    if (holds_prompts_ && request.is_chunk) continue;
     const int64_t computed = request.num_computed;
     const int64_t to_come = request.num_placeholders;
     // The step under way reaches the end even if it accepts no draft.
     if (to_come > 0 && computed + 2 - to_come >= request.full_length) continue;
-    int64_t num_tokens = std::min({request.num_known + request.num_drafts + to_come - computed,
-                                   longest_part_, budget_, max_model_len_ - 1 - computed});
+    int64_t num_tokens =
+        std::min({request.num_known + request.num_drafts + to_come - computed, longest_part_,
+                  budget_, slot_budget_ - draft_slots, max_model_len_ - 1 - computed});
     if (num_tokens <= 0) continue;
-    num_tokens = PartUpToState(computed, num_tokens, request.num_known);
+    num_tokens = PartOfPrompt(request, computed, num_tokens);
+    if (num_tokens == 0) continue;
 
     ScheduledRecord record{.num_context = computed,
                            .num_tokens = static_cast<int32_t>(num_tokens),
                            .is_prefill = request.num_known - computed > 1};
     const int64_t target = computed + num_tokens;
     if (target + options_.num_lookahead_tokens > request.quiet_slots) {
-      if (!AllocateRunning(request, num_tokens, i, now)) return;
+      if (!AllocateRunning(request, num_tokens, i, now)) {
+        // FCFS takes the last one, so none is left.
+        if (options_.policy == SchedulingPolicy::kFcfs ||
+            !options_.rules.walks_on_after_self_preemption) {
+          return;
+        }
+        --i;
+        continue;
+      }
       record.new_blocks = last_new_blocks_;
       record.num_new_blocks = static_cast<int32_t>(record.new_blocks.num_blocks());
     }
@@ -100,23 +152,51 @@ void Scheduler::ScheduleRunning(SimTime now) {
           std::clamp<int64_t>(target - request.num_known - to_come, 0, request.num_drafts));
       request.num_drafts = 0;
     }
+    num_prompt_parts_ += request.is_chunk;
+    ++num_walked_;
     Record(request, record);
   }
 }
 
-// A state is there for reuse if a step ends where its block does and it is retained. So parts of a
-// prompt end at such places, and the part behind the last of them is computed apart. A budget too
-// small for that goes first.
-int64_t Scheduler::PartUpToState(int64_t computed, int64_t num_tokens, int64_t num_known) const {
-  if (state_boundary_ == 0) return num_tokens;
-  const int64_t last = num_known - num_known % state_boundary_;
-  const int64_t end = std::min(computed + num_tokens, last);
-  if (end == last && last > computed) return last - computed;
-  for (const int64_t boundary : {retained_boundary_, state_boundary_}) {
-    const int64_t aligned = end - end % boundary;
-    if (aligned > computed) return aligned - computed;
+// What a step computes of a request's next `num_tokens` tokens: a prompt's part may have to end
+// earlier. A drafter of several modules reads so many tokens behind it, or none at the prompt's end
+// (V-80). 0: nothing in this step.
+int64_t Scheduler::PartOfPrompt(const SimRequest& request, int64_t computed,
+                                int64_t num_tokens) const {
+  const int64_t left = request.num_known - computed - num_tokens;
+  if (left > 0 && left < num_prefill_lookahead_) {
+    num_tokens = std::max<int64_t>(num_tokens - (num_prefill_lookahead_ - left), 0);
   }
-  return num_tokens;
+  return state_boundary_ == 0 ? num_tokens : PartUpToState(request, computed, num_tokens);
+}
+
+// A state is there for reuse if a step ends where its block does, so parts of a prompt end at block
+// boundaries, at the last one that a resend can hit and at the one that others share.
+int64_t Scheduler::PartUpToState(const SimRequest& request, int64_t computed,
+                                 int64_t num_tokens) const {
+  const int64_t block = state_boundary_;
+  const auto down = [block](int64_t n) { return n - n % block; };
+  const int64_t prompt_end = std::max(request.num_prompt, request.num_known - 1);
+  if (num_tokens == 0 || computed >= prompt_end) return num_tokens;
+  int64_t end = computed + num_tokens;
+  if (end < prompt_end) {
+    const int64_t aligned = down(end);
+    // Blocks longer than what one step takes of a prompt are computed in several.
+    if (aligned > computed) {
+      end = aligned;
+    } else if (block <= longest_state_part_) {
+      end = computed;
+    }
+  }
+  const int64_t last = manager_->options().use_eagle
+                           ? down(request.num_known) - block
+                           : down(request.num_known - std::max<int64_t>(1, num_hash_lookahead_));
+  const int64_t shared = request.kv == nullptr ? 0 : down(request.kv->shared_prefix_boundary());
+  const int64_t block_end = computed % block == 0 ? 0 : down(computed) + block;
+  for (const int64_t stop : {block_end, last, shared}) {
+    if (stop > computed) end = std::min(end, stop);
+  }
+  return end - computed;
 }
 
 // Gets the blocks, by preempting others if need be. False: the request was preempted itself.
@@ -155,9 +235,17 @@ SimRequest* Scheduler::TakeVictim(size_t& index) {
   }
   const auto worst = std::max_element(awake_.begin(), awake_.end(), MoreUrgent());
   SimRequest* victim = *worst;
-  if (static_cast<size_t>(worst - awake_.begin()) < index) --index;
+  const bool moves = options_.rules.victim_before_walk_moves_it
+                         ? static_cast<size_t>(worst - awake_.begin()) < index
+                         : HasPart(*victim);
+  if (moves) --index;
   awake_.erase(worst);
   return victim;
+}
+
+bool Scheduler::HasPart(const SimRequest& request) const {
+  return std::any_of(step_->scheduled.begin(), step_->scheduled.end(),
+                     [&](const ScheduledRecord& record) { return record.request == &request; });
 }
 
 void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now) {
@@ -171,6 +259,7 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
   if (scheduled != records.end()) {
     preemption.num_refunded_tokens = scheduled->num_tokens;
     budget_ += scheduled->num_tokens;
+    slot_budget_ += scheduled->num_tokens + options_.num_draft_slots;
     num_prefills_ -= scheduled->is_prefill;
     records.erase(scheduled);
   }
@@ -192,9 +281,10 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
 // --- Waiting requests ---
 
 void Scheduler::ScheduleWaiting(SimTime now) {
-  const int64_t num_drafts = options_.num_draft_tokens;
+  const int64_t draft_slots = options_.num_draft_slots;
   bool forgoes_hits = false;
-  while (!waiting_.empty() && budget_ > 0 && num_running() < options_.max_num_seqs) {
+  while (!waiting_.empty() && budget_ > 0 && slot_budget_ > draft_slots &&
+         num_running() < max_active_) {
     SimRequest& request = *waiting_.front();
     const bool is_repeat = IsStillBlocked(request);
     if (is_repeat && !options_.exact_steps) return;
@@ -204,23 +294,28 @@ void Scheduler::ScheduleWaiting(SimTime now) {
     } else {
       const absl::Status status = manager_->GetComputedBlocks(*request.kv, hits_);
       KVBLOCKS_CHECK(status.ok(), status.ToString());
+      // What sparse registration keeps of this request is decided by its last look-up.
+      request.kv->set_shared_prefix_boundary(hits_.shared_prefix_boundary());
     }
     const int64_t num_hits = hits_.num_tokens();
 
     int64_t num_tokens = request.num_known - num_hits;
     ScheduledRecord record{
         .num_context = num_hits, .is_prefill = num_tokens > 1, .is_admission = true};
-    if (num_tokens == 1 && PadsAdmissions()) {
+    if (num_tokens == 1 && PadsAdmission(num_hits)) {
       // Filled up to the shape of the decodes around it, so that the whole step has one shape.
-      num_tokens = 1 + num_drafts;
-      if (num_tokens > budget_ || num_hits + num_tokens > max_model_len_) return;
+      num_tokens = 1 + options_.num_draft_tokens;
+      if (num_tokens > std::min(budget_, slot_budget_ - draft_slots) ||
+          num_hits + num_tokens > max_model_len_) {
+        return;
+      }
       record.is_padded = true;
     }
-    if (options_.long_prefill_token_threshold > 0) {
-      num_tokens = std::min(num_tokens, options_.long_prefill_token_threshold);
-    }
-    if (!options_.enable_chunked_prefill && num_tokens > budget_) return;
-    num_tokens = PartUpToState(num_hits, std::min(num_tokens, budget_), request.num_known);
+    num_tokens = std::min(num_tokens, longest_part_);
+    const int64_t budget = std::min(budget_, slot_budget_ - draft_slots);
+    if (!options_.enable_chunked_prefill && num_tokens > budget) return;
+    num_tokens = PartOfPrompt(request, num_hits, std::min(num_tokens, budget));
+    if (num_tokens == 0) return;
     record.num_tokens = static_cast<int32_t>(num_tokens);
     if (record.is_padded) record.num_verified_drafts = record.num_tokens - 1;
 
@@ -266,15 +361,20 @@ void Scheduler::ScheduleWaiting(SimTime now) {
   }
 }
 
-// Whether a request that enters with a single token is filled up with drafts: only decodes are
-// scheduled so far.
-bool Scheduler::PadsAdmissions() const {
-  return options_.num_draft_tokens > 0 && !step_is_empty() && num_prefills_ == 0;
+// Whether a request that enters with a single token behind `num_hits` is filled up with drafts.
+bool Scheduler::PadsAdmission(int64_t num_hits) const {
+  const int64_t num_drafts = options_.num_draft_tokens;
+  if (num_drafts == 0) return false;
+  if (!options_.rules.pads_unless_prompts_run) return !step_is_empty() && num_prefills_ == 0;
+  // One slot more, for the token that the step yields.
+  return num_prompt_parts_ == 0 && (num_walked_ > 0 || num_hits > 0) &&
+         num_hits + 1 + num_drafts + 1 <= max_model_len_;
 }
 
 bool Scheduler::IsStillBlocked(const SimRequest& head) const {
-  if (blocked_.head != &head || budget_ < blocked_.num_tokens) return false;
-  if (blocked_.is_padded && !PadsAdmissions()) return false;
+  const int64_t most = std::min({budget_, slot_budget_ - options_.num_draft_slots, longest_part_});
+  if (blocked_.head != &head || most < blocked_.num_tokens) return false;
+  if (blocked_.is_padded && !PadsAdmission(blocked_.num_hits)) return false;
   return !blocked_.has_missing ||
          manager_->pool().FindCached(blocked_.first_missing, 0) == kNullBlockId;
 }
@@ -285,11 +385,15 @@ void Scheduler::RememberBlocked(const SimRequest& head, const ScheduledRecord& a
   if (manager_->num_groups() != 1 || !is_all_full_attention_ || manager_->group(0).is_draft()) {
     return;
   }
-  blocked_ = {.head = &head, .num_tokens = attempt.num_tokens, .is_padded = attempt.is_padded};
+  blocked_ = {.head = &head,
+              .num_tokens = attempt.num_tokens,
+              .num_hits = attempt.num_context,
+              .is_padded = attempt.is_padded};
   if (!options.enable_caching) return;
   const int64_t block_size = boundary_tokens_;
   const int64_t index = hits_.num_tokens() / block_size;
-  blocked_.has_missing = (index + 1) * block_size < head.num_known;
+  blocked_.has_missing =
+      (index + 1) * block_size + std::max<int64_t>(1, num_hash_lookahead_) <= head.num_known;
   if (blocked_.has_missing) blocked_.first_missing = head.kv->content().HashOfBlock(index, 1);
 }
 
@@ -303,7 +407,8 @@ void Scheduler::SyncContent(SimRequest& request) {
   hashes_.clear();
   if (request.num_known > handed_over && manager_->hashing() != nullptr) {
     if (!request.keys) {
-      request.keys.emplace(trace_, request.spec, manager_->hash_block_size());
+      request.keys.emplace(trace_, request.spec, manager_->hash_block_size(), std::string_view(),
+                           num_hash_lookahead_);
     }
     if (is_new) {
       // With room for the output, as far as it is not excessive.
@@ -326,7 +431,9 @@ void Scheduler::SyncContent(SimRequest& request) {
   }
   request.kv->set_num_computed_tokens(request.num_computed);
   request.kv->set_num_inflight_tokens(
-      std::max<int64_t>(request.num_computed - request.num_settled, 0));
+      options_.rules.trims_settled_windows
+          ? std::max<int64_t>(request.num_computed - request.num_settled, 0)
+          : 0);
 }
 
 void Scheduler::UpdateQuietSlots(SimRequest& request) {

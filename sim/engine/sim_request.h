@@ -55,6 +55,7 @@ struct SimRequest {
   // synchronous.
   int32_t num_placeholders = 0;
   int32_t num_steps_in_flight = 0;
+  bool is_chunk = false;  // known tokens remained behind its last step
   int64_t admission = -1;    // counts admissions of all requests: the order of the running list
   int64_t quiet_since = -1;  // the last step that had a record of it; -1: not quiet
   int64_t due = -1;          // while quiet: the next step that will

@@ -82,8 +82,19 @@ void Fill(Replay& replay, ReplayMetricsOptions& metrics, uint64_t seed) {
   }
   if (draw.OneIn(3)) scheduler.policy = SchedulingPolicy::kPriority;
   scheduler.reserve_full_isl = !draw.OneIn(3);
+  if (draw.OneIn(3)) scheduler.rules = SchedulerRules::Of(EngineVersion::kVllm025);
+  scheduler.adaptive_prefill_threshold = draw.OneIn(3);
+  if (draw.OneIn(5)) scheduler.max_num_active_seqs = draw(1, scheduler.max_num_seqs);
+  if (draw.OneIn(5)) scheduler.prefill_schedule_interval = draw(2, 6);
+  if (draw.OneIn(5) && scheduler.enable_chunked_prefill) {
+    scheduler.max_num_scheduled_tokens = draw(5, scheduler.max_num_batched_tokens);
+  }
   if (draw.OneIn(8)) {
-    scheduler.num_draft_tokens = draw(1, 3);
+    // In half of the cases with look-ahead hashes.
+    ASSERT_TRUE(ApplyDrafts({.drafter = draw.OneIn(2) ? Drafter::kMtp : Drafter::kNgram,
+                             .num_draft_tokens = draw(1, 3)},
+                            &config)
+                    .ok());
     scheduler.acceptance = {.kind = AcceptanceModel::Kind::kIid, .probabilities = {0.6}};
   }
   config.host_time_per_step = draw(0, 2) * 100 * kMillisecond;

@@ -271,7 +271,8 @@ std::string FormatExplanation(const pb::Explanation& explanation, bool color) {
                         replay.setup().block_tokens(), " tokens",
                         replay.groups_size() > 1
                             ? absl::StrCat(" in ", replay.groups_size(), " KV-cache groups")
-                            : std::string()));
+                            : std::string(),
+                        replay.config().engine().empty() ? "" : "; ", replay.config().engine()));
   text.Add("");
   if (explanation.has_request()) {
     AddLife(explanation.request(), replay, text);

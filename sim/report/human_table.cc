@@ -116,10 +116,13 @@ void AddHead(const pb::Report& report, Page& page) {
                                    " plan")
                     : absl::StrCat(" = ", WithThousands(setup.capacity_tokens()), " tokens"),
                 ", ", config.free_order(), ", ", config.policy(), "; ", setup.num_blocks_source()));
+  page.Text("engine", absl::StrCat(config.engine(), config.async() ? ", async" : ", sync",
+                                   "; at most ", WithThousands(config.max_num_batched_tokens()),
+                                   " tokens and ", WithThousands(config.max_num_seqs()),
+                                   " requests per step, ", setup.limits_source()));
   page.Text("time", setup.latency_is_meaningful()
                         ? absl::StrCat(setup.time_source(), ": ", config.model(), " on ",
-                                       config.tensor_parallel(), " x ", config.device(),
-                                       config.async() ? "; async scheduling" : "; sync scheduling")
+                                       config.tensor_parallel(), " x ", config.device())
                         : absl::StrCat(setup.time_source(), ": every step takes ",
                                        config.step_time(), ", so read no latency from this run"));
   page.Blank();

@@ -193,6 +193,7 @@ TEST(GroupOccupancyTest, TellsGroupsApart) {
   Replay replay;
   replay.config.kv_cache.num_blocks = 41;
   replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 6)};
+  replay.config.manager.semantics.retention_interval.reset();  // windows are kept everywhere
   std::vector<int64_t> content(20);
   for (size_t t = 0; t < content.size(); ++t) content[t] = static_cast<int64_t>(t);
   // Five blocks in each group, for one step of 1 s; then A is gone, but cached.

@@ -19,6 +19,10 @@ void MissClassifier::OnRunStart(const RunInfo& info) {
   probes_always_ = has_drafts_ || manager_->num_groups() > 1 || chain_groups_.empty();
 }
 
+int64_t MissClassifier::NumFullBlocks(const SimRequest& request) const {
+  return request.kv->content().num_hashed_tokens() / block_tokens_;
+}
+
 bool MissClassifier::IsComputed(uint32_t ordinal, int64_t block) const {
   const Owner& owner = owners_[ordinal];
   const int64_t tokens = owner.live == nullptr
@@ -72,9 +76,9 @@ void MissClassifier::OnAdmissionAttempt(const AdmissionRecord& record) {
   if (!is_enabled()) return;
   resident_.clear();
   veto_group_.reset();
-  const int64_t num_full = record.num_queried_tokens / block_tokens_;
+  const int64_t num_full = NumFullBlocks(*record.request);
   const int64_t num_hits = record.num_hit_tokens / block_tokens_;
-  const int64_t num_allowed = (record.num_queried_tokens - 1) / block_tokens_;
+  const int64_t num_allowed = std::min(num_full, (record.num_queried_tokens - 1) / block_tokens_);
   // With one full-attention group and no drafter the block behind a hit is not resident, unless the
   // hit had to end there.
   if (!probes_always_ && (num_hits < num_allowed || num_full == num_allowed)) return;
@@ -118,8 +122,9 @@ std::vector<uint64_t> MissClassifier::UnsaltedKeys(const SimRequest& request,
   unsalted.salt.clear();
   unsalted.adapter.clear();
   std::vector<absl::uint128> keys;
-  ContentKeys(trace_, unsalted, block_tokens_ / hashes_per_block_)
-      .AppendBlocks(unsalted, num_blocks * block_tokens_, &keys);
+  const int64_t lookahead = manager_->hashing()->num_lookahead_tokens;
+  ContentKeys(trace_, unsalted, block_tokens_ / hashes_per_block_, std::string_view(), lookahead)
+      .AppendBlocks(unsalted, num_blocks * block_tokens_ + lookahead, &keys);
   for (int64_t block = 0; block < num_blocks; ++block) {
     const auto last = static_cast<size_t>((block + 1) * hashes_per_block_ - 1);
     result.push_back(absl::Uint128Low64(keys[last]));
@@ -199,9 +204,9 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   const auto self = static_cast<uint32_t>(progress.ordinal);
   const PrefixContent& content = request.kv->content();
   const int64_t n = record.num_queried_tokens;
-  const int64_t num_allowed = (n - 1) / block_tokens_;
   misses.block_tokens = block_tokens_;
-  misses.num_full_blocks = n / block_tokens_;
+  misses.num_full_blocks = NumFullBlocks(request);
+  const int64_t num_allowed = std::min(misses.num_full_blocks, (n - 1) / block_tokens_);
   misses.num_hit_blocks = record.num_hit_tokens / block_tokens_;
   misses.num_possible_blocks = misses.num_hit_blocks;
   const std::vector<uint64_t> unsalted = UnsaltedKeys(request, misses.num_full_blocks);

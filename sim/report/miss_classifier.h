@@ -139,6 +139,8 @@ class MissClassifier {
     return content.HashOfBlock(block, hashes_per_block_).words[0];
   }
   std::optional<GroupId> VetoGroup(const PrefixContent& content, int64_t num_tokens);
+  // Whose hashes are known: with look-ahead hashes, those with tokens behind them.
+  int64_t NumFullBlocks(const SimRequest& request) const;
   bool IsComputed(uint32_t ordinal, int64_t block) const;
   bool IsResident(const PrefixContent& content, int64_t block) const;
   bool IsResidentIn(GroupId group, const PrefixContent& content, int64_t block) const;

@@ -128,6 +128,7 @@ TEST(MissClassifierTest, NotYetComputedWhileAnotherRequestIsAtIt) {
   Replay replay;
   replay.config.scheduler.max_num_batched_tokens = 12;
   replay.config.scheduler.long_prefill_token_threshold = 4;
+  replay.config.scheduler.rules.alone_ignores_threshold = false;
   const auto content = Content(17, 0, 17);
   replay.Add({.id = "A", .prompt = 17, .output = 1, .content = content});
   replay.Add({.id = "B", .prompt = 17, .output = 1, .at = 1.5, .content = content});
@@ -144,6 +145,7 @@ TEST(MissClassifierTest, NotYetComputedWhileAnotherRequestIsAtIt) {
 TEST(MissClassifierTest, AnAbortedRequestLeavesWhatItComputed) {
   Replay replay;
   replay.config.scheduler.long_prefill_token_threshold = 4;
+  replay.config.scheduler.rules.alone_ignores_threshold = false;
   const auto content = Content(17, 0, 17);
   replay.Add({.id = "A", .prompt = 17, .output = 1, .content = content, .abort_after = 1.5});
   replay.Add({.id = "B", .prompt = 17, .output = 1, .at = 10, .content = content});

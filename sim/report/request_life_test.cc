@@ -127,6 +127,7 @@ TEST(RequestLifeTest, SaysWhichGroupVetoed) {
   Replay replay;
   replay.config.kv_cache.num_blocks = 14;
   replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 4)};
+  replay.config.manager.semantics.retention_interval.reset();  // windows are kept everywhere
   const auto content = Content(17, 0, 17);
   replay.Add({.id = "A", .prompt = 17, .output = 1, .content = content});
   replay.Add({.id = "A2", .prompt = 17, .output = 1, .at = 5, .content = content});

@@ -25,7 +25,7 @@ StepRows::StepRows(std::unique_ptr<ByteSink> sink, bool with_requests)
 std::string StepRows::Header(bool with_requests) {
   return absl::StrCat(
       "step,start_ms,end_ms,tokens,prefill_tokens,decode_tokens,scheduled,running,waiting,"
-      "free_blocks,preempted,new_blocks,",
+      "free_blocks,preempted,new_blocks,hit_tokens,",
       with_requests ? "requests," : "", "digest\r\n");
 }
 
@@ -47,6 +47,7 @@ void StepRows::OnStepScheduled(const StepRecord& step) {
   words_.insert(words_.end(), preempted_.begin(), preempted_.end());
   for (const ScheduledRecord& record : step.scheduled) {
     row.num_new_blocks += record.num_new_blocks;
+    if (record.is_admission) row.num_hit_tokens += record.num_context;
     words_.insert(words_.end(),
                   {record.request->spec.row, record.num_tokens, record.num_new_blocks});
     if (record.num_new_blocks == 0) continue;
@@ -88,7 +89,8 @@ void StepRows::OnStepFinished(const StepRecord& step) {
   absl::StrAppend(&buffer_, row.step, ",", Ms(step.start), ",", Ms(step.end), ",", step.num_tokens,
                   ",", step.num_prefill_tokens, ",", step.num_decode_tokens, ",",
                   step.scheduled.size(), ",", row.num_running, ",", row.num_waiting, ",",
-                  row.num_free, ",", row.num_preempted, ",", row.num_new_blocks, ",");
+                  row.num_free, ",", row.num_preempted, ",", row.num_new_blocks, ",",
+                  row.num_hit_tokens, ",");
   if (with_requests_) absl::StrAppend(&buffer_, row.requests, ",");
   absl::StrAppend(&buffer_, absl::Hex(row.digest, absl::kZeroPad16), "\r\n");
   if (buffer_.size() >= kBufferBytes) Flush();

@@ -12,6 +12,7 @@
 //                    when the step had been scheduled
 //   preempted        since the row before, those of empty steps included
 //   new_blocks       taken, over all groups
+//   hit_tokens       that the requests which entered in it found in the prefix cache
 //   requests         only if asked for: ROW:TOKENS+BLOCK+BLOCK@GROUP of each scheduled request, in
 //                    order (group 0 is not named), after -ROW of each preempted one
 //   digest           64 bits of everything scheduled up to this step: rows, tokens, ids of new
@@ -56,7 +57,8 @@ class StepRows final : public EngineObserver {
   // A step that has been scheduled and has no end yet.
   struct Row {
     int64_t step = 0;
-    int64_t num_waiting = 0, num_running = 0, num_free = 0, num_preempted = 0, num_new_blocks = 0;
+    int64_t num_waiting = 0, num_running = 0, num_free = 0, num_preempted = 0, num_new_blocks = 0,
+            num_hit_tokens = 0;
     uint64_t digest = 0;
     std::string requests;
   };

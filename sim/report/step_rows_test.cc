@@ -60,10 +60,19 @@ TEST(StepRowsTest, OneRowPerStepWithStateAndBlocks) {
   const std::vector<std::string> rows = Rows(replay, true);
   ASSERT_EQ(rows.size(), 4u);
   EXPECT_EQ(rows[0] + "\r\n", StepRows::Header(true));
-  EXPECT_THAT(rows[1], HasSubstr("0,0,1000,11,11,0,2,2,0,6,0,3,0:7+1+2 1:4+3,"));
-  EXPECT_THAT(rows[2], HasSubstr("1,1000,2000,2,0,2,2,2,0,5,0,1,0:1 1:1+4,"));
+  EXPECT_THAT(rows[1], HasSubstr("0,0,1000,11,11,0,2,2,0,6,0,3,0,0:7+1+2 1:4+3,"));
+  EXPECT_THAT(rows[2], HasSubstr("1,1000,2000,2,0,2,2,2,0,5,0,1,0,0:1 1:1+4,"));
   EXPECT_THAT(rows[3], HasSubstr("2,2000,3000,1,0,1,1,1,0,"));
   EXPECT_EQ(Column(rows, 1, "digest").size(), 16u);
+}
+
+TEST(StepRowsTest, HitTokensAreThoseOfWhoEnters) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 9, .output = 1, .content = {1, 2, 3, 4, 5, 6, 7, 8, 9}});
+  replay.Add({.id = "B", .prompt = 9, .output = 2, .at = 2, .content = {1, 2, 3, 4, 5, 6, 7, 8, 9}});
+  replay.Add({.id = "C", .prompt = 6, .output = 1, .at = 2, .content = {1, 2, 3, 4, 5, 6}});
+  const std::vector<std::string> rows = Rows(replay, false);
+  EXPECT_THAT(ColumnOf(rows, "hit_tokens"), ElementsAre("0", "12", "0"));
 }
 
 TEST(StepRowsTest, WithoutRequestsTheRestIsTheSame) {

@@ -41,11 +41,7 @@ void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
       Arrive(pending.front());
       pending.erase(pending.begin());
     }
-    std::erase_if(aborts, [](const NaiveRequest* r) { return r->ended; });
-    while (!aborts.empty() && aborts.front()->abort_at <= now) {
-      Leave(aborts.front());
-      aborts.erase(aborts.begin());
-    }
+    Abort(aborts, now);
     step_.clear();
     preempted_.clear();
     if (!running_.empty() || !waiting_.empty()) Schedule();
@@ -54,6 +50,7 @@ void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
     if (!step_.empty() && under_way_.size() < depth) continue;
     if (!under_way_.empty()) {
       now = under_way_.front().end;
+      Abort(aborts, now);
       Finish();
       continue;
     }
@@ -67,7 +64,15 @@ void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
 
 // --- Requests ---
 
+void NaiveEngine::Abort(std::vector<NaiveRequest*>& aborts, int64_t now) {
+  for (NaiveRequest* r : aborts) {
+    if (!r->ended && r->arrived && r->abort_at <= now) Leave(r);
+  }
+  std::erase_if(aborts, [](const NaiveRequest* r) { return r->ended; });
+}
+
 void NaiveEngine::Arrive(NaiveRequest* r) {
+  r->arrived = true;
   const int64_t longest = r->prompt + r->output;
   const int64_t reach =
       std::max(longest, longest - 1 + (o_.async ? 2 : 1) * o_.drafts + o_.lookahead);
@@ -164,10 +169,34 @@ std::string NaiveEngine::Grow(NaiveRequest* r, int64_t slots) {
 
 // --- One step ---
 
+int64_t NaiveEngine::LongestPart() const {
+  const auto count = static_cast<int64_t>(running_.size() + waiting_.size());
+  if (o_.threshold == 0 || (o_.as_in_033 && count <= 1)) return o_.max_len;
+  return o_.adaptive ? std::max(o_.threshold, o_.budget / std::max<int64_t>(count, 1))
+                     : o_.threshold;
+}
+
+bool NaiveEngine::HoldsPrompts() const {
+  if (o_.interval == 1 || queue_was_left_ || num_steps_ - last_prompt_step_ >= o_.interval) {
+    return false;
+  }
+  return std::any_of(running_.begin(), running_.end(),
+                     [](const NaiveRequest* r) { return !r->chunk; });
+}
+
 void NaiveEngine::Schedule() {
-  budget_ = o_.budget;
-  if (!WalkRunning()) return;
-  if (preempted_.empty()) Admit();
+  budget_ = o_.scheduled_budget > 0 ? o_.scheduled_budget : o_.budget;
+  slots_ = o_.budget;
+  longest_part_ = LongestPart();
+  holds_prompts_ = HoldsPrompts();
+  WalkRunning();
+  const size_t num_walked = step_.size();
+  if (preempted_.empty() && !holds_prompts_) Admit(num_walked);
+  if (holds_prompts_) return;
+  queue_was_left_ = !waiting_.empty();
+  for (size_t i = 0; i < step_.size(); ++i) {
+    if (i >= num_walked || step_[i].request->chunk) last_prompt_step_ = num_steps_;
+  }
 }
 
 void NaiveEngine::Preempt(NaiveRequest* r) {
@@ -175,6 +204,7 @@ void NaiveEngine::Preempt(NaiveRequest* r) {
   for (auto e = step_.begin(); e != step_.end(); ++e) {
     if (e->request != r) continue;
     budget_ += e->tokens;
+    slots_ += e->tokens + o_.draft_slots;
     step_.erase(e);
     break;
   }
@@ -188,29 +218,36 @@ void NaiveEngine::Preempt(NaiveRequest* r) {
   preempted_.push_back(r->id);
 }
 
-// False: a request preempted itself.
-bool NaiveEngine::WalkRunning() {
-  const std::vector<NaiveRequest*> walk = running_;
-  for (NaiveRequest* r : walk) {
-    if (budget_ <= 0) break;
-    if (std::find(running_.begin(), running_.end(), r) == running_.end()) continue;
+void NaiveEngine::WalkRunning() {
+  for (size_t i = 0; i < running_.size() && budget_ > 0 && slots_ > o_.draft_slots; ++i) {
+    NaiveRequest* r = running_[i];
+    if (holds_prompts_ && r->chunk) continue;
     const int64_t n = static_cast<int64_t>(r->tokens.size());
     const int64_t computed = Computed(*r);
     const int64_t to_come = ToCome(*r);
     if (to_come > 0 && computed + 2 - to_come >= r->prompt + r->output) continue;
     int64_t tokens = n + r->drafts + to_come - computed;
     const bool prefill = n - computed > 1;
-    if (o_.threshold > 0) tokens = std::min(tokens, o_.threshold);
-    tokens = std::min({tokens, budget_, o_.max_len - 1 - computed});
+    tokens = std::min({tokens, longest_part_, budget_, slots_ - o_.draft_slots,
+                       o_.max_len - 1 - computed});
     if (tokens <= 0) continue;
     const int64_t slots = std::min(computed + tokens + o_.lookahead, o_.max_len);
-    while (Ceil(slots, o_.block_size) - static_cast<int64_t>(r->table.size()) >
-           static_cast<int64_t>(free_.size())) {
-      NaiveRequest* victim = o_.priority
-                                 ? *std::max_element(running_.begin(), running_.end(), Before)
-                                 : running_.back();
-      Preempt(victim);
-      if (victim == r) return false;
+    bool is_victim = false;
+    while (!is_victim && Ceil(slots, o_.block_size) - static_cast<int64_t>(r->table.size()) >
+                             static_cast<int64_t>(free_.size())) {
+      const auto victim = o_.priority ? std::max_element(running_.begin(), running_.end(), Before)
+                                      : running_.end() - 1;
+      is_victim = *victim == r;
+      const bool had_part = std::any_of(step_.begin(), step_.end(),
+                                        [&](const Entry& e) { return e.request == *victim; });
+      const bool stood_before = static_cast<size_t>(victim - running_.begin()) < i;
+      if (o_.as_in_033 ? stood_before : had_part) --i;
+      Preempt(*victim);
+    }
+    if (is_victim) {
+      if (!o_.priority || !o_.as_in_033) return;
+      --i;
+      continue;
     }
     const std::string taken = Grow(r, slots);
     Register(r, std::min(computed + tokens, n));
@@ -220,12 +257,27 @@ bool NaiveEngine::WalkRunning() {
     step_.push_back(
         {r, tokens, verified, false, prefill, absl::StrCat(r->id, ":", tokens, " ", taken)});
     budget_ -= tokens;
+    slots_ -= tokens + o_.draft_slots;
   }
-  return true;
 }
 
-void NaiveEngine::Admit() {
-  while (!waiting_.empty() && budget_ > 0 && static_cast<int64_t>(running_.size()) < o_.max_seqs) {
+// Whether a request that enters with one token is filled up.
+bool NaiveEngine::Pads(size_t num_walked, int64_t hit_tokens) const {
+  if (o_.drafts == 0) return false;
+  if (!o_.as_in_033) {
+    return !step_.empty() &&
+           std::none_of(step_.begin(), step_.end(), [](const Entry& e) { return e.prefill; });
+  }
+  for (size_t i = 0; i < num_walked; ++i) {
+    if (step_[i].request->chunk) return false;
+  }
+  return (num_walked > 0 || hit_tokens > 0) && hit_tokens + 1 + o_.drafts + 1 <= o_.max_len;
+}
+
+void NaiveEngine::Admit(size_t num_walked) {
+  const int64_t most = o_.max_active > 0 ? o_.max_active : o_.max_seqs;
+  while (!waiting_.empty() && budget_ > 0 && slots_ > o_.draft_slots &&
+         static_cast<int64_t>(running_.size()) < most) {
     NaiveRequest* r = waiting_.front();
     const int64_t n = static_cast<int64_t>(r->tokens.size());
     std::vector<int> hits;
@@ -237,17 +289,15 @@ void NaiveEngine::Admit() {
     const int64_t hit_tokens = static_cast<int64_t>(hits.size()) * o_.block_size;
     int64_t tokens = n - hit_tokens;
     const bool prefill = tokens > 1;
-    const bool only_decodes =
-        !step_.empty() &&
-        std::none_of(step_.begin(), step_.end(), [](const Entry& e) { return e.prefill; });
-    const bool padded = tokens == 1 && o_.drafts > 0 && only_decodes;
+    const int64_t budget = std::min(budget_, slots_ - o_.draft_slots);
+    const bool padded = tokens == 1 && Pads(num_walked, hit_tokens);
     if (padded) {
       tokens = 1 + o_.drafts;
-      if (tokens > budget_ || hit_tokens + tokens > o_.max_len) return;
+      if (tokens > budget || hit_tokens + tokens > o_.max_len) return;
     }
-    if (o_.threshold > 0) tokens = std::min(tokens, o_.threshold);
-    if (!o_.chunked && tokens > budget_) return;
-    tokens = std::min(tokens, budget_);
+    tokens = std::min(tokens, longest_part_);
+    if (!o_.chunked && tokens > budget) return;
+    tokens = std::min(tokens, budget);
 
     int64_t idle_hits = 0;
     for (int id : hits) idle_hits += references_[id] == 0;
@@ -274,6 +324,7 @@ void NaiveEngine::Admit() {
     step_.push_back({r, tokens, padded ? tokens - 1 : 0, padded, prefill,
                      absl::StrCat(r->id, ":", tokens, hit_text, " ", taken)});
     budget_ -= tokens;
+    slots_ -= tokens + o_.draft_slots;
   }
 }
 
@@ -285,9 +336,10 @@ void NaiveEngine::Start(int64_t now) {
   for (const std::string& id : preempted_) absl::StrAppend(&line, " preempt ", id);
   lines_.push_back(line);
   if (step_.empty()) return;
+  ++num_steps_;
   for (Entry& e : step_) {
     NaiveRequest* r = e.request;
-    e.chunk = Computed(*r) + e.tokens < static_cast<int64_t>(r->tokens.size()) + ToCome(*r);
+    e.chunk = r->chunk = Computed(*r) + e.tokens < static_cast<int64_t>(r->tokens.size()) + ToCome(*r);
     if (o_.async && !e.chunk) r->drafts = o_.drafts;
   }
   device_free_ = std::max(device_free_, now) + 1;
@@ -322,7 +374,8 @@ void NaiveEngine::Finish() {
     }
     if (!o_.async) r->drafts = o_.drafts;
     // All known tokens but the last one are computed.
-    if (o_.async && !e.lost) Register(r, static_cast<int64_t>(r->tokens.size()) - 1);
+    const bool registers = o_.async || (o_.drafts > 0 && o_.as_in_033);
+    if (registers && !e.lost) Register(r, static_cast<int64_t>(r->tokens.size()) - 1);
     if (!over) continue;
     Leave(r);
     absl::StrAppend(&lines_[step.line], " fin ", r->id);

@@ -20,6 +20,9 @@ struct NaiveOptions {
   int64_t block_size, num_blocks, budget, max_seqs, max_len, threshold, drafts, lookahead, accepted;
   bool chunked, priority, gate, append_all, async;
   int64_t watermark_blocks;
+  bool as_in_033;  // or as in 0.25
+  bool adaptive;
+  int64_t scheduled_budget = 0, draft_slots = 0, max_active = 0, interval = 1;  // 0: no limit
 };
 
 struct NaiveRequest {
@@ -30,7 +33,9 @@ struct NaiveRequest {
   int64_t settled = 0;          // computed by steps that are over
   int64_t drafts = 0;
   std::vector<int> table = {};
+  bool arrived = false;
   bool ended = false;
+  bool chunk = false;  // after its last step
 };
 
 class NaiveEngine {
@@ -75,15 +80,21 @@ class NaiveEngine {
   void Register(NaiveRequest* r, int64_t upto);
   std::string Grow(NaiveRequest* r, int64_t slots);
 
+  void Abort(std::vector<NaiveRequest*>& aborts, int64_t now);
+  int64_t LongestPart() const;
+  bool HoldsPrompts() const;
   void Schedule();
-  bool WalkRunning();
+  void WalkRunning();
   void Preempt(NaiveRequest* r);
-  void Admit();
+  bool Pads(size_t num_walked, int64_t hit_tokens) const;
+  void Admit(size_t num_walked);
   void Start(int64_t now);
   void Finish();
 
   const NaiveOptions o_;
-  int64_t budget_ = 0;
+  int64_t budget_ = 0, slots_ = 0, longest_part_ = 0;
+  bool holds_prompts_ = false, queue_was_left_ = false;
+  int64_t num_steps_ = 0, last_prompt_step_ = -1000000;
   std::deque<int> free_;
   std::map<int, int> references_;
   std::map<int, Key> keys_;

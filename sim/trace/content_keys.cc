@@ -19,7 +19,8 @@ enum Seed : uint64_t {
   kOwnSeed,
   kTokensSeed,
   kBlockSeed,
-  kMoreRunsSeed
+  kMoreRunsSeed,
+  kLookaheadSeed
 };
 
 absl::uint128 Hash(const void* data, size_t bytes, Seed seed) {
@@ -69,8 +70,10 @@ absl::uint128 PathKey(absl::uint128 parent, int64_t id) {
 }
 
 ContentKeys::ContentKeys(const TraceInfo& info, const TraceRequest& request, int64_t block_tokens,
-                         std::string_view trace)
-    : block_tokens_(block_tokens), trace_block_tokens_(info.block_tokens) {
+                         std::string_view trace, int64_t lookahead_tokens)
+    : block_tokens_(block_tokens),
+      lookahead_tokens_(lookahead_tokens),
+      trace_block_tokens_(info.block_tokens) {
   const int64_t num_ids = static_cast<int64_t>(request.content_ids.size());
   content_end_ = 0;
   if (trace_block_tokens_ > 0 && num_ids > 0) {
@@ -127,10 +130,33 @@ ContentKeys::Run ContentKeys::TokenRun(const TraceRequest& request, int64_t posi
   return {Hash(ids.data(), ids.size() * sizeof(int64_t), kTokensSeed), 0, count};
 }
 
+void ContentKeys::AddRun(const Run& run, uint64_t seed) {
+  const std::array<uint64_t, 6> words = {
+      absl::Uint128Low64(parent_),      absl::Uint128High64(parent_),
+      absl::Uint128Low64(run.path),     absl::Uint128High64(run.path),
+      static_cast<uint64_t>(run.first), static_cast<uint64_t>(run.count)};
+  parent_ = Hash(words.data(), sizeof(words), static_cast<Seed>(seed));
+}
+
+// The symbols behind the block that ends at next_. They belong to later blocks as well, so the place
+// in the content stays.
+void ContentKeys::AddLookahead(const TraceRequest& request) {
+  const absl::uint128 path = path_;
+  const int64_t path_length = path_length_;
+  const int64_t end = next_ + lookahead_tokens_;
+  for (int64_t position = next_; position < end;) {
+    const Run run = RunAt(request, position, end);
+    AddRun(run, kLookaheadSeed);
+    position += run.count;
+  }
+  path_ = path;
+  path_length_ = path_length;
+}
+
 template <typename Emit>
 void ContentKeys::ForEachNewBlock(const TraceRequest& request, int64_t num_tokens, Emit&& emit) {
   if (block_tokens_ < 1) return;
-  while (num_tokens - next_ >= block_tokens_) {
+  while (num_tokens - next_ >= block_tokens_ + lookahead_tokens_) {
     const int64_t end = next_ + block_tokens_;
     Seed seed = kBlockSeed;
     while (next_ < end) {
@@ -139,15 +165,12 @@ void ContentKeys::ForEachNewBlock(const TraceRequest& request, int64_t num_token
       const Run run = trace_block_tokens_ > 1 && end <= path_end && end <= content_end_
                           ? Run{path_, next_ - (path_end - trace_block_tokens_), end - next_}
                           : RunAt(request, next_, end);
-      const std::array<uint64_t, 6> words = {
-          absl::Uint128Low64(parent_),      absl::Uint128High64(parent_),
-          absl::Uint128Low64(run.path),     absl::Uint128High64(run.path),
-          static_cast<uint64_t>(run.first), static_cast<uint64_t>(run.count)};
-      parent_ = Hash(words.data(), sizeof(words), seed);
+      AddRun(run, seed);
       next_ += run.count;
       // Further runs have a seed of their own: a block of two runs is not two blocks.
       seed = kMoreRunsSeed;
     }
+    if (lookahead_tokens_ > 0) AddLookahead(request);
     emit(parent_);
     ++num_blocks_;
   }

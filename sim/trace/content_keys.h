@@ -9,6 +9,11 @@
 // an engine block is a hash of the key before it and the block's runs of symbols, each (path key,
 // first symbol, count): no token array is built, whatever the sizes.
 //
+// Keys may look ahead by L symbols, as block hashes do for drafters (PrefixHashing): then the key of
+// a block also covers the L symbols behind it, and exists only once they are known. That is exact
+// where a trace has token ids; where it has block ids, tokens behind the first id that differs count
+// as different here, too, so a block that ends there is no hit although the engine's might be.
+//
 // Always: two keys are equal iff scope and contents are, from the first token on (up to the odds of
 // a 128-bit collision). Scope is the trace, the session or tenant if the trace says so, the cache
 // salt and the adapter. Cost: about 20 ns per block with one run, and one more hash per trace
@@ -38,13 +43,14 @@ absl::uint128 PathKey(absl::uint128 parent, int64_t id);
 
 class ContentKeys {
  public:
-  // REQUIRES: block_tokens >= 1. The request itself is handed to every call and not kept, so that
-  // it may move.
+  // REQUIRES: block_tokens >= 1, lookahead_tokens >= 0. The request itself is handed to every call
+  // and not kept, so that it may move.
   ContentKeys(const TraceInfo& info, const TraceRequest& request, int64_t block_tokens,
-              std::string_view trace = {});
+              std::string_view trace = {}, int64_t lookahead_tokens = 0);
 
   // Appends to `keys` the keys of those blocks among the request's first `num_tokens` tokens
-  // (prompt, then output) that are full and were not appended before. Tokens may become known one
+  // (prompt, then output) that are full, have lookahead_tokens behind them and were not appended
+  // before. Tokens may become known one
   // at a time or many at once; the keys are the same. Fewer tokens than before append nothing.
   // REQUIRES: `request` has the content it was constructed with.
   void AppendBlocks(const TraceRequest& request, int64_t num_tokens,
@@ -55,6 +61,7 @@ class ContentKeys {
 
   int64_t num_blocks() const { return num_blocks_; }  // appended so far
   int64_t block_tokens() const { return block_tokens_; }
+  int64_t lookahead_tokens() const { return lookahead_tokens_; }
 
  private:
   // Symbols first .. first + count - 1 of `path`.
@@ -66,10 +73,13 @@ class ContentKeys {
   // The longest run from `position` on that ends at `end` or before. Positions never go back.
   Run RunAt(const TraceRequest& request, int64_t position, int64_t end);
   Run TokenRun(const TraceRequest& request, int64_t position, int64_t end) const;
+  void AddRun(const Run& run, uint64_t seed);
+  void AddLookahead(const TraceRequest& request);
   template <typename Emit>
   void ForEachNewBlock(const TraceRequest& request, int64_t num_tokens, Emit&& emit);
 
   int64_t block_tokens_;        // B
+  int64_t lookahead_tokens_;    // L
   int64_t trace_block_tokens_;  // Bt
   int64_t content_end_;         // first position that no content id describes
   int64_t num_blocks_ = 0;

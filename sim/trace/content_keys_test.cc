@@ -41,6 +41,59 @@ int64_t CommonBlocks(const Keys& a, const Keys& b) {
          a.begin();
 }
 
+Keys AheadKeysOf(const TraceInfo& info, const TraceRequest& request, int64_t lookahead,
+                 int64_t tokens) {
+  Keys keys;
+  ContentKeys(info, request, 4, "", lookahead).AppendBlocks(request, tokens, &keys);
+  return keys;
+}
+
+TEST(ContentKeysTest, LookaheadKeysNeedTheTokensBehindTheirBlock) {
+  const TraceInfo info = BlockIds(1);
+  std::vector<int64_t> ids(12);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
+  const TraceRequest request = Prompt(0, 12, ids);
+  for (const auto& [lookahead, tokens, blocks] :
+       std::vector<std::tuple<int64_t, int64_t, size_t>>{
+           {1, 4, 0}, {1, 5, 1}, {1, 8, 1}, {1, 9, 2}, {1, 12, 2}, {3, 6, 0}, {3, 7, 1}, {3, 11, 2}}) {
+    EXPECT_EQ(AheadKeysOf(info, request, lookahead, tokens).size(), blocks)
+        << lookahead << " " << tokens;
+  }
+  EXPECT_EQ(AheadKeysOf(info, request, 0, 12), KeysOf(info, request, 4, 12));
+  EXPECT_NE(AheadKeysOf(info, request, 1, 12)[0], KeysOf(info, request, 4, 12)[0]);
+  EXPECT_NE(AheadKeysOf(info, request, 1, 12)[0], AheadKeysOf(info, request, 2, 12)[0]);
+}
+
+TEST(ContentKeysTest, LookaheadKeysDifferWithTheTokenBehindTheirBlock) {
+  const TraceInfo info = BlockIds(1);
+  const TraceRequest a = Prompt(0, 10, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+  // Another token behind the second block.
+  const TraceRequest b = Prompt(1, 10, {0, 1, 2, 3, 4, 5, 6, 7, 50, 9});
+  EXPECT_EQ(CommonBlocks(KeysOf(info, a, 4, 10), KeysOf(info, b, 4, 10)), 2);
+  EXPECT_EQ(CommonBlocks(AheadKeysOf(info, a, 1, 10), AheadKeysOf(info, b, 1, 10)), 1);
+  // A later prompt repeats what was output: known at once or one by one, the keys are the same.
+  TraceRequest answered = Prompt(2, 4, {0, 1, 2, 3});
+  answered.output_length = 6;
+  answered.output_ids = {4, 5, 6, 7, 8, 9};
+  Keys keys;
+  ContentKeys growing(info, answered, 4, "", 1);
+  for (int64_t n = 4; n <= 10; ++n) growing.AppendBlocks(answered, n, &keys);
+  EXPECT_EQ(keys, AheadKeysOf(info, a, 1, 10));
+}
+
+TEST(ContentKeysTest, LookaheadOverBlockIdsReachesIntoTheNextId) {
+  const TraceInfo info = BlockIds(8);
+  const TraceRequest a = Prompt(0, 24, {7, 9, 12});
+  const TraceRequest b = Prompt(1, 24, {7, 9, 13});
+  // The block that ends where the ids part has other tokens behind it.
+  EXPECT_EQ(CommonBlocks(KeysOf(info, a, 4, 24), KeysOf(info, b, 4, 24)), 4);
+  EXPECT_EQ(CommonBlocks(AheadKeysOf(info, a, 1, 24), AheadKeysOf(info, b, 1, 24)), 3);
+  // Further than one id ahead, and back: the place in the content is kept.
+  EXPECT_EQ(CommonBlocks(AheadKeysOf(info, a, 9, 24), AheadKeysOf(info, b, 9, 24)), 1);
+  EXPECT_EQ(AheadKeysOf(info, a, 9, 24).size(), 3u);
+  EXPECT_EQ(AheadKeysOf(info, a, 9, 24), AheadKeysOf(info, Prompt(5, 24, {7, 9, 12}), 9, 24));
+}
+
 TEST(ContentKeysExamples, WE32_KeysFromTraceIds) {
   const TraceInfo info = BlockIds(512);
   const TraceRequest first = Prompt(0, 1300, {7, 9, 12});

@@ -21,7 +21,14 @@ constexpr std::string_view kConfig =
     "    block_size: 4 num_kv_heads: 1 head_size: 16 dtype: \"bf16\" } } }\n"
     "  groups { num_layers: 1 spec { sliding_window {\n"
     "    block_size: 4 num_kv_heads: 1 head_size: 16 dtype: \"bf16\" sliding_window: 8 } } } }\n"
-    "options { max_model_len: 64 enable_events: true hash_seed: \"fuzz\" }";
+    "options { max_model_len: 64 enable_events: true hash_seed: \"fuzz\" ";
+
+// How the options go on.
+constexpr std::string_view kVersions[] = {
+    "}", "semantics: \"vllm-0.25\" }",
+    "semantics: \"vllm-0.33-exactly\" semantics_switches { adopts_stale_hits: false } }",
+    "use_eagle: true prefill_lookahead_tokens: 3 }",
+    "use_eagle: true num_hash_lookahead_tokens: 2 retention_interval: 8 }"};
 
 // A failure says why, but "not now" needs no words.
 kvb_status Checked(kvb_status status) {
@@ -70,9 +77,10 @@ void RunPlan(FuzzInput& input) {
 
 class Caller {
  public:
-  Caller() {
+  explicit Caller(std::string_view version) {
+    const std::string config = std::string(kConfig) + std::string(version);
     FUZZ_EXPECT(
-        kvb_manager_create(kConfig.data(), kConfig.size(), KVB_FORMAT_TEXT, &manager_) == KVB_OK,
+        kvb_manager_create(config.data(), config.size(), KVB_FORMAT_TEXT, &manager_) == KVB_OK,
         kvb_last_error());
   }
   ~Caller() {
@@ -247,7 +255,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else if (kind == 'p') {
     RunPlan(input);
   } else {
-    Caller caller;
+    Caller caller(kVersions[kind % std::size(kVersions)]);
     for (int i = 0; i < 200 && !input.empty(); ++i) {
       caller.Step(input);
       caller.Check();

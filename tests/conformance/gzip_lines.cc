@@ -14,7 +14,13 @@ absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path) {
   std::string text;
   std::array<char, 1 << 16> buffer;
   int count = 0;
+  // Far beyond any recording; a small file can unpack to a thousand times its size.
+  constexpr size_t kMostBytes = size_t{1} << 30;
   while ((count = gzread(file, buffer.data(), buffer.size())) > 0) {
+    if (text.size() > kMostBytes) {
+      gzclose(file);
+      return absl::ResourceExhaustedError(absl::StrCat(path, ": more than ", kMostBytes, " bytes"));
+    }
     text.append(buffer.data(), static_cast<size_t>(count));
   }
   int error = Z_OK;

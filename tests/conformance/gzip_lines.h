@@ -10,7 +10,8 @@
 
 namespace kvblocks::conformance {
 
-// NotFound if the file cannot be opened, DataLoss if its compressed data is damaged or cut off.
+// NotFound if the file cannot be opened, DataLoss if its compressed data is damaged or cut off,
+// ResourceExhausted beyond 1 GiB of text.
 absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path);
 
 }  // namespace kvblocks::conformance

@@ -1,144 +1,24 @@
 #include "kvblocks/tests/conformance/transcript.h"
 
-#include <simdjson.h>
-
 #include <limits>
 #include <string_view>
 
-#include "absl/strings/str_cat.h"
+#include "kvblocks/tests/conformance/field_reader.h"
 
 namespace kvblocks::conformance {
 namespace {
 
-using simdjson::dom::array;
 using simdjson::dom::element;
 using simdjson::dom::object;
 
-constexpr int64_t kMaxTokens = int64_t{1} << 24;  // of one list
-constexpr int64_t kMaxTokenPosition = int64_t{1} << 32;
-
-// Reads typed fields of one object; the first problem is kept and later reads give defaults.
-class FieldReader {
- public:
-  explicit FieldReader(object fields) : fields_(fields) {}
-
-  const absl::Status& status() const { return status_; }
-  bool Has(const char* name) const { return !fields_[name].error(); }
-
-  int64_t Int(const char* name, int64_t low = 0,
-              int64_t high = std::numeric_limits<int64_t>::max()) {
-    int64_t value = 0;
-    if (fields_[name].get_int64().get(value) || value < low || value > high) {
-      Fail(name, "a number in range");
-      return low;
-    }
-    return value;
-  }
-  int64_t IntOr(const char* name, int64_t fallback) { return Has(name) ? Int(name) : fallback; }
-
-  std::optional<int64_t> OptionalInt(const char* name) {
-    element value;
-    if (fields_[name].get(value) || value.is_null()) return std::nullopt;
-    return Int(name);
-  }
-
-  bool Bool(const char* name) {
-    bool value = false;
-    if (fields_[name].get_bool().get(value)) Fail(name, "true or false");
-    return value;
-  }
-
-  std::string String(const char* name) {
-    std::string_view value;
-    if (fields_[name].get_string().get(value)) Fail(name, "a string");
-    return std::string(value);
-  }
-  std::string StringOrEmpty(const char* name) { return Has(name) ? String(name) : std::string(); }
-
-  double Double(const char* name) {
-    double value = 0;
-    if (fields_[name].get_double().get(value)) Fail(name, "a number");
-    return value;
-  }
-
-  std::vector<element> Array(const char* name) {
-    element value;
-    if (!fields_[name].get(value)) return ItemsOf(value, name);
-    Fail(name, "a list");
-    return {};
-  }
-
-  // Empty if `value` is no list.
-  std::vector<element> ItemsOf(element value, const char* name) {
-    array list;
-    if (!value.get_array().get(list)) return std::vector<element>(list.begin(), list.end());
-    Fail(name, "a list");
-    return {};
-  }
-
-  std::vector<int64_t> Ints(const char* name) { return IntsOf(Array(name), name); }
-
-  std::vector<int64_t> IntsOf(const std::vector<element>& list, const char* name) {
-    std::vector<int64_t> values;
-    for (element item : list) {
-      int64_t value = 0;
-      if (item.get_int64().get(value)) Fail(name, "a list of numbers");
-      values.push_back(value);
-    }
-    return values;
-  }
-
-  std::vector<BlockId> BlockIds(const std::vector<element>& list, const char* name) {
-    std::vector<BlockId> ids;
-    for (int64_t value : IntsOf(list, name)) {
-      if (value < 0 || value > std::numeric_limits<BlockId>::max()) Fail(name, "block ids");
-      ids.push_back(static_cast<BlockId>(value));
-    }
-    return ids;
-  }
-
-  BlockLists Lists(const char* name) {
-    BlockLists lists;
-    for (element item : Array(name)) lists.push_back(BlockIds(ItemsOf(item, name), name));
-    return lists;
-  }
-
-  // [[doc, start, length], ...]
-  std::vector<TokenId> Tokens(const std::vector<element>& segments, const char* name) {
-    std::vector<TokenId> tokens;
-    for (element item : segments) {
-      const std::vector<int64_t> parts = IntsOf(ItemsOf(item, name), name);
-      if (parts.size() != 3 || parts[0] < 0 || parts[1] < 0 || parts[1] > kMaxTokenPosition ||
-          parts[2] < 0 || parts[2] > kMaxTokens - static_cast<int64_t>(tokens.size())) {
-        Fail(name, "segments [document, start, length]");
-        break;
-      }
-      for (int64_t i = 0; i < parts[2]; ++i) {
-        tokens.push_back(TranscriptToken(parts[0], parts[1] + i));
-      }
-    }
-    return tokens;
-  }
-
-  void Fail(const char* name, const char* expected) {
-    if (status_.ok()) {
-      status_ =
-          absl::InvalidArgumentError(absl::StrCat("field \"", name, "\": expected ", expected));
+std::vector<TokenId> TokensOf(const std::vector<TokenSegment>& segments) {
+  std::vector<TokenId> tokens;
+  for (const TokenSegment& segment : segments) {
+    for (int64_t i = 0; i < segment.count; ++i) {
+      tokens.push_back(TranscriptToken(segment.document, segment.start + i));
     }
   }
-
- private:
-  object fields_;
-  absl::Status status_;
-};
-
-absl::StatusOr<object> ParseObject(simdjson::dom::parser& parser, const std::string& line) {
-  object fields;
-  if (const auto error = parser.parse(line).get_object().get(fields)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("not a JSON object: ", simdjson::error_message(error)));
-  }
-  return fields;
+  return tokens;
 }
 
 RecordedState ParseState(FieldReader& in) {
@@ -286,7 +166,7 @@ absl::StatusOr<Operation> ParseOperation(const std::string& line) {
   out.op = in.String("op");
   const std::string& op = out.op;
   if (op == "new") {
-    out.prompt = in.Tokens(in.Array("p"), "p");
+    out.prompt = TokensOf(in.Segments(in.Array("p"), "p"));
     out.skip_reading = in.IntOr("skip", 0) != 0;
     out.salt = in.StringOrEmpty("salt");
     out.lora = in.StringOrEmpty("lora");
@@ -316,7 +196,7 @@ absl::StatusOr<Operation> ParseOperation(const std::string& line) {
     });
   } else if (op == "app") {
     ParsePairs(in, "add", [&](std::string id, element value) {
-      out.appended.emplace_back(std::move(id), in.Tokens(in.ItemsOf(value, "add"), "add"));
+      out.appended.emplace_back(std::move(id), TokensOf(in.Segments(in.ItemsOf(value, "add"), "add")));
     });
   } else if (op == "cache" || op == "trim") {
     out.n = in.Int("n");

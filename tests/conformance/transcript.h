@@ -16,10 +16,9 @@
 
 #include "absl/status/statusor.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
+#include "kvblocks/tests/conformance/field_reader.h"
 
 namespace kvblocks::conformance {
-
-using BlockLists = std::vector<std::vector<BlockId>>;  // one per group
 
 struct TranscriptGroup {
   std::string kind;

@@ -26,7 +26,7 @@ from tree_files import list_files
 
 SOURCE_ENDINGS = (".cc", ".h", ".cu", ".cuh", ".c", ".py", ".sh", ".bzl", ".bazel", ".proto", ".textproto", ".md", ".cmake")
 CODE_ENDINGS = SOURCE_ENDINGS[:-2] + (".txt", ".json", ".in", ".map")
-RULE = re.compile(r"(?<![\w.-])((?:BM|KS|INV|AT|SM|VE?|E)-\d+)(?![\w-])")
+RULE = re.compile(r"(?<![\w.-])((?:BM|KS|INV|AT|SM|V|E)-\d+)(?![\w-])")
 PLAN_ERRORS = "specs/planning/plan_error.h"  # which defines E-1 and so on
 RULE_DEFINITION = re.compile(r"^- \*\*([A-Z]+-\d+)\*\*")
 FLAG = re.compile(r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)(?![\w-])(?:=([^\s`'\",;:)]+))?")

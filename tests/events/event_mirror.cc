@@ -70,6 +70,7 @@ absl::Status EventMirror::CompareWith(const BlockPool& pool) const {
   for (BlockId id = 1; id < pool.num_blocks(); ++id) {
     const KvCacheBlock& block = pool.block(id);
     if (block.has_key()) ++expected[{pool.hash(id).words, block.key_group}];
+    for (const auto& [hash, group] : pool.further_keys(id)) ++expected[{hash.words, group}];
   }
   for (const auto& [key, count] : expected) {
     const auto found = counts_.find(key);

@@ -6,25 +6,16 @@
 namespace kvblocks::exhaustive {
 namespace {
 
-constexpr std::array<std::string_view, 19> kNames = {"admit",
-                                                     "admit strictly",
-                                                     "look up",
-                                                     "admit with kept hits",
-                                                     "admit with external",
-                                                     "admit delayed",
-                                                     "register",
-                                                     "step",
-                                                     "step lagging",
-                                                     "step drafting",
-                                                     "trim",
-                                                     "free",
-                                                     "preempt",
-                                                     "pop",
-                                                     "give back",
-                                                     "evict held",
-                                                     "evict first",
-                                                     "evict last",
-                                                     "reset"};
+constexpr std::array<std::string_view, 20> kNames = {"admit",         "admit strictly",
+                                                     "look up",       "admit with kept hits",
+                                                     "adopt",         "admit with external",
+                                                     "admit delayed", "register",
+                                                     "step",          "step lagging",
+                                                     "step drafting", "trim",
+                                                     "free",          "preempt",
+                                                     "pop",           "give back",
+                                                     "evict held",    "evict first",
+                                                     "evict last",    "reset"};
 static_assert(kNames.size() == static_cast<size_t>(ActionKind::kReset) + 1);
 
 }  // namespace

@@ -18,6 +18,7 @@ enum class ActionKind {
   kAdmitStrict,   // the same with the full-sequence gate, a reserved block and the watermark
   kLookUp,        // keep a look-up for later
   kAdmitStale,    // allocate with the look-up kept, whatever happened since
+  kAdopt,         // look up and take the hit only
   kExternal,      // look up; `amount` external tokens and one new token
   kDelayed,       // look up; `amount` external tokens that arrive later: nothing is registered
   kRegister,      // register what was delayed

@@ -28,6 +28,8 @@ struct Pattern {
   std::vector<KvCacheGroup> groups;
   bool use_eagle = false;
   int64_t num_tokens = 13;
+  int64_t num_lookahead = 0;        // V-10
+  bool aligns_before_drop = false;  // V-36
 
   friend std::ostream& operator<<(std::ostream& out, const Pattern& pattern) {
     return out << pattern.name;
@@ -52,6 +54,12 @@ std::vector<Pattern> Patterns() {
       {"DraftWindowLast", {Group(Window(2, 5)), Draft(Window(2, 3))}},
       {"TwoDraftWindows", {Draft(Window(2, 3)), Draft(Window(2, 5))}},
       {"TwoWindowsEagle", {Group(Window(2, 5)), Group(Window(4, 5))}, true, 17},
+      // V-12: the last full block is the one to drop.
+      {"FullWindowWholeBlocksEagle", {Group(Full(2)), Group(Window(2, 4))}, true, 12},
+      {"CoarseDraftWindowWholeBlocks", {Group(Full(4)), Draft(Window(2, 7))}, true, 16},
+      {"DraftWindowAlignedTwice", {Group(Full(4)), Draft(Window(2, 11))}, true, 17, 0, true},
+      {"FullWindowLookahead", {Group(Full(2)), Group(Window(2, 4))}, false, 14, 1},
+      {"WindowLookahead", {Group(Window(2, 6))}, false, 24, 3},
       {"FullTwoWindowsEagle", {Group(Full(4)), Group(Window(4, 5)), Group(Window(4, 9))}, true, 17},
   };
 }
@@ -60,12 +68,22 @@ class HitPatternTest : public ::testing::TestWithParam<Pattern> {};
 
 TEST_P(HitPatternTest, EveryPatternOfCachedBlocksIsServedAsTheOracleDoes) {
   const KvCacheConfig config = {.num_blocks = 32, .groups = GetParam().groups};
+  Semantics semantics;
+  semantics.retention_interval = std::nullopt;  // everything that some pattern can use
+  semantics.aligns_before_drop = GetParam().aligns_before_drop;
+  bool use_eagle = GetParam().use_eagle;
+  for (const KvCacheGroup& group : config.groups) use_eagle = use_eagle || group.is_draft;
   const KvCacheManagerOptions options = {.max_model_len = 64,
-                                         .use_eagle = GetParam().use_eagle,
+                                         .semantics = semantics,
+                                         .use_eagle = use_eagle,
+                                         .num_hash_lookahead_tokens = GetParam().num_lookahead,
                                          .hash_algorithm = HashAlgorithm::kXxh3_128,
                                          .hash_seed = "pattern"};
-  const oracle::Options oracle_options = {
-      .max_model_len = 64, .max_in_flight_tokens = 64, .use_eagle = GetParam().use_eagle};
+  const oracle::Options oracle_options = {.max_model_len = 64,
+                                          .max_in_flight_tokens = 64,
+                                          .use_eagle = use_eagle,
+                                          .semantics = semantics,
+                                          .num_lookahead = GetParam().num_lookahead};
   oracle::Content content;
   content.tokens.resize(static_cast<size_t>(GetParam().num_tokens));
   std::iota(content.tokens.begin(), content.tokens.end(), 0);

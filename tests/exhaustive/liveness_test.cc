@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <unordered_map>
 
 #include "kvblocks/tests/exhaustive/scheduler_model.h"
@@ -37,7 +38,7 @@ std::vector<Happening> Happenings(const SchedulerSetting& setting) {
 
 std::vector<SchedulerSetting> SchedulerSettings() {
   const auto make = [](std::string name, int64_t num_blocks, std::vector<KvCacheSpec> specs,
-                       double watermark, bool gate) {
+                       double watermark, bool gate, std::optional<int64_t> retention = {}) {
     SchedulerSetting setting;
     setting.name = std::move(name);
     setting.config.num_blocks = num_blocks;
@@ -46,19 +47,32 @@ std::vector<SchedulerSetting> SchedulerSettings() {
                        .watermark = watermark,
                        .hash_algorithm = HashAlgorithm::kXxh3_128,
                        .hash_seed = "liveness"};
+    setting.options.semantics.retention_interval = retention;
     // Each fits alone; no two fit at their full lengths.
     setting.jobs = {{{0, 1, 2, 3, 4}, 2}, {{0, 1, 2, 3}, 3}, {{0, 1, 22}, 4}};
     setting.full_sequence_must_fit = gate;
     return setting;
   };
-  return {make("Full", 5, {Full(2)}, 0, false),
-          make("FullGate", 5, {Full(2)}, 0, true),
+  const auto with_drafts = [](SchedulerSetting setting, int64_t prefill_lookahead) {
+    setting.options.use_eagle = true;
+    setting.options.prefill_lookahead_tokens = prefill_lookahead;
+    return setting;
+  };
+  return {make("Full", 5, {Full(2)}, 0, false), make("FullGate", 5, {Full(2)}, 0, true),
           make("FullWatermark", 5, {Full(2)}, 0.5, false),
           make("FullGateWatermark", 5, {Full(2)}, 0.5, true),
           make("Window", 4, {Window(2, 3)}, 0, false),
           make("FullWindow", 8, {Full(2), Window(2, 3)}, 0, false),
           make("FullWindowGate", 8, {Full(2), Window(2, 3)}, 0.25, true),
-          make("CoarseFullWindowGate", 7, {Full(4), Window(2, 3)}, 0, true)};
+          make("CoarseFullWindowGate", 7, {Full(4), Window(2, 3)}, 0, true),
+          // V-1 to V-4: windows keep what a resend of the prompt uses, and what others shared.
+          make("WindowReplay", 4, {Window(2, 3)}, 0, false, 0),
+          make("FullWindowReplay", 8, {Full(2), Window(2, 3)}, 0, false, 0),
+          make("FullWindowReplayGate", 8, {Full(2), Window(2, 3)}, 0.25, true, 0),
+          make("CoarseFullWindowReplayGate", 7, {Full(4), Window(2, 3)}, 0, true, 0),
+          with_drafts(make("DraftReplay", 8, {Full(2), Window(2, 3)}, 0, true, 0), 1),
+          // V-14: windows keep a token more.
+          with_drafts(make("MtpReplayGate", 8, {Full(2), Window(2, 3)}, 0, true, 0), 2)};
 }
 
 class LivenessTest : public ::testing::TestWithParam<SchedulerSetting> {

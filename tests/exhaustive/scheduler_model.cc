@@ -53,6 +53,7 @@ bool SchedulerModel::Admit(size_t job, int64_t budget) {
   Request& request = *jobs_[job].request;
   const auto hits = manager_->GetComputedBlocks(request);
   KVBLOCKS_CHECK(hits.ok(), hits.status().ToString());
+  request.set_shared_prefix_boundary(hits->shared_prefix_boundary());
   const int64_t num_new = std::min(budget, request.num_tokens() - hits->num_tokens());
   const auto result =
       manager_->AllocateSlots(request, {.num_new_tokens = num_new,
@@ -118,6 +119,7 @@ std::string SchedulerModel::StateKey() const {
     put(job.arrived + 2 * job.finished);
     put(job.request->num_tokens());
     put(job.request->num_computed_tokens());
+    put(job.request->shared_prefix_boundary());
     for (GroupId g = 0; g < manager_->num_groups(); ++g) {
       const auto table = manager_->GetBlocks(*job.request, g);
       put(static_cast<int64_t>(table.size()));

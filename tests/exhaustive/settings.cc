@@ -9,6 +9,7 @@ namespace {
 
 using testing::Chunked;
 using testing::Full;
+using testing::Mamba;
 using testing::Window;
 
 // These settings have few enough states to visit all of them.
@@ -20,6 +21,13 @@ constexpr int kC = 2;
 
 KvCacheGroup Group(KvCacheSpec spec) { return {.spec = std::move(spec)}; }
 KvCacheGroup Draft(KvCacheSpec spec) { return {.spec = std::move(spec), .is_draft = true}; }
+
+template <typename Change>
+Setting WithSemantics(Setting setting, Change change) {
+  change(setting.options.semantics);
+  setting.oracle_options.semantics = setting.options.semantics;
+  return setting;
+}
 
 Setting MakeSetting(std::string name, int64_t num_blocks, std::vector<KvCacheGroup> groups,
                     int64_t max_model_len) {
@@ -37,7 +45,7 @@ Setting MakeSetting(std::string name, int64_t num_blocks, std::vector<KvCacheGro
                             .max_in_flight_tokens = 4,
                             .enable_events = true,
                             .watermark = 0.25};
-  return setting;
+  return WithSemantics(std::move(setting), [](Semantics& s) { s.retention_interval = {}; });
 }
 
 // The same groups in a pool of chunks.
@@ -53,6 +61,40 @@ Setting InChunks(Setting setting, int64_t num_chunks, std::vector<int64_t> pages
 
 Setting WithEagle(Setting setting) {
   setting.options.use_eagle = setting.oracle_options.use_eagle = true;
+  return setting;
+}
+
+// Only what serves a resend of the prompt is kept (V-1).
+Setting Replaying(Setting setting) {
+  return WithSemantics(std::move(setting), [](Semantics& s) { s.retention_interval = 0; });
+}
+
+// V-10.
+Setting WithLookahead(Setting setting, int64_t num_tokens) {
+  setting.options.num_hash_lookahead_tokens = setting.oracle_options.num_lookahead = num_tokens;
+  return setting;
+}
+
+// V-14.
+Setting WithMtp(Setting setting, int64_t num_tokens) {
+  setting.options.prefill_lookahead_tokens = setting.oracle_options.prefill_lookahead = num_tokens;
+  return WithEagle(std::move(setting));
+}
+
+// As the engine, but for hits that do not hold what they say.
+Setting Exactly(Setting setting) {
+  return WithSemantics(std::move(setting), [](Semantics& semantics) {
+    const auto interval = semantics.retention_interval;
+    semantics = Semantics::Vllm033Exactly();
+    semantics.retention_interval = interval;
+    semantics.adopts_stale_hits = false;
+  });
+}
+
+// BM-118.
+Setting WithPartialHits(Setting setting, int64_t hash_block_size) {
+  setting.config.hash_block_size = hash_block_size;
+  setting.options.partial_hits = setting.oracle_options.partial_hits = true;
   return setting;
 }
 
@@ -103,14 +145,31 @@ std::vector<Action> EverydayActions() {
 // Two requests, every kind of call.
 std::vector<Action> AllActions() {
   using enum ActionKind;
-  std::vector<Action> actions = {{kAdmit, kA},        {kAdmit, kA, 1},     {kAdmitStrict, kB, 2},
-                                 {kAdmit, kB},        {kLookUp, kB},       {kAdmitStale, kB},
-                                 {kExternal, kA, 3},  {kDelayed, kB, 4},   {kRegister, kB},
-                                 {kStep, kA},         {kStep, kB, 1},      {kStepLagging, kA, 2},
-                                 {kStepDrafting, kA}, {kStepDrafting, kB}, {kTrim, kA},
-                                 {kFree, kA},         {kFree, kB, 1},      {kPreempt, kA},
-                                 {kPop, kA},          {kGiveBack},         {kEvictHeld, kA},
-                                 {kEvictFirst},       {kEvictLast},        {kReset}};
+  std::vector<Action> actions = {{kAdmit, kA},
+                                 {kAdmit, kA, 1},
+                                 {kAdmitStrict, kB, 2},
+                                 {kAdmit, kB},
+                                 {kLookUp, kB},
+                                 {kAdmitStale, kB},
+                                 {kAdopt, kB},
+                                 {kExternal, kA, 3},
+                                 {kDelayed, kB, 4},
+                                 {kRegister, kB},
+                                 {kStep, kA},
+                                 {kStep, kB, 1},
+                                 {kStepLagging, kA, 2},
+                                 {kStepDrafting, kA},
+                                 {kStepDrafting, kB},
+                                 {kTrim, kA},
+                                 {kFree, kA},
+                                 {kFree, kB, 1},
+                                 {kPreempt, kA},
+                                 {kPop, kA},
+                                 {kGiveBack},
+                                 {kEvictHeld, kA},
+                                 {kEvictFirst},
+                                 {kEvictLast},
+                                 {kReset}};
   return actions;
 }
 
@@ -156,7 +215,37 @@ const std::vector<SizedSetting>& Settings() {
                kAnyLength),
       Everyday(MakeSetting("CoarseFullWindow", 6, {Group(Full(4)), Group(Window(2, 3))}, 9), 12),
       All(MakeSetting("FullWindowAll", 6, {Group(Full(2)), Group(Window(2, 3))}, 8), 9),
-      All(MakeSetting("FullDraftWindowAll", 6, {Group(Full(4)), Draft(Window(2, 2))}, 9), 8),
+      All(WithEagle(MakeSetting("FullDraftWindowAll", 6, {Group(Full(4)), Draft(Window(2, 2))}, 9)),
+          8),
+      Everyday(
+          Replaying(MakeSetting("FullWindowReplay", 6, {Group(Full(2)), Group(Window(2, 3))}, 8)),
+          9),
+      All(WithEagle(Replaying(
+              MakeSetting("DraftReplayAll", 8, {Group(Full(4)), Draft(Window(2, 2))}, 10))),
+          6),
+      All(WithLookahead(MakeSetting("FullLookaheadAll", 5, {Group(Full(2))}, 8), 1), 7),
+      Everyday(WithLookahead(Replaying(MakeSetting("FullWindowLookahead", 6,
+                                                   {Group(Full(2)), Group(Window(2, 3))}, 8)),
+                             1),
+               8),
+      All(WithMtp(MakeSetting("FullMtpAll", 6, {Group(Full(2))}, 8), 2), 6),
+      Everyday(
+          WithMtp(MakeSetting("FullWindowMtp", 9, {Group(Full(4)), Group(Window(2, 3))}, 10), 2),
+          8),
+      All(Exactly(MakeSetting("TailsExactlyAll", 8, {Group(Full(4)), Group(Window(2, 3))}, 10)), 6),
+      All(WithEagle(Exactly(
+              MakeSetting("DraftTailsExactlyAll", 8, {Group(Full(4)), Group(Window(2, 3))}, 10))),
+          5),
+      All(WithPartialHits(
+              MakeSetting("TailsAll", 9, {Group(Full(4)), Group(Mamba(4, MambaCacheMode::kAlign))},
+                          10),
+              2),
+          5),
+      Everyday(WithPartialHits(Replaying(MakeSetting(
+                                   "TailsReplay", 9,
+                                   {Group(Full(4)), Group(Mamba(4, MambaCacheMode::kAlign))}, 10)),
+                               1),
+               6),
       Everyday(
           InChunks(MakeSetting("NativeFullWindow", 0, {Group(Full(2)), Group(Window(2, 3))}, 8), 3,
                    {2, 3}),

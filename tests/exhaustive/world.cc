@@ -76,12 +76,31 @@ void World::SetComputed(Slot& slot, int64_t computed, int64_t inflight) {
 }
 
 bool World::Apply(const Action& action) {
+  const bool done = Do(action);
+  // What a step copies is copied, and its states are ready, before the next one.
+  const std::vector<BlockCopy> copies = real_->TakeBlockCopies();
+  const std::vector<oracle::Copy> expected = model_.TakeCopies();
+  Expect(copies.size() == expected.size(), "number of copies");
+  std::vector<BlockId> ends;
+  for (size_t i = 0; i < expected.size() && !failed(); ++i) {
+    const oracle::Copy& want = expected[i];
+    Expect(copies[i] == BlockCopy{want.group, want.source, want.target}, "copy");
+    ends.insert(ends.end(), {want.source, want.target});
+  }
+  Expect(real_->ReleaseBlockCopies(copies).ok() && model_.FreeBlocks(ends), "copies refused");
+  real_->NewStepStarts();
+  model_.NewStepStarts();
+  return done;
+}
+
+bool World::Do(const Action& action) {
   Slot& slot = slots_[static_cast<size_t>(action.request)];
   const bool known = slot.model.is_known;
   switch (action.kind) {
     case ActionKind::kAdmit:
     case ActionKind::kAdmitStrict:
     case ActionKind::kAdmitStale:
+    case ActionKind::kAdopt:
       return !known && Admit(slot, action);
     case ActionKind::kExternal:
     case ActionKind::kDelayed:
@@ -209,6 +228,11 @@ bool World::Admit(Slot& slot, const Action& action) {
   oracle::AllocateParams params;
   params.hits = &slot.model_hits;
   params.num_new = action.amount == 0 ? rest : std::min(rest, action.amount);
+  if (action.kind == ActionKind::kAdopt) params.num_new = 0;
+  if (setting_->options.semantics.retention_interval) {  // V-4
+    slot.model.shared_boundary = slot.model_hits.boundary;
+    slot.real->set_shared_prefix_boundary(slot.model_hits.boundary);
+  }
   if (action.kind == ActionKind::kAdmitStrict) {
     params.gate = params.has_scheduled = true;
     params.reserved = 1;
@@ -307,9 +331,7 @@ bool World::EvictQueued(bool first) {
 
 void World::DropEvents() {
   real_->TakeEvents();
-  for (const oracle::Event& event : model_.TakeEvents()) {
-    num_evictions_ += event.kind == oracle::Event::Kind::kReused;
-  }
+  model_.TakeEvents();
 }
 
 void World::CompareState() {
@@ -360,9 +382,23 @@ void World::ComparePool() {
     Expect(pool.FindCached(pool.hash(id), block.key_group) == model_.pool().Find(*expected.key),
            "earliest block of a key");
     if (block.has_duplicates) {
-      Expect(pool.table().FindAll(pool.hash(id), block.key_group) ==
-                 model_.pool().table().at(*expected.key),
+      std::vector<BlockId> holders = model_.pool().table().at(*expected.key);
+      std::erase_if(holders, [&](BlockId holder) {
+        return model_.pool().blocks()[static_cast<size_t>(holder)].key != expected.key;
+      });
+      Expect(pool.table().FindAll(pool.hash(id), block.key_group) == holders,
              "blocks of a key in order");
+    }
+    Expect(pool.partial_tokens(id) == expected.partial_tokens, "tokens of a key");
+    const auto further = pool.further_keys(id);
+    Expect(further.size() == expected.further.size(), "number of further keys");
+    for (size_t i = 0; i < further.size() && !failed(); ++i) {
+      Expect(further[i].group == expected.further[i].group &&
+                 numbers_->Of(further[i].hash) == numbers_->Of(expected.further[i].prefix),
+             "further key");
+      Expect(pool.FindCached(further[i].hash, further[i].group) ==
+                 model_.pool().Find(expected.further[i]),
+             "earliest block of a further key");
     }
   }
   Expect(pool.num_keys() == static_cast<int64_t>(model_.pool().table().size()), "number of keys");
@@ -382,10 +418,8 @@ void World::CompareEvents() {
   using Kind = oracle::Event::Kind;
   const std::vector<KvEvent> events = real_->TakeEvents();
   const std::vector<oracle::Event> expected = model_.TakeEvents();
-  for (const oracle::Event& event : expected) num_evictions_ += event.kind == Kind::kReused;
   Expect(events.size() == expected.size(), "number of events");
-  Expect(!setting_->options.enable_events || real_->pool().num_evictions() == num_evictions_,
-         "number of evictions");
+  Expect(real_->pool().num_evictions() == model_.pool().num_evictions(), "number of evictions");
   for (size_t i = 0; i < expected.size() && !failed(); ++i) {
     const oracle::Event& want = expected[i];
     if (const auto* stored = std::get_if<BlockStored>(&events[i])) {
@@ -402,6 +436,8 @@ void World::CompareEvents() {
       Expect(stored->block_hashes.size() == want.prefixes.size() &&
                  stored->extra_keys.size() == want.prefixes.size(),
              "length of a stored event");
+      Expect(stored->lookahead_token_ids.value_or(decltype(want.lookahead)()) == want.lookahead,
+             "look-ahead tokens of a stored event");
       for (size_t k = 0; k < want.prefixes.size() && !failed(); ++k) {
         Expect(numbers_->Of(stored->block_hashes[k]) == numbers_->Of(want.prefixes[k]),
                "hash of a stored event");
@@ -441,69 +477,6 @@ void World::CompareAnswers() {
            "common prefix");
   }
   CompareState();  // none of this changes anything
-}
-
-std::string World::StateKey() const {
-  std::string key;
-  // Blocks are named by their first mention, so that states that differ in ids alone are equal.
-  std::vector<char> names(model_.pool().blocks().size(), 0);
-  std::vector<BlockId> mentioned;
-  const auto put = [&](int64_t value) { key.push_back(static_cast<char>(value)); };
-  const auto put_block = [&](BlockId id) {
-    char& name = names[static_cast<size_t>(id)];
-    if (id != kNullBlockId && name == 0) {
-      mentioned.push_back(id);
-      name = static_cast<char>(mentioned.size());
-    }
-    // With chunks, ids say which blocks go together and which come first.
-    key.push_back(model_.pool().is_native() ? static_cast<char>(id) : name);
-  };
-  const auto put_list = [&](const std::vector<BlockId>& ids) {
-    put(static_cast<int64_t>(ids.size()));
-    for (BlockId id : ids) put_block(id);
-  };
-  for (const Slot& slot : slots_) {
-    const oracle::Request& request = slot.model;
-    put(request.content.num_tokens());  // output tokens follow from their positions
-    put(request.num_computed);
-    put(request.num_inflight);
-    put(static_cast<int>(request.status));
-    put(request.num_preemptions > 0);
-    put(request.is_known);
-    for (const oracle::GroupTable& table : request.tables) {
-      put(table.num_cached);
-      put_list(table.blocks);
-    }
-  }
-  put_list(popped_);
-  put_list(model_.pool().queue());
-  if (model_.pool().is_native()) {
-    for (BlockId id : model_.pool().FreedInOrder()) put(id);
-    for (BlockId id = 1; id < static_cast<BlockId>(names.size()); ++id) {
-      put(model_.pool().ClassOf(id));
-    }
-  }
-  for (const Slot& slot : slots_) {
-    put(slot.has_hits);
-    if (!slot.has_hits) continue;
-    put(slot.model_hits.tokens);
-    put(slot.hits_epoch == real_->pool().removal_epoch());
-    for (const std::vector<BlockId>& list : slot.model_hits.lists) put_list(list);
-  }
-  for (BlockId id : mentioned) {
-    const oracle::Block& block = model_.pool().blocks()[static_cast<size_t>(id)];
-    if (!block.key) {
-      put(-1);
-      continue;
-    }
-    const std::vector<BlockId>& holders = model_.pool().table().at(*block.key);
-    const int content = numbers_->Of(block.key->prefix);
-    put(content / 100);
-    put(content % 100);
-    put(block.key->group);
-    put(std::find(holders.begin(), holders.end(), id) - holders.begin());
-  }
-  return key;
 }
 
 }  // namespace kvblocks::exhaustive

@@ -77,6 +77,7 @@ class World {
   };
 
   void Renew(size_t index);
+  bool Do(const Action& action);
   bool Admit(Slot& slot, const Action& action);
   bool AdmitExternal(Slot& slot, const Action& action);
   bool Step(Slot& slot, const Action& action);
@@ -103,7 +104,6 @@ class World {
   oracle::Manager model_;
   std::vector<Slot> slots_;
   std::vector<BlockId> popped_;
-  int64_t num_evictions_ = 0;
   std::string error_;
 };
 

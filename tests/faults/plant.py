@@ -26,6 +26,7 @@ TESTS = [
     "block_pool/block_pool_test.cc",
     "block_pool/prefix_hash_table_test.cc",
     "managers/quiet_step_test.cc",
+    "managers/version_rules_test.cc",
     "managers/token_comparison_test.cc",
     "tests/property/block_hash_property_test.cc",
     "tests/property/lookup_explanation_property_test.cc",

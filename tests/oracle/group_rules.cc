@@ -144,8 +144,7 @@ bool GroupRules::IsRetained(int64_t position, int64_t interval, int64_t alignmen
 }
 
 std::optional<int64_t> AdmissionCapOf(const KvCacheSpec& spec, int64_t max_model_len,
-                                      int64_t max_in_flight_tokens, bool exact,
-                                      int64_t num_kept) {
+                                      int64_t max_in_flight_tokens, bool exact, int64_t num_kept) {
   const int64_t bs = spec.block_size();
   if (const auto window = spec.sliding_window()) {
     const int64_t span = std::min(*window - 1 + max_in_flight_tokens + num_kept, max_model_len);

@@ -18,7 +18,7 @@ struct LookupQuery {
   int64_t hash_block_size = 0;
   int64_t max_tokens = 0;
   int64_t max_with_drop = 0;  // where the block that is dropped may end (V-12)
-  int64_t alignment = 1;  // A of BM-79
+  int64_t alignment = 1;      // A of BM-79
 };
 
 struct Hits {

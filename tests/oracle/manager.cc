@@ -30,9 +30,8 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
   bool any_draft = false;
   for (const KvCacheGroup& group : config.groups) any_draft = any_draft || group.is_draft;
   // V-10: hashes that look ahead leave nothing to be dropped or computed again. V-13.
-  const bool may_drop =
-      options.num_lookahead == 0 &&
-      (options.use_eagle || !options.semantics.draft_flags_need_eagle);
+  const bool may_drop = options.num_lookahead == 0 &&
+                        (options.use_eagle || !options.semantics.draft_flags_need_eagle);
   if (options.num_lookahead == 0) {
     num_replayed_ = std::max<int64_t>(0, options.prefill_lookahead - 1);
   }
@@ -90,8 +89,7 @@ Request Manager::NewRequest(Content content, bool skip_reading) const {
 void Manager::Append(Request& request, const std::vector<TokenId>& tokens) const {
   request.content.tokens.insert(request.content.tokens.end(), tokens.begin(), tokens.end());
   if (options_.enable_caching) {
-    request.prefix_names =
-        PrefixNames(request.content, hash_block_size_, options_.num_lookahead);
+    request.prefix_names = PrefixNames(request.content, hash_block_size_, options_.num_lookahead);
   }
 }
 
@@ -227,7 +225,7 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
       have = request.tables[g].size();
     }
     // Hits aside.
-    const auto pages_for = [&](int64_t slots, bool capped) {
+    const auto pages_for = [&](int64_t slots, bool capped, bool is_gate) {
       if (rules.is_mamba() || rules.is_cross()) {  // BM-111, BM-112: by doing it
         const int64_t main = capped ? slots : MainTokens(request, params);
         GroupTable table = request.is_known ? request.tables[g] : GroupTable();
@@ -244,22 +242,22 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
         return std::min(taken, std::max<int64_t>(0, 2 + rules.num_scratch() - table.num_real()));
       }
       const int64_t required = CeilDiv(slots, rules.block_size());
-      if (capped && rules.admission_cap && options_.semantics.caps_need_before_hits) {  // V-42
-        return std::max<int64_t>(
-            std::min(required, *rules.admission_cap) - std::max(have, skipped), 0);
+      if (is_gate && rules.admission_cap && options_.semantics.caps_need_before_hits) {  // V-42
+        return std::max<int64_t>(std::min(required, *rules.admission_cap) - std::max(have, skipped),
+                                 0);
       }
       int64_t suffix = std::max<int64_t>(required - skipped, 0);
       if (capped && rules.admission_cap) suffix = std::min(suffix, *rules.admission_cap);
       return std::max<int64_t>(suffix - std::max<int64_t>(have - skipped, 0), 0);
     };
     PageNeed need;
-    need.pages = pages_for(num_slots, apply_cap);
+    need.pages = pages_for(num_slots, apply_cap, /*is_gate=*/apply_cap);
     const int64_t main = apply_cap ? num_slots : MainTokens(request, params);
     if ((!request.is_known && EndsInside(params, g)) ||
         OverwrittenState(request, g, std::min(main, options_.max_model_len)) != kNullBlockId) {
       ++need.pages;  // the copy
     }
-    need.later = std::max<int64_t>(0, pages_for(options_.max_model_len, true) - need.pages);
+    need.later = std::max<int64_t>(0, pages_for(options_.max_model_len, true, false) - need.pages);
     for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
       if (hits[i] != kNullBlockId && pool_.blocks()[static_cast<size_t>(hits[i])].ref_count == 0) {
         need.unreferenced_hits.push_back(hits[i]);

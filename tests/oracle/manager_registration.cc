@@ -73,7 +73,7 @@ std::vector<bool> Manager::Mask(const Request& request, size_t g, int64_t full) 
   for (int64_t i = table.num_cached; i < full; ++i) {
     bool keep = groups_.size() == 1 || options_.register_all || rules.IsReachable(i, alignment());
     if (interval) keep = rules.IsRetained(i, *interval, alignment(), Boundaries(rules, request));
-    if (rules.keeps_nothing()) keep = false;                                     // V-36
+    if (rules.keeps_nothing()) keep = false;                           // V-36
     if (rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign) {  // BM-111
       keep = keep && (i + 1) * rules.block_size() == table.chunk_end;
     }

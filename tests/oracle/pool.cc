@@ -138,7 +138,9 @@ bool Pool::Free(const std::vector<BlockId>& ids) {  // BM-41
 namespace {
 
 std::string NameAt(const Registration& what, int64_t tokens) {
-  return tokens == 0 ? "" : what.prefix_names->at(static_cast<size_t>(tokens / what.hash_block_size - 1));
+  return tokens == 0
+             ? ""
+             : what.prefix_names->at(static_cast<size_t>(tokens / what.hash_block_size - 1));
 }
 
 }  // namespace
@@ -174,9 +176,7 @@ void Pool::Register(const Registration& what, const std::vector<BlockId>& table,
     kept.push_back(id != kNullBlockId && mask.at(static_cast<size_t>(i - from)));
     if (!kept.back()) continue;
     Block& block = blocks_[static_cast<size_t>(id)];
-    if (block.partial_tokens > 0 && block.partial_tokens < (i + 1) * what.block_size) {
-      DropKey(id, Event::Kind::kEvicted);  // promotion
-    }
+    if (block.partial_tokens > 0) DropKey(id, Event::Kind::kEvicted);  // promotion
     Require(!block.key && !block.is_permanent);
     block.key = Key{NameAt(what, (i + 1) * what.block_size), what.group};
     table_[*block.key].push_back(id);
@@ -199,6 +199,7 @@ void Pool::Register(const Registration& what, const std::vector<BlockId>& table,
 void Pool::DropKey(BlockId id, Event::Kind reason) {  // BM-39, V-20: the first key first
   Block& block = blocks_[static_cast<size_t>(id)];
   if (!block.key) return;
+  num_evictions_ += reason == Event::Kind::kReused;
   std::vector<Key> keys = {*block.key};
   keys.insert(keys.end(), block.further.begin(), block.further.end());
   for (const Key& key : keys) {

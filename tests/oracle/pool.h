@@ -100,6 +100,8 @@ class Pool {
   // How often a chunk was taken from another class, and a page taken out of turn to save a chunk.
   int64_t num_steals() const { return num_steals_; }
   int64_t num_packed() const { return num_packed_; }
+  // Blocks that lost their keys because they were handed out.
+  int64_t num_evictions() const { return num_evictions_; }
 
   // Free pages of all classes, the one freed or lent first at the front.
   std::vector<BlockId> FreedInOrder() const;
@@ -165,6 +167,7 @@ class Pool {
   int64_t clock_ = 0;
   int64_t num_steals_ = 0;
   int64_t num_packed_ = 0;
+  int64_t num_evictions_ = 0;
   std::map<Key, std::vector<BlockId>> table_;
   std::vector<Event> events_;
 };

@@ -151,8 +151,6 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
 // inside it, up to there or further, but a state is that of its last token.
 bool HoldsPosition(const KvCacheManager& manager, const Request& request, GroupId g, BlockId id,
                    int64_t position, int64_t tokens) {
-  const KvCacheBlock& block = manager.pool().block(id);
-  if (!block.has_key() || block.key_group != g) return false;
   const int64_t block_end = (position + 1) * manager.group(g).block_size();
   const int64_t unit = request.content().hash_block_size();
   int64_t last = block_end;
@@ -160,10 +158,7 @@ bool HoldsPosition(const KvCacheManager& manager, const Request& request, GroupI
   for (int64_t end = std::min(tokens, block_end); end <= last; end += unit) {
     const auto hash = request.content().HashOfBlockAt(end / unit - 1, unit);
     if (!hash.ok()) break;
-    if (manager.pool().hash(id) == *hash) return true;
-    for (const BlockHash& further : manager.pool().further_keys(id)) {
-      if (further == *hash) return true;
-    }
+    if (manager.pool().HasKey(id, *hash, g)) return true;
   }
   return false;
 }

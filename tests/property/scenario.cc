@@ -1,7 +1,6 @@
 #include "kvblocks/tests/property/scenario.h"
 
 #include <algorithm>
-
 #include <iterator>
 #include <utility>
 
@@ -174,7 +173,7 @@ void DrawSemantics(const Shape& shape, const KvCacheConfig& config, Numbers& num
   semantics = presets[numbers.Below(3)];
   if (numbers.OneIn(3)) semantics.*member = !(semantics.*member);
 
-  const auto sizes = ResolveBlockSizes(config, options.enable_caching);
+  const auto sizes = ResolveBlockSizes(config, options);
   const int64_t unit = sizes.ok() ? sizes->scheduler_block_size : 1;
   const bool has_sparse_groups =
       std::any_of(config.groups.begin(), config.groups.end(), [](const KvCacheGroup& group) {

@@ -1,0 +1,172 @@
+// What versions of engines do in look-ups, windows and registration: next to drafters (V-10 to
+// V-14), at the ends of prompts (V-20) and where we deviate from them (V-36).
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kvblocks/managers/lookup_explanation.h"
+#include "kvblocks/managers/testing/test_models.h"
+
+namespace kvblocks {
+namespace {
+
+using ::testing::ElementsAre;
+
+std::string Missed(const KvCacheManager& manager, const std::vector<TokenId>& tokens) {
+  std::string text;
+  const auto request = NewRequest(manager, tokens);
+  const LookupExplanation why = ExplainLookup(manager, *request).value();
+  for (const MissedRun& run : why.missed) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", std::string(MissReasonName(run.reason)), " ",
+                    run.first_token, "+", run.num_tokens);
+  }
+  return text;
+}
+
+KvCacheConfig FullAndDraftWindow(int64_t full_size, int64_t window_size, int64_t window) {
+  KvCacheConfig config = Config(60, {Full(full_size), Window(window_size, window)});
+  config.groups[1].is_draft = true;
+  return config;
+}
+
+// V-14, BM-114: a window keeps two tokens more for a drafter that may compute them again, which no
+// look-up returns; the hit is none the less what the next token needs.
+TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
+  const auto manager =
+      Manager(60, {Window(4, 9)}, {.use_eagle = true, .prefill_lookahead_tokens = 3});
+  const auto first = NewRequest(*manager, Tokens(24));
+  ASSERT_TRUE(Step(*manager, *first, 24));
+  const auto second = NewRequest(*manager, Tokens(24));
+  const ComputedBlocks hits = Hits(*manager, *second);
+  ASSERT_EQ(hits.num_tokens(), 16);
+  ASSERT_THAT(hits.blocks(0), ElementsAre(0, 0, 3, 4));
+  const auto slots =
+      manager->AllocateSlots(*second, {.num_new_tokens = 8, .computed_blocks = &hits});
+  ASSERT_TRUE(slots.ok()) << slots.status();
+  EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 3, 4, 7, 8));
+  EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  // Behind 20 tokens, positions from token 20 - 9 + 1 - 2 on are kept.
+  ASSERT_TRUE(manager->RemoveSkippedBlocks(*second, 20).ok());
+  EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 3, 4, 7, 8));
+  ASSERT_TRUE(manager->RemoveSkippedBlocks(*second, 22).ok());
+  EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 0, 4, 7, 8));
+}
+
+// V-14: 17 tokens reach the first boundary, 16; of them 15 are final, which fill one block of 8.
+TEST(VersionRulesTest, AllTokensDecideWhetherAFinalOneIsRegistered) {
+  const auto manager =
+      Manager(FullAndDraftWindow(16, 8, 9), {.use_eagle = true, .prefill_lookahead_tokens = 3});
+  const auto request = NewRequest(*manager, Tokens(17));
+  ASSERT_TRUE(Step(*manager, *request, 17));
+  EXPECT_EQ(manager->pool().num_keyed_blocks(), 2) << "the full group's one and a window's";
+  const auto shorter = NewRequest(*manager, Tokens(15, 500));
+  ASSERT_TRUE(Step(*manager, *shorter, 15));
+  EXPECT_EQ(manager->pool().num_keyed_blocks(), 2) << "no boundary is reached";
+}
+
+// V-10: a block whose hash waits for tokens is no part of a look-up, and a reason of its own.
+TEST(VersionRulesTest, BlocksWithoutTheirLookaheadTokensAreExplained) {
+  const auto manager = Manager(60, {Full(4), Window(4, 5)}, {.num_hash_lookahead_tokens = 3});
+  const auto request = NewRequest(*manager, Tokens(16));
+  ASSERT_TRUE(Step(*manager, *request, 16));
+  EXPECT_EQ(Hits(*manager, *request).num_tokens(), 12);
+  EXPECT_EQ(Missed(*manager, Tokens(16)), "look-ahead 12+4");
+  EXPECT_EQ(Missed(*manager, Tokens(18)), "look-ahead 12+4, partial block 16+2");
+  EXPECT_EQ(Missed(*manager, Tokens(19)), "not cached 12+4, partial block 16+3");
+  EXPECT_EQ(Missed(*manager, Tokens(5)), "look-ahead 0+4, partial block 4+1");
+  EXPECT_EQ(Missed(*manager, Tokens(3)), "shorter than a block 0+3");
+  // The tokens behind a block are part of what it holds.
+  EXPECT_EQ(Missed(*manager, Tokens(13) + Tokens(6, 700)), "not cached 8+8, partial block 16+3");
+}
+
+// V-12: in a hybrid model the block that is dropped may be the last full one, and the group alone
+// would reach as far.
+TEST(VersionRulesTest, AGroupAloneReachesAsFarAsTheHit) {
+  const auto manager = Manager(FullAndDraftWindow(4, 4, 5), {.use_eagle = true});
+  const auto request = NewRequest(*manager, Tokens(16));
+  ASSERT_TRUE(Step(*manager, *request, 16));
+  const LookupExplanation why = ExplainLookup(*manager, *request).value();
+  EXPECT_EQ(why.num_hit_tokens, 12);
+  EXPECT_EQ(why.groups[1].num_hit_tokens, 12);
+  EXPECT_EQ(Missed(*manager, Tokens(16)), "last token 12+4");
+}
+
+// V-20: a block that is full by now is still hit up to the end of the prompt, and the hit is good as
+// long as the block has that key, whatever else was removed in between.
+TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
+  KvCacheConfig config = Config(40, {Full(4)});
+  config.groups.push_back(
+      {.spec = MambaSpec::Create(
+                   {.block_size = 4, .states = {{{16}}}, .cache_mode = MambaCacheMode::kAlign})
+                   .value()});
+  config.hash_block_size = 2;
+  const auto manager = Manager(config, {.partial_hits = true});
+  const auto step = [&](Request& request, int64_t n) {
+    manager->NewStepStarts();
+    ASSERT_TRUE(Step(*manager, request, n).has_value());
+    ASSERT_TRUE(manager->ReleaseBlockCopies(manager->TakeBlockCopies()).ok());
+  };
+  const auto donor = NewRequest(*manager, Tokens(7), "donor");
+  step(*donor, 6);  // where the prompt's tail is
+  step(*donor, 1);
+  ASSERT_TRUE(donor->AppendOutputTokens({900}).ok());
+  step(*donor, 1);
+  const BlockId full_block = manager->GetBlocks(*donor, 0)[1];
+  ASSERT_EQ(manager->pool().further_keys(full_block).size(), 1u);
+  const auto unrelated = NewRequest(*manager, Tokens(4, 300), "unrelated");
+  step(*unrelated, 4);
+
+  const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
+  const ComputedBlocks hits = Hits(*manager, *request);
+  ASSERT_EQ(hits.num_tokens(), 6);
+  ASSERT_EQ(hits.blocks(0)[1], full_block);
+  const BlockId gone[] = {manager->GetBlocks(*unrelated, 0)[0]};
+  ASSERT_TRUE(manager->EvictBlocks(gone).ok());
+  manager->NewStepStarts();
+  const auto slots =
+      manager->AllocateSlots(*request, {.num_new_tokens = 3, .computed_blocks = &hits});
+  EXPECT_TRUE(slots.ok()) << slots.status();
+  ASSERT_TRUE(manager->ReleaseBlockCopies(manager->TakeBlockCopies()).ok());
+  // Without that key it is stale.
+  const auto late = NewRequest(*manager, Tokens(6) + Tokens(3, 600), "late");
+  const ComputedBlocks stale = Hits(*manager, *late);
+  const BlockId tail[] = {full_block};
+  ASSERT_TRUE(manager->EvictBlocks(tail).ok());
+  EXPECT_FALSE(
+      manager->AllocateSlots(*late, {.num_new_tokens = 3, .computed_blocks = &stale}).ok());
+}
+
+// V-36: even where stale hits are adopted, a page of another size never is.
+TEST(VersionRulesTest, StaleHitsOfAnotherPageSizeAreRefused) {
+  KvCacheConfig config = Config(0, {Full(4), Window(4, 8)});
+  config.native =
+      NativeLayout{.num_chunks = 3, .pages_per_chunk = {2, 3}, .class_of_group = {0, 1}};
+  config.num_blocks = 1 + 3 * config.native->ids_per_chunk();
+  KvCacheManagerOptions options;
+  options.semantics.adopts_stale_hits = true;
+  const auto manager = Manager(config, options);
+  const auto request = NewRequest(*manager, Tokens(9));
+  ASSERT_TRUE(Step(*manager, *request, 9));
+  const auto table = [&](GroupId g) {
+    const auto blocks = manager->GetBlocks(*request, g);
+    return std::vector<BlockId>(blocks.begin(), blocks.end());
+  };
+  const auto refusal = [&](std::vector<BlockId> full, std::vector<BlockId> window) {
+    const ComputedBlocks hits({std::move(full), std::move(window)}, 4);
+    const auto other = NewRequest(*manager, Tokens(9, 300));
+    return std::string(
+        manager->AllocateSlots(*other, {.num_new_tokens = 1, .computed_blocks = &hits})
+            .status()
+            .message());
+  };
+  EXPECT_THAT(refusal({table(1)[0]}, {table(1)[0]}),
+              ::testing::HasSubstr("no longer is a page of that group's size"));
+  EXPECT_EQ(refusal({table(0)[0]}, {table(1)[0]}), "");
+}
+
+}  // namespace
+}  // namespace kvblocks

@@ -1,0 +1,95 @@
+#include "kvblocks/sim/drafting.h"
+
+#include <array>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/sim/simulation_config.h"
+
+namespace kvblocks::sim {
+namespace {
+
+struct Traits {
+  Drafter drafter;
+  std::string_view name;
+  EngineVersion since;
+  bool writes_ahead;         // look-ahead slots
+  bool reads_hidden_states;  // so that a hit must not end right before the first token it reads
+  bool can_hash_ahead;
+};
+
+constexpr std::array<Traits, 9> kTraits = {{
+    {Drafter::kNgram, "ngram", EngineVersion::kVllm010, false, false, false},
+    {Drafter::kEagle, "eagle", EngineVersion::kVllm010, true, true, true},
+    {Drafter::kParallelEagle, "parallel_eagle", EngineVersion::kVllm033, true, true, true},
+    {Drafter::kMtp, "mtp", EngineVersion::kVllm010, true, true, true},
+    {Drafter::kMtpModules, "mtp_modules", EngineVersion::kVllm033, true, true, true},
+    {Drafter::kDraftModel, "draft_model", EngineVersion::kVllm019, true, false, false},
+    {Drafter::kParallelDraftModel, "parallel_draft_model", EngineVersion::kVllm033, true, false,
+     false},
+    {Drafter::kDFlash, "dflash", EngineVersion::kVllm033, true, true, false},
+    {Drafter::kDSpark, "dspark", EngineVersion::kVllm033, true, true, false},
+}};
+
+const Traits& TraitsOf(Drafter drafter) {
+  for (const Traits& traits : kTraits) {
+    if (traits.drafter == drafter) return traits;
+  }
+  return kTraits[0];
+}
+
+// Of the engine's second budget, per request.
+int64_t NumDraftSlots(const DraftOptions& drafts) {
+  switch (drafts.drafter) {
+    case Drafter::kDraftModel:
+      return 1;
+    case Drafter::kParallelEagle:
+      return drafts.num_draft_tokens - 1;
+    case Drafter::kParallelDraftModel:
+      return drafts.num_draft_tokens;
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+
+std::string_view DrafterName(Drafter drafter) { return TraitsOf(drafter).name; }
+
+std::optional<Drafter> ParseDrafter(std::string_view name) {
+  for (const Traits& traits : kTraits) {
+    if (traits.name == name) return traits.drafter;
+  }
+  return std::nullopt;
+}
+
+absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
+  const Traits& traits = TraitsOf(drafts.drafter);
+  const bool has_drafts = drafts.num_draft_tokens > 0;
+  if (has_drafts && config->engine < traits.since) {
+    const std::string_view engine = EngineVersionName(config->engine);
+    const std::string_view since = EngineVersionName(traits.since);
+    return absl::InvalidArgumentError(
+        absl::StrCat("drafter is ", std::string(traits.name), ", expected another one for ",
+                     std::string(engine), ": it is modelled from ", std::string(since), " on"));
+  }
+  config->drafts = drafts;
+  SchedulerOptions& scheduler = config->scheduler;
+  scheduler.num_draft_tokens = drafts.num_draft_tokens;
+  scheduler.num_lookahead_tokens = has_drafts && traits.writes_ahead ? drafts.num_draft_tokens : 0;
+  // Before there was one budget.
+  const bool has_slots = has_drafts && config->engine >= EngineVersion::kVllm033;
+  scheduler.num_draft_slots = has_slots ? NumDraftSlots(drafts) : 0;
+  int64_t reads_ahead = 0;
+  if (has_drafts && traits.reads_hidden_states) {
+    reads_ahead = drafts.drafter == Drafter::kMtpModules ? drafts.num_draft_tokens : 1;
+  }
+  config->manager.prefill_lookahead_tokens = reads_ahead;
+  const bool hashes_ahead = reads_ahead > 0 && traits.can_hash_ahead && drafts.lookahead_hashes &&
+                            config->engine >= EngineVersion::kVllm033 &&
+                            config->manager.enable_caching;
+  config->manager.num_hash_lookahead_tokens = hashes_ahead ? reads_ahead : 0;
+  config->manager.use_eagle = reads_ahead > 0 && !hashes_ahead;
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,374 @@
+// The scheduler's rules of vLLM 0.33 (V-70 to V-89 of docs/simulator.md), one small schedule each.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kvblocks/sim/testing/replay.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::testing::ElementsAre;
+
+// Tokens first .. first + count - 1 of a document.
+std::vector<int64_t> Tokens(int64_t document, int64_t count, int64_t first = 0) {
+  std::vector<int64_t> tokens;
+  for (int64_t i = 0; i < count; ++i) tokens.push_back(document * 1000 + first + i);
+  return tokens;
+}
+
+std::vector<int64_t> Joined(std::vector<int64_t> a, const std::vector<int64_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// Blocks of 4, full attention, synchronous steps of 1 s.
+class SchedulerRulesTest : public ::testing::Test {
+ protected:
+  SchedulerRulesTest() {
+    replay_.config.kv_cache.num_blocks = 20;
+    replay_.config.manager.max_model_len = 1000;
+    scheduler().max_num_seqs = 8;
+  }
+
+  SchedulerOptions& scheduler() { return replay_.config.scheduler; }
+  void Ngram(int64_t num_drafts) {
+    ASSERT_TRUE(
+        ApplyDrafts({.drafter = Drafter::kNgram, .num_draft_tokens = num_drafts}, &replay_.config)
+            .ok());
+  }
+  // A prompt of its own, or tokens of a document.
+  void Add(const std::string& id, double at, int64_t prompt, int64_t output,
+           std::vector<int64_t> content = {}) {
+    replay_.Add({.id = id, .prompt = prompt, .output = output, .at = at, .content = content});
+  }
+  const std::vector<std::string>& Lines() {
+    const absl::Status status = replay_.Run();
+    EXPECT_TRUE(status.ok()) << status;
+    return replay_.lines;
+  }
+
+  Replay replay_;
+};
+
+// --- V-70: the long-prefill threshold ---
+
+TEST_F(SchedulerRulesTest, V70_LongPromptsComeInPartsBesideOthers) {
+  scheduler().max_num_batched_tokens = 8;
+  scheduler().long_prefill_token_threshold = 4;
+  Add("A", 0, 10, 2);
+  Add("B", 0, 3, 3);
+  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1], B:3 [2]", "1: A:4 [3], B:1 []",
+                                   "2: A:2 [4], B:1 [5] fin B", "3: A:1 [] fin A"));
+}
+
+TEST_F(SchedulerRulesTest, V70_WhoIsAloneIgnoresTheThreshold) {
+  scheduler().max_num_batched_tokens = 8;
+  scheduler().long_prefill_token_threshold = 4;
+  Add("A", 0, 14, 2);
+  Add("B", 0.5, 3, 3);
+  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2]", "1: A:4 [3], B:3 [4]", "2: A:2 [5], B:1 []",
+                                   "3: A:1 [], B:1 [6] fin A fin B"));
+}
+
+TEST_F(SchedulerRulesTest, V70_BeforeTheThresholdHeldAlways) {
+  scheduler().rules = SchedulerRules::Of(EngineVersion::kVllm025);
+  scheduler().long_prefill_token_threshold = 4;
+  Add("A", 0, 10, 1);
+  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:4 [2]", "2: A:2 [3] fin A"));
+}
+
+TEST_F(SchedulerRulesTest, V70_AdaptiveThresholdIsTheShareOfABudget) {
+  scheduler().max_num_batched_tokens = 18;
+  scheduler().long_prefill_token_threshold = 4;
+  scheduler().adaptive_prefill_threshold = true;
+  Add("A", 0, 12, 1);
+  Add("B", 0, 12, 1);
+  // 18 tokens for two, then for one alone all of them.
+  EXPECT_THAT(Lines(), ElementsAre("0: A:9 [1,2,3], B:9 [4,5,6]", "1: A:3 [], B:3 [] fin A fin B"));
+}
+
+// --- V-71: two budgets ---
+
+TEST_F(SchedulerRulesTest, V71_DraftSlotsTakeOfTheSecondBudget) {
+  scheduler().max_num_batched_tokens = 10;
+  ASSERT_TRUE(
+      ApplyDrafts({.drafter = Drafter::kDraftModel, .num_draft_tokens = 1}, &replay_.config).ok());
+  EXPECT_EQ(scheduler().num_draft_slots, 1);
+  Add("A", 0, 5, 1);
+  Add("B", 0, 5, 1);
+  // A takes 5 + 1, so B gets 4 - 1.
+  EXPECT_THAT(Lines(), ElementsAre("0: A:5 [1,2], B:3 [3] fin A", "1: B:2 [2] fin B"));
+}
+
+TEST_F(SchedulerRulesTest, V71_FewerTokensThanTheSecondBudget) {
+  scheduler().max_num_batched_tokens = 10;
+  scheduler().max_num_scheduled_tokens = 6;
+  Add("A", 0, 8, 1);
+  EXPECT_THAT(Lines(), ElementsAre("0: A:6 [1,2]", "1: A:2 [] fin A"));
+}
+
+// --- V-72: a request that preempts itself ---
+
+TEST_F(SchedulerRulesTest, V72_TheWalkGoesOnBehindWhoPreemptedItself) {
+  replay_.config.kv_cache.num_blocks = 7;
+  scheduler().policy = SchedulingPolicy::kPriority;
+  replay_.Add({.id = "A", .prompt = 8, .output = 6, .at = 0, .priority = 5});
+  replay_.Add({.id = "B", .prompt = 8, .output = 6, .at = 0.5, .priority = 1});
+  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2]", "1: A:1 [3], B:8 [4,5]", "2: A:1 [], B:1 [6]",
+                                   "3: A:1 [], B:1 []", "4: A:1 [], B:1 []", "5: B:1 [] preempt A",
+                                   "6: B:1 [3] fin B", "7: A:5h8 [3,6] fin A"));
+}
+
+TEST_F(SchedulerRulesTest, V72_AsynchronouslyOneCallEarlier) {
+  replay_.config.kv_cache.num_blocks = 7;
+  scheduler().policy = SchedulingPolicy::kPriority;
+  scheduler().async = true;
+  replay_.Add({.id = "A", .prompt = 8, .output = 6, .at = 0, .priority = 5});
+  replay_.Add({.id = "B", .prompt = 8, .output = 6, .at = 0.5, .priority = 1});
+  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2]", "0: A:1 [3]", "1: A:1 [], B:8 [4,5]",
+                                   "2: A:1 [], B:1 [6]", "3: A:1 [], B:1 []", "4: B:1 [] preempt A",
+                                   "5: B:1 []", "6: B:1 [3] fin B", "8: A:5h8 [3,6] fin A"));
+}
+
+// --- V-73: active requests ---
+
+TEST_F(SchedulerRulesTest, V73_NobodyEntersWhileSoManyRun) {
+  scheduler().max_num_active_seqs = 1;
+  Add("A", 0, 4, 2);
+  Add("B", 0, 4, 1);
+  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:1 [2] fin A", "2: B:4 [2] fin B"));
+}
+
+// --- V-74: padding ---
+
+TEST_F(SchedulerRulesTest, V74_TheFirstOfAStepIsPaddedBehindAHit) {
+  Ngram(2);
+  Add("A", 0, 8, 1, Tokens(1, 8));
+  Add("B", 2, 9, 2, Tokens(1, 9));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: B:3h8 [3]", "3: B:3 [] fin B"));
+}
+
+TEST_F(SchedulerRulesTest, V74_AndBehindAnotherAdmission) {
+  Ngram(2);
+  Add("A", 0, 8, 1, Tokens(1, 8));
+  Add("C", 2, 8, 1, Tokens(3, 8));
+  Add("B", 2, 9, 2, Tokens(1, 9));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: C:8 [3,4], B:3h8 [5] fin C",
+                                   "3: B:3 [] fin B"));
+}
+
+TEST_F(SchedulerRulesTest, V74_ABudgetTooSmallEndsTheStep) {
+  Ngram(2);
+  scheduler().max_num_batched_tokens = 9;
+  Add("A", 0, 8, 1, Tokens(1, 8));
+  Add("C", 2, 8, 1, Tokens(3, 8));
+  Add("B", 2, 9, 2, Tokens(1, 9));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: C:8 [3,4] fin C", "3: B:3h8 [5]",
+                                   "4: B:3 [] fin B"));
+}
+
+TEST_F(SchedulerRulesTest, V74_NotBesidePartsOfPromptsThatRun) {
+  Ngram(2);
+  scheduler().max_num_batched_tokens = 8;
+  replay_.config.kv_cache.num_blocks = 30;
+  Add("A", 0, 8, 1, Tokens(1, 8));
+  Add("C", 2, 9, 2, Tokens(3, 9));
+  Add("B", 2.5, 9, 2, Tokens(1, 9));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: C:8 [3,4]", "3: C:1 [5], B:1h8 [6]",
+                                   "4: C:3 [], B:3 [] fin C fin B"));
+}
+
+TEST_F(SchedulerRulesTest, V74_WithoutRoomInTheSequenceItEntersBare) {
+  Ngram(2);
+  replay_.config.manager.max_model_len = 11;
+  Add("A", 0, 8, 1, Tokens(1, 8));
+  Add("B", 2, 9, 2, Tokens(1, 9));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: B:1h8 [3]", "3: B:1 [] fin B"));
+}
+
+TEST_F(SchedulerRulesTest, V74_APromptOfOneTokenIsNotPadded) {
+  Ngram(2);
+  Add("A", 0, 1, 2);
+  EXPECT_THAT(Lines(), ElementsAre("0: A:1 [1]", "1: A:3 [] fin A"));
+}
+
+// --- V-77: steps between prompts ---
+
+TEST_F(SchedulerRulesTest, V77_PromptsKeepTheirDistanceWhileSomethingDecodes) {
+  scheduler().prefill_schedule_interval = 3;
+  Add("A", 0, 4, 8);
+  Add("B", 0.5, 4, 1);
+  Add("C", 3.5, 4, 1);
+  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:1 [2]", "2: A:1 []",
+                                   "3: A:1 [], B:4 [3] fin B", "4: A:1 []", "5: A:1 [4]",
+                                   "6: A:1 [], C:4 [5] fin C", "7: A:1 [] fin A"));
+}
+
+TEST_F(SchedulerRulesTest, V77_ButAQueueThatWasNotEmptiedGoesOn) {
+  scheduler().prefill_schedule_interval = 3;
+  scheduler().max_num_batched_tokens = 6;
+  Add("A", 0, 4, 8);
+  Add("B", 0.5, 4, 1);
+  Add("C", 0.5, 4, 1);
+  Add("D", 4.5, 4, 1);
+  // At 3 C gets one token of its prompt and nobody is left waiting, so the rest of it is held.
+  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:1 [2]", "2: A:1 []",
+                                   "3: A:1 [], B:4 [3], C:1 [4] fin B", "4: A:1 []", "5: A:1 [5]",
+                                   "6: A:1 [], C:3 [], D:2 [6] fin C", "7: A:1 [] fin A",
+                                   "8: D:2 [] fin D"));
+}
+
+// --- V-80, V-81: where parts of prompts end ---
+
+TEST_F(SchedulerRulesTest, V80_ADrafterOfSeveralModulesReadsBehindAPart) {
+  scheduler().max_num_batched_tokens = 8;
+  ASSERT_TRUE(
+      ApplyDrafts({.drafter = Drafter::kMtpModules, .num_draft_tokens = 3}, &replay_.config).ok());
+  Add("A", 0, 10, 1);
+  // 8 would leave 2 tokens, fewer than the three that the drafter reads.
+  EXPECT_THAT(Lines(), ElementsAre("0: A:7 [1,2,3]", "1: A:3 [4] fin A"));
+}
+
+KvCacheGroup States(int64_t block_size) {
+  return {.spec = MambaSpec::Create({.block_size = block_size,
+                                     .states = {{{8}}},
+                                     .cache_mode = MambaCacheMode::kAlign})
+                      .value(),
+          .layer_names = {"state"}};
+}
+
+TEST_F(SchedulerRulesTest, V81_APartThatWouldEndBeforeABlockWaits) {
+  replay_.config.kv_cache.groups = {FullGroup(8), States(8)};
+  scheduler().max_num_batched_tokens = 14;
+  Add("A", 0, 11, 1);
+  Add("B", 0, 11, 1);
+  // A stops at 8, the end of its last block; the 6 tokens left do not fill a block of B.
+  EXPECT_THAT(Lines(),
+              ElementsAre("0: A:8 [1,2]", "1: A:3 [3,4], B:8 [5,6] fin A", "2: B:3 [4,3] fin B"));
+}
+
+TEST_F(SchedulerRulesTest, V81_BlocksLongerThanAStepAreComputedInParts) {
+  replay_.config.kv_cache.groups = {FullGroup(8), States(8)};
+  scheduler().max_num_batched_tokens = 6;
+  Add("A", 0, 18, 1);
+  // From inside a block up to its end.
+  const std::vector<std::string> lines = Lines();
+  ASSERT_EQ(lines.size(), 5u);
+  EXPECT_EQ(lines[0].substr(0, 6), "0: A:6");
+  EXPECT_EQ(lines[1].substr(0, 6), "1: A:2");
+  EXPECT_EQ(lines[2].substr(0, 6), "2: A:6");
+  EXPECT_EQ(lines[3].substr(0, 6), "3: A:2");
+  EXPECT_EQ(lines[4].substr(0, 6), "4: A:2");
+}
+
+// --- V-82: registration when outputs arrive ---
+
+TEST_F(SchedulerRulesTest, V82_SynchronousDraftsRegisterWithTheirOutputs) {
+  Ngram(3);
+  replay_.Add({.id = "A",
+               .prompt = 5,
+               .output = 4,
+               .content = Tokens(1, 5),
+               .output_ids = {7, 8, 9, 10},
+               .accepted = {3}});
+  Add("B", 5, 9, 1, Joined(Tokens(1, 5), {7, 8, 9, 10}));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:5 [1,2]", "1: A:4 [3] fin A", "5: B:4h8 [3] fin B"));
+}
+
+TEST_F(SchedulerRulesTest, V82_BeforeOnlyWithTheNextStep) {
+  Ngram(3);
+  scheduler().rules.registers_with_sync_outputs = false;
+  replay_.Add({.id = "A",
+               .prompt = 5,
+               .output = 4,
+               .content = Tokens(1, 5),
+               .output_ids = {7, 8, 9, 10},
+               .accepted = {3}});
+  Add("B", 5, 9, 1, Joined(Tokens(1, 5), {7, 8, 9, 10}));
+  EXPECT_EQ(Lines().back().substr(0, 8), "5: B:5h4");
+}
+
+// --- V-84: aborts ---
+
+TEST_F(SchedulerRulesTest, V84_AnAbortComesBeforeTheOutputsOfItsStep) {
+  Add("A", 0, 4, 2);
+  replay_.Add({.id = "B", .prompt = 4, .output = 9, .abort_after = 1.5});
+  Add("C", 2, 4, 1);
+  // B's blocks are free before those of A, which ends with the same step.
+  EXPECT_THAT(Lines(),
+              ElementsAre("0: A:4 [1], B:4 [2]", "1: A:1 [3], B:1 [4] fin A", "2: C:4 [3] fin C"));
+  EXPECT_EQ(replay_.token_times["B"].size(), 1u);
+}
+
+TEST_F(SchedulerRulesTest, V84_ItBeatsTheLastToken) {
+  replay_.Add({.id = "A", .prompt = 7, .output = 2, .abort_after = 1.5});
+  Lines();
+  EXPECT_EQ(replay_.ends["A"], "abort");
+  EXPECT_EQ(replay_.token_times["A"].size(), 1u);
+}
+
+// --- V-87: prefixes that others share ---
+
+TEST_F(SchedulerRulesTest, V87_TheSecondRequestKeepsWhatTheThirdShares) {
+  replay_.config.kv_cache.num_blocks = 40;
+  replay_.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 4)};
+  for (int64_t i = 0; i < 3; ++i) {
+    Add(std::string(1, static_cast<char>('A' + i)), static_cast<double>(2 * i), 21, 1,
+        Joined(Tokens(1, 12), Tokens(2 + i, 9)));
+  }
+  EXPECT_THAT(Lines(), ElementsAre("0: A:21 [1,2,3,4,5,6,7,8,9,10,11,12] fin A",
+                                   "2: B:21 [12,10,9,8,7,6,13,14,15,16,17,18] fin B",
+                                   "4: C:9h12 [18,16,14,13,6,19] fin C"));
+}
+
+// --- V-89: windows of older engines ---
+
+TEST_F(SchedulerRulesTest, V89_OlderEnginesTrimWindowsByWhatIsScheduled) {
+  // A's first block is behind the window of token 8, but not of token 7, whose step is under way when
+  // that of token 8 is scheduled.
+  for (const bool is_old : {false, true}) {
+    Replay replay;
+    replay.config.kv_cache.groups = {WindowGroup(4, 5)};
+    replay.config.scheduler.async = true;
+    replay.config.scheduler.rules.trims_settled_windows = !is_old;
+    replay.Add({.id = "A", .prompt = 4, .output = 12});
+    ASSERT_TRUE(replay.Run().ok());
+    std::vector<std::string> taken;
+    for (const std::string& line : replay.lines) {
+      if (line.find("[]") == std::string::npos) taken.push_back(line);
+    }
+    if (is_old) {
+      EXPECT_THAT(taken, ElementsAre("0: A:4 [1]", "0: A:1 [2]", "4: A:1 [1]", "8: A:1 [2]"));
+    } else {
+      EXPECT_THAT(taken, ElementsAre("0: A:4 [1]", "0: A:1 [2]", "4: A:1 [3]", "8: A:1 [1]"));
+    }
+  }
+}
+
+// --- Look-ahead hashes (V-10) and drops ---
+
+TEST_F(SchedulerRulesTest, V10_LookaheadHashesHitTheWholePrompt) {
+  ASSERT_TRUE(
+      ApplyDrafts({.drafter = Drafter::kEagle, .num_draft_tokens = 1}, &replay_.config).ok());
+  Add("A", 0, 9, 1, Tokens(1, 9));
+  Add("B", 2, 9, 1, Tokens(1, 9));
+  EXPECT_THAT(Lines(), ElementsAre("0: A:9 [1,2,3] fin A", "2: B:2h8 [3] fin B"));
+}
+
+TEST_F(SchedulerRulesTest, V10_WithoutThemTheLastBlockIsDropped) {
+  ASSERT_TRUE(
+      ApplyDrafts({.drafter = Drafter::kEagle, .num_draft_tokens = 1, .lookahead_hashes = false},
+                  &replay_.config)
+          .ok());
+  EXPECT_TRUE(replay_.config.manager.use_eagle);
+  Add("A", 0, 9, 1, Tokens(1, 9));
+  Add("B", 2, 9, 1, Tokens(1, 9));
+  EXPECT_EQ(Lines().back().substr(0, 8), "2: B:5h4");
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

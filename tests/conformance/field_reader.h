@@ -1,0 +1,87 @@
+// FieldReader: typed fields of one JSON object, for files that anybody may have written.
+//
+// The first problem is kept in status() and later reads give defaults, so a caller reads all fields
+// and looks once. A number outside its range, a list that is none and a missing field are problems;
+// messages name the field and what was expected.
+
+#ifndef KVBLOCKS_TESTS_CONFORMANCE_FIELD_READER_H_
+#define KVBLOCKS_TESTS_CONFORMANCE_FIELD_READER_H_
+
+#include <simdjson.h>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvblocks/block_pool/kv_cache_block.h"
+
+namespace kvblocks::conformance {
+
+using BlockLists = std::vector<std::vector<BlockId>>;  // one per group
+
+// Tokens start .. start + count - 1 of a document.
+struct TokenSegment {
+  int64_t document = 0;
+  int64_t start = 0;
+  int64_t count = 0;
+};
+
+class FieldReader {
+ public:
+  using Element = simdjson::dom::element;
+
+  explicit FieldReader(simdjson::dom::object fields) : fields_(fields) {}
+
+  const absl::Status& status() const { return status_; }
+  bool Has(const char* name) const { return !fields_[name].error(); }
+  // There, and not null.
+  bool HasValue(const char* name) const;
+
+  int64_t Int(const char* name, int64_t low = 0,
+              int64_t high = std::numeric_limits<int64_t>::max());
+  int64_t IntOr(const char* name, int64_t fallback) { return Has(name) ? Int(name) : fallback; }
+  std::optional<int64_t> OptionalInt(const char* name);
+  bool Bool(const char* name);
+  bool BoolOr(const char* name, bool fallback) { return Has(name) ? Bool(name) : fallback; }
+  std::string String(const char* name);
+  std::string StringOrEmpty(const char* name) {
+    return HasValue(name) ? String(name) : std::string();
+  }
+  double Double(const char* name);
+
+  std::vector<Element> Array(const char* name);
+  // Empty if `value` is no list.
+  std::vector<Element> ItemsOf(Element value, const char* name);
+  // Empty if `value` is no object, which is a problem.
+  std::optional<simdjson::dom::object> ObjectOf(Element value, const char* name);
+
+  std::vector<int64_t> Ints(const char* name) { return IntsOf(Array(name), name); }
+  std::vector<int64_t> IntsOf(const std::vector<Element>& list, const char* name);
+  std::vector<BlockId> BlockIds(const std::vector<Element>& list, const char* name);
+  BlockLists ListsOf(const std::vector<Element>& list, const char* name);
+  BlockLists Lists(const char* name) { return ListsOf(Array(name), name); }
+  // [[document, start, count], ...], of at most 2^24 tokens in all.
+  std::vector<TokenSegment> Segments(const std::vector<Element>& list, const char* name);
+
+  void Fail(const char* name, const char* expected);
+  // Keeps a problem found by a reader of an object inside this one.
+  void Adopt(const absl::Status& status) {
+    if (status_.ok()) status_ = status;
+  }
+
+ private:
+  simdjson::dom::object fields_;
+  absl::Status status_;
+};
+
+// InvalidArgument if the line is no JSON object. It lives as long as the parser.
+absl::StatusOr<simdjson::dom::object> ParseObject(simdjson::dom::parser& parser,
+                                                  const std::string& line);
+
+}  // namespace kvblocks::conformance
+
+#endif  // KVBLOCKS_TESTS_CONFORMANCE_FIELD_READER_H_

@@ -1,0 +1,81 @@
+// The state of a World as a string: equal for states from which everything goes on alike.
+
+#include <algorithm>
+
+#include "kvblocks/tests/exhaustive/world.h"
+
+namespace kvblocks::exhaustive {
+
+std::string World::StateKey() const {
+  std::string key;
+  // Blocks are named by their first mention, so that states that differ in ids alone are equal.
+  std::vector<char> names(model_.pool().blocks().size(), 0);
+  std::vector<BlockId> mentioned;
+  const auto put = [&](int64_t value) { key.push_back(static_cast<char>(value)); };
+  const auto put_block = [&](BlockId id) {
+    char& name = names[static_cast<size_t>(id)];
+    if (id != kNullBlockId && name == 0) {
+      mentioned.push_back(id);
+      name = static_cast<char>(mentioned.size());
+    }
+    // With chunks, ids say which blocks go together and which come first.
+    key.push_back(model_.pool().is_native() ? static_cast<char>(id) : name);
+  };
+  const auto put_list = [&](const std::vector<BlockId>& ids) {
+    put(static_cast<int64_t>(ids.size()));
+    for (BlockId id : ids) put_block(id);
+  };
+  for (const Slot& slot : slots_) {
+    const oracle::Request& request = slot.model;
+    put(request.content.num_tokens());  // output tokens follow from their positions
+    put(request.num_computed);
+    put(request.num_inflight);
+    put(static_cast<int>(request.status));
+    put(request.num_preemptions > 0);
+    put(request.is_known);
+    put(request.shared_boundary);
+    for (const oracle::GroupTable& table : request.tables) {
+      put(table.num_cached);
+      put(table.chunk_end);
+      put(table.is_tail_dealt_with);
+      put_list(table.blocks);
+    }
+  }
+  put_list(popped_);
+  put_list(model_.pool().queue());
+  if (model_.pool().is_native()) {
+    for (BlockId id : model_.pool().FreedInOrder()) put(id);
+    for (BlockId id = 1; id < static_cast<BlockId>(names.size()); ++id) {
+      put(model_.pool().ClassOf(id));
+    }
+  }
+  for (const Slot& slot : slots_) {
+    put(slot.has_hits);
+    if (!slot.has_hits) continue;
+    put(slot.model_hits.tokens);
+    put(slot.hits_epoch == real_->pool().removal_epoch());
+    for (const std::vector<BlockId>& list : slot.model_hits.lists) put_list(list);
+  }
+  for (BlockId id : mentioned) {
+    const oracle::Block& block = model_.pool().blocks()[static_cast<size_t>(id)];
+    if (!block.key) {
+      put(-1);
+      continue;
+    }
+    put(block.partial_tokens);
+    std::vector<oracle::Key> keys = {*block.key};
+    keys.insert(keys.end(), block.further.begin(), block.further.end());
+    for (const oracle::Key& held : keys) {
+      const std::vector<BlockId>& holders = model_.pool().table().at(held);
+      const int content = numbers_->Of(held.prefix);
+      put(content / 100);
+      put(content % 100);
+      put(held.group);
+      put(std::find(holders.begin(), holders.end(), id) - holders.begin());
+    }
+    put(-2);
+  }
+  return key;
+}
+
+}  // namespace kvblocks::exhaustive

@@ -1,0 +1,182 @@
+// AllocateSlots on both sides of a Harness, and what must hold of each (INV-16 to INV-24).
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/tests/property/harness.h"
+#include "kvblocks/tests/property/invariants.h"
+
+namespace kvblocks::property {
+
+oracle::Outcome Harness::Allocate(LiveRequest& request, oracle::AllocateParams params,
+                                  const LiveRequest* from) {
+  if (from != nullptr) params.hits = &from->model_hits;
+  AllocateSlotsParams real;
+  real.num_new_tokens = params.num_new;
+  real.computed_blocks = from == nullptr ? nullptr : &from->real_hits;
+  real.num_lookahead_tokens = params.num_lookahead;
+  real.num_external_computed_tokens = params.num_external;
+  real.delay_cache_blocks = params.delay;
+  real.full_sequence_must_fit = params.gate;
+  real.reserved_blocks = params.reserved;
+  real.has_scheduled_requests = params.has_scheduled;
+  real.num_encoder_tokens = params.num_encoder;
+
+  const Snapshot before = Take(*manager_, requests_);
+  const oracle::Request old_model = request.model;
+  const int64_t hit_tokens = from == nullptr ? 0 : from->model_hits.tokens;
+  // Nonsense is refused, so no slots need to be predicted for it.
+  const auto sane = [](int64_t n) { return n >= 0 && n < (int64_t{1} << 40); };
+  const bool predictable = sane(params.num_new) && sane(params.num_lookahead) &&
+                           sane(params.num_external) && sane(request.model.num_computed);
+  const int64_t total = predictable ? model_.TotalComputed(request.model, params) : 0;
+  const bool is_stale = !request.model.is_known && !model_.HoldsHits(request.model, params);
+  const int64_t slots = predictable ? std::min(total + params.num_new + params.num_lookahead,
+                                               scenario_.options.max_model_len)
+                                    : 0;
+  std::vector<std::vector<BlockId>> expected;
+  const int64_t need_before = predictable ? model_.Need(request.model, params, slots, false) : 0;
+  const size_t copies_before = model_.copies().size();
+  const oracle::Outcome outcome = model_.Allocate(request.model, params, &expected);
+  const auto result = manager_->AllocateSlots(*request.real, real);
+  Log(absl::StrCat("alloc ", request.real->id(), ": new ", params.num_new, ", hit ", hit_tokens,
+                   from != nullptr && from != &request ? " of another" : "", ", lookahead ",
+                   params.num_lookahead, ", external ", params.num_external, ", delay ",
+                   params.delay, ", gate ", params.gate, ", reserved ", params.reserved,
+                   ", scheduled ", params.has_scheduled, ", computed ", request.model.num_computed,
+                   ", inflight ", request.model.num_inflight, ", tokens ",
+                   request.model.content.num_tokens(), " -> ",
+                   !result.ok()          ? "refused"
+                   : result->has_value() ? "ok"
+                                         : "no space"));
+  Expect(result.ok() == (outcome != oracle::Outcome::kInvalid),
+         absl::StrCat("refused on one side: ", result.status().ToString()));
+  if (!result.ok()) {
+    Expect(absl::IsInvalidArgument(result.status()), result.status().ToString());
+    Expect(before == Take(*manager_, requests_), "INV-17: a refused call changed something");
+    return outcome;
+  }
+  Expect(result->has_value() == (outcome == oracle::Outcome::kOk), "no space on one side");
+  num_no_space_ += !result->has_value();
+  has_stale_tables_ = has_stale_tables_ || (is_stale && result->has_value());
+  if (old_model.is_known || result->has_value()) {
+    const int64_t processed = std::max<int64_t>(0, total - request.model.num_inflight);
+    const int64_t counted = old_model.is_known ? processed : total;
+    const bool trimmed = !params.gate || outcome == oracle::Outcome::kOk ||
+                         Take(*manager_, requests_).tables != before.tables;
+    if (trimmed) request.max_processed = std::max(request.max_processed, counted);
+  }
+  if (result->has_value()) {
+    const NewBlocks& blocks = **result;
+    Expect(blocks.num_groups() == expected.size(), "number of groups in the result");
+    int64_t sum = 0;
+    for (size_t g = 0; g < expected.size(); ++g) {
+      const auto got = blocks.blocks(static_cast<GroupId>(g));
+      Expect(std::equal(got.begin(), got.end(), expected[g].begin(), expected[g].end()),
+             absl::StrCat("new blocks of group ", g));
+      sum += static_cast<int64_t>(got.size());
+    }
+    Expect(blocks.num_blocks() == sum, "NewBlocks::num_blocks");
+    request.max_slots = std::max(request.max_slots, slots);
+    if (request.model.status != oracle::Status::kFinished) {
+      request.SetStatus(oracle::Status::kRunning);
+    }
+  }
+  const size_t num_copies = model_.copies().size() - copies_before;
+  (old_model.is_known ? num_state_copies_ : num_hit_copies_) += static_cast<int64_t>(num_copies);
+  if (!has_stale_tables_) CheckAllocation(request, params, before, need_before, num_copies);
+  return outcome;
+}
+
+void Harness::CheckAllocation(const LiveRequest& request, const oracle::AllocateParams& params,
+                              const Snapshot& before, int64_t need, size_t num_copies) {
+  const Snapshot after = Take(*manager_, requests_);
+  const size_t index = static_cast<size_t>(&request - requests_.data());
+  const bool ok = request.model.is_known && !(after == before) &&
+                  (after.refs != before.refs || after.tables != before.tables);
+  int64_t trimmed = 0;
+  if (before.holds[index]) {
+    ExpectEmpty(BrokenTableInvariant(before.tables[index], after.tables[index]));
+    for (size_t g = 0; g < before.tables[index].size(); ++g) {
+      for (size_t i = 0; i < before.tables[index][g].size(); ++i) {
+        const BlockId id = before.tables[index][g][i];
+        const std::vector<BlockId>& now = after.tables[index][g];
+        const oracle::GroupRules& rules = model_.groups()[g];
+        const bool moved =
+            rules.is_mamba() && static_cast<int64_t>(i) + rules.num_scratch() >=
+                                    static_cast<int64_t>(before.tables[index][g].size());
+        trimmed += id != kNullBlockId && now[i] == kNullBlockId && !moved &&
+                   before.refs[static_cast<size_t>(id)] == 1;
+      }
+    }
+  }
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    Expect(i == index || before.tables[i] == after.tables[i], "INV-17: another table changed");
+  }
+  const bool grew = after.holds[index] && after.tables[index] != before.tables[index];
+  const bool took = after.num_free() < before.num_free() + trimmed || (ok && grew);
+  if (!took && trimmed == 0) return;
+  if (after.num_free() == before.num_free() + trimmed && need > 0) {  // no space
+    for (size_t b = 0; b < after.refs.size(); ++b) {
+      Expect(after.refs[b] <= before.refs[b], "INV-17: a reference rose without success");
+    }
+    Expect(after.key_groups == before.key_groups, "INV-17: keys changed without success");
+    return;
+  }
+  Expect(before.num_free() + trimmed - after.num_free() == need,
+         absl::StrCat("INV-16: ", need, " blocks predicted, ", before.num_free() + trimmed,
+                      " free became ", after.num_free()));
+  for (size_t g = 0; g < after.tables[index].size(); ++g) {
+    const oracle::GroupRules& rules = model_.groups()[g];
+    const int64_t size = static_cast<int64_t>(after.tables[index][g].size());
+    const int64_t old_size = static_cast<int64_t>(before.tables[index][g].size());
+    const bool has_own_layout = rules.is_mamba() || rules.is_cross();
+    Expect(size >= std::max(old_size, has_own_layout
+                                          ? 0
+                                          : oracle::CeilDiv(request.max_slots, rules.block_size())),
+           "INV-18: a table is too short");
+    const int64_t span = request.max_slots - request.max_processed;
+    const int64_t real = request.model.tables[g].num_real();
+    Expect(!rules.admission_cap || span > *scenario_.options.max_in_flight_tokens ||
+               real <= *rules.admission_cap,
+           absl::StrCat("INV-24: ", real, " real blocks in group ", g));
+  }
+  // INV-22: without a trim, and apart from adopted hits, blocks come off the front of the queue.
+  // (Pages in chunks do not always: the oracle says which.)
+  if (trimmed > 0 || params.num_external > 0 || !before.page_classes.empty()) return;
+  std::vector<BlockId> taken;
+  std::vector<BlockId> adopted;
+  std::vector<BlockId> copied;
+  for (size_t g = 0; g < after.tables[index].size(); ++g) {
+    const std::vector<BlockId>& table = after.tables[index][g];
+    size_t first_new = before.holds[index] ? before.tables[index][g].size()
+                       : params.hits && g < params.hits->lists.size() ? params.hits->lists[g].size()
+                                                                      : 0;
+    // The copy of the hit's end.
+    if (!before.holds[index] && first_new > 0 && table[first_new - 1] != kNullBlockId &&
+        table[first_new - 1] != params.hits->lists[g].back()) {
+      copied.push_back(table[--first_new]);
+      adopted.push_back(params.hits->lists[g].back());  // the source
+    }
+    for (size_t i = 0; i < table.size(); ++i) {
+      if (table[i] == kNullBlockId) continue;
+      // Scratch blocks of states move to the end of their table.
+      const bool moved = before.holds[index] && before.refs[static_cast<size_t>(table[i])] > 0;
+      if (!copied.empty() && i == first_new && copied.back() == table[i]) continue;
+      (i < first_new || moved ? adopted : taken).push_back(table[i]);
+    }
+  }
+  taken.insert(taken.begin(), copied.begin(), copied.end());  // before all others
+  // Blocks that take over a registered state are in no table.
+  if (before.holds[index] && num_copies > 0) return;
+  std::vector<BlockId> queue;
+  for (BlockId id : before.queue) {
+    if (before.holds[index] || std::find(adopted.begin(), adopted.end(), id) == adopted.end()) {
+      queue.push_back(id);
+    }
+  }
+  Expect(taken.size() <= queue.size() && std::equal(taken.begin(), taken.end(), queue.begin()),
+         "INV-22: blocks were not taken from the front of the queue");
+}
+
+}  // namespace kvblocks::property
