@@ -200,7 +200,8 @@ void CacheTail(FuzzInput& input, BlockPool& pool, Model& model) {
                   std::find(block.further.begin(), block.further.end(), key) == block.further.end();
   const bool is_further = block.key && (block.partial == 0 || block.partial >= 2 * count);
   expected = expected && (!is_further || may_be_further);
-  FUZZ_EXPECT(pool.RegisterPartialBlock(content, id, 2 * count, group, may_be_further) == expected,
+  FUZZ_EXPECT(pool.RegisterPartialBlock(content, id, 2 * count, /*block_size=*/8, group,
+                                        may_be_further) == expected,
               "another answer for a tail");
   if (!expected) return;
   if (is_further) {

@@ -38,7 +38,7 @@ class BlockPoolTailsTest : public ::testing::Test {
 
   bool RegisterTail(const PrefixContent& content, BlockId id, int64_t num_tokens,
                     GroupId group = 0) {
-    return pool_->RegisterPartialBlock(content, id, num_tokens, group, /*adds_further_keys=*/true);
+    return pool_->RegisterPartialBlock(content, id, num_tokens, 8, group, /*adds_further_keys=*/true);
   }
   void RegisterBlock(const PrefixContent& content, BlockId id) {
     const BlockId table[] = {id};
@@ -60,7 +60,7 @@ class BlockPoolTailsTest : public ::testing::Test {
 TEST_F(BlockPoolTailsTest, AFullBlockIsAlsoFoundByItsTail) {
   const PrefixContent content = Content(8, 8);
   RegisterBlock(content, ids_[0]);
-  EXPECT_FALSE(pool_->RegisterPartialBlock(content, ids_[0], 4, 0, /*adds_further_keys=*/false));
+  EXPECT_FALSE(pool_->RegisterPartialBlock(content, ids_[0], 4, 8, 0, /*adds_further_keys=*/false));
   EXPECT_TRUE(RegisterTail(content, ids_[0], 4));
   EXPECT_FALSE(RegisterTail(content, ids_[0], 4)) << "it has that key";
   EXPECT_EQ(pool_->FindCached(content.HashOfBlock(1, 1), 0), ids_[0]);
