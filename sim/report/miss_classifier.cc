@@ -51,7 +51,7 @@ bool MissClassifier::IsResident(const PrefixContent& content, int64_t block) con
                        [&](GroupId g) { return IsResidentIn(g, content, block); });
   }
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
-    if (IsResidentIn(g, content, block)) return true;
+    if (manager_->group(g).is_cacheable() && IsResidentIn(g, content, block)) return true;
   }
   return false;
 }
@@ -60,6 +60,7 @@ std::optional<GroupId> MissClassifier::VetoGroup(const PrefixContent& content, i
   std::optional<GroupId> veto;
   lists_.resize(static_cast<size_t>(manager_->num_groups()));
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+    if (!manager_->group(g).is_cacheable()) continue;
     const int64_t length = manager_->group(g).FindLongestCacheHit({.content = &content,
                                                                    .groups = {&g, 1},
                                                                    .max_tokens = num_tokens,

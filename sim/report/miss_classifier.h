@@ -115,7 +115,8 @@ class MissClassifier {
 
   // Of the looked-up tokens; nothing if they fill no block, or without prefix caching.
   std::optional<uint64_t> FirstBlockKey(const AdmissionRecord& record) const {
-    if (!is_enabled() || record.num_queried_tokens < block_tokens_) return std::nullopt;
+    // A full block whose look-ahead tokens are not known yet has no name.
+    if (!is_enabled() || NumFullBlocks(*record.request) == 0) return std::nullopt;
     return KeyOf(record.request->kv->content(), 0);
   }
 
