@@ -58,11 +58,11 @@ inline char* WriteInt32(int32_t value, char* out) {
 
 inline void AppendHead(Major major, uint64_t value, std::string& out) {
   char bytes[kMaxHeadBytes];
-  out.append(bytes, static_cast<size_t>(WriteHead(major, value, bytes) - bytes));
+  for (const char* at = bytes, *end = WriteHead(major, value, bytes); at != end; ++at) out += *at;
 }
 inline void AppendInt(int64_t value, std::string& out) {
   char bytes[kMaxHeadBytes];
-  out.append(bytes, static_cast<size_t>(WriteInt(value, bytes) - bytes));
+  for (const char* at = bytes, *end = WriteInt(value, bytes); at != end; ++at) out += *at;
 }
 inline void AppendText(std::string_view text, std::string& out) {
   AppendHead(Major::kText, text.size(), out);
