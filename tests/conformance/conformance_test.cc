@@ -8,22 +8,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/tests/conformance/gzip_lines.h"
 #include "kvblocks/tests/conformance/replayer.h"
 
 namespace kvblocks::conformance {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::vector<std::string> TranscriptsIn(const fs::path& folder) {
-  std::vector<std::string> files;
-  if (!fs::is_directory(folder)) return files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() == ".gz") files.push_back(entry.path().string());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
 
 // Through the library and through its C interface.
 void ExpectAgrees(const std::string& file, const MakeReplayedCache& make_cache, Recorder recorder,
@@ -43,10 +34,10 @@ void ExpectAllAgree(const std::vector<std::string>& files, Recorder recorder, in
 }
 
 TEST(ConformanceTest, ShippedTranscriptsAgree) {
-  const auto files = TranscriptsIn("tests/conformance/testdata");
+  const auto files = CompressedFilesIn("tests/conformance/testdata");
   ASSERT_EQ(files.size(), 4u);
   ExpectAllAgree(files, Recorder::kVllm025, 100);
-  const auto newer = TranscriptsIn("tests/conformance/testdata/vllm_033");
+  const auto newer = CompressedFilesIn("tests/conformance/testdata/vllm_033");
   ASSERT_GE(newer.size(), 20u);
   ExpectAllAgree(newer, Recorder::kVllm033, 4);
 }
@@ -64,7 +55,7 @@ TEST(ConformanceTest, AllTranscriptsAgree) {
                  {"transcripts_033", Recorder::kVllm033, 100},
                  {"transcripts_033/mini", Recorder::kVllm033, 4}};
   for (const auto& [name, recorder, least_lines] : folders) {
-    const auto files = TranscriptsIn(fs::path(folder) / name);
+    const auto files = CompressedFilesIn(fs::path(folder) / name);
     ASSERT_FALSE(files.empty()) << folder << "/" << name;
     ExpectAllAgree(files, recorder, least_lines);
   }
@@ -235,7 +226,7 @@ TEST(ConformanceTest, UnknownGroupKindIsReported) {
 TEST(ConformanceTest, MissingAndDamagedFilesAreReported) {
   EXPECT_EQ(ReplayFile("no/such/file.gz").status().code(), absl::StatusCode::kNotFound);
 
-  const auto files = TranscriptsIn("tests/conformance/testdata");
+  const auto files = CompressedFilesIn("tests/conformance/testdata");
   ASSERT_FALSE(files.empty());
   std::ifstream in(files[0], std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());

@@ -2,6 +2,7 @@
 
 #include <zlib.h>
 
+#include <algorithm>
 #include <array>
 
 #include "absl/strings/str_cat.h"
@@ -39,6 +40,16 @@ absl::StatusOr<std::vector<std::string>> ReadLines(const std::string& path) {
     begin = end + 1;
   }
   return lines;
+}
+
+std::vector<std::string> CompressedFilesIn(const std::filesystem::path& folder) {
+  std::vector<std::string> files;
+  if (!std::filesystem::is_directory(folder)) return files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".gz") files.push_back(entry.path().string());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
 }
 
 }  // namespace kvblocks::conformance

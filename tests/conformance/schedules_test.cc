@@ -23,16 +23,6 @@ constexpr const char* kFolder = "tests/conformance/testdata/schedules";
 // Agrees with the engine's own admission gate only (V-88).
 constexpr const char* kOfUpstreamGate = "hybrid_unequal_dense.sync.jsonl.gz";
 
-std::vector<std::string> SchedulesIn(const fs::path& folder) {
-  std::vector<std::string> files;
-  if (!fs::is_directory(folder)) return files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() == ".gz") files.push_back(entry.path().string());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
 int64_t DifferingLine(const std::string& file, const ScheduleReplayOptions& options) {
   const auto result = ReplayScheduleFile(file, options);
   EXPECT_TRUE(result.ok()) << result.status();
@@ -42,7 +32,7 @@ int64_t DifferingLine(const std::string& file, const ScheduleReplayOptions& opti
 }
 
 TEST(SchedulesTest, ShippedSchedulesAgree) {
-  const auto files = SchedulesIn(kFolder);
+  const auto files = CompressedFilesIn(kFolder);
   ASSERT_EQ(files.size(), 10u);
   for (const std::string& file : files) {
     for (const bool exact_steps : {false, true}) {
@@ -59,7 +49,7 @@ TEST(SchedulesTest, AllSchedulesAgreeWithTheUpstreamGate) {
   if (folder == nullptr) {
     GTEST_SKIP() << "set KVBLOCKS_SHARED to a folder with schedules/ to replay them all";
   }
-  const auto files = SchedulesIn(fs::path(folder) / "schedules");
+  const auto files = CompressedFilesIn(fs::path(folder) / "schedules");
   ASSERT_FALSE(files.empty()) << folder;
   for (const std::string& file : files) {
     EXPECT_EQ(DifferingLine(file, {.upstream_gate = true}), 0) << file;
@@ -227,7 +217,7 @@ TEST(SchedulesTest, BadFilesAreReportedWithTheirLine) {
 TEST(SchedulesTest, MissingAndDamagedFilesAreReported) {
   EXPECT_EQ(ReplayScheduleFile("no/such/file.gz", {}).status().code(),
             absl::StatusCode::kNotFound);
-  const auto files = SchedulesIn(kFolder);
+  const auto files = CompressedFilesIn(kFolder);
   ASSERT_FALSE(files.empty());
   std::ifstream in(files[0], std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
