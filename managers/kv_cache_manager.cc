@@ -431,8 +431,10 @@ bool KvCacheManager::MayUseHits(const ComputedBlocks& computed) const {
 bool KvCacheManager::FitsInChunks(const Request& request, const ComputedBlocks& computed,
                                   int64_t total_computed, const SlotDemand& demand, bool apply_cap,
                                   int64_t kept_chunks, int64_t reserved) {
-  const SlotDemand longest{options_.max_model_len, options_.max_model_len,
-                           demand.num_encoder_tokens, demand.num_prompt_tokens,
+  const int64_t most = request.longest_length_ > 0
+                           ? std::min(request.longest_length_, options_.max_model_len)
+                           : options_.max_model_len;
+  const SlotDemand longest{most, most, demand.num_encoder_tokens, demand.num_prompt_tokens,
                            demand.num_computed};
   for (GroupId g = 0; g < num_groups(); ++g) {
     page_needs_[static_cast<size_t>(g)] = group(g).PagesNeeded(

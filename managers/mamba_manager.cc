@@ -59,6 +59,13 @@ class MambaManager final : public SingleTypeManager {
   int64_t NumNewBlocks(const GroupBlocks* held, int64_t size, const SlotDemand& demand,
                        int64_t total_computed, bool apply_cap) const override;
   void AllocateNewImpl(GroupBlocks& held, const SlotDemand& demand) override;
+  // A state, the one before it, and where a state moves that others can hit inside a block.
+  int64_t MostHeldAtOnce(const SlotDemand& longest) const override {
+    if (mode_ != MambaCacheMode::kAlign) return 0;
+    if (longest.num_main <= block_size()) return 1 + num_speculative_blocks_;
+    return 2 + num_speculative_blocks_ + (has_checkpoints_ ? 1 : 0) +
+           (has_inner_boundaries_ ? 1 : 0);
+  }
   void CacheFullBlocks(const PrefixContent& content, GroupBlocks& held, int64_t full,
                        const ReuseBoundaries& boundaries) override;
   // A state that is registered inside its block moves to a block of its own before the request

@@ -92,6 +92,12 @@ class Request {
   int64_t shared_prefix_boundary() const { return shared_prefix_boundary_; }
   void set_shared_prefix_boundary(int64_t num_tokens) { shared_prefix_boundary_ = num_tokens; }
 
+  // The most slots that this request will ever ask for, lookahead included, if the caller knows; 0:
+  // max_model_len. Only a hint for page classes in chunks: while the pages of so many slots fit, no
+  // choice of a page takes that away. Asking for more is allowed.
+  int64_t longest_length() const { return longest_length_; }
+  void set_longest_length(int64_t num_slots) { longest_length_ = num_slots; }
+
   // After KvCacheManager::Free: computed tokens to 0, status preempted, one more preemption.
   void MarkPreempted() {
     num_computed_tokens_ = 0;
@@ -124,6 +130,7 @@ class Request {
   int64_t num_inflight_tokens_ = 0;
   int64_t num_preemptions_ = 0;
   int64_t shared_prefix_boundary_ = 0;
+  int64_t longest_length_ = 0;
   RequestStatus status_ = RequestStatus::kWaiting;
   bool skip_reading_prefix_cache_;
   bool reports_reused_blocks_ = false;

@@ -1,5 +1,7 @@
 #include "kvblocks/managers/single_type_manager.h"
 
+#include <algorithm>
+
 #include "kvblocks/block_pool/check.h"
 
 namespace kvblocks {
@@ -83,11 +85,18 @@ PageNeed SingleTypeManager::PagesNeeded(const GroupBlocks* held, const SlotDeman
   const int64_t in_all = CountBlocksNeeded(held, longest, hits, total_computed, /*apply_cap=*/true,
                                            /*caps_before_hits=*/false);
   need.num_later = std::max<int64_t>(0, in_all - need.num_pages);
-  if (held != nullptr) return need;
-  const int64_t skipped = NumLeadingNulls(hits, total_computed);
-  need.hits = hits.subspan(std::min(static_cast<size_t>(skipped), hits.size()));
-  for (BlockId id : need.hits) {
-    need.num_pages -= id != kNullBlockId && pool_->block(id).ref_count == 0;
+  if (held == nullptr) {
+    const int64_t skipped = NumLeadingNulls(hits, total_computed);
+    need.hits = hits.subspan(std::min(static_cast<size_t>(skipped), hits.size()));
+    for (BlockId id : need.hits) {
+      need.num_pages -= id != kNullBlockId && pool_->block(id).ref_count == 0;
+    }
+  }
+  if (const int64_t most = MostHeldAtOnce(longest); most > 0) {
+    const auto blocks = held == nullptr ? need.hits : absl::MakeConstSpan(held->table);
+    const int64_t nulls = std::count(blocks.begin(), blocks.end(), kNullBlockId);
+    const int64_t real = static_cast<int64_t>(blocks.size()) - nulls;
+    need.num_later = std::max<int64_t>(0, most - real - need.num_pages);
   }
   return need;
 }

@@ -283,6 +283,9 @@ class SingleTypeManager {
     return 0;
   }
   virtual void AllocateNewImpl(GroupBlocks&, const SlotDemand&) {}
+  // The most blocks that a request of that demand holds at once, of kinds whose steps give blocks
+  // back; 0: those of its table.
+  virtual int64_t MostHeldAtOnce(const SlotDemand& /*longest*/) const { return 0; }
   // The position whose state is registered and about to be overwritten, or -1.
   virtual int64_t StateToCopy(const GroupBlocks&, const SlotDemand&) const { return -1; }
   virtual void CopyOverwrittenState(GroupBlocks&, const SlotDemand&, std::vector<BlockCopy>&) {}

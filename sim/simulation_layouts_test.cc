@@ -1,5 +1,6 @@
 // Replays on pools with page classes in chunks, and of models with states.
 
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -138,7 +139,12 @@ TEST(SimulationLayoutsTest, WithRoomForAllChunksScheduleLikeBlocks) {
 // With the invariants checked after every step.
 TEST(SimulationLayoutsTest, TightPoolsServeEverybodyTheyAdmit) {
   int64_t preempted = 0, evicted = 0;
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  std::vector<uint64_t> seeds(300);
+  std::iota(seeds.begin(), seeds.end(), uint64_t{0});
+  // Rare cases, beside 276: of pages that are scattered when a request is left alone, of a state
+  // that a step under way still reads, and of the second state that a first step does not need.
+  for (const uint64_t seed : {12293, 752, 44582}) seeds.push_back(seed);
+  for (const uint64_t seed : seeds) {
     SCOPED_TRACE(seed);
     Replay replay;
     AddRequests(seed, &replay);
@@ -157,9 +163,6 @@ TEST(SimulationLayoutsTest, TightPoolsServeEverybodyTheyAdmit) {
         cache.groups = {FullGroup(4), StateGroup(8)};
         InChunks(draw(5, 14), {draw(2, 5), draw(1, 2)}, &cache);
     }
-    // In chunks the pages of a window can scatter so that more chunks are lent than are needed, which
-    // in pools as small as these depends on what is cached.
-    if (seed % 3 == 0) replay.config.manager.semantics.retention_interval.reset();
     const absl::Status status = replay.Run();
     ASSERT_TRUE(status.ok()) << status;
     for (const auto& [id, end] : replay.ends) EXPECT_EQ(end, "length") << id;

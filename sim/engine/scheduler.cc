@@ -114,13 +114,17 @@ int64_t Scheduler::NumBlocksFor(int64_t num_tokens) const {
   return num_chunks;
 }
 
-int64_t Scheduler::LongestNumBlocks(const SimRequest& request) const {
+int64_t Scheduler::LongestNumSlots(const SimRequest& request) const {
   // The last output token is never computed; the drafts of all steps under way and the lookahead
   // reach beyond it.
   const int64_t longest = request.num_prompt + request.max_output;
   const int64_t reach =
       longest - 1 + max_in_flight() * options_.num_draft_tokens + options_.num_lookahead_tokens;
-  return NumBlocksFor(std::min(std::max(longest, reach), max_model_len_));
+  return std::min(std::max(longest, reach), max_model_len_);
+}
+
+int64_t Scheduler::LongestNumBlocks(const SimRequest& request) const {
+  return NumBlocksFor(LongestNumSlots(request));
 }
 
 // In block ids, those that no request can use included.

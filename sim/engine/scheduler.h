@@ -13,7 +13,8 @@
 // tokens; one that is preempted keeps the token that arrives later.
 //
 // With partial hits a step begins with copies of blocks. They hold their blocks until the step's
-// outputs are processed. Who runs alone and finds no block because of that waits for it.
+// outputs are processed. Who runs alone and finds no block because of that waits for it; where groups
+// have page classes in chunks, also for what other steps under way give back.
 //
 // Nothing is asked for a quiet step (see Request::quiet_slots). Requests with several of them ahead
 // are left alone, if LeaveOutQuiet was called: they are counted in a step but have no record in it,
@@ -131,6 +132,7 @@ class Scheduler {
             EngineObserver* observer);
 
   // scheduler.cc: requests coming and going.
+  int64_t LongestNumSlots(const SimRequest& request) const;
   int64_t LongestNumBlocks(const SimRequest& request) const;
   int64_t NumBlocksFor(int64_t num_tokens) const;
   int64_t SmallestPoolFor(const SimRequest& request) const;
@@ -161,6 +163,7 @@ class Scheduler {
   bool HasPart(const SimRequest& request) const;
   void Preempt(SimRequest& victim, const SimRequest& cause, SimTime now);
   void ScheduleWaiting(SimTime now);
+  bool StartsAfresh(const SimRequest* request) const;
   bool IsStillBlocked(const SimRequest& head) const;
   void RememberBlocked(const SimRequest& head, const ScheduledRecord& attempt);
   bool PadsAdmission(int64_t num_hits) const;
@@ -232,7 +235,8 @@ class Scheduler {
   int64_t num_walked_ = 0;    // entries of the walk over running requests
   int64_t num_prompt_parts_ = 0;  // of these, of requests that had not come to their prompt's end
   bool holds_prompts_ = false;
-  bool awaits_copies_ = false;  // who runs alone has no block until copies are released
+  // Who runs alone has no block until a step under way is processed, which releases copies.
+  bool waits_alone_ = false;
   const SimRequest* stuck_ = nullptr;
 
   // With a prefill_schedule_interval: the last step that computed prompts, and whether requests were

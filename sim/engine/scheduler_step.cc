@@ -16,7 +16,7 @@ void Scheduler::Schedule(SimTime now) {
   budget_ = token_budget_;
   slot_budget_ = options_.max_num_batched_tokens;
   num_prefills_ = num_prompt_parts_ = num_walked_ = 0;
-  awaits_copies_ = false;
+  waits_alone_ = false;
   step_->scheduled.clear();
   step_->outputs.clear();
   stuck_ = nullptr;
@@ -34,7 +34,7 @@ void Scheduler::Schedule(SimTime now) {
   slot_budget_ -= step.num_quiet;
 
   ScheduleRunning(now);
-  if (step.num_preempted == 0 && !holds_prompts_ && !awaits_copies_) ScheduleWaiting(now);
+  if (step.num_preempted == 0 && !holds_prompts_ && !waits_alone_) ScheduleWaiting(now);
   if (options_.prefill_schedule_interval > 1) CountPromptStep();
 
   for (ScheduledRecord& record : step_->scheduled) {
@@ -166,7 +166,7 @@ void Scheduler::ScheduleRunning(SimTime now) {
     const int64_t target = computed + num_tokens;
     if (target + options_.num_lookahead_tokens > request.quiet_slots) {
       if (!AllocateRunning(request, num_tokens, i, now)) {
-        if (awaits_copies_) return;
+        if (waits_alone_) return;
         // FCFS takes the last one, so none is left.
         if (options_.policy == SchedulingPolicy::kFcfs ||
             !options_.rules.walks_on_after_self_preemption) {
@@ -256,7 +256,7 @@ void Scheduler::CountCheckpoint(const SimRequest& request) {
 }
 
 // Gets the blocks, by preempting others if need be. False: the request was preempted itself, or
-// awaits_copies_.
+// waits_alone_.
 bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t& index,
                                 SimTime now) {
   SyncContent(request);
@@ -272,8 +272,11 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
       return true;
     }
     KVBLOCKS_CHECK(quiet_.size() == 0, "blocks ran short while requests rest");
-    if (awake_.size() == 1 && AreCopiesHeld()) {
-      awaits_copies_ = true;
+    // What it holds for steps under way, in windows and states, it need not compute again. (Where
+    // blocks serve every group it does, as in the engine.)
+    const bool gives_back = request.num_steps_in_flight > 0 && manager_->pool().chunks() != nullptr;
+    if (awake_.size() == 1 && (gives_back || AreCopiesHeld())) {
+      waits_alone_ = true;
       return false;
     }
     // With a token still to come this is not the second time in vain.
@@ -344,10 +347,14 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
 
 void Scheduler::ScheduleWaiting(SimTime now) {
   const int64_t draft_slots = options_.num_draft_slots;
+  if (StartsAfresh(awake_.empty() ? nullptr : awake_.front())) return;
   bool forgoes_hits = false;
   while (!waiting_.empty() && budget_ > 0 && slot_budget_ > draft_slots &&
          num_running() < max_active_) {
     SimRequest& request = *waiting_.front();
+    const bool starts_afresh = StartsAfresh(&request);
+    if (starts_afresh && num_running() > 0) return;
+    forgoes_hits = forgoes_hits || starts_afresh;
     const bool is_repeat = IsStillBlocked(request);
     if (is_repeat && !options_.exact_steps) return;
     SyncContent(request);
@@ -422,7 +429,16 @@ void Scheduler::ScheduleWaiting(SimTime now) {
     UpdateQuietSlots(request);
     Record(request, record);
     observer_->OnAdmission(admission, now);
+    if (starts_afresh) return;
   }
+}
+
+// Pages of classes in chunks can be scattered so that more chunks are lent than one request needs.
+// One that ran short while it was alone enters without hits and with nobody beside it until it has
+// its next token: then it takes all its pages from chunks that nobody uses.
+bool Scheduler::StartsAfresh(const SimRequest* request) const {
+  return request != nullptr && request->num_lonely_preemptions > 0 &&
+         manager_->pool().chunks() != nullptr;
 }
 
 // Whether a request that enters with a single token behind `num_hits` is filled up with drafts.
@@ -488,6 +504,7 @@ void Scheduler::SyncContent(SimRequest& request) {
                                              std::exchange(hashes_, {}));
     KVBLOCKS_CHECK(kv.ok(), kv.status().ToString());
     request.kv = *std::move(kv);
+    request.kv->set_longest_length(LongestNumSlots(request));
   } else if (request.num_known > handed_over) {
     const absl::Status status =
         request.kv->AppendHashedTokens(request.num_known - handed_over, hashes_);
