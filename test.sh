@@ -9,7 +9,7 @@ set -u
 root=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 cd "$root" || exit 2
 . tools/prepare.sh
-kvblocks_prepare
+kvblocks_prepare "${kvblocks_sanitizer_packages[@]}"
 
 options=()
 targets=()

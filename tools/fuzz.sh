@@ -9,8 +9,7 @@ set -u
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 cd "$root" || exit 2
 . tools/prepare.sh
-kvblocks_packages+=(clang libclang-rt-14-dev)
-kvblocks_prepare
+kvblocks_prepare "${kvblocks_sanitizer_packages[@]}"
 
 seconds=60
 if [ "$#" -gt 0 ] && [[ $1 =~ ^[0-9]+$ ]]; then
@@ -26,8 +25,7 @@ if [ "${#targets[@]}" -eq 0 ]; then
   exit 2
 fi
 options=(--config=fuzz --color=no --curses=no --noshow_progress)
-# gold warns about a hundred symbols of AddressSanitizer.
-if ! bazel build "${options[@]}" "${targets[@]}" 2> >(grep -v 'ld.gold: warning: Cannot export' >&2); then
+if ! bazel build "${options[@]}" "${targets[@]}"; then
   echo "fuzz.sh: the fuzzers could not be built" >&2
   exit 2
 fi

@@ -13,6 +13,9 @@ kvblocks_packages=(
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev libboost-context-dev
 )
 
+# For sanitizers and fuzzers.
+kvblocks_sanitizer_packages=(clang lld libclang-rt-dev)
+
 # For tests/packaging/check_cmake.sh only.
 kvblocks_packaging_packages=(cmake ninja-build pkg-config dpkg-dev file)
 

@@ -56,8 +56,8 @@ launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 # Quick to compile: this is about packages, not about speed.
 configure() {
-  cmake -S "$root" -B "$build" "${generator[@]}" "${launcher[@]}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" \
-    -DKVBLOCKS_PRECOMPILED_HEADERS=ON -DKVBLOCKS_WERROR=ON -DKVBLOCKS_CUDA=OFF "$@"
+  cmake -S "$root" -B "$build" "${generator[@]}" "${launcher[@]}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O0 -DNDEBUG" \
+    -DCMAKE_UNITY_BUILD=ON -DKVBLOCKS_PRECOMPILED_HEADERS=ON -DKVBLOCKS_WERROR=ON -DKVBLOCKS_CUDA=OFF "$@"
 }
 build_and_install() { cmake --build "$build" -j "$jobs" && cmake --install "$build" --prefix "$1"; }
 fail_to_build() {

@@ -67,7 +67,9 @@ std::string Difference(const KvCacheManager& manager, const oracle::Manager& mod
   if (pool.num_keys() != static_cast<int64_t>(model.pool().table().size())) {
     return absl::StrCat(pool.num_keys(), " keys, oracle ", model.pool().table().size());
   }
-  for (const auto& [key, ids] : model.pool().table()) {
+  for (const auto& entry : model.pool().table()) {
+    const auto& key = entry.first;  // no structured binding: clang 14 lets no lambda use one
+    const auto& ids = entry.second;
     const BlockHash hash = names.HashOf(key.prefix);
     if (pool.FindCached(hash, key.group) != ids.front()) {
       return absl::StrCat("a key's first block is ", pool.FindCached(hash, key.group), ", oracle ",

@@ -16,6 +16,9 @@ DEFAULT_ARCHS = CUDA_ARCHS or [
     "compute_80",
 ]
 
+# For kernels with what only Hopper has.
+HOPPER_ARCHS = [arch for arch in CUDA_ARCHS if arch.endswith("_90a")] or ["sm_90a"]
+
 _HEADER_SUFFIXES = (".h", ".hpp", ".cuh", ".inc")
 
 def if_cuda(then, otherwise = []):

@@ -55,19 +55,29 @@ struct F16 {
   static constexpr bool kIsBf16 = false;
   static KVB_DEVICE float ToFloat(Bits bits) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-    _Float16 half;
-    __builtin_memcpy(&half, &bits, sizeof(half));
-    return static_cast<float>(half);
+    const uint32_t shifted = uint32_t{bits & 0x7fffu} << 13;
+    const float magnitude = shifted >= 0x0f800000u ? __uint_as_float(shifted | 0x7f800000u)
+                                                   : __uint_as_float(shifted) * 0x1p112f;
+    return (bits & 0x8000u) != 0 ? -magnitude : magnitude;
 #else
     return __half2float(__ushort_as_half(bits));
 #endif
   }
   static KVB_DEVICE Bits FromFloat(float value) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-    const _Float16 half = static_cast<_Float16>(value);
-    Bits bits;
-    __builtin_memcpy(&bits, &half, sizeof(bits));
-    return bits;
+    const uint32_t sign = __float_as_uint(value) >> 16 & 0x8000u;
+    const uint32_t magnitude = __float_as_uint(value) & 0x7fffffffu;
+    uint32_t half;
+    if (magnitude > 0x7f800000u) {
+      half = 0x7fff;
+    } else if (magnitude >= 0x477ff000u) {  // 65,520: half way to what would come behind 65,504
+      half = 0x7c00;
+    } else if (magnitude < 0x38800000u) {  // 2^-14: below it the spacing is that of floats at 0.5
+      half = __float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3f000000u;
+    } else {
+      half = ((magnitude + 0xfffu + (magnitude >> 13 & 1)) >> 13) - (112u << 10);
+    }
+    return static_cast<Bits>(sign | half);
 #else
     return __half_as_ushort(__float2half_rn(value));
 #endif
