@@ -35,11 +35,8 @@ absl::Status CheckOptions(const EventSubscriber::Options& options) {
   return status;
 }
 
-struct Message {
-  std::string topic;
-  int64_t sequence = 0;
-  std::string payload;
-};
+// Beyond all that a publisher can count to: numbers up to here can be added to.
+constexpr int64_t kMaxSequence = int64_t{1} << 62;
 
 }  // namespace
 
@@ -112,6 +109,11 @@ class EventSubscriber::Impl {
   const std::string& endpoint(size_t source) const { return sources_[source].endpoint; }
 
  private:
+  struct Message {
+    std::string topic;
+    int64_t sequence = 0;
+    std::string payload;
+  };
   struct SourceState {
     std::string name, endpoint, replay_endpoint;
     zmq::socket_t sub;
@@ -146,7 +148,7 @@ class EventSubscriber::Impl {
     if (!ReceiveFrames(source.sub, &frames_)) return;
     const std::optional<int64_t> sequence =
         frames_.size() == 3 ? ReadSequence(frames_[1]) : std::nullopt;
-    if (!sequence || *sequence < 0) {
+    if (!sequence || *sequence < 0 || *sequence > kMaxSequence) {
       ++stats_.num_malformed;
       return;
     }
@@ -160,7 +162,7 @@ class EventSubscriber::Impl {
     const size_t place = frames_.size() == 4 ? 2 : 1;
     const std::optional<int64_t> sequence =
         frames_.size() == 4 || frames_.size() == 3 ? ReadSequence(frames_[place]) : std::nullopt;
-    if (!sequence || *sequence < kEndOfReplay) {
+    if (!sequence || *sequence < kEndOfReplay || *sequence > kMaxSequence) {
       ++stats_.num_malformed;
     } else if (*sequence == kEndOfReplay) {
       EndReplay(source);
