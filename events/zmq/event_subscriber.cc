@@ -65,10 +65,15 @@ class EventSubscriber::Impl {
       Clock::time_point until = deadline;
       items_.clear();
       for (SourceState& source : sources_) {
+        while (source.is_replaying && !source.dealer) {
+          ++stats_.num_replay_timeouts;
+          EndReplay(source);
+        }
         zmq::socket_t& socket = source.is_replaying ? source.dealer : source.sub;
         items_.push_back({socket.handle(), 0, ZMQ_POLLIN, 0});
         if (source.is_replaying) until = std::min(until, source.replay_deadline);
       }
+      if (!outbox_.empty()) break;
       const auto left = std::chrono::ceil<milliseconds>(until - Clock::now());
       try {
         zmq::poll(items_, std::max(left, milliseconds(0)));
@@ -296,13 +301,17 @@ class EventSubscriber::Impl {
     ++stats_.num_replay_requests;
     source.is_replaying = true;
     source.replay_deadline = Clock::now() + options_.replay_timeout;
-    source.dealer = NewSocket(zmq::socket_type::dealer);
-    // All replies may wait here: a router drops what does not fit.
-    source.dealer.set(zmq::sockopt::rcvhwm, 0);
-    Attach(source.dealer, source.replay_endpoint, false);
-    const uint64_t bits = BigEndian(static_cast<uint64_t>(first));
-    source.dealer.send(zmq::const_buffer(), zmq::send_flags::sndmore);
-    source.dealer.send(zmq::const_buffer(&bits, sizeof(bits)), zmq::send_flags::dontwait);
+    try {
+      source.dealer = NewSocket(zmq::socket_type::dealer);
+      // All replies may wait here: a router drops what does not fit.
+      source.dealer.set(zmq::sockopt::rcvhwm, 0);
+      Attach(source.dealer, source.replay_endpoint, false);
+      const uint64_t bits = BigEndian(static_cast<uint64_t>(first));
+      source.dealer.send(zmq::const_buffer(), zmq::send_flags::sndmore);
+      source.dealer.send(zmq::const_buffer(&bits, sizeof(bits)), zmq::send_flags::dontwait);
+    } catch (const zmq::error_t&) {
+      source.dealer = zmq::socket_t();  // no more sockets: as if nobody answered
+    }
   }
 
   void EndReplay(SourceState& source) {

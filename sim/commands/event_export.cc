@@ -32,9 +32,9 @@ EventExport::~EventExport() = default;
 
 void EventExport::AddOptions(OptionParser* options, const std::string& group) {
   options->Add({.name = "--events",
-                .unit = "ENDPOINT|FILE",
-                .help = "publish KV events as vLLM does, on a ZeroMQ endpoint (tcp://*:5557), or "
-                        "record them in a file for kvsim events",
+                .unit = "ENDPOINT",
+                .help = "publish KV events as vLLM does, on a ZeroMQ endpoint (tcp://*:5557); a file "
+                        "in its place records them for kvsim events",
                 .group = group},
                &target_);
   options->Add({.name = "--events-replay",
