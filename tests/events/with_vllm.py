@@ -105,13 +105,23 @@ def ours_to_theirs():
   return len(live)
 
 
-def listen(endpoint, replay, *options):
-  return subprocess.Popen([KVSIM, "events", endpoint, f"--replay={replay}", *options], stdout=subprocess.PIPE, text=True)
+class Listener(subprocess.Popen):
+  """kvsim events; its output goes to a file, since nobody reads while it runs."""
+
+  def __init__(self, endpoint, replay, *options):
+    self.path = os.path.join(work, f"{time.monotonic_ns()}.out")
+    with open(self.path, "w", encoding="utf-8") as out:
+      super().__init__([KVSIM, "events", endpoint, f"--replay={replay}", *options], stdout=out)
+
+  def text(self):
+    self.wait()
+    with open(self.path, encoding="utf-8") as out:
+      return out.read()
 
 
 def their_batch(i):
   """Events as vLLM's managers make them: growing chains, removals of what was stored."""
-  digest = lambda n: n.to_bytes(32, "big")
+  digest = lambda n: n.to_bytes(32, "little")
   events = [BlockStored(block_hashes=[digest(2 * i), digest(2 * i + 1)], parent_block_hash=None,
                         token_ids=list(range(i, i + 32)), block_size=16, lora_id=None, medium="GPU", lora_name=None,
                         extra_keys=[("salt",), None], group_idx=0, kv_cache_spec_kind="full_attention",
@@ -137,8 +147,8 @@ def theirs_to_ours():
   make = lambda: ZmqEventPublisher(0, endpoint=f"tcp://*:{ports[0]}", replay_endpoint=f"tcp://*:{ports[1]}", topic="kv")
   record = os.path.join(work, "vllm.kvlog")
   publisher = make()
-  early = listen(endpoint, replay, f"--record={record}", "--for=60s", "--batches=900")
-  killed = listen(endpoint, replay, "--for=60s")
+  early = Listener(endpoint, replay, f"--record={record}", "--for=60s", "--batches=900")
+  killed = Listener(endpoint, replay, "--for=60s")
   time.sleep(1.5)
   for i in range(600):
     publisher.publish(their_batch(i))
@@ -146,15 +156,15 @@ def theirs_to_ours():
       killed.send_signal(signal.SIGKILL)
     if i % 50 == 0:
       time.sleep(0.02)
-  back = listen(endpoint, replay, "--for=60s", "--batches=900")
+  back = Listener(endpoint, replay, "--for=60s", "--batches=900")
   time.sleep(1.5)
   for i in range(600, 900):
     publisher.publish(their_batch(i))
     if i % 50 == 0:
       time.sleep(0.02)
-  late = listen(endpoint, replay, "--for=60s", "--batches=900")
+  late = Listener(endpoint, replay, "--for=60s", "--batches=900")
   for name, process in [("from the start", early), ("after it was killed", back), ("late", late)]:
-    out = process.communicate()[0]
+    out = process.text()
     check(f"a subscriber {name} has all of vLLM's 900 batches, and they fit",
           process.returncode == 0 and "900 batches with" in out and " 0 lost at 0 places" in out and "consistent" in out,
           out)
@@ -162,16 +172,16 @@ def theirs_to_ours():
   again = subprocess.run([KVSIM, "events", record], capture_output=True, text=True, check=False)
   check("the record says the same", "900 batches with" in again.stdout and "consistent" in again.stdout, again.stdout)
   # An engine that is started anew counts from 0.
-  listener = listen(endpoint, replay, "--for=12s", "--show")
+  listener = Listener(endpoint, replay, "--for=15s", "--show")
   time.sleep(1.5)
   publisher.shutdown()
   time.sleep(0.5)
   publisher = make()
   time.sleep(1.5)
-  for i in range(20):
+  for i in range(20):  # slowly: who is not connected again yet hears of the rest and asks for the beginning
     publisher.publish(their_batch(i))
-    time.sleep(0.01)
-  out = listener.communicate()[0]
+    time.sleep(0.25)
+  out = listener.text()
   publisher.shutdown()
   check("a restart is seen, and the cache is learnt anew",
         "the engine was started anew" in out and "1 restart" in out and "40 blocks with 40 keys" in out, out[-1500:])
