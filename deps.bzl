@@ -34,6 +34,7 @@ _OVERLAYS = [
     "rules_cc",
     "simdjson",
     "xxhash",
+    "zeromq",
     "zlib",
     "zstd",
 ]

@@ -116,6 +116,7 @@ typedef enum kvb_extra_key_kind {
 typedef struct kvb_manager kvb_manager;
 typedef struct kvb_request kvb_request;
 typedef struct kvb_events kvb_events;
+typedef struct kvb_block_index kvb_block_index;
 
 /* Block ids are int32_t, from 0, the null block, up to num_blocks - 1. Groups count from 0. */
 
@@ -440,6 +441,47 @@ KVB_API kvb_status kvb_events_get_extra_key(const kvb_events* events, size_t ind
 KVB_API kvb_status kvb_events_get_lookahead_tokens(const kvb_events* events, size_t index,
                                                    size_t block, const int32_t** token_ids,
                                                    size_t* num_tokens);
+
+/* --- Events on the wire --- */
+
+/* How a batch travels: docs/events.md has the bytes and the frames around them. */
+typedef struct kvb_wire_batch {
+  size_t struct_size;
+  double timestamp;           /* seconds; engines send Unix time */
+  int64_t data_parallel_rank; /* if has_data_parallel_rank is set */
+  int32_t has_data_parallel_rank;
+  /* Bytes of a hash: 0 is 32; 16 for XXH3. */
+  int32_t digest_size;
+  int32_t hashes_as_integers; /* of their last 8 bytes, read big-endian */
+  int32_t join_removals;      /* consecutive ones as one event; input only */
+} kvb_wire_batch;
+
+/* The batch as vLLM 0.33 sends it. Free the bytes with kvb_string_free. */
+KVB_API kvb_status kvb_events_encode(const kvb_events* events, const kvb_wire_batch* batch,
+                                     char** bytes, size_t* size);
+/* The events of such bytes, from anywhere: KVB_INVALID_ARGUMENT says at which byte what is wrong.
+ * `batch` is filled in with what came beside the events; it may be NULL. */
+KVB_API kvb_status kvb_events_decode(const char* bytes, size_t size, kvb_wire_batch* batch,
+                                     kvb_events** events);
+
+/* Which cache holds which block, for routers. One thread at a time. */
+KVB_API kvb_status kvb_block_index_create(kvb_block_index** index);
+KVB_API void kvb_block_index_destroy(kvb_block_index* index);
+/* A cache of its own; numbers count from 0. */
+KVB_API kvb_status kvb_block_index_add_holder(kvb_block_index* index, int32_t* holder);
+/* KVB_NOT_FOUND for a holder that was not added, as below. */
+KVB_API kvb_status kvb_block_index_apply(kvb_block_index* index, int32_t holder,
+                                         const kvb_events* events);
+/* Nothing is known of the cache any more: its engine was restarted, or messages were lost. */
+KVB_API kvb_status kvb_block_index_forget(kvb_block_index* index, int32_t holder);
+/* How many leading blocks of a prompt each cache holds, for those that hold the first: the longest
+ * first. Writes up to `capacity` holders and their numbers of blocks, and says in `count` how many
+ * there are. */
+KVB_API kvb_status kvb_block_index_find_prefix(const kvb_block_index* index,
+                                               const kvb_hash* hashes, size_t num_hashes,
+                                               int32_t group, int32_t* holders,
+                                               int64_t* num_blocks, size_t capacity,
+                                               size_t* count);
 
 /* --- Planning --- */
 

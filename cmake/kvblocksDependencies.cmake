@@ -42,6 +42,11 @@ set(kvblocks_cli11_targets PkgConfig::kvblocks_cli11)
 set(kvblocks_cli11_modules CLI11)
 set(kvblocks_cli11_includes "CLI/")
 
+# Only with the sockets of KV events.
+set(kvblocks_zmq_targets PkgConfig::kvblocks_zmq)
+set(kvblocks_zmq_modules libzmq)
+set(kvblocks_zmq_includes "zmq\\.h")
+
 # Only with the CUDA backend.
 set(kvblocks_cudart_targets CUDA::cudart_static)
 set(kvblocks_cudart_modules "")

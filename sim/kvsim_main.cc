@@ -28,6 +28,7 @@ constexpr const char* kFooter = R"(Start here
   kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim verify trace.jsonl.gz       the same with real tensors: every wrong number is a bug
   kvsim compare a.json b.json       what differs between two runs, and from which step on
+  kvsim events tcp://HOST:5557      the KV events of a running engine, checked and recorded
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
   kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
   kvsim COMMAND --help              all options, with units and defaults
@@ -82,6 +83,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddVerifyCommand(&program));
   commands.push_back(AddCompareCommand(&program));
   commands.push_back(AddCalibrateCommand(&program));
+  commands.push_back(AddEventsCommand(&program));
   std::string text;
   switch (program.Parse(argc, argv, &text)) {
     case ParseOutcome::kHelp:

@@ -31,7 +31,7 @@ expect 0 ''
 grep -q 'replay' out || fail "kvsim alone prints no help"
 expect 0 '' --version
 grep -qxE 'kvsim [0-9]+\.[0-9]+\.[0-9]+' out || fail "--version prints $(cat out)"
-for command in replay curve plan explain verify stats convert validate compare calibrate; do
+for command in replay curve plan explain verify stats convert validate compare calibrate events; do
   expect 0 '' $command --help
   grep -q 'Examples' out || fail "$command --help has no examples"
   grep -q "^Usage: kvsim $command" out || fail "$command --help names another command"
@@ -47,6 +47,41 @@ expect 0 '' replay --color=always
 grep -q $'\033' out || fail "no colour with --color=always"
 expect 0 '' replay --quiet
 [ -s out ] && fail "--quiet prints"
+
+# --- KV events ---
+expect 0 '' replay --num-blocks=2000 --json --events=events.kvlog.gz
+cp out with_events.json
+expect 0 '' replay --num-blocks=2000 --json --events=again.kvlog
+cmp out with_events.json || fail "two runs with events differ"
+gunzip -c events.kvlog.gz | cmp - again.kvlog || fail "two runs record other events"
+expect 0 '' replay --num-blocks=2000 --json
+cmp out with_events.json || fail "recording events changes the replay"
+expect 0 '' events events.kvlog.gz --record=copy.kvlog
+cmp copy.kvlog again.kvlog || fail "a copy of a record differs"
+grep -q '^consistent .*yes' out || fail "recorded events are not consistent: $(cat out)"
+expect 0 '' events again.kvlog --show --batches=1
+grep -q '^#0 stored ' out || fail "--show shows nothing: $(head -3 out)"
+head -c 1000 again.kvlog >cut.kvlog
+expect 2 'ends inside a message' events cut.kvlog
+echo '{}' >no.kvlog
+expect 2 'got no log of KV events' events no.kvlog
+expect 2 '--source needs an endpoint' events again.kvlog --source=tcp://127.0.0.1:1
+expect 2 'is the source itself' events again.kvlog --record=again.kvlog
+expect 2 '--events-replay needs --events=ENDPOINT' replay --events-replay=tcp://127.0.0.1:1
+expect 2 '--events-pace: got "fast"' replay --events-pace=fast
+expect 2 'expected one like tcp' replay --events=http://127.0.0.1:1
+# Live, with a subscriber that is there first and one that comes late.
+"$kvsim" replay --num-blocks=2000 --quiet --events=ipc://live.sock --events-replay=ipc://again.sock \
+  --events-subscribers=1 --events-linger=6s 2>live_err &
+publisher=$!
+expect 0 '' events ipc://live.sock --replay=ipc://again.sock --idle=2s --record=live.kvlog
+grep -q ' 0 lost at 0 places' out || fail "a live stream lost batches: $(cat out)"
+grep 'batches with' out | grep -o '^.* events' >live_count
+expect 0 '' events ipc://live.sock --replay=ipc://again.sock --idle=1s
+grep 'batches with' out | grep -o '^.* events' | cmp - live_count || fail "who comes late sees other events: $(cat out)"
+expect 0 '' events events.kvlog.gz
+grep 'batches with' out | grep -o '^.* events' | cmp - live_count || fail "live and recorded events differ: $(cat out live_count)"
+wait $publisher || fail "the publishing replay failed: $(cat live_err)"
 
 # --- The same run gives the same bytes ---
 expect 0 '' replay --json

@@ -30,6 +30,7 @@ std::unique_ptr<Command> AddConvertCommand(OptionParser* program);
 std::unique_ptr<Command> AddValidateCommand(OptionParser* program);
 std::unique_ptr<Command> AddCalibrateCommand(OptionParser* program);
 std::unique_ptr<Command> AddCompareCommand(OptionParser* program);
+std::unique_ptr<Command> AddEventsCommand(OptionParser* program);
 
 }  // namespace kvblocks::sim
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/text_format.h"
 #include "kvblocks/sim/commands/commands.h"
+#include "kvblocks/sim/commands/event_export.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_exports.h"
@@ -75,6 +76,7 @@ class ReplayCommand final : public Command {
          .group = kOutput},
         &step_requests_);
     exports_.AddOptions(options_, kOutput);
+    events_.AddOptions(options_, kOutput);
     options_->AddFlag(
         {.name = "--quiet", .help = "neither table nor progress", .group = kOutput}, &quiet_);
     options_->Add({.name = "--color",
@@ -98,6 +100,7 @@ class ReplayCommand final : public Command {
   OptionParser* options_;
   ReplayInput input_;
   ReplayExports exports_;
+  EventExport events_;
   std::string json_file_, csv_, steps_;
   std::string color_ = "auto";
   bool print_config_ = false, json_ = false, quiet_ = false, step_requests_ = false;
@@ -114,6 +117,7 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
   if (!csv_.empty()) outputs.push_back({"--csv", csv_});
   if (!steps_.empty()) outputs.push_back({"--steps", steps_});
   for (const auto& [option, path] : exports_.Outputs()) outputs.push_back({option, path});
+  if (!events_.file().empty()) outputs.push_back({"--events", events_.file()});
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Output& a = outputs[i];
     if (a.path != "-" && IsSameFile(a.path, config.trace())) {
@@ -135,6 +139,7 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
   if (step_requests_ && steps_.empty()) {
     return absl::InvalidArgumentError("--step-requests needs --steps=FILE");
   }
+  if (absl::Status status = events_.Check(); !status.ok()) return status;
   return exports_.Check();
 }
 
@@ -153,6 +158,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (absl::Status status = exports_.Open(setup, &setup.metrics, &exports); !status.ok()) {
     return status;
   }
+  if (absl::Status status = events_.Open(&setup, &exports); !status.ok()) return status;
   ReplayMetrics metrics(setup.metrics);
   std::vector<EngineObserver*> observers = {&metrics};
   observers.insert(observers.end(), exports.begin(), exports.end());
@@ -185,6 +191,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
     if (absl::Status status = UnlessReaderGone(steps->Close()); !status.ok()) return status;
   }
   if (absl::Status status = exports_.Close(); !status.ok()) return status;
+  if (absl::Status status = events_.Close(); !status.ok()) return status;
   metrics.Fill((*simulation)->result(), report);
   DescribeReplay(config, setup, **reader, report);
   for (const std::string& warning : (*reader)->warnings()) {

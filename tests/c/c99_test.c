@@ -322,6 +322,63 @@ static void TestEvents(void) {
   kvb_events_destroy(events);
 }
 
+static void TestEventsTravelAndAreIndexed(void) {
+  kvb_manager* manager = NewManager();
+  kvb_request* request = NewRequest(manager, 0, 9);
+  kvb_events* events = NULL;
+  kvb_events* decoded = NULL;
+  kvb_event event = KVB_INIT(kvb_event);
+  kvb_wire_batch batch = KVB_INIT(kvb_wire_batch);
+  kvb_wire_batch got = KVB_INIT(kvb_wire_batch);
+  kvb_block_index* index = NULL;
+  kvb_hash hashes[2];
+  char* bytes = NULL;
+  size_t size = 0, count = 0;
+  int32_t holder = -1, found = -1;
+  int64_t hit = 0, num_blocks = 0;
+  EXPECT(Prefill(request, &hit) == KVB_OK);
+  EXPECT_OK(kvb_request_get_block_hash(request, 0, 0, &hashes[0]));
+  EXPECT_OK(kvb_request_get_block_hash(request, 0, 1, &hashes[1]));
+  EXPECT_OK(kvb_manager_take_events(manager, &events));
+  batch.timestamp = 1.5;
+  batch.has_data_parallel_rank = 1;
+  batch.data_parallel_rank = 3;
+  EXPECT_OK(kvb_events_encode(events, &batch, &bytes, &size));
+  EXPECT(size > 100 && (unsigned char)bytes[0] == 0x93);
+  EXPECT_OK(kvb_events_decode(bytes, size, &got, &decoded));
+  EXPECT(got.timestamp == 1.5 && got.has_data_parallel_rank == 1 && got.data_parallel_rank == 3 &&
+         got.digest_size == 32 && got.hashes_as_integers == 0);
+  EXPECT(kvb_events_count(decoded) == 1);
+  EXPECT_OK(kvb_events_get(decoded, 0, &event));
+  EXPECT(event.kind == KVB_EVENT_STORED && event.num_block_hashes == 2 && event.num_tokens == 8 &&
+         memcmp(event.block_hashes, hashes, sizeof(hashes)) == 0 &&
+         strcmp(event.medium, "GPU") == 0 && strcmp(event.spec_kind, "full_attention") == 0);
+  kvb_events_destroy(decoded);
+  EXPECT_FAILS(kvb_events_decode(bytes, size - 1, NULL, &decoded), KVB_INVALID_ARGUMENT,
+               "KV event batch: ");
+  EXPECT(decoded == NULL);
+  EXPECT_OK(kvb_events_decode(bytes, size, NULL, &decoded));
+  batch.digest_size = 33;
+  kvb_string_free(bytes);
+  EXPECT_FAILS(kvb_events_encode(events, &batch, &bytes, &size), KVB_INVALID_ARGUMENT,
+               "digest_size is 33");
+
+  EXPECT_OK(kvb_block_index_create(&index));
+  EXPECT_FAILS(kvb_block_index_apply(index, 0, decoded), KVB_NOT_FOUND, "0 were added");
+  EXPECT_OK(kvb_block_index_add_holder(index, &holder));
+  EXPECT_OK(kvb_block_index_apply(index, holder, decoded));
+  EXPECT_OK(kvb_block_index_find_prefix(index, hashes, 2, 0, &found, &num_blocks, 1, &count));
+  EXPECT(count == 1 && found == holder && num_blocks == 2);
+  EXPECT_OK(kvb_block_index_forget(index, holder));
+  EXPECT_OK(kvb_block_index_find_prefix(index, hashes, 2, 0, NULL, NULL, 0, &count));
+  EXPECT(count == 0);
+  kvb_block_index_destroy(index);
+  kvb_events_destroy(decoded);
+  kvb_events_destroy(events);
+  kvb_request_destroy(request);
+  kvb_manager_destroy(manager);
+}
+
 static void TestReusedBlocksAreReported(void) {
   kvb_manager* manager = NewManager();
   kvb_request* first = NewRequest(manager, 0, 9);
@@ -652,6 +709,7 @@ int main(void) {
   TestBlocksAndHashes();
   TestNewBlocks();
   TestEvents();
+  TestEventsTravelAndAreIndexed();
   TestReusedBlocksAreReported();
   TestExplain();
   TestGrowth();

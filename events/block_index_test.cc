@@ -1,0 +1,172 @@
+#include "kvblocks/events/block_index.h"
+
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kvblocks/events/event_log.h"
+
+namespace kvblocks::events {
+namespace {
+
+BlockHash Named(uint64_t name) { return {{name, 0, 0, 0}}; }
+
+KvEvent Stored(std::vector<uint64_t> names, GroupId group = 0) {
+  BlockStored stored{.block_size = 16, .group_idx = group};
+  for (const uint64_t name : names) stored.block_hashes.push_back(Named(name));
+  return stored;
+}
+KvEvent Removed(uint64_t name, GroupId group = 0) {
+  return BlockRemoved{.block_hash = Named(name), .group_idx = group};
+}
+std::vector<BlockHash> Chain(std::vector<uint64_t> names) {
+  std::vector<BlockHash> hashes;
+  for (const uint64_t name : names) hashes.push_back(Named(name));
+  return hashes;
+}
+using Matches = std::vector<BlockIndex::PrefixMatch>;
+
+TEST(BlockIndexTest, FindsWhoHoldsMostOfAPrefix) {
+  BlockIndex index;
+  const HolderId a = index.AddHolder("a"), b = index.AddHolder("b"), c = index.AddHolder("c");
+  index.Apply(a, {Stored({1, 2})});
+  index.Apply(b, {Stored({1, 2, 3, 4})});
+  index.Apply(c, {Stored({2, 3})});  // not the first block
+  EXPECT_EQ(index.FindLongestPrefix(Chain({1, 2, 3, 9})), (Matches{{b, 3}, {a, 2}}));
+  EXPECT_EQ(index.FindLongestPrefix(Chain({1})), (Matches{{a, 1}, {b, 1}}));
+  EXPECT_EQ(index.FindLongestPrefix(Chain({2, 3})), (Matches{{b, 2}, {c, 2}, {a, 1}}));
+  EXPECT_TRUE(index.FindLongestPrefix(Chain({9, 1})).empty());
+  EXPECT_TRUE(index.FindLongestPrefix({}).empty());
+  EXPECT_TRUE(index.FindLongestPrefix(Chain({1}), /*group=*/1).empty());
+  EXPECT_EQ(index.num_keys(), 4);
+}
+
+TEST(BlockIndexTest, AKeyIsHeldUntilItsLastBlockIsGone) {  // BM-50
+  BlockIndex index;
+  const HolderId a = index.AddHolder("a");
+  index.Apply(a, {Stored({7}), Stored({7}), Removed(7)});
+  ASSERT_EQ(index.Holders({Named(7), 0}).size(), 1u);
+  EXPECT_EQ(index.Holders({Named(7), 0})[0].num_blocks, 1);
+  index.Apply(a, {Removed(7)});
+  EXPECT_TRUE(index.Holders({Named(7), 0}).empty());
+  EXPECT_EQ(index.num_keys(), 0);
+  index.Apply(a, {Removed(7)});
+  EXPECT_EQ(index.holder(a).num_unknown_removals, 1);
+  EXPECT_EQ(index.holder(a).num_blocks, 0);
+}
+
+TEST(BlockIndexTest, ClearingAndForgettingConcernOneHolder) {  // BM-51
+  BlockIndex index;
+  const HolderId a = index.AddHolder("a"), b = index.AddHolder("b");
+  index.Apply(a, {Stored({1, 2})});
+  index.Apply(b, {Stored({2, 3})});
+  index.Apply(a, {AllBlocksCleared{}});
+  EXPECT_EQ(index.num_keys(), 2);
+  EXPECT_EQ(index.holder(a).num_cleared, 1);
+  EXPECT_EQ(index.FindLongestPrefix(Chain({2})), (Matches{{b, 1}}));
+  index.Forget(b);
+  EXPECT_EQ(index.num_keys(), 0);
+  EXPECT_EQ(index.holder(b).num_keys, 0);
+}
+
+TEST(BlockIndexTest, OtherMediaDoNotCount) {
+  BlockIndex index, all({.medium = ""});
+  BlockStored on_cpu{.block_hashes = {Named(1)}, .block_size = 16, .medium = "CPU"};
+  index.Apply(index.AddHolder("a"), {KvEvent(on_cpu)});
+  all.Apply(all.AddHolder("a"), {KvEvent(on_cpu)});
+  EXPECT_EQ(index.num_keys(), 0);
+  EXPECT_EQ(index.holder(0).num_other_media, 1);
+  EXPECT_EQ(all.num_keys(), 1);
+}
+
+// Against plain maps, over random events of several holders.
+TEST(BlockIndexTest, AgreesWithCountingByHand) {
+  std::mt19937_64 random(5);
+  BlockIndex index;
+  for (const char* name : {"a", "b", "c", "d"}) index.AddHolder(name);
+  std::map<std::pair<uint64_t, GroupId>, std::map<HolderId, int32_t>> counts;
+  for (int step = 0; step < 20'000; ++step) {
+    const auto holder = static_cast<HolderId>(random() % 4);
+    const uint64_t name = random() % 60;
+    const auto group = static_cast<GroupId>(random() % 2);
+    const uint64_t what = random() % 1000;
+    auto& held = counts[{name, group}];
+    if (what == 0) {
+      index.Apply(holder, {AllBlocksCleared{}});
+      for (auto& [key, of_key] : counts) of_key.erase(holder);
+    } else if (what < 500) {
+      index.Apply(holder, {Stored({name}, group)});
+      ++held[holder];
+    } else {
+      index.Apply(holder, {Removed(name, group)});
+      if (held.count(holder) != 0 && --held[holder] == 0) held.erase(holder);
+    }
+    const auto holdings = index.Holders({Named(name), group});
+    ASSERT_EQ(holdings.size(), held.size());
+    auto expected = held.begin();
+    for (const auto& holding : holdings) {
+      ASSERT_EQ(holding.holder, expected->first);
+      ASSERT_EQ(holding.num_blocks, (expected++)->second);
+    }
+  }
+  int64_t num_keys = 0, num_blocks = 0;
+  for (const auto& [key, held] : counts) {
+    num_keys += !held.empty();
+    for (const auto& [holder, count] : held) num_blocks += count;
+  }
+  EXPECT_EQ(index.num_keys(), num_keys);
+  int64_t indexed = 0;
+  for (HolderId id = 0; id < 4; ++id) indexed += index.holder(id).num_blocks;
+  EXPECT_EQ(indexed, num_blocks);
+}
+
+TEST(EventLogTest, ComesBackFromPiecesOfAnySize) {
+  const std::vector<LoggedMessage> messages = {
+      {"tcp://a:1", "kv", 0, std::string(300, 'x')},
+      {"tcp://a:1", "", LoggedMessage::kRestart, ""},
+      {"", "t", int64_t{1} << 40, "\x93"}};
+  std::string log;
+  AppendLogHead(&log);
+  for (const LoggedMessage& message : messages) AppendToLog(message, &log);
+  for (const size_t piece : {size_t{1}, size_t{7}, log.size()}) {
+    EventLogReader reader;
+    std::vector<LoggedMessage> got;
+    for (size_t at = 0; at < log.size(); at += piece) {
+      reader.Feed(std::string_view(log).substr(at, piece));
+      while (true) {
+        const auto message = reader.Next();
+        ASSERT_TRUE(message.ok()) << message.status();
+        if (!*message) break;
+        got.push_back(**message);
+      }
+    }
+    EXPECT_EQ(got, messages);
+    EXPECT_TRUE(reader.is_complete());
+  }
+}
+
+TEST(EventLogTest, SaysWhatIsNoLog) {
+  EventLogReader reader;
+  reader.Feed("{\"a\": 1}");
+  EXPECT_EQ(reader.Next().status().message(),
+            "KV event log: byte 0: got no log of KV events, expected one that kvsim events "
+            "--record wrote");
+  std::string log;
+  AppendLogHead(&log);
+  EventLogReader cut;
+  cut.Feed(log + "\x94\xa1");
+  const auto message = cut.Next();
+  ASSERT_TRUE(message.ok());
+  EXPECT_FALSE(message->has_value());
+  EXPECT_FALSE(cut.is_complete());
+  EventLogReader wrong;
+  wrong.Feed(log + "\x94\xa1x\xa1y\xa1z\xc4");
+  EXPECT_EQ(wrong.Next().status().message(),
+            "KV event log: byte 18: item 2 of a message is a text, expected source, topic, "
+            "sequence and payload");
+}
+
+}  // namespace
+}  // namespace kvblocks::events

@@ -1,0 +1,417 @@
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "kvblocks/checks/status_text.h"
+#include "kvblocks/events/event_codec.h"
+#include "kvblocks/events/msgpack.h"
+
+namespace kvblocks::events {
+namespace {
+
+using msgpack::Item;
+using msgpack::Type;
+
+// Texts that string_views may point to for ever: what engines send all the time.
+constexpr std::array<std::string_view, 14> kKnownTexts = {
+    "GPU", "CPU", "STORAGE", "hidden_state", "full_attention", "mla_attention", "sliding_window",
+    "sliding_window_mla", "mamba", "chunked_local_attention", "sink_full_attention",
+    "encoder_only_attention", "cross_attention", "unknown"};
+
+enum Field {
+  kType, kBlockHashes, kParent, kTokenIds, kBlockSize, kLoraId, kMedium, kLoraName, kExtraKeys,
+  kGroup, kSpecKind, kWindow, kLocality, kOwnership, kSession, kLookahead, kNumFields
+};
+constexpr std::array<std::string_view, kNumFields> kFieldNames = {
+    "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+    "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window",
+    "locality", "ownership", "session_id", "lookahead_token_ids"};
+
+// What an event's map says, before its type is looked at: the type may come last.
+struct Fields {
+  uint32_t present = 0;
+  std::string_view type;
+  std::vector<BlockHash> hashes;
+  BlockStored stored;
+
+  bool has(Field field) const { return (present >> field & 1) != 0; }
+};
+
+class Decoder {
+ public:
+  explicit Decoder(std::string_view payload) : reader_(payload) {}
+
+  absl::StatusOr<EventBatch> Run() {
+    if (!Batch()) return InvalidArgument("KV event batch: ", error_);
+    return std::move(batch_);
+  }
+
+ private:
+  // All return whether the bytes were as expected; if not, error_ says what was found.
+  bool Batch() {
+    Item head;
+    if (!Next("batch", Type::kArray, "an array of time, events and rank", &head)) return false;
+    if (head.count < 2) {
+      return Refuse(absl::StrCat("got an array of ", head.count,
+                                 " items, expected time, events and rank"));
+    }
+    if (!Number("ts", &batch_.timestamp)) return false;
+    Item events;
+    if (!Next("events", Type::kArray, "an array of events", &events)) return false;
+    batch_.events.reserve(std::min<size_t>(events.count, 1024));
+    for (index_ = 0; index_ < static_cast<int64_t>(events.count); ++index_) {
+      if (!Event()) return false;
+    }
+    index_ = -1;
+    for (size_t i = 2; i < head.count; ++i) {
+      const bool read = i == 2 ? OptionalInteger("data_parallel_rank", &batch_.data_parallel_rank)
+                               : Skip("batch");
+      if (!read) return false;
+    }
+    if (!reader_.at_end()) {
+      return Refuse(absl::StrCat("got ", reader_.remaining(), " bytes more, expected the end"));
+    }
+    return true;
+  }
+
+  bool Event() {
+    Item head;
+    if (!Next("event", Type::kMap, "a map", &head)) return false;
+    Fields fields;
+    for (size_t i = 0; i < head.count; ++i) {
+      Item key;
+      if (!Next("key", Type::kText, "a text", &key)) return false;
+      const auto found = std::find(kFieldNames.begin(), kFieldNames.end(), key.bytes);
+      if (found == kFieldNames.end()) {
+        if (!Skip("value of an unknown key")) return false;
+        continue;
+      }
+      const auto field = static_cast<Field>(found - kFieldNames.begin());
+      if (fields.has(field)) return Refuse(absl::StrCat(found->data(), " is there twice"));
+      fields.present |= 1u << field;
+      if (!Value(field, &fields)) return false;
+    }
+    if (!fields.has(kType)) return Refuse("has no type");
+    if (fields.type == "BlockStored") return Stored(std::move(fields));
+    if (fields.type == "BlockRemoved") return Removed(fields);
+    if (fields.type == "AllBlocksCleared") return Add(AllBlocksCleared{});
+    return Refuse(absl::StrCat("type: got \"", Shown(fields.type),
+                               "\", expected BlockStored, BlockRemoved or AllBlocksCleared"));
+  }
+
+  bool Value(Field field, Fields* fields) {
+    BlockStored& stored = fields->stored;
+    const char* name = kFieldNames[field].data();
+    switch (field) {
+      case kType: {
+        Item item;
+        if (!Next(name, Type::kText, "a text", &item)) return false;
+        fields->type = item.bytes;
+        return true;
+      }
+      case kBlockHashes: return Hashes(&fields->hashes);
+      case kParent: return Parent(&stored.parent_block_hash);
+      case kTokenIds: return Tokens(name, &stored.token_ids);
+      case kBlockSize: return Integer(name, 1, std::numeric_limits<int32_t>::max(),
+                                      &stored.block_size);
+      case kLoraId: return OptionalInteger(name, &stored.lora_id);
+      case kMedium: return KeptText(name, &stored.medium);
+      case kLoraName: {
+        std::optional<std::string> text;
+        if (!OptionalText(name, &text)) return false;
+        stored.lora_name = std::move(text).value_or("");
+        return true;
+      }
+      case kExtraKeys: return AllExtraKeys(&stored.extra_keys);
+      case kGroup: {
+        std::optional<int64_t> group;
+        if (!OptionalInteger(name, &group, 0, kMaxGroupId)) return false;
+        stored.group_idx = static_cast<GroupId>(group.value_or(0));
+        return true;
+      }
+      case kSpecKind: return KeptText(name, &stored.kv_cache_spec_kind);
+      case kWindow: return OptionalInteger(name, &stored.kv_cache_spec_sliding_window);
+      case kLocality: return OptionalText(name, &stored.locality);
+      case kOwnership: return OptionalText(name, &stored.ownership);
+      case kSession: return OptionalText(name, &stored.session_id);
+      case kLookahead: return Lookahead(&stored.lookahead_token_ids);
+      case kNumFields: break;
+    }
+    return false;
+  }
+
+  bool Require(const Fields& fields, std::initializer_list<Field> required) {
+    for (const Field field : required) {
+      if (!fields.has(field)) {
+        return Refuse(absl::StrCat(std::string(fields.type), " without ", kFieldNames[field].data()));
+      }
+    }
+    return true;
+  }
+  bool Stored(Fields fields) {
+    if (!Require(fields, {kBlockHashes, kParent, kTokenIds, kBlockSize})) return false;
+    fields.stored.block_hashes = std::move(fields.hashes);
+    KeyAdapters(&fields.stored);
+    return Add(std::move(fields.stored));
+  }
+  bool Removed(const Fields& fields) {
+    if (!Require(fields, {kBlockHashes})) return false;
+    for (const BlockHash& hash : fields.hashes) {
+      if (!Add(BlockRemoved{.block_hash = hash,
+                            .medium = fields.stored.medium,
+                            .group_idx = fields.stored.group_idx,
+                            .locality = fields.stored.locality,
+                            .ownership = fields.stored.ownership})) {
+        return false;
+      }
+    }
+    return true;
+  }
+  bool Add(KvEvent event) {
+    if (batch_.events.size() == kMaxEventsPerBatch) {
+      return Refuse(absl::StrCat("is beyond ", kMaxEventsPerBatch, " events, the limit"));
+    }
+    batch_.events.push_back(std::move(event));
+    return true;
+  }
+
+  // A text among the extra keys is a salt, unless it names the adapter (V-52).
+  static void KeyAdapters(BlockStored* stored) {
+    for (std::optional<ExtraKeys>& keys : stored->extra_keys) {
+      if (keys && !keys->empty() && keys->front().kind == ExtraKey::Kind::kSalt &&
+          !stored->lora_name.empty() && keys->front().value == stored->lora_name) {
+        keys->front().kind = ExtraKey::Kind::kLora;
+      }
+    }
+  }
+
+  bool Hashes(std::vector<BlockHash>* out) {
+    Item head;
+    if (!Next("block_hashes", Type::kArray, "an array", &head)) return false;
+    out->resize(head.count);
+    for (size_t i = 0; i < head.count; ++i) {
+      Item item;
+      if (!Next("block_hashes", &item) || !Hash("block_hashes", item, &(*out)[i])) return false;
+    }
+    return true;
+  }
+  bool Parent(std::optional<BlockHash>* out) {
+    Item item;
+    if (!Next("parent_block_hash", &item)) return false;
+    if (item.type == Type::kNil) return true;
+    return Hash("parent_block_hash", item, &out->emplace());
+  }
+  bool Hash(const char* name, const Item& item, BlockHash* out) {
+    HashForm form;
+    auto* bytes = reinterpret_cast<char*>(out->words.data());
+    if (item.type == Type::kBytes && !item.bytes.empty() &&
+        item.bytes.size() <= sizeof(BlockHash)) {
+      form.digest_size = item.bytes.size();
+      std::copy(item.bytes.begin(), item.bytes.end(), bytes);
+    } else if (item.type == Type::kUint || item.type == Type::kNegative) {
+      // An engine that sends signed numbers means their 64 bits.
+      form.as_integers = true;
+      const uint64_t last = __builtin_bswap64(item.bits);
+      std::memcpy(bytes + sizeof(BlockHash) - sizeof(last), &last, sizeof(last));
+    } else if (item.type == Type::kBytes) {
+      return Refuse(absl::StrCat(name, ": got a hash of ", item.bytes.size(),
+                                 " bytes, expected 1 to ", sizeof(BlockHash)));
+    } else {
+      return Wrong(name, item, "bytes or an integer");
+    }
+    if (!knows_form_) {
+      knows_form_ = true;
+      batch_.hash_form = form;
+    } else if (form != batch_.hash_form) {
+      return Refuse(absl::StrCat(name, ": got a hash as ", Shown(form), " after one as ",
+                                 Shown(batch_.hash_form), ", expected one form in a batch"));
+    }
+    return true;
+  }
+  static std::string Shown(const HashForm& form) {
+    return form.as_integers ? "an integer" : absl::StrCat(form.digest_size, " bytes");
+  }
+
+  bool Tokens(const char* name, std::vector<TokenId>* out) {
+    Item head;
+    if (!Next(name, Type::kArray, "an array", &head)) return false;
+    out->resize(head.count);
+    for (size_t i = 0; i < head.count; ++i) {
+      int64_t token;
+      if (!Integer(name, std::numeric_limits<TokenId>::min(), std::numeric_limits<TokenId>::max(),
+                   &token)) {
+        return false;
+      }
+      (*out)[i] = static_cast<TokenId>(token);
+    }
+    return true;
+  }
+  bool Lookahead(std::optional<std::vector<std::vector<TokenId>>>* out) {
+    Item head;
+    if (!Next("lookahead_token_ids", &head)) return false;
+    if (head.type == Type::kNil) return true;
+    if (head.type != Type::kArray) return Wrong("lookahead_token_ids", head, "an array or nil");
+    out->emplace(head.count);
+    for (std::vector<TokenId>& tokens : **out) {
+      if (!Tokens("lookahead_token_ids", &tokens)) return false;
+    }
+    return true;
+  }
+
+  bool AllExtraKeys(std::vector<std::optional<ExtraKeys>>* out) {
+    Item head;
+    if (!Next("extra_keys", &head)) return false;
+    if (head.type == Type::kNil) return true;
+    if (head.type != Type::kArray) return Wrong("extra_keys", head, "an array or nil");
+    out->resize(head.count);
+    for (std::optional<ExtraKeys>& keys : *out) {
+      Item item;
+      if (!Next("extra_keys", &item)) return false;
+      if (item.type == Type::kNil) continue;
+      if (item.type != Type::kArray) return Wrong("extra_keys", item, "an array or nil");
+      keys.emplace();
+      for (size_t i = 0; i < item.count; ++i) {
+        if (!OneExtraKey(&*keys)) return false;
+      }
+    }
+    return true;
+  }
+  bool OneExtraKey(ExtraKeys* keys) {
+    Item item;
+    if (!Next("extra_keys", &item)) return false;
+    if (item.type == Type::kText) {
+      keys->push_back({.kind = ExtraKey::Kind::kSalt, .value = std::string(item.bytes)});
+      return true;
+    }
+    if (item.type == Type::kBytes) {
+      keys->push_back({.kind = ExtraKey::Kind::kPromptEmbedding, .value = std::string(item.bytes)});
+      return true;
+    }
+    size_t num_inside = item.type == Type::kArray ? item.count
+                        : item.type == Type::kMap ? 2 * item.count
+                                                  : 0;
+    if (item.type == Type::kArray && item.count == 2) {
+      Item name, offset;
+      const msgpack::Reader before = reader_;
+      if (!Next("extra_keys", &name)) return false;
+      if (name.type == Type::kText && Next("extra_keys", &offset) && IsInt64(offset)) {
+        keys->push_back({.kind = ExtraKey::Kind::kMultimodal,
+                         .value = std::string(name.bytes),
+                         .offset = static_cast<int64_t>(offset.bits)});
+        return true;
+      }
+      if (!error_.empty()) return false;
+      reader_ = before;
+    }
+    ++batch_.num_unknown_extra_keys;
+    for (; num_inside > 0; --num_inside) {
+      if (!Skip("extra_keys")) return false;
+    }
+    return true;
+  }
+
+  bool Number(const char* name, double* out) {
+    Item item;
+    if (!Next(name, &item)) return false;
+    if (item.type == Type::kDouble) {
+      *out = item.real;
+    } else if (item.type == Type::kUint) {
+      *out = static_cast<double>(item.bits);
+    } else if (item.type == Type::kNegative) {
+      *out = static_cast<double>(item.negative());
+    } else {
+      return Wrong(name, item, "a number");
+    }
+    return true;
+  }
+  static bool IsInt64(const Item& item) {
+    return item.type == Type::kNegative ||
+           (item.type == Type::kUint && item.bits <= std::numeric_limits<int64_t>::max());
+  }
+  bool InRange(const char* name, const Item& item, int64_t low, int64_t high, int64_t* out) {
+    if (!IsInt64(item)) return Wrong(name, item, "an integer of 64 bits");
+    *out = static_cast<int64_t>(item.bits);
+    if (*out >= low && *out <= high) return true;
+    return Refuse(absl::StrCat(name, ": got ", *out, ", expected ", low, " to ", high));
+  }
+  bool Integer(const char* name, int64_t low, int64_t high, int64_t* out) {
+    Item item;
+    return Next(name, &item) && InRange(name, item, low, high, out);
+  }
+  bool OptionalInteger(const char* name, std::optional<int64_t>* out,
+                       int64_t low = std::numeric_limits<int64_t>::min(),
+                       int64_t high = std::numeric_limits<int64_t>::max()) {
+    Item item;
+    if (!Next(name, &item)) return false;
+    return item.type == Type::kNil || InRange(name, item, low, high, &out->emplace());
+  }
+  bool OptionalText(const char* name, std::optional<std::string>* out) {
+    Item item;
+    if (!Next(name, &item)) return false;
+    if (item.type == Type::kNil) return true;
+    if (item.type != Type::kText) return Wrong(name, item, "a text or nil");
+    out->emplace(item.bytes);
+    return true;
+  }
+  // A text that outlives the payload without being copied into every event.
+  bool KeptText(const char* name, std::string_view* out) {
+    Item item;
+    *out = {};
+    if (!Next(name, &item)) return false;
+    if (item.type == Type::kNil) return true;
+    if (item.type != Type::kText) return Wrong(name, item, "a text or nil");
+    if (const auto known = std::find(kKnownTexts.begin(), kKnownTexts.end(), item.bytes);
+        known != kKnownTexts.end()) {
+      *out = *known;
+    } else if (!batch_.texts.empty() && *batch_.texts.back() == item.bytes) {
+      *out = *batch_.texts.back();
+    } else {
+      batch_.texts.push_back(std::make_unique<const std::string>(item.bytes));
+      *out = *batch_.texts.back();
+    }
+    return true;
+  }
+
+  bool Next(const char* name, Item* item) {
+    if (reader_.Next(item)) return true;
+    return Refuse(absl::StrCat(name, ": the bytes end inside it, or are no MessagePack"));
+  }
+  bool Next(const char* name, Type type, const char* expected, Item* item) {
+    if (!Next(name, item)) return false;
+    return item->type == type || Wrong(name, *item, expected);
+  }
+  bool Skip(const char* name) {
+    if (reader_.Skip()) return true;
+    return Refuse(absl::StrCat(name, ": the bytes end inside it, or are no MessagePack"));
+  }
+  bool Wrong(const char* name, const Item& item, const char* expected) {
+    return Refuse(absl::StrCat(name, ": got ", msgpack::TypeName(item.type), ", expected ",
+                               expected));
+  }
+  bool Refuse(const std::string& what) {
+    error_ = absl::StrCat(index_ >= 0 ? absl::StrCat("event ", index_, ": ") : "", what, " (byte ",
+                          reader_.position(), ")");
+    return false;
+  }
+  // What a stranger sent, short and printable.
+  static std::string Shown(std::string_view text) {
+    std::string shown(text.substr(0, 40));
+    for (char& c : shown) {
+      if (c < ' ' || c > '~') c = '?';
+    }
+    return shown;
+  }
+
+  msgpack::Reader reader_;
+  EventBatch batch_;
+  bool knows_form_ = false;
+  int64_t index_ = -1;  // of the event
+  std::string error_;
+};
+
+}  // namespace
+
+absl::StatusOr<EventBatch> DecodeEvents(std::string_view payload) { return Decoder(payload).Run(); }
+
+}  // namespace kvblocks::events

@@ -1,0 +1,166 @@
+#include "kvblocks/sim/commands/event_export.h"
+
+#include <cstdio>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kvblocks/events/event_codec.h"
+#include "kvblocks/events/event_log.h"
+#include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/report/report_section.h"
+#ifdef KVBLOCKS_WITH_ZMQ
+#include "kvblocks/events/zmq/event_publisher.h"
+#else
+namespace kvblocks::events {
+class EventPublisher {};
+}  // namespace kvblocks::events
+#endif
+
+namespace kvblocks::sim {
+
+absl::Status BuiltWithoutZmq(const std::string& option) {
+  return absl::UnimplementedError(
+      absl::StrCat(option, ": this kvsim was built without ZeroMQ; install libzmq and cppzmq and "
+                           "build it again, or name a file"));
+}
+
+bool IsEndpoint(const std::string& text) { return text.find("://") != text.npos; }
+
+EventExport::EventExport() = default;
+EventExport::~EventExport() = default;
+
+void EventExport::AddOptions(OptionParser* options, const std::string& group) {
+  options->Add({.name = "--events",
+                .unit = "ENDPOINT",
+                .help = "publish KV events as vLLM does, on a ZeroMQ endpoint (tcp://*:5557); a file "
+                        "in its place records them for kvsim events",
+                .group = group},
+               &target_);
+  options->Add({.name = "--events-replay",
+                .unit = "ENDPOINT",
+                .help = "where subscribers can ask for the last 10,000 batches again",
+                .group = group},
+               &replay_);
+  options->Add({.name = "--events-topic", .unit = "TOPIC", .help = "of the messages [none]",
+                .group = group},
+               &topic_);
+  options->Add({.name = "--events-pace",
+                .unit = "FACTOR",
+                .help = "simulated seconds per second; 0: as fast as possible [0]",
+                .group = group},
+               &pace_text_);
+  options->Add({.name = "--events-subscribers",
+                .unit = "N",
+                .help = "wait for N subscribers before the run [0]",
+                .group = group},
+               0, 100'000, &num_subscribers_);
+  options->Add({.name = "--events-linger",
+                .unit = "TIME",
+                .help = "keep answering subscribers for this long after the run [0s]",
+                .group = group},
+               &linger_text_);
+}
+
+absl::Status EventExport::Check() const {
+  const auto needs = [](const char* option) {
+    return absl::InvalidArgumentError(absl::StrCat(option, " needs --events=ENDPOINT"));
+  };
+  double pace;
+  if (!absl::SimpleAtod(pace_text_, &pace) || !(pace >= 0 && pace <= 1e9)) {
+    return absl::InvalidArgumentError(absl::StrCat("--events-pace: got \"", pace_text_,
+                                                   "\", expected a number from 0 to 1000000000"));
+  }
+  if (const auto linger = ParseDuration(linger_text_); !linger.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--events-linger: got \"", linger_text_, "\", expected a time like 10s"));
+  }
+  if (!IsEndpoint(target_)) {
+    if (!replay_.empty()) return needs("--events-replay");
+    if (pace > 0) return needs("--events-pace");
+    if (num_subscribers_ > 0) return needs("--events-subscribers");
+    if (linger_text_ != "0s") return needs("--events-linger");
+    if (!topic_.empty() && target_.empty()) return needs("--events-topic");
+    return IsStandardOutput(target_)
+               ? absl::InvalidArgumentError("--events: got standard output, expected a file or an "
+                                            "endpoint: a log is no text")
+               : absl::OkStatus();
+  }
+#ifndef KVBLOCKS_WITH_ZMQ
+  return BuiltWithoutZmq("--events");
+#endif
+  return absl::OkStatus();
+}
+
+absl::Status EventExport::Open(ReplaySetup* setup, std::vector<EngineObserver*>* observers) {
+  if (target_.empty()) return absl::OkStatus();
+  setup->simulation.manager.enable_events = true;
+  observers->push_back(this);
+  (void)absl::SimpleAtod(pace_text_, &pace_);
+  if (!IsEndpoint(target_)) {
+    auto sink = OpenByteSink(target_);
+    if (!sink.ok()) return sink.status();
+    sink_ = *std::move(sink);
+    std::string head;
+    events::AppendLogHead(&head);
+    return sink_->Write(head);
+  }
+#ifdef KVBLOCKS_WITH_ZMQ
+  auto publisher = events::EventPublisher::Create(
+      {.endpoint = target_,
+       .replay_endpoint = replay_,
+       .topic = topic_,
+       .when_full = events::EventPublisher::WhenFull::kWait});
+  if (!publisher.ok()) {
+    return absl::Status(publisher.status().code(),
+                        absl::StrCat("--events: ", publisher.status().message()));
+  }
+  publisher_ = *std::move(publisher);
+  std::fprintf(stderr, "KV events: %s%s%s\n", publisher_->endpoint().c_str(),
+               replay_.empty() ? "" : ", replay ", publisher_->replay_endpoint().c_str());
+  while (publisher_->stats().num_subscribers < num_subscribers_) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+#endif
+  epoch_ = std::chrono::system_clock::now();
+  return absl::OkStatus();
+}
+
+void EventExport::OnKvEvents(absl::Span<const KvEvent> batch, SimTime now) {
+  if (sink_ != nullptr) return Record(batch, now);
+#ifdef KVBLOCKS_WITH_ZMQ
+  if (pace_ > 0) {
+    std::this_thread::sleep_until(
+        epoch_ + std::chrono::duration_cast<std::chrono::system_clock::duration>(
+                     std::chrono::duration<double>(Seconds(now) / pace_)));
+  }
+  // Unix time, so that a run that is started again is told from the one before.
+  const double start = std::chrono::duration<double>(epoch_.time_since_epoch()).count();
+  publisher_->Publish({batch.begin(), batch.end()}, start + Seconds(now));
+#endif
+}
+
+// Simulated time: the same run gives the same file.
+void EventExport::Record(absl::Span<const KvEvent> batch, SimTime now) {
+  events::LoggedMessage message{
+      .source = "kvsim", .topic = topic_, .sequence = next_sequence_++};
+  events::EncodeEvents(batch, {.timestamp = Seconds(now), .data_parallel_rank = 0},
+                       &message.payload);
+  std::string bytes;
+  events::AppendToLog(message, &bytes);
+  if (sink_status_.ok()) sink_status_ = sink_->Write(bytes);
+}
+
+absl::Status EventExport::Close() {
+  if (sink_ != nullptr) return sink_status_.ok() ? sink_->Close() : sink_status_;
+#ifdef KVBLOCKS_WITH_ZMQ
+  if (publisher_ == nullptr) return absl::OkStatus();
+  while (!publisher_->Flush(std::chrono::seconds(1))) continue;
+  std::this_thread::sleep_for(
+      std::chrono::nanoseconds(*ParseDuration(linger_text_) / kNanosecond));
+  publisher_ = nullptr;
+#endif
+  return absl::OkStatus();
+}
+
+}  // namespace kvblocks::sim
