@@ -11,6 +11,7 @@ NB_MODULE(_core, module) {
   BindManager(module);
   BindRequest(module);
   BindTables(module);
+  BindBatch(module);
   BindReports(module);
   BindEvents(module);
 }
