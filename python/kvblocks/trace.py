@@ -165,7 +165,7 @@ class Trace:
         """One row per request; fields that no request has are left out."""
         import pandas
 
-        frame = pandas.DataFrame([dataclasses.asdict(request) for request in self])
+        frame = pandas.DataFrame([vars(request) for request in self])
         return frame.dropna(axis="columns", how="all")
 
 
@@ -174,7 +174,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _row(number: int, request: TraceRequest | Mapping[str, Any], block_size: int | None) -> dict[str, Any]:
-    given = dataclasses.asdict(request) if isinstance(request, TraceRequest) else dict(request)
+    given = vars(request) if isinstance(request, TraceRequest) else dict(request)
     unknown = given.keys() - _FIELDS
     if unknown:
         raise InvalidArgumentError(f"request {number}: unknown field {sorted(unknown)[0]}, expected one of "

@@ -20,6 +20,7 @@ namespace {
 struct Row {
   nb::object owner;
   PyRequest* request = nullptr;
+  Request* core = nullptr;  // its own, at hand
   uint64_t generation = 0;
   uint64_t num_changes = 0;   // of the request, when the row was last brought up to date
   int64_t num_scheduled = 0;  // tokens that the latest step made slots for
@@ -85,7 +86,7 @@ class DecodeBatch {
                          " requests, and max_requests is no more"));
     }
     const size_t r = rows_.size();
-    rows_.push_back({nb::borrow(owner), &request, request.generation, 0, 0});
+    rows_.push_back({nb::borrow(owner), &request, request.core.get(), request.generation, 0, 0});
     for (GroupTables& group : groups_) group.sizes[r] = group.first_block[r] = 0;
     Update(r);
     return r;
@@ -119,28 +120,38 @@ class DecodeBatch {
   absl::StatusOr<size_t> Allocate(size_t first, const AllocateSlotsParams& params) {
     new_blocks_.clear();
     KvCacheManager& core = *manager_.core;
+    constexpr size_t kAhead = 6;  // rows whose requests are being fetched from memory
+    const bool may_be_quiet = params.num_new_tokens > 0 && params.num_lookahead_tokens >= 0;
     for (size_t r = first; r < rows_.size(); ++r) {
+      if (r + kAhead < rows_.size()) {
+        __builtin_prefetch(rows_[r + kAhead].request);
+        __builtin_prefetch(rows_[r + kAhead].core);
+      }
       Row& row = rows_[r];
       PyRequest& request = *row.request;
       if (row.generation != request.generation) [[unlikely]]
         return GoneStatus(r);
-      const int64_t slots = request.core->num_computed_tokens() + params.num_new_tokens +
-                            params.num_lookahead_tokens;
-      const bool is_quiet = slots <= request.core->quiet_slots();
-      if (!is_quiet) request.LetGoOfTables();
-      const auto taken = core.AllocateSlots(*request.core, params);
+      const int64_t computed = row.core->num_computed_tokens();
+      const int64_t slots = computed + params.num_new_tokens + params.num_lookahead_tokens;
+      if (slots <= row.core->quiet_slots() && may_be_quiet && computed >= 0 &&
+          row.core->status() != RequestStatus::kFinished && row.num_changes == request.num_changes) {
+        row.num_scheduled = params.num_new_tokens;  // nothing else happens: see Request::quiet_slots
+        continue;
+      }
+      request.LetGoOfTables();
+      const auto taken = core.AllocateSlots(*row.core, params);
       if (!taken.ok()) return taken.status();
       if (!taken->has_value()) return r;
       row.num_scheduled = params.num_new_tokens;
-      if (row.num_changes != request.num_changes) {
+      if ((*taken)->num_blocks() > 0) {
         for (size_t g = 0; g < groups_.size(); ++g) {
           for (const BlockId id : (*taken)->blocks(static_cast<GroupId>(g))) {
             new_blocks_.insert(new_blocks_.end(),
                                {static_cast<int32_t>(r), static_cast<int32_t>(g), id});
           }
         }
-        Update(r);
       }
+      Update(r);
     }
     return rows_.size();
   }

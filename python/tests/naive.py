@@ -59,7 +59,8 @@ class NaiveManager:
         return new
 
     def free(self, request: NaiveRequest) -> None:
-        front, back = [], []
+        front: list[int] = []
+        back: list[int] = []
         for block in reversed(request.table):
             self.references[block] -= 1
             if self.references[block] == 0:
