@@ -16,8 +16,8 @@ kvblocks_packages=(
 # For sanitizers and fuzzers.
 kvblocks_sanitizer_packages=(clang lld libclang-rt-dev)
 
-# For tests/packaging/check_cmake.sh only.
-kvblocks_packaging_packages=(cmake ninja-build pkg-config dpkg-dev file)
+# For tests/packaging/check_cmake.sh and check_python.sh only.
+kvblocks_packaging_packages=(cmake ninja-build pkg-config dpkg-dev file python3-dev python3-venv)
 
 kvblocks_missing_packages() {
   local installed package
