@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -25,6 +26,8 @@ using ::kvblocks::config::v1::ReplayConfig;
 namespace {
 
 constexpr double kMostSpeedup = 16384;
+constexpr double kLeastSpeedup = 1.0 / 1024;
+constexpr double kLongestRun = 50 * 86400;  // seconds
 constexpr int kMostReplicaProbes = 64;
 
 pb::Setting SettingFor(const char* option, const std::string& value) {
@@ -54,8 +57,7 @@ std::string ShortResource(const pb::PointResult& result) {
   constexpr double kSeldom = 0.02, kMostly = 0.5, kFullSteps = 0.8;
   const double waiting = pressure.waiting_share();
   if (waiting < kSeldom) {
-    return absl::StrCat("hardly anybody waits, the steps themselves take too long: compute (", step,
-                        ")");
+    return absl::StrCat("compute: hardly anybody waits, but steps take too long (", step, ")");
   }
   if (pressure.pool_full_share() >= kMostly * waiting) {
     return absl::StrFormat("the block pool: at least 90 %% in use for %.0f %% of the time, %s",
@@ -164,8 +166,8 @@ absl::Status CapacitySearch::ReadRate(const ReplayConfig& config, pb::CapacityRe
                   [](const TraceRequest& request) { return !request.waits_for.empty(); });
   if (has_followers) {
     report->add_notes(
-        "some requests wait for others: the rate scales the recorded times, think times stay, and "
-        "such requests come later where the server is slow");
+        "some requests wait for others: rates scale the recorded times, but think times stay, so over "
+        "the length of the trace fewer arrive per second, as stated; a longer trace comes closer");
   }
   return absl::OkStatus();
 }
@@ -179,7 +181,8 @@ CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::Point
   probe.set_replicas(wanted.replicas);
   std::vector<int64_t> good(objectives_.size(), 0);
   std::vector<double> observed(objectives_.size(), 0);
-  int64_t all_good = 0, total = 0;
+  int64_t all_good = 0, total = 0, arrived = 0;
+  double first_arrival = std::numeric_limits<double>::infinity(), last_arrival = 0;
   double worst = -1;
   for (int64_t i = 0; i < count; ++i) {
     const pb::PointResult& result = results[i];
@@ -188,6 +191,12 @@ CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::Point
       return probed;
     }
     const auto& goodput = result.report().goodput();
+    const auto& workload = result.report().workload();
+    if (workload.requests_arrived() > 0) {
+      arrived += workload.requests_arrived();
+      first_arrival = std::min(first_arrival, workload.first_arrival_s());
+      last_arrival = std::max(last_arrival, workload.last_arrival_s());
+    }
     total += goodput.requests_total();
     all_good += goodput.requests_good();
     double use = 0;
@@ -220,6 +229,9 @@ CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::Point
                  static_cast<__int128>(good[o]) * 10000 >=
                      static_cast<__int128>(objective.percentile) * total);
     met = met && out->met();
+  }
+  if (last_arrival > first_arrival) {
+    probe.set_arrived_per_s(static_cast<double>(arrived - 1) / (last_arrival - first_arrival));
   }
   probe.set_good_share(share(all_good));
   probe.set_met(met && share(all_good) >= options_.goodput);
@@ -304,7 +316,9 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
     if (absl::Status status = probe({speedup, 2 * speedup}); !status.ok()) return status;
     if (!candidate->problem().empty()) return absl::OkStatus();
   }
-  for (double speedup = 0.25; low == 0 && speedup >= 1 / kMostSpeedup; speedup /= 4) {
+  // Slower, requests hardly meet each other, and the clock ends after 106 days.
+  const double least = std::max(kLeastSpeedup, arrival_seconds_ / kLongestRun);
+  for (double speedup = 0.25; low == 0 && speedup >= least; speedup /= 4) {
     if (absl::Status status = probe({speedup, 2 * speedup}); !status.ok()) return status;
     if (!candidate->problem().empty()) return absl::OkStatus();
   }
@@ -331,7 +345,8 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
     *candidate->mutable_at_failing() = at_high.probe;
     candidate->set_binding(Binding(at_high));
   }
-  if (low == 0) candidate->set_problem("no rate meets the limits, however low");
+  if (low == 0) candidate->set_problem(absl::StrFormat("no rate meets the limits, down to %.3g requests/s",
+                                           trace_rate_ * high));
   return absl::OkStatus();
 }
 

@@ -15,7 +15,12 @@ namespace pb = ::kvblocks::sweep::v1;
 namespace {
 
 std::string ProbeText(const pb::CapacityReport::Probe& probe) {
-  std::string text = absl::StrFormat("%.4g requests/s:", probe.requests_per_s());
+  std::string text = absl::StrFormat("%.4g requests/s", probe.requests_per_s());
+  constexpr double kLess = 0.98;
+  if (probe.arrived_per_s() < kLess * probe.requests_per_s()) {
+    absl::StrAppendFormat(&text, " (%.4g arrived)", probe.arrived_per_s());
+  }
+  text += ':';
   for (const auto& objective : probe.objectives()) {
     if (objective.percentile() > 0) {
       absl::StrAppendFormat(&text, " %s p%g %s,", objective.metric(), objective.percentile(),
