@@ -101,6 +101,8 @@ class CapacitySearch {
                                                const std::vector<Wanted>& wanted);
   Probed Sum(const Wanted& wanted, const pb::PointResult* results, int64_t count) const;
   absl::Status FindHighestRate(pb::CapacityReport::Candidate* candidate);
+  absl::StatusOr<Probed> ProbeTarget(const pb::CapacityReport::Candidate& candidate,
+                                     int64_t replicas);
   absl::Status FindReplicas(pb::CapacityReport::Candidate* candidate);
   std::string Binding(const Probed& failing) const;
   void ChooseCheapest(pb::CapacityReport* report) const;
@@ -113,6 +115,7 @@ class CapacitySearch {
   double trace_rate_ = 0;
   double arrival_seconds_ = 0;
   int64_t num_conversations_ = 0;
+  bool has_followers_ = false;  // requests that wait for others
 };
 
 absl::Status CapacitySearch::Check(const ReplayConfig& config) {
@@ -161,13 +164,13 @@ absl::Status CapacitySearch::ReadRate(const ReplayConfig& config, pb::CapacityRe
   }
   trace_rate_ = static_cast<double>(decoded.requests.size() - 1) / arrival_seconds_;
   report->set_trace_rate(trace_rate_);
-  const bool has_followers =
+  has_followers_ =
       std::any_of(decoded.requests.begin(), decoded.requests.end(),
                   [](const TraceRequest& request) { return !request.waits_for.empty(); });
-  if (has_followers) {
+  if (has_followers_) {
     report->add_notes(
-        "some requests wait for others: rates scale the recorded times, but think times stay, so over "
-        "the length of the trace fewer arrive per second, as stated; a longer trace comes closer");
+        "some requests wait for others, and no speed-up changes their think times: rates are those at "
+        "which requests arrived in the replay; a longer trace reaches higher ones");
   }
   return absl::OkStatus();
 }
@@ -230,8 +233,8 @@ CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::Point
                      static_cast<__int128>(objective.percentile) * total);
     met = met && out->met();
   }
-  if (last_arrival > first_arrival) {
-    probe.set_arrived_per_s(static_cast<double>(arrived - 1) / (last_arrival - first_arrival));
+  if (has_followers_ && last_arrival > first_arrival) {
+    probe.set_requests_per_s(static_cast<double>(arrived - 1) / (last_arrival - first_arrival));
   }
   probe.set_good_share(share(all_good));
   probe.set_met(met && share(all_good) >= options_.goodput);
@@ -338,20 +341,43 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
       return status;
     }
   }
-  candidate->set_highest_rate(trace_rate_ * low);
-  candidate->set_failing_rate(trace_rate_ * high);
+  candidate->set_highest_rate(at_low.probe.requests_per_s());
+  candidate->set_failing_rate(at_high.probe.requests_per_s());
   if (low > 0) *candidate->mutable_at_highest() = at_low.probe;
   if (high > 0) {
     *candidate->mutable_at_failing() = at_high.probe;
     candidate->set_binding(Binding(at_high));
   }
   if (low == 0) candidate->set_problem(absl::StrFormat("no rate meets the limits, down to %.3g requests/s",
-                                           trace_rate_ * high));
+                                           at_high.probe.requests_per_s()));
   return absl::OkStatus();
 }
 
+absl::StatusOr<CapacitySearch::Probed> CapacitySearch::ProbeTarget(
+    const pb::CapacityReport::Candidate& candidate, int64_t replicas) {
+  constexpr double kClose = 0.99, kLeastStep = 1.1;
+  double speedup = Rounded(options_.target_rate / trace_rate_);
+  while (true) {
+    auto probed = ProbeAll(candidate, {{speedup, replicas}});
+    if (!probed.ok()) return probed.status();
+    Probed& one = probed->front();
+    const double rate = one.probe.requests_per_s();
+    // What misses at less than the rate misses at the rate.
+    if (!has_followers_ || !one.probe.met() || rate >= kClose * options_.target_rate) {
+      return std::move(one);
+    }
+    speedup = Rounded(speedup * std::max(kLeastStep, options_.target_rate / rate));
+    if (speedup > kMostSpeedup) {
+      one.probe.set_problem(absl::StrFormat(
+          "the think times of this trace keep it below %.4g requests/s, asked for are %.4g; a longer "
+          "trace is needed",
+          rate, options_.target_rate));
+      return std::move(one);
+    }
+  }
+}
+
 absl::Status CapacitySearch::FindReplicas(pb::CapacityReport::Candidate* candidate) {
-  const double speedup = Rounded(options_.target_rate / trace_rate_);
   auto replicas = static_cast<int64_t>(
       std::ceil(options_.target_rate / candidate->highest_rate() - 1e-9));
   replicas = std::max<int64_t>(replicas, 1);
@@ -363,9 +389,9 @@ absl::Status CapacitySearch::FindReplicas(pb::CapacityReport::Candidate* candida
           "); a longer trace is needed"));
       return absl::OkStatus();
     }
-    const auto probed = ProbeAll(*candidate, {{speedup, replicas}});
+    const auto probed = ProbeTarget(*candidate, replicas);
     if (!probed.ok()) return probed.status();
-    const Probed& one = probed->front();
+    const Probed& one = *probed;
     if (!one.probe.problem().empty()) {
       candidate->set_problem(one.probe.problem());
       return absl::OkStatus();

@@ -2,6 +2,8 @@
 // replicas a rate needs, and what of several devices costs least.
 //
 // A rate is the trace's own, arrivals divided by a speed-up, so lengths, contents and sessions stay.
+// Where requests wait for others, think times stay as well, and the rate is the one at which requests
+// arrived in the replay.
 // A rate is met if every objective's percentile of all requests is within its limit; a request that
 // is rejected or aborted is within none. Replicas are independent; conversations are dealt to them
 // round robin, by their first request.

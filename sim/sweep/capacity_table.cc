@@ -15,12 +15,7 @@ namespace pb = ::kvblocks::sweep::v1;
 namespace {
 
 std::string ProbeText(const pb::CapacityReport::Probe& probe) {
-  std::string text = absl::StrFormat("%.4g requests/s", probe.requests_per_s());
-  constexpr double kLess = 0.98;
-  if (probe.arrived_per_s() < kLess * probe.requests_per_s()) {
-    absl::StrAppendFormat(&text, " (%.4g arrived)", probe.arrived_per_s());
-  }
-  text += ':';
+  std::string text = absl::StrFormat("%.4g requests/s:", probe.requests_per_s());
   for (const auto& objective : probe.objectives()) {
     if (objective.percentile() > 0) {
       absl::StrAppendFormat(&text, " %s p%g %s,", objective.metric(), objective.percentile(),
@@ -82,6 +77,9 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
   if (!candidate.problem().empty()) {
     page->Text(candidate.highest_rate() > 0 ? "  problem" : "problem",
                absl::StrCat(name, ": ", candidate.problem()));
+    if (candidate.highest_rate() == 0 && !candidate.binding().empty()) {
+      page->Text("  because", candidate.binding());
+    }
   }
 }
 
