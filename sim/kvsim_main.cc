@@ -14,6 +14,7 @@
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/sweep/sweep_commands.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/version.h"
 
@@ -25,6 +26,8 @@ constexpr const char* kFooter = R"(Start here
   kvsim replay trace.jsonl.gz       hit rate, pool use and latency of your own
   kvsim curve trace.jsonl.gz        the hit rate of every pool size; how much cache is enough
   kvsim plan --model=NAME           what its layers store and how many requests a device holds
+  kvsim sweep trace.jsonl.gz        many combinations of options, on all cores
+  kvsim capacity trace.jsonl.gz --slo=ttft:2s@p99    the highest rate within limits; how many GPUs
   kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim verify trace.jsonl.gz       the same with real tensors: every wrong number is a bug
   kvsim compare a.json b.json       what differs between two runs, and from which step on
@@ -43,7 +46,8 @@ void EndBySignal(int signal) {
   const char* message = signal == SIGINT    ? "\nkvsim: interrupted, no output file is finished\n"
                         : signal == SIGTERM ? "\nkvsim: terminated, no output file is finished\n"
                                             : "\nkvsim: hung up, no output file is finished\n";
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, message, std::strlen(message));
+  [[maybe_unused]] ssize_t written = write(STDERR_FILENO, message, std::strlen(message));
+  written = write(STDERR_FILENO, InterruptNote(), std::strlen(InterruptNote()));
   std::signal(signal, SIG_DFL);
   std::raise(signal);
 }
@@ -76,6 +80,9 @@ int Main(int argc, char** argv) {
   commands.push_back(AddReplayCommand(&program));
   commands.push_back(AddCurveCommand(&program));
   commands.push_back(AddPlanCommand(&program));
+  commands.push_back(AddSweepCommand(&program));
+  commands.push_back(AddTuneCommand(&program));
+  commands.push_back(AddCapacityCommand(&program));
   commands.push_back(AddExplainCommand(&program));
   commands.push_back(AddStatsCommand(&program));
   commands.push_back(AddConvertCommand(&program));
@@ -84,6 +91,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddCompareCommand(&program));
   commands.push_back(AddCalibrateCommand(&program));
   commands.push_back(AddEventsCommand(&program));
+  commands.push_back(AddPointCommand(&program));
   std::string text;
   switch (program.Parse(argc, argv, &text)) {
     case ParseOutcome::kHelp:

@@ -127,10 +127,12 @@ def main():
     run("replay", *trace, "--model=gpt-oss-20b", "--num-blocks=3000", "--html=groups.html", "--quiet")
 
     run("plan", "--model=gemma-3-27b", "--device=h200", "--html=plan.html")
+    run("sweep", *trace, "--grid", "num-blocks=500:4000:*2", "--grid", "block-size=16,64", "--speedup=60",
+        "--pareto=hit-rate,pool-gib", "--metrics=hit-rate,ttft-p99,output-tokens-per-s", "--html=sweep.html", "--quiet")
 
     looked_at = wrong = 0
     browser = Browser(program, folder / "profile")
-    for name, least_charts in (("replay", 10), ("compare", 9), ("groups", 10), ("plan", 3)):
+    for name, least_charts in (("replay", 10), ("compare", 9), ("groups", 10), ("plan", 3), ("sweep", 4)):
         url = (folder / f"{name}.html").as_uri()
         for width, (x, y) in WIDTHS.items():
             for colours in ("light", "dark"):

@@ -97,6 +97,31 @@ void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
 
 }  // namespace
 
+absl::StatusOr<std::string> OptionField(std::string_view name) {
+  std::string field(name.substr(0, 2) == "--" ? name.substr(2) : name);
+  std::replace(field.begin(), field.end(), '-', '_');
+  std::vector<std::string> known;
+  for (const OptionRow& row : ReplayOptionRows()) {
+    if (field == row.field || AliasOf(row.field) == absl::StrCat("--", field)) {
+      return std::string(row.field);
+    }
+    known.push_back(FlagName(row.field));
+  }
+  const std::string suggestion = SuggestName(FlagName(field), known);
+  return absl::InvalidArgumentError(absl::StrCat(
+      FlagName(field), ": no such option of a replay", suggestion.empty() ? "" : "; ", suggestion));
+}
+
+absl::Status SetOption(std::string_view name, const std::string& value, ReplayConfig* config) {
+  const auto field = OptionField(name);
+  if (!field.ok()) return field.status();
+  const std::string expected =
+      SetField(ReplayConfig::descriptor()->FindFieldByName(*field), value, config);
+  if (expected.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(FlagName(*field), ": got \"", value, "\", expected ", expected));
+}
+
 void BindOptions(std::string_view group, OptionParser* options, ReplayConfig* given) {
   for (const OptionRow& row : ReplayOptionRows()) {
     // The trace is positional.

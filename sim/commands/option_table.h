@@ -35,6 +35,13 @@ const std::vector<OptionRow>& ReplayOptionRows();
 // "--num-blocks".
 std::string FlagName(std::string_view field);
 
+// Sets the option of this name, "num_blocks", "num-blocks" or "--num-blocks", from text.
+// InvalidArgument names an option that there is not, or a value that is none.
+absl::Status SetOption(std::string_view name, const std::string& value,
+                       ::kvblocks::config::v1::ReplayConfig* config);
+// The field that this name stands for; InvalidArgument if it is no option of a replay.
+absl::StatusOr<std::string> OptionField(std::string_view name);
+
 // Adds the rows of one group (empty: all) to a command; values given land in `given`, which must
 // outlive the parse.
 void BindOptions(std::string_view group, OptionParser* options,

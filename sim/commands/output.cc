@@ -42,6 +42,17 @@ ExitStatus Fail(const std::string& command, const absl::Status& status) {
   }
 }
 
+namespace {
+// Of fixed size, so that a signal handler may read it at any time.
+char interrupt_note[1024] = "";
+}  // namespace
+
+void SetInterruptNote(const std::string& note) {
+  std::snprintf(interrupt_note, sizeof(interrupt_note), "%s", note.c_str());
+}
+
+const char* InterruptNote() { return interrupt_note; }
+
 bool IsSameFile(const std::string& a, const std::string& b) {
   struct stat x, y;
   if (a == b || (IsStandardOutput(a) && IsStandardOutput(b))) return true;

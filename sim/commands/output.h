@@ -25,6 +25,12 @@ absl::Status UnlessReaderGone(const absl::Status& status);
 // Prints "kvsim COMMAND: MESSAGE" and returns the exit status that fits.
 ExitStatus Fail(const std::string& command, const absl::Status& status);
 
+// What is added to the message of a process that a signal ends; at first nothing. A command that
+// keeps what it has done says here where.
+void SetInterruptNote(const std::string& note);
+// May be called from a signal handler.
+const char* InterruptNote();
+
 // Whether two paths name the same output, or the same existing file.
 bool IsSameFile(const std::string& a, const std::string& b);
 

@@ -83,6 +83,18 @@ void ProgressLine::UpdateReading(const ReadProgress& read, int64_t num_rows, int
                        Eta(read, elapsed())));
 }
 
+void ProgressLine::UpdatePoints(int64_t num_done, int64_t num_points, int64_t num_problems,
+                                double share) {
+  if (!IsDue()) return;
+  std::string text = absl::StrFormat("%d of %d points, %.0f %% of the work, %.1f s", num_done,
+                                     num_points, 100 * share, elapsed());
+  if (num_problems > 0) absl::StrAppendFormat(&text, ", %d without figures", num_problems);
+  if (share > 0 && share < 1) {
+    absl::StrAppendFormat(&text, ", ETA %.0f s", elapsed() / share - elapsed());
+  }
+  Show(text);
+}
+
 void ProgressLine::Clear() {
   if (!is_dirty_) return;
   std::fprintf(stderr, "\r\033[K");

@@ -28,6 +28,8 @@ class ProgressLine {
   bool is_shown() const { return is_shown_; }
   void Update(const SimulationProgress& progress, int64_t hit_tokens, int64_t queried_tokens);
   void UpdateReading(const ReadProgress& read, int64_t num_rows, int64_t num_errors);
+  // Of points of a sweep; `share` of the work is done.
+  void UpdatePoints(int64_t num_done, int64_t num_points, int64_t num_problems, double share);
   // Wipes the line.
   void Clear();
 

@@ -12,7 +12,7 @@ using ::kvblocks::config::v1::ReplayConfig;
 
 namespace {
 
-absl::StatusOr<ConfigSource> Read(const std::string& file, google::protobuf::Message& message) {
+absl::StatusOr<ConfigSource> ReadMessage(const std::string& file, google::protobuf::Message& message) {
   const auto text = ReadConfigFile(file);
   if (!text.ok()) return text.status();
   return ConfigSource::Parse(*text, file, ConfigSyntax::kDetect, message);
@@ -43,14 +43,13 @@ ReplayInput::ReplayInput(OptionParser* options) : options_(options) {
 
 void ReplayInput::AddOptions() { BindOptions("", options_, &given_); }
 
-absl::StatusOr<ReplayConfig> ReplayInput::Configure() {
+absl::Status ReplayInput::Read(ReplayConfig* file) {
   // Groups are checked here, where their place in a file is known.
-  ReplayConfig file;
   if (!config_file_.empty()) {
-    const auto source = Read(config_file_, file);
+    const auto source = ReadMessage(config_file_, *file);
     if (!source.ok()) return source.status();
-    if (file.has_kv_cache_config()) {
-      const auto groups = MakeKvCacheGroups(file.kv_cache_config(), file.num_blocks());
+    if (file->has_kv_cache_config()) {
+      const auto groups = MakeKvCacheGroups(file->kv_cache_config(), file->num_blocks());
       if (!groups.ok()) {
         return source->Locate(WithFieldPrefix(groups.status(), "kv_cache_config"));
       }
@@ -58,13 +57,28 @@ absl::StatusOr<ReplayConfig> ReplayInput::Configure() {
   }
   if (!groups_file_.empty()) {
     auto& message = *given_.mutable_kv_cache_config();
-    const auto source = Read(groups_file_, message);
+    const auto source = ReadMessage(groups_file_, message);
     if (!source.ok()) return source.status();
-    const int64_t num_blocks = given_.has_num_blocks() ? given_.num_blocks() : file.num_blocks();
+    const int64_t num_blocks = given_.has_num_blocks() ? given_.num_blocks() : file->num_blocks();
     const auto groups = MakeKvCacheGroups(message, num_blocks);
     if (!groups.ok()) return source->Locate(groups.status());
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ReplayConfig> ReplayInput::Configure() {
+  ReplayConfig file;
+  if (absl::Status status = Read(&file); !status.ok()) return status;
   return EffectiveConfig(file, given_);
+}
+
+absl::StatusOr<ReplayConfig> ReplayInput::Asked() {
+  ReplayConfig asked;
+  if (absl::Status status = Read(&asked); !status.ok()) return status;
+  // Groups replace each other; they do not add up.
+  if (given_.has_kv_cache_config()) asked.clear_kv_cache_config();
+  asked.MergeFrom(given_);
+  return asked;
 }
 
 absl::StatusOr<std::unique_ptr<TraceReader>> OpenReplayTrace(const ReplayConfig& config,

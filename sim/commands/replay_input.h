@@ -31,10 +31,14 @@ class ReplayInput {
 
   // Defaults, then the file, then the command line.
   absl::StatusOr<::kvblocks::config::v1::ReplayConfig> Configure();
+  // The same without the defaults: what file and command line set, and nothing else.
+  absl::StatusOr<::kvblocks::config::v1::ReplayConfig> Asked();
   // What the command line alone says; after the parse.
   const ::kvblocks::config::v1::ReplayConfig& given() const { return given_; }
 
  private:
+  absl::Status Read(::kvblocks::config::v1::ReplayConfig* file);
+
   OptionParser* options_;
   ::kvblocks::config::v1::ReplayConfig given_;
   std::string config_file_, groups_file_;

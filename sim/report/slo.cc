@@ -54,7 +54,8 @@ absl::StatusOr<std::vector<Objective>> ParseObjectives(std::string_view text) {
   const std::vector<std::string> parts =
       absl::StrSplit(absl::string_view(text.data(), text.size()), ',');
   for (const std::string& part : parts) {
-    const std::vector<std::string> fields = absl::StrSplit(part, ':');
+    // ttft:2s@p99 is another way to write ttft:2s:p99.
+    const std::vector<std::string> fields = absl::StrSplit(part, absl::ByAnyChar(":@"));
     if (fields.size() < 2 || fields.size() > 3) return Bad(part, "has no limit or too many parts");
     Objective objective;
     bool is_known = false;

@@ -1,7 +1,7 @@
 // Service level objectives: limits on a request's latency, and how many requests meet them.
 //
 // "ttft:2s:p99,tpot:50ms" - metric, limit, and optionally the percentile that must meet the limit
-// over all requests. A request is good if it meets every limit; one that was rejected or aborted is
+// over all requests; before the percentile a @ will do, too. A request is good if it meets every limit; one that was rejected or aborted is
 // not. A request of one token has no TPOT and meets any limit on it.
 
 #ifndef KVBLOCKS_SIM_REPORT_SLO_H_

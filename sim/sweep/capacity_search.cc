@@ -1,0 +1,541 @@
+#include "kvblocks/sim/sweep/capacity_search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "kvblocks/sim/commands/model_plan.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/report/slo.h"
+#include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/specs/catalogue/catalogue.h"
+
+namespace kvblocks::sim {
+
+namespace pb = ::kvblocks::sweep::v1;
+using ::kvblocks::config::v1::ReplayConfig;
+
+namespace {
+
+constexpr double kMostSpeedup = 16384;
+constexpr double kLeastSpeedup = 1.0 / 1024;
+constexpr double kLongestRun = 50 * 86400;  // seconds
+constexpr int kMostReplicaProbes = 64;
+
+pb::Setting SettingFor(const char* option, const std::string& value) {
+  pb::Setting setting;
+  setting.set_option(option);
+  setting.set_value(value);
+  return setting;
+}
+
+// Four digits: far below any tolerance, and short enough to type again.
+std::string SpeedupText(double speedup) { return absl::StrFormat("%.4g", speedup); }
+double Rounded(double speedup) {
+  double rounded = speedup;
+  return absl::SimpleAtod(SpeedupText(speedup), &rounded) ? rounded : speedup;
+}
+
+std::string MillisecondsText(double ms) { return Span(ms / 1e3); }
+
+// What kept requests from being served sooner.
+std::string ShortResource(const pb::PointResult& result) {
+  const auto& report = result.report();
+  const auto& pressure = result.pressure();
+  const auto& throughput = report.throughput();
+  const std::string step = absl::StrFormat(
+      "steps have %.1f requests and %.0f tokens on average", throughput.mean_batch_requests(),
+      throughput.mean_step_tokens());
+  constexpr double kSeldom = 0.02, kMostly = 0.5, kFullSteps = 0.8;
+  const double waiting = pressure.waiting_share();
+  if (waiting < kSeldom) {
+    return absl::StrCat("compute: hardly anybody waits, but steps take too long (", step, ")");
+  }
+  if (pressure.pool_full_share() >= kMostly * waiting) {
+    return absl::StrFormat("the block pool: at least 90 %% in use for %.0f %% of the time, %s",
+                           100 * pressure.pool_full_share(),
+                           Plural(report.preemption().preemptions(), "preemption"));
+  }
+  if (pressure.seqs_full_share() >= kMostly * waiting) {
+    return absl::StrFormat("max_num_seqs: %d requests run, and others wait, for %.0f %% of the time",
+                           report.config().max_num_seqs(), 100 * pressure.seqs_full_share());
+  }
+  if (throughput.budget_use() >= kFullSteps) {
+    return absl::StrFormat("max_num_batched_tokens: steps are %.0f %% full of %d tokens",
+                           100 * throughput.budget_use(),
+                           report.config().max_num_batched_tokens());
+  }
+  return absl::StrFormat("compute: the device is busy for %.0f %% of the time, %s",
+                         100 * throughput.busy_share(), step);
+}
+
+class CapacitySearch {
+ public:
+  CapacitySearch(const CapacityOptions& options, PointRunner* runner, DecodedTraces* traces,
+                 ContentHashes* hashes)
+      : options_(options), runner_(runner), traces_(traces), hashes_(hashes) {}
+
+  absl::StatusOr<pb::CapacityReport> Run();
+
+ private:
+  struct Probed {
+    pb::CapacityReport::Probe probe;
+    pb::PointResult worst;  // of the replicas, the one with most of its limits
+  };
+  struct Wanted {
+    double speedup;
+    int64_t replicas;
+  };
+
+  absl::Status Check(const ReplayConfig& config);
+  absl::Status ReadRate(const ReplayConfig& config, pb::CapacityReport* report);
+  absl::StatusOr<std::vector<Probed>> ProbeAll(const pb::CapacityReport::Candidate& candidate,
+                                               const std::vector<Wanted>& wanted);
+  Probed Sum(const Wanted& wanted, const pb::PointResult* results, int64_t count) const;
+  absl::Status FindHighestRate(pb::CapacityReport::Candidate* candidate);
+  absl::StatusOr<Probed> ProbeTarget(const pb::CapacityReport::Candidate& candidate,
+                                     int64_t replicas);
+  absl::Status FindReplicas(pb::CapacityReport::Candidate* candidate);
+  std::string Binding(const Probed& failing) const;
+  void ChooseCheapest(pb::CapacityReport* report) const;
+
+  const CapacityOptions& options_;
+  PointRunner* runner_;
+  DecodedTraces* traces_;
+  ContentHashes* hashes_;
+  std::vector<Objective> objectives_;
+  double trace_rate_ = 0;
+  double arrival_seconds_ = 0;
+  int64_t num_conversations_ = 0;
+  bool has_followers_ = false;  // requests that wait for others
+};
+
+absl::Status CapacitySearch::Check(const ReplayConfig& config) {
+  if (options_.asked.has_speedup()) {
+    return absl::InvalidArgumentError("--speedup: the search sets it; leave it out");
+  }
+  if (config.concurrency() > 0) {
+    return absl::InvalidArgumentError(
+        "--concurrency: a closed loop has no rate to raise, expected 0; sweep over --concurrency "
+        "instead");
+  }
+  if (config.time() == "fixed") {
+    return absl::InvalidArgumentError(
+        "--time: got fixed: with steps of one length no latency means anything; expected another "
+        "clock");
+  }
+  auto objectives = ParseObjectives(config.slo());
+  if (!objectives.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", objectives.status().message()));
+  }
+  objectives_ = *std::move(objectives);
+  const bool has_percentile =
+      std::any_of(objectives_.begin(), objectives_.end(),
+                  [](const Objective& objective) { return objective.percentile > 0; });
+  if (!has_percentile && options_.goodput == 0) {
+    return absl::InvalidArgumentError(
+        objectives_.empty()
+            ? "--slo: none given, expected limits with percentiles, like ttft:2s@p99,tpot:50ms@p95"
+            : "--slo: no limit has a percentile, expected one, like ttft:2s@p99, or --goodput=SHARE "
+              "of requests that meet all limits");
+  }
+  if (objectives_.empty()) return absl::InvalidArgumentError("--goodput: needs --slo");
+  return absl::OkStatus();
+}
+
+absl::Status CapacitySearch::ReadRate(const ReplayConfig& config, pb::CapacityReport* report) {
+  const auto trace = traces_->Get(config);
+  if (!trace.ok()) return trace.status();
+  const DecodedTrace& decoded = **trace;
+  arrival_seconds_ = decoded.arrival_seconds();
+  num_conversations_ = decoded.num_conversations;
+  if (decoded.requests.size() < 2 || arrival_seconds_ <= 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the trace has ", Plural(static_cast<int64_t>(decoded.requests.size()), "request"),
+        " at one time: there is no rate to raise"));
+  }
+  trace_rate_ = static_cast<double>(decoded.requests.size() - 1) / arrival_seconds_;
+  report->set_trace_rate(trace_rate_);
+  has_followers_ =
+      std::any_of(decoded.requests.begin(), decoded.requests.end(),
+                  [](const TraceRequest& request) { return !request.waits_for.empty(); });
+  if (has_followers_) {
+    report->add_notes(
+        "some requests wait for others, and no speed-up changes their think times: rates are those at "
+        "which requests arrived in the replay; a longer trace reaches higher ones");
+  }
+  return absl::OkStatus();
+}
+
+CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::PointResult* results,
+                                           int64_t count) const {
+  Probed probed;
+  pb::CapacityReport::Probe& probe = probed.probe;
+  probe.set_speedup(SpeedupText(wanted.speedup));
+  probe.set_requests_per_s(trace_rate_ * wanted.speedup);
+  probe.set_replicas(wanted.replicas);
+  std::vector<int64_t> good(objectives_.size(), 0);
+  std::vector<double> observed(objectives_.size(), 0);
+  int64_t all_good = 0, total = 0, arrived = 0;
+  double first_arrival = std::numeric_limits<double>::infinity(), last_arrival = 0;
+  double worst = -1;
+  for (int64_t i = 0; i < count; ++i) {
+    const pb::PointResult& result = results[i];
+    if (!result.problem().empty()) {
+      probe.set_problem(result.problem());
+      return probed;
+    }
+    const auto& goodput = result.report().goodput();
+    const auto& workload = result.report().workload();
+    if (workload.requests_arrived() > 0) {
+      arrived += workload.requests_arrived();
+      first_arrival = std::min(first_arrival, workload.first_arrival_s());
+      last_arrival = std::max(last_arrival, workload.last_arrival_s());
+    }
+    total += goodput.requests_total();
+    all_good += goodput.requests_good();
+    double use = 0;
+    for (size_t o = 0; o < objectives_.size(); ++o) {
+      const auto& objective = goodput.objectives(static_cast<int>(o));
+      good[o] += objective.requests_good();
+      observed[o] = std::max(observed[o], objective.observed_ms());
+      use = std::max(use, objective.observed_ms() / objective.limit_ms());
+    }
+    if (use > worst) {
+      worst = use;
+      probed.worst = result;
+    }
+  }
+  const auto share = [&](int64_t part) {
+    return total == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(total);
+  };
+  bool met = total > 0;
+  for (size_t o = 0; o < objectives_.size(); ++o) {
+    const Objective& objective = objectives_[o];
+    pb::CapacityReport::Objective* out = probe.add_objectives();
+    const auto& described = probed.worst.report().goodput().objectives(static_cast<int>(o));
+    out->set_metric(described.metric());
+    out->set_limit_ms(described.limit_ms());
+    out->set_percentile(described.percentile());
+    out->set_observed_ms(observed[o]);
+    out->set_share(share(good[o]));
+    // Counts, so that replicas add up and requests that never ran are not left out.
+    out->set_met(objective.percentile == 0 ||
+                 static_cast<__int128>(good[o]) * 10000 >=
+                     static_cast<__int128>(objective.percentile) * total);
+    met = met && out->met();
+  }
+  if (has_followers_ && last_arrival > first_arrival) {
+    probe.set_requests_per_s(static_cast<double>(arrived - 1) / (last_arrival - first_arrival));
+  }
+  probe.set_good_share(share(all_good));
+  probe.set_met(met && share(all_good) >= options_.goodput);
+  return probed;
+}
+
+absl::StatusOr<std::vector<CapacitySearch::Probed>> CapacitySearch::ProbeAll(
+    const pb::CapacityReport::Candidate& candidate, const std::vector<Wanted>& wanted) {
+  std::vector<PlannedPoint> points;
+  for (const Wanted& one : wanted) {
+    for (int64_t replica = 0; replica < one.replicas; ++replica) {
+      auto point = PlanPoint(
+          options_.asked,
+          {SettingFor("device", candidate.device()),
+           SettingFor("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
+           SettingFor("speedup", SpeedupText(one.speedup))},
+          hashes_, one.replicas == 1 ? 0 : one.replicas, replica);
+      if (!point.ok()) return point.status();
+      points.push_back(*std::move(point));
+    }
+  }
+  const auto results = runner_->Run(points);
+  if (!results.ok()) return results.status();
+  std::vector<Probed> probed;
+  const pb::PointResult* next = results->data();
+  for (const Wanted& one : wanted) {
+    probed.push_back(Sum(one, next, one.replicas));
+    next += one.replicas;
+  }
+  return probed;
+}
+
+std::string CapacitySearch::Binding(const Probed& failing) const {
+  std::vector<std::string> missed;
+  for (const auto& objective : failing.probe.objectives()) {
+    if (objective.met()) continue;
+    missed.push_back(absl::StrFormat(
+        "%s p%g is %s, the limit %s (%.2f %% of requests meet it)", objective.metric(),
+        objective.percentile(), MillisecondsText(objective.observed_ms()),
+        MillisecondsText(objective.limit_ms()), 100 * objective.share()));
+  }
+  if (missed.empty()) {
+    missed.push_back(absl::StrFormat("%.2f %% of requests meet all limits, asked for are %.2f %%",
+                                     100 * failing.probe.good_share(), 100 * options_.goodput));
+  }
+  return absl::StrCat(absl::StrJoin(missed, "; "), ". Short is ", ShortResource(failing.worst));
+}
+
+absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* candidate) {
+  // Of the rates that were tried.
+  double low = 0, high = 0;
+  Probed at_low, at_high;
+  candidate->set_is_monotone(true);
+  // Two at a time, so that two cores have work. `speedups` ascend.
+  const auto probe = [&](std::vector<double> speedups) -> absl::Status {
+    std::vector<Wanted> wanted;
+    for (const double speedup : speedups) wanted.push_back({Rounded(speedup), 1});
+    const auto probed = ProbeAll(*candidate, wanted);
+    if (!probed.ok()) return probed.status();
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      const Probed& one = (*probed)[i];
+      const double speedup = wanted[i].speedup;
+      if (!one.probe.problem().empty()) {
+        candidate->set_problem(one.probe.problem());
+        return absl::OkStatus();
+      }
+      if (one.probe.met()) {
+        if (high > 0 && speedup > high) {
+          candidate->set_is_monotone(false);
+        } else if (speedup > low) {
+          low = speedup;
+          at_low = one;
+        }
+      } else if ((high == 0 || speedup < high) && speedup > low) {
+        high = speedup;
+        at_high = one;
+      }
+    }
+    return absl::OkStatus();
+  };
+  for (double speedup = 1; high == 0 && speedup <= kMostSpeedup; speedup *= 4) {
+    if (absl::Status status = probe({speedup, 2 * speedup}); !status.ok()) return status;
+    if (!candidate->problem().empty()) return absl::OkStatus();
+  }
+  // Slower, requests hardly meet each other, and the clock ends after 106 days.
+  const double least = std::max(kLeastSpeedup, arrival_seconds_ / kLongestRun);
+  for (double speedup = 0.25; low == 0 && speedup >= least; speedup /= 4) {
+    if (absl::Status status = probe({speedup, 2 * speedup}); !status.ok()) return status;
+    if (!candidate->problem().empty()) return absl::OkStatus();
+  }
+  while (low > 0 && high > 0 && high / low > 1 + options_.tolerance) {
+    const double third = std::cbrt(high / low);
+    const double before_low = low, before_high = high;
+    if (absl::Status status = probe({low * third, low * third * third}); !status.ok()) {
+      return status;
+    }
+    if (low == before_low && high == before_high) break;  // no number between them has four digits
+  }
+  if (low > 0 && high > 0) {
+    const double found = high;
+    if (absl::Status status = probe({found * (1 + options_.tolerance),
+                                     found * (1 + 4 * options_.tolerance)});
+        !status.ok()) {
+      return status;
+    }
+  }
+  candidate->set_highest_rate(at_low.probe.requests_per_s());
+  candidate->set_failing_rate(at_high.probe.requests_per_s());
+  if (low > 0) *candidate->mutable_at_highest() = at_low.probe;
+  if (high > 0) {
+    *candidate->mutable_at_failing() = at_high.probe;
+    candidate->set_binding(Binding(at_high));
+  }
+  if (low == 0) candidate->set_problem(absl::StrFormat("no rate meets the limits, down to %.3g requests/s",
+                                           at_high.probe.requests_per_s()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CapacitySearch::Probed> CapacitySearch::ProbeTarget(
+    const pb::CapacityReport::Candidate& candidate, int64_t replicas) {
+  constexpr double kClose = 0.99, kLeastStep = 1.1;
+  double speedup = Rounded(options_.target_rate / trace_rate_);
+  while (true) {
+    auto probed = ProbeAll(candidate, {{speedup, replicas}});
+    if (!probed.ok()) return probed.status();
+    Probed& one = probed->front();
+    const double rate = one.probe.requests_per_s();
+    // What misses at less than the rate misses at the rate.
+    if (!has_followers_ || !one.probe.met() || rate >= kClose * options_.target_rate) {
+      return std::move(one);
+    }
+    speedup = Rounded(speedup * std::max(kLeastStep, options_.target_rate / rate));
+    if (speedup > kMostSpeedup) {
+      one.probe.set_problem(absl::StrFormat(
+          "the think times of this trace keep it below %.4g requests/s, asked for are %.4g; a longer "
+          "trace is needed",
+          rate, options_.target_rate));
+      return std::move(one);
+    }
+  }
+}
+
+absl::Status CapacitySearch::FindReplicas(pb::CapacityReport::Candidate* candidate) {
+  auto replicas = static_cast<int64_t>(
+      std::ceil(options_.target_rate / candidate->highest_rate() - 1e-9));
+  replicas = std::max<int64_t>(replicas, 1);
+  int direction = 0;
+  for (int tries = 0; tries < kMostReplicaProbes; ++tries) {
+    if (replicas > num_conversations_) {
+      candidate->set_problem(absl::StrCat(
+          "more replicas than the trace has conversations (", num_conversations_,
+          "); a longer trace is needed"));
+      return absl::OkStatus();
+    }
+    const auto probed = ProbeTarget(*candidate, replicas);
+    if (!probed.ok()) return probed.status();
+    const Probed& one = *probed;
+    if (!one.probe.problem().empty()) {
+      candidate->set_problem(one.probe.problem());
+      return absl::OkStatus();
+    }
+    if (one.probe.met()) {
+      *candidate->mutable_at_target() = one.probe;
+      candidate->set_replicas(replicas);
+      if (direction > 0 || replicas == 1) break;
+      direction = -1;
+      --replicas;
+    } else {
+      *candidate->mutable_one_less() = one.probe;
+      if (direction < 0) break;
+      direction = 1;
+      ++replicas;
+    }
+  }
+  if (candidate->replicas() == 0) {
+    candidate->set_problem(absl::StrCat("no number of replicas up to ", replicas, " meets the rate"));
+    return absl::OkStatus();
+  }
+  candidate->set_devices(candidate->replicas() * candidate->tensor_parallel());
+  candidate->set_cost_per_hour(candidate->price_per_hour() *
+                               static_cast<double>(candidate->devices()));
+  return absl::OkStatus();
+}
+
+// By money where every candidate has a price, else by devices.
+void CapacitySearch::ChooseCheapest(pb::CapacityReport* report) const {
+  const bool by_price = std::all_of(
+      report->candidates().begin(), report->candidates().end(),
+      [](const pb::CapacityReport::Candidate& candidate) { return candidate.price_per_hour() > 0; });
+  pb::CapacityReport::Candidate* best = nullptr;
+  double best_cost = 0;
+  for (pb::CapacityReport::Candidate& candidate : *report->mutable_candidates()) {
+    if (!candidate.problem().empty()) continue;
+    const double price = by_price ? candidate.price_per_hour() : 1;
+    const double cost = options_.target_rate > 0
+                            ? price * static_cast<double>(candidate.devices())
+                            : price * static_cast<double>(candidate.tensor_parallel()) /
+                                  candidate.highest_rate();
+    if (best != nullptr && cost >= best_cost) continue;
+    best = &candidate;
+    best_cost = cost;
+  }
+  if (best != nullptr) best->set_is_cheapest(true);
+}
+
+absl::StatusOr<pb::CapacityReport> CapacitySearch::Run() {
+  const auto config = EffectiveConfig(options_.asked, {});
+  if (!config.ok()) return config.status();
+  if (absl::Status status = Check(*config); !status.ok()) return status;
+  pb::CapacityReport report;
+  report.set_schema_version(1);
+  report.set_slo(config->slo());
+  report.set_goodput(options_.goodput);
+  report.set_target_rate(options_.target_rate);
+  report.set_tolerance(options_.tolerance);
+  if (absl::Status status = ReadRate(*config, &report); !status.ok()) return status;
+  std::vector<CapacityOptions::Device> devices = options_.devices;
+  if (devices.empty()) devices.push_back({config->device(), 0});
+  std::vector<int64_t> tensor_parallels = options_.tensor_parallels;
+  if (tensor_parallels.empty()) tensor_parallels.push_back(config->tensor_parallel());
+  for (const CapacityOptions::Device& device : devices) {
+    for (const int64_t tensor_parallel : tensor_parallels) {
+      pb::CapacityReport::Candidate* candidate = report.add_candidates();
+      candidate->set_device(device.name);
+      candidate->set_tensor_parallel(tensor_parallel);
+      candidate->set_price_per_hour(device.price_per_hour);
+      if (absl::Status status = FindHighestRate(candidate); !status.ok()) return status;
+      if (options_.target_rate == 0 || !candidate->problem().empty()) continue;
+      if (absl::Status status = FindReplicas(candidate); !status.ok()) return status;
+    }
+  }
+  ChooseCheapest(&report);
+  report.set_workload(absl::StrFormat(
+      "%s: %s, %.4g requests/s as recorded",
+      config->trace().empty() ? "example" : config->trace().substr(config->trace().rfind('/') + 1),
+      Plural(static_cast<int64_t>(std::llround(trace_rate_ * arrival_seconds_)) + 1, "request"),
+      trace_rate_));
+  double fastest = options_.target_rate;
+  for (const auto& candidate : report.candidates()) {
+    fastest = std::max(fastest, candidate.highest_rate());
+    if (!candidate.is_monotone()) {
+      report.add_notes(absl::StrCat(
+          candidate.device(), " x ", candidate.tensor_parallel(),
+          ": a rate above the highest one shown meets the limits again; look at the curve with kvsim "
+          "sweep --grid speedup=..."));
+    }
+  }
+  constexpr double kShort = 120;
+  const double seconds = fastest > 0 ? arrival_seconds_ * trace_rate_ / fastest : arrival_seconds_;
+  if (seconds < kShort) {
+    report.add_notes(absl::StrCat("at the highest rate here the trace arrives within ",
+                                  Span(seconds),
+                                  ": a burst that ends before queues are as long as they would get; a "
+                                  "longer trace gives a lower rate"));
+  }
+  if (options_.target_rate > 0) {
+    report.add_notes(
+        "replicas are independent and get conversations round robin; a router that looks at caches or "
+        "load may need fewer");
+  }
+  report.add_notes(absl::StrFormat(
+      "rates are searched to %.1f %%; the two next higher ones that were tried miss, unless a note says "
+      "otherwise",
+      100 * options_.tolerance));
+  return report;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<CapacityOptions::Device>> ParseDevices(const std::string& text,
+                                                                  const ReplayConfig& config) {
+  std::vector<CapacityOptions::Device> devices;
+  if (text.empty()) return devices;
+  const auto catalogue = LoadCatalogue(config);
+  if (!catalogue.ok()) return catalogue.status();
+  for (const std::string& part : std::vector<std::string>(absl::StrSplit(text, ','))) {
+    const size_t colon = part.find(':');
+    double price = 0;
+    if (colon != std::string::npos &&
+        (!absl::SimpleAtod(part.substr(colon + 1), &price) || !(price > 0) ||
+         !std::isfinite(price))) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "got \"", part, "\", expected DEVICE or DEVICE:PRICE with a price above 0, like h100:2.5"));
+    }
+    const auto device = catalogue->FindDevice(part.substr(0, colon));
+    if (!device.ok()) return device.status();
+    devices.push_back({device->name, price});
+  }
+  const auto has_price = [](const CapacityOptions::Device& d) { return d.price_per_hour > 0; };
+  if (std::any_of(devices.begin(), devices.end(), has_price) &&
+      !std::all_of(devices.begin(), devices.end(), has_price)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got \"", text, "\", expected a price for every device or for none"));
+  }
+  return devices;
+}
+
+absl::StatusOr<pb::CapacityReport> FindCapacity(const CapacityOptions& options,
+                                                PointRunner* runner, DecodedTraces* traces,
+                                                ContentHashes* hashes) {
+  return CapacitySearch(options, runner, traces, hashes).Run();
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,56 @@
+// How much a configuration serves within its objectives: the highest rate of one replica, how many
+// replicas a rate needs, and what of several devices costs least.
+//
+// A rate is the trace's own, arrivals divided by a speed-up, so lengths, contents and sessions stay.
+// Where requests wait for others, think times stay as well, and the rate is the one at which requests
+// arrived in the replay.
+// A rate is met if every objective's percentile of all requests is within its limit; a request that
+// is rejected or aborted is within none. Replicas are independent; conversations are dealt to them
+// round robin, by their first request.
+//
+// The search takes meeting as monotone: from a rate that is met and one that is not it closes in on
+// the highest that is, to a tolerance; then it tries two rates above, which would show that it is not.
+// Same input, same probes, whatever the number of threads.
+
+#ifndef KVBLOCKS_SIM_SWEEP_CAPACITY_SEARCH_H_
+#define KVBLOCKS_SIM_SWEEP_CAPACITY_SEARCH_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvblocks/sim/config.pb.h"
+#include "kvblocks/sim/sweep/point_runner.h"
+#include "kvblocks/sim/sweep/sweep.pb.h"
+
+namespace kvblocks::sim {
+
+struct CapacityOptions {
+  struct Device {
+    std::string name;
+    double price_per_hour = 0;  // 0: unknown
+  };
+  ::kvblocks::config::v1::ReplayConfig asked;  // what is set, the objectives among it
+  std::vector<Device> devices;                 // none: that of `asked`
+  std::vector<int64_t> tensor_parallels;       // none: that of `asked`
+  double goodput = 0;      // share of requests within all limits; 0: percentiles alone
+  double target_rate = 0;  // requests/s; 0: none
+  double tolerance = 0.02;
+};
+
+// "h100:2.5,h200" with or without prices.
+absl::StatusOr<std::vector<CapacityOptions::Device>> ParseDevices(
+    const std::string& text, const ::kvblocks::config::v1::ReplayConfig& config);
+
+absl::StatusOr<::kvblocks::sweep::v1::CapacityReport> FindCapacity(const CapacityOptions& options,
+                                                                   PointRunner* runner,
+                                                                   DecodedTraces* traces,
+                                                                   ContentHashes* hashes);
+
+// A screen for people.
+std::string FormatCapacity(const ::kvblocks::sweep::v1::CapacityReport& report, bool color);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_SWEEP_CAPACITY_SEARCH_H_

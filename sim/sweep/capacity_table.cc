@@ -1,0 +1,119 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/sweep/capacity_search.h"
+
+namespace kvblocks::sim {
+
+namespace pb = ::kvblocks::sweep::v1;
+
+namespace {
+
+std::string ProbeText(const pb::CapacityReport::Probe& probe) {
+  std::string text = absl::StrFormat("%.4g requests/s:", probe.requests_per_s());
+  for (const auto& objective : probe.objectives()) {
+    if (objective.percentile() > 0) {
+      absl::StrAppendFormat(&text, " %s p%g %s,", objective.metric(), objective.percentile(),
+                            Span(objective.observed_ms() / 1e3));
+    } else {
+      absl::StrAppendFormat(&text, " %s within %s for %.2f %%,", objective.metric(),
+                            Span(objective.limit_ms() / 1e3), 100 * objective.share());
+    }
+  }
+  absl::StrAppendFormat(&text, " %.2f %% of requests meet all limits", 100 * probe.good_share());
+  if (probe.replicas() > 1) absl::StrAppend(&text, " (latencies of the worst replica)");
+  return text;
+}
+
+std::string CandidateName(const pb::CapacityReport::Candidate& candidate) {
+  return absl::StrCat(candidate.tensor_parallel(), " x ", candidate.device());
+}
+
+void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Candidate& candidate,
+                  TextPage* page) {
+  page->Blank();
+  const std::string name = CandidateName(candidate);
+  if (candidate.highest_rate() > 0) {
+    page->Text(name.size() < 14 ? name : "",
+               absl::StrCat(name.size() < 14 ? "" : absl::StrCat(name, ": "), "one replica serves ",
+                            absl::StrFormat("%.4g", candidate.highest_rate()),
+                            " requests/s within the limits (kvsim replay --speedup=",
+                            candidate.at_highest().speedup(), ")"));
+    page->Text("  met", ProbeText(candidate.at_highest()));
+    if (candidate.failing_rate() > 0) {
+      page->Text("  missed", ProbeText(candidate.at_failing()));
+      page->Text("  because", candidate.binding());
+    } else {
+      page->Text("  missed", "no rate that was tried misses the limits");
+    }
+    if (candidate.price_per_hour() > 0) {
+      page->Text("  price", absl::StrFormat("%.4g per hour of a replica, %.4g per million requests",
+                                            candidate.price_per_hour() *
+                                                static_cast<double>(candidate.tensor_parallel()),
+                                            candidate.price_per_hour() *
+                                                static_cast<double>(candidate.tensor_parallel()) /
+                                                (candidate.highest_rate() * 3600) * 1e6));
+    }
+  }
+  if (candidate.replicas() > 0) {
+    page->Text("  needs", absl::StrFormat("%s of %s for %.4g requests/s: %s%s",
+                                          Plural(candidate.replicas(), "replica"), name,
+                                          report.target_rate(),
+                                          Plural(candidate.devices(), "device"),
+                                          candidate.price_per_hour() > 0
+                                              ? absl::StrFormat(", %.4g per hour",
+                                                                candidate.cost_per_hour())
+                                              : ""));
+    page->Text("  with them", ProbeText(candidate.at_target()));
+    if (candidate.one_less().replicas() > 0) {
+      page->Text("  one less", ProbeText(candidate.one_less()));
+    }
+  }
+  if (!candidate.problem().empty()) {
+    page->Text(candidate.highest_rate() > 0 ? "  problem" : "problem",
+               absl::StrCat(name, ": ", candidate.problem()));
+    if (candidate.highest_rate() == 0 && !candidate.binding().empty()) {
+      page->Text("  because", candidate.binding());
+    }
+  }
+}
+
+}  // namespace
+
+std::string FormatCapacity(const pb::CapacityReport& report, bool color) {
+  TextPage page(color);
+  page.Text("workload", report.workload());
+  page.Text("limits", report.goodput() > 0
+                          ? absl::StrFormat("%s, all of them for %.4g %% of requests", report.slo(),
+                                            100 * report.goodput())
+                          : report.slo());
+  for (const auto& candidate : report.candidates()) AddCandidate(report, candidate, &page);
+  page.Blank();
+  if (report.candidates_size() > 1) {
+    const auto best = std::find_if(report.candidates().begin(), report.candidates().end(),
+                                   [](const auto& candidate) { return candidate.is_cheapest(); });
+    const bool has_price = best != report.candidates().end() && best->price_per_hour() > 0;
+    if (best == report.candidates().end()) {
+      page.Text("answer", "none of these meets the limits");
+    } else if (report.target_rate() > 0) {
+      page.Text("answer",
+                absl::StrCat(has_price ? "cheapest" : "fewest devices", ": ",
+                             Plural(best->replicas(), "replica"), " of ", CandidateName(*best),
+                             has_price ? absl::StrFormat(", %.4g per hour", best->cost_per_hour())
+                                       : ""));
+    } else {
+      page.Text("answer", absl::StrCat(has_price ? "cheapest per request: "
+                                                 : "most requests per device: ",
+                                       CandidateName(*best)));
+    }
+  }
+  for (const std::string& note : report.notes()) page.Text("note", note);
+  return page.Take();
+}
+
+}  // namespace kvblocks::sim

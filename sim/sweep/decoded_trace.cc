@@ -1,0 +1,163 @@
+#include "kvblocks/sim/sweep/decoded_trace.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/replay_input.h"
+#include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/curve/order_run.h"
+
+namespace kvblocks::sim {
+
+using ::kvblocks::config::v1::ReplayConfig;
+
+namespace {
+
+// The options that decide what a reader yields, as text.
+std::string ReaderKey(const ReplayConfig& config) {
+  std::string key = config.trace();
+  const auto* reflection = config.GetReflection();
+  for (const OptionRow& row : ReplayOptionRows()) {
+    const std::string_view field = row.field;
+    if (row.group != std::string_view(kWorkloadGroup) || field == "speedup" ||
+        field == "concurrency" || field == "start_jitter" || field == "zero_output") {
+      continue;
+    }
+    const auto* of_message = ReplayConfig::descriptor()->FindFieldByName(row.field);
+    absl::StrAppend(&key, "\n", row.field, "=");
+    switch (of_message->cpp_type()) {
+      case google::protobuf::FieldDescriptor::CPPTYPE_INT64:
+        absl::StrAppend(&key, reflection->GetInt64(config, of_message));
+        break;
+      case google::protobuf::FieldDescriptor::CPPTYPE_BOOL:
+        absl::StrAppend(&key, reflection->GetBool(config, of_message));
+        break;
+      default:
+        absl::StrAppend(&key, reflection->GetString(config, of_message));
+    }
+  }
+  return key;
+}
+
+void NumberConversations(DecodedTrace* trace) {
+  absl::flat_hash_map<uint64_t, int64_t> of_session;
+  absl::flat_hash_map<int64_t, int64_t> of_row;
+  trace->conversations.reserve(trace->requests.size());
+  for (const TraceRequest& request : trace->requests) {
+    int64_t number = -1;
+    if (request.session != 0) {
+      if (const auto it = of_session.find(request.session); it != of_session.end()) {
+        number = it->second;
+      }
+    }
+    if (number < 0 && !request.waits_for.empty()) {
+      if (const auto it = of_row.find(request.waits_for.front()); it != of_row.end()) {
+        number = it->second;
+      }
+    }
+    if (number < 0) number = trace->num_conversations++;
+    if (request.session != 0) of_session.try_emplace(request.session, number);
+    of_row.emplace(request.row, number);
+    trace->conversations.push_back(number);
+  }
+}
+
+}  // namespace
+
+double DecodedTrace::arrival_seconds() const {
+  if (requests.empty()) return 0;
+  return static_cast<double>(requests.back().arrival_ns - requests.front().arrival_ns) * 1e-9;
+}
+
+absl::StatusOr<DecodedTrace> DecodeTrace(TraceReader* reader) {
+  DecodedTrace trace;
+  auto requests = ReadAll(FeedFrom(reader));
+  if (!requests.ok()) return requests.status();
+  trace.requests = *std::move(requests);
+  trace.info = reader->info();
+  trace.counters = reader->counters();
+  trace.warnings = reader->warnings();
+  trace.dialect = reader->dialect();
+  NumberConversations(&trace);
+  return trace;
+}
+
+DecodedReader::DecodedReader(const DecodedTrace* trace, Rational speedup, int64_t replicas,
+                             int64_t replica)
+    : trace_(trace), speedup_(speedup), replicas_(replicas), replica_(replica) {}
+
+bool DecodedReader::IsMine(size_t request) const {
+  return replicas_ == 0 || trace_->conversations[request] % replicas_ == replica_;
+}
+
+absl::StatusOr<bool> DecodedReader::Next(TraceRequest& out) {
+  while (next_ < trace_->requests.size() && !IsMine(next_)) {
+    const auto row = static_cast<size_t>(trace_->requests[next_++].row);
+    if (left_out_.size() <= row) left_out_.resize(row + 1, false);
+    left_out_[row] = true;
+  }
+  if (next_ == trace_->requests.size()) return false;
+  out = trace_->requests[next_++];
+  std::erase_if(out.waits_for, [&](int64_t row) {
+    return static_cast<size_t>(row) < left_out_.size() && left_out_[static_cast<size_t>(row)];
+  });
+  if (out.waits_for.empty()) out.has_arrival = true;
+  const __int128 arrival =
+      static_cast<__int128>(out.arrival_ns) * speedup_.denominator / speedup_.numerator;
+  if (arrival > INT64_MAX) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "line ", out.line, ": arrival after --speedup: got more than 2^63 ns, expected less"));
+  }
+  out.arrival_ns = static_cast<int64_t>(arrival);
+  return true;
+}
+
+ReadProgress DecodedReader::progress() const {
+  return {static_cast<int64_t>(next_), static_cast<int64_t>(trace_->requests.size())};
+}
+
+absl::Status DecodedReader::Restart() {
+  next_ = 0;
+  left_out_.clear();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const DecodedTrace>> DecodedTraces::Get(const ReplayConfig& config) {
+  std::shared_ptr<Entry> entry;
+  {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Entry>& place = entries_[ReaderKey(config)];
+    if (place == nullptr) place = std::make_shared<Entry>();
+    entry = place;
+  }
+  const std::lock_guard lock(entry->mutex);
+  if (!entry->is_read) {
+    entry->is_read = true;
+    entry->status = [&] {
+      auto options = MakeReaderOptions(config);
+      if (!options.ok()) return options.status();
+      options->speedup = {1, 1};
+      auto reader = OpenReplayTrace(config, *options);
+      if (!reader.ok()) return reader.status();
+      auto trace = DecodeTrace(reader->get());
+      if (!trace.ok()) return trace.status();
+      const std::lock_guard lock_warnings(mutex_);
+      warnings_.insert(warnings_.end(), trace->warnings.begin(), trace->warnings.end());
+      entry->trace = std::make_shared<const DecodedTrace>(*std::move(trace));
+      return absl::OkStatus();
+    }();
+  }
+  if (!entry->status.ok()) return entry->status;
+  return entry->trace;
+}
+
+std::vector<std::string> DecodedTraces::TakeWarnings() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(warnings_, {});
+}
+
+}  // namespace kvblocks::sim

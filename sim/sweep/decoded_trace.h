@@ -1,0 +1,90 @@
+// DecodedTrace: the requests of a trace in memory, read once for many replays; DecodedReader: one
+// replay's view of them, at its own speed, or of one replica's part.
+//
+// Always: what a DecodedReader yields is what a TraceReader of the file yields with the same options,
+// --speedup included. A DecodedTrace never changes and is read by many threads at once.
+// Memory: all requests, with 8 bytes per content id.
+
+#ifndef KVBLOCKS_SIM_SWEEP_DECODED_TRACE_H_
+#define KVBLOCKS_SIM_SWEEP_DECODED_TRACE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvblocks/sim/config.pb.h"
+#include "kvblocks/sim/trace/trace_reader.h"
+
+namespace kvblocks::sim {
+
+struct DecodedTrace {
+  TraceInfo info;
+  TraceReaderCounters counters;
+  std::vector<std::string> warnings;
+  std::string dialect;
+  std::vector<TraceRequest> requests;  // at their own times
+  // By request: number of the conversation, by first appearance. Requests of a session are one, and
+  // what waits for others belongs to the first of them.
+  std::vector<int64_t> conversations;
+  int64_t num_conversations = 0;
+
+  // From the first arrival to the last one.
+  double arrival_seconds() const;
+};
+
+absl::StatusOr<DecodedTrace> DecodeTrace(TraceReader* reader);
+
+class DecodedReader final : public TraceReader {
+ public:
+  // With `replicas` > 0 only the conversations whose number leaves `replica` modulo it. The trace
+  // must outlive this.
+  DecodedReader(const DecodedTrace* trace, Rational speedup, int64_t replicas = 0,
+                int64_t replica = 0);
+
+  absl::StatusOr<bool> Next(TraceRequest& out) override;
+  const TraceInfo& info() const override { return trace_->info; }
+  ReadProgress progress() const override;
+  absl::Status Restart() override;
+  const TraceReaderCounters& counters() const override { return trace_->counters; }
+  const std::vector<std::string>& warnings() const override { return trace_->warnings; }
+  std::string dialect() const override { return trace_->dialect; }
+
+ private:
+  bool IsMine(size_t request) const;
+
+  const DecodedTrace* trace_;
+  const Rational speedup_;
+  const int64_t replicas_, replica_;
+  size_t next_ = 0;
+  std::vector<bool> left_out_;  // by row
+};
+
+// Traces by the options that a reader has, but for the speed-up. Any thread may call it; a trace is
+// decoded once, and who wants it meanwhile waits.
+class DecodedTraces {
+ public:
+  absl::StatusOr<std::shared_ptr<const DecodedTrace>> Get(
+      const ::kvblocks::config::v1::ReplayConfig& config);
+  // Of all traces, once each.
+  std::vector<std::string> TakeWarnings();
+
+ private:
+  struct Entry {
+    std::mutex mutex;
+    bool is_read = false;
+    absl::Status status;
+    std::shared_ptr<const DecodedTrace> trace;
+  };
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Entry>> entries_;
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_SWEEP_DECODED_TRACE_H_

@@ -1,0 +1,56 @@
+// ResultLog: finished points, in memory and in a file that grows by one line of JSON per point.
+//
+// A line is written by one system call as soon as its point is finished, so that whatever ends the
+// program, finished points stay. A last line without its end, as a machine that stops leaves it, is
+// cut off when the file is opened. While a log is open, no other program opens it.
+// Any thread may call Append; Find is for one thread at a time with it.
+
+#ifndef KVBLOCKS_SIM_SWEEP_RESULT_LOG_H_
+#define KVBLOCKS_SIM_SWEEP_RESULT_LOG_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvblocks/sim/sweep/sweep.pb.h"
+
+namespace kvblocks::sim {
+
+class ResultLog {
+ public:
+  // An empty path keeps results in memory only. `retry`: points that have a problem do not count as
+  // finished. InvalidArgument names the line of a file that is no log.
+  static absl::StatusOr<std::unique_ptr<ResultLog>> Open(const std::string& path, bool retry);
+  ~ResultLog();
+  ResultLog(const ResultLog&) = delete;
+  ResultLog& operator=(const ResultLog&) = delete;
+
+  // Null: not finished.
+  const ::kvblocks::sweep::v1::PointResult* Find(const std::string& name) const;
+  absl::Status Append(const ::kvblocks::sweep::v1::PointResult& result);
+
+  int64_t num_read() const { return num_read_; }            // points that the file had
+  int64_t num_torn_bytes() const { return num_torn_bytes_; }  // cut off at its end
+
+ private:
+  ResultLog() = default;
+  absl::Status Read(const std::string& path, bool retry);
+
+  int file_ = -1;
+  std::string path_;
+  mutable std::mutex mutex_;
+  absl::flat_hash_map<std::string, std::unique_ptr<::kvblocks::sweep::v1::PointResult>> results_;
+  int64_t num_read_ = 0;
+  int64_t num_torn_bytes_ = 0;
+};
+
+// The line of a point, with its line end.
+absl::StatusOr<std::string> ResultLine(const ::kvblocks::sweep::v1::PointResult& result);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_SWEEP_RESULT_LOG_H_

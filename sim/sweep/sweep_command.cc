@@ -1,0 +1,304 @@
+// kvsim sweep: replays of one workload with many combinations of options, on all cores.
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/text_format.h"
+#include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/replay_input.h"
+#include "kvblocks/sim/sweep/search_command.h"
+#include "kvblocks/sim/sweep/sweep_commands.h"
+#include "kvblocks/sim/sweep/sweep_metrics.h"
+#include "kvblocks/sim/sweep/sweep_table.h"
+#include "kvblocks/sim/trace/byte_sink.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::sweep::v1;
+using ::kvblocks::config::v1::ReplayConfig;
+
+constexpr const char* kSweepFooter =
+    R"(Every point is the replay that kvsim replay does with the same options. The trace is decoded once.
+A FILE.textproto in the place of the trace is a specification (message SweepSpec of
+sim/sweep/sweep.proto); its results are kept in FILE.results.jsonl beside it.
+
+Examples
+  kvsim sweep --grid num-blocks=1000,2000,4000        the workload that comes with kvsim
+  kvsim sweep trace.jsonl.gz --grid num-blocks=1000:16000:*2 --grid max-num-seqs=64,256
+              --pareto=hit-rate,pool-gib --results=points.jsonl --html=sweep.html
+  kvsim sweep --grid trace=a.jsonl.gz,b.jsonl.gz --grid device=h100,h200 --csv=sweep.csv
+  kvsim sweep sweep.textproto                         goes on where it was interrupted
+  kvsim sweep trace.jsonl.gz --grid speedup=1:8:*2 --print-spec > sweep.textproto
+
+Exit status: 0 done, 1 some point has no figures, 2 bad input or options, 4 internal check failed.)";
+
+bool IsSpecName(const std::string& path) {
+  return absl::EndsWith(path, ".textproto") || absl::EndsWith(path, ".txtpb") ||
+         absl::EndsWith(path, ".pbtxt");
+}
+
+class SweepCommand final : public Command {
+ public:
+  explicit SweepCommand(OptionParser* program)
+      : options_(program->AddCommand("sweep", "Replay many combinations of options")),
+        input_(options_) {
+    options_->Add({.name = "--spec", .unit = "FILE", .help = "specification of the sweep"}, &spec_);
+    options_->AddRepeated(
+        {.name = "--grid",
+         .unit = "OPTION=VALUE,...",
+         .help = "values of an option of a replay, or of trace; 64:512:*2 and 10:40:+10 are ranges; "
+                 "several options: all combinations"},
+        &grid_);
+    search_.AddRunOptions(options_);
+    options_->Add({.name = "--metrics",
+                   .unit = "NAME,...",
+                   .help = "columns of the table and the CSV, as docs/searching.md names them"},
+                  &metrics_);
+    options_->Add({.name = "--pareto",
+                   .unit = "NAME,NAME,...",
+                   .help = "mark the points that no other one beats in these metrics"},
+                  &pareto_);
+    options_->Add({.name = "--prices",
+                   .unit = "DEVICE:PRICE,...",
+                   .help = "of one device for an hour, for cost-per-1m-tokens"},
+                  &prices_);
+    options_->AddFlag({.name = "--print-spec",
+                       .help = "print the specification instead of replaying, for kvsim point"},
+                      &print_spec_);
+    const char* kOutput = "Output";
+    options_->Add({.name = "--csv",
+                   .unit = "FILE",
+                   .help = "one row per point; - is standard output, without a table",
+                   .group = kOutput},
+                  &csv_);
+    options_->Add({.name = "--html",
+                   .unit = "FILE",
+                   .help = "a page of charts and tables for a browser",
+                   .group = kOutput},
+                  &html_);
+    options_->Add({.name = "--rows", .unit = "N", .help = "of the table [200]", .group = kOutput}, 1,
+                  kMostSweepPoints, &rows_);
+    search_.AddOutputOptions(options_);
+    input_.AddOptions();
+    options_->set_footer(kSweepFooter);
+  }
+
+  const OptionParser& options() const override { return *options_; }
+  ExitStatus Run() override;
+
+ private:
+  absl::StatusOr<pb::SweepSpec> MakeSpec();
+  absl::StatusOr<ExitStatus> Sweep();
+
+  OptionParser* options_;
+  ReplayInput input_;
+  SearchOptions search_;
+  std::string spec_, metrics_, pareto_, prices_, csv_, html_;
+  std::vector<std::string> grid_;
+  int64_t rows_ = 200;
+  bool print_spec_ = false;
+};
+
+absl::StatusOr<pb::SweepSpec> SweepCommand::MakeSpec() {
+  auto asked = input_.Asked();
+  if (!asked.ok()) return asked.status();
+  if (IsSpecName(asked->trace())) {
+    if (!spec_.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--spec: ", asked->trace(), " is a specification already"));
+    }
+    spec_ = asked->trace();
+    asked->clear_trace();
+  }
+  pb::SweepSpec spec;
+  if (!spec_.empty()) {
+    auto read = ReadSweepSpec(spec_);
+    if (!read.ok()) return read.status();
+    spec = *std::move(read);
+  }
+  if (asked->has_trace()) spec.clear_traces();
+  if (asked->has_kv_cache_config()) spec.mutable_config()->clear_kv_cache_config();
+  spec.mutable_config()->MergeFrom(*asked);
+  for (const std::string& text : grid_) {
+    auto axis = ParseAxis(text);
+    if (!axis.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--grid: ", axis.status().message()));
+    }
+    *spec.add_grid() = *std::move(axis);
+  }
+  if (spec.grid_size() + spec.list_size() == 0 && spec.traces_size() < 2) {
+    return absl::InvalidArgumentError(
+        "nothing to sweep over: give --grid OPTION=VALUE,... or a specification");
+  }
+  return spec;
+}
+
+absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
+  auto spec = MakeSpec();
+  if (!spec.ok()) return spec.status();
+  if (print_spec_) {
+    std::string text;
+    google::protobuf::TextFormat::PrintToString(*spec, &text);
+    return WriteStdout(absl::StrCat("# proto-file: sim/sweep/sweep.proto\n"
+                                    "# proto-message: kvblocks.sweep.v1.SweepSpec\n",
+                                    text))
+               ? kDone
+               : kBadInput;
+  }
+  const auto prices = ParsePrices(prices_, spec->config());
+  if (!prices.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--prices: ", prices.status().message()));
+  }
+  std::string names = metrics_;
+  if (names.empty()) {
+    names = "hit-rate,ttft-mean,ttft-p99,tpot-mean,output-tokens-per-s,good-share,preemptions";
+    if (!prices->empty()) absl::StrAppend(&names, ",cost-per-1m-tokens");
+  }
+  auto metrics = FindSweepMetrics(names, *prices);
+  if (!metrics.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--metrics: ", metrics.status().message()));
+  }
+  const auto front = FindSweepMetrics(pareto_, *prices);
+  if (!front.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--pareto: ", front.status().message()));
+  }
+  if (front->size() == 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--pareto: got \"", pareto_, "\", expected two metrics or more"));
+  }
+  for (const SweepMetric& metric : *front) {
+    const bool is_shown =
+        std::any_of(metrics->begin(), metrics->end(),
+                    [&](const SweepMetric& other) { return other.name == metric.name; });
+    if (!is_shown) metrics->push_back(metric);
+  }
+  if (absl::Status status = search_.CheckOutputs(spec->config().trace(), csv_, html_);
+      !status.ok()) {
+    return status;
+  }
+  auto points = ExpandSweep(*spec, &search_.hashes());
+  if (!points.ok()) return points.status();
+  const size_t dot = spec_.rfind('.');
+  if (absl::Status status = search_.Open(
+          "sweep", spec_.empty() ? "" : absl::StrCat(spec_.substr(0, dot), ".results.jsonl"));
+      !status.ok()) {
+    return status;
+  }
+  const auto results = search_.runner().Run(*points);
+  if (!results.ok()) return results.status();
+  if (metrics_.empty()) {
+    // Columns that nobody asked for and that no point has.
+    std::erase_if(*metrics, [&](const SweepMetric& metric) {
+      return std::none_of(results->begin(), results->end(), [&](const pb::PointResult& result) {
+        return ValueOf(metric, result).has_value();
+      });
+    });
+  }
+  const pb::SweepReport report = MakeSweepReport(*results, *metrics, *front);
+  if (!csv_.empty()) {
+    if (absl::Status status = WriteFile(csv_, SweepCsv(report)); !status.ok()) return status;
+  }
+  if (!html_.empty()) {
+    if (absl::Status status = WriteFile(html_, SweepPage(report, *metrics, *front)); !status.ok()) {
+      return status;
+    }
+  }
+  const bool has_problem =
+      std::any_of(results->begin(), results->end(),
+                  [](const pb::PointResult& result) { return !result.problem().empty(); });
+  return search_.Print("sweep", report, FormatSweep(report, *metrics, rows_, search_.color()),
+                       IsStandardOutput(csv_) || IsStandardOutput(html_),
+                       has_problem ? kMissed : kDone);
+}
+
+ExitStatus SweepCommand::Run() {
+  const auto status = Sweep();
+  return status.ok() ? *status : Fail("sweep", status.status());
+}
+
+// kvsim point: one point of a sweep, for whoever hands points out.
+constexpr const char* kPointFooter =
+    R"(The unit of work for many machines: points are independent, read one trace and print one line.
+
+Examples
+  kvsim point --spec=sweep.textproto --list | wc -l        how many there are
+  kvsim point --spec=sweep.textproto --index=7             replays number 7, prints a line of JSON
+  seq 0 99 | parallel 'kvsim point --spec=sweep.textproto --index={}' >> sweep.results.jsonl
+  kvsim sweep sweep.textproto                              reads the lines, replays what is missing
+
+Exit status: 0 done, 1 the point has no figures (its line says why), 2 bad input or options,
+4 internal check failed.)";
+
+class PointCommand final : public Command {
+ public:
+  explicit PointCommand(OptionParser* program)
+      : options_(program->AddCommand("point", "Replay one point of a sweep")) {
+    options_->Add({.name = "--spec",
+                   .unit = "FILE",
+                   .help = "specification of the sweep, as kvsim sweep reads it",
+                   .is_required = true},
+                  &spec_);
+    options_->Add({.name = "--index", .unit = "N", .help = "number of the point, from 0"}, 0,
+                  kMostSweepPoints, &index_);
+    options_->AddFlag({.name = "--list",
+                       .help = "print number and name of each point instead, one per line"},
+                      &list_);
+    options_->set_footer(kPointFooter);
+  }
+
+  const OptionParser& options() const override { return *options_; }
+  ExitStatus Run() override;
+
+ private:
+  OptionParser* options_;
+  std::string spec_;
+  int64_t index_ = -1;
+  bool list_ = false;
+};
+
+ExitStatus PointCommand::Run() {
+  if (list_ == (index_ >= 0)) {
+    return Fail("point", absl::InvalidArgumentError("expected --index=N or --list"));
+  }
+  const auto spec = ReadSweepSpec(spec_);
+  if (!spec.ok()) return Fail("point", spec.status());
+  ContentHashes hashes;
+  const auto points = ExpandSweep(*spec, &hashes);
+  if (!points.ok()) return Fail("point", points.status());
+  if (list_) {
+    std::string text;
+    for (size_t i = 0; i < points->size(); ++i) {
+      absl::StrAppend(&text, i, " ", (*points)[i].name, "\n");
+    }
+    return WriteStdout(text) ? kDone : kBadInput;
+  }
+  if (index_ >= static_cast<int64_t>(points->size())) {
+    return Fail("point", absl::InvalidArgumentError(absl::StrCat(
+                             "--index: got ", index_, ", expected 0 to ", points->size() - 1,
+                             ", the points of ", spec_)));
+  }
+  DecodedTraces traces;
+  const pb::PointResult result = RunPoint((*points)[static_cast<size_t>(index_)], &traces);
+  const auto line = ResultLine(result);
+  if (!line.ok()) return Fail("point", line.status());
+  if (!WriteStdout(*line)) return kBadInput;
+  return result.problem().empty() ? kDone : kMissed;
+}
+
+}  // namespace
+
+std::unique_ptr<Command> AddSweepCommand(OptionParser* program) {
+  return std::make_unique<SweepCommand>(program);
+}
+
+std::unique_ptr<Command> AddPointCommand(OptionParser* program) {
+  return std::make_unique<PointCommand>(program);
+}
+
+}  // namespace kvblocks::sim

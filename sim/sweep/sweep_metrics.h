@@ -1,0 +1,56 @@
+// Metrics of points: figures of a report by short names, which of two values is better, and the
+// Pareto front over several of them.
+
+#ifndef KVBLOCKS_SIM_SWEEP_SWEEP_METRICS_H_
+#define KVBLOCKS_SIM_SWEEP_SWEEP_METRICS_H_
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvblocks/sim/config.pb.h"
+#include "kvblocks/sim/sweep/sweep.pb.h"
+
+namespace kvblocks::sim {
+
+// Price of one device for an hour, in the user's money, by the device's name in the catalogue.
+using DevicePrices = std::map<std::string, double>;
+
+// "h100:2.5,h200:3.5". Names are those of the catalogue, or beginnings of them.
+absl::StatusOr<DevicePrices> ParsePrices(std::string_view text,
+                                         const ::kvblocks::config::v1::ReplayConfig& config);
+
+struct SweepMetric {
+  std::string name;
+  bool larger_is_better = true;
+  int decimals = 2;     // of tables
+  bool is_percent = false;  // tables show a share times 100
+  // Empty where the report has no such figure.
+  std::function<std::optional<double>(const ::kvblocks::report::v1::Report&)> value;
+};
+
+// A name of SweepMetricNames(), or any number of a report by its fields, with what is better:
+// "min:pool.usage.mean", "max:throughput.budget_use". The prices are copied.
+absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const DevicePrices& prices);
+// The same for several, with commas between them.
+absl::StatusOr<std::vector<SweepMetric>> FindSweepMetrics(std::string_view names,
+                                                          const DevicePrices& prices);
+// For helps and messages, in the order of documentation.
+std::vector<std::string> SweepMetricNames();
+
+// The value; empty without a report.
+std::optional<double> ValueOf(const SweepMetric& metric,
+                              const ::kvblocks::sweep::v1::PointResult& result);
+
+// Which points no other point beats: none is at least as good in every metric and better in one.
+// Points that lack a value are never on it. O(n^2) at worst.
+std::vector<bool> ParetoFront(const std::vector<::kvblocks::sweep::v1::PointResult>& results,
+                              const std::vector<SweepMetric>& metrics);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_SWEEP_SWEEP_METRICS_H_

@@ -1,0 +1,371 @@
+#include "kvblocks/sim/sweep/sweep_points.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "kvblocks/sim/commands/example_trace.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/cost/kernel_tables.h"
+#include "kvblocks/sim/report/metric_list.h"
+#include "kvblocks/specs/config/config_source.h"
+#include "kvblocks/version.h"
+
+#define XXH_INLINE_ALL
+#include "xxhash.h"
+
+namespace kvblocks::sim {
+
+namespace pb = ::kvblocks::sweep::v1;
+using ::kvblocks::config::v1::ReplayConfig;
+
+namespace {
+
+constexpr int64_t kMostValues = 100'000;  // of one axis
+
+std::string HashText(XXH128_hash_t hash) {
+  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+}
+
+// The same bytes for the same message, from this program.
+std::string CanonicalBytes(const google::protobuf::Message& message) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  message.SerializeToCodedStream(&coded);
+  coded.Trim();
+  return bytes;
+}
+
+absl::Status BadAxis(std::string_view option, std::string_view value, std::string_view expected) {
+  return absl::InvalidArgumentError(absl::StrCat(FlagName(option), ": got \"", std::string(value),
+                                                 "\", expected ", std::string(expected)));
+}
+
+// First, last and step of "64:512:*2"; empty: the text is a plain value.
+struct ValueRange {
+  std::string first, last, step;
+  bool is_factor = false;
+};
+std::optional<ValueRange> SplitRange(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  double ignored;
+  if (parts.size() != 3 || parts[2].size() < 2 || (parts[2][0] != '*' && parts[2][0] != '+') ||
+      !absl::SimpleAtod(parts[0], &ignored) || !absl::SimpleAtod(parts[1], &ignored)) {
+    return std::nullopt;
+  }
+  return ValueRange{parts[0], parts[1], parts[2].substr(1), parts[2][0] == '*'};
+}
+
+absl::Status AddRange(std::string_view option, const std::string& text, const ValueRange& range,
+                      std::vector<std::string>* values) {
+  constexpr const char* kExpected =
+      "FIRST:LAST:*FACTOR or FIRST:LAST:+STEP, which grow from FIRST to LAST, like 64:512:*2";
+  int64_t whole_first, whole_last, whole_step;
+  if (absl::SimpleAtoi(range.first, &whole_first) && absl::SimpleAtoi(range.last, &whole_last) &&
+      absl::SimpleAtoi(range.step, &whole_step)) {
+    if (whole_last < whole_first || whole_step < (range.is_factor ? 2 : 1) ||
+        (range.is_factor && whole_first < 1)) {
+      return BadAxis(option, text, kExpected);
+    }
+    __int128 value = whole_first;
+    for (int64_t count = 0; value <= whole_last; ++count) {
+      if (count == kMostValues) return BadAxis(option, text, "at most 100,000 values");
+      values->push_back(absl::StrCat(static_cast<int64_t>(value)));
+      value = range.is_factor ? value * whole_step : value + whole_step;
+    }
+    return absl::OkStatus();
+  }
+  double first, last, step;
+  if (!absl::SimpleAtod(range.first, &first) || !absl::SimpleAtod(range.last, &last) ||
+      !absl::SimpleAtod(range.step, &step) || !std::isfinite(first) || !std::isfinite(last) ||
+      !std::isfinite(step) || last < first || (range.is_factor && (first <= 0 || step <= 1)) ||
+      (!range.is_factor && step <= 0)) {
+    return BadAxis(option, text, kExpected);
+  }
+  // What rounding leaves must not cost the last value.
+  const double end = last + 1e-9 * std::abs(last);
+  for (int64_t count = 0;; ++count) {
+    const double steps = static_cast<double>(count);
+    const double value = range.is_factor ? first * std::pow(step, steps) : first + step * steps;
+    if (value > end) return absl::OkStatus();
+    if (count == kMostValues) return BadAxis(option, text, "at most 100,000 values");
+    values->push_back(absl::StrFormat("%.12g", value));
+  }
+}
+
+// Contents that options name, and the trace's.
+absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::SweepPoint* point) {
+  const auto add = [&](const char* option, const absl::StatusOr<std::string>& hash) {
+    if (!hash.ok()) return hash.status();
+    pb::InputHash* input = point->add_inputs();
+    input->set_option(option);
+    input->set_hash(*hash);
+    return absl::OkStatus();
+  };
+  const auto add_file = [&](const char* option, const std::string& path) {
+    return path.empty() ? absl::OkStatus() : add(option, hashes->OfFile(path));
+  };
+  const auto add_folder = [&](const char* option, const std::string& path) {
+    return path.empty() ? absl::OkStatus() : add(option, hashes->OfFolder(path));
+  };
+  const auto json_only = [](const std::string& name) {
+    return absl::EndsWith(name, ".json") ? name : std::string();
+  };
+  if (config.trace() == "-") {
+    return absl::InvalidArgumentError(
+        "TRACE: standard input can be read once, and a sweep names it by its content; name a file");
+  }
+  absl::Status status = config.trace().empty()
+                            ? add("trace", ContentHashes::OfText(ExampleTrace()))
+                            : add_file("trace", config.trace());
+  if (!status.ok()) return status;
+  // RAGPulse has lengths in files beside the trace.
+  if (!config.trace().empty() && config.rag_lengths().empty()) {
+    const auto folder = std::filesystem::path(config.trace()).parent_path();
+    for (const char* name : {"1_sys_prompt", "2_passages", "3_history", "4_user_input",
+                             "5_web_search"}) {
+      for (const char* ending : {".jsonl", ".jsonl.gz", ".jsonl.zst"}) {
+        const std::string path = (folder / absl::StrCat(name, ending)).string();
+        std::error_code error;
+        if (!std::filesystem::is_regular_file(path, error)) continue;
+        if (status = add_file(name, path); !status.ok()) return status;
+      }
+    }
+  }
+  const bool has_tables = config.time() == "auto" || config.time() == "table";
+  const std::string tables = config.kernel_tables().empty() && has_tables
+                                 ? FindKernelTablesFile()
+                                 : config.kernel_tables();
+  for (const auto& [option, path] : {std::pair{"catalogue", config.catalogue()},
+                                     {"kernel_tables", tables},
+                                     {"step_times", config.step_times()},
+                                     {"model", json_only(config.model())},
+                                     {"draft_model", json_only(config.draft_model())}}) {
+    if (status = add_file(option, path); !status.ok()) return status;
+  }
+  for (const auto& [option, path] : {std::pair{"step_tables", config.step_tables()},
+                                     {"rag_lengths", config.rag_lengths()}}) {
+    if (status = add_folder(option, path); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string ContentHashes::OfText(std::string_view text) {
+  return HashText(XXH3_128bits(text.data(), text.size()));
+}
+
+absl::StatusOr<std::string> ContentHashes::OfFile(const std::string& path) {
+  if (const auto known = files_.find(path); known != files_.end()) return known->second;
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+  }
+  if (!std::filesystem::is_regular_file(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": no regular file, which can be read again"));
+  }
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  if (file == nullptr) {
+    return absl::PermissionDeniedError(absl::StrCat(path, ": cannot be read"));
+  }
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
+                                                                              XXH3_freeState);
+  XXH3_128bits_reset(state.get());
+  std::vector<char> buffer(1 << 20);
+  while (const size_t size = std::fread(buffer.data(), 1, buffer.size(), file.get())) {
+    XXH3_128bits_update(state.get(), buffer.data(), size);
+  }
+  if (std::ferror(file.get()) != 0) {
+    return absl::DataLossError(absl::StrCat(path, ": cannot be read to its end"));
+  }
+  return files_[path] = HashText(XXH3_128bits_digest(state.get()));
+}
+
+absl::StatusOr<std::string> ContentHashes::OfFolder(const std::string& path) {
+  if (const auto known = files_.find(path); known != files_.end()) return known->second;
+  std::error_code error;
+  std::vector<std::string> names;
+  for (std::filesystem::directory_iterator it(path, error), end; !error && it != end;
+       it.increment(error)) {
+    if (it->is_regular_file(error)) names.push_back(it->path().filename().string());
+  }
+  if (error) return absl::NotFoundError(absl::StrCat(path, ": ", error.message()));
+  std::sort(names.begin(), names.end());
+  std::string text;
+  for (const std::string& name : names) {
+    const auto hash = OfFile((std::filesystem::path(path) / name).string());
+    if (!hash.ok()) return hash.status();
+    absl::StrAppend(&text, name, "\n", *hash, "\n");
+  }
+  return files_[path] = OfText(text);
+}
+
+absl::StatusOr<pb::SweepSpec> ReadSweepSpec(const std::string& path) {
+  const auto text = ReadConfigFile(path);
+  if (!text.ok()) return text.status();
+  pb::SweepSpec spec;
+  const auto source = ConfigSource::Parse(*text, path, ConfigSyntax::kDetect, spec);
+  if (!source.ok()) return source.status();
+  return spec;
+}
+
+absl::StatusOr<pb::Axis> ParseAxis(std::string_view text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string_view::npos || equals == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("got \"", std::string(text),
+                     "\", expected OPTION=VALUE,VALUE,... or OPTION=FIRST:LAST:*FACTOR"));
+  }
+  const auto field = OptionField(text.substr(0, equals));
+  if (!field.ok()) return field.status();
+  const std::string values(text.substr(equals + 1));
+  pb::Axis axis;
+  axis.set_option(*field);
+  for (std::string& value : std::vector<std::string>(
+           absl::StrSplit(values, absl::StrContains(values, '|') ? '|' : ',', absl::SkipEmpty()))) {
+    axis.add_values(std::move(value));
+  }
+  // Ranges are looked at now, so that a mistake is told before anything is read.
+  if (const auto all = AxisValues(axis); !all.ok()) return all.status();
+  return axis;
+}
+
+absl::StatusOr<std::vector<std::string>> AxisValues(const pb::Axis& axis) {
+  const auto field = OptionField(axis.option());
+  if (!field.ok()) return field.status();
+  std::vector<std::string> values;
+  for (const std::string& text : axis.values()) {
+    const auto range = SplitRange(text);
+    if (!range) {
+      values.push_back(text);
+    } else if (absl::Status status = AddRange(*field, text, *range, &values); !status.ok()) {
+      return status;
+    }
+  }
+  if (values.empty()) return BadAxis(*field, "", "one value or more");
+  ReplayConfig scratch;
+  for (const std::string& value : values) {
+    if (absl::Status status = SetOption(*field, value, &scratch); !status.ok()) return status;
+  }
+  return values;
+}
+
+absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
+                                       const std::vector<pb::Setting>& settings,
+                                       ContentHashes* hashes, int64_t replicas, int64_t replica) {
+  PlannedPoint planned;
+  planned.settings = settings;
+  ReplayConfig given;
+  for (const pb::Setting& setting : settings) {
+    if (absl::Status status = SetOption(setting.option(), setting.value(), &given); !status.ok()) {
+      return status;
+    }
+  }
+  auto effective = EffectiveConfig(asked, given);
+  if (effective.ok()) {
+    planned.config = *std::move(effective);
+  } else {
+    planned.status = effective.status();
+    planned.config = asked;
+    planned.config.MergeFrom(given);
+  }
+  pb::SweepPoint& point = planned.point;
+  point.set_program_version(KVBLOCKS_VERSION);
+  point.set_replicas(replicas);
+  point.set_replica(replica);
+  if (absl::Status status = AddInputs(planned.config, hashes, &point); !status.ok()) return status;
+  *point.mutable_config() = planned.config;
+  // Their content stands among the inputs.
+  for (std::string* path :
+       {point.mutable_config()->mutable_trace(), point.mutable_config()->mutable_catalogue(),
+        point.mutable_config()->mutable_kernel_tables(),
+        point.mutable_config()->mutable_step_times(),
+        point.mutable_config()->mutable_step_tables(),
+        point.mutable_config()->mutable_rag_lengths()}) {
+    path->clear();
+  }
+  planned.name = ContentHashes::OfText(CanonicalBytes(point));
+  return planned;
+}
+
+absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const pb::SweepSpec& spec,
+                                                      ContentHashes* hashes) {
+  struct Values {
+    std::string option;
+    std::vector<std::string> values;
+  };
+  std::vector<Values> axes;
+  ReplayConfig asked = spec.config();
+  if (spec.traces_size() == 1) asked.set_trace(spec.traces(0));
+  if (spec.traces_size() > 1) {
+    axes.push_back({"trace", {spec.traces().begin(), spec.traces().end()}});
+  }
+  for (const pb::Axis& axis : spec.grid()) {
+    auto values = AxisValues(axis);
+    if (!values.ok()) return values.status();
+    const std::string field = *OptionField(axis.option());
+    const bool is_twice = std::any_of(axes.begin(), axes.end(),
+                                      [&](const Values& other) { return other.option == field; });
+    if (is_twice) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(FlagName(field), ": two axes, expected one with all values"));
+    }
+    axes.push_back({field, *std::move(values)});
+  }
+  const int64_t num_entries = std::max(spec.list_size(), 1);
+  int64_t count = num_entries;
+  for (const Values& axis : axes) {
+    count *= static_cast<int64_t>(axis.values.size());
+    if (count > kMostSweepPoints) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the sweep has more than ", kMostSweepPoints, " points; leave out values"));
+    }
+  }
+  std::vector<PlannedPoint> points;
+  points.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t rest = i;
+    std::vector<pb::Setting> settings;
+    for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+      const auto size = static_cast<int64_t>(axis->values.size());
+      pb::Setting& setting = settings.emplace_back();
+      setting.set_option(axis->option);
+      setting.set_value(axis->values[static_cast<size_t>(rest % size)]);
+      rest /= size;
+    }
+    if (spec.list_size() > 0) {
+      const pb::Settings& entry = spec.list(static_cast<int>(rest));
+      for (int s = entry.settings_size() - 1; s >= 0; --s) {
+        const auto field = OptionField(entry.settings(s).option());
+        if (!field.ok()) return field.status();
+        const bool is_overruled =
+            std::any_of(settings.begin(), settings.end(),
+                        [&](const pb::Setting& other) { return other.option() == *field; });
+        if (is_overruled) continue;
+        settings.push_back(entry.settings(s));
+        settings.back().set_option(*field);
+      }
+    }
+    std::reverse(settings.begin(), settings.end());
+    auto point = PlanPoint(asked, settings, hashes);
+    if (!point.ok()) return point.status();
+    points.push_back(*std::move(point));
+  }
+  return points;
+}
+
+}  // namespace kvblocks::sim

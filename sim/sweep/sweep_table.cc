@@ -1,0 +1,188 @@
+#include "kvblocks/sim/sweep/sweep_table.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/report/metric_list.h"
+#include "kvblocks/sim/report/text_page.h"
+
+namespace kvblocks::sim {
+
+namespace pb = ::kvblocks::sweep::v1;
+
+namespace {
+
+std::optional<double> RowValue(const pb::SweepRow& row, const std::string& metric) {
+  for (const pb::MetricValue& value : row.values()) {
+    if (value.metric() == metric) return value.value();
+  }
+  return std::nullopt;
+}
+
+std::string CsvCell(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
+}
+
+std::string Dashed(std::string option) {
+  std::replace(option.begin(), option.end(), '_', '-');
+  return option;
+}
+
+}  // namespace
+
+std::string SettingOf(const pb::SweepRow& row, const std::string& option) {
+  for (const pb::Setting& setting : row.settings()) {
+    if (setting.option() == option) return setting.value();
+  }
+  return "";
+}
+
+std::string MetricCell(const SweepMetric& metric, const pb::SweepRow& row) {
+  const auto value = RowValue(row, metric.name);
+  if (!value) return "n/a";
+  if (metric.is_percent) return absl::StrFormat("%.*f %%", metric.decimals, 100 * *value);
+  if (metric.decimals == 0 && std::abs(*value) < 9e15) {
+    return WithThousands(static_cast<int64_t>(*value));
+  }
+  return absl::StrFormat("%.*f", metric.decimals, *value);
+}
+
+pb::SweepReport MakeSweepReport(const std::vector<pb::PointResult>& results,
+                                const std::vector<SweepMetric>& metrics,
+                                const std::vector<SweepMetric>& front) {
+  pb::SweepReport report;
+  report.set_schema_version(1);
+  std::vector<std::string> options;
+  int64_t num_problems = 0;
+  const std::vector<bool> on_front = ParetoFront(results, front);
+  for (const SweepMetric& metric : metrics) report.add_metrics(metric.name);
+  for (const SweepMetric& metric : front) report.add_front_metrics(metric.name);
+  for (size_t i = 0; i < results.size(); ++i) {
+    const pb::PointResult& result = results[i];
+    pb::SweepRow* row = report.add_rows();
+    row->set_index(static_cast<int64_t>(i));
+    row->set_name(result.name());
+    *row->mutable_settings() = result.settings();
+    row->set_problem(result.problem());
+    row->set_on_front(on_front[i]);
+    num_problems += !result.problem().empty();
+    for (const pb::Setting& setting : result.settings()) {
+      if (std::find(options.begin(), options.end(), setting.option()) == options.end()) {
+        options.push_back(setting.option());
+      }
+    }
+    for (const SweepMetric& metric : metrics) {
+      const auto value = ValueOf(metric, result);
+      if (!value) continue;
+      pb::MetricValue* entry = row->add_values();
+      entry->set_metric(metric.name);
+      entry->set_value(*value);
+    }
+    if (report.workload().empty() && result.has_report()) {
+      const auto& workload = result.report().workload();
+      report.set_workload(absl::StrCat(workload.name(), " (", workload.format(), "): ",
+                                       Plural(workload.requests_arrived(), "request"), ", ",
+                                       result.report().config().model(), " on ",
+                                       result.report().config().tensor_parallel(), " x ",
+                                       result.report().config().device(), ", where no column says "
+                                                                          "otherwise"));
+      if (!result.report().setup().latency_is_meaningful()) {
+        report.add_notes("all steps take the same time: there are no latencies");
+      } else {
+        report.add_notes(
+            absl::StrCat("step times: ", result.report().setup().time_source()));
+      }
+    }
+  }
+  for (const std::string& option : options) report.add_options(option);
+  if (num_problems > 0) {
+    report.add_notes(absl::StrCat(Plural(num_problems, "point"), " of ",
+                                  WithThousands(static_cast<int64_t>(results.size())),
+                                  num_problems == 1 ? " has" : " have", " no figures"));
+  }
+  return report;
+}
+
+std::string FormatSweep(const pb::SweepReport& report, const std::vector<SweepMetric>& metrics,
+                        int64_t max_rows, bool color) {
+  TextPage page(color);
+  if (!report.workload().empty()) page.Text("workload", report.workload());
+  page.Line("points", WithThousands(report.rows_size()));
+  if (report.front_metrics_size() > 0) {
+    page.Text("front", absl::StrCat("* no other point is at least as good in ",
+                                    absl::StrJoin(report.front_metrics(), ", "),
+                                    " and better in one"));
+  }
+  page.Blank();
+  std::vector<std::vector<std::string>> cells;
+  std::vector<std::string> heading = {""};
+  for (const std::string& option : report.options()) heading.push_back(Dashed(option));
+  for (const SweepMetric& metric : metrics) heading.push_back(metric.name);
+  cells.push_back(std::move(heading));
+  for (const pb::SweepRow& row : report.rows()) {
+    if (static_cast<int64_t>(cells.size()) > max_rows) break;
+    std::vector<std::string> line = {row.on_front() ? "*" : ""};
+    for (const std::string& option : report.options()) line.push_back(SettingOf(row, option));
+    if (row.problem().empty()) {
+      for (const SweepMetric& metric : metrics) line.push_back(MetricCell(metric, row));
+    }
+    cells.push_back(std::move(line));
+  }
+  std::vector<size_t> widths(cells[0].size(), 0);
+  for (const auto& line : cells) {
+    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
+  }
+  std::string out = page.Take();
+  for (size_t r = 0; r < cells.size(); ++r) {
+    std::string line;
+    for (size_t i = 0; i < cells[r].size(); ++i) {
+      if (i > 0) line += "  ";
+      line.append(widths[i] - cells[r][i].size(), ' ');
+      line += cells[r][i];
+    }
+    if (r > 0) {
+      const pb::SweepRow& row = report.rows(static_cast<int>(r) - 1);
+      if (!row.problem().empty()) absl::StrAppend(&line, "  ", row.problem());
+    }
+    if (color && r == 0) line = absl::StrCat("\033[1m", line, "\033[0m");
+    absl::StrAppend(&out, line, "\n");
+  }
+  TextPage end(color);
+  const int64_t shown = static_cast<int64_t>(cells.size()) - 1;
+  if (shown < report.rows_size()) {
+    end.Line("", absl::StrCat("and ", WithThousands(report.rows_size() - shown),
+                              " points more; --rows=N, --csv and --json have them"));
+  }
+  end.Blank();
+  for (const std::string& note : report.notes()) end.Text("note", note);
+  return out + end.Take();
+}
+
+std::string SweepCsv(const pb::SweepReport& report) {
+  std::string out = "index,name";
+  for (const std::string& option : report.options()) absl::StrAppend(&out, ",", CsvCell(option));
+  for (const std::string& metric : report.metrics()) absl::StrAppend(&out, ",", CsvCell(metric));
+  absl::StrAppend(&out, ",on_front,problem\n");
+  for (const pb::SweepRow& row : report.rows()) {
+    absl::StrAppend(&out, row.index(), ",", row.name());
+    for (const std::string& option : report.options()) {
+      absl::StrAppend(&out, ",", CsvCell(SettingOf(row, option)));
+    }
+    for (const std::string& metric : report.metrics()) {
+      const auto value = RowValue(row, metric);
+      absl::StrAppend(&out, ",", value ? ExactText(*value) : "");
+    }
+    absl::StrAppend(&out, ",", row.on_front() ? "true" : "false", ",", CsvCell(row.problem()),
+                    "\n");
+  }
+  return out;
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,40 @@
+// What a sweep came to, for people and for programs: a table, CSV, and the report behind both.
+
+#ifndef KVBLOCKS_SIM_SWEEP_SWEEP_TABLE_H_
+#define KVBLOCKS_SIM_SWEEP_SWEEP_TABLE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kvblocks/sim/sweep/sweep.pb.h"
+#include "kvblocks/sim/sweep/sweep_metrics.h"
+
+namespace kvblocks::sim {
+
+// The rows in the order of `results`. `front`: metrics of the Pareto front; none: no front.
+::kvblocks::sweep::v1::SweepReport MakeSweepReport(
+    const std::vector<::kvblocks::sweep::v1::PointResult>& results,
+    const std::vector<SweepMetric>& metrics, const std::vector<SweepMetric>& front);
+
+// Lines of any width: a column per option and metric. `max_rows`: of the table; the rest is counted.
+std::string FormatSweep(const ::kvblocks::sweep::v1::SweepReport& report,
+                        const std::vector<SweepMetric>& metrics, int64_t max_rows, bool color);
+
+// One row per point, with a header: index, name, options, metrics, front, problem.
+std::string SweepCsv(const ::kvblocks::sweep::v1::SweepReport& report);
+
+// A value as tables show it; "n/a" for none.
+std::string MetricCell(const SweepMetric& metric, const ::kvblocks::sweep::v1::SweepRow& row);
+// The value that a row's settings have for an option; empty: none.
+std::string SettingOf(const ::kvblocks::sweep::v1::SweepRow& row, const std::string& option);
+
+// The page of `kvsim sweep --html`: the front as a chart, each metric over the first option with
+// numbers, and the table.
+std::string SweepPage(const ::kvblocks::sweep::v1::SweepReport& report,
+                      const std::vector<SweepMetric>& metrics,
+                      const std::vector<SweepMetric>& front);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_SWEEP_SWEEP_TABLE_H_
