@@ -29,6 +29,7 @@ constexpr const char* kFooter = R"(Start here
   kvsim verify trace.jsonl.gz       the same with real tensors: every wrong number is a bug
   kvsim compare a.json b.json       what differs between two runs, and from which step on
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
+  kvsim gen --rate=10 -o work.kvt   make a workload; --like=TRACE: one that is like a trace
   kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
   kvsim COMMAND --help              all options, with units and defaults
 
@@ -76,6 +77,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddCurveCommand(&program));
   commands.push_back(AddPlanCommand(&program));
   commands.push_back(AddExplainCommand(&program));
+  commands.push_back(AddGenCommand(&program));
   commands.push_back(AddStatsCommand(&program));
   commands.push_back(AddConvertCommand(&program));
   commands.push_back(AddValidateCommand(&program));
