@@ -33,6 +33,7 @@ constexpr const char* kFooter = R"(Start here
   kvsim compare a.json b.json       what differs between two runs, and from which step on
   kvsim events tcp://HOST:5557      the KV events of a running engine, checked and recorded
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
+  kvsim gen --rate=10 -o work.kvt   make a workload; --like=TRACE: one that is like a trace
   kvsim stats trace.jsonl.gz        what the trace holds; the most a cache can reach
   kvsim COMMAND --help              all options, with units and defaults
 
@@ -84,6 +85,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddTuneCommand(&program));
   commands.push_back(AddCapacityCommand(&program));
   commands.push_back(AddExplainCommand(&program));
+  commands.push_back(AddGenCommand(&program));
   commands.push_back(AddStatsCommand(&program));
   commands.push_back(AddConvertCommand(&program));
   commands.push_back(AddValidateCommand(&program));

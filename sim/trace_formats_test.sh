@@ -62,6 +62,7 @@ try "$formats/aiperf_profile.jsonl" aiperf-profile 2
 try "$formats/vllm_bench.json" vllm-bench 2
 try "$formats/request_log.jsonl" request-log 2
 try "$formats/otel_genai.jsonl" otel-genai 2
+try "$formats/workload.txtpb" workload 4
 try "$formats/fields.csv" fields 2 --trace-block-size=16 \
   --fields=arrival=when,session=user,input_length=prompt_tokens,output_length=completion_tokens,ids=blocks
 
@@ -75,6 +76,24 @@ arrived() {
 [ "$(arrived burst.kvt)" = 2 ] || fail "a failed call is replayed after a conversion"
 [ "$(arrived burst.kvt --zero-output=one)" = 3 ] || fail "--zero-output=one skips a call"
 [ "$(arrived "$formats/lmcache.jsonl")" = 2 ] || fail "look-ups are skipped"
+
+# A workload gives the same results as the file that is written from it, and the same file each time (SM-56).
+"$kvsim" gen --requests=300 --turns=3 --system=200:400 --groups=5 --rate=20 --to=spec -o chat.txtpb || fail "gen --to=spec"
+"$kvsim" gen --requests=300 --turns=3 --system=200:400 --groups=5 --rate=20 -o a.kvt --quiet || fail "gen"
+"$kvsim" gen chat.txtpb -o b.kvt 2>err || fail "gen chat.txtpb: $(head -c 300 err)"
+cmp -s a.kvt b.kvt || fail "options and their specification give different files"
+grep -q "expected hit_rate: 0\." err || fail "gen does not say what to expect: $(head -c 300 err)"
+grep -aq "groups: 5" a.kvt || fail "the file does not hold its specification"
+for command in "replay --num-blocks=900" curve; do
+  "$kvsim" $command chat.txtpb --json | grep -v '"format"\|"trace"\|"traceFormat"' >one.json || fail "$command chat.txtpb"
+  "$kvsim" $command a.kvt --json | grep -v '"format"\|"trace"\|"traceFormat"' >two.json || fail "$command a.kvt"
+  diff one.json two.json >differences || fail "$command differs: $(head -c 400 differences)"
+done
+"$kvsim" gen chat.txtpb --seed=2 -o c.kvt --quiet && cmp -s a.kvt c.kvt && fail "another seed, the same file"
+"$kvsim" gen --like=a.kvt -o like.kvt --check >table 2>err || fail "gen --like: $(head -c 300 err)"
+grep -q "greatest difference" table || fail "gen --check: $(head -c 300 table)"
+"$kvsim" stats like.kvt --json >stats.json || fail "stats of a fit"
+[ "$(number requests stats.json)" = 300 ] || fail "a fit has not the trace's 300 requests"
 
 # What is wrong with an option or a file is said, and nothing is written.
 refuse() {
@@ -90,6 +109,14 @@ refuse '--closed-loop: got "true" for a trace of the format vidur' stats "$forma
 refuse '--rag-order: got "x"' stats "$formats/ragpulse/0_trace.jsonl" --rag-order=x
 refuse '--sharegpt: got "x"' stats "$formats/sharegpt.json" --sharegpt=x
 refuse 'or --fields to name columns' stats "$formats/fields.csv"
+refuse '--output: got nothing' gen --requests=3
+refuse '--rate: got -1' gen --rate=-1 -o x.kvt
+refuse '--turns: got "x"' gen --turns=x -o x.kvt
+refuse '--like: got it beside' gen chat.txtpb --like=a.kvt -o x.kvt
+refuse 'expected none of the options of a chat' gen chat.txtpb --rate=3 -o x.kvt
+refuse 'is what is read and would be overwritten' gen chat.txtpb -o chat.txtpb
+printf 'workload: "w"\nsesions: 3\n' >bad.txtpb
+refuse 'bad.txtpb:2:' stats bad.txtpb
 printf 'PAR1' >x.parquet
 refuse 'got Parquet' replay x.parquet
 

@@ -25,6 +25,7 @@ std::unique_ptr<Command> AddCurveCommand(OptionParser* program);
 std::unique_ptr<Command> AddPlanCommand(OptionParser* program);
 std::unique_ptr<Command> AddExplainCommand(OptionParser* program);
 std::unique_ptr<Command> AddVerifyCommand(OptionParser* program);
+std::unique_ptr<Command> AddGenCommand(OptionParser* program);
 std::unique_ptr<Command> AddStatsCommand(OptionParser* program);
 std::unique_ptr<Command> AddConvertCommand(OptionParser* program);
 std::unique_ptr<Command> AddValidateCommand(OptionParser* program);

@@ -17,6 +17,13 @@ absl::StatusOr<TraceFormat> ParseTraceFormat(const std::string& name) {
       absl::StrCat("got \"", name, "\", expected native, mooncake or csv"));
 }
 
+std::unique_ptr<TraceWriter> MakeTraceWriter(std::unique_ptr<ByteSink> sink, TraceFormat format,
+                                             const NativeWriterOptions& native) {
+  if (format == TraceFormat::kMooncake) return MakeMooncakeWriter(std::move(sink));
+  if (format == TraceFormat::kCsv) return MakeCsvWriter(std::move(sink));
+  return MakeNativeWriter(std::move(sink), native);
+}
+
 absl::StatusOr<ConvertReport> CopyTrace(TraceReader& reader, TraceWriter& writer) {
   if (absl::Status status = writer.Begin(reader.info()); !status.ok()) return status;
   ConvertReport report;
@@ -42,19 +49,7 @@ absl::StatusOr<ConvertReport> ConvertTrace(const std::string& in, const std::str
   if (!reader.ok()) return reader.status();
   absl::StatusOr<std::unique_ptr<ByteSink>> sink = OpenByteSink(out);
   if (!sink.ok()) return sink.status();
-  std::unique_ptr<TraceWriter> writer;
-  switch (format) {
-    case TraceFormat::kNative:
-      writer = MakeNativeWriter(*std::move(sink), options.native);
-      break;
-    case TraceFormat::kMooncake:
-      writer = MakeMooncakeWriter(*std::move(sink));
-      break;
-    case TraceFormat::kCsv:
-      writer = MakeCsvWriter(*std::move(sink));
-      break;
-  }
-  return CopyTrace(**reader, *writer);
+  return CopyTrace(**reader, *MakeTraceWriter(*std::move(sink), format, options.native));
 }
 
 }  // namespace kvblocks::sim

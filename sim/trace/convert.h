@@ -36,6 +36,9 @@ struct ConvertReport {
 absl::StatusOr<ConvertReport> ConvertTrace(const std::string& in, const std::string& out,
                                            TraceFormat format, const ConvertOptions& options);
 
+std::unique_ptr<TraceWriter> MakeTraceWriter(std::unique_ptr<ByteSink> sink, TraceFormat format,
+                                             const NativeWriterOptions& native);
+
 // The same between a reader and a writer that are already there. Leaves the reader at its end.
 absl::StatusOr<ConvertReport> CopyTrace(TraceReader& reader, TraceWriter& writer);
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/sim/gen/workload_spec.h"
 #include "kvblocks/sim/trace/json_values.h"
 #include "kvblocks/sim/trace/row_source.h"
 
@@ -164,6 +165,17 @@ absl::StatusOr<std::string> DetectObject(std::string_view text, const RowLog& lo
                "trace record (--trace-format, or --fields to name the fields to read)"));
 }
 
+// `head` from a line on that may be a comment; its end may be cut off.
+bool IsWorkload(std::string_view head) {
+  while (!head.empty() && (IsBlank(head[0]) || head[0] == '\n' || head[0] == '#')) {
+    const size_t end = head[0] == '#' ? head.find('\n') : 0;
+    // What follows a long comment is its reader's to look at; nothing else begins with one.
+    if (end == std::string_view::npos) return true;
+    head.remove_prefix(end + 1);
+  }
+  return head.empty() || LooksLikeWorkload(head);
+}
+
 // Of a CSV file, by the columns that its header names; empty: unknown.
 std::string_view DetectCsv(std::string_view text) {
   if (text.substr(0, 10) == "TIMESTAMP,") return "azure";
@@ -199,6 +211,10 @@ absl::StatusOr<std::string> DetectFormat(std::string head, const std::string& fi
         "(DuckDB or pandas convert it; --fields names its columns)"));
   }
   if (const std::string_view csv = DetectCsv(text); !csv.empty()) return std::string(csv);
+  const auto begin = static_cast<size_t>(text.data() - head.data());
+  if (IsWorkload(std::string_view(head).substr(begin, size - begin))) {
+    return std::string("workload");
+  }
   if (text.substr(0, 6) == "header") return std::string("native-text");
   return absl::InvalidArgumentError(RowError(
       log, line.number(),

@@ -17,6 +17,7 @@
 #include "kvblocks/sim/trace/native_reader.h"
 #include "kvblocks/sim/trace/ragpulse_reader.h"
 #include "kvblocks/sim/trace/text_readers.h"
+#include "kvblocks/sim/trace/workload_reader.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -42,12 +43,13 @@ struct FormatRow {
   const char* name;
   MakeReader make;
 };
-constexpr std::array<FormatRow, 21> kFormatRows = {{
+constexpr std::array<FormatRow, 22> kFormatRows = {{
     {"mooncake", MakeMooncakeReader},
     {"azure", MakeAzureReader},
     {"coding", MakeCodingSessionReader},
     {"native", MakeNative},
     {"native-text", MakeNativeTextReader},
+    {"workload", MakeWorkloadReader},
     {"ragpulse", MakeRagPulseReader},
     {"bailian", MakeBailianReader},
     {"burstgpt", MakeBurstGptReader},

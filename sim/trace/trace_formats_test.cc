@@ -51,6 +51,7 @@ constexpr Sample kSamples[] = {
     {"vllm_bench.json", "vllm-bench", 2, 300, 5, 0, 0},
     {"request_log.jsonl", "request-log", 2, 140, 12, 0, 0},
     {"otel_genai.jsonl", "otel-genai", 2, 1112, 67, 1, 0},
+    {"workload.txtpb", "workload", 4, 272, 48, 2, 160},
 };
 
 std::string PathOf(const std::string& file) { return "sim/trace/testdata/formats/" + file; }

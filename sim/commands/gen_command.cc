@@ -1,0 +1,310 @@
+// kvsim gen: makes a workload - from a few options, from a specification, or like a trace.
+
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kvblocks/checks/field_error.h"
+#include "kvblocks/sim/commands/commands.h"
+#include "kvblocks/sim/commands/option_table.h"
+#include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/commands/trace_fit.h"
+#include "kvblocks/sim/gen/workload_spec.h"
+#include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/trace/byte_sink.h"
+#include "kvblocks/sim/trace/convert.h"
+#include "kvblocks/specs/config/config_source.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace wl = ::kvblocks::workload::v1;
+
+constexpr int64_t kMostCount = int64_t{1} << 40;
+
+constexpr const char* kGenFooter =
+    R"(SPEC is a text that begins with workload: "NAME" (docs/generating.md). Every command that reads a
+trace reads it in place of one, with the same results. Without SPEC the options describe a chat.
+Lengths are tokens: 500, or 500:2000 for a median and a 90th percentile.
+
+Examples
+  kvsim gen --requests=2000 --rate=10 -o work.kvt
+  kvsim gen --requests=2000 --turns=4 --system=800 --groups=20 --to=spec -o chat.txtpb
+  kvsim gen chat.txtpb --seed=2 -o chat.kvt.zst
+  kvsim gen --like=trace.jsonl.gz --to=spec -o like.txtpb
+  kvsim gen --like=trace.jsonl.gz --check)";
+
+// "500" or "500:2000".
+absl::Status ParseLength(const std::string& flag, const std::string& text,
+                         wl::Distribution* shape) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  double values[2] = {0, 0};
+  bool ok = parts.size() <= 2;
+  for (size_t i = 0; ok && i < parts.size(); ++i) ok = absl::SimpleAtod(parts[i], &values[i]);
+  if (!ok) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, ": got \"", text, "\", expected a number, or MEDIAN:P90"));
+  }
+  if (parts.size() == 1) {
+    shape->set_fixed(values[0]);
+  } else {
+    shape->mutable_lognormal()->set_median(values[0]);
+    shape->mutable_lognormal()->set_p90(values[1]);
+  }
+  const absl::Status status =
+      CheckDistribution(*shape, 0, static_cast<double>(kMostPromptTokens));
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(absl::StrCat(flag, ": ", status.message()));
+}
+
+class GenCommand final : public Command {
+ public:
+  explicit GenCommand(OptionParser* program)
+      : options_(program->AddCommand("gen", "Make a workload")) {
+    options_->Add({.name = "SPEC", .help = "specification; - is standard input"}, &spec_);
+    options_->Add({.name = "-o,--output", .unit = "FILE", .help = "file to write; - is standard "
+                   "output; compressed if its name ends in .gz or .zst"}, &output_);
+    options_->Add({.name = "--to", .unit = "native|mooncake|csv|spec",
+                   .help = "form to write [native]; spec: what it is made from"}, &to_);
+    options_->Add({.name = "--like", .unit = "TRACE",
+                   .help = "reuse prefixes as this trace does; nothing of its content is kept"},
+                  &like_);
+    options_->AddFlag({.name = "--check", .help = "with --like: print the hit rates of both, for "
+                       "all pool sizes"}, &check_);
+    options_->Add({.name = "--seed", .unit = "N", .help = "other random numbers [1; with --like one of 1 to 8 "
+                   "that comes near to the trace]"}, 0,
+                  INT64_MAX, &seed_);
+    options_->Add({.name = "--requests", .unit = "N", .help = "how many; with --like: as many as "
+                   "the trace has [1000]"}, 1, kMostCount, &requests_);
+    options_->AddFlag({.name = "--quiet", .help = "say nothing about what was made"}, &quiet_);
+    const auto chat = [this](OptionText option, std::optional<std::string>* value) {
+      option.group = "Chat";
+      options_->Add(option, value);
+      chat_options_.push_back({option.name, value});
+    };
+    chat({.name = "--rate", .unit = "PER_SECOND",
+          .help = "sessions that begin per second, Poisson [10]"}, &rate_);
+    chat({.name = "--input", .unit = "TOKENS", .help = "what a user says [500:2000]"}, &input_);
+    chat({.name = "--answer", .unit = "TOKENS", .help = "what the model answers [150:600]"},
+         &answer_);
+    chat({.name = "--turns", .unit = "N", .help = "of a session on average, geometric [1]"},
+         &turns_);
+    chat({.name = "--think", .unit = "SECONDS",
+          .help = "between an answer and the next turn [20:90]"}, &think_);
+    chat({.name = "--system", .unit = "TOKENS",
+          .help = "system prompt at the start of each session [0]"}, &system_);
+    chat({.name = "--groups", .unit = "N",
+          .help = "so many different system prompts, by Zipf's law [1]"}, &groups_);
+    BindOptions(kWorkloadGroup, options_, &given_);
+    options_->set_footer(kGenFooter);
+  }
+
+  const OptionParser& options() const override { return *options_; }
+
+  ExitStatus Run() override {
+    if (absl::Status status = CheckOptions(); !status.ok()) return Fail("gen", status);
+    const auto config = EffectiveConfig({}, given_);
+    if (!config.ok()) return Fail("gen", config.status());
+    const auto reader_options = MakeReaderOptions(*config);
+    if (!reader_options.ok()) return Fail("gen", reader_options.status());
+    auto workload = MakeWorkload(*reader_options);
+    if (!workload.ok()) return Fail("gen", workload.status());
+    if (seed_ >= 0) workload->set_seed(static_cast<uint64_t>(seed_));
+    if (requests_ > 0) workload->set_requests(requests_);
+    if (absl::Status status = CheckWorkload(*workload); !status.ok()) return Fail("gen", status);
+    const std::string text = PrintWorkload(*workload);
+    if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
+      return Fail("gen", absl::ResourceExhaustedError(absl::StrCat(
+                             "specification: got ", text.size(), " bytes, expected at most ",
+                             kMaxConfigBytes, " (--limit reads less of the trace)")));
+    }
+    if (output_) {
+      const absl::Status status = to_ == "spec" ? WriteFile(*output_, text) : WriteRequests(text);
+      if (IsReaderGone(status)) return kDone;
+      if (!status.ok()) return Fail("gen", status);
+    }
+    return check_ ? Check(text, *reader_options) : kDone;
+  }
+
+ private:
+  absl::Status CheckOptions() const {
+    if (to_ != "spec") {
+      const auto format = ParseTraceFormat(to_);
+      if (!format.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "--to: got \"", to_, "\", expected native, mooncake, csv or spec"));
+      }
+    }
+    if (!output_ && !check_) {
+      return absl::InvalidArgumentError(
+          "--output: got nothing, expected the file to write (-o FILE; - is standard output)");
+    }
+    if (check_ && !like_) {
+      return absl::InvalidArgumentError("--check: got no --like, expected the trace to check with");
+    }
+    if (check_ && output_ == "-") {
+      return absl::InvalidArgumentError(
+          "--check: got --output=-, expected another file, as the table goes to standard output");
+    }
+    if (check_ && like_ == "-") {
+      return absl::InvalidArgumentError(
+          "--check: got --like=-, expected a file, which can be read twice");
+    }
+    if (!spec_.empty() && like_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--like: got it beside ", spec_, ", expected the one or the other"));
+    }
+    for (const std::string& in : {spec_, like_.value_or("")}) {
+      if (output_ && !in.empty() && *output_ != "-" && IsSameFile(in, *output_)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("--output: ", in, " is what is read and would be overwritten"));
+      }
+    }
+    for (const ChatOption& option : chat_options_) {
+      if (!option.value->has_value() || (spec_.empty() && !like_)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(option.name, ": got \"", **option.value, "\" beside ",
+                       like_ ? "--like" : spec_,
+                       ", expected none of the options of a chat (write it into a specification: "
+                       "--to=spec)"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<wl::Workload> MakeWorkload(const TraceReaderOptions& reader_options) const {
+    if (like_) {
+      auto reader = OpenTrace(*like_, reader_options);
+      if (!reader.ok()) return reader.status();
+      auto workload = FitTrace(**reader);
+      // A seed that is given is not chosen; a pipe cannot be read again.
+      if (!workload.ok() || seed_ >= 0 || *like_ == "-") return workload;
+      const auto run = RunTrace(reader_options);
+      if (!run.ok()) return run.status();
+      if (absl::Status status = ChooseSeed(*run, &*workload); !status.ok()) return status;
+      return workload;
+    }
+    if (!spec_.empty()) {
+      const auto text = ReadConfigFile(spec_ == "-" ? "/dev/stdin" : spec_);
+      if (!text.ok()) return text.status();
+      return ParseWorkload(*text, spec_);
+    }
+    return Chat();
+  }
+
+  absl::StatusOr<OrderRun> RunTrace(const TraceReaderOptions& reader_options) const {
+    auto reader = OpenTrace(*like_, reader_options);
+    if (!reader.ok()) return reader.status();
+    return RunOrder((*reader)->info(), FeedFrom(reader->get()), {});
+  }
+
+  absl::StatusOr<wl::Workload> Chat() const {
+    wl::Workload workload;
+    workload.set_workload("chat");
+    if (requests_ < 0) workload.set_requests(1000);
+    double rate = 10, turns = 1;
+    int64_t groups = 1;
+    if (rate_ && !absl::SimpleAtod(*rate_, &rate)) return NoNumber("--rate", *rate_);
+    if (turns_ && !absl::SimpleAtod(*turns_, &turns)) return NoNumber("--turns", *turns_);
+    if (groups_ && !absl::SimpleAtoi(*groups_, &groups)) return NoNumber("--groups", *groups_);
+    workload.mutable_arrivals()->mutable_poisson()->set_rate(rate);
+    wl::Kind& kind = *workload.add_kind();
+    absl::Status status = ParseLength("--input", input_.value_or("500:2000"), kind.mutable_user());
+    if (!status.ok()) return status;
+    status = ParseLength("--answer", answer_.value_or("150:600"), kind.mutable_answer());
+    if (!status.ok()) return status;
+    if (turns != 1) {
+      kind.mutable_turns()->set_geometric(turns);
+      status = ParseLength("--think", think_.value_or("20:90"), kind.mutable_think_s());
+      if (!status.ok()) return status;
+    } else if (think_) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--think: got \"", *think_, "\" for sessions of one turn, expected --turns above 1"));
+    }
+    if (system_) {
+      wl::Kind::System& system = *kind.mutable_system();
+      system.set_groups(groups);
+      system.set_alpha(1);
+      status = ParseLength("--system", *system_, system.mutable_tokens());
+      if (!status.ok()) return status;
+    } else if (groups_) {
+      return absl::InvalidArgumentError(absl::StrCat("--groups: got \"", *groups_,
+                                                     "\" without a length, expected --system"));
+    }
+    // The fields are named as in a specification; these are options.
+    wl::Workload complete = workload;
+    complete.set_requests(1);
+    status = CheckWorkload(complete);
+    if (status.ok()) return workload;
+    const auto field = FieldOfError(status).value_or("");
+    const char* flag = field == "arrivals.poisson.rate"      ? "--rate"
+                       : field == "kind[0].turns.geometric" ? "--turns"
+                       : field == "kind[0].system.groups"   ? "--groups"
+                                                            : nullptr;
+    return flag != nullptr ? OfOption(flag, field, status) : status;
+  }
+
+  static absl::Status NoNumber(const char* flag, const std::string& text) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, ": got \"", text, "\", expected a number"));
+  }
+
+  absl::Status WriteRequests(const std::string& text) const {
+    auto reader = OpenTraceString(text, "the workload", {});
+    if (!reader.ok()) return reader.status();
+    auto sink = OpenByteSink(*output_);
+    if (!sink.ok()) return sink.status();
+    const auto writer = MakeTraceWriter(*std::move(sink), *ParseTraceFormat(to_), {});
+    const auto report = CopyTrace(**reader, *writer);
+    if (!report.ok()) return report.status();
+    if (quiet_) return absl::OkStatus();
+    for (const std::string& loss : report->losses) {
+      std::fprintf(stderr, "kvsim gen: not written: %s\n", loss.c_str());
+    }
+    std::fprintf(stderr, "%s requests written to %s\n",
+                 WithThousands(report->num_requests).c_str(), output_->c_str());
+    const auto& notes = (*reader)->info().notes;
+    for (const char* fact : {"requests", "input_tokens", "output_tokens", "hit_rate"}) {
+      const auto note = notes.find(absl::StrCat("expected_", fact));
+      if (note == notes.end()) continue;
+      std::fprintf(stderr, "  expected %s: %s\n", fact, note->second.c_str());
+    }
+    return absl::OkStatus();
+  }
+
+  ExitStatus Check(const std::string& text, const TraceReaderOptions& reader_options) const {
+    const auto trace = RunTrace(reader_options);
+    if (!trace.ok()) return Fail("gen", trace.status());
+    auto made = OpenTraceString(text, "the workload", {});
+    if (!made.ok()) return Fail("gen", made.status());
+    const auto difference = CompareCurves(*trace, **made);
+    if (!difference.ok()) return Fail("gen", difference.status());
+    return WriteStdout(FormatCurveDifference(*difference)) ? kDone : kBadInput;
+  }
+
+  struct ChatOption {
+    std::string name;
+    const std::optional<std::string>* value;
+  };
+
+  OptionParser* options_;
+  ::kvblocks::config::v1::ReplayConfig given_;
+  std::string spec_, to_ = "native";
+  std::optional<std::string> output_, like_;
+  std::optional<std::string> rate_, input_, answer_, turns_, think_, system_, groups_;
+  std::vector<ChatOption> chat_options_;
+  int64_t seed_ = -1, requests_ = -1;
+  bool check_ = false, quiet_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> AddGenCommand(OptionParser* program) {
+  return std::make_unique<GenCommand>(program);
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,62 @@
+// Numbers of the shapes that a workload names (workload.proto), by inversion of one uniform number;
+// Zipf's by rejection inversion (Hoermann and Derflinger, 1996), gamma's by Marsaglia and Tsang
+// (2000).
+//
+// The standard library's distributions are not used: their algorithms differ from one to the next.
+// REQUIRES, of every shape here: CheckDistribution (workload_spec.h) accepted it.
+
+#ifndef KVBLOCKS_SIM_GEN_DISTRIBUTIONS_H_
+#define KVBLOCKS_SIM_GEN_DISTRIBUTIONS_H_
+
+#include <cstdint>
+
+#include "kvblocks/sim/gen/philox.h"
+#include "kvblocks/sim/gen/workload.pb.h"
+
+namespace kvblocks::sim {
+
+// What has the share u below it, cut to min and max; not of Zipf. A mixture's second mode lies
+// above `1 - second`. REQUIRES: 0 < u < 1.
+double Quantile(const workload::v1::Distribution& shape, double u);
+
+double Draw(const workload::v1::Distribution& shape, Draws& draws);
+// Rounded to nearest, and at least `least`.
+int64_t DrawWhole(const workload::v1::Distribution& shape, Draws& draws, int64_t least);
+
+int64_t WholeQuantile(const workload::v1::Distribution& shape, double u, int64_t least);
+
+// What DrawWhole comes to on average, and what its square does. Milliseconds: from 65,536
+// quantiles, or all n of Zipf.
+struct Moments {
+  double mean;
+  double mean_square;
+};
+Moments WholeMoments(const workload::v1::Distribution& shape, int64_t least);
+
+// 1 ... n with chances as k^-alpha.
+class ZipfDistribution {
+ public:
+  ZipfDistribution(double alpha, int64_t n);
+  int64_t operator()(Draws& draws) const;
+  // Of all n, in order; their sum is 1.
+  double Probability(int64_t k) const;
+
+ private:
+  double Integral(double x) const;
+  double InverseIntegral(double y) const;
+
+  double alpha_, n_;
+  double low_, high_, sure_;
+  mutable double sum_ = 0;  // of all k^-alpha; 0: not asked for yet
+};
+
+double DrawGamma(double shape, Draws& draws);  // with scale 1
+double GammaFunction(double x);                // x >= 0.5
+
+// A value of a histogram: the one at place `slot` of its counts, alike within its bucket.
+int64_t HistogramValue(const workload::v1::Histogram& histogram, double slot);
+int64_t HistogramTotal(const workload::v1::Histogram& histogram);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_GEN_DISTRIBUTIONS_H_

@@ -1,0 +1,54 @@
+// Generator: the requests of a workload, in the order of arrival.
+//
+//   auto workload = ParseWorkload(text, "chat.txtpb");
+//   std::unique_ptr<Generator> generator = MakeGenerator(*workload);
+//   GeneratedRequest request;
+//   while (generator->Next(&request)) ...
+//
+// Always the same requests for the same workload, on every machine; a request does not change when
+// the workload is made longer. Memory: the sessions that go on, or for a fitted workload all blocks
+// made so far.
+
+#ifndef KVBLOCKS_SIM_GEN_GENERATOR_H_
+#define KVBLOCKS_SIM_GEN_GENERATOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvblocks/sim/gen/workload.pb.h"
+
+namespace kvblocks::sim {
+
+inline constexpr int64_t kDefaultBlockTokens = 16;
+
+struct GeneratedRequest {
+  // If it waits for others, a lower bound that never binds: they arrive, and think_ns passes.
+  int64_t arrival_ns = 0;
+  int64_t input_length = 0;
+  int64_t output_length = 0;
+  std::vector<int64_t> content_ids;  // of the prompt and, in sessions, of the output behind it
+  bool ids_cover_output = false;
+  uint64_t session = 0;            // 0: none
+  uint32_t turn = 0;               // of the session, counted from 0
+  std::vector<int64_t> waits_for;  // places in the order of requests, ascending
+  int64_t think_ns = 0;
+  std::string tenant;
+};
+
+class Generator {
+ public:
+  virtual ~Generator() = default;
+  // False at the end.
+  virtual bool Next(GeneratedRequest* out) = 0;
+};
+
+// REQUIRES: CheckWorkload accepts it.
+std::unique_ptr<Generator> MakeGenerator(const workload::v1::Workload& workload);
+
+int64_t BlockTokens(const workload::v1::Workload& workload);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_GEN_GENERATOR_H_

@@ -1,0 +1,100 @@
+#include "kvblocks/sim/trace/workload_reader.h"
+
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kvblocks/sim/gen/expected_facts.h"
+#include "kvblocks/sim/gen/generator.h"
+#include "kvblocks/sim/gen/workload_spec.h"
+#include "kvblocks/specs/config/config_source.h"
+
+namespace kvblocks::sim {
+namespace {
+
+TraceInfo InfoOf(const workload::v1::Workload& workload) {
+  TraceInfo info;
+  info.format = "workload";
+  info.name = workload.workload();
+  info.source = "kvsim gen";
+  info.block_tokens = BlockTokens(workload);
+  info.sorted = true;
+  info.notes["workload"] = PrintWorkload(workload);
+  info.notes["seed"] = absl::StrCat(workload.has_seed() ? workload.seed() : 1);
+  if (const auto facts = ExpectedFactsOf(workload)) {
+    info.notes["expected_requests"] = absl::StrFormat("%.1f", facts->requests);
+    info.notes["expected_input_tokens"] = absl::StrFormat("%.0f", facts->input_tokens);
+    info.notes["expected_output_tokens"] = absl::StrFormat("%.0f", facts->output_tokens);
+    if (facts->hit_rate) {
+      info.notes["expected_hit_rate"] = absl::StrFormat("%.4f", *facts->hit_rate);
+    }
+  }
+  return info;
+}
+
+class WorkloadReader final : public RowSource {
+ public:
+  WorkloadReader(workload::v1::Workload workload, ReadProgress progress)
+      : info_(InfoOf(workload)), progress_(progress), generator_(MakeGenerator(workload)) {}
+
+  absl::StatusOr<RowOutcome> Next(RawRow* row, std::vector<TraceProblem>*) override {
+    if (!generator_->Next(&made_)) return RowOutcome::kEnd;
+    *row = RawRow();
+    TraceRequest& to = row->request;
+    to.row = row_++;
+    to.line = row_;
+    to.id = absl::StrCat(to.row);
+    to.arrival_ns = made_.arrival_ns;
+    to.input_length = made_.input_length;
+    to.output_length = made_.output_length;
+    to.content_ids.swap(made_.content_ids);
+    to.ids_cover_output = made_.ids_cover_output;
+    to.session = made_.session;
+    to.turn = made_.turn;
+    to.waits_for.swap(made_.waits_for);
+    to.think_ns = made_.think_ns;
+    to.tenant = made_.tenant;
+    row->timestamp_ns = made_.arrival_ns;
+    row->has_turn = true;
+    return RowOutcome::kRow;
+  }
+  const TraceInfo& info() const override { return info_; }
+  std::string dialect() const override { return "made as it is read"; }
+  ReadProgress progress() const override { return progress_; }
+
+ private:
+  const TraceInfo info_;
+  const ReadProgress progress_;
+  const std::unique_ptr<Generator> generator_;
+  GeneratedRequest made_;
+  int64_t row_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RowSource>> MakeWorkloadReader(std::unique_ptr<ByteSource> source,
+                                                              const TraceReaderOptions&,
+                                                              RowLog* log) {
+  std::string text;
+  char chunk[1 << 16];
+  while (true) {
+    const absl::StatusOr<size_t> n = source->Read(chunk, sizeof(chunk));
+    if (!n.ok()) return StreamError(*log, n.status(), "line", 0);
+    if (*n == 0) break;
+    text.append(chunk, *n);
+    if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
+      return absl::InvalidArgumentError(RowError(
+          *log, 1,
+          absl::StrCat("workload: got more than ", kMaxConfigBytes, " bytes, expected at most so "
+                       "many")));
+    }
+  }
+  absl::StatusOr<workload::v1::Workload> workload = ParseWorkload(text, log->file);
+  if (!workload.ok()) return workload.status();
+  return std::make_unique<WorkloadReader>(*std::move(workload),
+                                          ReadProgress{source->bytes_read(), 0});
+}
+
+}  // namespace kvblocks::sim
