@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   const int lane = thread % 32, warp = thread / 32;
   const auto num_tokens = static_cast<int>(params.num_tokens);
   auto* const kept_upper = reinterpret_cast<uint32_t*>(DynamicSharedMemory());
-  uint32_t* const kept_lower = kept_upper + kMostKept;
+  uint32_t* const kept_lower = kKept ? kept_upper + kMostKept : nullptr;
   counts[thread] = make_uint4(0, 0, 0, 0);
   if (thread == 0) num_listed = 0;
   WaitForPreviousKernel();
