@@ -46,6 +46,15 @@ double Rounded(double speedup) {
 
 std::string MillisecondsText(double ms) { return Span(ms / 1e3); }
 
+// Of an objective that is missed, how many times its limit was observed.
+double WorstUse(const pb::CapacityReport::Probe& probe) {
+  double worst = 0;
+  for (const auto& objective : probe.objectives()) {
+    if (!objective.met()) worst = std::max(worst, objective.observed_ms() / objective.limit_ms());
+  }
+  return worst;
+}
+
 // What kept requests from being served sooner.
 std::string ShortResource(const pb::PointResult& result) {
   const auto& report = result.report();
@@ -322,8 +331,11 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
   // Slower, requests hardly meet each other, and the clock ends after 106 days.
   const double least = std::max(kLeastSpeedup, arrival_seconds_ / kLongestRun);
   for (double speedup = 0.25; low == 0 && speedup >= least; speedup /= 4) {
+    const double before = WorstUse(at_high.probe);
     if (absl::Status status = probe({speedup, 2 * speedup}); !status.ok()) return status;
     if (!candidate->problem().empty()) return absl::OkStatus();
+    // Requests that come one by one are as fast as they get.
+    if (low == 0 && WorstUse(at_high.probe) == before) break;
   }
   while (low > 0 && high > 0 && high / low > 1 + options_.tolerance) {
     const double third = std::cbrt(high / low);
