@@ -255,7 +255,7 @@ class KVCacheManager:
     @staticmethod
     def from_config(text: str) -> KVCacheManager:
         """
-        From a configuration file's text: JSON, or protobuf text format of the message KvCacheManagerConfig. Plan.manager_config() gives one.
+        From a configuration file's text: JSON, or protobuf text format of the message KvCacheManagerConfig.
 
         Raises InvalidArgumentError with line, column and field.
         """
@@ -955,3 +955,6 @@ class AllBlocksCleared:
     """The prefix cache was reset."""
 
     def __repr__(self) -> str: ...
+
+def plan_json(options: str, hf_config: str | None = None) -> str:
+    """kvb_plan_json of the C interface; kvblocks.make_plan calls it."""

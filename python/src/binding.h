@@ -169,6 +169,7 @@ void BindTables(nb::module_& module);
 void BindBatch(nb::module_& module);
 void BindReports(nb::module_& module);
 void BindEvents(nb::module_& module);
+void BindPlanning(nb::module_& module);
 
 }  // namespace kvblocks::python
 

@@ -250,7 +250,7 @@ collect ids for take_new_block_ids. partial_hits: hits end inside blocks; run th
 Raises InvalidArgumentError that names the option, its value and the limit.)")
       .def_static("from_config", &FromConfig, nb::arg("text"),
                   "From a configuration file's text: JSON, or protobuf text format of the message "
-                  "KvCacheManagerConfig. Plan.manager_config() gives one.\n\n"
+                  "KvCacheManagerConfig.\n\n"
                   "Raises InvalidArgumentError with line, column and field.");
 }
 
