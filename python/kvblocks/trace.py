@@ -47,7 +47,7 @@ class TraceRequest:
     session_id: str | int | None = None
     delay: float | None = None
     request_id: str | int | None = None
-    wait_for: list[str] | str | None = None
+    wait_for: list[str | int] | str | int | None = None
     tool_wait_ms: float | None = None
     output_token_ids: list[int] | None = None
     priority: int | None = None

@@ -157,8 +157,8 @@ class ManagerUse {
   PyManager& manager_;
   std::optional<nb::gil_scoped_release> released_;
 };
-// From so many tokens on a call may take 10 us: hashing does 250 million tokens/s, look-ups are faster.
-inline constexpr int64_t kManyTokens = 2048;
+// From so many tokens on a call may take 10 us: hashing does 100 million tokens/s, look-ups are faster.
+inline constexpr int64_t kManyTokens = 1024;
 
 // --- Parts of the module ---
 
@@ -169,6 +169,7 @@ void BindTables(nb::module_& module);
 void BindBatch(nb::module_& module);
 void BindReports(nb::module_& module);
 void BindEvents(nb::module_& module);
+void BindPlanning(nb::module_& module);
 
 }  // namespace kvblocks::python
 

@@ -14,4 +14,5 @@ NB_MODULE(_core, module) {
   BindBatch(module);
   BindReports(module);
   BindEvents(module);
+  BindPlanning(module);
 }

@@ -73,6 +73,15 @@ def test_misuse_is_named() -> None:
         batch.add(start(manager, "c", 20))
     with pytest.raises(kvblocks.InvalidArgumentError, match="first is 2"):
         manager.allocate_decode(batch, first=2)
+    for wrong in (-1, 2**62, 2**41):
+        with pytest.raises(kvblocks.InvalidArgumentError, match=f"num_new_tokens is {wrong}"):
+            manager.allocate_decode(batch, wrong)
+    with pytest.raises(kvblocks.InvalidArgumentError, match="num_lookahead_tokens is -5"):
+        manager.allocate_decode(batch, num_lookahead_tokens=-5)
+    request.status = "finished"
+    with pytest.raises(kvblocks.InvalidArgumentError, match="finished"):
+        manager.allocate_decode(batch)
+    request.status = "running"
     with pytest.raises(kvblocks.InvalidArgumentError, match="2 token_ids, expected one per request: 1"):
         batch.advance([1, 2])
     with pytest.raises(kvblocks.NotFoundError, match="group is 3"):

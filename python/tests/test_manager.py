@@ -339,6 +339,22 @@ def test_a_config_file_makes_the_same_manager() -> None:
         kvblocks.KVCacheManager.from_config("cache { num_blox: 10 }")
 
 
+def test_a_plan_makes_a_manager() -> None:
+    plan = kvblocks.make_plan("gemma-3-27b", "h200", max_model_len=8192, lengths=[1000, 8192])
+    assert plan.model == "gemma-3-27b" and {group.kind for group in plan.groups} == {"sliding_window", "full_attention"}
+    assert plan.lengths[0].concurrency > plan.lengths[1].concurrency > 1
+    manager = plan.make_manager(enable_events=True)
+    assert manager.num_blocks == plan.num_blocks and manager.max_model_len == 8192
+    request = manager.new_request("a", range_of(100))
+    assert manager.allocate_slots(request, 100) is not None and manager.take_events()
+    with pytest.raises(kvblocks.NotFoundError, match="none"):
+        kvblocks.make_plan("none", "h200")
+    with pytest.raises(kvblocks.InvalidArgumentError, match="policy"):
+        kvblocks.make_plan("gemma-3-27b", "h200", policy="none")
+    with pytest.raises(FileNotFoundError):
+        kvblocks.make_plan(hf_config="none.json", device="h200")
+
+
 def test_specs_are_values() -> None:
     assert full_spec() == full_spec() and hash(full_spec()) == hash(full_spec()) and full_spec() != window_spec()
     assert full_spec().page_bytes == 65536 and window_spec().sliding_window == 48

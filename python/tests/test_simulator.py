@@ -122,12 +122,16 @@ def test_progress_is_called_and_may_stop_the_run(tmp_path: Path) -> None:
 
 def test_ctrl_c_stops_within_a_second(tmp_path: Path) -> None:
     trace = long_trace(tmp_path, 60_000)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     interrupted = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     interrupted.start()
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        kvblocks.replay(trace, num_blocks=5000)
-        pytest.fail("the run was done before the signal came: make it longer")
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            kvblocks.replay(trace, num_blocks=5000)
+            pytest.fail("the run was done before the signal came: make it longer")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - started < 1.5
     left = subprocess.run(["ps", "-o", "stat=", "--ppid", str(os.getpid())], capture_output=True, text=True)
     assert "kvsim" not in left.stdout
