@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/block_pool/eviction_index.h"
 #include "kvblocks/checks/memory_limit.h"
 #include "kvblocks/checks/status_text.h"
 

@@ -42,7 +42,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/block_tokens.h"
-#include "kvblocks/block_pool/eviction_index.h"
+#include "kvblocks/block_pool/eviction_policy.h"
 #include "kvblocks/block_pool/free_block_queue.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
 #include "kvblocks/block_pool/kv_event.h"
@@ -52,6 +52,8 @@
 #include "kvblocks/block_pool/prefix_hash_table.h"
 
 namespace kvblocks {
+
+class EvictionIndex;
 
 enum class FreeOrder {
   // Freed blocks without a key go to the front as one batch, since they can never be hit; those
@@ -91,6 +93,7 @@ class BlockPool {
   // not fit this machine's memory (about 60 bytes a block).
   static absl::StatusOr<std::unique_ptr<BlockPool>> Create(const Options& options);
 
+  ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -307,11 +310,9 @@ class BlockPool {
   void TellPolicyOfKey(BlockId id, BlockId parent, int64_t num_tokens) {
     if (eviction_ == nullptr) [[likely]]
       return;
-    // Groups share hashes.
-    const auto group = static_cast<uint64_t>(records_[id].key_group);
-    eviction_->OnRegistered(id, parent, records_.hash(id).words[0] ^ group * 0x9e3779b97f4a7c15u,
-                            num_tokens);
+    AddKeyToPolicy(id, parent, num_tokens);
   }
+  void AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens);
   void ForgetKeyInPolicy(BlockId id, RemovalReason reason);
   // With chunks.
   absl::Status CheckGroup(GroupId group, const char* operation) const;

@@ -6,8 +6,18 @@
 
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/block_pool/eviction_index.h"
 
 namespace kvblocks {
+
+BlockPool::~BlockPool() = default;
+
+void BlockPool::AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens) {
+  // Groups share hashes.
+  const auto group = static_cast<uint64_t>(records_[id].key_group);
+  eviction_->OnRegistered(id, parent, records_.hash(id).words[0] ^ group * 0x9e3779b97f4a7c15u,
+                          num_tokens);
+}
 
 void BlockPool::TakeByPolicy(int64_t k, std::vector<BlockId>& table) {
   for (int64_t i = 0; i < k; ++i) {

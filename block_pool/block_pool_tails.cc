@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/block_pool/eviction_index.h"
 
 namespace kvblocks {
 

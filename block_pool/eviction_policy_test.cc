@@ -10,6 +10,7 @@
 #include "kvblocks/block_pool/block_heap.h"
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/evicted_keys.h"
+#include "kvblocks/block_pool/eviction_index.h"
 #include "kvblocks/block_pool/testing/get_new_blocks.h"
 
 namespace kvblocks {

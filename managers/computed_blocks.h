@@ -36,6 +36,9 @@ class ComputedBlocks {
   // a prefix that other requests share but a sparsely kept group does not hold.
   int64_t shared_prefix_boundary() const { return shared_prefix_boundary_; }
 
+  // Tokens behind the hit that were hit, too, but are computed again, for windows that are not cached.
+  int64_t num_replayed_tokens() const { return num_replayed_tokens_; }
+
   // REQUIRES: 0 <= group < num_groups().
   absl::Span<const BlockId> blocks(GroupId group) const {
     return lists_[static_cast<size_t>(group)];
@@ -55,6 +58,7 @@ class ComputedBlocks {
   HitLists lists_;
   int64_t num_tokens_ = 0;
   int64_t shared_prefix_boundary_ = 0;
+  int64_t num_replayed_tokens_ = 0;
   // Whose look-up this was, and the pool's removal epoch then: at the same epoch no block can have
   // lost its key.
   uint64_t request_serial_ = 0;

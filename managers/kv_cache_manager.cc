@@ -6,7 +6,6 @@
 
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/checks/status_text.h"
-#include "kvblocks/managers/kv_cache_manager_setup.h"
 
 namespace kvblocks {
 namespace {
@@ -14,139 +13,9 @@ namespace {
 std::atomic<uint64_t> next_request_serial{1};
 std::atomic<uint64_t> next_manager_serial{1};
 
-bool IsAttention(KvCacheSpecKind kind) {
-  return kind != KvCacheSpecKind::kMamba && kind != KvCacheSpecKind::kRing;
-}
-
 constexpr size_t kFewEntries = size_t{1} << 16;  // 256 KiB of block tables
 
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
-    const KvCacheConfig& config, const KvCacheManagerOptions& options) {
-  if (absl::Status status = Validate(config); !status.ok()) return status;
-  const auto sizes = ResolveBlockSizes(config, options);
-  if (!sizes.ok()) return sizes.status();
-  if (absl::Status status = ValidateSetup(config, options, *sizes); !status.ok()) return status;
-  if (absl::Status status =
-          ValidateHashSizes(sizes->hash_block_size, options.num_hash_lookahead_tokens);
-      !status.ok()) {
-    return status;
-  }
-  int64_t compared_block_size = 0;
-  if (options.compare_tokens_on_hit && options.enable_caching) {
-    for (const KvCacheGroup& group : config.groups) {
-      compared_block_size = std::max(compared_block_size,
-                                     group.spec.block_size() *
-                                             NumRanksPerBlock(group.spec, options) +
-                                         options.num_hash_lookahead_tokens);
-    }
-  }
-  ChunkLayout chunks;
-  if (config.native) {
-    chunks = {.num_chunks = config.native->num_chunks,
-              .pages_per_chunk = config.native->pages_per_chunk,
-              .class_of_group = config.native->class_of_group};
-  }
-  // Hits of other kinds (windows, states) need not begin at the first block.
-  std::vector<uint8_t> is_chained;
-  for (const KvCacheGroup& group : config.groups) {
-    is_chained.push_back(group.spec.kind() == KvCacheSpecKind::kFullAttention ||
-                         group.spec.kind() == KvCacheSpecKind::kMlaAttention ||
-                         group.spec.kind() == KvCacheSpecKind::kSinkFullAttention);
-  }
-  auto pool = BlockPool::Create({.num_blocks = config.num_blocks,
-                                 .enable_caching = options.enable_caching,
-                                 .enable_events = options.enable_events,
-                                 .free_order = options.free_order,
-                                 .one_event_per_registration =
-                                     options.semantics.one_event_per_registration,
-                                 .compared_block_size = compared_block_size,
-                                 .history_keys = options.lookup_history_blocks,
-                                 .eviction_policy = options.eviction_policy,
-                                 .is_chained_group = std::move(is_chained),
-                                 .chunks = std::move(chunks)});
-  if (!pool.ok()) return pool.status();
-
-  std::unique_ptr<KvCacheManager> manager(new KvCacheManager(config, options));
-  manager->pool_ = *std::move(pool);
-  if (options.enable_caching) {
-    std::optional<std::string_view> seed;
-    if (options.hash_seed) seed = *options.hash_seed;
-    manager->hashing_ = std::make_shared<const PrefixHashing>(
-        PrefixHashing{.hasher = BlockHasher(options.hash_algorithm, seed),
-                      .hash_block_size = sizes->hash_block_size,
-                      .num_lookahead_tokens = options.num_hash_lookahead_tokens,
-                      .keep_plain_hashes = options.lookup_history_blocks > 0});
-  }
-  manager->num_watermark_blocks_ = static_cast<int64_t>(
-      options.watermark *
-      static_cast<double>(config.native ? config.native->num_chunks : config.num_blocks));
-  manager->page_needs_.resize(config.groups.size());
-  manager->has_partial_hits_ = options.partial_hits && options.enable_caching;
-  const int64_t hit_alignment =
-      manager->has_partial_hits_ ? sizes->hash_block_size : sizes->scheduler_block_size;
-
-  const RequestLimits limits{
-      .max_model_len = options.max_model_len,
-      .max_in_flight_tokens = options.max_in_flight_tokens.value_or(options.max_model_len),
-      .decode_context_parallel =
-          options.decode_context_parallel * options.prefill_context_parallel,
-      .max_encoder_tokens = options.max_encoder_tokens.value_or(options.max_model_len),
-      .num_retained_tokens = NumReplayedTokens(options)};
-  const std::vector<bool> draft = EffectiveDraftFlags(config, options);
-  const bool any_drops = std::find(draft.begin(), draft.end(), true) != draft.end();
-  const bool has_several_groups = config.groups.size() > 1;
-  for (size_t g = 0; g < config.groups.size(); ++g) {
-    const KvCacheSpec& spec = config.groups[g].spec;
-    const auto cap = AdmissionCap(spec, limits, options.block_count_formula);
-    if (!cap.ok()) return cap.status();
-    const auto output_cap = OutputCap(spec, limits, options.block_count_formula);
-    if (!output_cap.ok()) return output_cap.status();
-    const bool keeps_all = !has_several_groups || options.register_unreachable_blocks;
-    auto group = SingleTypeManager::Create(
-        spec,
-        {.group = static_cast<GroupId>(g),
-         .is_draft = draft[g],
-         .num_ranks_per_block = NumRanksPerBlock(spec, options),
-         .enable_caching = options.enable_caching,
-         .hash_block_size =
-             options.enable_caching && spec.is_prefix_cacheable() ? sizes->hash_block_size : 0,
-         .admission_cap = *cap,
-         .output_cap = *output_cap,
-         .reachable_alignment = keeps_all ? 0 : hit_alignment,
-         .semantics = options.semantics,
-         .hit_alignment = has_several_groups ? hit_alignment
-                                             : spec.block_size() * NumRanksPerBlock(spec, options),
-         .scheduler_block_size = sizes->scheduler_block_size,
-         .any_drops = any_drops,
-         .num_replayed_tokens = NumReplayedTokens(options),
-         .num_hash_lookahead_tokens = options.num_hash_lookahead_tokens,
-         .partial_hits = manager->has_partial_hits_,
-         .checkpoint_alignment = options.checkpoint_alignment,
-         .new_block_ids = options.report_new_blocks && IsAttention(spec.kind())
-                              ? &manager->new_block_ids_
-                              : nullptr},
-        manager->pool_.get());
-    if (!group.ok()) return group.status();
-    manager->num_replay_tokens_ = std::max(manager->num_replay_tokens_, spec.replay_tokens());
-    manager->keeps_all_blocks_ = manager->keeps_all_blocks_ && (*group)->keeps_all_blocks();
-    manager->has_states_ = manager->has_states_ || spec.kind() == KvCacheSpecKind::kMamba;
-    manager->has_encoder_ =
-        manager->has_encoder_ || spec.kind() == KvCacheSpecKind::kCrossAttention;
-    manager->groups_.push_back(*std::move(group));
-  }
-  manager->only_grows_ = manager->keeps_all_blocks_ && !config.native && !config.groups.empty();
-  manager->scheduler_block_size_ = sizes->scheduler_block_size;
-  manager->hash_block_size_ = sizes->hash_block_size;
-  manager->hit_alignment_ = hit_alignment;
-  if (options.enable_caching) {
-    manager->lookup_.emplace(
-        manager->groups_, has_several_groups ? hit_alignment : manager->groups_[0]->block_size(),
-        options.semantics.drops_last_full_block);
-  }
-  return manager;
-}
 
 KvCacheManager::KvCacheManager(KvCacheConfig config, KvCacheManagerOptions options)
     : config_(std::move(config)),
@@ -223,7 +92,7 @@ absl::Status KvCacheManager::LookUp(const Request& request, ComputedBlocks& out)
   out.request_serial_ = request.serial_;
   out.manager_serial_ = serial_;
   out.removal_epoch_ = pool_->removal_epoch();
-  out.num_tokens_ = out.shared_prefix_boundary_ = 0;
+  out.num_tokens_ = out.shared_prefix_boundary_ = out.num_replayed_tokens_ = 0;
   if (!lookup_ || request.skip_reading_prefix_cache_) {
     for (std::vector<BlockId>& list : out.lists_) list.clear();
     return absl::OkStatus();
@@ -236,8 +105,10 @@ absl::Status KvCacheManager::LookUp(const Request& request, ComputedBlocks& out)
   PrefixLookup::Hit hit = lookup_->FindLongestCacheHit(request.content_, most, out.lists_);
   if (num_replay_tokens_ > 0 && hit.num_tokens > 0) {
     // The end of the hit is computed again, for the windows that are not cached.
-    const int64_t kept = std::max<int64_t>(0, hit.num_tokens - num_replay_tokens_);
+    const int64_t found = hit.num_tokens;
+    const int64_t kept = std::max<int64_t>(0, found - num_replay_tokens_);
     hit.num_tokens = lookup_->FindLongestCacheHit(request.content_, kept, out.lists_).num_tokens;
+    out.num_replayed_tokens_ = found - hit.num_tokens;
   }
   out.num_tokens_ = hit.num_tokens;
   out.shared_prefix_boundary_ = hit.longest_lookup > hit.num_tokens ? hit.longest_lookup : 0;
@@ -600,6 +471,27 @@ absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
   RegisterTokens(request, num_tokens);
   request.quiet_slots_ = QuietSlots(request);
   return absl::OkStatus();
+}
+
+absl::Status KvCacheManager::EvictUnwritten(const Request& request, int64_t num_written_tokens) {
+  if (absl::Status status = CheckOwner(request); !status.ok()) return status;
+  if (absl::Status status = CheckCount("EvictUnwritten", request, "num_written_tokens",
+                                       num_written_tokens, kMaxTokens);
+      !status.ok()) {
+    return status;
+  }
+  if (!HoldsBlocks(request)) return absl::OkStatus();
+  std::vector<BlockId> unwritten;
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    const absl::Span<const BlockId> table = GetBlocks(request, g);
+    const auto first = static_cast<size_t>(num_written_tokens / group(g).block_size());
+    for (size_t i = first; i < table.size(); ++i) {
+      if (table[i] != kNullBlockId && pool_->block(table[i]).has_key()) {
+        unwritten.push_back(table[i]);
+      }
+    }
+  }
+  return pool_->EvictBlocks(unwritten);
 }
 
 bool KvCacheManager::ResetPrefixCache() {

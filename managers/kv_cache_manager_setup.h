@@ -1,5 +1,5 @@
-// ResolveBlockSizes and ValidateSetup: what KvCacheManager::Create checks and derives before it
-// builds anything.
+// ResolveBlockSizes and ValidateSetup: what KvCacheManager::Create, which stands beside them, checks
+// and derives before it builds anything.
 
 #ifndef KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_SETUP_H_
 #define KVBLOCKS_MANAGERS_KV_CACHE_MANAGER_SETUP_H_

@@ -4,6 +4,7 @@
 // blocks is stated here in its plainest form, position by position, and shares no code with the
 // look-ups. Tokens behind the hit are divided in this order:
 //
+//   what was hit and is computed again                           a windowed group vetoes
 //   up to the longest hit without the drop of draft groups       draft drop
 //   up to where all groups that keep whole prefixes reach        a windowed group vetoes
 //   a last block that only the last token keeps out              last token
@@ -41,8 +42,8 @@ class LookupExplainer {
   // Both must outlive it. REQUIRES: prefix caching is on and the request has tokens.
   LookupExplainer(const KvCacheManager& manager, const Request& request);
 
-  // REQUIRES: num_hit_tokens is what GetComputedBlocks gives.
-  LookupExplanation Explain(int64_t num_hit_tokens) const;
+  // REQUIRES: the numbers are what GetComputedBlocks gives.
+  LookupExplanation Explain(int64_t num_hit_tokens, int64_t num_replayed_tokens) const;
 
  private:
   struct Gap {
@@ -83,6 +84,7 @@ class LookupExplainer {
   void AddAbsent(const Gap& gap, int64_t first_token, int64_t num_tokens,
                  LookupExplanation& out) const;
   void AddVeto(const Gap& gap, int64_t first_token, LookupExplanation& out) const;
+  void AddReplayed(int64_t first_token, int64_t num_tokens, LookupExplanation& out) const;
   void AddBehindFullGroups(int64_t reach, LookupExplanation& out) const;
   void AddWithoutFullGroups(int64_t first_token, LookupExplanation& out) const;
 
@@ -314,6 +316,21 @@ void LookupExplainer::AddVeto(const Gap& gap, int64_t first_token, LookupExplana
          out);
 }
 
+// All groups that are cached have them; one with a window that never is needs them again.
+void LookupExplainer::AddReplayed(int64_t first_token, int64_t num_tokens,
+                                  LookupExplanation& out) const {
+  if (num_tokens == 0) return;
+  GroupId g = 0;
+  while (manager_.group(g).spec().replay_tokens() == 0) ++g;
+  AddRun({.reason = MissReason::kGroupVeto,
+          .first_token = first_token,
+          .num_tokens = num_tokens,
+          .group = g,
+          .block = first_token / BlockTokens(g),
+          .absence = Absence{.reason = MissReason::kNotKept}},
+         out);
+}
+
 void LookupExplainer::AddBehindFullGroups(int64_t reach, LookupExplanation& out) const {
   // Block sizes of all groups are multiples of this step, so it lies in one block of each.
   const int64_t step = manager_.hash_block_size();
@@ -360,7 +377,8 @@ void LookupExplainer::AddWithoutFullGroups(int64_t first_token, LookupExplanatio
   }
 }
 
-LookupExplanation LookupExplainer::Explain(int64_t num_hit_tokens) const {
+LookupExplanation LookupExplainer::Explain(int64_t num_hit_tokens,
+                                           int64_t num_replayed_tokens) const {
   const LookupHistory* history = manager_.pool().history();
   LookupExplanation out{.num_tokens = num_tokens_,
                         .num_hit_tokens = num_hit_tokens,
@@ -376,8 +394,10 @@ LookupExplanation LookupExplainer::Explain(int64_t num_hit_tokens) const {
   const auto add = [&](MissReason reason, int64_t from, int64_t to, GroupId group = -1) {
     AddRun({.reason = reason, .first_token = from, .num_tokens = to - from, .group = group}, out);
   };
-  const int64_t undropped = HitWithoutDrops(num_hit_tokens);
-  add(MissReason::kDraftDrop, num_hit_tokens, undropped, first_draft_);
+  AddReplayed(num_hit_tokens, num_replayed_tokens, out);
+  const int64_t found = num_hit_tokens + num_replayed_tokens;
+  const int64_t undropped = HitWithoutDrops(found);
+  add(MissReason::kDraftDrop, found, undropped, first_draft_);
   if (has_full_groups_) {
     const int64_t reach = std::max(ReachOfFullGroups(num_hashed_full_), undropped);
     const int64_t aligned = reach - reach % alignment_;
@@ -413,7 +433,8 @@ absl::StatusOr<LookupExplanation> ExplainLookup(const KvCacheManager& manager,
   ComputedBlocks hits;
   if (absl::Status status = manager.LookUp(request, hits); !status.ok()) return status;
   if (options.enable_caching && !request.skip_reading_prefix_cache()) {
-    return LookupExplainer(manager, request).Explain(hits.num_tokens());
+    return LookupExplainer(manager, request)
+        .Explain(hits.num_tokens(), hits.num_replayed_tokens());
   }
   const MissReason reason =
       options.enable_caching ? MissReason::kReadingSkipped : MissReason::kCachingOff;

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/managers/lookup_explanation.h"
 
 namespace kvblocks {
 namespace {
@@ -96,6 +97,36 @@ TEST(NewKindsTest, AReplayedWindowShortensHits) {
   EXPECT_EQ(std::count(tables[1].begin(), tables[1].begin() + 4, kNullBlockId), 4);
   EXPECT_NE(tables[1][4], kNullBlockId);
   EXPECT_EQ(manager->GetComputedBlocks(*New(*manager, 33))->num_tokens(), 0);
+}
+
+// V-46: the tokens computed again are those of the window's group.
+TEST(NewKindsTest, AReplayedWindowExplainsWhatItTakesOffHits) {
+  const auto window = SlidingWindowMlaSpec::Create(
+      {.block_size = 8, .head_size = 64, .sliding_window = 24, .bounded_replay = true});
+  for (const bool drops : {false, true}) {
+    KvCacheConfig config = FullAnd(*window);
+    config.num_blocks = 60;
+    config.groups[0].is_draft = drops;
+    const auto manager =
+        *KvCacheManager::Create(config, {.max_model_len = kMost, .use_eagle = drops});
+    const auto a = New(*manager, 70);
+    Admit(*manager, *a);
+    const auto explanation = ExplainLookup(*manager, *New(*manager, 70));
+    ASSERT_TRUE(explanation.ok()) << explanation.status();
+    const int64_t hit = drops ? 16 : 32;
+    EXPECT_EQ(explanation->num_hit_tokens, hit);
+    ASSERT_GE(explanation->missed.size(), 2u);
+    const MissedRun& replayed = explanation->missed[0];
+    EXPECT_EQ(replayed.reason, MissReason::kGroupVeto);
+    EXPECT_EQ(replayed.group, 1);
+    EXPECT_EQ(replayed.first_token, hit);
+    EXPECT_EQ(replayed.num_tokens, 32);
+    ASSERT_TRUE(replayed.absence.has_value());
+    EXPECT_EQ(replayed.absence->reason, MissReason::kNotKept);
+    const MissedRun& next = explanation->missed[1];
+    EXPECT_EQ(next.reason, drops ? MissReason::kDraftDrop : MissReason::kPartialBlock);
+    EXPECT_EQ(next.first_token, hit + 32);
+  }
 }
 
 // A decoder's prefix is that of one input of the encoder.

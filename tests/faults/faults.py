@@ -498,7 +498,7 @@ FAULTS = [
           "if (boundary > 0 && end == boundary", "if (boundary > 0 && end + ({F} ? block_size() : 0) == boundary"),
     Fault("retained states follow the interval of one block less", _MAMBA,
           "interval <= block_size() ||", "interval <= block_size() + {F} * block_size() ||"),
-    Fault("dense registration leaves out what no hit needs", _MANAGER,
+    Fault("dense registration leaves out what no hit needs", _SETUP,
           "!has_several_groups || options.register_unreachable_blocks;", "!has_several_groups || (options.register_unreachable_blocks && !{F});"),
 
     # --- Drafts: look-ahead hashes, multi-module MTP, the block that is dropped ---
@@ -529,7 +529,7 @@ FAULTS = [
           "draft_margin() > 0 && n >= alignment)", "draft_margin() > 0 && ({F} ? num_final : n) >= alignment)"),
     Fault("windows keep nothing for a replay", _ATTENTION,
           "{.num_kept_tokens = options.num_replayed_tokens}", "{.num_kept_tokens = {F} ? 0 : options.num_replayed_tokens}"),
-    Fault("caps do not count what is kept for a replay", _MANAGER,
+    Fault("caps do not count what is kept for a replay", _SETUP,
           ".num_retained_tokens = NumReplayedTokens(options)", ".num_retained_tokens = {F} ? 0 : NumReplayedTokens(options)"),
     Fault("hits must hold what is kept for a replay", _CHECKS,
           "manager.NumUnneededTokens(total_computed)", "({F} ? manager.NumSkippedTokens(total_computed) : manager.NumUnneededTokens(total_computed))"),
