@@ -13,8 +13,9 @@ absl::StatusOr<TraceFormat> ParseTraceFormat(const std::string& name) {
   if (name == "native") return TraceFormat::kNative;
   if (name == "mooncake") return TraceFormat::kMooncake;
   if (name == "csv") return TraceFormat::kCsv;
+  if (name == "oracle") return TraceFormat::kOracle;
   return absl::InvalidArgumentError(
-      absl::StrCat("got \"", name, "\", expected native, mooncake or csv"));
+      absl::StrCat("got \"", name, "\", expected native, mooncake, csv or oracle"));
 }
 
 absl::StatusOr<ConvertReport> CopyTrace(TraceReader& reader, TraceWriter& writer) {
@@ -52,6 +53,9 @@ absl::StatusOr<ConvertReport> ConvertTrace(const std::string& in, const std::str
       break;
     case TraceFormat::kCsv:
       writer = MakeCsvWriter(*std::move(sink));
+      break;
+    case TraceFormat::kOracle:
+      writer = MakeOracleWriter(*std::move(sink));
       break;
   }
   return CopyTrace(**reader, *writer);

@@ -18,7 +18,7 @@
 
 namespace kvblocks::sim {
 
-enum class TraceFormat { kNative, kMooncake, kCsv };
+enum class TraceFormat { kNative, kMooncake, kCsv, kOracle };
 
 struct ConvertOptions {
   TraceReaderOptions reader;
@@ -39,7 +39,7 @@ absl::StatusOr<ConvertReport> ConvertTrace(const std::string& in, const std::str
 // The same between a reader and a writer that are already there. Leaves the reader at its end.
 absl::StatusOr<ConvertReport> CopyTrace(TraceReader& reader, TraceWriter& writer);
 
-// "native", "mooncake" or "csv".
+// "native", "mooncake", "csv" or "oracle".
 absl::StatusOr<TraceFormat> ParseTraceFormat(const std::string& name);
 
 }  // namespace kvblocks::sim
