@@ -4,7 +4,7 @@
   tools/check_pages.py KVSIM [--screenshots=DIR] [--trace=FILE]
 
 Replays a workload (that which comes with kvsim, or --trace), writes a page of one run and one of two runs compared, and
-opens them and a page of a plan at the width of a laptop and of a phone, in light and in dark, and prints them. Of each it
+opens them and pages of a plan and of curves at the width of a laptop and of a phone, in light and in dark, and prints them. Of each it
 demands: nothing on the browser's console; every chart drawn; in every chart each line with all of its points; ink in every
 chart; no scrolling to the side; paper with pages. --screenshots keeps pictures of the two widths. The browser is Debian's
 `chromium` (or $CHROMIUM). It is not part of ./test.sh, because of the browser's size.
@@ -127,10 +127,13 @@ def main():
     run("replay", *trace, "--model=gpt-oss-20b", "--num-blocks=3000", "--html=groups.html", "--quiet")
 
     run("plan", "--model=gemma-3-27b", "--device=h200", "--html=plan.html")
+    run("curve", *trace, "--block-sizes", "16", "64", "256", "--what-if=shuffled", "--html=curve.html", "--quiet")
+    run("curve", *trace, "--model=gemma-3-27b", "--device=h200", "--html=replays.html", "--quiet")
 
+    pages = {"replay": 10, "compare": 9, "groups": 10, "plan": 3, "curve": 5, "replays": 2}
     looked_at = wrong = 0
     browser = Browser(program, folder / "profile")
-    for name, least_charts in (("replay", 10), ("compare", 9), ("groups", 10), ("plan", 3)):
+    for name, least_charts in pages.items():
         url = (folder / f"{name}.html").as_uri()
         for width, (x, y) in WIDTHS.items():
             for colours in ("light", "dark"):
