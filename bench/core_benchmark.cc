@@ -9,7 +9,6 @@
 
 #include <malloc.h>
 #include <openssl/evp.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -25,17 +24,11 @@
 #include "kvblocks/bench/library_engine.h"
 #include "kvblocks/bench/naive_engine.h"
 #include "kvblocks/bench/ratio_reporter.h"
+#include "kvblocks/bench/thread_time.h"
 #include "kvblocks/block_pool/block_hash.h"
 
 namespace kvblocks::bench {
 namespace {
-
-// Processor time of this thread: what other processes take of a busy machine is not counted.
-double ThreadSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
 
 // Runs `prepare` untimed, then `batch` timed, until enough time was measured.
 template <typename Prepare, typename Batch>

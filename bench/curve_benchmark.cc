@@ -8,7 +8,6 @@
 // short one.
 
 #include <sys/resource.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -16,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "kvblocks/bench/thread_time.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/curve/order_run.h"
 #include "kvblocks/sim/example/example_workload.h"
@@ -23,12 +23,6 @@
 
 namespace kvblocks::bench {
 namespace {
-
-double ThreadSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
 
 // The requests of one copy, with their keys.
 struct Keyed {

@@ -8,8 +8,6 @@
 // current request does not need, the one whose next use is farthest goes, the deepest first. The
 // last column tells which share of the way from LRU to that bound each policy goes.
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -25,11 +23,10 @@
 #include "absl/numeric/int128.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/bench/thread_time.h"
+#include "kvblocks/bench/trace_prompts.h"
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/example/example_workload.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::bench {
 namespace {
@@ -52,44 +49,32 @@ struct Hits {
   }
 };
 
-double ThreadSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
 absl::StatusOr<Prompts> Read(const std::string& path, int64_t block_size) {
-  auto reader = path.empty()
-                    ? sim::OpenTraceString(sim::MakeExampleWorkload(), "the example workload", {})
-                    : sim::OpenTrace(path, {});
-  if (!reader.ok()) return reader.status();
   const auto hashing = std::make_shared<const PrefixHashing>(
       PrefixHashing{.hasher = BlockHasher(HashAlgorithm::kXxh3_128, std::string_view("0")),
                     .hash_block_size = block_size});
   Prompts prompts;
   absl::flat_hash_map<absl::uint128, int32_t> numbers;
-  sim::TraceRequest request;
-  while (true) {
-    const auto more = (*reader)->Next(request);
-    if (!more.ok()) return more.status();
-    if (!*more) return prompts;
-    sim::ContentKeys keys((*reader)->info(), request, block_size);
-    std::vector<absl::uint128> prompt;
-    keys.AppendBlocks(request, request.input_length, &prompt);
-    std::vector<BlockHash> hashes;
-    std::vector<int32_t> blocks;
-    for (const absl::uint128 key : prompt) {
-      hashes.push_back(BlockHash::FromUint128(key));
-      blocks.push_back(numbers.try_emplace(key, static_cast<int32_t>(numbers.size())).first->second);
-    }
-    prompts.num_references += static_cast<int64_t>(blocks.size());
-    prompts.num_distinct = static_cast<int32_t>(numbers.size());
-    const int64_t num_tokens = static_cast<int64_t>(hashes.size()) * block_size;
-    auto content = PrefixContent::FromHashes(num_tokens, std::move(hashes), hashing);
-    if (!content.ok()) return content.status();
-    prompts.contents.push_back(*std::move(content));
-    prompts.blocks.push_back(std::move(blocks));
-  }
+  const absl::Status status = ForEachPrompt(
+      path, block_size, [&](const sim::TraceRequest&, const std::vector<absl::uint128>& keys) {
+        std::vector<BlockHash> hashes;
+        std::vector<int32_t> blocks;
+        for (const absl::uint128 key : keys) {
+          hashes.push_back(BlockHash::FromUint128(key));
+          const auto next = static_cast<int32_t>(numbers.size());
+          blocks.push_back(numbers.try_emplace(key, next).first->second);
+        }
+        prompts.num_references += static_cast<int64_t>(blocks.size());
+        prompts.num_distinct = static_cast<int32_t>(numbers.size());
+        const int64_t num_tokens = static_cast<int64_t>(hashes.size()) * block_size;
+        auto content = PrefixContent::FromHashes(num_tokens, std::move(hashes), hashing);
+        if (!content.ok()) return content.status();
+        prompts.contents.push_back(*std::move(content));
+        prompts.blocks.push_back(std::move(blocks));
+        return absl::OkStatus();
+      });
+  if (!status.ok()) return status;
+  return prompts;
 }
 
 absl::StatusOr<Hits> Replay(const Prompts& prompts, EvictionPolicyKind policy, int64_t num_blocks,

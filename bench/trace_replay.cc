@@ -5,8 +5,6 @@
 //   bazel run -c opt //bench:trace_replay                    the example workload
 //   bazel run -c opt //bench:trace_replay -- TRACE --block-size=512 --num-blocks=10000
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -18,11 +16,10 @@
 #include "absl/numeric/int128.h"
 #include "kvblocks/bench/library_engine.h"
 #include "kvblocks/bench/naive_engine.h"
+#include "kvblocks/bench/thread_time.h"
+#include "kvblocks/bench/trace_prompts.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/sim/commands/option_parser.h"
-#include "kvblocks/sim/example/example_workload.h"
-#include "kvblocks/sim/trace/content_keys.h"
-#include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::bench {
 namespace {
@@ -37,31 +34,19 @@ struct Workload {
   int64_t num_prompt_blocks = 0;
 };
 
-double ThreadSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
 absl::StatusOr<Workload> Read(const std::string& path, int64_t block_size) {
-  auto reader = path.empty()
-                    ? sim::OpenTraceString(sim::MakeExampleWorkload(), "the example workload", {})
-                    : sim::OpenTrace(path, {});
-  if (!reader.ok()) return reader.status();
   Workload workload;
-  sim::TraceRequest request;
-  while (true) {
-    const auto more = (*reader)->Next(request);
-    if (!more.ok()) return more.status();
-    if (!*more) return workload;
-    sim::ContentKeys keys((*reader)->info(), request, block_size);
-    std::vector<absl::uint128> prompt;
-    keys.AppendBlocks(request, request.input_length, &prompt);
-    Workload::Item item{request.input_length, request.output_length, {}};
-    for (absl::uint128 key : prompt) item.hashes.push_back(BlockHash::FromUint128(key));
-    workload.num_prompt_blocks += static_cast<int64_t>(prompt.size());
-    workload.requests.push_back(std::move(item));
-  }
+  const absl::Status status = ForEachPrompt(
+      path, block_size,
+      [&](const sim::TraceRequest& request, const std::vector<absl::uint128>& keys) {
+        Workload::Item item{request.input_length, request.output_length, {}};
+        for (const absl::uint128 key : keys) item.hashes.push_back(BlockHash::FromUint128(key));
+        workload.num_prompt_blocks += static_cast<int64_t>(keys.size());
+        workload.requests.push_back(std::move(item));
+        return absl::OkStatus();
+      });
+  if (!status.ok()) return status;
+  return workload;
 }
 
 struct Outcome {

@@ -146,6 +146,19 @@ expect 2 'tiers: needs --sizes' curve --tiers 5
 expect 2 'no-prefix-caching' curve --no-prefix-caching
 expect 2 'what-if.*need a model of full attention' curve --model=gemma-3-27b --device=h200 --what-if=shuffled
 expect 2 'both want standard output' curve --json --csv=-
+expect 0 '' curve --quiet --html=curve.html --block-sizes 16 64
+[ -s out ] && fail "curve --quiet prints a page"
+grep -q 'id="chart-4"' curve.html || fail "fewer than five charts of a curve"
+expect 2 'both want standard output' curve --json --html=-
+expect 2 '--csv and --html are both x' curve --csv=x --html=x
+# The table of a replay has the answers of the curve.
+expect 0 '' curve --json
+needed=$(awk '/"share_of_possible": 0.9,/ { getline; gsub(/[^0-9]/, ""); print }' out)
+expect 0 '' replay
+tr -d ',' <out | grep -q "50 / 90 / 99 % of these need [0-9]* / $needed / [0-9]* blocks = " ||
+  fail "replay does not say that 90 % of the possible hits need $needed blocks"
+expect 0 '' replay --model=gpt-oss-20b
+grep -q 'blocks for 50 / 90 / 99 % of these: n/a, windows' out || fail "no word on pools of a hybrid model"
 expect 3 'no requests' curve --end=0.001s --start=0s --limit=1
 
 # --- Sweeps ---
@@ -603,6 +616,28 @@ sed 's/"schema_version": 1,/"schema_version": 2,/' a.json >later.json
 
 expect 0 '' replay --quiet --steps=again_default.csv
 
+# --- Steps of an engine as a clock ---
+{
+  echo 'tokens,context,sequences,time_us'
+  for i in $(seq 400); do echo "$((1 + i * 7 % 500)),$((i * 911 % 60000)),$((1 + i * 3 % 50)),$((3000 + i * 7 % 500 * 8))"; done
+} >steps_taken.csv
+expect 0 '' calibrate --from=steps_taken.csv --output=whole.csv
+grep -q '^held out, the others  *[0-3]\.' out || fail "the steps are not met: $(cat out)"
+head -1 whole.csv | grep -qx 'part,count,time_us' || fail "no table of whole steps"
+expect 0 '' replay --time=table --step-tables=whole.csv --quiet --json-file=whole.json
+grep -q '"time_source": "measured steps"' whole.json || fail "the clock of whole steps has no name"
+expect 2 '--from: the steps say all that is needed.*got model' calibrate --from=steps_taken.csv --model=llama-3.1-8b
+expect 2 'expected the header tokens,context,sequences,time_us' calibrate --from=whole.csv
+expect 2 '--step-tables: steps_taken.csv:1: got' replay --time=table --step-tables=steps_taken.csv
+mkdir empty_profile
+expect 2 '--step-tables: empty_profile/dense.csv.gz: cannot be opened' replay --time=table --step-tables=empty_profile
+
+# --- Accesses for simulators of caches ---
+expect 0 '' stats trace.jsonl --json
+refs=$(sed -n 's/ *"block_refs": "\([0-9]*\)",/\1/p' out)
+expect 0 'not written: everything but the blocks' convert trace.jsonl trace.oracle --to=oracle
+[ "$(wc -c <trace.oracle)" -eq $((refs * 24)) ] || fail "$(wc -c <trace.oracle) bytes are no $refs records of 24"
+
 # --- A reader that goes away ---
 for i in $(seq 20000); do
   echo "{\"timestamp\": $i, \"input_length\": 16, \"output_length\": 1, \"hash_ids\": [$i]}"
@@ -611,7 +646,7 @@ set -o pipefail
 "$kvsim" replay --json 2>err | head -c 10 >/dev/null || fail "a closed pipe is an error"
 [ -s err ] && fail "a closed pipe prints: $(cat err)"
 for arguments in 'replay --csv=-' 'replay --steps=-' 'replay --json-file=-' 'replay --json-file=/dev/stdout' \
-  'replay --perfetto=-' 'replay --metrics=-' 'replay --html=-' 'plan --html=-' \
+  'replay --perfetto=-' 'replay --metrics=-' 'replay --html=-' 'curve --html=-' 'plan --html=-' \
   'convert long.jsonl - --to=mooncake --quiet' stats; do
   # shellcheck disable=SC2086
   "$kvsim" $arguments 2>err | head -c 10 >/dev/null || fail "kvsim $arguments: a closed pipe is an error"
@@ -723,11 +758,11 @@ done <<'END'
 --kernel-tables: .*: no kernel times of rtx-4090|replay --time=table --device=rtx-4090 --num-blocks=2000
 --step-times: has no use with --time=auto|replay --step-times=first.json
 --time=recorded needs --step-times=FILE|replay --time=recorded
---step-tables: /nonexistent/dense.csv.gz: cannot be opened|replay --time=table --step-tables=/nonexistent
+--step-tables: /nonexistent: cannot be opened|replay --time=table --step-tables=/nonexistent
 --draft-model: got llama-3.1-8b with --drafter=ngram, expected|replay --draft-model=llama-3.1-8b
 --draft-time: got "fast", expected a time with a unit|replay --draft-time=fast
 --prefill-factor: got 0, expected 0.1 to 100|replay --prefill-factor=0
---measured=FILE is missing|calibrate
+--measured=FILE or --from=FILE is missing|calibrate
 B is missing, expected a second file or --measured=FILE|compare first.json
 --measured stands for B|compare first.json second.json --measured=first.json
 --num-blocks: got -5, expected 0 to 2147483647|replay --num-blocks=-5

@@ -15,13 +15,14 @@ namespace kvblocks::sim {
 namespace {
 
 constexpr const char* kConvertFooter =
-    R"(OUT is compressed if its name ends in .gz or .zst. Reading it gives the same requests, apart from
-what the format cannot hold, which is listed.
+    R"(OUT is compressed if its name ends in .gz or .zst. Reading it gives the same requests, apart
+from what the format cannot hold, which is listed.
 
 Examples
   kvsim convert trace.jsonl.gz trace.kvt.zst
   kvsim convert trace.kvt.zst trace.jsonl --to=mooncake
-  kvsim convert unordered.jsonl ordered.jsonl.gz --to=mooncake --sort)";
+  kvsim convert unordered.jsonl ordered.jsonl.gz --to=mooncake --sort
+  kvsim convert trace.jsonl.gz trace.oracleGeneral --to=oracle)";
 
 class ConvertCommand final : public Command {
  public:
@@ -31,7 +32,10 @@ class ConvertCommand final : public Command {
                   &in_);
     options_->Add(
         {.name = "OUT", .help = "file to write; - is standard output", .is_required = true}, &out_);
-    options_->Add({.name = "--to", .unit = "native|mooncake|csv", .help = "form to write [native]"},
+    options_->Add({.name = "--to",
+                   .unit = "native|mooncake|csv|oracle",
+                   .help = "form to write; oracle is one access per block of a prompt, for "
+                           "libCacheSim [native]"},
                   &to_);
     options_->AddFlag(
         {.name = "--sort", .help = "accept rows in any order; holds the trace in memory"}, &sort_);

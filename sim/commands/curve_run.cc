@@ -12,6 +12,7 @@
 #include "kvblocks/sim/commands/curve_sampled.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/curve/curve_table.h"
+#include "kvblocks/sim/curve/possible_pools.h"
 #include "kvblocks/sim/report/human_table.h"
 
 namespace kvblocks::sim {
@@ -24,22 +25,9 @@ namespace {
 // A pool that stands for any: only its blocks' bytes count.
 constexpr int64_t kAnyPool = 1 << 20;
 
-bool HasOnePass(const KvCacheConfig& config) {
-  if (config.groups.size() != 1 || config.native) return false;
-  const KvCacheSpecKind kind = config.groups[0].spec.kind();
-  return kind == KvCacheSpecKind::kFullAttention || kind == KvCacheSpecKind::kMlaAttention;
-}
-
 OrderRunOptions MakeRunOptions(const CurveOptions& options, const CurveSetup& setup) {
-  const SimulationConfig& simulation = setup.replay.simulation;
-  OrderRunOptions run;
-  run.blocks.block_tokens = setup.block_tokens;
+  OrderRunOptions run = OrderRunOptionsOf(setup.replay.simulation);
   run.blocks.counted = options.counted();
-  run.blocks.hash_lookahead_tokens = simulation.manager.num_hash_lookahead_tokens;
-  run.blocks.drops_last_hit = simulation.manager.use_eagle;
-  run.blocks.max_model_len = simulation.manager.max_model_len;
-  run.blocks.zero_output = simulation.zero_output;
-  run.free_order = simulation.manager.free_order;
   run.with_bound = options.bounds && options.mode == "order";
   return run;
 }

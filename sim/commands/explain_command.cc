@@ -15,9 +15,9 @@
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/commands/report_output.h"
 #include "kvblocks/sim/report/explanation.pb.h"
 #include "kvblocks/sim/report/explanation_text.h"
-#include "kvblocks/sim/report/report_json.h"
 #include "kvblocks/sim/report/request_life.h"
 #include "kvblocks/sim/report/worst_misses.h"
 #include "kvblocks/sim/simulation.h"
@@ -72,15 +72,8 @@ class ExplainCommand final : public Command {
     options_->Add(
         {.name = "--top", .unit = "N", .help = "requests listed without --request [10]"}, 0,
         kMaxTop, &top_);
-    const char* kOutput = "Output";
-    options_->AddFlag({.name = "--json", .help = "print JSON instead of text", .group = kOutput},
-                      &json_);
-    options_->AddFlag({.name = "--quiet", .help = "no progress line", .group = kOutput}, &quiet_);
-    options_->Add({.name = "--color",
-                   .unit = "auto|always|never",
-                   .help = "headings in bold [auto]",
-                   .group = kOutput},
-                  &color_);
+    output_.AddJson(options_, "Output");
+    output_.AddTerminal(options_, "Output", "no progress line");
     input_.AddOptions();
     options_->set_footer(kExplainFooter);
   }
@@ -96,8 +89,7 @@ class ExplainCommand final : public Command {
   ReplayInput input_;
   std::optional<std::string> request_;
   int64_t top_ = 10;
-  std::string color_ = "auto";
-  bool json_ = false, quiet_ = false;
+  ReportOutput output_;
 };
 
 absl::Status NoSuchRequest(const std::string& text, const RequestSelector& selector,
@@ -131,7 +123,7 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   if (life) observers.push_back(&*life);
   auto simulation = MakeSimulation(setup, reader->get(), observers);
   if (!simulation.ok()) return simulation.status();
-  ProgressLine progress(quiet_);
+  ProgressLine progress(output_.quiet());
   if (progress.is_shown()) {
     (*simulation)->set_progress([&](const SimulationProgress& p) {
       progress.Update(p, metrics.num_hit_tokens(), metrics.num_queried_tokens());
@@ -192,12 +184,9 @@ ExitStatus ExplainCommand::Run() {
   if (absl::Status status = Explain(*config, *setup, selector, &explanation); !status.ok()) {
     return Fail("explain", status);
   }
-  if (!json_) {
-    return WriteStdout(FormatExplanation(explanation, UseColor(color_))) ? kDone : kBadInput;
-  }
-  const auto json = ToJson(explanation);
-  if (!json.ok()) return Fail("explain", json.status());
-  return WriteStdout(*json) ? kDone : kBadInput;
+  return output_.Print("explain", explanation, {.table = [&](bool color) {
+                         return FormatExplanation(explanation, color);
+                       }});
 }
 
 }  // namespace

@@ -15,8 +15,10 @@
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/commands/report_output.h"
+#include "kvblocks/sim/curve/possible_pools.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/report_json.h"
+#include "kvblocks/sim/report/report_page.h"
 #include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/trace/byte_sink.h"
@@ -50,20 +52,7 @@ class ReplayCommand final : public Command {
                        .help = "print the effective configuration instead of replaying"},
                       &print_config_);
     const char* kOutput = "Output";
-    options_->AddFlag({.name = "--json",
-                       .help = "print the report as JSON instead of the table",
-                       .group = kOutput},
-                      &json_);
-    options_->Add({.name = "--json-file",
-                   .unit = "FILE",
-                   .help = "write the report as JSON, too; - is standard output, without a table",
-                   .group = kOutput},
-                  &json_file_);
-    options_->Add({.name = "--csv",
-                   .unit = "FILE",
-                   .help = "one row per request; - is standard output, without a table",
-                   .group = kOutput},
-                  &csv_);
+    output_.AddFiles(options_, kOutput, "one row per request");
     options_->Add(
         {.name = "--steps",
          .unit = "FILE",
@@ -77,13 +66,7 @@ class ReplayCommand final : public Command {
         &step_requests_);
     exports_.AddOptions(options_, kOutput);
     events_.AddOptions(options_, kOutput);
-    options_->AddFlag(
-        {.name = "--quiet", .help = "neither table nor progress", .group = kOutput}, &quiet_);
-    options_->Add({.name = "--color",
-                   .unit = "auto|always|never",
-                   .help = "headings in bold [auto]",
-                   .group = kOutput},
-                  &color_);
+    output_.AddTerminal(options_, kOutput, "neither table nor progress");
     input_.AddOptions();
     options_->set_footer(kReplayFooter);
   }
@@ -92,7 +75,7 @@ class ReplayCommand final : public Command {
   ExitStatus Run() override;
 
  private:
-  absl::Status CheckOutputs(const ReplayConfig& config) const;
+  absl::Status CheckOutputs(const ReplayConfig& config);
   absl::Status Replay(const ReplayConfig& config, ReplaySetup& setup,
                       ::kvblocks::report::v1::Report* report);
   ExitStatus Print(const ::kvblocks::report::v1::Report& report);
@@ -101,41 +84,16 @@ class ReplayCommand final : public Command {
   ReplayInput input_;
   ReplayExports exports_;
   EventExport events_;
-  std::string json_file_, csv_, steps_;
-  std::string color_ = "auto";
-  bool print_config_ = false, json_ = false, quiet_ = false, step_requests_ = false;
+  ReportOutput output_;
+  std::string steps_;
+  bool print_config_ = false, step_requests_ = false;
 };
 
-absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) const {
-  struct Output {
-    const char* option;
-    std::string path;
-  };
-  std::vector<Output> outputs;
-  if (json_) outputs.push_back({"--json", "-"});
-  if (!json_file_.empty()) outputs.push_back({"--json-file", json_file_});
-  if (!csv_.empty()) outputs.push_back({"--csv", csv_});
-  if (!steps_.empty()) outputs.push_back({"--steps", steps_});
-  for (const auto& [option, path] : exports_.Outputs()) outputs.push_back({option, path});
-  if (!events_.file().empty()) outputs.push_back({"--events", events_.file()});
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const Output& a = outputs[i];
-    if (a.path != "-" && IsSameFile(a.path, config.trace())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          a.option, ": ", a.path,
-          " is the trace itself and would be overwritten; name another file"));
-    }
-    for (size_t j = i + 1; j < outputs.size(); ++j) {
-      const Output& b = outputs[j];
-      if (!IsSameFile(a.path, b.path)) continue;
-      return absl::InvalidArgumentError(
-          IsStandardOutput(a.path)
-              ? absl::StrCat(a.option, " and ", b.option,
-                             " both want standard output; write one of them to a file")
-              : absl::StrCat(a.option, " and ", b.option, " are both ", b.path,
-                             "; name two files"));
-    }
-  }
+absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) {
+  std::vector<ReportOutput::File> others = exports_.Outputs();
+  others.insert(others.begin(), {"--steps", steps_});
+  others.push_back({"--events", events_.file()});
+  if (absl::Status status = output_.Check(config.trace(), others); !status.ok()) return status;
   if (step_requests_ && steps_.empty()) {
     return absl::InvalidArgumentError("--step-requests needs --steps=FILE");
   }
@@ -148,8 +106,8 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   auto reader = OpenReplayTrace(config, setup.reader);
   if (!reader.ok()) return reader.status();
   std::unique_ptr<CsvRequestSink> rows;
-  if (!csv_.empty()) {
-    auto sink = OpenByteSink(csv_);
+  if (!output_.csv().empty()) {
+    auto sink = OpenByteSink(output_.csv());
     if (!sink.ok()) return sink.status();
     rows = std::make_unique<CsvRequestSink>(*std::move(sink));
     setup.metrics.rows = rows.get();
@@ -160,7 +118,8 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   }
   if (absl::Status status = events_.Open(&setup, &exports); !status.ok()) return status;
   ReplayMetrics metrics(setup.metrics);
-  std::vector<EngineObserver*> observers = {&metrics};
+  PossiblePoolsObserver pools(setup.simulation, setup.block_bytes);
+  std::vector<EngineObserver*> observers = {&metrics, &pools};
   observers.insert(observers.end(), exports.begin(), exports.end());
   std::unique_ptr<StepRows> steps;
   if (!steps_.empty()) {
@@ -171,7 +130,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   }
   auto simulation = MakeSimulation(setup, reader->get(), observers);
   if (!simulation.ok()) return simulation.status();
-  ProgressLine progress(quiet_);
+  ProgressLine progress(output_.quiet());
   if (progress.is_shown()) {
     (*simulation)->set_progress([&](const SimulationProgress& p) {
       progress.Update(p, metrics.num_hit_tokens(), metrics.num_queried_tokens());
@@ -193,6 +152,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (absl::Status status = exports_.Close(); !status.ok()) return status;
   if (absl::Status status = events_.Close(); !status.ok()) return status;
   metrics.Fill((*simulation)->result(), report);
+  pools.Fill(report->mutable_possible_pools());
   DescribeReplay(config, setup, **reader, report);
   for (const std::string& warning : (*reader)->warnings()) {
     std::fprintf(stderr, "%s\n", warning.c_str());
@@ -201,23 +161,11 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
 }
 
 ExitStatus ReplayCommand::Print(const ::kvblocks::report::v1::Report& report) {
-  if (absl::Status status = exports_.Write(report); !status.ok()) return Fail("replay", status);
-  if (json_ || !json_file_.empty()) {
-    const auto json = ToJson(report);
-    if (!json.ok()) return Fail("replay", json.status());
-    if (!json_file_.empty()) {
-      if (absl::Status status = WriteFile(json_file_, *json); !status.ok()) {
-        return Fail("replay", status);
-      }
-    }
-    if (json_ && !WriteStdout(*json)) return kBadInput;
-  }
-  bool is_taken = json_ || IsStandardOutput(json_file_) || IsStandardOutput(csv_) ||
-                  IsStandardOutput(steps_);
-  for (const auto& [option, path] : exports_.Outputs()) is_taken |= IsStandardOutput(path);
-  if (!is_taken && !quiet_ && !WriteStdout(FormatReport(report, UseColor(color_)))) {
-    return kBadInput;
-  }
+  const ExitStatus status =
+      output_.Print("replay", report,
+                    {.table = [&](bool color) { return FormatReport(report, color); },
+                     .page = [&] { return ReportPage(report); }});
+  if (status != kDone) return status;
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }
 

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/output.h"
-#include "kvblocks/sim/report/report_page.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -29,11 +28,6 @@ ServerMetrics::Options OptionsOf(const ReplaySetup& setup) {
 }  // namespace
 
 void ReplayExports::AddOptions(OptionParser* options, const std::string& group) {
-  options->Add({.name = "--html",
-                .unit = "FILE",
-                .help = "the report as a page of charts and tables for a browser",
-                .group = group},
-               &html_);
   options->Add({.name = "--perfetto",
                 .unit = "FILE",
                 .help = "a timeline for ui.perfetto.dev; - is standard output, without a table",
@@ -67,7 +61,6 @@ std::vector<std::pair<const char*, std::string>> ReplayExports::Outputs() const 
   std::vector<std::pair<const char*, std::string>> outputs;
   if (!perfetto_.empty()) outputs.emplace_back("--perfetto", perfetto_);
   if (!metrics_.empty()) outputs.emplace_back("--metrics", metrics_);
-  if (!html_.empty()) outputs.emplace_back("--html", html_);
   return outputs;
 }
 
@@ -129,10 +122,6 @@ absl::Status ReplayExports::Close() {
     if (!UnlessReaderGone(status).ok()) return status;
   }
   return absl::OkStatus();
-}
-
-absl::Status ReplayExports::Write(const ::kvblocks::report::v1::Report& report) {
-  return html_.empty() ? absl::OkStatus() : WriteFile(html_, ReportPage(report));
 }
 
 }  // namespace kvblocks::sim

@@ -1,10 +1,8 @@
-// What a replay can write for other tools to open: a timeline for Perfetto, metrics for Prometheus,
-// and a page for a browser.
+// What a replay can write for other tools to open: a timeline for Perfetto, and metrics for Prometheus.
 //
 //   exports.AddOptions(options, "Output");
 //   exports.Open(setup, &metrics, &observers);             // before the run
 //   exports.Close();                                       // after it
-//   exports.Write(report);
 
 #ifndef KVBLOCKS_SIM_COMMANDS_REPLAY_EXPORTS_H_
 #define KVBLOCKS_SIM_COMMANDS_REPLAY_EXPORTS_H_
@@ -40,11 +38,9 @@ class ReplayExports {
                     std::vector<EngineObserver*>* observers);
   // Completes the files, and says on standard error what a limit left out.
   absl::Status Close();
-  // What is drawn of the report.
-  absl::Status Write(const ::kvblocks::report::v1::Report& report);
 
  private:
-  std::string perfetto_, metrics_, metrics_tick_, html_;
+  std::string perfetto_, metrics_, metrics_tick_;
   int64_t perfetto_limit_ = 0;  // MB; 0: not given
   int64_t metrics_epoch_ = -1;  // s; -1: not given
 

@@ -67,6 +67,23 @@ void GroupSection::OnStepScheduled(const StepRecord& step) {
   last_count_ = now;
   taken_at_last_ = pool.num_blocks_taken();
   Count();
+  KeepSample(now);
+}
+
+void GroupSection::KeepSample(SimTime now) {
+  constexpr size_t kMaxSamples = 400;
+  if (num_counts_++ % sample_stride_ != 0) return;
+  if (samples_.size() == kMaxSamples) {
+    for (size_t i = 0; i < kMaxSamples / 2; ++i) samples_[i].Swap(&samples_[2 * i]);
+    samples_.resize(kMaxSamples / 2);
+    sample_stride_ *= 2;
+  }
+  auto& sample = samples_.emplace_back();
+  sample.set_time_s(Seconds(now));
+  for (const Group& group : groups_) {
+    sample.add_live_blocks(group.live);
+    sample.add_cached_blocks(group.cached);
+  }
 }
 
 void GroupSection::Count() {
@@ -111,6 +128,7 @@ void GroupSection::Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* ou
             static_cast<double>(end.last_event - last_count_) * static_cast<double>(last)) /
            whole;
   };
+  for (const auto& sample : samples_) *out->add_group_occupancy() = sample;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
     auto* entry = out->add_groups();

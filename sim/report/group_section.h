@@ -41,6 +41,7 @@ class GroupSection final : public ReportSection {
 
   void Release(const SimRequest& request);
   void Count();
+  void KeepSample(SimTime now);
 
   const SharedFacts* const facts_;
   const KvCacheManager* manager_ = nullptr;
@@ -48,6 +49,9 @@ class GroupSection final : public ReportSection {
   std::vector<Group> groups_;
   std::vector<const SimRequest*> holders_;  // of blocks, by slot; null: holds nothing
   std::vector<bool> seen_;                  // scratch, by block
+  // Counts that are kept: every sample_stride_-th, which doubles whenever there are too many.
+  std::vector<::kvblocks::report::v1::GroupOccupancy> samples_;
+  int64_t num_counts_ = 0, sample_stride_ = 1;
   std::optional<SimTime> first_count_;
   SimTime last_count_ = 0;
   int64_t taken_at_last_ = 0;

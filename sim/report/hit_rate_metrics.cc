@@ -97,6 +97,7 @@ void HitRateMetrics::Reuse::Fill(pb::EvictedReuse* out) {
   out->set_p50_distance_blocks(distance.Percentile(5000));
   out->set_p90_distance_blocks(distance.Percentile(9000));
   out->set_max_distance_blocks(distance.max());
+  for (const int64_t value : distance.Percentiles()) out->add_distance_quantiles_blocks(value);
   out->set_method(age.is_exact() ? distance.method() : age.method());
 }
 

@@ -6,15 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
+#include "kvblocks/sim/report/text_page.h"
 
 namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::report::v1;
 
-constexpr size_t kWidth = 100;
-constexpr size_t kLabelWidth = 14;
 constexpr int kMaxLines = 45;
 constexpr int kMaxNotes = 6;
 
@@ -50,64 +48,8 @@ std::string Short(double value) {
   return value >= 1e4 ? WithThousands(std::llround(value)) : absl::StrFormat("%.4g", value);
 }
 
-class Page {
- public:
-  explicit Page(bool color) : color_(color) {}
-
-  // A labelled paragraph, wrapped.
-  void Text(const std::string& label, const std::string& text) {
-    const std::vector<std::string> words = absl::StrSplit(text, ' ', absl::SkipEmpty());
-    std::string line;
-    bool is_first = true;
-    const auto flush = [&] {
-      Line(is_first ? label : "", line);
-      is_first = false;
-      line.clear();
-    };
-    // A name of a file is shown whole, however long.
-    for (const std::string& word : words) {
-      const size_t room = kWidth - kLabelWidth;
-      if (word.size() > room) {
-        if (!line.empty()) flush();
-        Add(is_first ? label : "", word);
-        is_first = false;
-        continue;
-      }
-      if (!line.empty() && line.size() + 1 + word.size() > room) flush();
-      absl::StrAppend(&line, line.empty() ? "" : " ", word);
-    }
-    if (!line.empty() || is_first) flush();
-  }
-
-  void Line(const std::string& label, const std::string& text) {
-    Add(label, text.substr(0, kWidth - kLabelWidth));
-  }
-
-  void Blank() { out_ += "\n"; }
-  // A page that is too long gives up its blank lines.
-  std::string Take() {
-    if (std::count(out_.begin(), out_.end(), '\n') > kMaxLines) {
-      for (size_t at; (at = out_.find("\n\n")) != std::string::npos;) out_.erase(at, 1);
-    }
-    return std::move(out_);
-  }
-
- private:
-  void Add(const std::string& label, const std::string& text) {
-    std::string padded = label;
-    padded.resize(std::max(kLabelWidth, label.size() + 1), ' ');
-    if (color_ && !label.empty()) padded = absl::StrCat("\033[1m", padded, "\033[0m");
-    std::string line = absl::StrCat(padded, text);
-    while (!line.empty() && line.back() == ' ') line.pop_back();
-    absl::StrAppend(&out_, line, "\n");
-  }
-
-  bool color_;
-  std::string out_;
-};
-
 // Parts of a step's time that do not come from where most of it does.
-void AddTimeParts(const pb::Setup& setup, Page& page) {
+void AddTimeParts(const pb::Setup& setup, TextPage& page) {
   std::string estimated;
   for (const pb::TimePart& part : setup.time_parts()) {
     if (part.source() != "roofline") continue;
@@ -116,7 +58,7 @@ void AddTimeParts(const pb::Setup& setup, Page& page) {
   if (!estimated.empty()) page.Text("", absl::StrCat("by the roofline: ", estimated));
 }
 
-void AddHead(const pb::Report& report, Page& page) {
+void AddHead(const pb::Report& report, TextPage& page) {
   const auto& workload = report.workload();
   const auto& setup = report.setup();
   const auto& config = report.config();
@@ -169,7 +111,26 @@ void AddHead(const pb::Report& report, Page& page) {
   page.Blank();
 }
 
-void AddHitRates(const pb::Report& report, Page& page) {
+// A line each for what was found and for why nothing was.
+void AddPossiblePools(const pb::PossiblePools& pools, TextPage& page) {
+  if (pools.answers().empty()) {
+    if (!pools.not_known().empty() && pools.not_known().rfind("no cache", 0) != 0) {
+      page.Text("", absl::StrCat("blocks for 50 / 90 / 99 % of these: n/a, ", pools.not_known()));
+    }
+    return;
+  }
+  std::string shares, blocks, gib;
+  for (const auto& answer : pools.answers()) {
+    const char* between = shares.empty() ? "" : " / ";
+    absl::StrAppend(&shares, between, 100 * answer.share_of_possible());
+    absl::StrAppend(&blocks, between, WithThousands(answer.num_blocks()));
+    absl::StrAppend(&gib, between, Short(answer.gib()));
+  }
+  page.Text("", absl::StrCat(shares, " % of these need ", blocks, " blocks",
+                             pools.answers(0).gib() > 0 ? absl::StrCat(" = ", gib, " GiB") : ""));
+}
+
+void AddHitRates(const pb::Report& report, TextPage& page) {
   const pb::HitRates& whole = report.whole_run();
   if (!report.config().prefix_caching()) {
     page.Line("hit rate", "prefix caching is off");
@@ -187,6 +148,7 @@ void AddHitRates(const pb::Report& report, Page& page) {
   } else {
     page.Text("", "no prompt shares a full block with an earlier one: no cache could help");
   }
+  AddPossiblePools(report.possible_pools(), page);
   page.Line("", absl::StrCat("blocks ", Rate(whole.full_block_hit_rate()), "   requests ",
                              Rate(whole.request_hit_rate()), "   mean of ratios ",
                              Percent(whole.mean_of_ratios())));
@@ -196,7 +158,7 @@ void AddHitRates(const pb::Report& report, Page& page) {
   page.Blank();
 }
 
-void AddPromptTokens(const pb::Report& report, Page& page) {
+void AddPromptTokens(const pb::Report& report, TextPage& page) {
   const pb::PromptTokens& prompt = report.prompt_tokens();
   if (!report.config().prefix_caching() || prompt.known() == 0) return;
   const auto share = [&](int64_t tokens) {
@@ -235,7 +197,7 @@ std::string Printable(const std::string& name) {
 
 // Two lines at most. A single group says nothing that the whole run does not.
 void AddHitGroups(const std::string& label,
-                  const google::protobuf::RepeatedPtrField<pb::HitGroup>& groups, Page& page) {
+                  const google::protobuf::RepeatedPtrField<pb::HitGroup>& groups, TextPage& page) {
   constexpr int kMaxGroupLines = 2;
   constexpr size_t kRoomForRest = 18;
   if (groups.size() < 2) return;
@@ -244,7 +206,7 @@ void AddHitGroups(const std::string& label,
   for (int i = 0; i < groups.size(); ++i) {
     const std::string text =
         absl::StrCat(Printable(groups[i].name()), " ", Rate(groups[i].token_hit_rate()));
-    if (line.size() + 3 + text.size() + kRoomForRest > kWidth - kLabelWidth) {
+    if (line.size() + 3 + text.size() + kRoomForRest > TextPage::kWidth - TextPage::kLabelWidth) {
       if (lines + 1 == kMaxGroupLines) {
         absl::StrAppend(&line, "   and ", groups.size() - i, " more");
         break;
@@ -257,7 +219,7 @@ void AddHitGroups(const std::string& label,
   page.Line(lines == 0 ? label : "", line);
 }
 
-void AddGroups(const pb::Report& report, Page& page) {
+void AddGroups(const pb::Report& report, TextPage& page) {
   const pb::HitGroups& groups = report.hit_groups();
   if (!report.config().prefix_caching()) return;
   AddHitGroups("by tenant", groups.tenants(), page);
@@ -289,7 +251,7 @@ void AddGroups(const pb::Report& report, Page& page) {
 }
 
 // A model with one group has nothing to tell apart.
-void AddKvGroups(const pb::Report& report, Page& page) {
+void AddKvGroups(const pb::Report& report, TextPage& page) {
   constexpr int kMaxGroupLines = 8;
   if (report.groups_size() < 2) return;
   page.Line("KV groups", absl::StrFormat("%-25s %6s %6s %13s %11s %12s %7s", "", "layers", "block",
@@ -309,7 +271,7 @@ void AddKvGroups(const pb::Report& report, Page& page) {
   page.Blank();
 }
 
-void AddPool(const pb::Report& report, Page& page) {
+void AddPool(const pb::Report& report, TextPage& page) {
   const pb::Pool& pool = report.pool();
   const auto gauge = [&](const std::string& label, const pb::Gauge& g, const std::string& note) {
     page.Line(label, absl::StrFormat("%-17s %13s %9s  %s", note, Percent(g.mean()),
@@ -338,7 +300,7 @@ void AddPool(const pb::Report& report, Page& page) {
   page.Blank();
 }
 
-void AddLatency(const pb::Report& report, Page& page) {
+void AddLatency(const pb::Report& report, TextPage& page) {
   const pb::Latency& latency = report.latency();
   if (report.setup().latency_is_meaningful() && latency.e2e().count() > 0) {
     const auto row = [&](const std::string& name, const pb::Distribution& d) {
@@ -396,7 +358,7 @@ void AddLatency(const pb::Report& report, Page& page) {
   }
 }
 
-void AddNotes(const pb::Report& report, Page& page) {
+void AddNotes(const pb::Report& report, TextPage& page) {
   const pb::Totals& totals = report.totals();
   if (totals.requests_rejected() > 0) {
     page.Text("rejected", absl::StrCat(Plural(totals.requests_rejected(), "request"),
@@ -440,7 +402,7 @@ std::string Plural(int64_t count, std::string_view noun) {
 }
 
 std::string FormatReport(const pb::Report& report, bool color) {
-  Page page(color);
+  TextPage page(color);
   AddHead(report, page);
   AddHitRates(report, page);
   AddPromptTokens(report, page);
@@ -449,7 +411,7 @@ std::string FormatReport(const pb::Report& report, bool color) {
   AddPool(report, page);
   AddLatency(report, page);
   AddNotes(report, page);
-  return page.Take();
+  return page.Take(kMaxLines);
 }
 
 }  // namespace kvblocks::sim

@@ -16,8 +16,9 @@ ReplayMetrics::ReplayMetrics(const ReplayMetricsOptions& options)
               options.latency.client_rtt, &pool_, &facts_),
       preemption_(&facts_),
       groups_(&facts_),
+      hit_reuse_(&facts_),
       sections_{&workload_, &throughput_, &latency_,    &goodput_, &hit_rates_, &hit_groups_,
-                &series_,   &pool_,       &preemption_, &drafts_,  &groups_} {
+                &series_,   &pool_,       &preemption_, &drafts_,  &groups_,    &hit_reuse_} {
   Add(&tracker_);
   for (ReportSection* section : sections_) Add(section);
 }

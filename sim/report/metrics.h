@@ -20,6 +20,7 @@
 #include "kvblocks/sim/report/group_section.h"
 #include "kvblocks/sim/report/hit_groups.h"
 #include "kvblocks/sim/report/hit_rate_metrics.h"
+#include "kvblocks/sim/report/hit_reuse.h"
 #include "kvblocks/sim/report/latency_metrics.h"
 #include "kvblocks/sim/report/pool_metrics.h"
 #include "kvblocks/sim/report/report_section.h"
@@ -79,6 +80,7 @@ class ReplayMetrics final : public ObserverList {
   PreemptionSection preemption_;
   DraftSection drafts_;
   GroupSection groups_;
+  HitReuseSection hit_reuse_;
   std::vector<ReportSection*> sections_;  // in the order of their calls
   std::optional<SimTime> first_event_;
   SimTime last_event_ = 0;

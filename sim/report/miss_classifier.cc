@@ -195,12 +195,11 @@ std::optional<EvictedRun> MissClassifier::LastUse(const SeenPaths::Entry& block,
                     .distance = blocks_taken_ + blocks_taken_by_admissions_ - release.blocks_taken};
 }
 
-void MissClassifier::CountEvicted(const EvictedRun& use) {
-  if (evicted_.empty() || evicted_.back().age != use.age ||
-      evicted_.back().distance != use.distance) {
-    evicted_.push_back({.age = use.age, .distance = use.distance});
+void MissClassifier::Count(const EvictedRun& use, std::vector<EvictedRun>* runs) {
+  if (runs->empty() || runs->back().age != use.age || runs->back().distance != use.distance) {
+    runs->push_back({.age = use.age, .distance = use.distance});
   }
-  ++evicted_.back().num_blocks;
+  ++runs->back().num_blocks;
 }
 
 void MissClassifier::AddRun(const BlockRun& run) {
@@ -216,7 +215,8 @@ void MissClassifier::AddRun(const BlockRun& run) {
 }
 
 AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
-                                            RequestProgress& progress, SimTime now) {
+                                            RequestProgress& progress, SimTime now,
+                                            int64_t first_hit_use) {
   AdmissionMisses misses;
   const SimRequest& request = *record.request;
   const bool is_first = progress.ordinal < 0;
@@ -243,6 +243,13 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
 
   evicted_.clear();
   runs_.clear();
+  hit_uses_.clear();
+  if (first_hit_use < misses.num_hit_blocks) {
+    paths_.ForEach(path, first_hit_use, misses.num_hit_blocks,
+                   [&](int64_t, const SeenPaths::Entry& entry) {
+                     if (const auto use = LastUse(entry, now)) Count(*use, &hit_uses_);
+                   });
+  }
   if (keeps_runs_) {
     paths_.ForEach(path, 0, misses.num_hit_blocks, [&](int64_t block, SeenPaths::Entry& entry) {
       const int64_t owner = entry.owner == SeenPaths::kNone ? -1 : int64_t{entry.owner};
@@ -278,7 +285,7 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
     } else if (is_computed) {
       reason = MissReason::kEvicted;
       last_use = LastUse(entry, now);
-      if (last_use) CountEvicted(*last_use);
+      if (last_use) Count(*last_use, &evicted_);
     } else if (is_pending) {
       reason = MissReason::kNotYetComputed;
     } else {
@@ -314,6 +321,7 @@ AdmissionMisses MissClassifier::OnAdmission(const AdmissionRecord& record,
   }
   misses.evicted = evicted_;
   misses.runs = runs_;
+  misses.hit_uses = hit_uses_;
   return misses;
 }
 

@@ -85,6 +85,7 @@ struct AdmissionMisses {
   std::optional<GroupId> veto_group = std::nullopt;
   absl::Span<const EvictedRun> evicted = {};  // until the next admission
   absl::Span<const BlockRun> runs = {};       // all full blocks; likewise, and only if asked for
+  absl::Span<const EvictedRun> hit_uses = {};  // last uses of hit blocks; likewise
 };
 
 // Takes what came of each admission, in order.
@@ -105,9 +106,10 @@ class MissClassifier {
   void OnRunStart(const RunInfo& info);
   // Before the blocks of the request are registered.
   void OnAdmissionAttempt(const AdmissionRecord& record);
-  // After the attempt above succeeded. `progress.ordinal` is set at the first admission.
+  // After the attempt above succeeded. `progress.ordinal` is set at the first admission. `hit_uses`
+  // are those of hit blocks from this one on.
   AdmissionMisses OnAdmission(const AdmissionRecord& record, RequestProgress& progress,
-                              SimTime now);
+                              SimTime now, int64_t first_hit_use);
   void OnPreemption(const PreemptionRecord& record, const RequestProgress& progress, SimTime now);
   // `num_new_blocks`: taken by the whole step, over all groups.
   void OnStepScheduled(int64_t num_new_blocks) {
@@ -161,7 +163,7 @@ class MissClassifier {
                       int64_t num_tokens);
   void ReleaseBlocks(const SimRequest& request, int64_t num_tokens, SimTime now);
   std::optional<EvictedRun> LastUse(const SeenPaths::Entry& block, SimTime now) const;
-  void CountEvicted(const EvictedRun& use);
+  static void Count(const EvictedRun& use, std::vector<EvictedRun>* runs);
   void AddRun(const BlockRun& run);
 
   const KvCacheManager* manager_ = nullptr;
@@ -191,6 +193,7 @@ class MissClassifier {
   int64_t blocks_taken_ = 0;                // by all steps scheduled
   int64_t blocks_taken_by_admissions_ = 0;  // of the step that is being scheduled
   std::vector<EvictedRun> evicted_;         // of the last admission
+  std::vector<EvictedRun> hit_uses_;        // likewise
   bool keeps_runs_ = false;
   std::vector<BlockRun> runs_;  // likewise
 };

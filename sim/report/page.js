@@ -82,6 +82,9 @@
       ticks: { color: soft, maxRotation: 0, autoSkipPadding: 12, ...(more || {}) },
     });
     const numeric = { callback: (value) => withThousands(value), includeBounds: false };
+    // 1, 2 and 5 times powers of ten: more of them would stand in each other's way.
+    const isRound = (value) => [1, 2, 5].includes(+(value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toFixed(6));
+    const logarithmic = { ...numeric, callback: (value) => isRound(value) ? withThousands(value) : "" };
     const isLines = !isBars && !isStacked;
     return new Chart(figure.querySelector("canvas"), {
       type: isBars ? "bar" : "line",
@@ -97,7 +100,8 @@
         interaction: { mode: isBars ? "index" : "nearest", axis: "x", intersect: false },
         scales: {
           x: isBars ? axis(chart.x, {})
-                    : { type: chart.log ? "logarithmic" : "linear", ...rangeOf(chart), ...axis(chart.x, numeric) },
+                    : { type: chart.log ? "logarithmic" : "linear", ...rangeOf(chart),
+                      ...axis(chart.x, chart.log ? logarithmic : numeric) },
           y: { beginAtZero: true, stacked: isStacked, ...axis(chart.y, numeric),
                ...(chart.top > 0 ? { max: chart.top } : {}) },
         },

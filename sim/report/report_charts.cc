@@ -112,7 +112,9 @@ class Charts {
     AddHitsByTurn();
     AddPrefixLengths();
     AddReuse();
+    AddHitPlaces();
     AddKvGroups();
+    AddOccupancy();
   }
 
  private:
@@ -386,24 +388,67 @@ class Charts {
     page_.AddChart(chart);
   }
 
+  // Of what was hit, and of what was missed since it was gone; the larger the pool, the further the
+  // first reaches and the less there is of the second.
   void AddReuse() {
-    Chart chart = {.title = "Reuse of evicted blocks",
-                   .caption =
-                       "How many blocks the pool handed out between the last use of an "
-                       "evicted block and its miss: a pool of so many blocks more would "
-                       "have kept it, roughly.",
-                   .x_label = "",
-                   .y_label = "blocks",
-                   .categories = {"median", "p90", "largest"}};
-    for (const DrawnRun& run : runs_) {
-      const pb::EvictedReuse& reuse = Of(run).first_admission_misses().evicted();
-      if (reuse.blocks() == 0) continue;
-      chart.lines.push_back({.name = Name("distance", run),
-                             .bars = {static_cast<double>(reuse.p50_distance_blocks()),
-                                      static_cast<double>(reuse.p90_distance_blocks()),
-                                      static_cast<double>(reuse.max_distance_blocks())}});
+    Chart chart = {.title = "Reuse distance",
+                   .caption = "Blocks that the pool handed out between two uses of a block: of hit "
+                              "blocks (in samples), and of evicted blocks that were missed. A pool "
+                              "of so many blocks more would have kept the latter, roughly.",
+                   .x_label = "blocks",
+                   .y_label = "% of blocks up to it",
+                   .is_x_log = true,
+                   .y_max = 100};
+    const auto add = [&](const std::string& name, int color, size_t run, const auto& quantiles) {
+      ChartLine line = {.name = Name(name, runs_[run]), .style = StyleOf(run), .color = color};
+      const int last = quantiles.size() - 1;
+      for (int i = 0; i <= last; ++i) {
+        if (quantiles[i] <= 0) continue;
+        line.points.emplace_back(static_cast<double>(quantiles[i]), 100.0 * i / last);
+      }
+      chart.lines.push_back(std::move(line));
+    };
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      const pb::Report& report = Of(runs_[i]);
+      add("hit", 0, i, report.hit_reuse().distance_quantiles_blocks());
+      add("evicted", 1, i,
+          report.first_admission_misses().evicted().distance_quantiles_blocks());
+      if (report.setup().usable_blocks() > 0) {
+        chart.marks.push_back({.at = static_cast<double>(report.setup().usable_blocks()),
+                               .name = Name("pool", runs_[i]),
+                               .is_vertical = true});
+      }
     }
     page_.AddChart(chart);
+  }
+
+  void AddHitPlaces() {
+    Chart chart = {.title = "LRU position at hit",
+                   .caption = "Where hit blocks stood in the free queue, in samples: at 0 % what is "
+                              "evicted next, at 100 % what was used last. \"in use\": held by "
+                              "another request. Hits far left are lost in a smaller pool.",
+                   .x_label = "place in the free queue, %",
+                   .y_label = "% of hit blocks"};
+    for (const DrawnRun& run : runs_) {
+      const pb::HitReuse& reuse = Of(run).hit_reuse();
+      if (reuse.hit_blocks() == 0 || reuse.blocks_by_place().empty()) continue;
+      const int num_places = reuse.blocks_by_place_size();
+      if (chart.categories.empty()) {
+        for (int i = 0; i < num_places; ++i) {
+          chart.categories.push_back(absl::StrCat(100 * i / num_places));
+        }
+        chart.categories.push_back("in use");
+      }
+      ChartLine line = {.name = Name("hit blocks", run)};
+      const double percent = 100.0 / static_cast<double>(reuse.hit_blocks());
+      for (const int64_t count : reuse.blocks_by_place()) {
+        line.bars.push_back(percent * static_cast<double>(count));
+      }
+      line.bars.push_back(percent * static_cast<double>(reuse.in_use_blocks()));
+      line.bars.resize(chart.categories.size());
+      chart.lines.push_back(std::move(line));
+    }
+    if (!chart.categories.empty()) page_.AddChart(chart);
   }
 
   void AddKvGroups() {
@@ -421,6 +466,32 @@ class Charts {
         cached.bars.push_back(group.cached_blocks().mean());
       }
       chart.lines = {live, peak, cached};
+      page_.AddChart(chart);
+    }
+  }
+
+  void AddOccupancy() {
+    for (const DrawnRun& run : runs_) {
+      const pb::Report& report = Of(run);
+      Chart chart = OverTime(Name("Blocks of KV-cache groups", run),
+                             "Counted whenever a quarter of the pool was handed out: blocks that "
+                             "requests hold, and cached ones that none does.",
+                             "blocks");
+      for (int g = 0; g < report.groups_size(); ++g) {
+        const auto band = [&](const std::string& name, const auto& blocks) {
+          ChartLine line = {.name = absl::StrCat(g, " ", report.groups(g).kind(), ", ", name),
+                            .style = ChartLine::Style::kBand};
+          for (const pb::GroupOccupancy& at : report.group_occupancy()) {
+            // Stored reports may be cut.
+            const auto& values = blocks(at);
+            if (g >= values.size()) continue;
+            line.points.emplace_back(at.time_s() / unit_.seconds, static_cast<double>(values[g]));
+          }
+          chart.lines.push_back(std::move(line));
+        };
+        band("live", [](const pb::GroupOccupancy& at) -> auto& { return at.live_blocks(); });
+        band("cached", [](const pb::GroupOccupancy& at) -> auto& { return at.cached_blocks(); });
+      }
       page_.AddChart(chart);
     }
   }

@@ -47,7 +47,8 @@ TEST(ReportPageTest, HasTablesAndChartsOfWhatTheReportHas) {
   for (const char* title :
        {"Where prompt tokens went", "Hit rate", "Block pool", "Requests", "Computed tokens",
         "Step time", "Evictions", "Preemptions", "Time to first token", "Time per output token",
-        "Whole requests", "Length of the prefix that was hit", "Reuse of evicted blocks"}) {
+        "Whole requests", "Length of the prefix that was hit", "Reuse distance",
+        "LRU position at hit"}) {
     EXPECT_TRUE(Has(page, absl::StrCat("<h3>", title, "</h3>"))) << title;
   }
   EXPECT_TRUE(Has(page, "{\"name\":\"SLO\",\"at\":4000,\"vertical\":true}"));
@@ -62,7 +63,7 @@ TEST(ReportPageTest, WhatDidNotHappenHasNoChart) {
   const std::string page = ReportPage(Example(1000));
   EXPECT_FALSE(Has(page, "<h3>Evictions</h3>"));
   EXPECT_FALSE(Has(page, "<h3>Preemptions</h3>"));
-  EXPECT_FALSE(Has(page, "<h3>Reuse of evicted blocks</h3>"));
+  EXPECT_FALSE(Has(page, "<h3>Reuse distance</h3>"));
 }
 
 TEST(ReportPageTest, FixedTimeDrawsNoLatency) {

@@ -22,6 +22,8 @@ struct SharedFacts {
   RequestProgressTable requests;
   AdmissionMisses misses;               // of the admission that is told
   std::optional<uint64_t> first_block;  // key of its first full block, as MissClassifier has it
+  // Of the admission that is told: from which hit block on misses.hit_uses are wanted.
+  int64_t first_hit_use = INT64_MAX;
   // Of the request that ends; empty if it emitted no token.
   std::optional<RequestLatency> latency;
 

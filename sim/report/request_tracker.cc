@@ -18,7 +18,7 @@ void RequestTracker::OnAdmissionAttempt(const AdmissionRecord& record, SimTime) 
 
 void RequestTracker::OnAdmission(const AdmissionRecord& record, SimTime now) {
   RequestProgress& progress = facts_->requests[*record.request];
-  facts_->misses = classifier_.OnAdmission(record, progress, now);
+  facts_->misses = classifier_.OnAdmission(record, progress, now, facts_->first_hit_use);
   facts_->first_block = classifier_.FirstBlockKey(record);
   if (admissions_ != nullptr) admissions_->OnMisses(record, facts_->misses, progress, now);
   progress.is_running = true;

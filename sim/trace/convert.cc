@@ -13,14 +13,23 @@ absl::StatusOr<TraceFormat> ParseTraceFormat(const std::string& name) {
   if (name == "native") return TraceFormat::kNative;
   if (name == "mooncake") return TraceFormat::kMooncake;
   if (name == "csv") return TraceFormat::kCsv;
+  if (name == "oracle") return TraceFormat::kOracle;
   return absl::InvalidArgumentError(
-      absl::StrCat("got \"", name, "\", expected native, mooncake or csv"));
+      absl::StrCat("got \"", name, "\", expected native, mooncake, csv or oracle"));
 }
 
 std::unique_ptr<TraceWriter> MakeTraceWriter(std::unique_ptr<ByteSink> sink, TraceFormat format,
                                              const NativeWriterOptions& native) {
-  if (format == TraceFormat::kMooncake) return MakeMooncakeWriter(std::move(sink));
-  if (format == TraceFormat::kCsv) return MakeCsvWriter(std::move(sink));
+  switch (format) {
+    case TraceFormat::kNative:
+      break;
+    case TraceFormat::kMooncake:
+      return MakeMooncakeWriter(std::move(sink));
+    case TraceFormat::kCsv:
+      return MakeCsvWriter(std::move(sink));
+    case TraceFormat::kOracle:
+      return MakeOracleWriter(std::move(sink));
+  }
   return MakeNativeWriter(std::move(sink), native);
 }
 

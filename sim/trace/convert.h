@@ -18,7 +18,7 @@
 
 namespace kvblocks::sim {
 
-enum class TraceFormat { kNative, kMooncake, kCsv };
+enum class TraceFormat { kNative, kMooncake, kCsv, kOracle };
 
 struct ConvertOptions {
   TraceReaderOptions reader;
@@ -42,7 +42,7 @@ std::unique_ptr<TraceWriter> MakeTraceWriter(std::unique_ptr<ByteSink> sink, Tra
 // The same between a reader and a writer that are already there. Leaves the reader at its end.
 absl::StatusOr<ConvertReport> CopyTrace(TraceReader& reader, TraceWriter& writer);
 
-// "native", "mooncake" or "csv".
+// "native", "mooncake", "csv" or "oracle".
 absl::StatusOr<TraceFormat> ParseTraceFormat(const std::string& name);
 
 }  // namespace kvblocks::sim

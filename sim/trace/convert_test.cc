@@ -31,10 +31,71 @@ std::string Rewrite(const std::string& content, TraceFormat format) {
   narrow.copy_window_ids = 20;
   auto writer = format == TraceFormat::kNative     ? MakeNativeWriter(std::move(sink), narrow)
                 : format == TraceFormat::kMooncake ? MakeMooncakeWriter(std::move(sink))
+                : format == TraceFormat::kOracle   ? MakeOracleWriter(std::move(sink))
                                                    : MakeCsvWriter(std::move(sink));
   const auto report = CopyTrace(**reader, *writer);
   EXPECT_TRUE(report.ok()) << report.status();
   return out;
+}
+
+// One access of an oracle file.
+struct Access {
+  uint64_t time, object, size;
+  int64_t next;
+};
+
+std::vector<Access> Accesses(const std::string& bytes) {
+  constexpr size_t kRecord = 24;
+  EXPECT_EQ(bytes.size() % kRecord, 0u);
+  const auto number = [&](size_t at, size_t num_bytes) {
+    uint64_t value = 0;
+    for (size_t i = num_bytes; i-- > 0;) {
+      value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
+    }
+    return value;
+  };
+  std::vector<Access> accesses;
+  for (size_t at = 0; at + kRecord <= bytes.size(); at += kRecord) {
+    accesses.push_back({.time = number(at, 4),
+                        .object = number(at + 4, 8),
+                        .size = number(at + 12, 4),
+                        .next = static_cast<int64_t>(number(at + 16, 8))});
+  }
+  return accesses;
+}
+
+TEST(ConvertTest, OracleHasOneAccessPerBlockOfAPromptAndTheNextOne) {
+  // SM-50: a block is its path, so id 3 behind 9 is not id 3 behind 1 and 2.
+  const std::vector<Access> accesses = Accesses(Rewrite(
+      R"({"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}
+{"timestamp": 2999, "input_length": 1024, "output_length": 5, "hash_ids": [9, 3]}
+{"timestamp": 70000, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 4]}
+{"timestamp": 70000, "input_length": 512, "output_length": 5, "hash_ids": [1]}
+)",
+      TraceFormat::kOracle));
+  ASSERT_EQ(accesses.size(), 9u);
+  const uint64_t times[] = {0, 0, 0, 2, 2, 70, 70, 70, 70};
+  const uint64_t sizes[] = {512, 512, 76, 512, 512, 512, 512, 76, 512};
+  const int64_t next[] = {6, 7, -1, -1, -1, 9, -1, -1, -1};
+  for (size_t i = 0; i < accesses.size(); ++i) {
+    EXPECT_EQ(accesses[i].time, times[i]) << i;
+    EXPECT_EQ(accesses[i].size, sizes[i]) << i;
+    EXPECT_EQ(accesses[i].next, next[i]) << i;
+    for (size_t j = 0; j < i; ++j) {
+      const bool is_same = (i == 5 && j == 0) || (i == 6 && j == 1) || (i == 8 && (j == 0 || j == 5));
+      EXPECT_EQ(accesses[i].object == accesses[j].object, is_same) << i << " and " << j;
+    }
+  }
+}
+
+TEST(ConvertTest, OracleNeedsContent) {
+  auto reader = OpenTraceString(
+      "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n", "t", {});
+  ASSERT_TRUE(reader.ok());
+  std::string out;
+  auto writer = MakeOracleWriter(ByteSinkToString(&out));
+  const auto report = CopyTrace(**reader, *writer);
+  EXPECT_THAT(std::string(report.status().message()), HasSubstr("a trace of lengths only"));
 }
 
 // Equal apart from where the request stands in its file.
@@ -265,7 +326,8 @@ TEST_F(ConvertTest, FormatNames) {
   EXPECT_EQ(*ParseTraceFormat("csv"), TraceFormat::kCsv);
   EXPECT_EQ(*ParseTraceFormat("native"), TraceFormat::kNative);
   EXPECT_EQ(*ParseTraceFormat("mooncake"), TraceFormat::kMooncake);
-  EXPECT_FALSE(ParseTraceFormat("oracle").ok());
+  EXPECT_EQ(*ParseTraceFormat("oracle"), TraceFormat::kOracle);
+  EXPECT_FALSE(ParseTraceFormat("parquet").ok());
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 // TraceWriter: writes requests in the order they come, which must be arrival order.
 //
-// native    everything a TraceRequest holds; ids that are not decimal numbers get numbers from 2^63
-// on mooncake  everything but the scope of content ids and unknown fields csv       the Azure form:
-// arrivals and lengths only What a format cannot hold is left out and named in losses(), once per
-// kind.
+//   native    everything a TraceRequest holds; ids that are not decimal numbers get numbers from 2^63
+//             on
+//   mooncake  everything but the scope of content ids and unknown fields
+//   csv       the Azure form: arrivals and lengths only
+//   oracle    one access per block of a prompt, as libCacheSim's oracleGeneral has them; not read
+// What a format cannot hold is left out and named in losses(), once per kind.
 //
 // Memory: for native the copy window (id_window.h); for native and mooncake one table entry per
-// request, so that dependencies can be written.
+// request, so that dependencies can be written; for oracle 24 bytes per block of a prompt.
 
 #ifndef KVBLOCKS_SIM_TRACE_TRACE_WRITER_H_
 #define KVBLOCKS_SIM_TRACE_TRACE_WRITER_H_
@@ -46,6 +48,7 @@ std::unique_ptr<TraceWriter> MakeNativeWriter(std::unique_ptr<ByteSink> sink,
                                               const NativeWriterOptions& options = {});
 std::unique_ptr<TraceWriter> MakeMooncakeWriter(std::unique_ptr<ByteSink> sink);
 std::unique_ptr<TraceWriter> MakeCsvWriter(std::unique_ptr<ByteSink> sink);
+std::unique_ptr<TraceWriter> MakeOracleWriter(std::unique_ptr<ByteSink> sink);
 
 }  // namespace kvblocks::sim
 

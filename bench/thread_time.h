@@ -1,0 +1,19 @@
+// Processor time of this thread, in seconds: what other processes take of a busy machine is not
+// counted.
+
+#ifndef KVBLOCKS_BENCH_THREAD_TIME_H_
+#define KVBLOCKS_BENCH_THREAD_TIME_H_
+
+#include <time.h>
+
+namespace kvblocks::bench {
+
+inline double ThreadSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+}  // namespace kvblocks::bench
+
+#endif  // KVBLOCKS_BENCH_THREAD_TIME_H_

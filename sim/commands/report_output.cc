@@ -1,0 +1,91 @@
+#include "kvblocks/sim/commands/report_output.h"
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/report/report_json.h"
+#include "kvblocks/sim/trace/byte_sink.h"
+
+namespace kvblocks::sim {
+
+void ReportOutput::AddJson(OptionParser* options, const std::string& group) {
+  options->AddFlag({.name = "--json",
+                    .help = "print the report as JSON instead of the table",
+                    .group = group},
+                   &json_);
+}
+
+void ReportOutput::AddFiles(OptionParser* options, const std::string& group,
+                            const std::string& rows_help) {
+  has_files_ = true;
+  AddJson(options, group);
+  options->Add({.name = "--json-file",
+                .unit = "FILE",
+                .help = "write the report as JSON, too; - is standard output, without a table",
+                .group = group},
+               &json_file_);
+  options->Add({.name = "--csv",
+                .unit = "FILE",
+                .help = absl::StrCat(rows_help, "; - is standard output, without a table"),
+                .group = group},
+               &csv_);
+  options->Add({.name = "--html",
+                .unit = "FILE",
+                .help = "the report as a page of charts and tables for a browser",
+                .group = group},
+               &html_);
+}
+
+void ReportOutput::AddTerminal(OptionParser* options, const std::string& group,
+                               const std::string& quiet_help) {
+  options->AddFlag({.name = "--quiet", .help = quiet_help, .group = group}, &quiet_);
+  options->Add({.name = "--color",
+                .unit = "auto|always|never",
+                .help = "headings in bold [auto]",
+                .group = group},
+               &color_);
+}
+
+absl::Status ReportOutput::Check(const std::string& trace, const std::vector<File>& others) {
+  std::vector<File> files = {
+      {"--json", json_ ? "-" : ""}, {"--json-file", json_file_}, {"--csv", csv_}, {"--html", html_}};
+  files.insert(files.end(), others.begin(), others.end());
+  for (size_t i = 0; i < files.size(); ++i) {
+    const auto& [option, path] = files[i];
+    if (path.empty()) continue;
+    is_stdout_taken_ |= IsStandardOutput(path);
+    if (path != "-" && IsSameFile(path, trace)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          option, ": ", path, " is the trace itself and would be overwritten; name another file"));
+    }
+    for (size_t j = i + 1; j < files.size(); ++j) {
+      const auto& [other, other_path] = files[j];
+      if (other_path.empty() || !IsSameFile(path, other_path)) continue;
+      return absl::InvalidArgumentError(
+          IsStandardOutput(path)
+              ? absl::StrCat(option, " and ", other,
+                             " both want standard output; write one of them to a file")
+              : absl::StrCat(option, " and ", other, " are both ", path, "; name two files"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+ExitStatus ReportOutput::Print(const std::string& command,
+                               const google::protobuf::Message& report, const Texts& texts) const {
+  absl::Status status;
+  if (!html_.empty()) status = WriteFile(html_, texts.page());
+  if (status.ok() && !csv_.empty() && texts.rows != nullptr) status = WriteFile(csv_, texts.rows());
+  std::string json;
+  if (status.ok() && (json_ || !json_file_.empty())) {
+    auto text = ToJson(report);
+    status = text.status();
+    if (text.ok()) json = *std::move(text);
+  }
+  if (status.ok() && !json_file_.empty()) status = WriteFile(json_file_, json);
+  if (!status.ok()) return Fail(command, status);
+  if (json_) return WriteStdout(json) ? kDone : kBadInput;
+  if (is_stdout_taken_ || (quiet_ && has_files_)) return kDone;
+  return WriteStdout(texts.table(UseColor(color_))) ? kDone : kBadInput;
+}
+
+}  // namespace kvblocks::sim

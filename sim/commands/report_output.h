@@ -1,0 +1,65 @@
+// ReportOutput: the options of a command that makes one report, and where the report goes: a table or
+// JSON to standard output; JSON, rows and a page to files.
+//
+//   output.AddFiles(options, kOutput, "one row per size");
+//   output.AddTerminal(options, kOutput, "neither table nor progress");
+//   ...
+//   absl::Status status = output.Check(trace, {{"--steps", steps}});   // before anything runs
+//   return output.Print("curve", report, {.table = ..., .rows = ..., .page = ...});
+//
+// Always: nothing is written over the trace, no two outputs share a file, and the table gives way to
+// what else wants standard output.
+
+#ifndef KVBLOCKS_SIM_COMMANDS_REPORT_OUTPUT_H_
+#define KVBLOCKS_SIM_COMMANDS_REPORT_OUTPUT_H_
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "google/protobuf/message.h"
+#include "kvblocks/sim/commands/exit_status.h"
+#include "kvblocks/sim/commands/option_parser.h"
+
+namespace kvblocks::sim {
+
+class ReportOutput {
+ public:
+  // Option and path; an empty path is none.
+  using File = std::pair<const char*, std::string>;
+  // Of the report, made when they are needed.
+  struct Texts {
+    std::function<std::string(bool color)> table;
+    std::function<std::string()> rows = nullptr;  // null: the command writes --csv itself
+    std::function<std::string()> page = nullptr;
+  };
+
+  // --json alone.
+  void AddJson(OptionParser* options, const std::string& group);
+  // --json, --json-file, --csv with this help, --html.
+  void AddFiles(OptionParser* options, const std::string& group, const std::string& rows_help);
+  // --quiet, which silences the table, too, where files can have the report; and --color.
+  void AddTerminal(OptionParser* options, const std::string& group, const std::string& quiet_help);
+
+  // Whether all outputs, `others` of the command too, go to different places, none of them `trace`.
+  absl::Status Check(const std::string& trace, const std::vector<File>& others);
+
+  // Writes what is asked for; REQUIRES: checked, if there are files. Says on standard error what
+  // failed.
+  ExitStatus Print(const std::string& command, const google::protobuf::Message& report,
+                   const Texts& texts) const;
+
+  const std::string& csv() const { return csv_; }
+  bool quiet() const { return quiet_; }
+
+ private:
+  std::string json_file_, csv_, html_, color_ = "auto";
+  bool json_ = false, quiet_ = false, has_files_ = false;
+  bool is_stdout_taken_ = false;  // by something else than the table
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_COMMANDS_REPORT_OUTPUT_H_
