@@ -65,6 +65,9 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
                                  .history_keys = options.lookup_history_blocks,
                                  .eviction_policy = options.eviction_policy,
                                  .is_chained_group = std::move(is_chained),
+                                 .max_retained_blocks = static_cast<int64_t>(
+                                     options.max_retained_share *
+                                     static_cast<double>(config.num_blocks - 1)),
                                  .chunks = std::move(chunks)});
   if (!pool.ok()) return pool.status();
 

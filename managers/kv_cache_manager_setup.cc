@@ -215,6 +215,10 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
     return InvalidArgument(field, " is ", *value, ", expected ", least, least == 0 ? " (off)" : "",
                            " to ", most);
   }
+  if (!(options.max_retained_share >= 0.0 && options.max_retained_share <= 1.0)) {
+    return InvalidArgument("max_retained_share is ", options.max_retained_share,
+                           ", expected 0 to 1: the share of the pool");
+  }
   if (!(options.watermark >= 0.0 && options.watermark <= 1.0)) {  // also refuses NaN
     return InvalidArgument("watermark is ", options.watermark,
                            ", expected a share of the pool between 0 and 1");
