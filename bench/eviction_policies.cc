@@ -203,7 +203,8 @@ int Main(int argc, char** argv) {
     Print("lru", *lru, *prompts, *lru, bound);
     for (const std::string& name :
          std::vector<std::string>(absl::StrSplit(EvictionPolicyNames(), '|'))) {
-      if (name == "lru") continue;
+      // Nothing is retained here, so that policies which rank that are LRU.
+      if (name == "lru" || RanksRetainedBlocks(*ParseEvictionPolicy(name))) continue;
       const auto hits = Replay(*prompts, *ParseEvictionPolicy(name), num_blocks, block_size);
       if (!hits.ok()) return fail(hits.status());
       Print(name.c_str(), *hits, *prompts, *lru, bound);

@@ -38,23 +38,19 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Options& opti
     return InvalidArgument("history_keys is ", options.history_keys, ", expected 0 to ",
                            kMaxBlocks);
   }
+  if (absl::Status status = CheckEvictionOptions(options); !status.ok()) return status;
   const bool has_chunks = options.chunks.num_chunks != 0;
-  const bool has_policy = options.eviction_policy != EvictionPolicyKind::kLru;
-  if (has_policy && (has_chunks || !options.enable_caching ||
-                     options.free_order != FreeOrder::kUnhashedFirst)) {
-    return InvalidArgument(
-        "eviction_policy is \"", std::string(EvictionPolicyName(options.eviction_policy)),
-        "\", expected \"lru\" ",
-        has_chunks ? "with page classes in chunks"
-                   : (options.enable_caching ? "with free_order kAppendAll" : "without caching"));
-  }
+  const bool has_index = HasEvictionIndex(options);
   // Refused here rather than by the kernel, half-way through filling the arrays.
   int64_t bytes =
       options.num_blocks * static_cast<int64_t>(sizeof(KvCacheBlock) + sizeof(BlockHash)) +
       PrefixHashTable::BytesFor(options.num_blocks);
   bytes += options.num_blocks * options.compared_block_size * static_cast<int64_t>(sizeof(TokenId));
   if (options.history_keys > 0) bytes += LookupHistory::BytesFor(options.history_keys);
-  if (has_policy) bytes += EvictionIndex::BytesFor(options.eviction_policy, options.num_blocks);
+  if (has_index) {
+    bytes += EvictionIndex::BytesFor(options.eviction_policy, options.num_blocks,
+                                     options.max_retained_blocks > 0);
+  }
   if (has_chunks) bytes += PageChunks::BytesFor(options.chunks, options.num_blocks);
   const int64_t memory = MemoryLimit();
   if (bytes > memory) {
@@ -89,9 +85,10 @@ BlockPool::BlockPool(const Options& options)
   } else {
     for (BlockId id = 1; id < num_blocks(); ++id) queue_.LinkBack(id);
   }
-  if (options.eviction_policy != EvictionPolicyKind::kLru) {
-    eviction_ = std::make_unique<EvictionIndex>(options.eviction_policy,
-                                                options.is_chained_group, &records_);
+  if (HasEvictionIndex(options)) {
+    eviction_ = std::make_unique<EvictionIndex>(options.eviction_policy, options.is_chained_group,
+                                                &records_,
+                                                static_cast<int32_t>(options.max_retained_blocks));
   }
   if (enable_caching_ && options.history_keys > 0) {
     history_ = std::make_unique<LookupHistory>(options.history_keys);
@@ -338,7 +335,8 @@ void BlockPool::CacheFullBlocks(const PrefixContent& content, absl::Span<const B
     if (!partial_tokens_.empty() && partial_tokens_.contains(id)) DropPartialKey(id);
     table_.Insert(places[static_cast<size_t>(i - batch_begin)], content.HashOfBlock(i, per_block),
                   group, id);
-    TellPolicyOfKey(id, i > 0 ? table[static_cast<size_t>(i - 1)] : kNullBlockId, block_size);
+    TellPolicyOfKey(id, i > 0 ? table[static_cast<size_t>(i - 1)] : kNullBlockId, block_size,
+                    i * block_size);
     if (tokens_) tokens_->Store(id, content, i * block_size, (i + 1) * block_size);
     if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
     if (history_ != nullptr) RememberVariant(content, i, per_block);

@@ -18,7 +18,8 @@
 // class's queue. Ids may then have no page at the moment.
 //
 // With another Options::eviction_policy than LRU, an index beside the queue (EvictionIndex) says which
-// cached block is reused next; the queue still holds all free blocks.
+// cached block is reused next; the queue still holds all free blocks. The same index keeps what
+// callers asked to retain (Options::max_retained_blocks).
 //
 // Always: 1 (null) + permanent + live + cached + free (+ ids without a page) = num_blocks, where
 // live blocks are referenced, cached ones are not but have a key, and free ones are neither; a
@@ -50,6 +51,7 @@
 #include "kvblocks/block_pool/page_chunks.h"
 #include "kvblocks/block_pool/prefix_content.h"
 #include "kvblocks/block_pool/prefix_hash_table.h"
+#include "kvblocks/block_pool/retention.h"
 
 namespace kvblocks {
 
@@ -84,6 +86,9 @@ class BlockPool {
     // Per group, for the policy: whether its hits begin at the first block, so that a block is of no
     // use without those before it. Empty: all groups.
     std::vector<uint8_t> is_chained_group = {};
+    // How many blocks Retain may keep from being reused before others; above 0 there is an index,
+    // also under kLru, with the same conditions. 0 to num_blocks - 1.
+    int64_t max_retained_blocks = 0;
     // Page classes in chunks, which make up num_blocks as Validate(KvCacheConfig) demands. Default:
     // every block can serve every group.
     ChunkLayout chunks = {};
@@ -223,6 +228,17 @@ class BlockPool {
   // pool.
   absl::Status EvictBlocks(absl::Span<const BlockId> ids);
 
+  // --- Retention: see class Retention, and KvCacheManager::Retain ---
+
+  // Asks to keep the cached ones of these blocks, which hold a prefix from its start, until others
+  // are used up or `expires_at`. REQUIRES: max_retained_blocks > 0; ids of the pool; a priority of 1
+  // to kHighestPriority; an end in the future.
+  RetainOutcome Retain(absl::Span<const BlockId> ids, int32_t priority, int64_t expires_at);
+  // Ends the retentions that end by now. REQUIRES: max_retained_blocks > 0; never goes back.
+  void AdvanceTime(int64_t now);
+  // Null unless max_retained_blocks > 0.
+  const Retention* retention() const;
+
   // Forgets all cached content; chunks without permanent blocks become unassigned. False, and
   // nothing changed, while any block is referenced.
   bool ResetPrefixCache();
@@ -258,7 +274,7 @@ class BlockPool {
   // Null unless Options::chunks asks for them.
   const PageChunks* chunks() const { return chunks_.get(); }
   const PrefixHashTable& table() const { return table_; }
-  // Null under LRU.
+  // Null under LRU without retention.
   const EvictionIndex* eviction_index() const { return eviction_.get(); }
 
   // Grows whenever a block loses its key: hits looked up at the same value are still good.
@@ -279,6 +295,10 @@ class BlockPool {
 
  private:
   explicit BlockPool(const Options& options);
+  static bool HasEvictionIndex(const Options& options) {
+    return options.eviction_policy != EvictionPolicyKind::kLru || options.max_retained_blocks > 0;
+  }
+  static absl::Status CheckEvictionOptions(const Options& options);
 
   absl::Status CheckIds(absl::Span<const BlockId> ids, const char* operation) const;
   void EvictOne(uint64_t place, BlockId id, RemovalReason reason);
@@ -306,13 +326,13 @@ class BlockPool {
   // With an eviction policy.
   void TakeByPolicy(int64_t k, std::vector<BlockId>& table);
   void TouchForPolicy(absl::Span<const BlockId> ids);
-  // The block got the key in its record, behind that of `parent`.
-  void TellPolicyOfKey(BlockId id, BlockId parent, int64_t num_tokens) {
+  // The block got the key in its record, behind that of `parent`, for num_tokens behind others.
+  void TellPolicyOfKey(BlockId id, BlockId parent, int64_t num_tokens, int64_t num_tokens_before) {
     if (eviction_ == nullptr) [[likely]]
       return;
-    AddKeyToPolicy(id, parent, num_tokens);
+    AddKeyToPolicy(id, parent, num_tokens, num_tokens_before);
   }
-  void AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens);
+  void AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens, int64_t num_tokens_before);
   void ForgetKeyInPolicy(BlockId id, RemovalReason reason);
   // With chunks.
   absl::Status CheckGroup(GroupId group, const char* operation) const;

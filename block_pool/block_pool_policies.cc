@@ -1,5 +1,5 @@
-// BlockPool's ways under another eviction policy than LRU: what differs when Options::eviction_policy
-// is set.
+// BlockPool's ways with an eviction index: what differs when Options::eviction_policy or
+// max_retained_blocks is set.
 //
 // The queue holds all free blocks, those without a key in front of all others; the policy says which
 // of the others goes.
@@ -7,16 +7,58 @@
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/block_pool/eviction_index.h"
+#include "kvblocks/checks/status_text.h"
 
 namespace kvblocks {
 
 BlockPool::~BlockPool() = default;
 
-void BlockPool::AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens) {
+void BlockPool::AddKeyToPolicy(BlockId id, BlockId parent, int64_t num_tokens,
+                               int64_t num_tokens_before) {
   // Groups share hashes.
   const auto group = static_cast<uint64_t>(records_[id].key_group);
   eviction_->OnRegistered(id, parent, records_.hash(id).words[0] ^ group * 0x9e3779b97f4a7c15u,
-                          num_tokens);
+                          num_tokens, num_tokens_before);
+}
+
+absl::Status BlockPool::CheckEvictionOptions(const Options& options) {
+  if (options.max_retained_blocks < 0 || options.max_retained_blocks >= options.num_blocks) {
+    return InvalidArgument("max_retained_blocks is ", options.max_retained_blocks,
+                           ", expected 0 to ", options.num_blocks - 1,
+                           ", one less than num_blocks");
+  }
+  const bool has_chunks = options.chunks.num_chunks != 0;
+  const bool has_policy = options.eviction_policy != EvictionPolicyKind::kLru;
+  if (HasEvictionIndex(options) && (has_chunks || !options.enable_caching ||
+                                    options.free_order != FreeOrder::kUnhashedFirst)) {
+    const std::string why =
+        has_chunks ? "with page classes in chunks"
+                   : (options.enable_caching ? "with free_order kAppendAll" : "without caching");
+    return has_policy
+               ? InvalidArgument("eviction_policy is \"",
+                                 std::string(EvictionPolicyName(options.eviction_policy)),
+                                 "\", expected \"lru\" ", why)
+               : InvalidArgument("max_retained_blocks is ", options.max_retained_blocks,
+                                 ", expected 0 ", why);
+  }
+  if (RanksRetainedBlocks(options.eviction_policy) && options.max_retained_blocks == 0) {
+    return InvalidArgument(
+        "eviction_policy is \"", std::string(EvictionPolicyName(options.eviction_policy)),
+        "\", which ranks retained blocks, but none may be retained: expected max_retained_blocks "
+        "above 0");
+  }
+  return absl::OkStatus();
+}
+
+RetainOutcome BlockPool::Retain(absl::Span<const BlockId> ids, int32_t priority,
+                                int64_t expires_at) {
+  return eviction_->Retain(ids, priority, expires_at);
+}
+
+void BlockPool::AdvanceTime(int64_t now) { eviction_->AdvanceTime(now); }
+
+const Retention* BlockPool::retention() const {
+  return eviction_ == nullptr ? nullptr : eviction_->retention();
 }
 
 void BlockPool::TakeByPolicy(int64_t k, std::vector<BlockId>& table) {

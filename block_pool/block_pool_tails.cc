@@ -31,7 +31,7 @@ bool BlockPool::RegisterPartialBlock(const PrefixContent& content, BlockId id, i
     DropPartialKey(id);
   }
   table_.Insert(hash, group, id);
-  TellPolicyOfKey(id, kNullBlockId, block_size);
+  TellPolicyOfKey(id, kNullBlockId, block_size, (num_tokens - 1) / block_size * block_size);
   partial_tokens_[id] = {num_tokens, num_tail_keys_++};
   if (tokens_) tokens_->Store(id, content, (num_tokens - 1) / block_size * block_size, num_tokens);
   if (records_[id].ref_count == 0) ++num_cached_unreferenced_;
@@ -54,10 +54,14 @@ void BlockPool::MovePartialKey(BlockId from, BlockId to) {
   const GroupId group = records_[from].key_group;
   const BlockHash hash = records_.hash(from);
   partial_tokens_.erase(it);
-  if (eviction_ != nullptr) eviction_->OnKeyRemoved(from, /*was_evicted=*/false);
+  int64_t num_tokens_before = 0;
+  if (eviction_ != nullptr) {
+    num_tokens_before = eviction_->NumTokensBefore(from);
+    eviction_->OnKeyRemoved(from, /*was_evicted=*/false);
+  }
   table_.Erase(from);
   table_.Insert(hash, group, to);
-  TellPolicyOfKey(to, kNullBlockId, num_tokens);
+  TellPolicyOfKey(to, kNullBlockId, num_tokens, num_tokens_before);
   partial_tokens_[to] = {num_tokens, num_tail_keys_++};
   if (tokens_) tokens_->Copy(from, to);
   ++removal_epoch_;

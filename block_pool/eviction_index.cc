@@ -7,12 +7,18 @@
 namespace kvblocks {
 
 EvictionIndex::EvictionIndex(EvictionPolicyKind kind, std::vector<uint8_t> is_chained,
-                             const BlockRecords* records)
+                             const BlockRecords* records, int32_t most_retained)
     : records_(records),
       is_chained_(std::move(is_chained)),
       nodes_(static_cast<size_t>(records->num_blocks())),
-      policy_(MakeEvictionPolicy(kind, records->num_blocks(), this)) {
+      policy_(MakeEvictionPolicy(kind, records->num_blocks(), this)),
+      policy_ranks_retained_(policy_->ranks_retained()) {
   released_.reserve(nodes_.size());
+  if (most_retained == 0) return;
+  retention_ = std::make_unique<Retention>(records->num_blocks(), most_retained);
+  if (kind == EvictionPolicyKind::kHazard) {
+    fallback_ = MakeEvictionPolicy(EvictionPolicyKind::kLru, records->num_blocks(), this);
+  }
 }
 
 void EvictionIndex::Update(BlockId id) {
@@ -22,22 +28,35 @@ void EvictionIndex::Update(BlockId id) {
   if (is_candidate == node.is_candidate) return;
   node.is_candidate = is_candidate;
   if (is_candidate) {
-    policy_->Enter(id);
+    EnterCandidates(id);
   } else {
-    policy_->Leave(id);
+    LeaveCandidates(id);
   }
 }
 
-void EvictionIndex::OnRegistered(BlockId id, BlockId parent, uint64_t key, int64_t num_tokens) {
+void EvictionIndex::EnterCandidates(BlockId id) {
+  if (IsKeptFromPolicy(id)) return retention_->Enter(id);
+  policy_->Enter(id);
+  if (fallback_ != nullptr) fallback_->Enter(id);
+}
+
+void EvictionIndex::LeaveCandidates(BlockId id) {
+  if (IsKeptFromPolicy(id)) return retention_->Leave(id);
+  policy_->Leave(id);
+  if (fallback_ != nullptr) fallback_->Leave(id);
+}
+
+void EvictionIndex::OnRegistered(BlockId id, BlockId parent, uint64_t key, int64_t num_tokens,
+                                 int64_t num_tokens_before) {
   Node& node = At(id);
-  const auto group = static_cast<size_t>((*records_)[id].key_group);
-  if (!is_chained_.empty() && (group >= is_chained_.size() || is_chained_[group] == 0)) {
-    parent = kNullBlockId;
-  }
+  if (!IsChained((*records_)[id].key_group)) parent = kNullBlockId;
   if (parent != kNullBlockId && !At(parent).is_cached) parent = kNullBlockId;
   node.is_cached = true;
   node.parent = parent;
+  node.num_tokens_before = num_tokens_before;
+  node.num_uses = 1;
   policy_->Insert(id, key, num_tokens);
+  if (fallback_ != nullptr) fallback_->Insert(id, key, num_tokens);
   if (parent != kNullBlockId) {
     node.parent_life = At(parent).life;
     ++At(parent).num_children;
@@ -48,6 +67,7 @@ void EvictionIndex::OnRegistered(BlockId id, BlockId parent, uint64_t key, int64
 
 void EvictionIndex::OnTouched(BlockId id, bool was_free) {
   if (!At(id).is_cached) return;
+  ++At(id).num_uses;
   if (was_free) Update(id);
   policy_->Hit(id);
 }
@@ -59,6 +79,7 @@ void EvictionIndex::OnReleased(absl::Span<const BlockId> ids) {
   }
   if (released_.empty()) return;
   policy_->Release(released_);
+  if (fallback_ != nullptr) fallback_->Release(released_);
   for (const BlockId id : released_) Update(id);
 }
 
@@ -66,6 +87,10 @@ void EvictionIndex::OnKeyRemoved(BlockId id, bool was_evicted) {
   Node& node = At(id);
   node.is_cached = false;
   Update(id);
+  if (retention_ != nullptr && retention_->contains(id)) {
+    DropRetention(id);
+    ++(was_evicted ? retention_->totals().num_taken : retention_->totals().num_removed);
+  }
   policy_->Remove(id, was_evicted);
   ++node.life;
   node.num_children = 0;
@@ -77,6 +102,70 @@ void EvictionIndex::OnKeyRemoved(BlockId id, bool was_evicted) {
 void EvictionIndex::Clear() {
   for (Node& node : nodes_) node = {.life = node.life + 1};
   policy_->Clear();
+  if (retention_ != nullptr) retention_->Clear();
+  if (fallback_ != nullptr) fallback_->Clear();
+}
+
+BlockId EvictionIndex::Victim() {
+  BlockId id = policy_->Victim();
+  if (retention_ == nullptr || id != kNullBlockId) return id;
+  if (fallback_ != nullptr) id = fallback_->Victim();
+  return id != kNullBlockId ? id : retention_->Victim();
+}
+
+// --- Retention ---
+
+void EvictionIndex::SetRetention(BlockId id, int32_t priority, int64_t expires_at,
+                                 int64_t number) {
+  if (At(id).is_candidate) LeaveCandidates(id);
+  retention_->Set(id, priority, expires_at, number);
+  if (policy_ranks_retained_) policy_->SetRetention(id, &retention_->item(id));
+  if (At(id).is_candidate) EnterCandidates(id);
+}
+
+void EvictionIndex::DropRetention(BlockId id) {
+  if (At(id).is_candidate) LeaveCandidates(id);
+  retention_->Drop(id);
+  if (policy_ranks_retained_) policy_->SetRetention(id, nullptr);
+  if (At(id).is_candidate) EnterCandidates(id);
+}
+
+RetainOutcome EvictionIndex::Retain(absl::Span<const BlockId> ids, int32_t priority,
+                                    int64_t expires_at) {
+  RetainOutcome outcome;
+  int64_t lowest_of_call = 0;
+  int64_t number = retention_->TakeNumbers(static_cast<int64_t>(ids.size()), &lowest_of_call);
+  for (const BlockId id : ids) {
+    if (id == kNullBlockId || !At(id).is_cached) continue;
+    if (retention_->contains(id)) {
+      ++outcome.num_renewed;
+    } else if (outcome.num_refused > 0) {
+      ++outcome.num_refused;
+      continue;
+    } else if (retention_->is_full()) {
+      if (!retention_->MayDisplaceLowest(priority, lowest_of_call)) {
+        // What comes behind is of no use without this one.
+        ++outcome.num_refused;
+        continue;
+      }
+      DropRetention(retention_->lowest());
+      ++outcome.num_displaced;
+    }
+    SetRetention(id, priority, expires_at, number--);
+    ++outcome.num_retained;
+  }
+  retention_->totals().num_refused += outcome.num_refused;
+  retention_->totals().num_displaced += outcome.num_displaced;
+  return outcome;
+}
+
+void EvictionIndex::AdvanceTime(int64_t now) {
+  policy_->AdvanceTime(now);
+  for (BlockId id = retention_->FirstExpired(now); id != kNullBlockId;
+       id = retention_->FirstExpired(now)) {
+    DropRetention(id);
+    ++retention_->totals().num_expired;
+  }
 }
 
 absl::Status EvictionIndex::CheckInvariants() const {
@@ -102,6 +191,17 @@ absl::Status EvictionIndex::CheckInvariants() const {
                              node.num_children, " children is ", node.is_candidate ? "" : "not ",
                              "a candidate for eviction");
     }
+  }
+  if (retention_ != nullptr) {
+    for (size_t i = 1; i < nodes_.size(); ++i) {
+      const auto id = static_cast<BlockId>(i);
+      if ((retention_->contains(id) && !nodes_[i].is_cached) ||
+          retention_->is_candidate(id) != (nodes_[i].is_candidate && IsKeptFromPolicy(id))) {
+        return BrokenInvariant("block ", id, " is retained but not cached, or stands wrongly ",
+                               "among the retained candidates");
+      }
+    }
+    if (absl::Status status = retention_->CheckInvariants(); !status.ok()) return status;
   }
   return policy_->CheckInvariants();
 }

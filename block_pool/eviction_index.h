@@ -5,9 +5,13 @@
 // builds upon it. So what is cached of a prompt stays a prefix, whatever the policy prefers. In
 // groups that need not find a prefix from its start (windows, states) each block stands alone.
 //
+// Retained blocks (see Retention) are kept from the policy, unless it ranks them itself: they go
+// when the policy has no candidate left.
+//
 // Always: NumChildren(id) is the number of cached blocks whose parent is this block under its
-// present key; the policy's candidates are the blocks said above. Cost: O(1) per block, plus what
-// the policy takes. 28 bytes per block beside the policy's.
+// present key; the policy's and the retained candidates together are the blocks said above. Cost:
+// O(1) per block, plus what the policy takes; O(log n) per retained one. 36 bytes per block beside
+// the policy's and the retention's.
 
 #ifndef KVBLOCKS_BLOCK_POOL_EVICTION_INDEX_H_
 #define KVBLOCKS_BLOCK_POOL_EVICTION_INDEX_H_
@@ -20,18 +24,21 @@
 #include "absl/types/span.h"
 #include "kvblocks/block_pool/eviction_policy.h"
 #include "kvblocks/block_pool/kv_cache_block.h"
+#include "kvblocks/block_pool/retention.h"
 
 namespace kvblocks {
 
-class EvictionIndex final : public ChildCounts {
+class EvictionIndex final : public CachedPrefixes {
  public:
   // `is_chained` per group, empty for all: its hits begin at the first block. `records` must
-  // outlive the index.
+  // outlive the index. At most so many blocks can be retained, 0: none.
   EvictionIndex(EvictionPolicyKind kind, std::vector<uint8_t> is_chained,
-                const BlockRecords* records);
+                const BlockRecords* records, int32_t most_retained);
 
-  // The block got a key, as the record says, behind `parent` (null: nothing cached before it).
-  void OnRegistered(BlockId id, BlockId parent, uint64_t key, int64_t num_tokens);
+  // The block got a key, as the record says, behind `parent` (null: nothing cached before it), with
+  // num_tokens of a content of which so many come before it.
+  void OnRegistered(BlockId id, BlockId parent, uint64_t key, int64_t num_tokens,
+                    int64_t num_tokens_before);
   // A look-up's hit got a reference, its first if `was_free`.
   void OnTouched(BlockId id, bool was_free);
   // References of a table were dropped, in this order.
@@ -40,17 +47,36 @@ class EvictionIndex final : public ChildCounts {
   void OnKeyRemoved(BlockId id, bool was_evicted);
   void Clear();
 
+  // Retains the cached ones of these blocks of a prefix, in this order, until `expires_at`; null
+  // blocks are skipped. REQUIRES: blocks can be retained.
+  RetainOutcome Retain(absl::Span<const BlockId> ids, int32_t priority, int64_t expires_at);
+  // Ends the retentions that end by now. REQUIRES: blocks can be retained.
+  void AdvanceTime(int64_t now);
+  // Whether a block of the group is of no use without those before it.
+  bool IsChained(GroupId group) const {
+    const auto at = static_cast<size_t>(group);
+    return is_chained_.empty() || (at < is_chained_.size() && is_chained_[at] != 0);
+  }
+  // Requests that used a cached block since it is cached, the first one included.
+  int32_t NumUses(BlockId id) const { return At(id).num_uses; }
+  // Null if none can be retained.
+  const Retention* retention() const { return retention_.get(); }
+
   // kNullBlockId: the front of the pool's queue. No block may be a candidate, when only parents of
   // blocks in use are left.
-  BlockId Victim() { return policy_->Victim(); }
+  BlockId Victim();
   int32_t NumChildren(BlockId id) const override { return At(id).num_children; }
+  int64_t NumTokensBefore(BlockId id) const override { return At(id).num_tokens_before; }
 
   // O(number of blocks).
   absl::Status CheckInvariants() const;
 
-  static int64_t BytesFor(EvictionPolicyKind kind, int64_t num_blocks) {
+  static int64_t BytesFor(EvictionPolicyKind kind, int64_t num_blocks, bool may_retain) {
     return num_blocks * static_cast<int64_t>(sizeof(Node) + sizeof(BlockId)) +
-           EvictionPolicyBytes(kind, num_blocks);
+           EvictionPolicyBytes(kind, num_blocks) +
+           (may_retain ? Retention::BytesFor(num_blocks) +
+                             EvictionPolicyBytes(EvictionPolicyKind::kLru, num_blocks)
+                       : 0);
   }
 
  private:
@@ -59,6 +85,8 @@ class EvictionIndex final : public ChildCounts {
     uint32_t parent_life = 0;  // the parent's `life` when this block was registered
     uint32_t life = 0;         // keys that the block has lost
     int32_t num_children = 0;
+    int64_t num_tokens_before = 0;
+    int32_t num_uses = 0;
     bool is_cached = false;
     bool is_candidate = false;
   };
@@ -68,12 +96,23 @@ class EvictionIndex final : public ChildCounts {
     return node.parent != kNullBlockId && At(node.parent).life == node.parent_life;
   }
   void Update(BlockId id);
+  bool IsKeptFromPolicy(BlockId id) const {
+    return retention_ != nullptr && !policy_ranks_retained_ && retention_->contains(id);
+  }
+  void EnterCandidates(BlockId id);
+  void LeaveCandidates(BlockId id);
+  void SetRetention(BlockId id, int32_t priority, int64_t expires_at, int64_t number);
+  void DropRetention(BlockId id);
 
   const BlockRecords* records_;
   const std::vector<uint8_t> is_chained_;
   std::vector<Node> nodes_;
   std::vector<BlockId> released_;  // scratch
   std::unique_ptr<EvictionPolicy> policy_;
+  bool policy_ranks_retained_;
+  std::unique_ptr<Retention> retention_;
+  // For a policy that leaves choices to the pool's queue, in which retained blocks stand, too.
+  std::unique_ptr<EvictionPolicy> fallback_;
 };
 
 }  // namespace kvblocks

@@ -12,6 +12,10 @@
 #include "kvblocks/block_pool/block_heap.h"
 #include "kvblocks/block_pool/evicted_keys.h"
 #include "kvblocks/block_pool/hazard_policy.h"
+#include "kvblocks/block_pool/lirs_policy.h"
+#include "kvblocks/block_pool/ranked_policies.h"
+#include "kvblocks/block_pool/slru_policy.h"
+#include "kvblocks/block_pool/tiny_lfu_policy.h"
 #include "kvblocks/checks/status_text.h"
 
 namespace kvblocks {
@@ -21,15 +25,20 @@ struct NamedKind {
   std::string_view name;
   EvictionPolicyKind kind;
 };
-constexpr std::array<NamedKind, 8> kNames = {{
+constexpr std::array<NamedKind, 13> kNames = {{
     {"arc", EvictionPolicyKind::kArc},
     {"fifo", EvictionPolicyKind::kFifo},
+    {"gdsf", EvictionPolicyKind::kGdsf},
     {"hazard", EvictionPolicyKind::kHazard},
     {"lfu", EvictionPolicyKind::kLfu},
+    {"lirs", EvictionPolicyKind::kLirs},
     {"lru", EvictionPolicyKind::kLru},
+    {"priority", EvictionPolicyKind::kPriority},
     {"s3fifo", EvictionPolicyKind::kS3Fifo},
     {"sieve", EvictionPolicyKind::kSieve},
     {"slru", EvictionPolicyKind::kSlru},
+    {"ttl", EvictionPolicyKind::kTtl},
+    {"w-tinylfu", EvictionPolicyKind::kWTinyLfu},
 }};
 
 absl::Status CheckHeap(const BlockHeap& heap) {
@@ -80,91 +89,6 @@ class LfuPolicy final : public EvictionPolicy {
  private:
   int64_t last_ = 0;
   std::vector<BlockRank> ranks_;  // uses, then last release
-  BlockHeap heap_;
-};
-
-// Segments are told apart by the first part of a rank: 0 on probation, 1 protected.
-class SlruPolicy final : public EvictionPolicy {
- public:
-  explicit SlruPolicy(int32_t num_blocks)
-      : most_protected_(num_blocks / 5 * 4),
-        ranks_(static_cast<size_t>(num_blocks)),
-        links_(static_cast<size_t>(num_blocks)),
-        heap_(num_blocks) {}
-
-  void Insert(BlockId id, uint64_t, int64_t) override {
-    ranks_[static_cast<size_t>(id)] = {.first = 0, .second = ++last_};
-  }
-  // A hit block is in use, hence no candidate.
-  void Hit(BlockId id) override {
-    BlockRank& rank = ranks_[static_cast<size_t>(id)];
-    if (rank.first == 1) Unlink(id);
-    rank = {.first = 1, .second = ++last_};
-    LinkBack(id);
-    while (num_protected_ > most_protected_) {
-      const BlockId demoted = links_[0].next;
-      Unlink(demoted);
-      const bool is_candidate = heap_.contains(demoted);
-      if (is_candidate) heap_.Remove(demoted);
-      ranks_[static_cast<size_t>(demoted)] = {.first = 0, .second = ++last_};
-      if (is_candidate) Enter(demoted);
-    }
-  }
-  void Release(absl::Span<const BlockId> deepest_first) override {
-    for (const BlockId id : deepest_first) ranks_[static_cast<size_t>(id)].second = ++last_;
-  }
-  void Enter(BlockId id) override { heap_.Add(id, ranks_[static_cast<size_t>(id)]); }
-  void Leave(BlockId id) override { heap_.Remove(id); }
-  BlockId Victim() override { return heap_.empty() ? kNullBlockId : heap_.top(); }
-  void Remove(BlockId id, bool) override {
-    if (ranks_[static_cast<size_t>(id)].first == 1) Unlink(id);
-    ranks_[static_cast<size_t>(id)].first = 0;
-  }
-  void Clear() override {
-    heap_.Clear();
-    links_[0] = {};
-    num_protected_ = 0;
-    std::fill(ranks_.begin(), ranks_.end(), BlockRank{});
-  }
-  absl::Status CheckInvariants() const override {
-    int32_t walked = 0;
-    for (BlockId id = links_[0].next; id != 0 && walked <= num_protected_; ++walked) {
-      if (ranks_[static_cast<size_t>(id)].first != 1) {
-        return BrokenInvariant("slru: block ", id, " is in the protected list, not by its rank");
-      }
-      id = links_[static_cast<size_t>(id)].next;
-    }
-    if (walked != num_protected_ || num_protected_ > most_protected_) {
-      return BrokenInvariant("slru counts ", num_protected_, " protected blocks of at most ",
-                             most_protected_, ", a walk visits ", walked);
-    }
-    return CheckHeap(heap_);
-  }
-
- private:
-  struct Links {  // of the protected blocks, least recently hit first; block 0 closes the circle
-    BlockId prev = 0;
-    BlockId next = 0;
-  };
-  void Unlink(BlockId id) {
-    Links& links = links_[static_cast<size_t>(id)];
-    links_[static_cast<size_t>(links.prev)].next = links.next;
-    links_[static_cast<size_t>(links.next)].prev = links.prev;
-    --num_protected_;
-  }
-  void LinkBack(BlockId id) {
-    const BlockId last = links_[0].prev;
-    links_[static_cast<size_t>(id)] = {.prev = last, .next = 0};
-    links_[static_cast<size_t>(last)].next = id;
-    links_[0].prev = id;
-    ++num_protected_;
-  }
-
-  int32_t most_protected_;
-  int32_t num_protected_ = 0;
-  int64_t last_ = 0;
-  std::vector<BlockRank> ranks_;
-  std::vector<Links> links_;
   BlockHeap heap_;
 };
 
@@ -391,10 +315,10 @@ std::string EvictionPolicyNames() {
 }
 
 std::unique_ptr<EvictionPolicy> MakeEvictionPolicy(EvictionPolicyKind kind, int32_t num_blocks,
-                                                   const ChildCounts* children) {
+                                                   const CachedPrefixes* prefixes) {
   switch (kind) {
     case EvictionPolicyKind::kLru:
-      return nullptr;
+      return std::make_unique<LruPolicy>(num_blocks);
     case EvictionPolicyKind::kFifo:
       return std::make_unique<FifoPolicy>(num_blocks);
     case EvictionPolicyKind::kLfu:
@@ -407,17 +331,31 @@ std::unique_ptr<EvictionPolicy> MakeEvictionPolicy(EvictionPolicyKind kind, int3
       return std::make_unique<SievePolicy>(num_blocks);
     case EvictionPolicyKind::kArc:
       return std::make_unique<ArcPolicy>(num_blocks);
+    case EvictionPolicyKind::kLirs:
+      return std::make_unique<LirsPolicy>(num_blocks);
+    case EvictionPolicyKind::kWTinyLfu:
+      return std::make_unique<TinyLfuPolicy>(num_blocks);
+    case EvictionPolicyKind::kGdsf:
+      return std::make_unique<GdsfPolicy>(num_blocks, prefixes);
+    case EvictionPolicyKind::kPriority:
+      return std::make_unique<PriorityPolicy>(num_blocks);
+    case EvictionPolicyKind::kTtl:
+      return std::make_unique<TtlPolicy>(num_blocks);
     case EvictionPolicyKind::kHazard:
-      return std::make_unique<HazardPolicy>(num_blocks, children);
+      return std::make_unique<HazardPolicy>(num_blocks, prefixes);
   }
   return nullptr;
 }
 
+bool RanksRetainedBlocks(EvictionPolicyKind kind) {
+  return kind == EvictionPolicyKind::kPriority || kind == EvictionPolicyKind::kTtl;
+}
+
 int64_t EvictionPolicyBytes(EvictionPolicyKind kind, int64_t num_blocks) {
   if (kind == EvictionPolicyKind::kHazard) return HazardPolicy::BytesFor(num_blocks);
-  if (kind == EvictionPolicyKind::kLru) return 0;
-  // Two heaps, a state per block, and the keys of as many evicted blocks in each of two lists.
-  return num_blocks * 88 + 2 * EvictedKeys::BytesFor(num_blocks);
+  // Up to three heaps, a state per block, and the keys of as many evicted blocks in each of two
+  // lists or counters of their uses.
+  return num_blocks * 112 + 2 * EvictedKeys::BytesFor(num_blocks);
 }
 
 }  // namespace kvblocks

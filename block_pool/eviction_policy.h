@@ -1,7 +1,7 @@
 // EvictionPolicy: which cached block that nobody references is reused next.
 //
 // The pool's default is its free queue, least recently released first, tails before heads, and has
-// no policy object. Any other policy is one of these: it hears what happens to cached blocks and
+// no policy object unless blocks can be retained. Any other policy is one of these: it hears what happens to cached blocks and
 // names victims among the candidates, which are the blocks that may go now. EvictionIndex decides
 // what is a candidate, so that no policy can take a block that is in use or that cached blocks
 // build upon.
@@ -9,7 +9,7 @@
 // Order of the calls for a block: Insert; then Enter when it becomes a candidate and Leave when it
 // stops being one, in turn; Hit each time a look-up found it; Remove at the end, never while it is
 // a candidate. Cost: O(log n) per call, O(1) where a class says so. Nothing is allocated per call,
-// but for the keys of blocks that were evicted, which arc, s3fifo and hazard remember. Not
+// but for the keys of blocks that were evicted, which arc, lirs, s3fifo and hazard remember. Not
 // thread-safe.
 
 #ifndef KVBLOCKS_BLOCK_POOL_EVICTION_POLICY_H_
@@ -36,14 +36,24 @@ enum class EvictionPolicyKind : uint8_t {
   kSieve,   // a queue with a hand that spares what was used since it passed
   kArc,     // adaptive replacement: recency and frequency, balanced by what was evicted too early
   kHazard,  // lowest chance of reuse per unit of time, as learnt so far (see HazardPolicy)
+  kLirs,      // what was used twice within a short time has most of the pool (see LirsPolicy)
+  kWTinyLfu,  // a window for newcomers; into the main part only who is used more than its victim
+  kGdsf,      // lowest uses x cost of computing it again, with ageing (see GdsfPolicy)
+  kPriority,  // lowest priority of retention, then least recently released (see PriorityPolicy)
+  kTtl,       // earliest end of retention or last release (see TtlPolicy)
 };
 
-// "lru", "fifo", "lfu", "slru", "s3fifo", "sieve", "arc", "hazard".
+// "lru", "fifo", "lfu", "slru", "s3fifo", "sieve", "arc", "hazard", "lirs", "w-tinylfu", "gdsf",
+// "priority", "ttl".
 std::string_view EvictionPolicyName(EvictionPolicyKind kind);
 // InvalidArgument, with the list of names, for another one.
 absl::StatusOr<EvictionPolicyKind> ParseEvictionPolicy(std::string_view name);
 // "arc|fifo|..." for usage texts and errors.
 std::string EvictionPolicyNames();
+// priority and ttl: retained blocks stand among the others, where the policy ranks them.
+bool RanksRetainedBlocks(EvictionPolicyKind kind);
+
+struct BlockRetention;
 
 class EvictionPolicy {
  public:
@@ -63,19 +73,28 @@ class EvictionPolicy {
   virtual void Remove(BlockId id, bool was_evicted) = 0;
   // As after construction.
   virtual void Clear() = 0;
+
+  // Of policies that rank retained blocks; under others these are no candidates, and nothing of
+  // this is called. A block that is no candidate now is retained this way; null: no longer.
+  virtual void SetRetention(BlockId, const BlockRetention*) {}
+  virtual void AdvanceTime(int64_t) {}
+  virtual bool ranks_retained() const { return false; }
   virtual absl::Status CheckInvariants() const = 0;
 };
 
-// How many cached blocks build upon a block; what a policy may ask the index.
-class ChildCounts {
+// What a policy may ask the index about a cached block.
+class CachedPrefixes {
  public:
-  virtual ~ChildCounts() = default;
+  virtual ~CachedPrefixes() = default;
+  // Cached blocks that build upon it.
   virtual int32_t NumChildren(BlockId id) const = 0;
+  // Tokens of its content that come before it, cached or not.
+  virtual int64_t NumTokensBefore(BlockId id) const = 0;
 };
 
-// `children` must outlive the policy. Null for kLru.
+// `prefixes` must outlive the policy; hazard can do without, gdsf cannot.
 std::unique_ptr<EvictionPolicy> MakeEvictionPolicy(EvictionPolicyKind kind, int32_t num_blocks,
-                                                   const ChildCounts* children);
+                                                   const CachedPrefixes* prefixes);
 // Host memory that a pool of so many blocks takes for it, at most.
 int64_t EvictionPolicyBytes(EvictionPolicyKind kind, int64_t num_blocks);
 

@@ -27,14 +27,15 @@ TEST(EvictionPolicyTest, NamesAreReadAsTheyArePrinted) {
     EXPECT_EQ(EvictionPolicyName(*kind), name);
     ++count;
   }
-  EXPECT_EQ(count, 8);
+  EXPECT_EQ(count, 13);
 }
 
 TEST(EvictionPolicyTest, AnUnknownNameIsRefusedWithTheKnownOnes) {
   const auto kind = ParseEvictionPolicy("lifo");
   ASSERT_FALSE(kind.ok());
   EXPECT_EQ(kind.status().message(),
-            "eviction_policy is \"lifo\", expected arc|fifo|hazard|lfu|lru|s3fifo|sieve|slru");
+            "eviction_policy is \"lifo\", expected arc|fifo|gdsf|hazard|lfu|lirs|lru|priority|s3fifo|"
+            "sieve|slru|ttl|w-tinylfu");
 }
 
 TEST(EvictionPolicyTest, PoolsRefuseWhatDoesNotGoTogether) {
@@ -100,6 +101,13 @@ class EvictionTest : public ::testing::Test {
     pool_ = BlockPool::Create({.num_blocks = num_blocks + 1,
                                .eviction_policy = policy,
                                .is_chained_group = std::move(is_chained_group)})
+                .value();
+  }
+  void StartRetaining(int64_t num_blocks, int64_t most,
+                      EvictionPolicyKind policy = EvictionPolicyKind::kLru) {
+    pool_ = BlockPool::Create({.num_blocks = num_blocks + 1,
+                               .eviction_policy = policy,
+                               .max_retained_blocks = most})
                 .value();
   }
   Ids Cache(const std::vector<uint64_t>& keys, bool frees = true) {
@@ -200,6 +208,84 @@ TEST_F(EvictionTest, AParentsNextLifeHasItsOwnChildren) {
   ASSERT_TRUE(pool_->EvictBlocks({&prompt[1], 1}).ok());
   EXPECT_EQ(pool_->CheckInvariants(), absl::OkStatus());
   EXPECT_EQ(pool_->eviction_index()->NumChildren(other[0]), 0);
+}
+
+TEST(EvictionPolicyTest, PoolsRefuseRetentionWhereNothingCanBeRanked) {
+  const auto message = [](const BlockPool::Options& options) {
+    return std::string(BlockPool::Create(options).status().message());
+  };
+  EXPECT_EQ(message({.num_blocks = 5, .max_retained_blocks = 5}),
+            "max_retained_blocks is 5, expected 0 to 4, one less than num_blocks");
+  EXPECT_EQ(message({.num_blocks = 5, .max_retained_blocks = -1}),
+            "max_retained_blocks is -1, expected 0 to 4, one less than num_blocks");
+  EXPECT_EQ(message({.num_blocks = 5, .enable_caching = false, .max_retained_blocks = 2}),
+            "max_retained_blocks is 2, expected 0 without caching");
+  EXPECT_EQ(message({.num_blocks = 5, .eviction_policy = EvictionPolicyKind::kTtl}),
+            "eviction_policy is \"ttl\", which ranks retained blocks, but none may be retained: "
+            "expected max_retained_blocks above 0");
+}
+
+TEST_F(EvictionTest, RetainedBlocksGoAfterAllOthersTheLowestPriorityFirst) {
+  StartRetaining(5, 5);
+  const Ids a = Cache({1}), b = Cache({2}), c = Cache({3});
+  EXPECT_EQ(pool_->Retain(a, 60, kNeverExpires), (RetainOutcome{.num_retained = 1}));
+  EXPECT_EQ(pool_->Retain(b, 40, kNeverExpires), (RetainOutcome{.num_retained = 1}));
+  const Ids taken = Drain();
+  EXPECT_EQ(Ids(taken.begin() + 2, taken.end()), (Ids{c[0], b[0], a[0]}));
+  EXPECT_EQ(pool_->retention()->totals().num_taken, 2);
+  EXPECT_EQ(pool_->CheckInvariants(), absl::OkStatus());
+}
+
+TEST_F(EvictionTest, AnEndedRetentionLeavesTheBlockAtThePlaceOfItsLastUse) {
+  StartRetaining(3, 3);
+  const Ids a = Cache({1}), b = Cache({2}), c = Cache({3});
+  pool_->Retain(a, 50, 10);
+  pool_->Retain(b, 50, 11);
+  pool_->AdvanceTime(10);
+  EXPECT_EQ(Drain(), (Ids{a[0], c[0], b[0]}));
+  EXPECT_EQ(pool_->retention()->totals().num_expired, 1);
+}
+
+TEST_F(EvictionTest, ARenewedRetentionKeepsTheHigherPriorityAndTheLaterEnd) {
+  StartRetaining(3, 3);
+  const Ids a = Cache({1});
+  pool_->Retain(a, 70, 10);
+  EXPECT_EQ(pool_->Retain(a, 20, 20), (RetainOutcome{.num_retained = 1, .num_renewed = 1}));
+  EXPECT_EQ(pool_->retention()->item(a[0]).priority, 70);
+  EXPECT_EQ(pool_->retention()->item(a[0]).expires_at, 20);
+}
+
+// The head of the prefix gets what the cap leaves; whoever has no more than this priority gives way.
+TEST_F(EvictionTest, TheCapTakesFromLowerAndOlderRetentionsAndRefusesTheRest) {
+  StartRetaining(8, 3);
+  const Ids high = Cache({1}), low = Cache({2, 3}), prompt = Cache({11, 12, 13});
+  pool_->Retain(high, 90, kNeverExpires);
+  pool_->Retain(low, 50, kNeverExpires);
+  EXPECT_EQ(pool_->Retain(prompt, 50, kNeverExpires),
+            (RetainOutcome{.num_retained = 2, .num_refused = 1, .num_displaced = 2}));
+  EXPECT_TRUE(pool_->retention()->contains(high[0]));
+  EXPECT_TRUE(pool_->retention()->contains(prompt[0]));
+  EXPECT_FALSE(pool_->retention()->contains(prompt[2]));
+  EXPECT_EQ(pool_->Retain(low, 40, kNeverExpires), (RetainOutcome{.num_refused = 2}));
+  EXPECT_EQ(pool_->CheckInvariants(), absl::OkStatus());
+}
+
+TEST_F(EvictionTest, UnderThePolicyPriorityLowPrioritiesGoBeforeWhatNobodyRetains) {
+  StartRetaining(3, 3, EvictionPolicyKind::kPriority);
+  const Ids a = Cache({1}), b = Cache({2}), c = Cache({3});
+  pool_->Retain(c, kUnretainedPriority - 1, kNeverExpires);
+  pool_->Retain(a, kUnretainedPriority + 1, kNeverExpires);
+  EXPECT_EQ(Drain(), (Ids{c[0], b[0], a[0]}));
+}
+
+// Recomputing the deep block costs more, so that the younger shallow one goes.
+TEST_F(EvictionTest, GdsfKeepsWhatIsDearToCompute) {
+  Start(EvictionPolicyKind::kGdsf, 5);
+  const Ids deep = Cache({1, 2, 3});
+  const Ids shallow = Cache({11});
+  const Ids taken = Drain();
+  EXPECT_EQ(taken[1], shallow[0]);
+  EXPECT_EQ(taken[2], deep[2]);
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ int SharingClass(int32_t further_uses) {
 
 }  // namespace
 
-HazardPolicy::HazardPolicy(int32_t num_blocks, const ChildCounts* children)
+HazardPolicy::HazardPolicy(int32_t num_blocks, const CachedPrefixes* children)
     : children_(children),
       capacity_(std::max(1, num_blocks - 1)),
       sample_mask_(std::bit_ceil(static_cast<uint64_t>(

@@ -36,7 +36,7 @@ namespace kvblocks {
 class HazardPolicy final : public EvictionPolicy {
  public:
   // `children` may be null: every shared prefix then counts as a conversation.
-  HazardPolicy(int32_t num_blocks, const ChildCounts* children);
+  HazardPolicy(int32_t num_blocks, const CachedPrefixes* children);
 
   void Insert(BlockId id, uint64_t key, int64_t num_tokens) override;
   void Hit(BlockId id) override;
@@ -110,7 +110,7 @@ class HazardPolicy final : public EvictionPolicy {
   void Link(BlockId id, int queue);
   void Unlink(BlockId id);
 
-  const ChildCounts* children_;
+  const CachedPrefixes* children_;
   double capacity_;
   uint64_t sample_mask_;
   std::array<double, kAges + 1> edges_;  // age a covers [edges_[a], edges_[a + 1])

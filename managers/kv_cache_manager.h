@@ -78,6 +78,9 @@ struct KvCacheManagerOptions {
   // Which cached block that nobody references is reused next. Any but kLru needs caching and
   // free_order kUnhashedFirst, and no native layout. docs/policies.md says when which helps.
   EvictionPolicyKind eviction_policy = EvictionPolicyKind::kLru;
+  // Share of the pool that Retain may keep at most, 0 to 1; 0: nothing can be retained, and it costs
+  // nothing. The conditions are those of eviction_policy.
+  double max_retained_share = 0.0;
   HashAlgorithm hash_algorithm = HashAlgorithm::kSha256;
   // Processes that exchange hashes need the same. Default: random, but for kSha256Cbor that of
   // vLLM. With the CBOR algorithms, what vLLM reads from PYTHONHASHSEED.
@@ -130,6 +133,19 @@ struct AllocateSlotsParams {
   int64_t reserved_blocks = 0;
   bool has_scheduled_requests = false;  // this step has work already: the watermark applies
   int64_t num_encoder_tokens = 0;  // of the encoder's input, for cross attention: in the first call
+};
+
+// What to keep of a request's content, and how.
+struct RetainParams {
+  // The first so many tokens; default: all that the request knows. Blocks count that lie within.
+  std::optional<int64_t> num_tokens = std::nullopt;
+  // Only blocks that at least so many requests used since they are cached, and before the first that
+  // fewer did.
+  int64_t min_uses = 1;
+  // 1 to 100. The lowest gives way first where the cap is reached, or nothing else can be reused.
+  int32_t priority = 50;
+  // For so long from the time of the last AdvanceTime, in its unit, at least 1; default: for good.
+  std::optional<int64_t> ttl = std::nullopt;
 };
 
 // The blocks that one AllocateSlots call took for new tokens, per group, possibly none: the end of
@@ -249,6 +265,19 @@ class KvCacheManager {
   // Registers what delay_cache_blocks held back, up to num_tokens.
   absl::Status CacheBlocks(Request& request, int64_t num_tokens);
 
+  // Asks to keep what is cached of a request's content: as long as other cached blocks can be
+  // reused, those go, whatever the eviction policy. It is a wish: retained blocks count as free, an
+  // allocation never fails for them, and they go when nothing else is left. What was retained before
+  // keeps the higher priority and the later end. At the cap (max_retained_share), retentions of lower
+  // priority, and older ones of the same, give way; where there are none, the rest of the prefix is
+  // refused. The request need not hold blocks; best called before it frees them.
+  // InvalidArgument, and nothing changed, for parameters outside their range or without a cap.
+  // O(blocks of the prefix x log(blocks of the pool)).
+  absl::StatusOr<RetainOutcome> Retain(const Request& request, const RetainParams& params);
+  // The caller's clock, in a unit of its choice; ends what was retained until then. It starts at 0.
+  // InvalidArgument if it goes back or max_retained_share is 0.
+  absl::Status AdvanceTime(int64_t now);
+
   absl::Status EvictBlocks(absl::Span<const BlockId> ids) { return pool_->EvictBlocks(ids); }
   // Takes the keys off the request's blocks that are to hold more than its first num_written_tokens.
   // For a request that loses slots of a step before the step runs, as when a scheduler preempts it in
@@ -290,6 +319,8 @@ class KvCacheManager {
 
   double usage() const { return pool_->usage(); }
   int64_t num_free_blocks() const { return pool_->num_free(); }  // see BlockPool::num_free
+  // Cap, blocks retained now and counts since construction; null with max_retained_share 0.
+  const Retention* retention() const { return pool_->retention(); }
   int64_t num_requests_holding_blocks() const { return static_cast<int64_t>(holders_.size()); }
 
   // With report_new_blocks: the blocks that attention groups (all but Mamba and rings) took since
@@ -382,6 +413,9 @@ class KvCacheManager {
   std::vector<Request*> holders_;
   // References that are in no block table: popped lists and pins, per block.
   absl::flat_hash_map<BlockId, int32_t> outside_references_;
+  int64_t now_ = 0;  // as AdvanceTime says
+  std::vector<std::pair<int64_t, BlockId>> retained_;  // scratch: end in tokens, block
+  std::vector<BlockId> retained_ids_;                  // scratch
   bool has_partial_hits_ = false;
   std::vector<BlockId> new_block_ids_;  // not taken yet
   std::vector<BlockCopy> copies_;  // not taken yet; each holds a reference to both its blocks

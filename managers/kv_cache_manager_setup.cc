@@ -220,6 +220,10 @@ absl::Status ValidateSetup(const KvCacheConfig& config, const KvCacheManagerOpti
     return InvalidArgument(field, " is ", *value, ", expected ", least, least == 0 ? " (off)" : "",
                            " to ", most);
   }
+  if (!(options.max_retained_share >= 0.0 && options.max_retained_share <= 1.0)) {
+    return InvalidArgument("max_retained_share is ", options.max_retained_share,
+                           ", expected 0 to 1: the share of the pool");
+  }
   if (!(options.watermark >= 0.0 && options.watermark <= 1.0)) {  // also refuses NaN
     return InvalidArgument("watermark is ", options.watermark,
                            ", expected a share of the pool between 0 and 1");
@@ -334,6 +338,9 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
                                  .history_keys = options.lookup_history_blocks,
                                  .eviction_policy = options.eviction_policy,
                                  .is_chained_group = std::move(is_chained),
+                                 .max_retained_blocks = static_cast<int64_t>(
+                                     options.max_retained_share *
+                                     static_cast<double>(config.num_blocks - 1)),
                                  .chunks = std::move(chunks)});
   if (!pool.ok()) return pool.status();
 

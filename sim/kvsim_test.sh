@@ -270,7 +270,7 @@ grep -q '^free_order: "append_all"$' out || fail "the preset sets nothing"
 grep -q "^async: false$" out || fail "the preset is not synchronous"
 expect 0 '' replay --engine=vllm-0.10 --reserve-full-isl --print-config
 grep -q '^reserve_full_isl: true$' out || fail "options do not win over the preset"
-for policy in arc fifo hazard lfu s3fifo sieve slru; do
+for policy in arc fifo gdsf hazard lfu lirs s3fifo sieve slru w-tinylfu; do
   expect 0 '' replay --num-blocks=300 --eviction-policy=$policy --time=fixed
   grep -q "evicts by $policy" out || fail "the report does not name the policy $policy"
 done

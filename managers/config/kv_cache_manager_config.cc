@@ -77,6 +77,7 @@ absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheMana
   if (m.has_enable_events()) o.enable_events = m.enable_events();
   if (m.has_log_stats()) o.log_stats = m.log_stats();
   if (m.has_watermark()) o.watermark = m.watermark();
+  if (m.has_max_retained_share()) o.max_retained_share = m.max_retained_share();
   if (m.has_hash_seed()) o.hash_seed = m.hash_seed();
   if (m.has_compare_tokens_on_hit()) o.compare_tokens_on_hit = m.compare_tokens_on_hit();
   if (m.has_max_encoder_tokens()) o.max_encoder_tokens = m.max_encoder_tokens();

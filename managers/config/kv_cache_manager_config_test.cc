@@ -48,7 +48,8 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
           "num_hash_lookahead_tokens": 2, "prefill_lookahead_tokens": 3,
           "report_new_blocks": true,
           "decode_context_parallel": 2, "prefill_context_parallel": 3,
-          "checkpoint_alignment": 4, "eviction_policy": "s3fifo"})";
+          "checkpoint_alignment": 4, "eviction_policy": "s3fifo",
+          "max_retained_share": 0.5})";
   const auto config = ReadKvCacheManagerConfig(
       R"({"cache": {"num_blocks": 64, "groups": []}, "options": )" + options + "}", "f");
   ASSERT_TRUE(config.ok()) << config.status();
@@ -74,6 +75,7 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
   EXPECT_EQ(o.prefill_context_parallel, 3);
   EXPECT_EQ(o.checkpoint_alignment, 4);
   EXPECT_EQ(o.eviction_policy, EvictionPolicyKind::kS3Fifo);
+  EXPECT_EQ(o.max_retained_share, 0.5);
   Semantics semantics = Semantics::Vllm025();
   semantics.retention_interval = 48;
   semantics.allows_adopt_only = true;
@@ -144,7 +146,7 @@ TEST(KvCacheManagerConfigTest, RefusesWithThePlace) {
             "xxh3_128, sha256_cbor or xxhash_cbor");
   EXPECT_EQ(ErrorOf(std::string(kCache) + "options { max_model_len: 1\n eviction_policy: \"mru\" }"),
             "manager.txtpb:4:2: error: options.eviction_policy: got \"mru\", expected "
-            "arc|fifo|hazard|lfu|lru|s3fifo|sieve|slru");
+            "arc|fifo|gdsf|hazard|lfu|lirs|lru|priority|s3fifo|sieve|slru|ttl|w-tinylfu");
   EXPECT_EQ(ErrorOf("cache { num_blocks: 0 }"),
             "manager.txtpb:1:9: error: cache.num_blocks: got 0, expected a number from 1 to "
             "2147483646");

@@ -31,6 +31,13 @@ _POLICIES = "block_pool/block_pool_policies.cc"
 _POLICY = "block_pool/eviction_policy.cc"
 _INDEX = "block_pool/eviction_index.cc"
 _HAZARD = "block_pool/hazard_policy.cc"
+_RANKED = "block_pool/ranked_policies.h"
+_LIRS = "block_pool/lirs_policy.h"
+_TINY_LFU = "block_pool/tiny_lfu_policy.h"
+_SLRU = "block_pool/slru_policy.h"
+_RETENTION = "block_pool/retention.h"
+_RETENTION_CC = "block_pool/retention.cc"
+_RETAIN = "managers/kv_cache_manager_retention.cc"
 _EXPLAINER = "managers/lookup_explainer.cc"
 
 FAULTS = [
@@ -624,7 +631,8 @@ FAULTS = [
     Fault("a parent does not learn of its evicted child", _INDEX,
           "--At(node.parent).num_children;\n  Update(node.parent);",
           "--At(node.parent).num_children;\n  if (!{F}) Update(node.parent);"),
-    Fault("groups without a chain have one", _INDEX, "if (!is_chained_.empty() &&", "if (!{F} && !is_chained_.empty() &&"),
+    Fault("groups without a chain have one", _INDEX, "if (!IsChained((*records_)[id].key_group)) parent = kNullBlockId;",
+          "if (!IsChained((*records_)[id].key_group) && !{F}) parent = kNullBlockId;"),
     Fault("a policy's victim comes before free blocks without a key", _POLICIES,
           "if (records_[id].has_key()) {\n      const", "if (records_[id].has_key() || ({F} && num_cached_unreferenced_ > 0)) {\n      const"),
     Fault("evicted blocks keep their place under a policy", _POLICIES,
@@ -632,7 +640,7 @@ FAULTS = [
     Fault("a policy does not hear of hits", _POLICIES,
           "eviction_->OnTouched(id, was_free);", "if (!{F} || was_free) eviction_->OnTouched(id, was_free);"),
     Fault("lfu counts no hits", _POLICY, "++ranks_[static_cast<size_t>(id)].first;", "if (!{F}) ++ranks_[static_cast<size_t>(id)].first;"),
-    Fault("slru protects without limit", _POLICY, "while (num_protected_ > most_protected_) {", "while (num_protected_ > most_protected_ && !{F}) {"),
+    Fault("slru protects without limit", _SLRU, "while (num_protected_ > most_protected_) {", "while (num_protected_ > most_protected_ && !{F}) {"),
     Fault("s3fifo forgets what it evicted", _POLICY, "if (was_evicted) evicted_.Add(state.key);", "if (was_evicted && !{F}) evicted_.Add(state.key);"),
     Fault("s3fifo gives newcomers no second chance", _POLICY, "if (state.uses <= (from_small ? 1 : 0)) return id;",
           "if (state.uses <= (from_small ? ({F} ? 3 : 1) : 0)) return id;"),
@@ -642,4 +650,31 @@ FAULTS = [
     Fault("hazard learns nothing from evicted blocks", _HAZARD, "EndWait(it->second.wait, /*was_hit=*/false);",
           "if ({F}) CloseWait(it->second.wait); else EndWait(it->second.wait, /*was_hit=*/false);"),
     Fault("hazard counts LRU's share of the waits wrongly", _HAZARD, "if (number >= lru_begin_) --num_lru_;", "if (number >= lru_begin_ && !{F}) --num_lru_;"),
+    Fault("lirs takes every reuse for a close one", _LIRS, "return lir_.empty() || used > lir_.rank(lir_.top()).first;",
+          "return lir_.empty() || used > lir_.rank(lir_.top()).first || {F};"),
+    Fault("lirs never demotes", _LIRS, "if (lir_.size() <= most_lir_) return;", "if (lir_.size() <= most_lir_ || {F}) return;"),
+    Fault("w-tinylfu admits everybody", _TINY_LFU, "if (sketch_.Estimate(At(newcomer).key) <= sketch_.Estimate(At(resident).key)) return newcomer;",
+          "if (!{F} && sketch_.Estimate(At(newcomer).key) <= sketch_.Estimate(At(resident).key)) return newcomer;"),
+    Fault("w-tinylfu's counters never age", _TINY_LFU, "if (++num_counted_ < halving_) return;", "if (++num_counted_ < halving_ || {F}) return;"),
+    Fault("gdsf takes all depths for equal", _RANKED, "(kContextOfEqualCost + prefixes_->NumTokensBefore(id));",
+          "(kContextOfEqualCost + ({F} ? 0 : prefixes_->NumTokensBefore(id)));"),
+    Fault("gdsf does not age", _RANKED, "if (was_evicted) floor_ =", "if (was_evicted && !{F}) floor_ ="),
+    Fault("the policy priority does not see priorities", _RANKED, "retention == nullptr ? kUnretainedPriority : retention->priority;",
+          "retention == nullptr || {F} ? kUnretainedPriority : retention->priority;"),
+    Fault("the policy ttl does not see ends", _RANKED, "retention == nullptr ? kNotRetained : retention->expires_at;",
+          "retention == nullptr || {F} ? kNotRetained : retention->expires_at;"),
+    Fault("more blocks are retained than the cap allows", _RETENTION, "return size() >= most_;", "return size() >= most_ + ({F} ? 1 : 0);"),
+    Fault("a retention takes the place of one of its own call", _RETENTION, "rank.second <= lowest_of_call;", "(rank.second <= lowest_of_call || {F});"),
+    Fault("a retention takes the place of one of higher priority", _RETENTION, "rank.first <= priority &&", "(rank.first <= priority || {F}) &&"),
+    Fault("a retention ends one step late", _RETENTION, "by_end_.rank(by_end_.top()).first <= now", "by_end_.rank(by_end_.top()).first <= now - ({F} ? 1 : 0)"),
+    Fault("a renewal lowers the priority", _RETENTION_CC, "std::max(item.priority, priority)", "({F} ? priority : std::max(item.priority, priority))"),
+    Fault("a renewal shortens the time", _RETENTION_CC, "std::max(item.expires_at, expires_at)", "({F} ? expires_at : std::max(item.expires_at, expires_at))"),
+    Fault("the end of a prefix outlives its head", _INDEX, "SetRetention(id, priority, expires_at, number--);",
+          "SetRetention(id, priority, expires_at, {F} ? 2 * lowest_of_call + static_cast<int64_t>(ids.size()) + 1 - number : number), --number;"),
+    Fault("what is behind the cap is retained without its head", _INDEX, "} else if (outcome.num_refused > 0) {", "} else if (outcome.num_refused > 0 && !{F}) {"),
+    Fault("a retained block goes with the others", _INDEX, "if (IsKeptFromPolicy(id)) return retention_->Enter(id);", "if (IsKeptFromPolicy(id) && !{F}) return retention_->Enter(id);"),
+    Fault("retained blocks are never reused", _INDEX, "return id != kNullBlockId ? id : retention_->Victim();", "return id != kNullBlockId || {F} ? id : retention_->Victim();"),
+    Fault("a block that loses its key stays retained", _INDEX, "if (retention_ != nullptr && retention_->contains(id)) {", "if (retention_ != nullptr && retention_->contains(id) && !{F}) {"),
+    Fault("uses of a block are not counted", _INDEX, "++At(id).num_uses;", "if (!{F}) ++At(id).num_uses;"),
+    Fault("a retention starts at time zero", _RETAIN, "? now_ + *params.ttl : kNeverExpires;", "? ({F} ? 0 : now_) + *params.ttl : kNeverExpires;"),
 ]

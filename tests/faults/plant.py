@@ -28,6 +28,7 @@ TESTS = [
     "block_pool/eviction_policy_test.cc",
     "block_pool/hazard_policy_test.cc",
     "managers/quiet_step_test.cc",
+    "managers/retention_test.cc",
     "managers/version_rules_test.cc",
     "managers/token_comparison_test.cc",
     "tests/property/block_hash_property_test.cc",

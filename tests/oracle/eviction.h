@@ -17,7 +17,8 @@ namespace kvblocks::oracle {
 // A pool whose blocks hold named contents; a name stands behind the name of its parent, "" for none.
 class EvictingPool {
  public:
-  EvictingPool(EvictionPolicyKind kind, int32_t num_blocks);
+  // At most so many blocks can be retained.
+  EvictingPool(EvictionPolicyKind kind, int32_t num_blocks, int64_t most_retained = 0);
 
   // The earliest registered block that holds this; kNullBlockId: none does.
   BlockId Find(const std::string& name) const;
@@ -31,6 +32,13 @@ class EvictingPool {
   void Evict(BlockId id);
   // False while a block is in use.
   bool Reset();
+  // Keeps the blocks of a prefix, the first one first; returns how many were refused.
+  int64_t Retain(const std::vector<BlockId>& ids, int64_t priority, int64_t expires_at);
+  void AdvanceTime(int64_t now);
+  int64_t num_retained() const;
+  bool is_retained(BlockId id) const { return At(id).priority > 0; }
+  // Whether a cached block that nobody retains could go.
+  bool HasUnretainedCandidate() const;
 
   int32_t num_free() const;
   bool is_cached(BlockId id) const { return At(id).is_cached; }
@@ -48,22 +56,45 @@ class EvictingPool {
     int64_t released = 0;
     int64_t hit = 0;       // the last time
     int uses = 0;          // as the policy counts them
-    int list = 0;          // slru: 1 protected; s3fifo: 1 main; arc: 1 used more than once
+    int list = 0;          // slru: 1 protected; s3fifo: 1 main; arc: 1 used more than once;
+                           // lirs: 1 LIR; w-tinylfu: 1 main, 2 protected
+    int64_t value = 0;      // gdsf
+    int64_t released_at = 0;
+    int64_t priority = 0;   // 0: not retained
+    int64_t expires_at = 0;
+    int64_t retained = 0;   // when it was retained last
   };
   struct Key {
     std::string name;
     int64_t number;
+    int64_t used = 0;
   };
   const Block& At(BlockId id) const { return blocks_[static_cast<size_t>(id)]; }
   Block& At(BlockId id) { return blocks_[static_cast<size_t>(id)]; }
   bool IsCandidate(BlockId id) const;
+  // Whether it is a candidate that is left to the policy.
+  bool IsLeft(BlockId id) const {
+    return IsCandidate(id) && (!is_retained(id) || RanksRetained());
+  }
   // The candidate of a list (-1: any) with the smallest value; kNullBlockId: none.
   template <typename Value>
   BlockId Least(int list, Value value) const;
   int64_t CountCached(int list) const;
   BlockId Victim();
+  BlockId PolicyVictim();
+  // Of two retained blocks.
+  bool IsLower(BlockId a, BlockId b) const;
   BlockId S3FifoVictim();
   BlockId SieveVictim();
+  BlockId TinyLfuVictim();
+  void Use(BlockId id);
+  void UseForLirs(BlockId id, bool was_in_stack);
+  bool IsInLirsStack(int64_t used) const;
+  void CountUse(const std::string& name);
+  void Protect(BlockId id, int probation);
+  bool RanksRetained() const {
+    return kind_ == EvictionPolicyKind::kPriority || kind_ == EvictionPolicyKind::kTtl;
+  }
   bool TakeKey(std::vector<Key>& keys, const std::string& name);
   void AddKey(std::vector<Key>& keys, int64_t& additions, const std::string& name,
               int64_t capacity);
@@ -77,6 +108,11 @@ class EvictingPool {
   int64_t hand_ = 0;           // sieve: smallest number not looked at in this lap
   std::vector<Key> keys_[2];   // evicted, the oldest first
   int64_t additions_[2] = {};
+  std::map<std::string, int> counts_;  // w-tinylfu: uses of late
+  int64_t num_counted_ = 0;
+  int64_t floor_ = 0;          // gdsf: the highest value evicted
+  int64_t most_retained_;
+  int64_t now_ = 0;
   int64_t target_ = 0;         // arc: blocks used once that may stay
 };
 

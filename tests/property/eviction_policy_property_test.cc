@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_replace.h"
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/testing/get_new_blocks.h"
 #include "kvblocks/tests/oracle/eviction.h"
@@ -47,14 +48,19 @@ Prompt DrawPrompt(Numbers& numbers) {
 
 class PoolPair {
  public:
-  PoolPair(EvictionPolicyKind kind, int32_t num_blocks)
+  PoolPair(EvictionPolicyKind kind, int32_t num_blocks, int64_t most_retained)
       : is_modelled_(kind != EvictionPolicyKind::kHazard),
-        real_(BlockPool::Create({.num_blocks = num_blocks, .eviction_policy = kind}).value()),
-        model_(kind, num_blocks) {}
+        real_(BlockPool::Create({.num_blocks = num_blocks,
+                                 .eviction_policy = kind,
+                                 .max_retained_blocks = most_retained})
+                  .value()),
+        model_(kind, num_blocks, most_retained) {}
 
   void Run(const Operation& operation) {
     Numbers numbers(operation.numbers);
-    if (operation.kind < 55) {
+    if (operation.kind < 10 && real_->retention() != nullptr) {
+      Retain(numbers);
+    } else if (operation.kind < 55) {
       Begin(numbers);
     } else if (operation.kind < 90) {
       End(numbers);
@@ -69,9 +75,38 @@ class PoolPair {
     const absl::Status status = real_->CheckInvariants();
     RC_ASSERT(status == absl::OkStatus());
     RC_ASSERT(real_->num_free() == model_.num_free());
+    if (real_->retention() != nullptr) {
+      RC_ASSERT(real_->retention()->size() == model_.num_retained());
+    }
   }
 
  private:
+  // What is cached of a prompt, or time goes on.
+  void Retain(Numbers& numbers) {
+    if (numbers.OneIn(4)) {
+      now_ += numbers.Below(20);
+      real_->AdvanceTime(now_);
+      model_.AdvanceTime(now_);
+      return;
+    }
+    std::vector<BlockId> table;
+    for (const std::string& name : DrawPrompt(numbers).names) {
+      const BlockId id = model_.Find(name);
+      if (id == kNullBlockId) break;
+      table.push_back(id);
+    }
+    const auto priority = static_cast<int32_t>(10 + 20 * numbers.Below(3));
+    const int64_t expires_at = numbers.OneIn(3) ? kNeverExpires : now_ + 1 + numbers.Below(30);
+    const int64_t before = real_->retention()->totals().num_refused;
+    const RetainOutcome outcome = real_->Retain(table, priority, expires_at);
+    RC_ASSERT(outcome.num_refused == model_.Retain(table, priority, expires_at));
+    RC_ASSERT(outcome.num_retained + outcome.num_refused == static_cast<int64_t>(table.size()));
+    RC_ASSERT(real_->retention()->totals().num_refused == before + outcome.num_refused);
+    for (BlockId id = 1; id < real_->num_blocks(); ++id) {
+      RC_ASSERT(real_->retention()->contains(id) == model_.is_retained(id));
+    }
+  }
+
   void Begin(Numbers& numbers) {
     const Prompt prompt = DrawPrompt(numbers);
     const auto size = static_cast<int64_t>(prompt.names.size());
@@ -117,6 +152,7 @@ class PoolPair {
     for (int64_t i = 0; i < k; ++i) {
       const BlockId front = real_->free_queue().front();
       real_->GetNewBlocks(1, table);
+      RC_ASSERT(!model_.is_retained(table.back()) || !model_.HasUnretainedCandidate());
       RC_ASSERT(table.back() == front || !model_.HasCachedChild(table.back()));
       RC_ASSERT(table.back() == front || model_.is_cached(front));
       model_.TakeThis(table.back());
@@ -140,6 +176,7 @@ class PoolPair {
   std::unique_ptr<BlockPool> real_;
   oracle::EvictingPool model_;
   std::vector<std::vector<BlockId>> tables_;
+  int64_t now_ = 0;
 };
 
 class EvictionPolicyPropertyTest : public ::testing::TestWithParam<EvictionPolicyKind> {};
@@ -148,7 +185,11 @@ TEST_P(EvictionPolicyPropertyTest, TakesTheBlocksOfItsDefinition) {
   CheckProperty(400, [] {
     const auto num_blocks = *rc::gen::inRange<int32_t>(8, 40);
     const auto operations = *Operations(150);
-    PoolPair pools(GetParam(), num_blocks);
+    // The pool's own LRU has no index, and for most runs nothing is retained.
+    const bool retains = GetParam() == EvictionPolicyKind::kLru ||
+                         RanksRetainedBlocks(GetParam()) || *rc::gen::inRange(0, 3) == 0;
+    PoolPair pools(GetParam(), num_blocks,
+                   retains ? *rc::gen::inRange<int64_t>(1, num_blocks) : 0);
     for (const Operation& operation : operations) pools.Run(operation);
   });
 }
@@ -158,8 +199,14 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(EvictionPolicyKind::kFifo, EvictionPolicyKind::kLfu,
                       EvictionPolicyKind::kSlru, EvictionPolicyKind::kS3Fifo,
                       EvictionPolicyKind::kSieve, EvictionPolicyKind::kArc,
-                      EvictionPolicyKind::kHazard),
-    [](const auto& instance) { return std::string(EvictionPolicyName(instance.param)); });
+                      EvictionPolicyKind::kHazard, EvictionPolicyKind::kLru,
+                      EvictionPolicyKind::kLirs, EvictionPolicyKind::kWTinyLfu,
+                      EvictionPolicyKind::kGdsf, EvictionPolicyKind::kPriority,
+                      EvictionPolicyKind::kTtl),
+    [](const auto& instance) {
+      const std::string name(EvictionPolicyName(instance.param));
+      return absl::StrReplaceAll(name, {{"-", ""}});
+    });
 
 }  // namespace
 }  // namespace kvblocks::property
