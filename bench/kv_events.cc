@@ -42,7 +42,8 @@ double WallNs() {
 double Quantile(std::vector<double>& values, double q) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, static_cast<size_t>(q * static_cast<double>(values.size())))];
+  return values[std::min(values.size() - 1,
+                         static_cast<size_t>(q * static_cast<double>(values.size())))];
 }
 
 std::vector<KvEvent> MakeBatch(int64_t num_events, uint64_t number) {
@@ -143,17 +144,19 @@ int Run(int64_t rate, double seconds, int64_t num_events) {
   const double mine = CpuSeconds(CLOCK_THREAD_CPUTIME_ID) - mine_before;
   const double others = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_before - mine - subscriber_cpu;
   const EventPublisher::Stats stats = (*publisher)->stats();
-  std::printf("handed over           %8.0f ns per step with %lld events (99th percentile %.0f ns)\n",
-              Quantile(with_events, 0.5), static_cast<long long>(num_events),
-              Quantile(with_events, 0.99));
+  std::printf(
+      "handed over           %8.0f ns per step with %lld events (99th percentile %.0f ns)\n",
+      Quantile(with_events, 0.5), static_cast<long long>(num_events), Quantile(with_events, 0.99));
   std::printf("                      %8.1f ns per step without events\n",
               Quantile(without_events, 0.5));
   std::printf("sent                  %8.0f events/s, %.1f MB/s; received %lld of %lld\n",
-              static_cast<double>(num_sent) / wall, static_cast<double>(stats.num_bytes) / wall / 1e6,
+              static_cast<double>(num_sent) / wall,
+              static_cast<double>(stats.num_bytes) / wall / 1e6,
               static_cast<long long>(num_received), static_cast<long long>(num_sent));
-  std::printf("                      %8lld events dropped by the queue, %lld batches missed by the "
-              "subscriber\n",
-              static_cast<long long>(stats.num_dropped_events), static_cast<long long>(num_lost));
+  std::printf(
+      "                      %8lld events dropped by the queue, %lld batches missed by the "
+      "subscriber\n",
+      static_cast<long long>(stats.num_dropped_events), static_cast<long long>(num_lost));
   std::printf("publisher and sockets %8.1f %% of a core: %.0f events/s would fill one\n",
               100 * others / wall, static_cast<double>(num_sent) / others);
   std::printf("subscriber            %8.1f %% of a core, index included\n",
@@ -184,7 +187,8 @@ int Main(int argc, char** argv) {
       is_read = false;
     }
     if (!is_read) {
-      std::fprintf(stderr, "%s: expected --rate=N, --seconds=S, --events=1..64 or --smoke\n", argv[i]);
+      std::fprintf(stderr, "%s: expected --rate=N, --seconds=S, --events=1..64 or --smoke\n",
+                   argv[i]);
       return 2;
     }
   }

@@ -8,8 +8,9 @@ namespace {
 
 template <typename Holdings>
 auto PlaceOf(Holdings& holdings, HolderId id) {
-  return std::lower_bound(holdings.begin(), holdings.end(), id,
-                          [](const auto& holding, HolderId other) { return holding.holder < other; });
+  return std::lower_bound(
+      holdings.begin(), holdings.end(), id,
+      [](const auto& holding, HolderId other) { return holding.holder < other; });
 }
 
 }  // namespace

@@ -123,10 +123,9 @@ TEST(BlockIndexTest, AgreesWithCountingByHand) {
 }
 
 TEST(EventLogTest, ComesBackFromPiecesOfAnySize) {
-  const std::vector<LoggedMessage> messages = {
-      {"tcp://a:1", "kv", 0, std::string(300, 'x')},
-      {"tcp://a:1", "", LoggedMessage::kRestart, ""},
-      {"", "t", int64_t{1} << 40, "\x93"}};
+  const std::vector<LoggedMessage> messages = {{"tcp://a:1", "kv", 0, std::string(300, 'x')},
+                                               {"tcp://a:1", "", LoggedMessage::kRestart, ""},
+                                               {"", "t", int64_t{1} << 40, "\x93"}};
   std::string log;
   AppendLogHead(&log);
   for (const LoggedMessage& message : messages) AppendToLog(message, &log);

@@ -71,27 +71,32 @@ TEST(EventCodecTest, ReadsTheBytesOfUpstream) {  // VE-60
 
 // Every field of V-60, in one event each.
 std::vector<KvEvent> FullEvents() {
-  BlockStored stored{.block_hashes = {Filled(2), Filled(3)},
-                     .parent_block_hash = Filled(9),
-                     .token_ids = {-5, 0, 127, 128, 255, 256, 65535, 65536, 2147483647, -2147483647},
-                     .block_size = 5,
-                     .lora_id = -7,
-                     .lora_name = "sql",
-                     .medium = "a medium that nobody knows",
-                     .group_idx = 3,
-                     .kv_cache_spec_kind = "sliding_window",
-                     .kv_cache_spec_sliding_window = 1024,
-                     .locality = "LOCAL",
-                     .ownership = "tier",
-                     .session_id = std::string(300, 's'),
-                     .lookahead_token_ids = {{{11}, {12}}}};
-  stored.extra_keys = {ExtraKeys{{.kind = ExtraKey::Kind::kLora, .value = "sql"},
-                                 {.kind = ExtraKey::Kind::kMultimodal, .value = "img", .offset = -3},
-                                 {.kind = ExtraKey::Kind::kSalt, .value = "sql"},
-                                 {.kind = ExtraKey::Kind::kPromptEmbedding, .value = "\xff\x01"}},
-                       std::nullopt};
+  BlockStored stored{
+      .block_hashes = {Filled(2), Filled(3)},
+      .parent_block_hash = Filled(9),
+      .token_ids = {-5, 0, 127, 128, 255, 256, 65535, 65536, 2147483647, -2147483647},
+      .block_size = 5,
+      .lora_id = -7,
+      .lora_name = "sql",
+      .medium = "a medium that nobody knows",
+      .group_idx = 3,
+      .kv_cache_spec_kind = "sliding_window",
+      .kv_cache_spec_sliding_window = 1024,
+      .locality = "LOCAL",
+      .ownership = "tier",
+      .session_id = std::string(300, 's'),
+      .lookahead_token_ids = {{{11}, {12}}}};
+  stored.extra_keys = {
+      ExtraKeys{{.kind = ExtraKey::Kind::kLora, .value = "sql"},
+                {.kind = ExtraKey::Kind::kMultimodal, .value = "img", .offset = -3},
+                {.kind = ExtraKey::Kind::kSalt, .value = "sql"},
+                {.kind = ExtraKey::Kind::kPromptEmbedding, .value = "\xff\x01"}},
+      std::nullopt};
   return {stored,
-          BlockRemoved{.block_hash = Filled(4), .medium = "CPU", .group_idx = 2, .locality = "REMOTE",
+          BlockRemoved{.block_hash = Filled(4),
+                       .medium = "CPU",
+                       .group_idx = 2,
+                       .locality = "REMOTE",
                        .ownership = "x"},
           BlockRemoved{.block_hash = Filled(5), .medium = ""}};
 }
@@ -134,7 +139,8 @@ TEST(EventCodecTest, HashesTravelAsIntegersOrShortDigests) {  // V-63, BM-29
 
 TEST(EventCodecTest, RunsOfRemovalsTravelAsOneEventIfAsked) {
   std::vector<KvEvent> events;
-  for (unsigned char i = 1; i <= 20; ++i) events.emplace_back(BlockRemoved{.block_hash = Filled(i)});
+  for (unsigned char i = 1; i <= 20; ++i)
+    events.emplace_back(BlockRemoved{.block_hash = Filled(i)});
   events.emplace_back(BlockRemoved{.block_hash = Filled(21), .group_idx = 1});
   events.emplace_back(AllBlocksCleared{});
   const std::string each = Encode(events), joined = Encode(events, {.join_removals = true});
@@ -151,8 +157,8 @@ TEST(EventCodecTest, RunsOfRemovalsTravelAsOneEventIfAsked) {
 }
 
 TEST(EventCodecTest, UnknownKeysAndItemsArePassedOver) {  // V-64
-  const std::string event = Hex("83") + Text("new") + Hex("9281a16101c7020001ff") +
-                            Text("type") + Text("AllBlocksCleared") + Text("x") + Hex("c3");
+  const std::string event = Hex("83") + Text("new") + Hex("9281a16101c7020001ff") + Text("type") +
+                            Text("AllBlocksCleared") + Text("x") + Hex("c3");
   const auto batch = DecodeEvents(Hex("94ca3fc0000091") + event + Hex("02a161"));
   ASSERT_TRUE(batch.ok()) << batch.status();
   EXPECT_EQ(batch->timestamp, 1.5);
@@ -175,8 +181,9 @@ TEST(EventCodecTest, UnknownExtraKeysAreLeftOutAndCounted) {
 }
 
 TEST(EventCodecTest, RefusalsSayWhatAndWhere) {
-  EXPECT_EQ(ErrorOf(""), "KV event batch: batch: the bytes end inside it, or are no MessagePack "
-                         "(byte 0)");
+  EXPECT_EQ(ErrorOf(""),
+            "KV event batch: batch: the bytes end inside it, or are no MessagePack "
+            "(byte 0)");
   EXPECT_EQ(ErrorOf(Hex("91c0")),
             "KV event batch: got an array of 1 items, expected time, events and rank (byte 1)");
   EXPECT_EQ(ErrorOf(Hex("920191") + Text("x")),
@@ -195,8 +202,8 @@ TEST(EventCodecTest, RefusalsSayWhatAndWhere) {
                 .find("type is there twice"),
             std::string::npos);
   EXPECT_NE(ErrorOf(Example() + "x").find("got 1 bytes more"), std::string::npos);
-  const std::string removal = Hex("92019182") + Text("type") + Text("BlockRemoved") +
-                              Text("block_hashes");
+  const std::string removal =
+      Hex("92019182") + Text("type") + Text("BlockRemoved") + Text("block_hashes");
   EXPECT_NE(ErrorOf(removal + Hex("92c401aac402aabb")).find("expected one form in a batch"),
             std::string::npos);
   EXPECT_NE(ErrorOf(removal + Hex("91c421") + std::string(33, 'x')).find("got a hash of 33 bytes"),
@@ -225,12 +232,24 @@ TEST(EventCodecTest, NothingTakesMuchMoreMemoryThanItSent) {
 }
 
 TEST(MsgpackTest, IntegersHaveTheirShortestForm) {
-  const std::vector<std::pair<int64_t, const char*>> forms = {
-      {0, "00"}, {127, "7f"}, {128, "cc80"}, {255, "ccff"}, {256, "cd0100"}, {65535, "cdffff"},
-      {65536, "ce00010000"}, {4294967295, "ceffffffff"}, {4294967296, "cf0000000100000000"},
-      {-1, "ff"}, {-32, "e0"}, {-33, "d0df"}, {-128, "d080"}, {-129, "d1ff7f"},
-      {-32768, "d18000"}, {-32769, "d2ffff7fff"}, {INT32_MIN, "d280000000"},
-      {INT64_MIN, "d38000000000000000"}};
+  const std::vector<std::pair<int64_t, const char*>> forms = {{0, "00"},
+                                                              {127, "7f"},
+                                                              {128, "cc80"},
+                                                              {255, "ccff"},
+                                                              {256, "cd0100"},
+                                                              {65535, "cdffff"},
+                                                              {65536, "ce00010000"},
+                                                              {4294967295, "ceffffffff"},
+                                                              {4294967296, "cf0000000100000000"},
+                                                              {-1, "ff"},
+                                                              {-32, "e0"},
+                                                              {-33, "d0df"},
+                                                              {-128, "d080"},
+                                                              {-129, "d1ff7f"},
+                                                              {-32768, "d18000"},
+                                                              {-32769, "d2ffff7fff"},
+                                                              {INT32_MIN, "d280000000"},
+                                                              {INT64_MIN, "d38000000000000000"}};
   for (const auto& [value, hex] : forms) {
     std::string out;
     msgpack::Writer(&out).Int(value);

@@ -14,19 +14,56 @@ using msgpack::Item;
 using msgpack::Type;
 
 // Texts that string_views may point to for ever: what engines send all the time.
-constexpr std::array<std::string_view, 14> kKnownTexts = {
-    "GPU", "CPU", "STORAGE", "hidden_state", "full_attention", "mla_attention", "sliding_window",
-    "sliding_window_mla", "mamba", "chunked_local_attention", "sink_full_attention",
-    "encoder_only_attention", "cross_attention", "unknown"};
+constexpr std::array<std::string_view, 14> kKnownTexts = {"GPU",
+                                                          "CPU",
+                                                          "STORAGE",
+                                                          "hidden_state",
+                                                          "full_attention",
+                                                          "mla_attention",
+                                                          "sliding_window",
+                                                          "sliding_window_mla",
+                                                          "mamba",
+                                                          "chunked_local_attention",
+                                                          "sink_full_attention",
+                                                          "encoder_only_attention",
+                                                          "cross_attention",
+                                                          "unknown"};
 
 enum Field {
-  kType, kBlockHashes, kParent, kTokenIds, kBlockSize, kLoraId, kMedium, kLoraName, kExtraKeys,
-  kGroup, kSpecKind, kWindow, kLocality, kOwnership, kSession, kLookahead, kNumFields
+  kType,
+  kBlockHashes,
+  kParent,
+  kTokenIds,
+  kBlockSize,
+  kLoraId,
+  kMedium,
+  kLoraName,
+  kExtraKeys,
+  kGroup,
+  kSpecKind,
+  kWindow,
+  kLocality,
+  kOwnership,
+  kSession,
+  kLookahead,
+  kNumFields
 };
-constexpr std::array<std::string_view, kNumFields> kFieldNames = {
-    "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
-    "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window",
-    "locality", "ownership", "session_id", "lookahead_token_ids"};
+constexpr std::array<std::string_view, kNumFields> kFieldNames = {"type",
+                                                                  "block_hashes",
+                                                                  "parent_block_hash",
+                                                                  "token_ids",
+                                                                  "block_size",
+                                                                  "lora_id",
+                                                                  "medium",
+                                                                  "lora_name",
+                                                                  "extra_keys",
+                                                                  "group_idx",
+                                                                  "kv_cache_spec_kind",
+                                                                  "kv_cache_spec_sliding_window",
+                                                                  "locality",
+                                                                  "ownership",
+                                                                  "session_id",
+                                                                  "lookahead_token_ids"};
 
 // What an event's map says, before its type is looked at: the type may come last.
 struct Fields {
@@ -53,8 +90,8 @@ class Decoder {
     Item head;
     if (!Next("batch", Type::kArray, "an array of time, events and rank", &head)) return false;
     if (head.count < 2) {
-      return Refuse(absl::StrCat("got an array of ", head.count,
-                                 " items, expected time, events and rank"));
+      return Refuse(
+          absl::StrCat("got an array of ", head.count, " items, expected time, events and rank"));
     }
     if (!Number("ts", &batch_.timestamp)) return false;
     Item events;
@@ -110,33 +147,46 @@ class Decoder {
         fields->type = item.bytes;
         return true;
       }
-      case kBlockHashes: return Hashes(&fields->hashes);
-      case kParent: return Parent(&stored.parent_block_hash);
-      case kTokenIds: return Tokens(name, &stored.token_ids);
-      case kBlockSize: return Integer(name, 1, std::numeric_limits<int32_t>::max(),
-                                      &stored.block_size);
-      case kLoraId: return OptionalInteger(name, &stored.lora_id);
-      case kMedium: return KeptText(name, &stored.medium);
+      case kBlockHashes:
+        return Hashes(&fields->hashes);
+      case kParent:
+        return Parent(&stored.parent_block_hash);
+      case kTokenIds:
+        return Tokens(name, &stored.token_ids);
+      case kBlockSize:
+        return Integer(name, 1, std::numeric_limits<int32_t>::max(), &stored.block_size);
+      case kLoraId:
+        return OptionalInteger(name, &stored.lora_id);
+      case kMedium:
+        return KeptText(name, &stored.medium);
       case kLoraName: {
         std::optional<std::string> text;
         if (!OptionalText(name, &text)) return false;
         stored.lora_name = std::move(text).value_or("");
         return true;
       }
-      case kExtraKeys: return AllExtraKeys(&stored.extra_keys);
+      case kExtraKeys:
+        return AllExtraKeys(&stored.extra_keys);
       case kGroup: {
         std::optional<int64_t> group;
         if (!OptionalInteger(name, &group, 0, kMaxGroupId)) return false;
         stored.group_idx = static_cast<GroupId>(group.value_or(0));
         return true;
       }
-      case kSpecKind: return KeptText(name, &stored.kv_cache_spec_kind);
-      case kWindow: return OptionalInteger(name, &stored.kv_cache_spec_sliding_window);
-      case kLocality: return OptionalText(name, &stored.locality);
-      case kOwnership: return OptionalText(name, &stored.ownership);
-      case kSession: return OptionalText(name, &stored.session_id);
-      case kLookahead: return Lookahead(&stored.lookahead_token_ids);
-      case kNumFields: break;
+      case kSpecKind:
+        return KeptText(name, &stored.kv_cache_spec_kind);
+      case kWindow:
+        return OptionalInteger(name, &stored.kv_cache_spec_sliding_window);
+      case kLocality:
+        return OptionalText(name, &stored.locality);
+      case kOwnership:
+        return OptionalText(name, &stored.ownership);
+      case kSession:
+        return OptionalText(name, &stored.session_id);
+      case kLookahead:
+        return Lookahead(&stored.lookahead_token_ids);
+      case kNumFields:
+        break;
     }
     return false;
   }
@@ -144,7 +194,8 @@ class Decoder {
   bool Require(const Fields& fields, std::initializer_list<Field> required) {
     for (const Field field : required) {
       if (!fields.has(field)) {
-        return Refuse(absl::StrCat(std::string(fields.type), " without ", kFieldNames[field].data()));
+        return Refuse(
+            absl::StrCat(std::string(fields.type), " without ", kFieldNames[field].data()));
       }
     }
     return true;
@@ -386,8 +437,8 @@ class Decoder {
     return Refuse(absl::StrCat(name, ": the bytes end inside it, or are no MessagePack"));
   }
   bool Wrong(const char* name, const Item& item, const char* expected) {
-    return Refuse(absl::StrCat(name, ": got ", msgpack::TypeName(item.type), ", expected ",
-                               expected));
+    return Refuse(
+        absl::StrCat(name, ": got ", msgpack::TypeName(item.type), ", expected ", expected));
   }
   bool Refuse(const std::string& what) {
     error_ = absl::StrCat(index_ >= 0 ? absl::StrCat("event ", index_, ": ") : "", what, " (byte ",

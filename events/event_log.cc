@@ -68,9 +68,9 @@ absl::StatusOr<std::optional<LoggedMessage>> EventLogReader::Next() {
       }
       return std::nullopt;
     }
-    const bool is_mark = i == 2 && item.type == Type::kNegative &&
-                         (item.negative() == LoggedMessage::kRestart ||
-                          item.negative() == LoggedMessage::kLoss);
+    const bool is_mark =
+        i == 2 && item.type == Type::kNegative &&
+        (item.negative() == LoggedMessage::kRestart || item.negative() == LoggedMessage::kLoss);
     if ((item.type != kTypes[i] && !is_mark) ||
         (item.type == Type::kUint && item.bits > std::numeric_limits<int64_t>::max())) {
       return Wrong(absl::StrCat("item ", i, " of a message is ", msgpack::TypeName(item.type),

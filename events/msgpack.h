@@ -110,9 +110,9 @@ class Writer {
 enum class Type { kNil, kBool, kUint, kNegative, kDouble, kText, kBytes, kArray, kMap, kExtension };
 
 constexpr const char* TypeName(Type type) {
-  constexpr const char* kNames[] = {"nil",  "a truth value", "an integer",
-                                         "a negative integer", "a float", "a text",
-                                         "bytes", "an array",     "a map", "an extension"};
+  constexpr const char* kNames[] = {"nil",     "a truth value", "an integer", "a negative integer",
+                                    "a float", "a text",        "bytes",      "an array",
+                                    "a map",   "an extension"};
   return kNames[static_cast<size_t>(type)];
 }
 
@@ -147,15 +147,24 @@ class Reader {
     if (first >= 0xe0) return Set(item, Type::kNegative, first | ~uint64_t{0xff});
     uint64_t value = 0;
     switch (first) {
-      case 0xc0: return Set(item, Type::kNil, 0);
-      case 0xc2: return Set(item, Type::kBool, 0);
-      case 0xc3: return Set(item, Type::kBool, 1);
-      case 0xc4: return Big<1>(&value) && Take(item, Type::kBytes, value);
-      case 0xc5: return Big<2>(&value) && Take(item, Type::kBytes, value);
-      case 0xc6: return Big<4>(&value) && Take(item, Type::kBytes, value);
-      case 0xc7: return Big<1>(&value) && Take(item, Type::kExtension, value + 1);
-      case 0xc8: return Big<2>(&value) && Take(item, Type::kExtension, value + 1);
-      case 0xc9: return Big<4>(&value) && Take(item, Type::kExtension, value + 1);
+      case 0xc0:
+        return Set(item, Type::kNil, 0);
+      case 0xc2:
+        return Set(item, Type::kBool, 0);
+      case 0xc3:
+        return Set(item, Type::kBool, 1);
+      case 0xc4:
+        return Big<1>(&value) && Take(item, Type::kBytes, value);
+      case 0xc5:
+        return Big<2>(&value) && Take(item, Type::kBytes, value);
+      case 0xc6:
+        return Big<4>(&value) && Take(item, Type::kBytes, value);
+      case 0xc7:
+        return Big<1>(&value) && Take(item, Type::kExtension, value + 1);
+      case 0xc8:
+        return Big<2>(&value) && Take(item, Type::kExtension, value + 1);
+      case 0xc9:
+        return Big<4>(&value) && Take(item, Type::kExtension, value + 1);
       case 0xca: {
         float real;
         const bool read = Big<4>(&value);
@@ -169,27 +178,48 @@ class Reader {
         std::memcpy(&item->real, &value, sizeof(value));
         return read && Set(item, Type::kDouble, 0);
       }
-      case 0xcc: return Big<1>(&value) && Set(item, Type::kUint, value);
-      case 0xcd: return Big<2>(&value) && Set(item, Type::kUint, value);
-      case 0xce: return Big<4>(&value) && Set(item, Type::kUint, value);
-      case 0xcf: return Big<8>(&value) && Set(item, Type::kUint, value);
-      case 0xd0: return Big<1>(&value) && Signed(item, static_cast<int8_t>(value));
-      case 0xd1: return Big<2>(&value) && Signed(item, static_cast<int16_t>(value));
-      case 0xd2: return Big<4>(&value) && Signed(item, static_cast<int32_t>(value));
-      case 0xd3: return Big<8>(&value) && Signed(item, static_cast<int64_t>(value));
-      case 0xd4: return Take(item, Type::kExtension, 2);
-      case 0xd5: return Take(item, Type::kExtension, 3);
-      case 0xd6: return Take(item, Type::kExtension, 5);
-      case 0xd7: return Take(item, Type::kExtension, 9);
-      case 0xd8: return Take(item, Type::kExtension, 17);
-      case 0xd9: return Big<1>(&value) && Take(item, Type::kText, value);
-      case 0xda: return Big<2>(&value) && Take(item, Type::kText, value);
-      case 0xdb: return Big<4>(&value) && Take(item, Type::kText, value);
-      case 0xdc: return Big<2>(&value) && Count(item, Type::kArray, value);
-      case 0xdd: return Big<4>(&value) && Count(item, Type::kArray, value);
-      case 0xde: return Big<2>(&value) && Count(item, Type::kMap, value);
-      case 0xdf: return Big<4>(&value) && Count(item, Type::kMap, value);
-      default: return false;  // 0xc1: never used
+      case 0xcc:
+        return Big<1>(&value) && Set(item, Type::kUint, value);
+      case 0xcd:
+        return Big<2>(&value) && Set(item, Type::kUint, value);
+      case 0xce:
+        return Big<4>(&value) && Set(item, Type::kUint, value);
+      case 0xcf:
+        return Big<8>(&value) && Set(item, Type::kUint, value);
+      case 0xd0:
+        return Big<1>(&value) && Signed(item, static_cast<int8_t>(value));
+      case 0xd1:
+        return Big<2>(&value) && Signed(item, static_cast<int16_t>(value));
+      case 0xd2:
+        return Big<4>(&value) && Signed(item, static_cast<int32_t>(value));
+      case 0xd3:
+        return Big<8>(&value) && Signed(item, static_cast<int64_t>(value));
+      case 0xd4:
+        return Take(item, Type::kExtension, 2);
+      case 0xd5:
+        return Take(item, Type::kExtension, 3);
+      case 0xd6:
+        return Take(item, Type::kExtension, 5);
+      case 0xd7:
+        return Take(item, Type::kExtension, 9);
+      case 0xd8:
+        return Take(item, Type::kExtension, 17);
+      case 0xd9:
+        return Big<1>(&value) && Take(item, Type::kText, value);
+      case 0xda:
+        return Big<2>(&value) && Take(item, Type::kText, value);
+      case 0xdb:
+        return Big<4>(&value) && Take(item, Type::kText, value);
+      case 0xdc:
+        return Big<2>(&value) && Count(item, Type::kArray, value);
+      case 0xdd:
+        return Big<4>(&value) && Count(item, Type::kArray, value);
+      case 0xde:
+        return Big<2>(&value) && Count(item, Type::kMap, value);
+      case 0xdf:
+        return Big<4>(&value) && Count(item, Type::kMap, value);
+      default:
+        return false;  // 0xc1: never used
     }
   }
 

@@ -97,8 +97,7 @@ void StreamCheck::Stored(HolderId id, const BlockStored& stored) {
              num_tokens / block_size >= num_hashes && num_tokens % block_size == 0);
   // With the tokens of all hashes and no others, each hash continues the one before.
   const bool is_chain = num_tokens > 0 && num_tokens == num_hashes * block_size;
-  if (stored.parent_block_hash &&
-      !seen_.contains({*stored.parent_block_hash, stored.group_idx})) {
+  if (stored.parent_block_hash && !seen_.contains({*stored.parent_block_hash, stored.group_idx})) {
     ++totals.num_unknown_parents;
   }
   uint64_t parent = stored.parent_block_hash ? Brief(*stored.parent_block_hash) : 0;

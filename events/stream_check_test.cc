@@ -37,7 +37,7 @@ TEST_F(StreamCheckTest, SaysWhatWouldHaveSavedTheWork) {
   Apply({Chain({1, 2})});
   Apply({Chain({1})});  // side by side
   Apply({Removed(2)});
-  Apply({Chain({2}, 1)});  // evicted, and computed again
+  Apply({Chain({2}, 1)});      // evicted, and computed again
   Apply({Chain({1, 3})}, b_);  // a has 1
   Apply({Removed(2)});
   Apply({Chain({2}, 1)}, b_);  // lost by a, new to b

@@ -18,9 +18,7 @@ bool IsBoundByPublisher(std::string_view endpoint) {
          StartsWith(endpoint, "ipc://") || StartsWith(endpoint, "inproc://");
 }
 
-bool IsBoundBySubscriber(std::string_view endpoint) {
-  return endpoint.find('*') != endpoint.npos;
-}
+bool IsBoundBySubscriber(std::string_view endpoint) { return endpoint.find('*') != endpoint.npos; }
 
 absl::StatusOr<std::string> EndpointOfRank(std::string_view endpoint, int64_t rank) {
   std::string text(endpoint);
@@ -28,8 +26,9 @@ absl::StatusOr<std::string> EndpointOfRank(std::string_view endpoint, int64_t ra
   const bool is_tcp = StartsWith(endpoint, "tcp://");
   const bool is_inproc = StartsWith(endpoint, "inproc://");
   if (!is_tcp && !is_inproc && !StartsWith(endpoint, "ipc://")) {
-    return InvalidArgument("endpoint: got \"", text,
-                           "\", expected one like tcp://*:5557, ipc:///tmp/events or inproc://events");
+    return InvalidArgument(
+        "endpoint: got \"", text,
+        "\", expected one like tcp://*:5557, ipc:///tmp/events or inproc://events");
   }
   if (is_tcp) {
     const size_t colon = endpoint.rfind(':');

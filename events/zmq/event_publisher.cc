@@ -277,9 +277,9 @@ absl::StatusOr<std::unique_ptr<EventPublisher>> EventPublisher::Create(const Opt
     impl->Open(*endpoint, replay_endpoint);
     impl->Start();
   } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat(
-        "endpoint ", *endpoint, replay_endpoint.empty() ? "" : " or ", replay_endpoint, ": ",
-        error.what(), "; is another process bound to it?"));
+    return absl::UnavailableError(
+        absl::StrCat("endpoint ", *endpoint, replay_endpoint.empty() ? "" : " or ", replay_endpoint,
+                     ": ", error.what(), "; is another process bound to it?"));
   }
   return std::unique_ptr<EventPublisher>(new EventPublisher(std::move(impl)));
 }

@@ -257,9 +257,8 @@ TEST_F(GapTest, AtTheEndIsFoundByCatchingUp) {
 
 TEST(EventStreamTest, AFullQueueDropsAndSubscribersKnow) {
   // Nobody takes from the queue for a second: the thread serves before it looks again.
-  auto publisher = Publisher({.endpoint = Unique("pub"),
-                              .replay_endpoint = Unique("replay"),
-                              .queue_batches = 2});
+  auto publisher = Publisher(
+      {.endpoint = Unique("pub"), .replay_endpoint = Unique("replay"), .queue_batches = 2});
   int64_t kept = 0, sent = 0;
   while (publisher->stats().num_dropped_batches == 0 && sent < 10'000'000) {
     kept += publisher->Publish(Stored(static_cast<uint64_t>(sent++)));
@@ -271,8 +270,8 @@ TEST(EventStreamTest, AFullQueueDropsAndSubscribersKnow) {
   EXPECT_EQ(stats.num_dropped_batches, sent - kept);
   EXPECT_EQ(stats.num_dropped_events, sent - kept);
   EXPECT_EQ(stats.num_batches, kept + 1);
-  auto subscriber = Subscriber(
-      {.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}});
+  auto subscriber =
+      Subscriber({.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}});
   while (subscriber->streams().empty() || subscriber->streams()[0].next_sequence <= sent) {
     ASSERT_TRUE(subscriber->Receive(kPatience).has_value());
   }
@@ -291,15 +290,18 @@ TEST(EventStreamTest, WaitingLosesNothing) {
 }
 
 TEST(EventStreamTest, PublishersMayConnectToOneSubscriber) {  // V-65
-  auto subscriber =
-      Subscriber({.sources = {{.endpoint = "tcp://127.0.0.1:*", .name = "router"}}, .topic = "kv@"});
+  auto subscriber = Subscriber(
+      {.sources = {{.endpoint = "tcp://127.0.0.1:*", .name = "router"}}, .topic = "kv@"});
   const std::string endpoint = subscriber->endpoint(0);
   auto a = Publisher({.endpoint = endpoint, .topic = "kv@a"});
   auto b = Publisher({.endpoint = endpoint, .topic = "kv@b"});
   auto other = Publisher({.endpoint = endpoint, .topic = "metrics"});
-  const auto is_known = [](const auto& publisher) { return publisher->stats().num_subscribers > 0; };
+  const auto is_known = [](const auto& publisher) {
+    return publisher->stats().num_subscribers > 0;
+  };
   for (int i = 0; i < 20'000 && !(is_known(a) && is_known(b) && is_known(other)); ++i) {
-    subscriber->Receive(milliseconds(1));  // a bound socket subscribes at who connects when it is used
+    subscriber->Receive(
+        milliseconds(1));  // a bound socket subscribes at who connects when it is used
   }
   for (auto* publisher : {&a, &b, &other}) (*publisher)->Publish(Stored(1));
   EXPECT_EQ(Take(*subscriber, 2), "0 0");

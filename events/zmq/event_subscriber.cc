@@ -42,8 +42,7 @@ constexpr int64_t kMaxSequence = int64_t{1} << 62;
 
 class EventSubscriber::Impl {
  public:
-  explicit Impl(const Options& options)
-      : options_(options), index_({.medium = options.medium}) {}
+  explicit Impl(const Options& options) : options_(options), index_({.medium = options.medium}) {}
 
   // Throws zmq::error_t.
   void Open() {
@@ -323,8 +322,8 @@ class EventSubscriber::Impl {
     if (!held) return;
     const auto found = source.streams.find(held->topic);
     const bool restarted =
-        found != source.streams.end() &&
-        trackers_[Place(found->second)].Classify(held->sequence, held->payload) == Arrival::kRestart;
+        found != source.streams.end() && trackers_[Place(found->second)].Classify(
+                                             held->sequence, held->payload) == Arrival::kRestart;
     Take(source, *std::move(held), /*may_replay=*/restarted);
   }
 
@@ -336,7 +335,7 @@ class EventSubscriber::Impl {
   BlockIndex index_;
   Stats stats_;
   std::deque<Received> outbox_;
-  std::vector<zmq::pollitem_t> items_;     // scratch
+  std::vector<zmq::pollitem_t> items_;  // scratch
   std::vector<zmq::message_t> frames_;  // scratch
 };
 

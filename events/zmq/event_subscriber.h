@@ -50,7 +50,8 @@ class EventSubscriber {
     std::vector<Source> sources = {};
     std::string topic = {};             // topics that begin with it
     int64_t high_water_mark = 100'000;  // messages that wait per source; 1 to 10,000,000
-    int64_t max_message_bytes = int64_t{64} << 20;  // who sends more is disconnected; 1 KiB to 1 GiB
+    int64_t max_message_bytes = int64_t{64}
+                                << 20;  // who sends more is disconnected; 1 KiB to 1 GiB
     // How long a replay may be silent before what is missing is given up.
     std::chrono::milliseconds replay_timeout{5000};
     bool replay_at_start = true;

@@ -10,7 +10,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
 #include <zmq.hpp>
 
 namespace kvblocks::events {

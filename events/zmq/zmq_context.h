@@ -6,7 +6,6 @@
 
 #include <memory>
 #include <mutex>
-
 #include <zmq.hpp>
 
 namespace kvblocks::events {

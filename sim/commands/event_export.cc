@@ -21,8 +21,9 @@ namespace kvblocks::sim {
 
 absl::Status BuiltWithoutZmq(const std::string& option) {
   return absl::UnimplementedError(
-      absl::StrCat(option, ": this kvsim was built without ZeroMQ; install libzmq and cppzmq and "
-                           "build it again, or name a file"));
+      absl::StrCat(option,
+                   ": this kvsim was built without ZeroMQ; install libzmq and cppzmq and "
+                   "build it again, or name a file"));
 }
 
 bool IsEndpoint(const std::string& text) { return text.find("://") != text.npos; }
@@ -31,20 +32,21 @@ EventExport::EventExport() = default;
 EventExport::~EventExport() = default;
 
 void EventExport::AddOptions(OptionParser* options, const std::string& group) {
-  options->Add({.name = "--events",
-                .unit = "ENDPOINT",
-                .help = "publish KV events as vLLM does, on a ZeroMQ endpoint (tcp://*:5557); a file "
-                        "in its place records them for kvsim events",
-                .group = group},
-               &target_);
+  options->Add(
+      {.name = "--events",
+       .unit = "ENDPOINT",
+       .help = "publish KV events as vLLM does, on a ZeroMQ endpoint (tcp://*:5557); a file "
+               "in its place records them for kvsim events",
+       .group = group},
+      &target_);
   options->Add({.name = "--events-replay",
                 .unit = "ENDPOINT",
                 .help = "where subscribers can ask for the last 10,000 batches again",
                 .group = group},
                &replay_);
-  options->Add({.name = "--events-topic", .unit = "TOPIC", .help = "of the messages [none]",
-                .group = group},
-               &topic_);
+  options->Add(
+      {.name = "--events-topic", .unit = "TOPIC", .help = "of the messages [none]", .group = group},
+      &topic_);
   options->Add({.name = "--events-pace",
                 .unit = "FACTOR",
                 .help = "simulated seconds per second; 0: as fast as possible [0]",
@@ -81,10 +83,10 @@ absl::Status EventExport::Check() const {
     if (num_subscribers_ > 0) return needs("--events-subscribers");
     if (linger_text_ != "0s") return needs("--events-linger");
     if (!topic_.empty() && target_.empty()) return needs("--events-topic");
-    return IsStandardOutput(target_)
-               ? absl::InvalidArgumentError("--events: got standard output, expected a file or an "
-                                            "endpoint: a log is no text")
-               : absl::OkStatus();
+    return IsStandardOutput(target_) ? absl::InvalidArgumentError(
+                                           "--events: got standard output, expected a file or an "
+                                           "endpoint: a log is no text")
+                                     : absl::OkStatus();
   }
 #ifndef KVBLOCKS_WITH_ZMQ
   return BuiltWithoutZmq("--events");
@@ -106,11 +108,11 @@ absl::Status EventExport::Open(ReplaySetup* setup, std::vector<EngineObserver*>*
     return sink_->Write(head);
   }
 #ifdef KVBLOCKS_WITH_ZMQ
-  auto publisher = events::EventPublisher::Create(
-      {.endpoint = target_,
-       .replay_endpoint = replay_,
-       .topic = topic_,
-       .when_full = events::EventPublisher::WhenFull::kWait});
+  auto publisher =
+      events::EventPublisher::Create({.endpoint = target_,
+                                      .replay_endpoint = replay_,
+                                      .topic = topic_,
+                                      .when_full = events::EventPublisher::WhenFull::kWait});
   if (!publisher.ok()) {
     return absl::Status(publisher.status().code(),
                         absl::StrCat("--events: ", publisher.status().message()));
@@ -130,9 +132,9 @@ void EventExport::OnKvEvents(absl::Span<const KvEvent> batch, SimTime now) {
   if (sink_ != nullptr) return Record(batch, now);
 #ifdef KVBLOCKS_WITH_ZMQ
   if (pace_ > 0) {
-    std::this_thread::sleep_until(
-        epoch_ + std::chrono::duration_cast<std::chrono::system_clock::duration>(
-                     std::chrono::duration<double>(Seconds(now) / pace_)));
+    std::this_thread::sleep_until(epoch_ +
+                                  std::chrono::duration_cast<std::chrono::system_clock::duration>(
+                                      std::chrono::duration<double>(Seconds(now) / pace_)));
   }
   // Unix time, so that a run that is started again is told from the one before.
   const double start = std::chrono::duration<double>(epoch_.time_since_epoch()).count();
@@ -142,8 +144,7 @@ void EventExport::OnKvEvents(absl::Span<const KvEvent> batch, SimTime now) {
 
 // Simulated time: the same run gives the same file.
 void EventExport::Record(absl::Span<const KvEvent> batch, SimTime now) {
-  events::LoggedMessage message{
-      .source = "kvsim", .topic = topic_, .sequence = next_sequence_++};
+  events::LoggedMessage message{.source = "kvsim", .topic = topic_, .sequence = next_sequence_++};
   events::EncodeEvents(batch, {.timestamp = Seconds(now), .data_parallel_rank = 0},
                        &message.payload);
   std::string bytes;
@@ -156,8 +157,7 @@ absl::Status EventExport::Close() {
 #ifdef KVBLOCKS_WITH_ZMQ
   if (publisher_ == nullptr) return absl::OkStatus();
   while (!publisher_->Flush(std::chrono::seconds(1))) continue;
-  std::this_thread::sleep_for(
-      std::chrono::nanoseconds(*ParseDuration(linger_text_) / kNanosecond));
+  std::this_thread::sleep_for(std::chrono::nanoseconds(*ParseDuration(linger_text_) / kNanosecond));
   publisher_ = nullptr;
 #endif
   return absl::OkStatus();

@@ -69,10 +69,9 @@ std::string ShortHash(const BlockHash& hash) {
 
 std::string Shown(const KvEvent& event) {
   if (const auto* stored = std::get_if<BlockStored>(&event)) {
-    std::string text = absl::StrCat("stored ", Plural(static_cast<int64_t>(stored->block_hashes.size()),
-                                                      "block"),
-                                    " of ", stored->block_size, " tokens, group ",
-                                    stored->group_idx);
+    std::string text =
+        absl::StrCat("stored ", Plural(static_cast<int64_t>(stored->block_hashes.size()), "block"),
+                     " of ", stored->block_size, " tokens, group ", stored->group_idx);
     if (!stored->block_hashes.empty()) {
       absl::StrAppend(&text, ", ", ShortHash(stored->block_hashes.front()));
       if (stored->block_hashes.size() > 1) {
@@ -85,8 +84,7 @@ std::string Shown(const KvEvent& event) {
     return text;
   }
   if (const auto* removed = std::get_if<BlockRemoved>(&event)) {
-    return absl::StrCat("removed ", ShortHash(removed->block_hash), ", group ",
-                        removed->group_idx);
+    return absl::StrCat("removed ", ShortHash(removed->block_hash), ", group ", removed->group_idx);
   }
   return "cleared all";
 }
@@ -110,10 +108,10 @@ class EventsCommand final : public Command {
     options_->Add({.name = "--medium", .unit = "NAME", .help = "the medium to check [GPU]"},
                   &medium_);
     options_->Add({.name = "--for", .unit = "TIME", .help = "listen for this long"}, &for_);
-    options_->Add({.name = "--idle", .unit = "TIME", .help = "stop when nothing came for this long"},
-                  &idle_);
-    options_->Add({.name = "--batches", .unit = "N", .help = "stop after N batches"}, 1, int64_t{1} << 60,
-                  &max_batches_);
+    options_->Add(
+        {.name = "--idle", .unit = "TIME", .help = "stop when nothing came for this long"}, &idle_);
+    options_->Add({.name = "--batches", .unit = "N", .help = "stop after N batches"}, 1,
+                  int64_t{1} << 60, &max_batches_);
     options_->Add({.name = "--record", .unit = "FILE", .help = "write the messages to a file"},
                   &record_);
     options_->AddFlag({.name = "--show", .help = "print each event as it comes"}, &show_);
@@ -176,8 +174,9 @@ class EventsCommand final : public Command {
     }
     if (record_.empty()) return absl::OkStatus();
     if (IsStandardOutput(record_)) {
-      return absl::InvalidArgumentError("--record: got standard output, which has the report; "
-                                        "name a file");
+      return absl::InvalidArgumentError(
+          "--record: got standard output, which has the report; "
+          "name a file");
     }
     if (IsSameFile(record_, source_)) {
       return absl::InvalidArgumentError(
@@ -220,7 +219,8 @@ class EventsCommand final : public Command {
     Of(id).num_lost += count;
     ++Of(id).num_losses;
     check_->OnLoss(id);
-    if (show_) Show(id, absl::StrCat(Plural(count, "batch"), " lost", why.empty() ? "" : ": ", why));
+    if (show_)
+      Show(id, absl::StrCat(Plural(count, "batch"), " lost", why.empty() ? "" : ": ", why));
   }
   void OnRestart(events::HolderId id) {
     ++Of(id).num_restarts;
@@ -403,13 +403,13 @@ class EventsCommand final : public Command {
     if (num_problems == 0) {
       page.Line("consistent", "yes: every removal, parent and length fits what was stored");
     } else {
-      page.Text("PROBLEMS",
-                absl::StrCat(WithThousands(totals.num_unknown_removals),
-                             " removals of what was not stored, ",
-                             WithThousands(totals.num_two_parents), " hashes behind two parents, ",
-                             WithThousands(totals.num_unequal_lists), " lists of wrong length, ",
-                             WithThousands(transport.num_undecodable),
-                             " messages that are no batches. ", Harmless(totals.first_problem)));
+      page.Text(
+          "PROBLEMS",
+          absl::StrCat(WithThousands(totals.num_unknown_removals),
+                       " removals of what was not stored, ", WithThousands(totals.num_two_parents),
+                       " hashes behind two parents, ", WithThousands(totals.num_unequal_lists),
+                       " lists of wrong length, ", WithThousands(transport.num_undecodable),
+                       " messages that are no batches. ", Harmless(totals.first_problem)));
     }
     std::vector<std::string> notes;
     const auto note = [&](int64_t count, const char* what) {
@@ -438,7 +438,8 @@ class EventsCommand final : public Command {
   std::unique_ptr<ByteSink> sink_;
   std::unique_ptr<events::StreamCheck> check_;
   std::vector<Transport> streams_;  // by id
-  std::map<std::pair<std::string, std::string>, std::pair<events::HolderId, events::SequenceTracker>>
+  std::map<std::pair<std::string, std::string>,
+           std::pair<events::HolderId, events::SequenceTracker>>
       logged_;
   int64_t num_batches_ = 0;
 };

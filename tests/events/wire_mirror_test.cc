@@ -67,8 +67,8 @@ class LossyProxy {
           continue;
         }
         for (size_t i = 0; i < frames_.size(); ++i) {
-          to_.send(frames_[i], i + 1 < frames_.size() ? zmq::send_flags::sndmore
-                                                      : zmq::send_flags::none);
+          to_.send(frames_[i],
+                   i + 1 < frames_.size() ? zmq::send_flags::sndmore : zmq::send_flags::none);
         }
       }
     }
@@ -186,11 +186,11 @@ TEST(WireMirrorTest, ARouterKnowsTheTableInSpiteOfLosses) {
     ASSERT_EQ(holdings.size(), 1u);
     ASSERT_EQ(holdings[0].num_blocks, count);
   }
-  std::printf("%lld events in %lld batches, %lld dropped, %lld gaps, %lld replayed, %lld came twice\n",
-              static_cast<long long>(num_sent), static_cast<long long>(num_batches),
-              static_cast<long long>(proxy.num_dropped()), static_cast<long long>(stream.num_gaps),
-              static_cast<long long>(stream.num_replayed),
-              static_cast<long long>(stream.num_duplicates));
+  std::printf(
+      "%lld events in %lld batches, %lld dropped, %lld gaps, %lld replayed, %lld came twice\n",
+      static_cast<long long>(num_sent), static_cast<long long>(num_batches),
+      static_cast<long long>(proxy.num_dropped()), static_cast<long long>(stream.num_gaps),
+      static_cast<long long>(stream.num_replayed), static_cast<long long>(stream.num_duplicates));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // A batch of KV events from a publisher to a subscriber, and into its index.
-#include "kvblocks/kv_events_zmq.h"
-
 #include <cstdio>
+
+#include "kvblocks/kv_events_zmq.h"
 
 int main() {
   using namespace kvblocks;
