@@ -33,7 +33,8 @@ int Main(int argc, char** argv) {
   int64_t num_threads = 2, num_points = 8, limit = 0, rounds = 3;
   options.Add({.name = "TRACE", .help = "trace file in any format kvsim reads; else the example"},
               &trace);
-  options.Add({.name = "--threads", .unit = "N", .help = "most threads [2]"}, 1, 1024, &num_threads);
+  options.Add({.name = "--threads", .unit = "N", .help = "most threads [2]"}, 1, 1024,
+              &num_threads);
   options.Add({.name = "--points", .unit = "N", .help = "of the sweep [8]"}, 1, 100'000,
               &num_points);
   options.Add({.name = "--limit", .unit = "REQUESTS", .help = "of the trace; 0: all [0]"}, 0,
@@ -50,7 +51,8 @@ int Main(int argc, char** argv) {
   sweep::v1::SweepSpec spec;
   spec.mutable_config()->set_trace(trace);
   spec.mutable_config()->set_limit(limit);
-  auto axis = sim::ParseAxis(absl::StrCat("num-blocks=1000:", 1000 + 500 * (num_points - 1), ":+500"));
+  auto axis =
+      sim::ParseAxis(absl::StrCat("num-blocks=1000:", 1000 + 500 * (num_points - 1), ":+500"));
   if (!axis.ok()) return Fail(axis.status());
   *spec.add_grid() = *axis;
   sim::ContentHashes hashes;
@@ -69,8 +71,8 @@ int Main(int argc, char** argv) {
       const auto start = std::chrono::steady_clock::now();
       const auto results = runner.Run(*points);
       if (!results.ok()) return Fail(results.status());
-      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
-                                .count());
+      best = std::min(
+          best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
     if (threads == 1) one_thread = best;
     std::printf("%3lld threads: %8.3f s for %zu points, %6.1f points/s, speed-up %.2f\n",

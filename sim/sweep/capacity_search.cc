@@ -9,13 +9,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kvblocks/sim/commands/model_plan.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/slo.h"
-#include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/sweep/capacity_binding.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 
 namespace kvblocks::sim {
@@ -42,48 +41,6 @@ std::string SpeedupText(double speedup) { return absl::StrFormat("%.4g", speedup
 double Rounded(double speedup) {
   double rounded = speedup;
   return absl::SimpleAtod(SpeedupText(speedup), &rounded) ? rounded : speedup;
-}
-
-std::string MillisecondsText(double ms) { return Span(ms / 1e3); }
-
-// Of an objective that is missed, how many times its limit was observed.
-double WorstUse(const pb::CapacityReport::Probe& probe) {
-  double worst = 0;
-  for (const auto& objective : probe.objectives()) {
-    if (!objective.met()) worst = std::max(worst, objective.observed_ms() / objective.limit_ms());
-  }
-  return worst;
-}
-
-// What kept requests from being served sooner.
-std::string ShortResource(const pb::PointResult& result) {
-  const auto& report = result.report();
-  const auto& pressure = result.pressure();
-  const auto& throughput = report.throughput();
-  const std::string step = absl::StrFormat(
-      "steps have %.1f requests and %.0f tokens on average", throughput.mean_batch_requests(),
-      throughput.mean_step_tokens());
-  constexpr double kSeldom = 0.02, kMostly = 0.5, kFullSteps = 0.8;
-  const double waiting = pressure.waiting_share();
-  if (waiting < kSeldom) {
-    return absl::StrCat("compute: hardly anybody waits, but steps take too long (", step, ")");
-  }
-  if (pressure.pool_full_share() >= kMostly * waiting) {
-    return absl::StrFormat("the block pool: at least 90 %% in use for %.0f %% of the time, %s",
-                           100 * pressure.pool_full_share(),
-                           Plural(report.preemption().preemptions(), "preemption"));
-  }
-  if (pressure.seqs_full_share() >= kMostly * waiting) {
-    return absl::StrFormat("max_num_seqs: %d requests run, and others wait, for %.0f %% of the time",
-                           report.config().max_num_seqs(), 100 * pressure.seqs_full_share());
-  }
-  if (throughput.budget_use() >= kFullSteps) {
-    return absl::StrFormat("max_num_batched_tokens: steps are %.0f %% full of %d tokens",
-                           100 * throughput.budget_use(),
-                           report.config().max_num_batched_tokens());
-  }
-  return absl::StrFormat("compute: the device is busy for %.0f %% of the time, %s",
-                         100 * throughput.busy_share(), step);
 }
 
 class CapacitySearch {
@@ -113,7 +70,6 @@ class CapacitySearch {
   absl::StatusOr<Probed> ProbeTarget(const pb::CapacityReport::Candidate& candidate,
                                      int64_t replicas);
   absl::Status FindReplicas(pb::CapacityReport::Candidate* candidate);
-  std::string Binding(const Probed& failing) const;
   void ChooseCheapest(pb::CapacityReport* report) const;
 
   const CapacityOptions& options_;
@@ -153,7 +109,8 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
     return absl::InvalidArgumentError(
         objectives_.empty()
             ? "--slo: none given, expected limits with percentiles, like ttft:2s@p99,tpot:50ms@p95"
-            : "--slo: no limit has a percentile, expected one, like ttft:2s@p99, or --goodput=SHARE "
+            : "--slo: no limit has a percentile, expected one, like ttft:2s@p99, or "
+              "--goodput=SHARE "
               "of requests that meet all limits");
   }
   if (objectives_.empty()) return absl::InvalidArgumentError("--goodput: needs --slo");
@@ -178,7 +135,8 @@ absl::Status CapacitySearch::ReadRate(const ReplayConfig& config, pb::CapacityRe
                   [](const TraceRequest& request) { return !request.waits_for.empty(); });
   if (has_followers_) {
     report->add_notes(
-        "some requests wait for others, and no speed-up changes their think times: rates are those at "
+        "some requests wait for others, and no speed-up changes their think times: rates are those "
+        "at "
         "which requests arrived in the replay; a longer trace reaches higher ones");
   }
   return absl::OkStatus();
@@ -255,12 +213,12 @@ absl::StatusOr<std::vector<CapacitySearch::Probed>> CapacitySearch::ProbeAll(
   std::vector<PlannedPoint> points;
   for (const Wanted& one : wanted) {
     for (int64_t replica = 0; replica < one.replicas; ++replica) {
-      auto point = PlanPoint(
-          options_.asked,
-          {SettingFor("device", candidate.device()),
-           SettingFor("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
-           SettingFor("speedup", SpeedupText(one.speedup))},
-          hashes_, one.replicas == 1 ? 0 : one.replicas, replica);
+      auto point =
+          PlanPoint(options_.asked,
+                    {SettingFor("device", candidate.device()),
+                     SettingFor("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
+                     SettingFor("speedup", SpeedupText(one.speedup))},
+                    hashes_, one.replicas == 1 ? 0 : one.replicas, replica);
       if (!point.ok()) return point.status();
       points.push_back(*std::move(point));
     }
@@ -274,22 +232,6 @@ absl::StatusOr<std::vector<CapacitySearch::Probed>> CapacitySearch::ProbeAll(
     next += one.replicas;
   }
   return probed;
-}
-
-std::string CapacitySearch::Binding(const Probed& failing) const {
-  std::vector<std::string> missed;
-  for (const auto& objective : failing.probe.objectives()) {
-    if (objective.met()) continue;
-    missed.push_back(absl::StrFormat(
-        "%s p%g is %s, the limit %s (%.2f %% of requests meet it)", objective.metric(),
-        objective.percentile(), MillisecondsText(objective.observed_ms()),
-        MillisecondsText(objective.limit_ms()), 100 * objective.share()));
-  }
-  if (missed.empty()) {
-    missed.push_back(absl::StrFormat("%.2f %% of requests meet all limits, asked for are %.2f %%",
-                                     100 * failing.probe.good_share(), 100 * options_.goodput));
-  }
-  return absl::StrCat(absl::StrJoin(missed, "; "), ". Short is ", ShortResource(failing.worst));
 }
 
 absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* candidate) {
@@ -347,8 +289,8 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
   }
   if (low > 0 && high > 0) {
     const double found = high;
-    if (absl::Status status = probe({found * (1 + options_.tolerance),
-                                     found * (1 + 4 * options_.tolerance)});
+    if (absl::Status status =
+            probe({found * (1 + options_.tolerance), found * (1 + 4 * options_.tolerance)});
         !status.ok()) {
       return status;
     }
@@ -358,9 +300,10 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
   if (low > 0) *candidate->mutable_at_highest() = at_low.probe;
   if (high > 0) {
     *candidate->mutable_at_failing() = at_high.probe;
-    candidate->set_binding(Binding(at_high));
+    candidate->set_binding(DescribeBinding(at_high.probe, at_high.worst, options_.goodput));
   }
-  if (low == 0) candidate->set_problem(absl::StrFormat("no rate meets the limits, down to %.3g requests/s",
+  if (low == 0)
+    candidate->set_problem(absl::StrFormat("no rate meets the limits, down to %.3g requests/s",
                                            at_high.probe.requests_per_s()));
   return absl::OkStatus();
 }
@@ -380,25 +323,25 @@ absl::StatusOr<CapacitySearch::Probed> CapacitySearch::ProbeTarget(
     }
     speedup = Rounded(speedup * std::max(kLeastStep, options_.target_rate / rate));
     if (speedup > kMostSpeedup) {
-      one.probe.set_problem(absl::StrFormat(
-          "the think times of this trace keep it below %.4g requests/s, asked for are %.4g; a longer "
-          "trace is needed",
-          rate, options_.target_rate));
+      one.probe.set_problem(
+          absl::StrFormat("the think times of this trace keep it below %.4g requests/s, asked for "
+                          "are %.4g; a longer "
+                          "trace is needed",
+                          rate, options_.target_rate));
       return std::move(one);
     }
   }
 }
 
 absl::Status CapacitySearch::FindReplicas(pb::CapacityReport::Candidate* candidate) {
-  auto replicas = static_cast<int64_t>(
-      std::ceil(options_.target_rate / candidate->highest_rate() - 1e-9));
+  auto replicas =
+      static_cast<int64_t>(std::ceil(options_.target_rate / candidate->highest_rate() - 1e-9));
   replicas = std::max<int64_t>(replicas, 1);
   int direction = 0;
   for (int tries = 0; tries < kMostReplicaProbes; ++tries) {
     if (replicas > num_conversations_) {
-      candidate->set_problem(absl::StrCat(
-          "more replicas than the trace has conversations (", num_conversations_,
-          "); a longer trace is needed"));
+      candidate->set_problem(absl::StrCat("more replicas than the trace has conversations (",
+                                          num_conversations_, "); a longer trace is needed"));
       return absl::OkStatus();
     }
     const auto probed = ProbeTarget(*candidate, replicas);
@@ -422,7 +365,8 @@ absl::Status CapacitySearch::FindReplicas(pb::CapacityReport::Candidate* candida
     }
   }
   if (candidate->replicas() == 0) {
-    candidate->set_problem(absl::StrCat("no number of replicas up to ", replicas, " meets the rate"));
+    candidate->set_problem(
+        absl::StrCat("no number of replicas up to ", replicas, " meets the rate"));
     return absl::OkStatus();
   }
   candidate->set_devices(candidate->replicas() * candidate->tensor_parallel());
@@ -433,18 +377,19 @@ absl::Status CapacitySearch::FindReplicas(pb::CapacityReport::Candidate* candida
 
 // By money where every candidate has a price, else by devices.
 void CapacitySearch::ChooseCheapest(pb::CapacityReport* report) const {
-  const bool by_price = std::all_of(
-      report->candidates().begin(), report->candidates().end(),
-      [](const pb::CapacityReport::Candidate& candidate) { return candidate.price_per_hour() > 0; });
+  const bool by_price = std::all_of(report->candidates().begin(), report->candidates().end(),
+                                    [](const pb::CapacityReport::Candidate& candidate) {
+                                      return candidate.price_per_hour() > 0;
+                                    });
   pb::CapacityReport::Candidate* best = nullptr;
   double best_cost = 0;
   for (pb::CapacityReport::Candidate& candidate : *report->mutable_candidates()) {
     if (!candidate.problem().empty()) continue;
     const double price = by_price ? candidate.price_per_hour() : 1;
-    const double cost = options_.target_rate > 0
-                            ? price * static_cast<double>(candidate.devices())
-                            : price * static_cast<double>(candidate.tensor_parallel()) /
-                                  candidate.highest_rate();
+    const double cost =
+        options_.target_rate > 0
+            ? price * static_cast<double>(candidate.devices())
+            : price * static_cast<double>(candidate.tensor_parallel()) / candidate.highest_rate();
     if (best != nullptr && cost >= best_cost) continue;
     best = &candidate;
     best_cost = cost;
@@ -488,29 +433,31 @@ absl::StatusOr<pb::CapacityReport> CapacitySearch::Run() {
   for (const auto& candidate : report.candidates()) {
     fastest = std::max(fastest, candidate.highest_rate());
     if (!candidate.is_monotone()) {
-      report.add_notes(absl::StrCat(
-          candidate.device(), " x ", candidate.tensor_parallel(),
-          ": a rate above the highest one shown meets the limits again; look at the curve with kvsim "
-          "sweep --grid speedup=..."));
+      report.add_notes(absl::StrCat(candidate.device(), " x ", candidate.tensor_parallel(),
+                                    ": a rate above the highest one shown meets the limits again; "
+                                    "look at the curve with kvsim "
+                                    "sweep --grid speedup=..."));
     }
   }
   constexpr double kShort = 120;
   const double seconds = fastest > 0 ? arrival_seconds_ * trace_rate_ / fastest : arrival_seconds_;
   if (seconds < kShort) {
-    report.add_notes(absl::StrCat("at the highest rate here the trace arrives within ",
-                                  Span(seconds),
-                                  ": a burst that ends before queues are as long as they would get; a "
-                                  "longer trace gives a lower rate"));
+    report.add_notes(
+        absl::StrCat("at the highest rate here the trace arrives within ", Span(seconds),
+                     ": a burst that ends before queues are as long as they would get; a "
+                     "longer trace gives a lower rate"));
   }
   if (options_.target_rate > 0) {
     report.add_notes(
-        "replicas are independent and get conversations round robin; a router that looks at caches or "
+        "replicas are independent and get conversations round robin; a router that looks at caches "
+        "or "
         "load may need fewer");
   }
-  report.add_notes(absl::StrFormat(
-      "rates are searched to %.1f %%; the two next higher ones that were tried miss, unless a note says "
-      "otherwise",
-      100 * options_.tolerance));
+  report.add_notes(
+      absl::StrFormat("rates are searched to %.1f %%; the two next higher ones that were tried "
+                      "miss, unless a note says "
+                      "otherwise",
+                      100 * options_.tolerance));
   return report;
 }
 
@@ -525,11 +472,11 @@ absl::StatusOr<std::vector<CapacityOptions::Device>> ParseDevices(const std::str
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(text, ','))) {
     const size_t colon = part.find(':');
     double price = 0;
-    if (colon != std::string::npos &&
-        (!absl::SimpleAtod(part.substr(colon + 1), &price) || !(price > 0) ||
-         !std::isfinite(price))) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "got \"", part, "\", expected DEVICE or DEVICE:PRICE with a price above 0, like h100:2.5"));
+    if (colon != std::string::npos && (!absl::SimpleAtod(part.substr(colon + 1), &price) ||
+                                       !(price > 0) || !std::isfinite(price))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("got \"", part,
+                       "\", expected DEVICE or DEVICE:PRICE with a price above 0, like h100:2.5"));
     }
     const auto device = catalogue->FindDevice(part.substr(0, colon));
     if (!device.ok()) return device.status();
@@ -544,9 +491,8 @@ absl::StatusOr<std::vector<CapacityOptions::Device>> ParseDevices(const std::str
   return devices;
 }
 
-absl::StatusOr<pb::CapacityReport> FindCapacity(const CapacityOptions& options,
-                                                PointRunner* runner, DecodedTraces* traces,
-                                                ContentHashes* hashes) {
+absl::StatusOr<pb::CapacityReport> FindCapacity(const CapacityOptions& options, PointRunner* runner,
+                                                DecodedTraces* traces, ContentHashes* hashes) {
   return CapacitySearch(options, runner, traces, hashes).Run();
 }
 

@@ -52,23 +52,22 @@ void AddCandidate(const pb::CapacityReport& report, const pb::CapacityReport::Ca
       page->Text("  missed", "no rate that was tried misses the limits");
     }
     if (candidate.price_per_hour() > 0) {
-      page->Text("  price", absl::StrFormat("%.4g per hour of a replica, %.4g per million requests",
-                                            candidate.price_per_hour() *
-                                                static_cast<double>(candidate.tensor_parallel()),
-                                            candidate.price_per_hour() *
-                                                static_cast<double>(candidate.tensor_parallel()) /
-                                                (candidate.highest_rate() * 3600) * 1e6));
+      page->Text("  price",
+                 absl::StrFormat(
+                     "%.4g per hour of a replica, %.4g per million requests",
+                     candidate.price_per_hour() * static_cast<double>(candidate.tensor_parallel()),
+                     candidate.price_per_hour() * static_cast<double>(candidate.tensor_parallel()) /
+                         (candidate.highest_rate() * 3600) * 1e6));
     }
   }
   if (candidate.replicas() > 0) {
-    page->Text("  needs", absl::StrFormat("%s of %s for %.4g requests/s: %s%s",
-                                          Plural(candidate.replicas(), "replica"), name,
-                                          report.target_rate(),
-                                          Plural(candidate.devices(), "device"),
-                                          candidate.price_per_hour() > 0
-                                              ? absl::StrFormat(", %.4g per hour",
-                                                                candidate.cost_per_hour())
-                                              : ""));
+    page->Text("  needs",
+               absl::StrFormat("%s of %s for %.4g requests/s: %s%s",
+                               Plural(candidate.replicas(), "replica"), name, report.target_rate(),
+                               Plural(candidate.devices(), "device"),
+                               candidate.price_per_hour() > 0
+                                   ? absl::StrFormat(", %.4g per hour", candidate.cost_per_hour())
+                                   : ""));
     page->Text("  with them", ProbeText(candidate.at_target()));
     if (candidate.one_less().replicas() > 0) {
       page->Text("  one less", ProbeText(candidate.one_less()));
@@ -101,15 +100,15 @@ std::string FormatCapacity(const pb::CapacityReport& report, bool color) {
     if (best == report.candidates().end()) {
       page.Text("answer", "none of these meets the limits");
     } else if (report.target_rate() > 0) {
-      page.Text("answer",
-                absl::StrCat(has_price ? "cheapest" : "fewest devices", ": ",
-                             Plural(best->replicas(), "replica"), " of ", CandidateName(*best),
-                             has_price ? absl::StrFormat(", %.4g per hour", best->cost_per_hour())
-                                       : ""));
+      page.Text(
+          "answer",
+          absl::StrCat(has_price ? "cheapest" : "fewest devices", ": ",
+                       Plural(best->replicas(), "replica"), " of ", CandidateName(*best),
+                       has_price ? absl::StrFormat(", %.4g per hour", best->cost_per_hour()) : ""));
     } else {
-      page.Text("answer", absl::StrCat(has_price ? "cheapest per request: "
-                                                 : "most requests per device: ",
-                                       CandidateName(*best)));
+      page.Text("answer",
+                absl::StrCat(has_price ? "cheapest per request: " : "most requests per device: ",
+                             CandidateName(*best)));
     }
   }
   for (const std::string& note : report.notes()) page.Text("note", note);

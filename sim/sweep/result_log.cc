@@ -64,8 +64,8 @@ absl::Status ResultLog::Read(const std::string& path, bool retry) {
   std::string text(static_cast<size_t>(facts.st_size), '\0');
   size_t size = 0;
   while (size < text.size()) {
-    const ssize_t got = pread(file_, text.data() + size, text.size() - size,
-                              static_cast<off_t>(size));
+    const ssize_t got =
+        pread(file_, text.data() + size, text.size() - size, static_cast<off_t>(size));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return SystemError(path, "cannot be read");
     if (got == 0) break;
@@ -94,7 +94,8 @@ absl::Status ResultLog::Read(const std::string& path, bool retry) {
   }
   num_read_ = static_cast<int64_t>(results_.size());
   // A text of any kind must not be shortened because it lacks a line end.
-  if (begin < text.size() && begin == 0 && text.compare(0, 8, "{\"name\":", 0, std::min<size_t>(8, text.size())) != 0) {
+  if (begin < text.size() && begin == 0 &&
+      text.compare(0, 8, "{\"name\":", 0, std::min<size_t>(8, text.size())) != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ":1: error: expected results of a sweep, one JSON text per line"));
   }

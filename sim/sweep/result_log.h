@@ -33,7 +33,7 @@ class ResultLog {
   const ::kvblocks::sweep::v1::PointResult* Find(const std::string& name) const;
   absl::Status Append(const ::kvblocks::sweep::v1::PointResult& result);
 
-  int64_t num_read() const { return num_read_; }            // points that the file had
+  int64_t num_read() const { return num_read_; }              // points that the file had
   int64_t num_torn_bytes() const { return num_torn_bytes_; }  // cut off at its end
 
  private:

@@ -13,24 +13,24 @@
 namespace kvblocks::sim {
 
 void SearchOptions::AddRunOptions(OptionParser* options) {
-  options->Add({.name = "--threads", .unit = "N", .help = "replays at once; 0: one per core [0]"}, 0,
-               1024, &threads_);
-  options->Add({.name = "--results",
-                .unit = "FILE",
-                .help = "keep each finished point there, a line of JSON each, and replay none that it "
-                        "has"},
-               &results_);
-  options->AddFlag({.name = "--retry",
-                    .help = "replay points again that --results has without figures"},
-                   &retry_);
+  options->Add({.name = "--threads", .unit = "N", .help = "replays at once; 0: one per core [0]"},
+               0, 1024, &threads_);
+  options->Add(
+      {.name = "--results",
+       .unit = "FILE",
+       .help = "keep each finished point there, a line of JSON each, and replay none that it "
+               "has"},
+      &results_);
+  options->AddFlag(
+      {.name = "--retry", .help = "replay points again that --results has without figures"},
+      &retry_);
 }
 
 void SearchOptions::AddOutputOptions(OptionParser* options) {
   const char* kOutput = "Output";
-  options->AddFlag({.name = "--json",
-                    .help = "print the report as JSON instead of the table",
-                    .group = kOutput},
-                   &json_);
+  options->AddFlag(
+      {.name = "--json", .help = "print the report as JSON instead of the table", .group = kOutput},
+      &json_);
   options->Add({.name = "--json-file",
                 .unit = "FILE",
                 .help = "write the report as JSON, too; - is standard output, without a table",
@@ -54,8 +54,7 @@ absl::Status SearchOptions::Open(const std::string& command, const std::string& 
   }
   auto log = ResultLog::Open(results_, retry_);
   if (!log.ok()) {
-    return absl::Status(log.status().code(),
-                        absl::StrCat("--results: ", log.status().message()));
+    return absl::Status(log.status().code(), absl::StrCat("--results: ", log.status().message()));
   }
   log_ = *std::move(log);
   if (!quiet_ && log_->num_torn_bytes() > 0) {

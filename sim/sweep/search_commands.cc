@@ -60,11 +60,12 @@ class TuneCommand final : public Command {
                    .help = "of one device for an hour, for cost-per-1m-tokens"},
                   &prices_);
     search_.AddRunOptions(options_);
-    options_->Add({.name = "--csv",
-                   .unit = "FILE",
-                   .help = "one row per point that was tried; - is standard output, without a table",
-                   .group = "Output"},
-                  &csv_);
+    options_->Add(
+        {.name = "--csv",
+         .unit = "FILE",
+         .help = "one row per point that was tried; - is standard output, without a table",
+         .group = "Output"},
+        &csv_);
     search_.AddOutputOptions(options_);
     input_.AddOptions();
     options_->set_footer(kTuneFooter);
@@ -127,11 +128,11 @@ absl::StatusOr<ExitStatus> TuneCommand::Search() {
   for (const std::string& step : result->steps) report.add_steps(step);
   TextPage page(search_.color());
   page.Text("workload", report.evaluated().workload());
-  page.Text("objective", absl::StrCat(tune.objective.larger_is_better ? "most " : "least ",
-                                      tune.objective.name,
-                                      tune.asked.slo().empty()
-                                          ? ""
-                                          : absl::StrCat(" where ", tune.asked.slo(), " is met")));
+  page.Text(
+      "objective",
+      absl::StrCat(
+          tune.objective.larger_is_better ? "most " : "least ", tune.objective.name,
+          tune.asked.slo().empty() ? "" : absl::StrCat(" where ", tune.asked.slo(), " is met")));
   page.Text("points", absl::StrCat(WithThousands(report.evaluated().rows_size()),
                                    " were tried, one option at a time"));
   for (size_t i = 0; i < result->steps.size(); ++i) {
@@ -146,11 +147,13 @@ absl::StatusOr<ExitStatus> TuneCommand::Search() {
   }
   page.Text("best", absl::StrJoin(flags, " "));
   page.Text("", absl::StrJoin(figures, ", "));
-  if (!result->is_feasible) page.Text("note", "no point that was tried meets --slo; this is nearest");
+  if (!result->is_feasible)
+    page.Text("note", "no point that was tried meets --slo; this is nearest");
   for (const std::string& note : report.evaluated().notes()) page.Text("note", note);
-  page.Text("note",
-            "no neighbouring value of one option is better; that two changed together might be is not "
-            "ruled out (kvsim sweep tries all)");
+  page.Text(
+      "note",
+      "no neighbouring value of one option is better; that two changed together might be is not "
+      "ruled out (kvsim sweep tries all)");
   if (!csv_.empty()) {
     if (absl::Status status = WriteFile(csv_, SweepCsv(report.evaluated())); !status.ok()) {
       return status;
@@ -183,10 +186,11 @@ class CapacityCommand final : public Command {
                    .unit = "REQUESTS/S",
                    .help = "rate to serve: find the fewest replicas for it"},
                   [this](const std::string& text) { return SetNumber(text, 1e-9, 1e9, &rate_); });
-    options_->Add({.name = "--devices",
-                   .unit = "DEVICE:PRICE,...",
-                   .help = "try each of them; with prices of one device for an hour, find the cheapest"},
-                  &devices_);
+    options_->Add(
+        {.name = "--devices",
+         .unit = "DEVICE:PRICE,...",
+         .help = "try each of them; with prices of one device for an hour, find the cheapest"},
+        &devices_);
     options_->AddList({.name = "--tensor-parallels",
                        .unit = "RANKS",
                        .help = "try each of them, with each device"},

@@ -52,8 +52,9 @@ class SweepCommand final : public Command {
     options_->AddRepeated(
         {.name = "--grid",
          .unit = "OPTION=VALUE,...",
-         .help = "values of an option of a replay, or of trace; 64:512:*2 and 10:40:+10 are ranges; "
-                 "several options: all combinations"},
+         .help =
+             "values of an option of a replay, or of trace; 64:512:*2 and 10:40:+10 are ranges; "
+             "several options: all combinations"},
         &grid_);
     search_.AddRunOptions(options_);
     options_->Add({.name = "--metrics",
@@ -82,8 +83,8 @@ class SweepCommand final : public Command {
                    .help = "a page of charts and tables for a browser",
                    .group = kOutput},
                   &html_);
-    options_->Add({.name = "--rows", .unit = "N", .help = "of the table [200]", .group = kOutput}, 1,
-                  kMostSweepPoints, &rows_);
+    options_->Add({.name = "--rows", .unit = "N", .help = "of the table [200]", .group = kOutput},
+                  1, kMostSweepPoints, &rows_);
     search_.AddOutputOptions(options_);
     input_.AddOptions();
     options_->set_footer(kSweepFooter);
@@ -246,9 +247,9 @@ class PointCommand final : public Command {
                   &spec_);
     options_->Add({.name = "--index", .unit = "N", .help = "number of the point, from 0"}, 0,
                   kMostSweepPoints, &index_);
-    options_->AddFlag({.name = "--list",
-                       .help = "print number and name of each point instead, one per line"},
-                      &list_);
+    options_->AddFlag(
+        {.name = "--list", .help = "print number and name of each point instead, one per line"},
+        &list_);
     options_->set_footer(kPointFooter);
   }
 
@@ -279,9 +280,9 @@ ExitStatus PointCommand::Run() {
     return WriteStdout(text) ? kDone : kBadInput;
   }
   if (index_ >= static_cast<int64_t>(points->size())) {
-    return Fail("point", absl::InvalidArgumentError(absl::StrCat(
-                             "--index: got ", index_, ", expected 0 to ", points->size() - 1,
-                             ", the points of ", spec_)));
+    return Fail("point", absl::InvalidArgumentError(
+                             absl::StrCat("--index: got ", index_, ", expected 0 to ",
+                                          points->size() - 1, ", the points of ", spec_)));
   }
   DecodedTraces traces;
   const pb::PointResult result = RunPoint((*points)[static_cast<size_t>(index_)], &traces);

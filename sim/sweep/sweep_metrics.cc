@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 #include <variant>
 
@@ -44,11 +43,11 @@ struct Named {
   Value (*value)(const Report&);
 };
 
-#define KVBLOCKS_LATENCY(NAME, FIELD, FIGURE)                                     \
-  {                                                                               \
-    NAME, false, 1, false, [](const Report& r) -> Value {                         \
+#define KVBLOCKS_LATENCY(NAME, FIELD, FIGURE)                                    \
+  {                                                                              \
+    NAME, false, 1, false, [](const Report& r) -> Value {                        \
       return Latency(r, r.latency().FIELD(), r.latency().FIELD().FIGURE##_ms()); \
-    }                                                                             \
+    }                                                                            \
   }
 
 constexpr Named kNamed[] = {
@@ -73,9 +72,7 @@ constexpr Named kNamed[] = {
     {"output-tokens-per-s", true, 1, false,
      [](const Report& r) -> Value { return r.throughput().output_tokens_per_s(); }},
     {"output-tokens-per-s-per-device", true, 1, false,
-     [](const Report& r) -> Value {
-       return r.throughput().output_tokens_per_s() / NumDevices(r);
-     }},
+     [](const Report& r) -> Value { return r.throughput().output_tokens_per_s() / NumDevices(r); }},
     {"goodput", true, 3, false,
      [](const Report& r) -> Value {
        if (!r.has_goodput()) return std::nullopt;
@@ -106,8 +103,8 @@ constexpr Named kNamed[] = {
     {"pool-gib", false, 2, false,
      [](const Report& r) -> Value {
        const auto& setup = r.setup();
-       const int64_t bytes = setup.num_blocks() * setup.block_bytes() +
-                             setup.num_chunks() * setup.chunk_bytes();
+       const int64_t bytes =
+           setup.num_blocks() * setup.block_bytes() + setup.num_chunks() * setup.chunk_bytes();
        return static_cast<double>(bytes) / 1073741824.0;
      }},
 };
@@ -180,8 +177,9 @@ absl::StatusOr<DevicePrices> ParsePrices(std::string_view text, const ReplayConf
     if (colon == std::string::npos || !absl::SimpleAtod(part.substr(colon + 1), &price) ||
         !(price > 0) || !std::isfinite(price)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("got \"", part, "\", expected DEVICE:PRICE,... with the price of one device "
-                                       "for an hour, above 0, like h100:2.5,h200:3.5"));
+          absl::StrCat("got \"", part,
+                       "\", expected DEVICE:PRICE,... with the price of one device "
+                       "for an hour, above 0, like h100:2.5,h200:3.5"));
     }
     const auto device = catalogue->FindDevice(part.substr(0, colon));
     if (!device.ok()) return device.status();
@@ -234,8 +232,7 @@ absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const DeviceP
 absl::StatusOr<std::vector<SweepMetric>> FindSweepMetrics(std::string_view names,
                                                           const DevicePrices& prices) {
   std::vector<SweepMetric> metrics;
-  const std::vector<std::string> parts =
-      absl::StrSplit(std::string(names), ',', absl::SkipEmpty());
+  const std::vector<std::string> parts = absl::StrSplit(std::string(names), ',', absl::SkipEmpty());
   for (const std::string& part : parts) {
     auto metric = FindSweepMetric(part, prices);
     if (!metric.ok()) return metric.status();

@@ -27,7 +27,7 @@ absl::StatusOr<DevicePrices> ParsePrices(std::string_view text,
 struct SweepMetric {
   std::string name;
   bool larger_is_better = true;
-  int decimals = 2;     // of tables
+  int decimals = 2;         // of tables
   bool is_percent = false;  // tables show a share times 100
   // Empty where the report has no such figure.
   std::function<std::optional<double>(const ::kvblocks::report::v1::Report&)> value;

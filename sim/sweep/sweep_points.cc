@@ -128,15 +128,14 @@ absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::Sw
     return absl::InvalidArgumentError(
         "TRACE: standard input can be read once, and a sweep names it by its content; name a file");
   }
-  absl::Status status = config.trace().empty()
-                            ? add("trace", ContentHashes::OfText(ExampleTrace()))
-                            : add_file("trace", config.trace());
+  absl::Status status = config.trace().empty() ? add("trace", ContentHashes::OfText(ExampleTrace()))
+                                               : add_file("trace", config.trace());
   if (!status.ok()) return status;
   // RAGPulse has lengths in files beside the trace.
   if (!config.trace().empty() && config.rag_lengths().empty()) {
     const auto folder = std::filesystem::path(config.trace()).parent_path();
-    for (const char* name : {"1_sys_prompt", "2_passages", "3_history", "4_user_input",
-                             "5_web_search"}) {
+    for (const char* name :
+         {"1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search"}) {
       for (const char* ending : {".jsonl", ".jsonl.gz", ".jsonl.zst"}) {
         const std::string path = (folder / absl::StrCat(name, ending)).string();
         std::error_code error;
@@ -146,9 +145,8 @@ absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::Sw
     }
   }
   const bool has_tables = config.time() == "auto" || config.time() == "table";
-  const std::string tables = config.kernel_tables().empty() && has_tables
-                                 ? FindKernelTablesFile()
-                                 : config.kernel_tables();
+  const std::string tables = config.kernel_tables().empty() && has_tables ? FindKernelTablesFile()
+                                                                          : config.kernel_tables();
   for (const auto& [option, path] : {std::pair{"catalogue", config.catalogue()},
                                      {"kernel_tables", tables},
                                      {"step_times", config.step_times()},
@@ -156,8 +154,8 @@ absl::Status AddInputs(const ReplayConfig& config, ContentHashes* hashes, pb::Sw
                                      {"draft_model", json_only(config.draft_model())}}) {
     if (status = add_file(option, path); !status.ok()) return status;
   }
-  for (const auto& [option, path] : {std::pair{"step_tables", config.step_tables()},
-                                     {"rag_lengths", config.rag_lengths()}}) {
+  for (const auto& [option, path] :
+       {std::pair{"step_tables", config.step_tables()}, {"rag_lengths", config.rag_lengths()}}) {
     if (status = add_folder(option, path); !status.ok()) return status;
   }
   return absl::OkStatus();
@@ -176,7 +174,8 @@ absl::StatusOr<std::string> ContentHashes::OfFile(const std::string& path) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));
   }
   if (!std::filesystem::is_regular_file(path, error)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": no regular file, which can be read again"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": no regular file, which can be read again"));
   }
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (file == nullptr) {
@@ -293,8 +292,7 @@ absl::StatusOr<PlannedPoint> PlanPoint(const ReplayConfig& asked,
   for (std::string* path :
        {point.mutable_config()->mutable_trace(), point.mutable_config()->mutable_catalogue(),
         point.mutable_config()->mutable_kernel_tables(),
-        point.mutable_config()->mutable_step_times(),
-        point.mutable_config()->mutable_step_tables(),
+        point.mutable_config()->mutable_step_times(), point.mutable_config()->mutable_step_tables(),
         point.mutable_config()->mutable_rag_lengths()}) {
     path->clear();
   }

@@ -57,13 +57,13 @@ absl::StatusOr<std::vector<std::string>> AxisValues(const ::kvblocks::sweep::v1:
 // One point: `asked` with `settings` over it, and defaults. InvalidArgument for an unknown option
 // or a value that is none, NotFound and the like for files; options out of range are in the point's
 // status.
-absl::StatusOr<PlannedPoint> PlanPoint(
-    const ::kvblocks::config::v1::ReplayConfig& asked,
-    const std::vector<::kvblocks::sweep::v1::Setting>& settings, ContentHashes* hashes,
-    int64_t replicas = 0, int64_t replica = 0);
+absl::StatusOr<PlannedPoint> PlanPoint(const ::kvblocks::config::v1::ReplayConfig& asked,
+                                       const std::vector<::kvblocks::sweep::v1::Setting>& settings,
+                                       ContentHashes* hashes, int64_t replicas = 0,
+                                       int64_t replica = 0);
 
-absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(
-    const ::kvblocks::sweep::v1::SweepSpec& spec, ContentHashes* hashes);
+absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const ::kvblocks::sweep::v1::SweepSpec& spec,
+                                                      ContentHashes* hashes);
 
 }  // namespace kvblocks::sim
 

@@ -87,17 +87,17 @@ pb::SweepReport MakeSweepReport(const std::vector<pb::PointResult>& results,
     }
     if (report.workload().empty() && result.has_report()) {
       const auto& workload = result.report().workload();
-      report.set_workload(absl::StrCat(workload.name(), " (", workload.format(), "): ",
-                                       Plural(workload.requests_arrived(), "request"), ", ",
+      report.set_workload(absl::StrCat(workload.name(), " (", workload.format(),
+                                       "): ", Plural(workload.requests_arrived(), "request"), ", ",
                                        result.report().config().model(), " on ",
                                        result.report().config().tensor_parallel(), " x ",
-                                       result.report().config().device(), ", where no column says "
-                                                                          "otherwise"));
+                                       result.report().config().device(),
+                                       ", where no column says "
+                                       "otherwise"));
       if (!result.report().setup().latency_is_meaningful()) {
         report.add_notes("all steps take the same time: there are no latencies");
       } else {
-        report.add_notes(
-            absl::StrCat("step times: ", result.report().setup().time_source()));
+        report.add_notes(absl::StrCat("step times: ", result.report().setup().time_source()));
       }
     }
   }
@@ -116,9 +116,9 @@ std::string FormatSweep(const pb::SweepReport& report, const std::vector<SweepMe
   if (!report.workload().empty()) page.Text("workload", report.workload());
   page.Line("points", WithThousands(report.rows_size()));
   if (report.front_metrics_size() > 0) {
-    page.Text("front", absl::StrCat("* no other point is at least as good in ",
-                                    absl::StrJoin(report.front_metrics(), ", "),
-                                    " and better in one"));
+    page.Text("front",
+              absl::StrCat("* no other point is at least as good in ",
+                           absl::StrJoin(report.front_metrics(), ", "), " and better in one"));
   }
   page.Blank();
   std::vector<std::vector<std::string>> cells;

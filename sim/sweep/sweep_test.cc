@@ -57,8 +57,8 @@ std::string ReadFile(const std::string& path) {
 }
 
 std::vector<pb::PointResult> RunAll(const std::vector<PlannedPoint>& points, int threads,
-                                 const std::string& path = "", int64_t* num_run = nullptr,
-                                 bool retry = false) {
+                                    const std::string& path = "", int64_t* num_run = nullptr,
+                                    bool retry = false) {
   DecodedTraces traces;
   auto log = ResultLog::Open(path, retry);
   EXPECT_TRUE(log.ok()) << log.status();
@@ -117,7 +117,9 @@ TEST(SweepPointsTest, SM107TheGridIsEveryCombinationTheLastAxisFastest) {
 
 TEST(SweepPointsTest, SM107TheNameFollowsFromTheReplayAndItsContent) {
   ContentHashes hashes;
-  const auto name = [&](const ReplayConfig& config) { return PlanPoint(config, {}, &hashes)->name; };
+  const auto name = [&](const ReplayConfig& config) {
+    return PlanPoint(config, {}, &hashes)->name;
+  };
   ReplayConfig config;
   const std::string plain = name(config);
   EXPECT_EQ(plain.size(), 32);
@@ -138,7 +140,8 @@ TEST(SweepPointsTest, SM107TheNameFollowsFromTheReplayAndItsContent) {
   of_file.set_trace(TempFile("sweep_c.jsonl", row + row));
   EXPECT_NE(name(of_file), here);
   of_file.set_trace("/nowhere.jsonl");
-  EXPECT_THAT(std::string(PlanPoint(of_file, {}, &hashes).status().message()), HasSubstr("no such file"));
+  EXPECT_THAT(std::string(PlanPoint(of_file, {}, &hashes).status().message()),
+              HasSubstr("no such file"));
   of_file.set_trace("-");
   EXPECT_FALSE(PlanPoint(of_file, {}, &hashes).ok());
   // A replica's part is a point of its own.
@@ -185,7 +188,7 @@ TEST(DecodedTraceTest, ReplicasShareTheRequestsByConversation) {
   add(7, {});
   add(0, {});
   add(7, {0});
-  add(0, {1});     // goes with the request that it waits for
+  add(0, {1});  // goes with the request that it waits for
   add(9, {});
   add(9, {0, 4});  // waits for two conversations, and is in the second
   TraceInfo info;
@@ -242,12 +245,11 @@ std::string ReplayBytes(const ReplayConfig& config) {
   report.clear_hit_prefix_length();
   report.clear_first_missing_block();
   report.clear_hit_groups();
-  for (auto* d : {report.mutable_latency()->mutable_queueing(),
-                  report.mutable_latency()->mutable_ttft(),
-                  report.mutable_latency()->mutable_prefill(),
-                  report.mutable_latency()->mutable_e2e(), report.mutable_latency()->mutable_tpot(),
-                  report.mutable_latency()->mutable_itl(),
-                  report.mutable_latency()->mutable_normalized()}) {
+  for (auto* d :
+       {report.mutable_latency()->mutable_queueing(), report.mutable_latency()->mutable_ttft(),
+        report.mutable_latency()->mutable_prefill(), report.mutable_latency()->mutable_e2e(),
+        report.mutable_latency()->mutable_tpot(), report.mutable_latency()->mutable_itl(),
+        report.mutable_latency()->mutable_normalized()}) {
     d->clear_quantiles_ms();
   }
   return report.SerializeAsString();

@@ -155,7 +155,8 @@ absl::Status CoordinateDescent::Evaluate(const std::vector<Place>& places) {
   std::vector<PlannedPoint> points;
   std::vector<Place> fresh;
   for (const Place& place : places) {
-    if (at_.contains(place) || std::find(fresh.begin(), fresh.end(), place) != fresh.end()) continue;
+    if (at_.contains(place) || std::find(fresh.begin(), fresh.end(), place) != fresh.end())
+      continue;
     std::vector<pb::Setting> settings(fields_.size());
     for (size_t k = 0; k < fields_.size(); ++k) {
       settings[k].set_option(fields_[k]);
@@ -227,10 +228,9 @@ absl::Status CoordinateDescent::SearchAlong(size_t axis) {
     low = at == tried.begin() ? *at : *std::prev(at);
     high = std::next(at) == tried.end() ? *at : *std::next(at);
   }
-  result_.steps.push_back(
-      absl::StrCat(FlagName(fields_[axis]).substr(2), ": ",
-                   Plural(static_cast<int64_t>(tried.size()), "value"), " tried, best is ",
-                   values_[axis][place_[axis]], ": ", Describe(place_)));
+  result_.steps.push_back(absl::StrCat(
+      FlagName(fields_[axis]).substr(2), ": ", Plural(static_cast<int64_t>(tried.size()), "value"),
+      " tried, best is ", values_[axis][place_[axis]], ": ", Describe(place_)));
   return absl::OkStatus();
 }
 
@@ -251,10 +251,10 @@ absl::StatusOr<TuneResult> CoordinateDescent::Run() {
   const Grade grade = GradeOf(options_.objective, ResultAt(place_));
   if (!grade.has_value) {
     const pb::PointResult& result = ResultAt(place_);
-    return absl::FailedPreconditionError(
-        absl::StrCat("no point that was tried has ", options_.objective.name,
-                     result.problem().empty() ? "; --slo and a clock of measured times may be needed"
-                                              : absl::StrCat(": ", result.problem())));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no point that was tried has ", options_.objective.name,
+        result.problem().empty() ? "; --slo and a clock of measured times may be needed"
+                                 : absl::StrCat(": ", result.problem())));
   }
   result_.best = at_.at(place_);
   result_.is_feasible = grade.is_feasible;
