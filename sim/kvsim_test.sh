@@ -616,22 +616,6 @@ sed 's/"schema_version": 1,/"schema_version": 2,/' a.json >later.json
 
 expect 0 '' replay --quiet --steps=again_default.csv
 
-# --- Steps of an engine as a clock ---
-{
-  echo 'tokens,context,sequences,time_us'
-  for i in $(seq 400); do echo "$((1 + i * 7 % 500)),$((i * 911 % 60000)),$((1 + i * 3 % 50)),$((3000 + i * 7 % 500 * 8))"; done
-} >steps_taken.csv
-expect 0 '' calibrate --from=steps_taken.csv --output=whole.csv
-grep -q '^held out, the others  *[0-3]\.' out || fail "the steps are not met: $(cat out)"
-head -1 whole.csv | grep -qx 'part,count,time_us' || fail "no table of whole steps"
-expect 0 '' replay --time=table --step-tables=whole.csv --quiet --json-file=whole.json
-grep -q '"time_source": "measured steps"' whole.json || fail "the clock of whole steps has no name"
-expect 2 '--from: the steps say all that is needed.*got model' calibrate --from=steps_taken.csv --model=llama-3.1-8b
-expect 2 'expected the header tokens,context,sequences,time_us' calibrate --from=whole.csv
-expect 2 '--step-tables: steps_taken.csv:1: got' replay --time=table --step-tables=steps_taken.csv
-mkdir empty_profile
-expect 2 '--step-tables: empty_profile/dense.csv.gz: cannot be opened' replay --time=table --step-tables=empty_profile
-
 # --- Accesses for simulators of caches ---
 expect 0 '' stats trace.jsonl --json
 refs=$(sed -n 's/ *"block_refs": "\([0-9]*\)",/\1/p' out)
@@ -758,11 +742,11 @@ done <<'END'
 --kernel-tables: .*: no kernel times of rtx-4090|replay --time=table --device=rtx-4090 --num-blocks=2000
 --step-times: has no use with --time=auto|replay --step-times=first.json
 --time=recorded needs --step-times=FILE|replay --time=recorded
---step-tables: /nonexistent: cannot be opened|replay --time=table --step-tables=/nonexistent
+--step-tables: /nonexistent/dense.csv.gz: cannot be opened|replay --time=table --step-tables=/nonexistent
 --draft-model: got llama-3.1-8b with --drafter=ngram, expected|replay --draft-model=llama-3.1-8b
 --draft-time: got "fast", expected a time with a unit|replay --draft-time=fast
 --prefill-factor: got 0, expected 0.1 to 100|replay --prefill-factor=0
---measured=FILE or --from=FILE is missing|calibrate
+--measured=FILE is missing|calibrate
 B is missing, expected a second file or --measured=FILE|compare first.json
 --measured stands for B|compare first.json second.json --measured=first.json
 --num-blocks: got -5, expected 0 to 2147483647|replay --num-blocks=-5

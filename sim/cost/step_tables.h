@@ -45,8 +45,7 @@ struct StepTableTexts {
 absl::StatusOr<std::unique_ptr<StepTimeModel>> ParseStepTables(const StepTableTexts& texts,
                                                                const std::string& source,
                                                                const StepTableOptions& options);
-// Of a folder; or of a file of whole steps (whole_steps.h), which says all but the constants.
-absl::StatusOr<std::unique_ptr<StepTimeModel>> LoadStepTables(const std::string& path,
+absl::StatusOr<std::unique_ptr<StepTimeModel>> LoadStepTables(const std::string& folder,
                                                               const StepTableOptions& options);
 
 }  // namespace kvblocks::sim
