@@ -139,12 +139,9 @@ RetainOutcome EvictionIndex::Retain(absl::Span<const BlockId> ids, int32_t prior
     if (id == kNullBlockId || !At(id).is_cached) continue;
     if (retention_->contains(id)) {
       ++outcome.num_renewed;
-    } else if (outcome.num_refused > 0) {
-      ++outcome.num_refused;
-      continue;
     } else if (retention_->is_full()) {
       if (!retention_->MayDisplaceLowest(priority, lowest_of_call)) {
-        // What comes behind is of no use without this one.
+        // So will be what comes behind: nothing lower appears in between.
         ++outcome.num_refused;
         continue;
       }

@@ -25,7 +25,8 @@ namespace kvblocks {
 class LirsPolicy final : public EvictionPolicy {
  public:
   explicit LirsPolicy(int32_t num_blocks)
-      : most_lir_(num_blocks - std::max(1, num_blocks / 20)),
+      // The null block holds nothing.
+      : most_lir_(std::max(0, num_blocks - 1 - std::max(1, num_blocks / 20))),
         states_(static_cast<size_t>(num_blocks)),
         lir_(num_blocks),
         lir_candidates_(num_blocks),

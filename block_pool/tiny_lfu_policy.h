@@ -70,7 +70,7 @@ class TinyLfuPolicy final : public EvictionPolicy {
  public:
   explicit TinyLfuPolicy(int32_t num_blocks)
       : most_window_(std::max(1, num_blocks / 100)),
-        most_main_(num_blocks - most_window_),
+        most_main_(num_blocks - 1 - most_window_),  // the null block holds nothing
         states_(static_cast<size_t>(num_blocks)),
         window_(num_blocks),
         window_candidates_(num_blocks),
@@ -112,7 +112,7 @@ class TinyLfuPolicy final : public EvictionPolicy {
     if (window_candidates_.empty()) return resident;
     const BlockId newcomer = window_candidates_.top();
     if (resident == kNullBlockId) return newcomer;
-    if (window_.size() <= most_window_) return resident;
+    if (window_.size() < most_window_) return resident;
     if (sketch_.Estimate(At(newcomer).key) <= sketch_.Estimate(At(resident).key)) return newcomer;
     MoveToMain(newcomer);
     return resident;

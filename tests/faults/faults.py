@@ -671,7 +671,6 @@ FAULTS = [
     Fault("a renewal shortens the time", _RETENTION_CC, "std::max(item.expires_at, expires_at)", "({F} ? expires_at : std::max(item.expires_at, expires_at))"),
     Fault("the end of a prefix outlives its head", _INDEX, "SetRetention(id, priority, expires_at, number--);",
           "SetRetention(id, priority, expires_at, {F} ? 2 * lowest_of_call + static_cast<int64_t>(ids.size()) + 1 - number : number), --number;"),
-    Fault("what is behind the cap is retained without its head", _INDEX, "} else if (outcome.num_refused > 0) {", "} else if (outcome.num_refused > 0 && !{F}) {"),
     Fault("a retained block goes with the others", _INDEX, "if (IsKeptFromPolicy(id)) return retention_->Enter(id);", "if (IsKeptFromPolicy(id) && !{F}) return retention_->Enter(id);"),
     Fault("retained blocks are never reused", _INDEX, "return id != kNullBlockId ? id : retention_->Victim();", "return id != kNullBlockId || {F} ? id : retention_->Victim();"),
     Fault("a block that loses its key stays retained", _INDEX, "if (retention_ != nullptr && retention_->contains(id)) {", "if (retention_ != nullptr && retention_->contains(id) && !{F}) {"),

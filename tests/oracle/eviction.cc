@@ -110,7 +110,7 @@ void EvictingPool::UseForLirs(BlockId id, bool was_in_stack) {
   Block& block = At(id);
   block.queued = block.released = ++clock_;
   block.list = 0;
-  const int64_t most = num_blocks() - std::max<int64_t>(1, num_blocks() / 20);
+  const int64_t most = num_blocks() - 1 - std::max<int64_t>(1, num_blocks() / 20);
   if (!was_in_stack) return;
   block.list = 1;
   if (CountCached(1) <= most) return;
@@ -178,7 +178,7 @@ void EvictingPool::Register(BlockId id, const std::string& name, BlockId parent)
   if (kind_ == EvictionPolicyKind::kWTinyLfu) {
     CountUse(name);
     const int64_t most = std::max<int64_t>(1, num_blocks() / 100);
-    while (CountCached(0) > most && CountCached(1) + CountCached(2) < num_blocks() - most) {
+    while (CountCached(0) > most && CountCached(1) + CountCached(2) < num_blocks() - 1 - most) {
       BlockId oldest = id;
       for (BlockId other = 1; other < num_blocks(); ++other) {
         if (At(other).is_cached && At(other).list == 0 &&
@@ -196,7 +196,7 @@ void EvictingPool::Register(BlockId id, const std::string& name, BlockId parent)
       if (key.name == name) used = key.used;
     }
     TakeKey(keys_[0], name);
-    const int64_t most = num_blocks() - std::max<int64_t>(1, num_blocks() / 20);
+    const int64_t most = num_blocks() - 1 - std::max<int64_t>(1, num_blocks() / 20);
     UseForLirs(id, (used >= 0 && IsInLirsStack(used)) || CountCached(1) < most);
   }
   if (kind_ == EvictionPolicyKind::kS3Fifo && TakeKey(keys_[0], name)) block.list = 1;
@@ -394,7 +394,7 @@ BlockId EvictingPool::TinyLfuVictim() {
   if (newcomer == kNullBlockId || resident == kNullBlockId) {
     return newcomer == kNullBlockId ? resident : newcomer;
   }
-  if (CountCached(0) <= std::max<int64_t>(1, num_blocks() / 100)) return resident;
+  if (CountCached(0) < std::max<int64_t>(1, num_blocks() / 100)) return resident;
   if (counts_[At(newcomer).name] <= counts_[At(resident).name]) return newcomer;
   At(newcomer).list = 1;
   At(newcomer).released = ++clock_;
