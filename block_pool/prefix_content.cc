@@ -160,7 +160,7 @@ absl::StatusOr<PrefixContent> PrefixContent::FromTokens(
 
 absl::StatusOr<PrefixContent> PrefixContent::FromHashes(
     int64_t num_tokens, std::vector<BlockHash> hashes,
-    std::shared_ptr<const PrefixHashing> hashing) {
+    std::shared_ptr<const PrefixHashing> hashing, std::optional<std::string> session_id) {
   if (absl::Status status = CheckHashing(hashing.get()); !status.ok()) return status;
   if (num_tokens < 0) {
     return InvalidArgument("number of tokens is ", num_tokens, ", expected 0 or more");
@@ -175,6 +175,7 @@ absl::StatusOr<PrefixContent> PrefixContent::FromHashes(
   content.num_tokens_ = num_tokens;
   content.has_token_ids_ = content.hashes_here_ = false;
   content.hashes_ = std::move(hashes);
+  content.session_id_ = std::move(session_id);
   return content;
 }
 

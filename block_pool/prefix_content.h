@@ -112,9 +112,11 @@ class PrefixContent {
                                                   std::shared_ptr<const PrefixHashing> hashing);
 
   // A content of `num_tokens` whose block hashes the caller computed: floor((num_tokens - L) /
-  // hash_block_size) of them, none below L tokens, else InvalidArgument.
-  static absl::StatusOr<PrefixContent> FromHashes(int64_t num_tokens, std::vector<BlockHash> hashes,
-                                                  std::shared_ptr<const PrefixHashing> hashing);
+  // hash_block_size) of them, none below L tokens, else InvalidArgument. `session_id` as in Options.
+  static absl::StatusOr<PrefixContent> FromHashes(
+      int64_t num_tokens, std::vector<BlockHash> hashes,
+      std::shared_ptr<const PrefixHashing> hashing,
+      std::optional<std::string> session_id = std::nullopt);
 
   // Accepted output tokens, at the end. InvalidArgument if this content was made from hashes alone.
   // Where the caller computes the hashes, with exactly those of the blocks that become complete.

@@ -180,17 +180,19 @@ absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequest(RequestOptio
 }
 
 absl::StatusOr<std::unique_ptr<Request>> KvCacheManager::NewRequestFromHashes(
-    std::string id, int64_t num_tokens, std::vector<BlockHash> hashes) const {
+    std::string id, int64_t num_tokens, std::vector<BlockHash> hashes,
+    std::optional<std::string> session_id, bool skip_reading_prefix_cache) const {
   if (pool_->compares_tokens()) {
     return InvalidArgument(
         "NewRequestFromHashes(", id,
         "): hits are compared by their tokens (compare_tokens_on_hit), which a request "
         "made from hashes does not have; use NewRequest");
   }
-  auto content = PrefixContent::FromHashes(num_tokens, std::move(hashes), hashing_);
+  auto content = PrefixContent::FromHashes(num_tokens, std::move(hashes), hashing_,
+                                           std::move(session_id));
   if (!content.ok()) return content.status();
   return std::unique_ptr<Request>(
-      new Request(std::move(id), *std::move(content), /*skip_reading_prefix_cache=*/false));
+      new Request(std::move(id), *std::move(content), skip_reading_prefix_cache));
 }
 
 Request::Request(std::string id, PrefixContent content, bool skip_reading_prefix_cache)

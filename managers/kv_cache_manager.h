@@ -190,9 +190,12 @@ class KvCacheManager {
   // encoder-decoder model with prefix caching if no cache_salt names the encoder's input.
   absl::StatusOr<std::unique_ptr<Request>> NewRequest(RequestOptions options) const;
   // The same from block hashes of hash_block_size() tokens each, computed by the caller. `hashes`
-  // may stay empty when hashing() is null.
+  // may stay empty when hashing() is null. `session_id` and `skip_reading_prefix_cache` as in
+  // RequestOptions.
   absl::StatusOr<std::unique_ptr<Request>> NewRequestFromHashes(
-      std::string id, int64_t num_tokens, std::vector<BlockHash> hashes) const;
+      std::string id, int64_t num_tokens, std::vector<BlockHash> hashes,
+      std::optional<std::string> session_id = std::nullopt,
+      bool skip_reading_prefix_cache = false) const;
 
   // --- The step path ---
 
@@ -257,6 +260,10 @@ class KvCacheManager {
   // One group's block table, null blocks as 0; empty for a request that holds none. Valid until the
   // next change.
   absl::Span<const BlockId> GetBlocks(const Request& request, GroupId group) const;
+  // Gives the request other memory for a block table, with the same entries, and returns the memory
+  // it had: whoever showed that to others (see GetBlocks) can keep it for them. Empty for a request
+  // that holds none. O(entries).
+  std::vector<BlockId> MoveBlockTable(Request& request, GroupId group);
   // Copies for all groups, clipped to the blocks that cover num_tokens.
   std::vector<std::vector<BlockId>> GetBlockIds(const Request& request,
                                                 int64_t num_tokens = kMaxTokens) const;

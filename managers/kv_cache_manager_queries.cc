@@ -13,6 +13,12 @@ absl::Span<const BlockId> KvCacheManager::GetBlocks(const Request& request, Grou
   return request.groups_[static_cast<size_t>(group)].table;
 }
 
+std::vector<BlockId> KvCacheManager::MoveBlockTable(Request& request, GroupId group) {
+  if (!HoldsBlocks(request) || group < 0 || group >= num_groups()) return {};
+  std::vector<BlockId>& table = request.groups_[static_cast<size_t>(group)].table;
+  return std::exchange(table, std::vector<BlockId>(table));
+}
+
 std::vector<std::vector<BlockId>> KvCacheManager::GetBlockIds(const Request& request,
                                                               int64_t num_tokens) const {
   std::vector<std::vector<BlockId>> ids;

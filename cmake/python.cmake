@@ -1,0 +1,35 @@
+# The Python package: python/kvblocks and the extension module kvblocks._core, in <build>/python/kvblocks, where
+# PYTHONPATH=<build>/python finds them. pyproject.toml makes wheels of it with scikit-build-core.
+
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module OPTIONAL_COMPONENTS Development.SABIModule)
+if(NOT nanobind_ROOT)
+  execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir OUTPUT_STRIP_TRAILING_WHITESPACE
+                  OUTPUT_VARIABLE nanobind_ROOT ERROR_VARIABLE kvblocks_nanobind_error)
+endif()
+find_package(nanobind CONFIG QUIET)
+if(NOT nanobind_FOUND)
+  message(FATAL_ERROR "KVBLOCKS_PYTHON needs nanobind for ${Python_EXECUTABLE}:\n  ${Python_EXECUTABLE} -m pip install nanobind\n"
+                      "Another interpreter: -DPython_EXECUTABLE=...")
+endif()
+
+file(GLOB kvblocks_python_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/src/*.cc")
+# Of the objects themselves, as kvsim: the module needs no library of ours.
+foreach(component IN ITEMS checks kv_cache planning)
+  list(APPEND kvblocks_python_sources $<TARGET_OBJECTS:kvblocks_${component}_objects>)
+endforeach()
+# STABLE_ABI acts from Python 3.12 on; before, each version of Python needs a module of its own.
+nanobind_add_module(kvblocks_python STABLE_ABI NB_STATIC NOMINSIZE ${kvblocks_python_sources})
+target_link_libraries(kvblocks_python PRIVATE kvblocks_kv_cache_objects kvblocks_planning_objects Threads::Threads)
+set_target_properties(kvblocks_python PROPERTIES OUTPUT_NAME _core
+                      LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
+
+# The Python files beside it, as links: edits act at once.
+file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
+file(GLOB kvblocks_python_files CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/python/kvblocks"
+     "${PROJECT_SOURCE_DIR}/python/kvblocks/*.py" "${PROJECT_SOURCE_DIR}/python/kvblocks/*.pyi"
+     "${PROJECT_SOURCE_DIR}/python/kvblocks/py.typed")
+foreach(name IN LISTS kvblocks_python_files)
+  file(CREATE_LINK "${PROJECT_SOURCE_DIR}/python/kvblocks/${name}" "${PROJECT_BINARY_DIR}/python/kvblocks/${name}" SYMBOLIC)
+endforeach()
+
+install(TARGETS kvblocks_python LIBRARY DESTINATION kvblocks COMPONENT python EXCLUDE_FROM_ALL)

@@ -1,0 +1,168 @@
+// What the binding's files share: the Python objects behind Manager and Request, conversions of
+// arguments, and how a status becomes an exception.
+//
+// Threads: Python serialises calls, but calls that take long let go of the interpreter lock.
+// ManagerUse then keeps others out: a second thread gets an exception, not a data race.
+
+#ifndef KVBLOCKS_PYTHON_SRC_BINDING_H_
+#define KVBLOCKS_PYTHON_SRC_BINDING_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kvblocks/kv_cache.h"
+
+namespace kvblocks::python {
+
+namespace nb = nanobind;
+
+// --- Errors ---
+
+// Raises the class of kvblocks.errors of this name.
+[[noreturn]] void Raise(const char* error_class, std::string_view message);
+// Raises the class that the status' code stands for, with its message.
+[[noreturn]] void Raise(const absl::Status& status);
+inline void Check(const absl::Status& status) {
+  if (!status.ok()) [[unlikely]]
+    Raise(status);
+}
+template <typename T>
+T Value(absl::StatusOr<T> value) {
+  if (!value.ok()) [[unlikely]]
+    Raise(value.status());
+  return *std::move(value);
+}
+
+// --- Arguments ---
+
+// Integers from any one-dimensional contiguous buffer of int32 or int64, or from a sequence of int.
+// Without a copy where the buffer is int32.
+class Int32Argument {
+ public:
+  // `what` names the argument in messages.
+  Int32Argument(nb::handle object, const char* what);
+  ~Int32Argument();
+  Int32Argument(const Int32Argument&) = delete;
+  Int32Argument& operator=(const Int32Argument&) = delete;
+
+  absl::Span<const int32_t> values() const { return values_; }
+
+ private:
+  void ReadBuffer(const char* what);
+
+  Py_buffer buffer_ = {};
+  bool has_buffer_ = false;
+  std::vector<int32_t> copy_;
+  absl::Span<const int32_t> values_;
+};
+
+// Block hashes: a sequence of bytes objects of 1 to 32 bytes each, or one bytes-like object of 32 bytes
+// per hash. From the entry number `first` on.
+std::vector<BlockHash> HashesFrom(nb::handle object, size_t first = 0);
+BlockHash HashFrom(nb::handle bytes);
+nb::bytes ToBytes(const KvCacheManager& manager, const BlockHash& hash);
+
+nb::list ToList(absl::Span<const BlockId> ids);
+
+Semantics SemanticsByName(const std::string& name);
+
+// --- Objects ---
+
+// Memory of block tables that arrays show: see Manager.get_blocks.
+struct TableMemory {
+  std::vector<BlockId> kept;  // once the request has other memory
+};
+
+struct PyManager {
+  std::unique_ptr<KvCacheManager> core;
+  nb::object no_blocks;   // the answer of a step that took none
+  bool is_busy = false;   // in a call without the interpreter lock
+};
+
+struct PyRequest {
+  nb::object owner;  // of `manager`: lives as long as this
+  PyManager* manager = nullptr;
+  std::unique_ptr<Request> core;
+  // Grows when the request's blocks are given back: handles made before are dead.
+  uint64_t generation = 0;
+  // Per group, of the memory that the block table has now, if it was shown.
+  std::vector<std::shared_ptr<TableMemory>> shown;
+
+  PyRequest(nb::object the_owner, PyManager* the_manager, std::unique_ptr<Request> the_core)
+      : owner(std::move(the_owner)), manager(the_manager), core(std::move(the_core)) {}
+  PyRequest(PyRequest&&) = default;
+  ~PyRequest() { LetGoOfTables(); }
+
+  // Before block tables change: arrays that show them keep their memory, the request gets other.
+  void LetGoOfTables() {
+    if (!shown.empty()) [[unlikely]]
+      MoveShownTables();
+  }
+  // Before all blocks are given back.
+  void EndTables() {
+    LetGoOfTables();
+    ++generation;
+  }
+
+ private:
+  void MoveShownTables();
+};
+
+// Lists of block ids, one per group: a value.
+struct PyBlocks {
+  HitLists lists;
+};
+
+// Throws if another thread is inside the manager, or if the request is another manager's.
+inline void CheckUse(const PyManager& manager) {
+  if (manager.is_busy) [[unlikely]]
+    Raise("ConcurrentUseError",
+          "another thread is in a call of this KVCacheManager; one thread at a time");
+}
+void CheckOwner(const PyManager& manager, const PyRequest& request);
+
+// Lets go of the interpreter lock for a call that takes long.
+class ManagerUse {
+ public:
+  explicit ManagerUse(const PyManager& manager, bool is_long)
+      : manager_(const_cast<PyManager&>(manager)) {
+    if (!is_long) return;
+    manager_.is_busy = true;
+    released_.emplace();
+  }
+  ~ManagerUse() {
+    if (!released_) return;
+    released_.reset();
+    manager_.is_busy = false;
+  }
+  ManagerUse(const ManagerUse&) = delete;
+  ManagerUse& operator=(const ManagerUse&) = delete;
+
+ private:
+  PyManager& manager_;
+  std::optional<nb::gil_scoped_release> released_;
+};
+// From so many tokens on a call may take 10 us: hashing does 250 million tokens/s, look-ups are faster.
+inline constexpr int64_t kManyTokens = 2048;
+
+// --- Parts of the module ---
+
+void BindSpecs(nb::module_& module);
+void BindManager(nb::module_& module);
+void BindRequest(nb::module_& module);
+void BindTables(nb::module_& module);
+void BindReports(nb::module_& module);
+void BindEvents(nb::module_& module);
+
+}  // namespace kvblocks::python
+
+#endif  // KVBLOCKS_PYTHON_SRC_BINDING_H_

@@ -1,0 +1,16 @@
+// The extension module kvblocks._core.
+
+#include "kvblocks/python/src/binding.h"
+#include "kvblocks/version.h"
+
+NB_MODULE(_core, module) {
+  using namespace kvblocks::python;  // NOLINT
+  module.doc() = "The compiled part of kvblocks; use the package.";
+  module.attr("__version__") = KVBLOCKS_VERSION;
+  BindSpecs(module);
+  BindManager(module);
+  BindRequest(module);
+  BindTables(module);
+  BindReports(module);
+  BindEvents(module);
+}
