@@ -162,6 +162,7 @@ void BindRequest(nb::module_& module);
 void BindTables(nb::module_& module);
 void BindReports(nb::module_& module);
 void BindEvents(nb::module_& module);
+void BindVllm(nb::module_& module);
 
 }  // namespace kvblocks::python
 

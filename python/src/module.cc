@@ -13,4 +13,6 @@ NB_MODULE(_core, module) {
   BindTables(module);
   BindReports(module);
   BindEvents(module);
+  nb::module_ vllm = module.def_submodule("vllm_native");
+  BindVllm(vllm);
 }

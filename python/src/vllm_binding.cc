@@ -19,14 +19,6 @@ namespace {
 
 using namespace nb::literals;
 
-nb::list ToList(absl::Span<const BlockId> ids) {
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
-  if (list == nullptr) nb::raise_python_error();
-  for (size_t i = 0; i < ids.size(); ++i) {
-    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), PyLong_FromLong(ids[i]));
-  }
-  return nb::steal<nb::list>(list);
-}
 
 absl::Span<const BlockId> ListOf(const VllmBlocks& blocks, size_t group) {
   if (group >= blocks.num_groups) {
@@ -388,9 +380,10 @@ void BindVllm(nb::module_& module) {
       .def_prop_ro("usage", [](const VllmManager& self) { return self.core().usage(); })
       .def("evict_blocks",
            [](VllmManager& self, nb::handle block_ids) {
-             std::vector<BlockId> ids;
-             for (nb::handle id : nb::iter(block_ids)) ids.push_back(nb::cast<BlockId>(id));
-             CheckVllm(self.core().EvictBlocks(ids));
+             // One by one, since events come in the order of the argument.
+             for (nb::handle id : nb::iter(block_ids)) {
+               CheckVllm(self.core().EvictBlocks({nb::cast<BlockId>(id)}));
+             }
            },
            "block_ids"_a)
       .def("_has_block_copies", [](VllmManager& self) { return self.core().has_block_copies(); })

@@ -174,7 +174,7 @@ std::unique_ptr<Request> VllmManager::NewRequest(nb::handle request, absl::strin
     const nb::object mode = nb::getattr(request, "kv_cache_report_mode", nb::str("incremental"));
     made = core_->NewRequest({.id = std::string(id),
                               .content = ContentOf(request, num_tokens),
-                              .report_reused_blocks = nb::cast<std::string>(mode) == "full"});
+                              .report_reused_blocks = ToView(mode) == "full"});
   } else {
     made = core_->NewRequestFromHashes(std::string(id), num_tokens,
                                        ReadHashes(request, 0, NumHashes(num_tokens)));

@@ -22,10 +22,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/python/src/binding.h"
 
 namespace kvblocks::python {
-
-namespace nb = nanobind;
 
 // An attribute name, interned once.
 class AttributeName {
@@ -149,8 +148,6 @@ class VllmManager {
   std::vector<BlockHash> hashes_;  // scratch
   std::vector<TokenId> tokens_;    // scratch
 };
-
-void BindVllm(nb::module_& module);
 
 }  // namespace kvblocks::python
 

@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request, RequestStatus
 
-from kvblocks._kvblocks import vllm_native
+from kvblocks._core import vllm_native
 from kvblocks.vllm import UnsupportedError
 from kvblocks.vllm.config import checkpoint_alignment, groups_of, has_partial_hits, layer_spec
 from kvblocks.vllm.plugin import SEMANTICS_SETTING
@@ -96,7 +96,11 @@ class BlockPool:
         self.hash_block_size = hash_block_size
         self.num_gpu_blocks = int(manager._num_blocks())
         self.blocks = _Blocks(manager)
-        self.null_block = manager._block(0)
+
+    @property
+    def null_block(self) -> Any:
+        """Stands in tables where no data is needed."""
+        return self._manager._block(0)
 
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
         """Gives back blocks that pop_blocks_for_free or take_kv_cache_block_copies handed out, first to be reused first."""
