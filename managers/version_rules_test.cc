@@ -72,25 +72,6 @@ TEST(VersionRulesTest, ReplaysBehindLookaheadHashesWithItsSwitch) {
   }
 }
 
-// V-6: a prompt that ends in the second half of a block, of which hits can use a tail of 2 tokens.
-TEST(VersionRulesTest, RegistersTheStateBeforeABoundaryWithItsSwitch) {
-  for (const bool as_engine : {false, true}) {
-    const KvCacheSpec states = MambaSpec::Create({.block_size = 4,
-                                                  .states = {{.shape = {4}}},
-                                                  .cache_mode = MambaCacheMode::kAlign})
-                                   .value();
-    KvCacheConfig config = Config(30, {Full(4), states});
-    config.hash_block_size = 2;
-    KvCacheManagerOptions options{.partial_hits = true};
-    options.semantics.registers_earlier_states = as_engine;
-    const auto manager = Manager(config, options);
-    const auto request = NewRequest(*manager, Tokens(11));
-    ASSERT_TRUE(Step(*manager, *request, 8));
-    const BlockId state = manager->GetBlocks(*request, 1)[1];
-    EXPECT_EQ(manager->pool().block(state).has_key(), as_engine);
-  }
-}
-
 // V-14: 17 tokens reach the first boundary, 16; of them 15 are final, which fill one block of 8.
 TEST(VersionRulesTest, AllTokensDecideWhetherAFinalOneIsRegistered) {
   const auto manager =

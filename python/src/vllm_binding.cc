@@ -252,16 +252,24 @@ nb::object VllmManager::ToPython(const BlockStored& event) const {
     lookahead = std::move(lists);
   }
   const auto& [kind, window] = settings_.events.groups[static_cast<size_t>(event.group_idx)];
-  return settings_.events.stored(
-      "block_hashes"_a = hashes,
-      "parent_block_hash"_a =
-          event.parent_block_hash ? ToPython(*event.parent_block_hash) : nb::none(),
-      "token_ids"_a = ToList(event.token_ids), "block_size"_a = event.block_size,
-      "lora_id"_a = event.lora_id, "medium"_a = "GPU",
-      "lora_name"_a = event.lora_id ? nb::object(nb::str(event.lora_name.c_str())) : nb::none(),
-      "extra_keys"_a = all_extra_keys, "group_idx"_a = event.group_idx,
-      "kv_cache_spec_kind"_a = kind, "kv_cache_spec_sliding_window"_a = window,
-      "session_id"_a = event.session_id, "lookahead_token_ids"_a = lookahead);
+  nb::dict fields;
+  fields["block_hashes"] = hashes;
+  fields["parent_block_hash"] =
+      event.parent_block_hash ? ToPython(*event.parent_block_hash) : nb::none();
+  fields["token_ids"] = ToList(event.token_ids);
+  fields["block_size"] = event.block_size;
+  fields["lora_id"] = event.lora_id;
+  fields["medium"] = "GPU";
+  fields["lora_name"] =
+      event.lora_id ? nb::object(nb::str(event.lora_name.c_str())) : nb::none();
+  fields["extra_keys"] = all_extra_keys;
+  fields["group_idx"] = event.group_idx;
+  fields["kv_cache_spec_kind"] = kind;
+  fields["kv_cache_spec_sliding_window"] = window;
+  fields["session_id"] = event.session_id;
+  // vLLM 0.32 does not have the field.
+  if (!lookahead.is_none()) fields["lookahead_token_ids"] = lookahead;
+  return settings_.events.stored(**fields);
 }
 
 nb::list VllmManager::TakeEvents() {

@@ -8,7 +8,7 @@ docs/vllm.md says what it serves, what it refuses, and how it was tested. Import
 imports neither vLLM nor the native part.
 """
 
-TESTED_VERSIONS = ("0.33.0",)
+TESTED_VERSIONS = ("0.32.0", "0.33.0")
 """Versions of vLLM that the plugin was tested with; others are refused."""
 
 
