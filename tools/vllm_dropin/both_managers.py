@@ -14,6 +14,10 @@ class Difference(Exception):
     """The managers answered differently."""
 
 
+class KnownDifference(Exception):
+    """They did, in a way that docs/vllm.md lists; the run ends here."""
+
+
 class Tally:
     """What happened in a run."""
 
@@ -129,6 +133,8 @@ class BothManagers:
             f"in flight {request.num_in_flight_tokens}, known {request.num_tokens}, prompt "
             f"{request.num_prompt_tokens}, hit {num_new_computed_tokens}, {kwargs})"
         )
+        if a is None and b is not None and self._waits_for_a_twin(new_computed_blocks):
+            raise KnownDifference("a state is hit whose content another request registered in this step")
         self._same(what, a, b)
         self.tally.facts["no space"] += a is None
         self.tally.facts["admissions"] += new_computed_blocks is not None and a is not None
@@ -136,6 +142,14 @@ class BothManagers:
             self._same("tables after " + what, self.tables(self.theirs, request), self.tables(self.ours, request))
         self.compare_pools(what)
         return None if a is None else Pair(*answers)
+
+    def _waits_for_a_twin(self, hits: Any) -> bool:
+        if hits is None:
+            return False
+        return any(
+            blocks and blocks[-1].block_hash in getattr(manager, "cached_blocks_this_step", ())
+            for manager, blocks in zip(self.theirs.coordinator.single_type_managers, hits.theirs.blocks, strict=True)
+        )
 
     @staticmethod
     def tables(manager: Any, request: Any) -> Any:
