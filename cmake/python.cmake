@@ -14,12 +14,12 @@ endif()
 
 file(GLOB kvblocks_python_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/src/*.cc")
 # Of the objects themselves, as kvsim: the module needs no library of ours.
-foreach(component IN ITEMS checks kv_cache planning)
+foreach(component IN ITEMS checks kv_cache planning c)
   list(APPEND kvblocks_python_sources $<TARGET_OBJECTS:kvblocks_${component}_objects>)
 endforeach()
 # STABLE_ABI acts from Python 3.12 on; before, each version of Python needs a module of its own.
 nanobind_add_module(kvblocks_python STABLE_ABI NB_STATIC NOMINSIZE ${kvblocks_python_sources})
-target_link_libraries(kvblocks_python PRIVATE kvblocks_kv_cache_objects kvblocks_planning_objects Threads::Threads)
+target_link_libraries(kvblocks_python PRIVATE kvblocks_kv_cache_objects kvblocks_planning_objects kvblocks_c_objects Threads::Threads)
 set_target_properties(kvblocks_python PROPERTIES OUTPUT_NAME _core
                       LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
 
@@ -28,8 +28,47 @@ file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
 file(GLOB kvblocks_python_files CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/python/kvblocks"
      "${PROJECT_SOURCE_DIR}/python/kvblocks/*.py" "${PROJECT_SOURCE_DIR}/python/kvblocks/*.pyi"
      "${PROJECT_SOURCE_DIR}/python/kvblocks/py.typed")
+foreach(name IN ITEMS vllm)
+  if(EXISTS "${PROJECT_SOURCE_DIR}/python/kvblocks/${name}")
+    list(APPEND kvblocks_python_files ${name})
+  endif()
+endforeach()
 foreach(name IN LISTS kvblocks_python_files)
   file(CREATE_LINK "${PROJECT_SOURCE_DIR}/python/kvblocks/${name}" "${PROJECT_BINARY_DIR}/python/kvblocks/${name}" SYMBOLIC)
 endforeach()
 
+# Which fields of reports are texts: in JSON, 64-bit integers are texts, too.
+file(GLOB kvblocks_report_protos CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/sim/*.proto" "${PROJECT_SOURCE_DIR}/sim/*/*.proto")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${kvblocks_report_protos})
+set(kvblocks_text_fields "")
+foreach(proto IN LISTS kvblocks_report_protos)
+  file(STRINGS "${proto}" lines REGEX "string +[a-z0-9_]+ *=")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE "^.*string +([a-z0-9_]+) *=.*$" "    \"\\1\",\n" line "${line}")
+    list(APPEND kvblocks_text_fields "${line}")
+  endforeach()
+endforeach()
+list(SORT kvblocks_text_fields)
+list(REMOVE_DUPLICATES kvblocks_text_fields)
+list(JOIN kvblocks_text_fields "" kvblocks_text_fields)
+file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/python/kvblocks/_text_fields.py" @ONLY CONTENT
+"# Made by cmake/python.cmake from the messages of reports.
+TEXT_FIELDS: frozenset[str] = frozenset((
+@kvblocks_text_fields@))
+")
+
+if(TARGET kvsim)
+  file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks/bin")
+  foreach(file IN ITEMS kvsim kernel_tables.pb)
+    file(CREATE_LINK "${PROJECT_BINARY_DIR}/${file}" "${PROJECT_BINARY_DIR}/python/kvblocks/bin/${file}" SYMBOLIC)
+  endforeach()
+endif()
+
+# Into the folder that a wheel is made of.
 install(TARGETS kvblocks_python LIBRARY DESTINATION kvblocks COMPONENT python EXCLUDE_FROM_ALL)
+install(FILES "${PROJECT_BINARY_DIR}/python/kvblocks/_text_fields.py" DESTINATION kvblocks COMPONENT python EXCLUDE_FROM_ALL)
+if(TARGET kvsim)
+  install(PROGRAMS $<TARGET_FILE:kvsim> DESTINATION kvblocks/bin COMPONENT python EXCLUDE_FROM_ALL)
+  install(FILES sim/cost/tables/kernel_tables.pb sim/cost/tables/README.md DESTINATION kvblocks/bin COMPONENT python
+          EXCLUDE_FROM_ALL)
+endif()

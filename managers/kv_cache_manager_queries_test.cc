@@ -49,6 +49,22 @@ TEST_F(QueriesTest, TablesShowNullsAndCanBeClipped) {
   EXPECT_THAT(manager_->GetBlocks(*request_, 2), IsEmpty());
 }
 
+TEST_F(QueriesTest, MovedTablesKeepTheirEntriesAndGiveAwayTheirMemory) {
+  EXPECT_THAT(manager_->MoveBlockTable(*request_, 0), IsEmpty());
+  ASSERT_TRUE(Step(*manager_, *request_, 12));
+  const BlockId* const shown = manager_->GetBlocks(*request_, 1).data();
+  const std::vector<BlockId> kept = manager_->MoveBlockTable(*request_, 1);
+  EXPECT_EQ(kept.data(), shown);
+  EXPECT_NE(manager_->GetBlocks(*request_, 1).data(), shown);
+  EXPECT_THAT(kept, ElementsAre(4, 5, 6));
+  EXPECT_EQ(manager_->GetBlockIds(*request_), (Lists{{1, 2, 3}, {4, 5, 6}}));
+  ASSERT_TRUE(Step(*manager_, *request_, 2));
+  EXPECT_EQ(manager_->GetBlockIds(*request_), (Lists{{1, 2, 3, 7}, {0, 0, 6, 8}}));
+  EXPECT_THAT(kept, ElementsAre(4, 5, 6));
+  EXPECT_THAT(manager_->MoveBlockTable(*request_, 2), IsEmpty());
+  EXPECT_TRUE(manager_->CheckInvariants().ok());
+}
+
 TEST_F(QueriesTest, TruncatedHitsCoverTheirTokens) {
   const auto manager = Manager(60, {Full(4), Full(6)});
   const auto donor = NewRequest(*manager, Tokens(37));

@@ -44,6 +44,13 @@ TEST(RequestTest, RequestMadeFromHashesNeedsNoTokens) {
   EXPECT_EQ((*request)->num_prompt_tokens(), 9);
   EXPECT_EQ((*request)->num_tokens(), 11);
 
+  const auto skipping = manager->NewRequestFromHashes(
+      "s", 9, {donor->content().hashes().begin(), donor->content().hashes().end()}, "session",
+      /*skip_reading_prefix_cache=*/true);
+  ASSERT_TRUE(skipping.ok()) << skipping.status();
+  EXPECT_EQ(Hits(*manager, **skipping).num_tokens(), 0);
+  EXPECT_EQ((*skipping)->content().session_id(), "session");
+
   EXPECT_EQ(manager->NewRequestFromHashes("h", 9, {}).status().code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(manager->NewRequestFromHashes("h", -1, {}).status().code(),

@@ -13,8 +13,8 @@ kvblocks_packages=(
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev libboost-context-dev
 )
 
-# For tests/packaging/check_cmake.sh only.
-kvblocks_packaging_packages=(cmake ninja-build pkg-config dpkg-dev file)
+# For tests/packaging/check_cmake.sh and check_python.sh only.
+kvblocks_packaging_packages=(cmake ninja-build pkg-config dpkg-dev file python3-dev python3-venv)
 
 kvblocks_missing_packages() {
   local installed package

@@ -16,10 +16,12 @@
 docs/python.md goes on from here.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from kvblocks import errors, specs
 from kvblocks._core import (
     AllBlocksCleared, BlockInfo, BlockPool, BlockRemoved, Blocks, BlockStored, BlockTable, ComputedBlocks,
-    KVCacheConfig, KVCacheGroup, KVCacheManager, KVCacheSpec, LookupExplanation, NativeLayout,
+    DecodeBatch, KVCacheConfig, KVCacheGroup, KVCacheManager, KVCacheSpec, LookupExplanation, NativeLayout,
     PrefixCacheStats, Request, Semantics, __version__,
 )
 from kvblocks.errors import (
@@ -27,10 +29,46 @@ from kvblocks.errors import (
     ResourceExhaustedError, StaleBlockTableError,
 )
 
+if TYPE_CHECKING:
+    from kvblocks import results, simulator
+    from kvblocks.planning import ManagerPlan, make_plan
+    from kvblocks.results import CurveResult, ExplainResult, PlanResult, ReplayResult, Result
+    from kvblocks.simulator import (
+        compare, curve, explain, generate, help_text, plan, replay, stats, sweep, validate, verify,
+    )
+    from kvblocks.trace import Trace, TraceRequest
+
+# Loaded when they are asked for: engines import the package for the manager alone.
+_LAZY = {
+    "results": None, "simulator": None,
+    "CurveResult": "results", "ExplainResult": "results", "PlanResult": "results", "ReplayResult": "results",
+    "Result": "results", "ManagerPlan": "planning", "make_plan": "planning", "Trace": "trace", "TraceRequest": "trace",
+    **dict.fromkeys(("compare", "curve", "explain", "generate", "help_text", "plan", "replay", "stats",
+                     "sweep", "validate", "verify"), "simulator"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'kvblocks' has no attribute {name!r}")
+    import importlib
+
+    home = _LAZY[name]
+    module = importlib.import_module(f"kvblocks.{home or name}")
+    return module if home is None else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 __all__ = [
-    "AllBlocksCleared", "BlockInfo", "BlockPool", "BlockRemoved", "BlockStored", "BlockTable", "Blocks",
-    "CommandError", "ComputedBlocks", "ConcurrentUseError", "InvalidArgumentError", "InvariantError",
-    "KVBlocksError", "KVCacheConfig", "KVCacheGroup", "KVCacheManager", "KVCacheSpec", "LookupExplanation",
-    "NativeLayout", "NotFoundError", "PrefixCacheStats", "Request", "ResourceExhaustedError", "Semantics",
-    "StaleBlockTableError", "__version__", "errors", "specs",
+    "AllBlocksCleared", "BlockInfo", "BlockPool", "BlockRemoved", "Blocks", "BlockStored", "BlockTable",
+    "CommandError", "ComputedBlocks", "ConcurrentUseError", "CurveResult", "DecodeBatch", "ExplainResult",
+    "InvalidArgumentError", "InvariantError", "KVBlocksError", "KVCacheConfig", "KVCacheGroup",
+    "KVCacheManager", "KVCacheSpec", "LookupExplanation", "ManagerPlan", "NativeLayout", "NotFoundError",
+    "PlanResult", "PrefixCacheStats", "ReplayResult", "Request", "ResourceExhaustedError", "Result",
+    "Semantics", "StaleBlockTableError", "Trace", "TraceRequest", "__version__", "compare", "curve",
+    "errors", "explain", "generate", "help_text", "make_plan", "plan", "replay", "results", "simulator",
+    "specs", "stats", "sweep", "validate", "verify",
 ]

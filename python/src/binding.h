@@ -94,6 +94,8 @@ struct PyRequest {
   std::unique_ptr<Request> core;
   // Grows when the request's blocks are given back: handles made before are dead.
   uint64_t generation = 0;
+  // Grows before every change of a block table.
+  uint64_t num_changes = 0;
   // Per group, of the memory that the block table has now, if it was shown.
   std::vector<std::shared_ptr<TableMemory>> shown;
 
@@ -104,6 +106,7 @@ struct PyRequest {
 
   // Before block tables change: arrays that show them keep their memory, the request gets other.
   void LetGoOfTables() {
+    ++num_changes;
     if (!shown.empty()) [[unlikely]]
       MoveShownTables();
   }
@@ -116,6 +119,9 @@ struct PyRequest {
  private:
   void MoveShownTables();
 };
+
+// A read-only numpy array over numbers that `owner` keeps: of one dimension, or with `columns` of two.
+nb::object MakeArray(nb::handle owner, absl::Span<const int32_t> numbers, size_t columns = 0);
 
 // Lists of block ids, one per group: a value.
 struct PyBlocks {
@@ -151,8 +157,8 @@ class ManagerUse {
   PyManager& manager_;
   std::optional<nb::gil_scoped_release> released_;
 };
-// From so many tokens on a call may take 10 us: hashing does 250 million tokens/s, look-ups are faster.
-inline constexpr int64_t kManyTokens = 2048;
+// From so many tokens on a call may take 10 us: hashing does 100 million tokens/s, look-ups are faster.
+inline constexpr int64_t kManyTokens = 1024;
 
 // --- Parts of the module ---
 
@@ -160,8 +166,10 @@ void BindSpecs(nb::module_& module);
 void BindManager(nb::module_& module);
 void BindRequest(nb::module_& module);
 void BindTables(nb::module_& module);
+void BindBatch(nb::module_& module);
 void BindReports(nb::module_& module);
 void BindEvents(nb::module_& module);
+void BindPlanning(nb::module_& module);
 void BindVllm(nb::module_& module);
 
 }  // namespace kvblocks::python

@@ -11,8 +11,10 @@ NB_MODULE(_core, module) {
   BindManager(module);
   BindRequest(module);
   BindTables(module);
+  BindBatch(module);
   BindReports(module);
   BindEvents(module);
+  BindPlanning(module);
   nb::module_ vllm = module.def_submodule("vllm_native");
   BindVllm(vllm);
 }

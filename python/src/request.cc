@@ -205,7 +205,7 @@ Requests share blocks only if lora_name, lora_path, cache_salt and features are 
 appear in events. skip_reading_prefix_cache: look-ups give nothing. report_reused_blocks: look-ups with
 hits emit BlockStored; needs enable_events.
 
-Hashes the prompt, 4 ns per token. Raises InvalidArgumentError that names what is wrong.)")
+Hashes the prompt, some 10 ns per token. Raises InvalidArgumentError that names what is wrong.)")
       .def("new_request_from_hashes", &NewRequestFromHashes, nb::arg("id"), nb::arg("num_tokens"),
            nb::arg("hashes"), nb::kw_only(), nb::arg("session_id") = nb::none(),
            nb::arg("skip_reading_prefix_cache") = false,

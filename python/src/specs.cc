@@ -93,9 +93,15 @@ KvCacheSpec MakeSpec(const std::string& kind_name, const nb::kwargs& fields) {
   KvCacheSpecOptions options;
   std::set<std::string> unknown;
   for (auto [name, value] : fields) unknown.insert(nb::cast<std::string>(name));
+  ForEachSpecField([&](const SpecField& field, auto) { unknown.erase(std::string(field.name)); });
+  if (!unknown.empty()) {
+    PyErr_SetString(PyExc_TypeError,
+                    absl::StrCat("KVCacheSpec: unknown field ", *unknown.begin()).c_str());
+    nb::raise_python_error();
+  }
   ForEachSpecField([&](const SpecField& field, auto member) {
     const std::string name(field.name);
-    if (unknown.erase(name) == 0) {
+    if (!fields.contains(name.c_str())) {
       if (field.RequiredIn(kind)) {
         Raise("InvalidArgumentError",
               absl::StrCat(kind_name, ": ", name, " is missing, expected ",
@@ -105,11 +111,6 @@ KvCacheSpec MakeSpec(const std::string& kind_name, const nb::kwargs& fields) {
     }
     Read(fields[name.c_str()], field.name, options.*member);
   });
-  if (!unknown.empty()) {
-    PyErr_SetString(PyExc_TypeError,
-                    absl::StrCat("KVCacheSpec: unknown field ", *unknown.begin()).c_str());
-    nb::raise_python_error();
-  }
   return Value(KvCacheSpec::Create(kind, options));
 }
 
@@ -138,11 +139,13 @@ void BindSpecs(nb::module_& module) {
       module, "KVCacheSpec",
       "What one layer stores. Immutable, hashable. Made by the functions of kvblocks.specs.")
       .def_static("create", &MakeSpec, nb::arg("kind"), nb::arg("fields"),
+                  nb::sig("def create(kind: str, **fields: Any) -> KVCacheSpec"),
                   "A spec of a kind by its name, \"full_attention\" for one; fields as the functions of "
                   "kvblocks.specs have them.\n\nRaises InvalidArgumentError that names the field, its "
                   "value and the limit.")
       .def_prop_ro("kind", [](const KvCacheSpec& s) { return std::string(s.kind_name()); })
-      .def_prop_ro("fields", &FieldsOf, "The fields of its kind, defaults filled in.")
+      .def_prop_ro("fields", &FieldsOf,
+                   nb::sig("def fields(self) -> dict[str, Any]"), "The fields of its kind, defaults filled in.")
       .def_prop_ro("block_size", &KvCacheSpec::block_size, "Tokens per block.")
       .def_prop_ro("num_kv_heads", &KvCacheSpec::num_kv_heads)
       .def_prop_ro("head_size", &KvCacheSpec::head_size)

@@ -50,37 +50,43 @@ PyBlockTable GetBlocks(const PyManager& self, nb::handle_t<PyRequest> owner, Gro
 
 struct Export {
   std::shared_ptr<TableMemory> memory;
-  Py_ssize_t shape, stride = sizeof(BlockId);
+  Py_ssize_t shape[2], strides[2];
 };
 
-int FillBuffer(PyObject* self, Py_buffer* buffer, const BlockId* data, size_t size, int flags,
-               Export* exported) {
-  static BlockId nothing = 0;
-  exported->shape = static_cast<Py_ssize_t>(size);
-  buffer->buf = size == 0 ? &nothing : const_cast<BlockId*>(data);
+// Of one row, or of two dimensions.
+int FillBuffer(PyObject* self, Py_buffer* buffer, absl::Span<const int32_t> numbers, size_t columns,
+               int flags, std::shared_ptr<TableMemory> memory) {
+  if ((flags & PyBUF_WRITABLE) != 0) {
+    buffer->obj = nullptr;
+    PyErr_SetString(PyExc_BufferError, "block tables are read-only");
+    return -1;
+  }
+  static int32_t nothing = 0;
+  const auto size = static_cast<Py_ssize_t>(numbers.size());
+  const auto row = columns == 0 ? size : static_cast<Py_ssize_t>(columns);
+  auto* exported = new Export{std::move(memory), {size, row}, {sizeof(int32_t), sizeof(int32_t)}};
+  if (columns != 0) {
+    exported->shape[0] = size / row;
+    exported->strides[0] = row * static_cast<Py_ssize_t>(sizeof(int32_t));
+  }
+  buffer->buf = size == 0 ? &nothing : const_cast<int32_t*>(numbers.data());
   buffer->obj = self;
   Py_INCREF(self);
-  buffer->len = static_cast<Py_ssize_t>(size * sizeof(BlockId));
+  buffer->len = size * static_cast<Py_ssize_t>(sizeof(int32_t));
   buffer->readonly = 1;
-  buffer->itemsize = sizeof(BlockId);
+  buffer->itemsize = sizeof(int32_t);
   buffer->format = (flags & PyBUF_FORMAT) != 0 ? const_cast<char*>("i") : nullptr;
-  buffer->ndim = 1;
-  buffer->shape = &exported->shape;
-  buffer->strides = &exported->stride;
+  buffer->ndim = columns == 0 ? 1 : 2;
+  buffer->shape = exported->shape;
+  buffer->strides = exported->strides;
   buffer->suboffsets = nullptr;
   buffer->internal = exported;
   return 0;
 }
 
-bool RefusesWriter(Py_buffer* buffer, int flags) {
-  if ((flags & PyBUF_WRITABLE) == 0) return false;
-  buffer->obj = nullptr;
-  PyErr_SetString(PyExc_BufferError, "block tables are read-only");
-  return true;
-}
+void ReleaseBuffer(PyObject*, Py_buffer* buffer) { delete static_cast<Export*>(buffer->internal); }
 
 int GetTableBuffer(PyObject* self, Py_buffer* buffer, int flags) {
-  if (RefusesWriter(buffer, flags)) return -1;
   auto* table = nb::inst_ptr<PyBlockTable>(self);
   try {
     const absl::Span<const BlockId> blocks = table->blocks();
@@ -88,7 +94,7 @@ int GetTableBuffer(PyObject* self, Py_buffer* buffer, int flags) {
     const auto g = static_cast<size_t>(table->group);
     if (shown.empty()) shown.resize(static_cast<size_t>(table->request->manager->core->num_groups()));
     if (shown[g] == nullptr) shown[g] = std::make_shared<TableMemory>();
-    return FillBuffer(self, buffer, blocks.data(), blocks.size(), flags, new Export{shown[g], 0});
+    return FillBuffer(self, buffer, blocks, 0, flags, shown[g]);
   } catch (nb::python_error& error) {
     error.restore();
     buffer->obj = nullptr;
@@ -96,14 +102,33 @@ int GetTableBuffer(PyObject* self, Py_buffer* buffer, int flags) {
   }
 }
 
-void ReleaseBuffer(PyObject*, Py_buffer* buffer) { delete static_cast<Export*>(buffer->internal); }
-
 PyType_Slot table_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(GetTableBuffer)},
                              {Py_bf_releasebuffer, reinterpret_cast<void*>(ReleaseBuffer)},
                              {0, nullptr}};
 
+// Numbers that another object keeps.
+struct PyNumbers {
+  nb::object owner;
+  absl::Span<const int32_t> numbers;
+  size_t columns;
+};
+
+int GetNumbersBuffer(PyObject* self, Py_buffer* buffer, int flags) {
+  const auto* list = nb::inst_ptr<PyNumbers>(self);
+  return FillBuffer(self, buffer, list->numbers, list->columns, flags, nullptr);
+}
+
+PyType_Slot numbers_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(GetNumbersBuffer)},
+                               {Py_bf_releasebuffer, reinterpret_cast<void*>(ReleaseBuffer)},
+                               {0, nullptr}};
+
 nb::object AsArray(nb::handle object) {
   return nb::module_::import_("numpy").attr("asarray")(object);
+}
+
+nb::object TableArray(nb::handle_t<PyBlockTable> self) {
+  (void)nb::cast<const PyBlockTable&>(self).blocks();  // numpy would hide why there is no buffer
+  return AsArray(self);
 }
 
 size_t IndexIn(Py_ssize_t index, size_t size) {
@@ -115,22 +140,6 @@ size_t IndexIn(Py_ssize_t index, size_t size) {
 }
 
 // --- Values ---
-
-// One group's list of a value, for arrays: keeps the value alive.
-struct PyIds {
-  nb::object owner;
-  absl::Span<const BlockId> ids;
-};
-
-int GetIdsBuffer(PyObject* self, Py_buffer* buffer, int flags) {
-  if (RefusesWriter(buffer, flags)) return -1;
-  const auto* list = nb::inst_ptr<PyIds>(self);
-  return FillBuffer(self, buffer, list->ids.data(), list->ids.size(), flags, new Export{nullptr, 0});
-}
-
-PyType_Slot ids_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(GetIdsBuffer)},
-                           {Py_bf_releasebuffer, reinterpret_cast<void*>(ReleaseBuffer)},
-                           {0, nullptr}};
 
 absl::Span<const BlockId> ListOf(const PyBlocks& value, size_t g) { return value.lists[g]; }
 absl::Span<const BlockId> ListOf(const ComputedBlocks& value, size_t g) {
@@ -147,7 +156,7 @@ nb::class_<T> BindValue(nb::module_& module, const char* name, const char* doc) 
            [](nb::handle_t<T> self, Py_ssize_t group) {
              const T& value = nb::cast<const T&>(self);
              const size_t g = IndexIn(group, NumGroups(value));
-             return AsArray(nb::cast(PyIds{nb::borrow(self), ListOf(value, g)}));
+             return MakeArray(self, ListOf(value, g));
            },
            nb::arg("group"),
            nb::sig("def __getitem__(self, group: int, /) -> NDArray[numpy.int32]"),
@@ -179,8 +188,12 @@ ComputedBlocks MakeComputedBlocks(const std::vector<std::vector<BlockId>>& lists
 
 }  // namespace
 
+nb::object MakeArray(nb::handle owner, absl::Span<const int32_t> numbers, size_t columns) {
+  return AsArray(nb::cast(PyNumbers{nb::borrow(owner), numbers, columns}));
+}
+
 void BindTables(nb::module_& module) {
-  nb::class_<PyIds>(module, "_Ids", nb::type_slots(ids_slots));
+  nb::class_<PyNumbers>(module, "_Numbers", nb::type_slots(numbers_slots));
   BindValue<PyBlocks>(module, "Blocks",
                       "The blocks that one allocate_slots took, per group: a value that stays as it is.");
   BindValue<ComputedBlocks>(module, "ComputedBlocks",
@@ -210,8 +223,15 @@ stay as the table was at that moment and readable for ever.)")
              return blocks[IndexIn(index, blocks.size())];
            },
            nb::arg("index"))
-      .def("numpy", [](nb::handle_t<PyBlockTable> self) { return AsArray(self); },
-           nb::sig("def numpy(self) -> NDArray[numpy.int32]"), "numpy.asarray(self).")
+      .def("numpy", &TableArray, nb::sig("def numpy(self) -> NDArray[numpy.int32]"),
+           "numpy.asarray(self).")
+      // numpy takes the buffer; it comes here where there is none, and would make an array of one object.
+      .def("__array__",
+           [](nb::handle_t<PyBlockTable> self, nb::object dtype, nb::object) {
+             return TableArray(self).attr("astype")(dtype.is_none() ? nb::cast("int32") : dtype);
+           },
+           nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
+           nb::sig("def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]"))
       .def("tolist", [](const PyBlockTable& t) { return ToList(t.blocks()); },
            nb::sig("def tolist(self) -> list[int]"))
       .def_prop_ro("is_stale",

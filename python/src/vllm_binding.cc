@@ -41,7 +41,7 @@ nb::object GetBlockIds(const VllmBlocks& blocks, bool allow_none, nb::handle gro
   PyObject* lists = PyTuple_New(static_cast<Py_ssize_t>(groups.size()));
   if (lists == nullptr) nb::raise_python_error();
   for (size_t i = 0; i < groups.size(); ++i) {
-    PyTuple_SET_ITEM(lists, static_cast<Py_ssize_t>(i),
+    PyTuple_SetItem(lists, static_cast<Py_ssize_t>(i),
                      ToList(ListOf(blocks, groups[i])).release().ptr());
   }
   return nb::steal(lists);

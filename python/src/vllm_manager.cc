@@ -87,7 +87,7 @@ VllmManager::Counterpart* VllmManager::Find(absl::string_view id) {
 
 int64_t VllmManager::NumTokens(nb::handle request) const {
   const nb::object tokens = Names().all_tokens.Of(request);
-  return static_cast<int64_t>(PyList_Check(tokens.ptr()) ? PyList_GET_SIZE(tokens.ptr())
+  return static_cast<int64_t>(PyList_Check(tokens.ptr()) ? PyList_Size(tokens.ptr())
                                                          : PyObject_Length(tokens.ptr()));
 }
 
@@ -101,14 +101,14 @@ std::vector<BlockHash>& VllmManager::ReadHashes(nb::handle request, int64_t firs
   hashes_.clear();
   if (first == last) return hashes_;
   const nb::object list = Names().block_hashes.Of(request);
-  if (!PyList_Check(list.ptr()) || PyList_GET_SIZE(list.ptr()) < last) {
+  if (!PyList_Check(list.ptr()) || PyList_Size(list.ptr()) < last) {
     RaiseVllm(InvalidArgument("request ", ToView(Names().request_id.Of(request)), " has ",
                               PyObject_Length(list.ptr()), " block hashes, expected ", last,
                               ": prefix caching needs requests that hash their blocks"));
   }
   hashes_.resize(static_cast<size_t>(last - first));
   for (int64_t i = first; i < last; ++i) {
-    PyObject* hash = PyList_GET_ITEM(list.ptr(), i);
+    PyObject* hash = PyList_GetItem(list.ptr(), i);
     char* data = nullptr;
     Py_ssize_t size = 0;
     if (PyBytes_AsStringAndSize(hash, &data, &size) != 0) nb::raise_python_error();
@@ -130,7 +130,7 @@ std::vector<TokenId>& VllmManager::ReadTokens(nb::handle request, int64_t first,
   const nb::object list = Names().all_tokens.Of(request);
   tokens_.clear();
   for (int64_t i = first; i < last; ++i) {
-    const long token = PyLong_AsLong(PyList_GET_ITEM(list.ptr(), i));
+    const long token = PyLong_AsLong(PyList_GetItem(list.ptr(), i));
     if (token == -1 && PyErr_Occurred() != nullptr) nb::raise_python_error();
     tokens_.push_back(static_cast<TokenId>(token));
   }

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/latency_metrics.h"
@@ -24,6 +26,11 @@ std::string ShareRead(const ReadProgress& read) {
   return read.bytes_total == 0 ? "trace read" : absl::StrFormat("%3.0f %% read", 100 * Share(read));
 }
 
+bool WantsJson() {
+  const char* wanted = std::getenv("KVSIM_PROGRESS");
+  return wanted != nullptr && std::string_view(wanted) == "json";
+}
+
 std::string Eta(const ReadProgress& read, double elapsed) {
   const double share = Share(read);
   if (share <= 0 || share >= 1) return "";
@@ -33,7 +40,8 @@ std::string Eta(const ReadProgress& read, double elapsed) {
 }  // namespace
 
 ProgressLine::ProgressLine(bool quiet)
-    : is_shown_(!quiet && isatty(STDERR_FILENO) == 1),
+    : is_json_(WantsJson()),
+      is_shown_(!quiet && (is_json_ || isatty(STDERR_FILENO) == 1)),
       start_(Clock::now()),
       next_(start_ + kInterval) {}
 
@@ -49,9 +57,10 @@ bool ProgressLine::IsDue() {
 }
 
 void ProgressLine::Show(const std::string& text) {
-  std::fprintf(stderr, "\r\033[K%s", text.c_str());
+  // The texts are ours: nothing in them needs escaping.
+  std::fprintf(stderr, is_json_ ? "{\"progress\": \"%s\"}\n" : "\r\033[K%s", text.c_str());
   std::fflush(stderr);
-  is_dirty_ = true;
+  is_dirty_ = !is_json_;
 }
 
 void ProgressLine::Update(const SimulationProgress& progress, int64_t hit_tokens,

@@ -1,5 +1,9 @@
 // ProgressLine: one line on standard error that says how far a command has come, at most ten times
 // a second, and nothing at all unless standard error is a terminal.
+//
+// Programs that start kvsim set KVSIM_PROGRESS=json in its environment, and get a line of JSON each
+// time instead: {"progress": "12 % read, ..."}. The environment, because it is about who listens and
+// must not change what a configuration says.
 
 #ifndef KVBLOCKS_SIM_COMMANDS_PROGRESS_LINE_H_
 #define KVBLOCKS_SIM_COMMANDS_PROGRESS_LINE_H_
@@ -35,7 +39,8 @@ class ProgressLine {
   double elapsed() const { return elapsed_; }
   void Show(const std::string& text);
 
-  bool is_shown_;
+  const bool is_json_;
+  const bool is_shown_;
   bool is_dirty_ = false;
   Clock::time_point start_;
   Clock::time_point next_;

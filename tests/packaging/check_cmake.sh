@@ -165,5 +165,11 @@ else
   echo "no dpkg-shlibdeps here: no Debian packages"
 fi
 
+if python3 -c 'import venv, ensurepip' 2>/dev/null; then
+  check "the Python package" "$packaging/check_python.sh" --build "$build" --jobs "$jobs"
+else
+  echo "no python3-venv here: no Python package"
+fi
+
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -1,0 +1,132 @@
+"""The simulator's commands as functions.
+
+Every option of ``kvsim COMMAND`` is a keyword argument: ``--block-size=16`` is ``block_size=16``, a flag is
+``True``, ``--no-spread`` is ``spread=False``, and lists have several values. ``print(help_text("replay"))``
+lists them with units and defaults; what kvsim refuses raises CommandError with its message. A trace is a
+path, a Trace, or None for the workload that comes with the package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvblocks import _program
+from kvblocks._program import Progress
+from kvblocks.errors import CommandError
+from kvblocks.results import CurveResult, ExplainResult, PlanResult, ReplayResult, Result
+from kvblocks.trace import Trace
+
+__all__ = ["compare", "curve", "explain", "generate", "help_text", "plan", "replay", "stats", "sweep",
+           "validate", "verify"]
+
+TraceLike = Trace | str | os.PathLike[str] | None
+ResultT = TypeVar("ResultT", bound=Result)
+
+
+def _run(command: str, inputs: list[str], result: type[ResultT], progress: Progress | bool | None,
+         options: dict[str, Any], page: bool = False) -> ResultT:
+    """One command with JSON output. What a new command needs is a call of this."""
+    call = _program.default_progress() if progress is True else progress or None
+    with tempfile.TemporaryDirectory(prefix="kvblocks-") as folder:
+        page_file = Path(folder) / "page.html"
+        arguments = [command, *inputs, "--json", *_program.arguments_of(options)]
+        if page:
+            arguments.append(f"--html={page_file}")
+        status, text, messages = _program.run(arguments, call)
+        # With an answer the status is about what was asked: a limit missed, a trace that is bad.
+        if status < 0 or not text:
+            raise CommandError(messages.strip() or f"kvsim {command} ended with status {status}", status)
+        html = page_file.read_text() if page_file.exists() else ""
+    return result(json.loads(text), status, messages, html)
+
+
+def _trace(trace: TraceLike) -> list[str]:
+    if trace is None:
+        return []
+    return [str(trace.path) if isinstance(trace, Trace) else os.fspath(trace)]
+
+
+def help_text(command: str = "") -> str:
+    """All options of a command, with units and defaults."""
+    _, text, messages = _program.run([command, "--help"] if command else ["--help"])
+    if not text:
+        raise CommandError(messages.strip())
+    return text
+
+
+def replay(trace: TraceLike = None, *, progress: Progress | bool | None = None, page: bool = True,
+           **options: Any) -> ReplayResult:
+    """Replays a trace through scheduler and cache, and reports hit rates, misses, latency, the pool.
+
+    progress: a callable (share 0 to 1 or None, text), or True for a bar of tqdm. page: keep the page that
+    notebooks show; 200 KB. options: those of ``kvsim replay``, num_blocks=2000 for one. A missed slo is
+    exit_status 1. Ctrl-C ends the run.
+    """
+    return _run("replay", _trace(trace), ReplayResult, progress, options, page)
+
+
+def curve(trace: TraceLike = None, *, progress: Progress | bool | None = None, **options: Any) -> CurveResult:
+    """The hit rate of every pool size from one pass, and how many blocks are enough."""
+    return _run("curve", _trace(trace), CurveResult, progress, options)
+
+
+def plan(model: str | None = None, device: str | None = None, *, page: bool = True,
+         **options: Any) -> PlanResult:
+    """What a model's layers store and how many requests a device holds.
+
+    model: of the catalogue, or the path of a config.json. exit_status 1: the longest request does not fit.
+    """
+    return _run("plan", [], PlanResult, None, {"model": model, "device": device, **options}, page)
+
+
+def explain(trace: TraceLike = None, *, progress: Progress | bool | None = None,
+            **options: Any) -> ExplainResult:
+    """Why prompts missed the cache; request="ID" tells one request's whole story."""
+    return _run("explain", _trace(trace), ExplainResult, progress, options)
+
+
+def stats(trace: TraceLike = None, **options: Any) -> Result:
+    """What a trace holds, and the most that a cache can reach."""
+    return _run("stats", _trace(trace), Result, None, options)
+
+
+def validate(trace: TraceLike = None, *, progress: Progress | bool | None = None, **options: Any) -> Result:
+    """Everything that is wrong with a trace; exit_status 1 if it is bad."""
+    return _run("validate", _trace(trace), Result, progress, options)
+
+
+def verify(trace: TraceLike = None, *, progress: Progress | bool | None = None, **options: Any) -> Result:
+    """A replay with real tensors: every wrong number is a bug."""
+    return _run("verify", _trace(trace), Result, progress, options)
+
+
+def compare(a: ReplayResult | str | os.PathLike[str], b: ReplayResult | str | os.PathLike[str],
+            **options: Any) -> Result:
+    """What differs between two replays; exit_status 1 if more does than tolerance=... allows."""
+    with tempfile.TemporaryDirectory(prefix="kvblocks-") as folder:
+        paths = []
+        for name, report in (("a", a), ("b", b)):
+            if isinstance(report, ReplayResult):
+                path = Path(folder) / f"{name}.json"
+                path.write_text(json.dumps(report.to_dict()))
+                paths.append(str(path))
+            else:
+                paths.append(os.fspath(report))
+        return _run("compare", paths, Result, None, options)
+
+
+def sweep(trace: TraceLike = None, *, progress: Progress | bool | None = None, **options: Any) -> Result:
+    """Many replays over values of options, where kvsim has the command ``sweep``."""
+    return _run("sweep", _trace(trace), Result, progress, options)
+
+
+def generate(path: str | os.PathLike[str], **options: Any) -> Trace:
+    """A synthetic trace, where kvsim has the command ``gen``; options: its."""
+    status, _, messages = _program.run(["gen", *_program.arguments_of(options), os.fspath(path)])
+    if status != 0:
+        raise CommandError(messages.strip(), status)
+    return Trace(path)
