@@ -8,6 +8,13 @@ void BlockPool::ReportStored(const PrefixContent& content, absl::Span<const Bloc
                              int64_t num_tokens, int64_t block_size, GroupId group) {
   if (!enable_events_ || blocks.empty()) return;
   const int64_t unit = content.hash_block_size();
+  if (one_event_per_registration_) {
+    // Every position, whether it has a block or not, as if all blocks were full.
+    const int64_t hashed = content.num_hashed_tokens() / block_size;
+    const int64_t end = std::min(static_cast<int64_t>(blocks.size()), hashed);
+    if (end > 0) EmitStored(content, 0, end, block_size, group);
+    return;
+  }
   int64_t full = num_tokens / block_size;
   int64_t tail = 0;  // the prefix that the last block is cached under, if it ends inside
   if (full < static_cast<int64_t>(blocks.size()) && blocks.back() != kNullBlockId) {
@@ -23,10 +30,7 @@ void BlockPool::ReportStored(const PrefixContent& content, absl::Span<const Bloc
     }
   }
   const auto is_real = [&](int64_t i) { return blocks[static_cast<size_t>(i)] != kNullBlockId; };
-  if (one_event_per_registration_ && full > 0) {
-    EmitStored(content, 0, full, block_size, group, is_real);
-  }
-  for (int64_t i = 0; i < full && !one_event_per_registration_; ++i) {
+  for (int64_t i = 0; i < full; ++i) {
     if (!is_real(i)) continue;
     const int64_t begin = i;
     while (i < full && is_real(i)) ++i;

@@ -144,7 +144,17 @@ absl::StatusOr<PrefixContent> PrefixContent::FromTokens(
   content.features_ = std::move(options.features);
   content.embedding_digest_ = std::move(options.embedding_digest);
   content.session_id_ = std::move(options.session_id);
-  content.HashCompleteBlocks();
+  if (!options.hashes) {
+    content.HashCompleteBlocks();
+    return content;
+  }
+  const int64_t expected = NumHashes(content.hashing_.get(), content.num_tokens_);
+  if (static_cast<int64_t>(options.hashes->size()) != expected) {
+    return WrongHashCount(options.hashes->size(), expected, content.num_tokens_,
+                          content.hashing_.get());
+  }
+  content.hashes_here_ = false;
+  content.hashes_ = *std::move(options.hashes);
   return content;
 }
 
@@ -163,20 +173,33 @@ absl::StatusOr<PrefixContent> PrefixContent::FromHashes(
   }
   content.hashing_ = std::move(hashing);
   content.num_tokens_ = num_tokens;
-  content.has_token_ids_ = false;
+  content.has_token_ids_ = content.hashes_here_ = false;
   content.hashes_ = std::move(hashes);
   content.session_id_ = std::move(session_id);
   return content;
 }
 
-absl::Status PrefixContent::AppendTokens(absl::Span<const TokenId> tokens) {
+absl::Status PrefixContent::AppendTokens(absl::Span<const TokenId> tokens,
+                                         absl::Span<const BlockHash> hashes) {
   if (!has_token_ids_) {
     return InvalidArgument(
         "this content was made from block hashes: append with AppendHashedTokens");
   }
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int64_t expected = hashes_here_ ? 0
+                                        : NumHashes(hashing_.get(), num_tokens_ + count) -
+                                              static_cast<int64_t>(hashes_.size());
+  if (static_cast<int64_t>(hashes.size()) != expected) {
+    if (hashes_here_) {
+      return InvalidArgument("got ", hashes.size(),
+                             " block hashes for a content that hashes its tokens, expected 0");
+    }
+    return WrongHashCount(hashes.size(), expected, count, hashing_.get());
+  }
+  hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
   token_ids_.insert(token_ids_.end(), tokens.begin(), tokens.end());
-  num_tokens_ += static_cast<int64_t>(tokens.size());
-  HashCompleteBlocks();
+  num_tokens_ += count;
+  if (hashes_here_) HashCompleteBlocks();
   return absl::OkStatus();
 }
 

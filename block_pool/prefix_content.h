@@ -9,9 +9,10 @@
 // together with the L tokens after it, for caches of drafters whose KV of a position depends on the
 // tokens that follow.
 //
-// Two ways in. With token ids, hashes are computed here, each token once. Without them, whoever
+// Three ways in. With token ids, hashes are computed here, each token once. Without them, whoever
 // knows the content (a simulator, a gateway that hashed already) hands over one hash per block;
-// such a content has no token ids to report.
+// such a content has no token ids to report. And with both, for an engine that hashes by itself and
+// wants its tokens reported.
 //
 // What besides the tokens makes the content of a block are its extra keys. Per block, in this
 // order: the LoRA name with the adapter's path; one entry per multimodal feature that reaches into
@@ -100,10 +101,13 @@ class PrefixContent {
     std::function<std::string(int64_t begin, int64_t end)> embedding_digest = nullptr;
     // Reported in events, no part of the content.
     std::optional<std::string> session_id = std::nullopt;
+    // Of the tokens' blocks, as for FromHashes, computed by the caller: then nothing is hashed here,
+    // now or later (AppendTokens).
+    std::optional<std::vector<BlockHash>> hashes = std::nullopt;
   };
 
   // `hashing` null: nothing is hashed (prefix caching off). InvalidArgument for invalid features,
-  // a path without a LoRA name, or invalid hashing.
+  // a path without a LoRA name, invalid hashing, or a wrong number of hashes.
   static absl::StatusOr<PrefixContent> FromTokens(Options options,
                                                   std::shared_ptr<const PrefixHashing> hashing);
 
@@ -114,8 +118,10 @@ class PrefixContent {
       std::shared_ptr<const PrefixHashing> hashing,
       std::optional<std::string> session_id = std::nullopt);
 
-  // Accepted output tokens, at the end. InvalidArgument if this content was made from hashes.
-  absl::Status AppendTokens(absl::Span<const TokenId> tokens);
+  // Accepted output tokens, at the end. InvalidArgument if this content was made from hashes alone.
+  // Where the caller computes the hashes, with exactly those of the blocks that become complete.
+  absl::Status AppendTokens(absl::Span<const TokenId> tokens,
+                            absl::Span<const BlockHash> hashes = {});
   // The same for a content made from hashes: exactly the blocks that `num_tokens` more tokens
   // complete.
   absl::Status AppendHashedTokens(int64_t num_tokens, absl::Span<const BlockHash> hashes);
@@ -154,9 +160,10 @@ class PrefixContent {
                ? HashOfBlock(index, hashes_per_block)
                : plain_hashes_[static_cast<size_t>((index + 1) * hashes_per_block - 1)];
   }
-  // Never of a content made from hashes, nor of prompt embeddings, whose token ids mean nothing.
+  // Never of a content made with hashes, nor of prompt embeddings, whose token ids mean nothing.
   bool knows_plain_hashes() const {
-    return has_token_ids_ && hashing_ && hashing_->keep_plain_hashes && !embedding_digest_;
+    return has_token_ids_ && hashes_here_ && hashing_ && hashing_->keep_plain_hashes &&
+           !embedding_digest_;
   }
   bool has_extra_keys() const {
     return !lora_name_.empty() || !cache_salt_.empty() || !features_.empty() || embedding_digest_;
@@ -188,6 +195,7 @@ class PrefixContent {
   int64_t hash_block_size_ = 0;
   int64_t num_tokens_ = 0;
   bool has_token_ids_ = true;
+  bool hashes_here_ = true;  // not by the caller
   std::vector<TokenId> token_ids_;
   std::vector<BlockHash> hashes_;
   std::vector<BlockHash> plain_hashes_;  // where known and extra keys make a difference

@@ -310,6 +310,34 @@ TEST(PrefixContentTest, ReadyHashesAreTakenAsTheyAre) {
   EXPECT_EQ(content->hashes().size(), 3u);
 }
 
+TEST(PrefixContentTest, TokensMayComeWithReadyHashes) {
+  const BlockHash first{{1, 2, 3, 4}};
+  const BlockHash second{{5, 6, 7, 8}};
+  auto content = PrefixContent::FromTokens(
+      {.token_ids = {1, 2, 3, 4, 5}, .hashes = std::vector<BlockHash>{first}}, Hashing(4));
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_TRUE(content->has_token_ids());
+  EXPECT_FALSE(content->knows_plain_hashes());
+  EXPECT_TRUE(content->AppendTokens({6, 7}).ok());
+  // Exactly the hashes of the blocks that become full.
+  EXPECT_EQ(content->AppendTokens({8}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(content->AppendTokens({8}, {first, second}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(content->num_tokens(), 7);
+  EXPECT_TRUE(content->AppendTokens({8}, {second}).ok());
+  ASSERT_EQ(content->hashes().size(), 2u);
+  EXPECT_EQ(content->hashes()[0], first);
+  EXPECT_EQ(content->hashes()[1], second);
+  EXPECT_EQ(PrefixContent::FromTokens({.token_ids = {1, 2, 3, 4}, .hashes = std::vector<BlockHash>{}},
+                                      Hashing(4))
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+  // Who hashes here takes no hashes.
+  auto hashed = PrefixContent::FromTokens({.token_ids = {1}}, Hashing(4));
+  EXPECT_EQ(hashed->AppendTokens({2, 3, 4}, {first}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(hashed->num_tokens(), 1);
+}
+
 TEST(PrefixContentTest, WrongNumberOfReadyHashesIsRefused) {
   EXPECT_THAT(Refusal(PrefixContent::FromHashes(11, std::vector<BlockHash>(3), Hashing(4))),
               HasSubstr("got 3 block hashes with 11 tokens, expected 2"));

@@ -77,13 +77,15 @@ Request::~Request() {
 
 // --- Look-up ---
 
-absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedBlocks& out) const {
-  if (absl::Status status = LookUp(request, out); !status.ok()) return status;
+absl::Status KvCacheManager::GetComputedBlocks(const Request& request, ComputedBlocks& out,
+                                               int64_t max_tokens) const {
+  if (absl::Status status = LookUp(request, out, max_tokens); !status.ok()) return status;
   if (request.reports_reused_blocks_ && out.num_tokens_ > 0) ReportReusedBlocks(request, out);
   return absl::OkStatus();
 }
 
-absl::Status KvCacheManager::LookUp(const Request& request, ComputedBlocks& out) const {
+absl::Status KvCacheManager::LookUp(const Request& request, ComputedBlocks& out,
+                                    int64_t max_tokens) const {
   if (absl::Status status = CheckOwner(request); !status.ok()) return status;
   if (request.num_tokens() == 0) {
     return InvalidArgument("GetComputedBlocks(", request.id(), "): the request has no tokens");
@@ -98,7 +100,7 @@ absl::Status KvCacheManager::LookUp(const Request& request, ComputedBlocks& out)
     return absl::OkStatus();
   }
   // The logits of the last token are needed, so it is computed in any case.
-  int64_t most = request.num_tokens() - 1;
+  int64_t most = std::clamp<int64_t>(max_tokens, 0, request.num_tokens() - 1);
   if (options_.num_hash_lookahead_tokens > 0) {
     most = std::min(most, request.content_.num_hashed_tokens());
   }

@@ -223,8 +223,11 @@ class KvCacheManager {
   }
 
   // The longest cached prefix of a request, at most num_tokens() - 1: the last token is always
-  // computed. With windows that are computed again (KvCacheSpec::replay_tokens) so much less. Reuses the lists of `out`. InvalidArgument for a request without tokens.
-  absl::Status GetComputedBlocks(const Request& request, ComputedBlocks& out) const;
+  // computed; and at most max_tokens. With windows that are computed again
+  // (KvCacheSpec::replay_tokens) so much less. Reuses the lists of `out`. InvalidArgument for a request
+  // without tokens.
+  absl::Status GetComputedBlocks(const Request& request, ComputedBlocks& out,
+                                 int64_t max_tokens = kMaxTokens) const;
   absl::StatusOr<ComputedBlocks> GetComputedBlocks(const Request& request) const;
 
   // Makes room for a request's next tokens: frees its out-of-window blocks, adopts hits, makes
@@ -308,6 +311,9 @@ class KvCacheManager {
   // the lists cover it.
   absl::StatusOr<ComputedBlocks> TruncateComputedBlocks(const ComputedBlocks& computed,
                                                         int64_t num_tokens) const;
+  // Blocks that slots for num_tokens in all would take out of the free queue now; with apply_cap as
+  // if what is missing were computed step by step, so that windows let go of theirs in between.
+  int64_t NumBlocksNeeded(const Request& request, int64_t num_tokens, bool apply_cap) const;
   // Where the step that the latest AllocateSlots made slots for must export the state of a Mamba
   // group with checkpoint blocks on its way, and into which block; empty: nowhere. V-45.
   struct StateCheckpoint {
@@ -362,7 +368,8 @@ class KvCacheManager {
 
   SingleTypeManager& mutable_group(GroupId group) { return *groups_[static_cast<size_t>(group)]; }
   // InvalidArgument unless 0 <= value <= most: "CALL(REQUEST): WHAT is VALUE, expected 0 to MOST".
-  absl::Status LookUp(const Request& request, ComputedBlocks& out) const;
+  absl::Status LookUp(const Request& request, ComputedBlocks& out,
+                      int64_t max_tokens = kMaxTokens) const;
   void ReportReusedBlocks(const Request& request, const ComputedBlocks& computed) const;
   static absl::Status CheckCount(absl::string_view call, const Request& request,
                                  absl::string_view what, int64_t value, int64_t most);

@@ -166,7 +166,8 @@ class Caller {
         &Semantics::allows_adopt_only,           &Semantics::one_event_per_registration,
         &Semantics::registers_unusable_tails,    &Semantics::caps_need_before_hits,
         &Semantics::window_of_one_keeps_nothing, &Semantics::aligns_before_drop,
-        &Semantics::clamps_external_tokens,      &Semantics::has_no_common_prefix};
+        &Semantics::clamps_external_tokens,      &Semantics::has_no_common_prefix,
+        &Semantics::registers_earlier_states,    &Semantics::replays_behind_lookahead_hashes};
     const uint8_t changed = input_.Byte();
     if (changed < std::size(kSwitches)) {
       bool& value = semantics.*kSwitches[changed];

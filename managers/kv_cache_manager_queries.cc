@@ -103,6 +103,20 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::TruncateComputedBlocks(
   return cut;
 }
 
+int64_t KvCacheManager::NumBlocksNeeded(const Request& request, int64_t num_tokens,
+                                        bool apply_cap) const {
+  const int64_t slots = std::clamp<int64_t>(num_tokens, 0, options_.max_model_len);
+  const SlotDemand demand{slots, slots, 0, request.num_prompt_tokens_,
+                          request.num_computed_tokens_};
+  int64_t needed = 0;
+  for (GroupId g = 0; g < num_groups(); ++g) {
+    const GroupBlocks* held =
+        HoldsBlocks(request) ? &request.groups_[static_cast<size_t>(g)] : nullptr;
+    needed += group(g).NumBlocksNeeded(held, demand, {}, request.num_computed_tokens_, apply_cap);
+  }
+  return needed;
+}
+
 std::optional<KvCacheManager::StateCheckpoint> KvCacheManager::GetStateCheckpoint(
     const Request& request, GroupId g) const {
   if (!HoldsBlocks(request) || g < 0 || g >= num_groups()) return std::nullopt;

@@ -180,7 +180,9 @@ absl::StatusOr<BlockSizes> ResolveBlockSizes(const KvCacheConfig& config,
 
 int64_t NumReplayedTokens(const KvCacheManagerOptions& options) {
   // A hash that looks ahead exists only once its block is final.
-  if (options.num_hash_lookahead_tokens > 0) return 0;
+  if (options.num_hash_lookahead_tokens > 0 && !options.semantics.replays_behind_lookahead_hashes) {
+    return 0;
+  }
   return std::max<int64_t>(0, options.prefill_lookahead_tokens - 1);
 }
 

@@ -219,7 +219,10 @@ bool MambaManager::IsRetained(int64_t position, const ReuseBoundaries& boundarie
   const int64_t end = (position + 1) * block_size();
   if (interval > 0 && (interval <= block_size() || end % interval == 0)) return true;
   for (const int64_t boundary : BoundariesOf(boundaries)) {
-    if (boundary > 0 && end == boundary - boundary % options_.hit_alignment) return true;
+    if (boundary <= 0) continue;
+    int64_t reached = boundary - boundary % options_.hit_alignment;
+    if (options_.semantics.registers_earlier_states) reached -= reached % block_size();
+    if (end == reached) return true;
   }
   return false;
 }
@@ -263,7 +266,9 @@ void MambaManager::CacheFullBlocks(const PrefixContent& content, GroupBlocks& he
   mask_.clear();
   for (int64_t i = from; i < full; ++i) {
     // Of a step that ran over a boundary there is no state at the boundary.
-    const bool written = mode_ == MambaCacheMode::kAll || (i + 1) * block_size() == held.chunk_end;
+    const bool written = mode_ == MambaCacheMode::kAll ||
+                         options_.semantics.registers_earlier_states ||
+                         (i + 1) * block_size() == held.chunk_end;
     const bool exported = (i + 1) * block_size() == held.checkpoint_tokens;
     mask_.push_back(exported || (written && (!options_.semantics.retention_interval ||
                                              IsRetained(i, boundaries))));

@@ -95,10 +95,10 @@ TEST(ReusedBlocksTest, OneEventPerGroupWithItsSwitch) {
   const auto stored = TakeStored(*manager);
   ASSERT_EQ(stored.size(), 2u);
   const auto hashes = request->content().hashes();
-  EXPECT_THAT(stored[0].block_hashes, ElementsAre(hashes[2], hashes[3]));
+  EXPECT_THAT(stored[0].block_hashes, ElementsAre(hashes[0], hashes[1], hashes[2], hashes[3]));
   EXPECT_EQ(stored[0].parent_block_hash, std::nullopt);
   EXPECT_EQ(stored[0].token_ids, Tokens(16));
-  EXPECT_THAT(stored[1].block_hashes, IsEmpty());
+  EXPECT_EQ(stored[1].block_hashes, stored[0].block_hashes);
   EXPECT_EQ(stored[1].token_ids, Tokens(16));
 }
 

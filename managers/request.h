@@ -64,12 +64,26 @@ class Request {
 
   // Accepted output. InvalidArgument if the request was made from hashes (then AppendHashedTokens),
   // and the other way round.
-  absl::Status AppendOutputTokens(absl::Span<const TokenId> tokens) {
-    return content_.AppendTokens(tokens);
+  absl::Status AppendOutputTokens(absl::Span<const TokenId> tokens,
+                                  absl::Span<const BlockHash> hashes = {}) {
+    return content_.AppendTokens(tokens, hashes);
   }
   absl::Status AppendHashedTokens(int64_t num_tokens, absl::Span<const BlockHash> hashes) {
     return content_.AppendHashedTokens(num_tokens, hashes);
   }
+
+  // Another content in place of this one, of which the first num_prompt_tokens are the prompt: for a
+  // request that is taken up again with its output, or a session that drops its last output and goes
+  // on with more input. What is registered stays. The contents must agree up to num_computed_tokens,
+  // and be hashed alike.
+  void SetContent(PrefixContent content, int64_t num_prompt_tokens) {
+    content_ = std::move(content);
+    num_prompt_tokens_ = num_prompt_tokens;
+    quiet_slots_ = 0;
+  }
+
+  // The content, for another request; only to be destroyed or given another one afterwards.
+  PrefixContent TakeContent() { return std::move(content_); }
 
   // Tokens counted as computed, advanced by the scheduler when it schedules a step; may fall when
   // drafts are rejected.

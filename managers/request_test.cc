@@ -57,6 +57,46 @@ TEST(RequestTest, RequestMadeFromHashesNeedsNoTokens) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST(RequestTest, GoesOnWithAnotherContent) {
+  const auto manager = Manager(10, {Full(4)});
+  const auto request = NewRequest(*manager, Tokens(9));
+  ASSERT_TRUE(Step(*manager, *request, 9));
+  ASSERT_TRUE(request->AppendOutputTokens({7, 8}).ok());
+  // A session drops its last output and goes on with further input.
+  auto donor = NewRequest(*manager, Tokens(14));
+  request->SetContent(donor->TakeContent(), /*num_prompt_tokens=*/12);
+  EXPECT_EQ(request->num_tokens(), 14);
+  EXPECT_EQ(request->num_prompt_tokens(), 12);
+  ASSERT_TRUE(Step(*manager, *request, 5));
+  EXPECT_EQ(manager->GetBlocks(*request, 0).size(), 4u);
+  EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(13))).num_tokens(), 12);
+  EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+}
+
+TEST(RequestTest, LookUpsStopWhereTheyAreTold) {
+  const auto manager = Manager(10, {Full(4)});
+  ASSERT_TRUE(Step(*manager, *NewRequest(*manager, Tokens(17)), 17));
+  const auto request = NewRequest(*manager, Tokens(17));
+  ComputedBlocks hits;
+  ASSERT_TRUE(manager->GetComputedBlocks(*request, hits, /*max_tokens=*/11).ok());
+  EXPECT_EQ(hits.num_tokens(), 8);
+  ASSERT_TRUE(manager->GetComputedBlocks(*request, hits, -1).ok());
+  EXPECT_EQ(hits.num_tokens(), 0);
+  ASSERT_TRUE(manager->GetComputedBlocks(*request, hits, 1000).ok());
+  EXPECT_EQ(hits.num_tokens(), 16);
+}
+
+TEST(RequestTest, TellsTheBlocksThatItStillNeeds) {
+  const auto manager = Manager(30, {Full(4), Window(4, 6)}, {.max_in_flight_tokens = 4});
+  const auto request = NewRequest(*manager, Tokens(40));
+  EXPECT_EQ(manager->NumBlocksNeeded(*request, 8, /*apply_cap=*/false), 4);
+  ASSERT_TRUE(Step(*manager, *request, 8));
+  EXPECT_EQ(manager->NumBlocksNeeded(*request, 8, /*apply_cap=*/false), 0);
+  EXPECT_EQ(manager->NumBlocksNeeded(*request, 40, /*apply_cap=*/false), 16);
+  // The window lets go of blocks on the way: at most 4 at a time, of which 2 are there.
+  EXPECT_LT(manager->NumBlocksNeeded(*request, 40, /*apply_cap=*/true), 16);
+}
+
 TEST(RequestTest, DestroyedRequestGivesItsBlocksBack) {
   const auto manager = Manager(8, {Full(4)});
   auto shared = NewRequest(*manager, Tokens(8));

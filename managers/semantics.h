@@ -60,6 +60,13 @@ struct Semantics {
   bool adopts_stale_hits = false;
   // Computed and external tokens beyond max_model_len are cut off; otherwise they are refused. V-41.
   bool clamps_external_tokens = false;
+  // Tokens that a drafter may compute again are kept and not registered also where hashes look ahead,
+  // which makes neither necessary. V-14.
+  bool replays_behind_lookahead_hashes = false;
+  // A state is registered whenever its block is there, also where the step that ended at it is not the
+  // latest: with steps in flight, states behind outputs. Otherwise only what the latest step left is.
+  // And of a boundary inside a block, sparse registration keeps the last state before it. V-6.
+  bool registers_earlier_states = false;
   // GetNumCommonPrefixBlocks answers 0, because cascade attention is gone from the engine. V-30.
   bool has_no_common_prefix = false;
 
@@ -86,6 +93,8 @@ struct Semantics {
     semantics.aligns_before_drop = true;
     semantics.adopts_stale_hits = true;
     semantics.clamps_external_tokens = true;
+    semantics.replays_behind_lookahead_hashes = true;
+    semantics.registers_earlier_states = true;
     semantics.has_no_common_prefix = true;
     return semantics;
   }

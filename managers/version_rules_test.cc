@@ -56,6 +56,22 @@ TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
   EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 0, 4, 7, 8));
 }
 
+// V-14: with look-ahead hashes the engine leaves out and keeps all the same what need not be.
+TEST(VersionRulesTest, ReplaysBehindLookaheadHashesWithItsSwitch) {
+  for (const bool as_engine : {false, true}) {
+    KvCacheManagerOptions options{.num_hash_lookahead_tokens = 2, .prefill_lookahead_tokens = 3};
+    options.semantics.retention_interval = std::nullopt;
+    options.semantics.replays_behind_lookahead_hashes = as_engine;
+    const auto manager = Manager(60, {Window(4, 9)}, options);
+    const auto request = NewRequest(*manager, Tokens(40));
+    ASSERT_TRUE(Step(*manager, *request, 20));
+    // Of 20 tokens two may come again, so only four blocks are final.
+    EXPECT_EQ(manager->pool().num_keyed_blocks(), as_engine ? 4 : 5);
+    ASSERT_TRUE(manager->RemoveSkippedBlocks(*request, 20).ok());
+    EXPECT_EQ(manager->GetBlocks(*request, 0)[2], as_engine ? 3 : 0);
+  }
+}
+
 // V-14: 17 tokens reach the first boundary, 16; of them 15 are final, which fill one block of 8.
 TEST(VersionRulesTest, AllTokensDecideWhetherAFinalOneIsRegistered) {
   const auto manager =

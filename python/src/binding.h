@@ -170,6 +170,7 @@ void BindBatch(nb::module_& module);
 void BindReports(nb::module_& module);
 void BindEvents(nb::module_& module);
 void BindPlanning(nb::module_& module);
+void BindVllm(nb::module_& module);
 
 }  // namespace kvblocks::python
 

@@ -15,4 +15,6 @@ NB_MODULE(_core, module) {
   BindReports(module);
   BindEvents(module);
   BindPlanning(module);
+  nb::module_ vllm = module.def_submodule("vllm_native");
+  BindVllm(vllm);
 }

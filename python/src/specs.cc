@@ -236,6 +236,8 @@ void BindSpecs(nb::module_& module) {
   KVBLOCKS_SWITCH(adopts_stale_hits);
   KVBLOCKS_SWITCH(clamps_external_tokens);
   KVBLOCKS_SWITCH(has_no_common_prefix);
+  KVBLOCKS_SWITCH(replays_behind_lookahead_hashes);
+  KVBLOCKS_SWITCH(registers_earlier_states);
 #undef KVBLOCKS_SWITCH
 }
 

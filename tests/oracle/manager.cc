@@ -32,7 +32,7 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
   // V-10: hashes that look ahead leave nothing to be dropped or computed again. V-13.
   const bool may_drop = options.num_lookahead == 0 &&
                         (options.use_eagle || !options.semantics.draft_flags_need_eagle);
-  if (options.num_lookahead == 0) {
+  if (options.num_lookahead == 0 || options.semantics.replays_behind_lookahead_hashes) {
     num_replayed_ = std::max<int64_t>(0, options.prefill_lookahead - 1);
   }
   int64_t lcm = 1;

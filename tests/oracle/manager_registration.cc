@@ -73,9 +73,18 @@ std::vector<bool> Manager::Mask(const Request& request, size_t g, int64_t full) 
   std::vector<bool> mask;
   for (int64_t i = table.num_cached; i < full; ++i) {
     bool keep = groups_.size() == 1 || options_.register_all || rules.IsReachable(i, alignment());
-    if (interval) keep = rules.IsRetained(i, *interval, alignment(), Boundaries(rules, request));
+    if (interval) {
+      std::vector<int64_t> boundaries = Boundaries(rules, request);
+      if (rules.is_mamba() && options_.semantics.registers_earlier_states) {  // V-6
+        for (int64_t& boundary : boundaries) {
+          boundary = RoundDown(RoundDown(boundary, alignment()), rules.block_size());
+        }
+      }
+      keep = rules.IsRetained(i, *interval, alignment(), boundaries);
+    }
     if (rules.keeps_nothing()) keep = false;                           // V-36
-    if (rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign) {  // BM-111
+    if (rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign &&
+        !options_.semantics.registers_earlier_states) {  // BM-111, V-6
       keep = keep && (i + 1) * rules.block_size() == table.chunk_end;
     }
     mask.push_back(keep);

@@ -153,6 +153,8 @@ constexpr std::pair<const char*, bool Semantics::*> kSwitches[] = {
     {"adopts_stale_hits", &Semantics::adopts_stale_hits},
     {"clamps_external_tokens", &Semantics::clamps_external_tokens},
     {"has_no_common_prefix", &Semantics::has_no_common_prefix},
+    {"replays_behind_lookahead_hashes", &Semantics::replays_behind_lookahead_hashes},
+    {"registers_earlier_states", &Semantics::registers_earlier_states},
 };
 
 std::string Describe(const Semantics& semantics) {
