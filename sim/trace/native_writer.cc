@@ -7,6 +7,8 @@
 #include "absl/numeric/int128.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "kvblocks/sim/trace/content_keys.h"
@@ -119,7 +121,14 @@ class NativeWriter : public TraceWriter {
 
  private:
   absl::Status Put(const pb::Record& record) {
-    const std::string bytes = record.SerializeAsString();
+    std::string bytes;
+    {
+      // Notes are a map, whose order would be another one each time.
+      google::protobuf::io::StringOutputStream stream(&bytes);
+      google::protobuf::io::CodedOutputStream coded(&stream);
+      coded.SetSerializationDeterministic(true);
+      record.SerializeToCodedStream(&coded);
+    }
     std::string prefix;
     AppendRecordLength(bytes.size(), &prefix);
     hash_.Add(prefix);
