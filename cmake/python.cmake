@@ -1,6 +1,9 @@
 # The Python package: python/kvblocks and the extension module kvblocks._core, in <build>/python/kvblocks, where
 # PYTHONPATH=<build>/python finds them. pyproject.toml makes wheels of it with scikit-build-core.
 
+# Neither the binding nor nanobind's own sources share files.
+set(CMAKE_UNITY_BUILD OFF)
+
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module OPTIONAL_COMPONENTS Development.SABIModule)
 if(NOT nanobind_ROOT)
   execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir OUTPUT_STRIP_TRAILING_WHITESPACE
@@ -14,12 +17,13 @@ endif()
 
 file(GLOB kvblocks_python_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/python/src/*.cc")
 # Of the objects themselves, as kvsim: the module needs no library of ours.
-foreach(component IN ITEMS checks kv_cache planning c)
+foreach(component IN ITEMS checks kv_cache planning events c)
   list(APPEND kvblocks_python_sources $<TARGET_OBJECTS:kvblocks_${component}_objects>)
 endforeach()
 # STABLE_ABI acts from Python 3.12 on; before, each version of Python needs a module of its own.
 nanobind_add_module(kvblocks_python STABLE_ABI NB_STATIC NOMINSIZE ${kvblocks_python_sources})
-target_link_libraries(kvblocks_python PRIVATE kvblocks_kv_cache_objects kvblocks_planning_objects kvblocks_c_objects Threads::Threads)
+target_link_libraries(kvblocks_python PRIVATE kvblocks_kv_cache_objects kvblocks_planning_objects kvblocks_events_objects
+                      kvblocks_c_objects Threads::Threads)
 set_target_properties(kvblocks_python PROPERTIES OUTPUT_NAME _core
                       LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
 

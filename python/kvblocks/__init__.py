@@ -32,7 +32,7 @@ from kvblocks.errors import (
 if TYPE_CHECKING:
     from kvblocks import results, simulator
     from kvblocks.planning import ManagerPlan, make_plan
-    from kvblocks.results import CurveResult, ExplainResult, PlanResult, ReplayResult, Result
+    from kvblocks.results import CurveResult, ExplainResult, PlanResult, ReplayResult, Result, SweepResult
     from kvblocks.simulator import (
         compare, curve, explain, generate, help_text, plan, replay, stats, sweep, validate, verify,
     )
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "results": None, "simulator": None,
     "CurveResult": "results", "ExplainResult": "results", "PlanResult": "results", "ReplayResult": "results",
-    "Result": "results", "ManagerPlan": "planning", "make_plan": "planning", "Trace": "trace", "TraceRequest": "trace",
+    "Result": "results", "SweepResult": "results", "ManagerPlan": "planning", "make_plan": "planning", "Trace": "trace", "TraceRequest": "trace",
     **dict.fromkeys(("compare", "curve", "explain", "generate", "help_text", "plan", "replay", "stats",
                      "sweep", "validate", "verify"), "simulator"),
 }
@@ -68,7 +68,7 @@ __all__ = [
     "InvalidArgumentError", "InvariantError", "KVBlocksError", "KVCacheConfig", "KVCacheGroup",
     "KVCacheManager", "KVCacheSpec", "LookupExplanation", "ManagerPlan", "NativeLayout", "NotFoundError",
     "PlanResult", "PrefixCacheStats", "ReplayResult", "Request", "ResourceExhaustedError", "Result",
-    "Semantics", "StaleBlockTableError", "Trace", "TraceRequest", "__version__", "compare", "curve",
+    "Semantics", "StaleBlockTableError", "SweepResult", "Trace", "TraceRequest", "__version__", "compare", "curve",
     "errors", "explain", "generate", "help_text", "make_plan", "plan", "replay", "results", "simulator",
     "specs", "stats", "sweep", "validate", "verify",
 ]

@@ -102,6 +102,11 @@ def default_progress() -> Progress | None:
     return show
 
 
+def text_of(value: object) -> str:
+    """A value as on a command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def arguments_of(options: dict[str, object]) -> list[str]:
     """Keyword arguments as options: block_size=16 is --block-size=16, spread=False is --no-spread."""
     arguments = []

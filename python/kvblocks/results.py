@@ -17,7 +17,7 @@ from kvblocks._text_fields import TEXT_FIELDS
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["CurveResult", "ExplainResult", "PlanResult", "Record", "ReplayResult", "Result"]
+__all__ = ["CurveResult", "ExplainResult", "PlanResult", "Record", "ReplayResult", "Result", "SweepResult"]
 
 _INTEGER = re.compile(r"-?\d+")
 # Texts somewhere, but never such that a number in them is meant as a text.
@@ -187,6 +187,24 @@ class CurveResult(Result):
     """Hit rates of all pool sizes. to_pandas() is one row per size."""
 
     _table = "points"
+
+
+class SweepResult(Result):
+    """The points of a sweep. to_pandas() is one row per point: its settings, its metrics, the front."""
+
+    _table = "rows"
+
+    def to_pandas(self, table: str = "") -> pandas.DataFrame:
+        if table not in ("", "rows"):
+            return super().to_pandas(table)
+        import pandas
+
+        rows = []
+        for row in self.rows:
+            values: dict[str, Any] = {setting.option: setting.value for setting in row.settings}
+            values |= {value.metric: value.value for value in row.get("values", [])}
+            rows.append(values | {"on_front": row.on_front, "problem": row.problem})
+        return pandas.DataFrame(rows)
 
 
 class PlanResult(Result):

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvblocks import _program
 from kvblocks._program import Progress
 from kvblocks.errors import CommandError
-from kvblocks.results import CurveResult, ExplainResult, PlanResult, ReplayResult, Result
+from kvblocks.results import CurveResult, ExplainResult, PlanResult, ReplayResult, Result, SweepResult
 from kvblocks.trace import Trace
 
 __all__ = ["compare", "curve", "explain", "generate", "help_text", "plan", "replay", "stats", "sweep",
@@ -119,14 +120,28 @@ def compare(a: ReplayResult | str | os.PathLike[str], b: ReplayResult | str | os
         return _run("compare", paths, Result, None, options)
 
 
-def sweep(trace: TraceLike = None, *, progress: Progress | bool | None = None, **options: Any) -> Result:
-    """Many replays over values of options, where kvsim has the command ``sweep``."""
-    return _run("sweep", _trace(trace), Result, progress, options)
+def sweep(trace: TraceLike = None, grid: Mapping[str, Iterable[object]] | None = None, *,
+          progress: Progress | bool | None = None, **options: Any) -> SweepResult:
+    """Replays every combination of values of options on all cores: grid={"num_blocks": [1000, 2000]}.
+
+    options: those of ``kvsim sweep`` and ``kvsim replay``; results="FILE" keeps finished points. exit_status 1:
+    a point has no figures, and its row says why.
+    """
+    inputs = _trace(trace)
+    for name, values in (grid or {}).items():
+        texts = [_program.text_of(value) for value in values]
+        # Commas part values, bars those that have commas in them.
+        joined = "|".join(texts) + ("|" if len(texts) == 1 else "") if any("," in t for t in texts) else ",".join(texts)
+        inputs += ["--grid", f"{name.replace('_', '-')}={joined}"]
+    return _run("sweep", inputs, SweepResult, progress, options)
 
 
-def generate(path: str | os.PathLike[str], **options: Any) -> Trace:
-    """A synthetic trace, where kvsim has the command ``gen``; options: its."""
-    status, _, messages = _program.run(["gen", *_program.arguments_of(options), os.fspath(path)])
+def generate(path: str | os.PathLike[str], spec: str | os.PathLike[str] | None = None, **options: Any) -> Trace:
+    """A synthetic workload, written to `path`: from a specification, or from options of ``kvsim gen``
+    (requests=1000, rate=5, like="trace.jsonl" and others)."""
+    inputs = [] if spec is None else [os.fspath(spec)]
+    status, _, messages = _program.run(
+        ["gen", *inputs, "--quiet", *_program.arguments_of(options), f"--output={os.fspath(path)}"])
     if status != 0:
         raise CommandError(messages.strip(), status)
     return Trace(path)

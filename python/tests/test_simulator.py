@@ -137,6 +137,24 @@ def test_ctrl_c_stops_within_a_second(tmp_path: Path) -> None:
     assert "kvsim" not in left.stdout
 
 
+def test_a_sweep_is_a_frame_of_points(tmp_path: Path) -> None:
+    swept = kvblocks.sweep(grid={"num_blocks": [1000, 2000]}, results=str(tmp_path / "points.jsonl"))
+    frame = swept.to_pandas()
+    assert list(frame["num_blocks"]) == ["1000", "2000"] and swept.exit_status == 0
+    assert frame["hit-rate"][1] == pytest.approx(kvblocks.replay(num_blocks=2000, page=False).hit_rate)
+    assert len((tmp_path / "points.jsonl").read_text().splitlines()) == 2
+
+
+def test_workloads_are_made_from_options_and_specifications(tmp_path: Path) -> None:
+    made = kvblocks.generate(tmp_path / "chat.kvt", requests=50, turns=3, system=800)
+    assert len(list(made)) == 50
+    kvblocks.generate(tmp_path / "chat.txtpb", to="spec", requests=50, turns=3, system=800)
+    again = kvblocks.generate(tmp_path / "again.kvt", tmp_path / "chat.txtpb")
+    assert [r.input_length for r in again] == [r.input_length for r in made]
+    with pytest.raises(kvblocks.CommandError, match="--turns"):
+        kvblocks.generate(tmp_path / "bad.kvt", turns="none")
+
+
 def test_runs_go_side_by_side() -> None:
     results: list[float] = []
     threads = [threading.Thread(target=lambda: results.append(kvblocks.replay(num_blocks=2000, page=False).hit_rate))

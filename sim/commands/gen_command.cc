@@ -69,7 +69,7 @@ class GenCommand final : public Command {
     options_->Add({.name = "SPEC", .help = "specification; - is standard input"}, &spec_);
     options_->Add({.name = "-o,--output", .unit = "FILE", .help = "file to write; - is standard "
                    "output; compressed if its name ends in .gz or .zst"}, &output_);
-    options_->Add({.name = "--to", .unit = "native|mooncake|csv|spec",
+    options_->Add({.name = "--to", .unit = "native|mooncake|csv|oracle|spec",
                    .help = "form to write [native]; spec: what it is made from"}, &to_);
     options_->Add({.name = "--like", .unit = "TRACE",
                    .help = "reuse prefixes as this trace does; nothing of its content is kept"},
@@ -137,7 +137,7 @@ class GenCommand final : public Command {
       const auto format = ParseTraceFormat(to_);
       if (!format.ok()) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "--to: got \"", to_, "\", expected native, mooncake, csv or spec"));
+            "--to: got \"", to_, "\", expected native, mooncake, csv, oracle or spec"));
       }
     }
     if (!output_ && !check_) {

@@ -134,7 +134,9 @@ absl::StatusOr<TranscriptConfig> ParseConfig(const std::string& line) {
   config.append_all = order == "fifo";
   config.retention_interval = in.OptionalInt("retention");
   config.hash_lookahead = in.IntOr("hash_lookahead", 0);
-  config.prefill_lookahead = in.IntOr("prefill_lookahead", 0);
+  // Without use_eagle the recorded manager got none, whatever the line says (V-14: p is 0).
+  const int64_t prefill_lookahead = in.IntOr("prefill_lookahead", 0);
+  config.prefill_lookahead = config.use_eagle ? prefill_lookahead : 0;
   config.records_boundaries = in.IntOr("rec_boundary", 0) != 0;
   config.has_no_partial_keys = in.IntOr("no_partial", 0) != 0;
   for (element item : in.Array("groups")) {
