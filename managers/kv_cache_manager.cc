@@ -475,27 +475,6 @@ absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
   return absl::OkStatus();
 }
 
-absl::Status KvCacheManager::EvictUnwritten(const Request& request, int64_t num_written_tokens) {
-  if (absl::Status status = CheckOwner(request); !status.ok()) return status;
-  if (absl::Status status = CheckCount("EvictUnwritten", request, "num_written_tokens",
-                                       num_written_tokens, kMaxTokens);
-      !status.ok()) {
-    return status;
-  }
-  if (!HoldsBlocks(request)) return absl::OkStatus();
-  std::vector<BlockId> unwritten;
-  for (GroupId g = 0; g < num_groups(); ++g) {
-    const absl::Span<const BlockId> table = GetBlocks(request, g);
-    const auto first = static_cast<size_t>(num_written_tokens / group(g).block_size());
-    for (size_t i = first; i < table.size(); ++i) {
-      if (table[i] != kNullBlockId && pool_->block(table[i]).has_key()) {
-        unwritten.push_back(table[i]);
-      }
-    }
-  }
-  return pool_->EvictBlocks(unwritten);
-}
-
 bool KvCacheManager::ResetPrefixCache() {
   if (!pool_->ResetPrefixCache()) return false;
   stats_.reset = true;

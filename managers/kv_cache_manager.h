@@ -282,11 +282,6 @@ class KvCacheManager {
   absl::Status AdvanceTime(int64_t now);
 
   absl::Status EvictBlocks(absl::Span<const BlockId> ids) { return pool_->EvictBlocks(ids); }
-  // Takes the keys off the request's blocks that are to hold more than its first num_written_tokens.
-  // For a request that loses slots of a step before the step runs, as when a scheduler preempts it in
-  // the step that it is part of: nobody will write what AllocateSlots has registered. Call it before
-  // Free. No-op for a request that holds none. O(blocks behind these tokens).
-  absl::Status EvictUnwritten(const Request& request, int64_t num_written_tokens);
   bool ResetPrefixCache();
 
   // --- Queries ---

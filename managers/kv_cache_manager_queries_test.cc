@@ -65,23 +65,6 @@ TEST_F(QueriesTest, MovedTablesKeepTheirEntriesAndGiveAwayTheirMemory) {
   EXPECT_TRUE(manager_->CheckInvariants().ok());
 }
 
-// For a step that will not be run for its request.
-TEST_F(QueriesTest, UnwrittenBlocksLoseTheirKeys) {
-  EXPECT_TRUE(manager_->EvictUnwritten(*request_, 0).ok());
-  ASSERT_TRUE(Step(*manager_, *request_, 5));
-  const auto slots = manager_->AllocateSlots(*request_, {.num_new_tokens = 7});
-  ASSERT_TRUE(slots.ok() && slots->has_value());
-  EXPECT_FALSE(manager_->EvictUnwritten(*request_, -1).ok());
-  // Three of the full group, and that of the window at the end of what a resend can hit.
-  EXPECT_EQ(manager_->pool().num_keys(), 4);
-  ASSERT_TRUE(manager_->EvictUnwritten(*request_, 5).ok());
-  // The first block is written, the one that token 5 lies in is not.
-  EXPECT_EQ(manager_->pool().num_keys(), 1);
-  EXPECT_TRUE(manager_->pool().block(manager_->GetBlocks(*request_, 0)[0]).has_key());
-  ASSERT_TRUE(manager_->Free(*request_).ok());
-  EXPECT_TRUE(manager_->CheckInvariants().ok()) << manager_->CheckInvariants();
-}
-
 TEST_F(QueriesTest, TruncatedHitsCoverTheirTokens) {
   const auto manager = Manager(60, {Full(4), Full(6)});
   const auto donor = NewRequest(*manager, Tokens(37));

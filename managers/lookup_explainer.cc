@@ -54,6 +54,8 @@ class LookupExplainer {
 
   int64_t BlockTokens(GroupId g) const { return manager_.group(g).block_size(); }
   bool IsFull(GroupId g) const { return manager_.group(g).is_full_type(); }
+  // A window that is computed again, for one, has no keys.
+  bool IsLookedUp(GroupId g) const { return manager_.group(g).spec().is_prefix_cacheable(); }
   // Hits may end inside its blocks.
   bool IsInner(GroupId g) const { return is_partial_ && BlockTokens(g) > alignment_; }
   bool IsState(GroupId g) const {
@@ -194,7 +196,7 @@ int64_t LookupExplainer::FirstNeeded(GroupId g, int64_t end) const {
 
 std::optional<LookupExplainer::Gap> LookupExplainer::FindWindowGap(int64_t num_tokens) const {
   for (GroupId g = 0; g < manager_.num_groups(); ++g) {
-    if (IsFull(g)) continue;
+    if (IsFull(g) || !IsLookedUp(g)) continue;
     if (IsInner(g)) {
       if (!HasKeyAt(g, num_tokens)) return Gap{g, (num_tokens - 1) / BlockTokens(g), num_tokens};
       continue;
@@ -389,7 +391,9 @@ LookupExplanation LookupExplainer::Explain(int64_t num_hit_tokens,
   if (history != nullptr && !history->is_complete()) {
     out.num_removals_remembered = history->num_keys();
   }
-  for (GroupId g = 0; g < manager_.num_groups(); ++g) out.groups.push_back(ReachOf(g));
+  for (GroupId g = 0; g < manager_.num_groups(); ++g) {
+    if (IsLookedUp(g)) out.groups.push_back(ReachOf(g));
+  }
 
   const auto add = [&](MissReason reason, int64_t from, int64_t to, GroupId group = -1) {
     AddRun({.reason = reason, .first_token = from, .num_tokens = to - from, .group = group}, out);

@@ -83,7 +83,7 @@ TEST(KvCacheManagerConfigTest, CarriesEveryOption) {
   EXPECT_EQ(o.num_hash_lookahead_tokens, 2);
   EXPECT_EQ(o.prefill_lookahead_tokens, 3);
   // A new option must be read above, too.
-  EXPECT_EQ(config::v1::KvCacheManagerOptions::descriptor()->field_count(), 26);
+  EXPECT_EQ(config::v1::KvCacheManagerOptions::descriptor()->field_count(), 27);
 }
 
 // Each switch alone, by its name: turned over, it makes a difference to the version's value.
@@ -107,7 +107,7 @@ TEST(KvCacheManagerConfigTest, CarriesEverySwitch) {
     }
     EXPECT_EQ(num_different, 1) << name;
   }
-  EXPECT_EQ(seen.size(), 14u);
+  EXPECT_EQ(seen.size(), 16u);
 }
 
 TEST(KvCacheManagerConfigTest, RetentionCanBeTurnedOff) {

@@ -25,7 +25,7 @@ std::string_view EngineVersionName(EngineVersion version);
 // Also "vllm-main", which is the newest. None for another name.
 std::optional<EngineVersion> ParseEngineVersion(std::string_view name);
 
-// The values here are those of 0.33, but for forgets_unwritten_blocks.
+// The values here are those of 0.33.
 struct SchedulerRules {
   // The long-prefill threshold is ignored for a request that is alone, running and waiting ones
   // together. V-70.
@@ -45,9 +45,6 @@ struct SchedulerRules {
   // The walk's place moves back if the victim stood before it; otherwise if the victim had its part
   // of the step already. V-89.
   bool victim_before_walk_moves_it = true;
-  // Blocks that were registered for a part of the step that its request lost again have no key any
-  // more. No engine does so: there other requests can hit what nobody wrote. SM-14.
-  bool forgets_unwritten_blocks = true;
 
   static SchedulerRules Of(EngineVersion version);
 

@@ -327,10 +327,6 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
     slot_budget_ += scheduled->num_tokens + options_.num_draft_slots;
     num_prefills_ -= scheduled->is_prefill;
     records.erase(scheduled);
-    if (options_.rules.forgets_unwritten_blocks) {
-      const absl::Status status = manager_->EvictUnwritten(*victim.kv, victim.num_computed);
-      KVBLOCKS_CHECK(status.ok(), status.ToString());
-    }
   }
   const absl::Status status = manager_->Free(*victim.kv);
   KVBLOCKS_CHECK(status.ok(), status.ToString());

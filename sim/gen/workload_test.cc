@@ -173,7 +173,8 @@ TEST(SessionsTest, ShareSystemPromptsByZipf) {  // SM-54
 
 TEST(SessionsTest, ForkSampleAndRepeat) {  // SM-54
   int forks = 0;
-  for (const auto& [session, turns] : BySession(OneKind("turns { fixed: 3 } fork: 0.5"))) {
+  for (const auto& session : BySession(OneKind("turns { fixed: 3 } fork: 0.5"))) {
+    const auto& turns = session.second;
     for (size_t t = 1; t < turns.size(); ++t) {
       forks += std::any_of(turns.begin(), turns.begin() + static_cast<long>(t),
                            [&](const auto& a) { return a.input_length == turns[t].input_length; });

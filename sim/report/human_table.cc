@@ -281,7 +281,7 @@ void AddPool(const pb::Report& report, TextPage& page) {
   gauge("", pool.usage(), "referenced");
   gauge("", pool.resident(), "with cached");
   if (report.groups_size() == 1) gauge("", pool.fragmentation(), "unused slots");
-  page.Line("",
+  page.Text("",
             absl::StrCat(Percent(pool.time_above_90_percent_share()), " of the time above 90 %; ",
                          WithThousands(pool.evictions()), " cached blocks evicted; ",
                          Short(pool.duplicate_blocks().peak()), " duplicates at most"));
@@ -354,7 +354,7 @@ void AddLatency(const pb::Report& report, TextPage& page) {
     if (goodput.classes_size() > kMaxClasses) {
       absl::StrAppend(&classes, "   and ", goodput.classes_size() - kMaxClasses, " more");
     }
-    if (!classes.empty()) page.Line("", classes);
+    if (!classes.empty()) page.Text("", classes);
   }
 }
 

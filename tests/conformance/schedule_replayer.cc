@@ -143,7 +143,6 @@ absl::StatusOr<ScheduleReplayResult> ReplayScheduleLines(const std::string& name
   auto config = MakeSimulationConfig(*schedule);
   if (!config.ok()) return AtLine(name, 1, config.status());
   config->manager.semantics.caps_need_before_hits = options.upstream_gate;
-  config->scheduler.rules.forgets_unwritten_blocks = false;  // the engine does not
   config->scheduler.exact_steps = options.exact_steps;
   config->progress_interval = 1;
   auto requests = MakeTraceRequests(*schedule);
