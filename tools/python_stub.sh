@@ -6,3 +6,5 @@ set -eu
 root=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 output=${2:-$root/python/kvblocks/_core.pyi}
 PYTHONPATH=$1/python "${PYTHON:-python3}" -m nanobind.stubgen -q -m kvblocks._core -p "$root/python/src/stub_patterns.txt" -o "$output"
+# What kvblocks.vllm is made of is no interface; the patterns declare it without types.
+sed -i '/^from kvblocks._core import vllm_native/d' "$output"

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import numpy
 
 
+
 from array import array
 from typing import Any, TypeAlias
 from numpy.typing import NDArray
 Int32Like: TypeAlias = Sequence[int] | NDArray[numpy.int32] | NDArray[numpy.int64] | array[int] | memoryview
 __version__: str
+vllm_native: Any
 Hashes: TypeAlias = Sequence[bytes] | bytes | bytearray | memoryview | NDArray[Any]
 
 class KVCacheSpec:
@@ -227,6 +229,18 @@ class Semantics:
 
     @has_no_common_prefix.setter
     def has_no_common_prefix(self, arg: bool, /) -> None: ...
+
+    @property
+    def replays_behind_lookahead_hashes(self) -> bool: ...
+
+    @replays_behind_lookahead_hashes.setter
+    def replays_behind_lookahead_hashes(self, arg: bool, /) -> None: ...
+
+    @property
+    def registers_earlier_states(self) -> bool: ...
+
+    @registers_earlier_states.setter
+    def registers_earlier_states(self, arg: bool, /) -> None: ...
 
 class KVCacheManager:
     """
