@@ -64,7 +64,7 @@ std::vector<Access> Accesses(const std::string& bytes) {
   return accesses;
 }
 
-TEST_F(ConvertTest, OracleHasOneAccessPerBlockOfAPromptAndTheNextOne) {
+TEST(ConvertToOracleTest, HasOneAccessPerBlockOfAPromptAndTheNextOne) {
   // SM-50: a block is its path, so id 3 behind 9 is not id 3 behind 1 and 2.
   const std::vector<Access> accesses = Accesses(Rewrite(
       R"({"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}
@@ -88,7 +88,7 @@ TEST_F(ConvertTest, OracleHasOneAccessPerBlockOfAPromptAndTheNextOne) {
   }
 }
 
-TEST_F(ConvertTest, OracleNeedsContent) {
+TEST(ConvertToOracleTest, NeedsContent) {
   auto reader = OpenTraceString(
       "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n", "t", {});
   ASSERT_TRUE(reader.ok());
