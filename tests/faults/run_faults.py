@@ -15,7 +15,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from faults import FAULTS  # noqa: E402
+from faults import FAULTS, OPEN  # noqa: E402
 
 TIMEOUT_S = 60
 
@@ -117,12 +117,16 @@ def main():
         name = FAULTS[number - 1].name
         progress = f"{count}/{len(numbers)} {number:3} {name:64}"
         if status == 0:
-            survivors.append(name)
-            print(f"{progress} SURVIVED", flush=True)
+            print(f"{progress} SURVIVED{', as known' if name in OPEN else ''}", flush=True)
+            if name not in OPEN:
+                survivors.append(name)
             continue
+        if name in OPEN:
+            sys.exit(f"run_faults.py: fault {number} ({name}) is noticed: take it out of OPEN")
         test, how = caught_by(status, output)
         print(f"{progress} {test[:44]:44} {how}", flush=True)
-    print(f"{len(numbers) - len(survivors)} of {len(numbers)} faults caught in {time.monotonic() - begin:.0f} s.")
+    known = sum(FAULTS[number - 1].name in OPEN for number in numbers)
+    print(f"{len(numbers) - len(survivors) - known} of {len(numbers)} faults caught, {known} are known not to be, in {time.monotonic() - begin:.0f} s.")
     if survivors:
         sys.exit("Nobody noticed: " + "; ".join(survivors))
 
