@@ -127,18 +127,14 @@ NaiveEngine::Key NaiveEngine::KeyOf(const NaiveRequest& r, int64_t block) const 
 int NaiveEngine::Take() {
   const int id = free_.front();
   free_.pop_front();
-  Forget(id);
+  if (const auto key = keys_.find(id); key != keys_.end()) {
+    std::vector<int>& ids = table_[key->second];
+    ids.erase(std::find(ids.begin(), ids.end(), id));
+    if (ids.empty()) table_.erase(key->second);
+    keys_.erase(key);
+  }
   references_[id] = 1;
   return id;
-}
-
-void NaiveEngine::Forget(int id) {
-  const auto key = keys_.find(id);
-  if (key == keys_.end()) return;
-  std::vector<int>& ids = table_[key->second];
-  ids.erase(std::find(ids.begin(), ids.end(), id));
-  if (ids.empty()) table_.erase(key->second);
-  keys_.erase(key);
 }
 
 void NaiveEngine::FreeAll(NaiveRequest* r) {
@@ -210,10 +206,6 @@ void NaiveEngine::Preempt(NaiveRequest* r) {
     budget_ += e->tokens;
     slots_ += e->tokens + o_.draft_slots;
     step_.erase(e);
-    // Nobody writes what this part was to write.
-    for (size_t b = static_cast<size_t>(Computed(*r) / o_.block_size); b < r->table.size(); ++b) {
-      Forget(r->table[b]);
-    }
     break;
   }
   for (Step& step : under_way_) {

@@ -76,7 +76,6 @@ class NaiveEngine {
 
   Key KeyOf(const NaiveRequest& r, int64_t block) const;
   int Take();
-  void Forget(int id);  // its key
   void FreeAll(NaiveRequest* r);
   void Register(NaiveRequest* r, int64_t upto);
   std::string Grow(NaiveRequest* r, int64_t slots);
