@@ -77,8 +77,10 @@ macro(kvblocks_find_dependencies)
       if(PkgConfig_FOUND)
         pkg_check_modules(kvblocks_${kvblocks_name} QUIET IMPORTED_TARGET GLOBAL ${kvblocks_${kvblocks_name}_modules})
         if("${kvblocks_name}" STREQUAL "zmq" AND TARGET PkgConfig::kvblocks_zmq)
-          # libzmq.pc names folders of what it needs itself, and others on the second run: all would be compiled again.
-          set_property(TARGET PkgConfig::kvblocks_zmq PROPERTY INTERFACE_INCLUDE_DIRECTORIES "${kvblocks_zmq_INCLUDEDIR}")
+          # libzmq.pc names folders of what it needs itself, and the second run of CMake passes them on in another way than
+          # the first one: all would be compiled again.
+          set_target_properties(PkgConfig::kvblocks_zmq PROPERTIES
+                                INTERFACE_INCLUDE_DIRECTORIES "${kvblocks_zmq_INCLUDEDIR}" INTERFACE_COMPILE_OPTIONS "")
         endif()
       endif()
     endif()
