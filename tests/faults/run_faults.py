@@ -1,12 +1,14 @@
 """Runs a test program once per planted fault, and prints what caught each.
 
-    run_faults.py [--gtest_filter=FILTER] PROGRAM [NUMBER...]
+    run_faults.py [--gtest_filter=FILTER] [--record] PROGRAM [NUMBER...]
 
 Without a fault every test must pass; with one, some test must fail (or the library stop at a broken invariant, or the
-program crash or hang). Builds with debug checks, as those under sanitizers are, try every tenth fault only: there the
+program crash or hang). noticed_by.json names the test that noticed each fault the last time: it is asked first, and all
+the others only if it notices nothing any more. --record brings that file up to date. Builds with debug checks, as those under sanitizers are, try every tenth fault only: there the
 tests are slow, and what counts is that the tests notice, not with which flags.
 """
 
+import json
 import os
 import re
 import signal
@@ -14,7 +16,9 @@ import subprocess
 import sys
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+NOTICED_BY = os.path.join(FOLDER, "noticed_by.json")
+sys.path.insert(0, FOLDER)
 from faults import FAULTS, OPEN  # noqa: E402
 
 TIMEOUT_S = 60
@@ -69,6 +73,12 @@ def caught_by(status, output):
     return test, found.group(1).strip().rstrip(":")[:60] if found else ""
 
 
+def noticing_test(status, output):
+    """Its whole name, for --gtest_filter."""
+    failed = re.search(r"\[  FAILED  \] ([^,\s]+)", output) if status is not None and status > 0 else None
+    return failed.group(1) if failed else re.findall(r"\[ RUN      \] (\S+)", output)[-1]
+
+
 def short(test):
     """Settings/ExhaustiveTest.AgreesWithTheOracle/Full -> ExhaustiveTest/Full."""
     parts = test.split("/")
@@ -88,7 +98,8 @@ def share_of_this_shard(numbers):
 
 
 def main():
-    options = [argument for argument in sys.argv[1:] if argument.startswith("--")]
+    record = "--record" in sys.argv
+    options = [argument for argument in sys.argv[1:] if argument.startswith("--") and argument != "--record"]
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     program = [os.path.abspath(arguments[0]), *options]
     # The first shard alone runs all tests without a fault; the others ask for the build mode.
@@ -97,7 +108,7 @@ def main():
     if status != 0:
         print(output)
         sys.exit("run_faults.py: without a fault, the tests must pass")
-    if not options:
+    if is_first and not options:
         status, output = run([*program, QUICK], 0, scale=QUICK_SCALE)
         if status != 0:
             print(output)
@@ -108,13 +119,24 @@ def main():
         print("Built with debug checks: every tenth fault only.")
     numbers = share_of_this_shard(numbers)
 
+    with open(NOTICED_BY, encoding="utf-8") as file:
+        noticed_by = json.load(file)
     begin = time.monotonic()
     survivors = []
     for count, number in enumerate(numbers, start=1):
-        status, output = run([*program, QUICK], number, scale=QUICK_SCALE) if not options else (0, "")
-        if status == 0:
-            status, output = run(program, number)
         name = FAULTS[number - 1].name
+        # What is run, with how many cases: from the quickest to all there is.
+        rounds = [([], SCALE)]
+        if not options:
+            rounds.insert(0, ([QUICK], QUICK_SCALE))
+            if name in noticed_by:
+                last = noticed_by[name]
+                rounds.insert(0, ([f"--gtest_filter={last['test']}"], last["scale"]))
+        for chosen, scale in rounds:
+            status, output = run([*program, *chosen], number, scale=scale)
+            if status != 0:
+                noticed_by[name] = {"test": noticing_test(status, output), "scale": scale}
+                break
         progress = f"{count}/{len(numbers)} {number:3} {name:64}"
         if status == 0:
             print(f"{progress} SURVIVED{', as known' if name in OPEN else ''}", flush=True)
@@ -125,6 +147,11 @@ def main():
             sys.exit(f"run_faults.py: fault {number} ({name}) is noticed: take it out of OPEN")
         test, how = caught_by(status, output)
         print(f"{progress} {test[:44]:44} {how}", flush=True)
+    if record:
+        lines = [f"{json.dumps(fault.name)}: {json.dumps(noticed_by[fault.name])}" for fault in FAULTS
+                 if fault.name in noticed_by]
+        with open(NOTICED_BY, "w", encoding="utf-8") as file:
+            file.write("{\n" + ",\n".join(lines) + "\n}\n")
     known = sum(FAULTS[number - 1].name in OPEN for number in numbers)
     print(f"{len(numbers) - len(survivors) - known} of {len(numbers)} faults caught, {known} are known not to be, in {time.monotonic() - begin:.0f} s.")
     if survivors:
