@@ -127,15 +127,6 @@ class EventPublisher::Impl {
     zmq::message_t payload;
   };
 
-  static std::string Attach(zmq::socket_t& socket, const std::string& endpoint, bool bind) {
-    if (endpoint.find("::") != endpoint.npos) socket.set(zmq::sockopt::ipv6, true);
-    if (!bind) {
-      socket.connect(endpoint);
-      return endpoint;
-    }
-    socket.bind(endpoint);
-    return socket.get(zmq::sockopt::last_endpoint);
-  }
   // Each counter has one writer.
   static void Count(std::atomic<int64_t>& counter, int64_t by) {
     counter.store(counter.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);

@@ -30,7 +30,9 @@ absl::Status CheckOptions(const EventSubscriber::Options& options) {
     const std::string field = absl::StrCat("sources[", i, "]");
     status.Update(WithFieldPrefix(EndpointOfRank(options.sources[i].endpoint, 0).status(), field));
     const std::string& replay = options.sources[i].replay_endpoint;
-    if (!replay.empty()) status.Update(EndpointOfRank(replay, 0).status());
+    if (replay.empty()) continue;
+    status.Update(
+        WithFieldPrefix(EndpointOfRank(replay, 0).status(), absl::StrCat(field, ".replay")));
   }
   return status;
 }
@@ -135,15 +137,6 @@ class EventSubscriber::Impl {
     socket.set(zmq::sockopt::maxmsgsize, options_.max_message_bytes);
     socket.set(zmq::sockopt::rcvhwm, static_cast<int>(options_.high_water_mark));
     return socket;
-  }
-  static std::string Attach(zmq::socket_t& socket, const std::string& endpoint, bool bind) {
-    if (endpoint.find("::") != endpoint.npos) socket.set(zmq::sockopt::ipv6, true);
-    if (!bind) {
-      socket.connect(endpoint);
-      return endpoint;
-    }
-    socket.bind(endpoint);
-    return socket.get(zmq::sockopt::last_endpoint);
   }
 
   // --- Messages ---

@@ -1,5 +1,6 @@
-// The frames of a message (V-64): topic, number in 8 bytes big-endian, payload; and the replay's.
-// All of this throws zmq::error_t and stays inside this folder.
+// What publisher and subscriber share: how sockets attach, and the frames of a message (V-64), which
+// are topic, number in 8 bytes big-endian, and payload. All of this throws zmq::error_t and stays
+// inside this folder.
 
 #ifndef KVBLOCKS_EVENTS_ZMQ_WIRE_H_
 #define KVBLOCKS_EVENTS_ZMQ_WIRE_H_
@@ -7,12 +8,24 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 #include <zmq.hpp>
 
 namespace kvblocks::events {
+
+// Binds or connects. The endpoint that came of it: with the port that the system chose for port 0.
+inline std::string Attach(zmq::socket_t& socket, const std::string& endpoint, bool bind) {
+  if (endpoint.find("::") != endpoint.npos) socket.set(zmq::sockopt::ipv6, true);
+  if (!bind) {
+    socket.connect(endpoint);
+    return endpoint;
+  }
+  socket.bind(endpoint);
+  return socket.get(zmq::sockopt::last_endpoint);
+}
 
 inline constexpr int64_t kEndOfReplay = -1;
 
