@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "kvblocks/bench/command_line.h"
 #include "kvblocks/bench/thread_time.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/curve/order_run.h"
@@ -65,13 +66,7 @@ int Main(int argc, char** argv) {
               1, 1'000'000, &copies);
   options.Add({.name = "--rounds", .unit = "N", .help = "of which the fastest counts [5]"}, 1,
               10'000, &rounds);
-  std::string text;
-  const sim::ParseOutcome parsed = options.Parse(argc, argv, &text);
-  if (parsed != sim::ParseOutcome::kParsed) {
-    const bool is_help = parsed == sim::ParseOutcome::kHelp;
-    std::fputs(text.c_str(), is_help ? stdout : stderr);
-    return is_help ? 0 : 2;
-  }
+  if (const auto status = ParseOrPrint(options, argc, argv)) return *status;
   auto reader = trace.empty()
                     ? sim::OpenTraceString(sim::MakeExampleWorkload(), "the example workload", {})
                     : sim::OpenTrace(trace, {});

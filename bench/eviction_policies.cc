@@ -23,6 +23,7 @@
 #include "absl/numeric/int128.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/bench/command_line.h"
 #include "kvblocks/bench/thread_time.h"
 #include "kvblocks/bench/trace_prompts.h"
 #include "kvblocks/block_pool/block_pool.h"
@@ -172,13 +173,7 @@ int Main(int argc, char** argv) {
               &sizes);
   options.Add({.name = "--block-size", .unit = "TOKENS", .help = "tokens per block [512]"}, 1,
               1 << 20, &block_size);
-  std::string text;
-  const sim::ParseOutcome parsed = options.Parse(argc, argv, &text);
-  if (parsed != sim::ParseOutcome::kParsed) {
-    const bool is_help = parsed == sim::ParseOutcome::kHelp;
-    std::fputs(text.c_str(), is_help ? stdout : stderr);
-    return is_help ? 0 : 2;
-  }
+  if (const auto status = ParseOrPrint(options, argc, argv)) return *status;
   const auto fail = [](const absl::Status& status) {
     std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
     return 2;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/bench/command_line.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/sweep/point_runner.h"
 
@@ -41,13 +42,7 @@ int Main(int argc, char** argv) {
               1'000'000'000, &limit);
   options.Add({.name = "--rounds", .unit = "N", .help = "of which the fastest counts [3]"}, 1, 1000,
               &rounds);
-  std::string text;
-  const sim::ParseOutcome parsed = options.Parse(argc, argv, &text);
-  if (parsed != sim::ParseOutcome::kParsed) {
-    const bool is_help = parsed == sim::ParseOutcome::kHelp;
-    std::fputs(text.c_str(), is_help ? stdout : stderr);
-    return is_help ? 0 : 2;
-  }
+  if (const auto status = ParseOrPrint(options, argc, argv)) return *status;
   sweep::v1::SweepSpec spec;
   spec.mutable_config()->set_trace(trace);
   spec.mutable_config()->set_limit(limit);

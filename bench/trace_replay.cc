@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/numeric/int128.h"
+#include "kvblocks/bench/command_line.h"
 #include "kvblocks/bench/library_engine.h"
 #include "kvblocks/bench/naive_engine.h"
 #include "kvblocks/bench/thread_time.h"
@@ -107,13 +108,7 @@ int Main(int argc, char** argv) {
                .unit = "N",
                .help = "replays with kvblocks, of which the fastest counts [5]"},
               1, 10'000, &rounds);
-  std::string text;
-  const sim::ParseOutcome parsed = options.Parse(argc, argv, &text);
-  if (parsed != sim::ParseOutcome::kParsed) {
-    const bool is_help = parsed == sim::ParseOutcome::kHelp;
-    std::fputs(text.c_str(), is_help ? stdout : stderr);
-    return is_help ? 0 : 2;
-  }
+  if (const auto status = ParseOrPrint(options, argc, argv)) return *status;
 
   const auto workload = Read(trace, block_size);
   if (!workload.ok()) {
