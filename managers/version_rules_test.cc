@@ -1,4 +1,4 @@
-// What versions of engines do in look-ups, windows and registration: next to drafters (V-10 to
+// What versions of engines do in look-ups, windows and registration: next to drafters (V-3, V-10 to
 // V-14), at the ends of prompts (V-20) and where we deviate from them (V-36).
 
 #include <optional>
@@ -111,30 +111,35 @@ TEST(VersionRulesTest, AGroupAloneReachesAsFarAsTheHit) {
   EXPECT_EQ(Missed(*manager, Tokens(16)), "last token 12+4");
 }
 
-// V-20: a block that is full by now is still hit up to the end of the prompt, and the hit is good as
-// long as the block has that key, whatever else was removed in between.
-TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
-  KvCacheConfig config = Config(40, {Full(4)});
+KvCacheConfig FullAndStates(int64_t full_size) {
+  KvCacheConfig config = Config(40, {Full(full_size)});
   config.groups.push_back(
       {.spec = MambaSpec::Create(
                    {.block_size = 4, .states = {{{16}}}, .cache_mode = MambaCacheMode::kAlign})
                    .value()});
   config.hash_block_size = 2;
-  const auto manager = Manager(config, {.partial_hits = true});
-  const auto step = [&](Request& request, int64_t n) {
-    manager->NewStepStarts();
-    ASSERT_TRUE(Step(*manager, request, n).has_value());
-    ASSERT_TRUE(manager->ReleaseBlockCopies(manager->TakeBlockCopies()).ok());
-  };
+  return config;
+}
+
+void StepWithCopies(KvCacheManager& manager, Request& request, int64_t n) {
+  manager.NewStepStarts();
+  ASSERT_TRUE(Step(manager, request, n).has_value());
+  ASSERT_TRUE(manager.ReleaseBlockCopies(manager.TakeBlockCopies()).ok());
+}
+
+// V-20: a block that is full by now is still hit up to the end of the prompt, and the hit is good as
+// long as the block has that key, whatever else was removed in between.
+TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
+  const auto manager = Manager(FullAndStates(4), {.partial_hits = true});
   const auto donor = NewRequest(*manager, Tokens(7), "donor");
-  step(*donor, 6);  // where the prompt's tail is
-  step(*donor, 1);
+  StepWithCopies(*manager, *donor, 6);  // where the prompt's tail is
+  StepWithCopies(*manager, *donor, 1);
   ASSERT_TRUE(donor->AppendOutputTokens({900}).ok());
-  step(*donor, 1);
+  StepWithCopies(*manager, *donor, 1);
   const BlockId full_block = manager->GetBlocks(*donor, 0)[1];
   ASSERT_EQ(manager->pool().further_keys(full_block).size(), 1u);
   const auto unrelated = NewRequest(*manager, Tokens(4, 300), "unrelated");
-  step(*unrelated, 4);
+  StepWithCopies(*manager, *unrelated, 4);
 
   const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
   const ComputedBlocks hits = Hits(*manager, *request);
@@ -154,6 +159,58 @@ TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
   ASSERT_TRUE(manager->EvictBlocks(tail).ok());
   EXPECT_FALSE(
       manager->AllocateSlots(*late, {.num_new_tokens = 3, .computed_blocks = &stale}).ok());
+}
+
+// BM-120: the end of a prompt inside a block is no block of a prompt that goes on differently there.
+TEST(VersionRulesTest, TheEndOfAShorterPromptServesNoLongerOne) {
+  const auto manager = Manager(FullAndStates(8), {.partial_hits = true});
+  const auto donor = NewRequest(*manager, Tokens(5));
+  StepWithCopies(*manager, *donor, 4);
+  StepWithCopies(*manager, *donor, 1);
+  const std::vector<TokenId> tokens = Tokens(4) + Tokens(5, 500);
+  const LookupExplanation why = ExplainLookup(*manager, *NewRequest(*manager, tokens)).value();
+  EXPECT_EQ(why.num_hit_tokens, 4);
+  EXPECT_EQ(why.groups[0].num_hit_tokens, 4);
+  EXPECT_EQ(why.groups[0].stop_block, 0);
+  EXPECT_EQ(Missed(*manager, tokens), "not cached 4+4, partial block 8+1");
+}
+
+// BM-121: copies come before what the step writes, so rows that it writes are not copied in it, even
+// if the state behind them is there.
+TEST(VersionRulesTest, RowsAreNotCopiedInTheStepThatWritesThem) {
+  const auto manager = Manager(FullAndStates(4), {.partial_hits = true});
+  const auto donor = NewRequest(*manager, Tokens(7), "donor");
+  StepWithCopies(*manager, *donor, 6);
+  const BlockId tail = manager->GetBlocks(*donor, 0)[1];
+  ASSERT_TRUE(manager->EvictBlocks({tail}).ok());
+  // A step that runs over the tail registers the rows there, and no state.
+  const auto writer = NewRequest(*manager, Tokens(7), "writer", /*skip_reading=*/true);
+  StepWithCopies(*manager, *writer, 7);
+  const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
+  const ComputedBlocks hits = Hits(*manager, *request);
+  ASSERT_EQ(hits.num_tokens(), 6);
+  ASSERT_EQ(hits.blocks(0)[1], manager->GetBlocks(*writer, 0)[1]);
+  ASSERT_EQ(hits.blocks(1)[1], manager->GetBlocks(*donor, 1)[1]);
+  EXPECT_FALSE(Step(*manager, *request, 3).has_value());
+  StepWithCopies(*manager, *request, 3);
+}
+
+// V-3: of a prefix that others share a draft group keeps the block that a hit up to its end drops, and
+// what a hit needs that ends one block earlier because it drops its own last one.
+TEST(VersionRulesTest, ADraftGroupKeepsTwoHitsAtASharedPrefix) {
+  const auto manager =
+      KvCacheManager::Create(FullAndDraftWindow(16, 16, 16),
+                             {.max_model_len = 1024, .use_eagle = true, .hash_seed = "seed"})
+          .value();
+  const auto request = NewRequest(*manager, Tokens(200));
+  request->set_shared_prefix_boundary(112);
+  ASSERT_TRUE(Step(*manager, *request, 200));
+  std::vector<int64_t> kept;
+  for (int64_t i = 0; i < 12; ++i) {
+    const BlockId id = manager->GetBlocks(*request, 1)[static_cast<size_t>(i)];
+    if (manager->pool().block(id).has_key()) kept.push_back(i);
+  }
+  EXPECT_THAT(kept, ElementsAre(5, 6, 7, 10, 11));
 }
 
 // V-36: even where stale hits are adopted, a page of another size never is.
