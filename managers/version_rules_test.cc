@@ -1,5 +1,5 @@
 // What versions of engines do in look-ups, windows and registration: next to drafters (V-3, V-10 to
-// V-14), at the ends of prompts (V-20) and where we deviate from them (V-36).
+// V-14), at the ends of prompts (V-20) and where we deviate from them (V-30, V-36, V-41, V-42).
 
 #include <optional>
 #include <string>
@@ -211,6 +211,66 @@ TEST(VersionRulesTest, ADraftGroupKeepsTwoHitsAtASharedPrefix) {
     if (manager->pool().block(id).has_key()) kept.push_back(i);
   }
   EXPECT_THAT(kept, ElementsAre(5, 6, 7, 10, 11));
+}
+
+// V-30, BM-69: the engine answers 0 whatever is shared.
+TEST(VersionRulesTest, NothingIsACommonPrefixWithItsSwitch) {
+  for (const bool as_engine : {false, true}) {
+    KvCacheManagerOptions options;
+    options.semantics.has_no_common_prefix = as_engine;
+    const auto manager = Manager(20, {Full(4)}, options);
+    const auto a = NewRequest(*manager, Tokens(13), "a");
+    const auto b = NewRequest(*manager, Tokens(8) + Tokens(5, 500), "b");
+    ASSERT_TRUE(Step(*manager, *a, 13));
+    ASSERT_TRUE(Step(*manager, *b, 5));
+    EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*a), ElementsAre(as_engine ? 0 : 2));
+  }
+}
+
+// V-41: the engine cuts tokens beyond the longest sequence off, and so makes no slots for them.
+TEST(VersionRulesTest, ExternalTokensBeyondTheLongestSequence) {
+  for (const bool as_engine : {false, true}) {
+    KvCacheManagerOptions options{.max_model_len = 16};
+    options.semantics.clamps_external_tokens = as_engine;
+    const auto manager = Manager(20, {Full(4)}, options);
+    const auto request = NewRequest(*manager, Tokens(30));
+    const std::string before = State(*manager);
+    const auto slots = manager->AllocateSlots(
+        *request, {.num_new_tokens = 1, .num_external_computed_tokens = 20});
+    EXPECT_EQ(slots.ok(), as_engine) << slots.status();
+    if (as_engine) {
+      EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(1, 2, 3, 4));
+    } else {
+      EXPECT_THAT(std::string(slots.status().message()),
+                  ::testing::HasSubstr("exceed max_model_len 16"));
+      EXPECT_EQ(State(*manager), before);
+    }
+    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  }
+}
+
+// V-42, WE-19: behind a hit the engine's gate asks for 2 blocks, ours for the 5 that come beside the
+// two of the hit. The step itself needs 6 with the hit.
+TEST(VersionRulesTest, TheGateBehindAHit) {
+  for (const bool as_engine : {false, true}) {
+    KvCacheManagerOptions options{.max_model_len = 400, .max_in_flight_tokens = 16};
+    options.semantics.retention_interval = std::nullopt;
+    options.semantics.caps_need_before_hits = as_engine;
+    const auto manager = Manager(100, {Window(4, 8)}, options);
+    const auto a = NewRequest(*manager, Tokens(80), "a");
+    for (int step = 0; step < 5; ++step) ASSERT_TRUE(Step(*manager, *a, 16));
+    ASSERT_TRUE(manager->Free(*a).ok());
+    const auto other = NewRequest(*manager, Tokens(372, 1000), "other", /*skip_reading=*/true);
+    ASSERT_TRUE(Step(*manager, *other, 372));
+    ASSERT_EQ(manager->num_free_blocks(), 6);
+    const auto b = NewRequest(*manager, Tokens(80) + Tokens(80, 500), "b");
+    const ComputedBlocks hits = Hits(*manager, *b);
+    ASSERT_EQ(hits.num_tokens(), 80);
+    EXPECT_EQ(manager->group(0).NumBlocksNeeded(nullptr, {.num_slots = 160, .num_main = 160},
+                                                hits.blocks(0), 80, /*apply_cap=*/true),
+              as_engine ? 2 : 7);
+    EXPECT_EQ(Step(*manager, *b, 16, {.full_sequence_must_fit = true}).has_value(), as_engine);
+  }
 }
 
 // V-36: even where stale hits are adopted, a page of another size never is.
