@@ -273,6 +273,27 @@ TEST(VersionRulesTest, TheGateBehindAHit) {
   }
 }
 
+// BM-102, SM-14: whoever loses its part of a step hits what nobody wrote, unless the blocks of that part
+// lose their keys first.
+TEST(VersionRulesTest, APartThatIsTakenBackGivesUpItsKeysByEvictBlocks) {
+  for (const bool gives_up : {false, true}) {
+    const auto manager = Manager(20, {Full(4), Window(4, 5)});
+    const auto request = NewRequest(*manager, Tokens(20));
+    ASSERT_TRUE(Step(*manager, *request, 8));
+    const int64_t processed = request->num_computed_tokens();
+    ASSERT_TRUE(Step(*manager, *request, 8));  // in a step that never runs
+    for (GroupId g = 0; g < manager->num_groups() && gives_up; ++g) {
+      const auto table = manager->GetBlocks(*request, g);
+      const size_t begin = static_cast<size_t>(processed / manager->group(g).block_size());
+      ASSERT_TRUE(manager->EvictBlocks(table.subspan(begin)).ok());
+    }
+    ASSERT_TRUE(manager->Free(*request).ok());
+    request->MarkPreempted();
+    EXPECT_EQ(Hits(*manager, *request).num_tokens(), gives_up ? processed : 16);
+    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  }
+}
+
 // V-36: even where stale hits are adopted, a page of another size never is.
 TEST(VersionRulesTest, StaleHitsOfAnotherPageSizeAreRefused) {
   KvCacheConfig config = Config(0, {Full(4), Window(4, 8)});
