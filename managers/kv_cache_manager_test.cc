@@ -382,6 +382,7 @@ TEST(KvCacheManagerTest, GateCapsWindowedGroupsOnly) {
   }
 }
 
+// A scheduler sums up what loads and unfinished prompts still need (V-43).
 TEST(KvCacheManagerTest, ReservedBlocksRemain) {
   const auto manager = Manager(6, {Full(4)});
   const auto request = NewRequest(*manager, Tokens(12));
@@ -426,6 +427,7 @@ TEST(KvCacheManagerTest, FreeIsIdempotent) {
   EXPECT_EQ(State(*manager), before);
 }
 
+// So a caller can keep what a step under way may still write (V-76).
 TEST(KvCacheManagerTest, PoppedBlocksStayOutOfReachUntilFreed) {
   const auto manager = Manager(12, {Full(4), Window(4, 5)});
   const auto request = NewRequest(*manager, Tokens(12));

@@ -128,6 +128,7 @@ class SingleTypeManager {
   int64_t block_size() const { return block_size_.value(); }
   int64_t NumBlocksFor(int64_t num_slots) const { return block_size_.CeilDiv(num_slots); }
   const std::optional<int64_t>& admission_cap() const { return options_.admission_cap; }
+  const std::optional<int64_t>& output_cap() const { return options_.output_cap; }
 
   // Every prefix of a hit is a hit, blocks of the prompt are kept until the request ends (full
   // attention, MLA, sinks).

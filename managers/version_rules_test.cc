@@ -1,5 +1,5 @@
-// What versions of engines do in look-ups, windows and registration: next to drafters (V-10 to
-// V-14), at the ends of prompts (V-20) and where we deviate from them (V-36).
+// What versions of engines do in look-ups, windows and registration: next to drafters (V-3, V-10 to
+// V-14), at the ends of prompts (V-20) and where we deviate from them (V-30, V-36, V-41, V-42).
 
 #include <optional>
 #include <string>
@@ -111,30 +111,35 @@ TEST(VersionRulesTest, AGroupAloneReachesAsFarAsTheHit) {
   EXPECT_EQ(Missed(*manager, Tokens(16)), "last token 12+4");
 }
 
-// V-20: a block that is full by now is still hit up to the end of the prompt, and the hit is good as
-// long as the block has that key, whatever else was removed in between.
-TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
-  KvCacheConfig config = Config(40, {Full(4)});
+KvCacheConfig FullAndStates(int64_t full_size) {
+  KvCacheConfig config = Config(40, {Full(full_size)});
   config.groups.push_back(
       {.spec = MambaSpec::Create(
                    {.block_size = 4, .states = {{{16}}}, .cache_mode = MambaCacheMode::kAlign})
                    .value()});
   config.hash_block_size = 2;
-  const auto manager = Manager(config, {.partial_hits = true});
-  const auto step = [&](Request& request, int64_t n) {
-    manager->NewStepStarts();
-    ASSERT_TRUE(Step(*manager, request, n).has_value());
-    ASSERT_TRUE(manager->ReleaseBlockCopies(manager->TakeBlockCopies()).ok());
-  };
+  return config;
+}
+
+void StepWithCopies(KvCacheManager& manager, Request& request, int64_t n) {
+  manager.NewStepStarts();
+  ASSERT_TRUE(Step(manager, request, n).has_value());
+  ASSERT_TRUE(manager.ReleaseBlockCopies(manager.TakeBlockCopies()).ok());
+}
+
+// V-20: a block that is full by now is still hit up to the end of the prompt, and the hit is good as
+// long as the block has that key, whatever else was removed in between.
+TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
+  const auto manager = Manager(FullAndStates(4), {.partial_hits = true});
   const auto donor = NewRequest(*manager, Tokens(7), "donor");
-  step(*donor, 6);  // where the prompt's tail is
-  step(*donor, 1);
+  StepWithCopies(*manager, *donor, 6);  // where the prompt's tail is
+  StepWithCopies(*manager, *donor, 1);
   ASSERT_TRUE(donor->AppendOutputTokens({900}).ok());
-  step(*donor, 1);
+  StepWithCopies(*manager, *donor, 1);
   const BlockId full_block = manager->GetBlocks(*donor, 0)[1];
   ASSERT_EQ(manager->pool().further_keys(full_block).size(), 1u);
   const auto unrelated = NewRequest(*manager, Tokens(4, 300), "unrelated");
-  step(*unrelated, 4);
+  StepWithCopies(*manager, *unrelated, 4);
 
   const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
   const ComputedBlocks hits = Hits(*manager, *request);
@@ -154,6 +159,139 @@ TEST(VersionRulesTest, AHitWithAFurtherKeyStaysGood) {
   ASSERT_TRUE(manager->EvictBlocks(tail).ok());
   EXPECT_FALSE(
       manager->AllocateSlots(*late, {.num_new_tokens = 3, .computed_blocks = &stale}).ok());
+}
+
+// BM-120: the end of a prompt inside a block is no block of a prompt that goes on differently there.
+TEST(VersionRulesTest, TheEndOfAShorterPromptServesNoLongerOne) {
+  const auto manager = Manager(FullAndStates(8), {.partial_hits = true});
+  const auto donor = NewRequest(*manager, Tokens(5));
+  StepWithCopies(*manager, *donor, 4);
+  StepWithCopies(*manager, *donor, 1);
+  const std::vector<TokenId> tokens = Tokens(4) + Tokens(5, 500);
+  const LookupExplanation why = ExplainLookup(*manager, *NewRequest(*manager, tokens)).value();
+  EXPECT_EQ(why.num_hit_tokens, 4);
+  EXPECT_EQ(why.groups[0].num_hit_tokens, 4);
+  EXPECT_EQ(why.groups[0].stop_block, 0);
+  EXPECT_EQ(Missed(*manager, tokens), "not cached 4+4, partial block 8+1");
+}
+
+// BM-121: copies come before what the step writes, so rows that it writes are not copied in it, even
+// if the state behind them is there.
+TEST(VersionRulesTest, RowsAreNotCopiedInTheStepThatWritesThem) {
+  const auto manager = Manager(FullAndStates(4), {.partial_hits = true});
+  const auto donor = NewRequest(*manager, Tokens(7), "donor");
+  StepWithCopies(*manager, *donor, 6);
+  const BlockId tail = manager->GetBlocks(*donor, 0)[1];
+  ASSERT_TRUE(manager->EvictBlocks({tail}).ok());
+  // A step that runs over the tail registers the rows there, and no state.
+  const auto writer = NewRequest(*manager, Tokens(7), "writer", /*skip_reading=*/true);
+  StepWithCopies(*manager, *writer, 7);
+  const auto request = NewRequest(*manager, Tokens(6) + Tokens(3, 500));
+  const ComputedBlocks hits = Hits(*manager, *request);
+  ASSERT_EQ(hits.num_tokens(), 6);
+  ASSERT_EQ(hits.blocks(0)[1], manager->GetBlocks(*writer, 0)[1]);
+  ASSERT_EQ(hits.blocks(1)[1], manager->GetBlocks(*donor, 1)[1]);
+  EXPECT_FALSE(Step(*manager, *request, 3).has_value());
+  StepWithCopies(*manager, *request, 3);
+}
+
+// V-3: of a prefix that others share a draft group keeps the block that a hit up to its end drops, and
+// what a hit needs that ends one block earlier because it drops its own last one.
+TEST(VersionRulesTest, ADraftGroupKeepsTwoHitsAtASharedPrefix) {
+  const auto manager =
+      KvCacheManager::Create(FullAndDraftWindow(16, 16, 16),
+                             {.max_model_len = 1024, .use_eagle = true, .hash_seed = "seed"})
+          .value();
+  const auto request = NewRequest(*manager, Tokens(200));
+  request->set_shared_prefix_boundary(112);
+  ASSERT_TRUE(Step(*manager, *request, 200));
+  std::vector<int64_t> kept;
+  for (int64_t i = 0; i < 12; ++i) {
+    const BlockId id = manager->GetBlocks(*request, 1)[static_cast<size_t>(i)];
+    if (manager->pool().block(id).has_key()) kept.push_back(i);
+  }
+  EXPECT_THAT(kept, ElementsAre(5, 6, 7, 10, 11));
+}
+
+// V-30, BM-69: the engine answers 0 whatever is shared.
+TEST(VersionRulesTest, NothingIsACommonPrefixWithItsSwitch) {
+  for (const bool as_engine : {false, true}) {
+    KvCacheManagerOptions options;
+    options.semantics.has_no_common_prefix = as_engine;
+    const auto manager = Manager(20, {Full(4)}, options);
+    const auto a = NewRequest(*manager, Tokens(13), "a");
+    const auto b = NewRequest(*manager, Tokens(8) + Tokens(5, 500), "b");
+    ASSERT_TRUE(Step(*manager, *a, 13));
+    ASSERT_TRUE(Step(*manager, *b, 5));
+    EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*a), ElementsAre(as_engine ? 0 : 2));
+  }
+}
+
+// V-41: the engine cuts tokens beyond the longest sequence off, and so makes no slots for them.
+TEST(VersionRulesTest, ExternalTokensBeyondTheLongestSequence) {
+  for (const bool as_engine : {false, true}) {
+    KvCacheManagerOptions options{.max_model_len = 16};
+    options.semantics.clamps_external_tokens = as_engine;
+    const auto manager = Manager(20, {Full(4)}, options);
+    const auto request = NewRequest(*manager, Tokens(30));
+    const std::string before = State(*manager);
+    const auto slots = manager->AllocateSlots(
+        *request, {.num_new_tokens = 1, .num_external_computed_tokens = 20});
+    EXPECT_EQ(slots.ok(), as_engine) << slots.status();
+    if (as_engine) {
+      EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(1, 2, 3, 4));
+    } else {
+      EXPECT_THAT(std::string(slots.status().message()),
+                  ::testing::HasSubstr("exceed max_model_len 16"));
+      EXPECT_EQ(State(*manager), before);
+    }
+    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  }
+}
+
+// V-42, WE-19: behind a hit the engine's gate asks for 2 blocks, ours for the 5 that come beside the
+// two of the hit. The step itself needs 6 with the hit.
+TEST(VersionRulesTest, TheGateBehindAHit) {
+  for (const bool as_engine : {false, true}) {
+    KvCacheManagerOptions options{.max_model_len = 400, .max_in_flight_tokens = 16};
+    options.semantics.retention_interval = std::nullopt;
+    options.semantics.caps_need_before_hits = as_engine;
+    const auto manager = Manager(100, {Window(4, 8)}, options);
+    const auto a = NewRequest(*manager, Tokens(80), "a");
+    for (int step = 0; step < 5; ++step) ASSERT_TRUE(Step(*manager, *a, 16));
+    ASSERT_TRUE(manager->Free(*a).ok());
+    const auto other = NewRequest(*manager, Tokens(372, 1000), "other", /*skip_reading=*/true);
+    ASSERT_TRUE(Step(*manager, *other, 372));
+    ASSERT_EQ(manager->num_free_blocks(), 6);
+    const auto b = NewRequest(*manager, Tokens(80) + Tokens(80, 500), "b");
+    const ComputedBlocks hits = Hits(*manager, *b);
+    ASSERT_EQ(hits.num_tokens(), 80);
+    EXPECT_EQ(manager->group(0).NumBlocksNeeded(nullptr, {.num_slots = 160, .num_main = 160},
+                                                hits.blocks(0), 80, /*apply_cap=*/true),
+              as_engine ? 2 : 7);
+    EXPECT_EQ(Step(*manager, *b, 16, {.full_sequence_must_fit = true}).has_value(), as_engine);
+  }
+}
+
+// BM-102, SM-14: whoever loses its part of a step hits what nobody wrote, unless the blocks of that part
+// lose their keys first.
+TEST(VersionRulesTest, APartThatIsTakenBackGivesUpItsKeysByEvictBlocks) {
+  for (const bool gives_up : {false, true}) {
+    const auto manager = Manager(20, {Full(4), Window(4, 5)});
+    const auto request = NewRequest(*manager, Tokens(20));
+    ASSERT_TRUE(Step(*manager, *request, 8));
+    const int64_t processed = request->num_computed_tokens();
+    ASSERT_TRUE(Step(*manager, *request, 8));  // in a step that never runs
+    for (GroupId g = 0; g < manager->num_groups() && gives_up; ++g) {
+      const auto table = manager->GetBlocks(*request, g);
+      const size_t begin = static_cast<size_t>(processed / manager->group(g).block_size());
+      ASSERT_TRUE(manager->EvictBlocks(table.subspan(begin)).ok());
+    }
+    ASSERT_TRUE(manager->Free(*request).ok());
+    request->MarkPreempted();
+    EXPECT_EQ(Hits(*manager, *request).num_tokens(), gives_up ? processed : 16);
+    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  }
 }
 
 // V-36: even where stale hits are adopted, a page of another size never is.

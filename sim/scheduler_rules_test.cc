@@ -313,6 +313,7 @@ TEST_F(SchedulerRulesTest, V84_ItBeatsTheLastToken) {
 
 // --- V-87: prefixes that others share ---
 
+// So a prefix is hit from the third request on (V-5).
 TEST_F(SchedulerRulesTest, V87_TheSecondRequestKeepsWhatTheThirdShares) {
   replay_.config.kv_cache.num_blocks = 40;
   replay_.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 4)};

@@ -67,6 +67,31 @@ std::vector<std::string> WithoutBlocks(const std::vector<std::string>& lines) {
   return result;
 }
 
+// BM-116: of an output window a request never holds more than the prompt's blocks and those that the
+// window touches: cdiv(6 + 4 - 1, 4) + 1 = 4 with 4 tokens per step. So 6 blocks do for 48 tokens.
+TEST(SimulationLayoutsTest, AnOutputWindowBoundsWhatARequestNeeds) {
+  for (const int64_t num_blocks : {7, 6}) {
+    for (const bool keeps_output : {false, true}) {
+      Replay replay;
+      KvCacheSpecOptions full{.block_size = 4, .num_kv_heads = 1, .head_size = 8};
+      if (!keeps_output) full.output_window = 6;
+      replay.config.kv_cache.groups = {
+          {.spec = *FullAttentionSpec::Create(full), .layer_names = {"layer"}}};
+      replay.config.kv_cache.num_blocks = num_blocks;
+      replay.config.scheduler.max_num_batched_tokens = 4;
+      replay.Add({.id = "A", .prompt = 8, .output = 40});
+      ASSERT_TRUE(replay.Run().ok());
+      if (num_blocks == 7 && !keeps_output) {
+        EXPECT_EQ(replay.ends["A"], "length");
+        EXPECT_EQ(replay.result.scheduler.num_preemptions, 0);
+      } else {
+        EXPECT_THAT(replay.rejections["A"],
+                    HasSubstr(keeps_output ? "need 12 blocks" : "need 6 blocks"));
+      }
+    }
+  }
+}
+
 TEST(SimulationLayoutsTest, PromptsAreCutWhereStatesCanBeReused) {
   Replay replay;
   replay.config.kv_cache.groups = {FullGroup(4), StateGroup(4)};

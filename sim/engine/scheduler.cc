@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -83,17 +84,18 @@ void Scheduler::LeaveOutQuiet() {
 
 // --- Requests coming and going ---
 
-int64_t Scheduler::NumBlocksFor(int64_t num_tokens) const {
+int64_t Scheduler::NumBlocksFor(const SimRequest& request, int64_t num_tokens) const {
   int64_t sum = 0;
   const PageChunks* chunks = manager_->pool().chunks();
   std::vector<int64_t> pages(chunks == nullptr ? 0 : static_cast<size_t>(chunks->num_classes()));
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& group = manager_->group(g);
-    int64_t blocks = BlockSize(group.block_size()).CeilDiv(num_tokens);
-    if (group.admission_cap()) {
+    int64_t blocks = group.NumBlocksFor(num_tokens);
+    std::optional<int64_t> cap = group.admission_cap();
+    if (group.output_cap()) cap = group.NumBlocksFor(request.num_prompt) + *group.output_cap();
+    if (cap) {
       // The cap knows the tokens of steps under way, not the slots behind them.
-      const int64_t ahead = BlockSize(group.block_size()).CeilDiv(options_.num_lookahead_tokens);
-      blocks = std::min(blocks, *group.admission_cap() + ahead);
+      blocks = std::min(blocks, *cap + group.NumBlocksFor(options_.num_lookahead_tokens));
     }
     if (group.spec().kind() == KvCacheSpecKind::kMamba) {
       const auto states = MaxBlocksPerRequest(
@@ -124,7 +126,7 @@ int64_t Scheduler::LongestNumSlots(const SimRequest& request) const {
 }
 
 int64_t Scheduler::LongestNumBlocks(const SimRequest& request) const {
-  return NumBlocksFor(LongestNumSlots(request));
+  return NumBlocksFor(request, LongestNumSlots(request));
 }
 
 // In block ids, those that no request can use included.
@@ -216,7 +218,7 @@ std::string Scheduler::DescribeNoProgress() const {
                     "; raise --max-num-batched-tokens or turn chunked prefill on");
     return text;
   }
-  const int64_t needed = NumBlocksFor(std::min(request->num_known, max_model_len_));
+  const int64_t needed = NumBlocksFor(*request, std::min(request->num_known, max_model_len_));
   absl::StrAppend(&text, "needs ", needed, " ", unit_, " for its ", request->num_known,
                   " known tokens and up to ", LongestNumBlocks(*request), " in all, but the pool has ",
                   num_usable_blocks_, " usable ", unit_, "; raise --num-blocks to at least ",

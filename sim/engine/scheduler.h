@@ -134,7 +134,8 @@ class Scheduler {
   // scheduler.cc: requests coming and going.
   int64_t LongestNumSlots(const SimRequest& request) const;
   int64_t LongestNumBlocks(const SimRequest& request) const;
-  int64_t NumBlocksFor(int64_t num_tokens) const;
+  // What such a request holds at most when so many tokens have slots.
+  int64_t NumBlocksFor(const SimRequest& request, int64_t num_tokens) const;
   int64_t SmallestPoolFor(const SimRequest& request) const;
   void Leave(SimRequest& request, FinishReason reason);
 

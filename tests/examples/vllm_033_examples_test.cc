@@ -103,6 +103,7 @@ TEST(Vllm033Examples, VE3_StepsDoNotMatterToRetention) {
   }
 }
 
+// V-5: the next turn of a conversation hits what the previous prompt left.
 TEST(Vllm033Examples, VE4_OutputsAreNotKept) {
   for (const std::optional<int64_t> interval : {std::optional<int64_t>(0), std::optional<int64_t>()}) {
     Model m(100, {Full(16), Window(16, 16)}, With(interval));
