@@ -11,6 +11,7 @@
 #include "kvblocks/sim/commands/calibration.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 
@@ -136,7 +137,11 @@ ExitStatus CalibrateCommand::Run() {
   if (config->trace().empty()) config->set_trace(measured_);
   std::vector<std::string> fields;
   if (!fit_.empty()) fields = absl::StrSplit(fit_, ',');
-  const auto result = Calibrate(*config, *measurement, fields);
+  ProgressLine progress(/*quiet=*/false);
+  const auto result = Calibrate(*config, *measurement, fields, [&](int64_t done, int64_t most) {
+    progress.UpdateCount(done, most, "replays at most");
+  });
+  progress.Clear();
   if (!result.ok()) return Fail("calibrate", result.status());
   if (!output_.empty()) {
     if (absl::Status status = WriteFile(output_, ConstantsText(*result)); !status.ok()) {

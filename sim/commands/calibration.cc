@@ -88,8 +88,9 @@ struct Run {
 
 class Calibrator {
  public:
-  Calibrator(const ReplayConfig& config, const Measurement& measurement)
-      : config_(config), measurement_(measurement) {}
+  Calibrator(const ReplayConfig& config, const Measurement& measurement,
+             const CalibrationProgress& progress)
+      : config_(config), measurement_(measurement), progress_(progress) {}
 
   absl::StatusOr<CalibrationResult> Fit(const std::vector<std::string>& fields);
 
@@ -107,6 +108,7 @@ class Calibrator {
   std::vector<ConstantKind> constants_;
   std::vector<RequestTimes> measured_;
   double measured_duration_ms_ = 0;
+  const CalibrationProgress& progress_;
   int64_t num_replays_ = 0;
 };
 
@@ -184,6 +186,8 @@ ReplayConfig Calibrator::ConfigAt(const Point& point) const {
 
 absl::StatusOr<Run> Calibrator::Replay(const ReplayConfig& config) {
   ++num_replays_;
+  // Two searches, one more of each constant, and those before and after.
+  if (progress_) progress_(num_replays_, static_cast<int64_t>(81 * constants_.size() + 2));
   auto setup = MakeReplaySetup(config);
   if (!setup.ok()) return setup.status();
   auto reader = OpenReplayTrace(config, setup->reader);
@@ -374,8 +378,9 @@ absl::StatusOr<CalibrationResult> Calibrator::Fit(const std::vector<std::string>
 
 absl::StatusOr<CalibrationResult> Calibrate(const ReplayConfig& config,
                                             const Measurement& measurement,
-                                            const std::vector<std::string>& fields) {
-  return Calibrator(config, measurement).Fit(fields);
+                                            const std::vector<std::string>& fields,
+                                            const CalibrationProgress& progress) {
+  return Calibrator(config, measurement, progress).Fit(fields);
 }
 
 }  // namespace kvblocks::sim
