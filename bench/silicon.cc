@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvblocks/bench/serving_points.h"
+#include "kvblocks/sim/commands/progress_line.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -132,7 +133,10 @@ int Run(const Arguments& arguments) {
   }
   std::map<std::string, Group> groups;
   Group all, dense, experts, latent;
+  ProgressLine progress(/*quiet=*/false);
+  int64_t num_seen = 0;
   for (const ServingPoint& point : *points) {
+    progress.UpdateCount(num_seen++, static_cast<int64_t>(points->size()), "points");
     if (!absl::StrContains(absl::StrCat(point.model, " ", point.device, " ", point.id),
                            arguments.only))
       continue;
@@ -158,6 +162,7 @@ int Run(const Arguments& arguments) {
                               prediction->num_steps, prediction->num_outside);
     }
   }
+  progress.Clear();
   std::printf("%-30s %6s   %-28s %-28s\n", "", "points", "TPOT: mean/median/p90, ratio",
               "TTFT: mean/median/p90, ratio");
   const auto print = [](const std::string& name, const Group& group) {

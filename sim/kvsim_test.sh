@@ -316,6 +316,20 @@ expect 0 '' replay --json --num-blocks=2000 --time=recorded --step-times=steps.c
   --max-num-batched-tokens=8192 --max-num-seqs=1024
 grep -A4 '"ttft"' out >b.ttft
 cmp a.ttft b.ttft || fail "recorded steps give other latencies"
+# A table of whole steps: 2 ms, 10 us per token, 0.1 us per token of context, 30 us per sequence.
+awk 'BEGIN {
+  print "tokens,context,sequences,time_us"
+  for (i = 0; i < 400; ++i) {
+    s = 1 + (i * 37) % 60; t = s + (i % 3 == 0) * (i * 101 % 2000); c = s * (i * 53 % 900)
+    print t "," c "," s "," 2000 + 10 * t + c / 10 + 30 * s
+  }
+}' >taken.csv
+expect 0 '' calibrate --from=taken.csv --output=whole.csv
+grep -qE '^held out, the others +0\.0' out || fail "steps without noise are not met: $(cat out)"
+expect 0 '' replay --json --num-blocks=2000 --time=table --step-tables=whole.csv
+[ "$(time_of)" = '"time_source": "measured steps"' ] || fail "$(time_of)"
+expect 2 '--from: got --model next to it' calibrate --from=taken.csv --model=llama-3.1-8b
+expect 2 'expected the header tokens,context,sequences,time_us' calibrate --from=whole.csv
 # Drafts take time and memory.
 says '"part": "drafts"' replay --json --num-blocks=2000 --num-draft-tokens=2 --drafter=eagle
 says 'drafter.s time and memory are not counted' replay --num-blocks=2000 --num-draft-tokens=2 --drafter=dflash
@@ -742,11 +756,11 @@ done <<'END'
 --kernel-tables: .*: no kernel times of rtx-4090|replay --time=table --device=rtx-4090 --num-blocks=2000
 --step-times: has no use with --time=auto|replay --step-times=first.json
 --time=recorded needs --step-times=FILE|replay --time=recorded
---step-tables: /nonexistent/dense.csv.gz: cannot be opened|replay --time=table --step-tables=/nonexistent
+--step-tables: /nonexistent: cannot be opened|replay --time=table --step-tables=/nonexistent
 --draft-model: got llama-3.1-8b with --drafter=ngram, expected|replay --draft-model=llama-3.1-8b
 --draft-time: got "fast", expected a time with a unit|replay --draft-time=fast
 --prefill-factor: got 0, expected 0.1 to 100|replay --prefill-factor=0
---measured=FILE is missing|calibrate
+--measured=FILE or --from=FILE is missing|calibrate
 B is missing, expected a second file or --measured=FILE|compare first.json
 --measured stands for B|compare first.json second.json --measured=first.json
 --num-blocks: got -5, expected 0 to 2147483647|replay --num-blocks=-5

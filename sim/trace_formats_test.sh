@@ -54,6 +54,7 @@ try "$formats/dynamo.jsonl" dynamo 3 --closed-loop
 try "$formats/lmcache.jsonl" lmcache 2
 try "$formats/aiperf.jsonl" aiperf 3
 try "$formats/applied_compute.jsonl" applied-compute 4
+try "$formats/tracelab.jsonl" tracelab 4
 try "$formats/sharegpt.json" sharegpt 1
 try "$formats/sharegpt.json" sharegpt 3 --sharegpt=sessions --bytes-per-token=2
 try "$formats/vllm_custom.jsonl" vllm-custom 2

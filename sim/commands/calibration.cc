@@ -38,6 +38,8 @@ constexpr ConstantKind kOfTables[] = {{"time_per_layer", true, 10, 0.1, 2000},
 constexpr ConstantKind kOfStepTables[] = {{"fixed_time", true, 500, 0.1, 100000},
                                           {"time_per_layer", true, 10, 0.1, 2000},
                                           {"time_per_sequence", true, 4, 0.1, 5000}};
+constexpr ConstantKind kOfWholeSteps[] = {{"fixed_time", true, 500, 0.1, 100000},
+                                          {"time_per_sequence", true, 4, 0.1, 5000}};
 constexpr ConstantKind kOfRoofline[] = {{"compute_efficiency", false, 0.6, 0.05, 1},
                                         {"memory_efficiency", false, 0.85, 0.05, 1},
                                         {"time_per_layer", true, 30, 0.1, 2000},
@@ -88,8 +90,9 @@ struct Run {
 
 class Calibrator {
  public:
-  Calibrator(const ReplayConfig& config, const Measurement& measurement)
-      : config_(config), measurement_(measurement) {}
+  Calibrator(const ReplayConfig& config, const Measurement& measurement,
+             const CalibrationProgress& progress)
+      : config_(config), measurement_(measurement), progress_(progress) {}
 
   absl::StatusOr<CalibrationResult> Fit(const std::vector<std::string>& fields);
 
@@ -107,6 +110,7 @@ class Calibrator {
   std::vector<ConstantKind> constants_;
   std::vector<RequestTimes> measured_;
   double measured_duration_ms_ = 0;
+  const CalibrationProgress& progress_;
   int64_t num_replays_ = 0;
 };
 
@@ -149,6 +153,8 @@ absl::Status Calibrator::ChooseConstants(const std::vector<std::string>& fields)
     constants_.assign(std::begin(kOfTables), std::end(kOfTables));
   } else if (absl::StartsWith(source, "step tables")) {
     constants_.assign(std::begin(kOfStepTables), std::end(kOfStepTables));
+  } else if (absl::StartsWith(source, "measured steps")) {
+    constants_.assign(std::begin(kOfWholeSteps), std::end(kOfWholeSteps));
   } else if (absl::StartsWith(source, "roofline")) {
     constants_.assign(std::begin(kOfRoofline), std::end(kOfRoofline));
   } else {
@@ -184,6 +190,8 @@ ReplayConfig Calibrator::ConfigAt(const Point& point) const {
 
 absl::StatusOr<Run> Calibrator::Replay(const ReplayConfig& config) {
   ++num_replays_;
+  // Two searches, one more of each constant, and those before and after.
+  if (progress_) progress_(num_replays_, static_cast<int64_t>(81 * constants_.size() + 2));
   auto setup = MakeReplaySetup(config);
   if (!setup.ok()) return setup.status();
   auto reader = OpenReplayTrace(config, setup->reader);
@@ -374,8 +382,9 @@ absl::StatusOr<CalibrationResult> Calibrator::Fit(const std::vector<std::string>
 
 absl::StatusOr<CalibrationResult> Calibrate(const ReplayConfig& config,
                                             const Measurement& measurement,
-                                            const std::vector<std::string>& fields) {
-  return Calibrator(config, measurement).Fit(fields);
+                                            const std::vector<std::string>& fields,
+                                            const CalibrationProgress& progress) {
+  return Calibrator(config, measurement, progress).Fit(fields);
 }
 
 }  // namespace kvblocks::sim

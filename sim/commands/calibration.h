@@ -12,6 +12,7 @@
 #define KVBLOCKS_SIM_COMMANDS_CALIBRATION_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -45,12 +46,16 @@ struct CalibrationResult {
   int64_t num_replays = 0;
 };
 
+// Told after each replay, with the most that there may be.
+using CalibrationProgress = std::function<void(int64_t num_replays, int64_t most)>;
+
 // `fields` are names of constants; empty: those that the clock has. The trace of `config` is the
 // workload; its rows are those of the measurement. InvalidArgument for a clock without constants,
 // for a field that it does not have, or for rows that do not fit together.
 absl::StatusOr<CalibrationResult> Calibrate(const ::kvblocks::config::v1::ReplayConfig& config,
                                             const Measurement& measurement,
-                                            const std::vector<std::string>& fields);
+                                            const std::vector<std::string>& fields,
+                                            const CalibrationProgress& progress = nullptr);
 
 }  // namespace kvblocks::sim
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/report/comparison_table.h"
 #include "kvblocks/sim/report/measured_report.h"
 #include "kvblocks/sim/report/report_comparison.h"
@@ -117,7 +118,12 @@ absl::StatusOr<ResultFile> CompareCommand::OpenSteps(const std::string& option,
 
 absl::Status CompareCommand::CompareStepsOf(StepReader& a, StepReader& b, bool judged,
                                             pb::Comparison* out) {
-  auto schedule = CompareSteps(a, b);
+  ProgressLine progress(quiet_);
+  auto schedule = CompareSteps(a, b, [&](int64_t equal_steps) {
+    progress.UpdateReading({a.source().bytes_read(), a.source().bytes_total()}, equal_steps, 0,
+                           "steps");
+  });
+  progress.Clear();
   if (!schedule.ok()) return schedule.status();
   schedule->set_judged(judged);
   *out->mutable_schedule() = *std::move(schedule);

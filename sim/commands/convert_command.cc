@@ -1,12 +1,15 @@
 // kvsim convert: a trace in another form.
 
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/sim/trace/convert.h"
@@ -63,6 +66,10 @@ class ConvertCommand final : public Command {
     ConvertOptions options;
     options.reader = *reader;
     options.sort = sort_;
+    ProgressLine progress(quiet_);
+    options.wrap = [&](std::unique_ptr<TraceReader> in) {
+      return WithProgress(std::move(in), &progress);
+    };
     const auto report = ConvertTrace(in_, out_, *format, options);
     if (IsReaderGone(report.status())) return kDone;
     if (!report.ok()) return Fail("convert", report.status());

@@ -47,7 +47,7 @@ class CurveCommand final : public Command {
         input_(options_) {
     AddCurveOptions(options_, &curve_);
     const char* kOutput = "Output";
-    output_.AddFiles(options_, kOutput, "one row per size");
+    output_.AddFiles(options_, kOutput, {.rows_help = "one row per size", .has_page = true});
     output_.AddTerminal(options_, kOutput, "neither table nor progress");
     input_.AddOptions();
     options_->set_footer(kCurveFooter);

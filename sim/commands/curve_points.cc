@@ -75,7 +75,8 @@ void FillPoint(int64_t hits, const pb::CurveReport& report, pb::CurvePoint* poin
 }
 
 void AddPoints(const std::vector<CurveSize>& sizes, const std::function<int64_t(int64_t)>& hits,
-               const BeladyBound* bound, int num_threads, pb::CurveReport* report) {
+               const BeladyBound* bound, int num_threads, ProgressLine* progress,
+               pb::CurveReport* report) {
   std::vector<std::function<void()>> tasks;
   for (const CurveSize& size : sizes) {
     pb::CurvePoint* point = report->add_points();
@@ -90,7 +91,11 @@ void AddPoints(const std::vector<CurveSize>& sizes, const std::function<int64_t(
       point->set_lru_share_of_belady(Ratio(point->hits(), point->belady_hits()));
     });
   }
-  RunInParallel(num_threads, tasks);
+  if (tasks.empty()) return;
+  RunInParallel(num_threads, tasks, [&](int64_t num_done) {
+    progress->UpdateCount(num_done, static_cast<int64_t>(tasks.size()), "bounds");
+  });
+  progress->Clear();
 }
 
 void AddAnswers(int64_t possible_hits, int64_t block_tokens, int64_t block_bytes,

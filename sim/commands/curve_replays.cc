@@ -100,14 +100,18 @@ std::vector<int64_t> SizesOfMostBend(const pb::CurveReport& report, int64_t coun
 }  // namespace
 
 absl::Status ReplaySizes(const ReplayConfig& config, const std::vector<int64_t>& sizes,
-                         int num_threads, std::vector<pb::CurveReplay>* out) {
+                         int num_threads, ProgressLine* progress,
+                         std::vector<pb::CurveReplay>* out) {
   out->assign(sizes.size(), {});
   std::vector<absl::Status> statuses(sizes.size());
   std::vector<std::function<void()>> tasks;
   for (size_t i = 0; i < sizes.size(); ++i) {
     tasks.push_back([&, i] { statuses[i] = ReplayOne(config, sizes[i], &(*out)[i]); });
   }
-  RunInParallel(num_threads, tasks);
+  RunInParallel(num_threads, tasks, [&](int64_t num_done) {
+    progress->UpdateCount(num_done, static_cast<int64_t>(tasks.size()), "replays");
+  });
+  progress->Clear();
   for (const absl::Status& status : statuses) {
     if (!status.ok()) return status;
   }
@@ -115,7 +119,8 @@ absl::Status ReplaySizes(const ReplayConfig& config, const std::vector<int64_t>&
 }
 
 absl::Status RunCurveOfReplays(const ReplayConfig& config, const CurveOptions& options,
-                               const CurveSetup& setup, pb::CurveReport* report) {
+                               const CurveSetup& setup, ProgressLine* progress,
+                               pb::CurveReport* report) {
   if (!options.what_if.empty() || !options.block_sizes.empty() || !options.tiers.empty() ||
       options.refine > 0 || options.sample_paths > 0 || options.blocks != "engine") {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -142,7 +147,8 @@ absl::Status RunCurveOfReplays(const ReplayConfig& config, const CurveOptions& o
   std::sort(sizes.begin(), sizes.end());
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   std::vector<pb::CurveReplay> replays;
-  if (absl::Status status = ReplaySizes(config, sizes, setup.num_threads, &replays); !status.ok()) {
+  if (absl::Status status = ReplaySizes(config, sizes, setup.num_threads, progress, &replays);
+      !status.ok()) {
     return status;
   }
   report->set_mode("replays");
@@ -216,7 +222,7 @@ absl::Status RunScheduleCurve(const ReplayConfig& config, const CurveOptions& op
                            " blocks or more: ", absl::StrJoin(doubts, "; ")));
     AddPoints(
         ChooseSizes(options, setup.asked_blocks, *report),
-        [&](int64_t size) { return hits.Hits(size); }, nullptr, 1, report);
+        [&](int64_t size) { return hits.Hits(size); }, nullptr, 1, progress, report);
     const auto smallest_pool = [&](int64_t wanted) {
       return wanted == 0 ? 0 : std::max(hits.SmallestPool(wanted), smallest);
     };
@@ -225,7 +231,7 @@ absl::Status RunScheduleCurve(const ReplayConfig& config, const CurveOptions& op
     if (options.refine == 0) return absl::OkStatus();
     std::vector<pb::CurveReplay> replays;
     if (absl::Status status = ReplaySizes(config, SizesOfMostBend(*report, options.refine),
-                                          setup.num_threads, &replays);
+                                          setup.num_threads, progress, &replays);
         !status.ok()) {
       return status;
     }

@@ -15,13 +15,13 @@ namespace kvblocks::sim {
 // in its `problem`; other errors are returned.
 absl::Status ReplaySizes(const ::kvblocks::config::v1::ReplayConfig& config,
                          const std::vector<int64_t>& sizes, int num_threads,
-                         std::vector<::kvblocks::report::v1::CurveReplay>* out);
+                         ProgressLine* progress, std::vector<::kvblocks::report::v1::CurveReplay>* out);
 
 // The curve of a hybrid model: no single pass is exact where several groups, windows or states
 // decide together what a hit is.
 absl::Status RunCurveOfReplays(const ::kvblocks::config::v1::ReplayConfig& config,
                                const CurveOptions& options, const CurveSetup& setup,
-                               ::kvblocks::report::v1::CurveReport* report);
+                               ProgressLine* progress, ::kvblocks::report::v1::CurveReport* report);
 
 // Runs the replay whose pool never evicts, and fills the report from it. `order` is the order-mode
 // run of the same workload, which says how large that pool must be.

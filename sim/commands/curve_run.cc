@@ -94,7 +94,7 @@ std::vector<Variant> VariantsOf(const CurveOptions& options, const OrderRunOptio
 // All variants over one decoded trace, side by side.
 absl::Status AddVariants(const TraceInfo& info, const std::vector<TraceRequest>& requests,
                          const std::vector<Variant>& variants, const CurveSetup& setup,
-                         pb::CurveReport* report) {
+                         ProgressLine* progress, pb::CurveReport* report) {
   std::vector<absl::StatusOr<OrderRun>> runs(variants.size());
   std::vector<RoundingLoss> losses(variants.size());
   std::vector<std::function<void()>> tasks;
@@ -109,7 +109,10 @@ absl::Status AddVariants(const TraceInfo& info, const std::vector<TraceRequest>&
       }
     });
   }
-  RunInParallel(setup.num_threads, tasks);
+  RunInParallel(setup.num_threads, tasks, [&](int64_t num_done) {
+    progress->UpdateCount(num_done, static_cast<int64_t>(tasks.size()), "what-ifs");
+  });
+  progress->Clear();
   for (size_t i = 0; i < variants.size(); ++i) {
     if (!runs[i].ok()) return runs[i].status();
     const OrderRun& run = *runs[i];
@@ -253,7 +256,7 @@ absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
   auto setup = MakeCurveSetup(config, options, info);
   if (!setup.ok()) return setup.status();
   Describe(config, options, *setup, info, report);
-  if (!setup->has_one_pass) return RunCurveOfReplays(config, options, *setup, report);
+  if (!setup->has_one_pass) return RunCurveOfReplays(config, options, *setup, progress, report);
 
   const OrderRunOptions run_options = MakeRunOptions(options, *setup);
   if (options.sample_paths > 0) {
@@ -304,7 +307,7 @@ absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
     AddPoints(
         ChooseSizes(options, setup->asked_blocks, *report),
         [&](int64_t size) { return run->curve.Hits(size); }, run->bound.get(), setup->num_threads,
-        report);
+        progress, report);
     const auto smallest_pool = [&](int64_t hits) {
       return hits == 0 ? 0 : std::max(run->curve.SmallestPool(hits), run->smallest_pool);
     };
@@ -312,7 +315,7 @@ absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
                setup->device_blocks, smallest_pool, report->mutable_answers());
     AddTiers(options, run->curve, report);
   }
-  if (absl::Status status = AddVariants(info, requests, variants, *setup, report); !status.ok()) {
+  if (absl::Status status = AddVariants(info, requests, variants, *setup, progress, report); !status.ok()) {
     return status;
   }
   AddSentences(report);

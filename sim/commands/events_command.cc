@@ -20,6 +20,7 @@
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/event_export.h"
 #include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
 #include "kvblocks/sim/trace/byte_sink.h"
@@ -125,7 +126,11 @@ class EventsCommand final : public Command {
   ExitStatus Run() override {
     check_ = std::make_unique<events::StreamCheck>(medium_);
     absl::Status status = Open();
+    // Events on standard output would break the line.
+    ProgressLine progress(/*quiet=*/show_);
+    progress_ = &progress;
     if (status.ok()) status = IsEndpoint(source_) ? Listen() : ReadFile();
+    progress.Clear();
     if (status.ok() && sink_ != nullptr) status = sink_->Close();
     if (!UnlessReaderGone(status).ok()) return Fail("events", status);
     int64_t num_problems = 0;
@@ -255,6 +260,7 @@ class EventsCommand final : public Command {
       if (received) last = now;
       if (listen_for_.count() > 0 && now - start >= listen_for_) break;
       if (!received && stop_idle_.count() > 0 && now - last >= stop_idle_) break;
+      progress_->UpdateCount(num_batches_, max_batches_, "batches");
       if (!received) continue;
       while (streams_.size() < subscriber.streams().size()) {
         const auto& stream = subscriber.streams()[streams_.size()];
@@ -313,6 +319,8 @@ class EventsCommand final : public Command {
                          source_, ": ends inside a message; it was not written to its end"));
       }
       reader.Feed({buffer.data(), *size});
+      progress_->UpdateReading({(*source)->bytes_read(), (*source)->bytes_total()}, num_batches_, 0,
+                               "batches");
     }
     return absl::OkStatus();
   }
@@ -442,6 +450,7 @@ class EventsCommand final : public Command {
            std::pair<events::HolderId, events::SequenceTracker>>
       logged_;
   int64_t num_batches_ = 0;
+  ProgressLine* progress_ = nullptr;
 };
 
 }  // namespace

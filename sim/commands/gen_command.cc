@@ -12,6 +12,7 @@
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/trace_fit.h"
 #include "kvblocks/sim/gen/workload_spec.h"
@@ -178,14 +179,17 @@ class GenCommand final : public Command {
 
   absl::StatusOr<wl::Workload> MakeWorkload(const TraceReaderOptions& reader_options) const {
     if (like_) {
-      auto reader = OpenTrace(*like_, reader_options);
+      const auto reader = OpenLike(reader_options);
       if (!reader.ok()) return reader.status();
       auto workload = FitTrace(**reader);
       // A seed that is given is not chosen; a pipe cannot be read again.
       if (!workload.ok() || seed_ >= 0 || *like_ == "-") return workload;
       const auto run = RunTrace(reader_options);
       if (!run.ok()) return run.status();
-      if (absl::Status status = ChooseSeed(*run, &*workload); !status.ok()) return status;
+      const absl::Status status = ChooseSeed(*run, &*workload, [&](auto made) {
+        return WithProgress(std::move(made), &progress_);
+      });
+      if (!status.ok()) return status;
       return workload;
     }
     if (!spec_.empty()) {
@@ -196,8 +200,14 @@ class GenCommand final : public Command {
     return Chat();
   }
 
+  absl::StatusOr<std::unique_ptr<TraceReader>> OpenLike(const TraceReaderOptions& options) const {
+    auto reader = OpenTrace(*like_, options);
+    if (!reader.ok()) return reader;
+    return WithProgress(*std::move(reader), &progress_);
+  }
+
   absl::StatusOr<OrderRun> RunTrace(const TraceReaderOptions& reader_options) const {
-    auto reader = OpenTrace(*like_, reader_options);
+    const auto reader = OpenLike(reader_options);
     if (!reader.ok()) return reader.status();
     return RunOrder((*reader)->info(), FeedFrom(reader->get()), {});
   }
@@ -259,6 +269,7 @@ class GenCommand final : public Command {
     auto sink = OpenByteSink(*output_);
     if (!sink.ok()) return sink.status();
     const auto writer = MakeTraceWriter(*std::move(sink), *ParseTraceFormat(to_), {});
+    *reader = WithProgress(*std::move(reader), &progress_);
     const auto report = CopyTrace(**reader, *writer);
     if (!report.ok()) return report.status();
     if (quiet_) return absl::OkStatus();
@@ -281,6 +292,7 @@ class GenCommand final : public Command {
     if (!trace.ok()) return Fail("gen", trace.status());
     auto made = OpenTraceString(text, "the workload", {});
     if (!made.ok()) return Fail("gen", made.status());
+    *made = WithProgress(*std::move(made), &progress_);
     const auto difference = CompareCurves(*trace, **made);
     if (!difference.ok()) return Fail("gen", difference.status());
     return WriteStdout(FormatCurveDifference(*difference)) ? kDone : kBadInput;
@@ -299,6 +311,7 @@ class GenCommand final : public Command {
   std::vector<ChatOption> chat_options_;
   int64_t seed_ = -1, requests_ = -1;
   bool check_ = false, quiet_ = false;
+  mutable ProgressLine progress_{/*quiet=*/false};
 };
 
 }  // namespace

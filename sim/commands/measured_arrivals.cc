@@ -1,20 +1,20 @@
 #include "kvblocks/sim/commands/measured_arrivals.h"
 
 #include <cstdint>
-#include <string>
 #include <utility>
-#include <vector>
+
+#include "kvblocks/sim/trace/forwarding_reader.h"
 
 namespace kvblocks::sim {
 namespace {
 
-class MeasuredArrivals final : public TraceReader {
+class MeasuredArrivals final : public ForwardingReader {
  public:
   MeasuredArrivals(std::unique_ptr<TraceReader> reader, const Measurement& measurement)
-      : reader_(std::move(reader)), measurement_(measurement) {}
+      : ForwardingReader(std::move(reader)), measurement_(measurement) {}
 
   absl::StatusOr<bool> Next(TraceRequest& out) override {
-    auto more = reader_->Next(out);
+    auto more = ForwardingReader::Next(out);
     if (!more.ok() || !*more) return more;
     if (out.row < static_cast<int64_t>(measurement_.requests.size())) {
       last_ = measurement_.requests[static_cast<size_t>(out.row)].start_ns -
@@ -23,18 +23,12 @@ class MeasuredArrivals final : public TraceReader {
     out.arrival_ns = last_;
     return true;
   }
-  const TraceInfo& info() const override { return reader_->info(); }
-  ReadProgress progress() const override { return reader_->progress(); }
   absl::Status Restart() override {
     last_ = 0;
-    return reader_->Restart();
+    return ForwardingReader::Restart();
   }
-  const TraceReaderCounters& counters() const override { return reader_->counters(); }
-  const std::vector<std::string>& warnings() const override { return reader_->warnings(); }
-  std::string dialect() const override { return reader_->dialect(); }
 
  private:
-  const std::unique_ptr<TraceReader> reader_;
   const Measurement& measurement_;
   int64_t last_ = 0;
 };

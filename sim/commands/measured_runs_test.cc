@@ -1,5 +1,5 @@
-// SM-114, SM-65: runs of a real server, where they are: replayed with the settings that they had, and
-// calibrated on one half of the requests.
+// SM-114, SM-65: runs of a real server, replayed with the settings that they had, and calibrated on
+// one half of the requests (testdata/measured_runs).
 
 #include <cmath>
 #include <cstdlib>
@@ -21,20 +21,23 @@ namespace {
 namespace pb = ::kvblocks::report::v1;
 using ::kvblocks::config::v1::ReplayConfig;
 
-std::string Shared() {
-  const char* shared = std::getenv("KVBLOCKS_SHARED");
-  return shared == nullptr ? "" : absl::StrCat(shared, "/traces/vllm-measured/");
+std::string FileOf(const std::string& name) {
+  return absl::StrCat("sim/commands/testdata/measured_runs/", name);
 }
 
-#define SKIP_WITHOUT_RUNS() \
-  if (Shared().empty()) GTEST_SKIP() << "set KVBLOCKS_SHARED to the folder that holds traces/"
+// The one that is shipped has fewer points.
+std::string EngineProfile() {
+  const char* shared = std::getenv("KVBLOCKS_SHARED");
+  return shared == nullptr
+             ? FileOf("rtx-4090-profile")
+             : absl::StrCat(shared, "/traces/step-tables/RTX4090_Llama-3.1-8B_bf16_tp1");
+}
 
 // As the server was started: 2,048 tokens a step, asynchronous, ShareGPT prompts.
 ReplayConfig ServerOf(const std::string& device) {
   ReplayConfig given;
   given.set_engine("vllm-0.19");
-  given.set_trace(Shared() + "sharegpt-llama-3.1-8b-300-sps10.blocks16.jsonl.gz");
-  given.set_trace_block_size(16);
+  given.set_trace(FileOf("sharegpt.kvtrace.gz"));
   given.set_model("llama-3.1-8b");
   given.set_device(device);
   given.set_max_num_batched_tokens(2048);
@@ -47,7 +50,7 @@ double Percent(double replayed, double measured) { return 100 * (replayed / meas
 
 // The run of SM-114 with one clock.
 void ExpectPreemptionHeavyRun(ReplayConfig config, double most_preemptions_off) {
-  const auto measurement = ReadMeasurement(Shared() + "RTX4090_Llama-3.1-8B/requests.jsonl", {});
+  const auto measurement = ReadMeasurement(FileOf("rtx-4090.jsonl.gz"), {});
   ASSERT_TRUE(measurement.ok()) << measurement.status();
   config.set_num_blocks(2588);
   config.set_max_num_seqs(256);
@@ -79,7 +82,6 @@ void ExpectPreemptionHeavyRun(ReplayConfig config, double most_preemptions_off) 
 // The roofline's times are right in the mean and a little off step by step, which moves a few more
 // preemptions.
 TEST(MeasuredRunsTest, TheRooflineMeetsThePreemptionHeavyRunInTheMean) {
-  SKIP_WITHOUT_RUNS();
   ReplayConfig config = ServerOf("rtx-4090");
   config.set_time("roofline");
   config.set_compute_efficiency(0.97);
@@ -90,16 +92,14 @@ TEST(MeasuredRunsTest, TheRooflineMeetsThePreemptionHeavyRunInTheMean) {
 }
 
 TEST(MeasuredRunsTest, SM114AProfileOfTheEngineMeetsThePreemptionHeavyRun) {
-  SKIP_WITHOUT_RUNS();
   ReplayConfig config = ServerOf("rtx-4090");
   config.set_time("table");
-  config.set_step_tables(Shared() + "../step-tables/RTX4090_Llama-3.1-8B_bf16_tp1");
+  config.set_step_tables(EngineProfile());
   ExpectPreemptionHeavyRun(config, 5);
 }
 
 TEST(MeasuredRunsTest, SM65ARunWithoutPressureIsMetWithinThreePerCentAfterTheFit) {
-  SKIP_WITHOUT_RUNS();
-  const auto measurement = ReadMeasurement(Shared() + "RTXPRO6000_Llama-3.1-8B/requests.jsonl", {});
+  const auto measurement = ReadMeasurement(FileOf("rtx-pro-6000.jsonl.gz"), {});
   ASSERT_TRUE(measurement.ok()) << measurement.status();
   ReplayConfig config = ServerOf("rtx-pro-6000");
   config.set_max_num_seqs(128);

@@ -158,8 +158,9 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "how long a step takes; auto: by measured kernels where the device has tables, else roofline"},
       {"kernel_tables", "FILE", kTime, "", 0, 0,
        "measured kernel times; empty: the file that comes with kvsim"},
-      {"step_tables", "FOLDER", kTime, "", 0, 0,
-       "profile of an engine (dense, attention, per_sequence .csv) for --time=table"},
+      {"step_tables", "PATH", kTime, "", 0, 0,
+       "for --time=table: a folder with a profile (dense, attention, per_sequence .csv), or a file of "
+       "kvsim calibrate --from"},
       {"step_times", "FILE", kTime, "", 0, 0,
        "of --time=recorded: a duration per line, or rows as --steps writes them"},
       {"step_time", "TIME", kTime, "20ms", 0, 0, "of every step with --time=fixed"},

@@ -7,9 +7,11 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/latency_metrics.h"
+#include "kvblocks/sim/trace/forwarding_reader.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -30,6 +32,31 @@ bool WantsJson() {
   const char* wanted = std::getenv("KVSIM_PROGRESS");
   return wanted != nullptr && std::string_view(wanted) == "json";
 }
+
+class ReaderWithProgress final : public ForwardingReader {
+ public:
+  ReaderWithProgress(std::unique_ptr<TraceReader> reader, ProgressLine* line)
+      : ForwardingReader(std::move(reader)), line_(line) {}
+
+  absl::StatusOr<bool> Next(TraceRequest& out) override {
+    constexpr int64_t kRowsBetween = 16;
+    auto more = ForwardingReader::Next(out);
+    if (!more.ok() || !*more) {
+      line_->Clear();
+    } else if (++num_rows_ % kRowsBetween == 0) {
+      line_->UpdateReading(progress(), num_rows_, counters().bad_rows);
+    }
+    return more;
+  }
+  absl::Status Restart() override {
+    num_rows_ = 0;
+    return ForwardingReader::Restart();
+  }
+
+ private:
+  ProgressLine* const line_;
+  int64_t num_rows_ = 0;
+};
 
 std::string Eta(const ReadProgress& read, double elapsed) {
   const double share = Share(read);
@@ -77,9 +104,11 @@ void ProgressLine::Update(const SimulationProgress& progress, int64_t hit_tokens
       progress.num_waiting, 100 * hit, Eta(progress.read, elapsed())));
 }
 
-void ProgressLine::UpdateReading(const ReadProgress& read, int64_t num_rows, int64_t num_errors) {
+void ProgressLine::UpdateReading(const ReadProgress& read, int64_t num_rows, int64_t num_errors,
+                                 const std::string& noun) {
   if (!IsDue()) return;
-  Show(absl::StrFormat("%s, %d rows, %d errors%s", ShareRead(read), num_rows, num_errors,
+  Show(absl::StrFormat("%s, %d %s, %.0f/s, %d errors%s", ShareRead(read), num_rows, noun,
+                       static_cast<double>(num_rows) / elapsed(), num_errors,
                        Eta(read, elapsed())));
 }
 
@@ -95,11 +124,27 @@ void ProgressLine::UpdatePoints(int64_t num_done, int64_t num_points, int64_t nu
   Show(text);
 }
 
+void ProgressLine::UpdateCount(int64_t done, int64_t all, const std::string& noun) {
+  if (!IsDue()) return;
+  const double rate = static_cast<double>(done) / elapsed();
+  std::string text = all > 0 ? absl::StrFormat("%d of %d", done, all) : absl::StrFormat("%d", done);
+  absl::StrAppendFormat(&text, " %s, %.3g/s", noun, rate);
+  if (done > 0 && done < all) {
+    absl::StrAppendFormat(&text, ", ETA %.0f s", static_cast<double>(all - done) / rate);
+  }
+  Show(text);
+}
+
 void ProgressLine::Clear() {
   if (!is_dirty_) return;
   std::fprintf(stderr, "\r\033[K");
   std::fflush(stderr);
   is_dirty_ = false;
+}
+
+std::unique_ptr<TraceReader> WithProgress(std::unique_ptr<TraceReader> reader, ProgressLine* line) {
+  if (!line->is_shown()) return reader;
+  return std::make_unique<ReaderWithProgress>(std::move(reader), line);
 }
 
 }  // namespace kvblocks::sim

@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "kvblocks/sim/simulation.h"
@@ -27,10 +28,13 @@ class ProgressLine {
 
   bool is_shown() const { return is_shown_; }
   void Update(const SimulationProgress& progress, int64_t hit_tokens, int64_t queried_tokens);
-  void UpdateReading(const ReadProgress& read, int64_t num_rows, int64_t num_errors);
+  void UpdateReading(const ReadProgress& read, int64_t num_rows, int64_t num_errors,
+                     const std::string& noun = "rows");
+  // "12 of 40 replays, 3.1/s, ETA 9 s"; with `all` 0, where no end is known, "12 batches, 3.1/s".
+  void UpdateCount(int64_t done, int64_t all, const std::string& noun);
   // Of points of a sweep; `share` of the work is done.
   void UpdatePoints(int64_t num_done, int64_t num_points, int64_t num_problems, double share);
-  // Wipes the line.
+  // Wipes the line. REQUIRES: of all calls, one at a time.
   void Clear();
 
  private:
@@ -48,6 +52,10 @@ class ProgressLine {
   Clock::time_point next_;
   double elapsed_ = 0;  // seconds
 };
+
+// `reader`, which shows how far it was read whenever it gives a request, and wipes the line at its
+// end. `line` must outlive it.
+std::unique_ptr<TraceReader> WithProgress(std::unique_ptr<TraceReader> reader, ProgressLine* line);
 
 }  // namespace kvblocks::sim
 

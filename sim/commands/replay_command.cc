@@ -52,7 +52,7 @@ class ReplayCommand final : public Command {
                        .help = "print the effective configuration instead of replaying"},
                       &print_config_);
     const char* kOutput = "Output";
-    output_.AddFiles(options_, kOutput, "one row per request");
+    output_.AddFiles(options_, kOutput, {.rows_help = "one row per request", .has_page = true});
     options_->Add(
         {.name = "--steps",
          .unit = "FILE",

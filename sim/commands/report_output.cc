@@ -15,7 +15,7 @@ void ReportOutput::AddJson(OptionParser* options, const std::string& group) {
 }
 
 void ReportOutput::AddFiles(OptionParser* options, const std::string& group,
-                            const std::string& rows_help) {
+                            const Files& files) {
   has_files_ = true;
   AddJson(options, group);
   options->Add({.name = "--json-file",
@@ -23,16 +23,20 @@ void ReportOutput::AddFiles(OptionParser* options, const std::string& group,
                 .help = "write the report as JSON, too; - is standard output, without a table",
                 .group = group},
                &json_file_);
-  options->Add({.name = "--csv",
-                .unit = "FILE",
-                .help = absl::StrCat(rows_help, "; - is standard output, without a table"),
-                .group = group},
-               &csv_);
-  options->Add({.name = "--html",
-                .unit = "FILE",
-                .help = "the report as a page of charts and tables for a browser",
-                .group = group},
-               &html_);
+  if (files.rows_help != nullptr) {
+    options->Add({.name = "--csv",
+                  .unit = "FILE",
+                  .help = absl::StrCat(files.rows_help, "; - is standard output, without a table"),
+                  .group = group},
+                 &csv_);
+  }
+  if (files.has_page) {
+    options->Add({.name = "--html",
+                  .unit = "FILE",
+                  .help = "the report as a page of charts and tables for a browser",
+                  .group = group},
+                 &html_);
+  }
 }
 
 void ReportOutput::AddTerminal(OptionParser* options, const std::string& group,

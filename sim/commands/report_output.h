@@ -1,7 +1,7 @@
 // ReportOutput: the options of a command that makes one report, and where the report goes: a table or
 // JSON to standard output; JSON, rows and a page to files.
 //
-//   output.AddFiles(options, kOutput, "one row per size");
+//   output.AddFiles(options, kOutput, {.rows_help = "one row per size", .has_page = true});
 //   output.AddTerminal(options, kOutput, "neither table nor progress");
 //   ...
 //   absl::Status status = output.Check(trace, {{"--steps", steps}});   // before anything runs
@@ -29,6 +29,11 @@ class ReportOutput {
  public:
   // Option and path; an empty path is none.
   using File = std::pair<const char*, std::string>;
+  // What files can have beside JSON.
+  struct Files {
+    const char* rows_help = nullptr;  // of --csv; null: there is none
+    bool has_page = false;            // --html
+  };
   // Of the report, made when they are needed.
   struct Texts {
     std::function<std::string(bool color)> table;
@@ -38,8 +43,8 @@ class ReportOutput {
 
   // --json alone.
   void AddJson(OptionParser* options, const std::string& group);
-  // --json, --json-file, --csv with this help, --html.
-  void AddFiles(OptionParser* options, const std::string& group, const std::string& rows_help);
+  // --json, --json-file, and what else there is.
+  void AddFiles(OptionParser* options, const std::string& group, const Files& files);
   // --quiet, which silences the table, too, where files can have the report; and --color.
   void AddTerminal(OptionParser* options, const std::string& group, const std::string& quiet_help);
 

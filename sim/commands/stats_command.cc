@@ -9,6 +9,7 @@
 #include "kvblocks/sim/commands/example_trace.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/report/report.pb.h"
 #include "kvblocks/sim/report/report_json.h"
@@ -107,6 +108,8 @@ class StatsCommand final : public Command {
     auto reader = trace_.empty() ? OpenTraceString(ExampleTrace(), "example", *options)
                                  : OpenTrace(trace_, *options);
     if (!reader.ok()) return Fail("stats", reader.status());
+    ProgressLine progress(/*quiet=*/false);
+    *reader = WithProgress(*std::move(reader), &progress);
     const auto facts = ComputeTraceFacts(
         **reader, block_sizes_.empty() ? DefaultEngineBlockSizes() : block_sizes_);
     if (!facts.ok()) return Fail("stats", facts.status());

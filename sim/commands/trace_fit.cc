@@ -197,13 +197,16 @@ std::string FormatCurveDifference(const CurveDifference& difference) {
   return text;
 }
 
-absl::Status ChooseSeed(const OrderRun& trace, wl::Workload* workload) {
+absl::Status ChooseSeed(
+    const OrderRun& trace, wl::Workload* workload,
+    const std::function<std::unique_ptr<TraceReader>(std::unique_ptr<TraceReader>)>& wrap) {
   double least = 2;
   uint64_t best = 1;
   for (uint64_t seed = 1; seed <= kMostSeeds && least > kNearEnough; ++seed) {
     workload->set_seed(seed);
     auto made = OpenTraceString(PrintWorkload(*workload), "the workload", {});
     if (!made.ok()) return made.status();
+    *made = wrap(*std::move(made));
     const auto difference = CompareCurves(trace, **made);
     if (!difference.ok()) return difference.status();
     const double off = std::abs(difference->greatest.second - difference->greatest.first);

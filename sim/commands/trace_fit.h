@@ -11,6 +11,8 @@
 #ifndef KVBLOCKS_SIM_COMMANDS_TRACE_FIT_H_
 #define KVBLOCKS_SIM_COMMANDS_TRACE_FIT_H_
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,8 +43,10 @@ absl::StatusOr<CurveDifference> CompareCurves(const OrderRun& first, TraceReader
 std::string FormatCurveDifference(const CurveDifference& difference);
 
 // Gives the workload the seed, of the first few, with which its curve comes next to that of the
-// trace. Makes the workload once for each.
-absl::Status ChooseSeed(const OrderRun& trace, workload::v1::Workload* workload);
+// trace. Makes the workload once for each; `wrap` may put a reader before it.
+absl::Status ChooseSeed(
+    const OrderRun& trace, workload::v1::Workload* workload,
+    const std::function<std::unique_ptr<TraceReader>(std::unique_ptr<TraceReader>)>& wrap);
 
 }  // namespace kvblocks::sim
 

@@ -72,11 +72,10 @@ TEST(KernelTablesTest, DamageIsFound) {
   EXPECT_TRUE(ParseKernelTables(damaged, "l40s", "FILE").ok());
 }
 
-// The times as they were measured, where they are: packing loses less than 0.02 %.
+// Packing loses less than 0.02 % of the times as they were measured: of all of them where they are,
+// else of a few that are shipped.
 TEST(KernelTablesTest, AgreesWithTheMeasurements) {
   const char* shared = std::getenv("KVBLOCKS_SHARED");
-  if (shared == nullptr)
-    GTEST_SKIP() << "set KVBLOCKS_SHARED to the folder that holds measurements/";
   struct {
     const char* folder;
     const char* device;
@@ -88,8 +87,10 @@ TEST(KernelTablesTest, AgreesWithTheMeasurements) {
   for (const auto& c : cases) {
     const auto tables = LoadKernelTables(FindKernelTablesFile(), c.device);
     ASSERT_TRUE(tables.ok()) << tables.status();
-    const auto text = ReadTextFile(
-        absl::StrCat(shared, "/measurements/kernels/", c.folder, "/", c.operation, ".csv.gz"));
+    const std::string file = absl::StrCat("/", c.folder, "/", c.operation, ".csv");
+    const auto text =
+        ReadTextFile(shared == nullptr ? absl::StrCat("sim/cost/testdata/kernels", file)
+                                       : absl::StrCat(shared, "/measurements/kernels", file, ".gz"));
     ASSERT_TRUE(text.ok()) << text.status();
     int64_t num_rows = 0;
     for (const absl::string_view line : absl::StrSplit(*text, '\n', absl::SkipEmpty())) {
@@ -112,7 +113,7 @@ TEST(KernelTablesTest, AgreesWithTheMeasurements) {
       EXPECT_NEAR(static_cast<double>(grid->At(counts)) / (time_us * 1e6), 1.0, 2e-4) << line;
       ++num_rows;
     }
-    EXPECT_GT(num_rows, 1000);
+    EXPECT_GT(num_rows, shared == nullptr ? 90 : 1000);
   }
 }
 

@@ -3,25 +3,22 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
+#include <filesystem>
 #include <map>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "kvblocks/sim/cost/attention_counts.h"
 #include "kvblocks/sim/cost/recorded_steps.h"
+#include "kvblocks/sim/cost/table_rows.h"
+#include "kvblocks/sim/cost/whole_steps.h"
 
 namespace kvblocks::sim {
 namespace {
-
-constexpr int64_t kMaxStepCount = int64_t{1} << 40;
-constexpr double kMaxTableUs = 1e8;
 
 SimTime Between(int64_t x0, SimTime y0, int64_t x1, SimTime y1, int64_t x) {
   return y0 + static_cast<SimTime>(Wide{y1 - y0} * (x - x0) / (x1 - x0));
@@ -207,56 +204,6 @@ absl::StatusOr<SimTime> StepTables::StepTime(absl::Span<const SequenceWork> work
   return static_cast<SimTime>(std::max<Wide>(total, 1));
 }
 
-// Rows of one file: some counts behind an optional name, then the time.
-struct TableRow {
-  std::string name;
-  std::vector<int64_t> counts;
-  SimTime time = 0;
-};
-
-absl::StatusOr<std::vector<TableRow>> RowsOf(const std::string& text, const std::string& file,
-                                             bool has_name,
-                                             const std::vector<std::string>& columns) {
-  std::vector<std::string> header = columns;
-  if (has_name) header.insert(header.begin(), "layer");
-  header.push_back("time_us");
-  const std::string expected = absl::StrJoin(header, ",");
-  std::vector<TableRow> rows;
-  int64_t number = 0;
-  const auto bad = [&](absl::string_view got, absl::string_view what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file, ":", number, ": got \"", got.substr(0, 60), "\", expected ", what));
-  };
-  for (absl::string_view line : absl::StrSplit(text, '\n')) {
-    ++number;
-    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-    if (number == 1) {
-      if (line != expected) return bad(line, absl::StrCat("the header ", expected));
-      continue;
-    }
-    if (line.empty()) continue;
-    const std::vector<absl::string_view> cells = absl::StrSplit(line, ',');
-    if (cells.size() != header.size()) return bad(line, absl::StrCat(header.size(), " columns"));
-    TableRow row;
-    if (has_name) row.name = std::string(cells[0]);
-    for (size_t i = has_name ? 1 : 0; i + 1 < cells.size(); ++i) {
-      int64_t count;
-      if (!absl::SimpleAtoi(cells[i], &count) || count < 0 || count > kMaxStepCount) {
-        return bad(cells[i], absl::StrCat("a count from 0 to ", kMaxStepCount));
-      }
-      row.counts.push_back(count);
-    }
-    double us;
-    if (!absl::SimpleAtod(cells.back(), &us) || !(us >= 0 && us <= kMaxTableUs)) {
-      return bad(cells.back(), "a time from 0 to 1e8 us");
-    }
-    row.time = std::llround(us * 1e6);
-    rows.push_back(std::move(row));
-  }
-  if (rows.empty()) return absl::InvalidArgumentError(absl::StrCat(file, ": no rows"));
-  return rows;
-}
-
 // The sum of lines over what any of them was measured at.
 TimeLine SumOf(std::map<std::string, TimeLine>& lines, const std::vector<int64_t>& counts) {
   TimeLine sum;
@@ -276,7 +223,7 @@ TimeLine SumOf(std::map<std::string, TimeLine>& lines, const std::vector<int64_t
 absl::StatusOr<std::unique_ptr<StepTimeModel>> ParseStepTables(const StepTableTexts& texts,
                                                                const std::string& source,
                                                                const StepTableOptions& options) {
-  const auto dense = RowsOf(texts.dense, source + "/dense.csv", true, {"tokens"});
+  const auto dense = ReadTableRows(texts.dense, source + "/dense.csv", "layer", {"tokens"});
   if (!dense.ok()) return dense.status();
   std::map<std::string, TimeLine> per_layer, once;
   std::vector<int64_t> tokens;
@@ -289,7 +236,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ParseStepTables(const StepTableTe
     return absl::InvalidArgumentError(absl::StrCat(source, "/dense.csv: no layers"));
   }
   const auto sequences =
-      RowsOf(texts.per_sequence, source + "/per_sequence.csv", true, {"sequences"});
+      ReadTableRows(texts.per_sequence, source + "/per_sequence.csv", "layer", {"sequences"});
   if (!sequences.ok()) return sequences.status();
   std::map<std::string, TimeLine> per_sample;
   std::vector<int64_t> samples;
@@ -297,8 +244,9 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ParseStepTables(const StepTableTe
     per_sample[row.name].Add(row.counts[0], row.time);
     samples.push_back(row.counts[0]);
   }
-  const auto attention = RowsOf(texts.attention, source + "/attention.csv", false,
-                                {"prefill_chunk", "kv_prefill", "n_decode", "kv_decode"});
+  const auto attention =
+      ReadTableRows(texts.attention, source + "/attention.csv", "",
+                    {"prefill_chunk", "kv_prefill", "n_decode", "kv_decode"});
   if (!attention.ok()) return attention.status();
   AttentionGrid grid;
   for (const TableRow& row : *attention) {
@@ -307,7 +255,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ParseStepTables(const StepTableTe
   grid.Close();
   TimeLine allreduce;
   if (!texts.allreduce.empty()) {
-    const auto rows = RowsOf(texts.allreduce, source + "/allreduce.csv", false, {"bytes", "ranks"});
+    const auto rows = ReadTableRows(texts.allreduce, source + "/allreduce.csv", "", {"bytes", "ranks"});
     if (!rows.ok()) return rows.status();
     for (const TableRow& row : *rows) {
       if (row.counts[1] == options.num_ranks) allreduce.Add(row.counts[0], row.time);
@@ -319,8 +267,19 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ParseStepTables(const StepTableTe
       std::move(allreduce), std::move(grid), source, options));
 }
 
-absl::StatusOr<std::unique_ptr<StepTimeModel>> LoadStepTables(const std::string& folder,
+absl::StatusOr<std::unique_ptr<StepTimeModel>> LoadStepTables(const std::string& path,
                                                               const StepTableOptions& options) {
+  const auto of_option = [](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("--step-tables: ", status.message()));
+  };
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) {
+    const auto text = ReadTextFile(path);
+    if (!text.ok()) return of_option(text.status());
+    auto table = ParseWholeSteps(*text, path);
+    if (!table.ok()) return of_option(table.status());
+    return MakeWholeStepClock(*std::move(table), path, options);
+  }
   StepTableTexts texts;
   struct {
     const char* name;
@@ -331,22 +290,16 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> LoadStepTables(const std::string&
                      {"per_sequence", &texts.per_sequence, false},
                      {"allreduce", &texts.allreduce, true}};
   for (const auto& file : files) {
-    auto text = ReadTextFile(absl::StrCat(folder, "/", file.name, ".csv"));
+    auto text = ReadTextFile(absl::StrCat(path, "/", file.name, ".csv"));
     if (absl::IsNotFound(text.status())) {
-      text = ReadTextFile(absl::StrCat(folder, "/", file.name, ".csv.gz"));
+      text = ReadTextFile(absl::StrCat(path, "/", file.name, ".csv.gz"));
     }
     if (file.is_optional && absl::IsNotFound(text.status())) continue;
-    if (!text.ok()) {
-      return absl::Status(text.status().code(),
-                          absl::StrCat("--step-tables: ", text.status().message()));
-    }
+    if (!text.ok()) return of_option(text.status());
     *file.out = *std::move(text);
   }
-  auto model = ParseStepTables(texts, folder, options);
-  if (!model.ok()) {
-    return absl::Status(model.status().code(),
-                        absl::StrCat("--step-tables: ", model.status().message()));
-  }
+  auto model = ParseStepTables(texts, path, options);
+  if (!model.ok()) return of_option(model.status());
   return model;
 }
 

@@ -45,7 +45,8 @@ struct StepTableTexts {
 absl::StatusOr<std::unique_ptr<StepTimeModel>> ParseStepTables(const StepTableTexts& texts,
                                                                const std::string& source,
                                                                const StepTableOptions& options);
-absl::StatusOr<std::unique_ptr<StepTimeModel>> LoadStepTables(const std::string& folder,
+// Of a folder; or of a file of whole steps (whole_steps.h), which says all but the constants.
+absl::StatusOr<std::unique_ptr<StepTimeModel>> LoadStepTables(const std::string& path,
                                                               const StepTableOptions& options);
 
 }  // namespace kvblocks::sim

@@ -103,7 +103,7 @@ TEST(StepTablesTest, BadFilesAreRefused) {
     EXPECT_THAT(ParseStepTables(texts, "DIR", {}).status().message(), HasSubstr(c.message));
   }
   EXPECT_THAT(LoadStepTables("/nonexistent", {}).status().message(),
-              HasSubstr("--step-tables: /nonexistent/dense.csv.gz: cannot be opened"));
+              HasSubstr("--step-tables: /nonexistent: cannot be opened"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <utility>
@@ -122,10 +123,18 @@ RoundingLoss LossByRounding(const TraceInfo& info, const std::vector<TraceReques
   return loss;
 }
 
-void RunInParallel(int num_threads, const std::vector<std::function<void()>>& tasks) {
+void RunInParallel(int num_threads, const std::vector<std::function<void()>>& tasks,
+                   const std::function<void(int64_t num_done)>& on_done) {
   std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  int64_t num_done = 0;
   const auto work = [&] {
-    for (size_t task = next++; task < tasks.size(); task = next++) tasks[task]();
+    for (size_t task = next++; task < tasks.size(); task = next++) {
+      tasks[task]();
+      if (on_done == nullptr) continue;
+      const std::lock_guard lock(mutex);
+      on_done(++num_done);
+    }
   };
   std::vector<std::thread> threads;
   const size_t wanted = std::min(static_cast<size_t>(std::max(num_threads, 1)), tasks.size());

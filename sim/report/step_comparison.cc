@@ -124,7 +124,8 @@ bool RowsDiffer(const std::vector<CommonColumn>& columns, const StepRow& a, cons
 
 }  // namespace
 
-absl::StatusOr<pb::ScheduleComparison> CompareSteps(StepReader& a, StepReader& b) {
+absl::StatusOr<pb::ScheduleComparison> CompareSteps(
+    StepReader& a, StepReader& b, const std::function<void(int64_t equal_steps)>& progress) {
   pb::ScheduleComparison out;
   out.set_a(a.file());
   out.set_b(b.file());
@@ -145,7 +146,7 @@ absl::StatusOr<pb::ScheduleComparison> CompareSteps(StepReader& a, StepReader& b
                out.mutable_first_divergence());
       break;
     }
-    ++equal_steps;
+    if (++equal_steps % 256 == 0 && progress) progress(equal_steps);
     if (!out.has_first_difference() && RowsDiffer(columns, row_a, row_b)) {
       Describe(columns, &row_a, &row_b, out.mutable_first_difference());
     }

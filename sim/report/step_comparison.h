@@ -8,15 +8,19 @@
 #ifndef KVBLOCKS_SIM_REPORT_STEP_COMPARISON_H_
 #define KVBLOCKS_SIM_REPORT_STEP_COMPARISON_H_
 
+#include <cstdint>
+#include <functional>
+
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/report/comparison.pb.h"
 #include "kvblocks/sim/report/step_reader.h"
 
 namespace kvblocks::sim {
 
-// Reads on from where the readers are: at their first rows.
-absl::StatusOr<::kvblocks::report::v1::ScheduleComparison> CompareSteps(StepReader& a,
-                                                                        StepReader& b);
+// Reads on from where the readers are: at their first rows. `progress` is told of every 256th step.
+absl::StatusOr<::kvblocks::report::v1::ScheduleComparison> CompareSteps(
+    StepReader& a, StepReader& b,
+    const std::function<void(int64_t equal_steps)>& progress = nullptr);
 
 }  // namespace kvblocks::sim
 

@@ -40,6 +40,7 @@ class StepReader {
   // False at the end. Errors: FILE:LINE: error: WHAT: got VALUE, expected EXPECTATION.
   absl::StatusOr<bool> Next(StepRow* row);
 
+  const ByteSource& source() const { return lines_.source(); }
   const std::string& file() const { return file_; }
   const std::vector<std::string>& columns() const { return columns_; }
 

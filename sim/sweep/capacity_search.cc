@@ -15,6 +15,7 @@
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/slo.h"
 #include "kvblocks/sim/sweep/capacity_binding.h"
+#include "kvblocks/sim/sweep/capacity_notes.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 
 namespace kvblocks::sim {
@@ -59,6 +60,7 @@ class CapacitySearch {
   struct Wanted {
     double speedup;
     int64_t replicas;
+    bool is_spread = false;  // arrivals at one time, over the time to the next ones
   };
 
   absl::Status Check(const ReplayConfig& config);
@@ -81,6 +83,8 @@ class CapacitySearch {
   double arrival_seconds_ = 0;
   int64_t num_conversations_ = 0;
   bool has_followers_ = false;  // requests that wait for others
+  int64_t num_arrivals_ = 0;    // of requests that wait for none
+  int64_t num_arrival_times_ = 0;
 };
 
 absl::Status CapacitySearch::Check(const ReplayConfig& config) {
@@ -130,9 +134,16 @@ absl::Status CapacitySearch::ReadRate(const ReplayConfig& config, pb::CapacityRe
   }
   trace_rate_ = static_cast<double>(decoded.requests.size() - 1) / arrival_seconds_;
   report->set_trace_rate(trace_rate_);
-  has_followers_ =
-      std::any_of(decoded.requests.begin(), decoded.requests.end(),
-                  [](const TraceRequest& request) { return !request.waits_for.empty(); });
+  int64_t last_arrival = -1;
+  for (const TraceRequest& request : decoded.requests) {
+    if (!request.waits_for.empty()) {
+      has_followers_ = true;
+      continue;
+    }
+    ++num_arrivals_;
+    num_arrival_times_ += request.arrival_ns != last_arrival;
+    last_arrival = request.arrival_ns;
+  }
   if (has_followers_) {
     report->add_notes(
         "some requests wait for others, and no speed-up changes their think times: rates are those "
@@ -213,12 +224,13 @@ absl::StatusOr<std::vector<CapacitySearch::Probed>> CapacitySearch::ProbeAll(
   std::vector<PlannedPoint> points;
   for (const Wanted& one : wanted) {
     for (int64_t replica = 0; replica < one.replicas; ++replica) {
+      std::vector<pb::Setting> settings = {
+          SettingFor("device", candidate.device()),
+          SettingFor("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
+          SettingFor("speedup", SpeedupText(one.speedup))};
+      if (one.is_spread) settings.push_back(SettingFor("spread", "true"));
       auto point =
-          PlanPoint(options_.asked,
-                    {SettingFor("device", candidate.device()),
-                     SettingFor("tensor_parallel", absl::StrCat(candidate.tensor_parallel())),
-                     SettingFor("speedup", SpeedupText(one.speedup))},
-                    hashes_, one.replicas == 1 ? 0 : one.replicas, replica);
+          PlanPoint(options_.asked, settings, hashes_, one.replicas == 1 ? 0 : one.replicas, replica);
       if (!point.ok()) return point.status();
       points.push_back(*std::move(point));
     }
@@ -301,6 +313,12 @@ absl::Status CapacitySearch::FindHighestRate(pb::CapacityReport::Candidate* cand
   if (high > 0) {
     *candidate->mutable_at_failing() = at_high.probe;
     candidate->set_binding(DescribeBinding(at_high.probe, at_high.worst, options_.goodput));
+  }
+  // Recorders that look every few seconds give many requests one time.
+  if (high > 0 && num_arrivals_ > 2 * num_arrival_times_) {
+    const auto probed = ProbeAll(*candidate, {{.speedup = high, .replicas = 1, .is_spread = true}});
+    if (!probed.ok()) return probed.status();
+    candidate->set_met_if_spread(probed->front().probe.met());
   }
   if (low == 0)
     candidate->set_problem(absl::StrFormat("no rate meets the limits, down to %.3g requests/s",
@@ -429,35 +447,10 @@ absl::StatusOr<pb::CapacityReport> CapacitySearch::Run() {
       config->trace().empty() ? "example" : config->trace().substr(config->trace().rfind('/') + 1),
       Plural(static_cast<int64_t>(std::llround(trace_rate_ * arrival_seconds_)) + 1, "request"),
       trace_rate_));
-  double fastest = options_.target_rate;
-  for (const auto& candidate : report.candidates()) {
-    fastest = std::max(fastest, candidate.highest_rate());
-    if (!candidate.is_monotone()) {
-      report.add_notes(absl::StrCat(candidate.device(), " x ", candidate.tensor_parallel(),
-                                    ": a rate above the highest one shown meets the limits again; "
-                                    "look at the curve with kvsim "
-                                    "sweep --grid speedup=..."));
-    }
-  }
-  constexpr double kShort = 120;
-  const double seconds = fastest > 0 ? arrival_seconds_ * trace_rate_ / fastest : arrival_seconds_;
-  if (seconds < kShort) {
-    report.add_notes(
-        absl::StrCat("at the highest rate here the trace arrives within ", Span(seconds),
-                     ": a burst that ends before queues are as long as they would get; a "
-                     "longer trace gives a lower rate"));
-  }
-  if (options_.target_rate > 0) {
-    report.add_notes(
-        "replicas are independent and get conversations round robin; a router that looks at caches "
-        "or "
-        "load may need fewer");
-  }
-  report.add_notes(
-      absl::StrFormat("rates are searched to %.1f %%; the two next higher ones that were tried "
-                      "miss, unless a note says "
-                      "otherwise",
-                      100 * options_.tolerance));
+  AddCapacityNotes({.arrival_seconds = arrival_seconds_,
+                    .num_arrivals = num_arrivals_,
+                    .num_arrival_times = num_arrival_times_},
+                   &report);
   return report;
 }
 

@@ -37,6 +37,37 @@ absl::StatusOr<std::string> ResultLine(const pb::PointResult& result) {
   return line + "\n";
 }
 
+absl::StatusOr<ResultLines> ParseResultLines(std::string_view text, const std::string& file) {
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  ResultLines lines;
+  size_t begin = 0;
+  for (int64_t line = 1;; ++line) {
+    const size_t end = text.find('\n', begin);
+    if (end == std::string_view::npos) break;
+    auto result = std::make_unique<pb::PointResult>();
+    const std::string json(text.substr(begin, end - begin));
+    begin = end + 1;
+    if (json.empty()) continue;
+    const auto status = google::protobuf::util::JsonStringToMessage(json, result.get(), options);
+    if (!status.ok() || result->name().empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file, ":", line, ": error: expected a result of a sweep as JSON",
+                       status.ok() ? ", with its name" : ""));
+    }
+    lines.results.push_back(std::move(result));
+  }
+  // A text of any kind must not be shortened because it lacks a line end.
+  constexpr std::string_view kStart = "{\"name\":";
+  if (begin < text.size() && begin == 0 &&
+      kStart.substr(0, text.size()) != text.substr(0, kStart.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ":1: error: expected results of a sweep, one JSON text per line"));
+  }
+  lines.whole_bytes = begin;
+  return lines;
+}
+
 absl::StatusOr<std::unique_ptr<ResultLog>> ResultLog::Open(const std::string& path, bool retry) {
   std::unique_ptr<ResultLog> log(new ResultLog);
   if (path.empty()) return log;
@@ -72,33 +103,15 @@ absl::Status ResultLog::Read(const std::string& path, bool retry) {
     size += static_cast<size_t>(got);
   }
   text.resize(size);
-  google::protobuf::util::JsonParseOptions options;
-  options.ignore_unknown_fields = true;
-  size_t begin = 0;
-  for (int64_t line = 1;; ++line) {
-    const size_t end = text.find('\n', begin);
-    if (end == std::string::npos) break;
-    auto result = std::make_unique<pb::PointResult>();
-    const std::string json = text.substr(begin, end - begin);
-    begin = end + 1;
-    if (json.empty()) continue;
-    const auto status = google::protobuf::util::JsonStringToMessage(json, result.get(), options);
-    if (!status.ok() || result->name().empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ":", line, ": error: expected a result of a sweep as JSON",
-                       status.ok() ? ", with its name" : ""));
-    }
+  auto lines = ParseResultLines(text, path);
+  if (!lines.ok()) return lines.status();
+  for (auto& result : lines->results) {
     if (retry && !result->problem().empty()) continue;
     const std::string name = result->name();
     results_[name] = std::move(result);
   }
   num_read_ = static_cast<int64_t>(results_.size());
-  // A text of any kind must not be shortened because it lacks a line end.
-  if (begin < text.size() && begin == 0 &&
-      text.compare(0, 8, "{\"name\":", 0, std::min<size_t>(8, text.size())) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ":1: error: expected results of a sweep, one JSON text per line"));
-  }
+  const size_t begin = lines->whole_bytes;
   num_torn_bytes_ = static_cast<int64_t>(text.size() - begin);
   if (num_torn_bytes_ > 0 && ftruncate(file_, static_cast<off_t>(begin)) != 0) {
     return SystemError(path, "its last line is not whole and cannot be cut off");

@@ -12,6 +12,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -47,6 +49,14 @@ class ResultLog {
   int64_t num_read_ = 0;
   int64_t num_torn_bytes_ = 0;
 };
+
+// The results of a file, in its order. The last one of a name counts.
+struct ResultLines {
+  std::vector<std::unique_ptr<::kvblocks::sweep::v1::PointResult>> results;
+  size_t whole_bytes = 0;  // what lies behind them is a line without its end
+};
+// Whatever the text. InvalidArgument names the line of `file` that is no result.
+absl::StatusOr<ResultLines> ParseResultLines(std::string_view text, const std::string& file);
 
 // The line of a point, with its line end.
 absl::StatusOr<std::string> ResultLine(const ::kvblocks::sweep::v1::PointResult& result);

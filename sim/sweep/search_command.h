@@ -13,6 +13,7 @@
 #include "kvblocks/sim/commands/exit_status.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/progress_line.h"
+#include "kvblocks/sim/commands/report_output.h"
 #include "kvblocks/sim/sweep/point_runner.h"
 
 namespace kvblocks::sim {
@@ -21,7 +22,7 @@ class SearchOptions {
  public:
   // `options` and this must outlive the parse.
   void AddRunOptions(OptionParser* options);
-  void AddOutputOptions(OptionParser* options);
+  void AddOutputOptions(OptionParser* options, const ReportOutput::Files& files);
 
   // Opens the results, of `default_file` if none is named; empty: results are not kept. Says on
   // standard error what was found there.
@@ -31,21 +32,18 @@ class SearchOptions {
   ContentHashes& hashes() { return hashes_; }
 
   // Outputs that contradict each other, or would overwrite an input.
-  absl::Status CheckOutputs(const std::string& trace, const std::string& csv,
-                            const std::string& html) const;
-  // Warnings of traces, then JSON where asked for, and the table where nothing else has standard
-  // output. Then `done`, or that it could not be written.
+  absl::Status CheckOutputs(const std::string& trace);
+  // Warnings of traces, then the report. Then `done`, or that it could not be written.
   ExitStatus Print(const std::string& command, const google::protobuf::Message& report,
-                   const std::string& table, bool is_taken, ExitStatus done);
+                   const ReportOutput::Texts& texts, ExitStatus done);
 
-  bool quiet() const { return quiet_; }
-  bool color() const;
+  bool quiet() const { return output_.quiet(); }
 
  private:
-  std::string results_, json_file_;
-  std::string color_ = "auto";
+  ReportOutput output_;
+  std::string results_;
   int64_t threads_ = 0;
-  bool retry_ = false, json_ = false, quiet_ = false;
+  bool retry_ = false;
 
   ContentHashes hashes_;
   DecodedTraces traces_;

@@ -18,7 +18,6 @@
 #include "kvblocks/sim/sweep/sweep_commands.h"
 #include "kvblocks/sim/sweep/sweep_table.h"
 #include "kvblocks/sim/sweep/tune_search.h"
-#include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -60,13 +59,7 @@ class TuneCommand final : public Command {
                    .help = "of one device for an hour, for cost-per-1m-tokens"},
                   &prices_);
     search_.AddRunOptions(options_);
-    options_->Add(
-        {.name = "--csv",
-         .unit = "FILE",
-         .help = "one row per point that was tried; - is standard output, without a table",
-         .group = "Output"},
-        &csv_);
-    search_.AddOutputOptions(options_);
+    search_.AddOutputOptions(options_, {.rows_help = "one row per point that was tried"});
     input_.AddOptions();
     options_->set_footer(kTuneFooter);
   }
@@ -84,8 +77,42 @@ class TuneCommand final : public Command {
   ReplayInput input_;
   SearchOptions search_;
   std::vector<std::string> over_;
-  std::string objective_ = "output-tokens-per-s", prices_, csv_;
+  std::string objective_ = "output-tokens-per-s", prices_;
 };
+
+std::string TuneTable(const TuneOptions& tune, const TuneResult& result,
+                      const std::vector<SweepMetric>& metrics, const pb::TuneReport& report,
+                      bool color) {
+  TextPage page(color);
+  page.Text("workload", report.evaluated().workload());
+  page.Text(
+      "objective",
+      absl::StrCat(
+          tune.objective.larger_is_better ? "most " : "least ", tune.objective.name,
+          tune.asked.slo().empty() ? "" : absl::StrCat(" where ", tune.asked.slo(), " is met")));
+  page.Text("points", absl::StrCat(WithThousands(report.evaluated().rows_size()),
+                                   " were tried, one option at a time"));
+  for (size_t i = 0; i < result.steps.size(); ++i) {
+    page.Text(i == 0 ? "search" : "", result.steps[i]);
+  }
+  std::vector<std::string> flags, figures;
+  for (const pb::Setting& setting : report.best().settings()) {
+    flags.push_back(absl::StrCat(FlagName(setting.option()), "=", setting.value()));
+  }
+  for (const SweepMetric& metric : metrics) {
+    figures.push_back(absl::StrCat(metric.name, " ", MetricCell(metric, report.best())));
+  }
+  page.Text("best", absl::StrJoin(flags, " "));
+  page.Text("", absl::StrJoin(figures, ", "));
+  if (!result.is_feasible)
+    page.Text("note", "no point that was tried meets --slo; this is nearest");
+  for (const std::string& note : report.evaluated().notes()) page.Text("note", note);
+  page.Text(
+      "note",
+      "no neighbouring value of one option is better; that two changed together might be is not "
+      "ruled out (kvsim sweep tries all)");
+  return page.Take();
+}
 
 absl::StatusOr<ExitStatus> TuneCommand::Search() {
   TuneOptions tune;
@@ -108,7 +135,7 @@ absl::StatusOr<ExitStatus> TuneCommand::Search() {
     return absl::InvalidArgumentError(absl::StrCat("--objective: ", objective.status().message()));
   }
   tune.objective = *std::move(objective);
-  if (absl::Status status = search_.CheckOutputs(tune.asked.trace(), csv_, ""); !status.ok()) {
+  if (absl::Status status = search_.CheckOutputs(tune.asked.trace()); !status.ok()) {
     return status;
   }
   if (absl::Status status = search_.Open("tune", ""); !status.ok()) return status;
@@ -126,40 +153,10 @@ absl::StatusOr<ExitStatus> TuneCommand::Search() {
   *report.mutable_evaluated() = MakeSweepReport(result->evaluated, *metrics, {});
   *report.mutable_best() = report.evaluated().rows(static_cast<int>(result->best));
   for (const std::string& step : result->steps) report.add_steps(step);
-  TextPage page(search_.color());
-  page.Text("workload", report.evaluated().workload());
-  page.Text(
-      "objective",
-      absl::StrCat(
-          tune.objective.larger_is_better ? "most " : "least ", tune.objective.name,
-          tune.asked.slo().empty() ? "" : absl::StrCat(" where ", tune.asked.slo(), " is met")));
-  page.Text("points", absl::StrCat(WithThousands(report.evaluated().rows_size()),
-                                   " were tried, one option at a time"));
-  for (size_t i = 0; i < result->steps.size(); ++i) {
-    page.Text(i == 0 ? "search" : "", result->steps[i]);
-  }
-  std::vector<std::string> flags, figures;
-  for (const pb::Setting& setting : report.best().settings()) {
-    flags.push_back(absl::StrCat(FlagName(setting.option()), "=", setting.value()));
-  }
-  for (const SweepMetric& metric : *metrics) {
-    figures.push_back(absl::StrCat(metric.name, " ", MetricCell(metric, report.best())));
-  }
-  page.Text("best", absl::StrJoin(flags, " "));
-  page.Text("", absl::StrJoin(figures, ", "));
-  if (!result->is_feasible)
-    page.Text("note", "no point that was tried meets --slo; this is nearest");
-  for (const std::string& note : report.evaluated().notes()) page.Text("note", note);
-  page.Text(
-      "note",
-      "no neighbouring value of one option is better; that two changed together might be is not "
-      "ruled out (kvsim sweep tries all)");
-  if (!csv_.empty()) {
-    if (absl::Status status = WriteFile(csv_, SweepCsv(report.evaluated())); !status.ok()) {
-      return status;
-    }
-  }
-  return search_.Print("tune", report, page.Take(), IsStandardOutput(csv_),
+  return search_.Print("tune", report,
+                       {.table = [&](bool color) { return TuneTable(tune, *result, *metrics, report,
+                                                                    color); },
+                        .rows = [&] { return SweepCsv(report.evaluated()); }},
                        result->is_feasible ? kDone : kMissed);
 }
 
@@ -203,7 +200,7 @@ class CapacityCommand final : public Command {
         {.name = "--tolerance", .unit = "SHARE", .help = "of the rate that is found [0.02]"},
         [this](const std::string& text) { return SetNumber(text, 0.002, 1, &tolerance_); });
     search_.AddRunOptions(options_);
-    search_.AddOutputOptions(options_);
+    search_.AddOutputOptions(options_, {});
     input_.AddOptions();
     options_->set_footer(kCapacityFooter);
   }
@@ -247,7 +244,7 @@ absl::StatusOr<ExitStatus> CapacityCommand::Search() {
   options.goodput = goodput_;
   options.target_rate = rate_;
   options.tolerance = tolerance_;
-  if (absl::Status status = search_.CheckOutputs(options.asked.trace(), "", ""); !status.ok()) {
+  if (absl::Status status = search_.CheckOutputs(options.asked.trace()); !status.ok()) {
     return status;
   }
   if (absl::Status status = search_.Open("capacity", ""); !status.ok()) return status;
@@ -256,7 +253,8 @@ absl::StatusOr<ExitStatus> CapacityCommand::Search() {
   if (!report.ok()) return report.status();
   bool has_answer = false;
   for (const auto& candidate : report->candidates()) has_answer |= candidate.problem().empty();
-  return search_.Print("capacity", *report, FormatCapacity(*report, search_.color()), false,
+  return search_.Print("capacity", *report,
+                       {.table = [&](bool color) { return FormatCapacity(*report, color); }},
                        has_answer ? kDone : kMissed);
 }
 

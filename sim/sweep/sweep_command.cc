@@ -15,7 +15,6 @@
 #include "kvblocks/sim/sweep/sweep_commands.h"
 #include "kvblocks/sim/sweep/sweep_metrics.h"
 #include "kvblocks/sim/sweep/sweep_table.h"
-#include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -73,19 +72,9 @@ class SweepCommand final : public Command {
                        .help = "print the specification instead of replaying, for kvsim point"},
                       &print_spec_);
     const char* kOutput = "Output";
-    options_->Add({.name = "--csv",
-                   .unit = "FILE",
-                   .help = "one row per point; - is standard output, without a table",
-                   .group = kOutput},
-                  &csv_);
-    options_->Add({.name = "--html",
-                   .unit = "FILE",
-                   .help = "a page of charts and tables for a browser",
-                   .group = kOutput},
-                  &html_);
     options_->Add({.name = "--rows", .unit = "N", .help = "of the table [200]", .group = kOutput},
                   1, kMostSweepPoints, &rows_);
-    search_.AddOutputOptions(options_);
+    search_.AddOutputOptions(options_, {.rows_help = "one row per point", .has_page = true});
     input_.AddOptions();
     options_->set_footer(kSweepFooter);
   }
@@ -100,7 +89,7 @@ class SweepCommand final : public Command {
   OptionParser* options_;
   ReplayInput input_;
   SearchOptions search_;
-  std::string spec_, metrics_, pareto_, prices_, csv_, html_;
+  std::string spec_, metrics_, pareto_, prices_;
   std::vector<std::string> grid_;
   int64_t rows_ = 200;
   bool print_spec_ = false;
@@ -179,8 +168,7 @@ absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
                     [&](const SweepMetric& other) { return other.name == metric.name; });
     if (!is_shown) metrics->push_back(metric);
   }
-  if (absl::Status status = search_.CheckOutputs(spec->config().trace(), csv_, html_);
-      !status.ok()) {
+  if (absl::Status status = search_.CheckOutputs(spec->config().trace()); !status.ok()) {
     return status;
   }
   auto points = ExpandSweep(*spec, &search_.hashes());
@@ -202,20 +190,15 @@ absl::StatusOr<ExitStatus> SweepCommand::Sweep() {
     });
   }
   const pb::SweepReport report = MakeSweepReport(*results, *metrics, *front);
-  if (!csv_.empty()) {
-    if (absl::Status status = WriteFile(csv_, SweepCsv(report)); !status.ok()) return status;
-  }
-  if (!html_.empty()) {
-    if (absl::Status status = WriteFile(html_, SweepPage(report, *metrics, *front)); !status.ok()) {
-      return status;
-    }
-  }
   const bool has_problem =
       std::any_of(results->begin(), results->end(),
                   [](const pb::PointResult& result) { return !result.problem().empty(); });
-  return search_.Print("sweep", report, FormatSweep(report, *metrics, rows_, search_.color()),
-                       IsStandardOutput(csv_) || IsStandardOutput(html_),
-                       has_problem ? kMissed : kDone);
+  return search_.Print(
+      "sweep", report,
+      {.table = [&](bool color) { return FormatSweep(report, *metrics, rows_, color); },
+       .rows = [&] { return SweepCsv(report); },
+       .page = [&] { return SweepPage(report, *metrics, *front); }},
+      has_problem ? kMissed : kDone);
 }
 
 ExitStatus SweepCommand::Run() {

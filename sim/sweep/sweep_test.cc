@@ -445,5 +445,33 @@ TEST(CapacityTest, SM109TheHighestRateMeetsTheLimitsAndTheNextDoesNot) {
   EXPECT_THAT(never->candidates(0).problem(), HasSubstr("no rate meets"));
 }
 
+// Twenty requests at a time, as a recorder that looks every two seconds has them.
+TEST(CapacityTest, SaysWhereTheAnswerIsAboutArrivalsInStep) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/in_step.jsonl");
+  std::ofstream file(path);
+  for (int i = 0; i < 200; ++i) {
+    file << "{\"timestamp\": " << i / 20 * 2000
+         << ", \"input_length\": 600, \"output_length\": 4, \"hash_ids\": [" << 2 * i << ", "
+         << 2 * i + 1 << "]}\n";
+  }
+  file.close();
+  CapacityOptions options;
+  options.asked.set_trace(path);
+  options.asked.set_slo("ttft:150ms@p90");  // the last ones have no next time
+  options.tolerance = 0.1;
+  DecodedTraces traces;
+  ContentHashes hashes;
+  auto log = ResultLog::Open("", false);
+  PointRunner runner(&traces, log->get(), 2, nullptr);
+  const auto note_of = [&] {
+    const auto report = FindCapacity(options, &runner, &traces, &hashes);
+    EXPECT_TRUE(report.ok()) << report.status();
+    return FormatCapacity(*report, false);
+  };
+  EXPECT_THAT(note_of(), HasSubstr("200 requests arrive at 10 times"));
+  options.asked.set_spread(true);
+  EXPECT_THAT(note_of(), testing::Not(HasSubstr("march in step")));
+}
+
 }  // namespace
 }  // namespace kvblocks::sim

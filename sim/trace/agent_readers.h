@@ -10,8 +10,13 @@
 //                   tool_call_output_length (one less) and tool_call_latency (s, as many). A turn's
 //                   prompt is all of the session before it and the output of the tool. All sessions
 //                   start at 0.
+// TraceLab          a round per line: session_id, prefix_tokens, newly_append_tokens, output_tokens,
+//                   and timing_events. A round's prompt is the first prefix_tokens of the session
+//                   before it, in blocks of 64 tokens unless it is all of it, and new ones. Sessions
+//                   start at 0; the next round follows after the recorded time between the last
+//                   output and the input that it waited for.
 //
-// Always: a session is good or bad as a whole.
+// Always: a line is good or bad as a whole.
 
 #ifndef KVBLOCKS_SIM_TRACE_AGENT_READERS_H_
 #define KVBLOCKS_SIM_TRACE_AGENT_READERS_H_
@@ -28,6 +33,9 @@ absl::StatusOr<std::unique_ptr<RowSource>> MakeLlmServingSimReader(
     std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log);
 absl::StatusOr<std::unique_ptr<RowSource>> MakeAppliedComputeReader(
     std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log);
+absl::StatusOr<std::unique_ptr<RowSource>> MakeTraceLabReader(std::unique_ptr<ByteSource> source,
+                                                              const TraceReaderOptions& options,
+                                                              RowLog* log);
 
 }  // namespace kvblocks::sim
 

@@ -138,6 +138,39 @@ TEST(AppliedComputeReaderTest, ListsMustFitTheTurns) {
               HasSubstr("tokens in the prompts up to it"));
 }
 
+TEST(TraceLabReaderTest, RoundsGoOnFromTheirPrefixAndWaitForTools) {
+  auto reader = OpenTrace(std::string(kFolder) + "tracelab.jsonl", {});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  auto requests = AllRequests(**reader);
+  ASSERT_TRUE(requests.ok()) << requests.status();
+  const std::vector<TraceRequest>& r = *requests;
+  ASSERT_EQ(r.size(), 4u);
+  EXPECT_EQ(r[2].session, r[0].session);
+  EXPECT_EQ(r[2].input_length, 1150);
+  EXPECT_THAT(r[2].waits_for, ElementsAre(r[0].row));
+  EXPECT_EQ(r[2].think_ns, 1500000000) << "from the call to its result, which the next round has";
+  EXPECT_THAT(r[3].waits_for, ElementsAre(r[1].row));
+  EXPECT_EQ(r[3].think_ns, 3000000000) << "which the round of the call has";
+  EXPECT_EQ(SharedBlocks((*reader)->info(), r[0], r[2], 10), 1100 / 10) << "to the token";
+  EXPECT_EQ(SharedBlocks((*reader)->info(), r[1], r[3], 64), 640 / 64);
+  EXPECT_EQ(SharedBlocks((*reader)->info(), r[0], r[3], 64), 0);
+}
+
+TEST(TraceLabReaderTest, BadRoundsNameWhatIsWrong) {
+  const auto row = [](const std::string& rest) {
+    return R"({"session_id": "a", "prefix_tokens": 0, "newly_append_tokens": 5)" + rest + "}";
+  };
+  EXPECT_THAT(TraceError(row("")), HasSubstr("t:1: error: field output_tokens: got nothing"));
+  EXPECT_THAT(TraceError(row(R"(, "output_tokens": 1, "input_tokens_total": 6)")),
+              HasSubstr("t:1: error: input_tokens_total: got 6, expected 5"));
+  EXPECT_THAT(TraceError(row(R"(, "output_tokens": 67108864)")),
+              HasSubstr("prompt and output: got 67108869 tokens, expected at most 67108864"));
+  EXPECT_THAT(TraceError(row(R"(, "output_tokens": 1, "timing_events": [{"timestamp": "noon"}])")),
+              HasSubstr("timing_events: timestamp: got \"noon\", expected a time like"));
+  EXPECT_THAT(TraceError(row(R"(, "output_tokens": 1, "timing_events": 7)")),
+              HasSubstr("timing_events: got 7"));
+}
+
 TEST(AiperfReaderTest, ATurnsPromptHasTheTurnsBefore) {
   auto reader = OpenTrace(std::string(kFolder) + "aiperf.jsonl", {});
   ASSERT_TRUE(reader.ok()) << reader.status();

@@ -56,6 +56,7 @@ absl::StatusOr<ConvertReport> ConvertTrace(const std::string& in, const std::str
   if (options.sort) reader_options.reorder_window = std::numeric_limits<int64_t>::max();
   absl::StatusOr<std::unique_ptr<TraceReader>> reader = OpenTrace(in, reader_options);
   if (!reader.ok()) return reader.status();
+  if (options.wrap) *reader = options.wrap(*std::move(reader));
   absl::StatusOr<std::unique_ptr<ByteSink>> sink = OpenByteSink(out);
   if (!sink.ok()) return sink.status();
   return CopyTrace(**reader, *MakeTraceWriter(*std::move(sink), format, options.native));

@@ -8,6 +8,8 @@
 #define KVBLOCKS_SIM_TRACE_CONVERT_H_
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -25,6 +27,8 @@ struct ConvertOptions {
   NativeWriterOptions native;
   // Holds the whole trace in memory and so accepts any order of rows.
   bool sort = false;
+  // May put a reader before the one that is read.
+  std::function<std::unique_ptr<TraceReader>(std::unique_ptr<TraceReader>)> wrap = nullptr;
 };
 
 struct ConvertReport {

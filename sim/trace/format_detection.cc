@@ -111,6 +111,7 @@ const std::vector<RecordShape>& RecordShapes() {
        {"input_length", "input_tokens"},
        {"hash_ids", "sequence_hash_ids", "prompt", "chat_id"}},
       {"applied-compute", {"input_prompt_length"}, {}, {}},
+      {"tracelab", {"newly_append_tokens"}, {}, {}},
       {"vllm-custom", {"prompt"}, {}, {}},
       {"aiperf-profile", {"metadata", "metrics"}, {}, {}},
       {"aiperf-profile", {"metadata", "error"}, {}, {"metrics"}},

@@ -43,7 +43,7 @@ struct FormatRow {
   const char* name;
   MakeReader make;
 };
-constexpr std::array<FormatRow, 22> kFormatRows = {{
+constexpr std::array<FormatRow, 23> kFormatRows = {{
     {"mooncake", MakeMooncakeReader},
     {"azure", MakeAzureReader},
     {"coding", MakeCodingSessionReader},
@@ -59,6 +59,7 @@ constexpr std::array<FormatRow, 22> kFormatRows = {{
     {"lmcache", MakeLmcacheReader},
     {"aiperf", MakeAiperfReader},
     {"applied-compute", MakeAppliedComputeReader},
+    {"tracelab", MakeTraceLabReader},
     {"sharegpt", MakeShareGptReader},
     {"vllm-custom", MakeVllmDatasetReader},
     {kAiperfProfile, MakeMeasured<kAiperfProfile>},

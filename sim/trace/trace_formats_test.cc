@@ -44,6 +44,7 @@ constexpr Sample kSamples[] = {
     {"lmcache.jsonl", "lmcache", 2, 1112, 0, 0, 256},
     {"aiperf.jsonl", "aiperf", 3, 1764, 160, 2, 800},
     {"applied_compute.jsonl", "applied-compute", 4, 4500, 340, 2, 2450},
+    {"tracelab.jsonl", "tracelab", 4, 3650, 190, 2, 1740},
     {"sharegpt.json", "sharegpt", 1, 10, 9, 0, 0},
     {"vllm_custom.jsonl", "vllm-custom", 2, 16, 32, 0, 5},
     {"vllm_custom_ids.jsonl", "vllm-custom", 2, 9, 4, 0, 3},

@@ -1,5 +1,6 @@
 #include "kvblocks/sim/trace/workload_reader.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -37,7 +38,10 @@ TraceInfo InfoOf(const workload::v1::Workload& workload) {
 class WorkloadReader final : public RowSource {
  public:
   WorkloadReader(workload::v1::Workload workload, ReadProgress progress)
-      : info_(InfoOf(workload)), progress_(progress), generator_(MakeGenerator(workload)) {}
+      : info_(InfoOf(workload)),
+        progress_(progress),
+        num_requests_(workload.requests()),
+        generator_(MakeGenerator(workload)) {}
 
   absl::StatusOr<RowOutcome> Next(RawRow* row, std::vector<TraceProblem>*) override {
     if (!generator_->Next(&made_)) return RowOutcome::kEnd;
@@ -62,11 +66,16 @@ class WorkloadReader final : public RowSource {
   }
   const TraceInfo& info() const override { return info_; }
   std::string dialect() const override { return "made as it is read"; }
-  ReadProgress progress() const override { return progress_; }
+  // Where their number is known, requests count in the place of bytes.
+  ReadProgress progress() const override {
+    if (num_requests_ == 0) return progress_;
+    return {std::min(row_, num_requests_), num_requests_};
+  }
 
  private:
   const TraceInfo info_;
   const ReadProgress progress_;
+  const int64_t num_requests_;  // at most; 0: not known
   const std::unique_ptr<Generator> generator_;
   GeneratedRequest made_;
   int64_t row_ = 0;
