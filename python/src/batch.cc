@@ -5,11 +5,15 @@
 //
 // Always: row r of a group's array is the block table of request r, then zeros, as of the latest call of
 // the batch. A row whose request has given its blocks back is refused until it is removed.
+//
+// Most rows of a step stay inside their block, and nothing is to be done for them (Request::quiet_slots). How
+// many more slots that holds for stands in the row; of the request only the count of its changes is read.
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/python/src/binding.h"
@@ -23,6 +27,7 @@ struct Row {
   Request* core = nullptr;  // its own, at hand
   uint64_t generation = 0;
   uint64_t num_changes = 0;   // of the request, when the row was last brought up to date
+  int64_t quiet_left = -1;    // slots behind the computed tokens for which nothing is to be done
   int64_t num_scheduled = 0;  // tokens that the latest step made slots for
 };
 
@@ -86,7 +91,7 @@ class DecodeBatch {
                          " requests, and max_requests is no more"));
     }
     const size_t r = rows_.size();
-    rows_.push_back({nb::borrow(owner), &request, request.core.get(), request.generation, 0, 0});
+    rows_.push_back({nb::borrow(owner), &request, request.core.get(), request.generation});
     for (GroupTables& group : groups_) group.sizes[r] = group.first_block[r] = 0;
     Update(r);
     return r;
@@ -122,25 +127,24 @@ class DecodeBatch {
     KvCacheManager& core = *manager_.core;
     constexpr size_t kAhead = 6;  // rows whose requests are being fetched from memory
     // Other numbers of tokens are refused by AllocateSlots.
-    const auto is_count = [](int64_t n) { return n >= 0 && n <= kMaxTokens; };
-    const bool may_be_quiet = params.num_new_tokens > 0 && is_count(params.num_new_tokens) &&
-                              is_count(params.num_lookahead_tokens);
+    const bool may_be_quiet = params.num_new_tokens > 0 && IsCount(params.num_new_tokens) &&
+                              IsCount(params.num_lookahead_tokens);
+    const int64_t asked = may_be_quiet ? params.num_new_tokens + params.num_lookahead_tokens
+                                       : std::numeric_limits<int64_t>::max();
     for (size_t r = first; r < rows_.size(); ++r) {
       if (r + kAhead < rows_.size()) {
-        __builtin_prefetch(rows_[r + kAhead].request);
-        __builtin_prefetch(rows_[r + kAhead].core);
+        const Row& ahead = rows_[r + kAhead];
+        __builtin_prefetch(&ahead.request->num_changes);
+        if (asked > ahead.quiet_left) FetchRequest(ahead);
       }
       Row& row = rows_[r];
       PyRequest& request = *row.request;
-      if (row.generation != request.generation) [[unlikely]]
-        return GoneStatus(r);
-      const int64_t computed = row.core->num_computed_tokens();
-      if (may_be_quiet && is_count(computed) &&
-          computed + params.num_new_tokens + params.num_lookahead_tokens <= row.core->quiet_slots() &&
-          row.core->status() != RequestStatus::kFinished && row.num_changes == request.num_changes) {
-        row.num_scheduled = params.num_new_tokens;  // nothing else happens: see Request::quiet_slots
+      if (asked <= row.quiet_left && row.num_changes == request.num_changes) [[likely]] {
+        row.num_scheduled = params.num_new_tokens;
         continue;
       }
+      if (row.generation != request.generation) [[unlikely]]
+        return GoneStatus(r);
       request.LetGoOfTables();
       const auto taken = core.AllocateSlots(*row.core, params);
       if (!taken.ok()) return taken.status();
@@ -172,6 +176,7 @@ class DecodeBatch {
     for (size_t r = 0; r < rows_.size(); ++r) {
       Request& request = *rows_[r].request->core;
       request.set_num_computed_tokens(request.num_computed_tokens() + rows_[r].num_scheduled);
+      rows_[r].quiet_left -= rows_[r].num_scheduled;
       rows_[r].num_scheduled = 0;
       if (absl::Status status = request.AppendOutputTokens({&tokens[r], 1}); !status.ok()) return status;
     }
@@ -185,6 +190,12 @@ class DecodeBatch {
   size_t width(GroupId group) const { return groups_[static_cast<size_t>(group)].width; }
 
  private:
+  static bool IsCount(int64_t n) { return n >= 0 && n <= kMaxTokens; }
+  static void FetchRequest(const Row& row) {
+    const char* const request = reinterpret_cast<const char*>(row.core);
+    for (size_t byte = 0; byte < sizeof(Request); byte += 64) __builtin_prefetch(request + byte);
+  }
+
   absl::Status GoneStatus(size_t r) const {
     return absl::InvalidArgumentError(
         absl::StrCat("DecodeBatch: request ", rows_[r].request->core->id(), " of row ", r,
@@ -210,6 +221,10 @@ class DecodeBatch {
       group.sizes[r] = blocks.size();
     }
     row.num_changes = row.request->num_changes;
+    const Request& core = *row.core;
+    const bool is_good = core.status() != RequestStatus::kFinished && IsCount(core.num_computed_tokens()) &&
+                         IsCount(core.num_inflight_tokens());
+    row.quiet_left = is_good ? core.quiet_slots() - core.num_computed_tokens() : -1;
   }
 
   nb::object owner_;
