@@ -125,21 +125,16 @@ class DecodeBatch {
   absl::StatusOr<size_t> Allocate(size_t first, const AllocateSlotsParams& params) {
     new_blocks_.clear();
     KvCacheManager& core = *manager_.core;
-    constexpr size_t kAhead = 6;  // rows whose requests are being fetched from memory
     // Other numbers of tokens are refused by AllocateSlots.
     const bool may_be_quiet = params.num_new_tokens > 0 && IsCount(params.num_new_tokens) &&
                               IsCount(params.num_lookahead_tokens);
     const int64_t asked = may_be_quiet ? params.num_new_tokens + params.num_lookahead_tokens
                                        : std::numeric_limits<int64_t>::max();
+    FetchBusyRows(first, asked);
     for (size_t r = first; r < rows_.size(); ++r) {
-      if (r + kAhead < rows_.size()) {
-        const Row& ahead = rows_[r + kAhead];
-        __builtin_prefetch(&ahead.request->num_changes);
-        if (asked > ahead.quiet_left) FetchRequest(ahead);
-      }
       Row& row = rows_[r];
       PyRequest& request = *row.request;
-      if (asked <= row.quiet_left && row.num_changes == request.num_changes) [[likely]] {
+      if (IsQuiet(row, asked)) [[likely]] {
         row.num_scheduled = params.num_new_tokens;
         continue;
       }
@@ -191,9 +186,48 @@ class DecodeBatch {
 
  private:
   static bool IsCount(int64_t n) { return n >= 0 && n <= kMaxTokens; }
-  static void FetchRequest(const Row& row) {
-    const char* const request = reinterpret_cast<const char*>(row.core);
-    for (size_t byte = 0; byte < sizeof(Request); byte += 64) __builtin_prefetch(request + byte);
+  static bool IsQuiet(const Row& row, int64_t asked) {
+    return asked <= row.quiet_left && row.num_changes == row.request->num_changes;
+  }
+
+  // Has the memory loaded that the rows need for which something is to be done: of all at once, as each
+  // depends on what was loaded before, and an engine has had other things in its caches since the last step.
+  void FetchBusyRows(size_t first, int64_t asked) {
+    constexpr size_t kAhead = 16;  // rows
+    constexpr size_t kMost = 256;  // what a cache holds
+    busy_.clear();
+    for (size_t r = first; r < rows_.size() && busy_.size() < kMost; ++r) {
+      if (r + kAhead < rows_.size()) __builtin_prefetch(&rows_[r + kAhead].request->num_changes);
+      const Row& row = rows_[r];
+      if (IsQuiet(row, asked) || row.generation != row.request->generation) continue;
+      const char* const request = reinterpret_cast<const char*>(row.core);
+      for (size_t byte = 0; byte < sizeof(Request); byte += 64) __builtin_prefetch(request + byte);
+      busy_.push_back(r);
+    }
+    const KvCacheManager& core = *manager_.core;
+    for (const size_t r : busy_) {
+      const Request& request = *rows_[r].core;
+      const auto hashes = request.content().hashes();
+      __builtin_prefetch(hashes.data() + hashes.size() - !hashes.empty());
+      for (size_t g = 0; g < groups_.size(); ++g) {
+        const auto table = core.GetBlocks(request, static_cast<GroupId>(g));
+        __builtin_prefetch(table.data() + table.size() - !table.empty());
+        __builtin_prefetch(groups_[g].tables.data() + r * groups_[g].width + groups_[g].sizes[r], 1);
+      }
+    }
+    const BlockPool& pool = core.pool();
+    for (const size_t r : busy_) {
+      const Request& request = *rows_[r].core;
+      const auto hashes = request.content().hashes();
+      for (size_t g = 0; g < groups_.size(); ++g) {
+        const auto group = static_cast<GroupId>(g);
+        const auto table = core.GetBlocks(request, group);
+        if (table.empty() || hashes.empty()) continue;
+        __builtin_prefetch(&pool.block(table.back()), 1);
+        __builtin_prefetch(&pool.hash(table.back()), 1);
+        pool.table().Prefetch(pool.table().Place(hashes.back(), group));
+      }
+    }
   }
 
   absl::Status GoneStatus(size_t r) const {
@@ -233,6 +267,7 @@ class DecodeBatch {
   std::vector<Row> rows_;
   std::vector<GroupTables> groups_;
   std::vector<int32_t> new_blocks_;  // of the latest step: row, group, block
+  std::vector<size_t> busy_;         // scratch: rows for which something is to be done
 };
 
 // From how many rows on a step may take 10 us.
