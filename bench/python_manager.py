@@ -16,10 +16,13 @@ vLLM's requests hash with sha256_cbor, the fastest of its algorithms that resist
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -31,31 +34,48 @@ NUM_BLOCKS = 40_000
 MAX_LEN = 131_072
 
 
-def full_manager() -> kvblocks.KVCacheManager:
-    spec = specs.FullAttentionSpec(block_size=BLOCK, num_kv_heads=8, head_size=128)
-    config = kvblocks.KVCacheConfig(NUM_BLOCKS, [kvblocks.KVCacheGroup(spec, ["layer"])])
-    return kvblocks.KVCacheManager(config, max_model_len=MAX_LEN)
-
-
 def prompts(count: int, length: int, seed: int = 0) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 100_000, length, dtype=np.int32) for _ in range(count)]
 
 
-class Ours:
-    name = "kvblocks"
+class Side:
+    """One of the two: how it spells what both do. The work is the same."""
+
+    name: str
+    numbers = itertools.count()
+
+    def new_manager(self) -> Any:
+        raise NotImplementedError
+
+    def new_request(self, manager: Any, tokens: np.ndarray) -> Any:
+        raise NotImplementedError
+
+    def append(self, request: Any) -> None:
+        """One sampled token."""
+        raise NotImplementedError
+
+    def look_up(self, manager: Any, request: Any) -> tuple[int, tuple[Any, ...]]:
+        """Tokens hit, and the arguments of allocate_slots that adopt them."""
+        raise NotImplementedError
+
+    def allocate(self, manager: Any, running: list[Any]) -> Callable[[], object]:
+        """Slots for one token of each, as one call."""
+        def step() -> None:
+            for request in running:
+                manager.allocate_slots(request, 1)
+        return step
 
     def decode_step(self) -> Callable[[], float]:
-        manager = full_manager()
+        manager = self.new_manager()
 
         def run() -> float:
-            request = manager.new_request("r", np.zeros(1024, np.int32))
+            request = self.new_request(manager, np.zeros(1024, np.int32))
             manager.allocate_slots(request, 1024)
-            request.num_computed_tokens = 1024
             spent = 0.0
             clock, allocate = time.perf_counter, manager.allocate_slots
             for computed in range(1024, 3072):
-                request.append_tokens(7)
+                self.append(request)
                 request.num_computed_tokens = computed
                 started = clock()
                 allocate(request, 1)
@@ -66,63 +86,100 @@ class Ours:
         return run
 
     def batch(self) -> Callable[[], float]:
-        manager = full_manager()
-        batch = kvblocks.DecodeBatch(manager, 256)
+        manager = self.new_manager()
+        running = []
         for i, prompt in enumerate(prompts(256, 500)):
             # Different lengths, so that some need a block in each step.
-            request = manager.new_request(str(i), prompt[: 400 + i % 16])
+            request = self.new_request(manager, prompt[: 400 + i % 16])
             manager.allocate_slots(request, request.num_tokens)
             request.num_computed_tokens = request.num_tokens
-            request.append_tokens(1)
-            batch.add(request)
-        tokens = np.ones(256, np.int32)
+            self.append(request)
+            running.append(request)
+        step = self.allocate(manager, running)
 
         def run() -> float:
             spent = 0.0
             for _ in range(64):
                 started = time.perf_counter()
-                manager.allocate_decode(batch)
+                step()
                 spent += time.perf_counter() - started
-                batch.advance(tokens)
+                self.advance(running)
             return spent / 64
 
         return run
 
+    def advance(self, running: list[Any]) -> None:
+        for request in running:
+            request.num_computed_tokens += 1
+            self.append(request)
+
     def lookup(self) -> Callable[[], float]:
-        manager = full_manager()
+        manager = self.new_manager()
         tokens = prompts(1, 1024 * BLOCK)[0]
-        first = manager.new_request("a", tokens)
+        first = self.new_request(manager, tokens)
         manager.allocate_slots(first, len(tokens))
-        request = manager.new_request("b", np.append(tokens, np.int32(1)))
-        assert manager.get_computed_blocks(request).num_tokens == 1024 * BLOCK
+        request = self.new_request(manager, np.append(tokens, np.int32(1)))
+        assert self.look_up(manager, request)[0] == 1024 * BLOCK
 
         def run() -> float:
+            _ = first  # its blocks stay
             started = time.perf_counter()
-            for _ in range(100):
+            for _ in range(20):
                 manager.get_computed_blocks(request)
-            return (time.perf_counter() - started) / 100
+            return (time.perf_counter() - started) / 20
 
         return run
 
     def admission(self) -> Callable[[], float]:
-        manager = full_manager()
+        manager = self.new_manager()
 
-        def run(round_number: list[int] = [0]) -> float:
-            round_number[0] += 1
+        def run() -> float:
             spent = 0.0
-            for tokens in prompts(10, 4096, round_number[0]):
+            for tokens in map(self.tokens, prompts(10, 4096, next(self.numbers))):
                 started = time.perf_counter()
-                request = manager.new_request("r", tokens)
-                hits = manager.get_computed_blocks(request)
-                manager.allocate_slots(request, 4096 - hits.num_tokens, hits)
+                request = self.new_request(manager, tokens)
+                hits, adopted = self.look_up(manager, request)
+                manager.allocate_slots(request, 4096 - hits, *adopted)
                 spent += time.perf_counter() - started
                 manager.free(request)
             return spent / 10
 
         return run
 
+    def tokens(self, tokens: np.ndarray) -> Any:
+        """As it takes them."""
+        return tokens
 
-class Vllm:
+
+class Ours(Side):
+    name = "kvblocks"
+
+    def new_manager(self) -> Any:
+        spec = specs.FullAttentionSpec(block_size=BLOCK, num_kv_heads=8, head_size=128)
+        config = kvblocks.KVCacheConfig(NUM_BLOCKS, [kvblocks.KVCacheGroup(spec, ["layer"])])
+        return kvblocks.KVCacheManager(config, max_model_len=MAX_LEN)
+
+    def new_request(self, manager: Any, tokens: Any) -> Any:
+        return manager.new_request("r", tokens)
+
+    def append(self, request: Any) -> None:
+        request.append_tokens(7)
+
+    def look_up(self, manager: Any, request: Any) -> tuple[int, tuple[Any, ...]]:
+        hits = manager.get_computed_blocks(request)
+        return hits.num_tokens, (hits,)
+
+    def allocate(self, manager: Any, running: list[Any]) -> Callable[[], object]:
+        self.decoding = kvblocks.DecodeBatch(manager, len(running))
+        for request in running:
+            self.decoding.add(request)
+        return functools.partial(manager.allocate_decode, self.decoding)
+
+    def advance(self, running: list[Any]) -> None:
+        self.decoding.advance(np.ones(len(running), np.int32))
+
+
+class Vllm(Side):
     name = "vLLM"
 
     def __init__(self) -> None:
@@ -142,84 +199,24 @@ class Vllm:
         config = KVCacheConfig(num_blocks=NUM_BLOCKS, kv_cache_tensors=[],
                                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
         parameters = SamplingParams(max_tokens=100_000)
-        self.new_manager = lambda: KVCacheManager(config, MAX_LEN, BLOCK, BLOCK)
-        self.new_request = lambda name, tokens: Request(name, tokens, parameters, None, block_hasher=hasher)
+        self.make_manager = lambda: KVCacheManager(config, MAX_LEN, BLOCK, BLOCK)
+        self.make_request = lambda tokens: Request(f"r{next(self.numbers)}", tokens, parameters, None, block_hasher=hasher)
 
-    def decode_step(self) -> Callable[[], float]:
-        manager = self.new_manager()
-        numbers = iter(range(1_000_000))
+    def new_manager(self) -> Any:
+        return self.make_manager()
 
-        def run() -> float:
-            request = self.new_request(f"r{next(numbers)}", [0] * 1024)
-            manager.allocate_slots(request, 1024)
-            spent = 0.0
-            clock, allocate = time.perf_counter, manager.allocate_slots
-            for computed in range(1024, 3072):
-                request.append_output_token_ids(7)
-                request.num_computed_tokens = computed
-                started = clock()
-                allocate(request, 1)
-                spent += clock() - started
-            manager.free(request)
-            return spent / 2048
+    def new_request(self, manager: Any, tokens: Any) -> Any:
+        return self.make_request(self.tokens(tokens))
 
-        return run
+    def append(self, request: Any) -> None:
+        request.append_output_token_ids(7)
 
-    def batch(self) -> Callable[[], float]:
-        manager = self.new_manager()
-        running = []
-        for i, prompt in enumerate(prompts(256, 500)):
-            request = self.new_request(str(i), prompt[: 400 + i % 16].tolist())
-            manager.allocate_slots(request, request.num_tokens)
-            request.num_computed_tokens = request.num_tokens
-            request.append_output_token_ids(1)
-            running.append(request)
+    def look_up(self, manager: Any, request: Any) -> tuple[int, tuple[Any, ...]]:
+        blocks, hits, *_ = manager.get_computed_blocks(request)
+        return hits, (hits, blocks)
 
-        def run() -> float:
-            spent = 0.0
-            for _ in range(64):
-                started = time.perf_counter()
-                for request in running:
-                    manager.allocate_slots(request, 1)
-                spent += time.perf_counter() - started
-                for request in running:
-                    request.num_computed_tokens += 1
-                    request.append_output_token_ids(1)
-            return spent / 64
-
-        return run
-
-    def lookup(self) -> Callable[[], float]:
-        manager = self.new_manager()
-        tokens = prompts(1, 1024 * BLOCK)[0].tolist()
-        manager.allocate_slots(self.new_request("a", tokens), len(tokens))
-        request = self.new_request("b", [*tokens, 1])
-
-        def run() -> float:
-            started = time.perf_counter()
-            for _ in range(10):
-                manager.get_computed_blocks(request)
-            return (time.perf_counter() - started) / 10
-
-        return run
-
-    def admission(self) -> Callable[[], float]:
-        manager = self.new_manager()
-        numbers = iter(range(1_000_000))
-
-        def run() -> float:
-            spent = 0.0
-            for tokens in prompts(10, 4096, next(numbers)):
-                name, ids = f"r{next(numbers)}", tokens.tolist()
-                started = time.perf_counter()
-                request = self.new_request(name, ids)
-                blocks, hits, *_ = manager.get_computed_blocks(request)
-                manager.allocate_slots(request, 4096 - hits, hits, blocks)
-                spent += time.perf_counter() - started
-                manager.free(request)
-            return spent / 10
-
-        return run
+    def tokens(self, tokens: Any) -> Any:
+        return tokens if isinstance(tokens, list) else tokens.tolist()
 
 
 OPERATIONS = (("decode step", "decode_step", 0.25), ("batch of 256", "batch", 8.0), ("look-up, 1,024 blocks", "lookup", 10.0),
@@ -231,7 +228,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=30, help="rounds per operation")
     parser.add_argument("--json", help="write the figures to this file, too")
     options = parser.parse_args()
-    sides: list[Ours | Vllm] = [Ours()]
+    sides: list[Side] = [Ours()]
     try:
         sides.append(Vllm())
     except ImportError as error:

@@ -17,6 +17,7 @@
 #include "absl/strings/escaping.h"
 #include "kvblocks/block_pool/cbor.h"
 #include "kvblocks/block_pool/check.h"
+#include "kvblocks/checks/field_error.h"
 
 namespace kvblocks {
 namespace {
@@ -263,6 +264,15 @@ std::string_view HashAlgorithmName(HashAlgorithm algorithm) {
       return "xxhash_cbor";
   }
   return "unknown";
+}
+
+absl::StatusOr<HashAlgorithm> ParseHashAlgorithm(std::string_view name) {
+  for (HashAlgorithm algorithm : {HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
+                                  HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor}) {
+    if (name == HashAlgorithmName(algorithm)) return algorithm;
+  }
+  return FieldError("hash_algorithm", '"' + std::string(name) + '"',
+                    "sha256, xxh3_128, sha256_cbor or xxhash_cbor");
 }
 
 std::string BlockHash::ToHex() const {

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "absl/numeric/int128.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
 namespace kvblocks {
@@ -58,6 +59,8 @@ enum class HashAlgorithm { kSha256, kXxh3_128, kSha256Cbor, kXxh3_128Cbor };
 
 // "sha256", "xxh3_128", and as vLLM names them "sha256_cbor", "xxhash_cbor".
 std::string_view HashAlgorithmName(HashAlgorithm algorithm);
+// InvalidArgument that names the field hash_algorithm, and the four.
+absl::StatusOr<HashAlgorithm> ParseHashAlgorithm(std::string_view name);
 
 class BlockHasher {
  public:

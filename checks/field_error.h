@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace kvblocks {
 
@@ -26,6 +27,16 @@ std::optional<std::string> FieldOfError(const absl::Status& status);
 // The same refusal for a field that lies inside `prefix`: "prefix.FIELD: got ...". Other statuses
 // are returned as they are.
 absl::Status WithFieldPrefix(const absl::Status& status, std::string_view prefix);
+
+// One of two words.
+template <typename Enum>
+absl::StatusOr<Enum> ParseWord(std::string_view field, std::string_view got, std::string_view first,
+                               Enum first_value, std::string_view second, Enum second_value) {
+  if (got == first) return first_value;
+  if (got == second) return second_value;
+  return FieldError(field, '"' + std::string(got) + '"',
+                    std::string(first) + " or " + std::string(second));
+}
 
 // Refuses a value outside [low, high].
 absl::Status CheckRange(std::string_view field, int64_t value, int64_t low, int64_t high);

@@ -24,6 +24,11 @@ endforeach()
 nanobind_add_module(kvblocks_python STABLE_ABI NB_STATIC NOMINSIZE ${kvblocks_python_sources})
 target_link_libraries(kvblocks_python PRIVATE kvblocks_kv_cache_objects kvblocks_planning_objects kvblocks_events_objects
                       kvblocks_c_objects Threads::Threads)
+if(kvblocks_zmq)
+  target_sources(kvblocks_python PRIVATE $<TARGET_OBJECTS:kvblocks_events_zmq_objects>)
+  target_link_libraries(kvblocks_python PRIVATE kvblocks_events_zmq_objects)
+  target_compile_definitions(kvblocks_python PRIVATE KVBLOCKS_WITH_ZMQ)
+endif()
 set_target_properties(kvblocks_python PROPERTIES OUTPUT_NAME _core
                       LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/python/kvblocks")
 

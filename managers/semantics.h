@@ -109,6 +109,29 @@ struct Semantics {
   friend bool operator==(const Semantics&, const Semantics&) = default;
 };
 
+// Every switch but the retention interval, by the name that configurations and Python have for it.
+struct SemanticsSwitch {
+  const char* name;
+  bool Semantics::*member;
+};
+inline constexpr SemanticsSwitch kSemanticsSwitches[] = {
+    {"retains_for_draft_drop", &Semantics::retains_for_draft_drop},
+    {"drops_last_full_block", &Semantics::drops_last_full_block},
+    {"draft_flags_need_eagle", &Semantics::draft_flags_need_eagle},
+    {"registers_usable_tails", &Semantics::registers_usable_tails},
+    {"allows_adopt_only", &Semantics::allows_adopt_only},
+    {"one_event_per_registration", &Semantics::one_event_per_registration},
+    {"registers_unusable_tails", &Semantics::registers_unusable_tails},
+    {"caps_need_before_hits", &Semantics::caps_need_before_hits},
+    {"window_of_one_keeps_nothing", &Semantics::window_of_one_keeps_nothing},
+    {"aligns_before_drop", &Semantics::aligns_before_drop},
+    {"adopts_stale_hits", &Semantics::adopts_stale_hits},
+    {"clamps_external_tokens", &Semantics::clamps_external_tokens},
+    {"has_no_common_prefix", &Semantics::has_no_common_prefix},
+    {"replays_behind_lookahead_hashes", &Semantics::replays_behind_lookahead_hashes},
+    {"registers_earlier_states", &Semantics::registers_earlier_states},
+};
+
 }  // namespace kvblocks
 
 #endif  // KVBLOCKS_MANAGERS_SEMANTICS_H_

@@ -10,17 +10,6 @@
 namespace kvblocks {
 namespace {
 
-// One of two words.
-template <typename Enum>
-absl::Status ReadWord(std::string_view field, const std::string& got, const char* first,
-                      Enum first_value, const char* second, Enum second_value, Enum& out) {
-  if (got != first && got != second) {
-    return FieldError(field, '"' + got + '"', std::string(first) + " or " + second);
-  }
-  out = got == first ? first_value : second_value;
-  return absl::OkStatus();
-}
-
 absl::Status ReadSemantics(const config::v1::KvCacheManagerOptions& m, Semantics& s) {
   if (m.has_semantics()) {
     const auto known = Semantics::ByName(m.semantics());
@@ -35,39 +24,21 @@ absl::Status ReadSemantics(const config::v1::KvCacheManagerOptions& m, Semantics
                                ? std::nullopt
                                : std::optional<int64_t>(m.retention_interval());
   }
-  const auto& w = m.semantics_switches();
-  const auto read = [](bool has, bool value, bool& out) {
-    if (has) out = value;
-  };
-#define KVBLOCKS_SWITCH(name) read(w.has_##name(), w.name(), s.name)
-  KVBLOCKS_SWITCH(retains_for_draft_drop);
-  KVBLOCKS_SWITCH(drops_last_full_block);
-  KVBLOCKS_SWITCH(draft_flags_need_eagle);
-  KVBLOCKS_SWITCH(registers_usable_tails);
-  KVBLOCKS_SWITCH(allows_adopt_only);
-  KVBLOCKS_SWITCH(one_event_per_registration);
-  KVBLOCKS_SWITCH(registers_unusable_tails);
-  KVBLOCKS_SWITCH(caps_need_before_hits);
-  KVBLOCKS_SWITCH(window_of_one_keeps_nothing);
-  KVBLOCKS_SWITCH(aligns_before_drop);
-  KVBLOCKS_SWITCH(adopts_stale_hits);
-  KVBLOCKS_SWITCH(clamps_external_tokens);
-  KVBLOCKS_SWITCH(has_no_common_prefix);
-  KVBLOCKS_SWITCH(replays_behind_lookahead_hashes);
-  KVBLOCKS_SWITCH(registers_earlier_states);
-#undef KVBLOCKS_SWITCH
+  // Fields and switches have the same names.
+  const config::v1::SemanticsSwitches& switches = m.semantics_switches();
+  for (const auto& [name, member] : kSemanticsSwitches) {
+    const auto* const field = switches.GetDescriptor()->FindFieldByName(name);
+    if (switches.GetReflection()->HasField(switches, field)) {
+      s.*member = switches.GetReflection()->GetBool(switches, field);
+    }
+  }
   return absl::OkStatus();
 }
 
-absl::Status ReadHashAlgorithm(const std::string& got, HashAlgorithm& out) {
-  for (HashAlgorithm algorithm : {HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
-                                  HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor}) {
-    if (got != HashAlgorithmName(algorithm)) continue;
-    out = algorithm;
-    return absl::OkStatus();
-  }
-  return FieldError("hash_algorithm", '"' + got + '"',
-                    "sha256, xxh3_128, sha256_cbor or xxhash_cbor");
+template <typename T>
+absl::Status Take(absl::StatusOr<T> value, T& out) {
+  if (value.ok()) out = *value;
+  return value.status();
 }
 
 absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheManagerOptions& o) {
@@ -98,9 +69,9 @@ absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheMana
   if (m.has_lookup_history_blocks()) o.lookup_history_blocks = m.lookup_history_blocks();
   absl::Status status = ReadSemantics(m, o.semantics);
   if (m.has_free_order()) {
-    status.Update(ReadWord("free_order", m.free_order(), "unhashed_first",
-                           FreeOrder::kUnhashedFirst, "append_all", FreeOrder::kAppendAll,
-                           o.free_order));
+    status.Update(Take(ParseWord("free_order", m.free_order(), "unhashed_first",
+                                 FreeOrder::kUnhashedFirst, "append_all", FreeOrder::kAppendAll),
+                       o.free_order));
   }
   if (m.has_eviction_policy()) {
     const auto policy = ParseEvictionPolicy(m.eviction_policy());
@@ -112,12 +83,12 @@ absl::Status ReadOptions(const config::v1::KvCacheManagerOptions& m, KvCacheMana
     }
   }
   if (m.has_hash_algorithm()) {
-    status.Update(ReadHashAlgorithm(m.hash_algorithm(), o.hash_algorithm));
+    status.Update(Take(ParseHashAlgorithm(m.hash_algorithm()), o.hash_algorithm));
   }
   if (m.has_block_count_formula()) {
-    status.Update(ReadWord("block_count_formula", m.block_count_formula(), "exact",
-                           BlockCountFormula::kExact, "upstream", BlockCountFormula::kUpstream,
-                           o.block_count_formula));
+    status.Update(Take(ParseWord("block_count_formula", m.block_count_formula(), "exact",
+                                 BlockCountFormula::kExact, "upstream", BlockCountFormula::kUpstream),
+                       o.block_count_formula));
   }
   return status;
 }

@@ -1,9 +1,11 @@
 #include "kvblocks/managers/config/kv_cache_manager_config.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
 #include "kvblocks/specs/config/kv_cache_config.pb.h"
@@ -133,6 +135,21 @@ TEST(KvCacheManagerConfigTest, KnowsEveryHashAlgorithm) {
     ASSERT_TRUE(config.ok()) << config.status();
     EXPECT_EQ(config->options.hash_algorithm, algorithm);
     EXPECT_EQ(HashAlgorithmName(algorithm), name);
+  }
+}
+
+TEST(KvCacheManagerConfigTest, EverySwitchOfTheSemanticsHasAField) {
+  EXPECT_EQ(config::v1::SemanticsSwitches::descriptor()->field_count(), std::size(kSemanticsSwitches));
+  for (const auto& [name, member] : kSemanticsSwitches) {
+    for (const bool value : {false, true}) {
+      const auto config = ReadKvCacheManagerConfig(
+          absl::StrCat(std::string(kCache), "options { max_model_len: 1 semantics_switches { ", name, ": ", value,
+                       " } }"), "f");
+      ASSERT_TRUE(config.ok()) << config.status();
+      Semantics expected;
+      expected.*member = value;
+      EXPECT_EQ(config->options.semantics, expected) << name;
+    }
   }
 }
 

@@ -22,7 +22,7 @@ from kvblocks import errors, specs
 from kvblocks._core import (
     AllBlocksCleared, BlockInfo, BlockPool, BlockRemoved, Blocks, BlockStored, BlockTable, ComputedBlocks,
     DecodeBatch, KVCacheConfig, KVCacheGroup, KVCacheManager, KVCacheSpec, LookupExplanation, NativeLayout,
-    PrefixCacheStats, Request, Semantics, __version__,
+    PrefixCacheStats, PrefixContent, Request, Semantics, __version__,
 )
 from kvblocks.errors import (
     CommandError, ConcurrentUseError, InvalidArgumentError, InvariantError, KVBlocksError, NotFoundError,
@@ -30,7 +30,7 @@ from kvblocks.errors import (
 )
 
 if TYPE_CHECKING:
-    from kvblocks import results, simulator
+    from kvblocks import events, results, simulator
     from kvblocks.planning import ManagerPlan, make_plan
     from kvblocks.results import CurveResult, ExplainResult, PlanResult, ReplayResult, Result, SweepResult
     from kvblocks.simulator import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # Loaded when they are asked for: engines import the package for the manager alone.
 _LAZY = {
-    "results": None, "simulator": None,
+    "events": None, "results": None, "simulator": None,
     "CurveResult": "results", "ExplainResult": "results", "PlanResult": "results", "ReplayResult": "results",
     "Result": "results", "SweepResult": "results", "ManagerPlan": "planning", "make_plan": "planning", "Trace": "trace", "TraceRequest": "trace",
     **dict.fromkeys(("compare", "curve", "explain", "generate", "help_text", "plan", "replay", "stats",
@@ -67,8 +67,8 @@ __all__ = [
     "CommandError", "ComputedBlocks", "ConcurrentUseError", "CurveResult", "DecodeBatch", "ExplainResult",
     "InvalidArgumentError", "InvariantError", "KVBlocksError", "KVCacheConfig", "KVCacheGroup",
     "KVCacheManager", "KVCacheSpec", "LookupExplanation", "ManagerPlan", "NativeLayout", "NotFoundError",
-    "PlanResult", "PrefixCacheStats", "ReplayResult", "Request", "ResourceExhaustedError", "Result",
+    "PlanResult", "PrefixCacheStats", "PrefixContent", "ReplayResult", "Request", "ResourceExhaustedError", "Result",
     "Semantics", "StaleBlockTableError", "SweepResult", "Trace", "TraceRequest", "__version__", "compare", "curve",
-    "errors", "explain", "generate", "help_text", "make_plan", "plan", "replay", "results", "simulator",
+    "errors", "events", "explain", "generate", "help_text", "make_plan", "plan", "replay", "results", "simulator",
     "specs", "stats", "sweep", "validate", "verify",
 ]

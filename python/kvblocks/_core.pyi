@@ -7,12 +7,14 @@ import numpy
 
 
 from array import array
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 from numpy.typing import NDArray
 Int32Like: TypeAlias = Sequence[int] | NDArray[numpy.int32] | NDArray[numpy.int64] | array[int] | memoryview
 __version__: str
 vllm_native: Any
 Hashes: TypeAlias = Sequence[bytes] | bytes | bytearray | memoryview | NDArray[Any]
+Events: TypeAlias = EventBatch | Iterable[BlockStored | BlockRemoved | AllBlocksCleared]
 
 class KVCacheSpec:
     """
@@ -279,9 +281,9 @@ class KVCacheManager:
         Call it before the first allocation of every step. It matters to models with Mamba layers.
         """
 
-    def get_computed_blocks(self, request: Request) -> ComputedBlocks:
+    def get_computed_blocks(self, request: Request, max_tokens: int | None = None) -> ComputedBlocks:
         """
-        The longest cached prefix, at most num_tokens - 1 of the request. Pins nothing.
+        The longest cached prefix, at most num_tokens - 1 of the request and at most max_tokens. Pins nothing.
 
         Takes 2 ns per block. Raises InvalidArgumentError for a request without tokens.
         """
@@ -457,6 +459,9 @@ class KVCacheManager:
         block. Raises InvalidArgumentError if a row's request has given its blocks back.
         """
 
+    @property
+    def pool(self) -> BlockPool: ...
+
     def record_prefix_cache_stats(self, request: Request, num_hit_tokens: int, explanation: LookupExplanation | None = None) -> None:
         """
         Counts an admission; with an explanation, also why the other tokens were missed.
@@ -470,13 +475,42 @@ class KVCacheManager:
         Where the tokens went that a look-up does not hit. Call it before allocate_slots. With lookup_history_blocks it tells evicted blocks from content never seen. O(tokens) probes.
         """
 
-    @property
-    def pool(self) -> BlockPool: ...
-
     def take_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
         """
         What changed in the prefix cache since the last call, in order; needs enable_events.
         """
+
+class PrefixContent:
+    """
+    A prompt as prefix caches name it: a hash per block, of it and all before it.
+
+    For routers, which ask an index for a prompt's blocks, and for a BlockPool without a manager. Hashes are
+    equal to a manager's, or vLLM's, where algorithm, seed, block size and content are.
+    """
+
+    def __init__(self, token_ids: Int32Like, *, block_size: int = 16, hash_algorithm: str = 'sha256', hash_seed: str | None = None, num_lookahead_tokens: int = 0, lora_name: str = '', lora_path: str = '', cache_salt: str = '', features: Sequence[tuple[str, int, int]] = ()) -> None:
+        """
+        block_size: tokens per hash. The rest as KVCacheManager and new_request have it. Without a seed, hashes are those of this process (sha256_cbor: vLLM's).
+
+        Some 10 ns per token. Raises InvalidArgumentError that names what is wrong.
+        """
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens."""
+
+    @property
+    def num_hashes(self) -> int:
+        """Full blocks."""
+
+    @property
+    def block_hashes(self) -> list[bytes]: ...
+
+    def append_tokens(self, tokens: Int32Like) -> None:
+        """More of the same sequence."""
 
 class Request:
     """
@@ -687,6 +721,136 @@ class DecodeBatch:
 
     def __len__(self) -> int: ...
 
+class BlockInfo:
+    """What the pool knows about one block, at that moment."""
+
+    @property
+    def block_id(self) -> int: ...
+
+    @property
+    def ref_count(self) -> int: ...
+
+    @property
+    def is_null(self) -> bool: ...
+
+    @property
+    def is_permanent(self) -> bool:
+        """An attention sink's."""
+
+    @property
+    def cached_group(self) -> int | None:
+        """Under which it is cached, or None."""
+
+    @property
+    def block_hash(self) -> bytes | None: ...
+
+    def __repr__(self) -> str: ...
+
+class BlockPool:
+    """
+    Blocks: who references them, which are free, which are cached.
+
+    BlockPool(1000) is one by itself, for who keeps block tables in Python. KVCacheManager.pool is the manager's,
+    to look at: what would change it raises. One thread at a time.
+    """
+
+    def __init__(self, num_blocks: int, *, enable_caching: bool = True, enable_events: bool = False, free_order: str = 'unhashed_first', eviction_policy: str = 'lru') -> None:
+        """
+        num_blocks: the null block, which is block 0, included. The rest as KVCacheManager has it.
+
+        Raises InvalidArgumentError that names the option, ResourceExhaustedError for more than memory holds.
+        """
+
+    def get_new_blocks(self, k: int) -> list[int] | None:
+        """
+        k blocks in the order of reuse, each with one reference and without a key; None, and nothing changed, if fewer are free.
+        """
+
+    def touch(self, block_ids: Int32Like) -> None:
+        """
+        One more reference to each: what a look-up found. Null blocks are skipped.
+        """
+
+    def free_blocks(self, block_ids: Int32Like, *, from_back: bool = False) -> None:
+        """
+        One reference less to each, in the order of their reuse: from_back for a block table, whose end goes first. Cached content stays until reuse. Null blocks are skipped.
+
+        Raises InvalidArgumentError, and nothing has changed, for a block without so many references.
+        """
+
+    def take_permanent_blocks(self, k: int) -> list[int]:
+        """
+        For the life of the pool (attention sinks). Raises ResourceExhaustedError if they are not free.
+        """
+
+    def cache_full_blocks(self, block_ids: Int32Like, content: PrefixContent, *, first: int = 0, last: int | None = None, block_size: int | None = None, group: int = 0) -> None:
+        """
+        Registers positions first to last (default: all) of a block table that holds this content; null blocks are left out. block_size: tokens per block, by default the content's.
+
+        Raises InvalidArgumentError for blocks without a reference, cached already or beyond the content.
+        """
+
+    def evict_blocks(self, block_ids: Int32Like) -> None:
+        """Takes blocks out of the prefix cache; those in use stay in use."""
+
+    def reset_prefix_cache(self) -> bool:
+        """
+        Forgets all cached content. False, and nothing changed, while a block is referenced.
+        """
+
+    def take_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+        """
+        What changed in the prefix cache since the last call, in order; needs enable_events.
+        """
+
+    @property
+    def num_blocks(self) -> int:
+        """The null block included."""
+
+    @property
+    def num_free(self) -> int:
+        """Unreferenced, cached ones included."""
+
+    @property
+    def num_live(self) -> int:
+        """Referenced."""
+
+    @property
+    def num_permanent(self) -> int: ...
+
+    @property
+    def num_cached(self) -> int: ...
+
+    @property
+    def num_cached_unreferenced(self) -> int: ...
+
+    @property
+    def num_keys(self) -> int:
+        """Distinct contents that are cached."""
+
+    @property
+    def num_evictions(self) -> int:
+        """Cached blocks lost to reuse since the pool was made."""
+
+    @property
+    def usage(self) -> float:
+        """0 to 1."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, block_id: int) -> BlockInfo: ...
+
+    def find_cached(self, block_hash: bytes, group: int = 0) -> int | None:
+        """
+        The earliest cached block of a group whose content has this hash, or None.
+        """
+
+    def free_list(self) -> list[int]:
+        """Free blocks in the order of their reuse under lru. O(blocks)."""
+
+    def check_invariants(self) -> None:
+        """Raises InvariantError, in words. O(blocks)."""
+
 class Absence:
     """Why one block of one group is not in the cache."""
 
@@ -817,85 +981,13 @@ class PrefixCacheStats:
 
     def __repr__(self) -> str: ...
 
-class BlockInfo:
-    """What the pool knows about one block, at that moment."""
-
-    @property
-    def block_id(self) -> int: ...
-
-    @property
-    def ref_count(self) -> int: ...
-
-    @property
-    def is_null(self) -> bool: ...
-
-    @property
-    def is_permanent(self) -> bool:
-        """An attention sink's."""
-
-    @property
-    def cached_group(self) -> int | None:
-        """Under which it is cached, or None."""
-
-    @property
-    def block_hash(self) -> bytes | None: ...
-
-    def __repr__(self) -> str: ...
-
-class BlockPool:
-    """
-    The blocks of a manager, to look at: who references them, which are free, which are cached. KVCacheManager.pool.
-    """
-
-    @property
-    def num_blocks(self) -> int:
-        """The null block included."""
-
-    @property
-    def num_free(self) -> int:
-        """Unreferenced, cached ones included."""
-
-    @property
-    def num_live(self) -> int:
-        """Referenced."""
-
-    @property
-    def num_permanent(self) -> int: ...
-
-    @property
-    def num_cached(self) -> int: ...
-
-    @property
-    def num_cached_unreferenced(self) -> int: ...
-
-    @property
-    def num_keys(self) -> int:
-        """Distinct contents that are cached."""
-
-    @property
-    def num_evictions(self) -> int:
-        """Cached blocks lost to reuse since the manager was made."""
-
-    @property
-    def usage(self) -> float:
-        """0 to 1."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, block_id: int) -> BlockInfo: ...
-
-    def find_cached(self, block_hash: bytes, group: int = 0) -> int | None:
-        """
-        The earliest cached block of a group whose content has this hash, or None.
-        """
-
-    def free_list(self) -> list[int]:
-        """Free blocks in the order of their reuse under lru. O(blocks)."""
-
-    def check_invariants(self) -> None: ...
-
 class BlockStored:
     """A run of consecutive blocks of one request entered the prefix cache."""
+
+    def __init__(self, block_hashes: Iterable[bytes], *, block_size: int, parent_block_hash: bytes | None = None, token_ids: Int32Like = (), lora_id: int | None = None, lora_name: str = '', medium: str = 'GPU', extra_keys: Iterable[tuple[tuple[Any, ...], ...] | None] = (), group_idx: int = 0, kv_cache_spec_kind: str = '', kv_cache_spec_sliding_window: int | None = None, session_id: str | None = None, lookahead_token_ids: Sequence[Sequence[int]] | None = None, locality: str | None = None, ownership: str | None = None) -> None:
+        """
+        For engines with a cache of their own. Raises InvalidArgumentError for lists whose lengths do not fit together.
+        """
 
     @property
     def block_hashes(self) -> list[bytes]: ...
@@ -945,10 +1037,21 @@ class BlockStored:
     def lookahead_token_ids(self) -> list[list[int]] | None:
         """Per hash the tokens behind the block that it covers, or None."""
 
+    @property
+    def locality(self) -> str | None:
+        """Of secondary tiers, or None."""
+
+    @property
+    def ownership(self) -> str | None: ...
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
     def __repr__(self) -> str: ...
 
 class BlockRemoved:
     """One block lost one key."""
+
+    def __init__(self, block_hash: bytes, *, medium: str = 'GPU', group_idx: int = 0, reason: str = 'reused', locality: str | None = None, ownership: str | None = None) -> None: ...
 
     @property
     def block_hash(self) -> bytes: ...
@@ -961,14 +1064,403 @@ class BlockRemoved:
 
     @property
     def reason(self) -> str:
-        """"reused", "evicted" or "replaced"."""
+        """"reused", "evicted" or "replaced"; "reused" of what came from a wire."""
+
+    @property
+    def locality(self) -> str | None:
+        """Of secondary tiers, or None."""
+
+    @property
+    def ownership(self) -> str | None: ...
+
+    def __eq__(self, arg: object, /) -> bool: ...
 
     def __repr__(self) -> str: ...
 
 class AllBlocksCleared:
     """The prefix cache was reset."""
 
+    def __init__(self) -> None: ...
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
     def __repr__(self) -> str: ...
+
+class EventBatch:
+    """The events of one engine step, as they came from the wire."""
+
+    @property
+    def timestamp(self) -> float:
+        """Seconds; engines send Unix time."""
+
+    @property
+    def events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+        """
+        Objects made anew at each use; they share the batch's memory. A removal of several hashes is that many events.
+        """
+
+    @property
+    def data_parallel_rank(self) -> int | None: ...
+
+    @property
+    def as_integers(self) -> bool:
+        """
+        Hashes travelled as integers: each is then 24 zero bytes and the 8 of its integer.
+        """
+
+    @property
+    def num_unknown_extra_keys(self) -> int:
+        """Of kinds that are not known; left out."""
+
+    def __len__(self) -> int:
+        """Events."""
+
+    def __repr__(self) -> str: ...
+
+def encode_events(events: Events, *, timestamp: float | None = None, data_parallel_rank: int | None = None, as_integers: bool = False, join_removals: bool = False) -> bytes:
+    """
+    The MessagePack bytes of a batch, as vLLM 0.33's publisher writes them.
+
+    timestamp: Unix seconds, default now. as_integers: hashes as the integer of their last 8 bytes.
+    join_removals: consecutive removals as one event. The reason of a removal does not travel.
+    Some 15 ns per hash or token. Raises InvalidArgumentError for hashes of different lengths.
+    """
+
+def decode_events(payload: bytes | bytearray | memoryview) -> EventBatch:
+    """
+    The batch that these bytes are, from vLLM or us; safe for bytes from anywhere.
+
+    Raises InvalidArgumentError that says at which event, field and byte it is none.
+    """
+
+class IndexHolder:
+    """One cache of a BlockIndex, at that moment."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def num_keys(self) -> int:
+        """Distinct contents that it holds."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it holds."""
+
+    @property
+    def num_stored(self) -> int:
+        """Since it was added; as all that follow."""
+
+    @property
+    def num_removed(self) -> int: ...
+
+    @property
+    def num_cleared(self) -> int: ...
+
+    @property
+    def num_unknown_removals(self) -> int:
+        """Of what was not known to be stored: after a loss of messages."""
+
+    @property
+    def num_other_media(self) -> int:
+        """Passed over."""
+
+class BlockIndex:
+    """
+    Which cache holds which block, kept by KV events: what a router asks.
+
+    A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash.
+    """
+
+    def __init__(self, *, medium: str = 'GPU') -> None:
+        """Events of other media are passed over; "": all count."""
+
+    def add_holder(self, name: str) -> int:
+        """A cache that is empty; its number."""
+
+    def apply(self, holder: int, events: Events) -> None:
+        """
+        What a cache said, in its order. Raises NotFoundError for no such holder.
+        """
+
+    def forget(self, holder: int) -> None:
+        """
+        Nothing is known of this cache any more: restarted, or messages lost. O(blocks).
+        """
+
+    def find_longest_prefix(self, hashes: PrefixContent | Hashes, group: int = 0) -> list[tuple[int, int]]:
+        """
+        (holder, leading blocks that it holds) of each holder of the first block, the longest first. For groups that need every block of a prefix, as full attention does.
+        """
+
+    def holders(self, block_hash: bytes, group: int = 0) -> list[tuple[int, int]]:
+        """(holder, blocks with this content) of each that holds it."""
+
+    def holder(self, holder: int) -> IndexHolder:
+        """Name and counts of one. Raises NotFoundError."""
+
+    @property
+    def num_holders(self) -> int: ...
+
+    @property
+    def num_keys(self) -> int:
+        """Distinct contents, over all holders."""
+
+class EventPublisherStats:
+    """Counts of a publisher, at that moment."""
+
+    @property
+    def num_batches(self) -> int:
+        """Given to the socket."""
+
+    @property
+    def num_events(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Of payloads."""
+
+    @property
+    def num_dropped_batches(self) -> int:
+        """The queue was full."""
+
+    @property
+    def num_dropped_events(self) -> int: ...
+
+    @property
+    def num_queued_batches(self) -> int:
+        """Now."""
+
+    @property
+    def num_failed_sends(self) -> int: ...
+
+    @property
+    def num_replay_requests(self) -> int: ...
+
+    @property
+    def num_bad_requests(self) -> int: ...
+
+    @property
+    def num_replayed_batches(self) -> int: ...
+
+    @property
+    def num_subscribers(self) -> int:
+        """Subscriptions, now."""
+
+class EventPublisher:
+    """
+    Sends KV events to routers over ZeroMQ, as vLLM 0.33's publisher does.
+
+    A thread of its own encodes and sends; publish hands the events over and returns. Use it in a with
+    statement, or close it: both send what is queued. publish: one thread at a time; the rest from any.
+    """
+
+    def __init__(self, endpoint: str = 'tcp://*:5557', *, replay_endpoint: str = '', topic: str = '', data_parallel_rank: int = 0, buffer_batches: int = 10000, high_water_mark: int = 100000, queue_batches: int = 100000, when_full: str = 'drop', digest_size: int = 32, as_integers: bool = False, join_removals: bool = False, poll_interval: float = 0.001, linger: float = 1.0) -> None:
+        """
+        endpoint: bound if it has "*" or "::", or is ipc or inproc, else connected to; port 0: any free one.
+
+        replay_endpoint: answers who missed batches, of the last buffer_batches; "": nobody. data_parallel_rank is
+        added to ports. high_water_mark: messages that wait per subscriber. when_full, of the queue: "drop" and
+        count, or "wait". digest_size: bytes of the hashes. poll_interval: seconds, 0.001 to 1, that a batch waits
+        at most. linger: seconds that close waits at most. docs/events.md has the wire.
+
+        Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be bound.
+        """
+
+    def publish(self, events: Events, timestamp: float | None = None) -> bool:
+        """
+        One batch, at Unix seconds `timestamp` or now; no events, no batch. Whether it was queued: False, and counted, if the queue is full.
+
+        Raises InvalidArgumentError for hashes of another length than digest_size.
+        """
+
+    def publish_from(self, manager: KVCacheManager, timestamp: float | None = None) -> bool:
+        """
+        publish(manager.take_events()) without an object per event: for each step of a scheduler.
+        """
+
+    def flush(self, timeout: float = 1.0) -> bool:
+        """
+        Whether all that was queued before was given to the socket within so many seconds.
+        """
+
+    def close(self) -> None:
+        """Sends what is queued, then closes the sockets. Again: no-op."""
+
+    @property
+    def endpoint(self) -> str:
+        """As bound, with the port that the system chose."""
+
+    @property
+    def replay_endpoint(self) -> str: ...
+
+    @property
+    def stats(self) -> EventPublisherStats: ...
+
+    def __enter__(self) -> EventPublisher: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+class EventSource:
+    """Where events come from."""
+
+    def __init__(self, endpoint: str, replay_endpoint: str = '', name: str = '') -> None:
+        """
+        endpoint: connected to; bound if it has "*", for publishers that connect. name: of the holder in the index, default the endpoint.
+        """
+
+    @property
+    def endpoint(self) -> str: ...
+
+    @property
+    def replay_endpoint(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+class EventStream:
+    """What came from one source under one topic, so far."""
+
+    @property
+    def source(self) -> str:
+        """Its name."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def next_sequence(self) -> int: ...
+
+    @property
+    def num_batches(self) -> int: ...
+
+    @property
+    def num_replayed(self) -> int:
+        """Of them."""
+
+    @property
+    def num_duplicates(self) -> int: ...
+
+    @property
+    def num_gaps(self) -> int: ...
+
+    @property
+    def num_lost(self) -> int:
+        """Messages, those before the first one included."""
+
+    @property
+    def num_restarts(self) -> int: ...
+
+    @property
+    def num_undecodable(self) -> int: ...
+
+class EventSubscriberStats:
+    """Counts over all streams."""
+
+    @property
+    def num_malformed(self) -> int:
+        """Not the frames of a message."""
+
+    @property
+    def num_replay_requests(self) -> int: ...
+
+    @property
+    def num_replay_timeouts(self) -> int: ...
+
+    @property
+    def num_streams_refused(self) -> int:
+        """Messages of streams beyond max_streams."""
+
+class Received:
+    """A batch, a loss or a restart of one stream."""
+
+    @property
+    def kind(self) -> str:
+        """
+        "batch"; "loss": num_lost messages from `sequence` on will not come; "restart": the publisher counts from 0 again. After the latter two the index has forgotten the cache.
+        """
+
+    @property
+    def stream(self) -> int:
+        """Its number, also that of the holder in the index."""
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def num_lost(self) -> int: ...
+
+    @property
+    def is_replayed(self) -> bool: ...
+
+    @property
+    def payload(self) -> bytes:
+        """As it came."""
+
+    @property
+    def batch(self) -> EventBatch | None:
+        """None of a loss or restart."""
+
+    @property
+    def error(self) -> str:
+        """Of a loss: what is wrong with the payload, if that is the reason."""
+
+    def __repr__(self) -> str: ...
+
+class EventSubscriber:
+    """
+    Receives KV events of one or many publishers, vLLM's or ours, in order.
+
+    Gaps are asked for again as far as the publisher still has them, and an index of all caches is kept. A
+    stream is what comes from one source under one topic. All work is done inside receive; one thread at a time.
+    Use it in a with statement, or close it.
+    """
+
+    def __init__(self, sources: Sequence[EventSource], *, topic: str = '', high_water_mark: int = 100000, max_message_bytes: int = 67108864, replay_timeout: float = 5.0, replay_at_start: bool = True, max_streams: int = 4096, keep_index: bool = True, medium: str = 'GPU') -> None:
+        """
+        topic: only topics that begin with it. high_water_mark: messages that wait per source.
+
+        replay_timeout: seconds of silence after which a gap is given up as a loss. replay_at_start: ask for what
+        is still buffered. medium: that the index keeps.
+
+        Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be had.
+        """
+
+    def receive(self, timeout: float | None = None) -> Received | None:
+        """
+        The next batch, loss or restart; None if there was none within `timeout` seconds (None: wait for ever). Lets go of the interpreter lock; Ctrl-C ends it.
+        """
+
+    def catch_up(self) -> None:
+        """
+        Asks every source for what came after the last message: a gap at the end of a stream does not show otherwise. receive gives the answers.
+        """
+
+    def close(self) -> None:
+        """Again: no-op."""
+
+    @property
+    def streams(self) -> list[EventStream]:
+        """By number."""
+
+    @property
+    def index(self) -> BlockIndex:
+        """What the streams hold, to read; a stream's number is its holder's."""
+
+    @property
+    def stats(self) -> EventSubscriberStats: ...
+
+    def endpoint(self, source: int = 0) -> str:
+        """As bound or connected to."""
+
+    def __iter__(self) -> EventSubscriber:
+        """receive() without end."""
+
+    def __next__(self) -> Received: ...
+
+    def __enter__(self) -> EventSubscriber: ...
+
+    def __exit__(self, *args: object) -> None: ...
 
 def plan_json(options: str, hf_config: str | None = None) -> str:
     """kvb_plan_json of the C interface; kvblocks.make_plan calls it."""

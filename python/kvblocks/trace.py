@@ -1,6 +1,7 @@
 """Traces: lists of requests, as files that the simulator reads as streams.
 
     trace = Trace("log.jsonl.gz")                       # any of the formats of docs/traces.md
+    trace = Trace.read("log.parquet")                   # Parquet, too, if pyarrow is installed
     trace = Trace.from_requests(rows, block_size=16)    # TraceRequest or dicts, one by one
     trace = Trace.from_pandas(frame, columns={"prompt": "input_length", "answer": "output_length"})
     for request in trace: ...
@@ -63,6 +64,10 @@ class TraceRequest:
 
 _FIELDS = frozenset(field.name for field in dataclasses.fields(TraceRequest))
 
+# Columns of Baseten's traces.
+_BASETEN = {"timestamp_start_unix_ms": "timestamp", "input_tokens": "input_length", "output_tokens": "output_length",
+            "total_hashes": "hash_ids", "provided_session_id": "session_id"}
+
 
 class Trace:
     """A trace file. Its requests are read when they are asked for."""
@@ -76,6 +81,46 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({str(self.path)!r})"
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], *, columns: Mapping[str, str] | None = None,
+             block_size: int | None = None, **options: Any) -> Trace:
+        """A trace file, of Parquet too: that is read by pyarrow, batch by batch, into a temporary file.
+
+        columns and block_size: of Parquet, as from_pandas has them; the columns of Baseten's traces are known.
+        Hashes may be integers, texts or bytes. options: of other files, as the constructor has them.
+        Raises ImportError without pyarrow, InvalidArgumentError for columns that are missing.
+        """
+        with open(path, "rb") as start:
+            is_parquet = start.read(4) == b"PAR1"
+        if not is_parquet:
+            if columns or block_size:
+                raise InvalidArgumentError(f"{os.fspath(path)}: columns and block_size are for Parquet, and this is "
+                                           "none; fields=... names the columns of CSV and JSONL")
+            return cls(path, **options)
+        if options:
+            raise InvalidArgumentError(f"{os.fspath(path)}: {sorted(options)[0]} is not for Parquet, expected columns "
+                                       "or block_size")
+        try:
+            from pyarrow import parquet
+        except ImportError:
+            raise ImportError(f"{os.fspath(path)} is Parquet, which pyarrow reads: pip install pyarrow") from None
+        with parquet.ParquetFile(path) as file:
+            given = set(file.schema_arrow.names)
+            is_baseten = {"timestamp_start_unix_ms", "input_tokens", "output_tokens"} <= given
+            names = {**(_BASETEN if is_baseten else {}), **(columns or {})}
+            for name in columns or {}:
+                if name not in given:
+                    raise InvalidArgumentError(f"{os.fspath(path)}: no column {name}; there are: "
+                                               + ", ".join(sorted(given)))
+            wanted = {names.get(name, name) for name in given}
+            for field in ("input_length", "output_length"):
+                if field not in wanted:
+                    raise InvalidArgumentError(f"{os.fspath(path)}: no column for {field}, expected one of that name or "
+                                               "columns={NAME: \"" + field + "\"}; there are: "
+                                               + ", ".join(sorted(given)))
+            chosen = [name for name in file.schema_arrow.names if names.get(name, name) in _FIELDS]
+            return cls.from_requests(_arrow_rows(file.iter_batches(columns=chosen), names), block_size=block_size)
 
     @classmethod
     def from_requests(cls, requests: Iterable[TraceRequest | Mapping[str, Any]], *,
@@ -122,16 +167,8 @@ class Trace:
     @classmethod
     def from_arrow(cls, table: Any, *, columns: Mapping[str, str] | None = None,
                    block_size: int | None = None, path: str | os.PathLike[str] | None = None) -> Trace:
-        """The same from a pyarrow Table, batch by batch: Parquet files through pyarrow.parquet."""
-        names = dict(columns or {})
-
-        def rows() -> Iterator[dict[str, Any]]:
-            for batch in table.to_batches():
-                for row in batch.to_pylist():
-                    renamed = {names.get(name, name): value for name, value in row.items()}
-                    yield {name: value for name, value in renamed.items() if name in _FIELDS}
-
-        return cls.from_requests(rows(), block_size=block_size, path=path)
+        """The same from a pyarrow Table, batch by batch. Hashes may be integers, texts or bytes."""
+        return cls.from_requests(_arrow_rows(table.to_batches(), dict(columns or {})), block_size=block_size, path=path)
 
     def __iter__(self) -> Iterator[TraceRequest]:
         """Reads the trace as a stream. Raises CommandError at the first bad row, with its line."""
@@ -167,6 +204,24 @@ class Trace:
 
         frame = pandas.DataFrame([vars(request) for request in self])
         return frame.dropna(axis="columns", how="all")
+
+
+def _arrow_rows(batches: Iterable[Any], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Rows of record batches by the names of fields; hashes that are no 64-bit integers get numbers."""
+    numbers: dict[Any, int] = {}
+
+    def as_id(value: Any) -> int:
+        if not isinstance(value, int):
+            return numbers.setdefault(value, len(numbers))
+        return value - 2**64 if value >= 2**63 else value
+
+    for batch in batches:
+        for row in batch.to_pylist():
+            renamed = {names.get(name, name): value for name, value in row.items()}
+            chosen = {name: value for name, value in renamed.items() if name in _FIELDS and value is not None}
+            if "hash_ids" in chosen:
+                chosen["hash_ids"] = [as_id(value) for value in chosen["hash_ids"]]
+            yield chosen
 
 
 def _is_missing(value: Any) -> bool:

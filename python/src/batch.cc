@@ -5,11 +5,15 @@
 //
 // Always: row r of a group's array is the block table of request r, then zeros, as of the latest call of
 // the batch. A row whose request has given its blocks back is refused until it is removed.
+//
+// Most rows of a step stay inside their block, and nothing is to be done for them (Request::quiet_slots). How
+// many more slots that holds for stands in the row; of the request only the count of its changes is read.
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/python/src/binding.h"
@@ -23,6 +27,7 @@ struct Row {
   Request* core = nullptr;  // its own, at hand
   uint64_t generation = 0;
   uint64_t num_changes = 0;   // of the request, when the row was last brought up to date
+  int64_t quiet_left = -1;    // slots behind the computed tokens for which nothing is to be done
   int64_t num_scheduled = 0;  // tokens that the latest step made slots for
 };
 
@@ -86,7 +91,7 @@ class DecodeBatch {
                          " requests, and max_requests is no more"));
     }
     const size_t r = rows_.size();
-    rows_.push_back({nb::borrow(owner), &request, request.core.get(), request.generation, 0, 0});
+    rows_.push_back({nb::borrow(owner), &request, request.core.get(), request.generation});
     for (GroupTables& group : groups_) group.sizes[r] = group.first_block[r] = 0;
     Update(r);
     return r;
@@ -120,27 +125,21 @@ class DecodeBatch {
   absl::StatusOr<size_t> Allocate(size_t first, const AllocateSlotsParams& params) {
     new_blocks_.clear();
     KvCacheManager& core = *manager_.core;
-    constexpr size_t kAhead = 6;  // rows whose requests are being fetched from memory
     // Other numbers of tokens are refused by AllocateSlots.
-    const auto is_count = [](int64_t n) { return n >= 0 && n <= kMaxTokens; };
-    const bool may_be_quiet = params.num_new_tokens > 0 && is_count(params.num_new_tokens) &&
-                              is_count(params.num_lookahead_tokens);
+    const bool may_be_quiet = params.num_new_tokens > 0 && IsCount(params.num_new_tokens) &&
+                              IsCount(params.num_lookahead_tokens);
+    const int64_t asked = may_be_quiet ? params.num_new_tokens + params.num_lookahead_tokens
+                                       : std::numeric_limits<int64_t>::max();
+    FetchBusyRows(first, asked);
     for (size_t r = first; r < rows_.size(); ++r) {
-      if (r + kAhead < rows_.size()) {
-        __builtin_prefetch(rows_[r + kAhead].request);
-        __builtin_prefetch(rows_[r + kAhead].core);
-      }
       Row& row = rows_[r];
       PyRequest& request = *row.request;
-      if (row.generation != request.generation) [[unlikely]]
-        return GoneStatus(r);
-      const int64_t computed = row.core->num_computed_tokens();
-      if (may_be_quiet && is_count(computed) &&
-          computed + params.num_new_tokens + params.num_lookahead_tokens <= row.core->quiet_slots() &&
-          row.core->status() != RequestStatus::kFinished && row.num_changes == request.num_changes) {
-        row.num_scheduled = params.num_new_tokens;  // nothing else happens: see Request::quiet_slots
+      if (IsQuiet(row, asked)) [[likely]] {
+        row.num_scheduled = params.num_new_tokens;
         continue;
       }
+      if (row.generation != request.generation) [[unlikely]]
+        return GoneStatus(r);
       request.LetGoOfTables();
       const auto taken = core.AllocateSlots(*row.core, params);
       if (!taken.ok()) return taken.status();
@@ -172,6 +171,7 @@ class DecodeBatch {
     for (size_t r = 0; r < rows_.size(); ++r) {
       Request& request = *rows_[r].request->core;
       request.set_num_computed_tokens(request.num_computed_tokens() + rows_[r].num_scheduled);
+      rows_[r].quiet_left -= rows_[r].num_scheduled;
       rows_[r].num_scheduled = 0;
       if (absl::Status status = request.AppendOutputTokens({&tokens[r], 1}); !status.ok()) return status;
     }
@@ -185,6 +185,51 @@ class DecodeBatch {
   size_t width(GroupId group) const { return groups_[static_cast<size_t>(group)].width; }
 
  private:
+  static bool IsCount(int64_t n) { return n >= 0 && n <= kMaxTokens; }
+  static bool IsQuiet(const Row& row, int64_t asked) {
+    return asked <= row.quiet_left && row.num_changes == row.request->num_changes;
+  }
+
+  // Has the memory loaded that the rows need for which something is to be done: of all at once, as each
+  // depends on what was loaded before, and an engine has had other things in its caches since the last step.
+  void FetchBusyRows(size_t first, int64_t asked) {
+    constexpr size_t kAhead = 16;  // rows
+    constexpr size_t kMost = 256;  // what a cache holds
+    busy_.clear();
+    for (size_t r = first; r < rows_.size() && busy_.size() < kMost; ++r) {
+      if (r + kAhead < rows_.size()) __builtin_prefetch(&rows_[r + kAhead].request->num_changes);
+      const Row& row = rows_[r];
+      if (IsQuiet(row, asked) || row.generation != row.request->generation) continue;
+      const char* const request = reinterpret_cast<const char*>(row.core);
+      for (size_t byte = 0; byte < sizeof(Request); byte += 64) __builtin_prefetch(request + byte);
+      busy_.push_back(r);
+    }
+    const KvCacheManager& core = *manager_.core;
+    for (const size_t r : busy_) {
+      const Request& request = *rows_[r].core;
+      const auto hashes = request.content().hashes();
+      __builtin_prefetch(hashes.data() + hashes.size() - !hashes.empty());
+      for (size_t g = 0; g < groups_.size(); ++g) {
+        const auto table = core.GetBlocks(request, static_cast<GroupId>(g));
+        __builtin_prefetch(table.data() + table.size() - !table.empty());
+        __builtin_prefetch(groups_[g].tables.data() + r * groups_[g].width + groups_[g].sizes[r], 1);
+      }
+    }
+    const BlockPool& pool = core.pool();
+    for (const size_t r : busy_) {
+      const Request& request = *rows_[r].core;
+      const auto hashes = request.content().hashes();
+      for (size_t g = 0; g < groups_.size(); ++g) {
+        const auto group = static_cast<GroupId>(g);
+        const auto table = core.GetBlocks(request, group);
+        if (table.empty() || hashes.empty()) continue;
+        __builtin_prefetch(&pool.block(table.back()), 1);
+        __builtin_prefetch(&pool.hash(table.back()), 1);
+        pool.table().Prefetch(pool.table().Place(hashes.back(), group));
+      }
+    }
+  }
+
   absl::Status GoneStatus(size_t r) const {
     return absl::InvalidArgumentError(
         absl::StrCat("DecodeBatch: request ", rows_[r].request->core->id(), " of row ", r,
@@ -210,6 +255,10 @@ class DecodeBatch {
       group.sizes[r] = blocks.size();
     }
     row.num_changes = row.request->num_changes;
+    const Request& core = *row.core;
+    const bool is_good = core.status() != RequestStatus::kFinished && IsCount(core.num_computed_tokens()) &&
+                         IsCount(core.num_inflight_tokens());
+    row.quiet_left = is_good ? core.quiet_slots() - core.num_computed_tokens() : -1;
   }
 
   nb::object owner_;
@@ -218,6 +267,7 @@ class DecodeBatch {
   std::vector<Row> rows_;
   std::vector<GroupTables> groups_;
   std::vector<int32_t> new_blocks_;  // of the latest step: row, group, block
+  std::vector<size_t> busy_;         // scratch: rows for which something is to be done
 };
 
 // From how many rows on a step may take 10 us.

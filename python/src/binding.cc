@@ -73,6 +73,14 @@ Int32Argument::Int32Argument(nb::handle object, const char* what) {
     values_ = copy_;
     return;
   }
+  if (!PyObject_CheckBuffer(object.ptr()) && PySequence_Check(object.ptr()) != 0) {  // a range, for one
+    const auto list = nb::steal<nb::list>(PySequence_List(object.ptr()));
+    if (!list.is_valid()) nb::raise_python_error();
+    const Int32Argument items(list, what);
+    copy_.assign(items.values().begin(), items.values().end());
+    values_ = copy_;
+    return;
+  }
   if (PyObject_CheckBuffer(object.ptr())) {
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
       nb::raise_python_error();
@@ -87,7 +95,7 @@ Int32Argument::Int32Argument(nb::handle object, const char* what) {
     return;
   }
   PyErr_Format(PyExc_TypeError,
-               "%s: expected a list, a tuple, or a contiguous buffer of int32 or int64, got %S", what,
+               "%s: expected a list, another sequence, or a contiguous buffer of int32 or int64, got %S", what,
                reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())));
   nb::raise_python_error();
 }
@@ -160,10 +168,21 @@ std::vector<BlockHash> HashesFrom(nb::handle object, size_t first) {
                                              sizeof(BlockHash)));
 }
 
-nb::bytes ToBytes(const KvCacheManager& manager, const BlockHash& hash) {
-  const size_t size =
-      manager.hashing() == nullptr ? sizeof(hash.words) : manager.hashing()->hasher.digest_size();
+nb::bytes ToBytes(const BlockHash& hash, size_t size) {
   return nb::bytes(reinterpret_cast<const char*>(hash.words.data()), size);
+}
+
+size_t HashBytesOf(const KvCacheManager& manager) {
+  return manager.hashing() == nullptr ? sizeof(BlockHash) : manager.hashing()->hasher.digest_size();
+}
+
+nb::bytes ToBytes(const KvCacheManager& manager, const BlockHash& hash) {
+  return ToBytes(hash, HashBytesOf(manager));
+}
+
+FreeOrder FreeOrderByName(const std::string& name) {
+  return Value(ParseWord("free_order", name, "unhashed_first", FreeOrder::kUnhashedFirst, "append_all",
+                         FreeOrder::kAppendAll));
 }
 
 nb::list ToList(absl::Span<const BlockId> ids) {

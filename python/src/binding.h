@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kvblocks/checks/field_error.h"
 #include "kvblocks/kv_cache.h"
 
 namespace kvblocks::python {
@@ -69,11 +70,14 @@ class Int32Argument {
 // per hash. From the entry number `first` on.
 std::vector<BlockHash> HashesFrom(nb::handle object, size_t first = 0);
 BlockHash HashFrom(nb::handle bytes);
+nb::bytes ToBytes(const BlockHash& hash, size_t size);
+size_t HashBytesOf(const KvCacheManager& manager);
 nb::bytes ToBytes(const KvCacheManager& manager, const BlockHash& hash);
 
 nb::list ToList(absl::Span<const BlockId> ids);
 
 Semantics SemanticsByName(const std::string& name);
+FreeOrder FreeOrderByName(const std::string& name);
 
 // --- Objects ---
 
@@ -94,7 +98,7 @@ struct PyRequest {
   std::unique_ptr<Request> core;
   // Grows when the request's blocks are given back: handles made before are dead.
   uint64_t generation = 0;
-  // Grows before every change of a block table.
+  // Grows with every change of block tables, counters or status that is not a DecodeBatch's own.
   uint64_t num_changes = 0;
   // Per group, of the memory that the block table has now, if it was shown.
   std::vector<std::shared_ptr<TableMemory>> shown;
@@ -102,11 +106,14 @@ struct PyRequest {
   PyRequest(nb::object the_owner, PyManager* the_manager, std::unique_ptr<Request> the_core)
       : owner(std::move(the_owner)), manager(the_manager), core(std::move(the_core)) {}
   PyRequest(PyRequest&&) = default;
-  ~PyRequest() { LetGoOfTables(); }
+  ~PyRequest() {
+    if (!shown.empty()) MoveShownTables();
+  }
 
+  void OnChange() { ++num_changes; }
   // Before block tables change: arrays that show them keep their memory, the request gets other.
   void LetGoOfTables() {
-    ++num_changes;
+    OnChange();
     if (!shown.empty()) [[unlikely]]
       MoveShownTables();
   }
@@ -137,6 +144,19 @@ inline void CheckUse(const PyManager& manager) {
 void CheckOwner(const PyManager& manager, const PyRequest& request);
 
 // Lets go of the interpreter lock for a call that takes long.
+class ReleaseIf {
+ public:
+  explicit ReleaseIf(bool is_long) {
+    if (is_long) released_.emplace();
+  }
+  ReleaseIf(const ReleaseIf&) = delete;
+  ReleaseIf& operator=(const ReleaseIf&) = delete;
+
+ private:
+  std::optional<nb::gil_scoped_release> released_;
+};
+
+// The same, and keeps other threads out of the manager meanwhile.
 class ManagerUse {
  public:
   explicit ManagerUse(const PyManager& manager, bool is_long)
@@ -168,6 +188,8 @@ void BindRequest(nb::module_& module);
 void BindTables(nb::module_& module);
 void BindBatch(nb::module_& module);
 void BindReports(nb::module_& module);
+void BindContent(nb::module_& module);
+void BindPool(nb::module_& module);
 void BindEvents(nb::module_& module);
 void BindPlanning(nb::module_& module);
 void BindVllm(nb::module_& module);

@@ -28,25 +28,6 @@ PyManager Wrap(std::unique_ptr<KvCacheManager> core) {
   return manager;
 }
 
-template <typename Enum>
-Enum Word(const char* option, const std::string& got, const char* first, Enum first_value,
-          const char* second, Enum second_value) {
-  if (got == first) return first_value;
-  if (got == second) return second_value;
-  Raise("InvalidArgumentError",
-        absl::StrCat(option, " is \"", got, "\", expected ", first, " or ", second));
-}
-
-HashAlgorithm ParseHashAlgorithm(const std::string& got) {
-  for (HashAlgorithm algorithm : {HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
-                                  HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor}) {
-    if (got == HashAlgorithmName(algorithm)) return algorithm;
-  }
-  Raise("InvalidArgumentError",
-        absl::StrCat("hash_algorithm is \"", got,
-                     "\", expected sha256, xxh3_128, sha256_cbor or xxhash_cbor"));
-}
-
 void Create(PyManager* self, const KvCacheConfig& config, int64_t max_model_len,
             std::variant<std::string, Semantics> semantics, std::optional<int64_t> max_in_flight_tokens,
             bool enable_caching, bool use_eagle, int64_t num_hash_lookahead_tokens,
@@ -70,14 +51,14 @@ void Create(PyManager* self, const KvCacheConfig& config, int64_t max_model_len,
       .enable_events = enable_events,
       .log_stats = log_stats,
       .watermark = watermark,
-      .free_order = Word("free_order", free_order, "unhashed_first", FreeOrder::kUnhashedFirst,
-                         "append_all", FreeOrder::kAppendAll),
+      .free_order = FreeOrderByName(free_order),
       .eviction_policy = Value(ParseEvictionPolicy(eviction_policy)),
-      .hash_algorithm = ParseHashAlgorithm(hash_algorithm),
+      .hash_algorithm = Value(ParseHashAlgorithm(hash_algorithm)),
       .hash_seed = std::move(hash_seed),
       .compare_tokens_on_hit = compare_tokens_on_hit,
-      .block_count_formula = Word("block_count_formula", block_count_formula, "exact",
-                                  BlockCountFormula::kExact, "upstream", BlockCountFormula::kUpstream),
+      .block_count_formula =
+          Value(ParseWord("block_count_formula", block_count_formula, "exact", BlockCountFormula::kExact,
+                          "upstream", BlockCountFormula::kUpstream)),
       .max_encoder_tokens = max_encoder_tokens,
       .register_unreachable_blocks = register_unreachable_blocks,
       .partial_hits = partial_hits,
@@ -94,7 +75,8 @@ PyManager FromConfig(const std::string& text) {
   return Wrap(Value(KvCacheManager::Create(read.cache, read.options)));
 }
 
-ComputedBlocks GetComputedBlocks(const PyManager& self, const PyRequest& request) {
+ComputedBlocks GetComputedBlocks(const PyManager& self, const PyRequest& request,
+                                 std::optional<int64_t> max_tokens) {
   CheckUse(self);
   CheckOwner(self, request);
   ComputedBlocks computed;
@@ -102,7 +84,7 @@ ComputedBlocks GetComputedBlocks(const PyManager& self, const PyRequest& request
   {
     // A look-up takes 2 ns per block.
     const ManagerUse use(self, request.core->num_tokens() > 16 * kManyTokens);
-    status = self.core->GetComputedBlocks(*request.core, computed);
+    status = self.core->GetComputedBlocks(*request.core, computed, max_tokens.value_or(kMaxTokens));
   }
   Check(status);
   return computed;
@@ -261,8 +243,9 @@ void BindStep(nb::class_<PyManager>& c) {
           self.core->NewStepStarts();
         },
         "Call it before the first allocation of every step. It matters to models with Mamba layers.")
-      .def("get_computed_blocks", &GetComputedBlocks, nb::arg("request"),
-           "The longest cached prefix, at most num_tokens - 1 of the request. Pins nothing.\n\n"
+      .def("get_computed_blocks", &GetComputedBlocks, nb::arg("request"), nb::arg("max_tokens") = nb::none(),
+           "The longest cached prefix, at most num_tokens - 1 of the request and at most max_tokens. Pins "
+           "nothing.\n\n"
            "Takes 2 ns per block. Raises InvalidArgumentError for a request without tokens.")
       .def("allocate_slots", &AllocateSlots, nb::arg("request"), nb::arg("num_new_tokens"),
            nb::arg("computed_blocks").none() = nb::none(), nb::kw_only(),
@@ -328,6 +311,7 @@ Raises InvalidArgumentError that names the argument, its value and the limit.)")
            [](PyManager& self, PyRequest& request, int64_t num_tokens) {
              CheckUse(self);
              CheckOwner(self, request);
+             request.OnChange();
              Check(self.core->CacheBlocks(*request.core, num_tokens));
            },
            nb::arg("request"), nb::arg("num_tokens"),

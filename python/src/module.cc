@@ -9,9 +9,11 @@ NB_MODULE(_core, module) {
   module.attr("__version__") = KVBLOCKS_VERSION;
   BindSpecs(module);
   BindManager(module);
+  BindContent(module);
   BindRequest(module);
   BindTables(module);
   BindBatch(module);
+  BindPool(module);
   BindReports(module);
   BindEvents(module);
   BindPlanning(module);

@@ -1,4 +1,4 @@
-// What a manager says about itself: statistics, explanations, its pool.
+// What a manager says about itself: statistics, explanations.
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -32,40 +32,6 @@ nb::object Explain(const PyManager& self, const PyRequest& request) {
     why = ExplainLookup(*self.core, *request.core);
   }
   return nb::cast(Value(std::move(why)));
-}
-
-// A manager's pool, to look at.
-struct PyPoolView {
-  nb::object owner;
-  PyManager* manager;
-  const BlockPool& pool() const {
-    CheckUse(*manager);
-    return manager->core->pool();
-  }
-};
-
-struct BlockInfo {
-  BlockId block_id;
-  int32_t ref_count;
-  bool is_null;
-  bool is_permanent;
-  std::optional<GroupId> cached_group;
-  nb::object block_hash;
-};
-
-BlockInfo InfoOf(const PyPoolView& view, BlockId id) {
-  const BlockPool& pool = view.pool();
-  if (id < 0 || id >= pool.num_blocks()) {
-    Raise("NotFoundError",
-          absl::StrCat("block is ", id, ", expected 0 to ", pool.num_blocks() - 1));
-  }
-  const KvCacheBlock& block = pool.block(id);
-  BlockInfo info{id, block.ref_count, block.is_null, block.is_permanent, std::nullopt, nb::none()};
-  if (block.has_key()) {
-    info.cached_group = block.key_group;
-    info.block_hash = ToBytes(*view.manager->core, pool.hash(id));
-  }
-  return info;
 }
 
 void BindStats(nb::module_& module) {
@@ -163,64 +129,11 @@ void BindExplanation(nb::module_& module) {
       .def("__str__", &LookupExplanation::ToString);
 }
 
-void BindPool(nb::module_& module) {
-  nb::class_<BlockInfo>(module, "BlockInfo", "What the pool knows about one block, at that moment.")
-      .def_ro("block_id", &BlockInfo::block_id)
-      .def_ro("ref_count", &BlockInfo::ref_count)
-      .def_ro("is_null", &BlockInfo::is_null)
-      .def_ro("is_permanent", &BlockInfo::is_permanent, "An attention sink's.")
-      .def_ro("cached_group", &BlockInfo::cached_group, "Under which it is cached, or None.")
-      .def_prop_ro("block_hash", [](const BlockInfo& b) { return b.block_hash; },
-                   nb::sig("def block_hash(self) -> bytes | None"))
-      .def("__repr__", [](const BlockInfo& b) {
-        return absl::StrCat("BlockInfo(block_id=", b.block_id, ", ref_count=", b.ref_count, ")");
-      });
-  nb::class_<PyPoolView>(module, "BlockPool",
-                         "The blocks of a manager, to look at: who references them, which are free, "
-                         "which are cached. KVCacheManager.pool.")
-      .def_prop_ro("num_blocks", [](const PyPoolView& p) { return p.pool().num_blocks(); },
-                   "The null block included.")
-      .def_prop_ro("num_free", [](const PyPoolView& p) { return p.pool().num_free(); },
-                   "Unreferenced, cached ones included.")
-      .def_prop_ro("num_live", [](const PyPoolView& p) { return p.pool().num_live(); }, "Referenced.")
-      .def_prop_ro("num_permanent", [](const PyPoolView& p) { return p.pool().num_permanent(); })
-      .def_prop_ro("num_cached", [](const PyPoolView& p) { return p.pool().num_keyed_blocks(); })
-      .def_prop_ro("num_cached_unreferenced",
-                   [](const PyPoolView& p) { return p.pool().num_cached_unreferenced(); })
-      .def_prop_ro("num_keys", [](const PyPoolView& p) { return p.pool().num_keys(); },
-                   "Distinct contents that are cached.")
-      .def_prop_ro("num_evictions", [](const PyPoolView& p) { return p.pool().num_evictions(); },
-                   "Cached blocks lost to reuse since the manager was made.")
-      .def_prop_ro("usage", [](const PyPoolView& p) { return p.pool().usage(); }, "0 to 1.")
-      .def("__len__", [](const PyPoolView& p) { return p.pool().num_blocks(); })
-      .def("__getitem__", &InfoOf, nb::arg("block_id"))
-      .def("find_cached",
-           [](const PyPoolView& p, nb::handle hash, GroupId group) -> std::optional<BlockId> {
-             const BlockId id = p.pool().FindCached(HashFrom(hash), group);
-             return id == kNullBlockId ? std::nullopt : std::optional<BlockId>(id);
-           },
-           nb::arg("block_hash"), nb::arg("group") = 0,
-           nb::sig("def find_cached(self, block_hash: bytes, group: int = 0) -> int | None"),
-           "The earliest cached block of a group whose content has this hash, or None.")
-      .def("free_list", [](const PyPoolView& p) { return ToList(p.pool().WalkFree()); },
-           nb::sig("def free_list(self) -> list[int]"),
-           "Free blocks in the order of their reuse under lru. O(blocks).")
-      .def("check_invariants",
-           [](const PyPoolView& p) { Check(p.pool().CheckInvariants()); });
-  nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"))
-      .def_prop_ro("pool",
-                   [](nb::handle_t<PyManager> self) {
-                     return PyPoolView{nb::borrow(self), &nb::cast<PyManager&>(self)};
-                   },
-                   nb::sig("def pool(self) -> BlockPool"));
-}
-
 }  // namespace
 
 void BindReports(nb::module_& module) {
   BindExplanation(module);
   BindStats(module);
-  BindPool(module);
 }
 
 }  // namespace kvblocks::python

@@ -8,35 +8,26 @@
 #include <nanobind/stl/vector.h>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/python/src/binding.h"
+#include "kvblocks/python/src/content.h"
 
 namespace kvblocks::python {
 namespace {
 
-using Feature = std::tuple<std::string, int64_t, int64_t>;
-
 PyRequest NewRequest(nb::handle_t<PyManager> owner, std::string id, nb::handle token_ids,
                      std::string lora_name, std::string lora_path, std::optional<int64_t> lora_id,
-                     std::string cache_salt, const std::vector<Feature>& features,
+                     std::string cache_salt, const std::vector<FeatureTuple>& features,
                      std::optional<std::string> session_id, bool skip_reading_prefix_cache,
                      bool report_reused_blocks) {
   auto& manager = nb::cast<PyManager&>(owner);
   CheckUse(manager);
   KvCacheManager::RequestOptions options{.id = std::move(id),
+                                         .content = ContentOptions(token_ids, std::move(lora_name),
+                                                                   std::move(lora_path),
+                                                                   std::move(cache_salt), features),
                                          .skip_reading_prefix_cache = skip_reading_prefix_cache,
                                          .report_reused_blocks = report_reused_blocks};
-  {
-    const Int32Argument tokens(token_ids, "token_ids");
-    options.content.token_ids.assign(tokens.values().begin(), tokens.values().end());
-  }
-  options.content.lora_name = std::move(lora_name);
-  options.content.lora_path = std::move(lora_path);
   options.content.lora_id = lora_id;
-  options.content.cache_salt = std::move(cache_salt);
   options.content.session_id = std::move(session_id);
-  for (const auto& [identifier, offset, length] : features) {
-    options.content.features.push_back({identifier, offset, length});
-  }
   absl::StatusOr<std::unique_ptr<Request>> core;
   {
     const ManagerUse use(
@@ -94,6 +85,7 @@ void Sync(PyRequest& self, int64_t num_tokens, nb::handle block_hashes, int64_t 
       Check(core.AppendHashedTokens(added, {}));
     }
   }
+  self.OnChange();
   core.set_num_computed_tokens(num_computed_tokens);
   core.set_num_inflight_tokens(num_inflight_tokens);
 }
@@ -128,12 +120,18 @@ void BindRequest(nb::module_& module) {
       .def_prop_ro("num_prompt_tokens", [](const PyRequest& r) { return r.core->num_prompt_tokens(); })
       .def_prop_rw("num_computed_tokens",
                    [](const PyRequest& r) { return r.core->num_computed_tokens(); },
-                   [](PyRequest& r, int64_t n) { r.core->set_num_computed_tokens(n); },
+                   [](PyRequest& r, int64_t n) {
+                     r.OnChange();
+                     r.core->set_num_computed_tokens(n);
+                   },
                    "Tokens computed or scheduled; the scheduler advances it. Checked by the next "
                    "allocate_slots.")
       .def_prop_rw("num_inflight_tokens",
                    [](const PyRequest& r) { return r.core->num_inflight_tokens(); },
-                   [](PyRequest& r, int64_t n) { r.core->set_num_inflight_tokens(n); },
+                   [](PyRequest& r, int64_t n) {
+                     r.OnChange();
+                     r.core->set_num_inflight_tokens(n);
+                   },
                    "The part of num_computed_tokens whose step has not been processed yet.")
       .def_prop_rw("shared_prefix_boundary",
                    [](const PyRequest& r) { return r.core->shared_prefix_boundary(); },
@@ -142,7 +140,10 @@ void BindRequest(nb::module_& module) {
                    "is sparse. 0: none.")
       .def_prop_rw("status",
                    [](const PyRequest& r) { return kStatusNames[static_cast<int>(r.core->status())]; },
-                   [](PyRequest& r, const std::string& name) { r.core->set_status(ParseStatus(name)); },
+                   [](PyRequest& r, const std::string& name) {
+                     r.core->set_status(ParseStatus(name));
+                     r.OnChange();
+                   },
                    "\"waiting\", \"running\", \"preempted\" or \"finished\".")
       .def_prop_ro("num_preemptions", [](const PyRequest& r) { return r.core->num_preemptions(); })
       .def_prop_ro("num_hashes", [](const PyRequest& r) { return r.core->content().hashes().size(); },
@@ -150,6 +151,7 @@ void BindRequest(nb::module_& module) {
       .def("mark_preempted",
            [](PyRequest& r) {
              CheckUse(*r.manager);
+             r.OnChange();
              r.core->MarkPreempted();
            },
            "After KVCacheManager.free: computed tokens to 0, status preempted, one more preemption.")

@@ -222,23 +222,7 @@ void BindSpecs(nb::module_& module) {
       .def_rw("retention_interval", &Semantics::retention_interval, nb::arg().none(),
               "Tokens; 0: the ends of prompts only; None: whatever some hit can use.")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"));
-#define KVBLOCKS_SWITCH(name) semantics.def_rw(#name, &Semantics::name)
-  KVBLOCKS_SWITCH(retains_for_draft_drop);
-  KVBLOCKS_SWITCH(drops_last_full_block);
-  KVBLOCKS_SWITCH(draft_flags_need_eagle);
-  KVBLOCKS_SWITCH(registers_usable_tails);
-  KVBLOCKS_SWITCH(allows_adopt_only);
-  KVBLOCKS_SWITCH(one_event_per_registration);
-  KVBLOCKS_SWITCH(registers_unusable_tails);
-  KVBLOCKS_SWITCH(caps_need_before_hits);
-  KVBLOCKS_SWITCH(window_of_one_keeps_nothing);
-  KVBLOCKS_SWITCH(aligns_before_drop);
-  KVBLOCKS_SWITCH(adopts_stale_hits);
-  KVBLOCKS_SWITCH(clamps_external_tokens);
-  KVBLOCKS_SWITCH(has_no_common_prefix);
-  KVBLOCKS_SWITCH(replays_behind_lookahead_hashes);
-  KVBLOCKS_SWITCH(registers_earlier_states);
-#undef KVBLOCKS_SWITCH
+  for (const auto& [name, member] : kSemanticsSwitches) semantics.def_rw(name, member);
 }
 
 }  // namespace kvblocks::python

@@ -105,6 +105,46 @@ def test_misuse_is_named() -> None:
     assert hashed.num_computed_tokens == 0
 
 
+def test_a_step_notices_what_others_did_to_a_request() -> None:
+    manager = make_manager()
+    batch = kvblocks.DecodeBatch(manager, 4)
+    requests = [start(manager, str(i), 20) for i in range(2)]
+    for request in requests:
+        batch.add(request)
+    for _ in range(3):  # nobody else changes anything
+        assert manager.allocate_decode(batch) == 2 and not batch.new_blocks.size
+        batch.advance([1, 1])
+    assert [request.num_computed_tokens for request in requests] == [23, 23]
+    # The counters of a row that would have been quiet.
+    requests[1].append_tokens([1] * 9)
+    requests[1].num_computed_tokens = 32
+    assert manager.allocate_decode(batch) == 2 and batch.new_blocks.tolist() == [[1, 0, 5]]
+    requests[1].num_computed_tokens = 24
+    assert manager.allocate_decode(batch) == 2
+    # A step of another call: more slots than the batch would have made.
+    assert manager.allocate_slots(requests[0], 40) is not None
+    assert manager.allocate_decode(batch) == 2
+    rows_of(manager, batch, 0)
+    # A row that is refused is refused again, also behind rows that are left out.
+    for wrong in (-1, 2**62):
+        requests[0].num_inflight_tokens = wrong
+        for first in (1, 0, 0, 1, 0):
+            if first == 1:
+                assert manager.allocate_decode(batch, first=1) == 2
+                continue
+            with pytest.raises(kvblocks.InvalidArgumentError, match=f"num_inflight_tokens is {wrong}"):
+                manager.allocate_decode(batch)
+    requests[0].num_inflight_tokens = 0
+    requests[0].status = "finished"
+    with pytest.raises(kvblocks.InvalidArgumentError, match="finished"):
+        manager.allocate_decode(batch)
+    requests[0].status = "running"
+    manager.free(requests[0])
+    with pytest.raises(kvblocks.InvalidArgumentError, match="request 0 of row 0 has given its blocks back"):
+        manager.allocate_decode(batch)
+    manager.check_invariants()
+
+
 @pytest.mark.parametrize("kinds", ["full", "window", "full+window", "chunked", "mamba", "output window"])
 @pytest.mark.parametrize("seed", range(3))
 def test_tables_follow_any_sequence_of_steps(kinds: str, seed: int) -> None:

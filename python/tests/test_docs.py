@@ -20,8 +20,10 @@ def matches(expected: str, printed: str) -> bool:
     return re.fullmatch(pattern, printed) is not None
 
 
-def test_cells_of_the_page() -> None:
+def test_cells_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)  # cells write files
     namespace: dict[str, object] = {}
     printed = ""
     cells = CELL.findall((ROOT / "docs/python.md").read_text())

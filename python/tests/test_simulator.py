@@ -121,9 +121,9 @@ def test_progress_is_called_and_may_stop_the_run(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_within_a_second(tmp_path: Path) -> None:
-    trace = long_trace(tmp_path, 60_000)
+    trace = long_trace(tmp_path, 100_000)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
-    interrupted = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    interrupted = threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT))
     interrupted.start()
     started = time.monotonic()
     try:
@@ -143,6 +143,10 @@ def test_a_sweep_is_a_frame_of_points(tmp_path: Path) -> None:
     assert list(frame["num_blocks"]) == ["1000", "2000"] and swept.exit_status == 0
     assert frame["hit-rate"][1] == pytest.approx(kvblocks.replay(num_blocks=2000, page=False).hit_rate)
     assert len((tmp_path / "points.jsonl").read_text().splitlines()) == 2
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    frame.to_parquet(tmp_path / "points.parquet")
+    assert pandas.read_parquet(tmp_path / "points.parquet").equals(frame)
 
 
 def test_workloads_are_made_from_options_and_specifications(tmp_path: Path) -> None:

@@ -208,8 +208,8 @@ absl::StatusOr<std::string> DetectFormat(std::string head, const std::string& fi
   if (text.substr(0, 4) == "PAR1") {
     return absl::UnimplementedError(RowError(
         log, line.number(),
-        "format: got Parquet, which this version does not read, expected CSV or JSONL of it "
-        "(DuckDB or pandas convert it; --fields names its columns)"));
+        "format: got Parquet, which kvsim does not read, expected CSV or JSONL of it (the Python "
+        "package reads it: kvblocks.Trace.read(FILE).convert(OUT))"));
   }
   if (const std::string_view csv = DetectCsv(text); !csv.empty()) return std::string(csv);
   const auto begin = static_cast<size_t>(text.data() - head.data());

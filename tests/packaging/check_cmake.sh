@@ -32,21 +32,7 @@ if command -v dpkg-query >/dev/null; then
   kvblocks_prepare "${kvblocks_packaging_packages[@]}"
 fi
 
-passed=0 failed=0
-# check WHAT COMMAND...: runs it; prints "ok WHAT (seconds)", or its output.
-check() {
-  local what=$1 started=$SECONDS
-  shift
-  if "$@" >"$work/log" 2>&1; then
-    echo "ok $what ($((SECONDS - started)) s)"
-    passed=$((passed + 1))
-  else
-    echo "FAILED $what: exit status $?"
-    tail -n 40 "$work/log" | sed 's/^/    /'
-    failed=$((failed + 1))
-    return 1
-  fi
-}
+. "$packaging/check.sh"
 # is_equal EXPECTED GOT
 is_equal() { [ "$1" = "$2" ] || { echo "expected '$1', got '$2'" && return 1; }; }
 

@@ -28,7 +28,7 @@ trap 'rm -rf "$work"' EXIT
 : "${build:=$work/build}"
 
 # Pinned: a release of theirs must not break a check of ours.
-packages=(hypothesis==6.170.15 mypy==2.4.1 nanobind==3.1.0 numpy==2.4.6 pandas==3.1.1 pytest==9.2.0)
+packages=(hypothesis==6.170.15 mypy==2.4.1 nanobind==3.1.0 numpy==2.4.6 pandas==3.1.1 pyarrow==26.0.1 pytest==9.2.0)
 tag=$(printf '%s\n' "$(python3 --version)" "${packages[@]}" | md5sum | cut -c1-12)
 environment=${XDG_CACHE_HOME:-$HOME/.cache}/kvblocks/python-$tag
 python=$environment/bin/python
@@ -51,20 +51,7 @@ if [ "$kvsim" = ON ] && ! cmake --build "$build" -j "$jobs" --target kvsim >"$wo
   exit 2
 fi
 
-passed=0 failed=0
-# check WHAT COMMAND...: prints "ok WHAT (seconds)", or the command's output.
-check() {
-  local what=$1 started=$SECONDS
-  shift
-  if "$@" >"$work/log" 2>&1; then
-    echo "ok $what ($((SECONDS - started)) s)"
-    passed=$((passed + 1))
-  else
-    echo "FAILED $what: exit status $?"
-    tail -n 60 "$work/log" | sed 's/^/    /'
-    failed=$((failed + 1))
-  fi
-}
+. "$root/tests/packaging/check.sh"
 export PYTHONPATH=$build/python PYTHONDONTWRITEBYTECODE=1
 cd "$root/python/tests" || exit 2
 options=(-q -p no:cacheprovider)

@@ -138,28 +138,9 @@ const std::vector<Shape>& Shapes() {
 
 namespace {
 
-// Each switch of Semantics but the retention interval.
-constexpr std::pair<const char*, bool Semantics::*> kSwitches[] = {
-    {"retains_for_draft_drop", &Semantics::retains_for_draft_drop},
-    {"drops_last_full_block", &Semantics::drops_last_full_block},
-    {"draft_flags_need_eagle", &Semantics::draft_flags_need_eagle},
-    {"registers_usable_tails", &Semantics::registers_usable_tails},
-    {"allows_adopt_only", &Semantics::allows_adopt_only},
-    {"one_event_per_registration", &Semantics::one_event_per_registration},
-    {"registers_unusable_tails", &Semantics::registers_unusable_tails},
-    {"caps_need_before_hits", &Semantics::caps_need_before_hits},
-    {"window_of_one_keeps_nothing", &Semantics::window_of_one_keeps_nothing},
-    {"aligns_before_drop", &Semantics::aligns_before_drop},
-    {"adopts_stale_hits", &Semantics::adopts_stale_hits},
-    {"clamps_external_tokens", &Semantics::clamps_external_tokens},
-    {"has_no_common_prefix", &Semantics::has_no_common_prefix},
-    {"replays_behind_lookahead_hashes", &Semantics::replays_behind_lookahead_hashes},
-    {"registers_earlier_states", &Semantics::registers_earlier_states},
-};
-
 std::string Describe(const Semantics& semantics) {
   std::string text(semantics.name);
-  for (const auto& [name, member] : kSwitches) {
+  for (const auto& [name, member] : kSemanticsSwitches) {
     absl::StrAppend(&text, semantics.*member ? " +" : " -", name);
   }
   const auto interval = semantics.retention_interval;
@@ -171,7 +152,7 @@ void DrawSemantics(const Shape& shape, const KvCacheConfig& config, Numbers& num
   const Semantics presets[] = {Semantics::Vllm033(), Semantics::Vllm025(),
                                Semantics::Vllm033Exactly()};
   Semantics& semantics = options.semantics;
-  const auto [name, member] = kSwitches[numbers.Below(std::size(kSwitches))];
+  const auto [name, member] = kSemanticsSwitches[numbers.Below(std::size(kSemanticsSwitches))];
   semantics = presets[numbers.Below(3)];
   if (numbers.OneIn(3)) semantics.*member = !(semantics.*member);
 
