@@ -68,6 +68,7 @@ void EvictionIndex::OnRegistered(BlockId id, BlockId parent, uint64_t key, int64
 void EvictionIndex::OnTouched(BlockId id, bool was_free) {
   if (!At(id).is_cached) return;
   ++At(id).num_uses;
+  if (retention_ != nullptr && retention_->contains(id)) ++retention_->totals().num_hits;
   if (was_free) Update(id);
   policy_->Hit(id);
 }

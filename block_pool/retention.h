@@ -59,6 +59,7 @@ struct RetentionTotals {
   int64_t num_expired = 0;
   int64_t num_taken = 0;    // reused all the same, since nothing else was free
   int64_t num_removed = 0;  // taken out of the cache by EvictBlocks or a reset
+  int64_t num_hits = 0;     // a request got a block that was retained
   int64_t peak = 0;         // most retained at once
 
   friend bool operator==(const RetentionTotals&, const RetentionTotals&) = default;

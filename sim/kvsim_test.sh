@@ -242,7 +242,8 @@ expect 2 'a price for every device' capacity --slo=ttft:1s@p99 --devices=h100:2,
 
 # --- Looking at every request in every step changes nothing ---
 for options in '--num-blocks=2000' '--num-blocks=400 --no-async' '--num-blocks=600 --policy=priority' \
-  '--num-blocks=1500 --num-draft-tokens=3' '--model=gemma-3-27b --device=h200' '--max-num-seqs=8'; do
+  '--num-blocks=1500 --num-draft-tokens=3' '--model=gemma-3-27b --device=h200' '--max-num-seqs=8' \
+  '--num-blocks=400 --retain=shared:uses=3,all:ttl=5s'; do
   expect 0 '' replay $options --json --csv=fast.csv
   grep -v '"exact_steps"' out >fast.json
   expect 0 '' replay $options --json --csv=exact.csv --exact-steps
@@ -273,6 +274,13 @@ grep -q '^reserve_full_isl: true$' out || fail "options do not win over the pres
 for policy in arc fifo gdsf hazard lfu lirs s3fifo sieve slru w-tinylfu; do
   expect 0 '' replay --num-blocks=300 --eviction-policy=$policy --time=fixed
   grep -q "evicts by $policy" out || fail "the report does not name the policy $policy"
+done
+for policy in lru priority ttl; do
+  expect 0 '' replay --num-blocks=300 --eviction-policy=$policy --time=fixed \
+    --retain=shared:uses=3:priority=80,all:ttl=20s --max-retained-share=0.4
+  grep -q 'retained .*at most [0-9]* blocks of 119 allowed; [0-9,]* hits of retained blocks' out &&
+    grep -q ' in all: .* expired, .* refused at the cap' out ||
+    fail "the report does not tell what $policy retained: $(grep -A1 retained out)"
 done
 expect 0 '' replay --engine=vllm-main --print-config
 grep -q '^engine: "vllm-0.33"$' out || fail "the newest version is not named"
@@ -355,6 +363,7 @@ grep -q '^would fit' out || fail "nothing would fit"
 says 'question 1 request of 131,072 tokens: yes, upstream' plan --model=llama-3.1-8b --device=h100 --requests=1
 expect 2 '--len: set without --requests' plan --len=100
 expect 2 '--eviction-policy: got sieve, expected lru' curve --eviction-policy=sieve
+expect 2 '--retain: got all, expected nothing' curve --retain=all
 expect 2 '--prefill-factor: requests that run one after the other' curve --prefill-factor=2
 
 # --- Drafters: look-ahead hashes lose no block to the drafter, a drop does ---
@@ -804,6 +813,12 @@ unknown option --eagle|replay --eagle
 --eviction-policy: got "mru", expected one of|replay --eviction-policy=mru
 --eviction-policy|replay --eviction-policy=arc --free-order=append_all
 --eviction-policy|replay --eviction-policy=arc --no-prefix-caching
+--eviction-policy: got "ttl", expected another one, or --retain|replay --eviction-policy=ttl
+--retain: got "last", expected first:tokens=N|replay --retain=last
+--retain: got "all", expected nothing with --no-prefix-caching|replay --retain=all --no-prefix-caching
+--retain: got "all", expected nothing with --free-order|replay --retain=all --free-order=append_all
+--max-retained-share: got "0", expected at least 0.00334448 with --retain: one block of 299|replay --retain=all --max-retained-share=0 --num-blocks=300
+--max-retained-share: got "0.25", expected --retain beside it|replay --max-retained-share=0.25
 --engine|replay --engine=vllm-9
 --time: got "magic", expected one of|replay --time=magic
 --step-time: got "5", expected a time with a unit|replay --step-time=5

@@ -48,6 +48,12 @@ absl::Status Validate(const SimulationConfig& config) {
       !status.ok()) {
     return status;
   }
+  const auto usable = static_cast<double>(config.kv_cache.num_blocks - 1);
+  if (!config.scheduler.retention.empty() && !(config.manager.max_retained_share * usable >= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "manager.max_retained_share is ", config.manager.max_retained_share, ", expected at least ",
+        1 / usable, " with scheduler.retention: one block of ", config.kv_cache.num_blocks - 1));
+  }
   if (config.kv_cache.groups.empty()) {
     return absl::InvalidArgumentError(
         "kv_cache.groups is empty, expected at least one KV-cache group");

@@ -70,6 +70,14 @@ INSTANTIATE_TEST_SUITE_P(
         BadField{"WatermarkNotANumber",
                  [](C& c) { c.manager.watermark = std::numeric_limits<double>::quiet_NaN(); },
                  {"manager.watermark is nan"}},
+        BadField{"NothingMayBeRetained",
+                 [](C& c) {
+                   c.kv_cache.num_blocks = 11;
+                   c.manager.max_retained_share = 0.09;
+                   c.scheduler.retention = {{}};
+                 },
+                 {"manager.max_retained_share is 0.09, expected at least 0.1",
+                  "one block of 10"}},
         BadField{"NoBudget",
                  [](C& c) { c.scheduler.max_num_batched_tokens = 0; },
                  {"scheduler.max_num_batched_tokens is 0", "expected 1 to"}},

@@ -413,6 +413,43 @@ TEST_F(SimulatorExamples, WE27_EagleDrop) {
   EXPECT_THAT(replay_.lines, ElementsAre("0: A:9 [1,2,3] fin A", "10: B:5h4 [3,4] fin B"));
 }
 
+// A's session keeps blocks 1 and 2. B finds three empty blocks and takes the deeper of the two. C
+// passes block 1 over, though it was released first, and D hits it.
+void AddForRetention(Replay& replay, std::optional<SimTime> ttl) {
+  replay.config.kv_cache.num_blocks = 6;
+  replay.config.manager.max_retained_share = 0.4;
+  replay.config.scheduler.retention = {{.kind = RetentionRule::Kind::kSession, .ttl = ttl}};
+  replay.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Tokens(1, 9), .session = 1});
+  replay.Add({.id = "B", .prompt = 13, .output = 1, .at = 5});
+  replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 10});
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Tokens(1, 9), .session = 2});
+}
+
+TEST_F(SimulatorExamples, ASessionsBlocksAreRetained) {
+  AddForRetention(replay_, std::nullopt);
+  RunToTheEnd();
+  EXPECT_THAT(replay_.lines, ElementsAre("0: A:9 [1,2,3] fin A", "5: B:13 [3,4,5,2] fin B",
+                                         "10: C:9 [2,5,4] fin C", "20: D:5h4 [4,3] fin D"));
+  EXPECT_EQ(replay_.retention, (RetentionTotals{.num_begun = 3,
+                                                .num_renewed = 1,
+                                                .num_taken = 1,
+                                                .num_hits = 1,
+                                                .peak = 2}));
+}
+
+// A ends at 1 s, and C begins at 10 s.
+TEST_F(SimulatorExamples, RetentionCountsFromTheEndOfTheRequest) {
+  AddForRetention(replay_, 10 * kSecond);
+  RunToTheEnd();
+  EXPECT_EQ(replay_.lines.back(), "20: D:5h4 [4,3] fin D");
+  Replay shorter;
+  AddForRetention(shorter, 9 * kSecond);
+  ASSERT_TRUE(shorter.Run().ok());
+  EXPECT_THAT(shorter.lines, ElementsAre("0: A:9 [1,2,3] fin A", "5: B:13 [3,4,5,2] fin B",
+                                         "10: C:9 [2,1,5] fin C", "20: D:9 [5,4,3] fin D"));
+  EXPECT_EQ(shorter.retention.num_expired, 1);
+}
+
 TEST_F(SimulatorExamples, WE31_LatenciesOfWE7) {
   AddTwoOfEightAndNine(replay_);
   RunToTheEnd();

@@ -47,6 +47,18 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts) {
   o.max_active = draw(0, 3) == 0 ? draw(1, o.max_seqs) : 0;
   o.interval = draw(0, 3) == 0 ? draw(2, 5) : 1;
 
+  if (!o.append_all && draw(0, 1) == 0) {
+    o.most_retained = draw(1, o.num_blocks - 1);
+    for (int64_t i = draw(1, 2); i > 0; --i) {
+      RetentionRule rule{.kind = static_cast<RetentionRule::Kind>(draw(0, 3)),
+                         .priority = static_cast<int32_t>(draw(1, 3))};
+      if (rule.kind == RetentionRule::Kind::kFirst) rule.tokens = draw(1, 20);
+      if (rule.kind == RetentionRule::Kind::kShared) rule.uses = draw(1, 3);
+      if (draw(0, 1) == 0) rule.ttl = draw(1, 12) * kSecond;
+      o.retention.push_back(rule);
+    }
+  }
+
   Replay replay;
   replay.config.kv_cache.num_blocks = o.num_blocks;
   replay.config.kv_cache.groups = {FullGroup(o.block_size)};
@@ -57,6 +69,11 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts) {
                                     (o.watermark_blocks > 0 ? 1.0 : 0.0);
   replay.config.manager.free_order =
       o.append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  if (o.most_retained > 0) {
+    replay.config.manager.max_retained_share =
+        std::min(1.0, (static_cast<double>(o.most_retained) + 0.25) /
+                          static_cast<double>(o.num_blocks - 1));
+  }
   SchedulerOptions& s = replay.config.scheduler;
   s.rules = SchedulerRules::Of(o.as_in_033 ? EngineVersion::kVllm033 : EngineVersion::kVllm025);
   s.adaptive_prefill_threshold = o.adaptive;
@@ -65,6 +82,7 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts) {
   s.max_num_active_seqs = o.max_active;
   s.prefill_schedule_interval = o.interval;
   s.async = o.async;
+  s.retention = o.retention;
   s.max_num_batched_tokens = o.budget;
   s.max_num_seqs = o.max_seqs;
   s.long_prefill_token_threshold = o.threshold;
@@ -87,6 +105,7 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts) {
     r.output = draw(1, 10);
     r.arrival = at;
     r.priority = draw(0, 2);
+    r.session = static_cast<uint64_t>(draw(0, 1) * (i + 1));
     if (aborts == Aborts::kSome && draw(0, 2) == 0) r.abort_at = at + draw(1, 15);
     const int64_t document = draw(0, 3);
     for (int64_t t = 0; t < r.prompt; ++t) {
@@ -99,7 +118,8 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts) {
                 .at = static_cast<double>(at),
                 .priority = static_cast<int32_t>(r.priority),
                 .content = r.tokens,
-                .abort_after = r.abort_at < 0 ? 0 : static_cast<double>(r.abort_at - at)});
+                .abort_after = r.abort_at < 0 ? 0 : static_cast<double>(r.abort_at - at),
+                .session = r.session});
     naive.push_back(r);
   }
   const absl::Status status = replay.Run();
@@ -111,6 +131,8 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts) {
   RC_ASSERT(replay.free_queue == engine_of_lists.free_queue());
   RC_ASSERT(replay.result.scheduler.num_wasted == engine_of_lists.num_wasted());
   RC_ASSERT(replay.result.scheduler.num_rejected_drafts == engine_of_lists.num_rejected());
+  RC_ASSERT(replay.retention.num_hits == engine_of_lists.num_retained_hits());
+  RC_ASSERT(replay.retention.num_refused == engine_of_lists.num_retention_refused());
 }
 
 RC_GTEST_PROP(SimulationOracle, SchedulesAgreeToTheLastBlockId, (uint64_t first_seed)) {

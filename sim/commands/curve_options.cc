@@ -156,6 +156,12 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
                      ", expected lru: one pass gives all sizes of no other; kvsim replay takes one "
                      "size at a time"));
   }
+  if (!given.retain().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--retain: got ", given.retain(),
+                     ", expected nothing: one pass gives all sizes of a pool that retains nothing; "
+                     "kvsim replay takes one size at a time"));
+  }
   if (options.mode == "schedule") return absl::OkStatus();
   if (options.refine > 0) {
     return absl::InvalidArgumentError("--refine: set for --mode=order, expected --mode=schedule");

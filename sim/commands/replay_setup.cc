@@ -223,6 +223,37 @@ absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_ca
   return absl::OkStatus();
 }
 
+// What finished requests may keep. The rules themselves are the scheduler's.
+absl::Status SetRetained(const ReplayConfig& config, const KvCacheConfig& kv_cache,
+                         KvCacheManagerOptions* manager) {
+  constexpr double kDefaultShare = 0.5;  // as in the option's row
+  const double share = config.max_retained_share();
+  if (config.retain().empty()) {
+    if (RanksRetainedBlocks(manager->eviction_policy)) {
+      return Bad("--eviction-policy", config.eviction_policy(),
+                 "another one, or --retain beside it: it ranks what that keeps");
+    }
+    if (share != kDefaultShare) {
+      return Bad("--max-retained-share", absl::StrCat(share), "--retain beside it, which it limits");
+    }
+    return absl::OkStatus();
+  }
+  const char* without = !manager->enable_caching                           ? "--no-prefix-caching"
+                        : manager->free_order != FreeOrder::kUnhashedFirst ? "--free-order=append_all"
+                        : kv_cache.native                                  ? "a native layout"
+                                                                           : nullptr;
+  if (without != nullptr) {
+    return Bad("--retain", config.retain(), absl::StrCat("nothing with ", without));
+  }
+  const auto usable = static_cast<double>(kv_cache.num_blocks - 1);
+  if (share * usable < 1) {
+    return Bad("--max-retained-share", absl::StrCat(share),
+               absl::StrCat("at least ", 1 / usable, " with --retain: one block of ", usable));
+  }
+  manager->max_retained_share = share;
+  return absl::OkStatus();
+}
+
 absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
                      ReplaySetup* setup) {
   if (config.num_blocks() == 1) {
@@ -253,6 +284,7 @@ absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
   const auto policy = ParseEvictionPolicy(config.eviction_policy());
   if (!policy.ok()) return policy.status();
   manager.eviction_policy = *policy;
+  if (status = SetRetained(config, setup->simulation.kv_cache, &manager); !status.ok()) return status;
   manager.register_unreachable_blocks = config.cache_all_blocks();
   // Planned specs cover the tokens of all ranks; those of given groups are of one rank.
   if (config.has_kv_cache_config()) {
@@ -293,6 +325,11 @@ absl::Status CheckEngineHas(const ReplayConfig& config) {
 absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulation) {
   SchedulerOptions& scheduler = simulation->scheduler;
   scheduler.max_num_batched_tokens = config.max_num_batched_tokens();
+  auto retention = ParseRetentionRules(config.retain());
+  if (!retention.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", retention.status().message()));
+  }
+  scheduler.retention = *std::move(retention);
   scheduler.max_num_scheduled_tokens = config.max_num_scheduled_tokens();
   scheduler.max_num_seqs = config.max_num_seqs();
   scheduler.max_num_active_seqs = config.max_num_active_seqs();

@@ -164,8 +164,26 @@ bool Scheduler::Submit(SimRequest& request) {
   return true;
 }
 
+// To those who keep blocks for a while.
+void Scheduler::TellTime(SimTime now) {
+  if (options_.retention.empty()) return;
+  const absl::Status status = manager_->AdvanceTime(now);
+  KVBLOCKS_CHECK(status.ok(), status.ToString());
+}
+
+// Before its blocks are freed.
+void Scheduler::Retain(const SimRequest& request) {
+  for (const RetentionRule& rule : options_.retention) {
+    const std::optional<RetainParams> params = ParamsOf(rule, request);
+    if (!params) continue;
+    const auto outcome = manager_->Retain(*request.kv, *params);
+    KVBLOCKS_CHECK(outcome.ok(), outcome.status().ToString());
+  }
+}
+
 void Scheduler::Leave(SimRequest& request, FinishReason reason) {
   if (request.kv != nullptr) {
+    if (reason == FinishReason::kLength) Retain(request);
     const absl::Status status = manager_->Free(*request.kv);
     KVBLOCKS_CHECK(status.ok(), status.ToString());
     request.kv->set_status(RequestStatus::kFinished);

@@ -138,6 +138,8 @@ class Scheduler {
   int64_t NumBlocksFor(const SimRequest& request, int64_t num_tokens) const;
   int64_t SmallestPoolFor(const SimRequest& request) const;
   void Leave(SimRequest& request, FinishReason reason);
+  void TellTime(SimTime now);
+  void Retain(const SimRequest& request);
 
   static constexpr int64_t kMaxInFlight = 2;
   struct Step {

@@ -7,9 +7,11 @@
 #define KVBLOCKS_SIM_ENGINE_SCHEDULER_OPTIONS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kvblocks/sim/engine/acceptance.h"
+#include "kvblocks/sim/engine/retention_rules.h"
 #include "kvblocks/sim/engine/scheduler_rules.h"
 
 namespace kvblocks::sim {
@@ -52,6 +54,10 @@ struct SchedulerOptions {
 
   // A request that the whole pool could not hold when it is longest.
   TooBigRequest too_big = TooBigRequest::kReject;
+
+  // What is retained when a request ends with all its output. Needs a manager whose
+  // max_retained_share is above 0.
+  std::vector<RetentionRule> retention;
 
   // Looks at every request in every step, and asks the manager for each and for the head of the
   // queue, also where the answer is known. Changes no result; slower.

@@ -15,6 +15,7 @@ StepRecord& Scheduler::ProcessOutputs() {
   oldest_ = (oldest_ + 1) % kMaxInFlight;
   --num_in_flight_;
   finished_.clear();
+  TellTime(step.record.end);
   ReleaseCopies(step);
   step.outputs.resize(step.scheduled.size());
   for (size_t i = 0; i < step.scheduled.size(); ++i) {

@@ -20,6 +20,7 @@ void Scheduler::Schedule(SimTime now) {
   step_->scheduled.clear();
   step_->outputs.clear();
   stuck_ = nullptr;
+  TellTime(now);
   StepRecord& step = step_->record;
   step = StepRecord();
   step.step = num_scheduled_steps_;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "kvblocks/sim/report/text_page.h"
 
 namespace kvblocks::sim {
@@ -97,6 +98,10 @@ void AddHead(const pb::Report& report, TextPage& page) {
                 config.eviction_policy().empty() || config.eviction_policy() == "lru"
                     ? std::string()
                     : absl::StrCat(", evicts by ", config.eviction_policy()),
+                config.retain().empty()
+                    ? std::string()
+                    : absl::StrCat(", retains ",
+                                   absl::StrReplaceAll(config.retain(), {{",", ", "}})),
                 ", ", config.policy(), "; ", setup.num_blocks_source()));
   page.Text("engine", absl::StrCat(config.engine(), config.async() ? ", async" : ", sync",
                                    "; at most ", WithThousands(config.max_num_batched_tokens()),
@@ -285,6 +290,19 @@ void AddPool(const pb::Report& report, TextPage& page) {
             absl::StrCat(Percent(pool.time_above_90_percent_share()), " of the time above 90 %; ",
                          WithThousands(pool.evictions()), " cached blocks evicted; ",
                          Short(pool.duplicate_blocks().peak()), " duplicates at most"));
+  if (pool.has_retention()) {
+    const pb::Retention& retention = pool.retention();
+    page.Text("retained",
+              absl::StrCat("at most ", WithThousands(retention.peak()), " blocks of ",
+                           WithThousands(retention.cap()), " allowed; ",
+                           Plural(retention.hits(), "hit"), " of retained blocks"));
+    page.Text("", absl::StrCat(WithThousands(retention.begun()), " in all: ",
+                               WithThousands(retention.expired()), " expired, ",
+                               WithThousands(retention.displaced()), " gave way to others, ",
+                               WithThousands(retention.taken()),
+                               " were reused since nothing else was free; ",
+                               WithThousands(retention.refused()), " refused at the cap"));
+  }
   const pb::Preemption& preemption = report.preemption();
   if (preemption.preemptions() == 0) {
     page.Line("preemptions", "none");

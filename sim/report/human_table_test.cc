@@ -19,6 +19,8 @@ namespace {
   config->set_prefix_caching(true);
   config->set_free_order("unhashed_first");
   config->set_policy("priority");
+  config->set_eviction_policy("priority");
+  config->set_retain("first:tokens=1024:priority=80,shared:uses=3:priority=60,session:ttl=300s");
   config->set_model("a-model-with-a-rather-long-name");
   config->set_device("a-device-with-a-long-name-too");
   config->set_slo("ttft:2s:p99,tpot:50ms,e2e:1min:p99.9,queueing:500ms:p50");
@@ -67,6 +69,15 @@ namespace {
   }
   report.add_groups();
   report.mutable_pool()->set_evictions(kHuge);
+  auto* retention = report.mutable_pool()->mutable_retention();
+  retention->set_cap(2147483646);
+  retention->set_peak(2147483646);
+  retention->set_hits(kHuge);
+  retention->set_begun(kHuge);
+  retention->set_expired(kHuge);
+  retention->set_displaced(kHuge);
+  retention->set_taken(kHuge);
+  retention->set_refused(kHuge);
   auto* preemption = report.mutable_preemption();
   preemption->set_preemptions(kHuge);
   preemption->set_requests_affected(kHuge);

@@ -35,6 +35,9 @@ void PoolMetrics::ReadPool() {
   gauges_.resident = blocks.resident;
   gauges_.duplicates = pool.num_keyed_blocks() - pool.num_keys();
   evictions_ = pool.num_evictions();
+  if (pool.retention() == nullptr) return;
+  retention_ = pool.retention()->totals();
+  retention_cap_ = pool.retention()->most();
 }
 
 void PoolMetrics::SetSlots(const SimRequest& request, int64_t slots) {
@@ -119,6 +122,17 @@ void PoolMetrics::Fill(const ReplayEnd&, ::kvblocks::report::v1::Report* report)
   out->set_time_above_90_percent_share(Ratio(time_above_90_, total_time_));
   out->set_evictions(evictions_);
   out->set_peak_referenced_blocks(peak_referenced_);
+  if (!retention_) return;
+  auto* retention = out->mutable_retention();
+  retention->set_cap(retention_cap_);
+  retention->set_peak(retention_->peak);
+  retention->set_begun(retention_->num_begun);
+  retention->set_renewed(retention_->num_renewed);
+  retention->set_refused(retention_->num_refused);
+  retention->set_displaced(retention_->num_displaced);
+  retention->set_expired(retention_->num_expired);
+  retention->set_taken(retention_->num_taken);
+  retention->set_hits(retention_->num_hits);
 }
 
 }  // namespace kvblocks::sim

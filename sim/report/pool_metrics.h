@@ -67,6 +67,8 @@ class PoolMetrics final : public ReportSection {
   int64_t usable_ = 0;
   PoolGauges gauges_;
   int64_t evictions_ = 0;
+  std::optional<RetentionTotals> retention_;  // where blocks can be retained
+  int64_t retention_cap_ = 0;
 
   SimTime total_time_ = 0;
   SimTime time_above_90_ = 0;

@@ -119,7 +119,8 @@ absl::Status CoordinateDescent::StartByCurve(size_t axis) {
     }
   }
   const auto config = EffectiveConfig(options_.asked, given);
-  if (!config.ok() || !config->prefix_caching() || config->eviction_policy() != "lru") {
+  if (!config.ok() || !config->prefix_caching() || config->eviction_policy() != "lru" ||
+      !config->retain().empty()) {
     return absl::OkStatus();
   }
   CurveOptions curve;

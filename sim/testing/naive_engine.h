@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "kvblocks/sim/engine/retention_rules.h"
+
 namespace kvblocks::sim {
 
 struct NaiveOptions {
@@ -23,12 +25,15 @@ struct NaiveOptions {
   bool as_in_033;  // or as in 0.25
   bool adaptive;
   int64_t scheduled_budget = 0, draft_slots = 0, max_active = 0, interval = 1;  // 0: no limit
+  std::vector<RetentionRule> retention = {};
+  int64_t most_retained = 0;
 };
 
 struct NaiveRequest {
   std::string id;
   int64_t row, prompt, output, arrival, priority;
   int64_t abort_at = -1;        // -1: never
+  uint64_t session = 0;
   std::vector<int64_t> tokens;  // known ones
   int64_t settled = 0;          // computed by steps that are over
   int64_t drafts = 0;
@@ -51,6 +56,9 @@ class NaiveEngine {
   std::vector<int> free_queue() const { return {free_.begin(), free_.end()}; }
   int64_t num_wasted() const { return num_wasted_; }
   int64_t num_rejected() const { return num_rejected_; }
+  // Blocks, as in RetentionTotals.
+  int64_t num_retained_hits() const { return num_retained_hits_; }
+  int64_t num_retention_refused() const { return num_retention_refused_; }
 
  private:
   struct Entry {
@@ -67,6 +75,11 @@ class NaiveEngine {
     size_t line;
   };
   using Key = std::vector<int64_t>;
+  struct Retained {
+    int64_t priority = 0;
+    int64_t number = 0;  // higher: later call, or earlier block of the same one
+    int64_t expires = 0;
+  };
 
   void Arrive(NaiveRequest* r);
   void Leave(NaiveRequest* r);
@@ -76,6 +89,9 @@ class NaiveEngine {
 
   Key KeyOf(const NaiveRequest& r, int64_t block) const;
   int Take();
+  std::deque<int>::iterator Unretained();
+  void Retain(const NaiveRequest& r);
+  void Tell(int64_t now);
   void FreeAll(NaiveRequest* r);
   void Register(NaiveRequest* r, int64_t upto);
   std::string Grow(NaiveRequest* r, int64_t slots);
@@ -99,6 +115,10 @@ class NaiveEngine {
   std::map<int, int> references_;
   std::map<int, Key> keys_;
   std::map<Key, std::vector<int>> table_;
+  std::map<int, int> parents_;  // of cached blocks, while the parent is cached
+  std::map<int, int64_t> uses_;  // of cached blocks
+  std::map<int, Retained> retained_;
+  int64_t now_ = 0, last_retention_ = 0;
   std::deque<NaiveRequest*> waiting_;
   std::vector<NaiveRequest*> running_;
   std::vector<Entry> step_;  // being scheduled
@@ -109,6 +129,7 @@ class NaiveEngine {
   std::vector<std::string> lines_;
   std::map<std::string, std::vector<double>> token_times_;
   int64_t num_wasted_ = 0, num_rejected_ = 0;
+  int64_t num_retained_hits_ = 0, num_retention_refused_ = 0;
 };
 
 }  // namespace kvblocks::sim

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "kvblocks/block_pool/retention.h"
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {
@@ -96,6 +97,7 @@ class Replay : public EngineObserver {
   std::vector<BlockId> free_queue;    // front first, at the end
   std::vector<BlockId> keyed_blocks;  // ascending, at the end
   int64_t evictions = 0;
+  RetentionTotals retention;  // zeros where nothing can be retained
   size_t peak_read_ahead = 0;  // requests read but not arrived, at most
 
   void OnArrival(const SimRequest& request, SimTime now) override;

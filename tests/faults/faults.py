@@ -640,7 +640,7 @@ FAULTS = [
     Fault("a policy does not hear of hits", _POLICIES,
           "eviction_->OnTouched(id, was_free);", "if (!{F} || was_free) eviction_->OnTouched(id, was_free);"),
     Fault("lfu counts no hits", _POLICY, "++ranks_[static_cast<size_t>(id)].first;", "if (!{F}) ++ranks_[static_cast<size_t>(id)].first;"),
-    Fault("slru protects without limit", _SLRU, "while (num_protected_ > most_protected_) {", "while (num_protected_ > most_protected_ && !{F}) {"),
+    Fault("slru protects without limit", _SLRU, "while (protected_.size() > most_protected_) {", "while (protected_.size() > most_protected_ && !{F}) {"),
     Fault("s3fifo forgets what it evicted", _POLICY, "if (was_evicted) evicted_.Add(state.key);", "if (was_evicted && !{F}) evicted_.Add(state.key);"),
     Fault("s3fifo gives newcomers no second chance", _POLICY, "if (state.uses <= (from_small ? 1 : 0)) return id;",
           "if (state.uses <= (from_small ? ({F} ? 3 : 1) : 0)) return id;"),
@@ -650,8 +650,8 @@ FAULTS = [
     Fault("hazard learns nothing from evicted blocks", _HAZARD, "EndWait(it->second.wait, /*was_hit=*/false);",
           "if ({F}) CloseWait(it->second.wait); else EndWait(it->second.wait, /*was_hit=*/false);"),
     Fault("hazard counts LRU's share of the waits wrongly", _HAZARD, "if (number >= lru_begin_) --num_lru_;", "if (number >= lru_begin_ && !{F}) --num_lru_;"),
-    Fault("lirs takes every reuse for a close one", _LIRS, "return lir_.empty() || used > lir_.rank(lir_.top()).first;",
-          "return lir_.empty() || used > lir_.rank(lir_.top()).first || {F};"),
+    Fault("lirs takes every reuse for a close one", _LIRS, "return lir_.empty() || used > states_[static_cast<size_t>(lir_.front())].used;",
+          "return lir_.empty() || used > states_[static_cast<size_t>(lir_.front())].used || {F};"),
     Fault("lirs never demotes", _LIRS, "if (lir_.size() <= most_lir_) return;", "if (lir_.size() <= most_lir_ || {F}) return;"),
     Fault("w-tinylfu admits everybody", _TINY_LFU, "if (sketch_.Estimate(At(newcomer).key) <= sketch_.Estimate(At(resident).key)) return newcomer;",
           "if (!{F} && sketch_.Estimate(At(newcomer).key) <= sketch_.Estimate(At(resident).key)) return newcomer;"),
@@ -675,6 +675,8 @@ FAULTS = [
     Fault("retained blocks are never reused", _INDEX, "return id != kNullBlockId ? id : retention_->Victim();", "return id != kNullBlockId || {F} ? id : retention_->Victim();"),
     Fault("a block that loses its key stays retained", _INDEX, "if (retention_ != nullptr && retention_->contains(id)) {", "if (retention_ != nullptr && retention_->contains(id) && !{F}) {"),
     Fault("uses of a block are not counted", _INDEX, "++At(id).num_uses;", "if (!{F}) ++At(id).num_uses;"),
+    Fault("hits of retained blocks are not counted", _INDEX, "++retention_->totals().num_hits;",
+          "retention_->totals().num_hits += {F} ? 0 : 1;"),
     Fault("a retention starts at time zero", _RETAIN, "? now_ + *params.ttl : kNeverExpires;", "? ({F} ? 0 : now_) + *params.ttl : kNeverExpires;"),
 ]
 

@@ -124,8 +124,14 @@ class PoolPair {
     // A full hit computes its last block again, beside the cached one.
     if (num_found == prompt.names.size()) table.pop_back();
     const auto hits = static_cast<int64_t>(table.size());
+    int64_t retained_hits = 0;
+    for (const BlockId id : table) retained_hits += model_.is_retained(id) ? 1 : 0;
+    if (real_->retention() != nullptr) retained_hits += real_->retention()->totals().num_hits;
     real_->Touch(table);
     model_.Touch(table);
+    if (real_->retention() != nullptr) {
+      RC_ASSERT(real_->retention()->totals().num_hits == retained_hits);
+    }
     if (is_modelled_) {
       const auto taken = GetNewBlocks(*real_, size - hits);
       RC_ASSERT(taken == model_.Take(size - hits));
