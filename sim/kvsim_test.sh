@@ -61,6 +61,31 @@ cmp copy.kvlog again.kvlog || fail "a copy of a record differs"
 grep -q '^consistent .*yes' out || fail "recorded events are not consistent: $(cat out)"
 expect 0 '' events again.kvlog --show --batches=1
 grep -q '^#0 stored ' out || fail "--show shows nothing: $(head -3 out)"
+expect 0 '' events again.kvlog --json
+python3 - out <<'EOF' || fail "events --json differs from the report"
+import collections, json, subprocess, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+kinds = collections.Counter(line["type"] for line in lines)
+report = lines[-1]
+assert report["type"] == "report" and kinds["report"] == 1 and report["consistent"] is True, report
+batches = [line for line in lines if line["type"] == "batch"]
+assert [b["sequence"] for b in batches] == list(range(report["last_sequence"] + 1)), "numbers"
+events = [e for b in batches for e in b["events"]]
+stored = [h for e in events if e["type"] == "BlockStored" for h in e["block_hashes"]]
+removed = [h for e in events if e["type"] == "BlockRemoved" for h in e["block_hashes"]]
+assert (len(batches), len(events)) == (report["batches"], report["events"])
+assert (len(stored), len(removed)) == (report["stored"], report["removed"])
+assert len(stored) - len(removed) == report["blocks_now"] and removed, report
+assert all(len(h) == 64 for h in stored + removed)
+first = events[0]
+assert first["parent_block_hash"] is None and first["medium"] == "GPU" and first["group_idx"] == 0, first
+assert len(first["token_ids"]) == first["block_size"] * len(first["block_hashes"])
+EOF
+grep -v '"type":"report"' out >all_lines
+expect 0 '' events again.kvlog --json --batches=2
+[ "$(wc -l <out)" -eq 3 ] || fail "--json --batches=2 prints $(wc -l <out) lines, expected 3"
+head -2 out | cmp - <(head -2 all_lines) || fail "--batches changes what --json prints"
+expect 2 'json prints each event already' events again.kvlog --json --show
 head -c 1000 again.kvlog >cut.kvlog
 expect 2 'ends inside a message' events cut.kvlog
 echo '{}' >no.kvlog

@@ -10,6 +10,7 @@
 #include "kvblocks/events/event_codec.h"
 #include "kvblocks/events/zmq/endpoint.h"
 #include "kvblocks/events/zmq/wire.h"
+#include "kvblocks/events/zmq/thread_policy.h"
 #include "kvblocks/events/zmq/zmq_context.h"
 
 namespace kvblocks::events {
@@ -136,6 +137,7 @@ class EventPublisher::Impl {
 
   void Run() {
     constexpr int kMostInARow = 64;
+    DoNotPreemptOthers();
     while (true) {
       const bool stopping = stopping_.load(std::memory_order_acquire);
       int sent = 0;

@@ -1,6 +1,11 @@
 // Publisher and subscriber over real sockets of this process. inproc endpoints are names of their
 // own per test; where sockets must be told apart from outside, tcp ports that the system chooses.
 
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -334,6 +339,24 @@ TEST(EventStreamTest, BadRequestsAndMessagesAreCounted) {
   } while (frame.more());
   EXPECT_EQ(sizes, (std::vector<size_t>{0, 0, 8, 0}));
 }
+
+#ifdef __linux__
+TEST(EventStreamTest, ThreadsThatSendDoNotPreemptTheCaller) {
+  const int own = sched_getscheduler(0);
+  const auto num_batch_threads = [] {
+    int count = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      count += sched_getscheduler(std::stoi(task.path().filename())) == SCHED_BATCH;
+    }
+    return count;
+  };
+  auto publisher = Publisher({.endpoint = Unique("pub")});
+  publisher->Publish(Stored(1));
+  ASSERT_TRUE(publisher->Flush(milliseconds(20'000)));
+  EXPECT_GE(num_batch_threads(), 3);  // the publisher's, and two of ZeroMQ
+  EXPECT_EQ(sched_getscheduler(0), own);
+}
+#endif
 
 TEST(EventStreamTest, WhatCannotBeIsRefusedByName) {
   const absl::Status empty = EventPublisher::Create({.queue_batches = 0}).status();

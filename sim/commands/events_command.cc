@@ -3,22 +3,20 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "kvblocks/events/event_codec.h"
 #include "kvblocks/events/event_log.h"
 #include "kvblocks/events/sequence_tracker.h"
 #include "kvblocks/events/stream_check.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/event_export.h"
+#include "kvblocks/sim/commands/event_report.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/report/human_table.h"
@@ -42,53 +40,12 @@ Examples
   kvsim events tcp://localhost:5557 --replay=tcp://localhost:5558 --show
   kvsim events tcp://a:5557 --source=tcp://b:5557 --for=10min --record=events.kvlog.zst
   kvsim events events.kvlog.zst
+  kvsim events events.kvlog.zst --json | jq -c 'select(.type == "batch") | .events[]'
 
 Exit status: 0 done, 1 a stream has problems: it is not one that a cache can have sent, 2 bad input or
 options.)";
 
 volatile std::sig_atomic_t interrupted = 0;
-
-// What is known of a stream beside its content.
-struct Transport {
-  std::string name;
-  int64_t num_replayed = 0;
-  int64_t num_duplicates = 0;
-  int64_t num_lost = 0;
-  int64_t num_losses = 0;
-  int64_t num_restarts = 0;
-  int64_t num_undecodable = 0;
-  int64_t first_sequence = -1;
-  int64_t last_sequence = -1;
-};
-
-std::string Harmless(const std::string& text) { return absl::CHexEscape(text.substr(0, 200)); }
-
-std::string ShortHash(const BlockHash& hash) {
-  const std::string hex = hash.ToHex();
-  return hex.substr((hash.words[0] | hash.words[1] | hash.words[2]) == 0 ? 48 : 0, 12);
-}
-
-std::string Shown(const KvEvent& event) {
-  if (const auto* stored = std::get_if<BlockStored>(&event)) {
-    std::string text =
-        absl::StrCat("stored ", Plural(static_cast<int64_t>(stored->block_hashes.size()), "block"),
-                     " of ", stored->block_size, " tokens, group ", stored->group_idx);
-    if (!stored->block_hashes.empty()) {
-      absl::StrAppend(&text, ", ", ShortHash(stored->block_hashes.front()));
-      if (stored->block_hashes.size() > 1) {
-        absl::StrAppend(&text, " to ", ShortHash(stored->block_hashes.back()));
-      }
-    }
-    absl::StrAppend(&text, stored->parent_block_hash
-                               ? absl::StrCat(" behind ", ShortHash(*stored->parent_block_hash))
-                               : std::string(" at token 0"));
-    return text;
-  }
-  if (const auto* removed = std::get_if<BlockRemoved>(&event)) {
-    return absl::StrCat("removed ", ShortHash(removed->block_hash), ", group ", removed->group_idx);
-  }
-  return "cleared all";
-}
 
 class EventsCommand final : public Command {
  public:
@@ -116,6 +73,10 @@ class EventsCommand final : public Command {
     options_->Add({.name = "--record", .unit = "FILE", .help = "write the messages to a file"},
                   &record_);
     options_->AddFlag({.name = "--show", .help = "print each event as it comes"}, &show_);
+    options_->AddFlag({.name = "--json",
+                       .help = "print batches as they come, and the report, as JSON: one object "
+                               "per line"},
+                      &json_);
     options_->Add({.name = "--color", .unit = "auto|always|never", .help = "labels in bold [auto]"},
                   &color_);
     options_->set_footer(kEventsFooter);
@@ -127,22 +88,30 @@ class EventsCommand final : public Command {
     check_ = std::make_unique<events::StreamCheck>(medium_);
     absl::Status status = Open();
     // Events on standard output would break the line.
-    ProgressLine progress(/*quiet=*/show_);
+    ProgressLine progress(/*quiet=*/show_ || json_);
     progress_ = &progress;
     if (status.ok()) status = IsEndpoint(source_) ? Listen() : ReadFile();
     progress.Clear();
+    FlushPrinted();
+    status.Update(print_status_);
     if (status.ok() && sink_ != nullptr) status = sink_->Close();
     if (!UnlessReaderGone(status).ok()) return Fail("events", status);
     int64_t num_problems = 0;
+    std::string json;
     TextPage page(UseColor(color_));
     for (size_t i = 0; i < streams_.size(); ++i) {
+      const auto id = static_cast<events::HolderId>(i);
+      const events::StreamCheck::Totals& totals = check_->totals(id);
+      num_problems += totals.num_problems() + streams_[i].num_undecodable;
+      if (json_) {
+        json += StreamReportAsJson(streams_[i], totals, check_->index().holder(id));
+        continue;
+      }
       if (i > 0) page.Blank();
-      Report(static_cast<events::HolderId>(i), page);
-      num_problems += check_->totals(static_cast<events::HolderId>(i)).num_problems() +
-                      streams_[i].num_undecodable;
+      AddStreamReport(streams_[i], totals, check_->index().holder(id), page);
     }
     if (streams_.empty()) page.Line("stream", "nothing came");
-    if (!WriteStdout(page.Take())) return kBadInput;
+    if (!WriteStdout(json_ ? json : page.Take())) return kBadInput;
     return num_problems > 0 ? kMissed : kDone;
   }
 
@@ -172,6 +141,14 @@ class EventsCommand final : public Command {
         }
       }
     }
+    is_live_ = IsEndpoint(source_);
+    auto out = OpenByteSink("-");
+    if (!out.ok()) return out.status();
+    stdout_ = *std::move(out);
+    if (show_ && json_) {
+      return absl::InvalidArgumentError(
+          "--json and --show: --json prints each event already; give one of them");
+    }
     if (replay_.size() > further_.size() + 1) {
       return absl::InvalidArgumentError(absl::StrCat("--replay: got ", replay_.size(),
                                                      " endpoints for ", further_.size() + 1,
@@ -200,7 +177,7 @@ class EventsCommand final : public Command {
     streams_.push_back({.name = std::move(name)});
     return id;
   }
-  Transport& Of(events::HolderId id) { return streams_[static_cast<size_t>(id)]; }
+  EventStream& Of(events::HolderId id) { return streams_[static_cast<size_t>(id)]; }
 
   absl::Status Record(const events::LoggedMessage& message) {
     if (sink_ == nullptr) return absl::OkStatus();
@@ -209,34 +186,48 @@ class EventsCommand final : public Command {
     return sink_->Write(bytes);
   }
 
-  void OnBatch(events::HolderId id, int64_t sequence, const events::EventBatch& batch) {
-    Transport& transport = Of(id);
-    if (transport.first_sequence < 0) transport.first_sequence = sequence;
-    transport.last_sequence = sequence;
+  void OnBatch(events::HolderId id, int64_t sequence, bool is_replayed,
+               const events::EventBatch& batch) {
+    EventStream& stream = Of(id);
+    if (stream.first_sequence < 0) stream.first_sequence = sequence;
+    stream.last_sequence = sequence;
     ++num_batches_;
     check_->Apply(id, batch);
+    if (json_) Print(BatchAsJson(Of(id), sequence, is_replayed, batch));
     if (!show_) return;
     for (const KvEvent& event : batch.events) {
-      Show(id, absl::StrCat("#", sequence, " ", Shown(event)));
+      Show(id, absl::StrCat("#", sequence, " ", InWords(event)));
     }
   }
   void OnLoss(events::HolderId id, int64_t count, const std::string& why) {
     Of(id).num_lost += count;
     ++Of(id).num_losses;
     check_->OnLoss(id);
+    if (json_) Print(LossAsJson(Of(id), count, why));
     if (show_)
       Show(id, absl::StrCat(Plural(count, "batch"), " lost", why.empty() ? "" : ": ", why));
   }
   void OnRestart(events::HolderId id) {
     ++Of(id).num_restarts;
     check_->OnRestart(id);
+    if (json_) Print(RestartAsJson(Of(id)));
     if (show_) Show(id, "the engine was started anew");
   }
   void Show(events::HolderId id, const std::string& text) {
-    const std::string line = absl::StrCat(
-        streams_.size() > 1 ? absl::StrCat(Harmless(Of(id).name), " ") : "", text, "\n");
-    std::fwrite(line.data(), 1, line.size(), stdout);
-    std::fflush(stdout);
+    Print(absl::StrCat(streams_.size() > 1 ? absl::StrCat(Harmless(Of(id).name), " ") : "", text,
+                       "\n"));
+  }
+  void Print(const std::string& line) {
+    printed_ += line;
+    // Who watches a live stream wants each line at once.
+    if (is_live_ || printed_.size() > size_t{1} << 16) FlushPrinted();
+  }
+  void FlushPrinted() {
+    if (print_status_.ok() && !printed_.empty()) print_status_ = stdout_->Write(printed_);
+    printed_.clear();
+  }
+  bool WantsMore() const {
+    return print_status_.ok() && (max_batches_ == 0 || num_batches_ < max_batches_);
   }
 
 #ifdef KVBLOCKS_WITH_ZMQ
@@ -254,7 +245,7 @@ class EventsCommand final : public Command {
     std::signal(SIGTERM, [](int) { interrupted = 1; });
     const Clock::time_point start = Clock::now();
     Clock::time_point last = start;
-    while (interrupted == 0 && (max_batches_ == 0 || num_batches_ < max_batches_)) {
+    while (interrupted == 0 && WantsMore()) {
       const auto received = subscriber.Receive(std::chrono::milliseconds(20));
       const Clock::time_point now = Clock::now();
       if (received) last = now;
@@ -274,7 +265,8 @@ class EventsCommand final : public Command {
         case Kind::kBatch:
           message.payload = received->payload;
           Of(received->stream).num_replayed += received->is_replayed;
-          OnBatch(received->stream, received->sequence, received->batch);
+          OnBatch(received->stream, received->sequence, received->is_replayed,
+                  received->batch);
           break;
         case Kind::kLoss:
           message.sequence = events::LoggedMessage::kLoss;
@@ -301,7 +293,7 @@ class EventsCommand final : public Command {
     if (!source.ok()) return source.status();
     events::EventLogReader reader;
     std::vector<char> buffer(size_t{1} << 18);
-    while (max_batches_ == 0 || num_batches_ < max_batches_) {
+    while (WantsMore()) {
       auto message = reader.Next();
       if (!message.ok()) {
         return absl::InvalidArgumentError(absl::StrCat(source_, ": ", message.status().message()));
@@ -360,7 +352,7 @@ class EventsCommand final : public Command {
     tracker.Accept(message.payload);
     const auto batch = events::DecodeEvents(message.payload);
     if (batch.ok()) {
-      OnBatch(id, message.sequence, *batch);
+      OnBatch(id, message.sequence, /*is_replayed=*/false, *batch);
     } else {
       ++Of(id).num_undecodable;
       OnLoss(id, 1, std::string(batch.status().message()));
@@ -368,84 +360,20 @@ class EventsCommand final : public Command {
     return absl::OkStatus();
   }
 
-  void Report(events::HolderId id, TextPage& page) {
-    const Transport& transport = Of(id);
-    const events::StreamCheck::Totals& totals = check_->totals(id);
-    const events::BlockIndex::Holder& holder = check_->index().holder(id);
-    page.Line("stream", Harmless(transport.name));
-    page.Line("messages",
-              absl::StrCat(WithThousands(totals.num_batches), " batches with ",
-                           WithThousands(totals.num_events), " events",
-                           totals.num_batches == 0
-                               ? ""
-                               : absl::StrCat(", numbers ", transport.first_sequence, " to ",
-                                              transport.last_sequence, ", over ",
-                                              Span(totals.last_time - totals.first_time))));
-    page.Line("", absl::StrCat(WithThousands(transport.num_replayed), " replayed, ",
-                               WithThousands(transport.num_duplicates), " came twice, ",
-                               WithThousands(transport.num_lost), " lost at ",
-                               Plural(transport.num_losses, "place"), ", ",
-                               Plural(transport.num_restarts, "restart")));
-    page.Line("cache now", absl::StrCat(Plural(holder.num_blocks, "block"), " with ",
-                                        Plural(holder.num_keys, "key"), "; cleared ",
-                                        Plural(totals.num_cleared, "time")));
-    page.Line("removed", Plural(totals.num_removed, "block"));
-    page.Line("stored", Plural(totals.num_stored, "block"));
-    const auto part = [&](const char* name, int64_t count, const char* meaning) {
-      const double share = totals.num_stored == 0 ? 0
-                                                  : 100.0 * static_cast<double>(count) /
-                                                        static_cast<double>(totals.num_stored);
-      page.Line("", absl::StrFormat("%-16s %12s  %6.2f %%  %s", name, WithThousands(count), share,
-                                    meaning));
-    };
-    part("first seen", totals.num_first_seen, "new to this cache");
-    part("lost before", totals.num_lost_before, "a larger cache would have hit");
-    part("held elsewhere", totals.num_held_elsewhere, "another routing would have hit");
-    part("held here", totals.num_held_here, "side by side, or reported as reused");
-    Problems(transport, totals, page);
-  }
-
-  void Problems(const Transport& transport, const events::StreamCheck::Totals& totals,
-                TextPage& page) {
-    const int64_t num_problems = totals.num_problems() + transport.num_undecodable;
-    if (num_problems == 0) {
-      page.Line("consistent", "yes: every removal, parent and length fits what was stored");
-    } else {
-      page.Text(
-          "PROBLEMS",
-          absl::StrCat(WithThousands(totals.num_unknown_removals),
-                       " removals of what was not stored, ", WithThousands(totals.num_two_parents),
-                       " hashes behind two parents, ", WithThousands(totals.num_unequal_lists),
-                       " lists of wrong length, ", WithThousands(transport.num_undecodable),
-                       " messages that are no batches. ", Harmless(totals.first_problem)));
-    }
-    std::vector<std::string> notes;
-    const auto note = [&](int64_t count, const char* what) {
-      if (count > 0) notes.push_back(absl::StrCat(WithThousands(count), " ", what));
-    };
-    note(totals.num_removals_after_loss, "removals of what a lost batch may have stored");
-    note(totals.num_unknown_parents, "events whose parent was never stored");
-    note(totals.num_times_backwards, "batches with a time before the last one's");
-    note(totals.num_unknown_extra_keys, "extra keys of unknown kinds");
-    note(totals.num_other_media, "blocks of other media");
-    if (!notes.empty()) {
-      std::string text;
-      for (const std::string& line : notes) absl::StrAppend(&text, text.empty() ? "" : "; ", line);
-      page.Text("notes", text);
-    }
-  }
-
   OptionParser* options_;
   std::string source_, topic_, for_, idle_, record_, color_ = "auto";
   std::string medium_ = std::string(kGpuMedium);
   std::vector<std::string> further_, replay_;
   int64_t max_batches_ = 0;
-  bool show_ = false;
+  bool show_ = false, json_ = false, is_live_ = false;
 
+  std::unique_ptr<ByteSink> stdout_;
+  std::string printed_;  // and not written yet
+  absl::Status print_status_;
   std::chrono::nanoseconds listen_for_{0}, stop_idle_{0};
   std::unique_ptr<ByteSink> sink_;
   std::unique_ptr<events::StreamCheck> check_;
-  std::vector<Transport> streams_;  // by id
+  std::vector<EventStream> streams_;  // by id
   std::map<std::pair<std::string, std::string>,
            std::pair<events::HolderId, events::SequenceTracker>>
       logged_;

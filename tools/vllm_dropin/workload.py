@@ -175,9 +175,48 @@ class Run:
             block_hasher=self.hasher,
         )
 
+    def turn(self, request_id: str, num_turns: int) -> Request:
+        """One turn of a streaming session: a piece of input after which a few tokens are sampled.
+
+        The last one has no content and ends the session.
+        """
+        draw = self.draw
+        is_last = num_turns == 5 or (num_turns > 0 and draw.random() < 0.2)
+        first = draw.choice(self.prefixes)[:30] if num_turns == 0 and draw.random() < 0.7 else []
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=first + self._tokens(draw.randint(1, 10)),
+            sampling_params=SamplingParams(max_tokens=draw.randint(1, 5), ignore_eos=True),
+            pooling_params=None,
+            arrival_time=0.0,
+            block_hasher=self.hasher,
+            resumable=not is_last,
+        )
+
+    def continue_sessions(self, scheduler: Scheduler, tally: Tally) -> None:
+        """Opens a session or gives one its next turn, whether the engine waits for it or still computes the last."""
+        draw = self.draw
+        self.turns = {name: n for name, n in self.turns.items() if name in scheduler.requests}
+        if len(self.turns) < 3 and draw.random() < 0.05:
+            name = f"t{tally.facts['sessions']}"
+            tally.facts["sessions"] += 1
+            scheduler.add_request(self.turn(name, 0))
+            self.turns[name] = 1
+        for name, num_turns in list(self.turns.items()):
+            if draw.random() < 0.1:
+                turn = self.turn(name, num_turns)
+                scheduler.add_request(turn)
+                tally.facts["turns"] += 1
+                if turn.resumable:
+                    self.turns[name] += 1
+                else:
+                    del self.turns[name]
+
     def go(self, tally: Tally) -> None:
         BothManagers.tally = tally
         self.is_chunk: dict[int, dict[str, bool]] = {}
+        self.turns: dict[str, int] = {}  # of the streaming sessions
+        has_sessions = self.draw.random() < 0.5
         scheduler = self.scheduler()
         manager = scheduler.kv_cache_manager
         draw = self.draw
@@ -189,11 +228,15 @@ class Run:
             while draw.random() < rate and len(scheduler.requests) < 24:
                 scheduler.add_request(self.request(number))
                 number += 1
+            if has_sessions:
+                self.continue_sessions(scheduler, tally)
             if draw.random() < 0.02 and scheduler.requests:
                 scheduler.finish_requests(draw.choice(list(scheduler.requests)), RequestStatus.FINISHED_ABORTED)
                 tally.facts["aborts"] += 1
             if draw.random() < 0.01:
-                scheduler.reset_prefix_cache(reset_running_requests=draw.random() < 0.3)
+                # vLLM cannot give back what sessions hold between their turns.
+                may_preempt = not any(r.streaming_queue is not None for r in scheduler.requests.values())
+                scheduler.reset_prefix_cache(reset_running_requests=draw.random() < 0.3 and may_preempt)
             if draw.random() < 0.01 and hasattr(manager, "theirs"):
                 manager.evict_blocks({draw.randrange(1, self.num_blocks) for _ in range(3)})
             before = {r.request_id: r.num_preemptions for r in scheduler.running}
