@@ -103,11 +103,10 @@ TEST(NewKindsTest, ARingExplainsNoMiss) {
   const auto manager = *KvCacheManager::Create(config, {.max_model_len = kMost});
   const auto explanation = ExplainLookup(*manager, *New(*manager, 40));
   ASSERT_TRUE(explanation.ok()) << explanation.status();
-  ASSERT_EQ(explanation->missed.size(), 3u);
+  ASSERT_EQ(explanation->missed.size(), 2u);
   EXPECT_EQ(explanation->missed[0].group, 1);
-  EXPECT_EQ(explanation->missed[0].num_tokens, 16);
-  EXPECT_EQ(explanation->missed[1].group, 1);
-  EXPECT_EQ(explanation->missed[2].reason, MissReason::kPartialBlock);
+  EXPECT_EQ(explanation->missed[0].num_tokens, 32);
+  EXPECT_EQ(explanation->missed[1].reason, MissReason::kPartialBlock);
 }
 
 // V-46: of a hit its last W tokens are computed again, and a hit of no more is none.
