@@ -33,41 +33,6 @@ TEST(ContextParallelTest, ABlockCoversItsTokensOnEachRank) {
   EXPECT_EQ(ListsOf(hits), (Lists{{1, 2}}));
 }
 
-// Blocks, hashes and hits are those of a spec with blocks so many times as large.
-TEST(ContextParallelTest, EqualsLargerBlocks) {
-  const struct {
-    std::vector<KvCacheSpec> spread, whole;
-    KvCacheManagerOptions options;
-  } cases[] = {
-      {{Full(4)}, {Full(8)}, {.decode_context_parallel = 2}},
-      {{Mla(4)}, {Mla(12)}, {.decode_context_parallel = 3}},
-      {{Full(4)}, {Full(16)}, {.prefill_context_parallel = 4}},
-      {{Full(2)}, {Full(12)}, {.decode_context_parallel = 2, .prefill_context_parallel = 3}},
-      {{Full(4), Mla(2)}, {Full(8), Mla(4)}, {.decode_context_parallel = 2}},
-      // States are on every rank.
-      {{Full(4), States(8)}, {Full(8), States(8)}, {.decode_context_parallel = 2}},
-      {{Full(4)}, {Full(8)}, {.compare_tokens_on_hit = true, .decode_context_parallel = 2}},
-  };
-  for (const auto& c : cases) {
-    KvCacheManagerOptions whole = c.options;
-    whole.decode_context_parallel = whole.prefill_context_parallel = 1;
-    std::string states[2];
-    for (int i : {0, 1}) {
-      const auto manager = i == 0 ? Manager(60, c.spread, c.options) : Manager(60, c.whole, whole);
-      const auto a = NewRequest(*manager, Tokens(50), "a");
-      const auto b = NewRequest(*manager, Tokens(30) + Tokens(20, 500), "b");
-      for (int64_t n : {24, 24, 2}) {
-        ASSERT_TRUE(Step(*manager, *a, n));
-        manager->NewStepStarts();
-      }
-      ASSERT_TRUE(Step(*manager, *b, 50 - Hits(*manager, *b).num_tokens()));
-      states[i] = State(*manager, {a.get(), b.get()}) +
-                  absl::StrCat(Hits(*manager, *NewRequest(*manager, Tokens(45))).num_tokens());
-    }
-    EXPECT_EQ(states[0], states[1]);
-  }
-}
-
 // With partial hits, states as large as a hash block are enough: rows have larger blocks (BM-118).
 TEST(ContextParallelTest, HitsMayEndInsideSpreadBlocks) {
   const auto manager = Manager(30, {Full(4), States(4)},

@@ -358,6 +358,7 @@ void LookupExplainer::AddWithoutFullGroups(int64_t first_token, LookupExplanatio
   for (int64_t token = first_token; token < num_hashed_full_; token += alignment_) {
     std::optional<Gap> here;
     for (GroupId g = 0; g < manager_.num_groups() && !here; ++g) {
+      if (!IsLookedUp(g)) continue;
       if (IsInner(g)) {
         const int64_t end = token + alignment_;
         if (!HasKeyAt(g, end)) here = Gap{g, token / BlockTokens(g), end};

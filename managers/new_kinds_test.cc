@@ -79,6 +79,36 @@ TEST(NewKindsTest, ARingIsOneBlock) {
   EXPECT_EQ(std::vector<BlockId>(queue.begin(), queue.begin() + 3), (std::vector<BlockId>{4, 3, 8}));
 }
 
+// V-46, BM-103: what is registered late is the other groups', however few rows the ring has.
+TEST(NewKindsTest, ARingDoesNotLimitWhatIsRegistered) {
+  const KvCacheConfig config = FullAnd(*RingSpec::Create({.block_size = 8, .head_size = 8}));
+  const auto manager = *KvCacheManager::Create(config, {.max_model_len = kMost});
+  const auto request = New(*manager, 40);
+  ASSERT_TRUE(
+      (*manager->AllocateSlots(*request, {.num_new_tokens = 40, .delay_cache_blocks = true}))
+          .has_value());
+  EXPECT_TRUE(manager->CacheBlocks(*request, 40).ok());
+  EXPECT_EQ(manager->GetComputedBlocks(*New(*manager, 40))->num_tokens(), 32);
+}
+
+// V-46: without a group of full type, each group that is looked up says what it lacks; a ring has
+// nothing to say.
+TEST(NewKindsTest, ARingExplainsNoMiss) {
+  const auto window = SlidingWindowSpec::Create(
+      {.block_size = 16, .num_kv_heads = 1, .head_size = 8, .sliding_window = 16});
+  const KvCacheConfig config{
+      .num_blocks = 20,
+      .groups = {{*RingSpec::Create({.block_size = 8, .head_size = 8}), {"ring"}},
+                 {*window, {"window"}}}};
+  const auto manager = *KvCacheManager::Create(config, {.max_model_len = kMost});
+  const auto explanation = ExplainLookup(*manager, *New(*manager, 40));
+  ASSERT_TRUE(explanation.ok()) << explanation.status();
+  ASSERT_EQ(explanation->missed.size(), 2u);
+  EXPECT_EQ(explanation->missed[0].group, 1);
+  EXPECT_EQ(explanation->missed[0].num_tokens, 32);
+  EXPECT_EQ(explanation->missed[1].reason, MissReason::kPartialBlock);
+}
+
 // V-46: of a hit its last W tokens are computed again, and a hit of no more is none.
 TEST(NewKindsTest, AReplayedWindowShortensHits) {
   const auto window = SlidingWindowMlaSpec::Create(

@@ -1,7 +1,6 @@
 // Windows over the output alone (BM-116): the prompt stays, and of the output the last w tokens.
 
 #include <algorithm>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -49,54 +48,6 @@ TEST(OutputWindowTest, OldOutputIsGivenBackThePromptIsNot) {
   EXPECT_EQ(Hits(*manager, *resent).num_tokens(), 16);
   ASSERT_TRUE(manager->Free(*request).ok());
   EXPECT_EQ(manager->pool().num_live(), 0);
-}
-
-// The rule, position by position: null iff it lies behind the prompt's last block and ends at or
-// before the tokens that the last w processed ones begin with.
-TEST(OutputWindowTest, TablesAreAsTheRuleSays) {
-  std::mt19937 random(7);
-  const auto pick = [&](int64_t below) {
-    return static_cast<int64_t>(random() % static_cast<uint32_t>(below));
-  };
-  for (int round = 0; round < 100; ++round) {
-    const int64_t block = 1 + pick(5);
-    const int64_t window = 1 + pick(12);
-    const int64_t prompt = 1 + pick(20);
-    const int64_t in_flight = pick(4);
-    const bool has_window_group = pick(2) == 0;
-    std::vector<KvCacheSpec> specs = {OutputWindow(block, window)};
-    if (has_window_group) specs.push_back(Window(block, 5));
-    const auto manager = Manager(200, specs, {.max_in_flight_tokens = 30});
-    const auto request = NewRequest(*manager, Tokens(prompt));
-    ASSERT_TRUE(Step(*manager, *request, prompt));
-    for (int step = 0; step < 30; ++step) {
-      const int64_t count = 1 + pick(3);
-      for (int64_t i = 0; i < count; ++i) {
-        ASSERT_TRUE(request->AppendOutputTokens({static_cast<TokenId>(pick(100))}).ok());
-      }
-      const int64_t computed = request->num_computed_tokens();
-      request->set_num_inflight_tokens(std::min(in_flight, computed));
-      const int64_t processed = std::max<int64_t>(0, computed - in_flight);
-      ASSERT_TRUE(Step(*manager, *request, count));
-      const auto table = manager->GetBlocks(*request, 0);
-      ASSERT_EQ(std::ssize(table), (computed + count + block - 1) / block);
-      for (int64_t i = 0; i < std::ssize(table); ++i) {
-        const bool is_output = i * block >= prompt;
-        const bool is_old = (i + 1) * block <= processed - window;
-        ASSERT_EQ(table[static_cast<size_t>(i)] == kNullBlockId, is_output && is_old)
-            << "position " << i << " of " << block << " tokens, prompt " << prompt << ", window "
-            << window << ", processed " << processed;
-        if (table[static_cast<size_t>(i)] != kNullBlockId && !has_window_group) {
-          EXPECT_EQ(manager->pool().block(table[static_cast<size_t>(i)]).has_key(),
-                    (i + 1) * block <= computed + count);
-        }
-      }
-    }
-    // The cap is what such a request holds at most behind its prompt.
-    const auto table = manager->GetBlocks(*request, 0);
-    const int64_t held = std::ssize(table) - std::count(table.begin(), table.end(), kNullBlockId);
-    EXPECT_LE(held, (prompt + block - 1) / block + (window + 30 - 2) / block + 2);
-  }
 }
 
 // The gate asks for the prompt and the most that the window holds, not for all known tokens.

@@ -1,6 +1,5 @@
 // States that a backend exports inside a prefill chunk (V-45).
 
-#include <random>
 #include <string>
 #include <vector>
 
@@ -100,60 +99,6 @@ TEST(StateCheckpointTest, ATailHasOneToo) {
   EXPECT_EQ(manager->GetStateCheckpoint(*second, 1)->num_tokens, 28);
   EXPECT_EQ(manager->pool().partial_tokens(manager->GetStateCheckpoint(*second, 1)->block), 28);
   EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(31, 500))).num_tokens(), 28);
-}
-
-// The conditions, one by one, against a statement of each.
-TEST(StateCheckpointTest, OnlyWhereTheRuleAllowsIt) {
-  std::mt19937 random(3);
-  const auto pick = [&](int64_t below) {
-    return static_cast<int64_t>(random() % static_cast<uint32_t>(below));
-  };
-  int64_t num_checkpoints = 0;
-  for (int round = 0; round < 600; ++round) {
-    const bool is_partial = pick(2) == 0;
-    const int64_t unit = is_partial ? 4 : 16;
-    const int64_t alignment = pick(3) == 0 ? 32 : 1;
-    const std::optional<int64_t> retention =
-        pick(2) == 0 ? std::optional<int64_t>(0) : std::nullopt;
-    const auto manager =
-        Create({Full(16), States(1)},
-               {.partial_hits = is_partial, .checkpoint_alignment = alignment}, retention, unit);
-    const int64_t prompt = 1 + pick(100);
-    const auto request = NewRequest(*manager, Tokens(prompt));
-    const bool has_output = pick(3) == 0;
-    ASSERT_TRUE(request->AppendOutputTokens(Tokens(has_output ? 20 : 0, 300)).ok());
-    int64_t start = 0;
-    while (start < request->num_tokens()) {
-      const int64_t count =
-          pick(3) > 0 ? unit * (1 + pick(80 / unit)) : 1 + pick(request->num_tokens() - start);
-      const int64_t end = std::min(start + count, request->num_tokens());
-      const int64_t at = (prompt - 1) / unit * unit;
-      const bool is_inside = start < at && at < end;
-      const bool is_next_to_last = (at + 15) / 16 == (end + 15) / 16 - 1;
-      const bool is_free = (at + 15) / 16 > (start + 15) / 16;
-      const bool reaches_end = !retention || end >= prompt;
-      const bool expected = is_inside && is_next_to_last && is_free && reaches_end &&
-                            start % unit == 0 && at - start >= unit &&
-                            (at - start) % alignment == 0;
-      const int64_t free = manager->num_free_blocks();
-      ASSERT_TRUE(Step(*manager, *request, end - start));
-      ASSERT_LE(manager->num_free_blocks(), free + 2);
-      const auto got = manager->GetStateCheckpoint(*request, 1);
-      ASSERT_EQ(got.has_value(), expected)
-          << start << " to " << end << ", prompt " << prompt << ", unit " << unit;
-      if (expected) {
-        ++num_checkpoints;
-        EXPECT_EQ(got->num_tokens, at);
-        EXPECT_TRUE(manager->pool().block(got->block).has_key());
-        manager->NewStepStarts();
-        EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(prompt))).num_tokens(), at);
-      }
-      manager->NewStepStarts();
-      ASSERT_TRUE(manager->ReleaseBlockCopies(manager->TakeBlockCopies()).ok());
-      start = end;
-    }
-  }
-  EXPECT_GT(num_checkpoints, 50);
 }
 
 // INV-16: what is asked for is what is taken.

@@ -50,11 +50,38 @@ inline KvCacheSpec Chunked(int64_t block_size, int64_t chunk) {
 }
 
 inline KvCacheSpec Mamba(int64_t block_size, MambaCacheMode mode,
-                         int64_t num_speculative_blocks = 0) {
+                         int64_t num_speculative_blocks = 0, int64_t num_checkpoint_blocks = 0) {
   return MambaSpec::Create({.block_size = block_size,
                             .states = {{{16}}},
                             .cache_mode = mode,
-                            .num_speculative_blocks = num_speculative_blocks})
+                            .num_speculative_blocks = num_speculative_blocks,
+                            .num_checkpoint_blocks = num_checkpoint_blocks})
+      .value();
+}
+
+// Of the output only the last `window` tokens stay.
+inline KvCacheSpec OutputWindow(int64_t block_size, int64_t window) {
+  return FullAttentionSpec::Create({.block_size = block_size,
+                                    .num_kv_heads = 1,
+                                    .head_size = 16,
+                                    .output_window = window})
+      .value();
+}
+
+inline KvCacheSpec HiddenState(int64_t block_size) {
+  return HiddenStateSpec::Create({.block_size = block_size, .head_size = 16}).value();
+}
+
+inline KvCacheSpec Ring(int64_t block_size) {
+  return RingSpec::Create({.block_size = block_size, .head_size = 16}).value();
+}
+
+// A window that is computed again after a hit.
+inline KvCacheSpec Replayed(int64_t block_size, int64_t window) {
+  return SlidingWindowMlaSpec::Create({.block_size = block_size,
+                                       .head_size = 16,
+                                       .sliding_window = window,
+                                       .bounded_replay = true})
       .value();
 }
 

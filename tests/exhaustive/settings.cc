@@ -10,6 +10,9 @@ namespace {
 using testing::Chunked;
 using testing::Full;
 using testing::Mamba;
+using testing::OutputWindow;
+using testing::Replayed;
+using testing::Ring;
 using testing::Window;
 
 // These settings have few enough states to visit all of them.
@@ -95,6 +98,12 @@ Setting Exactly(Setting setting) {
 Setting WithPartialHits(Setting setting, int64_t hash_block_size) {
   setting.config.hash_block_size = hash_block_size;
   setting.options.partial_hits = setting.oracle_options.partial_hits = true;
+  return setting;
+}
+
+// BM-113.
+Setting OnRanks(Setting setting, int64_t num_ranks) {
+  setting.options.decode_context_parallel = setting.oracle_options.decode_ranks = num_ranks;
   return setting;
 }
 
@@ -246,6 +255,24 @@ const std::vector<SizedSetting>& Settings() {
                                    {Group(Full(4)), Group(Mamba(4, MambaCacheMode::kAlign))}, 10)),
                                1),
                6),
+      All(MakeSetting("OutputWindowAll", 6, {Group(OutputWindow(2, 1))}, 10), 6),
+      Everyday(OnRanks(MakeSetting("SpreadFullMamba", 9,
+                                   {Group(Full(1)), Group(Mamba(4, MambaCacheMode::kAlign))}, 10),
+                       2),
+               5),
+      All(MakeSetting("RingReplayAll", 9, {Group(Full(2)), Group(Replayed(2, 2)), Group(Ring(3))},
+                      8),
+          5),
+      Everyday(MakeSetting("Checkpoints", 8,
+                           {Group(Full(2)), Group(Mamba(2, MambaCacheMode::kAlign, 0, 1))}, 8),
+               6),
+      Everyday(InChunks(WithPartialHits(MakeSetting("NativeTails", 0,
+                                                    {Group(Full(4)),
+                                                     Group(Mamba(4, MambaCacheMode::kAlign))},
+                                                    10),
+                                        2),
+                        4, {2, 1}),
+               5),
       Everyday(
           InChunks(MakeSetting("NativeFullWindow", 0, {Group(Full(2)), Group(Window(2, 3))}, 8), 3,
                    {2, 3}),

@@ -179,6 +179,7 @@ void World::LookUp(const Slot& slot, ComputedBlocks& real, oracle::Hits& model) 
   model = model_.GetComputedBlocks(slot.model).value();
   Expect(real.num_tokens() == model.tokens, "hit length");
   Expect(real.shared_prefix_boundary() == model.boundary, "shared prefix boundary");
+  Expect(real.num_replayed_tokens() == model.replayed, "replayed tokens");
   Expect(real.num_groups() == model.lists.size(), "number of hit lists");
   if (failed()) return;
   for (size_t g = 0; g < model.lists.size(); ++g) {
@@ -470,8 +471,7 @@ void World::CompareAnswers() {
     LookUp(slot, real, model);
     // Without draft groups, what a look-up must give can be said in one sentence.
     Expect(any_draft || !setting_->options.enable_caching ||
-               model.tokens == oracle::LongestCommonHit(model_.pool(), model_.groups(),
-                                                        model_.QueryFor(slot.model)),
+               model.tokens == model_.LongestHit(slot.model),
            "longest length that all groups can serve");
     Expect(real_->GetNumCommonPrefixBlocks(*slot.real) == model_.CommonPrefix(slot.model, all),
            "common prefix");

@@ -37,6 +37,7 @@ std::string World::StateKey() const {
     for (const oracle::GroupTable& table : request.tables) {
       put(table.num_cached);
       put(table.chunk_end);
+      put(table.checkpoint);
       put(table.is_tail_dealt_with);
       put_list(table.blocks);
     }
@@ -53,6 +54,7 @@ std::string World::StateKey() const {
     put(slot.has_hits);
     if (!slot.has_hits) continue;
     put(slot.model_hits.tokens);
+    put(slot.model_hits.replayed);
     put(slot.hits_epoch == real_->pool().removal_epoch());
     for (const std::vector<BlockId>& list : slot.model_hits.lists) put_list(list);
   }

@@ -15,6 +15,18 @@ int64_t GroupRules::UnneededTokens(int64_t n) const {
   return 0;
 }
 
+int64_t GroupRules::BlocksNotAdopted(int64_t total) const {
+  // V-46: of a window that nobody can hit, nothing that is computed has a block.
+  if (!is_looked_up && spec.sliding_window()) return total / block_size();
+  return SkippedBlocks(total);
+}
+
+bool GroupRules::IsOldOutput(int64_t position, int64_t num_prompt, int64_t num_processed) const {
+  const auto window = spec.output_window();
+  if (!window || position * block_size() < num_prompt) return false;
+  return (position + 1) * block_size() <= num_processed - *window - num_kept;
+}
+
 int64_t GroupRules::WindowBlocksNeeded() const {
   return std::max<int64_t>(1, CeilDiv(*spec.sliding_window() - 1, block_size()));
 }
@@ -156,6 +168,15 @@ std::optional<int64_t> AdmissionCapOf(const KvCacheSpec& spec, int64_t max_model
     return CeilDiv(std::min(history + max_in_flight_tokens, max_model_len), bs);
   }
   return std::nullopt;
+}
+
+std::optional<int64_t> OutputCapOf(const GroupRules& rules, int64_t max_model_len,
+                                   int64_t max_in_flight_tokens, bool exact) {
+  if (!rules.spec.output_window()) return std::nullopt;
+  const int64_t bs = rules.block_size();
+  const int64_t kept = max_in_flight_tokens + rules.num_kept;
+  const int64_t span = std::min(*rules.spec.output_window() + kept, max_model_len);
+  return std::min(CeilDiv(exact ? span - 1 : span, bs) + 1, CeilDiv(max_model_len, bs));
 }
 
 }  // namespace kvblocks::oracle

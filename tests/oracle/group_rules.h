@@ -1,5 +1,5 @@
-// GroupRules: one KV-cache group's rules by kind of attention (BM-55 to BM-78), as plain formulas
-// and brute force.
+// GroupRules: one KV-cache group's rules by kind of attention (BM-55 to BM-78, BM-113, BM-116, V-46),
+// as plain formulas and brute force.
 
 #ifndef KVBLOCKS_TESTS_ORACLE_GROUP_RULES_H_
 #define KVBLOCKS_TESTS_ORACLE_GROUP_RULES_H_
@@ -30,18 +30,25 @@ using IsPrefixCached = std::function<bool(int64_t tokens)>;
 struct GroupRules {
   KvCacheSpec spec;
   bool is_draft = false;
+  int64_t num_ranks = 1;       // BM-113: a block's tokens lie on so many ranks in turn
+  bool is_looked_up = true;    // V-46: other requests can use the blocks
   std::optional<int64_t> admission_cap = std::nullopt;
+  std::optional<int64_t> output_cap = std::nullopt;  // BM-116: the same behind the prompt
   int64_t fine_unit = 0;  // BM-118: hits may end inside blocks at multiples of it; 0: they may not
   int64_t num_kept = 0;   // BM-114, V-14: tokens below a window that are kept all the same
   // V-36.
   bool window_of_one_keeps_nothing = false;
   bool aligns_before_drop = false;
 
-  int64_t block_size() const { return spec.block_size(); }
+  int64_t block_size() const { return spec.block_size() * num_ranks; }
   bool is_full() const {
-    return !spec.sliding_window() && !spec.attention_chunk_size() && !is_mamba() && !is_cross();
+    return !spec.sliding_window() && !spec.attention_chunk_size() && !is_mamba() && !is_cross() &&
+           !is_ring();
   }
   bool is_mamba() const { return spec.kind() == KvCacheSpecKind::kMamba; }
+  bool is_ring() const { return spec.kind() == KvCacheSpecKind::kRing; }
+  // What a step takes is found by doing it.
+  bool has_own_layout() const { return is_mamba() || is_cross() || is_ring(); }
   bool is_cross() const { return spec.kind() == KvCacheSpecKind::kCrossAttention; }
   // REQUIRES: is_mamba().
   MambaCacheMode mode() const { return spec.get_if<MambaSpec>()->options().cache_mode; }
@@ -61,6 +68,11 @@ struct GroupRules {
   // The same, less what is kept nevertheless.
   int64_t SkippedTokens(int64_t n) const;
   int64_t SkippedBlocks(int64_t n) const { return SkippedTokens(n) / block_size(); }
+  // Positions without a block in the first table of a request of which `total` tokens are computed.
+  int64_t BlocksNotAdopted(int64_t total) const;
+  // BM-116: whether a position holds nothing but output before the last w tokens that count as
+  // processed.
+  bool IsOldOutput(int64_t position, int64_t num_prompt, int64_t num_processed) const;
 
   // BM-72: blocks before a hit's end that a window needs.
   int64_t WindowBlocksNeeded() const;
@@ -89,6 +101,9 @@ struct GroupRules {
 std::optional<int64_t> AdmissionCapOf(const KvCacheSpec& spec, int64_t max_model_len,
                                       int64_t max_in_flight_tokens, bool exact,
                                       int64_t num_kept = 0);
+// BM-116: the same for the output's last w tokens and those in flight.
+std::optional<int64_t> OutputCapOf(const GroupRules& rules, int64_t max_model_len,
+                                   int64_t max_in_flight_tokens, bool exact);
 
 }  // namespace kvblocks::oracle
 

@@ -47,6 +47,7 @@ std::vector<LookupGroup> GroupsBySpec(const std::vector<GroupRules>& groups) {  
   std::vector<LookupGroup> result;
   for (GroupId g = 0; g < static_cast<GroupId>(groups.size()); ++g) {
     const GroupRules& rules = groups[static_cast<size_t>(g)];
+    if (!rules.is_looked_up) continue;
     auto same = std::find_if(result.begin(), result.end(), [&](const LookupGroup& entry) {
       return groups[static_cast<size_t>(entry.members.front())].spec == rules.spec;
     });

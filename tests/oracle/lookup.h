@@ -1,4 +1,4 @@
-// Prefix look-up over all groups of a model (BM-79 to BM-84).
+// Prefix look-up over all groups of a model whose blocks others can use (BM-79 to BM-84).
 
 #ifndef KVBLOCKS_TESTS_ORACLE_LOOKUP_H_
 #define KVBLOCKS_TESTS_ORACLE_LOOKUP_H_
@@ -22,9 +22,11 @@ struct LookupQuery {
 };
 
 struct Hits {
-  std::vector<std::vector<BlockId>> lists;  // one per group, 0 where no block is needed
+  // One per group, 0 where no block is needed; empty for groups that are not looked up.
+  std::vector<std::vector<BlockId>> lists;
   int64_t tokens = 0;
   int64_t boundary = 0;  // BM-84
+  int64_t replayed = 0;  // V-46: tokens behind the hit that were found, and are computed again
 
   bool has_blocks() const {
     for (const std::vector<BlockId>& list : lists) {

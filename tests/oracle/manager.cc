@@ -38,17 +38,32 @@ Manager::Manager(const KvCacheConfig& config, const Options& options)
   int64_t lcm = 1;
   int64_t gcd = 0;
   for (const KvCacheGroup& group : config.groups) {
+    GroupRules rules{.spec = group.spec};
+    // BM-3, BM-113: states and rings are on every rank.
+    if (!rules.is_mamba() && !rules.is_ring()) {
+      rules.num_ranks = options.decode_ranks * options.prefill_ranks;
+    }
+    // V-46, BM-112
+    rules.is_looked_up = !options.enable_caching || !(rules.is_ring() || rules.is_cross() ||
+                                                      group.spec.options().bounded_replay);
     groups_.push_back(
         {.spec = group.spec,
          .is_draft = may_drop && (group.is_draft || (options.use_eagle && !any_draft)),  // BM-80
+         .num_ranks = rules.num_ranks,
+         .is_looked_up = rules.is_looked_up,
          .admission_cap =
              AdmissionCapOf(group.spec, options.max_model_len, options.max_in_flight_tokens,
                             options.exact_caps, num_replayed_),
          .num_kept = num_replayed_,
          .window_of_one_keeps_nothing = options.semantics.window_of_one_keeps_nothing,
          .aligns_before_drop = options.semantics.aligns_before_drop});
-    lcm = std::lcm(lcm, group.spec.block_size());
-    gcd = std::gcd(gcd, group.spec.block_size());
+    groups_.back().output_cap =
+        OutputCapOf(groups_.back(), options.max_model_len, options.max_in_flight_tokens,
+                    options.exact_caps);
+    if (rules.is_looked_up) {
+      lcm = std::lcm(lcm, groups_.back().block_size());
+      gcd = std::gcd(gcd, groups_.back().block_size());
+    }
     if (group.spec.sink_length() > 0) {
       pool_.TakePermanent(group.spec.sink_length() / group.spec.block_size(),  // BM-70
                           static_cast<GroupId>(groups_.size()) - 1);
@@ -93,10 +108,10 @@ void Manager::Append(Request& request, const std::vector<TokenId>& tokens) const
   }
 }
 
-LookupQuery Manager::QueryFor(const Request& request) const {
+LookupQuery Manager::QueryFor(const Request& request, int64_t max_tokens) const {
   LookupQuery query{.prefix_names = &request.prefix_names,
                     .hash_block_size = hash_block_size_,
-                    .max_tokens = request.content.num_tokens() - 1,
+                    .max_tokens = max_tokens,
                     .alignment = alignment()};
   // V-15: with look-ahead, the hashes may end earlier.
   if (options_.num_lookahead > 0) query.max_tokens = std::min(query.max_tokens, NumHashed(request));
@@ -112,7 +127,30 @@ std::optional<Hits> Manager::GetComputedBlocks(const Request& request) const {  
     none.lists.resize(groups_.size());
     return none;
   }
-  return FindHits(pool_, groups_, QueryFor(request));
+  const int64_t all_but_last = request.content.num_tokens() - 1;
+  const Hits found = FindHits(pool_, groups_, QueryFor(request, all_but_last));
+  if (NumToReplay() == 0 || found.tokens == 0) return found;
+  const int64_t most = std::max<int64_t>(0, found.tokens - NumToReplay());
+  Hits hits = FindHits(pool_, groups_, QueryFor(request, most));
+  hits.replayed = found.tokens - hits.tokens;
+  hits.boundary = std::max(found.tokens, found.boundary);  // BM-84: what some look-up found
+  return hits;
+}
+
+int64_t Manager::LongestHit(const Request& request) const {
+  const int64_t all_but_last = request.content.num_tokens() - 1;
+  const int64_t longest = LongestCommonHit(pool_, groups_, QueryFor(request, all_but_last));
+  if (NumToReplay() == 0 || longest == 0) return longest;
+  const int64_t most = std::max<int64_t>(0, longest - NumToReplay());
+  return LongestCommonHit(pool_, groups_, QueryFor(request, most));
+}
+
+int64_t Manager::NumToReplay() const {
+  int64_t most = 0;
+  for (const GroupRules& rules : groups_) {
+    if (rules.spec.options().bounded_replay) most = std::max(most, *rules.spec.sliding_window());
+  }
+  return most;
 }
 
 int64_t Manager::MainTokens(const Request& request, const AllocateParams& params) const {
@@ -150,8 +188,12 @@ bool Manager::IsValid(const Request& request, const AllocateParams& params) cons
   if (options_.partial_hits && hits.tokens % hash_block_size_ != 0) return false;
   for (size_t g = 0; g < groups_.size(); ++g) {
     const int64_t bs = groups_[g].block_size();
-    if (options_.partial_hits && hits.tokens % bs != 0 && params.num_external > 0) return false;
     const std::vector<BlockId>& list = hits.lists[g];
+    if (!groups_[g].is_looked_up) {
+      if (!list.empty()) return false;
+      continue;
+    }
+    if (options_.partial_hits && hits.tokens % bs != 0 && params.num_external > 0) return false;
     if (static_cast<int64_t>(list.size()) != CeilDiv(hits.tokens, bs)) return false;
     for (int64_t i = 0; i < static_cast<int64_t>(list.size()); ++i) {
       const BlockId id = list[static_cast<size_t>(i)];
@@ -204,6 +246,15 @@ bool Manager::HoldsHit(const Request& request, const AllocateParams& params, siz
                       {request.prefix_names[static_cast<size_t>(last)], static_cast<GroupId>(g)});
 }
 
+// The most states that a request holds at once: its own, the one before it, those of drafts, one that
+// a step exports, and where hits may end inside blocks the one that gives way to the next.
+int64_t Manager::MostStates(const GroupRules& rules) const {
+  if (options_.max_model_len <= rules.block_size()) return 1 + rules.num_scratch();
+  const bool exports =
+      options_.enable_caching && rules.spec.options().num_checkpoint_blocks > 0;
+  return 2 + rules.num_scratch() + (exports ? 1 : 0) + (rules.is_fine() ? 1 : 0);
+}
+
 std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParams& params,
                                      int64_t num_slots, bool apply_cap) const {  // BM-56
   std::vector<PageNeed> needs;
@@ -214,10 +265,15 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
       hits = params.hits->lists[g];
     }
     // Positions that get no block.
-    int64_t skipped = rules.SkippedBlocks(TotalComputed(request, params));
+    int64_t skipped = rules.BlocksNotAdopted(TotalComputed(request, params));
     while (skipped < static_cast<int64_t>(hits.size()) &&
            hits[static_cast<size_t>(skipped)] == kNullBlockId) {
       ++skipped;
+    }
+    // Real blocks that it has, or is about to adopt.
+    int64_t num_held = request.is_known ? request.tables[g].num_real() : 0;
+    for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
+      num_held += hits[i] != kNullBlockId;
     }
     int64_t have = static_cast<int64_t>(hits.size());
     if (request.is_known) {
@@ -226,38 +282,50 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
     }
     // Hits aside.
     const auto pages_for = [&](int64_t slots, bool capped, bool is_gate) {
-      if (rules.is_mamba() || rules.is_cross()) {  // BM-111, BM-112: by doing it
+      if (rules.has_own_layout()) {  // BM-111, BM-112, V-46
         const int64_t main = capped ? slots : MainTokens(request, params);
         GroupTable table = request.is_known ? request.tables[g] : GroupTable();
         if (!request.is_known) table.blocks = Adopted(g, request, params);
-        const std::vector<BlockId> grown =
-            Grown(rules, table, request.is_known, slots, std::min(main, options_.max_model_len),
-                  params.num_encoder);
+        const Step step{.has_scratch = request.is_known,
+                        .num_computed = TotalComputed(request, params),
+                        .num_slots = slots,
+                        .num_main = std::min(main, options_.max_model_len),
+                        .num_encoder = params.num_encoder,
+                        .num_prompt = request.num_prompt};
+        const std::vector<BlockId> grown = Grown(rules, table, step);
         const int64_t taken = std::count(grown.begin(), grown.end(), kNew);
         if (!capped || !request.is_known || !rules.is_mamba() ||
             rules.mode() != MambaCacheMode::kAlign) {
           return taken;
         }
-        // BM-110: of more than 2 + k one is given back first.
-        return std::min(taken, std::max<int64_t>(0, 2 + rules.num_scratch() - table.num_real()));
+        // BM-110: of more than 2 + k, and a checkpoint, one is given back first.
+        const int64_t most =
+            2 + rules.num_scratch() + (CheckpointOf(rules, table, step) > 0 ? 1 : 0);
+        return std::min(taken, std::max<int64_t>(0, most - table.num_real()));
+      }
+      std::optional<int64_t> cap = rules.admission_cap;
+      if (rules.output_cap) {  // BM-116: the prompt stays
+        cap = CeilDiv(request.num_prompt, rules.block_size()) + *rules.output_cap;
       }
       const int64_t required = CeilDiv(slots, rules.block_size());
-      if (is_gate && rules.admission_cap && options_.semantics.caps_need_before_hits) {  // V-42
-        return std::max<int64_t>(std::min(required, *rules.admission_cap) - std::max(have, skipped),
-                                 0);
+      if (is_gate && cap && options_.semantics.caps_need_before_hits) {  // V-42
+        return std::max<int64_t>(std::min(required, *cap) - std::max(have, skipped), 0);
       }
-      int64_t suffix = std::max<int64_t>(required - skipped, 0);
-      if (capped && rules.admission_cap) suffix = std::min(suffix, *rules.admission_cap);
-      return std::max<int64_t>(suffix - std::max<int64_t>(have - skipped, 0), 0);
+      const int64_t missing = std::max<int64_t>(required - std::max(have, skipped), 0);
+      if (!capped || !cap) return missing;
+      return std::min(missing, std::max<int64_t>(*cap - num_held, 0));
     };
     PageNeed need;
     need.pages = pages_for(num_slots, apply_cap, /*is_gate=*/apply_cap);
+    need.later = std::max<int64_t>(0, pages_for(options_.max_model_len, true, false) - need.pages);
     const int64_t main = apply_cap ? num_slots : MainTokens(request, params);
     if ((!request.is_known && EndsInside(params, g)) ||
         OverwrittenState(request, g, std::min(main, options_.max_model_len)) != kNullBlockId) {
       ++need.pages;  // the copy
     }
-    need.later = std::max<int64_t>(0, pages_for(options_.max_model_len, true, false) - need.pages);
+    if (rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign) {
+      need.later = std::max<int64_t>(0, MostStates(rules) - num_held - need.pages);
+    }
     for (size_t i = static_cast<size_t>(skipped); i < hits.size(); ++i) {
       if (hits[i] != kNullBlockId && pool_.blocks()[static_cast<size_t>(hits[i])].ref_count == 0) {
         need.unreferenced_hits.push_back(hits[i]);
@@ -309,6 +377,12 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
     return Outcome::kNoSpace;
   }
   const bool was_known = std::exchange(request.is_known, true);
+  const Step step{.has_scratch = was_known,
+                  .num_computed = total,
+                  .num_slots = num_slots,
+                  .num_main = std::min(main, options_.max_model_len),
+                  .num_encoder = params.num_encoder,
+                  .num_prompt = request.num_prompt};
   if (!was_known) {
     request.tables.assign(groups_.size(), {});
     Adopt(request, params);
@@ -318,9 +392,9 @@ Outcome Manager::Allocate(Request& request, const AllocateParams& params,
   for (size_t g = 0; g < groups_.size(); ++g) {  // BM-60
     GroupTable& table = request.tables[g];
     const auto old_size = static_cast<std::ptrdiff_t>(table.blocks.size());
-    table.blocks = Grown(groups_[g], table, was_known, num_slots,
-                         std::min(main, options_.max_model_len), params.num_encoder);
-    table.chunk_end = std::min(main, options_.max_model_len);
+    table.checkpoint = CheckpointOf(groups_[g], table, step);
+    table.blocks = Grown(groups_[g], table, step);
+    table.chunk_end = step.num_main;
     TakeNew(table, g);
     // BM-99: the copy of a hit's end counts as new.
     const bool has_copy = !was_known && EndsInside(params, g);
@@ -356,6 +430,10 @@ std::optional<Hits> Manager::Truncate(const Hits& hits, int64_t num_tokens) cons
   Hits cut;
   cut.tokens = num_tokens;
   for (size_t g = 0; g < groups_.size(); ++g) {
+    if (!groups_[g].is_looked_up) {
+      cut.lists.emplace_back();
+      continue;
+    }
     if (num_tokens % groups_[g].block_size() != 0) return std::nullopt;
     const auto begin = hits.lists[g].begin();
     cut.lists.emplace_back(begin, begin + num_tokens / groups_[g].block_size());
@@ -372,6 +450,7 @@ std::vector<int64_t> Manager::CommonPrefix(const Request& request,
     if (!groups_[g].is_full()) continue;
     const std::vector<BlockId>& mine = request.tables[g].blocks;
     const auto shared_by_all = [&](int64_t i) {
+      if (mine[static_cast<size_t>(i)] == kNullBlockId) return false;  // BM-69
       return std::all_of(all.begin(), all.end(), [&](const Request* other) {
         if (!other->is_known) return true;
         const GroupTable& theirs = other->tables[g];

@@ -37,6 +37,9 @@ struct Options {
   bool partial_hits = false;
   int64_t num_lookahead = 0;      // L of V-10
   int64_t prefill_lookahead = 0;  // p of V-14
+  int64_t decode_ranks = 1;       // BM-113
+  int64_t prefill_ranks = 1;
+  int64_t checkpoint_alignment = 1;  // V-45
 };
 
 enum class Status { kWaiting, kRunning, kPreempted, kFinished };
@@ -45,6 +48,7 @@ struct GroupTable {
   std::vector<BlockId> blocks;
   int64_t num_cached = 0;
   int64_t chunk_end = 0;            // tokens at which the latest step ends
+  int64_t checkpoint = 0;           // V-45: tokens of the state that it exports on the way
   bool is_tail_dealt_with = false;  // BM-120
 
   int64_t size() const { return static_cast<int64_t>(blocks.size()); }
@@ -113,7 +117,9 @@ class Manager {
 
   // Empty: refused.
   std::optional<Hits> GetComputedBlocks(const Request& request) const;
-  LookupQuery QueryFor(const Request& request) const;
+  // Without draft groups, what a look-up must find, in one sentence: the longest length that all
+  // groups can serve, and of that again what is left when its end is computed again.
+  int64_t LongestHit(const Request& request) const;
 
   // On kOk, `out` gets the stage-3 blocks of each group.
   Outcome Allocate(Request& request, const AllocateParams& params,
@@ -184,9 +190,27 @@ class Manager {
   bool EndsInside(const AllocateParams& params, size_t group) const;
   void TakeCopiesFor(Request& request, const AllocateParams& params, bool is_new, int64_t num_main);
   bool UsesStateOfThisStep(const Request& request, const AllocateParams& params) const;
+  // What a step makes room for, behind so many tokens that are computed.
+  struct Step {
+    bool has_scratch = false;  // the request had a table before
+    int64_t num_computed = 0;
+    int64_t num_slots = 0;
+    int64_t num_main = 0;
+    int64_t num_encoder = 0;
+    int64_t num_prompt = 0;
+  };
   // A table that grew for these slots, with kNew for each block it takes.
-  std::vector<BlockId> Grown(const GroupRules& rules, const GroupTable& table, bool has_scratch,
-                             int64_t num_slots, int64_t num_main, int64_t num_encoder) const;
+  std::vector<BlockId> Grown(const GroupRules& rules, const GroupTable& table,
+                             const Step& step) const;
+  // The tokens behind which the step has its state exported, or 0 (V-45).
+  int64_t CheckpointOf(const GroupRules& rules, const GroupTable& table, const Step& step) const;
+  int64_t MostStates(const GroupRules& rules) const;
+  // Of a request that only wants so many tokens.
+  LookupQuery QueryFor(const Request& request, int64_t max_tokens) const;
+  // Of a hit, the tokens at its end that are computed again (V-46).
+  int64_t NumToReplay() const;
+  // V-21: the last boundary at which a resend of the prompt can hit a state.
+  int64_t UsableStateEnd(int64_t num_prompt) const;
   // Puts blocks in the place of kNew.
   void TakeNew(GroupTable& table, size_t group);
   // The table of BM-58 and BM-59, likewise.

@@ -26,6 +26,7 @@ void Manager::Register(Request& request, int64_t num_tokens) {  // BM-61, BM-73
   for (size_t g = 0; g < groups_.size(); ++g) {
     const GroupRules& rules = groups_[g];
     if (rules.is_mamba() && rules.mode() == MambaCacheMode::kNone) continue;
+    if (!rules.is_looked_up) continue;
     const int64_t n = RegistrationBound(rules, request, num_tokens);
     GroupTable& table = request.tables[g];
     const int64_t full = n / rules.block_size();
@@ -87,6 +88,7 @@ std::vector<bool> Manager::Mask(const Request& request, size_t g, int64_t full) 
         !options_.semantics.registers_earlier_states) {  // BM-111, V-6
       keep = keep && (i + 1) * rules.block_size() == table.chunk_end;
     }
+    keep = keep || (i + 1) * rules.block_size() == table.checkpoint;  // V-45
     mask.push_back(keep);
   }
   return mask;
@@ -97,7 +99,9 @@ bool Manager::CacheBlocks(Request& request, int64_t num_tokens) {  // BM-103
   if (num_tokens < 0 || num_tokens > request.content.num_tokens()) return false;
   if (!request.is_known) return num_tokens == 0;
   for (size_t g = 0; g < groups_.size(); ++g) {
-    if (num_tokens > request.tables[g].size() * groups_[g].block_size()) return false;
+    // What others cannot use is registered nowhere.
+    const int64_t covered = request.tables[g].size() * groups_[g].block_size();
+    if (groups_[g].is_looked_up && num_tokens > covered) return false;
   }
   Register(request, num_tokens);
   return true;
@@ -134,7 +138,7 @@ void Manager::RegisterTail(Request& request, size_t g, int64_t n) {  // BM-120, 
                                        rules.is_full() && rules.block_size() > hash_block_size_);
   const int64_t tail = TailOfPrompt(rules, request);
   if (!is_wanted || tail <= 0 || n < tail) return;
-  if (rules.is_mamba() && table.chunk_end != tail) return;
+  if (rules.is_mamba() && table.chunk_end != tail && table.checkpoint != tail) return;
   const bool again = options_.semantics.registers_usable_tails;
   const bool ends_inside = tail % rules.block_size() != 0;
   const int64_t position = (tail - 1) / rules.block_size();

@@ -31,38 +31,70 @@ std::vector<BlockId> Manager::Take(int64_t k, size_t group) {
 std::vector<BlockId> Manager::Adopted(size_t g, const Request& request,
                                       const AllocateParams& params) const {  // BM-58, BM-59
   const int64_t total = TotalComputed(request, params);
-  std::vector<BlockId> blocks(static_cast<size_t>(groups_[g].SkippedBlocks(total)), kNullBlockId);
+  std::vector<BlockId> blocks(static_cast<size_t>(groups_[g].BlocksNotAdopted(total)),
+                              kNullBlockId);
   if (params.hits && g < params.hits->lists.size()) {
     const std::vector<BlockId>& list = params.hits->lists[g];
     for (size_t i = blocks.size(); i < list.size(); ++i) blocks.push_back(list[i]);
   }
   if (params.num_external == 0 || groups_[g].SkippedTokens(total) >= total) return blocks;
+  if (groups_[g].is_ring()) return blocks;  // V-46: its one block is taken with the slots
   while (static_cast<int64_t>(blocks.size()) < CeilDiv(total, groups_[g].block_size())) {
     blocks.push_back(kNew);
   }
   return blocks;
 }
 
+int64_t Manager::UsableStateEnd(int64_t num_prompt) const {
+  const int64_t unit = alignment();
+  if (any_drops_) return RoundDown(num_prompt, unit) - unit;
+  const int64_t unusable = std::max<int64_t>(1, options_.num_lookahead);
+  return RoundDown(std::max<int64_t>(0, num_prompt - unusable), unit);
+}
+
+int64_t Manager::CheckpointOf(const GroupRules& rules, const GroupTable& table,
+                              const Step& step) const {
+  if (!options_.enable_caching || !rules.is_mamba()) return 0;
+  if (rules.spec.options().num_checkpoint_blocks == 0) return 0;
+  const int64_t begin = step.num_computed;
+  const int64_t end = step.num_main;
+  const int64_t boundary = UsableStateEnd(step.num_prompt);
+  // It lies strictly inside, at least a hash block behind a start on a hash boundary, and so far as
+  // the backend can export it.
+  if (boundary >= end || boundary - begin < hash_block_size_) return 0;
+  if (begin % hash_block_size_ != 0) return 0;
+  if ((boundary - begin) % options_.checkpoint_alignment != 0) return 0;
+  // With an interval of 0 only the step that reaches the prompt's end has one.
+  if (options_.semantics.retention_interval == 0 && end < step.num_prompt) return 0;
+  // Its column is the one before that of the step's own state, and holds neither a state nor
+  // anything that is computed.
+  const int64_t column = CeilDiv(boundary, rules.block_size()) - 1;
+  if (column != CeilDiv(end, rules.block_size()) - 2) return 0;
+  const int64_t taken = table.size() - (step.has_scratch ? rules.num_scratch() : 0);
+  return column < taken ? 0 : boundary;
+}
+
 std::vector<BlockId> Manager::Grown(const GroupRules& rules, const GroupTable& table,
-                                    bool has_scratch, int64_t num_slots, int64_t num_main,
-                                    int64_t num_encoder) const {
+                                    const Step& step) const {
   std::vector<BlockId> blocks = table.blocks;
   const auto size = [&] { return static_cast<int64_t>(blocks.size()); };
-  int64_t target = CeilDiv(num_slots, rules.block_size());
-  if (rules.is_cross()) target = CeilDiv(num_encoder, rules.block_size());  // BM-112
+  int64_t target = CeilDiv(step.num_slots, rules.block_size());
+  if (rules.is_cross()) target = CeilDiv(step.num_encoder, rules.block_size());  // BM-112
+  if (rules.is_ring()) target = 1;                                               // V-46
   if (rules.is_mamba()) target += rules.num_scratch();                      // BM-106
   if (rules.is_mamba() && rules.mode() == MambaCacheMode::kAlign) {         // BM-109
-    target = CeilDiv(num_main, rules.block_size()) + rules.num_scratch();
+    target = CeilDiv(step.num_main, rules.block_size()) + rules.num_scratch();
     const int64_t state = target - rules.num_scratch() - 1;
     if (target > size()) {
       const int64_t old_size = size();
       while (size() < state) blocks.push_back(kNullBlockId);
-      for (int64_t i = old_size - rules.num_scratch(); has_scratch && i < old_size; ++i) {
+      for (int64_t i = old_size - rules.num_scratch(); step.has_scratch && i < old_size; ++i) {
         if (i < 0 || i >= state || blocks[static_cast<size_t>(i)] == kNullBlockId) continue;
         blocks.push_back(blocks[static_cast<size_t>(i)]);
         blocks[static_cast<size_t>(i)] = kNullBlockId;
       }
     }
+    if (CheckpointOf(rules, table, step) > 0) blocks[static_cast<size_t>(state - 1)] = kNew;
   }
   while (size() < target) blocks.push_back(kNew);
   return blocks;
@@ -144,6 +176,12 @@ void Manager::Trim(Request& request, int64_t num_processed) {  // BM-62
   for (size_t g = 0; g < groups_.size(); ++g) {
     GroupTable& table = request.tables[g];
     std::vector<BlockId> freed;
+    for (int64_t i = table.size() - 1; i >= 0; --i) {
+      BlockId& id = table.blocks[static_cast<size_t>(i)];
+      if (id == kNullBlockId) continue;
+      if (!groups_[g].IsOldOutput(i, request.num_prompt, num_processed)) continue;
+      freed.push_back(std::exchange(id, kNullBlockId));
+    }
     for (int64_t i = std::min(groups_[g].SkippedBlocks(num_processed), table.size()) - 1; i >= 0;
          --i) {
       BlockId& id = table.blocks[static_cast<size_t>(i)];

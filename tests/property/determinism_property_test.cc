@@ -13,7 +13,7 @@ namespace {
 class DeterminismPropertyTest : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(DeterminismPropertyTest, SameCallsSameAnswers) {
-  CheckProperty(15, [&] {
+  CheckProperty(12, [&] {
     const Scenario scenario =
         MakeScenario(GetParam(), *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40));
     const auto operations = *Operations(60);
@@ -38,7 +38,7 @@ TEST_P(DeterminismPropertyTest, SameCallsSameAnswers) {
 }
 
 TEST_P(DeterminismPropertyTest, FreeOrderDoesNotChangeHitsBeforeReuse) {
-  CheckProperty(60, [&] {
+  CheckProperty(50, [&] {
     Scenario scenario = MakeScenario(GetParam(), *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40));
     SetPoolSize(scenario.config, 4000);
     const auto requests = *Operations(40);

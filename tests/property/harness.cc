@@ -123,6 +123,15 @@ void Harness::CheckAll() {
 void Harness::NewRequest(Numbers numbers) {
   oracle::Content content;
   const int64_t limit = scenario_.options.max_model_len;
+  // Often a prompt is one that came before, or begins like it.
+  if (!prompts_.empty() && numbers.OneIn(3)) {
+    content = prompts_[static_cast<size_t>(numbers.Below(std::ssize(prompts_)))];
+    const int64_t more = numbers.Below(std::min<int64_t>(limit - content.num_tokens(), 9));
+    for (int64_t p = 0; p < more; ++p) {
+      content.tokens.push_back(static_cast<TokenId>(200000 + 100 * num_created_ + p));
+    }
+    return AddRequest(std::move(content), /*skip=*/false);
+  }
   const int64_t shared = numbers.Below(limit);
   const int64_t document = numbers.Below(2);
   for (int64_t p = 0; p < shared; ++p) {
@@ -143,12 +152,16 @@ void Harness::NewRequest(Numbers numbers) {
           {"sound", offset + length + numbers.Below(4), 1 + numbers.Below(20)});
     }
   }
-  const bool skip = numbers.OneIn(10);
+  AddRequest(std::move(content), numbers.OneIn(10));
+}
+
+void Harness::AddRequest(oracle::Content content, bool skip) {
   LiveRequest request;
   const std::string id = absl::StrCat("r", num_created_++);
-  Log(absl::StrCat("new ", id, ": document ", document, " to ", shared, ", tail ", tail, ", salt ",
+  Log(absl::StrCat("new ", id, ": ", absl::StrJoin(content.tokens, ","), ", salt ",
                    content.cache_salt, ", lora ", content.lora_name, ", features ",
                    content.features.size(), ", skip ", skip));
+  prompts_.push_back(content);
   auto real = manager_->NewRequest({.id = id,
                                     .content = {.token_ids = content.tokens,
                                                 .lora_name = content.lora_name,
@@ -175,6 +188,8 @@ void Harness::LookUp(LiveRequest& request) {
     return;
   }
   Expect(real->num_tokens() == model->tokens, absl::StrCat("oracle hits ", model->tokens));
+  Expect(real->num_replayed_tokens() == model->replayed,
+         absl::StrCat("replayed ", real->num_replayed_tokens(), ", oracle ", model->replayed));
   Expect(real->shared_prefix_boundary() == model->boundary,
          absl::StrCat("boundary ", real->shared_prefix_boundary(), ", oracle ", model->boundary));
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
@@ -187,18 +202,18 @@ void Harness::LookUp(LiveRequest& request) {
   const bool any_draft = std::any_of(model_.groups().begin(), model_.groups().end(),
                                      [](const oracle::GroupRules& g) { return g.is_draft; });
   if (scenario_.options.enable_caching && !request.model.skip_reading && !any_draft) {
-    const int64_t longest =
-        LongestCommonHit(model_.pool(), model_.groups(), model_.QueryFor(request.model));
+    const int64_t longest = model_.LongestHit(request.model);
     Expect(real->num_tokens() == longest,
            absl::StrCat("the longest length that all groups can serve is ", longest));
   }
+  (model->tokens > 0 ? counts_.replays : counts_.lost_hits) += model->replayed > 0;
   request.real_hits = *real;
   request.model_hits = *model;
 }
 
 int64_t Harness::TokensToTail(const LiveRequest& request, int64_t computed,
                               Numbers& numbers) const {
-  if (!scenario_.options.partial_hits || !numbers.OneIn(3)) return 0;
+  if (!scenario_.options.partial_hits || !numbers.OneIn(2)) return 0;
   const int64_t unit = model_.hash_block_size();
   const int64_t tail = oracle::RoundDown(request.model.num_prompt - 1, unit);
   return std::max<int64_t>(0, tail - unit * numbers.Below(2) - computed);

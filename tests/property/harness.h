@@ -31,16 +31,36 @@ class Harness {
   const std::vector<std::string>& log() const { return log_; }
   const KvCacheManager& manager() const { return *manager_; }
   const oracle::Manager& model() const { return model_; }
-  int64_t num_no_space() const { return num_no_space_; }
-  // Copies of hits that end inside a block, and of states about to be overwritten.
-  int64_t num_hit_copies() const { return num_hit_copies_; }
-  int64_t num_state_copies() const { return num_state_copies_; }
+  // What the operations came to.
+  struct Counts {
+    int64_t no_space = 0;
+    int64_t hits = 0;  // admissions with one
+    // Copies of hits that end inside a block, and of states about to be overwritten.
+    int64_t hit_copies = 0;
+    int64_t state_copies = 0;
+    int64_t old_outputs = 0;     // blocks behind a prompt that were given back
+    int64_t short_tables = 0;    // of a ring, beside more tokens than it has rows
+    int64_t replays = 0;         // hits of which the end is computed again
+    int64_t lost_hits = 0;       // of which all is
+    int64_t checkpoints = 0;     // states exported inside a step
+
+    Counts& operator+=(const Counts& other) {
+      for (auto count : {&Counts::no_space, &Counts::hits, &Counts::hit_copies,
+                         &Counts::state_copies, &Counts::old_outputs, &Counts::short_tables,
+                         &Counts::replays, &Counts::lost_hits, &Counts::checkpoints}) {
+        this->*count += other.*count;
+      }
+      return *this;
+    }
+  };
+  const Counts& counts() const { return counts_; }
 
  private:
   Harness(const Scenario& scenario, std::unique_ptr<KvCacheManager> manager);
 
   // Everyday calls.
   void NewRequest(Numbers numbers);
+  void AddRequest(oracle::Content content, bool skip);
   void LookUp(LiveRequest& request);
   void Admit(LiveRequest& request, Numbers numbers);
   // Where hits may end inside blocks: how many tokens a step computes that ends, as a scheduler
@@ -70,6 +90,7 @@ class Harness {
                            const LiveRequest* from);
   void CheckAllocation(const LiveRequest& request, const oracle::AllocateParams& params,
                        const Snapshot& before, int64_t need, size_t num_copies);
+  void CheckCheckpoints(const LiveRequest& request);
   void ExpectRefused(const char* what, const Snapshot& before, const absl::Status& status);
   void ExpectOnlyPermanentChunks() const;
   void CheckAll();
@@ -86,15 +107,14 @@ class Harness {
   std::unique_ptr<KvCacheManager> manager_;
   oracle::Manager model_;
   std::vector<LiveRequest> requests_;
+  std::vector<oracle::Content> prompts_;  // of all requests so far
   std::vector<std::vector<BlockId>> popped_;  // lists to be given back, in table order
   std::vector<int> outside_;                  // references of popped_, per block
   HashNames names_;
   EventMirror mirror_;
   PrefixCacheStats last_stats_;
   int64_t num_created_ = 0;
-  int64_t num_no_space_ = 0;
-  int64_t num_hit_copies_ = 0;
-  int64_t num_state_copies_ = 0;
+  Counts counts_;
   // A request holds blocks that were evicted since its look-up, as a switch of Semantics asks for:
   // then tables and contents do not fit any more.
   bool has_stale_tables_ = false;

@@ -57,7 +57,7 @@ oracle::Outcome Harness::Allocate(LiveRequest& request, oracle::AllocateParams p
     return outcome;
   }
   Expect(result->has_value() == (outcome == oracle::Outcome::kOk), "no space on one side");
-  num_no_space_ += !result->has_value();
+  counts_.no_space += !result->has_value();
   has_stale_tables_ = has_stale_tables_ || (is_stale && result->has_value());
   if (old_model.is_known || result->has_value()) {
     const int64_t processed = std::max<int64_t>(0, total - request.model.num_inflight);
@@ -83,9 +83,31 @@ oracle::Outcome Harness::Allocate(LiveRequest& request, oracle::AllocateParams p
     }
   }
   const size_t num_copies = model_.copies().size() - copies_before;
-  (old_model.is_known ? num_state_copies_ : num_hit_copies_) += static_cast<int64_t>(num_copies);
+  (old_model.is_known ? counts_.state_copies : counts_.hit_copies) +=
+      static_cast<int64_t>(num_copies);
+  if (result->has_value()) {
+    counts_.hits += !old_model.is_known && hit_tokens > 0;
+    CheckCheckpoints(request);
+  }
   if (!has_stale_tables_) CheckAllocation(request, params, before, need_before, num_copies);
   return outcome;
+}
+
+// What a step exports on its way, and how much of a sequence a ring holds.
+void Harness::CheckCheckpoints(const LiveRequest& request) {
+  for (size_t g = 0; g < model_.groups().size(); ++g) {
+    const oracle::GroupTable& table = request.model.tables[g];
+    const int64_t rows = model_.groups()[g].block_size();
+    counts_.short_tables += model_.groups()[g].is_ring() && request.max_slots > rows;
+    counts_.checkpoints += table.checkpoint > 0;
+    const auto real = manager_->GetStateCheckpoint(*request.real, static_cast<GroupId>(g));
+    Expect(real.has_value() == (table.checkpoint > 0), "a checkpoint on one side only");
+    if (!real) continue;
+    const auto column = static_cast<size_t>(oracle::CeilDiv(table.checkpoint, rows) - 1);
+    Expect(real->num_tokens == table.checkpoint && real->block == table.blocks[column],
+           absl::StrCat("checkpoint of ", real->num_tokens, " tokens in block ", real->block,
+                        ", oracle ", table.checkpoint, " in ", table.blocks[column]));
+  }
 }
 
 void Harness::CheckAllocation(const LiveRequest& request, const oracle::AllocateParams& params,
@@ -96,7 +118,7 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
                   (after.refs != before.refs || after.tables != before.tables);
   int64_t trimmed = 0;
   if (before.holds[index]) {
-    ExpectEmpty(BrokenTableInvariant(before.tables[index], after.tables[index]));
+    ExpectEmpty(BrokenTableInvariant(*manager_, before.tables[index], after.tables[index]));
     for (size_t g = 0; g < before.tables[index].size(); ++g) {
       for (size_t i = 0; i < before.tables[index][g].size(); ++i) {
         const BlockId id = before.tables[index][g][i];
@@ -105,8 +127,9 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
         const bool moved =
             rules.is_mamba() && static_cast<int64_t>(i) + rules.num_scratch() >=
                                     static_cast<int64_t>(before.tables[index][g].size());
-        trimmed += id != kNullBlockId && now[i] == kNullBlockId && !moved &&
-                   before.refs[static_cast<size_t>(id)] == 1;
+        const bool given_back = id != kNullBlockId && now[i] == kNullBlockId && !moved;
+        trimmed += given_back && before.refs[static_cast<size_t>(id)] == 1;
+        counts_.old_outputs += given_back && rules.spec.output_window();
       }
     }
   }
@@ -130,15 +153,20 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
     const oracle::GroupRules& rules = model_.groups()[g];
     const int64_t size = static_cast<int64_t>(after.tables[index][g].size());
     const int64_t old_size = static_cast<int64_t>(before.tables[index][g].size());
-    const bool has_own_layout = rules.is_mamba() || rules.is_cross();
+    const bool has_own_layout = rules.has_own_layout();
     Expect(size >= std::max(old_size, has_own_layout
                                           ? 0
                                           : oracle::CeilDiv(request.max_slots, rules.block_size())),
            "INV-18: a table is too short");
-    const int64_t span = request.max_slots - request.max_processed;
+    int64_t span = request.max_slots - request.max_processed;
     const int64_t real = request.model.tables[g].num_real();
-    Expect(!rules.admission_cap || span > *scenario_.options.max_in_flight_tokens ||
-               real <= *rules.admission_cap,
+    std::optional<int64_t> cap = rules.admission_cap;
+    // Hits and external tokens come with all their output; later steps give back what is old of it.
+    if (rules.output_cap && before.holds[index]) {
+      span = request.max_slots - (request.model.num_computed - request.model.num_inflight);
+      cap = oracle::CeilDiv(request.model.num_prompt, rules.block_size()) + *rules.output_cap;
+    }
+    Expect(!cap || span > *scenario_.options.max_in_flight_tokens || real <= *cap,
            absl::StrCat("INV-24: ", real, " real blocks in group ", g));
   }
   // INV-22: without a trim, and apart from adopted hits, blocks come off the front of the queue.
@@ -160,10 +188,12 @@ void Harness::CheckAllocation(const LiveRequest& request, const oracle::Allocate
     }
     for (size_t i = 0; i < table.size(); ++i) {
       if (table[i] == kNullBlockId) continue;
-      // Scratch blocks of states move to the end of their table.
-      const bool moved = before.holds[index] && before.refs[static_cast<size_t>(table[i])] > 0;
       if (!copied.empty() && i == first_new && copied.back() == table[i]) continue;
-      (i < first_new || moved ? adopted : taken).push_back(table[i]);
+      // Scratch blocks of states move to the end of their table, and what a step exports may stand
+      // where one was.
+      const bool was_held = before.holds[index] ? before.refs[static_cast<size_t>(table[i])] > 0
+                                                : i < first_new;
+      (was_held ? adopted : taken).push_back(table[i]);
     }
   }
   taken.insert(taken.begin(), copied.begin(), copied.end());  // before all others

@@ -91,6 +91,7 @@ std::string BrokenPoolInvariant(const BlockPool& pool, const std::vector<BlockId
 // Positions that tokens after the first n need.
 int64_t FirstNeeded(const SingleTypeManager& group, int64_t n) {
   const KvCacheSpec& spec = group.spec();
+  if (spec.options().bounded_replay && !group.is_cacheable()) return n / group.block_size();
   if (const auto window = spec.sliding_window()) {
     return std::max<int64_t>(0, n - *window + 1) / group.block_size();
   }
@@ -110,10 +111,19 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
   const auto at = [&](int64_t i) { return table[static_cast<size_t>(i)]; };
   int64_t nulls = 0;
   while (nulls < size && at(nulls) == kNullBlockId) ++nulls;
-  if (group.is_full_type() && nulls > 0) return Broken(19, "null in a full table of group ", g);
-  for (int64_t i = nulls; i < size; ++i) {
+  if (group.is_full_type() && nulls > 0 && !group.spec().output_window()) return Broken(19, "null in a full table of group ", g);
+  const auto output_window = group.spec().output_window();
+  for (int64_t i = output_window ? 0 : nulls; i < size; ++i) {
     const BlockId id = at(i);
     if (id == kNullBlockId && group.spec().kind() == KvCacheSpecKind::kMamba) continue;
+    if (id == kNullBlockId && output_window) {
+      if (i * group.block_size() < request.model.num_prompt ||
+          (i + 1) * group.block_size() > request.max_processed - *output_window) {
+        return Broken(14, "position ", i, " of group ", g, " is null with ", request.max_processed,
+                      " tokens processed behind a prompt of ", request.model.num_prompt);
+      }
+      continue;
+    }
     if (id == kNullBlockId) return Broken(19, "null behind real blocks in group ", g);
     if (std::count(table.begin(), table.end(), id) != 1) {
       return Broken(6, "block ", id, " twice in one table");
@@ -139,7 +149,7 @@ std::string BrokenTableOf(const KvCacheManager& manager, const LiveRequest& requ
   const auto* mamba = group.spec().get_if<MambaSpec>();
   const bool skips_positions =
       mamba != nullptr && mamba->options().cache_mode == MambaCacheMode::kAlign;
-  if (manager.HoldsBlocks(*request.real) && !skips_positions &&
+  if (manager.HoldsBlocks(*request.real) && !skips_positions && !output_window &&
       nulls > FirstNeeded(group, request.max_processed)) {
     return Broken(14, nulls, " nulls in group ", g, " of ", request.real->id(), " although only ",
                   request.max_processed, " tokens are processed");
@@ -200,6 +210,7 @@ std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<Liv
       const bool counts = manager.group(g).is_full_type() && pool.enable_caching() &&
                           !manager.options().semantics.has_no_common_prefix;
       while (counts && expected < static_cast<int64_t>(mine.size()) &&
+             mine[static_cast<size_t>(expected)] != kNullBlockId &&
              std::all_of(requests.begin(), requests.end(), [&](const LiveRequest& other) {
                if (!manager.HoldsBlocks(*other.real)) return true;
                const auto theirs = manager.GetBlocks(*other.real, g);
@@ -233,6 +244,10 @@ std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& req
   for (GroupId g = 0; g < manager.num_groups(); ++g) {
     const auto list = hits.blocks(g);
     const int64_t bs = manager.group(g).block_size();
+    if (manager.options().enable_caching && !manager.group(g).is_cacheable()) {
+      if (!list.empty()) return Broken(12, "hits in group ", g, ", which nobody can hit");
+      continue;
+    }
     if (static_cast<int64_t>(list.size()) != oracle::CeilDiv(tokens, bs)) {
       return Broken(12, "list of ", list.size(), " blocks in group ", g, " for ", tokens);
     }
@@ -253,10 +268,15 @@ std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& req
   return "";
 }
 
-std::string BrokenTableInvariant(const Tables& before, const Tables& after) {
+std::string BrokenTableInvariant(const KvCacheManager& manager, const Tables& before,
+                                 const Tables& after) {
   for (size_t g = 0; g < before.size(); ++g) {
     if (after[g].size() < before[g].size()) return Broken(18, "a table of group ", g, " shrank");
+    const KvCacheSpec& spec = manager.group(static_cast<GroupId>(g)).spec();
+    const bool has_checkpoints = spec.options().num_checkpoint_blocks > 0;
+    const int64_t scratch = has_checkpoints ? spec.options().num_speculative_blocks : 0;
     for (size_t i = 0; i < before[g].size(); ++i) {
+      if (static_cast<int64_t>(i) + scratch >= static_cast<int64_t>(before[g].size())) break;
       if (before[g][i] == kNullBlockId && after[g][i] != kNullBlockId) {
         return Broken(19, "null at position ", i, " of group ", g, " became ", after[g][i]);
       }

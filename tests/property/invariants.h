@@ -21,9 +21,10 @@ std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<Liv
 std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& request,
                                const ComputedBlocks& hits);
 
-// INV-20: real ids of a table do not change; INV-19: what became null stays null. For a request
-// that held blocks before and still does.
-std::string BrokenTableInvariant(const Tables& before, const Tables& after);
+// INV-20: real ids of a table do not change, except where scratch blocks of states give way; INV-19:
+// what became null stays null. For a request that held blocks before and still does.
+std::string BrokenTableInvariant(const KvCacheManager& manager, const Tables& before,
+                                 const Tables& after);
 
 }  // namespace kvblocks::property
 

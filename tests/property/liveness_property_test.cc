@@ -27,14 +27,21 @@ int64_t BlocksOfGroup(const Scenario& scenario, const KvCacheSpec& spec, bool ex
   const auto cap = oracle::AdmissionCapOf(spec, scenario.options.max_model_len,
                                           *scenario.options.max_in_flight_tokens, exact, num_kept);
   // BM-6: of states as the mode says.
-  int64_t uncapped = oracle::CeilDiv(scenario.options.max_model_len, spec.block_size());
+  const bool is_spread = spec.kind() != KvCacheSpecKind::kMamba;
+  const int64_t ranks = !is_spread ? 1
+                                   : scenario.options.decode_context_parallel *
+                                         scenario.options.prefill_context_parallel;
+  const int64_t block_size = spec.block_size() * ranks;
+  int64_t uncapped = oracle::CeilDiv(scenario.options.max_model_len, block_size);
+  if (spec.kind() == KvCacheSpecKind::kRing) uncapped = 1;
   if (const auto* mamba = spec.get_if<MambaSpec>()) {
     if (mamba->options().cache_mode == MambaCacheMode::kAlign) uncapped = may_lag ? 3 : 2;
     uncapped += mamba->options().num_speculative_blocks;
+    uncapped += scenario.options.enable_caching ? mamba->options().num_checkpoint_blocks : 0;
   }
   // Next to its copy, the block where a hit ends or the state to be overwritten.
   const bool may_copy = scenario.options.partial_hits && scenario.options.enable_caching &&
-                        spec.block_size() > *scenario.config.hash_block_size;
+                        block_size > *scenario.config.hash_block_size;
   return cap.value_or(uncapped) + spec.sink_length() / spec.block_size() + (may_copy ? 1 : 0);
 }
 
@@ -61,7 +68,7 @@ class LivenessPropertyTest : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(LivenessPropertyTest, OneRequestAlwaysProceeds) {
   int64_t retries = 0;
-  CheckProperty(100, [&] {
+  CheckProperty(80, [&] {
     Scenario scenario = MakeScenario(GetParam(), *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40));
     scenario.options.watermark = 0;
     scenario.options.enable_events = false;

@@ -24,7 +24,7 @@ std::vector<TokenId> Prompt(int64_t shared, int64_t length, int64_t tail) {
 }
 
 TEST_P(LookupPropertyTest, HitsInAHoledCache) {
-  CheckProperty(250, [&] {
+  CheckProperty(205, [&] {
     Scenario scenario = MakeScenario(GetParam(), *rc::gen::inRange<uint64_t>(0, uint64_t{1} << 40));
     SetPoolSize(scenario.config, 1000);
     scenario.options.max_model_len = scenario.oracle_options.max_model_len = 80;
@@ -69,6 +69,7 @@ TEST_P(LookupPropertyTest, HitsInAHoledCache) {
       const oracle::Hits want = model.GetComputedBlocks(expected).value();
       RC_ASSERT(got.num_tokens() == want.tokens);
       RC_ASSERT(got.shared_prefix_boundary() == want.boundary);
+      RC_ASSERT(got.num_replayed_tokens() == want.replayed);
       for (GroupId g = 0; g < manager->num_groups(); ++g) {
         const std::vector<BlockId> list(got.blocks(g).begin(), got.blocks(g).end());
         RC_ASSERT(list == want.lists[static_cast<size_t>(g)]);

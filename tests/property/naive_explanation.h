@@ -81,13 +81,12 @@ class NaiveHistory {
   }
   void AfterAllocation(const Known& known, const NewBlocks& taken) {
     std::set<BlockId> fresh;
-    for (GroupId g = 0; g < manager_.num_groups(); ++g) {
+    const auto take = [&](GroupId g, absl::Span<const BlockId> ids) {
       int64_t count = 0;
-      for (BlockId id : taken.blocks(g)) {
+      for (BlockId id : ids) {
         // States' tables also grow by null blocks and by scratch blocks that move.
-        if (id == kNullBlockId || scratch_.count(id) > 0) continue;
+        if (id == kNullBlockId || scratch_.count(id) > 0 || !fresh.insert(id).second) continue;
         ++count;
-        fresh.insert(id);
         for (BlockId lost : LostFor(id, g)) {
           auto& key = keys_[static_cast<size_t>(lost)];
           if (key) Remove(*key, /*was_reused=*/true);
@@ -95,6 +94,12 @@ class NaiveHistory {
         }
       }
       taken_ += count;
+    };
+    for (GroupId g = 0; g < manager_.num_groups(); ++g) {
+      // Before the others, perhaps where a scratch block was.
+      const auto checkpoint = manager_.GetStateCheckpoint(*known.request, g);
+      if (checkpoint) take(g, {&checkpoint->block, 1});
+      take(g, taken.blocks(g));
     }
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
       const auto table = manager_.GetBlocks(*known.request, g);
@@ -219,6 +224,11 @@ class Expectation {
     }
   }
   bool IsHashed(int64_t end) const { return end <= hashed_; }
+  // V-46: of others nobody can use the blocks.
+  bool IsLookedUp(GroupId g) const {
+    const KvCacheSpec& spec = manager_.group(g).spec();
+    return spec.kind() != KvCacheSpecKind::kRing && !spec.options().bounded_replay;
+  }
 
   int64_t Size(GroupId g) const { return manager_.group(g).block_size(); }
   bool IsFull(GroupId g) const { return manager_.group(g).is_full_type(); }
@@ -264,7 +274,7 @@ class Expectation {
   }
   bool AllServe(int64_t end) const {
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
-      if (MissingToken(g, end)) return false;
+      if (IsLookedUp(g) && MissingToken(g, end)) return false;
     }
     return true;
   }
@@ -293,14 +303,24 @@ class Expectation {
   }
   std::optional<Token> Veto(int64_t end) const {
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
-      if (IsFull(g)) continue;
+      if (IsFull(g) || !IsLookedUp(g)) continue;
       const auto missing = MissingToken(g, end);
       if (missing) return Token{MissReason::kGroupVeto, g, Why(g, *missing / Size(g))};
     }
     return std::nullopt;
   }
 
+  // What is explained behind a hit of whose end so many tokens are computed again.
+  void SetReplayed(int64_t num_hit_tokens, int64_t num_tokens) {
+    replayed_until_ = num_tokens == 0 ? 0 : num_hit_tokens + num_tokens;
+  }
+
   Token At(int64_t token, const Token& before) const {
+    if (token < replayed_until_) {
+      GroupId window = 0;
+      while (!manager_.group(window).spec().options().bounded_replay) ++window;
+      return {MissReason::kGroupVeto, window, Absence{.reason = MissReason::kNotKept}};
+    }
     const int64_t end = (token / unit_ + 1) * unit_;
     if (end > n_) {
       return {n_ < unit_ ? MissReason::kShorterThanABlock : MissReason::kPartialBlock};
@@ -323,6 +343,7 @@ class Expectation {
       return Veto(end).value_or(Token());
     }
     for (GroupId g = 0; g < manager_.num_groups(); ++g) {
+      if (!IsLookedUp(g)) continue;
       for (int64_t t = end - unit_; t < end; ++t) {
         if (t / Size(g) >= FirstSeen(g, end) / Size(g) && !HasToken(g, t)) return Absent(g, t);
       }
@@ -337,6 +358,7 @@ class Expectation {
   std::unique_ptr<Request> plain_;
   int64_t n_, unit_;
   int64_t hashed_ = 0;
+  int64_t replayed_until_ = 0;
   bool has_full_ = false;
 };
 

@@ -15,8 +15,12 @@ namespace kvblocks::property {
 using testing::Chunked;
 using testing::Cross;
 using testing::Full;
+using testing::HiddenState;
 using testing::Mamba;
 using testing::Mla;
+using testing::OutputWindow;
+using testing::Replayed;
+using testing::Ring;
 using testing::Sink;
 using testing::Window;
 using testing::WindowMla;
@@ -47,6 +51,15 @@ Shape Partial(std::string name, std::vector<KvCacheGroup> groups, int64_t hash_b
           .hash_block_size = hash_block_size,
           .use_eagle = use_eagle,
           .partial_hits = true};
+}
+Shape Spread(Shape shape, int64_t decode_ranks, int64_t prefill_ranks = 1) {
+  shape.decode_ranks = decode_ranks;
+  shape.prefill_ranks = prefill_ranks;
+  return shape;
+}
+Shape Exporting(Shape shape, int64_t checkpoint_alignment) {
+  shape.checkpoint_alignment = checkpoint_alignment;
+  return shape;
 }
 Shape Dense(std::string name, std::vector<KvCacheGroup> groups) {
   return {.name = std::move(name), .groups = std::move(groups), .register_unreachable = true};
@@ -132,6 +145,26 @@ const std::vector<Shape>& Shapes() {
               2),
       Dense("FullWindowDense", {Group(Full(8)), Group(Window(2, 3))}),
       Dense("DraftDense", {Group(Full(8)), Draft(Window(2, 3))}),
+      {"OutputWindow", {Group(OutputWindow(4, 6))}},
+      {"OutputWindowOfOne", {Draft(OutputWindow(2, 1)), Group(Window(4, 9))}},
+      {"HiddenOutputWindow",
+       {Group(HiddenState(8)), Group(OutputWindow(4, 5)), Group(Window(4, 9))}},
+      InChunks({"NativeOutputWindow", {Group(Full(4)), Group(OutputWindow(2, 3))}}, {2, 5}, {0, 1}),
+      Spread({"SpreadFull", {Group(Full(1))}}, 2, 2),
+      Spread({"SpreadMlaMamba", {Group(Mla(3)), Group(Mamba(4, kAlign)), Draft(Full(2))}}, 2),
+      Spread(Partial("PartialSpread", {Group(OutputWindow(4, 3)), Group(Mamba(4, kAlign))}, 4), 2),
+      {"WindowRing", {Group(Ring(3)), Group(Window(4, 6))}},
+      {"ReplayedDraft",
+       {Draft(Full(4)), Group(Replayed(2, 7)), Group(Window(4, 5)), Group(Ring(8))}},
+      InChunks({"NativeReplayed", {Group(Mla(8)), Group(Replayed(4, 9)), Group(Ring(3))}},
+               {2, 3, 5}, {0, 1, 2}),
+      Exporting({"MambaCheckpoint", {Group(Full(4)), Group(Mamba(8, kAlign, 2, 1))}}, 8),
+      Partial("PartialCheckpoint", {Group(Full(8)), Group(Mamba(8, kAlign, 1, 1))}, 2),
+      InChunks(Partial("NativePartial", {Group(Full(4)), Group(Mamba(4, kAlign))}, 2), {2, 3},
+               {0, 1}),
+      InChunks(Partial("NativePartialWindow",
+                       {Group(Mamba(8, kAlign, 1)), Group(Window(2, 5)), Group(Full(8))}, 2),
+               {3, 5, 2}, {0, 1, 2}),
   };
   return *shapes;
 }
@@ -223,6 +256,9 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
   options.partial_hits = shape.partial_hits;
   options.max_encoder_tokens = 24;
   options.register_unreachable_blocks = shape.register_unreachable;
+  options.decode_context_parallel = shape.decode_ranks;
+  options.prefill_context_parallel = shape.prefill_ranks;
+  options.checkpoint_alignment = shape.checkpoint_alignment;
   options.block_count_formula =
       numbers.OneIn(2) ? BlockCountFormula::kUpstream : BlockCountFormula::kExact;
 
@@ -244,6 +280,9 @@ Scenario MakeScenario(const Shape& shape, uint64_t store) {
       .partial_hits = options.partial_hits,
       .num_lookahead = options.num_hash_lookahead_tokens,
       .prefill_lookahead = options.prefill_lookahead_tokens,
+      .decode_ranks = options.decode_context_parallel,
+      .prefill_ranks = options.prefill_context_parallel,
+      .checkpoint_alignment = options.checkpoint_alignment,
   };
   return scenario;
 }
@@ -265,6 +304,7 @@ std::string Scenario::ToString() const {
                   " exact_caps=", oracle_options.exact_caps,
                   " hash_lookahead=", options.num_hash_lookahead_tokens,
                   " prefill_lookahead=", options.prefill_lookahead_tokens,
+                  " ranks=", options.decode_context_parallel * options.prefill_context_parallel,
                   " semantics=", Describe(options.semantics));
   return text;
 }

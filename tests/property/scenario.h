@@ -4,6 +4,7 @@
 #ifndef KVBLOCKS_TESTS_PROPERTY_SCENARIO_H_
 #define KVBLOCKS_TESTS_PROPERTY_SCENARIO_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <ostream>
 #include <string>
@@ -26,6 +27,29 @@ struct Shape {
   std::optional<int64_t> retention_interval = std::nullopt;  // default: drawn
   bool register_unreachable = false;
   bool partial_hits = false;
+  int64_t decode_ranks = 1;  // BM-113
+  int64_t prefill_ranks = 1;
+  int64_t checkpoint_alignment = 1;  // V-45
+
+  // Whether some group is of this kind, or its specs have such a field set.
+  template <typename Predicate>
+  bool Has(Predicate predicate) const {
+    return std::any_of(groups.begin(), groups.end(),
+                       [&](const KvCacheGroup& group) { return predicate(group.spec); });
+  }
+  bool is_spread() const { return decode_ranks * prefill_ranks > 1; }
+  bool has_output_windows() const {
+    return Has([](const KvCacheSpec& spec) { return spec.output_window().has_value(); });
+  }
+  bool has_rings() const {
+    return Has([](const KvCacheSpec& spec) { return spec.kind() == KvCacheSpecKind::kRing; });
+  }
+  bool is_replayed() const {
+    return Has([](const KvCacheSpec& spec) { return spec.options().bounded_replay; });
+  }
+  bool has_checkpoints() const {
+    return Has([](const KvCacheSpec& spec) { return spec.options().num_checkpoint_blocks > 0; });
+  }
 
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
     return out << shape.name;
