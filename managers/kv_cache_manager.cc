@@ -461,7 +461,7 @@ absl::Status KvCacheManager::CacheBlocks(Request& request, int64_t num_tokens) {
   int64_t most = HoldsBlocks(request) ? request.num_tokens() : 0;
   if (HoldsBlocks(request)) {
     for (GroupId g = 0; g < num_groups(); ++g) {
-      if (!group(g).is_cacheable()) continue;  // a ring's table covers its rows only
+      if (!group(g).is_cacheable()) continue;  // a ring's table, for one, says nothing of tokens
       most = std::min(most,
                       static_cast<int64_t>(GetBlocks(request, g).size()) * group(g).block_size());
     }

@@ -79,16 +79,28 @@ TEST(NewKindsTest, ARingIsOneBlock) {
   EXPECT_EQ(std::vector<BlockId>(queue.begin(), queue.begin() + 3), (std::vector<BlockId>{4, 3, 8}));
 }
 
-// V-46, BM-103: what is registered late is the other groups', however few rows the ring has.
-TEST(NewKindsTest, ARingDoesNotLimitWhatIsRegistered) {
-  const KvCacheConfig config = FullAnd(*RingSpec::Create({.block_size = 8, .head_size = 8}));
-  const auto manager = *KvCacheManager::Create(config, {.max_model_len = kMost});
-  const auto request = New(*manager, 40);
-  ASSERT_TRUE(
-      (*manager->AllocateSlots(*request, {.num_new_tokens = 40, .delay_cache_blocks = true}))
-          .has_value());
-  EXPECT_TRUE(manager->CacheBlocks(*request, 40).ok());
-  EXPECT_EQ(manager->GetComputedBlocks(*New(*manager, 40))->num_tokens(), 32);
+// BM-103: how many tokens can be registered is said by the tables of groups that are registered. A ring's
+// has one block, and an encoder's as many as its input needs.
+TEST(NewKindsTest, TablesOfGroupsThatAreNeverHitBoundNoRegistration) {
+  const auto cross =
+      CrossAttentionSpec::Create({.block_size = 16, .num_kv_heads = 1, .head_size = 8});
+  for (const KvCacheSpec& other :
+       {*RingSpec::Create({.block_size = 8, .head_size = 8}), *cross}) {
+    SCOPED_TRACE(std::string(other.kind_name()));
+    const auto manager = *KvCacheManager::Create(FullAnd(other), {.max_model_len = kMost});
+    const auto request = New(*manager, 40, "salt");
+    const auto slots = manager->AllocateSlots(
+        *request, {.num_new_tokens = 40,
+                   .delay_cache_blocks = true,
+                   .num_encoder_tokens = other.kind() == KvCacheSpecKind::kRing ? 0 : 16});
+    ASSERT_TRUE(slots.ok() && slots->has_value()) << slots.status();
+    ASSERT_EQ(manager->GetBlocks(*request, 1).size(), 1u);
+    request->set_num_computed_tokens(40);
+    const absl::Status status = manager->CacheBlocks(*request, 40);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(manager->GetComputedBlocks(*New(*manager, 40, "salt"))->num_tokens(), 32);
+    EXPECT_FALSE(manager->CacheBlocks(*request, 41).ok());
+  }
 }
 
 // V-46: without a group of full type, each group that is looked up says what it lacks; a ring has

@@ -92,6 +92,25 @@ TEST(SimulationLayoutsTest, AnOutputWindowBoundsWhatARequestNeeds) {
   }
 }
 
+// V-46, V-82: what outputs complete is registered beside a ring, whose one block covers few tokens. 31
+// tokens need 8 blocks and the ring.
+TEST(SimulationLayoutsTest, OutputsAreRegisteredBesideARing) {
+  for (const bool async : {false, true}) {
+    Replay replay;
+    replay.config.kv_cache.groups = {
+        FullGroup(4),
+        {.spec = *RingSpec::Create({.block_size = 8, .head_size = 8}), .layer_names = {"ring"}}};
+    replay.config.kv_cache.num_blocks = 10;
+    replay.config.scheduler.async = async;
+    replay.Add({.id = "A", .prompt = 11, .output = 20});
+    const absl::Status status = replay.Run();
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(replay.ends["A"], "length");
+    // 30 tokens are computed, all of whose full blocks have keys.
+    EXPECT_EQ(replay.keyed_blocks.size(), 7u);
+  }
+}
+
 TEST(SimulationLayoutsTest, PromptsAreCutWhereStatesCanBeReused) {
   Replay replay;
   replay.config.kv_cache.groups = {FullGroup(4), StateGroup(4)};

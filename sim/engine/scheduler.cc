@@ -97,6 +97,7 @@ int64_t Scheduler::NumBlocksFor(const SimRequest& request, int64_t num_tokens) c
       // The cap knows the tokens of steps under way, not the slots behind them.
       blocks = std::min(blocks, *cap + group.NumBlocksFor(options_.num_lookahead_tokens));
     }
+    if (group.spec().kind() == KvCacheSpecKind::kRing) blocks = 1;
     if (group.spec().kind() == KvCacheSpecKind::kMamba) {
       const auto states = MaxBlocksPerRequest(
           group.spec(), {.max_model_len = num_tokens, .max_in_flight_tokens = num_tokens});
@@ -292,6 +293,7 @@ absl::Status Scheduler::CheckInvariants() const {
       return broken(*request, "more content than known tokens");
     }
     for (GroupId g = 0; g < manager_->num_groups(); ++g) {
+      if (manager_->group(g).spec().kind() == KvCacheSpecKind::kRing) continue;
       const int64_t capacity = static_cast<int64_t>(manager_->GetBlocks(*request->kv, g).size()) *
                                manager_->group(g).block_size();
       if (capacity < request->num_computed) {
