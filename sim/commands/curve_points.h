@@ -11,6 +11,7 @@
 #include "kvblocks/sim/commands/curve_options.h"
 #include "kvblocks/sim/curve/belady_bound.h"
 #include "kvblocks/sim/curve/curve.pb.h"
+#include "kvblocks/sim/curve/static_bound.h"
 
 namespace kvblocks::sim {
 
@@ -26,9 +27,15 @@ struct CurveSize {
 std::vector<CurveSize> ChooseSizes(const CurveOptions& options, int64_t asked_blocks,
                                    const ::kvblocks::report::v1::CurveReport& report);
 
-// One point per size, with hits from `hits` and, where there is one, the bound on `num_threads`.
+// What stands beside the curve; null: nothing.
+struct CurveBounds {
+  const BeladyBound* belady = nullptr;
+  const StaticBound* fixed = nullptr;
+};
+
+// One point per size, with hits from `hits`, and the bounds on `num_threads`.
 void AddPoints(const std::vector<CurveSize>& sizes, const std::function<int64_t(int64_t)>& hits,
-               const BeladyBound* bound, int num_threads,
+               const CurveBounds& bounds, int num_threads,
                ::kvblocks::report::v1::CurveReport* report);
 
 // Hits and rates of one point whose num_blocks is set.
