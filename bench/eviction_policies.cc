@@ -4,9 +4,10 @@
 //   bazel run -c opt //bench:eviction_policies                 the example workload
 //   bazel run -c opt //bench:eviction_policies -- --sizes=3000,10000 --block-size=512 TRACE
 //
-// Beside the policies stands Belady's bound, which knows the future: among the blocks that the
-// current request does not need, the one whose next use is farthest goes, the deepest first. The
-// last column tells which share of the way from LRU to that bound each policy goes.
+// Beside the policies stand two that know the future. Belady's bound: among the blocks that the
+// current request does not need, the one whose next use is farthest goes, the deepest first. And
+// the best fixed set: the blocks that the whole trace uses most are kept for good, and nothing else
+// is. The columns "of the way" tell which share of the way from LRU to Belady's bound each goes.
 
 #include <algorithm>
 #include <cstdint>
@@ -142,6 +143,42 @@ Hits Belady(const Prompts& prompts, int64_t num_blocks) {
   return hits;
 }
 
+// The most used blocks, the shallowest first: no other set of that size hits more.
+Hits BestFixedSet(const Prompts& prompts, int64_t num_blocks) {
+  struct Block {
+    int64_t uses = 0;
+    int64_t depth = 0;
+    bool is_kept = false;
+    bool is_computed = false;
+  };
+  std::vector<Block> blocks(static_cast<size_t>(prompts.num_distinct));
+  for (const std::vector<int32_t>& prompt : prompts.blocks) {
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      Block& block = blocks[static_cast<size_t>(prompt[i])];
+      ++block.uses;
+      block.depth = static_cast<int64_t>(i);
+    }
+  }
+  std::vector<Block*> by_uses;
+  for (Block& block : blocks) by_uses.push_back(&block);
+  std::stable_sort(by_uses.begin(), by_uses.end(), [](const Block* a, const Block* b) {
+    return std::tie(b->uses, a->depth) < std::tie(a->uses, b->depth);
+  });
+  by_uses.resize(std::min(by_uses.size(), static_cast<size_t>(num_blocks)));
+  for (Block* block : by_uses) block->is_kept = true;
+  Hits hits;
+  for (size_t r = 0; r < prompts.blocks.size(); ++r) {
+    int64_t found = 0;
+    for (const int32_t id : prompts.blocks[r]) {
+      Block& block = blocks[static_cast<size_t>(id)];
+      found += block.is_kept && block.is_computed ? 1 : 0;
+      block.is_computed = true;
+    }
+    hits.Add(found, r, prompts.blocks.size());
+  }
+  return hits;
+}
+
 // One row of the table; percentages of all references, and of those of the second half.
 void Print(const char* name, const Hits& hits, const Prompts& prompts, const Hits& lru,
            const Hits& bound) {
@@ -204,6 +241,7 @@ int Main(int argc, char** argv) {
       if (!hits.ok()) return fail(hits.status());
       Print(name.c_str(), *hits, *prompts, *lru, bound);
     }
+    Print("best fixed set", BestFixedSet(*prompts, num_blocks), *prompts, *lru, bound);
     Print("belady", bound, *prompts, *lru, bound);
   }
   return 0;

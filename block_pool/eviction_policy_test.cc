@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 #include "kvblocks/block_pool/block_heap.h"
+#include "kvblocks/block_pool/block_list.h"
 #include "kvblocks/block_pool/block_pool.h"
 #include "kvblocks/block_pool/evicted_keys.h"
 #include "kvblocks/block_pool/eviction_index.h"
@@ -68,6 +69,29 @@ TEST(BlockHeapTest, GivesBlocksInTheOrderOfTheirRanks) {
     heap.Remove(heap.top());
   }
   EXPECT_EQ(order, (Ids{3, 9, 1, 4}));
+}
+
+TEST(BlockListTest, GivesBlocksInTheOrderOfTheirAddition) {
+  BlockList list(10);
+  EXPECT_TRUE(list.IsConsistent());
+  for (const BlockId id : {3, 7, 1, 9}) list.AddBack(id);
+  list.Remove(7);
+  list.Remove(8);  // is not there
+  list.Remove(3);
+  list.AddBack(3);
+  EXPECT_FALSE(list.contains(7));
+  Ids order;
+  while (!list.empty()) {
+    EXPECT_TRUE(list.IsConsistent());
+    EXPECT_TRUE(list.contains(list.front()));
+    order.push_back(list.front());
+    list.Remove(list.front());
+  }
+  EXPECT_EQ(order, (Ids{1, 9, 3}));
+  list.AddBack(5);
+  list.Clear();
+  EXPECT_EQ(list.size(), 0);
+  EXPECT_TRUE(list.IsConsistent());
 }
 
 TEST(EvictedKeysTest, ForgetsTheOldest) {

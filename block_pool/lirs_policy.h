@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kvblocks/block_pool/block_heap.h"
+#include "kvblocks/block_pool/block_list.h"
 #include "kvblocks/block_pool/evicted_keys.h"
 #include "kvblocks/block_pool/eviction_policy.h"
 #include "kvblocks/checks/status_text.h"
@@ -43,7 +44,7 @@ class LirsPolicy final : public EvictionPolicy {
   void Hit(BlockId id) override {
     State& state = At(id);
     const bool becomes_lir = state.is_lir || IsInStack(state.used);
-    if (state.is_lir) lir_.Remove(id);
+    lir_.Remove(id);
     state.used = state.queued = ++last_;
     if (becomes_lir) MakeLir(id);
   }
@@ -63,7 +64,7 @@ class LirsPolicy final : public EvictionPolicy {
   void Remove(BlockId id, bool was_evicted) override {
     State& state = At(id);
     if (was_evicted) evicted_.Add(state.key, state.used);
-    if (state.is_lir) lir_.Remove(id);
+    lir_.Remove(id);
     state.is_lir = false;
   }
   void Clear() override {
@@ -74,17 +75,16 @@ class LirsPolicy final : public EvictionPolicy {
     std::fill(states_.begin(), states_.end(), State{});
   }
   absl::Status CheckInvariants() const override {
-    for (const BlockHeap* heap : {&lir_, &lir_candidates_, &hir_candidates_}) {
-      if (!heap->IsConsistent()) {
-        return BrokenInvariant("lirs: a heap of blocks is out of order");
-      }
+    if (!lir_.IsConsistent() || !lir_candidates_.IsConsistent() ||
+        !hir_candidates_.IsConsistent()) {
+      return BrokenInvariant("lirs: a list or a heap of blocks is out of order");
     }
-    for (size_t i = 0; i < states_.size(); ++i) {
+    for (size_t i = 1; i < states_.size(); ++i) {
       const auto id = static_cast<BlockId>(i);
       if (lir_.contains(id) != states_[i].is_lir ||
           (lir_candidates_.contains(id) && !states_[i].is_lir) ||
           (hir_candidates_.contains(id) && states_[i].is_lir)) {
-        return BrokenInvariant("lirs: block ", id, " is in the wrong heap");
+        return BrokenInvariant("lirs: block ", id, " is in the wrong list");
       }
     }
     return lir_.size() <= most_lir_
@@ -101,13 +101,13 @@ class LirsPolicy final : public EvictionPolicy {
   };
   State& At(BlockId id) { return states_[static_cast<size_t>(id)]; }
   bool IsInStack(int64_t used) const {
-    return lir_.empty() || used > lir_.rank(lir_.top()).first;
+    return lir_.empty() || used > states_[static_cast<size_t>(lir_.front())].used;
   }
   void MakeLir(BlockId id) {
     At(id).is_lir = true;
-    lir_.Add(id, {.first = At(id).used});
+    lir_.AddBack(id);
     if (lir_.size() <= most_lir_) return;
-    const BlockId last = lir_.top();
+    const BlockId last = lir_.front();
     const bool is_candidate = lir_candidates_.contains(last);
     if (is_candidate) Leave(last);
     lir_.Remove(last);
@@ -119,7 +119,7 @@ class LirsPolicy final : public EvictionPolicy {
   const int32_t most_lir_;
   int64_t last_ = 0;
   std::vector<State> states_;
-  BlockHeap lir_;  // also those in use, by last use
+  BlockList lir_;  // also those in use, by last use
   BlockHeap lir_candidates_;
   BlockHeap hir_candidates_;
   EvictedKeys evicted_;  // with their last use

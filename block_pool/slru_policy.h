@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvblocks/block_pool/block_heap.h"
+#include "kvblocks/block_pool/block_list.h"
 #include "kvblocks/block_pool/eviction_policy.h"
 #include "kvblocks/checks/status_text.h"
 
@@ -22,7 +23,7 @@ class SlruPolicy final : public EvictionPolicy {
   explicit SlruPolicy(int32_t num_blocks)
       : most_protected_(num_blocks / 5 * 4),
         ranks_(static_cast<size_t>(num_blocks)),
-        links_(static_cast<size_t>(num_blocks)),
+        protected_(num_blocks),
         heap_(num_blocks) {}
 
   void Insert(BlockId id, uint64_t, int64_t) override {
@@ -30,13 +31,12 @@ class SlruPolicy final : public EvictionPolicy {
   }
   // A hit block is in use, hence no candidate.
   void Hit(BlockId id) override {
-    BlockRank& rank = ranks_[static_cast<size_t>(id)];
-    if (rank.first == 1) Unlink(id);
-    rank = {.first = 1, .second = ++last_};
-    LinkBack(id);
-    while (num_protected_ > most_protected_) {
-      const BlockId demoted = links_[0].next;
-      Unlink(demoted);
+    protected_.Remove(id);
+    protected_.AddBack(id);
+    ranks_[static_cast<size_t>(id)] = {.first = 1, .second = ++last_};
+    while (protected_.size() > most_protected_) {
+      const BlockId demoted = protected_.front();
+      protected_.Remove(demoted);
       const bool is_candidate = heap_.contains(demoted);
       if (is_candidate) heap_.Remove(demoted);
       ranks_[static_cast<size_t>(demoted)] = {.first = 0, .second = ++last_};
@@ -50,26 +50,23 @@ class SlruPolicy final : public EvictionPolicy {
   void Leave(BlockId id) override { heap_.Remove(id); }
   BlockId Victim() override { return heap_.empty() ? kNullBlockId : heap_.top(); }
   void Remove(BlockId id, bool) override {
-    if (ranks_[static_cast<size_t>(id)].first == 1) Unlink(id);
+    protected_.Remove(id);
     ranks_[static_cast<size_t>(id)].first = 0;
   }
   void Clear() override {
     heap_.Clear();
-    links_[0] = {};
-    num_protected_ = 0;
+    protected_.Clear();
     std::fill(ranks_.begin(), ranks_.end(), BlockRank{});
   }
   absl::Status CheckInvariants() const override {
-    int32_t walked = 0;
-    for (BlockId id = links_[0].next; id != 0 && walked <= num_protected_; ++walked) {
-      if (ranks_[static_cast<size_t>(id)].first != 1) {
-        return BrokenInvariant("slru: block ", id, " is in the protected list, not by its rank");
+    for (size_t i = 1; i < ranks_.size(); ++i) {
+      if (protected_.contains(static_cast<BlockId>(i)) != (ranks_[i].first == 1)) {
+        return BrokenInvariant("slru: block ", i, " is protected by its rank or by the list alone");
       }
-      id = links_[static_cast<size_t>(id)].next;
     }
-    if (walked != num_protected_ || num_protected_ > most_protected_) {
-      return BrokenInvariant("slru counts ", num_protected_, " protected blocks of at most ",
-                             most_protected_, ", a walk visits ", walked);
+    if (!protected_.IsConsistent() || protected_.size() > most_protected_) {
+      return BrokenInvariant("slru counts ", protected_.size(), " protected blocks of at most ",
+                             most_protected_, ", or their links disagree");
     }
     return heap_.IsConsistent()
                ? absl::OkStatus()
@@ -77,29 +74,10 @@ class SlruPolicy final : public EvictionPolicy {
   }
 
  private:
-  struct Links {  // of the protected blocks, least recently hit first; block 0 closes the circle
-    BlockId prev = 0;
-    BlockId next = 0;
-  };
-  void Unlink(BlockId id) {
-    Links& links = links_[static_cast<size_t>(id)];
-    links_[static_cast<size_t>(links.prev)].next = links.next;
-    links_[static_cast<size_t>(links.next)].prev = links.prev;
-    --num_protected_;
-  }
-  void LinkBack(BlockId id) {
-    const BlockId last = links_[0].prev;
-    links_[static_cast<size_t>(id)] = {.prev = last, .next = 0};
-    links_[static_cast<size_t>(last)].next = id;
-    links_[0].prev = id;
-    ++num_protected_;
-  }
-
   int32_t most_protected_;
-  int32_t num_protected_ = 0;
   int64_t last_ = 0;
   std::vector<BlockRank> ranks_;
-  std::vector<Links> links_;
+  BlockList protected_;  // least recently hit first
   BlockHeap heap_;
 };
 

@@ -80,9 +80,9 @@ class TinyLfuPolicy final : public EvictionPolicy {
   void Insert(BlockId id, uint64_t key, int64_t) override {
     sketch_.Count(key);
     At(id) = {.key = key, .number = ++last_};
-    window_.Add(id, {.first = last_});
+    window_.AddBack(id);
     // While there is room, nobody has to be better than anybody.
-    while (window_.size() > most_window_ && num_main_ < most_main_) MoveToMain(window_.top());
+    while (window_.size() > most_window_ && num_main_ < most_main_) MoveToMain(window_.front());
   }
   void Hit(BlockId id) override {
     sketch_.Count(At(id).key);
@@ -96,7 +96,7 @@ class TinyLfuPolicy final : public EvictionPolicy {
       }
       At(id).number = ++last_;
       window_.Remove(id);
-      window_.Add(id, {.first = last_});
+      window_.AddBack(id);
     }
   }
   void Enter(BlockId id) override {
@@ -166,7 +166,7 @@ class TinyLfuPolicy final : public EvictionPolicy {
   int32_t num_main_ = 0;
   int64_t last_ = 0;
   std::vector<State> states_;
-  BlockHeap window_;  // also those in use
+  BlockList window_;  // also those in use, by insertion or last release
   BlockHeap window_candidates_;
   SlruPolicy main_;
   FrequencySketch sketch_;

@@ -75,7 +75,7 @@ void FillPoint(int64_t hits, const pb::CurveReport& report, pb::CurvePoint* poin
 }
 
 void AddPoints(const std::vector<CurveSize>& sizes, const std::function<int64_t(int64_t)>& hits,
-               const BeladyBound* bound, int num_threads, ProgressLine* progress,
+               const CurveBounds& bounds, int num_threads, ProgressLine* progress,
                pb::CurveReport* report) {
   std::vector<std::function<void()>> tasks;
   for (const CurveSize& size : sizes) {
@@ -84,8 +84,9 @@ void AddPoints(const std::vector<CurveSize>& sizes, const std::function<int64_t(
     point->set_is_row(size.is_row);
     point->set_label(size.label);
     FillPoint(hits(size.num_blocks), *report, point);
-    if (bound == nullptr) continue;
-    tasks.push_back([bound, point] {
+    if (bounds.fixed != nullptr) point->set_static_hits(bounds.fixed->Hits(size.num_blocks));
+    if (bounds.belady == nullptr) continue;
+    tasks.push_back([bound = bounds.belady, point] {
       point->set_belady_hits(bound->Hits(point->num_blocks(), Bypass::kNo));
       point->set_belady_bypass_hits(bound->Hits(point->num_blocks(), Bypass::kYes));
       point->set_lru_share_of_belady(Ratio(point->hits(), point->belady_hits()));

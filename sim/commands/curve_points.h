@@ -12,6 +12,7 @@
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/curve/belady_bound.h"
 #include "kvblocks/sim/curve/curve.pb.h"
+#include "kvblocks/sim/curve/static_bound.h"
 
 namespace kvblocks::sim {
 
@@ -27,10 +28,15 @@ struct CurveSize {
 std::vector<CurveSize> ChooseSizes(const CurveOptions& options, int64_t asked_blocks,
                                    const ::kvblocks::report::v1::CurveReport& report);
 
-// One point per size, with hits from `hits` and, where there is one, the bound on `num_threads`,
-// which `progress` shows.
+// What stands beside the curve; null: nothing.
+struct CurveBounds {
+  const BeladyBound* belady = nullptr;
+  const StaticBound* fixed = nullptr;
+};
+
+// One point per size, with hits from `hits`, and the bounds on `num_threads`, which `progress` shows.
 void AddPoints(const std::vector<CurveSize>& sizes, const std::function<int64_t(int64_t)>& hits,
-               const BeladyBound* bound, int num_threads, ProgressLine* progress,
+               const CurveBounds& bounds, int num_threads, ProgressLine* progress,
                ::kvblocks::report::v1::CurveReport* report);
 
 // Hits and rates of one point whose num_blocks is set.

@@ -71,7 +71,7 @@ TEST(CurvePointsTest, FurtherPointsAreEvenByRatio) {
 TEST(CurvePointsTest, PointsHaveRatesAndBytes) {
   pb::CurveReport report = ReportOf(30, 1'200, 0);
   AddPoints(
-      {{20, true, ""}, {1'024, true, ""}}, [](int64_t size) { return size / 8; }, nullptr, 1,
+      {{20, true, ""}, {1'024, true, ""}}, [](int64_t size) { return size / 8; }, {}, 1,
       /*progress=*/nullptr, &report);
   ASSERT_EQ(report.points_size(), 2);
   EXPECT_TRUE(report.points(0).too_small_for_some());

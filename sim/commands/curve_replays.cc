@@ -222,7 +222,7 @@ absl::Status RunScheduleCurve(const ReplayConfig& config, const CurveOptions& op
                            " blocks or more: ", absl::StrJoin(doubts, "; ")));
     AddPoints(
         ChooseSizes(options, setup.asked_blocks, *report),
-        [&](int64_t size) { return hits.Hits(size); }, nullptr, 1, progress, report);
+        [&](int64_t size) { return hits.Hits(size); }, {}, 1, progress, report);
     const auto smallest_pool = [&](int64_t wanted) {
       return wanted == 0 ? 0 : std::max(hits.SmallestPool(wanted), smallest);
     };

@@ -306,8 +306,8 @@ absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
                                              WithThousands(run->smallest_pool), " blocks or more"));
     AddPoints(
         ChooseSizes(options, setup->asked_blocks, *report),
-        [&](int64_t size) { return run->curve.Hits(size); }, run->bound.get(), setup->num_threads,
-        progress, report);
+        [&](int64_t size) { return run->curve.Hits(size); },
+        {run->bound.get(), run->static_bound.get()}, setup->num_threads, progress, report);
     const auto smallest_pool = [&](int64_t hits) {
       return hits == 0 ? 0 : std::max(run->curve.SmallestPool(hits), run->smallest_pool);
     };

@@ -119,8 +119,8 @@ absl::Status RunSampledCurve(const CurveOptions& options, const CurveSetup& setu
   sampling->set_sampled_references(references);
   AddPoints(
       ChooseSizes(options, setup.asked_blocks, *report),
-      [&](int64_t size) { return std::llround(hits_at(size, &low, &high)); }, nullptr, 1,
-      progress, report);
+        [&](int64_t size) { return std::llround(hits_at(size, &low, &high)); }, {}, 1, progress,
+        report);
   for (pb::CurvePoint& point : *report->mutable_points()) {
     const double hits = hits_at(point.num_blocks(), &low, &high);
     const double rate_of_hit = hits == 0 ? 0 : point.hit_rate() / hits;

@@ -281,13 +281,13 @@ std::string CurveCsv(const pb::CurveReport& report) {
   }
   std::string out =
       "num_blocks,tokens,gib,hits,hit_rate,share_of_possible,belady_hits,belady_bypass_hits,"
-      "too_small_for_some\n";
+      "static_hits,too_small_for_some\n";
   for (const pb::CurvePoint& point : report.points()) {
     absl::StrAppend(
         &out, point.num_blocks(), ",", point.tokens(), ",",
-        absl::StrFormat("%.6g,%d,%.6g,%.6g,%d,%d,%d\n", point.gib(), point.hits(), point.hit_rate(),
+        absl::StrFormat("%.6g,%d,%.6g,%.6g,%d,%d,%d,%d\n", point.gib(), point.hits(), point.hit_rate(),
                         point.share_of_possible(), point.belady_hits(), point.belady_bypass_hits(),
-                        point.too_small_for_some() ? 1 : 0));
+                        point.static_hits(), point.too_small_for_some() ? 1 : 0));
   }
   return out;
 }

@@ -107,11 +107,13 @@ TEST(CurveTableTest, WhatEndedAReplayIsWrapped) {
 }
 
 TEST(CurveTableTest, CsvHasAllPoints) {
-  const std::string csv = CurveCsv(MakeReport());
+  pb::CurveReport report = MakeReport();
+  report.mutable_points(0)->set_static_hits(7);
+  const std::string csv = CurveCsv(report);
   const std::vector<std::string> lines = absl::StrSplit(csv, '\n');
   ASSERT_EQ(lines.size(), 5u);
-  EXPECT_EQ(lines[3], "2000,0,0,4000,0.4,0,0,0,0");
-  EXPECT_EQ(lines[1], "50,0,0,100,0.01,0,0,0,1");
+  EXPECT_EQ(lines[3], "2000,0,0,4000,0.4,0,0,0,0,0");
+  EXPECT_EQ(lines[1], "50,0,0,100,0.01,0,0,0,7,1");
 }
 
 TEST(CurveTableTest, CsvOfReplaysHasThem) {

@@ -71,7 +71,10 @@ absl::StatusOr<OrderRun> RunOrder(const TraceInfo& info, const RequestFeed& feed
   RequestBlocks blocks(info, options.blocks);
   OrderCurve curve(
       {.free_order = options.free_order, .drops_last_hit = options.blocks.drops_last_hit});
-  if (options.with_bound) run.bound = std::make_unique<BeladyBound>();
+  if (options.with_bound) {
+    run.bound = std::make_unique<BeladyBound>();
+    run.static_bound = std::make_unique<StaticBound>();
+  }
   CurveRequest request;
   while (true) {
     const auto next = feed();
@@ -83,7 +86,9 @@ absl::StatusOr<OrderRun> RunOrder(const TraceInfo& info, const RequestFeed& feed
     }
     curve.Add(request);
     run.num_without_arrival += (*next)->has_arrival ? 0 : 1;
-    if (run.bound) run.bound->Add(request, curve.segments());
+    if (!options.with_bound) continue;
+    run.bound->Add(request, curve.segments());
+    run.static_bound->Add(request, curve.segments());
   }
   run.curve = curve.Finish();
   run.num_requests = curve.num_requests();
@@ -93,7 +98,10 @@ absl::StatusOr<OrderRun> RunOrder(const TraceInfo& info, const RequestFeed& feed
   run.num_distinct = curve.num_distinct();
   run.smallest_pool = curve.smallest_pool();
   run.num_requests_with_hit = curve.num_requests_with_hit();
-  if (run.bound) run.bound->Prepare(curve.TakePaths());
+  if (options.with_bound) {
+    run.bound->Prepare(curve.TakePaths());
+    run.static_bound->Prepare();
+  }
   return run;
 }
 

@@ -16,6 +16,7 @@
 #include "kvblocks/sim/curve/hit_curve.h"
 #include "kvblocks/sim/curve/order_curve.h"
 #include "kvblocks/sim/curve/request_blocks.h"
+#include "kvblocks/sim/curve/static_bound.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
@@ -40,7 +41,8 @@ struct OrderRunOptions {
 
 struct OrderRun {
   HitCurve curve;
-  std::unique_ptr<BeladyBound> bound;  // with_bound
+  std::unique_ptr<BeladyBound> bound;         // with_bound
+  std::unique_ptr<StaticBound> static_bound;  // with_bound
   int64_t num_requests = 0;
   int64_t num_left_out = 0;  // that never run, whatever the pool
   int64_t num_prompt_tokens = 0;
