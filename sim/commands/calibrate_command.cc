@@ -178,7 +178,8 @@ ExitStatus CalibrateCommand::FitSteps() {
   if (!other.empty()) {
     return Fail("calibrate",
                 absl::InvalidArgumentError(absl::StrCat(
-                    "--from: got ", other, " next to it, expected at most --output: the steps say all that is needed")));
+                    "--from: got ", other,
+                    " next to it, expected at most --output: the steps say all that is needed")));
   }
   const auto text = ReadTextFile(from_);
   if (!text.ok()) return Fail("calibrate", text.status());
