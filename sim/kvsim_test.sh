@@ -795,6 +795,7 @@ done <<'END'
 --draft-time: got "fast", expected a time with a unit|replay --draft-time=fast
 --prefill-factor: got 0, expected 0.1 to 100|replay --prefill-factor=0
 --measured=FILE or --from=FILE is missing|calibrate
+--link-turns: got a trace with sessions, expected block ids|stats --link-turns
 B is missing, expected a second file or --measured=FILE|compare first.json
 --measured stands for B|compare first.json second.json --measured=first.json
 --num-blocks: got -5, expected 0 to 2147483647|replay --num-blocks=-5

@@ -172,12 +172,13 @@ ExitStatus CalibrateCommand::FitSteps() {
   asked->GetReflection()->ListFields(*asked, &fields);
   const std::string other = !measured_.empty() ? "--measured"
                             : !fit_.empty()    ? "--fit"
-                            : !fields.empty()  ? FlagName(fields[0]->name())
-                                               : "";
+                            : fields.empty()   ? ""
+                            : fields[0]->name() == "trace" ? "a trace"
+                                                           : FlagName(fields[0]->name());
   if (!other.empty()) {
     return Fail("calibrate",
                 absl::InvalidArgumentError(absl::StrCat(
-                    "--from: got ", other == "--trace" ? "a trace" : other,
+                    "--from: got ", other,
                     " next to it, expected at most --output: the steps say all that is needed")));
   }
   const auto text = ReadTextFile(from_);

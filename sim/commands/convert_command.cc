@@ -11,6 +11,7 @@
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_setup.h"
+#include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/sim/trace/convert.h"
 
@@ -80,8 +81,8 @@ class ConvertCommand final : public Command {
     for (const std::string& loss : report->losses) {
       std::fprintf(stderr, "kvsim convert: not written: %s\n", loss.c_str());
     }
-    std::fprintf(stderr, "%lld requests written to %s\n",
-                 static_cast<long long>(report->num_requests), out_.c_str());
+    std::fprintf(stderr, "%s requests written to %s\n",
+                 WithThousands(report->num_requests).c_str(), out_.c_str());
     return kDone;
   }
 

@@ -14,6 +14,7 @@
 #include "kvblocks/sim/curve/curve_table.h"
 #include "kvblocks/sim/curve/possible_pools.h"
 #include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
 
@@ -150,6 +151,9 @@ void AddNotes(const ReplayConfig& config, const CurveSetup& setup, const TraceRe
   if (info.block_tokens == 0) {
     report->add_notes(
         "no content identity in this trace; cross-request hits are 0 by construction");
+  }
+  if (const auto links = info.notes.find(kTurnLinksNote); links != info.notes.end()) {
+    report->add_notes(links->second);
   }
   if (info.block_tokens > setup.block_tokens) {
     report->add_notes(absl::StrCat("two prompts that differ inside a trace block of ",

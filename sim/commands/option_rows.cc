@@ -46,6 +46,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
       {"rebase", "", kWorkloadGroup, "false", 0, 0, "shift the first arrival to 0"},
       {"spread", "", kWorkloadGroup, "false", 0, 0,
        "spread requests with one timestamp up to the next timestamp"},
+      {"link_turns", "", kWorkloadGroup, "false", 0, 0,
+       "guess which prompts go on from an earlier prompt and its output (docs/traces.md)"},
       {"concurrency", "SESSIONS", kWorkloadGroup, "0", 0, kMaxInt32,
        "closed loop with so many sessions at once; 0: arrivals as recorded"},
       {"start_jitter", "TIME", kWorkloadGroup, "1s", 0, 0,

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -113,6 +114,9 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
   if (trace.block_tokens == 0) {
     report->add_notes(
         "no content identity in this trace; cross-request hits are 0 by construction");
+  }
+  if (const auto links = trace.notes.find(kTurnLinksNote); links != trace.notes.end()) {
+    report->add_notes(links->second);
   }
   if (trace.pseudo_tokens) {
     report->add_notes("pseudo-tokens: lengths come from text, not from a tokenizer");

@@ -454,6 +454,7 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   reader.ids_are_unique = config.ids_are_unique();
   reader.zstd_window_log = static_cast<int>(config.zstd_window_log());
   reader.spread = config.spread();
+  reader.link_turns = config.link_turns();
   reader.rebase = config.rebase();
   if (config.limit() > 0) reader.limit = config.limit();
   if (absl::Status status = SetTraceTime("--start", config.start(), &reader.start_ns);

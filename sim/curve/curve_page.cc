@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/html_page.h"
 #include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -41,7 +42,7 @@ class CurveDrawing {
  private:
   bool CountsIds() const { return report_.counted_blocks() == "ids"; }
   static std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100 * share); }
-  static std::string GibText(double gib) { return absl::StrFormat("%.4g", gib); }
+  static std::string GibText(double gib) { return GroupThousands(absl::StrFormat("%.4g", gib)); }
   static double Share(int64_t part, int64_t whole) {
     return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
   }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -79,7 +80,7 @@ void AddPoints(const pb::CurveReport& report, TextPage& page) {
     std::string line =
         absl::StrFormat("%15s%10s%11s%13s", WithThousands(point.tokens()),
                         point.gib() >= 100 ? WithThousands(std::llround(point.gib()))
-                                           : absl::StrFormat("%.4g", point.gib()),
+                                           : GroupThousands(absl::StrFormat("%.4g", point.gib())),
                         Percent(point.hit_rate()), Percent(point.share_of_possible()));
     if (has_belady) {
       absl::StrAppend(
@@ -130,7 +131,7 @@ void AddReplays(const pb::CurveReport& report, TextPage& page) {
   for (const pb::CurveReplay& replay : report.replays()) {
     std::string line =
         absl::StrFormat("%14s%12s%16s%11s", WithThousands(replay.num_blocks()),
-                        absl::StrFormat("%.4g", replay.gib()), WithThousands(replay.hit_tokens()),
+                        GroupThousands(absl::StrFormat("%.4g", replay.gib())), WithThousands(replay.hit_tokens()),
                         Percent(replay.hit_rate()));
     if (has_curve) {
       absl::StrAppend(&line, absl::StrFormat("%16s", WithThousands(replay.curve_hit_tokens())));

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -31,7 +32,9 @@ std::string Short(const std::string& text, size_t width) {
     return grouped.size() <= width ? grouped : absl::StrFormat("%.6g", static_cast<double>(whole));
   }
   if (absl::SimpleAtod(text, &real)) {
-    return text.size() <= width ? text : absl::StrFormat("%.6g", real);
+    std::string grouped = GroupThousands(text);
+    if (grouped.size() > width) grouped = GroupThousands(absl::StrFormat("%.6g", real));
+    return grouped.size() <= width ? grouped : absl::StrFormat("%.6g", real);
   }
   const std::string shown = absl::CHexEscape(text);
   return shown.size() <= width ? shown : absl::StrCat(shown.substr(0, width - 3), "...");
@@ -51,7 +54,8 @@ std::string Relative(const pb::MetricChange& change) {
   const double percent = 100 * change.relative();
   const double size = std::abs(percent);
   if (size >= 1e5 || (size != 0 && size < 0.005)) return absl::StrFormat("%+.0e %%", percent);
-  return absl::StrFormat("%+.2f %%", percent);
+  const std::string text = GroupThousands(absl::StrFormat("%+.2f %%", percent));
+  return text.size() < kChangeWidth ? text : absl::StrFormat("%+.2f %%", percent);
 }
 
 class Page {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -46,7 +47,7 @@ std::string Decimal(double value) {
 }
 
 std::string Short(double value) {
-  return value >= 1e4 ? WithThousands(std::llround(value)) : absl::StrFormat("%.4g", value);
+  return value >= 1e4 ? WithThousands(std::llround(value)) : GroupThousands(absl::StrFormat("%.4g", value));
 }
 
 // Parts of a step's time that do not come from where most of it does.
@@ -405,15 +406,7 @@ std::string Span(double seconds) {
   return absl::StrFormat("%.3g ms", seconds * 1e3);
 }
 
-std::string WithThousands(int64_t value) {
-  std::string digits = absl::StrCat(value);
-  const size_t sign = value < 0 ? 1 : 0;
-  for (size_t i = digits.size(); i > sign + 3;) {
-    i -= 3;
-    digits.insert(i, 1, ',');
-  }
-  return digits;
-}
+std::string WithThousands(int64_t value) { return GroupThousands(absl::StrCat(value)); }
 
 std::string Plural(int64_t count, std::string_view noun) {
   return absl::StrCat(WithThousands(count), " ", std::string(noun), count == 1 ? "" : "s");

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -21,7 +22,7 @@ constexpr int kColumnWidth = 22;
 std::string Number(double value) {
   return value == std::floor(value) && std::abs(value) < 1e15
              ? WithThousands(static_cast<int64_t>(value))
-             : absl::StrFormat("%.4g", value);
+             : GroupThousands(absl::StrFormat("%.4g", value));
 }
 
 std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100 * share); }

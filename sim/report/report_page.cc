@@ -10,6 +10,7 @@
 #include "kvblocks/sim/report/html_page.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/report_charts.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -29,11 +30,11 @@ std::string RatioText(const pb::Ratio& ratio) {
 }
 
 std::string MillisecondText(double ms) {
-  return ms >= 1e4 ? WithThousands(std::llround(ms)) : absl::StrFormat("%.4g", ms);
+  return ms >= 1e4 ? WithThousands(std::llround(ms)) : GroupThousands(absl::StrFormat("%.4g", ms));
 }
 
 std::string NumberText(double value) {
-  return value >= 1e4 ? WithThousands(std::llround(value)) : absl::StrFormat("%.4g", value);
+  return value >= 1e4 ? WithThousands(std::llround(value)) : GroupThousands(absl::StrFormat("%.4g", value));
 }
 
 std::string WorkloadText(const pb::Report& report) {

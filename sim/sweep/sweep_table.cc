@@ -11,6 +11,7 @@
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/metric_list.h"
 #include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 
@@ -51,7 +52,7 @@ std::string MetricCell(const SweepMetric& metric, const pb::SweepRow& row) {
   if (metric.decimals == 0 && std::abs(*value) < 9e15) {
     return WithThousands(static_cast<int64_t>(*value));
   }
-  return absl::StrFormat("%.*f", metric.decimals, *value);
+  return GroupThousands(absl::StrFormat("%.*f", metric.decimals, *value));
 }
 
 pb::SweepReport MakeSweepReport(const std::vector<pb::PointResult>& results,

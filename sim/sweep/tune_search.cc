@@ -13,6 +13,7 @@
 #include "kvblocks/sim/commands/curve_run.h"
 #include "kvblocks/sim/commands/option_table.h"
 #include "kvblocks/sim/report/human_table.h"
+#include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
 
@@ -185,10 +186,11 @@ std::string CoordinateDescent::Describe(const Place& place) const {
                                     : absl::StrCat("without figures: ", result.problem());
   }
   const double value = *ValueOf(options_.objective, result);
-  return absl::StrFormat("%s %.*f%s%s", options_.objective.name, options_.objective.decimals,
-                         options_.objective.is_percent ? 100 * value : value,
-                         options_.objective.is_percent ? " %" : "",
-                         grade.is_feasible ? "" : ", which misses --slo");
+  const bool is_percent = options_.objective.is_percent;
+  return absl::StrCat(options_.objective.name, " ",
+                      GroupThousands(absl::StrFormat("%.*f", options_.objective.decimals,
+                                                     is_percent ? 100 * value : value)),
+                      is_percent ? " %" : "", grade.is_feasible ? "" : ", which misses --slo");
 }
 
 absl::Status CoordinateDescent::SearchAlong(size_t axis) {

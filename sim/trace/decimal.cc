@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kvblocks/sim/trace/string_view.h"
@@ -151,6 +152,20 @@ std::string FormatScaledDecimal(int64_t value, int exponent) {
   digits.resize(digits.size() - places);
   while (!fraction.empty() && fraction.back() == '0') fraction.pop_back();
   return fraction.empty() ? digits : digits + "." + fraction;
+}
+
+std::string GroupThousands(std::string number) {
+  size_t begin = 0;
+  while (begin < number.size() && !absl::ascii_isdigit(static_cast<unsigned char>(number[begin]))) {
+    ++begin;
+  }
+  size_t end = begin;
+  while (end < number.size() && absl::ascii_isdigit(static_cast<unsigned char>(number[end]))) ++end;
+  while (end > begin + 3) {
+    end -= 3;
+    number.insert(end, 1, ',');
+  }
+  return number;
 }
 
 }  // namespace kvblocks::sim

@@ -37,6 +37,9 @@ absl::StatusOr<Rational> ParseRational(std::string_view text);
 // "46.926808".
 std::string FormatScaledDecimal(int64_t value, int exponent);
 
+// A number as people read it, with commas in its whole part: "-1234.5 s" becomes "-1,234.5 s".
+std::string GroupThousands(std::string number);
+
 }  // namespace kvblocks::sim
 
 #endif  // KVBLOCKS_SIM_TRACE_DECIMAL_H_

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/trace/content_keys.h"
 #include "kvblocks/sim/trace/decimal.h"
+#include "kvblocks/sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -32,13 +33,8 @@ LengthFacts Summarize(std::vector<int64_t> lengths) {
   return facts;
 }
 
-std::string Grouped(int64_t value) {
-  std::string digits = absl::StrCat(value);
-  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) {
-    digits.insert(static_cast<size_t>(i), 1, ',');
-  }
-  return digits;
-}
+std::string Grouped(int64_t value) { return GroupThousands(absl::StrCat(value)); }
+std::string Seconds(int64_t ns) { return GroupThousands(FormatScaledDecimal(ns, 9)); }
 
 std::string Share(int64_t part, int64_t whole) {
   if (whole == 0) return "no share";
@@ -50,9 +46,9 @@ void Row(const std::string& name, const std::string& value, std::string* out) {
 }
 
 std::string Lengths(const LengthFacts& facts) {
-  return absl::StrFormat("%s (mean %.2f, median %s, p90 %s, p99 %s, max %s)", Grouped(facts.total),
-                         facts.mean, Grouped(facts.median), Grouped(facts.p90), Grouped(facts.p99),
-                         Grouped(facts.max));
+  return absl::StrFormat("%s (mean %s, median %s, p90 %s, p99 %s, max %s)", Grouped(facts.total),
+                         GroupThousands(absl::StrFormat("%.2f", facts.mean)), Grouped(facts.median),
+                         Grouped(facts.p90), Grouped(facts.p99), Grouped(facts.max));
 }
 
 }  // namespace
@@ -208,12 +204,15 @@ std::string FormatTraceFacts(const TraceFacts& f) {
   if (f.info.pseudo_tokens) {
     Row("tokens", "pseudo-tokens, which are bytes of texts and not a tokenizer's", &out);
   }
+  if (const auto links = f.info.notes.find(kTurnLinksNote); links != f.info.notes.end()) {
+    absl::StrAppend(&out, links->second, "\n");
+  }
   Row("requests", Grouped(f.requests), &out);
   Row("input tokens", Lengths(f.input), &out);
   Row("output tokens", Lengths(f.output), &out);
   Row("arrivals",
-      absl::StrCat("first ", FormatScaledDecimal(f.first_arrival_ns, 9), " s, span ",
-                   FormatScaledDecimal(f.last_arrival_ns - f.first_arrival_ns, 9), " s, ",
+      absl::StrCat("first ", Seconds(f.first_arrival_ns), " s, span ",
+                   Seconds(f.last_arrival_ns - f.first_arrival_ns), " s, ",
                    Grouped(f.distinct_timestamps), " distinct, gap CV ",
                    absl::StrFormat("%.2f", f.gap_cv)),
       &out);

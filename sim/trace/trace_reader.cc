@@ -13,6 +13,7 @@
 #include "kvblocks/sim/trace/row_checker.h"
 #include "kvblocks/sim/trace/row_source.h"
 #include "kvblocks/sim/trace/trace_formats.h"
+#include "kvblocks/sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -318,6 +319,7 @@ absl::StatusOr<std::unique_ptr<TraceReader>> Open(std::string file, SourceFactor
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
   auto reader = std::make_unique<TraceReaderImpl>(std::move(file), std::move(factory), options);
   if (absl::Status status = reader->Restart(); !status.ok()) return status;
+  if (options.link_turns) return WithTurnLinks(std::move(reader));
   return std::unique_ptr<TraceReader>(std::move(reader));
 }
 

@@ -87,6 +87,9 @@ struct TraceReaderOptions {
   std::optional<int64_t> end_ns;
   Rational sample = {1, 1};
   std::optional<int64_t> limit;
+  // Of what is then left: outputs get the content that a later prompt has in their place, where that
+  // goes on from them by a guess (turn_links.h). Standard input cannot be linked.
+  bool link_turns = false;
   // Then the first arrival is shifted to 0, and arrivals are divided by the speed-up (rounded down
   // to 1 ns).
   bool rebase = false;
