@@ -68,7 +68,8 @@ A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 n
              new (self) PyBlockIndex{std::move(own), {}, nullptr};
            },
            nb::kw_only(), nb::arg("medium") = "GPU", "Events of other media are passed over; \"\": all count.")
-      .def("add_holder", [](PyBlockIndex& self, std::string name) { return self.ToChange().AddHolder(std::move(name)); },
+      .def("add_holder",
+           [](PyBlockIndex& self, std::string name) { return self.ToChange().AddHolder(std::move(name)); },
            nb::arg("name"), "A cache that is empty; its number.")
       .def("apply",
            [](PyBlockIndex& self, int64_t holder, nb::handle events) {

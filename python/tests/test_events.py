@@ -77,8 +77,9 @@ def test_integer_hashes_and_joined_removals() -> None:  # V-63
 
 def test_events_made_in_python_have_every_field() -> None:
     event = events.BlockStored(
-        [b"a" * 16, b"b" * 16], block_size=2, parent_block_hash=b"p" * 16, token_ids=[1, 2, 3, 4], lora_id=1, lora_name="n",
-        medium="CPU", extra_keys=[None, (("cache_salt", "s"), ("prompt_embeds", b"\0\xff"), ("mm", "i", -2))], group_idx=2,
+        [b"a" * 16, b"b" * 16], block_size=2, parent_block_hash=b"p" * 16, token_ids=[1, 2, 3, 4], lora_id=1,
+        lora_name="n", medium="CPU", group_idx=2,
+        extra_keys=[None, (("cache_salt", "s"), ("prompt_embeds", b"\0\xff"), ("mm", "i", -2))],
         kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=64, session_id="s",
         lookahead_token_ids=[[3], [5]], locality="LOCAL", ownership="SHARED")
     assert event.block_hashes == [b"a" * 16, b"b" * 16] and event.parent_block_hash == b"p" * 16
