@@ -139,6 +139,40 @@ def test_an_index_tells_who_holds_a_prefix() -> None:  # BM-50
         index.apply(2, [])
 
 
+def test_long_calls_of_an_index_leave_the_interpreter_to_others() -> None:
+    index = events.BlockIndex()
+    index.add_holder("a")
+    hashes = [number.to_bytes(32, "big") for number in range(200_000)]
+    batch = events.decode_events(events.encode_events([events.BlockStored(hashes[i:i + 1000], block_size=1)
+                                                       for i in range(0, len(hashes), 1000)]))
+    errors: list[Exception] = []
+    stop = threading.Event()
+
+    def disturb() -> None:
+        while not stop.is_set():
+            try:
+                assert index.num_holders == 1
+            except kvblocks.ConcurrentUseError as error:
+                errors.append(error)
+            time.sleep(0)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        end = time.monotonic() + PATIENCE
+        while not errors and time.monotonic() < end:
+            try:
+                index.apply(0, batch)
+                assert index.find_longest_prefix(hashes) == [(0, len(hashes))]
+                index.forget(0)
+            except kvblocks.ConcurrentUseError as error:  # it was the other's turn
+                errors.append(error)
+    finally:
+        stop.set()
+        thread.join()
+    assert errors
+
+
 def range_of(n: int) -> list[int]:
     return list(range(n))
 
