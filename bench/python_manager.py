@@ -200,7 +200,8 @@ class Vllm(Side):
                                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
         parameters = SamplingParams(max_tokens=100_000)
         self.make_manager = lambda: KVCacheManager(config, MAX_LEN, BLOCK, BLOCK)
-        self.make_request = lambda tokens: Request(f"r{next(self.numbers)}", tokens, parameters, None, block_hasher=hasher)
+        self.make_request = lambda tokens: Request(f"r{next(self.numbers)}", tokens, parameters, None,
+                                                   block_hasher=hasher)
 
     def new_manager(self) -> Any:
         return self.make_manager()
@@ -219,8 +220,8 @@ class Vllm(Side):
         return tokens if isinstance(tokens, list) else tokens.tolist()
 
 
-OPERATIONS = (("decode step", "decode_step", 0.25), ("batch of 256", "batch", 8.0), ("look-up, 1,024 blocks", "lookup", 10.0),
-              ("admission, 4,096 tokens", "admission", 60.0))
+OPERATIONS = (("decode step", "decode_step", 0.25), ("batch of 256", "batch", 8.0),
+              ("look-up, 1,024 blocks", "lookup", 10.0), ("admission, 4,096 tokens", "admission", 60.0))
 
 
 def main() -> None:

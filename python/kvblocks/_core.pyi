@@ -1169,7 +1169,8 @@ class BlockIndex:
     """
     Which cache holds which block, kept by KV events: what a router asks.
 
-    A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash.
+    A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash. One
+    thread at a time; long calls let go of the interpreter lock.
     """
 
     def __init__(self, *, medium: str = 'GPU') -> None:

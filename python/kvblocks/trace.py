@@ -116,9 +116,9 @@ class Trace:
             wanted = {names.get(name, name) for name in given}
             for field in ("input_length", "output_length"):
                 if field not in wanted:
-                    raise InvalidArgumentError(f"{os.fspath(path)}: no column for {field}, expected one of that name or "
-                                               "columns={NAME: \"" + field + "\"}; there are: "
-                                               + ", ".join(sorted(given)))
+                    raise InvalidArgumentError(
+                        f'{os.fspath(path)}: no column for {field}, expected one of that name or columns='
+                        f'{{NAME: "{field}"}}; there are: {", ".join(sorted(given))}')
             chosen = [name for name in file.schema_arrow.names if names.get(name, name) in _FIELDS]
             return cls.from_requests(_arrow_rows(file.iter_batches(columns=chosen), names), block_size=block_size)
 

@@ -30,18 +30,58 @@ nb::list PairsOf(const Entries& entries) {
 }
 
 nb::list FindLongestPrefix(const PyBlockIndex& self, nb::handle hashes, GroupId group) {
-  const BlockIndex& index = self.ToRead();
+  constexpr size_t kManyHashes = 128;
   PyContent* content = nullptr;
+  std::vector<BlockHash> given;
   if (nb::try_cast(hashes, content) && content != nullptr) {
-    return PairsOf(index.FindLongestPrefix(content->core.hashes(), group));
+    // A copy: others may append to it meanwhile.
+    given.assign(content->core.hashes().begin(), content->core.hashes().end());
+  } else {
+    given = HashesFrom(hashes);
   }
-  return PairsOf(index.FindLongestPrefix(HashesFrom(hashes), group));
+  const PyBlockIndex::Use use = self.ToUse();
+  std::vector<BlockIndex::PrefixMatch> matches;
+  {
+    const Inside inside(use.num_inside);
+    const ReleaseIf released(given.size() > kManyHashes);
+    matches = use.index.FindLongestPrefix(given, group);
+  }
+  return PairsOf(matches);
+}
+
+void Apply(PyBlockIndex& self, int64_t holder, nb::handle list) {
+  constexpr size_t kManyEvents = 16;
+  const EventsArgument events(list);
+  BlockIndex& index = self.ToChange();
+  const HolderId id = CheckHolder(index, holder);
+  const Inside inside(self.num_inside);
+  const ReleaseIf released(events.events().size() > kManyEvents);
+  index.Apply(id, events.events());
+}
+
+void Forget(PyBlockIndex& self, int64_t holder) {
+  BlockIndex& index = self.ToChange();
+  const HolderId id = CheckHolder(index, holder);
+  const Inside inside(self.num_inside);
+  const ReleaseIf released(true);
+  index.Forget(id);
 }
 
 }  // namespace
 
+PyBlockIndex::Use PyBlockIndex::ToUse() const {
+  if (own == nullptr) return find(owner);
+  if (num_inside > 0) {
+    Raise("ConcurrentUseError", "another thread is in a call of this BlockIndex; one thread at a time");
+  }
+  return {*own, num_inside};
+}
+
 BlockIndex& PyBlockIndex::ToChange() {
-  if (own != nullptr) return *own;
+  if (own != nullptr) {
+    (void)ToUse();
+    return *own;
+  }
   Raise("InvalidArgumentError",
         "BlockIndex: a subscriber keeps this index; only what it receives changes it");
 }
@@ -61,30 +101,21 @@ void BindEventIndex(nb::module_& module) {
   nb::class_<PyBlockIndex>(module, "BlockIndex",
                            R"(Which cache holds which block, kept by KV events: what a router asks.
 
-A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash.)")
+A holder is a cache, numbered from 0. 40 to 70 bytes per block held; about 100 ns per event's hash. One
+thread at a time; long calls let go of the interpreter lock.)")
       .def("__init__",
            [](PyBlockIndex* self, std::string medium) {
              auto own = std::make_unique<BlockIndex>(BlockIndex::Options{.medium = std::move(medium)});
              new (self) PyBlockIndex{std::move(own), {}, nullptr};
            },
            nb::kw_only(), nb::arg("medium") = "GPU", "Events of other media are passed over; \"\": all count.")
-      .def("add_holder", [](PyBlockIndex& self, std::string name) { return self.ToChange().AddHolder(std::move(name)); },
+      .def("add_holder",
+           [](PyBlockIndex& self, std::string name) { return self.ToChange().AddHolder(std::move(name)); },
            nb::arg("name"), "A cache that is empty; its number.")
-      .def("apply",
-           [](PyBlockIndex& self, int64_t holder, nb::handle events) {
-             BlockIndex& index = self.ToChange();
-             const HolderId id = CheckHolder(index, holder);
-             const EventsArgument list(events);
-             index.Apply(id, list.events());
-           },
-           nb::arg("holder"), nb::arg("events"), nb::sig("def apply(self, holder: int, events: Events) -> None"),
+      .def("apply", &Apply, nb::arg("holder"), nb::arg("events"),
+           nb::sig("def apply(self, holder: int, events: Events) -> None"),
            "What a cache said, in its order. Raises NotFoundError for no such holder.")
-      .def("forget",
-           [](PyBlockIndex& self, int64_t holder) {
-             BlockIndex& index = self.ToChange();
-             index.Forget(CheckHolder(index, holder));
-           },
-           nb::arg("holder"), "Nothing is known of this cache any more: restarted, or messages lost. O(blocks).")
+      .def("forget", &Forget, nb::arg("holder"), "Nothing is known of this cache any more: restarted, or messages lost. O(blocks).")
       .def("find_longest_prefix", &FindLongestPrefix, nb::arg("hashes"), nb::arg("group") = 0,
            nb::sig("def find_longest_prefix(self, hashes: PrefixContent | Hashes, group: int = 0) "
                    "-> list[tuple[int, int]]"),

@@ -27,18 +27,6 @@ using std::chrono::milliseconds;
 
 namespace {
 
-// Whether a call is inside without the interpreter lock.
-class Inside {
- public:
-  explicit Inside(int& count) : count_(count) { ++count_; }
-  ~Inside() { --count_; }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
-
- private:
-  int& count_;
-};
-
 // Calls `step(milliseconds)` without the interpreter lock until it answers true or the time is over.
 // Negative: for ever. Raises what a signal's handler raised.
 template <typename Step>
@@ -263,11 +251,11 @@ class PySubscriber {
     }
     return core().endpoint(static_cast<size_t>(source));
   }
-  const events::BlockIndex& index() const {
+  PyBlockIndex::Use index() {
     if (!keeps_index_) {
       Raise("InvalidArgumentError", "EventSubscriber.index: it keeps none, expected keep_index=True");
     }
-    return core().index();
+    return {core().index(), is_inside_};
   }
   void Close() {
     if (core_ == nullptr) return;
@@ -432,12 +420,10 @@ Raises InvalidArgumentError for options out of range, KVBlocksError for an endpo
                    "By number.")
       .def_prop_ro("index",
                    [](nb::handle_t<PySubscriber> self) {
-                     const PyBlockIndex index{nullptr, nb::borrow(self),
-                                              [](nb::handle owner) -> const events::BlockIndex& {
-                                                return nb::cast<PySubscriber&>(owner).index();
-                                              }};
-                     (void)index.ToRead();  // raises where there is none
-                     return PyBlockIndex{nullptr, index.owner, index.find};
+                     (void)nb::cast<PySubscriber&>(self).index();  // raises where there is none
+                     return PyBlockIndex{nullptr, nb::borrow(self), [](nb::handle owner) {
+                                           return nb::cast<PySubscriber&>(owner).index();
+                                         }};
                    },
                    nb::sig("def index(self) -> BlockIndex"),
                    "What the streams hold, to read; a stream's number is its holder's.")

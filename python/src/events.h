@@ -64,13 +64,33 @@ class EventsArgument {
 void BindEventIndex(nb::module_& module);
 void BindEventSockets(nb::module_& module);
 
+// Whether a call is inside without the interpreter lock.
+class Inside {
+ public:
+  explicit Inside(int& count) : count_(count) { ++count_; }
+  ~Inside() { --count_; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  int& count_;
+};
+
 // An index as Python sees it: its own, or the one that a subscriber keeps, which nobody else changes.
 struct PyBlockIndex {
-  std::unique_ptr<events::BlockIndex> own;
-  nb::object owner;                                         // of the other
-  const events::BlockIndex& (*find)(nb::handle) = nullptr;  // may raise
+  struct Use {
+    const events::BlockIndex& index;
+    int& num_inside;  // for a call that lets go of the interpreter lock
+  };
 
-  const events::BlockIndex& ToRead() const { return own != nullptr ? *own : find(owner); }
+  std::unique_ptr<events::BlockIndex> own;
+  nb::object owner;                   // of the other
+  Use (*find)(nb::handle) = nullptr;  // may raise
+  mutable int num_inside = 0;         // of its own
+
+  // Raises while another thread is inside.
+  Use ToUse() const;
+  const events::BlockIndex& ToRead() const { return ToUse().index; }
   events::BlockIndex& ToChange();
 };
 

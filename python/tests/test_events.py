@@ -77,8 +77,9 @@ def test_integer_hashes_and_joined_removals() -> None:  # V-63
 
 def test_events_made_in_python_have_every_field() -> None:
     event = events.BlockStored(
-        [b"a" * 16, b"b" * 16], block_size=2, parent_block_hash=b"p" * 16, token_ids=[1, 2, 3, 4], lora_id=1, lora_name="n",
-        medium="CPU", extra_keys=[None, (("cache_salt", "s"), ("prompt_embeds", b"\0\xff"), ("mm", "i", -2))], group_idx=2,
+        [b"a" * 16, b"b" * 16], block_size=2, parent_block_hash=b"p" * 16, token_ids=[1, 2, 3, 4], lora_id=1,
+        lora_name="n", medium="CPU", group_idx=2,
+        extra_keys=[None, (("cache_salt", "s"), ("prompt_embeds", b"\0\xff"), ("mm", "i", -2))],
         kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=64, session_id="s",
         lookahead_token_ids=[[3], [5]], locality="LOCAL", ownership="SHARED")
     assert event.block_hashes == [b"a" * 16, b"b" * 16] and event.parent_block_hash == b"p" * 16
@@ -136,6 +137,40 @@ def test_an_index_tells_who_holds_a_prefix() -> None:  # BM-50
     assert index.num_keys == 0 and index.holder(0).num_other_media == 1
     with pytest.raises(kvblocks.NotFoundError, match="holder is 2"):
         index.apply(2, [])
+
+
+def test_long_calls_of_an_index_leave_the_interpreter_to_others() -> None:
+    index = events.BlockIndex()
+    index.add_holder("a")
+    hashes = [number.to_bytes(32, "big") for number in range(200_000)]
+    batch = events.decode_events(events.encode_events([events.BlockStored(hashes[i:i + 1000], block_size=1)
+                                                       for i in range(0, len(hashes), 1000)]))
+    errors: list[Exception] = []
+    stop = threading.Event()
+
+    def disturb() -> None:
+        while not stop.is_set():
+            try:
+                assert index.num_holders == 1
+            except kvblocks.ConcurrentUseError as error:
+                errors.append(error)
+            time.sleep(0)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        end = time.monotonic() + PATIENCE
+        while not errors and time.monotonic() < end:
+            try:
+                index.apply(0, batch)
+                assert index.find_longest_prefix(hashes) == [(0, len(hashes))]
+                index.forget(0)
+            except kvblocks.ConcurrentUseError as error:  # it was the other's turn
+                errors.append(error)
+    finally:
+        stop.set()
+        thread.join()
+    assert errors
 
 
 def range_of(n: int) -> list[int]:

@@ -111,7 +111,8 @@ def test_references_follow_any_sequence_of_calls(seed: int) -> None:
         elif action == 1 and held:
             pool.free_blocks(held.pop(draw.randrange(len(held))), from_back=draw.random() < 0.5)
         elif action == 2:
-            ids = [id for hash in PrefixContent([draw.randrange(6)] * 48).block_hashes if (id := pool.find_cached(hash))]
+            hashes = PrefixContent([draw.randrange(6)] * 48).block_hashes
+            ids = [id for hash in hashes if (id := pool.find_cached(hash))]
             pool.touch(ids)
             held.append(ids)
         elif action == 3 and draw.random() < 0.2:

@@ -139,12 +139,12 @@ def test_ctrl_c_stops_within_a_second(tmp_path: Path) -> None:
 
 def test_a_sweep_is_a_frame_of_points(tmp_path: Path) -> None:
     swept = kvblocks.sweep(grid={"num_blocks": [1000, 2000]}, results=str(tmp_path / "points.jsonl"))
+    pandas = pytest.importorskip("pandas")
     frame = swept.to_pandas()
     assert list(frame["num_blocks"]) == ["1000", "2000"] and swept.exit_status == 0
     assert frame["hit-rate"][1] == pytest.approx(kvblocks.replay(num_blocks=2000, page=False).hit_rate)
     assert len((tmp_path / "points.jsonl").read_text().splitlines()) == 2
     pytest.importorskip("pyarrow")
-    pandas = pytest.importorskip("pandas")
     frame.to_parquet(tmp_path / "points.parquet")
     assert pandas.read_parquet(tmp_path / "points.parquet").equals(frame)
 
