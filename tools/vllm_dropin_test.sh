@@ -62,7 +62,7 @@ environment() {
 import re, sys, zipfile
 metadata = zipfile.ZipFile(sys.argv[1])
 name = next(n for n in metadata.namelist() if n.endswith(".dist-info/METADATA"))
-gpu = re.compile(r"(torchaudio|torchvision|torchcodec|PyNvVideoCodec|flashinfer|apache-tvm|tilelang|nvidia|nvtx|"
+gpu = re.compile(r"(torchaudio|torchcodec|PyNvVideoCodec|flashinfer|apache-tvm|tilelang|nvidia|nvtx|"
                  r"fastsafetensors|instanttensor|quack|tokenspeed|humming|intel-openmp|triton|torch(?![a-z]))")
 print("torch==" + sys.argv[2])
 for line in metadata.read(name).decode().splitlines():
