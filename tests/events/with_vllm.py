@@ -7,6 +7,7 @@ Theirs to ours: kvsim events receives what vLLM's ZmqEventPublisher sends, with 
 and come back, and a publisher that is started anew.
 """
 
+import json
 import os
 import re
 import signal
@@ -133,6 +134,13 @@ def their_batch(i):
   return KVEventBatch(ts=time.time(), events=events)
 
 
+def as_json(batch):
+  """Events as `kvsim events --json` prints them: the fields of the wire, one hash per removal."""
+  plain = json.loads(json.dumps(msgspec.msgpack.decode(encoder.encode(batch)), default=bytes.hex))
+  return [event | {"block_hashes": [digest]} if digest else event for event in plain[1]
+          for digest in (event["block_hashes"] if event["type"] == "BlockRemoved" else [None])]
+
+
 def free_port():
   socket = zmq.Context.instance().socket(zmq.REP)
   port = socket.bind_to_random_port("tcp://127.0.0.1")
@@ -171,6 +179,11 @@ def theirs_to_ours():
   check("the late one had them replayed", re.search(r"\n +(9\d\d|[1-8]\d\d) replayed", out), out)
   again = subprocess.run([KVSIM, "events", record], capture_output=True, text=True, check=False)
   check("the record says the same", "900 batches with" in again.stdout and "consistent" in again.stdout, again.stdout)
+  text = subprocess.run([KVSIM, "events", record, "--json"], capture_output=True, text=True, check=False).stdout
+  batches = [line for line in map(json.loads, text.splitlines()) if line["type"] == "batch"]
+  check("as JSON it says what was published",
+        [line["sequence"] for line in batches] == list(range(900)) and
+        [line["events"] for line in batches] == [as_json(their_batch(i)) for i in range(900)], text[:1500])
   # An engine that is started anew counts from 0.
   listener = Listener(endpoint, replay, "--for=15s", "--show")
   time.sleep(1.5)

@@ -5,7 +5,7 @@
 Per row: schedule() for a step in which every running request decodes one token; the manager's part of
 it; and what the manager takes to admit a request (look-up, slots, table). The manager's time is taken
 around each of its calls, less the cost of taking it. Medians of steps and of calls, over rounds in which
-the managers alternate; schedule() in processor time.
+the managers alternate; all times are processor time of the thread.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Timed:
         self.empty_kv_cache_blocks = manager.empty_kv_cache_blocks
 
     def _timed(self, call: Any, of_admissions: list[int] | None) -> Any:
-        clock = time.perf_counter_ns
+        clock = time.thread_time_ns
         call_is_look_up = getattr(call, "__name__", "") != "allocate_slots"
 
         def timed(*args: Any, **kwargs: Any) -> Any:
