@@ -235,8 +235,7 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
                   params.num_encoder);
         const int64_t taken = std::count(grown.begin(), grown.end(), kNew);
         if (!capped || !request.is_known || !rules.is_mamba() ||
-            rules.mode() != MambaCacheMode::kAlign ||
-            options_.semantics.caps_need_before_hits) {  // V-42
+            rules.mode() != MambaCacheMode::kAlign) {
           return taken;
         }
         // BM-110: of more than 2 + k one is given back first.
