@@ -176,7 +176,7 @@ int64_t MambaManager::NumNewBlocks(const GroupBlocks* held, int64_t size, const 
   if (held == nullptr) return external + target - std::max(size, state) + checkpoint;
   const int64_t needed =
       target - std::max(size, state) - NumScratchToMove(*held, target) + checkpoint;
-  if (!apply_cap || options_.semantics.caps_need_before_hits) return needed;
+  if (!apply_cap) return needed;
   // Whoever holds two states gives one back before taking another.
   const int64_t nulls = std::count(held->table.begin(), held->table.end(), kNullBlockId);
   const int64_t most = 2 + num_speculative_blocks_ + checkpoint;

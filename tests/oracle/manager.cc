@@ -295,8 +295,7 @@ std::vector<PageNeed> Manager::Needs(const Request& request, const AllocateParam
         const std::vector<BlockId> grown = Grown(rules, table, step);
         const int64_t taken = std::count(grown.begin(), grown.end(), kNew);
         if (!capped || !request.is_known || !rules.is_mamba() ||
-            rules.mode() != MambaCacheMode::kAlign ||
-            options_.semantics.caps_need_before_hits) {  // V-42
+            rules.mode() != MambaCacheMode::kAlign) {
           return taken;
         }
         // BM-110: of more than 2 + k, and a checkpoint, one is given back first.

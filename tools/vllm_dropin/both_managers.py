@@ -142,6 +142,8 @@ class BothManagers:
         )
         if a is None and b is not None and self._waits_for_a_twin(new_computed_blocks):
             raise KnownDifference("a state is hit whose content another request registered in this step")
+        if a is None and b is not None and kwargs.get("full_sequence_must_fit") and self._holds_states(request):
+            raise KnownDifference("the gate counts a state beside those that a session's turn before left")
         self._same(what, a, b)
         self.tally.facts["no space"] += a is None
         self.tally.facts["admissions"] += new_computed_blocks is not None and a is not None
@@ -149,6 +151,11 @@ class BothManagers:
             self._same("tables after " + what, self.tables(self.theirs, request), self.tables(self.ours, request))
         self.compare_pools(what)
         return None if a is None else Pair(*answers)
+
+    def _holds_states(self, request: Any) -> bool:
+        return request.num_computed_tokens > 0 and any(
+            hasattr(manager, "cached_blocks_this_step") for manager in self.theirs.coordinator.single_type_managers
+        )
 
     def _waits_for_a_twin(self, hits: Any) -> bool:
         if hits is None:
