@@ -25,7 +25,7 @@ TIMEOUT_S = 60
 
 # Most faults are noticed by few cases of the quick tests. All tests, with all cases, are asked about the others.
 QUICK = "--gtest_filter=-*LivenessTest*:*ExhaustiveTest*:*HitPatternTest*"
-QUICK_SCALE, SCALE = "0.05", "0.5"
+QUICK_SCALE, SCALE = "0.05", "2"
 
 
 def run(program, number, timeout=TIMEOUT_S, scale=SCALE):
