@@ -169,6 +169,14 @@ absl::StatusOr<LayerTimesOptions> LayersOf(const ServingPoint& point) {
   return layers;
 }
 
+// vLLM schedules a step while the one before it runs, by default since 0.14. A version that is not
+// known counts as a later one.
+bool SchedulesAhead(const ServingPoint& point) {
+  const std::vector<std::string> parts = absl::StrSplit(point.engine_version, '.');
+  int minor;
+  return parts.size() < 2 || parts[0] != "0" || !absl::SimpleAtoi(parts[1], &minor) || minor >= 14;
+}
+
 }  // namespace
 
 const Catalogue& PointCatalogue() {
@@ -274,6 +282,7 @@ absl::StatusOr<PointPrediction> PointPredictor::Predict(const ServingPoint& poin
     if (!tables.ok()) return tables.status();
     TableClockOptions options = options_.constants;
     options.layers = *layers;
+    if (!SchedulesAhead(point)) options.sequence_overhead = options_.sequence_overhead_in_turn;
     options.max_num_tokens = options_.max_num_batched_tokens;
     options.max_num_seqs = replica.concurrency;
     options.max_sequence_len = longest;
@@ -290,6 +299,7 @@ absl::StatusOr<PointPrediction> PointPredictor::Predict(const ServingPoint& poin
 
   SimulationConfig config;
   if (absl::Status status = ApplyEnginePreset("vllm-0.19", &config); !status.ok()) return status;
+  config.scheduler.async = SchedulesAhead(point);
   // Any number of blocks that is enough: admission by memory is not what is judged.
   constexpr int64_t kBlockSize = 64;
   const int64_t num_blocks = (longest / kBlockSize + 2) * (replica.concurrency + 1) + 1;

@@ -70,6 +70,8 @@ bool ParseConstant(std::string_view name, double value, PointOptions* options) {
     constants.mixed_layer_overhead = time(value);
   else if (name == "sequence_overhead_us")
     constants.sequence_overhead = time(value);
+  else if (name == "sequence_overhead_in_turn_us")
+    options->sequence_overhead_in_turn = time(value);
   else if (name == "prefill_factor")
     constants.prefill_factor = value;
   else if (name == "expert_prefill_factor")

@@ -179,7 +179,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "of every step and layer; empty: 78us with the roofline; with tables 8us and 7us for each "
        "doubling of ranks, 0s where a whole block was measured, 25us where nothing was"},
       {"time_per_sequence", "TIME", kTime, "", 0, 0,
-       "of a step per request; empty: 0s with the roofline, 4us with tables"},
+       "of a step per request; empty: 0s with the roofline; with tables 4us, and 50us with --no-async, "
+       "where the host's work lies between the steps"},
       {"prefill_factor", "FACTOR", kTime, "1.15", 0.1, 100,
        "on what prompts add to a step, with tables; routed experts aside"},
       {"expert_prefill_factor", "FACTOR", kTime, "1.5", 0.1, 100,

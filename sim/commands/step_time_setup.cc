@@ -149,6 +149,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ClockMaker::Make(const ModelFacts
     // Given, it is all of it.
     if (times_.per_layer) options.rank_overhead = 0;
     options.mixed_layer_overhead = times_.prefill_per_layer;
+    if (!config_.async()) options.sequence_overhead = kSequenceOverheadInTurn;
     options.sequence_overhead = times_.per_sequence.value_or(options.sequence_overhead);
     options.prefill_factor = config_.prefill_factor();
     options.expert_prefill_factor = config_.expert_prefill_factor();

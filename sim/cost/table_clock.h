@@ -28,6 +28,10 @@
 
 namespace kvblocks::sim {
 
+// Per scheduled sequence and step, in an engine that schedules a step when the one before it has
+// ended: the host's work for each sequence then lies between the steps.
+inline constexpr SimTime kSequenceOverheadInTurn = 50 * kMicrosecond;
+
 struct TableClockOptions {
   LayerTimesOptions layers;
   // Per layer and step: of layers summed from kernels, of whole measured blocks, of estimated ones.
@@ -39,7 +43,8 @@ struct TableClockOptions {
   SimTime rank_overhead = 7 * kMicrosecond;
   // Per layer and step with tokens of prompts, which no captured graph covers as a whole.
   SimTime mixed_layer_overhead = 100 * kMicrosecond;
-  SimTime sequence_overhead = 4 * kMicrosecond;  // per scheduled sequence and step
+  // Per scheduled sequence and step, in an engine that schedules a step while another one runs.
+  SimTime sequence_overhead = 4 * kMicrosecond;
   double prefill_factor = 1.15;                  // on what prompts add, experts aside
   double expert_prefill_factor = 1.5;            // on what they add to routed experts
   SimTime fixed_time = 0;                        // per step
