@@ -9,8 +9,8 @@
 #include "kvblocks/checks/status_text.h"
 #include "kvblocks/events/event_codec.h"
 #include "kvblocks/events/zmq/endpoint.h"
-#include "kvblocks/events/zmq/wire.h"
 #include "kvblocks/events/zmq/thread_policy.h"
+#include "kvblocks/events/zmq/wire.h"
 #include "kvblocks/events/zmq/zmq_context.h"
 
 namespace kvblocks::events {
