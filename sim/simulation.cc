@@ -88,6 +88,7 @@ absl::Status Simulation::RunLoop() {
     ++result_.num_iterations;
     if (absl::Status status = DeliverArrivals(); !status.ok()) return status;
     if (absl::Status status = DeliverAborts(); !status.ok()) return status;
+    scheduler_->TakeConnectorEvents(now_);
     if (absl::Status status = ReportProgress(); !status.ok()) return status;
 
     if (scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0) {
@@ -118,7 +119,8 @@ absl::Status Simulation::RunLoop() {
     if (!next.ok()) return next.status();
     if (*next) {
       now_ = std::max(now_, **next);
-    } else if (scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0) {
+    } else if (scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0 ||
+               scheduler_->num_connector_debts() > 0) {
       return absl::FailedPreconditionError(scheduler_->DescribeNoProgress());
     } else {
       return absl::OkStatus();
@@ -175,7 +177,8 @@ void Simulation::PlanAborts(SimRequest* request) {
 bool Simulation::IsStale(const Abort& abort) const {
   const SimRequest& request = *abort.request;
   if (request.slot < 0 || request.spec.row != abort.row) return true;
-  return abort.cause == AbortCause::kQueueTime && request.state != RequestState::kWaiting;
+  return abort.cause == AbortCause::kQueueTime && request.state != RequestState::kWaiting &&
+         request.state != RequestState::kLoading;
 }
 
 absl::Status Simulation::DeliverAborts() {
@@ -202,7 +205,7 @@ absl::Status Simulation::AbortNow(SimRequest* request, AbortCause cause) {
       break;
   }
   const uint64_t session = request->spec.session;
-  scheduler_->Abort(*request, cause);
+  scheduler_->Abort(*request, cause, now_);
   observers_.OnFinish(*request, now_);
   // The others must not arrive by this request's end.
   if (session != 0 && cause != AbortCause::kSession) {
@@ -229,6 +232,10 @@ absl::StatusOr<std::optional<SimTime>> Simulation::NextEvent() {
   if (!next.ok()) return next.status();
   while (!aborts_.empty() && IsStale(aborts_.top())) aborts_.pop();
   if (!aborts_.empty() && (!*next || aborts_.top().time < **next)) next = aborts_.top().time;
+  if (connector_ != nullptr) {
+    const std::optional<SimTime> event = connector_->NextEvent();
+    if (event && (!*next || *event < **next)) next = event;
+  }
   return next;
 }
 
@@ -247,6 +254,16 @@ absl::StatusOr<SimTime> Simulation::CopyTime() {
   return time;
 }
 
+// A step of such a duration on the device, with the loads that it waits for.
+std::optional<SimTime> Simulation::WithLoads(SimTime compute) {
+  const StepLoadTimes loads = connector_->StepLoads(std::max(now_, device_free_));
+  const std::optional<SimTime> sum = CheckedAdd(loads.sync, std::max(compute, loads.layerwise));
+  const std::optional<SimTime> waited =
+      sum ? CheckedAdd(result_.load_time, *sum - compute) : std::nullopt;
+  if (waited) result_.load_time = *waited;
+  return waited ? sum : std::nullopt;
+}
+
 absl::StatusOr<SimTime> Simulation::StepTime() {
   const StepRecord& step = scheduler_->step();
   const absl::Span<const ScheduledRecord> scheduled = step.scheduled;
@@ -261,7 +278,8 @@ absl::StatusOr<SimTime> Simulation::StepTime() {
   if (!compute.ok()) return compute.status();
   const auto copies = CopyTime();
   if (!copies.ok()) return copies.status();
-  const std::optional<SimTime> device = CheckedAdd(*compute, *copies);
+  std::optional<SimTime> device = CheckedAdd(*compute, *copies);
+  if (device && connector_ != nullptr) device = WithLoads(*device);
   if (!device) return ClockOverflow(now_, "a step");
   const std::optional<SimTime> per_request =
       CheckedMultiply(config_.host_time_per_request, step.num_requests());

@@ -44,6 +44,7 @@ struct SimulationResult {
   SimTime end_time = 0;   // the clock when the run ended
   SimTime busy_time = 0;  // sum of the steps' durations
   SimTime copy_time = 0;  // the part of it that copies of blocks took
+  SimTime load_time = 0;  // and that steps waited for KV from elsewhere
   int64_t copied_bytes = 0;  // on one device
   // Requests.
   int64_t num_arrived = 0;
@@ -81,6 +82,12 @@ class Simulation {
       const std::vector<EngineObserver*>& observers);
   Simulation(const Simulation&) = delete;
   Simulation& operator=(const Simulation&) = delete;
+
+  // Where KV comes from that the pool does not hold; not owned. Before Run.
+  void set_connector(KvConnector* connector) {
+    connector_ = connector;
+    scheduler_->set_connector(connector);
+  }
 
   // Replays the whole trace. Errors: the trace's own; OutOfRange if the clock overflows; and
   // FailedPrecondition (IsNoProgress) if nothing can ever move again, with the request, the blocks
@@ -122,6 +129,7 @@ class Simulation {
   absl::StatusOr<std::optional<SimTime>> NextEvent();
   absl::StatusOr<SimTime> StepTime();
   absl::StatusOr<SimTime> CopyTime();
+  std::optional<SimTime> WithLoads(SimTime compute);
   absl::Status StartStep();
   absl::Status FinishStep();
   absl::Status ReportProgress();
@@ -131,6 +139,7 @@ class Simulation {
   const SimulationConfig config_;
   TraceReader* const reader_;
   const StepTimeModel* const step_time_;
+  KvConnector* connector_ = nullptr;
   std::function<bool(const SimulationProgress&)> progress_;
 
   std::unique_ptr<KvCacheManager> manager_;

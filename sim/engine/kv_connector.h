@@ -104,9 +104,10 @@ class KvConnector {
   // Adds what happened up to `now` and was not taken yet. Times do not go back from call to call.
   virtual void TakeEvents(SimTime now, ConnectorEvents* events) = 0;
 
-  // The request still holds its blocks; what it computed of them is request.num_settled tokens (none
-  // of a load under way). True: they stay held, out of the request, under the number `hold`, until
-  // TakeEvents says that it is over. Never for a preempted request, whose blocks are needed.
+  // The request still holds its blocks, of which request.num_settled tokens are computed or loaded
+  // (while it is LOADING: will be). True: they stay held, out of the request, under the number `hold`,
+  // until TakeEvents says that it is over. The answer does not matter for a preempted request, whose
+  // blocks are needed, nor while it is LOADING, whose blocks are held until its LoadEnd in any case.
   virtual bool OnLeave(const SimRequest& request, const KvCacheManager& manager, LeaveCause cause,
                        int64_t hold, SimTime now) {
     (void)request, (void)manager, (void)cause, (void)hold, (void)now;

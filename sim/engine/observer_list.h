@@ -43,6 +43,10 @@ class ObserverList : public EngineObserver {
     OnTime(now);
     for (EngineObserver* o : observers_) o->OnPreemption(record, now);
   }
+  void OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime now) override {
+    OnTime(now);
+    for (EngineObserver* o : observers_) o->OnLoadFinished(request, num_tokens, now);
+  }
   void OnStepScheduled(const StepRecord& step) override {
     OnTime(step.start);
     for (EngineObserver* o : observers_) o->OnStepScheduled(step);
