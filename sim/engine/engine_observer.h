@@ -161,6 +161,11 @@ class EngineObserver {
   }
   // After the attempt succeeded: blocks are taken, and the full ones among them registered.
   virtual void OnAdmission(const AdmissionRecord& record, SimTime now) { (void)record, (void)now; }
+  // The same for a request whose load brought nothing, so that it had to give its blocks back and was
+  // looked up again: it was admitted before, and is not preempted.
+  virtual void OnReadmission(const AdmissionRecord& record, SimTime now) {
+    (void)record, (void)now;
+  }
   virtual void OnPreemption(const PreemptionRecord& record, SimTime now) {
     (void)record, (void)now;
   }

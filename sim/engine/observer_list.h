@@ -39,6 +39,10 @@ class ObserverList : public EngineObserver {
     OnTime(now);
     for (EngineObserver* o : observers_) o->OnAdmission(record, now);
   }
+  void OnReadmission(const AdmissionRecord& record, SimTime now) override {
+    OnTime(now);
+    for (EngineObserver* o : observers_) o->OnReadmission(record, now);
+  }
   void OnPreemption(const PreemptionRecord& record, SimTime now) override {
     OnTime(now);
     for (EngineObserver* o : observers_) o->OnPreemption(record, now);

@@ -192,6 +192,7 @@ class Scheduler {
   void Preempt(SimRequest& victim, const SimRequest& cause, SimTime now);
   void ScheduleWaiting(SimTime now);
   void AdmitWaiting(SimTime now);
+  void TellAdmission(const AdmissionRecord& admission, SimTime now);
   bool SizeAdmission(const SimRequest& request, ScheduledRecord& record) const;
   void Enter(SimRequest& request, const ScheduledRecord& record);
   bool StartsAfresh(const SimRequest* request) const;

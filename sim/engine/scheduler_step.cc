@@ -391,6 +391,14 @@ void Scheduler::Enter(SimRequest& request, const ScheduledRecord& record) {
   Record(request, record);
 }
 
+void Scheduler::TellAdmission(const AdmissionRecord& admission, SimTime now) {
+  if (admission.request->has_lost_load) {
+    observer_->OnReadmission(admission, now);
+  } else {
+    observer_->OnAdmission(admission, now);
+  }
+}
+
 void Scheduler::AdmitWaiting(SimTime now) {
   const int64_t draft_slots = options_.num_draft_slots;
   bool forgoes_hits = false;
@@ -473,7 +481,8 @@ void Scheduler::AdmitWaiting(SimTime now) {
     waiting_.PopFront();
     Enter(request, record);
     if (external.num_tokens > 0) TellConnector(request, external.num_tokens, external.mode, now);
-    observer_->OnAdmission(admission, now);
+    TellAdmission(admission, now);
+    request.has_lost_load = false;
     if (starts_afresh) return;
   }
 }

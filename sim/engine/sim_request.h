@@ -83,6 +83,7 @@ struct SimRequest {
   int64_t num_load_hits = 0;     // found in the pool before it
   int64_t num_load_tokens = 0;   // behind them
   int64_t num_arrived = -1;      // when it has ended: so many of them came; -1: taken note of
+  bool has_lost_load = false;    // it brought nothing; until the request runs
   // Preemptions by itself while it ran alone, since its last token.
   int32_t num_lonely_preemptions = 0;
   SimTime arrival = 0;       // when it was delivered to the engine, dependencies included
