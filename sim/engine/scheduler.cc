@@ -334,7 +334,7 @@ absl::Status Scheduler::CheckInvariants() const {
     } else if (is_loading != (load != loads_.end()) ||
                (is_loading && load->second != request)) {
       status = broken(*request, "is wrong about its load");
-    } else if (request->num_settled != request->num_computed || request->num_computed <= 0 ||
+    } else if (request->num_settled != request->num_computed ||
                request->num_computed > request->num_known) {
       status = broken(*request, "waits with other tokens than its hits and its load");
     }
