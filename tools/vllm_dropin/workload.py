@@ -261,7 +261,8 @@ class Run:
                 # vLLM cannot give back what sessions hold between their turns, or loaded requests.
                 may_preempt = not any(r.streaming_queue is not None for r in scheduler.requests.values())
                 if self.connects:
-                    may_preempt = not scheduler.connector.is_busy and not scheduler.kv_holding_waiting
+                    holds = scheduler.connector.is_busy or scheduler.kv_holding_waiting or scheduler.defer_block_free
+                    may_preempt = not holds
                 scheduler.reset_prefix_cache(reset_running_requests=draw.random() < 0.3 and may_preempt)
             if draw.random() < 0.01 and hasattr(manager, "theirs"):
                 manager.evict_blocks({draw.randrange(1, self.num_blocks) for _ in range(3)})
