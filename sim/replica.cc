@@ -1,0 +1,344 @@
+#include "kvblocks/sim/replica.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::sim {
+
+absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(
+    const SimulationConfig& config, const TraceInfo& trace, const StepTimeModel* step_time,
+    const std::vector<EngineObserver*>& observers, Owner* owner) {
+  if (step_time == nullptr) {
+    return absl::InvalidArgumentError("step_time is null, expected a StepTimeModel");
+  }
+  if (owner == nullptr) {
+    return absl::InvalidArgumentError("owner is null, expected whoever submits requests");
+  }
+  if (std::count(observers.begin(), observers.end(), nullptr) > 0) {
+    return absl::InvalidArgumentError("observers holds a null, expected observers only");
+  }
+  if (absl::Status status = Validate(config); !status.ok()) return status;
+
+  std::unique_ptr<Replica> replica(new Replica(config, trace, step_time, owner));
+  KvCacheManagerOptions manager_options = config.manager;
+  if (!manager_options.max_in_flight_tokens) {
+    manager_options.max_in_flight_tokens = MaxInFlightTokens(config);
+  }
+  // Contents come with their hashes; nothing is drawn at random.
+  if (!manager_options.hash_seed) manager_options.hash_seed = "";
+  auto manager = KvCacheManager::Create(config.kv_cache, manager_options);
+  if (!manager.ok()) return manager.status();
+  replica->manager_ = *std::move(manager);
+  for (EngineObserver* observer : observers) replica->observers_.Add(observer);
+  auto scheduler = Scheduler::Create(config.scheduler, replica->manager_.get(), trace,
+                                     &replica->observers_);
+  if (!scheduler.ok()) return scheduler.status();
+  replica->scheduler_ = *std::move(scheduler);
+  if (!replica->observers_.NeedsEveryRecord() && step_time->adds_up_decodes()) {
+    replica->scheduler_->LeaveOutQuiet();
+  }
+  return replica;
+}
+
+Replica::Replica(const SimulationConfig& config, const TraceInfo& trace,
+                 const StepTimeModel* step_time, Owner* owner)
+    : config_(config), trace_(trace), step_time_(step_time), owner_(owner) {
+  for (const KvCacheGroup& group : config_.kv_cache.groups) {
+    const auto num_layers = static_cast<int64_t>(std::max<size_t>(group.layer_names.size(), 1));
+    const bool is_shared = group.spec.kind() != KvCacheSpecKind::kMamba;
+    const int64_t ranks = is_shared ? config_.ranks_per_block : 1;
+    block_bytes_.push_back(num_layers * group.spec.page_bytes() / std::max<int64_t>(ranks, 1));
+  }
+}
+
+void Replica::Start() {
+  observers_.OnRunStart({.manager = manager_.get(),
+                         .scheduler = &scheduler_->options(),
+                         .trace = &trace_,
+                         .time_source = step_time_->source()});
+}
+
+void Replica::End(SimTime now) {
+  clock_ = std::max(clock_, now);
+  result_.end_time = now;
+  result_.scheduler = scheduler_->totals();
+  result_.prefix_cache = manager_->MakePrefixCacheStats();
+  observers_.OnRunEnd(now);
+}
+
+absl::Status Replica::ClockOverflow(absl::string_view what) const {
+  return absl::OutOfRangeError(
+      absl::StrCat("the clock would pass its 106 days: ", what, " at ", FormatDuration(clock_)));
+}
+
+// --- When it wants to be called ---
+
+void Replica::DropStaleAborts() {
+  while (!aborts_.empty() && IsStale(aborts_.top())) aborts_.pop();
+}
+
+std::optional<SimTime> Replica::NextTime() {
+  if (in_step_) return std::max(clock_, scheduler_->oldest_step().end);
+  const SimTime soonest = std::max(clock_, retry_time_);
+  if (wants_schedule_ || !inbox_.empty()) return soonest;
+  DropStaleAborts();
+  std::optional<SimTime> next;
+  if (!aborts_.empty()) next = aborts_.top().time;
+  if (connector_ != nullptr) {
+    const std::optional<SimTime> event = connector_->NextEvent();
+    if (event && (!next || *event < *next)) next = event;
+  }
+  if (!next) return std::nullopt;
+  return std::max(soonest, *next);
+}
+
+absl::Status Replica::Advance(SimTime now) {
+  while (true) {
+    const std::optional<SimTime> next = NextTime();
+    if (!next || *next > now) return absl::OkStatus();
+    if (is_step_over(*next)) {
+      if (absl::Status status = FinishStep(); !status.ok()) return status;
+    }
+    if (absl::Status status = DeliverAborts(*next); !status.ok()) return status;
+    if (absl::Status status = Schedule(*next); !status.ok()) return status;
+  }
+}
+
+// --- Requests coming ---
+
+absl::Status Replica::Submit(SimRequest* request, SimTime now) {
+  clock_ = now;
+  if (!IsAtBoundary(now)) {
+    inbox_.push_back(request);
+    return absl::OkStatus();
+  }
+  if (absl::Status status = DeliverInbox(now); !status.ok()) return status;
+  return Deliver(request, now);
+}
+
+absl::Status Replica::DeliverInbox(SimTime now) {
+  for (SimRequest*& entry : inbox_) {
+    SimRequest* request = std::exchange(entry, nullptr);
+    if (request == nullptr) continue;
+    if (absl::Status status = Deliver(request, now); !status.ok()) return status;
+  }
+  inbox_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status Replica::Deliver(SimRequest* request, SimTime now) {
+  ++result_.num_arrived;
+  observers_.OnArrival(*request, now);
+  if (!scheduler_->Submit(*request)) {
+    ++result_.num_rejected;
+    observers_.OnRejection(*request, now);
+    return owner_->OnEnded(request, now);
+  }
+  wants_schedule_ = true;
+  PlanAborts(request);
+  return absl::OkStatus();
+}
+
+// --- Requests given up ---
+
+void Replica::PlanAborts(SimRequest* request) {
+  if (request->spec.abort_after_ns > 0) {
+    std::optional<SimTime> time = FromNanoseconds(request->spec.abort_after_ns);
+    if (time) time = CheckedAdd(request->arrival, *time);
+    // An abort that the clock cannot reach never happens.
+    if (time) PlanAbort(request, AbortCause::kAbortTime, *time);
+  }
+  if (config_.max_queue_time > 0) {
+    const std::optional<SimTime> time = CheckedAdd(request->arrival, config_.max_queue_time);
+    if (time) PlanAbort(request, AbortCause::kQueueTime, *time);
+  }
+}
+
+void Replica::PlanAbort(SimRequest* request, AbortCause cause, SimTime time) {
+  aborts_.push({time, request->spec.row, request, cause});
+}
+
+bool Replica::IsStale(const Abort& abort) const {
+  const SimRequest& request = *abort.request;
+  if (request.slot < 0 || request.spec.row != abort.row) return true;
+  return abort.cause != AbortCause::kAbortTime && request.state != RequestState::kWaiting &&
+         request.state != RequestState::kPending && request.state != RequestState::kLoading;
+}
+
+absl::Status Replica::DeliverAborts(SimTime now) {
+  clock_ = now;
+  if (!IsAtBoundary(now)) return absl::OkStatus();
+  if (absl::Status status = DeliverInbox(now); !status.ok()) return status;
+  if (absl::Status status = TakeAborts(now); !status.ok()) return status;
+  TakeConnectorEvents(now);
+  return absl::OkStatus();
+}
+
+void Replica::TakeConnectorEvents(SimTime now) {
+  if (connector_ == nullptr) return;
+  const std::optional<SimTime> event = connector_->NextEvent();
+  if (event && *event <= now) wants_schedule_ = true;
+  scheduler_->TakeConnectorEvents(now);
+}
+
+absl::Status Replica::TakeAborts(SimTime now) {
+  while (!aborts_.empty() && (aborts_.top().time <= now || IsStale(aborts_.top()))) {
+    const Abort abort = aborts_.top();
+    aborts_.pop();
+    if (IsStale(abort)) continue;
+    if (absl::Status status = AbortNow(abort.request, abort.cause, now); !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Replica::AbortNow(SimRequest* request, AbortCause cause, SimTime now) {
+  switch (cause) {
+    case AbortCause::kAbortTime:
+      ++result_.num_aborted_time;
+      break;
+    case AbortCause::kQueueTime:
+      ++result_.num_aborted_queue;
+      break;
+    case AbortCause::kSession:
+    case AbortCause::kNone:
+      ++result_.num_aborted_session;
+      break;
+  }
+  if (request->state == RequestState::kPending) {
+    std::replace(inbox_.begin(), inbox_.end(), request, static_cast<SimRequest*>(nullptr));
+  }
+  scheduler_->Abort(*request, cause, now);
+  wants_schedule_ = true;
+  observers_.OnFinish(*request, now);
+  return owner_->OnEnded(request, now);
+}
+
+// --- One step ---
+
+absl::Status Replica::Schedule(SimTime now) {
+  clock_ = now;
+  if (!IsAtBoundary(now)) return absl::OkStatus();
+  wants_schedule_ = false;
+  if (scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0) {
+    scheduler_->Schedule(now);
+    observers_.OnStepScheduled(scheduler_->step());
+    if (!scheduler_->step_is_empty()) {
+      if (absl::Status status = StartStep(); !status.ok()) return status;
+      if (scheduler_->num_in_flight() < scheduler_->max_in_flight()) {
+        wants_schedule_ = true;
+        return absl::OkStatus();
+      }
+    }
+    if (scheduler_->stuck() != nullptr) {
+      return absl::FailedPreconditionError(scheduler_->DescribeNoProgress());
+    }
+  }
+  if (scheduler_->num_in_flight() > 0) {
+    in_step_ = true;
+    return absl::OkStatus();
+  }
+  if (scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0) {
+    PublishEvents();
+    if (scheduler_->step().num_preempted > 0) {
+      const std::optional<SimTime> next = CheckedAdd(now, config_.empty_step_time);
+      if (!next) return ClockOverflow("empty_step_time");
+      retry_time_ = *next;
+      wants_schedule_ = true;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SimTime> Replica::CopyTime() {
+  int64_t bytes = 0;
+  for (const BlockCopy& copy : scheduler_->step().copies) {
+    bytes += block_bytes_[static_cast<size_t>(copy.group)];
+  }
+  const SimTime time = bytes == 0 ? 0 : step_time_->CopyTime(bytes);
+  const std::optional<SimTime> sum = CheckedAdd(result_.copy_time, time);
+  if (!sum) return ClockOverflow("copies of blocks");
+  result_.copied_bytes += bytes;
+  result_.copy_time = *sum;
+  return time;
+}
+
+// A step of such a duration on the device, with the loads that it waits for.
+std::optional<SimTime> Replica::WithLoads(SimTime compute) {
+  const StepLoadTimes loads = connector_->StepLoads(std::max(clock_, device_free_));
+  const std::optional<SimTime> sum = CheckedAdd(loads.sync, std::max(compute, loads.layerwise));
+  const std::optional<SimTime> waited =
+      sum ? CheckedAdd(result_.load_time, *sum - compute) : std::nullopt;
+  if (waited) result_.load_time = *waited;
+  return waited ? sum : std::nullopt;
+}
+
+absl::StatusOr<SimTime> Replica::StepTime() {
+  const StepRecord& step = scheduler_->step();
+  const absl::Span<const ScheduledRecord> scheduled = step.scheduled;
+  work_.clear();
+  for (const ScheduledRecord& record : scheduled) {
+    work_.push_back({.num_context = record.num_context,
+                     .num_new = record.num_tokens,
+                     .num_sampled = record.is_chunk ? 0 : 1 + record.num_verified_drafts});
+  }
+  const auto compute = step_time_->StepTime(
+      work_, {.num_sequences = step.num_quiet, .sum_context = step.quiet_context});
+  if (!compute.ok()) return compute.status();
+  const auto copies = CopyTime();
+  if (!copies.ok()) return copies.status();
+  std::optional<SimTime> device = CheckedAdd(*compute, *copies);
+  if (device && connector_ != nullptr) device = WithLoads(*device);
+  if (!device) return ClockOverflow("a step");
+  const std::optional<SimTime> per_request =
+      CheckedMultiply(config_.host_time_per_request, step.num_requests());
+  std::optional<SimTime> host =
+      per_request ? CheckedAdd(*per_request, config_.host_time_per_step) : std::nullopt;
+  // Host and device work side by side, or one after the other.
+  if (host) host = config_.scheduler.async ? std::max(*host, *device) : CheckedAdd(*host, *device);
+  if (!host) return ClockOverflow("a step");
+  return *host;
+}
+
+// Hands the step just scheduled to the device.
+absl::Status Replica::StartStep() {
+  const auto duration = StepTime();
+  if (!duration.ok()) return duration.status();
+  StepRecord& step = scheduler_->step();
+  step.device_start = std::max(clock_, device_free_);
+  const std::optional<SimTime> end = CheckedAdd(step.device_start, *duration);
+  if (!end) return ClockOverflow("a step");
+  step.end = device_free_ = *end;
+  return absl::OkStatus();
+}
+
+absl::Status Replica::FinishStep() {
+  clock_ = scheduler_->oldest_step().end;
+  in_step_ = false;
+  if (absl::Status status = TakeAborts(clock_); !status.ok()) return status;
+  const StepRecord& step = scheduler_->ProcessOutputs();
+  wants_schedule_ = true;
+  result_.busy_time += step.end - step.device_start;  // at most the clock
+  observers_.OnStepFinished(step);
+  for (SimRequest* request : scheduler_->finished()) {
+    ++result_.num_finished;
+    observers_.OnFinish(*request, clock_);
+    if (absl::Status status = owner_->OnEnded(request, clock_); !status.ok()) return status;
+  }
+  PublishEvents();
+  if (config_.check_invariants) {
+    if (absl::Status status = scheduler_->CheckInvariants(); !status.ok()) return status;
+  }
+  return DeliverInbox(clock_);
+}
+
+void Replica::PublishEvents() {
+  if (!manager_->options().enable_events) return;
+  const std::vector<KvEvent> events = manager_->TakeEvents();
+  if (!events.empty()) observers_.OnKvEvents(events, clock_);
+}
+
+}  // namespace kvblocks::sim

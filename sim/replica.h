@@ -1,0 +1,181 @@
+// Replica: one engine - scheduler, block manager, device - on a clock that its owner turns.
+//
+// It is told what arrives (Submit) and says when it wants to be called next (NextTime); it knows
+// neither a trace nor other replicas, and nothing of what will arrive. The clock may be a simulated
+// one or the wall's. At each instant that NextTime names, the owner calls, in this order,
+//
+//   FinishStep()         if is_step_over(now): its outputs, and what arrived while it ran
+//   Submit(request, now) for what arrives at this instant
+//   DeliverAborts(now)
+//   Schedule(now)        hands the next step to the device
+//
+// or Advance(now), which does all but Submit. The parts are apart because an owner of several
+// replicas does each for all of them before the next: then what happens at one instant does not
+// depend on how the replicas are numbered.
+//
+// Iteration boundaries: between FinishStep and the Schedule that leaves the engine waiting for a
+// step's end, and as long as it has nothing to do. What is submitted elsewhere is kept and delivered
+// at the next boundary, and an abort takes effect there.
+//
+// Synchronously FinishStep ends the step just scheduled; with asynchronous scheduling it is the one
+// before, and the device takes the new one up when it is done with it.
+//
+// Always: times passed in never go back. Deterministic: the same calls give the same calls to the
+// observers. Cost: about 0.2 us per step and 50 ns per record in it, observers included; requests
+// that decode inside a block have none (see Scheduler), unless an observer needs them. Nothing is
+// allocated in steady state. Single-threaded; replicas that share nothing may run in several threads.
+
+#ifndef KVBLOCKS_SIM_REPLICA_H_
+#define KVBLOCKS_SIM_REPLICA_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvblocks/managers/kv_cache_manager.h"
+#include "kvblocks/sim/cost/step_time_model.h"
+#include "kvblocks/sim/engine/observer_list.h"
+#include "kvblocks/sim/engine/scheduler.h"
+#include "kvblocks/sim/simulation_config.h"
+#include "kvblocks/sim/simulation_result.h"
+
+namespace kvblocks::sim {
+
+class Replica {
+ public:
+  // Whoever submits requests, and owns them.
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+    // Once for each request submitted, whatever its end; finish_reason and abort_cause say which.
+    // The observers know already, and the replica will not touch the request again. May call
+    // AbortNow and PlanAbort of this replica and others, but nothing else of them.
+    virtual absl::Status OnEnded(SimRequest* request, SimTime now) = 0;
+  };
+
+  // InvalidArgument for a bad configuration; what concerns a trace alone (concurrency, zero_output)
+  // is not used. `trace` says how contents are named. The pointers and `trace` are not owned and
+  // must outlive the replica, and the replica its requests' content (SimRequest::kv).
+  static absl::StatusOr<std::unique_ptr<Replica>> Create(
+      const SimulationConfig& config, const TraceInfo& trace, const StepTimeModel* step_time,
+      const std::vector<EngineObserver*>& observers, Owner* owner);
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  // Where KV comes from that the pool does not hold; not owned. Before the first request.
+  void set_connector(KvConnector* connector) {
+    connector_ = connector;
+    scheduler_->set_connector(connector);
+  }
+
+  // Before the first request, and after the last.
+  void Start();
+  void End(SimTime now);
+
+  // Hands a pending request over, its `arrival` set (at most `now`): at once at an iteration
+  // boundary, else at the next one. An error is the owner's own, from OnEnded.
+  absl::Status Submit(SimRequest* request, SimTime now);
+
+  // Ends the request at the first iteration boundary at or after `time`, unless it is over by then.
+  // One that waited for too long, or whose session ended, only if it has not begun to run. One that
+  // was not delivered yet is told to the observers by OnFinish alone.
+  void PlanAbort(SimRequest* request, AbortCause cause, SimTime time);
+  // At once. REQUIRES: the replica is at an iteration boundary or in a call of OnEnded, or the
+  // request was never submitted.
+  absl::Status AbortNow(SimRequest* request, AbortCause cause, SimTime now);
+
+  // When it wants to be called next, at least the last time passed in: the end of the oldest step under way; when an empty step is
+  // tried again; the next abort; at once, if there is something to schedule. Empty: not before a request is submitted.
+  std::optional<SimTime> NextTime();
+
+  // Whether a call of Schedule may find something to do that it did not before.
+  bool wants_schedule() const { return wants_schedule_ && !in_step_; }
+  // Whether the engine waits for a step that ends by then.
+  bool is_step_over(SimTime now) { return in_step_ && scheduler_->oldest_step().end <= now; }
+  // Ends the oldest step, at its own end. Who gives up while it runs gets no token of it, even if it
+  // was the last one (V-84). REQUIRES: is_step_over(its end). OutOfRange if the clock overflows.
+  absl::Status FinishStep();
+  // Those whose time has come. Nothing if the engine is not at a boundary.
+  absl::Status DeliverAborts(SimTime now);
+  // One call of the scheduler, if anything runs or waits and the engine is at a boundary.
+  // FailedPrecondition if a request can never finish.
+  absl::Status Schedule(SimTime now);
+
+  // All of it up to `now`, in order of time.
+  absl::Status Advance(SimTime now);
+
+  // Its next call is due whatever arrives and whoever gives up.
+  bool is_busy() const { return in_step_ || wants_schedule_ || !inbox_.empty(); }
+  // Something runs, waits or is about to.
+  bool has_work() const {
+    return scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0 || !inbox_.empty() ||
+           scheduler_->num_connector_debts() > 0;
+  }
+  // Complete after End. What concerns a trace alone (num_skipped, peak_live_requests) and
+  // num_iterations are 0.
+  const SimulationResult& result() const { return result_; }
+  const KvCacheManager& manager() const { return *manager_; }
+  const Scheduler& scheduler() const { return *scheduler_; }
+
+ private:
+  struct Abort {
+    SimTime time;
+    int64_t row;
+    SimRequest* request;
+    AbortCause cause;
+    friend bool operator>(const Abort& a, const Abort& b) {
+      if (a.time != b.time) return a.time > b.time;
+      return a.row != b.row ? a.row > b.row : a.cause > b.cause;
+    }
+  };
+
+  Replica(const SimulationConfig& config, const TraceInfo& trace, const StepTimeModel* step_time,
+          Owner* owner);
+
+  bool IsAtBoundary(SimTime now) const { return !in_step_ && now >= retry_time_; }
+  absl::Status ClockOverflow(absl::string_view what) const;
+  absl::Status DeliverInbox(SimTime now);
+  absl::Status Deliver(SimRequest* request, SimTime now);
+  void PlanAborts(SimRequest* request);
+  absl::Status TakeAborts(SimTime now);
+  void DropStaleAborts();
+  bool IsStale(const Abort& abort) const;
+  absl::StatusOr<SimTime> StepTime();
+  absl::StatusOr<SimTime> CopyTime();
+  std::optional<SimTime> WithLoads(SimTime compute);
+  void TakeConnectorEvents(SimTime now);
+  absl::Status StartStep();
+  void PublishEvents();
+
+  const SimulationConfig config_;
+  const TraceInfo& trace_;
+  const StepTimeModel* const step_time_;
+  Owner* const owner_;
+
+  KvConnector* connector_ = nullptr;  // may be null
+
+  std::unique_ptr<KvCacheManager> manager_;
+  ObserverList observers_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<SimRequest*> inbox_;  // submitted between boundaries; null: given up since
+  // May name requests that are gone; their slot may be another's by then.
+  std::priority_queue<Abort, std::vector<Abort>, std::greater<Abort>> aborts_;
+
+  SimTime clock_ = 0;            // the last time passed in
+  bool in_step_ = false;         // nothing happens before the oldest step's end
+  SimTime retry_time_ = 0;       // nothing happens before it
+  bool wants_schedule_ = false;  // something changed, or a step more can be under way
+  SimTime device_free_ = 0;      // when the device is done with all steps handed to it
+  std::vector<SequenceWork> work_;  // scratch
+  std::vector<int64_t> block_bytes_;  // per group, on one device: what copying one of its blocks copies
+  SimulationResult result_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_REPLICA_H_
