@@ -1,5 +1,5 @@
-// Replays with KV from elsewhere (SM-4, SM-15, SM-17, SM-105), worked out by hand, and what went wrong in
-// the field: vllm#45387, vllm#46283, vllm#57104.
+// Replays with KV from elsewhere (SM-4, SM-15, SM-17), worked out by hand, and what went wrong in the
+// field: vllm#45387, vllm#46283, vllm#57104.
 
 #include <string>
 #include <vector>
@@ -55,7 +55,7 @@ TEST(SimulationLoadsTest, TheLastTokenOfAWholePromptIsComputed) {
   EXPECT_THAT(replay.keyed_blocks, ElementsAre(1, 2));
 }
 
-// SM-105: added to the step, or beside it.
+// Added to the step, or beside it.
 TEST(SimulationLoadsTest, StepsWaitForSynchronousAndLayerwiseLoads) {
   LoadReplay replay({{0, {.loads = {{.prefix = 12, .mode = LoadMode::kSync, .seconds = 3}}}},
                      {1, {.loads = {{.prefix = 8, .mode = LoadMode::kLayerwise, .seconds = 4}}}}},

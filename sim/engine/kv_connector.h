@@ -11,7 +11,7 @@
 //   StepLoads    before a step starts: for how long it waits for its loads
 //   OnLeave      a request's blocks are about to be given back; they can be held for longer
 //
-// Three kinds of loads (SM-105). Synchronous: the request runs at once, and its step is as much longer
+// Three kinds of loads. Synchronous: the request runs at once, and its step is as much longer
 // as the load takes. Layerwise: layers are computed as they come in, so the step takes the longer of
 // the two. Asynchronous: the request holds its blocks in state LOADING (SM-4), nothing of it is
 // computed or registered in the prefix table, and it goes on, before those that wait without
