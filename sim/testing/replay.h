@@ -75,6 +75,8 @@ class Replay : public EngineObserver {
   Replay();
 
   void Add(const ReplayRequest& request);
+  // All requests added, as a trace.
+  std::unique_ptr<VectorTraceReader> MakeReader();
   // Runs all requests added; the status is that of Simulation::Create or Run.
   absl::Status Run();
 
@@ -111,7 +113,7 @@ class Replay : public EngineObserver {
 
  private:
   std::vector<TraceRequest> requests_;
-  std::unique_ptr<VectorTraceReader> reader_;
+  std::unique_ptr<VectorTraceReader> reader_;  // null: only watches
   std::map<const SimRequest*, int64_t> hits_;  // of this step's admissions
   std::vector<std::string> preempted_;         // in this step
   std::vector<size_t> line_of_step_;           // of steps that are not empty
