@@ -14,6 +14,7 @@
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/option_parser.h"
 #include "kvblocks/sim/commands/output.h"
+#include "kvblocks/sim/split/split_command.h"
 #include "kvblocks/sim/sweep/sweep_commands.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 #include "kvblocks/version.h"
@@ -96,6 +97,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddEventsCommand(&program));
   commands.push_back(AddServeCommand(&program));
   commands.push_back(AddPointCommand(&program));
+  commands.push_back(AddDisaggregateCommand(&program));
   std::string text;
   switch (program.Parse(argc, argv, &text)) {
     case ParseOutcome::kHelp:
