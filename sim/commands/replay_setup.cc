@@ -480,14 +480,19 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   return reader;
 }
 
-absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
-    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers) {
+SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) {
   SimulationConfig config = setup.simulation;
   if (setup.config.zero_output() == "auto") {
-    const auto& notes = reader->info().notes;
+    const auto& notes = reader.info().notes;
     const auto note = notes.find("zero_output");
     if (note != notes.end() && note->second == "skip") config.zero_output = ZeroOutput::kSkip;
   }
+  return config;
+}
+
+absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
+    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers) {
+  const SimulationConfig config = ConfigFor(setup, *reader);
   auto simulation = Simulation::Create(config, reader, setup.step_time.get(), observers);
   if (!simulation.ok()) return InOptionWords(simulation.status());
   return simulation;

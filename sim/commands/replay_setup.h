@@ -47,6 +47,9 @@ struct ReplaySetup {
 // REQUIRES: an effective configuration, all fields set and in range.
 absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config);
 
+// What a replay of `reader` runs with: zero_output may be the trace's to say.
+SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader);
+
 // A replay of `reader`, which like `setup` and the observers must outlive it.
 absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
     const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers);
