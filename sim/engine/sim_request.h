@@ -7,7 +7,9 @@
 // that can be told from them are the same either way. `kv` exists from the first prefix look-up on,
 // and its token counters may lag behind num_known and num_computed while a request decodes inside a
 // block: read the counters here, and use `kv` for block tables (KvCacheManager::GetBlocks) and for
-// hashes.
+// hashes. Whoever submits a request may make `kv` before, from the token ids of its prompt: then
+// blocks are hashed and reported as an engine would, and spec.output_ids must have an id for each
+// output token.
 //
 // Always: num_known = spec.input_length + num_outputs; draft tokens are never part of it.
 //         While it runs, num_settled <= num_computed, equal unless a step of it is under way.
@@ -29,7 +31,14 @@
 
 namespace kvblocks::sim {
 
-enum class RequestState : uint8_t { kPending, kWaiting, kRunning, kPreempted, kFinished };
+enum class RequestState : uint8_t {
+  kPending,
+  kWaiting,
+  kLoading,  // waiting or preempted, with blocks for KV that is on its way
+  kRunning,
+  kPreempted,
+  kFinished,
+};
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kRejected, kError };
 
@@ -61,6 +70,7 @@ struct SimRequest {
   int64_t due = -1;          // while quiet: the next step that will
   int32_t slot = -1;
   RequestState state = RequestState::kPending;
+  FinishReason ending = FinishReason::kLength;  // how it ends with all its output; or kStop
   FinishReason finish_reason = FinishReason::kNone;
   AbortCause abort_cause = AbortCause::kNone;
   std::unique_ptr<Request> kv;
@@ -71,6 +81,12 @@ struct SimRequest {
   int64_t highest_computed = 0;   // of all admissions: below it, computing is recomputing
   int64_t num_verifications = 0;  // steps with drafts; indexes the acceptance stream
   int32_t num_preemptions = 0;
+  // Of the latest load, of KV from elsewhere (see KvConnector).
+  int64_t load = -1;             // its number while it is under way
+  int64_t num_load_hits = 0;     // found in the pool before it
+  int64_t num_load_tokens = 0;   // behind them
+  int64_t num_arrived = -1;      // when it has ended: so many of them came; -1: taken note of
+  bool has_lost_load = false;    // it brought nothing; until the request runs
   // Preemptions by itself while it ran alone, since its last token.
   int32_t num_lonely_preemptions = 0;
   SimTime arrival = 0;       // when it was delivered to the engine, dependencies included
