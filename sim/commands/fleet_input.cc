@@ -63,7 +63,7 @@ constexpr RouterOptionText kRouterOptions[] = {
 
 absl::Status BadOption(const char* name, const std::string& text, const std::string& expected) {
   return absl::InvalidArgumentError(
-      absl::StrCat(name, " is \"", text, "\", expected ", expected));
+      absl::StrCat(name, ": got \"", text, "\", expected ", expected));
 }
 
 }  // namespace
