@@ -16,6 +16,7 @@ set(kvblocks_packages_zstd "Zstandard" libzstd-dev libzstd-devel zstd zstd)
 set(kvblocks_packages_cli11 "CLI11 2.1 or later" libcli11-dev cli11-devel cli11 cli11)
 set(kvblocks_packages_zmq "ZeroMQ 4.3 or later, with cppzmq 4.7 or later" "libzmq3-dev cppzmq-dev"
     "zeromq-devel cppzmq-devel" "zeromq cppzmq" "zeromq cppzmq")
+set(kvblocks_packages_boost "Boost 1.74 or later, its headers" libboost-dev boost-devel boost libboost-headers)
 set(kvblocks_packages_pkgconfig "pkg-config" pkg-config pkgconf-pkg-config pkgconf pkg-config)
 
 # Stops with one message that names everything that is missing.

@@ -31,6 +31,7 @@ constexpr const char* kFooter = R"(Start here
   kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim verify trace.jsonl.gz       the same with real tensors: every wrong number is a bug
   kvsim compare a.json b.json       what differs between two runs, and from which step on
+  kvsim serve --replicas=4          a server that behaves like vLLM, for routers and gateways
   kvsim events tcp://HOST:5557      the KV events of a running engine, checked and recorded
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run
   kvsim gen --rate=10 -o work.kvt   make a workload; --like=TRACE: one that is like a trace
@@ -93,6 +94,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddCompareCommand(&program));
   commands.push_back(AddCalibrateCommand(&program));
   commands.push_back(AddEventsCommand(&program));
+  commands.push_back(AddServeCommand(&program));
   commands.push_back(AddPointCommand(&program));
   std::string text;
   switch (program.Parse(argc, argv, &text)) {

@@ -26,8 +26,10 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(
   if (!manager_options.max_in_flight_tokens) {
     manager_options.max_in_flight_tokens = MaxInFlightTokens(config);
   }
-  // Contents come with their hashes; nothing is drawn at random.
-  if (!manager_options.hash_seed) manager_options.hash_seed = "";
+  // Nothing is drawn at random: contents come with their hashes, or have vLLM's root.
+  if (!manager_options.hash_seed && manager_options.hash_algorithm != HashAlgorithm::kSha256Cbor) {
+    manager_options.hash_seed = "";
+  }
   auto manager = KvCacheManager::Create(config.kv_cache, manager_options);
   if (!manager.ok()) return manager.status();
   replica->manager_ = *std::move(manager);
@@ -333,6 +335,12 @@ absl::Status Replica::FinishStep() {
     if (absl::Status status = scheduler_->CheckInvariants(); !status.ok()) return status;
   }
   return DeliverInbox(clock_);
+}
+
+bool Replica::ResetPrefixCache() {
+  const bool is_empty = manager_->ResetPrefixCache();
+  PublishEvents();
+  return is_empty;
 }
 
 void Replica::PublishEvents() {

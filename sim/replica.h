@@ -111,6 +111,9 @@ class Replica {
 
   // Its next call is due whatever arrives and whoever gives up.
   bool is_busy() const { return in_step_ || wants_schedule_ || !inbox_.empty(); }
+  // Empties the prefix cache and publishes that. False, and nothing changed, while blocks are held.
+  bool ResetPrefixCache();
+
   // Something runs, waits or is about to.
   bool has_work() const {
     return scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0 || !inbox_.empty() ||

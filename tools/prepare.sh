@@ -8,7 +8,7 @@ kvblocks_packages=(
   bazel-bootstrap bazel-skylib bazel-platforms bazel-rules-java bazel-rules-proto
   # compiler and libraries
   g++ libabsl-dev libprotobuf-dev protobuf-compiler libssl-dev libxxhash-dev
-  libsimdjson-dev libcli11-dev libzmq3-dev cppzmq-dev libzstd-dev zlib1g-dev libhwy-dev
+  libsimdjson-dev libcli11-dev libzmq3-dev cppzmq-dev libboost-dev libzstd-dev zlib1g-dev libhwy-dev
   # tests and benchmarks
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev libboost-context-dev
 )

@@ -32,6 +32,7 @@ std::unique_ptr<Command> AddValidateCommand(OptionParser* program);
 std::unique_ptr<Command> AddCalibrateCommand(OptionParser* program);
 std::unique_ptr<Command> AddCompareCommand(OptionParser* program);
 std::unique_ptr<Command> AddEventsCommand(OptionParser* program);
+std::unique_ptr<Command> AddServeCommand(OptionParser* program);
 
 }  // namespace kvblocks::sim
 

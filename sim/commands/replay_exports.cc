@@ -10,7 +10,9 @@ namespace {
 
 constexpr int64_t kBytesPerMegabyte = 1'000'000;
 
-ServerMetrics::Options OptionsOf(const ReplaySetup& setup) {
+}  // namespace
+
+ServerMetrics::Options ServerMetricsOf(const ReplaySetup& setup) {
   const auto& config = setup.config;
   const auto yes_or_no = [](bool value) { return std::string(value ? "True" : "False"); };
   return {
@@ -24,8 +26,6 @@ ServerMetrics::Options OptionsOf(const ReplaySetup& setup) {
           {"enable_prefix_caching", yes_or_no(config.prefix_caching())},
           {"gpu_memory_utilization", absl::StrCat(config.memory_utilization())}}};
 }
-
-}  // namespace
 
 void ReplayExports::AddOptions(OptionParser* options, const std::string& group) {
   options->Add({.name = "--perfetto",
@@ -95,7 +95,7 @@ absl::Status ReplayExports::Open(const ReplaySetup& setup, ReplayMetricsOptions*
     auto sink = OpenByteSink(metrics_);
     if (!sink.ok()) return sink.status();
     metrics_sink_ = *std::move(sink);
-    ServerMetrics::Options options = OptionsOf(setup);
+    ServerMetrics::Options options = ServerMetricsOf(setup);
     if (!metrics_tick_.empty()) options.tick = *ParseDuration(metrics_tick_);
     if (metrics_epoch_ > 0) options.epoch_seconds = metrics_epoch_;
     server_ = std::make_unique<ServerMetrics>(std::move(options));

@@ -23,6 +23,9 @@
 
 namespace kvblocks::sim {
 
+// What a server's metrics say of a set-up.
+ServerMetrics::Options ServerMetricsOf(const ReplaySetup& setup);
+
 class ReplayExports {
  public:
   void AddOptions(OptionParser* options, const std::string& group);

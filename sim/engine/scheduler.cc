@@ -161,6 +161,7 @@ bool Scheduler::Submit(SimRequest& request) {
   request.full_length = prompt + request.max_output;
   request.end_tokens = std::min(request.full_length, max_model_len_);
   request.state = RequestState::kWaiting;
+  if (request.kv != nullptr) request.kv->set_longest_length(LongestNumSlots(request));
   waiting_.AddArrived(&request);
   return true;
 }
@@ -185,7 +186,7 @@ void Scheduler::Retain(const SimRequest& request) {
 
 void Scheduler::Leave(SimRequest& request, FinishReason reason) {
   if (request.kv != nullptr) {
-    if (reason == FinishReason::kLength) Retain(request);
+    if (reason == request.ending) Retain(request);
     if (connector_ != nullptr) GiveBack(request, reason);
     const absl::Status status = manager_->Free(*request.kv);
     KVBLOCKS_CHECK(status.ok(), status.ToString());

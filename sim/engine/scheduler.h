@@ -318,6 +318,7 @@ class Scheduler {
   // Scratch.
   ComputedBlocks hits_;
   std::vector<BlockHash> hashes_;
+  std::vector<TokenId> tokens_;
   std::vector<SimRequest*> woken_;
   NewBlocks last_new_blocks_ = NewBlocks({});
 

@@ -91,9 +91,9 @@ void Scheduler::ProcessOutput(const ScheduledRecord& record, OutputRecord& outpu
   totals_.num_rejected_drafts += output.num_rejected_drafts;
 
   if (ends) {
-    output.finish_reason = FinishReason::kLength;
+    output.finish_reason = request.ending;
     if (request.state == RequestState::kPreempted) waiting_.Remove(&request);
-    Leave(request, FinishReason::kLength);
+    Leave(request, request.ending);
     finished_.push_back(&request);
   }
 }

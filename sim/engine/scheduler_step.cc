@@ -539,7 +539,8 @@ void Scheduler::SyncContent(SimRequest& request) {
   const bool is_new = request.kv == nullptr;
   const int64_t handed_over = is_new ? 0 : request.kv->num_tokens();
   hashes_.clear();
-  if (request.num_known > handed_over && manager_->hashing() != nullptr) {
+  const bool has_tokens = !is_new && request.kv->content().has_token_ids();
+  if (request.num_known > handed_over && manager_->hashing() != nullptr && !has_tokens) {
     if (!request.keys) {
       request.keys.emplace(trace_, request.spec, manager_->hash_block_size(), std::string_view(),
                            num_hash_lookahead_);
@@ -559,6 +560,14 @@ void Scheduler::SyncContent(SimRequest& request) {
     KVBLOCKS_CHECK(kv.ok(), kv.status().ToString());
     request.kv = *std::move(kv);
     request.kv->set_longest_length(LongestNumSlots(request));
+  } else if (has_tokens) {
+    tokens_.clear();
+    for (int64_t i = handed_over; i < request.num_known; ++i) {
+      tokens_.push_back(static_cast<TokenId>(
+          request.spec.output_ids[static_cast<size_t>(i - request.num_prompt)]));
+    }
+    const absl::Status status = request.kv->AppendOutputTokens(tokens_);
+    KVBLOCKS_CHECK(status.ok(), status.ToString());
   } else if (request.num_known > handed_over) {
     const absl::Status status =
         request.kv->AppendHashedTokens(request.num_known - handed_over, hashes_);

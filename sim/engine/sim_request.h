@@ -7,7 +7,9 @@
 // that can be told from them are the same either way. `kv` exists from the first prefix look-up on,
 // and its token counters may lag behind num_known and num_computed while a request decodes inside a
 // block: read the counters here, and use `kv` for block tables (KvCacheManager::GetBlocks) and for
-// hashes.
+// hashes. Whoever submits a request may make `kv` before, from the token ids of its prompt: then
+// blocks are hashed and reported as an engine would, and spec.output_ids must have an id for each
+// output token.
 //
 // Always: num_known = spec.input_length + num_outputs; draft tokens are never part of it.
 //         While it runs, num_settled <= num_computed, equal unless a step of it is under way.
@@ -68,6 +70,7 @@ struct SimRequest {
   int64_t due = -1;          // while quiet: the next step that will
   int32_t slot = -1;
   RequestState state = RequestState::kPending;
+  FinishReason ending = FinishReason::kLength;  // how it ends with all its output; or kStop
   FinishReason finish_reason = FinishReason::kNone;
   AbortCause abort_cause = AbortCause::kNone;
   std::unique_ptr<Request> kv;

@@ -45,6 +45,8 @@ class ServerMetrics final : public EngineObserver,
     int64_t epoch_seconds = 0;              // what time 0 of the run is in timestamps
     // Look-ups are counted at every attempt, as with HitRateMetrics' legacy counters.
     bool count_attempts = false;
+    // Without kvsim_missed_blocks, where nobody tells OnMisses.
+    bool leave_out_misses = false;
     // Labels of vllm:cache_config_info.
     std::vector<std::pair<std::string, std::string>> cache_config = {};
   };

@@ -133,11 +133,13 @@ std::string ServerMetrics::Text() const {
   counter_family("kvsim_resume_prefix_cache_queries",
                  "Tokens looked up by preempted requests that came back.", kResumeQueries);
   counter_family("kvsim_resume_prefix_cache_hits", "Tokens that they found.", kResumeHits);
-  text.BeginFamily("kvsim_missed_blocks", "counter", "",
-                   "Full blocks of prompts that first admissions missed, by cause.");
-  for (const MissReason reason : kClassifiedReasons) {
-    counter({{"cause", std::string(MissReasonName(reason))}},
-            static_cast<int>(kFirstMiss) + static_cast<int>(reason));
+  if (!options_.leave_out_misses) {
+    text.BeginFamily("kvsim_missed_blocks", "counter", "",
+                     "Full blocks of prompts that first admissions missed, by cause.");
+    for (const MissReason reason : kClassifiedReasons) {
+      counter({{"cause", std::string(MissReasonName(reason))}},
+              static_cast<int>(kFirstMiss) + static_cast<int>(reason));
+    }
   }
   text.BeginFamily("kvsim_simulated_seconds", "gauge", "seconds", "Simulated time.");
   series("", {}, [](const Point& p) { return ExactSeconds(p.time); });

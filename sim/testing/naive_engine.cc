@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -68,6 +69,68 @@ void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
     if (next.empty()) return;
     now = std::max(now, *std::min_element(next.begin(), next.end()));
   }
+}
+
+// --- One of several ---
+
+void NaiveEngine::Hand(NaiveRequest* r) {
+  if (waits_) {
+    inbox_.push_back(r);
+    return;
+  }
+  Arrive(r);
+  if (r->abort_at >= 0 && !r->ended) aborts_.push_back(r);
+  again_ = true;
+}
+
+void NaiveEngine::EndStep(int64_t now) {
+  Abort(aborts_, now);
+  Finish();
+  waits_ = false;
+  again_ = true;
+  for (NaiveRequest* r : std::exchange(inbox_, {})) Hand(r);
+}
+
+void NaiveEngine::Go(int64_t now) {
+  if (waits_) return;
+  const size_t count = aborts_.size();
+  Abort(aborts_, now);
+  if (!again_ && aborts_.size() == count) return;
+  again_ = false;
+  step_.clear();
+  preempted_.clear();
+  if (!running_.empty() || !waiting_.empty()) Schedule();
+  if (!step_.empty() || !preempted_.empty()) Start(now);
+  const size_t depth = o_.async ? 2 : 1;
+  if (!step_.empty() && under_way_.size() < depth) {
+    again_ = true;
+  } else if (!under_way_.empty()) {
+    waits_ = true;
+  } else {
+    again_ = !preempted_.empty();
+  }
+}
+
+int64_t NaiveEngine::Next(int64_t now) const {
+  if (waits_) return under_way_.front().end;
+  if (again_) return now;
+  int64_t next = -1;
+  for (const NaiveRequest* r : aborts_) {
+    if (!r->ended && (next < 0 || r->abort_at < next)) next = r->abort_at;
+  }
+  return next;
+}
+
+std::set<NaiveEngine::Key> NaiveEngine::cached() const {
+  std::set<Key> keys;
+  for (const auto& [key, ids] : table_) keys.insert(key);
+  return keys;
+}
+
+int64_t NaiveEngine::Leading(const NaiveRequest& r, const std::set<Key>& keys) const {
+  int64_t blocks = 0;
+  while (blocks < (r.prompt - 1) / o_.block_size && keys.count(KeyOf(r, blocks))) ++blocks;
+  return blocks * o_.block_size;
 }
 
 // --- Requests ---
@@ -433,6 +496,7 @@ void NaiveEngine::Admit(size_t num_walked) {
     alone_without_load = false;
     waiting_.pop_front();
     running_.push_back(r);
+    r->admitted = true;
     for (int id : hits) {
       if (references_[id]++ == 0) free_.erase(std::find(free_.begin(), free_.end(), id));
       ++uses_[id];

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,7 @@ struct NaiveRequest {
   bool arrived = false;
   bool ended = false;
   bool chunk = false;  // after its last step
+  bool admitted = false;  // at least once
   // Of its latest load: until when, from where, and how much comes.
   size_t loads = 0;  // so far
   bool loading = false, unsettled = false;
@@ -56,6 +58,20 @@ class NaiveEngine {
 
   // Requests in arrival order.
   void Run(std::vector<NaiveRequest> requests);
+
+  // For several engines on one clock. At each instant, for all of them: EndStep, Hand, Go.
+  bool EndsStep(int64_t now) const { return waits_ && under_way_.front().end <= now; }
+  void EndStep(int64_t now);
+  // Takes a request in, now or as soon as the step it waits for is over.
+  void Hand(NaiveRequest* r);
+  void Go(int64_t now);
+  // When it must be called again; -1: not before it is handed a request.
+  int64_t Next(int64_t now) const;
+  // Leading prompt tokens in full blocks, without the last token, that `keys` has.
+  using Key = std::vector<int64_t>;
+  int64_t Leading(const NaiveRequest& r, const std::set<Key>& keys) const;
+  std::set<Key> cached() const;
+  bool idles() const { return under_way_.empty(); }
 
   // What happened, in the words of Replay.
   const std::vector<std::string>& lines() const { return lines_; }
@@ -83,7 +99,6 @@ class NaiveEngine {
     int64_t end;
     size_t line;
   };
-  using Key = std::vector<int64_t>;
   struct Retained {
     int64_t priority = 0;
     int64_t number = 0;  // higher: later call, or earlier block of the same one
@@ -150,6 +165,10 @@ class NaiveEngine {
   std::vector<std::string> preempted_;
   std::deque<Step> under_way_;  // oldest first
   int64_t device_free_ = 0;
+  // On a clock of several.
+  std::vector<NaiveRequest*> inbox_, aborts_;
+  bool waits_ = false;  // for the end of the oldest step
+  bool again_ = false;  // may schedule at once
 
   std::vector<std::string> lines_;
   std::map<std::string, std::vector<double>> token_times_;

@@ -72,14 +72,18 @@ void Replay::Add(const ReplayRequest& r) {
   requests_.push_back(std::move(request));
 }
 
-absl::Status Replay::Run() {
+std::unique_ptr<VectorTraceReader> Replay::MakeReader() {
   std::stable_sort(
       requests_.begin(), requests_.end(),
       [](const TraceRequest& a, const TraceRequest& b) { return a.arrival_ns < b.arrival_ns; });
   TraceInfo info;
   info.format = "test";
   info.block_tokens = 1;
-  reader_ = std::make_unique<VectorTraceReader>(info, requests_);
+  return std::make_unique<VectorTraceReader>(info, requests_);
+}
+
+absl::Status Replay::Run() {
+  reader_ = MakeReader();
   const auto one_second = MakeFixedStepTime(kSecond);
   KVBLOCKS_CHECK(one_second.ok(), one_second.status().ToString());
   const StepTimeModel* model = step_time == nullptr ? one_second->get() : step_time;
@@ -103,6 +107,7 @@ absl::Status Replay::Run() {
 
 void Replay::OnArrival(const SimRequest&, SimTime) {
   ++num_arrived_;
+  if (reader_ == nullptr) return;
   peak_read_ahead = std::max(peak_read_ahead, reader_->num_read() - num_arrived_);
 }
 

@@ -76,6 +76,8 @@ class Replay : public EngineObserver {
   Replay();
 
   void Add(const ReplayRequest& request);
+  // All requests added, as a trace.
+  std::unique_ptr<VectorTraceReader> MakeReader();
   // Runs all requests added; the status is that of Simulation::Create or Run.
   absl::Status Run();
 
@@ -114,7 +116,7 @@ class Replay : public EngineObserver {
 
  private:
   std::vector<TraceRequest> requests_;
-  std::unique_ptr<VectorTraceReader> reader_;
+  std::unique_ptr<VectorTraceReader> reader_;      // null: only watches
   std::map<const SimRequest*, std::string> hits_;  // of this step's admissions
   std::vector<std::string> loads_;                 // started in this step
   std::vector<std::string> preempted_;         // in this step

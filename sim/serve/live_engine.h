@@ -1,0 +1,121 @@
+// LiveEngine: the simulator's engine on the wall clock - scheduler and block pool in a thread of
+// their own, which others send requests to and take tokens from.
+//
+//   auto engine = LiveEngine::Create(std::move(options), wake);
+//   (*engine)->Submit({.id = 1, .prompt = tokens, .output_ids = answer});
+//   ... when `wake` was called:
+//   (*engine)->TakeUpdates(&updates);
+//
+// Simulated time is the wall clock times `speed`. A step ends when its simulated time has passed; a
+// request arrives when it was submitted. If the machine is too slow, steps end late: simulated time
+// then falls behind the clock, never ahead, and what happens in it is the same. lag() says by how
+// much.
+//
+// Always: every submitted sequence gets exactly one update that ends it. The engine's thread waits
+// for nobody: both ways lead through queues whose locks are held for a move or a push. Updates that
+// nobody takes are a few words per token and step.
+
+#ifndef KVBLOCKS_SIM_SERVE_LIVE_ENGINE_H_
+#define KVBLOCKS_SIM_SERVE_LIVE_ENGINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvblocks/sim/cost/step_time_model.h"
+#include "kvblocks/sim/engine/sim_request.h"
+#include "kvblocks/sim/report/server_metrics.h"
+#include "kvblocks/sim/simulation_config.h"
+
+namespace kvblocks::sim {
+
+struct SequenceSpec {
+  int64_t id = 0;  // of the caller's choice, unique among live ones
+  std::string name = {};
+  std::shared_ptr<const std::vector<TokenId>> prompt;
+  std::vector<uint32_t> output_ids = {};  // at least one; all of them will be produced
+  bool ends_by_stop = false;              // how its end is counted
+  int32_t priority = 0;
+  std::string cache_salt = {};
+  std::string lora_name = {};
+  std::string lora_path = {};
+};
+
+struct SequenceUpdate {
+  enum class Kind : uint8_t {
+    kAccepted,  // waits for its turn
+    kAdmitted,  // num_tokens of its prompt were found in the cache
+    kTokens,    // num_tokens more were produced
+    kEnded,     // with all its output
+    kRejected,  // `text` says why
+    kFailed,    // cannot go on: `text` says why
+    kAborted,
+  };
+  int64_t id = 0;
+  int64_t num_tokens = 0;
+  Kind kind = Kind::kTokens;
+  std::string text = {};
+};
+
+struct EngineEvents {
+  std::string endpoint = {};  // empty: no events
+  std::string replay_endpoint = {};
+  std::string topic = {};
+  bool integer_hashes = false;
+};
+
+class LiveEngine {
+ public:
+  struct Options {
+    SimulationConfig simulation;
+    std::unique_ptr<StepTimeModel> step_time;
+    double speed = 1;
+    ServerMetrics::Options metrics;
+    EngineEvents events;
+  };
+  struct Lag {
+    double last_seconds = 0;  // of the wall clock, at the end of the last step
+    double max_seconds = 0;
+  };
+
+  // `wake` is called on the engine's thread when there are updates and none were before; it must
+  // return at once. InvalidArgument for a bad configuration, Unavailable for endpoints that cannot
+  // be bound, Unimplemented for events without ZeroMQ.
+  static absl::StatusOr<std::unique_ptr<LiveEngine>> Create(Options options,
+                                                            std::function<void()> wake);
+  // Ends the thread. Sequences that live are dropped without an update.
+  ~LiveEngine();
+  LiveEngine(const LiveEngine&) = delete;
+  LiveEngine& operator=(const LiveEngine&) = delete;
+
+  // --- From any thread ---
+  // REQUIRES: the prompt is not empty, nor are the output's ids.
+  void Submit(SequenceSpec spec);
+  // An id that lives no more is ignored.
+  void Abort(int64_t id);
+  // The metrics as OpenMetrics text; `done` is called on the engine's thread.
+  void AskMetrics(std::function<void(std::string text, Lag lag)> done);
+  // Whether the prefix cache was emptied: not while requests hold blocks.
+  void ResetPrefixCache(std::function<void(bool)> done);
+  // Swaps what has come into `out`, which is cleared first.
+  void TakeUpdates(std::vector<SequenceUpdate>* out);
+  // All that must hold of scheduler and pool; `done` as above. O(number of blocks).
+  void CheckInvariants(std::function<void(absl::Status)> done);
+
+  // As bound; empty without events.
+  std::string events_endpoint() const;
+  std::string replay_endpoint() const;
+
+ private:
+  class Impl;
+  explicit LiveEngine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_SERVE_LIVE_ENGINE_H_

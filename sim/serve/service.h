@@ -1,0 +1,153 @@
+// Service: the OpenAI API of one replica, in front of its engine.
+//
+// It checks requests, makes them tokens, plans their answers, submits them, and writes what the
+// engine's updates make of them. docs/serve.md has the end points.
+//
+// Always: a request is answered once: with its answer, an error that says why, or a connection that
+// is cut where a fault asks for it. What the engine knows of and nobody waits for is aborted.
+// Threads: all on the I/O thread, but for the tokenizer's own (TokenizerQueue).
+
+#ifndef KVBLOCKS_SIM_SERVE_SERVICE_H_
+#define KVBLOCKS_SIM_SERVE_SERVICE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "kvblocks/sim/serve/answer.h"
+#include "kvblocks/sim/serve/api_request.h"
+#include "kvblocks/sim/serve/http.h"
+#include "kvblocks/sim/serve/live_engine.h"
+#include "kvblocks/sim/serve/tokenizer.h"
+#include "kvblocks/sim/serve/tokenizer_queue.h"
+
+namespace kvblocks::sim {
+
+struct Faults {
+  double delay_seconds = 0;  // before a request is looked at
+  double error_rate = 0;     // share of requests that are answered by an error 500
+  double cut_rate = 0;       // share of requests whose connection is cut inside the answer
+};
+
+struct LoraModule {
+  std::string name;
+  std::string path;
+};
+
+class Service final : public HttpHandler {
+ public:
+  struct Options {
+    int64_t replica = 0;
+    std::string model;       // as clients name it
+    std::string root;        // what it is
+    std::string version;
+    std::vector<LoraModule> loras;
+    std::string api_key;     // empty: none
+    int64_t max_model_len = 0;
+    bool has_priorities = false;
+    bool echoes = false;     // answers repeat the prompt
+    // Tokens of answers that end by themselves; 0: those whose request sets no limit end after
+    // kDefaultAnswerTokens, the others at their limit.
+    int64_t least_answer_tokens = 0;
+    int64_t most_answer_tokens = 0;
+    int64_t max_prompts = 128;
+    int64_t created = 0;     // Unix time
+    Faults faults;
+    uint64_t seed = 0;       // of faults
+  };
+  static constexpr int64_t kDefaultAnswerTokens = 128;
+
+  using EngineFactory =
+      std::function<absl::StatusOr<std::unique_ptr<LiveEngine>>(std::function<void()> wake)>;
+  // Of the network, for metrics.
+  struct Connections {
+    int64_t num_open = 0;
+    int64_t num_refused = 0;
+  };
+
+  // `text`, `tokenizer` and `loop` must outlive the service. `set_up` is told when the replica
+  // crashes (false) and when it is back.
+  static absl::StatusOr<std::unique_ptr<Service>> Create(Options options, const PseudoText* text,
+                                                         TokenizerQueue* tokenizer, EventLoop* loop,
+                                                         EngineFactory make_engine,
+                                                         std::function<void(bool)> set_up,
+                                                         std::function<Connections()> connections);
+  ~Service() override;
+
+  std::optional<HttpReply> CheckHead(const HttpRequest& request) override;
+  void Handle(HttpRequest request, std::shared_ptr<Exchange> exchange) override;
+
+  // From now on new requests are refused; those under way go on.
+  void StartDraining() { is_draining_ = true; }
+  bool is_idle() const { return live_.empty() && num_starting_ == 0; }
+  // Null while the replica is down.
+  LiveEngine* engine() { return engine_.get(); }
+
+ private:
+  struct Pending;
+
+  Service(Options options, const PseudoText* text, TokenizerQueue* tokenizer, EventLoop* loop);
+
+  // service.cc: routing and what needs no engine.
+  void Count(const std::string& path, int status);
+  void Reply(const std::string& path, Exchange& exchange, HttpReply reply);
+  void ReplyError(const std::string& path, Exchange& exchange, const ApiError& error);
+  std::optional<ApiError> CheckModel(const std::string& model, const LoraModule** lora) const;
+  std::string ModelsJson() const;
+  void HandleTokenize(HttpRequest request, std::shared_ptr<Exchange> exchange);
+  void HandleDetokenize(HttpRequest request, std::shared_ptr<Exchange> exchange);
+  void HandleMetrics(HttpRequest request, std::shared_ptr<Exchange> exchange);
+  void HandleReset(std::shared_ptr<Exchange> exchange);
+  void HandleFaults(HttpRequest request, std::shared_ptr<Exchange> exchange);
+  std::string MetricsText(std::string text, const LiveEngine::Lag& lag) const;
+
+  // service_answers.cc: requests that the engine works on.
+  double Draw();  // 0 to 1
+  absl::Status MakeEngine();
+  void Crash(double seconds);
+  void ComeBack();
+  void HandleCompletion(HttpRequest request, std::shared_ptr<Exchange> exchange);
+  void Begin(std::shared_ptr<Pending> pending);
+  std::optional<ApiError> Plan(Pending& pending);
+  AnswerPlan PlanOf(const Pending& pending, size_t prompt, int64_t index) const;
+  void TakeUpdates();
+  void Apply(const SequenceUpdate& update);
+  void Progress(const std::shared_ptr<Pending>& pending);
+  void Drop(Pending& pending);  // aborts what lives of it
+
+  const Options options_;
+  const PseudoText* const text_;
+  TokenizerQueue* const tokenizer_;
+  EventLoop* const loop_;
+  EngineFactory make_engine_;
+  std::function<void(bool)> set_up_;
+  std::function<Connections()> connections_;
+  ApiParser parser_;
+  std::unique_ptr<LiveEngine> engine_;
+  uint64_t generation_ = 0;  // of the engine
+  Faults faults_;
+  uint64_t random_;
+  bool is_draining_ = false;
+  int64_t num_starting_ = 0;  // taken, not submitted yet
+  int64_t next_request_ = 0;
+  int64_t next_sequence_ = 0;
+  absl::flat_hash_map<int64_t, std::pair<std::shared_ptr<Pending>, size_t>> live_;  // sequences
+  std::vector<SequenceUpdate> updates_;              // scratch
+  std::vector<std::shared_ptr<Pending>> touched_;    // scratch
+  std::map<std::pair<std::string, int>, int64_t> counts_;  // answers by path and status
+  int64_t num_crashes_ = 0;
+};
+
+// OpenMetrics text in Prometheus' own format, which older readers and some libraries want.
+std::string PrometheusText(std::string_view open_metrics);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_SERVE_SERVICE_H_

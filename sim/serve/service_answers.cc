@@ -1,0 +1,377 @@
+// Service: requests that the engine works on.
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/sim/serve/service.h"
+#include "xxhash.h"
+
+namespace kvblocks::sim {
+
+// One HTTP request between its body and the end of its answer.
+struct Service::Pending final : BodySource {
+  Pending(Service* owner, std::shared_ptr<Exchange> to, CompletionRequest asked)
+      : service(owner), exchange(std::move(to)), request(std::move(asked)) {}
+
+  State Append(size_t limit, std::string* out) override {
+    return answer->AppendEvents(limit, out);
+  }
+
+  Service* const service;
+  const std::shared_ptr<Exchange> exchange;
+  CompletionRequest request;
+  const LoraModule* lora = nullptr;
+  std::string path;
+  std::string id;
+  // Of each prompt; with pieces where the answer repeats it.
+  std::vector<Encoding> prompts;
+  Encoding repeated;  // what a chat's answer repeats
+  absl::Status tokenized;
+  std::optional<Answer> answer;
+  std::vector<int64_t> sequences;  // ids, in the order of the answer's
+  bool is_streaming = false;
+  bool is_over = false;     // answered, cut, or nobody waits for it
+  bool is_touched = false;  // in touched_
+  int64_t cut_after = -1;   // tokens of all sequences; negative: never
+  int64_t num_tokens = 0;   // of all sequences so far
+  std::optional<ApiError> error;
+};
+
+absl::StatusOr<std::unique_ptr<Service>> Service::Create(
+    Options options, const PseudoText* text, TokenizerQueue* tokenizer, EventLoop* loop,
+    EngineFactory make_engine, std::function<void(bool)> set_up,
+    std::function<Connections()> connections) {
+  std::unique_ptr<Service> service(new Service(std::move(options), text, tokenizer, loop));
+  service->make_engine_ = std::move(make_engine);
+  service->set_up_ = std::move(set_up);
+  service->connections_ = std::move(connections);
+  if (absl::Status status = service->MakeEngine(); !status.ok()) return status;
+  return service;
+}
+
+Service::Service(Options options, const PseudoText* text, TokenizerQueue* tokenizer,
+                 EventLoop* loop)
+    : options_(std::move(options)),
+      text_(text),
+      tokenizer_(tokenizer),
+      loop_(loop),
+      parser_({.max_prompts = options_.max_prompts, .max_answers = options_.max_prompts}),
+      faults_(options_.faults),
+      random_(options_.seed * 2 + 1) {}
+
+Service::~Service() { engine_ = nullptr; }
+
+double Service::Draw() {
+  random_ = random_ * 6364136223846793005u + 1442695040888963407u;
+  return static_cast<double>(random_ >> 11) * 0x1p-53;
+}
+
+absl::Status Service::MakeEngine() {
+  // An engine that is gone may have woken us before.
+  const uint64_t generation = ++generation_;
+  auto engine = make_engine_([this, generation] {
+    loop_->Post([this, generation] {
+      if (generation == generation_) TakeUpdates();
+    });
+  });
+  if (!engine.ok()) return engine.status();
+  engine_ = *std::move(engine);
+  return absl::OkStatus();
+}
+
+// Everything that the replica has is gone: connections, requests, cache and event stream.
+void Service::Crash(double seconds) {
+  if (engine_ == nullptr) return;
+  ++num_crashes_;
+  ++generation_;
+  engine_ = nullptr;
+  for (auto& [id, entry] : std::exchange(live_, {})) {
+    if (std::exchange(entry.first->is_over, true)) continue;
+    entry.first->exchange->Cut();
+  }
+  set_up_(false);
+  loop_->After(std::chrono::duration<double>(seconds), [this] { ComeBack(); });
+}
+
+void Service::ComeBack() {
+  if (const absl::Status status = MakeEngine(); !status.ok()) {
+    std::fprintf(stderr, "kvsim serve: replica %lld does not come back, tries again: %s\n",
+                 static_cast<long long>(options_.replica), status.ToString().c_str());
+    loop_->After(std::chrono::seconds(1), [this] { ComeBack(); });
+    return;
+  }
+  set_up_(true);
+}
+
+// --- From a body to sequences ---
+
+void Service::HandleCompletion(HttpRequest request, std::shared_ptr<Exchange> exchange) {
+  if (faults_.error_rate > 0 && Draw() < faults_.error_rate) {
+    return ReplyError(request.path, *exchange,
+                      {.status = 500,
+                       .message = "an error that was asked for (--fault-errors)",
+                       .type = "InternalServerError"});
+  }
+  CompletionRequest asked;
+  const LoraModule* lora = nullptr;
+  auto error = parser_.ParseCompletion(request.body, request.path == "/v1/chat/completions", &asked);
+  if (!error) error = CheckModel(asked.model, &lora);
+  if (!error && asked.priority != 0 && !options_.has_priorities) {
+    error = ApiError{.message = absl::StrCat("priority: got ", asked.priority,
+                                             ", but priority scheduling is off (--policy=priority)"),
+                     .param = "priority"};
+  }
+  if (error) return ReplyError(request.path, *exchange, *error);
+  auto pending = std::make_shared<Pending>(this, std::move(exchange), std::move(asked));
+  pending->lora = lora;
+  pending->path = request.path;
+  const std::string name =
+      request.request_id.empty()
+          ? absl::StrCat(options_.replica, "-", absl::Hex(next_request_++, absl::kZeroPad8))
+          : request.request_id;
+  pending->id = absl::StrCat(pending->request.is_chat ? "chatcmpl-" : "cmpl-", name);
+  if (faults_.cut_rate > 0 && Draw() < faults_.cut_rate) {
+    const int64_t most = pending->request.max_tokens.value_or(kDefaultAnswerTokens);
+    pending->cut_after = static_cast<int64_t>(Draw() * static_cast<double>(std::min<int64_t>(most, 64)));
+  }
+  ++num_starting_;
+  const auto tokenize = [this, pending] {
+    tokenizer_->Run(
+        [this, pending](Tokenizer& tokenizer) {
+          const bool with_pieces = options_.echoes || pending->request.echo;
+          for (PromptInput& prompt : pending->request.prompts) {
+            if (prompt.is_tokens) {
+              pending->prompts.push_back({.tokens = std::move(prompt.tokens)});
+              if (!with_pieces) continue;
+              auto pieces = tokenizer.Pieces(pending->prompts.back().tokens);
+              pending->tokenized.Update(pieces.status());
+              if (pieces.ok()) pending->prompts.back().pieces = *std::move(pieces);
+              continue;
+            }
+            // A chat's text says itself where messages begin.
+            auto encoding = tokenizer.Encode(prompt.text, !pending->request.is_chat,
+                                             with_pieces && !pending->request.is_chat);
+            pending->tokenized.Update(encoding.status());
+            if (encoding.ok()) pending->prompts.push_back(*std::move(encoding));
+          }
+          if (options_.echoes && pending->request.is_chat) {
+            auto encoding = tokenizer.Encode(pending->request.last_message, false, true);
+            pending->tokenized.Update(encoding.status());
+            if (encoding.ok()) pending->repeated = *std::move(encoding);
+          }
+        },
+        [this, pending] {
+          --num_starting_;
+          Begin(pending);
+        });
+  };
+  if (faults_.delay_seconds > 0) {
+    loop_->After(std::chrono::duration<double>(faults_.delay_seconds), tokenize);
+  } else {
+    tokenize();
+  }
+}
+
+AnswerPlan Service::PlanOf(const Pending& pending, size_t prompt, int64_t index) const {
+  const CompletionRequest& request = pending.request;
+  const Encoding& encoding = pending.prompts[prompt];
+  const int64_t room = options_.max_model_len - static_cast<int64_t>(encoding.tokens.size());
+  AnswerPlan plan;
+  const XXH64_hash_t hash = XXH3_64bits_withSeed(
+      encoding.tokens.data(), encoding.tokens.size() * sizeof(TokenId), static_cast<uint64_t>(index));
+  // Where it would end by itself.
+  int64_t natural = INT64_MAX;
+  const Encoding& repeated = request.is_chat ? pending.repeated : encoding;
+  if (options_.echoes && !repeated.tokens.empty()) {
+    plan.tokens = std::make_shared<const std::vector<TokenId>>(repeated.tokens);
+    plan.pieces = std::make_shared<const std::vector<std::string>>(repeated.pieces);
+    natural = static_cast<int64_t>(repeated.tokens.size());
+  } else {
+    plan.tokens = {std::shared_ptr<void>(), &text_->tokens};
+    plan.pieces = {std::shared_ptr<void>(), &text_->pieces};
+    plan.start = text_->StartOf(hash);
+    if (options_.most_answer_tokens > 0) {
+      const int64_t range = options_.most_answer_tokens - options_.least_answer_tokens + 1;
+      natural = options_.least_answer_tokens +
+                static_cast<int64_t>(XXH3_64bits_withSeed(&hash, sizeof(hash), 1) %
+                                     static_cast<uint64_t>(range));
+    } else if (!request.max_tokens) {
+      natural = kDefaultAnswerTokens;
+    }
+  }
+  natural = std::max(natural, request.min_tokens);
+  if (request.ignore_eos) natural = INT64_MAX;
+  const int64_t limit = std::min(request.max_tokens.value_or(room), room);
+  plan.length = std::min(natural, limit);
+  plan.is_stop = natural <= limit && !request.ignore_eos && natural != INT64_MAX;
+  ApplyStops(request, &plan);
+  return plan;
+}
+
+std::optional<ApiError> Service::Plan(Pending& pending) {
+  const CompletionRequest& request = pending.request;
+  if (!pending.tokenized.ok()) {
+    return ApiError{.status = 500,
+                    .message = std::string(pending.tokenized.message()),
+                    .type = "InternalServerError"};
+  }
+  for (const Encoding& prompt : pending.prompts) {
+    const auto num_tokens = static_cast<int64_t>(prompt.tokens.size());
+    if (num_tokens == 0) return ApiError{.message = "prompt: is empty", .param = "prompt"};
+    const int64_t wanted = request.max_tokens.value_or(1);
+    if (num_tokens + wanted > options_.max_model_len) {
+      return ApiError{.message = absl::StrCat(
+                          "This model's maximum context length is ", options_.max_model_len,
+                          " tokens. However, you requested ", wanted, " output tokens and your "
+                          "prompt contains ", num_tokens, " input tokens, for a total of ",
+                          num_tokens + wanted, " tokens."),
+                      .param = request.max_tokens ? "max_tokens" : "prompt"};
+    }
+  }
+  pending.answer.emplace(request, pending.id, request.model.empty() ? options_.model : request.model,
+                         options_.created);
+  for (size_t p = 0; p < pending.prompts.size(); ++p) {
+    std::string echo;
+    if (request.echo) {
+      for (const std::string& piece : pending.prompts[p].pieces) echo += piece;
+    }
+    for (int64_t i = 0; i < request.n; ++i) {
+      pending.answer->sequences().push_back(
+          {.plan = PlanOf(pending, p, i),
+           .prompt = static_cast<int64_t>(p),
+           .num_prompt_tokens = static_cast<int64_t>(pending.prompts[p].tokens.size()),
+           .echo = echo});
+    }
+  }
+  return std::nullopt;
+}
+
+void Service::Begin(std::shared_ptr<Pending> pending) {
+  if (engine_ == nullptr) return pending->exchange->Cut();
+  if (const auto error = Plan(*pending)) {
+    return ReplyError(pending->path, *pending->exchange, *error);
+  }
+  const CompletionRequest& request = pending->request;
+  std::vector<std::shared_ptr<const std::vector<TokenId>>> prompts;
+  for (Encoding& prompt : pending->prompts) {
+    prompts.push_back(std::make_shared<const std::vector<TokenId>>(std::move(prompt.tokens)));
+  }
+  const auto& sequences = pending->answer->sequences();
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const AnswerPlan& plan = sequences[i].plan;
+    SequenceSpec spec{.id = next_sequence_++,
+                      .name = absl::StrCat(pending->id, "-", i),
+                      .prompt = prompts[static_cast<size_t>(sequences[i].prompt)],
+                      .ends_by_stop = plan.is_stop,
+                      .priority = request.priority,
+                      .cache_salt = request.cache_salt};
+    spec.output_ids.reserve(static_cast<size_t>(plan.length));
+    for (int64_t t = 0; t < plan.length; ++t) {
+      spec.output_ids.push_back(static_cast<uint32_t>(plan.token(t)));
+    }
+    if (pending->lora != nullptr) {
+      spec.lora_name = pending->lora->name;
+      spec.lora_path = pending->lora->path;
+    }
+    pending->sequences.push_back(spec.id);
+    live_[spec.id] = {pending, i};
+    engine_->Submit(std::move(spec));
+  }
+  pending->prompts.clear();
+  pending->exchange->set_gone([this, weak = std::weak_ptr<Pending>(pending)] {
+    if (const auto gone = weak.lock(); gone != nullptr && !gone->is_over) {
+      Count(gone->path, 499);
+      Drop(*gone);
+    }
+  });
+}
+
+// --- From updates to answers ---
+
+void Service::Drop(Pending& pending) {
+  pending.is_over = true;
+  for (const int64_t id : pending.sequences) {
+    // `pending` may live by these entries alone: whoever calls holds it.
+    if (live_.erase(id) > 0 && engine_ != nullptr) engine_->Abort(id);
+  }
+}
+
+void Service::TakeUpdates() {
+  if (engine_ == nullptr) return;
+  engine_->TakeUpdates(&updates_);
+  for (const SequenceUpdate& update : updates_) Apply(update);
+  for (const std::shared_ptr<Pending>& pending : touched_) {
+    pending->is_touched = false;
+    Progress(pending);
+  }
+  touched_.clear();
+}
+
+void Service::Apply(const SequenceUpdate& update) {
+  const auto it = live_.find(update.id);
+  if (it == live_.end()) return;  // aborted
+  const std::shared_ptr<Pending> pending = it->second.first;
+  Answer::Sequence& sequence = pending->answer->sequences()[it->second.second];
+  switch (update.kind) {
+    case SequenceUpdate::Kind::kAccepted:
+      break;
+    case SequenceUpdate::Kind::kAdmitted:
+      sequence.is_admitted = true;
+      sequence.num_cached_tokens = update.num_tokens;
+      break;
+    case SequenceUpdate::Kind::kTokens:
+      sequence.num_produced += update.num_tokens;
+      pending->num_tokens += update.num_tokens;
+      break;
+    case SequenceUpdate::Kind::kAborted:
+      // Nobody here asked for it: the time that a request may wait is over.
+      pending->error = ApiError{.status = 503,
+                                .message = "the request waited for longer than --max-queue-time",
+                                .type = "ServiceUnavailableError",
+                                .retry_after_seconds = 1};
+      break;
+    case SequenceUpdate::Kind::kRejected:
+      pending->error = ApiError{.message = update.text};
+      break;
+    case SequenceUpdate::Kind::kFailed:
+      pending->error = ApiError{.status = 500, .message = update.text, .type = "InternalServerError"};
+      break;
+    case SequenceUpdate::Kind::kEnded:
+      sequence.is_ended = true;
+      break;
+  }
+  if (update.kind >= SequenceUpdate::Kind::kEnded) live_.erase(it);
+  if (!std::exchange(pending->is_touched, true)) touched_.push_back(pending);
+}
+
+void Service::Progress(const std::shared_ptr<Pending>& pending) {
+  if (pending->is_over) return;
+  Exchange& exchange = *pending->exchange;
+  if (pending->cut_after >= 0 && pending->num_tokens > pending->cut_after) {
+    Count(pending->path, 0);
+    Drop(*pending);
+    exchange.Cut();
+    return;
+  }
+  if (pending->error) {
+    Drop(*pending);
+    if (!pending->is_streaming) return ReplyError(pending->path, exchange, *pending->error);
+    Count(pending->path, pending->error->status);
+    pending->answer->Fail(*pending->error);
+    exchange.Wake();
+    return;
+  }
+  const bool is_ended = pending->answer->is_ended();
+  if (pending->answer->is_stream()) {
+    if (!std::exchange(pending->is_streaming, true)) exchange.Stream(pending);
+    exchange.Wake();
+    if (is_ended) Count(pending->path, 200);
+  } else if (is_ended) {
+    Reply(pending->path, exchange, {.body = pending->answer->Json()});
+  }
+  pending->is_over = is_ended;
+}
+
+}  // namespace kvblocks::sim

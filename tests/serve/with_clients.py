@@ -1,0 +1,278 @@
+"""kvsim serve with clients that others wrote; tools/serve_clients_test.sh runs it.
+
+  with_clients.py KVSIM VLLM ROUTER
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+import msgspec
+import openai
+import zmq
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
+from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
+from tokenizers import Tokenizer, models, pre_tokenizers, decoders, trainers
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+
+KVSIM, VLLM, ROUTER = sys.argv[1:]
+passed = failed = 0
+work = tempfile.mkdtemp()
+
+
+def check(what, condition, detail=""):
+    global passed, failed
+    if condition:
+        passed += 1
+        print("ok", what, flush=True)
+    else:
+        failed += 1
+        print("FAILED", what, str(detail)[:2000], flush=True)
+
+
+def free_ports(count):
+    """The first of so many that follow each other."""
+    for first in range(21000, 60000, 100):
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+            return first
+        except OSError:
+            continue
+    raise SystemExit("no free ports")
+
+
+class Server:
+    def __init__(self, *options, replicas=1):
+        self.port = free_ports(replicas)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process = subprocess.Popen([KVSIM, "serve", f"--port={self.port}", f"--replicas={replicas}", *options],
+                                        stdout=subprocess.PIPE, text=True)
+        self.lines = []
+        while sum(line.startswith("http://") for line in self.lines) < replicas:
+            line = self.process.stdout.readline()
+            if not line:
+                raise SystemExit("kvsim serve did not start")
+            self.lines.append(line)
+        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="any", max_retries=0)
+
+    def metrics(self, replica=0, accept="text/plain"):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port + replica}/metrics", headers={"Accept": accept})
+        return urllib.request.urlopen(request).read().decode()
+
+    def value(self, name, replica=0):
+        return sum(sample.value for family in parse_prometheus(self.metrics(replica)) for sample in family.samples
+                   if sample.name == name)
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        check("a gentle end", self.process.wait(timeout=60) == 0)
+
+
+def with_openai():
+    server = Server("--time=fixed", "--step-time=2ms", "--num-blocks=5000")
+    client = server.client
+    check("openai: models", client.models.list().data[0].id == "llama-3.1-8b")
+    answer = client.completions.create(model="llama-3.1-8b", prompt="a" * 100, max_tokens=20)
+    check("openai: completion", len(answer.choices[0].text) == 20 and answer.usage.completion_tokens == 20, answer)
+    answer = client.completions.create(model="llama-3.1-8b", prompt="a" * 100, max_tokens=20)
+    check("openai: cached tokens", answer.usage.prompt_tokens_details.cached_tokens == 96, answer.usage)
+    chat = [{"role": "system", "content": "You are brief."}, {"role": "user", "content": "Hello"}]
+    answer = client.chat.completions.create(model="llama-3.1-8b", messages=chat, max_completion_tokens=9, n=2)
+    check("openai: chat, two answers", [len(c.message.content) for c in answer.choices] == [9, 9], answer)
+    stream = client.chat.completions.create(model="llama-3.1-8b", messages=chat, max_tokens=30, stream=True,
+                                            stream_options={"include_usage": True})
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    check("openai: chat stream", len(text) == 30 and chunks[-1].usage.completion_tokens == 30, chunks[-1])
+    # The answer of one turn is in the prompt of the next.
+    chat += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
+    answer = client.chat.completions.create(model="llama-3.1-8b", messages=chat, max_tokens=2)
+    check("openai: the next turn hits the answer",
+          answer.usage.prompt_tokens_details.cached_tokens > len("You are brief.Hello") + 30, answer.usage)
+    try:
+        client.completions.create(model="gpt-4", prompt="a")
+        check("openai: another model is not found", False)
+    except openai.NotFoundError as error:
+        check("openai: another model is not found", "gpt-4" in str(error), error)
+    try:
+        client.chat.completions.create(model="llama-3.1-8b", messages=chat, logprobs=True)
+        check("openai: log-probabilities are refused", False)
+    except openai.BadRequestError as error:
+        check("openai: log-probabilities are refused", "logprobs" in str(error), error)
+    stream = client.completions.create(model="llama-3.1-8b", prompt="b", max_tokens=5000, stream=True)
+    next(iter(stream))
+    stream.close()
+    deadline = time.time() + 10
+    while server.value("vllm:num_requests_running") > 0 and time.time() < deadline:
+        time.sleep(0.05)
+    check("openai: a stream that is closed is aborted", server.value("vllm:num_requests_running") == 0)
+
+    families = {f.name: f for f in parse_prometheus(server.metrics())}
+    check("prometheus: its parser", families["vllm:generation_tokens"].type == "counter", sorted(families))
+    check("prometheus: histograms", families["vllm:time_to_first_token_seconds"].type == "histogram")
+    families = {f.name: f for f in parse_open_metrics(server.metrics(accept="application/openmetrics-text"))}
+    check("prometheus: its OpenMetrics parser", families["vllm:cache_config"].type == "info", sorted(families))
+    server.end()
+
+
+def with_vllm_events():
+    """Blocks as vLLM's decoder reads them have the hashes that vLLM computes of their tokens."""
+    os.environ.pop("PYTHONHASHSEED", None)
+    from vllm.utils.hashing import sha256_cbor
+    from vllm.v1.core import kv_cache_utils
+    kv_cache_utils.init_none_hash(sha256_cbor)
+    server = Server("--time=fixed", "--step-time=1ms", "--num-blocks=1000", "--kv-events=tcp://127.0.0.1:0",
+                    "--kv-events-replay=tcp://127.0.0.1:0", "--lora=sql=/adapters/sql")
+    events, replay = re.search(r"events (\S+) +replay (\S+)", "".join(server.lines)).groups()
+    prompt = list(range(100, 150))
+    server.client.completions.create(model="llama-3.1-8b", prompt=prompt, max_tokens=40)
+    server.client.completions.create(model="llama-3.1-8b", prompt=prompt, max_tokens=1, extra_body={"cache_salt": "s"})
+    server.client.completions.create(model="sql", prompt=prompt, max_tokens=1)
+    urllib.request.urlopen(urllib.request.Request(server.url + "/reset_prefix_cache", method="POST"))
+    time.sleep(0.2)
+    context = zmq.Context()
+    ask = context.socket(zmq.DEALER)
+    ask.connect(replay)
+    ask.send_multipart([b"", (0).to_bytes(8, "big")])
+    got, stored, salted, adapted = [], {}, [], []
+    decoder = msgspec.msgpack.Decoder(KVEventBatch)
+    while ask.poll(10000):
+        _, _, number, payload = ask.recv_multipart()
+        if int.from_bytes(number, "big", signed=True) == -1:
+            break
+        got += decoder.decode(payload).events
+    for event in got:
+        if not isinstance(event, BlockStored):
+            continue
+        tokens = event.token_ids
+        for i, block_hash in enumerate(event.block_hashes):
+            parent = event.block_hashes[i - 1] if i else event.parent_block_hash
+            extra = event.extra_keys[i] if event.extra_keys else None
+            block = tuple(tokens[i * 16:(i + 1) * 16])
+            if event.lora_name:
+                adapted.append(block_hash)
+                continue  # the path is part of the hash, and not of the event
+            salted += [block_hash] if extra else []
+            keys = tuple(tuple(k) if isinstance(k, list) else k for k in extra) if extra else None
+            stored[block_hash] = (parent, block, keys)
+    check("events: blocks of three contents", len(salted) == 1 and len(adapted) == 3 and len(stored) >= 8,
+          (len(salted), len(adapted), len(stored)))
+    wrong = 0
+    for block_hash, (parent, block, keys) in stored.items():
+        if keys:
+            keys = (("cache_salt", "s"),)
+        theirs = kv_cache_utils.hash_block_tokens(sha256_cbor, parent, block, keys)
+        wrong += theirs != block_hash
+    check("events: vLLM's hashes", wrong == 0, f"{wrong} of {len(stored)} differ")
+    check("events: the reset", any(isinstance(e, AllBlocksCleared) for e in got))
+    check("events: prompt and answer", sum(len(e.token_ids) for e in got if isinstance(e, BlockStored)) >= 80 + 48 + 48)
+    server.end()
+
+
+def with_tokenizer():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(["the block waits in the queue until some request holds it"] * 10, trainer)
+    path = os.path.join(work, "tokenizer.json")
+    tokenizer.save(path)
+    server = Server("--time=fixed", "--step-time=1ms", "--num-blocks=1000", f"--tokenizer={path}", f"--python={sys.executable}")
+    text = "the request waits until the block is free, caf\u00e9"
+    answer = server.client.completions.create(model="llama-3.1-8b", prompt=text, max_tokens=30)
+    check("tokenizer: the prompt's tokens", answer.usage.prompt_tokens == len(tokenizer.encode(text).ids), answer.usage)
+    output = answer.choices[0].text
+    check("tokenizer: the answer's tokens", len(output) > 30 and len(tokenizer.encode(output).ids) <= 31, output)
+    body = json.dumps({"prompt": text}).encode()
+    reply = urllib.request.urlopen(urllib.request.Request(server.url + "/tokenize", body))
+    check("tokenizer: /tokenize", json.load(reply)["tokens"] == tokenizer.encode(text).ids)
+    server.end()
+
+
+def with_benchmark():
+    server = Server("--num-blocks=20000")
+    path = os.path.join(work, "bench.json")
+    # Token ids are made by the benchmark, whose tokenizer is a small one made here.
+    from transformers import PreTrainedTokenizerFast
+    folder = os.path.join(work, "tokenizer")
+    PreTrainedTokenizerFast(tokenizer_file=os.path.join(work, "tokenizer.json"), eos_token="e", bos_token="b",
+                            pad_token="p").save_pretrained(folder)
+    done = subprocess.run([VLLM, "bench", "serve", f"--base-url={server.url}", "--model=llama-3.1-8b", f"--tokenizer={folder}",
+                           "--dataset-name=random", "--random-input-len=200", "--random-output-len=30", "--num-prompts=100",
+                           "--request-rate=50", "--ignore-eos", "--save-result", f"--result-filename={path}"],
+                          capture_output=True, text=True, timeout=600)
+    check("vllm bench serve: ends well", done.returncode == 0, done.stdout[-1000:] + done.stderr[-1000:])
+    if done.returncode == 0:
+        result = json.load(open(path))
+        check("vllm bench serve: all requests", result["completed"] == 100 and result.get("failed", 0) == 0, result)
+        check("vllm bench serve: all tokens", result["total_output_tokens"] == 3000, result["total_output_tokens"])
+        print(f"   TTFT {result['median_ttft_ms']:.2f} ms, TPOT {result['median_tpot_ms']:.2f} ms at the median")
+    server.end()
+
+
+def with_router():
+    """Four servers behind vLLM's router: prompts that share a prefix go where it is."""
+    replicas = 4
+    events, replays = free_ports(2 * replicas), 0
+    replays = events + replicas
+    server = Server("--time=fixed", "--step-time=2ms", "--num-blocks=2000", f"--kv-events=tcp://127.0.0.1:{events}",
+                    f"--kv-events-replay=tcp://127.0.0.1:{replays}", "--kv-events-topic=kv-events", replicas=replicas)
+    port = free_ports(3)
+    urls = [f"http://127.0.0.1:{server.port + i}" for i in range(replicas)]
+    command = [ROUTER, "--host=127.0.0.1", f"--port={port}", f"--prometheus-port={port + 1}", "--policy=kv_aware",
+               "--kv-event-model=llama-3.1-8b", "--kv-event-block-size=16", "--worker-urls", *urls]
+    for i, url in enumerate(urls):
+        command += ["--kv-event-source", f"{url}=tcp://127.0.0.1:{events + i}",
+                    "--kv-event-replay-source", f"{url}=tcp://127.0.0.1:{replays + i}"]
+    log = open(os.path.join(work, "router.log"), "w")
+    router = subprocess.Popen(command, stdout=log, stderr=log)
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0)
+    deadline = time.time() + 60
+    while time.time() < deadline:
+        try:
+            client.completions.create(model="llama-3.1-8b", prompt=[1, 2, 3], max_tokens=1)
+            break
+        except openai.APIError:
+            time.sleep(0.5)
+    failures = 0
+    for turn in range(5):
+        for user in range(20):
+            prompt = [1000 * user + i for i in range(160 + 32 * turn)]
+            try:
+                client.completions.create(model="llama-3.1-8b", prompt=prompt, max_tokens=4)
+            except openai.APIError as error:
+                failures += 1
+                print("  ", error)
+        time.sleep(0.3)
+    check("router: every request is answered", failures == 0)
+    counts = [server.value("vllm:prompt_tokens_total", i) for i in range(replicas)]
+    queries = sum(server.value("vllm:prefix_cache_queries_total", i) for i in range(replicas))
+    hits = sum(server.value("vllm:prefix_cache_hits_total", i) for i in range(replicas))
+    possible = 20 * sum(160 + 32 * turn - 32 for turn in range(1, 5))
+    print(f"   prompt tokens per server {counts}, hits {hits:.0f} of {queries:.0f}, possible {possible}")
+    check("router: several servers work", sum(count > 0 for count in counts) > 1, counts)
+    check("router: prompts go where their prefix is", hits > 0.9 * possible, (hits, possible))
+    router.send_signal(signal.SIGINT)
+    try:
+        router.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        router.kill()
+    server.end()
+
+
+for part in (with_openai, with_vllm_events, with_tokenizer, with_benchmark, with_router):
+    try:
+        part()
+    except Exception as error:  # the other parts go on
+        check(part.__name__, False, repr(error))
+print(f"{passed} passed, {failed} failed")
+sys.exit(1 if failed else 0)
