@@ -860,6 +860,7 @@ unknown option --eagle|replay --eagle
 --load-if: got "faster", expected --tier beside it|replay --load-if=faster
 --tier: got host:1GiB:read=free, expected nothing: --tiers|curve --tier=host:1GiB:read=free
 --tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|explain --tier=host:1GiB:read=free --request=1
+--tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|serve --tier=host:1GiB:read=free
 --engine|replay --engine=vllm-9
 --time: got "magic", expected one of|replay --time=magic
 --step-time: got "5", expected a time with a unit|replay --step-time=5

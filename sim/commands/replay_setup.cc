@@ -517,6 +517,12 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   return reader;
 }
 
+absl::Status RefuseTiers(const ReplaySetup& setup) {
+  if (!setup.tiers) return absl::OkStatus();
+  return Bad("--tier", setup.config.tier(),
+             "nothing: only kvsim replay of one replica and sweeps have tiers");
+}
+
 absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup) {
   if (!setup.tiers) return nullptr;
   auto tiers = TierConnector::Create(*setup.tiers);
@@ -527,8 +533,8 @@ absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setu
 absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
     const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& given,
     TierConnector* tiers) {
-  if (setup.tiers && tiers == nullptr) {
-    return Bad("--tier", setup.config.tier(), "nothing: only kvsim replay and sweeps have tiers");
+  if (tiers == nullptr) {
+    if (absl::Status status = RefuseTiers(setup); !status.ok()) return status;
   }
   std::vector<EngineObserver*> observers = given;
   if (tiers != nullptr) observers.push_back(tiers);

@@ -50,6 +50,9 @@ struct ReplaySetup {
 // REQUIRES: an effective configuration, all fields set and in range.
 absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config);
 
+// For commands that do not follow tiers: InvalidArgument if there are some.
+absl::Status RefuseTiers(const ReplaySetup& setup);
+
 // The tiers behind the device; null if there are none.
 absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup);
 
