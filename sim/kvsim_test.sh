@@ -297,7 +297,9 @@ expect 2 'a price for every device' capacity --slo=ttft:1s@p99 --devices=h100:2,
 # --- Looking at every request in every step changes nothing ---
 for options in '--num-blocks=2000' '--num-blocks=400 --no-async' '--num-blocks=600 --policy=priority' \
   '--num-blocks=1500 --num-draft-tokens=3' '--model=gemma-3-27b --device=h200' '--max-num-seqs=8' \
-  '--num-blocks=400 --retain=shared:uses=3,all:ttl=5s'; do
+  '--num-blocks=400 --retain=shared:uses=3,all:ttl=5s' \
+  '--num-blocks=400 --tier=host:2GiB:read=20GB/s:latency=50us,disk:9GiB:read=3GB/s:store=on-evict' \
+  '--num-blocks=400 --tier=host:2GiB:read=20GB/s --load=layerwise --load-if=faster'; do
   expect 0 '' replay $options --json --csv=fast.csv
   grep -v '"exact_steps"' out >fast.json
   expect 0 '' replay $options --json --csv=exact.csv --exact-steps
@@ -336,6 +338,9 @@ for policy in lru priority ttl; do
     grep -q ' in all: .* expired, ' out && grep -q ' refused at the cap' out ||
     fail "the report does not tell what $policy retained: $(grep -A2 retained out)"
 done
+expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s,disk:9GiB:read=3GB/s:store=on-evict
+grep -q '^tiers .* loaded (async, always)' out && grep -q '^host .* tokens loaded; ' out &&
+  grep -q '^disk ' out || fail "the report does not tell of tiers: $(grep -A3 '^tiers' out)"
 expect 0 '' replay --engine=vllm-main --print-config
 grep -q '^engine: "vllm-0.33"$' out || fail "the newest version is not named"
 grep -q '^retention_interval: 0$' out || fail "0.33 does not keep windows sparsely"
@@ -874,6 +879,17 @@ unknown option --eagle|replay --eagle
 --retain: got "all", expected nothing with --free-order|replay --retain=all --free-order=append_all
 --max-retained-share: got "0", expected at least 0.00334448 with --retain: one block of 299|replay --retain=all --max-retained-share=0 --num-blocks=300
 --max-retained-share: got "0.25", expected --retain beside it|replay --max-retained-share=0.25
+--tier: got "host", expected NAME:SIZE:read=SPEED|replay --tier=host
+--tier: got "host:1GiB", expected read=SPEED in it|replay --tier=host:1GiB
+--tier: got "host:1GiB:read=free:x", expected read=SPEED, |replay --tier=host:1GiB:read=free:x
+--tier: tiers: two have the name|replay --tier=host:1GiB:read=free,host:1GiB:read=free
+--tier: tier "host": capacity_bytes is 1, but a chunk|replay --tier=host:1B:read=free
+--tier: got "host:1GiB:read=free", expected nothing with --no-prefix-caching|replay --tier=host:1GiB:read=free --no-prefix-caching
+--load: got "sync", expected --tier beside it|replay --load=sync
+--load-if: got "faster", expected --tier beside it|replay --load-if=faster
+--tier: got host:1GiB:read=free, expected nothing: --tiers|curve --tier=host:1GiB:read=free
+--tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|explain --tier=host:1GiB:read=free --request=1
+--tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|serve --tier=host:1GiB:read=free
 --engine|replay --engine=vllm-9
 --time: got "magic", expected one of|replay --time=magic
 --step-time: got "5", expected a time with a unit|replay --step-time=5
