@@ -32,6 +32,7 @@ constexpr const char* kFooter = R"(Start here
   kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim verify trace.jsonl.gz       the same with real tensors: every wrong number is a bug
   kvsim compare a.json b.json       what differs between two runs, and from which step on
+  kvsim disaggregate trace.jsonl.gz prefill and decode on replicas of their own
   kvsim serve --replicas=4          a server that behaves like vLLM, for routers and gateways
   kvsim events tcp://HOST:5557      the KV events of a running engine, checked and recorded
   kvsim validate trace.jsonl.gz     everything that is wrong with it, in one run

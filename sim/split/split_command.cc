@@ -213,6 +213,7 @@ ExitStatus DisaggregateCommand::Run() {
   if (!config.ok()) return Fail(kName, config.status());
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail(kName, setup.status());
+  if (absl::Status status = RefuseTiers(*setup); !status.ok()) return Fail(kName, status);
   if (absl::Status status = output_.Check(config->trace(), {}); !status.ok()) {
     return Fail(kName, status);
   }
