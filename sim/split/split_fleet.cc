@@ -497,8 +497,9 @@ absl::Status SplitFleet::EndClient(SimRequest* request, SimTime now) {
 absl::Status SplitFleet::EndSession(uint64_t session, SimTime now) {
   for (SimRequest* turn : arrivals_.GiveUpSession(session)) {
     const Client& client = ClientOf(*turn);
-    const bool is_sent = client.leg != nullptr || client.life.decode_replica >= 0;
-    if (!is_sent || client.is_ready) {
+    const bool has_arrived = client.life.prefill_replica >= 0 || client.life.decode_replica >= 0;
+    if (!has_arrived || client.is_ready) {
+      result_.num_arrived += !has_arrived;
       if (absl::Status status = GiveUp(turn, AbortCause::kSession, now); !status.ok()) {
         return status;
       }

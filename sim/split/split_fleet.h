@@ -89,7 +89,7 @@ class SplitObserver {
 
 struct SplitResult {
   SimTime end_time = 0;
-  int64_t num_arrived = 0;
+  int64_t num_arrived = 0;  // those given up with their session before they could are among them
   int64_t num_finished = 0;
   int64_t num_aborted = 0;
   int64_t num_rejected = 0;

@@ -205,7 +205,7 @@ TEST(SplitFleetTest, TheTransferWaitsForBlocksAtItsDestination) {
   replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines.lines, ElementsAre("1: load A +8", "3: A:1 [3] fin A", "4: load B +8",
-                                              "6: B:1 [3] fin B"));
+                                              "6: B:1 [1] fin B"));
 }
 
 TEST(SplitFleetTest, AbortsAtAnyTimeLeaveNothingBehind) {
