@@ -305,9 +305,17 @@ void Fleet::FindHeld(const SimRequest& request) {
     if (last >= hashes.size()) break;
     blocks_.push_back(hashes[last]);
   }
+  // Without its first block nothing of a prompt is found, unless hits end inside blocks or no group
+  // keeps all of its blocks.
+  const bool needs_first = first.group(group_).keeps_all_blocks();
   ComputedBlocks found;
   for (const auto& replica : replicas_) {
     const KvCacheManager& manager = replica->manager();
+    if (needs_first && !manager.options().partial_hits &&
+        (blocks_.empty() || manager.pool().FindCached(blocks_.front(), group_) == kNullBlockId)) {
+      held_.push_back(0);
+      continue;
+    }
     const auto probe = manager.NewRequestFromHashes("probe", request.num_prompt, hashes);
     KVBLOCKS_CHECK(probe.ok(), probe.status().ToString());
     const absl::Status status = manager.GetComputedBlocks(**probe, found);
