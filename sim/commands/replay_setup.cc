@@ -517,6 +517,16 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   return reader;
 }
 
+SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) {
+  SimulationConfig config = setup.simulation;
+  if (setup.config.zero_output() == "auto") {
+    const auto& notes = reader.info().notes;
+    const auto note = notes.find("zero_output");
+    if (note != notes.end() && note->second == "skip") config.zero_output = ZeroOutput::kSkip;
+  }
+  return config;
+}
+
 absl::Status RefuseTiers(const ReplaySetup& setup) {
   if (!setup.tiers) return absl::OkStatus();
   return Bad("--tier", setup.config.tier(),
@@ -538,12 +548,7 @@ absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
   }
   std::vector<EngineObserver*> observers = given;
   if (tiers != nullptr) observers.push_back(tiers);
-  SimulationConfig config = setup.simulation;
-  if (setup.config.zero_output() == "auto") {
-    const auto& notes = reader->info().notes;
-    const auto note = notes.find("zero_output");
-    if (note != notes.end() && note->second == "skip") config.zero_output = ZeroOutput::kSkip;
-  }
+  const SimulationConfig config = ConfigFor(setup, *reader);
   auto simulation = Simulation::Create(config, reader, setup.step_time.get(), observers);
   if (!simulation.ok()) return InOptionWords(simulation.status());
   if (tiers != nullptr) {

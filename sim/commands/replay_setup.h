@@ -50,6 +50,9 @@ struct ReplaySetup {
 // REQUIRES: an effective configuration, all fields set and in range.
 absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config);
 
+// What a replay of `reader` runs with: zero_output may be the trace's to say.
+SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader);
+
 // For commands that do not follow tiers: InvalidArgument if there are some.
 absl::Status RefuseTiers(const ReplaySetup& setup);
 

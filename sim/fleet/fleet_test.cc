@@ -205,7 +205,7 @@ TEST_F(FleetTest, TemperatureDrawsByScore) {
   EXPECT_NE(result_, first);
 }
 
-// SM-8: a session ends on all replicas.
+// A session ends on all replicas.
 TEST_F(FleetTest, SessionsEndEverywhere) {
   workload_.config.scheduler.max_num_seqs = 1;
   workload_.Add({.id = "A", .prompt = 4, .output = 50, .at = 0, .abort_after = 3.5, .session = 1});
@@ -224,7 +224,7 @@ TEST_F(FleetTest, SessionsEndEverywhere) {
   EXPECT_EQ(result_.replicas[1].num_aborted_session, 1);
 }
 
-// SM-8: also a turn that is read when nothing else is left.
+// Also a turn that is read when nothing else is left.
 TEST(SimulationTest, TurnsOfASessionGivenUpEndBehindTheLastArrival) {
   Replay replay;
   replay.Add({.id = "A", .prompt = 4, .output = 50, .abort_after = 2, .session = 1});

@@ -30,9 +30,8 @@ absl::StatusOr<RouterKind> ParseRouter(std::string_view name) {
   for (size_t i = 0; i < kNames.size(); ++i) {
     if (kNames[i] == name) return static_cast<RouterKind>(i);
   }
-  return absl::InvalidArgumentError(absl::StrCat("router \"", std::string(name),
-                                                 "\" is not known, expected one of ",
-                                                 absl::StrJoin(kNames, ", ")));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "got \"", std::string(name), "\", expected one of ", absl::StrJoin(kNames, ", ")));
 }
 
 absl::Status Validate(const RouterOptions& options) {
