@@ -22,7 +22,7 @@ namespace {
 namespace wl = ::kvblocks::workload::v1;
 
 constexpr int64_t kMostPhases = 16;
-constexpr int64_t kRequestsOfPhase = 40;  // at least
+constexpr int64_t kRequestsOfPhase = 40;  // at least, unless the trace has fewer
 // Seeds are tried until so many requests were made, so that small traces, of which each request
 // moves the curve, have more to choose from.
 constexpr uint64_t kFewestSeeds = 8;
