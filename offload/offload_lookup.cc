@@ -100,13 +100,19 @@ OffloadManager::Match OffloadManager::Lookup(const PrefixContent& content,
   return match;
 }
 
-int64_t OffloadManager::BytesToLoad(int64_t num_computed_tokens, int64_t num_tokens) const {
-  int64_t bytes = 0;
+OffloadManager::LoadCost OffloadManager::CostOfLoad(const PrefixContent& content,
+                                                   int64_t num_computed_tokens,
+                                                   int64_t num_tokens) const {
+  LoadCost cost{.bytes = std::vector<int64_t>(tiers_.size())};
   for (const Group& group : groups_) {
-    VisitNeeded(group, num_computed_tokens, num_tokens,
-                [&](int64_t) { bytes += group.block_bytes; });
+    VisitNeeded(group, num_computed_tokens, num_tokens, [&](int64_t position) {
+      const Place place = Locate(group, content, position);
+      if (!place.is_readable) return;
+      cost.bytes[static_cast<size_t>(place.tier)] += group.block_bytes;
+      cost.is_being_read |= tier(place.tier).num_readers(place.slot) > 0;
+    });
   }
-  return bytes;
+  return cost;
 }
 
 }  // namespace kvblocks::offload

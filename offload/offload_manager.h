@@ -183,8 +183,14 @@ class OffloadManager {
   const Tier& tier(TierId id) const { return *tiers_[static_cast<size_t>(id)]; }
   int64_t num_open_tickets() const { return static_cast<int64_t>(tickets_.size()); }
   int64_t NumOpenTickets(OwnerId owner) const;
-  // Bytes of the blocks of these tokens that a load would read: what a transfer costs.
-  int64_t BytesToLoad(int64_t num_computed_tokens, int64_t num_tokens) const;
+  // What a load of these tokens would read: bytes per tier, and whether another load reads some of it
+  // now, so that waiting for that one may save the transfer.
+  struct LoadCost {
+    std::vector<int64_t> bytes = {};
+    bool is_being_read = false;
+  };
+  LoadCost CostOfLoad(const PrefixContent& content, int64_t num_computed_tokens,
+                      int64_t num_tokens) const;
 
   // OK, or what is wrong, in words. O(slots).
   absl::Status CheckInvariants() const;

@@ -163,8 +163,10 @@ TEST(OffloadManagerTest, AWindowNeedsItsLastBlocksOnly) {
   EXPECT_THAT(plan.writes, SizeIs(12));
   ASSERT_TRUE(tiers->CompleteStore(plan.ticket).ok());
   EXPECT_EQ(tiers.Found(content), 32);
+  EXPECT_THAT(tiers->CostOfLoad(content, 0, 32).bytes, ElementsAre(10 * kBlockBytes));
+  EXPECT_FALSE(tiers->CostOfLoad(content, 0, 32).is_being_read);
   EXPECT_THAT(tiers.Load(content, 32).reads, SizeIs(8 + 2));
-  EXPECT_EQ(tiers->BytesToLoad(0, 32), 10 * kBlockBytes);
+  EXPECT_TRUE(tiers->CostOfLoad(content, 24, 32).is_being_read);
   EXPECT_EQ(tiers->Lookup(content, 0, 27).num_tokens, 24);
   EXPECT_EQ(tiers->Lookup(content, 0, 23).num_tokens, 0);  // the window before has no blocks
   EXPECT_EQ(tiers->Lookup(content, 20, 27).num_tokens, 24);

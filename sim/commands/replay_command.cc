@@ -23,6 +23,7 @@
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/report_page.h"
 #include "kvblocks/sim/report/step_rows.h"
+#include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 
@@ -127,6 +128,7 @@ absl::Status ReplayCommand::CheckFleetOutputs() const {
 }
 
 ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config, ReplaySetup& setup) {
+  if (absl::Status status = RefuseTiers(setup); !status.ok()) return Fail("replay", status);
   if (absl::Status status = CheckFleetOutputs(); !status.ok()) return Fail("replay", status);
   if (absl::Status status = CheckOutputs(config); !status.ok()) return Fail("replay", status);
   ::kvblocks::fleet::v1::FleetReport report;
@@ -168,7 +170,9 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
     steps = std::make_unique<StepRows>(*std::move(sink), step_requests_);
     observers.push_back(steps.get());
   }
-  auto simulation = MakeSimulation(setup, reader->get(), observers);
+  const auto tiers = MakeTiers(setup);
+  if (!tiers.ok()) return tiers.status();
+  auto simulation = MakeSimulation(setup, reader->get(), observers, tiers->get());
   if (!simulation.ok()) return simulation.status();
   ProgressLine progress(output_.quiet());
   if (progress.is_shown()) {
@@ -193,6 +197,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (absl::Status status = events_.Close(); !status.ok()) return status;
   metrics.Fill((*simulation)->result(), report);
   pools.Fill(report->mutable_possible_pools());
+  if (*tiers != nullptr) FillTiers(**tiers, report->mutable_tiers());
   DescribeReplay(config, setup, **reader, report);
   for (const std::string& warning : (*reader)->warnings()) {
     std::fprintf(stderr, "%s\n", warning.c_str());
