@@ -25,6 +25,7 @@ struct FleetRun {
                    std::vector<FleetObserver*> observers, bool quiet) {
     const auto configured = input.Configure();
     if (!configured.ok()) return configured.status();
+    if (absl::Status status = RefuseTiers(setup); !status.ok()) return status;
     options = *configured;
     auto opened = OpenReplayTrace(config, setup.reader);
     if (!opened.ok()) return opened.status();
