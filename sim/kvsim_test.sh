@@ -86,6 +86,15 @@ done
 expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s,disk:9GiB:read=3GB/s:store=on-evict
 grep -q '^tiers .* loaded (async, always)' out && grep -q '^host .* tokens loaded; ' out &&
   grep -q '^disk ' out || fail "the report does not tell of tiers: $(grep -A3 '^tiers' out)"
+# What SM-97 promises: requests one after the other, and a tier that everything is written to for nothing. Blocks
+# at the ends of prompts take room in a pool, but not in a tier, so that is a pool of one block more.
+expect 0 '' curve --mode=order --sizes 400 --tiers 2001 --json
+curve_hits=$(sed -n 's/.*"\(first\|inclusive\)_hits": "\([0-9]*\)".*/\2/p' out | head -2 | tr '\n' ' ')
+expect 0 '' replay --speedup=1/1000 --num-blocks=401 --tier=host:2000chunks:read=free --json
+device=$(sed -n 's/.*"device_hit_tokens": "\([0-9]*\)".*/\1/p' out)
+loaded=$(sed -n 's/.*"loaded_tokens": "\([0-9]*\)".*/\1/p' out)
+[ "$curve_hits" = "$((device / 16)) $(((device + loaded) / 16)) " ] ||
+  fail "a replay hits $device on the device and loads $loaded, the curve has blocks $curve_hits"
 expect 0 '' replay --engine=vllm-main --print-config
 grep -q '^engine: "vllm-0.33"$' out || fail "the newest version is not named"
 grep -q '^retention_interval: 0$' out || fail "0.33 does not keep windows sparsely"
