@@ -6,7 +6,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "kvblocks/c/error.h"
 #include "kvblocks/c/handles.h"
-#include "kvblocks/c/json_writer.h"
+#include "kvblocks/checks/json_writer.h"
 #include "kvblocks/c/plan_request.pb.h"
 #include "kvblocks/planning.h"
 #include "kvblocks/specs/config/config_source.h"

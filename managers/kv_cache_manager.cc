@@ -144,7 +144,7 @@ absl::StatusOr<ComputedBlocks> KvCacheManager::GetComputedBlocks(const Request& 
 }
 
 int64_t KvCacheManager::QuietSlots(const Request& request) const {
-  if (!keeps_all_blocks_ || options_.semantics.registers_unusable_tails) return 0;
+  if (!keeps_all_blocks_ || registers_tails_) return 0;
   int64_t slots = options_.max_model_len;
   for (GroupId g = 0; g < num_groups(); ++g) {
     const GroupBlocks& held = request.groups_[static_cast<size_t>(g)];

@@ -408,6 +408,7 @@ class KvCacheManager {
   int64_t num_watermark_blocks_ = 0;  // chunks, in a native layout
   bool keeps_all_blocks_ = true;      // until the request ends, in all groups
   bool only_grows_ = false;           // the same, and there are no chunks
+  bool registers_tails_ = false;      // of prompts, where they end inside a block, in any group
   bool has_states_ = false;           // a group of kind Mamba
   bool has_encoder_ = false;          // a group of kind cross attention
   int64_t num_replay_tokens_ = 0;     // at the end of a hit, computed again

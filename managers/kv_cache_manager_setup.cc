@@ -328,7 +328,8 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
   for (const KvCacheGroup& group : config.groups) {
     is_chained.push_back(group.spec.kind() == KvCacheSpecKind::kFullAttention ||
                          group.spec.kind() == KvCacheSpecKind::kMlaAttention ||
-                         group.spec.kind() == KvCacheSpecKind::kSinkFullAttention);
+                         group.spec.kind() == KvCacheSpecKind::kSinkFullAttention ||
+                         group.spec.kind() == KvCacheSpecKind::kHiddenState);
   }
   auto pool = BlockPool::Create({.num_blocks = config.num_blocks,
                                  .enable_caching = options.enable_caching,
@@ -409,6 +410,7 @@ absl::StatusOr<std::unique_ptr<KvCacheManager>> KvCacheManager::Create(
     if (!group.ok()) return group.status();
     manager->num_replay_tokens_ = std::max(manager->num_replay_tokens_, spec.replay_tokens());
     manager->keeps_all_blocks_ = manager->keeps_all_blocks_ && (*group)->keeps_all_blocks();
+    manager->registers_tails_ = manager->registers_tails_ || (*group)->registers_tails();
     manager->has_states_ = manager->has_states_ || spec.kind() == KvCacheSpecKind::kMamba;
     manager->has_encoder_ =
         manager->has_encoder_ || spec.kind() == KvCacheSpecKind::kCrossAttention;

@@ -39,6 +39,22 @@ TEST_F(QuietStepTest, NothingIsTakenAndNothingIsNew) {
   EXPECT_EQ(Answer({.num_new_tokens = 3, .num_lookahead_tokens = 1}), "ok 1");
 }
 
+// vLLM's rules register the end of a prompt inside a block if blocks have several hashes; only then
+// may a step inside a block have something to do.
+TEST_F(QuietStepTest, StepsAreQuietUnlessTailsAreRegistered) {
+  for (const int64_t hash_block_size : {4, 2}) {
+    KvCacheConfig config = Config(9, {Full(4)});
+    config.hash_block_size = hash_block_size;
+    KvCacheManagerOptions options{.max_model_len = 100};
+    options.semantics = *Semantics::ByName("vllm-0.33-exactly");
+    const auto manager = KvCacheManager::Create(config, options).value();
+    const auto request = NewRequest(*manager, Tokens(14));
+    ASSERT_TRUE(Step(*manager, *request, 13));
+    EXPECT_EQ(request->quiet_slots(), hash_block_size == 4 ? 15 : 0) << hash_block_size;
+    EXPECT_EQ(manager->CheckInvariants(), absl::OkStatus());
+  }
+}
+
 TEST_F(QuietStepTest, LastResultIsGone) {
   ASSERT_EQ(Answer({.num_new_tokens = 4}), "ok 1");
   request_->set_num_computed_tokens(9);

@@ -74,6 +74,16 @@ TEST(RetentionTest, BlocksThatFewRequestsUsedAreLeftOut) {
   EXPECT_EQ(manager->Retain(*second, {.min_uses = 3})->num_retained, 0);
 }
 
+// Hidden states are hit from the first block on, as rows are: behind a gap they are of no use.
+TEST(RetentionTest, HiddenStatesBehindAGapAreLeftOut) {
+  const KvCacheSpec hidden = HiddenStateSpec::Create({.block_size = 4, .head_size = 64}).value();
+  const auto manager = Manager(20, {Full(4), hidden}, {.max_retained_share = 0.5});
+  const auto request = NewRequest(*manager, Tokens(14));
+  ASSERT_TRUE(Step(*manager, *request, 14));
+  ASSERT_TRUE(manager->EvictBlocks({manager->GetBlocks(*request, 1)[1]}).ok());
+  EXPECT_EQ(manager->Retain(*request, {})->num_retained, 3 + 1);
+}
+
 TEST(RetentionTest, ATimeToLiveCountsFromTheTimeToldLast) {
   const auto manager = Manager(20, {Full(4)}, {.max_retained_share = 0.5});
   const auto request = NewRequest(*manager, Tokens(14));

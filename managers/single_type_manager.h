@@ -135,6 +135,8 @@ class SingleTypeManager {
   bool is_full_type() const { return traits_.is_full_type; }
   // So are those of the output.
   bool keeps_all_blocks() const { return traits_.is_full_type && !spec_.output_window(); }
+  // Whether prompts that end inside a block are registered up to there.
+  bool registers_tails() const { return registers_tails_; }
 
   // Leading tokens that no token after the first n needs; never falls with n. O(1).
   int64_t NumUnneededTokens(int64_t n) const {

@@ -107,6 +107,7 @@ absl::StatusOr<SimRequest*> Arrivals::TakeDue(SimTime now) {
 absl::StatusOr<std::optional<SimTime>> Arrivals::NextTime(SimTime now) {
   if (concurrency_ > 0) {
     if (absl::Status status = FillSessions(now); !status.ok()) return status;
+    if (!given_up_.empty()) return now;
     DropStale();
     return due_.empty() ? std::optional<SimTime>() : due_.top().time;
   }
@@ -118,6 +119,8 @@ absl::StatusOr<std::optional<SimTime>> Arrivals::NextTime(SimTime now) {
     TraceRequest request = *std::exchange(next_, std::nullopt);
     if (absl::Status status = Enter(std::move(request), 0, 0); !status.ok()) return status;
   }
+  // Turns of sessions given up are to be ended, also behind the last request that arrives.
+  if (!given_up_.empty()) return now;
   return due_.empty() ? std::optional<SimTime>() : due_.top().time;
 }
 

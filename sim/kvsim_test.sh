@@ -48,6 +48,35 @@ grep -q $'\033' out || fail "no colour with --color=always"
 expect 0 '' replay --quiet
 [ -s out ] && fail "--quiet prints"
 
+# --- Several replicas ---
+expect 0 '' replay --num-blocks=2000 --json
+cp out alone.json
+expect 0 '' replay --num-blocks=2000 --json --replicas=1
+cmp out alone.json || fail "one replica is not what a replay is"
+fleet="--num-blocks=2000 --replicas=3"
+expect 0 '' replay $fleet --router=prefix --json --router-temperature=2 --event-loss=0.1
+cp out fleet.json
+expect 0 '' replay $fleet --router=prefix --json --router-temperature=2 --event-loss=0.1
+cmp out fleet.json || fail "two runs of a fleet differ"
+expect 0 '' replay $fleet --router=prefix --json --router-temperature=2 --event-loss=0.1 --router-seed=1
+cmp -s out fleet.json && fail "a router draws alike with another seed"
+expect 0 '' replay $fleet --router=oracle
+grep -q '^claims .* too high for 0 requests' out || fail "an oracle claims too much: $(cat out)"
+[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
+  fail "the table of a fleet is wider than 100 columns"
+expect 0 '' explain $fleet --router=prefix --request=row:40
+grep -q 'was sent to replica [0-2] at .* by prefix' out || fail "explain says no replica: $(cat out)"
+expect 2 'needs --request' explain $fleet
+expect 2 'no such request' explain $fleet --request=row:99999999
+expect 2 '^kvsim replay: --router needs --replicas of at least 2' replay --router=prefix
+expect 2 '^kvsim replay: --event-loss means nothing to --router=random' replay $fleet --router=random --event-loss=0.1
+expect 2 '^kvsim replay: --router: got "best", expected one of round-robin' replay $fleet --router=best
+expect 2 '^kvsim replay: --hit-weight: got "-1", expected a number from 0' replay $fleet --router=prefix --hit-weight=-1
+expect 2 '^kvsim replay: --session-factor: got "0.5", expected 0, or' replay $fleet --router=session --session-factor=0.5
+expect 2 '^kvsim replay: --router-delay: got "5", expected a time' replay $fleet --router-delay=5
+expect 2 '^kvsim replay: --steps works with one replica only' replay $fleet --steps=steps.csv
+expect 2 'compares cached blocks, but prefix caching is off' replay $fleet --router=prefix --no-prefix-caching
+
 # --- KV events ---
 expect 0 '' replay --num-blocks=2000 --json --events=events.kvlog.gz
 cp out with_events.json
@@ -268,7 +297,9 @@ expect 2 'a price for every device' capacity --slo=ttft:1s@p99 --devices=h100:2,
 # --- Looking at every request in every step changes nothing ---
 for options in '--num-blocks=2000' '--num-blocks=400 --no-async' '--num-blocks=600 --policy=priority' \
   '--num-blocks=1500 --num-draft-tokens=3' '--model=gemma-3-27b --device=h200' '--max-num-seqs=8' \
-  '--num-blocks=400 --retain=shared:uses=3,all:ttl=5s'; do
+  '--num-blocks=400 --retain=shared:uses=3,all:ttl=5s' \
+  '--num-blocks=400 --tier=host:2GiB:read=20GB/s:latency=50us,disk:9GiB:read=3GB/s:store=on-evict' \
+  '--num-blocks=400 --tier=host:2GiB:read=20GB/s --load=layerwise --load-if=faster'; do
   expect 0 '' replay $options --json --csv=fast.csv
   grep -v '"exact_steps"' out >fast.json
   expect 0 '' replay $options --json --csv=exact.csv --exact-steps
@@ -307,6 +338,9 @@ for policy in lru priority ttl; do
     grep -q ' in all: .* expired, ' out && grep -q ' refused at the cap' out ||
     fail "the report does not tell what $policy retained: $(grep -A2 retained out)"
 done
+expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s,disk:9GiB:read=3GB/s:store=on-evict
+grep -q '^tiers .* loaded (async, always)' out && grep -q '^host .* tokens loaded; ' out &&
+  grep -q '^disk ' out || fail "the report does not tell of tiers: $(grep -A3 '^tiers' out)"
 expect 0 '' replay --engine=vllm-main --print-config
 grep -q '^engine: "vllm-0.33"$' out || fail "the newest version is not named"
 grep -q '^retention_interval: 0$' out || fail "0.33 does not keep windows sparsely"
@@ -845,6 +879,17 @@ unknown option --eagle|replay --eagle
 --retain: got "all", expected nothing with --free-order|replay --retain=all --free-order=append_all
 --max-retained-share: got "0", expected at least 0.00334448 with --retain: one block of 299|replay --retain=all --max-retained-share=0 --num-blocks=300
 --max-retained-share: got "0.25", expected --retain beside it|replay --max-retained-share=0.25
+--tier: got "host", expected NAME:SIZE:read=SPEED|replay --tier=host
+--tier: got "host:1GiB", expected read=SPEED in it|replay --tier=host:1GiB
+--tier: got "host:1GiB:read=free:x", expected read=SPEED, |replay --tier=host:1GiB:read=free:x
+--tier: tiers: two have the name|replay --tier=host:1GiB:read=free,host:1GiB:read=free
+--tier: tier "host": capacity_bytes is 1, but a chunk|replay --tier=host:1B:read=free
+--tier: got "host:1GiB:read=free", expected nothing with --no-prefix-caching|replay --tier=host:1GiB:read=free --no-prefix-caching
+--load: got "sync", expected --tier beside it|replay --load=sync
+--load-if: got "faster", expected --tier beside it|replay --load-if=faster
+--tier: got host:1GiB:read=free, expected nothing: --tiers|curve --tier=host:1GiB:read=free
+--tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|explain --tier=host:1GiB:read=free --request=1
+--tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|serve --tier=host:1GiB:read=free
 --engine|replay --engine=vllm-9
 --time: got "magic", expected one of|replay --time=magic
 --step-time: got "5", expected a time with a unit|replay --step-time=5

@@ -86,8 +86,14 @@ std::optional<SimTime> Replica::NextTime() {
   const SimTime soonest = std::max(clock_, retry_time_);
   if (wants_schedule_ || !inbox_.empty()) return soonest;
   DropStaleAborts();
-  if (aborts_.empty()) return std::nullopt;
-  return std::max(soonest, aborts_.top().time);
+  std::optional<SimTime> next;
+  if (!aborts_.empty()) next = aborts_.top().time;
+  if (connector_ != nullptr) {
+    const std::optional<SimTime> event = connector_->NextEvent();
+    if (event && (!next || *event < *next)) next = event;
+  }
+  if (!next) return std::nullopt;
+  return std::max(soonest, *next);
 }
 
 absl::Status Replica::Advance(SimTime now) {
@@ -160,14 +166,23 @@ bool Replica::IsStale(const Abort& abort) const {
   const SimRequest& request = *abort.request;
   if (request.slot < 0 || request.spec.row != abort.row) return true;
   return abort.cause != AbortCause::kAbortTime && request.state != RequestState::kWaiting &&
-         request.state != RequestState::kPending;
+         request.state != RequestState::kPending && request.state != RequestState::kLoading;
 }
 
 absl::Status Replica::DeliverAborts(SimTime now) {
   clock_ = now;
   if (!IsAtBoundary(now)) return absl::OkStatus();
   if (absl::Status status = DeliverInbox(now); !status.ok()) return status;
-  return TakeAborts(now);
+  if (absl::Status status = TakeAborts(now); !status.ok()) return status;
+  TakeConnectorEvents(now);
+  return absl::OkStatus();
+}
+
+void Replica::TakeConnectorEvents(SimTime now) {
+  if (connector_ == nullptr) return;
+  const std::optional<SimTime> event = connector_->NextEvent();
+  if (event && *event <= now) wants_schedule_ = true;
+  scheduler_->TakeConnectorEvents(now);
 }
 
 absl::Status Replica::TakeAborts(SimTime now) {
@@ -198,7 +213,7 @@ absl::Status Replica::AbortNow(SimRequest* request, AbortCause cause, SimTime no
   if (request->state == RequestState::kPending) {
     std::replace(inbox_.begin(), inbox_.end(), request, static_cast<SimRequest*>(nullptr));
   }
-  scheduler_->Abort(*request, cause);
+  scheduler_->Abort(*request, cause, now);
   wants_schedule_ = true;
   observers_.OnFinish(*request, now);
   return owner_->OnEnded(request, now);
@@ -253,6 +268,16 @@ absl::StatusOr<SimTime> Replica::CopyTime() {
   return time;
 }
 
+// A step of such a duration on the device, with the loads that it waits for.
+std::optional<SimTime> Replica::WithLoads(SimTime compute) {
+  const StepLoadTimes loads = connector_->StepLoads(std::max(clock_, device_free_));
+  const std::optional<SimTime> sum = CheckedAdd(loads.sync, std::max(compute, loads.layerwise));
+  const std::optional<SimTime> waited =
+      sum ? CheckedAdd(result_.load_time, *sum - compute) : std::nullopt;
+  if (waited) result_.load_time = *waited;
+  return waited ? sum : std::nullopt;
+}
+
 absl::StatusOr<SimTime> Replica::StepTime() {
   const StepRecord& step = scheduler_->step();
   const absl::Span<const ScheduledRecord> scheduled = step.scheduled;
@@ -267,7 +292,8 @@ absl::StatusOr<SimTime> Replica::StepTime() {
   if (!compute.ok()) return compute.status();
   const auto copies = CopyTime();
   if (!copies.ok()) return copies.status();
-  const std::optional<SimTime> device = CheckedAdd(*compute, *copies);
+  std::optional<SimTime> device = CheckedAdd(*compute, *copies);
+  if (device && connector_ != nullptr) device = WithLoads(*device);
   if (!device) return ClockOverflow("a step");
   const std::optional<SimTime> per_request =
       CheckedMultiply(config_.host_time_per_request, step.num_requests());

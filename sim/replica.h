@@ -67,6 +67,12 @@ class Replica {
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
 
+  // Where KV comes from that the pool does not hold; not owned. Before the first request.
+  void set_connector(KvConnector* connector) {
+    connector_ = connector;
+    scheduler_->set_connector(connector);
+  }
+
   // Before the first request, and after the last.
   void Start();
   void End(SimTime now);
@@ -110,7 +116,8 @@ class Replica {
 
   // Something runs, waits or is about to.
   bool has_work() const {
-    return scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0 || !inbox_.empty();
+    return scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0 || !inbox_.empty() ||
+           scheduler_->num_connector_debts() > 0;
   }
   // Complete after End. What concerns a trace alone (num_skipped, peak_live_requests) and
   // num_iterations are 0.
@@ -143,6 +150,8 @@ class Replica {
   bool IsStale(const Abort& abort) const;
   absl::StatusOr<SimTime> StepTime();
   absl::StatusOr<SimTime> CopyTime();
+  std::optional<SimTime> WithLoads(SimTime compute);
+  void TakeConnectorEvents(SimTime now);
   absl::Status StartStep();
   void PublishEvents();
 
@@ -150,6 +159,8 @@ class Replica {
   const TraceInfo& trace_;
   const StepTimeModel* const step_time_;
   Owner* const owner_;
+
+  KvConnector* connector_ = nullptr;  // may be null
 
   std::unique_ptr<KvCacheManager> manager_;
   ObserverList observers_;

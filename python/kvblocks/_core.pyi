@@ -1207,6 +1207,132 @@ class BlockIndex:
     def num_keys(self) -> int:
         """Distinct contents, over all holders."""
 
+class StreamTotals:
+    """What a StreamCheck counted of one stream, at that moment."""
+
+    @property
+    def num_batches(self) -> int: ...
+
+    @property
+    def num_events(self) -> int: ...
+
+    @property
+    def num_stored_events(self) -> int: ...
+
+    @property
+    def num_removed(self) -> int:
+        """Hashes."""
+
+    @property
+    def num_cleared(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Token ids of stored events."""
+
+    @property
+    def num_other_media(self) -> int:
+        """Events passed over."""
+
+    @property
+    def num_unknown_extra_keys(self) -> int: ...
+
+    @property
+    def num_stored(self) -> int:
+        """Hashes; the sum of the four that follow."""
+
+    @property
+    def num_first_seen(self) -> int:
+        """New to all caches: no cache could have hit."""
+
+    @property
+    def num_lost_before(self) -> int:
+        """Held once, by no cache now: a larger one would have hit."""
+
+    @property
+    def num_held_elsewhere(self) -> int:
+        """Another cache held it: another routing would have hit."""
+
+    @property
+    def num_held_here(self) -> int:
+        """Stored twice: computed side by side, or reported as reused."""
+
+    @property
+    def num_unknown_removals(self) -> int:
+        """A problem: of what was not stored."""
+
+    @property
+    def num_two_parents(self) -> int:
+        """A problem: hashes behind two parents."""
+
+    @property
+    def num_unequal_lists(self) -> int:
+        """A problem: lists of wrong length."""
+
+    @property
+    def num_problems(self) -> int:
+        """Of all kinds; 0: a cache can have sent this."""
+
+    @property
+    def first_problem(self) -> str:
+        """In words; empty: none."""
+
+    @property
+    def num_unknown_parents(self) -> int:
+        """No problem: what precedes a masked block is never stored."""
+
+    @property
+    def num_removals_after_loss(self) -> int:
+        """No problem: a lost batch may have stored it."""
+
+    @property
+    def num_times_backwards(self) -> int:
+        """Batches with a time before the last one's."""
+
+    @property
+    def first_time(self) -> float:
+        """Seconds since 1970, as the first batch says."""
+
+    @property
+    def last_time(self) -> float: ...
+
+    def __repr__(self) -> str: ...
+
+class StreamCheck:
+    """
+    Whether streams of KV events are ones that caches can have sent, and what they could hit.
+
+    What `kvsim events` counts. Each stream is one cache's. 40 bytes per hash ever seen beside an index; about 150 ns
+    per hash. One thread at a time; long calls let go of the interpreter lock.
+    """
+
+    def __init__(self, *, medium: str = 'GPU') -> None:
+        """Events of other media are passed over; "": all count."""
+
+    def add_stream(self, name: str) -> int:
+        """A cache that is empty; its number."""
+
+    def apply(self, stream: int, batch: EventBatch) -> None:
+        """The stream's next batch. Raises NotFoundError for no such stream."""
+
+    def on_loss(self, stream: int) -> None:
+        """
+        Batches are missing, from the first one on or from here on: removals of what is not known prove nothing then.
+        """
+
+    def on_restart(self, stream: int) -> None:
+        """The cache started anew, and is empty."""
+
+    def totals(self, stream: int) -> StreamTotals:
+        """Raises NotFoundError for no such stream."""
+
+    def holder(self, stream: int) -> IndexHolder:
+        """What the cache holds now."""
+
+    @property
+    def num_ever_seen(self) -> int:
+        """Distinct hashes and groups, over all streams."""
+
 class EventPublisherStats:
     """Counts of a publisher, at that moment."""
 

@@ -8,8 +8,8 @@
         for received in subscriber:                 # in order, gaps filled
             subscriber.index.find_longest_prefix(prompt_hashes)
 
-``encode_events`` and ``decode_events`` are the bytes alone, ``BlockIndex`` the index alone. docs/events.md has
-the protocol.
+``encode_events`` and ``decode_events`` are the bytes alone, ``BlockIndex`` the index alone, and
+``StreamCheck`` tells whether a stream is one that a cache can have sent. docs/events.md has the protocol.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvblocks import _core
 from kvblocks._core import (
     AllBlocksCleared, BlockIndex, BlockRemoved, BlockStored, EventBatch, IndexHolder, PrefixContent,
-    decode_events, encode_events,
+    StreamCheck, StreamTotals, decode_events, encode_events,
 )
 
 if TYPE_CHECKING:
@@ -43,5 +43,5 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "AllBlocksCleared", "BlockIndex", "BlockRemoved", "BlockStored", "EventBatch", "EventPublisher",
     "EventPublisherStats", "EventSource", "EventStream", "EventSubscriber", "EventSubscriberStats",
-    "IndexHolder", "PrefixContent", "Received", "decode_events", "encode_events",
+    "IndexHolder", "PrefixContent", "Received", "StreamCheck", "StreamTotals", "decode_events", "encode_events",
 ]

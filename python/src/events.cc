@@ -441,6 +441,7 @@ void BindEvents(nb::module_& module) {
            "What changed in the prefix cache since the last call, in order; needs enable_events.");
   BindCodec(module);
   BindEventIndex(module);
+  BindEventCheck(module);
   BindEventSockets(module);
 }
 

@@ -62,6 +62,7 @@ class EventsArgument {
 };
 
 void BindEventIndex(nb::module_& module);
+void BindEventCheck(nb::module_& module);
 void BindEventSockets(nb::module_& module);
 
 // Whether a call is inside without the interpreter lock.

@@ -146,7 +146,7 @@ void CacheFullBlocks(PyPool& self, nb::handle ids, const PyContent& content, int
            " hashed tokens");
   }
   if (self.hash_bytes != 0 && self.hash_bytes != content.hash_bytes()) {
-    refuse("hashes have ", content.hash_bytes(), " bytes, and those in the pool ", self.hash_bytes);
+    refuse("hashes have ", content.hash_bytes(), " bytes, and the first ones of this pool ", self.hash_bytes);
   }
   absl::flat_hash_set<BlockId> seen;
   for (int64_t i = first; i < end; ++i) {
@@ -156,6 +156,7 @@ void CacheFullBlocks(PyPool& self, nb::handle ids, const PyContent& content, int
     if (pool.block(id).has_key()) refuse("block ", id, " is cached already");
     if (!seen.insert(id).second) refuse("block ", id, " stands twice in the list");
   }
+  if (seen.empty()) return;
   self.hash_bytes = content.hash_bytes();
   pool.CacheFullBlocks(core, list.values(), first, end, block_size, group);
 }

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "kvblocks/checks/status_text.h"
 #include "kvblocks/python/src/vllm_manager.h"
 
@@ -289,6 +290,43 @@ nb::list VllmManager::TakeEvents() {
   return events;
 }
 
+namespace {
+
+// --- Decode steps ---
+
+// allocate_slots as vLLM calls it for a running request: (request, n, num_lookahead_tokens=k). Most of
+// these calls are quiet steps, and Python's own calling convention costs them less than the general
+// one; everything else goes on to _allocate_slots.
+PyObject* AllocateSlots(PyObject* self, PyObject* const* args, Py_ssize_t num_args,
+                        PyObject* names) {
+  static PyObject* const lookahead = PyUnicode_InternFromString("num_lookahead_tokens");
+  static PyObject* const general = PyUnicode_InternFromString("_allocate_slots");
+  const Py_ssize_t num_names = names == nullptr ? 0 : PyTuple_Size(names);
+  if (num_args == 2 && num_names == 1 && PyTuple_GetItem(names, 0) == lookahead) {
+    const long long num_new = PyLong_AsLongLong(args[1]);
+    const long long num_lookahead = PyLong_AsLongLong(args[2]);
+    if (num_new < 0 || num_lookahead < 0) PyErr_Clear();  // the general way says what is wrong
+    VllmManager& manager = *nb::inst_ptr<VllmManager>(self);
+    if (manager.IsQuietStep(args[0], num_new, num_lookahead)) {
+      return nb::object(manager.no_blocks()).release().ptr();
+    }
+  }
+  absl::InlinedVector<PyObject*, 16> with_self{self};
+  with_self.insert(with_self.end(), args, args + num_args + num_names);
+  return PyObject_VectorcallMethod(general, with_self.data(),
+                                   static_cast<size_t>(num_args + 1), names);
+}
+
+PyMethodDef manager_methods[] = {
+    {"allocate_slots",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&AllocateSlots)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "Slots for a request's next tokens, as blocks that are new, or None: see _allocate_slots."},
+    {nullptr, nullptr, 0, nullptr}};
+PyType_Slot manager_slots[] = {{Py_tp_methods, manager_methods}, {0, nullptr}};
+
+}  // namespace
+
 void BindVllm(nb::module_& module) {
   nb::class_<VllmBlock>(module, "Block",
                         "One block of the pool; the fields of vLLM's KVCacheBlock that can be read.")
@@ -319,7 +357,7 @@ void BindVllm(nb::module_& module) {
       .def("get_unhashed_block_ids_all_groups", &GetUnhashed)
       .def("__add__", &Join);
 
-  nb::class_<VllmManager>(module, "Manager")
+  nb::class_<VllmManager>(module, "Manager", nb::type_slots(manager_slots))
       .def("__init__", &NewManager, "num_blocks"_a, "groups"_a, "options"_a)
       .def_prop_ro("empty_kv_cache_blocks", &VllmManager::no_blocks)
       .def("get_computed_blocks",
@@ -327,7 +365,7 @@ void BindVllm(nb::module_& module) {
              return ManagerOf(self).GetComputedBlocks(self, request, max_tokens);
            },
            "request"_a, "max_cache_hit_length"_a = nb::none())
-      .def("allocate_slots",
+      .def("_allocate_slots",
            [](nb::handle_t<VllmManager> self, nb::handle request, int64_t num_new_tokens,
               int64_t num_new_computed_tokens, nb::handle new_computed_blocks,
               int64_t num_lookahead_tokens, int64_t num_external_computed_tokens,

@@ -58,6 +58,14 @@ int64_t AttributeName::IntOf(nb::handle object) const {
   return number;
 }
 
+int64_t AttributeName::IntOrNegativeOf(PyObject* object) const {
+  PyObject* value = PyObject_GetAttr(object, name_);
+  const long long number = value == nullptr ? -1 : PyLong_AsLongLong(value);
+  Py_XDECREF(value);
+  if (number < 0) PyErr_Clear();
+  return number;
+}
+
 bool AttributeName::IsTrueOf(nb::handle object) const {
   const int truth = PyObject_IsTrue(Of(object).ptr());
   if (truth < 0) nb::raise_python_error();
@@ -83,6 +91,17 @@ VllmManager::VllmManager(std::unique_ptr<KvCacheManager> core, Settings settings
 VllmManager::Counterpart* VllmManager::Find(absl::string_view id) {
   const auto it = counterparts_.find(id);
   return it == counterparts_.end() ? nullptr : &it->second;
+}
+
+void VllmManager::Bind(Counterpart& known, nb::handle request) {
+  by_object_.erase(known.object.ptr());
+  known.object = nb::borrow(request);
+  if (!known.may_change) by_object_[request.ptr()] = known.core.get();
+}
+
+void VllmManager::Forget(Counterparts::iterator known) {
+  by_object_.erase(known->second.object.ptr());
+  counterparts_.erase(known);
 }
 
 int64_t VllmManager::NumTokens(nb::handle request) const {
@@ -191,8 +210,11 @@ Request& VllmManager::Sync(nb::handle request, bool from_scratch) {
   if (known == nullptr) [[unlikely]] {
     Counterpart made{NewRequest(request, id, num_tokens), Names().resumable.IsTrueOf(request)};
     made.core->SetContent(made.core->TakeContent(), Names().num_prompt_tokens.IntOf(request));
-    return *counterparts_.emplace(id, std::move(made)).first->second.core;
+    known = &counterparts_.emplace(id, std::move(made)).first->second;
+    Bind(*known, request);
+    return *known->core;
   }
+  if (known->object.ptr() != request.ptr()) [[unlikely]] Bind(*known, request);
   Request& core = *known->core;
   if (known->may_change || num_tokens < core.num_tokens()) [[unlikely]] {
     const int64_t num_prompt_tokens = Names().num_prompt_tokens.IntOf(request);
@@ -234,6 +256,22 @@ nb::tuple VllmManager::GetComputedBlocks(nb::handle self, nb::handle request,
   const int64_t num_tokens = hits.num_tokens();
   const int64_t boundary = hits.shared_prefix_boundary();
   return nb::make_tuple(Wrap(self, std::move(hits)), num_tokens, boundary);
+}
+
+bool VllmManager::IsQuietStep(PyObject* request, int64_t num_new_tokens,
+                              int64_t num_lookahead_tokens) {
+  // A request that waits again may have to leave the watermark's blocks alone.
+  if (settings_.has_watermark || num_new_tokens <= 0 || num_lookahead_tokens < 0) return false;
+  const auto it = by_object_.find(request);
+  if (it == by_object_.end()) return false;
+  Request& core = *it->second;
+  const int64_t most = core.quiet_slots();
+  if (num_new_tokens > most || num_lookahead_tokens > most) return false;
+  const int64_t num_computed = Names().num_computed_tokens.IntOrNegativeOf(request);
+  if (num_computed < 0 || num_computed > most - num_new_tokens - num_lookahead_tokens) return false;
+  // Tokens and hashes that came since are read when a step does something with them.
+  core.set_num_computed_tokens(num_computed);
+  return true;
 }
 
 nb::object VllmManager::AllocateSlots(nb::handle self, nb::handle request,
@@ -308,7 +346,7 @@ void VllmManager::Free(nb::handle request) {
   const auto it = counterparts_.find(ToView(id));
   if (it == counterparts_.end()) return;
   CheckVllm(core_->Free(*it->second.core));
-  counterparts_.erase(it);
+  Forget(it);
 }
 
 nb::list VllmManager::PopBlocksForFree(nb::handle self, nb::handle request) {
@@ -318,7 +356,7 @@ nb::list VllmManager::PopBlocksForFree(nb::handle self, nb::handle request) {
   if (it == counterparts_.end()) return blocks;
   const auto popped = core_->PopBlocksForFree(*it->second.core);
   CheckVllm(popped.status());
-  counterparts_.erase(it);
+  Forget(it);
   for (BlockId block : *popped) blocks.append(nb::cast(VllmBlock{nb::borrow(self), this, block}));
   return blocks;
 }

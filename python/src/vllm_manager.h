@@ -33,6 +33,8 @@ class AttributeName {
   // Throws what Python raised.
   nb::object Of(nb::handle object) const;
   int64_t IntOf(nb::handle object) const;
+  // Any negative number for what is no integer, too; nothing is thrown and no error left behind.
+  int64_t IntOrNegativeOf(PyObject* object) const;
   bool IsTrueOf(nb::handle object) const;
 
  private:
@@ -84,17 +86,13 @@ class VllmManager {
 
   KvCacheManager& core() { return *core_; }
   const KvCacheManager& core() const { return *core_; }
-  // Objects that this one refers to, for Python's garbage collector.
-  template <typename Visitor>
-  void VisitObjects(Visitor&& visit) {
-    visit(no_blocks_);
-    for (nb::object* object : {&settings_.events.stored, &settings_.events.removed,
-                               &settings_.events.cleared, &settings_.events.embedding_digest}) {
-      visit(*object);
-    }
-  }
 
   const nb::object& no_blocks() const { return no_blocks_; }
+
+  // Whether slots for a step of a running request are there already, and making them would change
+  // nothing: most decode steps. Reads one attribute of the request, and raises nothing: where
+  // anything is odd, the answer is no.
+  bool IsQuietStep(PyObject* request, int64_t num_new_tokens, int64_t num_lookahead_tokens);
 
   // vLLM's methods; `self` is the Python object of this.
   nb::tuple GetComputedBlocks(nb::handle self, nb::handle request, nb::handle max_tokens);
@@ -120,9 +118,14 @@ class VllmManager {
   struct Counterpart {
     std::unique_ptr<Request> core;
     bool may_change = false;  // a session: what is known of it can be taken back
+    nb::object object;        // vLLM's request; kept, so that no other one gets its address
   };
+  using Counterparts = absl::flat_hash_map<std::string, Counterpart>;
 
   Counterpart* Find(absl::string_view id);
+  // `request` is the object that the counterpart belongs to from now on.
+  void Bind(Counterpart& known, nb::handle request);
+  void Forget(Counterparts::iterator known);
   // The counterpart, up to date with what is known of the request. `from_scratch`: whatever was known
   // of a session before.
   Request& Sync(nb::handle request, bool from_scratch = false);
@@ -140,7 +143,10 @@ class VllmManager {
   std::unique_ptr<KvCacheManager> core_;
   Settings settings_;
   nb::object no_blocks_;
-  absl::flat_hash_map<std::string, Counterpart> counterparts_;
+  Counterparts counterparts_;
+  // The same requests by the address of vLLM's object, without those that may change: what a quiet
+  // step needs, in one look-up without a string.
+  absl::flat_hash_map<const PyObject*, Request*> by_object_;
   size_t hash_size_ = sizeof(BlockHash);  // of vLLM's hashes, in bytes; known with the first one
   bool knows_hash_size_ = false;
   int64_t hash_block_size_ = 0;  // 0: nothing is hashed

@@ -57,6 +57,32 @@ def test_a_manager_s_events_survive_the_wire() -> None:  # V-60, V-64
     assert head.medium == "GPU" and head.token_ids[:3] == [0, 1, 2]
 
 
+def batch_of(*list_of_events: Any, timestamp: float = 1) -> events.EventBatch:
+    return events.decode_events(events.encode_events(list_of_events, timestamp=timestamp))
+
+
+def test_streams_are_checked_and_what_they_could_hit_is_counted() -> None:
+    check = events.StreamCheck()
+    first, second = check.add_stream("a"), check.add_stream("b")
+    check.apply(first, batch_of(stored(1), stored(2)))
+    check.apply(second, batch_of(stored(1), timestamp=3))
+    check.apply(second, batch_of(events.BlockRemoved(bytes([9]) * 32), timestamp=2))
+    totals = check.totals(first)
+    assert (totals.num_batches, totals.num_stored, totals.num_first_seen, totals.num_problems) == (1, 2, 2, 0)
+    totals = check.totals(second)
+    assert (totals.num_held_elsewhere, totals.num_unknown_removals, totals.num_times_backwards) == (1, 1, 1)
+    assert totals.num_problems == 1 and totals.first_problem and check.num_ever_seen == 2
+    check.on_restart(first)
+    check.on_loss(first)
+    check.apply(first, batch_of(stored(2), events.BlockRemoved(bytes([8]) * 32)))
+    totals = check.totals(first)
+    assert (totals.num_lost_before, totals.num_removals_after_loss, totals.num_problems) == (1, 1, 0)
+    assert check.holder(first).num_keys == 1 and check.holder(first).name == "a"
+    for stream in (-1, 2):
+        with pytest.raises(kvblocks.NotFoundError, match="of 2 that there are"):
+            check.totals(stream)
+
+
 def test_batches_are_encoded_again_as_they_came() -> None:
     payload = events.encode_events([stored(1), events.BlockRemoved(b"\1" * 32), events.AllBlocksCleared()], timestamp=1)
     batch = events.decode_events(payload)

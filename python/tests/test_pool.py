@@ -49,6 +49,20 @@ def test_positions_block_sizes_and_groups() -> None:
     assert pool.find_cached(content.block_hashes[3]) is None and pool[table[0]].cached_group == 3
 
 
+def test_hashes_have_the_size_of_the_first_that_is_registered() -> None:
+    pool = BlockPool(4)
+    table = pool.get_new_blocks(2)
+    assert table is not None
+    short = PrefixContent(range(32), hash_algorithm="xxh3_128")
+    pool.cache_full_blocks([], short)
+    pool.cache_full_blocks([0, 0], short)
+    pool.cache_full_blocks(table, PrefixContent(range(32)))
+    assert [len(pool[id].block_hash or b"") for id in table] == [32, 32]
+    pool.evict_blocks(table)
+    with pytest.raises(kvblocks.InvalidArgumentError, match="hashes have 16 bytes, and the first ones of this pool 32"):
+        pool.cache_full_blocks(table, short)
+
+
 def test_misuse_changes_nothing() -> None:
     pool = BlockPool(6)
     content = PrefixContent(range(40))

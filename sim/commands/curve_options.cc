@@ -162,6 +162,12 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
                      ", expected nothing: one pass gives all sizes of a pool that retains nothing; "
                      "kvsim replay takes one size at a time"));
   }
+  if (!given.tier().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tier: got ", given.tier(),
+                     ", expected nothing: --tiers gives the hits of second tiers, kvsim replay their "
+                     "times"));
+  }
   if (options.mode == "schedule") return absl::OkStatus();
   if (options.refine > 0) {
     return absl::InvalidArgumentError("--refine: set for --mode=order, expected --mode=schedule");

@@ -39,6 +39,7 @@ class EventExport final : public EngineObserver {
   void AddOptions(OptionParser* options, const std::string& group);
   // The file; empty if none is asked for.
   std::string file() const { return IsEndpoint(target_) ? "" : target_; }
+  bool is_asked_for() const { return !target_.empty(); }
   absl::Status Check() const;
 
   // Turns the manager's events on if they are asked for, binds or opens, and waits for subscribers.

@@ -1,6 +1,5 @@
 #include "kvblocks/sim/commands/event_report.h"
 
-#include <cmath>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -9,8 +8,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kvblocks/checks/json_writer.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/json_text.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -20,173 +19,118 @@ std::string ShortHash(const BlockHash& hash) {
   return hex.substr((hash.words[0] | hash.words[1] | hash.words[2]) == 0 ? 48 : 0, 12);
 }
 
-// Writes an object or array field by field; commas come by themselves.
-class JsonLine {
- public:
-  JsonLine() { Open('{'); }
-  std::string Take() && { return text_ + "}\n"; }
-
-  void Key(std::string_view name) {
-    Separate();
-    AppendJsonString(name, &text_);
-    text_ += ':';
-    is_first_ = true;  // the value needs no comma
-  }
-  void Text(std::string_view value) {
-    Separate();
-    AppendJsonString(value, &text_);
-  }
-  void Int(int64_t value) {
-    Separate();
-    absl::StrAppend(&text_, value);
-  }
-  void Number(double value) {
-    Separate();
-    // A time from the wire may be any double; JSON has no infinity.
-    text_ += std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
-  }
-  void Bool(bool value) {
-    Separate();
-    text_ += value ? "true" : "false";
-  }
-  void Null() {
-    Separate();
-    text_ += "null";
-  }
-  void Open(char bracket) {
-    Separate();
-    text_ += bracket;
-    is_first_ = true;
-  }
-  void Close(char bracket) {
-    text_ += bracket;
-    is_first_ = false;
-  }
-
- private:
-  void Separate() {
-    if (!is_first_) text_ += ',';
-    is_first_ = false;
-  }
-  std::string text_;
-  bool is_first_ = true;
-};
-
 class EventJson {
  public:
-  EventJson(const events::HashForm& form, JsonLine* line) : form_(form), line_(*line) {}
+  EventJson(const events::HashForm& form, JsonWriter* json) : form_(form), json_(*json) {}
 
   void operator()(const BlockStored& event) {
-    line_.Key("type");
-    line_.Text("BlockStored");
-    line_.Key("block_hashes");
-    line_.Open('[');
+    json_.Key("type").Value("BlockStored");
+    json_.Key("block_hashes").BeginArray();
     for (const BlockHash& hash : event.block_hashes) Hash(hash);
-    line_.Close(']');
-    line_.Key("parent_block_hash");
-    event.parent_block_hash ? Hash(*event.parent_block_hash) : line_.Null();
-    line_.Key("token_ids");
+    json_.EndArray();
+    json_.Key("parent_block_hash");
+    if (event.parent_block_hash) {
+      Hash(*event.parent_block_hash);
+    } else {
+      json_.Null();
+    }
+    json_.Key("token_ids");
     Tokens(event.token_ids);
-    line_.Key("block_size");
-    line_.Int(event.block_size);
-    line_.Key("lora_id");
-    event.lora_id ? line_.Int(*event.lora_id) : line_.Null();
+    json_.Key("block_size").Value(event.block_size);
+    json_.Key("lora_id");
+    event.lora_id ? json_.Value(*event.lora_id) : json_.Null();
     TextOrNull("medium", event.medium);
     TextOrNull("lora_name", event.lora_name);
     if (!event.extra_keys.empty()) {
-      line_.Key("extra_keys");
-      line_.Open('[');
+      json_.Key("extra_keys").BeginArray();
       for (const std::optional<ExtraKeys>& keys : event.extra_keys) Keys(keys);
-      line_.Close(']');
+      json_.EndArray();
     }
-    line_.Key("group_idx");
-    line_.Int(event.group_idx);
+    json_.Key("group_idx").Value(int64_t{event.group_idx});
     if (!event.kv_cache_spec_kind.empty()) {
       TextOrNull("kv_cache_spec_kind", event.kv_cache_spec_kind);
     }
     if (event.kv_cache_spec_sliding_window) {
-      line_.Key("kv_cache_spec_sliding_window");
-      line_.Int(*event.kv_cache_spec_sliding_window);
+      json_.Key("kv_cache_spec_sliding_window").Value(*event.kv_cache_spec_sliding_window);
     }
     TextIfAny("locality", event.locality);
     TextIfAny("ownership", event.ownership);
     TextIfAny("session_id", event.session_id);
     if (event.lookahead_token_ids) {
-      line_.Key("lookahead_token_ids");
-      line_.Open('[');
+      json_.Key("lookahead_token_ids").BeginArray();
       for (const std::vector<TokenId>& tokens : *event.lookahead_token_ids) Tokens(tokens);
-      line_.Close(']');
+      json_.EndArray();
     }
   }
   void operator()(const BlockRemoved& event) {
-    line_.Key("type");
-    line_.Text("BlockRemoved");
-    line_.Key("block_hashes");
-    line_.Open('[');
+    json_.Key("type").Value("BlockRemoved");
+    json_.Key("block_hashes").BeginArray();
     Hash(event.block_hash);
-    line_.Close(']');
+    json_.EndArray();
     TextOrNull("medium", event.medium);
-    line_.Key("group_idx");
-    line_.Int(event.group_idx);
+    json_.Key("group_idx").Value(int64_t{event.group_idx});
     TextIfAny("locality", event.locality);
     TextIfAny("ownership", event.ownership);
   }
   void operator()(const AllBlocksCleared&) {
-    line_.Key("type");
-    line_.Text("AllBlocksCleared");
+    json_.Key("type").Value("AllBlocksCleared");
   }
 
  private:
   void Hash(const BlockHash& hash) {
     const std::string hex = hash.ToHex();
-    line_.Text(form_.as_integers ? hex.substr(48) : hex.substr(0, 2 * form_.digest_size));
+    json_.Value(form_.as_integers ? hex.substr(48) : hex.substr(0, 2 * form_.digest_size));
   }
   void Tokens(const std::vector<TokenId>& tokens) {
-    line_.Open('[');
-    for (const TokenId token : tokens) line_.Int(token);
-    line_.Close(']');
+    json_.BeginArray();
+    for (const TokenId token : tokens) json_.Value(int64_t{token});
+    json_.EndArray();
   }
   void TextOrNull(std::string_view name, std::string_view text) {
-    line_.Key(name);
-    text.empty() ? line_.Null() : line_.Text(text);
+    json_.Key(name);
+    text.empty() ? json_.Null() : json_.Value(text);
   }
   void TextIfAny(std::string_view name, const std::optional<std::string>& text) {
     if (text) TextOrNull(name, *text);
   }
   void Keys(const std::optional<ExtraKeys>& keys) {
-    if (!keys) return line_.Null();
-    line_.Open('[');
+    if (!keys) {
+      json_.Null();
+      return;
+    }
+    json_.BeginArray();
     for (const ExtraKey& key : *keys) {
       switch (key.kind) {
         case ExtraKey::Kind::kMultimodal:
-          line_.Open('[');
-          line_.Text(key.value);
-          line_.Int(key.offset);
-          line_.Close(']');
+          json_.BeginArray();
+          json_.Value(key.value);
+          json_.Value(key.offset);
+          json_.EndArray();
           break;
         case ExtraKey::Kind::kPromptEmbedding:
-          line_.Text(absl::BytesToHexString(key.value));
+          json_.Value(absl::BytesToHexString(key.value));
           break;
         case ExtraKey::Kind::kLora:
         case ExtraKey::Kind::kSalt:
-          line_.Text(key.value);
+          json_.Value(key.value);
       }
     }
-    line_.Close(']');
+    json_.EndArray();
   }
 
   const events::HashForm form_;
-  JsonLine& line_;
+  JsonWriter& json_;
 };
 
-JsonLine LineOf(std::string_view type, const EventStream& stream) {
-  JsonLine line;
-  line.Key("type");
-  line.Text(type);
-  line.Key("stream");
-  line.Text(stream.name);
+JsonWriter LineOf(std::string_view type, const EventStream& stream) {
+  JsonWriter line;
+  line.BeginObject();
+  line.Key("type").Value(type);
+  line.Key("stream").Value(stream.name);
   return line;
 }
+
+std::string Ended(JsonWriter& line) { return line.EndObject().text() + "\n"; }
 
 void AddProblems(const EventStream& stream, const events::StreamCheck::Totals& totals,
                  TextPage& page) {
@@ -281,42 +225,38 @@ void AddStreamReport(const EventStream& stream, const events::StreamCheck::Total
 
 std::string BatchAsJson(const EventStream& stream, int64_t sequence, bool is_replayed,
                         const events::EventBatch& batch) {
-  JsonLine line = LineOf("batch", stream);
-  line.Key("sequence");
-  line.Int(sequence);
-  line.Key("time");
-  line.Number(batch.timestamp);
-  line.Key("replayed");
-  line.Bool(is_replayed);
+  JsonWriter line = LineOf("batch", stream);
+  line.Key("sequence").Value(sequence);
+  line.Key("time").Value(batch.timestamp);
+  line.Key("replayed").Value(is_replayed);
   line.Key("data_parallel_rank");
-  batch.data_parallel_rank ? line.Int(*batch.data_parallel_rank) : line.Null();
-  line.Key("events");
-  line.Open('[');
+  batch.data_parallel_rank ? line.Value(*batch.data_parallel_rank) : line.Null();
+  line.Key("events").BeginArray();
   for (const KvEvent& event : batch.events) {
-    line.Open('{');
+    line.BeginObject();
     std::visit(EventJson(batch.hash_form, &line), event);
-    line.Close('}');
+    line.EndObject();
   }
-  line.Close(']');
-  return std::move(line).Take();
+  line.EndArray();
+  return Ended(line);
 }
 
 std::string LossAsJson(const EventStream& stream, int64_t num_batches, std::string_view error) {
-  JsonLine line = LineOf("loss", stream);
-  line.Key("batches");
-  line.Int(num_batches);
+  JsonWriter line = LineOf("loss", stream);
+  line.Key("batches").Value(num_batches);
   line.Key("error");
-  error.empty() ? line.Null() : line.Text(error);
-  return std::move(line).Take();
+  error.empty() ? line.Null() : line.Value(error);
+  return Ended(line);
 }
 
 std::string RestartAsJson(const EventStream& stream) {
-  return LineOf("restart", stream).Take();
+  JsonWriter line = LineOf("restart", stream);
+  return Ended(line);
 }
 
 std::string StreamReportAsJson(const EventStream& stream, const events::StreamCheck::Totals& totals,
                                const events::BlockIndex::Holder& holder) {
-  JsonLine line = LineOf("report", stream);
+  JsonWriter line = LineOf("report", stream);
   const std::pair<const char*, int64_t> numbers[] = {
       {"batches", totals.num_batches},
       {"events", totals.num_events},
@@ -347,17 +287,14 @@ std::string StreamReportAsJson(const EventStream& stream, const events::StreamCh
       {"other_media", totals.num_other_media}};
   for (const auto& [name, value] : numbers) {
     line.Key(name);
-    value < 0 ? line.Null() : line.Int(value);
+    value < 0 ? line.Null() : line.Value(value);
   }
-  line.Key("first_time");
-  line.Number(totals.first_time);
-  line.Key("last_time");
-  line.Number(totals.last_time);
-  line.Key("consistent");
-  line.Bool(totals.num_problems() + stream.num_undecodable == 0);
+  line.Key("first_time").Value(totals.first_time);
+  line.Key("last_time").Value(totals.last_time);
+  line.Key("consistent").Value(totals.num_problems() + stream.num_undecodable == 0);
   line.Key("first_problem");
-  totals.first_problem.empty() ? line.Null() : line.Text(totals.first_problem);
-  return std::move(line).Take();
+  totals.first_problem.empty() ? line.Null() : line.Value(totals.first_problem);
+  return Ended(line);
 }
 
 }  // namespace kvblocks::sim

@@ -10,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/commands/commands.h"
+#include "kvblocks/sim/commands/fleet_input.h"
+#include "kvblocks/sim/commands/fleet_replay.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_input.h"
@@ -17,6 +19,7 @@
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/report_output.h"
 #include "kvblocks/sim/report/explanation.pb.h"
+#include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/explanation_text.h"
 #include "kvblocks/sim/report/request_life.h"
 #include "kvblocks/sim/report/worst_misses.h"
@@ -55,6 +58,8 @@ Examples
   kvsim explain trace.jsonl.gz --num-blocks=10000 --top=20
   kvsim explain trace.jsonl.gz --num-blocks=10000 --request=4711
   kvsim explain trace.jsonl.gz --request=row:12 --json | jq .request.admissions[0].runs
+  kvsim explain trace.jsonl.gz --replicas=4 --router=prefix --request=4711
+                                                  why it went to which replica
   kvsim explain --num-blocks=2000                 the workload that comes with kvsim
 
 Exit status: 0 done, 2 bad input or options, or no such request, 3 no progress, 4 internal check
@@ -74,6 +79,7 @@ class ExplainCommand final : public Command {
         kMaxTop, &top_);
     output_.AddJson(options_, "Output");
     output_.AddTerminal(options_, "Output", "no progress line");
+    fleet_.AddOptions(options_);
     input_.AddOptions();
     options_->set_footer(kExplainFooter);
   }
@@ -87,6 +93,7 @@ class ExplainCommand final : public Command {
 
   OptionParser* options_;
   ReplayInput input_;
+  FleetInput fleet_;
   std::optional<std::string> request_;
   int64_t top_ = 10;
   ReportOutput output_;
@@ -179,6 +186,19 @@ ExitStatus ExplainCommand::Run() {
                                  absl::StrCat("--request: ", parsed.status().message())));
     }
     selector = *parsed;
+  }
+  if (const auto fleet = fleet_.Configure(); !fleet.ok()) return Fail("explain", fleet.status());
+  if (fleet_.is_fleet()) {
+    if (!selector) {
+      return Fail("explain", absl::InvalidArgumentError(
+                                 "--replicas above 1 needs --request, the one whose way is explained"));
+    }
+    ::kvblocks::fleet::v1::RoutingExplanation routing;
+    const absl::Status status =
+        ExplainRouting(*config, *setup, fleet_, *selector, output_.quiet(), &routing);
+    if (!status.ok()) return Fail("explain", status);
+    return output_.Print("explain", routing,
+                         {.table = [&](bool color) { return FormatRouting(routing, color); }});
   }
   pb::Explanation explanation;
   if (absl::Status status = Explain(*config, *setup, selector, &explanation); !status.ok()) {

@@ -99,6 +99,13 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "what finished requests ask to keep: first:tokens=N, shared:uses=N, session or all, each with "
        ":priority=P and :ttl=TIME if wanted (docs/policies.md)"},
       {"max_retained_share", "SHARE", kPool, "0.5", 0, 1, "of the pool that --retain may keep"},
+      {"tier", "TIERS", kPool, "", 0, 0,
+       "memory behind the device, with commas between tiers: host:64GiB:read=50GB/s:latency=10us "
+       "(docs/tiers.md)"},
+      {"load", "async|sync|layerwise", kPool, "async", 0, 0,
+       "a request waits for what --tier loads, or its step does, or the step computes meanwhile"},
+      {"load_if", "always|faster", kPool, "always", 0, 0,
+       "load from tiers whatever is there, or only what takes less time than computing it"},
       {"watermark", "SHARE", kPool, "0", 0, 1, "of the pool, left free by admissions"},
       // --- Scheduler ---
       {"engine", "vllm-0.10|vllm-0.19|vllm-0.25|vllm-0.33|vllm-main", kScheduler, "vllm-main", 0, 0,

@@ -9,6 +9,8 @@
 #include "google/protobuf/text_format.h"
 #include "kvblocks/sim/commands/commands.h"
 #include "kvblocks/sim/commands/event_export.h"
+#include "kvblocks/sim/commands/fleet_input.h"
+#include "kvblocks/sim/commands/fleet_replay.h"
 #include "kvblocks/sim/commands/output.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_exports.h"
@@ -17,9 +19,11 @@
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/report_output.h"
 #include "kvblocks/sim/curve/possible_pools.h"
+#include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/report_page.h"
 #include "kvblocks/sim/report/step_rows.h"
+#include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 
@@ -37,6 +41,8 @@ Examples
   kvsim replay trace.jsonl.gz --model=llama-3.1-70b --device=h200 --tensor-parallel=4
   kvsim replay trace.jsonl.gz --num-blocks=10000 --block-size=512 --time=fixed
                                                    cache behaviour only
+  kvsim replay trace.jsonl.gz --replicas=4 --router=prefix
+                                                   four of them behind a router
   kvsim replay trace.jsonl.gz --slo=ttft:2s:p99,tpot:50ms --json > report.json
   zcat trace.jsonl.gz | kvsim replay - --csv=requests.csv --quiet
 
@@ -67,6 +73,7 @@ class ReplayCommand final : public Command {
     exports_.AddOptions(options_, kOutput);
     events_.AddOptions(options_, kOutput);
     output_.AddTerminal(options_, kOutput, "neither table nor progress");
+    fleet_.AddOptions(options_);
     input_.AddOptions();
     options_->set_footer(kReplayFooter);
   }
@@ -76,12 +83,15 @@ class ReplayCommand final : public Command {
 
  private:
   absl::Status CheckOutputs(const ReplayConfig& config);
+  absl::Status CheckFleetOutputs() const;
+  ExitStatus RunFleet(const ReplayConfig& config, ReplaySetup& setup);
   absl::Status Replay(const ReplayConfig& config, ReplaySetup& setup,
                       ::kvblocks::report::v1::Report* report);
   ExitStatus Print(const ::kvblocks::report::v1::Report& report);
 
   OptionParser* options_;
   ReplayInput input_;
+  FleetInput fleet_;
   ReplayExports exports_;
   EventExport events_;
   ReportOutput output_;
@@ -99,6 +109,37 @@ absl::Status ReplayCommand::CheckOutputs(const ReplayConfig& config) {
   }
   if (absl::Status status = events_.Check(); !status.ok()) return status;
   return exports_.Check();
+}
+
+// Those that say nothing of replicas.
+absl::Status ReplayCommand::CheckFleetOutputs() const {
+  std::vector<ReportOutput::File> others = exports_.Outputs();
+  others.push_back({"--csv", output_.csv()});
+  others.push_back({"--html", output_.html()});
+  others.push_back({"--steps", steps_});
+  others.push_back({"--events", events_.is_asked_for() ? "asked for" : ""});
+  others.push_back({"--print-config", print_config_ ? "asked for" : ""});
+  for (const auto& [option, value] : others) {
+    if (value.empty()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(option, " works with one replica only; --json has all that several report"));
+  }
+  return absl::OkStatus();
+}
+
+ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config, ReplaySetup& setup) {
+  if (absl::Status status = CheckFleetOutputs(); !status.ok()) return Fail("replay", status);
+  if (absl::Status status = CheckOutputs(config); !status.ok()) return Fail("replay", status);
+  ::kvblocks::fleet::v1::FleetReport report;
+  absl::Status status = ReplayFleet(config, setup, fleet_, output_.quiet(), &report);
+  if (!status.ok()) return Fail("replay", status);
+  const ExitStatus printed = output_.Print(
+      "replay", report, {.table = [&](bool color) { return FormatFleet(report, color); }});
+  if (printed != kDone) return printed;
+  for (const auto& one : report.reports()) {
+    if (one.has_goodput() && !one.goodput().met()) return kMissed;
+  }
+  return kDone;
 }
 
 absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setup,
@@ -128,7 +169,9 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
     steps = std::make_unique<StepRows>(*std::move(sink), step_requests_);
     observers.push_back(steps.get());
   }
-  auto simulation = MakeSimulation(setup, reader->get(), observers);
+  const auto tiers = MakeTiers(setup);
+  if (!tiers.ok()) return tiers.status();
+  auto simulation = MakeSimulation(setup, reader->get(), observers, tiers->get());
   if (!simulation.ok()) return simulation.status();
   ProgressLine progress(output_.quiet());
   if (progress.is_shown()) {
@@ -153,6 +196,7 @@ absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setu
   if (absl::Status status = events_.Close(); !status.ok()) return status;
   metrics.Fill((*simulation)->result(), report);
   pools.Fill(report->mutable_possible_pools());
+  if (*tiers != nullptr) FillTiers(**tiers, report->mutable_tiers());
   DescribeReplay(config, setup, **reader, report);
   for (const std::string& warning : (*reader)->warnings()) {
     std::fprintf(stderr, "%s\n", warning.c_str());
@@ -174,6 +218,8 @@ ExitStatus ReplayCommand::Run() {
   if (!config.ok()) return Fail("replay", config.status());
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("replay", setup.status());
+  if (const auto fleet = fleet_.Configure(); !fleet.ok()) return Fail("replay", fleet.status());
+  if (fleet_.is_fleet()) return RunFleet(*config, *setup);
   if (print_config_) {
     std::string text;
     google::protobuf::TextFormat::PrintToString(*config, &text);

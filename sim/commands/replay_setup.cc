@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -400,6 +401,42 @@ absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardwa
   return absl::OkStatus();
 }
 
+absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
+  auto tiers = ParseTiers(config.tier());
+  if (!tiers.ok()) return absl::InvalidArgumentError(absl::StrCat("--", tiers.status().message()));
+  if (tiers->empty()) {
+    for (const auto& [flag, value, is_default] :
+         {std::tuple("--load", config.load(), config.load() == "async"),
+          std::tuple("--load-if", config.load_if(), config.load_if() == "always")}) {
+      if (!is_default) return Bad(flag, value, "--tier beside it, which it is about");
+    }
+    return absl::OkStatus();
+  }
+  if (!config.prefix_caching()) {
+    return Bad("--tier", config.tier(), "nothing with --no-prefix-caching");
+  }
+  const SimulationConfig& simulation = setup->simulation;
+  TierConnector::Options options;
+  options.tiers = *std::move(tiers);
+  options.mode = config.load() == "sync"        ? LoadMode::kSync
+                 : config.load() == "layerwise" ? LoadMode::kLayerwise
+                                                : LoadMode::kAsync;
+  options.load_if_faster = config.load_if() == "faster";
+  options.step_time = setup->step_time.get();
+  for (const KvCacheGroup& group : simulation.kv_cache.groups) {
+    const auto num_layers = static_cast<int64_t>(std::max<size_t>(group.layer_names.size(), 1));
+    const bool is_shared = group.spec.kind() != KvCacheSpecKind::kMamba;
+    const int64_t ranks = is_shared ? std::max<int64_t>(simulation.ranks_per_block, 1) : 1;
+    options.group_block_bytes.push_back(
+        std::max<int64_t>(1, num_layers * group.spec.page_bytes() / ranks));
+  }
+  if (options.tiers.front().options.write_policy == offload::WritePolicy::kOnEvict) {
+    setup->simulation.manager.enable_events = true;
+  }
+  setup->tiers = std::move(options);
+  return absl::OkStatus();
+}
+
 absl::Status SetMetrics(const ReplayConfig& config, ReplayMetricsOptions* metrics) {
   if (absl::Status status = SetDuration("--tick", config.tick(), 1, &metrics->series_tick);
       !status.ok()) {
@@ -480,16 +517,46 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   return reader;
 }
 
-absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
-    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers) {
+absl::Status RefuseTiers(const ReplaySetup& setup) {
+  if (!setup.tiers) return absl::OkStatus();
+  return Bad("--tier", setup.config.tier(),
+             "nothing: only kvsim replay of one replica and sweeps have tiers");
+}
+
+absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup) {
+  if (!setup.tiers) return nullptr;
+  auto tiers = TierConnector::Create(*setup.tiers);
+  if (!tiers.ok()) return absl::InvalidArgumentError(absl::StrCat("--", tiers.status().message()));
+  return tiers;
+}
+
+SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) {
   SimulationConfig config = setup.simulation;
   if (setup.config.zero_output() == "auto") {
-    const auto& notes = reader->info().notes;
+    const auto& notes = reader.info().notes;
     const auto note = notes.find("zero_output");
     if (note != notes.end() && note->second == "skip") config.zero_output = ZeroOutput::kSkip;
   }
+  return config;
+}
+
+absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
+    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& given,
+    TierConnector* tiers) {
+  if (tiers == nullptr) {
+    if (absl::Status status = RefuseTiers(setup); !status.ok()) return status;
+  }
+  std::vector<EngineObserver*> observers = given;
+  if (tiers != nullptr) observers.push_back(tiers);
+  const SimulationConfig config = ConfigFor(setup, *reader);
   auto simulation = Simulation::Create(config, reader, setup.step_time.get(), observers);
   if (!simulation.ok()) return InOptionWords(simulation.status());
+  if (tiers != nullptr) {
+    if (absl::Status status = tiers->Attach((*simulation)->manager()); !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--tier: ", status.message()));
+    }
+    (*simulation)->set_connector(tiers);
+  }
   return simulation;
 }
 
@@ -511,6 +578,7 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& asked) {
   if (absl::Status status = SetPool(config, *hardware, &setup); !status.ok()) return status;
   if (absl::Status status = SetScheduler(config, &setup.simulation); !status.ok()) return status;
   if (absl::Status status = SetStepTime(config, *hardware, &setup); !status.ok()) return status;
+  if (absl::Status status = SetTiers(config, &setup); !status.ok()) return status;
   if (absl::Status status = SetMetrics(config, &setup.metrics); !status.ok()) return status;
   if (absl::Status status = Validate(setup.simulation); !status.ok()) return InOptionWords(status);
   return setup;

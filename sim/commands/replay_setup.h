@@ -19,6 +19,7 @@
 #include "kvblocks/sim/report/metrics.h"
 #include "kvblocks/sim/simulation.h"
 #include "kvblocks/sim/simulation_config.h"
+#include "kvblocks/sim/tiers/tier_connector.h"
 #include "kvblocks/sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
@@ -28,6 +29,8 @@ struct ReplaySetup {
   ::kvblocks::config::v1::ReplayConfig config;
   SimulationConfig simulation;
   std::unique_ptr<StepTimeModel> step_time;
+  // Without tiers: none. The step time is that above.
+  std::optional<TierConnector::Options> tiers;
   TraceReaderOptions reader;
   ReplayMetricsOptions metrics;
 
@@ -47,9 +50,20 @@ struct ReplaySetup {
 // REQUIRES: an effective configuration, all fields set and in range.
 absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config);
 
-// A replay of `reader`, which like `setup` and the observers must outlive it.
+// What a replay of `reader` runs with: zero_output may be the trace's to say.
+SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader);
+
+// For commands that do not follow tiers: InvalidArgument if there are some.
+absl::Status RefuseTiers(const ReplaySetup& setup);
+
+// The tiers behind the device; null if there are none.
+absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup);
+
+// A replay of `reader`, which like `setup`, the observers and the tiers must outlive it.
+// InvalidArgument if there are tiers and the caller does not follow them (null).
 absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
-    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers);
+    const ReplaySetup& setup, TraceReader* reader, const std::vector<EngineObserver*>& observers,
+    TierConnector* tiers = nullptr);
 
 // The reader's part alone.
 absl::StatusOr<TraceReaderOptions> MakeReaderOptions(

@@ -57,6 +57,7 @@ class ReportOutput {
                    const Texts& texts) const;
 
   const std::string& csv() const { return csv_; }
+  const std::string& html() const { return html_; }
   bool quiet() const { return quiet_; }
 
  private:

@@ -343,6 +343,7 @@ ExitStatus ServeCommand::Run() {
   };
   const auto setup = make_setup();
   if (!setup.ok()) return Fail("serve", setup.status());
+  if (absl::Status status = RefuseTiers(*setup); !status.ok()) return Fail("serve", status);
   const auto options = MakeServerOptions(asked_, *setup);
   if (!options.ok()) return Fail("serve", options.status());
   const auto make_engine = [&]() -> absl::StatusOr<LiveEngine::Options> {

@@ -3,6 +3,7 @@
 //
 // Order of calls, per engine iteration at time t:
 //   OnArrival | OnRejection, then OnFinish of aborted requests
+//   OnLoadFinished              of loads that ended by then
 //   OnPreemption, OnAdmissionAttempt and OnAdmission, in scheduling order
 //   OnStepScheduled(step)       once per call of the scheduler, also when the step is empty
 //   OnFinish                    of requests aborted while the step that ends next was under way
@@ -52,6 +53,11 @@ struct AdmissionRecord {
   const ComputedBlocks* hits = nullptr;
   int64_t num_queried_tokens = 0;  // n
   int64_t num_hit_tokens = 0;
+  // Behind them, from elsewhere (see KvConnector).
+  int64_t num_external_tokens = 0;
+  // They come while the request holds its blocks and waits: it enters the running list later, without
+  // a further look-up, when OnLoadFinished has been called.
+  bool is_load = false;
   bool is_resume = false;  // after a preemption
   // An attempt that can only fail as the last one did; made with exact_steps only.
   bool is_repeat = false;
@@ -78,6 +84,7 @@ struct ScheduledRecord {
   bool is_chunk = false;                 // known tokens remain after the step: no token comes out
   bool is_admission = false;             // entered (or re-entered) the running list in this step
   bool is_padded = false;                // its drafts are padding, all of them rejected
+  bool is_loaded = false;                // is_admission, after a load that it waited for
   int32_t num_new_blocks = 0;            // over all groups
   NewBlocks new_blocks = NewBlocks({});  // per group; no groups if num_new_blocks is 0
 };
@@ -124,9 +131,10 @@ struct StepRecord {
   int64_t num_quiet = 0;
   int64_t quiet_context = 0;  // sum of their num_context when the step was scheduled
   int64_t num_preempted = 0;  // in this call of the scheduler
+  int64_t num_loads_started = 0;  // in this call, for requests that wait for them
   // When the step had been scheduled.
   int64_t num_running = 0;
-  int64_t num_waiting = 0;  // preempted requests included
+  int64_t num_waiting = 0;  // preempted and loading requests included
   PoolState pool;
 
   int64_t num_requests() const { return static_cast<int64_t>(scheduled.size()) + num_quiet; }
@@ -153,8 +161,18 @@ class EngineObserver {
   }
   // After the attempt succeeded: blocks are taken, and the full ones among them registered.
   virtual void OnAdmission(const AdmissionRecord& record, SimTime now) { (void)record, (void)now; }
+  // The same for a request whose load brought nothing, so that it had to give its blocks back and was
+  // looked up again: it was admitted before, and is not preempted.
+  virtual void OnReadmission(const AdmissionRecord& record, SimTime now) {
+    (void)record, (void)now;
+  }
   virtual void OnPreemption(const PreemptionRecord& record, SimTime now) {
     (void)record, (void)now;
+  }
+  // The load that an admission with is_load started has ended; of its tokens `num_tokens` arrived.
+  // Not called if the request was aborted meanwhile.
+  virtual void OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime now) {
+    (void)request, (void)num_tokens, (void)now;
   }
 
   // Block tables and new blocks can be read here.

@@ -39,9 +39,17 @@ class ObserverList : public EngineObserver {
     OnTime(now);
     for (EngineObserver* o : observers_) o->OnAdmission(record, now);
   }
+  void OnReadmission(const AdmissionRecord& record, SimTime now) override {
+    OnTime(now);
+    for (EngineObserver* o : observers_) o->OnReadmission(record, now);
+  }
   void OnPreemption(const PreemptionRecord& record, SimTime now) override {
     OnTime(now);
     for (EngineObserver* o : observers_) o->OnPreemption(record, now);
+  }
+  void OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime now) override {
+    OnTime(now);
+    for (EngineObserver* o : observers_) o->OnLoadFinished(request, num_tokens, now);
   }
   void OnStepScheduled(const StepRecord& step) override {
     OnTime(step.start);

@@ -168,6 +168,7 @@ bool Scheduler::Submit(SimRequest& request) {
 
 // To those who keep blocks for a while.
 void Scheduler::TellTime(SimTime now) {
+  now_ = now;
   if (options_.retention.empty()) return;
   const absl::Status status = manager_->AdvanceTime(now);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
@@ -186,6 +187,7 @@ void Scheduler::Retain(const SimRequest& request) {
 void Scheduler::Leave(SimRequest& request, FinishReason reason) {
   if (request.kv != nullptr) {
     if (reason == request.ending) Retain(request);
+    if (connector_ != nullptr) GiveBack(request, reason);
     const absl::Status status = manager_->Free(*request.kv);
     KVBLOCKS_CHECK(status.ok(), status.ToString());
     request.kv->set_status(RequestStatus::kFinished);
@@ -202,8 +204,11 @@ void Scheduler::Leave(SimRequest& request, FinishReason reason) {
   blocked_.head = nullptr;
 }
 
-void Scheduler::Abort(SimRequest& request, AbortCause cause) {
-  if (request.state == RequestState::kRunning) {
+void Scheduler::Abort(SimRequest& request, AbortCause cause, SimTime now) {
+  now_ = now;
+  if (IsHolding(request)) {
+    holding_.erase(std::find(holding_.begin(), holding_.end(), &request));
+  } else if (request.state == RequestState::kRunning) {
     if (request.quiet_since >= 0) {
       quiet_.Remove(request, num_scheduled_steps_);
       Wake(request);
@@ -223,7 +228,14 @@ void Scheduler::Abort(SimRequest& request, AbortCause cause) {
 // --- What is said when nothing moves ---
 
 std::string Scheduler::DescribeNoProgress() const {
+  if (num_connector_debts() > 0 && stuck_ == nullptr) {
+    return absl::StrCat("no progress: ", loads_.size() + orphans_.size(),
+                        " loads are under way and ", holds_.size(),
+                        " holds of blocks last, but the connector tells no time at which any of them "
+                        "ends; each must end once, also if its request is aborted");
+  }
   const SimRequest* request = stuck_;
+  if (request == nullptr && !holding_.empty()) request = holding_.front();
   if (request == nullptr && !waiting_.empty()) request = waiting_.front();
   if (request == nullptr && !awake_.empty()) request = awake_.front();
   if (request == nullptr) return "no progress: no request is left";
@@ -312,6 +324,24 @@ absl::Status Scheduler::CheckInvariants() const {
       status = broken(request, "waits with computed tokens or blocks");
     }
   });
+  for (const SimRequest* request : holding_) {
+    const bool is_loading = request->state == RequestState::kLoading;
+    const auto load = loads_.find(request->load);
+    if (!is_loading && request->state != RequestState::kWaiting &&
+        request->state != RequestState::kPreempted) {
+      status = broken(*request, "holds blocks for a load in another state");
+    } else if (!manager_->HoldsBlocks(*request->kv)) {
+      status = broken(*request, "waits for a load without blocks");
+    } else if (is_loading != (load != loads_.end()) ||
+               (is_loading && load->second != request)) {
+      status = broken(*request, "is wrong about its load");
+    } else if (request->num_settled != request->num_computed ||
+               request->num_computed > request->num_known) {
+      status = broken(*request, "waits with other tokens than its hits and its load");
+    }
+    ++num_holding;
+  }
+  if (status.ok() && !set_aside_.empty()) status = absl::InternalError("requests were left aside");
   if (!status.ok()) return status;
   if (num_holding != manager_->num_requests_holding_blocks()) {
     return absl::InternalError(absl::StrCat(num_holding, " running requests hold blocks, but ",

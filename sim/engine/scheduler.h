@@ -20,6 +20,11 @@
 // are left alone, if LeaveOutQuiet was called: they are counted in a step but have no record in it,
 // and everything else is as if they had (see QuietDecodes).
 //
+// With a connector (set_connector) admissions also take KV from elsewhere. A request whose KV comes
+// while it waits holds its blocks, in state LOADING; it and those whose load has ended go before the
+// waiting queue. Loads are started only where they leave the blocks that prompts under way and other
+// loads still need (V-43), so that no two of them wait for each other's blocks.
+//
 // Always, after ProcessOutputs (CheckInvariants): a request is in exactly one of waiting queue
 // and running list, or in neither when pending or finished; tokens of a step <=
 // max_num_batched_tokens; running <= max_num_seqs; every running request holds blocks for all its
@@ -34,6 +39,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +50,7 @@
 #include "kvblocks/managers/kv_cache_manager.h"
 #include "kvblocks/sim/engine/acceptance.h"
 #include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/engine/kv_connector.h"
 #include "kvblocks/sim/engine/quiet_decodes.h"
 #include "kvblocks/sim/engine/scheduler_options.h"
 #include "kvblocks/sim/engine/sim_request.h"
@@ -67,6 +74,11 @@ struct SchedulerTotals {
   // Rejected because the pool is too small, and the smallest num_blocks that takes them all.
   int64_t num_too_big = 0;
   int64_t num_blocks_for_too_big = 0;
+  // From elsewhere, in tokens of loads of all modes; num_lost of them did not arrive whole.
+  int64_t num_loads = 0;
+  int64_t num_external = 0;
+  int64_t num_failed_loads = 0;
+  int64_t num_lost = 0;
 
   friend bool operator==(const SchedulerTotals&, const SchedulerTotals&) = default;
 };
@@ -85,12 +97,19 @@ class Scheduler {
   // lookahead, and with full attention only; else nothing changes.
   void LeaveOutQuiet();
 
+  // Where KV comes from that the pool does not hold; not owned. Before the first Submit.
+  void set_connector(KvConnector* connector) { connector_ = connector; }
+
+  // Takes note of what the connector tells, before Schedule(now).
+  void TakeConnectorEvents(SimTime now);
+
   // Takes a pending request in. False: it can never be served; then finish_text says why and the
   // request is finished. REQUIRES: num_prompt, max_output and arrival are set.
   bool Submit(SimRequest& request);
 
-  // Ends a waiting, preempted or running request between two iterations and frees its blocks.
-  void Abort(SimRequest& request, AbortCause cause);
+  // Ends a waiting, loading, preempted or running request between two iterations and frees its blocks;
+  // those that a load writes into when it has ended.
+  void Abort(SimRequest& request, AbortCause cause, SimTime now);
 
   // Decides the next step. step().scheduled is empty if nothing can run; otherwise the step is
   // under way from now on. REQUIRES: num_in_flight() < max_in_flight().
@@ -115,7 +134,12 @@ class Scheduler {
   const SimRequest* stuck() const { return stuck_; }
 
   int64_t num_running() const { return static_cast<int64_t>(awake_.size()) + quiet_.size(); }
-  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  // Loading ones included.
+  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size() + holding_.size()); }
+  // Loads under way and holds of blocks whose end the connector has not told yet.
+  int64_t num_connector_debts() const {
+    return static_cast<int64_t>(loads_.size() + orphans_.size() + holds_.size());
+  }
   const WaitingQueue& waiting() const { return waiting_; }
   const SchedulerTotals& totals() const { return totals_; }
   const SchedulerOptions& options() const { return options_; }
@@ -138,6 +162,7 @@ class Scheduler {
   int64_t NumBlocksFor(const SimRequest& request, int64_t num_tokens) const;
   int64_t SmallestPoolFor(const SimRequest& request) const;
   void Leave(SimRequest& request, FinishReason reason);
+  void GiveBack(SimRequest& request, FinishReason reason);
   void TellTime(SimTime now);
   void Retain(const SimRequest& request);
 
@@ -166,6 +191,10 @@ class Scheduler {
   bool HasPart(const SimRequest& request) const;
   void Preempt(SimRequest& victim, const SimRequest& cause, SimTime now);
   void ScheduleWaiting(SimTime now);
+  void AdmitWaiting(SimTime now);
+  void TellAdmission(const AdmissionRecord& admission, SimTime now);
+  bool SizeAdmission(const SimRequest& request, ScheduledRecord& record) const;
+  void Enter(SimRequest& request, const ScheduledRecord& record);
   bool StartsAfresh(const SimRequest* request) const;
   bool IsStillBlocked(const SimRequest& head) const;
   void RememberBlocked(const SimRequest& head, const ScheduledRecord& attempt);
@@ -174,6 +203,19 @@ class Scheduler {
   void SyncContent(SimRequest& request);
   void UpdateQuietSlots(SimRequest& request);
   int64_t QuietSlotsAtRest(const SimRequest& request) const;
+
+  // scheduler_loads.cc: KV from elsewhere.
+  ExternalMatch MatchExternal(SimRequest& request, SimTime now);
+  bool StartLoading(SimRequest& request, const AdmissionRecord& admission, SimTime now);
+  void TellConnector(SimRequest& request, int64_t num_external, LoadMode mode, SimTime now);
+  int64_t BlocksStillNeeded(const SimRequest& request) const;
+  int64_t BlocksReservedForLoads() const;
+  bool SettleLoad(SimRequest& request);
+  bool AdmitLoaded();
+  void SetAside(SimRequest& request);
+  void ReturnSetAside();
+  void FreeHeld(const std::vector<BlockId>& blocks);
+  bool IsHolding(const SimRequest& request) const;
 
   // scheduler_quiet.cc: who need not be looked at.
   void WakeForStep();
@@ -198,6 +240,7 @@ class Scheduler {
   EngineObserver* const observer_;
   const AcceptanceSampler sampler_;
   const int64_t max_model_len_;
+  KvConnector* connector_ = nullptr;
   bool is_all_full_attention_ = true;
   int64_t boundary_tokens_ = 0;  // blocks of all groups end at multiples of it
   // What requests are measured in: blocks, or chunks in the native layout.
@@ -216,6 +259,17 @@ class Scheduler {
   int64_t num_prefill_lookahead_ = 0;  // and behind a part of a prompt that the drafter reads
 
   WaitingQueue waiting_;
+  // Waiting requests that hold blocks because their KV is on its way or has just come, in the order in
+  // which they are looked at.
+  std::vector<SimRequest*> holding_;
+  std::vector<SimRequest*> set_aside_;  // in this step
+  std::map<int64_t, SimRequest*> loads_;  // under way, by number
+  // Blocks out of requests that are gone: loads write into them, or others read them.
+  std::map<int64_t, std::vector<BlockId>> orphans_, holds_;
+  int64_t num_loads_ = 0, num_holds_ = 0;
+  size_t first_admitted_ = 0;  // of awake_, in this step
+  ConnectorEvents events_;     // scratch
+  SimTime now_ = 0;
   // The running list: those a step looks at, in admission order, and the others.
   std::vector<SimRequest*> awake_;
   QuietDecodes quiet_;

@@ -35,6 +35,7 @@ void Scheduler::Schedule(SimTime now) {
   slot_budget_ -= step.num_quiet;
 
   ScheduleRunning(now);
+  first_admitted_ = awake_.size();
   if (step.num_preempted == 0 && !holds_prompts_ && !waits_alone_) ScheduleWaiting(now);
   if (options_.prefill_schedule_interval > 1) CountPromptStep();
 
@@ -281,7 +282,8 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
       return false;
     }
     // With a token still to come this is not the second time in vain.
-    const bool is_lonely = awake_.size() == 1 && request.num_placeholders == 0;
+    const bool is_lonely = awake_.size() == 1 && request.num_placeholders == 0 &&
+                           holding_.empty() && num_connector_debts() == 0;
     SimRequest* victim = TakeVictim(index);
     if (victim == &request && is_lonely && ++request.num_lonely_preemptions >= 2) {
       stuck_ = &request;
@@ -329,6 +331,9 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
     num_prefills_ -= scheduled->is_prefill;
     records.erase(scheduled);
   }
+  if (connector_ != nullptr) {
+    connector_->OnLeave(victim, *manager_, LeaveCause::kPreempted, /*hold=*/-1, now);
+  }
   const absl::Status status = manager_->Free(*victim.kv);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
   victim.kv->MarkPreempted();
@@ -347,14 +352,62 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
 // --- Waiting requests ---
 
 void Scheduler::ScheduleWaiting(SimTime now) {
-  const int64_t draft_slots = options_.num_draft_slots;
   if (StartsAfresh(awake_.empty() ? nullptr : awake_.front())) return;
+  if (connector_ == nullptr) return AdmitWaiting(now);
+  if (AdmitLoaded()) AdmitWaiting(now);
+  ReturnSetAside();
+}
+
+// How much of a waiting request this step takes, behind record.num_context tokens that need no
+// computing. False: nothing, and of nobody behind it.
+bool Scheduler::SizeAdmission(const SimRequest& request, ScheduledRecord& record) const {
+  const int64_t computed = record.num_context;
+  const int64_t budget = std::min(budget_, slot_budget_ - options_.num_draft_slots);
+  int64_t num_tokens = request.num_known - computed;
+  record.is_prefill = num_tokens > 1;
+  record.is_admission = true;
+  if (num_tokens == 1 && PadsAdmission(computed)) {
+    // Filled up to the shape of the decodes around it, so that the whole step has one shape.
+    num_tokens = 1 + options_.num_draft_tokens;
+    if (num_tokens > budget || computed + num_tokens > max_model_len_) return false;
+    record.is_padded = true;
+  }
+  num_tokens = std::min(num_tokens, longest_part_);
+  if (!options_.enable_chunked_prefill && num_tokens > budget) return false;
+  num_tokens = PartOfPrompt(request, computed, std::min(num_tokens, budget));
+  record.num_tokens = static_cast<int32_t>(num_tokens);
+  if (record.is_padded) record.num_verified_drafts = record.num_tokens - 1;
+  return num_tokens > 0;
+}
+
+// A request with blocks enters the running list.
+void Scheduler::Enter(SimRequest& request, const ScheduledRecord& record) {
+  awake_.push_back(&request);
+  request.admission = num_admissions_++;
+  request.state = RequestState::kRunning;
+  request.kv->set_status(RequestStatus::kRunning);
+  request.num_computed = request.num_settled = record.num_context;
+  UpdateQuietSlots(request);
+  Record(request, record);
+}
+
+void Scheduler::TellAdmission(const AdmissionRecord& admission, SimTime now) {
+  if (admission.request->has_lost_load) {
+    observer_->OnReadmission(admission, now);
+  } else {
+    observer_->OnAdmission(admission, now);
+  }
+}
+
+void Scheduler::AdmitWaiting(SimTime now) {
+  const int64_t draft_slots = options_.num_draft_slots;
   bool forgoes_hits = false;
+  bool forgoes_load = false;
   while (!waiting_.empty() && budget_ > 0 && slot_budget_ > draft_slots &&
          num_running() < max_active_) {
     SimRequest& request = *waiting_.front();
     const bool starts_afresh = StartsAfresh(&request);
-    if (starts_afresh && num_running() > 0) return;
+    if (starts_afresh && (num_running() > 0 || !holding_.empty())) return;
     forgoes_hits = forgoes_hits || starts_afresh;
     const bool is_repeat = IsStillBlocked(request);
     if (is_repeat && !options_.exact_steps) return;
@@ -367,39 +420,42 @@ void Scheduler::ScheduleWaiting(SimTime now) {
       // What sparse registration keeps of this request is decided by its last look-up.
       request.kv->set_shared_prefix_boundary(hits_.shared_prefix_boundary());
     }
-    const int64_t num_hits = hits_.num_tokens();
-
-    int64_t num_tokens = request.num_known - num_hits;
-    ScheduledRecord record{
-        .num_context = num_hits, .is_prefill = num_tokens > 1, .is_admission = true};
-    if (num_tokens == 1 && PadsAdmission(num_hits)) {
-      // Filled up to the shape of the decodes around it, so that the whole step has one shape.
-      num_tokens = 1 + options_.num_draft_tokens;
-      if (num_tokens > std::min(budget_, slot_budget_ - draft_slots) ||
-          num_hits + num_tokens > max_model_len_) {
-        return;
+    ExternalMatch external;
+    if (connector_ != nullptr && !forgoes_hits && !forgoes_load) {
+      external = MatchExternal(request, now);
+      if (external.is_pending) {
+        SetAside(request);
+        continue;
       }
-      record.is_padded = true;
     }
-    num_tokens = std::min(num_tokens, longest_part_);
-    const int64_t budget = std::min(budget_, slot_budget_ - draft_slots);
-    if (!options_.enable_chunked_prefill && num_tokens > budget) return;
-    num_tokens = PartOfPrompt(request, num_hits, std::min(num_tokens, budget));
-    if (num_tokens == 0) return;
-    record.num_tokens = static_cast<int32_t>(num_tokens);
-    if (record.is_padded) record.num_verified_drafts = record.num_tokens - 1;
-
+    const int64_t num_hits = hits_.num_tokens();
     const AdmissionRecord admission{.request = &request,
                                     .hits = &hits_,
                                     .num_queried_tokens = request.num_known,
                                     .num_hit_tokens = num_hits,
+                                    .num_external_tokens = external.num_tokens,
+                                    .is_load = external.num_tokens > 0 &&
+                                               external.mode == LoadMode::kAsync,
                                     .is_resume = request.was_preempted(),
                                     .is_repeat = is_repeat};
+    if (admission.is_load) {
+      if (StartLoading(request, admission, now)) continue;
+      // With nobody who could make room, what does not fit beside its reserve is computed.
+      if (num_running() > 0 || !holding_.empty() || num_connector_debts() > 0 || AreCopiesHeld()) {
+        return;
+      }
+      forgoes_load = true;
+      continue;
+    }
+
+    ScheduledRecord record{.num_context = num_hits + external.num_tokens};
+    if (!SizeAdmission(request, record)) return;
     observer_->OnAdmissionAttempt(admission, now);
     const auto slots =
-        manager_->AllocateSlots(*request.kv, {.num_new_tokens = num_tokens,
+        manager_->AllocateSlots(*request.kv, {.num_new_tokens = record.num_tokens,
                                               .computed_blocks = &hits_,
                                               .num_lookahead_tokens = options_.num_lookahead_tokens,
+                                              .num_external_computed_tokens = external.num_tokens,
                                               .full_sequence_must_fit = options_.reserve_full_isl,
                                               .has_scheduled_requests = num_running() > 0});
     KVBLOCKS_CHECK(slots.ok(), slots.status().ToString());
@@ -407,29 +463,26 @@ void Scheduler::ScheduleWaiting(SimTime now) {
       // Hits in many chunks may pin so many that the rest does not fit, and a hit inside a block
       // needs that block beside its copy; alone, it does without them.
       if ((manager_->pool().chunks() != nullptr || has_copies()) && num_hits > 0 &&
-          num_running() == 0 && !AreCopiesHeld()) {
+          num_running() == 0 && holding_.empty() && !AreCopiesHeld()) {
         forgoes_hits = true;
         continue;
       }
-      if (!is_repeat) RememberBlocked(request, record);
+      // What comes from elsewhere may be more next time.
+      if (!is_repeat && connector_ == nullptr) RememberBlocked(request, record);
       return;
     }
     if (!checkpoint_states_.empty()) CountCheckpoint(request);
-    forgoes_hits = false;
+    forgoes_hits = forgoes_load = false;
     record.new_blocks = **slots;
     record.num_new_blocks = static_cast<int32_t>(record.new_blocks.num_blocks());
     manager_->RecordPrefixCacheStats(*request.kv, num_hits);
 
     blocked_.head = nullptr;
     waiting_.PopFront();
-    awake_.push_back(&request);
-    request.admission = num_admissions_++;
-    request.state = RequestState::kRunning;
-    request.kv->set_status(RequestStatus::kRunning);
-    request.num_computed = request.num_settled = num_hits;
-    UpdateQuietSlots(request);
-    Record(request, record);
-    observer_->OnAdmission(admission, now);
+    Enter(request, record);
+    if (external.num_tokens > 0) TellConnector(request, external.num_tokens, external.mode, now);
+    TellAdmission(admission, now);
+    request.has_lost_load = false;
     if (starts_afresh) return;
   }
 }

@@ -8,6 +8,8 @@ std::string_view StateName(RequestState state) {
       return "pending";
     case RequestState::kWaiting:
       return "waiting";
+    case RequestState::kLoading:
+      return "loading";
     case RequestState::kRunning:
       return "running";
     case RequestState::kPreempted:

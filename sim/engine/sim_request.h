@@ -31,7 +31,14 @@
 
 namespace kvblocks::sim {
 
-enum class RequestState : uint8_t { kPending, kWaiting, kRunning, kPreempted, kFinished };
+enum class RequestState : uint8_t {
+  kPending,
+  kWaiting,
+  kLoading,  // waiting or preempted, with blocks for KV that is on its way
+  kRunning,
+  kPreempted,
+  kFinished,
+};
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kRejected, kError };
 
@@ -74,6 +81,12 @@ struct SimRequest {
   int64_t highest_computed = 0;   // of all admissions: below it, computing is recomputing
   int64_t num_verifications = 0;  // steps with drafts; indexes the acceptance stream
   int32_t num_preemptions = 0;
+  // Of the latest load, of KV from elsewhere (see KvConnector).
+  int64_t load = -1;             // its number while it is under way
+  int64_t num_load_hits = 0;     // found in the pool before it
+  int64_t num_load_tokens = 0;   // behind them
+  int64_t num_arrived = -1;      // when it has ended: so many of them came; -1: taken note of
+  bool has_lost_load = false;    // it brought nothing; until the request runs
   // Preemptions by itself while it ran alone, since its last token.
   int32_t num_lonely_preemptions = 0;
   SimTime arrival = 0;       // when it was delivered to the engine, dependencies included

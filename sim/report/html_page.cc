@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "kvblocks/sim/report/json_text.h"
+#include "kvblocks/checks/json_text.h"
 #include "kvblocks/sim/report/page_assets.h"
 
 namespace kvblocks::sim {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {
@@ -420,6 +421,7 @@ std::string FormatReport(const pb::Report& report, bool color) {
   AddGroups(report, page);
   AddKvGroups(report, page);
   AddPool(report, page);
+  AddTiers(report.tiers(), page);
   AddLatency(report, page);
   AddNotes(report, page);
   return page.Take(kMaxLines);

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/json_text.h"
+#include "kvblocks/checks/json_text.h"
 #include "kvblocks/sim/trace/decimal.h"
 
 namespace kvblocks::sim {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvblocks/sim/report/json_text.h"
+#include "kvblocks/checks/json_text.h"
 #include "simdjson.h"
 
 extern char** environ;

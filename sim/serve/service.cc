@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kvblocks/sim/report/json_text.h"
+#include "kvblocks/checks/json_text.h"
 #include "kvblocks/sim/report/open_metrics.h"
 
 namespace kvblocks::sim {

@@ -11,6 +11,7 @@
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/curve/order_run.h"
 #include "kvblocks/sim/report/metrics.h"
+#include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {
@@ -64,7 +65,9 @@ absl::Status ReplayPoint(const PlannedPoint& planned, DecodedTraces* traces,
   DecodedReader reader(trace->get(), setup->reader.speedup, planned.point.replicas(),
                        planned.point.replica());
   ReplayMetrics metrics(setup->metrics);
-  auto simulation = MakeSimulation(*setup, &reader, {&metrics});
+  const auto tiers = MakeTiers(*setup);
+  if (!tiers.ok()) return tiers.status();
+  auto simulation = MakeSimulation(*setup, &reader, {&metrics}, tiers->get());
   if (!simulation.ok()) return simulation.status();
   if (absl::Status status = (*simulation)->Run(); !status.ok()) return status;
   if (absl::Status status = CheckSomethingRan((*simulation)->result(), planned.config, *setup);
@@ -73,6 +76,7 @@ absl::Status ReplayPoint(const PlannedPoint& planned, DecodedTraces* traces,
   }
   Report* report = result->mutable_report();
   metrics.Fill((*simulation)->result(), report);
+  if (*tiers != nullptr) FillTiers(**tiers, report->mutable_tiers());
   DescribeReplay(planned.config, *setup, reader, report);
   *result->mutable_pressure() = PressureOf(*report);
   Shorten(report);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -43,11 +44,14 @@ void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
       pending.erase(pending.begin());
     }
     Abort(aborts, now);
+    EndLoads(now);
     step_.clear();
     preempted_.clear();
+    loaded_.clear();
+    step_sync_ = step_layerwise_ = 0;
     Tell(now);
-    if (!running_.empty() || !waiting_.empty()) Schedule();
-    if (!step_.empty() || !preempted_.empty()) Start(now);
+    if (!running_.empty() || !waiting_.empty() || !holding_.empty()) Schedule();
+    if (!step_.empty() || !preempted_.empty() || !loaded_.empty()) Start(now);
     const size_t depth = o_.async ? 2 : 1;
     if (!step_.empty() && under_way_.size() < depth) continue;
     if (!under_way_.empty()) {
@@ -58,11 +62,75 @@ void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
       continue;
     }
     if (!preempted_.empty()) continue;
-    if (pending.empty() && aborts.empty()) return;
-    now = pending.empty()  ? aborts.front()->abort_at
-          : aborts.empty() ? pending.front()->arrival
-                           : std::min(aborts.front()->abort_at, pending.front()->arrival);
+    std::vector<int64_t> next;
+    if (!pending.empty()) next.push_back(pending.front()->arrival);
+    if (!aborts.empty()) next.push_back(aborts.front()->abort_at);
+    if (NextEnd() >= 0) next.push_back(NextEnd());
+    if (next.empty()) return;
+    now = std::max(now, *std::min_element(next.begin(), next.end()));
   }
+}
+
+// --- One of several ---
+
+void NaiveEngine::Hand(NaiveRequest* r) {
+  if (waits_) {
+    inbox_.push_back(r);
+    return;
+  }
+  Arrive(r);
+  if (r->abort_at >= 0 && !r->ended) aborts_.push_back(r);
+  again_ = true;
+}
+
+void NaiveEngine::EndStep(int64_t now) {
+  Abort(aborts_, now);
+  Finish();
+  waits_ = false;
+  again_ = true;
+  for (NaiveRequest* r : std::exchange(inbox_, {})) Hand(r);
+}
+
+void NaiveEngine::Go(int64_t now) {
+  if (waits_) return;
+  const size_t count = aborts_.size();
+  Abort(aborts_, now);
+  if (!again_ && aborts_.size() == count) return;
+  again_ = false;
+  step_.clear();
+  preempted_.clear();
+  if (!running_.empty() || !waiting_.empty()) Schedule();
+  if (!step_.empty() || !preempted_.empty()) Start(now);
+  const size_t depth = o_.async ? 2 : 1;
+  if (!step_.empty() && under_way_.size() < depth) {
+    again_ = true;
+  } else if (!under_way_.empty()) {
+    waits_ = true;
+  } else {
+    again_ = !preempted_.empty();
+  }
+}
+
+int64_t NaiveEngine::Next(int64_t now) const {
+  if (waits_) return under_way_.front().end;
+  if (again_) return now;
+  int64_t next = -1;
+  for (const NaiveRequest* r : aborts_) {
+    if (!r->ended && (next < 0 || r->abort_at < next)) next = r->abort_at;
+  }
+  return next;
+}
+
+std::set<NaiveEngine::Key> NaiveEngine::cached() const {
+  std::set<Key> keys;
+  for (const auto& [key, ids] : table_) keys.insert(key);
+  return keys;
+}
+
+int64_t NaiveEngine::Leading(const NaiveRequest& r, const std::set<Key>& keys) const {
+  int64_t blocks = 0;
+  while (blocks < (r.prompt - 1) / o_.block_size && keys.count(KeyOf(r, blocks))) ++blocks;
+  return blocks * o_.block_size;
 }
 
 // --- Requests ---
@@ -91,8 +159,18 @@ void NaiveEngine::Arrive(NaiveRequest* r) {
 void NaiveEngine::Leave(NaiveRequest* r) {
   Drop(running_, r);
   Drop(waiting_, r);
-  FreeAll(r);
+  Drop(holding_, r);
   r->ended = true;
+  const auto script = o_.script.find(r->row);
+  const bool has_all = static_cast<int64_t>(r->tokens.size()) >=
+                       std::min(r->prompt + r->output, o_.max_len);
+  if (r->loading) {
+    kept_.push_back({r->load_end, r->load_number, true, r->table});
+  } else if (has_all && script != o_.script.end() && script->second.hold > 0) {
+    kept_.push_back({now_ + script->second.hold, load_numbers_++, false, r->table});
+  } else {
+    FreeAll(r);
+  }
 }
 
 void NaiveEngine::Sort() {
@@ -208,13 +286,15 @@ void NaiveEngine::Retain(const NaiveRequest& r) {
   }
 }
 
-void NaiveEngine::FreeAll(NaiveRequest* r) {
+void NaiveEngine::FreeAll(NaiveRequest* r) { FreeTable(&r->table); }
+
+void NaiveEngine::FreeTable(std::vector<int>* table) {
   std::vector<int> plain, keyed;
-  for (auto id = r->table.rbegin(); id != r->table.rend(); ++id) {
+  for (auto id = table->rbegin(); id != table->rend(); ++id) {
     if (--references_[*id] > 0) continue;
     (keys_.count(*id) || o_.append_all ? keyed : plain).push_back(*id);
   }
-  r->table.clear();
+  table->clear();
   free_.insert(free_.begin(), plain.begin(), plain.end());
   free_.insert(free_.end(), keyed.begin(), keyed.end());
 }
@@ -243,7 +323,8 @@ std::string NaiveEngine::Grow(NaiveRequest* r, int64_t slots) {
 // --- One step ---
 
 int64_t NaiveEngine::LongestPart() const {
-  const auto count = static_cast<int64_t>(running_.size() + waiting_.size());
+  const auto count =
+      static_cast<int64_t>(running_.size() + waiting_.size() + holding_.size());
   if (o_.threshold == 0 || (o_.as_in_033 && count <= 1)) return o_.max_len;
   return o_.adaptive ? std::max(o_.threshold, o_.budget / std::max<int64_t>(count, 1))
                      : o_.threshold;
@@ -264,7 +345,7 @@ void NaiveEngine::Schedule() {
   holds_prompts_ = HoldsPrompts();
   WalkRunning();
   const size_t num_walked = step_.size();
-  if (preempted_.empty() && !holds_prompts_) Admit(num_walked);
+  if (preempted_.empty() && !holds_prompts_ && AdmitHolding(num_walked)) Admit(num_walked);
   if (holds_prompts_) return;
   queue_was_left_ = !waiting_.empty();
   for (size_t i = 0; i < step_.size(); ++i) {
@@ -286,6 +367,7 @@ void NaiveEngine::Preempt(NaiveRequest* r) {
   }
   FreeAll(r);
   r->settled = r->drafts = 0;
+  r->prefilling = false;
   waiting_.push_front(r);
   Sort();
   preempted_.push_back(r->id);
@@ -347,8 +429,29 @@ bool NaiveEngine::Pads(size_t num_walked, int64_t hit_tokens) const {
   return (num_walked > 0 || hit_tokens > 0) && hit_tokens + 1 + o_.drafts + 1 <= o_.max_len;
 }
 
+// How many tokens enter behind `computed` ones; 0: none of anybody.
+int64_t NaiveEngine::Part(const NaiveRequest& r, int64_t computed, size_t num_walked,
+                          bool* padded) const {
+  const int64_t budget = std::min(budget_, slots_ - o_.draft_slots);
+  int64_t tokens = static_cast<int64_t>(r.tokens.size()) - computed;
+  *padded = tokens == 1 && Pads(num_walked, computed);
+  if (*padded) {
+    tokens = 1 + o_.drafts;
+    if (tokens > budget || computed + tokens > o_.max_len) return 0;
+  }
+  tokens = std::min(tokens, longest_part_);
+  if (!o_.chunked && tokens > budget) return 0;
+  return std::min(tokens, budget);
+}
+
 void NaiveEngine::Admit(size_t num_walked) {
   const int64_t most = o_.max_active > 0 ? o_.max_active : o_.max_seqs;
+  std::vector<NaiveRequest*> aside;
+  bool alone_without_load = false;
+  const auto put_back = [&] {
+    waiting_.insert(waiting_.begin(), aside.begin(), aside.end());
+    Sort();
+  };
   while (!waiting_.empty() && budget_ > 0 && slots_ > o_.draft_slots &&
          static_cast<int64_t>(running_.size()) < most) {
     NaiveRequest* r = waiting_.front();
@@ -360,47 +463,68 @@ void NaiveEngine::Admit(size_t num_walked) {
       hits.push_back(found->second.front());
     }
     const int64_t hit_tokens = static_cast<int64_t>(hits.size()) * o_.block_size;
-    int64_t tokens = n - hit_tokens;
-    const bool prefill = tokens > 1;
-    const int64_t budget = std::min(budget_, slots_ - o_.draft_slots);
-    const bool padded = tokens == 1 && Pads(num_walked, hit_tokens);
-    if (padded) {
-      tokens = 1 + o_.drafts;
-      if (tokens > budget || hit_tokens + tokens > o_.max_len) return;
+    const Offer offer = alone_without_load ? Offer() : Ask(*r, hit_tokens);
+    if (offer.pending) {
+      aside.push_back(r);
+      waiting_.pop_front();
+      continue;
     }
-    tokens = std::min(tokens, longest_part_);
-    if (!o_.chunked && tokens > budget) return;
-    tokens = std::min(tokens, budget);
-
     int64_t idle_hits = 0;
     for (int id : hits) idle_hits += references_[id] == 0;
+    if (offer.tokens > 0 && offer.load.mode == LoadMode::kAsync) {
+      if (Load(r, hits, offer, idle_hits)) continue;
+      const bool is_alone = running_.empty() && holding_.empty() && kept_.empty();
+      if (!is_alone) break;
+      alone_without_load = true;
+      continue;
+    }
+    const int64_t computed = hit_tokens + offer.tokens;
+    const bool prefill = n - computed > 1;
+    bool padded = false;
+    const int64_t tokens = Part(*r, computed, num_walked, &padded);
+    if (tokens == 0) break;
     const auto need = [&](int64_t slots) {
       return std::max<int64_t>(Ceil(slots, o_.block_size) - static_cast<int64_t>(hits.size()), 0) +
              idle_hits;
     };
     const int64_t spare =
         static_cast<int64_t>(free_.size()) - (running_.empty() ? 0 : o_.watermark_blocks);
-    const int64_t slots = std::min(hit_tokens + tokens + o_.lookahead, o_.max_len);
-    if (o_.gate && need(std::min(n, o_.max_len)) > spare) return;
-    if (need(slots) > spare) return;
+    const int64_t slots = std::min(computed + tokens + o_.lookahead, o_.max_len);
+    if (o_.gate && need(std::min(n, o_.max_len)) > spare) break;
+    if (need(slots) > spare) break;
 
+    alone_without_load = false;
     waiting_.pop_front();
     running_.push_back(r);
+    r->admitted = true;
     for (int id : hits) {
       if (references_[id]++ == 0) free_.erase(std::find(free_.begin(), free_.end(), id));
       ++uses_[id];
       num_retained_hits_ += static_cast<int64_t>(retained_.count(id));
     }
     r->table = hits;
-    r->settled = hit_tokens;
+    r->settled = computed;
+    if (offer.tokens > 0) Grow(r, computed);
     const std::string taken = Grow(r, slots);
-    Register(r, std::min(hit_tokens + tokens, n));
-    const std::string hit_text = hit_tokens > 0 ? absl::StrCat("h", hit_tokens) : "";
+    Register(r, std::min(computed + tokens, n));
+    std::string hit_text = hit_tokens > 0 ? absl::StrCat("h", hit_tokens) : "";
+    if (offer.tokens > 0) {
+      absl::StrAppend(&hit_text, "+", offer.tokens);
+      ++r->loads;
+      ++load_numbers_;
+      num_external_ += offer.tokens;
+      if (offer.load.mode == LoadMode::kSync) step_sync_ += offer.load.seconds;
+      if (offer.load.mode == LoadMode::kLayerwise) {
+        step_layerwise_ = std::max(step_layerwise_, offer.load.seconds);
+      }
+    }
+    r->prefilling = computed + tokens < n;
     step_.push_back({r, tokens, padded ? tokens - 1 : 0, padded, prefill,
                      absl::StrCat(r->id, ":", tokens, hit_text, " ", taken)});
     budget_ -= tokens;
     slots_ -= tokens + o_.draft_slots;
   }
+  put_back();
 }
 
 // Writes the line of what was scheduled and hands it to the device.
@@ -409,15 +533,17 @@ void NaiveEngine::Start(int64_t now) {
   for (const Entry& e : step_) texts.push_back(e.text);
   std::string line = absl::StrCat(now, texts.empty() ? ":" : ": ", absl::StrJoin(texts, ", "));
   for (const std::string& id : preempted_) absl::StrAppend(&line, " preempt ", id);
+  for (const std::string& load : loaded_) absl::StrAppend(&line, " load ", load);
   lines_.push_back(line);
   if (step_.empty()) return;
   ++num_steps_;
   for (Entry& e : step_) {
     NaiveRequest* r = e.request;
     e.chunk = r->chunk = Computed(*r) + e.tokens < static_cast<int64_t>(r->tokens.size()) + ToCome(*r);
+    if (!e.chunk) r->prefilling = false;
     if (o_.async && !e.chunk) r->drafts = o_.drafts;
   }
-  device_free_ = std::max(device_free_, now) + 1;
+  device_free_ = std::max(device_free_, now) + step_sync_ + std::max<int64_t>(1, step_layerwise_);
   under_way_.push_back({step_, device_free_, lines_.size() - 1});
 }
 

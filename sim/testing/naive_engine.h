@@ -11,10 +11,12 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "kvblocks/sim/engine/retention_rules.h"
+#include "kvblocks/sim/testing/scripted_connector.h"
 
 namespace kvblocks::sim {
 
@@ -27,6 +29,7 @@ struct NaiveOptions {
   int64_t scheduled_budget = 0, draft_slots = 0, max_active = 0, interval = 1;  // 0: no limit
   std::vector<RetentionRule> retention = {};
   int64_t most_retained = 0;
+  ConnectorScript script = {};  // what comes from elsewhere
 };
 
 struct NaiveRequest {
@@ -41,6 +44,12 @@ struct NaiveRequest {
   bool arrived = false;
   bool ended = false;
   bool chunk = false;  // after its last step
+  bool admitted = false;  // at least once
+  // Of its latest load: until when, from where, and how much comes.
+  size_t loads = 0;  // so far
+  bool loading = false, unsettled = false;
+  bool prefilling = false;  // or loading: others must leave it what it still needs
+  int64_t load_number = -1, load_end = 0, load_hits = 0, load_tokens = 0, load_arrived = 0;
 };
 
 class NaiveEngine {
@@ -49,6 +58,20 @@ class NaiveEngine {
 
   // Requests in arrival order.
   void Run(std::vector<NaiveRequest> requests);
+
+  // For several engines on one clock. At each instant, for all of them: EndStep, Hand, Go.
+  bool EndsStep(int64_t now) const { return waits_ && under_way_.front().end <= now; }
+  void EndStep(int64_t now);
+  // Takes a request in, now or as soon as the step it waits for is over.
+  void Hand(NaiveRequest* r);
+  void Go(int64_t now);
+  // When it must be called again; -1: not before it is handed a request.
+  int64_t Next(int64_t now) const;
+  // Leading prompt tokens in full blocks, without the last token, that `keys` has.
+  using Key = std::vector<int64_t>;
+  int64_t Leading(const NaiveRequest& r, const std::set<Key>& keys) const;
+  std::set<Key> cached() const;
+  bool idles() const { return under_way_.empty(); }
 
   // What happened, in the words of Replay.
   const std::vector<std::string>& lines() const { return lines_; }
@@ -59,6 +82,8 @@ class NaiveEngine {
   // Blocks, as in RetentionTotals.
   int64_t num_retained_hits() const { return num_retained_hits_; }
   int64_t num_retention_refused() const { return num_retention_refused_; }
+  int64_t num_external() const { return num_external_; }  // tokens
+  int64_t num_lost() const { return num_lost_; }
 
  private:
   struct Entry {
@@ -74,7 +99,6 @@ class NaiveEngine {
     int64_t end;
     size_t line;
   };
-  using Key = std::vector<int64_t>;
   struct Retained {
     int64_t priority = 0;
     int64_t number = 0;  // higher: later call, or earlier block of the same one
@@ -93,6 +117,7 @@ class NaiveEngine {
   void Retain(const NaiveRequest& r);
   void Tell(int64_t now);
   void FreeAll(NaiveRequest* r);
+  void FreeTable(std::vector<int>* table);
   void Register(NaiveRequest* r, int64_t upto);
   std::string Grow(NaiveRequest* r, int64_t slots);
 
@@ -104,6 +129,21 @@ class NaiveEngine {
   void Preempt(NaiveRequest* r);
   bool Pads(size_t num_walked, int64_t hit_tokens) const;
   void Admit(size_t num_walked);
+  int64_t Part(const NaiveRequest& r, int64_t computed, size_t num_walked, bool* padded) const;
+
+  // naive_loads.cc
+  struct Offer {
+    int64_t tokens = 0;
+    bool pending = false;
+    ScriptedLoad load;
+  };
+  Offer Ask(const NaiveRequest& r, int64_t hits);
+  bool Load(NaiveRequest* r, const std::vector<int>& hits, const Offer& offer, int64_t idle_hits);
+  int64_t StillNeeds(const NaiveRequest& r) const;
+  void EndLoads(int64_t now);
+  int64_t NextEnd() const;  // -1: none
+  bool Settle(NaiveRequest* r);
+  bool AdmitHolding(size_t num_walked);
   void Start(int64_t now);
   void Finish();
 
@@ -125,11 +165,28 @@ class NaiveEngine {
   std::vector<std::string> preempted_;
   std::deque<Step> under_way_;  // oldest first
   int64_t device_free_ = 0;
+  // On a clock of several.
+  std::vector<NaiveRequest*> inbox_, aborts_;
+  bool waits_ = false;  // for the end of the oldest step
+  bool again_ = false;  // may schedule at once
 
   std::vector<std::string> lines_;
   std::map<std::string, std::vector<double>> token_times_;
   int64_t num_wasted_ = 0, num_rejected_ = 0;
   int64_t num_retained_hits_ = 0, num_retention_refused_ = 0;
+
+  // Blocks that nobody may have before that time: of loads (by their number) or of who is gone.
+  struct Kept {
+    int64_t until, number;
+    bool is_load;
+    std::vector<int> table;
+  };
+  std::deque<NaiveRequest*> holding_;
+  std::vector<Kept> kept_;
+  std::map<int64_t, int64_t> asked_;  // rows that will be known at that time
+  std::vector<std::string> loaded_;   // in this step
+  int64_t load_numbers_ = 0, step_sync_ = 0, step_layerwise_ = 0;
+  int64_t num_external_ = 0, num_lost_ = 0;
 };
 
 }  // namespace kvblocks::sim

@@ -72,14 +72,18 @@ void Replay::Add(const ReplayRequest& r) {
   requests_.push_back(std::move(request));
 }
 
-absl::Status Replay::Run() {
+std::unique_ptr<VectorTraceReader> Replay::MakeReader() {
   std::stable_sort(
       requests_.begin(), requests_.end(),
       [](const TraceRequest& a, const TraceRequest& b) { return a.arrival_ns < b.arrival_ns; });
   TraceInfo info;
   info.format = "test";
   info.block_tokens = 1;
-  reader_ = std::make_unique<VectorTraceReader>(info, requests_);
+  return std::make_unique<VectorTraceReader>(info, requests_);
+}
+
+absl::Status Replay::Run() {
+  reader_ = MakeReader();
   const auto one_second = MakeFixedStepTime(kSecond);
   KVBLOCKS_CHECK(one_second.ok(), one_second.status().ToString());
   const StepTimeModel* model = step_time == nullptr ? one_second->get() : step_time;
@@ -88,6 +92,7 @@ absl::Status Replay::Run() {
   if (is_watching) observers.insert(observers.begin(), this);
   const auto simulation = Simulation::Create(config, reader_.get(), model, observers);
   if (!simulation.ok()) return simulation.status();
+  if (connector != nullptr) (*simulation)->set_connector(connector);
   absl::Status status = (*simulation)->Run();
   result = (*simulation)->result();
   const BlockPool& pool = (*simulation)->manager().pool();
@@ -102,6 +107,7 @@ absl::Status Replay::Run() {
 
 void Replay::OnArrival(const SimRequest&, SimTime) {
   ++num_arrived_;
+  if (reader_ == nullptr) return;
   peak_read_ahead = std::max(peak_read_ahead, reader_->num_read() - num_arrived_);
 }
 
@@ -112,7 +118,14 @@ void Replay::OnRejection(const SimRequest& request, SimTime) {
 void Replay::OnAdmissionAttempt(const AdmissionRecord&, SimTime) { ++admission_attempts; }
 
 void Replay::OnAdmission(const AdmissionRecord& record, SimTime) {
-  hits_[record.request] = record.num_hit_tokens;
+  std::string& text = hits_[record.request];
+  if (record.num_hit_tokens > 0) text = absl::StrCat("h", record.num_hit_tokens);
+  if (record.num_external_tokens > 0) absl::StrAppend(&text, "+", record.num_external_tokens);
+  if (record.is_load) loads_.push_back(absl::StrCat(record.request->spec.id, " ", text));
+}
+
+void Replay::OnReadmission(const AdmissionRecord& record, SimTime now) {
+  OnAdmission(record, now);
 }
 
 void Replay::OnPreemption(const PreemptionRecord& record, SimTime) {
@@ -120,13 +133,11 @@ void Replay::OnPreemption(const PreemptionRecord& record, SimTime) {
 }
 
 void Replay::OnStepScheduled(const StepRecord& step) {
-  if (step.scheduled.empty() && step.num_preempted == 0) return;
+  if (step.scheduled.empty() && step.num_preempted == 0 && loads_.empty()) return;
   std::vector<std::string> parts;
   for (const ScheduledRecord& record : step.scheduled) {
     std::string part = absl::StrCat(record.request->spec.id, ":", record.num_tokens);
-    if (record.is_admission && hits_[record.request] > 0) {
-      absl::StrAppend(&part, "h", hits_[record.request]);
-    }
+    if (record.is_admission) absl::StrAppend(&part, hits_[record.request]);
     std::vector<BlockId> blocks;
     for (size_t g = 0; record.num_new_blocks > 0 && g < record.new_blocks.num_groups(); ++g) {
       const auto taken = record.new_blocks.blocks(static_cast<GroupId>(g));
@@ -140,6 +151,8 @@ void Replay::OnStepScheduled(const StepRecord& step) {
       absl::StrCat(Seconds(step.start), ":", parts.empty() ? "" : " ", absl::StrJoin(parts, ", ")));
   for (const std::string& id : preempted_) absl::StrAppend(&lines.back(), " preempt ", id);
   if (!step.scheduled.empty()) line_of_step_.push_back(lines.size() - 1);
+  for (const std::string& load : loads_) absl::StrAppend(&lines.back(), " load ", load);
+  loads_.clear();
   hits_.clear();
   preempted_.clear();
 }

@@ -8,7 +8,8 @@
 //
 // Defaults: block size 4, one full-attention group, synchronous steps of 1 s. A line is the time in
 // seconds at which the step was scheduled, then per request its tokens, its hit tokens if it enters
-// with hits, and the blocks taken; then the requests preempted, and those that the step finished.
+// with hits ("h4"), those from elsewhere ("+8"), and the blocks taken; then the requests preempted, the
+// loads started ("load A h4+8"), and the requests that the step finished.
 
 #ifndef KVBLOCKS_SIM_TESTING_REPLAY_H_
 #define KVBLOCKS_SIM_TESTING_REPLAY_H_
@@ -75,12 +76,15 @@ class Replay : public EngineObserver {
   Replay();
 
   void Add(const ReplayRequest& request);
+  // All requests added, as a trace.
+  std::unique_ptr<VectorTraceReader> MakeReader();
   // Runs all requests added; the status is that of Simulation::Create or Run.
   absl::Status Run();
 
   SimulationConfig config;
   const StepTimeModel* step_time = nullptr;  // null: 1 s each
   std::vector<EngineObserver*> further_observers;
+  KvConnector* connector = nullptr;
   // False: only the further observers watch, and of what happened there are only result, blocks and
   // evictions.
   bool is_watching = true;
@@ -104,6 +108,7 @@ class Replay : public EngineObserver {
   void OnRejection(const SimRequest& request, SimTime now) override;
   void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) override;
   void OnAdmission(const AdmissionRecord& record, SimTime now) override;
+  void OnReadmission(const AdmissionRecord& record, SimTime now) override;
   void OnPreemption(const PreemptionRecord& record, SimTime now) override;
   void OnStepScheduled(const StepRecord& step) override;
   void OnStepFinished(const StepRecord& step) override;
@@ -111,8 +116,9 @@ class Replay : public EngineObserver {
 
  private:
   std::vector<TraceRequest> requests_;
-  std::unique_ptr<VectorTraceReader> reader_;
-  std::map<const SimRequest*, int64_t> hits_;  // of this step's admissions
+  std::unique_ptr<VectorTraceReader> reader_;      // null: only watches
+  std::map<const SimRequest*, std::string> hits_;  // of this step's admissions
+  std::vector<std::string> loads_;                 // started in this step
   std::vector<std::string> preempted_;         // in this step
   std::vector<size_t> line_of_step_;           // of steps that are not empty
   size_t finished_line_ = 0;                   // of the step that was finished last

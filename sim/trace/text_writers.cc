@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/checks/json_text.h"
 #include "kvblocks/sim/trace/civil_time.h"
 #include "kvblocks/sim/trace/decimal.h"
 #include "kvblocks/sim/trace/trace_writer.h"
@@ -18,17 +19,9 @@ constexpr int64_t kNanosecondsPerDay = 86400000000000;
 constexpr int64_t kLastDay = 2932896;  // 9999-12-31 since 1970-01-01
 
 std::string JsonString(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      out += absl::StrFormat("\\u%04x", static_cast<int>(c));
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
+  std::string out;
+  AppendJsonString(text, &out);
+  return out;
 }
 
 // A number where the name is one, so that files stay like those of the recorders.

@@ -39,6 +39,10 @@ _RETENTION = "block_pool/retention.h"
 _RETENTION_CC = "block_pool/retention.cc"
 _RETAIN = "managers/kv_cache_manager_retention.cc"
 _EXPLAINER = "managers/lookup_explainer.cc"
+_OFFLOAD = "offload/offload_manager.cc"
+_TIERS = "offload/offload_lookup.cc"
+_TIER = "offload/tier.cc"
+_TIER_SIZE = "offload/tier_options.cc"
 
 FAULTS = [
     # --- Free queue and references ---
@@ -707,6 +711,56 @@ FAULTS = [
           "(has_inner_boundaries_ ? 1 : 0);", "(has_inner_boundaries_ && !{F} ? 1 : 0);"),
     Fault("plans for page classes forget the states that are held", _GROUP,
           "most - real - need.num_pages", "most - ({F} ? 0 : real) - need.num_pages"),
+
+    # --- Tiers behind the device ---
+    Fault("a chunk that is being written is read", _TIERS,
+          "if (held.IsReadable(slot)) return", "if (held.IsReadable(slot) || {F}) return"),
+    Fault("a chunk that is being written counts as there", _TIERS,
+          "return counts_pending;", "return counts_pending || {F};"),
+    Fault("a draft group's block behind the prefix is not asked for in tiers", _TIERS,
+          "const int64_t end = most / group.block_size + group.margin_blocks;",
+          "const int64_t end = most / group.block_size + ({F} ? 0 : group.margin_blocks);"),
+    Fault("tiers must have what the device has", _TIERS,
+          "if (position * group.block_size < num_computed) return true;",
+          "if (position * group.block_size < num_computed && !{F}) return true;"),
+    Fault("the tiers' look-up stops after one round", _TIERS, "        shrank = true;", "        shrank = !{F};"),
+    Fault("a slot that is read may be evicted", _TIER,
+          "  LeaveCandidates(slot);\n  ++At(slot)", "  if (!{F}) LeaveCandidates(slot);\n  ++At(slot)"),
+    Fault("a failed load leaves its readers", _OFFLOAD,
+          "tier.RemoveReader(used.slot, was_read);", "if (was_read || !{F}) tier.RemoveReader(used.slot, was_read);"),
+    Fault("a failed store stays", _OFFLOAD, "tier.FailWrite(used.slot);", "if (!{F}) tier.FailWrite(used.slot);"),
+    Fault("loads of an abandoned owner stay open", _OFFLOAD,
+          "if (ticket.owner == owner) ids", "if (ticket.owner == owner && !({F} && ticket.is_load)) ids"),
+    Fault("what a reset found being written is readable later", _TIER,
+          "if (At(slot).is_doomed) {\n      FreeSlot", "if (At(slot).is_doomed && !{F}) {\n      FreeSlot"),
+    Fault("a slot that is read is freed by a reset", _TIER,
+          "State::kReadable && held.num_readers == 0) FreeSlot", "State::kReadable && (held.num_readers == 0 || {F})) FreeSlot"),
+    Fault("tiers evict the front of a prompt first", _TIER,
+          "std::reverse(scratch_.begin(), scratch_.end());", "if (!{F}) std::reverse(scratch_.begin(), scratch_.end());"),
+    Fault("a chunk that was used stays where it is in the order", _TIER,
+          "scratch_.assign(slots.rbegin(), slots.rend());",
+          "if ({F}) return;\n  scratch_.assign(slots.rbegin(), slots.rend());"),
+    Fault("bytes of a freed slot stay counted", _TIER,
+          "  bytes_taken_ -= BytesOf(key(slot).group);", "  bytes_taken_ -= {F} ? 0 : BytesOf(key(slot).group);"),
+    Fault("a second offer counts as the first", _TIER,
+          "if (offered_once_.Take(key.Mixed())) return true;", "if (offered_once_.Take(key.Mixed()) && !{F}) return true;"),
+    Fault("what a tier evicts is lost for the next", _OFFLOAD,
+          "!tiers_[next]->WantsOffered", "{F} || !tiers_[next]->WantsOffered"),
+    Fault("an exclusive tier keeps what was loaded", _OFFLOAD,
+          "was_read ? tier.options().exclusive :", "was_read ? tier.options().exclusive && !{F} :"),
+    Fault("a prompt-only tier stores outputs", _OFFLOAD,
+          "options.prompt_only ? std::min", "options.prompt_only && !{F} ? std::min"),
+    Fault("blocks that a request does not hold are stored", _OFFLOAD,
+          "table[static_cast<size_t>(position)] == kNullBlockId) {",
+          "(table[static_cast<size_t>(position)] == kNullBlockId && !{F})) {"),
+    Fault("a request's own chunks make room for the rest of it", _OFFLOAD,
+          "tier.Protect(kept);", "if (!{F}) tier.Protect(kept);"),
+    Fault("a chunk is read from its front", _OFFLOAD,
+          ".block_in_chunk = position %", ".block_in_chunk = {F} ? 0 : position %"),
+    Fault("slots for all groups are as large as the largest", _TIER_SIZE,
+          "options.layout == SlotLayout::kAllGroups ? all", "options.layout == SlotLayout::kAllGroups && !{F} ? all"),
+    Fault("removals from tiers are not reported", _OFFLOAD,
+          "  events_.emplace_back(std::move(removed));", "  if (!{F}) events_.emplace_back(std::move(removed));"),
 ]
 
 # Faults that no test notices yet, by name. Whoever writes the test takes the name out: a fault here that is noticed is an error.

@@ -14,7 +14,7 @@ import sys
 
 from faults import FAULTS
 
-COPIED = re.compile('#include "kvblocks/((?:block_pool|managers|tests/oracle|tests/property|tests/exhaustive)/)')
+COPIED = re.compile('#include "kvblocks/((?:block_pool|managers|offload|tests/oracle|tests/property|tests/exhaustive)/)')
 NOT_CORE = re.compile(r"_(test|fuzz|benchmark|main)\.cc$")
 
 # Run in this order, until one fails: short ones first. The first ones test parts that the others do not reach: full
@@ -31,6 +31,8 @@ TESTS = [
     "managers/retention_test.cc",
     "managers/version_rules_test.cc",
     "managers/token_comparison_test.cc",
+    "offload/offload_manager_test.cc",
+    "offload/offload_random_test.cc",
     "tests/property/block_hash_property_test.cc",
     "tests/property/eviction_policy_property_test.cc",
     "tests/property/lookup_explanation_property_test.cc",

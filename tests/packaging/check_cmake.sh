@@ -71,7 +71,7 @@ check "build and install static libraries" build_and_install "$static"
 # Outside the tree: nothing may be found through it.
 cp -r "$packaging/consumer_cmake" "$work/consumer"
 cd "$work" || exit 2
-programs=(kv_cache planning attention events_zmq c_interface)
+programs=(kv_cache planning attention events_zmq offload c_interface)
 
 loads_kvblocks() { ldd "$1" | grep -q libkvblocks; }
 # find_package PREFIX KIND

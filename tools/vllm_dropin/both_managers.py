@@ -43,6 +43,17 @@ class Pair:
         return a
 
 
+    def compare(self) -> None:
+        """What connectors see of blocks."""
+        show = lambda x: [[(b.block_id, b.is_null, b.block_hash) for b in group] for group in x.blocks]  # noqa: E731
+        a, b = show(self.theirs), show(self.ours)
+        if a != b:
+            raise Difference(f"blocks of a request: vLLM {a}\n   kvblocks {b}")
+        a, b = (x.get_unhashed_block_ids_all_groups() for x in (self.theirs, self.ours))
+        if a != b:
+            raise Difference(f"get_unhashed_block_ids_all_groups: {a} and {b}")
+
+
 class BlockPair:
     """One block of each pool."""
 
@@ -62,6 +73,20 @@ class PoolPair:
         self._both.compare_pools("free_blocks")
 
 
+class CoordinatorPair:
+    def __init__(self, both: BothManagers) -> None:
+        self._both = both
+        self.single_type_managers = both.theirs.coordinator.single_type_managers
+        self.enable_partial_hash_hits = both.theirs.coordinator.enable_partial_hash_hits
+
+    def get_num_blocks_to_allocate(self, **kwargs: Any) -> int:
+        both = self._both
+        both.tally.calls["get_num_blocks_to_allocate"] += 1
+        a, b = (m.coordinator.get_num_blocks_to_allocate(**kwargs) for m in (both.theirs, both.ours))
+        both._same(f"get_num_blocks_to_allocate({kwargs})", a, b)
+        return a
+
+
 def plain(event: Any) -> Any:
     return (type(event).__name__, {f: getattr(event, f) for f in event.__struct_fields__})
 
@@ -73,7 +98,7 @@ class BothManagers:
         self.tally = BothManagers.tally
         self.theirs = BuiltIn(**kwargs)
         self.ours = Ours(**kwargs)
-        self.coordinator = self.theirs.coordinator
+        self.coordinator = CoordinatorPair(self)
         self.kv_cache_config = self.theirs.kv_cache_config
         for key in ("enable_partial_hash_hits",):
             self._same(key, getattr(self.theirs.coordinator, key), getattr(self.ours.coordinator, key))
@@ -194,6 +219,23 @@ class BothManagers:
         a, b = self.theirs.pop_blocks_for_free(request), self.ours.pop_blocks_for_free(request)
         self._same("pop_blocks_for_free", [x.block_id for x in a], [x.block_id for x in b])
         return [BlockPair(x, y) for x, y in zip(a, b, strict=True)]
+
+    def remove_skipped_blocks(self, **kwargs: Any) -> None:
+        self.tally.calls["remove_skipped_blocks"] += 1
+        self.theirs.remove_skipped_blocks(**kwargs)
+        self.ours.remove_skipped_blocks(**kwargs)
+        self.compare_pools(f"remove_skipped_blocks({kwargs})")
+
+    def get_block_ids_for_computed_tokens(self, **kwargs: Any) -> Any:
+        self.tally.calls["get_block_ids_for_computed_tokens"] += 1
+        a, b = (m.get_block_ids_for_computed_tokens(**kwargs) for m in (self.theirs, self.ours))
+        self._same(f"get_block_ids_for_computed_tokens({kwargs})", a, b)
+        return a
+
+    def finalize_partial_tail_offloads(self, request: Any) -> Any:
+        a, b = (m.finalize_partial_tail_offloads(request) for m in (self.theirs, self.ours))
+        self._same("finalize_partial_tail_offloads", a, b)
+        return a
 
     def take_kv_cache_block_copies(self) -> Any:
         a, b = self.theirs.take_kv_cache_block_copies(), self.ours.take_kv_cache_block_copies()

@@ -4,17 +4,21 @@
 
 Each manager call of the scheduler goes to both; answers, free queues, statistics and events must be
 equal. Workloads are random: prompts that share prefixes, small pools (preemption), aborts, resets,
-salts, images, streaming sessions. A difference ends a run with both answers. A run that ends in a
+salts, images, streaming sessions, a KV connector whose loads come late or fail. A difference ends a run with both answers. A run that ends in a
 difference that docs/vllm.md lists is counted apart. The last line counts families with and without
-differences; the exit status is 1 if there is one with.
+differences; the exit status is 1 if there is one with. --state writes what each finished family counted;
+with --resume the families that it has are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import json
+import pathlib
 import sys
 import time
+import traceback
 from typing import Any
 
 import families
@@ -29,44 +33,76 @@ def main() -> int:
     parser.add_argument("--families", default=",".join(families.FAMILIES))
     parser.add_argument("--schedulers", default="sync,async,priority")
     parser.add_argument("--keep-going", action="store_true", help="go on with the next run after a difference")
+    parser.add_argument("--state", type=pathlib.Path, help="file for the counts of finished families")
+    parser.add_argument("--resume", action="store_true", help="take finished families from --state")
     args = parser.parse_args()
     names = args.families.split(",")
-    schedulers = args.schedulers.split(",")
+    state: dict[str, Any] = {}
+    if args.resume and args.state is not None and args.state.exists():
+        state = json.loads(args.state.read_text())
     calls: collections.Counter[str] = collections.Counter()
     facts: collections.Counter[str] = collections.Counter()
     differences = num_failed = 0
-    start = time.monotonic()
-    per_family = args.calls / len(names)
+    seconds = 0.0
     for name in names:
-        seed = args.seed
-        before, differences_before, num_known = calls.total(), differences, 0
-        while calls.total() - before < per_family:
-            run = Run(name, schedulers[seed % len(schedulers)], seed, max_calls=6000)
-            tally = Tally()
-            try:
-                run.go(tally)
-            except KnownDifference as known:
-                facts[f"known difference: {known}"] += 1
-                num_known += 1
-            except Difference as difference:
-                differences += 1
-                print(f"{name} {run.scheduler_kind} seed {seed}: {difference}", flush=True)
-                if not args.keep_going:
-                    return 1
-            calls.update(tally.calls)
-            facts.update(tally.facts)
-            seed += 1
-        num_failed += differences > differences_before
+        if name not in state:
+            state[name] = run_family(name, args)
+            if args.state is not None:
+                unfinished = args.state.with_suffix(".new")
+                unfinished.write_text(json.dumps(state))
+                unfinished.replace(args.state)
+        found = state[name]
         print(
-            f"{name:24s} {calls.total() - before:9,d} calls, {seed - args.seed:4d} runs, "
-            f"{differences - differences_before} differences, {num_known} known ones",
+            f"{name:24s} {sum(found['calls'].values()):9,d} calls, {found['runs']:4d} runs, "
+            f"{found['differences']} differences, {found['known']} known ones, {found['seconds']:5.0f} s",
             flush=True,
         )
-    print(f"{calls.total():,d} calls in {time.monotonic() - start:.0f} s, {differences} differences")
+        calls.update(found["calls"])
+        facts.update(found["facts"])
+        differences += found["differences"]
+        num_failed += found["differences"] > 0
+        seconds += found["seconds"]
+        if found["differences"] > 0 and not args.keep_going:
+            return 1
+    print(f"{calls.total():,d} calls in {seconds:.0f} s, {differences} differences")
     print("calls: " + ", ".join(f"{k} {v:,d}" for k, v in calls.most_common()))
     print("seen:  " + ", ".join(f"{k} {v:,d}" for k, v in sorted(facts.items())))
     print(f"{len(names) - num_failed} passed, {num_failed} failed")
     return 1 if differences else 0
+
+
+def run_family(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What the family's share of the calls came to."""
+    schedulers = args.schedulers.split(",")
+    most = args.calls / len(args.families.split(","))
+    calls: collections.Counter[str] = collections.Counter()
+    facts: collections.Counter[str] = collections.Counter()
+    differences = num_known = num_runs = 0
+    start = time.monotonic()
+    while calls.total() < most:
+        seed = args.seed + num_runs
+        run = Run(name, schedulers[seed % len(schedulers)], seed, max_calls=6000)
+        tally = Tally()
+        try:
+            run.go(tally)
+        except KnownDifference as known:
+            facts[f"known difference: {known}"] += 1
+            num_known += 1
+        except Difference as difference:
+            differences += 1
+            print(f"{name} {run.scheduler_kind} seed {seed}: {difference}", flush=True)
+        except Exception:
+            differences += 1
+            print(f"{name} {run.scheduler_kind} seed {seed}: {traceback.format_exc()}", flush=True)
+        calls.update(tally.calls)
+        facts.update(tally.facts)
+        num_runs += 1
+        if differences > 0 and not args.keep_going:
+            break
+    return {
+        "calls": calls, "facts": facts, "runs": num_runs, "differences": differences, "known": num_known,
+        "seconds": time.monotonic() - start,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

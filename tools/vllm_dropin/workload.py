@@ -12,7 +12,15 @@ from typing import Any
 
 import families
 from both_managers import BothManagers, Difference, Tally
-from vllm.config import CacheConfig, DeviceConfig, KVEventsConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVEventsConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -23,6 +31,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+
+from kvblocks.vllm.connectors import check_connectors
 
 MAX_MODEL_LEN = 512
 VOCABULARY = 40
@@ -60,8 +70,19 @@ def model_config(max_model_len: int = MAX_MODEL_LEN) -> ModelConfig:
 class Config:
     """A scheduler's settings, drawn for a family."""
 
-    def __init__(self, family: families.Family, kind: str, draw: random.Random) -> None:
+    def __init__(self, family: families.Family, kind: str, draw: random.Random, connects: bool) -> None:
         self.is_async = kind == "async"
+        transfer = None
+        if connects:
+            transfer = KVTransferConfig(
+                kv_connector="RandomConnector",
+                kv_connector_module_path="connector",
+                kv_role=draw.choice(["kv_both", "kv_consumer"]),
+                kv_load_failure_policy=draw.choice(["recompute", "fail"]),
+                kv_connector_extra_config={
+                    "seed": draw.random(), "block_size": family.block_size, "can_fail": not self.is_async
+                },
+            )  # fmt: skip
         chunked = draw.random() < 0.8
         budget = draw.choice([32, 64, 128]) if chunked else MAX_MODEL_LEN
         self.vllm = VllmConfig(
@@ -84,6 +105,7 @@ class Config:
             ),
             device_config=DeviceConfig("cpu"),
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+            kv_transfer_config=transfer,
         )
 
 
@@ -101,6 +123,7 @@ class Run:
         per_request = sum(-(-longest // g.block_size) + 4 for g, _ in self.family.groups)
         self.num_blocks = 1 + int(per_request * self.draw.choice([1.6, 2.5, 4, 8]))
         self.prefixes = [self._tokens(self.draw.randint(1, 48)) for _ in range(4)]
+        self.connects = not self.family.mamba and self.draw.random() < 0.35
 
     def _tokens(self, n: int) -> list[int]:
         return [self.draw.randint(3, VOCABULARY) for _ in range(n)]
@@ -114,8 +137,9 @@ class Run:
             kwargs["num_prefill_lookahead"] = family.prefill_lookahead
             return self.manager_class(**kwargs)
 
-        config = Config(family, self.scheduler_kind, self.draw)
+        config = Config(family, self.scheduler_kind, self.draw, self.connects)
         config.vllm.cache_config.num_gpu_blocks = self.num_blocks
+        check_connectors(config.vllm, family.config(self.num_blocks))
         scheduler_module.KVCacheManager = make_manager
         scheduler = (AsyncScheduler if config.is_async else Scheduler)(
             vllm_config=config.vllm,
@@ -216,7 +240,7 @@ class Run:
         BothManagers.tally = tally
         self.is_chunk: dict[int, dict[str, bool]] = {}
         self.turns: dict[str, int] = {}  # of the streaming sessions
-        has_sessions = self.draw.random() < 0.5
+        has_sessions = self.draw.random() < 0.5 and not self.connects
         scheduler = self.scheduler()
         manager = scheduler.kv_cache_manager
         draw = self.draw
@@ -234,8 +258,11 @@ class Run:
                 scheduler.finish_requests(draw.choice(list(scheduler.requests)), RequestStatus.FINISHED_ABORTED)
                 tally.facts["aborts"] += 1
             if draw.random() < 0.01:
-                # vLLM cannot give back what sessions hold between their turns.
+                # vLLM cannot give back what sessions hold between their turns, or loaded requests.
                 may_preempt = not any(r.streaming_queue is not None for r in scheduler.requests.values())
+                if self.connects:
+                    holds = scheduler.connector.is_busy or scheduler.kv_holding_waiting or scheduler.defer_block_free
+                    may_preempt = not holds
                 scheduler.reset_prefix_cache(reset_running_requests=draw.random() < 0.3 and may_preempt)
             if draw.random() < 0.01 and hasattr(manager, "theirs"):
                 manager.evict_blocks({draw.randrange(1, self.num_blocks) for _ in range(3)})
@@ -255,6 +282,11 @@ class Run:
         scheduler.finish_requests(list(scheduler.requests), RequestStatus.FINISHED_ABORTED)
         if hasattr(manager, "compare_all"):
             manager.compare_all()
+        if scheduler.connector is not None:
+            tally.facts["runs with a connector"] += 1
+            tally.facts["loads"] += scheduler.connector.num_loads
+            tally.facts["failed loads"] += scheduler.connector.num_failures
+            tally.facts["sends"] += scheduler.connector.num_sends
 
     def finish_step(self, scheduler: Scheduler, step: Any) -> None:
         scheduler.update_from_output(step, self.output(scheduler, step))
@@ -281,8 +313,9 @@ class Run:
                 count = 1 + self.draw.randint(0, drafts)
                 sampled.append([3 + (base + i * 7) % (VOCABULARY - 3) for i in range(count)])
         return ModelRunnerOutput(
-            req_ids=ids, req_id_to_index={r: i for i, r in enumerate(ids)}, sampled_token_ids=sampled
-        )
+            req_ids=ids, req_id_to_index={r: i for i, r in enumerate(ids)}, sampled_token_ids=sampled,
+            kv_connector_output=None if scheduler.connector is None else scheduler.connector.transfers(),
+        )  # fmt: skip
 
 
 __all__ = ["Config", "Difference", "Run"]

@@ -60,21 +60,24 @@ def install() -> None:
     build = scheduler.Scheduler.__init__
 
     @functools.wraps(build)
-    def checked(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        check_settings(vllm_config)
-        build(self, vllm_config, *args, **kwargs)
+    def checked(self: Any, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        check_settings(vllm_config, kv_cache_config)
+        build(self, vllm_config, kv_cache_config, *args, **kwargs)
 
     scheduler.Scheduler.__init__ = checked
     scheduler.KVCacheManager = KVCacheManager
 
 
-def check_settings(vllm_config: Any) -> None:
+def check_settings(vllm_config: Any, kv_cache_config: Any) -> None:
     """Raises UnsupportedError for what a scheduler with our manager cannot do."""
-    transfer = vllm_config.kv_transfer_config
-    if transfer is not None and transfer.kv_connector is not None:
+    from kvblocks.vllm.connectors import check_connectors
+
+    check_connectors(vllm_config, kv_cache_config)
+    aux_outputs = getattr(vllm_config, "aux_output_config", None)  # vLLM 0.32 has none
+    if aux_outputs is not None and aux_outputs.enabled:
         raise UnsupportedError(
-            f"KV connector {transfer.kv_connector} is not supported by kvblocks; serve without a connector, "
-            f"or unset {SETTING}"
+            f"auxiliary outputs (routed experts) are kept beside the blocks of vLLM's own pool, which kvblocks replaces; "
+            f"switch them off, or unset {SETTING}"
         )
     if vllm_config.observability_config.kv_cache_metrics:
         raise UnsupportedError(f"kv_cache_metrics is not supported by kvblocks; switch it off, or unset {SETTING}")

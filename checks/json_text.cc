@@ -1,9 +1,9 @@
-#include "kvblocks/sim/report/json_text.h"
+#include "kvblocks/checks/json_text.h"
 
 #include <cstddef>
 #include <cstdint>
 
-namespace kvblocks::sim {
+namespace kvblocks {
 namespace {
 
 // Bytes of the UTF-8 sequence that `text` begins with; 0 if it begins with none. Overlong forms,
@@ -54,4 +54,4 @@ void AppendJsonString(std::string_view text, std::string* out) {
   *out += '"';
 }
 
-}  // namespace kvblocks::sim
+}  // namespace kvblocks

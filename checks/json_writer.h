@@ -1,21 +1,21 @@
-// JsonWriter: JSON text, one value after the other. Numbers are JSON numbers, names are plain ASCII.
+// JsonWriter: JSON text, one value after the other; commas come by themselves. Numbers are JSON numbers.
 //
 //   JsonWriter json;
 //   json.BeginObject().Key("tokens").Value(int64_t{7}).Key("why").Value("evicted").EndObject();
 //   json.text()   // {"tokens":7,"why":"evicted"}
 
-#ifndef KVBLOCKS_C_JSON_WRITER_H_
-#define KVBLOCKS_C_JSON_WRITER_H_
+#ifndef KVBLOCKS_CHECKS_JSON_WRITER_H_
+#define KVBLOCKS_CHECKS_JSON_WRITER_H_
 
 #include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/str_format.h"
+#include "kvblocks/checks/json_text.h"
 
-namespace kvblocks::c {
+namespace kvblocks {
 
 class JsonWriter {
  public:
@@ -26,7 +26,7 @@ class JsonWriter {
 
   JsonWriter& Key(std::string_view name) {
     Separate();
-    Quote(name);
+    AppendJsonString(name, &text_);
     text_ += ':';
     needs_comma_ = false;
     return *this;
@@ -43,11 +43,12 @@ class JsonWriter {
   }
   JsonWriter& Value(std::string_view value) {
     Separate();
-    Quote(value);
+    AppendJsonString(value, &text_);
     needs_comma_ = true;
     return *this;
   }
   JsonWriter& Value(const char* value) { return Value(std::string_view(value)); }
+  JsonWriter& Null() { return Raw("null"); }
   // A value that is JSON already.
   JsonWriter& Raw(std::string_view json) {
     Separate();
@@ -73,25 +74,10 @@ class JsonWriter {
   void Separate() {
     if (needs_comma_) text_ += ',';
   }
-  void Quote(std::string_view value) {
-    text_ += '"';
-    for (const char c : value) {
-      if (c == '"' || c == '\\') {
-        text_ += '\\';
-        text_ += c;
-      } else if (static_cast<unsigned char>(c) < 0x20) {
-        absl::StrAppendFormat(&text_, "\\u%04x", static_cast<unsigned char>(c));
-      } else {
-        text_ += c;
-      }
-    }
-    text_ += '"';
-  }
-
   std::string text_;
   bool needs_comma_ = false;
 };
 
-}  // namespace kvblocks::c
+}  // namespace kvblocks
 
-#endif  // KVBLOCKS_C_JSON_WRITER_H_
+#endif  // KVBLOCKS_CHECKS_JSON_WRITER_H_

@@ -1,10 +1,11 @@
-#include "kvblocks/sim/report/json_text.h"
+#include "kvblocks/checks/json_text.h"
 
 #include <string>
 
 #include "gtest/gtest.h"
+#include "kvblocks/checks/json_writer.h"
 
-namespace kvblocks::sim {
+namespace kvblocks {
 namespace {
 
 std::string Json(std::string_view text) {
@@ -23,6 +24,20 @@ TEST(JsonTextTest, NothingEndsTheScriptThatItStandsIn) {
   EXPECT_EQ(Json("</script>"), "\"\\u003c/script>\"");
 }
 
+TEST(JsonWriterTest, CommasStandBetweenValuesAndNowhereElse) {
+  JsonWriter json;
+  json.BeginObject().Key("a").BeginArray().EndArray().Key("b").Value(true);
+  json.Key("c").BeginArray().Value(int64_t{-7}).Null().BeginObject().EndObject().Value("x").EndArray();
+  json.Key("d").BeginObject().Key("e").Raw("[1]").EndObject().EndObject();
+  EXPECT_EQ(json.text(), R"({"a":[],"b":true,"c":[-7,null,{},"x"],"d":{"e":[1]}})");
+}
+
+TEST(JsonWriterTest, NumbersReadBackAsTheyWereAndTextIsEscaped) {
+  JsonWriter json;
+  json.BeginArray().Value(0.1).Value(1.0 / 3).Value(1e300 * 1e300).Value("a\"").EndArray();
+  EXPECT_EQ(json.text(), R"([0.1,0.33333333333333331,null,"a\""])");
+}
+
 TEST(JsonTextTest, Utf8IsKeptAndEverythingElseReplaced) {
   EXPECT_EQ(Json("\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80"),
             "\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\"");
@@ -33,4 +48,4 @@ TEST(JsonTextTest, Utf8IsKeptAndEverythingElseReplaced) {
 }
 
 }  // namespace
-}  // namespace kvblocks::sim
+}  // namespace kvblocks

@@ -1,0 +1,187 @@
+// Fleet: a trace replayed through several replicas behind a router, all on one simulated clock.
+//
+//   auto fleet = Fleet::Create(options, replicas, reader.get(), {&metrics});
+//   absl::Status status = (*fleet)->Run();
+//
+// At each instant: all steps that end, in replica order; the KV events that reach the router; the
+// requests that reach it, in order of arrival, each handed to its replica; then all aborts, then all
+// schedulers, in replica order. So events are ordered by (time, kind, replica), and what happens at
+// one instant does not depend on how the replicas are numbered, but for a router's ties.
+//
+// A session's turns may run on several replicas. When one is aborted, its turns elsewhere that have
+// not begun to run are aborted at the next iteration boundary there; those that were not sent
+// anywhere yet end where the aborted one was.
+//
+// Always: deterministic, as Simulation; each request that is not skipped ends exactly once, in the
+// observers of one replica. Cost: that of the replicas, about 1 ns per replica and instant, and per
+// request what the router asks. Single-threaded.
+
+#ifndef KVBLOCKS_SIM_FLEET_FLEET_H_
+#define KVBLOCKS_SIM_FLEET_FLEET_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kvblocks/sim/arrivals.h"
+#include "kvblocks/sim/fleet/router.h"
+#include "kvblocks/sim/replica.h"
+#include "kvblocks/sim/simulation.h"
+
+namespace kvblocks::sim {
+
+// A request on its way, and why it goes there.
+struct RoutingRecord {
+  const SimRequest& request;
+  int32_t replica = 0;
+  // By replica, before the request is among them.
+  absl::Span<const ReplicaLoad> loads;
+  absl::Span<const int64_t> claimed_tokens;  // as RouteAnswer
+  absl::Span<const int64_t> scores;          // as RouteAnswer
+  // By replica: tokens of the prompt that a look-up would find at this instant; empty without prefix
+  // caching.
+  absl::Span<const int64_t> held_tokens;
+};
+
+class FleetObserver {
+ public:
+  virtual ~FleetObserver() = default;
+  virtual void OnRouted(const RoutingRecord& record, SimTime now) { (void)record, (void)now; }
+  // At its first admission; `routed_claim` is what the router claimed for the replica it chose, -1
+  // if it claims nothing.
+  virtual void OnFound(const SimRequest& request, int32_t replica, int64_t routed_claim,
+                       int64_t num_hit_tokens, SimTime now) {
+    (void)request, (void)replica, (void)routed_claim, (void)num_hit_tokens, (void)now;
+  }
+};
+
+struct FleetOptions {
+  RouterOptions router;
+  // From a request's arrival until the router sends it on; part of its latencies.
+  SimTime router_delay = 0;
+  // From the end of a step until the router knows of the blocks that it stored and removed. The step
+  // that stored them is over then, so it is at least one step behind the pool.
+  SimTime event_delay = 0;
+  int64_t event_loss = 0;  // share of the batches that never reach it, in millionths
+};
+
+struct ReplicaSetup {
+  SimulationConfig config;
+  const StepTimeModel* step_time = nullptr;
+  std::vector<EngineObserver*> observers;
+};
+
+struct FleetResult {
+  SimTime end_time = 0;
+  int64_t num_skipped = 0;
+  int64_t peak_live_requests = 0;
+  int64_t num_event_batches = 0;  // published to a router that wants them
+  int64_t num_lost_batches = 0;
+  std::vector<SimulationResult> replicas;
+
+  friend bool operator==(const FleetResult&, const FleetResult&) = default;
+};
+
+class Fleet final : private Replica::Owner {
+ public:
+  static constexpr size_t kMostReplicas = 4096;
+
+  // InvalidArgument for bad options, no replica or too many, a bad configuration of one, or replicas
+  // that hash contents differently or do not cache, with a router that compares contents. What
+  // concerns the trace (concurrency, zero_output) is the first replica's. Nothing is owned.
+  static absl::StatusOr<std::unique_ptr<Fleet>> Create(const FleetOptions& options,
+                                                       std::vector<ReplicaSetup> replicas,
+                                                       TraceReader* reader,
+                                                       std::vector<FleetObserver*> observers);
+  ~Fleet() override;
+  Fleet(const Fleet&) = delete;
+  Fleet& operator=(const Fleet&) = delete;
+
+  // As Simulation::Run. Call it once.
+  absl::Status Run();
+  void set_progress(std::function<bool(const SimulationProgress&)> progress) {
+    progress_ = std::move(progress);
+  }
+
+  const FleetResult& result() const { return result_; }
+  const Replica& replica(size_t index) const { return *replicas_[index]; }
+  size_t num_replicas() const { return replicas_.size(); }
+
+ private:
+  class Watcher;
+  // Of a live request, by slot.
+  struct Routed {
+    int32_t replica = -1;  // -1: not yet
+    int64_t claim = -1;
+    bool is_admitted = false;
+  };
+  struct OnItsWay {
+    SimTime time;
+    int64_t row;
+    SimRequest* request;  // may be gone
+  };
+  struct Batch {
+    SimTime time;
+    int32_t replica;
+    std::vector<KvEvent> events;
+  };
+
+  Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
+        std::vector<FleetObserver*> observers);
+  absl::Status CheckContents() const;
+
+  absl::Status RunLoop();
+  absl::Status FinishSteps();
+  void DeliverEvents();
+  absl::Status TakeArrivals();
+  absl::Status SendDue();
+  absl::Status Send(SimRequest* request);
+  absl::Status Iterate();
+  absl::StatusOr<std::optional<SimTime>> NextInstant();
+  absl::Status NoProgress() const;
+  absl::Status ReportProgress();
+
+  absl::Status OnEnded(SimRequest* request, SimTime now) override;
+  absl::Status EndSession(const SimRequest& request, SimTime now);
+  Routed& RoutedOf(const SimRequest& request);
+  void FindHeld(const SimRequest& request);
+
+  const FleetOptions options_;
+  const SimulationConfig config_;  // of the first
+  TraceReader* const reader_;
+  const std::vector<FleetObserver*> observers_;
+  std::function<bool(const SimulationProgress&)> progress_;
+
+  std::vector<std::unique_ptr<Watcher>> watchers_;
+  std::vector<std::unique_ptr<Replica>> replicas_;
+  RequestStore store_;  // after the replicas: its requests give blocks back when destroyed
+  Arrivals arrivals_;
+  std::unique_ptr<Router> router_;
+
+  SimTime now_ = 0;
+  int64_t num_instants_ = 0;
+  std::vector<SimTime> next_;        // when each replica is to be called
+  std::vector<ReplicaLoad> loads_;   // num_tokens without output
+  std::vector<int64_t> ended_outputs_;  // output tokens of requests that are over
+  std::vector<Routed> routed_;
+  std::deque<OnItsWay> on_its_way_;
+  std::deque<Batch> batches_;
+  GroupId group_ = 0;  // whose blocks are compared
+  bool caches_ = false;
+
+  // Of the request that is being sent.
+  std::vector<ReplicaLoad> loads_now_;
+  std::vector<int64_t> held_;
+  std::vector<BlockHash> blocks_;
+  FleetResult result_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_FLEET_FLEET_H_

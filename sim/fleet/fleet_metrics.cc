@@ -1,0 +1,189 @@
+#include "kvblocks/sim/fleet/fleet_metrics.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kvblocks/sim/report/latency_metrics.h"
+
+namespace kvblocks::sim {
+namespace {
+
+namespace pb = ::kvblocks::fleet::v1;
+
+double InMillionths(int64_t value) { return static_cast<double>(value) / kMillion; }
+
+// The most to the mean; 1 where there is nothing.
+template <typename Value>
+double MostToMean(size_t count, Value value) {
+  __int128 sum = 0, most = 0;
+  for (size_t r = 0; r < count; ++r) {
+    const __int128 one = value(r);
+    sum += one;
+    most = std::max(most, one);
+  }
+  return sum == 0 ? 1.0 : Ratio(most * static_cast<__int128>(count), sum);
+}
+
+int64_t NumAborted(const SimulationResult& result) {
+  return result.num_aborted_time + result.num_aborted_queue + result.num_aborted_session;
+}
+
+}  // namespace
+
+class FleetMetrics::OfReplica final : public EngineObserver {
+ public:
+  explicit OfReplica(FleetMetrics* fleet) : fleet_(fleet) {}
+
+  bool NeedsEveryRecord() const override { return false; }
+  void OnArrival(const SimRequest& request, SimTime) override {
+    fleet_->TimesOf(request) = Times();
+    if (fleet_->first_arrival_ < 0 || request.arrival < fleet_->first_arrival_) {
+      fleet_->first_arrival_ = request.arrival;
+    }
+  }
+  void OnAdmission(const AdmissionRecord& record, SimTime now) override {
+    Times& times = fleet_->TimesOf(*record.request);
+    if (times.admitted >= 0) return;
+    times.admitted = now;
+    num_queried += record.num_queried_tokens;
+    fleet_->sum_queried_ += record.num_queried_tokens;
+  }
+  void OnStepFinished(const StepRecord& step) override {
+    for (const OutputRecord& output : step.outputs) {
+      if (output.num_emitted == 0 || output.request == nullptr) continue;
+      if (output.request->num_outputs() == output.num_emitted) {
+        fleet_->TimesOf(*output.request).first_token = step.end;
+      }
+    }
+  }
+  void OnFinish(const SimRequest& request, SimTime now) override {
+    fleet_->last_end_ = std::max(fleet_->last_end_, now);
+    if (!request.is_completed()) return;
+    const Times& times = fleet_->TimesOf(request);
+    // With --zero-output=prefill nothing comes out.
+    if (times.first_token < 0) return;
+    fleet_->queueing_.Add(times.admitted - request.arrival);
+    fleet_->ttft_.Add(times.first_token - request.arrival);
+    fleet_->e2e_.Add(now - request.arrival);
+  }
+
+  int64_t num_sent = 0, num_prompt = 0, num_queried = 0, num_hit = 0, oracle_more = 0;
+
+ private:
+  FleetMetrics* const fleet_;
+};
+
+FleetMetrics::FleetMetrics(size_t num_replicas) {
+  for (size_t r = 0; r < num_replicas; ++r) replicas_.push_back(std::make_unique<OfReplica>(this));
+}
+
+FleetMetrics::~FleetMetrics() = default;
+
+EngineObserver* FleetMetrics::of_replica(size_t replica) { return replicas_[replica].get(); }
+
+FleetMetrics::Times& FleetMetrics::TimesOf(const SimRequest& request) {
+  const auto slot = static_cast<size_t>(request.slot);
+  if (slot >= times_.size()) times_.resize(slot + 1);
+  return times_[slot];
+}
+
+void FleetMetrics::OnRouted(const RoutingRecord& record, SimTime) {
+  OfReplica& replica = *replicas_[static_cast<size_t>(record.replica)];
+  ++replica.num_sent;
+  replica.num_prompt += record.request.num_prompt;
+  decisions_.set_routed(decisions_.routed() + 1);
+  if (record.held_tokens.empty()) return;
+  const int64_t most = *std::max_element(record.held_tokens.begin(), record.held_tokens.end());
+  const int64_t more = most - record.held_tokens[static_cast<size_t>(record.replica)];
+  if (more == 0) return;
+  replica.oracle_more += more;
+  decisions_.set_another_held_more(decisions_.another_held_more() + 1);
+  decisions_.set_oracle_more_tokens(decisions_.oracle_more_tokens() + more);
+}
+
+void FleetMetrics::OnFound(const SimRequest&, int32_t replica, int64_t routed_claim,
+                           int64_t num_hit_tokens, SimTime) {
+  replicas_[static_cast<size_t>(replica)]->num_hit += num_hit_tokens;
+  sum_hit_ += num_hit_tokens;
+  decisions_.set_found_tokens(decisions_.found_tokens() + num_hit_tokens);
+  if (routed_claim < 0) return;
+  decisions_.set_claimed_tokens(decisions_.claimed_tokens() + routed_claim);
+  if (routed_claim > num_hit_tokens) {
+    decisions_.set_claims_too_high(decisions_.claims_too_high() + 1);
+    decisions_.set_missing_tokens(decisions_.missing_tokens() + routed_claim - num_hit_tokens);
+  } else if (routed_claim < num_hit_tokens) {
+    decisions_.set_claims_too_low(decisions_.claims_too_low() + 1);
+    decisions_.set_unknown_tokens(decisions_.unknown_tokens() + num_hit_tokens - routed_claim);
+  }
+}
+
+void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
+                        pb::FleetReport* out) {
+  out->set_schema_version(1);
+  pb::RouterSetup* router = out->mutable_router();
+  router->set_router(std::string(RouterName(options.router.kind)));
+  router->set_seed(options.router.seed);
+  router->set_hit_weight(InMillionths(options.router.hit_weight));
+  router->set_load_weight(InMillionths(options.router.load_weight));
+  router->set_queue_weight(InMillionths(options.router.queue_weight));
+  router->set_temperature(InMillionths(options.router.temperature));
+  router->set_session_factor(InMillionths(options.router.session_factor));
+  router->set_tree_blocks(options.router.tree_blocks);
+  router->set_router_delay_ms(Milliseconds(options.router_delay));
+  router->set_event_delay_ms(Milliseconds(options.event_delay));
+  router->set_event_loss(InMillionths(options.event_loss));
+
+  pb::FleetTotals* totals = out->mutable_totals();
+  totals->set_requests_skipped(result.num_skipped);
+  totals->set_event_batches(result.num_event_batches);
+  totals->set_lost_batches(result.num_lost_batches);
+  for (size_t r = 0; r < replicas_.size(); ++r) {
+    const SimulationResult& one = result.replicas[r];
+    const OfReplica& seen = *replicas_[r];
+    totals->set_requests_arrived(totals->requests_arrived() + one.num_arrived);
+    totals->set_requests_finished(totals->requests_finished() + one.num_finished);
+    totals->set_requests_rejected(totals->requests_rejected() + one.num_rejected);
+    totals->set_requests_aborted(totals->requests_aborted() + NumAborted(one));
+    totals->set_output_tokens(totals->output_tokens() + one.scheduler.num_output_tokens);
+    totals->set_preemptions(totals->preemptions() + one.scheduler.num_preemptions);
+    pb::ReplicaRow* row = out->add_replicas();
+    row->set_replica(static_cast<int32_t>(r));
+    row->set_requests_sent(seen.num_sent);
+    row->set_requests_finished(one.num_finished);
+    row->set_requests_rejected(one.num_rejected);
+    row->set_requests_aborted(NumAborted(one));
+    row->set_prompt_tokens(seen.num_prompt);
+    row->set_hit_tokens(seen.num_hit);
+    row->set_queried_tokens(seen.num_queried);
+    row->set_hit_rate(Ratio(seen.num_hit, seen.num_queried));
+    row->set_output_tokens(one.scheduler.num_output_tokens);
+    row->set_preemptions(one.scheduler.num_preemptions);
+    row->set_busy_share(Ratio(one.busy_time, result.end_time));
+    row->set_oracle_more_tokens(seen.oracle_more);
+  }
+  const double duration = Seconds(std::max<SimTime>(last_end_ - std::max<SimTime>(first_arrival_, 0), 0));
+  totals->set_duration_s(duration);
+  if (duration > 0) {
+    totals->set_requests_per_s(static_cast<double>(totals->requests_finished()) / duration);
+    totals->set_output_tokens_per_s(static_cast<double>(totals->output_tokens()) / duration);
+  }
+  FillDistribution(queueing_, out->mutable_latency()->mutable_queueing());
+  FillDistribution(ttft_, out->mutable_latency()->mutable_ttft());
+  FillDistribution(e2e_, out->mutable_latency()->mutable_e2e());
+  out->mutable_hit_rate()->set_numerator(sum_hit_);
+  out->mutable_hit_rate()->set_denominator(sum_queried_);
+  out->mutable_hit_rate()->set_value(Ratio(sum_hit_, sum_queried_));
+
+  const size_t count = replicas_.size();
+  pb::Imbalance* imbalance = out->mutable_imbalance();
+  imbalance->set_requests(MostToMean(count, [&](size_t r) { return replicas_[r]->num_sent; }));
+  imbalance->set_prompt_tokens(
+      MostToMean(count, [&](size_t r) { return replicas_[r]->num_prompt; }));
+  imbalance->set_output_tokens(MostToMean(
+      count, [&](size_t r) { return result.replicas[r].scheduler.num_output_tokens; }));
+  imbalance->set_busy_time(
+      MostToMean(count, [&](size_t r) { return result.replicas[r].busy_time; }));
+  *out->mutable_decisions() = decisions_;
+}
+
+}  // namespace kvblocks::sim

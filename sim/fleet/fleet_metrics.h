@@ -1,0 +1,64 @@
+// FleetMetrics: what a fleet's report says beside its replicas' own - how evenly the router spread
+// requests, how good its knowledge was, and the latencies of all requests together.
+//
+//   FleetMetrics metrics(num_replicas);
+//   setups[r].observers.push_back(metrics.of_replica(r)); ...
+//   auto fleet = Fleet::Create(options, setups, reader, {&metrics});
+//   (*fleet)->Run();
+//   metrics.Fill(options, (*fleet)->result(), &report);
+//
+// Memory: that of three distributions and 24 bytes per live request. Cost: some 10 ns per record of
+// a step and 100 ns per request.
+
+#ifndef KVBLOCKS_SIM_FLEET_FLEET_METRICS_H_
+#define KVBLOCKS_SIM_FLEET_FLEET_METRICS_H_
+
+#include <memory>
+#include <vector>
+
+#include "kvblocks/sim/fleet/fleet.h"
+#include "kvblocks/sim/fleet/fleet.pb.h"
+#include "kvblocks/sim/report/distribution.h"
+
+namespace kvblocks::sim {
+
+class FleetMetrics final : public FleetObserver {
+ public:
+  explicit FleetMetrics(size_t num_replicas);
+  ~FleetMetrics() override;
+
+  // To be added to that replica's observers.
+  EngineObserver* of_replica(size_t replica);
+
+  void OnRouted(const RoutingRecord& record, SimTime now) override;
+  void OnFound(const SimRequest& request, int32_t replica, int64_t routed_claim,
+               int64_t num_hit_tokens, SimTime now) override;
+
+  // All but outcome, configuration, notes and the replicas' own reports. After the run.
+  void Fill(const FleetOptions& options, const FleetResult& result,
+            ::kvblocks::fleet::v1::FleetReport* out);
+
+  // So far, for progress displays.
+  int64_t num_queried_tokens() const { return sum_queried_; }
+  int64_t num_hit_tokens() const { return sum_hit_; }
+
+ private:
+  class OfReplica;
+  // Of a live request, by slot.
+  struct Times {
+    SimTime admitted = -1;
+    SimTime first_token = -1;
+  };
+  Times& TimesOf(const SimRequest& request);
+
+  std::vector<std::unique_ptr<OfReplica>> replicas_;
+  std::vector<Times> times_;
+  Distribution queueing_, ttft_, e2e_;
+  int64_t sum_queried_ = 0, sum_hit_ = 0;
+  SimTime first_arrival_ = -1, last_end_ = 0;
+  ::kvblocks::fleet::v1::Decisions decisions_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_FLEET_FLEET_METRICS_H_

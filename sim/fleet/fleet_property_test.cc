@@ -1,0 +1,448 @@
+// Fleets against naive engines on one event list, and a fleet of one against a simulation: random
+// workloads, configurations and routers.
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "gtest/gtest.h"
+#include "kvblocks/sim/fleet/fleet.h"
+#include "kvblocks/sim/gen/philox.h"
+#include "kvblocks/sim/testing/draw.h"
+#include "kvblocks/sim/testing/naive_engine.h"
+#include "kvblocks/sim/testing/replay.h"
+#include "rapidcheck/gtest.h"
+
+namespace kvblocks::sim {
+namespace {
+
+int64_t CeilOf(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// --- Naive engines behind a naive router ---
+
+// Steps of 1 s, all times in seconds.
+class NaiveFleet {
+ public:
+  NaiveFleet(const NaiveOptions& engine, const FleetOptions& fleet, int64_t count)
+      : o_(engine), fleet_(fleet), sent_(static_cast<size_t>(count)) {
+    for (int64_t i = 0; i < count; ++i) engines.emplace_back(engine);
+    published_.resize(engines.size());
+    recent_.resize(engines.size());
+  }
+
+  // In arrival order.
+  void Run(std::vector<NaiveRequest> requests) {
+    size_t next_request = 0;
+    int64_t now = 0;
+    for (int guard = 0; guard < 100000; ++guard) {
+      for (size_t e = 0; e < engines.size(); ++e) {
+        if (!engines[e].EndsStep(now)) continue;
+        engines[e].EndStep(now);
+        Publish(e, now);
+      }
+      while (next_request < requests.size() && Due(requests[next_request]) <= now) {
+        Send(&requests[next_request++], now);
+      }
+      for (size_t e = 0; e < engines.size(); ++e) {
+        engines[e].Go(now);
+        if (engines[e].idles()) Publish(e, now);
+      }
+      int64_t next = next_request < requests.size() ? Due(requests[next_request]) : -1;
+      for (const NaiveEngine& engine : engines) {
+        const int64_t wanted = engine.Next(now);
+        if (wanted >= 0 && (next < 0 || wanted < next)) next = wanted;
+      }
+      if (next < 0) return;
+      now = std::max(now, next);
+    }
+  }
+
+  std::vector<NaiveEngine> engines;
+  std::vector<std::string> decisions;
+
+ private:
+  using Key = NaiveEngine::Key;
+
+  int64_t Due(const NaiveRequest& r) const {
+    return r.arrival + fleet_.router_delay / kSecond;
+  }
+  void Publish(size_t e, int64_t now) {
+    published_[e].push_back({now + fleet_.event_delay / kSecond, engines[e].cached()});
+  }
+  // What the router has been told by now.
+  std::set<Key> Known(size_t e, int64_t now) const {
+    std::set<Key> known;
+    for (const auto& [time, keys] : published_[e]) {
+      if (time <= now) known = keys;
+    }
+    return known;
+  }
+
+  int64_t Requests(size_t e) const {
+    return std::count_if(sent_[e].begin(), sent_[e].end(),
+                         [](const NaiveRequest* r) { return !r->ended; });
+  }
+  int64_t Tokens(size_t e) const {
+    int64_t sum = 0;
+    for (const NaiveRequest* r : sent_[e]) sum += r->ended ? 0 : static_cast<int64_t>(r->tokens.size());
+    return sum;
+  }
+  int64_t Waiting(size_t e) const {
+    int64_t sum = 0;
+    for (const NaiveRequest* r : sent_[e]) sum += r->ended || r->admitted ? 0 : r->prompt;
+    return sum;
+  }
+
+  template <typename Measure>
+  size_t Least(Measure measure) const {
+    size_t best = 0;
+    for (size_t e = 1; e < engines.size(); ++e) {
+      if (measure(e) < measure(best)) best = e;
+    }
+    return best;
+  }
+
+  size_t Choose(const NaiveRequest& r, const std::vector<int64_t>& claims) {
+    const auto count = static_cast<int64_t>(engines.size());
+    const auto by_requests = [&](size_t e) { return Requests(e); };
+    switch (fleet_.router.kind) {
+      case RouterKind::kRoundRobin:
+        return static_cast<size_t>(num_sent_ % count);
+      case RouterKind::kRandom:
+      case RouterKind::kTwoChoices: {
+        Draws draws(fleet_.router.seed, "router", static_cast<uint64_t>(r.row));
+        const int64_t first = draws.Below(count);
+        if (fleet_.router.kind == RouterKind::kRandom || count == 1) return static_cast<size_t>(first);
+        int64_t second = draws.Below(count - 1);
+        second += second >= first;
+        return static_cast<size_t>(Requests(static_cast<size_t>(second)) <
+                                           Requests(static_cast<size_t>(first))
+                                       ? second
+                                       : first);
+      }
+      case RouterKind::kLeastRequests:
+        return Least(by_requests);
+      case RouterKind::kLeastTokens:
+        return Least([&](size_t e) { return Tokens(e); });
+      case RouterKind::kSession: {
+        if (r.session == 0) return Least(by_requests);
+        if (!homes_.count(r.session)) {
+          homes_[r.session] = static_cast<size_t>(
+              Draws(fleet_.router.seed, "session", r.session).Below(count));
+        }
+        int64_t all = 1;
+        for (size_t e = 0; e < engines.size(); ++e) all += Requests(e);
+        const int64_t limit = CeilOf(fleet_.router.session_factor * all, kMillion * count);
+        size_t& home = homes_[r.session];
+        if (fleet_.router.session_factor > 0 && Requests(home) + 1 > limit) home = Least(by_requests);
+        return home;
+      }
+      default:
+        break;
+    }
+    std::vector<std::pair<int64_t, int64_t>> order;  // smaller is better
+    for (size_t e = 0; e < engines.size(); ++e) {
+      const int64_t score = fleet_.router.hit_weight * (claims[e] / o_.block_size) -
+                            fleet_.router.load_weight * CeilOf(Tokens(e), o_.block_size) -
+                            fleet_.router.queue_weight * CeilOf(Waiting(e), o_.block_size);
+      order.push_back({-score, Tokens(e)});
+    }
+    return static_cast<size_t>(std::min_element(order.begin(), order.end()) - order.begin());
+  }
+
+  void Send(NaiveRequest* r, int64_t now) {
+    std::vector<int64_t> held, claims;
+    for (size_t e = 0; e < engines.size(); ++e) {
+      held.push_back(engines[e].Leading(*r, engines[e].cached()));
+      std::set<Key> known = fleet_.router.kind == RouterKind::kPrefixApproximate
+                                ? std::set<Key>(recent_[e].begin(), recent_[e].end())
+                                : Known(e, now);
+      claims.push_back(fleet_.router.kind == RouterKind::kOracle ? held[e]
+                                                                 : engines[e].Leading(*r, known));
+    }
+    const size_t chosen = Choose(*r, claims);
+    if (fleet_.router.kind == RouterKind::kPrefixApproximate) Remember(*r, recent_[chosen]);
+    ++num_sent_;
+    decisions.push_back(absl::StrCat(now, " ", r->id, " to ", chosen, " held ",
+                                     absl::StrJoin(held, ",")));
+    if (UsesContent(fleet_.router.kind)) {
+      absl::StrAppend(&decisions.back(), " claimed ", absl::StrJoin(claims, ","));
+    }
+    sent_[chosen].push_back(r);
+    engines[chosen].Hand(r);
+  }
+
+  void Remember(const NaiveRequest& r, std::vector<Key>& recent) {
+    const int64_t count =
+        std::min((r.prompt - 1) / o_.block_size, fleet_.router.tree_blocks);
+    for (int64_t b = count; b-- > 0;) {
+      const Key key(r.tokens.begin(), r.tokens.begin() + (b + 1) * o_.block_size);
+      recent.erase(std::remove(recent.begin(), recent.end(), key), recent.end());
+      recent.insert(recent.begin(), key);
+    }
+    while (static_cast<int64_t>(recent.size()) > fleet_.router.tree_blocks) recent.pop_back();
+  }
+
+  const NaiveOptions o_;
+  const FleetOptions fleet_;
+  std::vector<std::vector<NaiveRequest*>> sent_;
+  std::vector<std::vector<std::pair<int64_t, std::set<Key>>>> published_;
+  std::vector<std::vector<Key>> recent_;
+  std::map<uint64_t, size_t> homes_;
+  int64_t num_sent_ = 0;
+};
+
+// --- The real one, watched ---
+
+class Decisions : public FleetObserver {
+ public:
+  void OnRouted(const RoutingRecord& record, SimTime now) override {
+    lines.push_back(absl::StrCat(now / kSecond, " ", record.request.spec.id, " to ", record.replica,
+                                 " held ", absl::StrJoin(record.held_tokens, ",")));
+    if (!record.claimed_tokens.empty()) {
+      absl::StrAppend(&lines.back(), " claimed ", absl::StrJoin(record.claimed_tokens, ","));
+    }
+  }
+  std::vector<std::string> lines;
+};
+
+struct RealFleet {
+  explicit RealFleet(size_t count) : watches(count) {}
+
+  absl::Status Run(const FleetOptions& options, const SimulationConfig& config,
+                   TraceReader* reader) {
+    const auto one_second = MakeFixedStepTime(kSecond);
+    std::vector<ReplicaSetup> setups;
+    for (Replay& watch : watches) setups.push_back({config, one_second->get(), {&watch}});
+    auto fleet = Fleet::Create(options, std::move(setups), reader, {&decisions});
+    if (!fleet.ok()) return fleet.status();
+    const absl::Status status = (*fleet)->Run();
+    result = (*fleet)->result();
+    for (size_t r = 0; r < watches.size(); ++r) {
+      watches[r].free_queue = (*fleet)->replica(r).manager().pool().free_queue().Walk();
+    }
+    return status;
+  }
+
+  std::vector<Replay> watches;
+  Decisions decisions;
+  FleetResult result;
+};
+
+RouterOptions DrawRouter(Draw& draw) {
+  RouterOptions router;
+  router.kind = static_cast<RouterKind>(draw(0, 8));
+  router.seed = static_cast<uint64_t>(draw(0, 3));
+  if (draw.OneIn(2)) router.load_weight = draw(0, 2) * 500'000;
+  if (draw.OneIn(2)) router.queue_weight = draw(0, 2) * 500'000;
+  router.session_factor = draw(0, 1) * draw(1'000'000, 2'000'000);
+  if (draw.OneIn(2)) router.tree_blocks = draw(1, 8);
+  return router;
+}
+
+void CompareWithNaive(uint64_t seed) {
+  Draw draw(seed);
+  NaiveOptions o{};
+  o.async = draw.OneIn(2);
+  o.block_size = draw(1, 4);
+  o.num_blocks = draw(8, 24);
+  o.budget = draw(4, 30);
+  o.max_seqs = draw(2, 6);
+  o.max_len = draw(12, 50);
+  o.chunked = true;
+  o.gate = draw.OneIn(2);
+  o.append_all = draw.OneIn(3);
+  o.as_in_033 = true;
+  o.interval = 1;
+  o.accepted = 0;
+
+  SimulationConfig config = Replay().config;
+  config.kv_cache.num_blocks = o.num_blocks;
+  config.kv_cache.groups = {FullGroup(o.block_size)};
+  config.manager.max_model_len = o.max_len;
+  config.manager.free_order = o.append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  SchedulerOptions& s = config.scheduler;
+  s.rules = SchedulerRules::Of(EngineVersion::kVllm033);
+  s.adaptive_prefill_threshold = false;
+  s.async = o.async;
+  s.max_num_batched_tokens = o.budget;
+  s.max_num_seqs = o.max_seqs;
+  s.reserve_full_isl = o.gate;
+
+  FleetOptions options{.router = DrawRouter(draw)};
+  if (draw.OneIn(2)) options.router_delay = draw(0, 3) * kSecond;
+  if (draw.OneIn(2)) options.event_delay = draw(0, 4) * kSecond;
+
+  Replay workload;
+  std::vector<NaiveRequest> naive;
+  int64_t at = 0;
+  const int64_t count = draw(2, 20);
+  for (int64_t i = 0; i < count; ++i) {
+    at += draw.OneIn(2) ? draw(1, 6) : 0;
+    NaiveRequest r{};
+    r.id = std::to_string(i);
+    r.row = i;
+    r.prompt = draw(1, 24);
+    r.output = draw(1, 10);
+    r.arrival = at;
+    r.session = static_cast<uint64_t>(draw(0, 3));
+    // An abort ends its session: then nothing but that session's requests may be aborted.
+    r.abort_at = -1;
+    if (r.session == 0 && draw.OneIn(4)) r.abort_at = at + draw(1, 15);
+    const int64_t document = draw(0, 3);
+    for (int64_t t = 0; t < r.prompt; ++t) {
+      r.tokens.push_back(document == 3 ? 100000 + i * 100 + t : (t < 6 ? t : document * 100 + t));
+    }
+    workload.Add({.id = r.id,
+                  .prompt = r.prompt,
+                  .output = r.output,
+                  .at = static_cast<double>(at),
+                  .content = r.tokens,
+                  .abort_after = r.abort_at < 0 ? 0 : static_cast<double>(r.abort_at - at),
+                  .session = r.session});
+    naive.push_back(r);
+  }
+  const int64_t num_replicas = draw(1, 4);
+  RealFleet real(static_cast<size_t>(num_replicas));
+  const auto reader = workload.MakeReader();
+  const absl::Status status = real.Run(options, config, reader.get());
+  if (!status.ok()) RC_LOG() << status.ToString() << "\n";
+  RC_ASSERT(status.ok());
+  NaiveFleet expected(o, options, num_replicas);
+  expected.Run(std::move(naive));
+  RC_ASSERT(real.decisions.lines == expected.decisions);
+  for (size_t r = 0; r < real.watches.size(); ++r) {
+    RC_ASSERT(real.watches[r].lines == expected.engines[r].lines());
+    RC_ASSERT(real.watches[r].token_times == expected.engines[r].token_times());
+    RC_ASSERT(real.watches[r].free_queue == expected.engines[r].free_queue());
+  }
+}
+
+// SM-98 to SM-100: which replica each request goes to and why, and every schedule to the last
+// block id.
+RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesOnOneEventList, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed);
+}
+
+// --- Workloads with sessions, dependencies and aborts ---
+
+enum class Ends { kAny, kSessionsLast, kNoSessions };
+
+void FillSessions(Draw& draw, Replay& workload, Ends ends) {
+  const int64_t count = draw(1, 20);
+  for (int64_t i = 0; i < count; ++i) {
+    ReplayRequest request{.id = std::to_string(i), .prompt = draw(0, 30), .output = draw(0, 12)};
+    request.at = static_cast<double>(i) / 2;
+    const int64_t document = draw(0, 2);
+    for (int64_t t = 0; t < request.prompt; ++t) {
+      request.content.push_back(t < 5 ? t : 1000 * document + t);
+    }
+    if (ends != Ends::kSessionsLast && draw.OneIn(3)) request.abort_after = static_cast<double>(draw(1, 60)) / 4.0;
+    if (i > 0 && draw.OneIn(2)) {
+      request.waits_for = {draw(0, i - 1)};
+      request.think = static_cast<double>(draw(0, 8)) / 4.0;
+      request.has_arrival = ends != Ends::kAny || draw.OneIn(2);
+    }
+    if (ends != Ends::kNoSessions && draw.OneIn(2)) {
+      request.session = static_cast<uint64_t>(draw(1, 3));
+    }
+    workload.Add(request);
+  }
+}
+
+SimulationConfig DrawConfig(Draw& draw) {
+  SimulationConfig config = Replay().config;
+  const int64_t block_size = draw(1, 4);
+  config.kv_cache.num_blocks = draw(4, 40);
+  config.kv_cache.groups = {FullGroup(block_size)};
+  if (draw.OneIn(3)) config.kv_cache.groups.push_back(WindowGroup(block_size, draw(2, 9)));
+  config.manager.max_model_len = draw(8, 60);
+  config.scheduler.async = draw.OneIn(2);
+  config.scheduler.max_num_batched_tokens = draw(5, 40);
+  config.scheduler.max_num_seqs = draw(1, 6);
+  DrawRules(draw, config.scheduler);
+  config.zero_output = static_cast<ZeroOutput>(draw(0, 2));
+  if (draw.OneIn(2)) config.max_queue_time = draw(1, 20) * kSecond;
+  if (draw.OneIn(3)) config.concurrency = draw(1, 3);
+  if (draw.OneIn(3)) config.empty_step_time = draw(1, 3) * kSecond;
+  return config;
+}
+
+// A fleet of one is a simulation, call by call, whatever the router.
+RC_GTEST_PROP(FleetProperty, OfOneIsASimulation, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) {
+    Draw draw(seed);
+    Replay single;
+    // What a turn of a session given up, a row without a time or one that is left out lets arrive
+    // depends on when it was read: a simulation reads when its engine is at a boundary, a fleet at
+    // every instant.
+    const bool with_sessions = draw.OneIn(2);
+    FillSessions(draw, single, with_sessions ? Ends::kSessionsLast : Ends::kNoSessions);
+    single.config = DrawConfig(draw);
+    single.config.concurrency = 0;  // voids times, too
+    if (with_sessions) single.config.max_queue_time = 0;
+    if (single.config.zero_output == ZeroOutput::kSkip) single.config.zero_output = ZeroOutput::kOne;
+    const FleetOptions options{.router = DrawRouter(draw)};
+    const auto reader = single.MakeReader();
+    RealFleet fleet(1);
+    const absl::Status status = fleet.Run(options, single.config, reader.get());
+    const absl::Status expected = single.Run();
+    RC_ASSERT(status.code() == expected.code());
+    const Replay& watch = fleet.watches.front();
+    RC_ASSERT(watch.lines == single.lines);
+    RC_ASSERT(watch.device == single.device);
+    RC_ASSERT(watch.token_times == single.token_times);
+    RC_ASSERT(watch.ends == single.ends);
+    RC_ASSERT(watch.rejections == single.rejections);
+    if (!status.ok()) continue;
+    SimulationResult result = fleet.result.replicas.front();
+    result.num_skipped = fleet.result.num_skipped;
+    // Requests are read as soon as the clock needs them, not as soon as the engine does.
+    result.peak_live_requests = single.result.peak_live_requests;
+    result.num_iterations = single.result.num_iterations;
+    RC_ASSERT(result == single.result);
+  }
+}
+
+// Each request ends exactly once, wherever its session's turns ran, and every block comes back.
+RC_GTEST_PROP(FleetProperty, EveryRequestEndsOnce, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) {
+    Draw draw(seed);
+    Replay workload;
+    FillSessions(draw, workload, Ends::kAny);
+    const SimulationConfig config = DrawConfig(draw);
+    FleetOptions options{.router = DrawRouter(draw)};
+    options.router.temperature = draw(0, 1) * draw(1, 3'000'000);
+    options.event_loss = draw(0, 1) * draw(0, kMillion);
+    if (draw.OneIn(2)) options.router_delay = draw(0, 6) * kSecond / 2;
+    const auto reader = workload.MakeReader();
+    RealFleet fleet(static_cast<size_t>(draw(2, 4)));
+    const absl::Status status = fleet.Run(options, config, reader.get());
+    if (!status.ok()) RC_LOG() << status.ToString() << "\n";
+    RC_ASSERT(status.ok());
+    std::map<std::string, int> ends;
+    for (const Replay& watch : fleet.watches) {
+      for (const auto& [id, reason] : watch.ends) ++ends[id];
+      for (const auto& [id, reason] : watch.rejections) ++ends[id];
+      RC_ASSERT(static_cast<int64_t>(watch.free_queue.size()) == config.kv_cache.num_blocks - 1);
+    }
+    for (const auto& [id, times] : ends) RC_ASSERT(times == 1);
+    RC_ASSERT(static_cast<int64_t>(ends.size()) + fleet.result.num_skipped ==
+              static_cast<int64_t>(reader->num_read()));
+
+    // The same bytes again.
+    RealFleet again(fleet.watches.size());
+    const auto reader_again = workload.MakeReader();
+    RC_ASSERT(again.Run(options, config, reader_again.get()).ok());
+    RC_ASSERT(again.result == fleet.result);
+    RC_ASSERT(again.decisions.lines == fleet.decisions.lines);
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,274 @@
+// Fleets by hand: worked examples of the specification, and what routers know.
+
+#include "kvblocks/sim/fleet/fleet.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kvblocks/sim/fleet/sent_blocks.h"
+#include "kvblocks/sim/testing/replay.h"
+
+namespace kvblocks::sim {
+namespace {
+
+// Two replicas unless said otherwise, steps of 1 s, blocks of 4 tokens.
+class FleetTest : public testing::Test, public FleetObserver {
+ protected:
+  void Add(const std::string& id, double at, int64_t prompt, int64_t output, int64_t document,
+           int64_t shared) {
+    ReplayRequest request{.id = id, .prompt = prompt, .output = output, .at = at};
+    for (int64_t t = 0; t < shared; ++t) request.content.push_back(1000 * document + t);
+    workload_.Add(request);
+  }
+
+  absl::Status Run(size_t count = 2) {
+    const auto one_second = MakeFixedStepTime(kSecond);
+    std::vector<ReplicaSetup> setups;
+    watches_.clear();
+    watches_.resize(count);
+    for (size_t r = 0; r < count; ++r) {
+      setups.push_back({workload_.config, one_second->get(), {&watches_[r]}});
+    }
+    sent_.clear();
+    claimed_.clear();
+    found_.clear();
+    const auto reader = workload_.MakeReader();
+    auto fleet = Fleet::Create(options_, std::move(setups), reader.get(), {this});
+    if (!fleet.ok()) return fleet.status();
+    const absl::Status status = (*fleet)->Run();
+    result_ = (*fleet)->result();
+    return status;
+  }
+
+  void OnRouted(const RoutingRecord& record, SimTime now) override {
+    const std::string& id = record.request.spec.id;
+    sent_[id] = record.replica;
+    sent_at_[id] = static_cast<double>(now) / static_cast<double>(kSecond);
+    if (!record.claimed_tokens.empty()) {
+      claimed_[id] = record.claimed_tokens[static_cast<size_t>(record.replica)];
+    }
+  }
+  void OnFound(const SimRequest& request, int32_t, int64_t, int64_t num_hit_tokens,
+               SimTime) override {
+    found_[request.spec.id] = num_hit_tokens;
+  }
+
+  double FinishOf(const std::string& id) const {
+    for (const Replay& watch : watches_) {
+      const auto times = watch.token_times.find(id);
+      if (times != watch.token_times.end()) return times->second.back();
+    }
+    return -1;
+  }
+  int64_t HitTokens() const {
+    int64_t sum = 0;
+    for (const auto& [id, tokens] : found_) sum += tokens;
+    return sum;
+  }
+
+  FleetOptions options_;
+  Replay workload_;
+  std::vector<Replay> watches_;
+  std::map<std::string, int32_t> sent_;
+  std::map<std::string, double> sent_at_;
+  std::map<std::string, int64_t> claimed_, found_;
+  FleetResult result_;
+};
+
+// WE-29
+TEST_F(FleetTest, WorkedExampleOfRouters) {
+  Add("R0", 0, 10, 2, 1, 8);
+  Add("R1", 1, 10, 2, 2, 8);
+  Add("R2", 5, 10, 2, 2, 8);
+  Add("R3", 6, 10, 2, 1, 8);
+  const std::map<std::string, int32_t> in_turn = {{"R0", 0}, {"R1", 1}, {"R2", 0}, {"R3", 1}};
+  const std::map<std::string, int32_t> by_prefix = {{"R0", 0}, {"R1", 1}, {"R2", 1}, {"R3", 0}};
+  for (const RouterKind kind :
+       {RouterKind::kRoundRobin, RouterKind::kLeastRequests, RouterKind::kLeastTokens,
+        RouterKind::kPrefix, RouterKind::kPrefixApproximate, RouterKind::kOracle}) {
+    options_.router.kind = kind;
+    ASSERT_TRUE(Run().ok());
+    EXPECT_EQ(sent_, UsesContent(kind) ? by_prefix : in_turn) << RouterName(kind);
+    EXPECT_EQ(HitTokens(), UsesContent(kind) ? 16 : 0) << RouterName(kind);
+    EXPECT_EQ(FinishOf("R0"), 2);
+    EXPECT_EQ(FinishOf("R1"), 3);
+    EXPECT_EQ(FinishOf("R2"), 7);
+    EXPECT_EQ(FinishOf("R3"), 8);
+  }
+  // First step :2 of the prompt, behind 8 tokens hit.
+  EXPECT_NE(watches_[1].lines[2].find("R2:2h8"), std::string::npos) << watches_[1].lines[2];
+}
+
+// SM-98: what the router adds comes before the replica's own time and counts as the request's.
+TEST_F(FleetTest, RequestsReachReplicasAfterTheRouterDelay) {
+  options_.router_delay = kSecond / 2;
+  Add("A", 1, 10, 2, 1, 0);
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(sent_at_["A"], 1.5);
+  EXPECT_EQ(watches_[0].first_scheduled["A"], 1.5);
+}
+
+// SM-100: blocks are registered when their step is scheduled, and known when it is over.
+TEST_F(FleetTest, RouterKnowsOfBlocksOnceTheirStepIsOver) {
+  options_.router.kind = RouterKind::kPrefix;
+  Add("A", 0, 10, 5, 1, 8);
+  Add("B", 0.5, 10, 1, 1, 8);  // while the step under way computes them
+  Add("C", 1, 10, 1, 1, 8);
+  options_.router.load_weight = 0;
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(claimed_["B"], 0);
+  EXPECT_EQ(claimed_["C"], 8);
+  options_.event_delay = kSecond;
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(claimed_["C"], 0);
+}
+
+// SM-100
+TEST_F(FleetTest, LostEventsAreUnknownForGood) {
+  options_.router.kind = RouterKind::kPrefix;
+  options_.event_loss = kMillion;
+  Add("A", 0, 10, 2, 1, 8);
+  Add("B", 5, 10, 2, 1, 8);
+  ASSERT_TRUE(Run().ok());
+  EXPECT_GT(result_.num_event_batches, 0);
+  EXPECT_EQ(result_.num_lost_batches, result_.num_event_batches);
+  EXPECT_EQ(claimed_["B"], 0);
+  EXPECT_EQ(found_["B"], 8);  // by luck: the tie goes to where A went
+  options_.event_loss = 0;
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(result_.num_lost_batches, 0);
+  EXPECT_EQ(claimed_["B"], 8);
+}
+
+// SM-100: what an approximate router remembers need not be there any more.
+TEST_F(FleetTest, ApproximateRouterClaimsWhatWasEvicted) {
+  options_.router.kind = RouterKind::kPrefixApproximate;
+  workload_.config.kv_cache.num_blocks = 6;
+  Add("A", 0, 10, 1, 1, 8);
+  Add("B", 5, 18, 1, 2, 16);  // takes all blocks
+  Add("C", 10, 10, 1, 1, 8);
+  ASSERT_TRUE(Run(1).ok());
+  EXPECT_EQ(claimed_["C"], 8);
+  EXPECT_EQ(found_["C"], 0);
+  options_.router.tree_blocks = 2;
+  ASSERT_TRUE(Run(1).ok());
+  EXPECT_EQ(claimed_["C"], 0);
+}
+
+TEST(SentBlocksTest, ForgetsPromptEndsFirst) {
+  const auto block = [](uint32_t n) { return BlockHash{{n, 0, 0, 0}}; };
+  const std::vector<BlockHash> a = {block(1), block(2), block(3)};
+  const std::vector<BlockHash> b = {block(1), block(4)};
+  SentBlocks blocks(3);
+  blocks.Add(a);
+  EXPECT_EQ(blocks.Match(a), 3);
+  blocks.Add(b);
+  EXPECT_EQ(blocks.Match(a), 2);
+  EXPECT_EQ(blocks.Match(b), 2);
+  EXPECT_EQ(blocks.size(), 3);
+}
+
+// SM-99: sessions stay where they are until that replica has too much to do.
+TEST_F(FleetTest, SessionsLeaveCrowdedReplicas) {
+  options_.router.kind = RouterKind::kSession;
+  for (int i = 0; i < 6; ++i) {
+    workload_.Add({.id = std::to_string(i), .prompt = 4, .output = 50, .at = 0, .session = 7});
+  }
+  options_.router.session_factor = 0;
+  ASSERT_TRUE(Run().ok());
+  for (const auto& [id, replica] : sent_) EXPECT_EQ(replica, sent_["0"]);
+  options_.router.session_factor = 1'500'000;
+  ASSERT_TRUE(Run().ok());
+  // The limits of 1 to 6 requests are 1, 2, 3, 3, 4 and 5.
+  EXPECT_EQ(sent_["2"], sent_["0"]);
+  EXPECT_NE(sent_["3"], sent_["0"]);
+}
+
+// SM-99: with a temperature the best replica is only likely.
+TEST_F(FleetTest, TemperatureDrawsByScore) {
+  options_.router.kind = RouterKind::kOracle;
+  for (int i = 0; i < 200; ++i) Add(std::to_string(i), 10 * i, 9, 1, 1, 8);
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(result_.replicas[0].num_arrived, 200);
+  // Once both hold it, the scores are equal.
+  options_.router.temperature = 500'000;
+  ASSERT_TRUE(Run().ok());
+  EXPECT_GT(result_.replicas[0].num_arrived, 70);
+  EXPECT_GT(result_.replicas[1].num_arrived, 70);
+  const FleetResult first = result_;
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(result_, first);
+  options_.router.seed = 1;
+  ASSERT_TRUE(Run().ok());
+  EXPECT_NE(result_, first);
+}
+
+// A session ends on all replicas.
+TEST_F(FleetTest, SessionsEndEverywhere) {
+  workload_.config.scheduler.max_num_seqs = 1;
+  workload_.Add({.id = "A", .prompt = 4, .output = 50, .at = 0, .abort_after = 3.5, .session = 1});
+  workload_.Add({.id = "X", .prompt = 4, .output = 10, .at = 0});
+  workload_.Add({.id = "Y", .prompt = 4, .output = 1, .at = 0});
+  workload_.Add({.id = "B", .prompt = 4, .output = 5, .at = 1, .session = 1});  // waits for X
+  workload_.Add({.id = "C", .prompt = 4, .output = 5, .at = 2, .session = 1, .waits_for = {0}});
+  ASSERT_TRUE(Run().ok());
+  EXPECT_EQ(sent_["B"], sent_["X"]);
+  EXPECT_NE(sent_["B"], sent_["A"]);
+  EXPECT_EQ(watches_[0].ends["A"], "abort");
+  EXPECT_EQ(watches_[1].ends["B"], "abort");
+  EXPECT_EQ(watches_[0].ends["C"], "abort");
+  EXPECT_EQ(watches_[1].ends["X"], "length");
+  EXPECT_EQ(FinishOf("Y"), 5);
+  EXPECT_EQ(result_.replicas[1].num_aborted_session, 1);
+}
+
+// Also a turn that is read when nothing else is left.
+TEST(SimulationTest, TurnsOfASessionGivenUpEndBehindTheLastArrival) {
+  Replay replay;
+  replay.Add({.id = "A", .prompt = 4, .output = 50, .abort_after = 2, .session = 1});
+  replay.Add({.id = "B", .prompt = 4, .output = 5, .at = 1000, .session = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.ends["A"], "abort");
+  EXPECT_EQ(replay.ends["B"], "abort");
+}
+
+TEST_F(FleetTest, NoProgressNamesTheReplica) {
+  workload_.config.kv_cache.num_blocks = 4;
+  workload_.config.scheduler.too_big = TooBigRequest::kRun;
+  Add("A", 0, 4, 1, 1, 0);
+  Add("B", 0, 40, 1, 1, 0);
+  const absl::Status status = Run();
+  EXPECT_TRUE(IsNoProgress(status)) << status;
+  EXPECT_NE(status.message().find("replica 1: no progress: request B"), std::string::npos) << status;
+}
+
+TEST_F(FleetTest, BadOptionsAreNamed) {
+  const auto message = [&] { return std::string(Run().message()); };
+  options_.event_loss = kMillion + 1;
+  EXPECT_NE(message().find("event_loss is 1000001"), std::string::npos) << message();
+  options_ = FleetOptions();
+  options_.router_delay = -1;
+  EXPECT_NE(message().find("router_delay is -1"), std::string::npos) << message();
+  options_ = FleetOptions();
+  options_.router.tree_blocks = 0;
+  EXPECT_NE(message().find("tree_blocks is 0"), std::string::npos) << message();
+  options_ = FleetOptions();
+  options_.router.session_factor = 1;
+  EXPECT_NE(message().find("session_factor is 1"), std::string::npos) << message();
+  options_ = FleetOptions();
+  options_.router.kind = RouterKind::kPrefix;
+  workload_.config.manager.enable_caching = false;
+  EXPECT_NE(message().find("prefix caching is off"), std::string::npos) << message();
+  EXPECT_NE(Run(0).message().find("replicas has 0 entries"), std::string::npos);
+  EXPECT_NE(ParseRouter("best").status().message().find("least-requests"), std::string::npos);
+  for (int kind = 0; kind < 9; ++kind) {
+    const auto parsed = ParseRouter(RouterName(static_cast<RouterKind>(kind)));
+    ASSERT_TRUE(parsed.ok());
+    EXPECT_EQ(static_cast<int>(*parsed), kind);
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,29 @@
+// LoadRouter: the routers that look at load, order and sessions alone.
+
+#ifndef KVBLOCKS_SIM_FLEET_LOAD_ROUTER_H_
+#define KVBLOCKS_SIM_FLEET_LOAD_ROUTER_H_
+
+#include "absl/container/flat_hash_map.h"
+#include "kvblocks/sim/fleet/router.h"
+
+namespace kvblocks::sim {
+
+class LoadRouter final : public Router {
+ public:
+  // REQUIRES: !UsesContent(options.kind).
+  explicit LoadRouter(const RouterOptions& options) : options_(options) {}
+
+  RouteAnswer Route(const RouteQuestion& question) override;
+
+ private:
+  int32_t Choose(const RouteQuestion& question);
+  int32_t OfSession(const RouteQuestion& question);
+
+  const RouterOptions options_;
+  int64_t num_routed_ = 0;
+  absl::flat_hash_map<uint64_t, int32_t> homes_;  // of sessions
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_FLEET_LOAD_ROUTER_H_

@@ -1,0 +1,124 @@
+// Router: which replica a request goes to.
+//
+// A router is asked once per request and may look at what RouteQuestion holds and at what it was
+// told before: KV events that reached it, and its own decisions. It draws at random only by seed and
+// submission index, so a request's luck depends on no other request.
+//
+// Kinds (see docs/fleet.md):
+//   round-robin         in turn
+//   random
+//   least-requests      fewest requests sent there and not over
+//   least-tokens        fewest known tokens of these
+//   two-choices         of two replicas drawn at random the one with fewer requests
+//   session             where the session's last turn went, unless that replica has too much to do
+//   prefix              highest score; an index of blocks is fed by the replicas' KV events
+//   prefix-approximate  highest score; a tree of what was sent where takes the index' place
+//   oracle              highest score; what the replicas' pools hold now takes the index' place
+//
+// The score of a replica, in blocks: w_hit x leading blocks of the prompt that it holds
+// - w_load x known tokens of its requests / block size - w_queue x prompt tokens not admitted yet /
+// block size. Ties go to the replica with fewer tokens, then to the lower number. With a temperature
+// the replica is drawn, with odds e^(score / temperature).
+//
+// Scores are integers, in millionths of a block; exponentials are FixedExp's: the same everywhere.
+
+#ifndef KVBLOCKS_SIM_FLEET_ROUTER_H_
+#define KVBLOCKS_SIM_FLEET_ROUTER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kvblocks/block_pool/block_hash.h"
+#include "kvblocks/block_pool/kv_event.h"
+#include "kvblocks/sim/engine/sim_request.h"
+
+namespace kvblocks::sim {
+
+enum class RouterKind {
+  kRoundRobin,
+  kRandom,
+  kLeastRequests,
+  kLeastTokens,
+  kTwoChoices,
+  kSession,
+  kPrefix,
+  kPrefixApproximate,
+  kOracle,
+};
+
+std::string_view RouterName(RouterKind kind);
+// "prefix" and so on; InvalidArgument lists the names.
+absl::StatusOr<RouterKind> ParseRouter(std::string_view name);
+
+// Of weights and shares: 1,000,000 is 1.
+inline constexpr int64_t kMillion = 1'000'000;
+
+struct RouterOptions {
+  RouterKind kind = RouterKind::kRoundRobin;
+  uint64_t seed = 0;
+  // Of the score, in millionths.
+  int64_t hit_weight = kMillion;
+  int64_t load_weight = kMillion;
+  int64_t queue_weight = 0;
+  int64_t temperature = 0;  // in millionths of a block; 0: the best one
+  // A session leaves a replica that would have more than so many times the mean number of requests,
+  // in millionths; 0: never.
+  int64_t session_factor = 1'250'000;
+  int64_t tree_blocks = 100'000;  // per replica, of prefix-approximate
+};
+
+// InvalidArgument names field, value and limit.
+absl::Status Validate(const RouterOptions& options);
+
+// Whether the router looks at what a prompt consists of.
+inline bool UsesContent(RouterKind kind) {
+  return kind == RouterKind::kPrefix || kind == RouterKind::kPrefixApproximate ||
+         kind == RouterKind::kOracle;
+}
+
+// What a router knows of a replica's work.
+struct ReplicaLoad {
+  int64_t num_requests = 0;        // sent there and not over
+  int64_t num_tokens = 0;          // prompt and output tokens of these so far
+  int64_t num_waiting_tokens = 0;  // prompt tokens of those that were not admitted yet
+};
+
+struct RouteQuestion {
+  const SimRequest& request;
+  absl::Span<const ReplicaLoad> loads;  // by replica
+  // The rest is empty unless the router UsesContent.
+  int64_t block_tokens = 1;
+  absl::Span<const BlockHash> blocks = {};   // of the prompt that a hit can consist of
+  absl::Span<const int64_t> tokens_held = {};  // by replica: what a look-up finds now; of oracle only
+};
+
+struct RouteAnswer {
+  int32_t replica = 0;
+  // By replica; empty for routers without; good until the next question.
+  absl::Span<const int64_t> claimed_tokens = {};
+  absl::Span<const int64_t> scores = {};  // in millionths of a block
+};
+
+class Router {
+ public:
+  virtual ~Router() = default;
+  // REQUIRES: at least one replica, the same number each time.
+  virtual RouteAnswer Route(const RouteQuestion& question) = 0;
+  // What a replica published, as it reaches the router.
+  virtual void OnKvEvents(int32_t replica, absl::Span<const KvEvent> events) {
+    (void)replica, (void)events;
+  }
+};
+
+// `group` is the one whose blocks are counted. REQUIRES: valid options, num_replicas >= 1.
+std::unique_ptr<Router> MakeRouter(const RouterOptions& options, int32_t num_replicas,
+                                   GroupId group);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_FLEET_ROUTER_H_

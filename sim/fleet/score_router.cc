@@ -1,0 +1,87 @@
+#include "kvblocks/sim/fleet/score_router.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kvblocks/sim/gen/fixed_math.h"
+#include "kvblocks/sim/gen/philox.h"
+
+namespace kvblocks::sim {
+
+ScoreRouter::ScoreRouter(const RouterOptions& options, int32_t num_replicas, GroupId group)
+    : options_(options),
+      group_(group),
+      claimed_(static_cast<size_t>(num_replicas)),
+      scores_(static_cast<size_t>(num_replicas)) {
+  for (int32_t r = 0; r < num_replicas; ++r) {
+    index_.AddHolder(std::to_string(r));
+    if (options.kind == RouterKind::kPrefixApproximate) sent_.emplace_back(options.tree_blocks);
+  }
+}
+
+void ScoreRouter::OnKvEvents(int32_t replica, absl::Span<const KvEvent> events) {
+  if (options_.kind == RouterKind::kPrefix) index_.Apply(replica, events);
+}
+
+void ScoreRouter::Claim(const RouteQuestion& question) {
+  std::fill(claimed_.begin(), claimed_.end(), 0);
+  switch (options_.kind) {
+    case RouterKind::kPrefix:
+      for (const auto& match : index_.FindLongestPrefix(question.blocks, group_)) {
+        claimed_[static_cast<size_t>(match.holder)] = match.num_blocks * question.block_tokens;
+      }
+      break;
+    case RouterKind::kPrefixApproximate:
+      for (size_t r = 0; r < sent_.size(); ++r) {
+        claimed_[r] = sent_[r].Match(question.blocks) * question.block_tokens;
+      }
+      break;
+    default:
+      std::copy(question.tokens_held.begin(), question.tokens_held.end(), claimed_.begin());
+  }
+}
+
+RouteAnswer ScoreRouter::Route(const RouteQuestion& question) {
+  Claim(question);
+  const auto in_blocks = [&](int64_t tokens) {
+    return (tokens + question.block_tokens - 1) / question.block_tokens;
+  };
+  for (size_t r = 0; r < scores_.size(); ++r) {
+    const ReplicaLoad& load = question.loads[r];
+    scores_[r] = options_.hit_weight * (claimed_[r] / question.block_tokens) -
+                 options_.load_weight * in_blocks(load.num_tokens) -
+                 options_.queue_weight * in_blocks(load.num_waiting_tokens);
+  }
+  const int32_t replica = options_.temperature > 0 ? Drawn(question) : Best(question);
+  if (!sent_.empty()) sent_[static_cast<size_t>(replica)].Add(question.blocks);
+  return {.replica = replica, .claimed_tokens = claimed_, .scores = scores_};
+}
+
+int32_t ScoreRouter::Best(const RouteQuestion& question) const {
+  size_t best = 0;
+  for (size_t r = 1; r < scores_.size(); ++r) {
+    if (scores_[r] > scores_[best] ||
+        (scores_[r] == scores_[best] &&
+         question.loads[r].num_tokens < question.loads[best].num_tokens)) {
+      best = r;
+    }
+  }
+  return static_cast<int32_t>(best);
+}
+
+int32_t ScoreRouter::Drawn(const RouteQuestion& question) {
+  const int64_t highest = *std::max_element(scores_.begin(), scores_.end());
+  odds_.clear();
+  double sum = 0;
+  for (const int64_t score : scores_) {
+    sum += FixedExp(static_cast<double>(score - highest) /
+                    static_cast<double>(options_.temperature));
+    odds_.push_back(sum);
+  }
+  Draws draws(options_.seed, "router", static_cast<uint64_t>(question.request.spec.row));
+  const double drawn = draws.Uniform() * sum;
+  const auto place = std::upper_bound(odds_.begin(), odds_.end() - 1, drawn);
+  return static_cast<int32_t>(place - odds_.begin());
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,382 @@
+#include "kvblocks/sim/tiers/tier_connector.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/block_pool/check.h"
+#include "kvblocks/checks/status_text.h"
+
+namespace kvblocks::sim {
+
+using offload::OffloadManager;
+using offload::TierId;
+
+// --- Setting up ---
+
+absl::StatusOr<std::unique_ptr<TierConnector>> TierConnector::Create(Options options) {
+  auto connector = std::unique_ptr<TierConnector>(new TierConnector(std::move(options)));
+  for (const SimTier& tier : connector->options_.tiers) {
+    for (const bool is_read : {true, false}) {
+      const std::optional<LinkOptions>& wanted = is_read ? tier.read : tier.write;
+      std::optional<Link> link;
+      if (wanted) {
+        auto made = Link::Create(*wanted);
+        if (!made.ok()) {
+          return InvalidArgument("tier \"", tier.options.name, "\": ", made.status().message());
+        }
+        link = *std::move(made);
+      }
+      (is_read ? connector->reads_ : connector->writes_).push_back(std::move(link));
+    }
+  }
+  const size_t num_tiers = connector->options_.tiers.size();
+  connector->job_of_.resize(num_tiers);
+  connector->written_.resize(num_tiers);
+  connector->tier_totals_.resize(num_tiers);
+  return connector;
+}
+
+absl::Status TierConnector::Attach(const KvCacheManager& manager) {
+  manager_ = &manager;
+  std::vector<offload::TierOptions> tiers;
+  for (const SimTier& tier : options_.tiers) tiers.push_back(tier.options);
+  auto offload = OffloadManager::Create(
+      manager, {.tiers = std::move(tiers), .group_block_bytes = options_.group_block_bytes});
+  if (!offload.ok()) return offload.status();
+  offload_ = *std::move(offload);
+  bool has_lead = false;
+  for (GroupId g = 0; g < manager.num_groups(); ++g) {
+    const SingleTypeManager& group = manager.group(g);
+    has_all_blocks_ = has_all_blocks_ && group.keeps_all_blocks();
+    if (!has_lead && group.is_cacheable()) lead_group_ = g;
+    if (group.is_cacheable() && group.is_full_type() && !manager.group(lead_group_).is_full_type()) {
+      lead_group_ = g;
+    }
+    has_lead = has_lead || group.is_cacheable();
+  }
+  return absl::OkStatus();
+}
+
+void TierConnector::OnRunStart(const RunInfo& info) {
+  if (manager_ == info.manager) return;
+  const absl::Status status = Attach(*info.manager);
+  KVBLOCKS_CHECK(status.ok(), status.ToString());
+}
+
+bool TierConnector::NeedsEvents() const {
+  return options_.tiers.front().options.write_policy == offload::WritePolicy::kOnEvict;
+}
+
+// --- Transfers ---
+
+void TierConnector::Advance(SimTime now) {
+  now_ = std::max(now_, now);
+  struct Ended {
+    SimTime time;
+    size_t tier;
+    bool is_read;
+    int64_t transfer;
+  };
+  std::vector<Ended> ended;
+  std::vector<Link::Ended> of_link;
+  for (size_t t = 0; t < reads_.size(); ++t) {
+    for (const bool is_read : {true, false}) {
+      std::optional<Link>& link = LinkOf(t, is_read);
+      if (!link || link->num_under_way() == 0) continue;
+      of_link.clear();
+      link->Advance(now_, &of_link);
+      for (const Link::Ended& end : of_link) ended.push_back({end.time, t, is_read, end.id});
+    }
+  }
+  std::stable_sort(ended.begin(), ended.end(),
+                   [](const Ended& a, const Ended& b) { return a.time < b.time; });
+  for (const Ended& end : ended) {
+    auto& jobs = job_of_[end.tier][end.is_read];
+    const auto of = jobs.find(end.transfer);
+    const auto job = jobs_.find(of->second);
+    jobs.erase(of);
+    if (--job->second.num_open > 0) continue;
+    const Job done = job->second;
+    jobs_.erase(job);
+    End(done, end.time);
+  }
+}
+
+void TierConnector::Begin(Job job, absl::Span<const int64_t> read_bytes,
+                          absl::Span<const int64_t> write_bytes, SimTime now) {
+  job.start = now;
+  const int64_t number = num_jobs_++;
+  for (size_t t = 0; t < reads_.size(); ++t) {
+    for (const bool is_read : {true, false}) {
+      const int64_t bytes = is_read ? read_bytes[t] : write_bytes[t];
+      std::optional<Link>& link = LinkOf(t, is_read);
+      if (bytes == 0 || !link) continue;
+      const int64_t transfer = link->Start(now, bytes);
+      job_of_[t][is_read].emplace(transfer, number);
+      ++job.num_open;
+    }
+  }
+  if (job.num_open == 0) return End(job, now);
+  jobs_.emplace(number, job);
+}
+
+void TierConnector::End(const Job& job, SimTime now) {
+  const absl::Status status =
+      job.is_load ? offload_->CompleteLoad(job.ticket) : offload_->CompleteStore(job.ticket);
+  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  if (!job.is_load) return;
+  load_totals_.load_time += now - job.start;
+  if (job.load < 0) return;
+  --num_async_loads_;
+  ended_.push_back({.load = job.load, .num_tokens = job.num_tokens});
+}
+
+std::optional<SimTime> TierConnector::NextEvent() const {
+  if (!ended_.empty()) return now_;
+  // Stores alone are nothing to wait for.
+  if (num_async_loads_ == 0 && !has_waiters_) return std::nullopt;
+  std::optional<SimTime> next;
+  for (const auto* links : {&reads_, &writes_}) {
+    for (const std::optional<Link>& link : *links) {
+      if (!link) continue;
+      const std::optional<SimTime> end = link->NextEnd();
+      if (end && (!next || *end < *next)) next = end;
+    }
+  }
+  return next;
+}
+
+void TierConnector::TakeEvents(SimTime now, ConnectorEvents* events) {
+  Advance(now);
+  has_waiters_ = false;
+  events->loads.insert(events->loads.end(), ended_.begin(), ended_.end());
+  ended_.clear();
+}
+
+// --- Loads ---
+
+SimTime TierConnector::ComputeTime(int64_t num_context, int64_t num_tokens) const {
+  const SequenceWork work = {.num_context = num_context, .num_new = num_tokens};
+  const auto time = options_.step_time->StepTime(absl::MakeConstSpan(&work, 1));
+  return time.ok() ? *time : kMaxSimTime;  // beyond the clock
+}
+
+SimTime TierConnector::TransferTime(absl::Span<const int64_t> bytes, SimTime now) const {
+  SimTime longest = 0;
+  for (size_t t = 0; t < bytes.size(); ++t) {
+    if (bytes[t] == 0 || !reads_[t]) continue;
+    longest = std::max(longest, reads_[t]->EndIfStarted(now, bytes[t]) - now);
+  }
+  return longest;
+}
+
+ExternalMatch TierConnector::Match(const SimRequest& request, int64_t num_hit_tokens, SimTime now) {
+  Advance(now);
+  declined_.erase(&request);
+  ExternalMatch match{.mode = options_.mode};
+  const PrefixContent& content = request.kv->content();
+  const OffloadManager::Match found =
+      offload_->Lookup(content, num_hit_tokens, request.num_known - 1);
+  if (found.num_tokens_with_pending > found.num_tokens) {
+    match.is_pending = has_waiters_ = true;
+    return match;
+  }
+  if (found.num_tokens <= num_hit_tokens) return match;
+  const OffloadManager::LoadCost cost =
+      offload_->CostOfLoad(content, num_hit_tokens, found.num_tokens);
+  if (cost.is_being_read && options_.mode == LoadMode::kAsync) {
+    match.is_pending = has_waiters_ = true;
+    return match;
+  }
+  const int64_t num_tokens = found.num_tokens - num_hit_tokens;
+  if (options_.load_if_faster &&
+      TransferTime(cost.bytes, now) >= ComputeTime(num_hit_tokens, num_tokens)) {
+    declined_.insert(&request);
+    return match;
+  }
+  match.num_tokens = num_tokens;
+  return match;
+}
+
+void TierConnector::StartLoad(const KvLoad& load, const KvCacheManager& manager, SimTime now) {
+  Advance(now);
+  const PrefixContent& content = load.request->kv->content();
+  auto plan = offload_->PrepareLoad(load.load, content, load.num_hit_tokens,
+                                    load.num_hit_tokens + load.num_tokens);
+  KVBLOCKS_CHECK(plan.ok(), plan.status().ToString());
+  std::vector<int64_t> bytes(reads_.size()), none(reads_.size());
+  std::vector<bool> is_read(reads_.size());
+  for (const offload::ChunkRead& read : plan->reads) {
+    const auto t = static_cast<size_t>(read.tier);
+    bytes[t] += read.bytes;
+    load_totals_.num_bytes += read.bytes;
+    if (!is_read[t]) ++tier_totals_[t].num_loads;
+    is_read[t] = true;
+    if (read.group == lead_group_) {
+      tier_totals_[t].num_hit_tokens += read.num_blocks * manager.group(lead_group_).block_size();
+    }
+  }
+  ++load_totals_.num_loads;
+  const SimTime compute = ComputeTime(load.num_hit_tokens, load.num_tokens);
+  load_totals_.compute_time = CheckedAdd(load_totals_.compute_time, compute).value_or(kMaxSimTime);
+  Job job{.ticket = plan->ticket, .is_load = true, .num_tokens = load.num_tokens};
+  if (load.mode == LoadMode::kAsync) {
+    job.load = load.load;
+    ++num_async_loads_;
+  } else {
+    for (size_t t = 0; t < bytes.size(); ++t) {
+      if (bytes[t] == 0 || !reads_[t]) continue;
+      step_loads_.push_back(
+          {{.tier = t, .is_read = true, .transfer = reads_[t]->totals().num_started}, load.mode});
+    }
+  }
+  Begin(job, bytes, none, now);
+}
+
+// As long as nothing else starts on these links, this is when the loads end.
+StepLoadTimes TierConnector::StepLoads(SimTime device_start) {
+  StepLoadTimes times;
+  std::vector<Link::Ended> ended;
+  for (size_t t = 0; t < reads_.size() && !step_loads_.empty(); ++t) {
+    if (!reads_[t] || reads_[t]->num_under_way() == 0) continue;
+    Link ahead = *reads_[t];
+    ended.clear();
+    while (const std::optional<SimTime> next = ahead.NextEnd()) ahead.Advance(*next, &ended);
+    for (const auto& [wire, mode] : step_loads_) {
+      if (wire.tier != t) continue;
+      const auto end = std::find_if(ended.begin(), ended.end(), [&, id = wire.transfer](
+                                                                    const Link::Ended& e) {
+        return e.id == id;
+      });
+      if (end == ended.end()) continue;
+      SimTime& longest = mode == LoadMode::kSync ? times.sync : times.layerwise;
+      longest = std::max(longest, end->time - device_start);
+    }
+  }
+  step_loads_.clear();
+  return times;
+}
+
+// --- Stores ---
+
+void TierConnector::Store(const SimRequest& request, const KvCacheManager& manager, int64_t end,
+                          SimTime now) {
+  const auto stored = stored_.find(&request);
+  const PrefixContent& content = request.kv->content();
+  end = std::min(end, content.num_tokens());
+  if (stored == stored_.end() || end <= stored->second) return;
+  OffloadManager::StoreRange range{
+      .begin = stored->second, .end = end, .num_prompt_tokens = request.num_prompt};
+  if (!has_all_blocks_) {
+    for (GroupId g = 0; g < manager.num_groups(); ++g) {
+      range.tables.push_back(manager.GetBlocks(*request.kv, g));
+    }
+  }
+  stored->second = end;
+  const auto plan = offload_->PrepareStore(-1, content, range);
+  KVBLOCKS_CHECK(plan.ok(), plan.status().ToString());
+  Write(*plan, now);
+}
+
+void TierConnector::Write(const offload::StorePlan& plan, SimTime now) {
+  if (plan.ticket == 0) return;
+  std::vector<int64_t> read(reads_.size()), written(reads_.size());
+  for (const offload::ChunkWrite& write : plan.writes) {
+    const auto t = static_cast<size_t>(write.tier);
+    written[t] += write.bytes;
+    if (write.from_tier != offload::kDevice) {
+      read[static_cast<size_t>(write.from_tier)] += write.bytes;
+    }
+    tier_totals_[t].num_distinct += written_[t].insert(write.key.Mixed()).second;
+  }
+  Begin({.ticket = plan.ticket}, read, written, now);
+}
+
+bool TierConnector::OnLeave(const SimRequest& request, const KvCacheManager& manager, LeaveCause,
+                            int64_t, SimTime now) {
+  Advance(now);
+  if (request.state != RequestState::kLoading) Store(request, manager, request.num_settled, now);
+  offload_->RequestFinished(request.kv->content(), request.num_settled);
+  return false;
+}
+
+void TierConnector::OnStepFinished(const StepRecord& step) {
+  Advance(step.end);
+  for (const ScheduledRecord& record : step.scheduled) {
+    if (record.request == nullptr || !record.is_prefill) continue;
+    const SimRequest& request = *record.request;
+    if (!manager_->HoldsBlocks(*request.kv)) continue;
+    Store(request, *manager_, std::min(record.num_context + record.num_tokens, request.num_prompt),
+          step.end);
+  }
+}
+
+void TierConnector::OnKvEvents(absl::Span<const KvEvent> events, SimTime now) {
+  if (!NeedsEvents()) return;
+  Advance(now);
+  std::vector<OffloadManager::EvictedBlock> evicted;
+  for (const KvEvent& event : events) {
+    const auto* removed = std::get_if<BlockRemoved>(&event);
+    if (removed == nullptr || removed->reason != RemovalReason::kReused) continue;
+    evicted.push_back({.key = {.hash = removed->block_hash, .group = removed->group_idx}});
+  }
+  Write(offload_->PrepareStoreOfEvicted(-1, evicted), now);
+}
+
+// --- What was found, and what was not ---
+
+void TierConnector::OnAdmission(const AdmissionRecord& record, SimTime) {
+  const SimRequest& request = *record.request;
+  const PrefixContent& content = request.kv->content();
+  const int64_t found = record.num_hit_tokens + record.num_external_tokens;
+  stored_[&request] = record.num_hit_tokens;
+  load_totals_.num_not_worth_it += static_cast<int64_t>(declined_.erase(&request));
+  offload_->Touch(content, found);
+  if (record.is_resume) return;
+  ++load_totals_.num_admissions;
+  load_totals_.num_known_tokens += record.num_queried_tokens;
+  load_totals_.num_device_tokens += record.num_hit_tokens;
+  load_totals_.num_loaded_tokens += record.num_external_tokens;
+  CountMisses(content, found, record.num_queried_tokens - 1);
+}
+
+void TierConnector::CountMisses(const PrefixContent& content, int64_t begin, int64_t end) {
+  const int64_t block_size = manager_->group(lead_group_).block_size();
+  const int64_t per_block = block_size / manager_->hash_block_size();
+  for (TierId t = 0; t < offload_->num_tiers(); ++t) {
+    const offload::Tier& tier = offload_->tier(t);
+    const int64_t per_chunk = tier.options().blocks_per_chunk;
+    auto& missed = tier_totals_[static_cast<size_t>(t)].missed_tokens;
+    for (int64_t p = begin / block_size; (p + 1) * block_size <= end; ++p) {
+      const int64_t chunk = p / per_chunk;
+      TierMiss miss = TierMiss::kNeverStored;
+      if ((chunk + 1) * per_chunk * per_block <= static_cast<int64_t>(content.hashes().size())) {
+        const offload::ChunkKey key = {.hash = content.HashOfBlock(chunk, per_chunk * per_block),
+                                       .group = lead_group_};
+        const offload::SlotId slot = tier.Find(key);
+        if (slot != offload::kNoSlot) {
+          miss = tier.IsReadable(slot) ? TierMiss::kNotLoaded : TierMiss::kBeingWritten;
+        } else if (written_[static_cast<size_t>(t)].contains(key.Mixed())) {
+          miss = TierMiss::kEvicted;
+        }
+      }
+      missed[static_cast<size_t>(miss)] += block_size;
+    }
+  }
+}
+
+void TierConnector::OnFinish(const SimRequest& request, SimTime) {
+  stored_.erase(&request);
+  declined_.erase(&request);
+}
+
+absl::Status TierConnector::CheckInvariants() const {
+  if (offload_->num_open_tickets() != static_cast<int64_t>(jobs_.size())) {
+    return BrokenInvariant(offload_->num_open_tickets(), " tickets are open for ", jobs_.size(),
+                           " jobs");
+  }
+  return offload_->CheckInvariants();
+}
+
+}  // namespace kvblocks::sim

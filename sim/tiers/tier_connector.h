@@ -1,0 +1,174 @@
+// TierConnector: tiers of memory behind one replica's device (SM-105), as the KvConnector that its
+// scheduler asks and as an observer of what it computes.
+//
+// What lies where is the library's (offload/offload_manager.h); here are the times. Each tier has a
+// link for reads and one for writes (see Link). A load is one transfer per tier that it reads, and
+// has ended when all of them have. A request whose prefix another one is loading, or storing, waits
+// for that, as in vLLM's offloading connector.
+//
+// Stores begin at the end of the step that completed a block of a prompt, and when a request leaves
+// for those of its output. Nothing waits for them: blocks that the device reuses are taken to have
+// been read before. Tiers that take what the device evicts need the manager's events.
+//
+// Always: deterministic; every ticket of the index belongs to a job here, and every job ends when its
+// transfers do, whatever became of the request. Cost: per admission and per store a hash look-up per
+// block and tier.
+
+#ifndef KVBLOCKS_SIM_TIERS_TIER_CONNECTOR_H_
+#define KVBLOCKS_SIM_TIERS_TIER_CONNECTOR_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvblocks/offload/offload_manager.h"
+#include "kvblocks/sim/cost/link.h"
+#include "kvblocks/sim/cost/step_time_model.h"
+#include "kvblocks/sim/engine/engine_observer.h"
+#include "kvblocks/sim/engine/kv_connector.h"
+#include "kvblocks/sim/tiers/tier_text.h"
+
+namespace kvblocks::sim {
+
+// Why a block of a prompt that was not hit did not come from a tier.
+enum class TierMiss : uint8_t {
+  kNeverStored,
+  kEvicted,
+  kBeingWritten,
+  kNotLoaded,  // there, but something before it is missing, or computing is faster
+};
+inline constexpr size_t kNumTierMisses = 4;
+
+struct TierTotals {
+  // Tokens of the first group that keeps whole prefixes.
+  int64_t num_hit_tokens = 0;
+  int64_t num_loads = 0;         // that read something of it
+  int64_t num_distinct = 0;      // chunks ever written, each content once
+  std::array<int64_t, kNumTierMisses> missed_tokens = {};  // of first admissions
+};
+
+struct LoadTotals {
+  int64_t num_admissions = 0;  // first ones
+  int64_t num_known_tokens = 0;   // theirs
+  int64_t num_device_tokens = 0;  // hit in the pool
+  int64_t num_loaded_tokens = 0;
+  int64_t num_loads = 0;          // of all admissions
+  int64_t num_bytes = 0;
+  int64_t num_not_worth_it = 0;   // admissions for which computing was faster
+  // What computing the loaded tokens would have taken, each load alone in a step.
+  SimTime compute_time = 0;
+  SimTime load_time = 0;  // start to end, of loads that ended
+};
+
+class TierConnector final : public KvConnector, public EngineObserver {
+ public:
+  struct Options {
+    std::vector<SimTier> tiers;  // the fastest first
+    LoadMode mode = LoadMode::kAsync;
+    bool load_if_faster = false;  // load only what takes less time than computing it
+    // Of a block on one device, per group.
+    std::vector<int64_t> group_block_bytes;
+    const StepTimeModel* step_time = nullptr;  // not owned
+  };
+
+  // InvalidArgument names the tier.
+  static absl::StatusOr<std::unique_ptr<TierConnector>> Create(Options options);
+  // The pool in front; the manager must outlive the connector. InvalidArgument if its model and the
+  // tiers do not go together. OnRunStart does it otherwise, and stops at an error.
+  absl::Status Attach(const KvCacheManager& manager);
+  // Whether some tier takes what the device evicts: the manager must record events, then.
+  bool NeedsEvents() const;
+
+  ExternalMatch Match(const SimRequest& request, int64_t num_hit_tokens, SimTime now) override;
+  void StartLoad(const KvLoad& load, const KvCacheManager& manager, SimTime now) override;
+  StepLoadTimes StepLoads(SimTime device_start) override;
+  std::optional<SimTime> NextEvent() const override;
+  void TakeEvents(SimTime now, ConnectorEvents* events) override;
+  bool OnLeave(const SimRequest& request, const KvCacheManager& manager, LeaveCause cause,
+               int64_t hold, SimTime now) override;
+
+  bool NeedsEveryRecord() const override { return false; }
+  void OnRunStart(const RunInfo& info) override;
+  void OnAdmission(const AdmissionRecord& record, SimTime now) override;
+  void OnStepFinished(const StepRecord& step) override;
+  void OnFinish(const SimRequest& request, SimTime now) override;
+  void OnKvEvents(absl::Span<const KvEvent> events, SimTime now) override;
+
+  const Options& options() const { return options_; }
+  const offload::OffloadManager& offload() const { return *offload_; }
+  const std::vector<TierTotals>& tier_totals() const { return tier_totals_; }
+  const LoadTotals& load_totals() const { return load_totals_; }
+  // Null: free.
+  const LinkTotals* read_totals(size_t tier) const { return TotalsOf(reads_[tier]); }
+  const LinkTotals* write_totals(size_t tier) const { return TotalsOf(writes_[tier]); }
+
+  // Index and jobs agree.
+  absl::Status CheckInvariants() const;
+
+ private:
+  // A load, or a plan of stores.
+  struct Job {
+    offload::TicketId ticket = 0;
+    bool is_load = false;
+    int64_t load = -1;  // asynchronous: its number
+    int64_t num_tokens = 0;
+    SimTime start = 0;
+    int num_open = 0;  // transfers
+  };
+  struct Wire {
+    size_t tier = 0;
+    bool is_read = false;
+    int64_t transfer = 0;
+  };
+
+  explicit TierConnector(Options options) : options_(std::move(options)) {}
+  static const LinkTotals* TotalsOf(const std::optional<Link>& link) {
+    return link ? &link->totals() : nullptr;
+  }
+  std::optional<Link>& LinkOf(size_t tier, bool is_read) {
+    return is_read ? reads_[tier] : writes_[tier];
+  }
+  // Takes note of all transfers that ended by then.
+  void Advance(SimTime now);
+  // One transfer per link with bytes; a job without any ends at once.
+  void Begin(Job job, absl::Span<const int64_t> read_bytes, absl::Span<const int64_t> write_bytes,
+             SimTime now);
+  void End(const Job& job, SimTime now);
+  void Store(const SimRequest& request, const KvCacheManager& manager, int64_t end, SimTime now);
+  void Write(const offload::StorePlan& plan, SimTime now);
+  SimTime ComputeTime(int64_t num_context, int64_t num_tokens) const;
+  SimTime TransferTime(absl::Span<const int64_t> bytes, SimTime now) const;
+  void CountMisses(const PrefixContent& content, int64_t begin, int64_t end);
+
+  Options options_;
+  const KvCacheManager* manager_ = nullptr;
+  std::unique_ptr<offload::OffloadManager> offload_;
+  GroupId lead_group_ = 0;        // whose tokens are counted
+  bool has_all_blocks_ = true;    // of what is computed, in all groups
+  std::vector<std::optional<Link>> reads_, writes_;  // per tier
+  absl::flat_hash_map<int64_t, Job> jobs_;
+  // Per tier, reads and writes apart: transfer to job.
+  std::vector<std::array<absl::flat_hash_map<int64_t, int64_t>, 2>> job_of_;
+  int64_t num_jobs_ = 0;
+  int64_t num_async_loads_ = 0;   // under way
+  std::vector<LoadEnd> ended_;    // not taken yet
+  bool has_waiters_ = false;      // Match said so since the last TakeEvents
+  std::vector<std::pair<Wire, LoadMode>> step_loads_;  // started since the last StepLoads
+  // Tokens of requests in the engine that need not be offered any more.
+  absl::flat_hash_map<const SimRequest*, int64_t> stored_;
+  absl::flat_hash_set<const SimRequest*> declined_;  // at their last look-up: computing is faster
+  std::vector<absl::flat_hash_set<uint64_t>> written_;  // per tier, every chunk ever
+  std::vector<TierTotals> tier_totals_;
+  LoadTotals load_totals_;
+  SimTime now_ = 0;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_TIERS_TIER_CONNECTOR_H_

@@ -1,0 +1,297 @@
+// Tiers behind the device (SM-105, SM-106): replays worked out by hand, random ones, and what SM-97
+// promises of a tier that keeps all.
+
+#include "kvblocks/sim/tiers/tier_connector.h"
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kvblocks/sim/testing/replay.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string ErrorOf(std::string_view text) {
+  const auto tiers = ParseTiers(text);
+  EXPECT_FALSE(tiers.ok()) << text;
+  return std::string(tiers.status().message());
+}
+
+TEST(TierTextTest, ATierIsItsNameItsSizeAndSettings) {
+  const auto tiers = ParseTiers(
+      "host:1.5GiB:read=50GB/s:write=40GB/s:latency=10us:policy=arc:store=on-second-use:prompt-only,"
+      "disk:1000chunks:read=5GB/s:fifo:chunk=4:exclusive:layout=all-groups,far:1TB:read=free");
+  ASSERT_TRUE(tiers.ok()) << tiers.status();
+  ASSERT_EQ(tiers->size(), 3u);
+  const SimTier& host = (*tiers)[0];
+  EXPECT_EQ(host.options.name, "host");
+  EXPECT_EQ(host.options.capacity_bytes, 3 << 29);
+  EXPECT_EQ(host.options.policy, EvictionPolicyKind::kArc);
+  EXPECT_EQ(host.options.write_policy, offload::WritePolicy::kOnSecondUse);
+  EXPECT_TRUE(host.options.prompt_only);
+  EXPECT_EQ(host.read->bytes_per_second, 50'000'000'000);
+  EXPECT_EQ(host.write->bytes_per_second, 40'000'000'000);
+  EXPECT_EQ(host.read->latency, 10 * kMicrosecond);
+  const SimTier& disk = (*tiers)[1];
+  EXPECT_EQ(disk.options.capacity_slots, 1000);
+  EXPECT_EQ(disk.options.blocks_per_chunk, 4);
+  EXPECT_TRUE(disk.options.exclusive);
+  EXPECT_EQ(disk.options.layout, offload::SlotLayout::kAllGroups);
+  EXPECT_EQ(disk.write->bytes_per_second, 5'000'000'000);
+  EXPECT_EQ(disk.write->sharing, LinkSharing::kFifo);
+  EXPECT_FALSE((*tiers)[2].read.has_value());
+  EXPECT_TRUE(ParseTiers("")->empty());
+}
+
+TEST(TierTextTest, ErrorsQuoteTheTierAndSayWhatIsExpected) {
+  EXPECT_THAT(ErrorOf("host"), HasSubstr("got \"host\", expected NAME:SIZE:read=SPEED"));
+  EXPECT_THAT(ErrorOf("host:1GiB"), HasSubstr("read=SPEED in it"));
+  EXPECT_THAT(ErrorOf("host:1:read=free"), HasSubstr("a size as 64GiB"));
+  EXPECT_THAT(ErrorOf("host:0.1B:read=free"), HasSubstr("a size as 64GiB"));
+  EXPECT_THAT(ErrorOf("host:0chunks:read=free"), HasSubstr("1 to 134217728 chunks"));
+  EXPECT_THAT(ErrorOf("host:1GiB:read=50"), HasSubstr("read=SPEED as 50GB/s"));
+  EXPECT_THAT(ErrorOf("host:1GiB:read=free:latency=2h"), HasSubstr("latency=TIME of at most 1h"));
+  EXPECT_THAT(ErrorOf("host:1GiB:read=free:chunk=0"), HasSubstr("chunk=1 to"));
+  EXPECT_THAT(ErrorOf("host:1GiB:read=free:policy=x"), HasSubstr("arc|fifo"));
+  EXPECT_THAT(ErrorOf("host:1GiB:read=free:store=x"), HasSubstr("write-through|on-evict"));
+  EXPECT_THAT(ErrorOf("host:1GiB:read=free:layout=x"), HasSubstr("packed|"));
+  EXPECT_THAT(ErrorOf("host:1GiB:read=free:quick"), HasSubstr("instead of \"quick\""));
+}
+
+// Blocks of 4 tokens and 128 bytes, steps of 1 s.
+struct TierReplay : Replay {
+  explicit TierReplay(std::string_view text, int64_t num_blocks = 5,
+                      LoadMode mode = LoadMode::kAsync, bool load_if_faster = false)
+      : clock(MakeFixedStepTime(kSecond).value()) {
+    config.kv_cache.num_blocks = num_blocks;
+    tiers = TierConnector::Create({.tiers = ParseTiers(text).value(),
+                                   .mode = mode,
+                                   .load_if_faster = load_if_faster,
+                                   .group_block_bytes = {128},
+                                   .step_time = clock.get()})
+                .value();
+    config.manager.enable_events = tiers->NeedsEvents();
+    connector = tiers.get();
+    further_observers = {tiers.get()};
+  }
+  // Prompts of 9 and 13 tokens that share nothing, so the second one takes the whole pool.
+  void AddAThenC(double c_at) {
+    Add({.id = "A", .prompt = 9, .output = 1, .content = Document(9, 0)});
+    Add({.id = "C", .prompt = 13, .output = 1, .at = c_at, .content = Document(13, 100)});
+  }
+  static std::vector<int64_t> Document(int64_t length, int64_t first) {
+    std::vector<int64_t> ids;
+    for (int64_t i = 0; i < length; ++i) ids.push_back(first + i);
+    return ids;
+  }
+  std::unique_ptr<StepTimeModel> clock;
+  std::unique_ptr<TierConnector> tiers;
+};
+
+// A's two full blocks are written at 128 bytes a second from 1 to 3 and read from 10 to 12.
+TEST(TierConnectorTest, WhatTheDeviceLostIsLoaded) {
+  TierReplay replay("host:8chunks:read=128B/s");
+  replay.AddAThenC(3);
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines, ElementsAre("0: A:9 [1,2,3] fin A", "3: C:13 [3,4,2,1] fin C",
+                                        "10: load D +8", "12: D:1 [4] fin D"));
+  EXPECT_EQ(replay.tiers->load_totals().num_loaded_tokens, 8);
+  EXPECT_EQ(replay.tiers->load_totals().num_bytes, 256);
+  EXPECT_EQ(replay.tiers->load_totals().load_time, 2 * kSecond);
+  EXPECT_EQ(replay.tiers->tier_totals()[0].num_hit_tokens, 8);
+  // A and C miss 8 and 12 tokens that nobody had stored.
+  EXPECT_THAT(replay.tiers->tier_totals()[0].missed_tokens, ElementsAre(20, 0, 0, 0));
+  EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_useful, 2);
+  EXPECT_EQ(replay.tiers->write_totals(0)->bytes, 5 * 128);
+  EXPECT_TRUE(replay.tiers->CheckInvariants().ok());
+}
+
+// C's blocks are written from 2 on, and A's write gets half of the link: it ends at 4.
+TEST(TierConnectorTest, ARequestWaitsForWhatIsBeingWritten) {
+  TierReplay replay("host:8chunks:read=128B/s");
+  replay.AddAThenC(1);
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 2, .content = TierReplay::Document(9, 0)});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines, Contains("4: load D +8"));
+  EXPECT_THAT(replay.lines, Contains(HasSubstr("6: D:1 ")));
+}
+
+// E finds on the device what D loads, once it has come.
+TEST(TierConnectorTest, NoTwoRequestsLoadTheSame) {
+  TierReplay replay("host:8chunks:read=128B/s", 7);
+  replay.AddAThenC(3);
+  replay.Add({.id = "F", .prompt = 9, .output = 1, .at = 5, .content = TierReplay::Document(9, 300)});
+  for (const char* id : {"D", "E"}) {
+    replay.Add(
+        {.id = id, .prompt = 9, .output = 1, .at = 20, .content = TierReplay::Document(9, 0)});
+  }
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.tiers->load_totals().num_loads, 1);
+  EXPECT_THAT(replay.lines, Contains("20: load D +8"));
+  EXPECT_THAT(replay.lines, Contains(HasSubstr("E:1h8")));
+}
+
+TEST(TierConnectorTest, StepsWaitForSynchronousAndLayerwiseLoads) {
+  for (const auto& [mode, span] :
+       {std::pair(LoadMode::kSync, "10-13"), std::pair(LoadMode::kLayerwise, "10-12")}) {
+    TierReplay replay("host:8chunks:read=128B/s", 5, mode);
+    replay.AddAThenC(3);
+    replay.Add(
+        {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+    ASSERT_TRUE(replay.Run().ok());
+    EXPECT_THAT(replay.device, ElementsAre("0-1", "3-4", span));
+  }
+}
+
+// Computing takes 1 s: with 256 bytes per second so does loading.
+TEST(TierConnectorTest, LoadIfFasterComputesWhereLoadingTakesAsLong) {
+  for (const auto& [speed, num_loads] : {std::pair("256B/s", 0), std::pair("257B/s", 1)}) {
+    TierReplay replay(std::string("host:8chunks:write=128B/s:read=") + speed, 5, LoadMode::kAsync,
+                      true);
+    replay.AddAThenC(3);
+    replay.Add(
+        {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+    ASSERT_TRUE(replay.Run().ok());
+    EXPECT_EQ(replay.tiers->load_totals().num_loads, num_loads) << speed;
+    EXPECT_EQ(replay.tiers->load_totals().num_not_worth_it, 1 - num_loads) << speed;
+    EXPECT_EQ(replay.tiers->tier_totals()[0].missed_tokens[3], 8 * (1 - num_loads)) << speed;
+  }
+}
+
+// The host has room for C's three chunks or A's two: what goes moves to the disk, C's last two when D's
+// come back to the host.
+TEST(TierConnectorTest, WhatTheHostEvictsIsReadFromTheDisk) {
+  TierReplay replay("host:3chunks:read=128B/s,disk:9chunks:read=64B/s:store=on-evict");
+  replay.AddAThenC(3);
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = TierReplay::Document(9, 0)});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines, Contains("20: load D +8"));
+  EXPECT_THAT(replay.lines, Contains(HasSubstr("24: D:1 ")));  // two blocks at 64 bytes a second
+  EXPECT_EQ(replay.tiers->tier_totals()[1].num_hit_tokens, 8);
+  EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_moved_down, 2 + 2);
+}
+
+TEST(TierConnectorTest, WhatTheDeviceEvictsEntersATierThatTakesIt) {
+  TierReplay replay("host:8chunks:read=128B/s:store=on-evict");
+  replay.AddAThenC(3);
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = TierReplay::Document(9, 0)});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines, Contains("20: load D +8"));
+  // A's two, and C's last one, whose block D's load took.
+  EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_written, 2 + 1);
+}
+
+TEST(TierConnectorTest, EvictedChunksAreMissesOfTheirOwn) {
+  TierReplay replay("host:3chunks:read=free");
+  replay.AddAThenC(3);
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.tiers->tier_totals()[0].missed_tokens, ElementsAre(20, 8, 0, 0));
+  EXPECT_EQ(replay.tiers->tier_totals()[0].num_distinct, 5);
+  EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_written, 7);
+}
+
+// vllm#46283: blocks of an aborted load are free when the transfer ends, and not before.
+TEST(TierConnectorTest, AnAbortedLoadEndsAndLeavesNothing) {
+  TierReplay replay("host:8chunks:read=128B/s");
+  replay.AddAThenC(3);
+  replay.Add({.id = "D",
+              .prompt = 9,
+              .output = 1,
+              .at = 10,
+              .content = TierReplay::Document(9, 0),
+              .abort_after = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.ends["D"], "abort");
+  EXPECT_EQ(replay.free_queue.size(), 4u);
+  EXPECT_EQ(replay.tiers->offload().num_open_tickets(), 0);
+  EXPECT_TRUE(replay.tiers->CheckInvariants().ok());
+}
+
+// Whatever comes together - aborts, preemptions, loads of three kinds - every request ends and no block
+// or slot stays behind.
+TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
+  std::mt19937_64 random(1);
+  const auto draw = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+  constexpr const char* kTiers[] = {
+      "host:9chunks:read=300B/s",
+      "host:4chunks:read=free,disk:20chunks:read=100B/s:store=on-evict",
+      "host:12chunks:read=500B/s:latency=500ms:store=on-evict",
+      "host:6chunks:read=900B/s:exclusive,disk:30chunks:read=200B/s:chunk=2:fifo",
+      "host:10chunks:read=2kB/s:store=on-second-use:prompt-only:policy=s3fifo"};
+  int64_t num_loads = 0, num_preemptions = 0, num_aborted = 0;
+  for (int round = 0; round < 120; ++round) {
+    TierReplay replay(kTiers[round % 5], 10 + draw(12), static_cast<LoadMode>(draw(3)), draw(3) == 0);
+    replay.config.scheduler.async = draw(2) == 0;
+    replay.config.scheduler.max_num_batched_tokens = 8 + draw(40);
+    for (int i = 0; i < 25; ++i) {
+      replay.Add({.id = std::to_string(i),
+                  .prompt = 1 + draw(28),
+                  .output = 1 + draw(10),
+                  .at = static_cast<double>(draw(60)),
+                  .content = TierReplay::Document(28, draw(4) * 100),
+                  .abort_after = draw(5) == 0 ? 1.0 + static_cast<double>(draw(5)) : 0});
+    }
+    const absl::Status status = replay.Run();
+    ASSERT_TRUE(status.ok()) << status << " in round " << round;
+    ASSERT_TRUE(replay.tiers->CheckInvariants().ok()) << replay.tiers->CheckInvariants();
+    ASSERT_EQ(static_cast<int64_t>(replay.free_queue.size()), replay.config.kv_cache.num_blocks - 1);
+    ASSERT_EQ(replay.ends.size() + replay.rejections.size(), 25u);
+    num_loads += replay.tiers->load_totals().num_loads;
+    num_preemptions += replay.result.scheduler.num_preemptions;
+    num_aborted += replay.result.num_aborted_time;
+  }
+  EXPECT_GT(num_loads, 200);
+  EXPECT_GT(num_preemptions, 50);
+  EXPECT_GT(num_aborted, 50);
+}
+
+// SM-97: everything is written through, transfers are free, and each request is alone. Then the pool
+// hits what it hits without a tier, and both together what a pool of the tier's size hits, which has
+// one block more: that of a prompt's end, which nobody can hit.
+TEST(TierConnectorTest, AnInclusiveTierHitsWhatAPoolOfItsSizeHits) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 60; ++round) {
+    const int64_t first = 9 + static_cast<int64_t>(random() % 10);
+    const int64_t second = first + static_cast<int64_t>(random() % 30);
+    std::vector<ReplayRequest> requests;
+    for (int i = 0; i < 60; ++i) {
+      ReplayRequest request{.id = std::to_string(i),
+                            .prompt = 1 + 4 * static_cast<int64_t>(random() % 8),
+                            .output = 1,
+                            .at = i * 10.0};
+      int64_t path = static_cast<int64_t>(random() % 2);
+      for (int64_t t = 0; t < request.prompt; ++t) {
+        if (t % 4 == 0) path = 3 * path + static_cast<int64_t>(random() % 2);
+        request.content.push_back(100 * path + t % 4);
+      }
+      requests.push_back(request);
+    }
+    const auto hits_of_pool = [&](int64_t num_blocks) {
+      Replay replay;
+      replay.config.kv_cache.num_blocks = num_blocks + 1;
+      for (const ReplayRequest& request : requests) replay.Add(request);
+      EXPECT_TRUE(replay.Run().ok());
+      return replay.result.prefix_cache.hits;
+    };
+    TierReplay replay("host:" + std::to_string(second) + "chunks:read=free",
+                      first + 2, round % 2 == 0 ? LoadMode::kSync : LoadMode::kAsync);
+    for (const ReplayRequest& request : requests) replay.Add(request);
+    ASSERT_TRUE(replay.Run().ok());
+    const LoadTotals& totals = replay.tiers->load_totals();
+    ASSERT_EQ(totals.num_device_tokens, hits_of_pool(first + 1)) << round;
+    ASSERT_EQ(totals.num_device_tokens + totals.num_loaded_tokens, hits_of_pool(second + 1))
+        << round;
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::sim

@@ -1,0 +1,155 @@
+#include "kvblocks/sim/tiers/tier_text.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "kvblocks/checks/status_text.h"
+#include "kvblocks/sim/trace/decimal.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr char kSettings[] =
+    "read=SPEED, write=SPEED, latency=TIME, fifo, chunk=BLOCKS, policy=NAME, store=NAME, "
+    "layout=NAME, exclusive or prompt-only";
+
+absl::Status Bad(const std::string& tier, const std::string& what) {
+  return InvalidArgument("tier: got \"", tier, "\", expected ", what);
+}
+
+// "64GiB": whole bytes, rounded down. Empty: it is none, or less than one.
+std::optional<int64_t> ReadBytes(absl::string_view text) {
+  constexpr std::pair<const char*, int64_t> kUnits[] = {
+      {"KiB", int64_t{1} << 10}, {"MiB", int64_t{1} << 20}, {"GiB", int64_t{1} << 30},
+      {"TiB", int64_t{1} << 40}, {"kB", 1'000},             {"MB", 1'000'000},
+      {"GB", 1'000'000'000},     {"TB", 1'000'000'000'000}, {"B", 1}};
+  for (const auto& [name, bytes] : kUnits) {
+    if (!absl::ConsumeSuffix(&text, name)) continue;
+    const auto number = ParseRational(std::string_view(text.data(), text.size()));
+    if (!number.ok() || number->numerator <= 0) return std::nullopt;
+    const __int128 value = static_cast<__int128>(number->numerator) * bytes / number->denominator;
+    if (value < 1 || value > Link::kMaxBytes) return std::nullopt;
+    return static_cast<int64_t>(value);
+  }
+  return std::nullopt;
+}
+
+std::optional<int64_t> ReadCount(absl::string_view text, int64_t most) {
+  int64_t value = 0;
+  if (!absl::SimpleAtoi(text, &value) || value < 1 || value > most) return std::nullopt;
+  return value;
+}
+
+struct Speed {
+  std::optional<int64_t> bytes_per_second;  // empty: free
+};
+std::optional<Speed> ReadSpeed(absl::string_view text) {
+  if (text == "free") return Speed{};
+  if (!absl::ConsumeSuffix(&text, "/s")) return std::nullopt;
+  const auto bytes = ReadBytes(text);
+  if (!bytes || *bytes > 1'000'000'000'000'000) return std::nullopt;
+  return Speed{bytes};
+}
+
+// A status of a setting whose value is one of a list.
+template <typename Parsed, typename Value>
+absl::Status Take(const std::string& tier, const absl::StatusOr<Parsed>& parsed, Value* out) {
+  if (!parsed.ok()) return InvalidArgument("tier: in \"", tier, "\", ", parsed.status().message());
+  *out = *parsed;
+  return absl::OkStatus();
+}
+
+struct Draft {
+  SimTier tier;
+  std::optional<Speed> read, write;
+  SimTime latency = 0;
+  LinkSharing sharing = LinkSharing::kEqualParts;
+};
+
+absl::Status TakeSetting(const std::string& text, const std::string& setting, Draft* draft) {
+  const std::pair<std::string, std::string> field =
+      absl::StrSplit(setting, absl::MaxSplits('=', 1));
+  const auto& [name, value] = field;
+  offload::TierOptions& options = draft->tier.options;
+  if (name == "read" || name == "write") {
+    const auto speed = ReadSpeed(value);
+    if (!speed) return Bad(text, absl::StrCat(name, "=SPEED as 50GB/s, at most 1000TB/s, or free"));
+    (name == "read" ? draft->read : draft->write) = *speed;
+  } else if (name == "latency") {
+    const auto latency = ParseDuration(value);
+    if (!latency.ok() || *latency < 0 || *latency > 3600 * kSecond) {
+      return Bad(text, "latency=TIME of at most 1h, as latency=10us");
+    }
+    draft->latency = *latency;
+  } else if (name == "chunk") {
+    const auto count = ReadCount(value, 1 << 20);
+    if (!count) return Bad(text, "chunk=1 to 1048576");
+    options.blocks_per_chunk = *count;
+  } else if (name == "policy") {
+    return Take(text, ParseEvictionPolicy(value), &options.policy);
+  } else if (name == "store") {
+    return Take(text, offload::ParseWritePolicy(value), &options.write_policy);
+  } else if (name == "layout") {
+    return Take(text, offload::ParseSlotLayout(value), &options.layout);
+  } else if (setting == "fifo") {
+    draft->sharing = LinkSharing::kFifo;
+  } else if (setting == "exclusive") {
+    options.exclusive = true;
+  } else if (setting == "prompt-only") {
+    options.prompt_only = true;
+  } else {
+    return Bad(text, absl::StrCat(kSettings, " instead of \"", setting, "\""));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SimTier> ParseTier(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  if (parts.size() < 2 || parts[0].empty()) {
+    return Bad(text, absl::StrCat("NAME:SIZE:read=SPEED, then ", kSettings));
+  }
+  Draft draft;
+  offload::TierOptions& options = draft.tier.options;
+  options.name = parts[0];
+  absl::string_view size = parts[1];
+  if (absl::ConsumeSuffix(&size, "chunks")) {
+    const auto count = ReadCount(size, offload::kMostSlots);
+    if (!count) return Bad(text, absl::StrCat("1 to ", offload::kMostSlots, " chunks"));
+    options.capacity_slots = *count;
+  } else {
+    const auto bytes = ReadBytes(size);
+    if (!bytes) return Bad(text, "a size as 64GiB, 500GB or 1000chunks behind the name");
+    options.capacity_bytes = *bytes;
+  }
+  for (size_t i = 2; i < parts.size(); ++i) {
+    if (absl::Status status = TakeSetting(text, parts[i], &draft); !status.ok()) return status;
+  }
+  if (!draft.read) return Bad(text, "read=SPEED in it, as read=50GB/s or read=free");
+  if (!draft.write) draft.write = draft.read;
+  if (draft.read->bytes_per_second) {
+    draft.tier.read = {*draft.read->bytes_per_second, draft.latency, draft.sharing};
+  }
+  if (draft.write->bytes_per_second) {
+    draft.tier.write = {*draft.write->bytes_per_second, draft.latency, draft.sharing};
+  }
+  return draft.tier;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text) {
+  std::vector<SimTier> tiers;
+  if (text.empty()) return tiers;
+  for (const std::string& part : std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
+    auto tier = ParseTier(part);
+    if (!tier.ok()) return tier.status();
+    tiers.push_back(*std::move(tier));
+  }
+  return tiers;
+}
+
+}  // namespace kvblocks::sim

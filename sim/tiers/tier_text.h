@@ -1,0 +1,45 @@
+// Tiers as a user writes them:
+//
+//   host:64GiB:read=50GB/s:write=40GB/s:latency=10us,disk:1TiB:read=5GB/s:policy=arc
+//
+// Each tier is its name, what it holds, and settings; the fastest one stands first. What it holds
+// and its speeds are those of one device's share.
+//
+//   SIZE           bytes (64GiB, 500GB), or chunks of any size (1000chunks)
+//   read=SPEED     bytes per second (50GB/s), or free: no time at all. It must be there
+//   write=SPEED    as read, if not given
+//   latency=TIME   of each transfer, both ways; 0s
+//   fifo           transfers wait for each other instead of sharing
+//   chunk=BLOCKS   device blocks that are stored together; 1
+//   policy=NAME    which chunk is evicted; lru
+//   store=NAME     write-through, on-evict, on-second-use
+//   layout=NAME    packed, largest-group, all-groups
+//   exclusive      what was loaded leaves the tier
+//   prompt-only    outputs are not stored
+
+#ifndef KVBLOCKS_SIM_TIERS_TIER_TEXT_H_
+#define KVBLOCKS_SIM_TIERS_TIER_TEXT_H_
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvblocks/offload/tier_options.h"
+#include "kvblocks/sim/cost/link.h"
+
+namespace kvblocks::sim {
+
+struct SimTier {
+  offload::TierOptions options;
+  // Empty: free.
+  std::optional<LinkOptions> read;
+  std::optional<LinkOptions> write;
+};
+
+// Empty for an empty text. InvalidArgument quotes the tier and says what is expected.
+absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text);
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_TIERS_TIER_TEXT_H_
