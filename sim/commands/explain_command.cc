@@ -187,6 +187,7 @@ ExitStatus ExplainCommand::Run() {
     }
     selector = *parsed;
   }
+  if (absl::Status status = RefuseTiers(*setup); !status.ok()) return Fail("explain", status);
   if (const auto fleet = fleet_.Configure(); !fleet.ok()) return Fail("explain", fleet.status());
   if (fleet_.is_fleet()) {
     if (!selector) {

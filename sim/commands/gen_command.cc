@@ -77,8 +77,8 @@ class GenCommand final : public Command {
                   &like_);
     options_->AddFlag({.name = "--check", .help = "with --like: print the hit rates of both, for "
                        "all pool sizes"}, &check_);
-    options_->Add({.name = "--seed", .unit = "N", .help = "other random numbers [1; with --like one of 1 to 8 "
-                   "that comes near to the trace]"}, 0,
+    options_->Add({.name = "--seed", .unit = "N", .help = "other random numbers [1; with --like the one of "
+                   "the first few that comes nearest to the trace]"}, 0,
                   INT64_MAX, &seed_);
     options_->Add({.name = "--requests", .unit = "N", .help = "how many; with --like: as many as "
                    "the trace has [1000]"}, 1, kMostCount, &requests_);
@@ -129,6 +129,7 @@ class GenCommand final : public Command {
       if (IsReaderGone(status)) return kDone;
       if (!status.ok()) return Fail("gen", status);
     }
+    if (!note_.empty() && !quiet_) std::fprintf(stderr, "kvsim gen: note: %s\n", note_.c_str());
     return check_ ? Check(text, *reader_options) : kDone;
   }
 
@@ -177,7 +178,7 @@ class GenCommand final : public Command {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<wl::Workload> MakeWorkload(const TraceReaderOptions& reader_options) const {
+  absl::StatusOr<wl::Workload> MakeWorkload(const TraceReaderOptions& reader_options) {
     if (like_) {
       const auto reader = OpenLike(reader_options);
       if (!reader.ok()) return reader.status();
@@ -186,10 +187,11 @@ class GenCommand final : public Command {
       if (!workload.ok() || seed_ >= 0 || *like_ == "-") return workload;
       const auto run = RunTrace(reader_options);
       if (!run.ok()) return run.status();
-      const absl::Status status = ChooseSeed(*run, &*workload, [&](auto made) {
+      const auto greatest = ChooseSeed(*run, &*workload, [&](auto made) {
         return WithProgress(std::move(made), &progress_);
       });
-      if (!status.ok()) return status;
+      if (!greatest.ok()) return greatest.status();
+      note_ = NoteOfPoorFit(*greatest, run->num_requests);
       return workload;
     }
     if (!spec_.empty()) {
@@ -311,6 +313,7 @@ class GenCommand final : public Command {
   std::vector<ChatOption> chat_options_;
   int64_t seed_ = -1, requests_ = -1;
   bool check_ = false, quiet_ = false;
+  std::string note_;  // of the fit
   mutable ProgressLine progress_{/*quiet=*/false};
 };
 

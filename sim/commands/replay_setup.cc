@@ -517,6 +517,16 @@ absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config)
   return reader;
 }
 
+SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) {
+  SimulationConfig config = setup.simulation;
+  if (setup.config.zero_output() == "auto") {
+    const auto& notes = reader.info().notes;
+    const auto note = notes.find("zero_output");
+    if (note != notes.end() && note->second == "skip") config.zero_output = ZeroOutput::kSkip;
+  }
+  return config;
+}
+
 absl::Status RefuseTiers(const ReplaySetup& setup) {
   if (!setup.tiers) return absl::OkStatus();
   return Bad("--tier", setup.config.tier(),
@@ -528,16 +538,6 @@ absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setu
   auto tiers = TierConnector::Create(*setup.tiers);
   if (!tiers.ok()) return absl::InvalidArgumentError(absl::StrCat("--", tiers.status().message()));
   return tiers;
-}
-
-SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) {
-  SimulationConfig config = setup.simulation;
-  if (setup.config.zero_output() == "auto") {
-    const auto& notes = reader.info().notes;
-    const auto note = notes.find("zero_output");
-    if (note != notes.end() && note->second == "skip") config.zero_output = ZeroOutput::kSkip;
-  }
-  return config;
 }
 
 absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(

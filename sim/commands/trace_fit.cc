@@ -22,8 +22,12 @@ namespace {
 namespace wl = ::kvblocks::workload::v1;
 
 constexpr int64_t kMostPhases = 16;
-constexpr int64_t kRequestsOfPhase = 200;  // at least
-constexpr uint64_t kMostSeeds = 8;
+constexpr int64_t kRequestsOfPhase = 40;  // at least, unless the trace has fewer
+// Seeds are tried until so many requests were made, so that small traces, of which each request
+// moves the curve, have more to choose from.
+constexpr uint64_t kFewestSeeds = 8;
+constexpr uint64_t kMostSeeds = 256;
+constexpr uint64_t kRequestsToTry = 100'000;
 constexpr double kNearEnough = 0.005;  // of a hit rate
 
 struct Seen {
@@ -173,10 +177,7 @@ absl::StatusOr<CurveDifference> CompareCurves(const OrderRun& first, TraceReader
   std::sort(sizes.begin(), sizes.end());
   for (const int64_t size : sizes) {
     const CurvePair at = pair(size);
-    if (std::abs(at.second - at.first) >
-        std::abs(difference.greatest.second - difference.greatest.first)) {
-      difference.greatest = at;
-    }
+    if (at.off() > difference.greatest.off()) difference.greatest = at;
   }
   for (int64_t size = 256; !sizes.empty() && size / 2 < sizes.back(); size *= 2) {
     difference.sizes.push_back(pair(size));
@@ -197,25 +198,39 @@ std::string FormatCurveDifference(const CurveDifference& difference) {
   return text;
 }
 
-absl::Status ChooseSeed(
+std::string NoteOfPoorFit(const CurvePair& greatest, int64_t num_requests) {
+  if (greatest.off() <= kGoodFit) return "";
+  std::string note = absl::StrFormat(
+      "the hit rates differ by up to %.1f points, in a pool of %s blocks, which is more than %.0f: "
+      "what was made is no stand-in for the trace in pools of about that size",
+      100 * greatest.off(), WithThousands(greatest.num_blocks), 100 * kGoodFit);
+  if (num_requests < kFewRequests) {
+    absl::StrAppend(&note, ". Counts of ", WithThousands(num_requests),
+                    " requests say little about the order in which prefixes come again");
+  }
+  return note;
+}
+
+absl::StatusOr<CurvePair> ChooseSeed(
     const OrderRun& trace, wl::Workload* workload,
     const std::function<std::unique_ptr<TraceReader>(std::unique_ptr<TraceReader>)>& wrap) {
-  double least = 2;
-  uint64_t best = 1;
-  for (uint64_t seed = 1; seed <= kMostSeeds && least > kNearEnough; ++seed) {
+  CurvePair least{};
+  uint64_t best = 0;
+  const auto requests = static_cast<uint64_t>(std::max<int64_t>(1, trace.num_requests));
+  const uint64_t most = std::clamp(kRequestsToTry / requests, kFewestSeeds, kMostSeeds);
+  for (uint64_t seed = 1; seed <= most && (best == 0 || least.off() > kNearEnough); ++seed) {
     workload->set_seed(seed);
     auto made = OpenTraceString(PrintWorkload(*workload), "the workload", {});
     if (!made.ok()) return made.status();
     *made = wrap(*std::move(made));
     const auto difference = CompareCurves(trace, **made);
     if (!difference.ok()) return difference.status();
-    const double off = std::abs(difference->greatest.second - difference->greatest.first);
-    if (off >= least) continue;
-    least = off;
+    if (best != 0 && difference->greatest.off() >= least.off()) continue;
+    least = difference->greatest;
     best = seed;
   }
   workload->set_seed(best);
-  return absl::OkStatus();
+  return least;
 }
 
 }  // namespace kvblocks::sim

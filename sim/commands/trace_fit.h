@@ -11,6 +11,7 @@
 #ifndef KVBLOCKS_SIM_COMMANDS_TRACE_FIT_H_
 #define KVBLOCKS_SIM_COMMANDS_TRACE_FIT_H_
 
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -33,6 +34,8 @@ struct CurvePair {
   int64_t num_blocks;
   double first;
   double second;
+
+  double off() const { return std::abs(second - first); }
 };
 struct CurveDifference {
   std::vector<CurvePair> sizes;  // powers of 2, up to where neither curve rises any more
@@ -42,9 +45,16 @@ struct CurveDifference {
 absl::StatusOr<CurveDifference> CompareCurves(const OrderRun& first, TraceReader& second);
 std::string FormatCurveDifference(const CurveDifference& difference);
 
-// Gives the workload the seed, of the first few, with which its curve comes next to that of the
-// trace. Makes the workload once for each; `wrap` may put a reader before it.
-absl::Status ChooseSeed(
+// A fit that is off by more is no stand-in for its trace; and what counts as few requests.
+inline constexpr double kGoodFit = 0.02;
+inline constexpr int64_t kFewRequests = 2'000;
+// What a user should know of a fit that is off by so much; empty: nothing.
+std::string NoteOfPoorFit(const CurvePair& greatest, int64_t num_requests);
+
+// Gives the workload the seed, of the first 8 or for small traces up to 256, with which its curve
+// comes next to that of the trace, and says where it is farthest then. Makes the workload once for
+// each; `wrap` may put a reader before it.
+absl::StatusOr<CurvePair> ChooseSeed(
     const OrderRun& trace, workload::v1::Workload* workload,
     const std::function<std::unique_ptr<TraceReader>(std::unique_ptr<TraceReader>)>& wrap);
 

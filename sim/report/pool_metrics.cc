@@ -47,7 +47,7 @@ void PoolMetrics::SetSlots(const SimRequest& request, int64_t slots) {
 }
 
 void PoolMetrics::OnAdmission(const AdmissionRecord& record, SimTime) {
-  gauges_.computed += record.num_hit_tokens;
+  gauges_.computed += record.num_hit_tokens + record.num_external_tokens;
 }
 
 void PoolMetrics::OnPreemption(const PreemptionRecord& record, SimTime) {
@@ -65,6 +65,11 @@ void PoolMetrics::OnFinish(const SimRequest& request, SimTime) {
 
 void PoolMetrics::OnStepScheduled(const StepRecord& step) {
   for (const ScheduledRecord& record : step.scheduled) {
+    if (record.is_loaded) {
+      // The last known token is computed, even if all came.
+      const SimRequest& request = *record.request;
+      gauges_.computed += record.num_context - request.num_load_hits - request.num_load_tokens;
+    }
     if (!full_group_ || (record.num_new_blocks == 0 && !record.is_admission)) continue;
     SetSlots(*record.request,
              static_cast<int64_t>(manager_->GetBlocks(*record.request->kv, *full_group_).size()) *

@@ -178,7 +178,8 @@ ExternalMatch TierConnector::Match(const SimRequest& request, int64_t num_hit_to
   const PrefixContent& content = request.kv->content();
   const OffloadManager::Match found =
       offload_->Lookup(content, num_hit_tokens, request.num_known - 1);
-  if (found.num_tokens_with_pending > found.num_tokens) {
+  // Who loads only what saves time does not wait for what may not.
+  if (found.num_tokens_with_pending > found.num_tokens && !options_.load_if_faster) {
     match.is_pending = has_waiters_ = true;
     return match;
   }

@@ -124,6 +124,15 @@ TEST(TierConnectorTest, ARequestWaitsForWhatIsBeingWritten) {
   EXPECT_THAT(replay.lines, Contains(HasSubstr("6: D:1 ")));
 }
 
+// Waiting for the store would take 2 s, and the load 2 s more.
+TEST(TierConnectorTest, WhoLoadsOnlyWhatIsFasterDoesNotWaitForStores) {
+  TierReplay replay("host:8chunks:read=128B/s", 5, LoadMode::kAsync, true);
+  replay.AddAThenC(1);
+  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 2, .content = TierReplay::Document(9, 0)});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines, Contains(HasSubstr("2: D:9 ")));
+}
+
 // E finds on the device what D loads, once it has come.
 TEST(TierConnectorTest, NoTwoRequestsLoadTheSame) {
   TierReplay replay("host:8chunks:read=128B/s", 7);

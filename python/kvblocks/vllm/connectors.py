@@ -23,7 +23,7 @@ def _each(transfer: KVTransferConfig) -> Iterator[KVTransferConfig]:
         yield transfer
         return
     for child in transfer.kv_connector_extra_config.get("connectors", []):
-        yield from _each(KVTransferConfig(**child, engine_id=transfer.engine_id))
+        yield from _each(KVTransferConfig(**{"engine_id": transfer.engine_id, **child}))
 
 
 def _reaches_into_the_pool(connector: type) -> bool:

@@ -1,0 +1,150 @@
+#!/bin/bash
+# Runs kvsim curve, sweep, point, tune and capacity.
+. "$(dirname "$0")/kvsim_checks.sh"
+
+# --- Curves ---
+expect 0 '' curve
+grep -q '^answers .*50 % of the possible hits need' out || fail "curve answers nothing"
+[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
+  fail "the curve's table is wider than 100 columns"
+expect 0 '' curve --json --csv=curve.csv
+cp out curve.json
+expect 0 '' curve --json-file=curve2.json --quiet --threads=1
+[ -s out ] && fail "curve --quiet prints"
+cmp curve.json curve2.json || fail "one thread gives another curve"
+[ "$(awk -F, '{ print NF }' curve.csv | sort -u | wc -l)" -eq 1 ] || fail "ragged CSV of a curve"
+awk -F, 'NR > 2 && $4 < hits { exit 1 } { hits = $4 }' curve.csv || fail "a larger pool hits less"
+# A replay of one request after the other hits what the curve says.
+awk 'BEGIN { for (i = 0; i < 300; i++) {
+  doc = (i * i * 7 + i) % 11; length_ = 40 + (i * 37) % 300; ids = ""
+  for (k = 0; k * 16 < length_; k++) ids = ids (k ? "," : "") (k < 3 ? k : k < 9 ? 100 * doc + k : 10000 + 50 * i + k)
+  printf "{\"timestamp\": %d, \"input_length\": %d, \"output_length\": %d, \"block_size\": 16, \"hash_ids\": [%s]}\n",
+    i * 1000, length_, 1 + i % 40, ids } }' >open_loop.jsonl
+for pool in 40 150 400; do
+  expect 0 '' curve open_loop.jsonl --sizes $pool --csv=- --points=0
+  hits=$(awk -F, -v pool=$pool '$1 == pool { print $4 }' out)
+  expect 0 '' replay open_loop.jsonl --num-blocks=$((pool + 1)) --max-num-seqs=1 --no-async --json
+  grep -q "\"numerator\": \"$((hits * 16))\"" out || fail "the curve says $hits blocks at $pool"
+done
+# And in the same schedule, replays of all sizes do.
+expect 0 '' curve --mode=schedule --time=fixed --max-num-batched-tokens=65536 --refine=3 --json
+grep -q '"exactness": "as one replay' out || fail "this schedule does not depend on hits"
+awk '/"hit_tokens"/ { gsub(/[^0-9]/, ""); real = $0 }
+     /"curve_hit_tokens"/ { gsub(/[^0-9]/, ""); n++; if ($0 != real) exit 1 }
+     END { if (n != 3) exit 1 }' out || fail "replays differ from the exact curve"
+expect 0 '' curve --mode=schedule
+grep -q 'same-schedule approximation' out || fail "an approximation is not called one"
+expect 0 '' curve --model=gemma-3-27b --device=h200 --sizes 10000 20000 --json
+grep -q 'no single pass is exact' out || fail "curve does not say that sizes were replayed"
+expect 0 '' curve --block-sizes 16 64 --what-if=shuffled --what-if=per-session --tiers 5000 --sizes 1000
+grep -q '^blocks of 64' out || fail "no row for blocks of 64"
+grep -q '^two tiers' out || fail "no tiers"
+expect 0 '' curve --sample-paths=0.5 --hot=32
+grep -q '^sampling .*the 32 hottest always' out || fail "a sampled curve does not say so"
+expect 2 'sample-paths: got 2, expected a share' curve --sample-paths=2
+expect 2 'hot: needs --sample-paths' curve --hot=3
+expect 2 'sample-paths: set with' curve --sample-paths=0.1 --what-if=shuffled
+expect 2 'standard input can be read once' curve - --mode=schedule
+expect 2 'max-num-seqs.*expected --mode=schedule' curve --max-num-seqs=3
+expect 2 'what-if: got x' curve --what-if=x
+expect 2 'expected one of order' curve --mode=x
+expect 2 'refine.*expected --mode=schedule' curve --refine=1
+expect 2 'tiers: needs --sizes' curve --tiers 5
+expect 2 'no-prefix-caching' curve --no-prefix-caching
+expect 2 'what-if.*need a model of full attention' curve --model=gemma-3-27b --device=h200 --what-if=shuffled
+expect 2 'both want standard output' curve --json --csv=-
+expect 0 '' curve --quiet --html=curve.html --block-sizes 16 64
+[ -s out ] && fail "curve --quiet prints a page"
+grep -q 'id="chart-4"' curve.html || fail "fewer than five charts of a curve"
+expect 2 'both want standard output' curve --json --html=-
+expect 2 '--csv and --html are both x' curve --csv=x --html=x
+# The table of a replay has the answers of the curve.
+expect 0 '' curve --json
+needed=$(awk '/"share_of_possible": 0.9,/ { getline; gsub(/[^0-9]/, ""); print }' out)
+expect 0 '' replay
+tr -d ',' <out | grep -q "50 / 90 / 99 % of these need [0-9]* / $needed / [0-9]* blocks = " ||
+  fail "replay does not say that 90 % of the possible hits need $needed blocks"
+expect 0 '' replay --model=gpt-oss-20b
+grep -q 'blocks for 50 / 90 / 99 % of these: n/a, windows' out || fail "no word on pools of a hybrid model"
+expect 3 'no requests' curve --end=0.001s --start=0s --limit=1
+
+# --- Sweeps ---
+expect 0 '' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --threads=1 --csv=one.csv \
+  --html=one.html --pareto=hit-rate,pool-gib --results=one.jsonl
+cp out one.txt
+for threads in 2 8; do
+  expect 0 '' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --threads=$threads --csv=many.csv \
+    --html=many.html --pareto=hit-rate,pool-gib --results=many$threads.jsonl
+  cmp one.txt out && cmp one.csv many.csv && cmp one.html many.html || fail "$threads threads give another sweep"
+  diff <(sort one.jsonl) <(sort many$threads.jsonl) >/dev/null || fail "$threads threads give other results"
+done
+grep -q 'Pareto front' one.html || fail "the page of a sweep has no front"
+# Each row is what a replay says.
+while IFS=, read -r index _ blocks size hit_rate _; do
+  [ "$index" = index ] && continue
+  "$kvsim" replay --limit=100 --num-blocks=$blocks --block-size=$size --json |
+    grep -A40 '"whole_run"' | grep -m1 '"value"' | grep -qF "${hit_rate:0:12}" || fail "point $index is no replay"
+done <one.csv
+# Finished points are not replayed again, and a specification says the same as options.
+expect 0 'has 4 finished points' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --results=one.jsonl
+expect 0 '' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --print-spec
+cp out grid.textproto
+expect 0 '' point --spec=grid.textproto --list
+[ "$(wc -l <out)" -eq 4 ] || fail "point --list has not 4 points"
+cut -d' ' -f2 out | sort >names
+cut -d'"' -f4 one.jsonl | sort | cmp - names || fail "names differ from one command to the other"
+for index in 0 1 2 3; do
+  expect 0 '' point --spec=grid.textproto --index=$index
+  cat out >>grid.results.jsonl
+done
+diff <(sort one.jsonl) <(sort grid.results.jsonl) >/dev/null || fail "points differ from those of the sweep"
+head -c 300 one.jsonl >>grid.results.jsonl
+expect 0 'not whole and is cut off' sweep grid.textproto --pareto=hit-rate,pool-gib
+cmp one.txt out || fail "the table of stored points differs"
+expect 1 '' sweep --limit=100 --grid num-blocks=2,600
+grep -q 'requests were rejected' out || fail "a point without figures does not say why"
+expect 2 'did you mean --num-blocks' sweep --grid num-block=1
+expect 2 'nothing to sweep over' sweep
+expect 2 'two axes' sweep --grid seed=1,2 --grid seed=3
+expect 2 'expected two metrics or more' sweep --grid seed=1 --pareto=hit-rate
+expect 2 'metrics: got "x"' sweep --grid seed=1 --metrics=x
+expect 2 'no such file' sweep nowhere.jsonl --grid seed=1
+expect 2 'standard input can be read once' sweep - --grid seed=1
+expect 2 'needs --results' sweep --grid seed=1 --retry
+expect 2 'are both' sweep --grid seed=1 --csv=a.csv --html=a.csv
+expect 2 'index: got 4, expected 0 to 3' point --spec=grid.textproto --index=4
+expect 2 'expected --index=N or --list' point --spec=grid.textproto
+# An interrupted sweep keeps what is finished, and says so.
+awk 'BEGIN { for (i = 0; i < 4000; i++)
+  printf "{\"timestamp\": %d, \"input_length\": 2000, \"output_length\": 100, \"hash_ids\": [%d,%d,%d,%d]}\n", i * 50, i % 97, i % 89 + 100, i, i + 1 }' \
+  >long.jsonl
+"$kvsim" sweep long.jsonl --grid seed=1:400:+1 --results=cut.jsonl --threads=2 >out 2>err </dev/null &
+sweep=$!
+for _ in $(seq 200); do [ "$(cat cut.jsonl 2>/dev/null | wc -l)" -ge 3 ] && break; sleep 0.05; done
+kill -TERM $sweep  # a shell ignores SIGINT for what it puts in the background
+wait $sweep
+grep -q 'finished points are in cut.jsonl' err || fail "an interrupted sweep does not say what it keeps: $(cat err)"
+[ "$(wc -l <cut.jsonl)" -ge 3 ] || fail "an interrupted sweep lost its points"
+expect 0 '' tune --over max-num-seqs=1:512:*2 --speedup=60 --limit=150 --json
+grep -q '"objective": "output-tokens-per-s"' out || fail "tune has no objective"
+expect 1 '' tune --over max-num-seqs=1,2 --slo=ttft:1us:p99 --limit=50
+grep -q 'no point that was tried meets --slo' out || fail "tune does not say that nothing fits"
+expect 2 'nothing to tune' tune
+expect 0 '' capacity --slo=ttft:500ms@p99 --num-blocks=4000 --json-file=capacity.json
+speedup=$(grep -m1 -A12 '"at_highest"' capacity.json | grep -m1 '"speedup"' | cut -d'"' -f4)
+expect 0 '' replay --slo=ttft:500ms:p99 --num-blocks=4000 --speedup=$speedup --quiet
+speedup=$(grep -m1 -A12 '"at_failing"' capacity.json | grep -m1 '"speedup"' | cut -d'"' -f4)
+expect 1 '' replay --slo=ttft:500ms:p99 --num-blocks=4000 --speedup=$speedup --quiet
+expect 0 '' capacity --slo=tpot:9ms@p95 --num-blocks=3000 --devices=h100:2.5,h200:3.5 --rate=15
+grep -q '^answer  *cheapest: ' out || fail "capacity names no cheapest device"
+expect 1 '' capacity --slo=ttft:1us@p99 --limit=50
+grep -q 'no rate meets the limits' out || fail "capacity does not say that no rate meets"
+expect 1 "" capacity --slo=ttft:10s@p99 --limit=50 --rate=1000
+grep -q 'more replicas than the trace has' out || fail "capacity does not say that the trace is too short"
+expect 2 'no limit has a percentile' capacity --slo=ttft:1s
+expect 2 'speedup: the search sets it' capacity --slo=ttft:1s@p99 --speedup=2
+expect 2 'closed loop' capacity --slo=ttft:1s@p99 --concurrency=2
+expect 2 'time: got fixed' capacity --slo=ttft:1s@p99 --time=fixed
+expect 2 'a price for every device' capacity --slo=ttft:1s@p99 --devices=h100:2,h200
+
+finish
