@@ -100,7 +100,7 @@ unknown option --eagle|replay --eagle
 --link-latency: .*unit|disaggregate --link-latency=5
 --decode-replicas|disaggregate --decode-replicas=0
 --warmup: its section is not in the report|disaggregate --warmup=0.1
-KV-cache group 1 does not keep all blocks|disaggregate --model=gemma-3-27b --device=h200
+KV-cache group 0 does not keep all blocks|disaggregate --model=gemma-3-27b --device=h200
 --engine|replay --engine=vllm-9
 --time: got "magic", expected one of|replay --time=magic
 --step-time: got "5", expected a time with a unit|replay --step-time=5

@@ -346,4 +346,10 @@ expect 0 '' plan --catalogue=huge.textproto --device=huge
   exit $failures
 ) || fail "no message without memory"
 
+# Prefill and decode apart: every request ends, and the rest of its time is where it says.
+says 'in 61.06 s: 396 arrived, 396 finished; .* hand-over .* transfer .* decode' disaggregate --speedup=10
+says '396 arrived, 396 finished, .* computed where they decode' disaggregate --speedup=10 --local-tokens=100
+expect 1 '' disaggregate --speedup=10 --slo=ttft:1ms:p99 --quiet --json
+grep -q '"requests_local": "0"' out || fail "disaggregate --json has no totals"
+
 finish

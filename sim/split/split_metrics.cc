@@ -206,7 +206,7 @@ std::string FormatSplit(const pb::SplitReport& report, bool color) {
                                     std::pair(totals.requests_local(), " computed where they decode")}) {
     if (count > 0) absl::StrAppend(&requests, ", ", WithThousands(count), what);
   }
-  page.Text("requests", absl::StrCat(requests, " in ", Span(totals.duration_s()), "; ",
+  page.Text("requests", absl::StrCat("in ", Span(totals.duration_s()), ": ", requests, "; ",
                                      absl::StrFormat("%.4g requests/s, %.4g output tokens/s",
                                                      totals.requests_per_s(),
                                                      totals.output_tokens_per_s())));
