@@ -95,6 +95,12 @@ unknown option --eagle|replay --eagle
 --tier: got host:1GiB:read=free, expected nothing: --tiers|curve --tier=host:1GiB:read=free
 --tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|explain --tier=host:1GiB:read=free --request=1
 --tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|serve --tier=host:1GiB:read=free
+--tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|disaggregate --tier=host:1GiB:read=free
+--prefill-router: got oracle, expected one of round-robin|disaggregate --prefill-router=oracle
+--link-latency: .*unit|disaggregate --link-latency=5
+--decode-replicas|disaggregate --decode-replicas=0
+--warmup: its section is not in the report|disaggregate --warmup=0.1
+KV-cache group 1 does not keep all blocks|disaggregate --model=gemma-3-27b --device=h200
 --engine|replay --engine=vllm-9
 --time: got "magic", expected one of|replay --time=magic
 --step-time: got "5", expected a time with a unit|replay --step-time=5

@@ -128,6 +128,8 @@ KvCacheGroup GroupFrom(const GroupArguments& arguments) {
   } else if (kind == "chunked_local_attention") {
     options.attention_chunk_size = window;
     spec = ChunkedLocalAttentionSpec::Create(options);
+  } else if (kind == "cross_attention") {
+    spec = CrossAttentionSpec::Create(options);
   } else if (kind == "mamba" || kind == "ring") {
     options.num_kv_heads = 0;
     options.head_size = 0;
@@ -147,6 +149,8 @@ KvCacheGroup GroupFrom(const GroupArguments& arguments) {
   CheckVllm(spec.status());
   return {.spec = *std::move(spec), .is_draft = is_draft};
 }
+
+constexpr int64_t kMostEncoderTokens = int64_t{1} << 30;
 
 template <typename T>
 T Take(nb::dict& options, const char* name) {
@@ -176,6 +180,8 @@ void NewManager(VllmManager* self, int64_t num_blocks, const std::vector<GroupAr
       .decode_context_parallel = Take<int64_t>(options, "dcp_world_size"),
       .checkpoint_alignment = Take<int64_t>(options, "checkpoint_alignment"),
       .report_new_blocks = Take<bool>(options, "report_new_blocks")};
+  // vLLM's scheduler knows how many an encoder may take, and its manager does not ask.
+  core.max_encoder_tokens = kMostEncoderTokens;
   const auto name = Take<std::string>(options, "semantics");
   const auto semantics = Semantics::ByName(name);
   if (!semantics) CheckVllm(InvalidArgument("semantics \"", name, "\" are not known"));

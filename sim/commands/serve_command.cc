@@ -52,7 +52,7 @@ struct Asked {
   std::vector<std::string> loras;
   std::string events, replay, topic, hash = "sha256_cbor";
   std::optional<std::string> hash_seed;
-  bool integer_hashes = false;
+  bool byte_hashes = false;
   int64_t max_head = 16 << 10, max_body = int64_t{32} << 20, max_held = int64_t{1} << 30;
   int64_t max_connections = 4096, max_prompts = 128;
   std::string head_timeout = "10s", body_timeout = "30s", idle_timeout = "75s";
@@ -113,10 +113,10 @@ ServeCommand::ServeCommand(OptionParser* program)
   add(kEvents, "--kv-events-replay", "ENDPOINT", "where subscribers ask for batches again",
       &asked_.replay);
   add(kEvents, "--kv-events-topic", "TOPIC", "of the messages [none]", &asked_.topic);
-  options_->AddFlag({.name = "--kv-events-integers",
-                     .help = "hashes as 64-bit integers, not as bytes",
+  options_->AddFlag({.name = "--kv-events-bytes",
+                     .help = "hashes as all of their bytes, not as 64-bit integers",
                      .group = kEvents},
-                    &asked_.integer_hashes);
+                    &asked_.byte_hashes);
   add(kEvents, "--hash", "NAME",
       "of blocks: sha256_cbor and xxhash_cbor as vLLM's, sha256, xxh3_128 [sha256_cbor]",
       &asked_.hash);
@@ -289,7 +289,7 @@ absl::StatusOr<ServerOptions> MakeServerOptions(const Asked& asked, const Replay
   out.events = {.endpoint = asked.events,
                 .replay_endpoint = asked.replay,
                 .topic = asked.topic,
-                .integer_hashes = asked.integer_hashes};
+                .integer_hashes = !asked.byte_hashes};
   Service::Options& service = out.service;
   service.model = asked.name.empty() ? setup.model : asked.name;
   service.root = setup.model;

@@ -199,16 +199,16 @@ std::string FormatCurveDifference(const CurveDifference& difference) {
 }
 
 std::string NoteOfPoorFit(const CurvePair& greatest, int64_t num_requests) {
-  const double off = greatest.off();
-  if (off <= kGoodFit) return "";
-  return absl::StrFormat(
-      "the hit rates differ by up to %.1f points, in a pool of %s blocks, which is more than %.0f: what was made is no "
-      "stand-in for the trace in pools of about that size%s",
-      100 * off, WithThousands(greatest.num_blocks), 100 * kGoodFit,
-      num_requests < kFewRequests
-          ? absl::StrCat(". Counts of ", WithThousands(num_requests),
-                         " requests say little about the order in which prefixes come again")
-          : std::string());
+  if (greatest.off() <= kGoodFit) return "";
+  std::string note = absl::StrFormat(
+      "the hit rates differ by up to %.1f points, in a pool of %s blocks, which is more than %.0f: "
+      "what was made is no stand-in for the trace in pools of about that size",
+      100 * greatest.off(), WithThousands(greatest.num_blocks), 100 * kGoodFit);
+  if (num_requests < kFewRequests) {
+    absl::StrAppend(&note, ". Counts of ", WithThousands(num_requests),
+                    " requests say little about the order in which prefixes come again");
+  }
+  return note;
 }
 
 absl::StatusOr<CurvePair> ChooseSeed(

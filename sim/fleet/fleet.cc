@@ -181,13 +181,22 @@ absl::Status Fleet::RunLoop() {
 // --- One instant ---
 
 absl::Status Fleet::FinishSteps() {
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    if (next_[r] > now_ || !replicas_[r]->is_step_over(now_)) continue;
+  // A session that ends may make others due.
+  for (size_t i = 0; i < due_.size(); ++i) {
+    const auto r = static_cast<size_t>(due_[i]);
+    if (!replicas_[r]->is_step_over(now_)) continue;
     if (absl::Status status = replicas_[r]->FinishStep(); !status.ok()) {
       return OfReplica(r, status);
     }
   }
   return absl::OkStatus();
+}
+
+void Fleet::CallNow(int32_t replica) {
+  SimTime& next = next_[static_cast<size_t>(replica)];
+  if (next <= now_) return;
+  next = now_;
+  due_.insert(std::upper_bound(due_.begin(), due_.end(), replica), replica);
 }
 
 void Fleet::DeliverEvents() {
@@ -197,6 +206,8 @@ void Fleet::DeliverEvents() {
 }
 
 absl::Status Fleet::TakeArrivals() {
+  if (is_arrival_known_ && (!next_arrival_ || *next_arrival_ > now_)) return SendDue();
+  is_arrival_known_ = false;
   while (true) {
     const auto taken = arrivals_.TakeDue(now_);
     if (!taken.ok()) return taken.status();
@@ -268,7 +279,7 @@ absl::Status Fleet::Send(SimRequest* request) {
   loads_[chosen].num_requests += 1;
   loads_[chosen].num_tokens += request->num_prompt;
   loads_[chosen].num_waiting_tokens += request->num_prompt;
-  next_[chosen] = std::min(next_[chosen], now_);
+  CallNow(answer.replica);
   absl::Status status = replicas_[chosen]->Submit(request, now_);
   return status.ok() ? status : OfReplica(chosen, status);
 }
@@ -294,9 +305,17 @@ void Fleet::FindHeld(const SimRequest& request) {
     if (last >= hashes.size()) break;
     blocks_.push_back(hashes[last]);
   }
+  // Without its first block nothing of a prompt is found, unless hits end inside blocks or no group
+  // keeps all of its blocks.
+  const bool needs_first = first.group(group_).keeps_all_blocks();
   ComputedBlocks found;
   for (const auto& replica : replicas_) {
     const KvCacheManager& manager = replica->manager();
+    if (needs_first && !manager.options().partial_hits &&
+        (blocks_.empty() || manager.pool().FindCached(blocks_.front(), group_) == kNullBlockId)) {
+      held_.push_back(0);
+      continue;
+    }
     const auto probe = manager.NewRequestFromHashes("probe", request.num_prompt, hashes);
     KVBLOCKS_CHECK(probe.ok(), probe.status().ToString());
     const absl::Status status = manager.GetComputedBlocks(**probe, found);
@@ -307,14 +326,16 @@ void Fleet::FindHeld(const SimRequest& request) {
 
 absl::Status Fleet::Iterate() {
   // All aborts first: a session that ends takes turns along that others would admit.
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    if (next_[r] > now_) continue;
-    if (absl::Status status = replicas_[r]->DeliverAborts(now_); !status.ok()) {
-      return OfReplica(r, status);
+  if (due_.size() > 1) {
+    for (size_t i = 0; i < due_.size(); ++i) {
+      const auto r = static_cast<size_t>(due_[i]);
+      if (absl::Status status = replicas_[r]->DeliverAborts(now_); !status.ok()) {
+        return OfReplica(r, status);
+      }
     }
   }
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    if (next_[r] > now_) continue;
+  for (size_t i = 0; i < due_.size(); ++i) {
+    const auto r = static_cast<size_t>(due_[i]);
     absl::Status status = replicas_[r]->DeliverAborts(now_);
     if (status.ok() && replicas_[r]->wants_schedule()) status = replicas_[r]->Schedule(now_);
     if (!status.ok()) return OfReplica(r, status);
@@ -324,11 +345,21 @@ absl::Status Fleet::Iterate() {
 }
 
 absl::StatusOr<std::optional<SimTime>> Fleet::NextInstant() {
-  SimTime next = *std::min_element(next_.begin(), next_.end());
-  const auto arrival = arrivals_.NextTime(now_);
-  if (!arrival.ok()) return arrival.status();
-  if (*arrival) next = std::min(next, **arrival);
+  if (!is_arrival_known_) {
+    const auto arrival = arrivals_.NextTime(now_);
+    if (!arrival.ok()) return arrival.status();
+    next_arrival_ = *arrival;
+    is_arrival_known_ = true;
+  }
+  SimTime next = next_arrival_.value_or(kNever);
   if (!on_its_way_.empty()) next = std::min(next, on_its_way_.front().time);
+  due_.clear();
+  for (size_t r = 0; r < next_.size(); ++r) {
+    if (next_[r] > next || next_[r] == kNever) continue;
+    if (next_[r] < next) due_.clear();
+    next = next_[r];
+    due_.push_back(static_cast<int32_t>(r));
+  }
   return next == kNever ? std::nullopt : std::optional<SimTime>(next);
 }
 
@@ -365,6 +396,7 @@ absl::Status Fleet::OnEnded(SimRequest* request, SimTime now) {
     if (absl::Status status = EndSession(*request, now); !status.ok()) return status;
   }
   RoutedOf(*request) = Routed();
+  is_arrival_known_ = false;
   absl::Status status = arrivals_.Resolve(*request, now);
   store_.Remove(request);
   return status;
@@ -380,7 +412,7 @@ absl::Status Fleet::EndSession(const SimRequest& request, SimTime now) {
       if (!status.ok()) return status;
     } else {
       replicas_[static_cast<size_t>(there)]->PlanAbort(turn, AbortCause::kSession, now);
-      next_[static_cast<size_t>(there)] = std::min(next_[static_cast<size_t>(there)], now);
+      CallNow(there);
     }
   }
   return absl::OkStatus();

@@ -13,8 +13,8 @@
 // anywhere yet end where the aborted one was.
 //
 // Always: deterministic, as Simulation; each request that is not skipped ends exactly once, in the
-// observers of one replica. Cost: that of the replicas, about 1 ns per replica and instant, and per
-// request what the router asks. Single-threaded.
+// observers of one replica. Cost: that of the replicas, some 20 ns and 1 ns per replica for each
+// instant, and per request what the router asks. Single-threaded.
 
 #ifndef KVBLOCKS_SIM_FLEET_FLEET_H_
 #define KVBLOCKS_SIM_FLEET_FLEET_H_
@@ -144,6 +144,7 @@ class Fleet final : private Replica::Owner {
   absl::Status Send(SimRequest* request);
   absl::Status Iterate();
   absl::StatusOr<std::optional<SimTime>> NextInstant();
+  void CallNow(int32_t replica);
   absl::Status NoProgress() const;
   absl::Status ReportProgress();
 
@@ -167,6 +168,10 @@ class Fleet final : private Replica::Owner {
   SimTime now_ = 0;
   int64_t num_instants_ = 0;
   std::vector<SimTime> next_;        // when each replica is to be called
+  std::vector<int32_t> due_;         // those whose time has come, ascending
+  // Of requests that are known; read anew after one that ended.
+  std::optional<SimTime> next_arrival_;
+  bool is_arrival_known_ = false;
   std::vector<ReplicaLoad> loads_;   // num_tokens without output
   std::vector<int64_t> ended_outputs_;  // output tokens of requests that are over
   std::vector<Routed> routed_;

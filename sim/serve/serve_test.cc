@@ -399,7 +399,7 @@ TEST_F(LiveEngineTest, WhatNeverFitsIsRejectedWithAReason) {
 }
 
 TEST_F(LiveEngineTest, AnAbortEndsARequestAndFreesItsBlocks) {
-  Start(100, /*speed=*/1);
+  Start(1000, /*speed=*/1);
   Submit(1, 20, 900);
   Submit(2, 20, 900, /*first_token=*/100);
   engine_->Abort(1);

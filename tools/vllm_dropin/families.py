@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -31,6 +32,7 @@ class Family:
     use_eagle: bool = False
     hash_lookahead: int = 0
     prefill_lookahead: int = 0
+    encoder: bool = False  # with cross attention, and without prefix caching
 
     def config(self, num_blocks: int) -> KVCacheConfig:
         return KVCacheConfig(
@@ -98,6 +100,10 @@ FAMILIES: dict[str, Callable[[], Family]] = {
         [(mla(16), False), (mla_window(16, 24), False), (mla_window(4, 8, 32), False), (mla_window(8, 12, 16), False)],
         16,
         4,
+    ),
+    # Whisper: each request has as many encoder blocks as its input takes, from its admission on.
+    "whisper": lambda: Family(
+        [(full(4), False), (CrossAttentionSpec(block_size=4, **HEADS), False)], 4, 4, encoder=True
     ),
     # Drafters. With look-ahead hashes (the default), and with the drop that connectors still have.
     "eagle": lambda: Family([(full(4), True)], 4, 4, hash_lookahead=1, prefill_lookahead=1),

@@ -26,6 +26,9 @@ from both_managers import Difference, KnownDifference, Tally
 from workload import Run
 
 
+MOST_BROKEN = 5  # runs of a family that end in an error of vLLM's or the harness
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=100_000, help="manager calls in all, over all families")
@@ -77,7 +80,7 @@ def run_family(name: str, args: argparse.Namespace) -> dict[str, Any]:
     most = args.calls / len(args.families.split(","))
     calls: collections.Counter[str] = collections.Counter()
     facts: collections.Counter[str] = collections.Counter()
-    differences = num_known = num_runs = 0
+    differences = num_known = num_runs = num_broken = 0
     start = time.monotonic()
     while calls.total() < most:
         seed = args.seed + num_runs
@@ -93,11 +96,13 @@ def run_family(name: str, args: argparse.Namespace) -> dict[str, Any]:
             print(f"{name} {run.scheduler_kind} seed {seed}: {difference}", flush=True)
         except Exception:
             differences += 1
+            num_broken += 1
             print(f"{name} {run.scheduler_kind} seed {seed}: {traceback.format_exc()}", flush=True)
         calls.update(tally.calls)
         facts.update(tally.facts)
         num_runs += 1
-        if differences > 0 and not args.keep_going:
+        # A run that fails at once makes no calls, and the next one may not either.
+        if (differences > 0 and not args.keep_going) or num_broken == MOST_BROKEN:
             break
     return {
         "calls": calls, "facts": facts, "runs": num_runs, "differences": differences, "known": num_known,

@@ -20,7 +20,7 @@ import xml.etree.ElementTree as ElementTree
 # What the failure says if a test looks into the manager, the pool or the blocks themselves.
 INTERNAL = re.compile(
     r"^AttributeError: .*'(KVCacheManager|Coordinator|SingleTypeManager|BlockPool|_Blocks|Blocks?|Manager|tuple)' object has "
-    r"no attribute"
+    r"no attribute|^AssertionError: No CrossAttentionManager found in coordinator"
 )
 
 # Differences that docs/vllm.md lists, by the beginning of the test's name.

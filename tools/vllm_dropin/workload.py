@@ -100,13 +100,28 @@ class Config:
             ),
             cache_config=CacheConfig(
                 block_size=family.block_size,
-                enable_prefix_caching=True,
+                enable_prefix_caching=not family.encoder,
                 mamba_cache_mode="align" if family.mamba else "none",
             ),
             device_config=DeviceConfig("cpu"),
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
             kv_transfer_config=transfer,
         )
+
+
+class EncoderTokens:
+    """A manager that hears of an encoder's tokens when a request is admitted, as that of an encoder-decoder does."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def allocate_slots(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if request.num_computed_tokens == 0 and "new_computed_blocks" in kwargs:
+            kwargs["num_encoder_tokens"] = zlib.crc32(request.request_id.encode()) % 60
+        return self._manager.allocate_slots(request, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
 
 
 class Run:
@@ -123,7 +138,7 @@ class Run:
         per_request = sum(-(-longest // g.block_size) + 4 for g, _ in self.family.groups)
         self.num_blocks = 1 + int(per_request * self.draw.choice([1.6, 2.5, 4, 8]))
         self.prefixes = [self._tokens(self.draw.randint(1, 48)) for _ in range(4)]
-        self.connects = not self.family.mamba and self.draw.random() < 0.35
+        self.connects = not self.family.mamba and not self.family.encoder and self.draw.random() < 0.35
 
     def _tokens(self, n: int) -> list[int]:
         return [self.draw.randint(3, VOCABULARY) for _ in range(n)]
@@ -135,7 +150,8 @@ class Run:
             kwargs["use_eagle"] = family.use_eagle
             kwargs["num_hash_lookahead_tokens"] = family.hash_lookahead
             kwargs["num_prefill_lookahead"] = family.prefill_lookahead
-            return self.manager_class(**kwargs)
+            manager = self.manager_class(**kwargs)
+            return EncoderTokens(manager) if family.encoder else manager
 
         config = Config(family, self.scheduler_kind, self.draw, self.connects)
         config.vllm.cache_config.num_gpu_blocks = self.num_blocks
@@ -240,7 +256,7 @@ class Run:
         BothManagers.tally = tally
         self.is_chunk: dict[int, dict[str, bool]] = {}
         self.turns: dict[str, int] = {}  # of the streaming sessions
-        has_sessions = self.draw.random() < 0.5 and not self.connects
+        has_sessions = self.draw.random() < 0.5 and not self.connects and not self.family.encoder
         scheduler = self.scheduler()
         manager = scheduler.kv_cache_manager
         draw = self.draw

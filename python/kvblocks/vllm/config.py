@@ -9,6 +9,7 @@ from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
+    CrossAttentionSpec,
     FullAttentionSpec,
     HiddenStateCacheSpec,
     KVCacheConfig,
@@ -33,6 +34,7 @@ _KINDS: dict[type[KVCacheSpec], str] = {
     ChunkedLocalAttentionSpec: "chunked_local_attention",
     MambaSpec: "mamba",
     CircularBufferSpec: "ring",
+    CrossAttentionSpec: "cross_attention",
 }
 
 Group = tuple[str, int, int, int | None, str, int, int, bool]

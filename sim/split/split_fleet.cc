@@ -1,0 +1,536 @@
+#include "kvblocks/sim/split/split_fleet.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/block_pool/check.h"
+#include "kvblocks/checks/status_text.h"
+
+namespace kvblocks::sim {
+namespace {
+
+constexpr SimTime kNever = std::numeric_limits<SimTime>::max();
+
+absl::Status Check(const SplitOptions& options) {
+  for (const RouterOptions* router : {&options.prefill_router, &options.decode_router}) {
+    if (absl::Status status = Validate(*router); !status.ok()) return status;
+    if (UsesContent(router->kind)) {
+      return InvalidArgument("router ", std::string(RouterName(router->kind)),
+                             " looks at contents, expected one that looks at loads");
+    }
+  }
+  if (options.bytes_per_token < 1 || options.bytes_per_token > (int64_t{1} << 40)) {
+    return InvalidArgument("bytes_per_token: got ", options.bytes_per_token, ", expected 1 to 2^40");
+  }
+  if (options.max_local_tokens < 0) {
+    return InvalidArgument("max_local_tokens: got ", options.max_local_tokens,
+                           ", expected at least 0");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// What a replica asks of the fleet and tells it. A prefill replica's blocks are held until they are
+// fetched; a decode replica fetches them.
+class SplitFleet::Side final : public KvConnector, public EngineObserver {
+ public:
+  Side(SplitFleet* fleet, size_t replica) : fleet_(fleet), replica_(replica) {}
+
+  void Tell(const LoadEnd& end) { events_.loads.push_back(end); }
+  void TellOver(int64_t hold) { events_.holds.push_back(hold); }
+
+  // --- KvConnector ---
+
+  ExternalMatch Match(const SimRequest& request, int64_t num_hit_tokens, SimTime) override {
+    if (is_prefill() || fleet_->ClientOf(request).hold < 0) return {};
+    return {.num_tokens = std::max<int64_t>(request.num_prompt - num_hit_tokens, 0)};
+  }
+  void StartLoad(const KvLoad& load, const KvCacheManager&, SimTime now) override {
+    fleet_->StartTransfer(replica_, load, now);
+  }
+  StepLoadTimes StepLoads(SimTime) override { return {}; }
+  std::optional<SimTime> NextEvent() const override {
+    if (events_.loads.empty() && events_.holds.empty()) return std::nullopt;
+    return fleet_->now_;
+  }
+  void TakeEvents(SimTime, ConnectorEvents* events) override {
+    events->loads.insert(events->loads.end(), events_.loads.begin(), events_.loads.end());
+    events->holds.insert(events->holds.end(), events_.holds.begin(), events_.holds.end());
+    events_.clear();
+  }
+  bool OnLeave(const SimRequest& request, const KvCacheManager&, LeaveCause cause, int64_t hold,
+               SimTime) override {
+    if (!is_prefill() || cause != LeaveCause::kFinished) return false;
+    SimRequest* client = fleet_->client_of_leg_.at(&request);
+    if (!fleet_->GoesOn(*client)) return false;
+    fleet_->ClientOf(*client).hold = hold;
+    return true;
+  }
+
+  // --- EngineObserver ---
+
+  bool NeedsEveryRecord() const override { return false; }
+  void OnAdmission(const AdmissionRecord& record, SimTime now) override {
+    Client& client = ClientOf(*record.request);
+    if (!client.is_admitted) {
+      client.is_admitted = true;
+      fleet_->loads_[replica_].num_waiting_tokens -= record.request->num_prompt;
+    }
+    if (client.life.prefill_start < 0) client.life.prefill_start = now;
+    // All of it is here already.
+    if (!is_prefill() && !record.is_load && client.hold >= 0) {
+      fleet_->ReleaseHold(static_cast<size_t>(client.life.prefill_replica),
+                          std::exchange(client.hold, -1));
+    }
+  }
+  void OnStepFinished(const StepRecord& step) override {
+    if (is_prefill()) return;
+    for (const OutputRecord& output : step.outputs) {
+      if (output.num_emitted == 0 || output.request->num_outputs() > output.num_emitted) continue;
+      fleet_->ClientOf(*output.request).life.first_token = step.end;
+    }
+  }
+
+ private:
+  bool is_prefill() const { return replica_ < fleet_->num_prefill_; }
+  Client& ClientOf(const SimRequest& request) {
+    return fleet_->ClientOf(is_prefill() ? *fleet_->client_of_leg_.at(&request) : request);
+  }
+
+  SplitFleet* const fleet_;
+  const size_t replica_;
+  ConnectorEvents events_;
+};
+
+absl::StatusOr<std::unique_ptr<SplitFleet>> SplitFleet::Create(const SplitOptions& options,
+                                                               std::vector<SplitReplica> prefill,
+                                                               std::vector<SplitReplica> decode,
+                                                               TraceReader* reader,
+                                                               SplitObserver* observer) {
+  if (reader == nullptr) return InvalidArgument("reader is null, expected a trace");
+  if (observer == nullptr) return InvalidArgument("observer is null, expected a SplitObserver");
+  for (const auto* kind : {&prefill, &decode}) {
+    if (kind->empty() || kind->size() > kMostReplicas) {
+      return InvalidArgument(kind == &prefill ? "prefill" : "decode", " has ", kind->size(),
+                             " replicas, expected 1 to ", kMostReplicas);
+    }
+  }
+  if (absl::Status status = Check(options); !status.ok()) return status;
+  const auto link = Link::Create(options.link);
+  if (!link.ok()) return link.status();
+
+  std::unique_ptr<SplitFleet> fleet(
+      new SplitFleet(options, prefill.front().config, reader, observer, prefill.size()));
+  const size_t count = prefill.size() + decode.size();
+  fleet->links_.assign(options.scope == LinkScope::kShared ? 1 : decode.size(), *link);
+  for (size_t r = 0; r < count; ++r) {
+    SplitReplica& setup = r < prefill.size() ? prefill[r] : decode[r - prefill.size()];
+    fleet->sides_.push_back(std::make_unique<Side>(fleet.get(), r));
+    setup.observers.push_back(fleet->sides_.back().get());
+    auto replica = Replica::Create(setup.config, reader->info(), setup.step_time, setup.observers,
+                                   fleet.get());
+    if (!replica.ok()) return fleet->OfReplica(r, replica.status());
+    (*replica)->set_connector(fleet->sides_.back().get());
+    const KvCacheManager& manager = (*replica)->manager();
+    for (GroupId g = 0; g < manager.num_groups(); ++g) {
+      if (manager.group(g).keeps_all_blocks()) continue;
+      return fleet->OfReplica(r, InvalidArgument("KV-cache group ", g, " does not keep all blocks of a "
+                                                 "request, expected full attention only"));
+    }
+    fleet->replicas_.push_back(*std::move(replica));
+  }
+  fleet->longest_ = fleet->replicas_.back()->manager().options().max_model_len;
+  fleet->next_.assign(count, kNever);
+  fleet->loads_.resize(count);
+  fleet->ended_outputs_.resize(count);
+  fleet->prefill_router_ =
+      MakeRouter(options.prefill_router, static_cast<int32_t>(prefill.size()), /*group=*/0);
+  fleet->decode_router_ =
+      MakeRouter(options.decode_router, static_cast<int32_t>(decode.size()), /*group=*/0);
+  return fleet;
+}
+
+SplitFleet::SplitFleet(const SplitOptions& options, const SimulationConfig& config,
+                       TraceReader* reader, SplitObserver* observer, size_t num_prefill)
+    : options_(options),
+      config_(config),
+      reader_(reader),
+      observer_(observer),
+      num_prefill_(num_prefill),
+      arrivals_(reader, &store_, config.concurrency,
+                {.jitter = config.start_jitter, .delay = config.start_delay}) {}
+
+SplitFleet::~SplitFleet() = default;
+
+absl::Status SplitFleet::OfReplica(size_t index, const absl::Status& status) const {
+  const bool is_prefill = index < num_prefill_;
+  return absl::Status(
+      status.code(), absl::StrCat(is_prefill ? "prefill replica " : "decode replica ",
+                                  is_prefill ? index : index - num_prefill_, ": ",
+                                  status.message()));
+}
+
+absl::Status SplitFleet::Run() {
+  for (const auto& replica : replicas_) replica->Start();
+  const absl::Status status = RunLoop();
+  for (size_t r = 0; r < replicas_.size(); ++r) {
+    replicas_[r]->End(now_);
+    (r < num_prefill_ ? result_.prefill : result_.decode).push_back(replicas_[r]->result());
+  }
+  for (const Link& link : links_) result_.links.push_back(link.totals());
+  result_.end_time = now_;
+  return status;
+}
+
+absl::Status SplitFleet::RunLoop() {
+  while (true) {
+    if (absl::Status status = FinishSteps(); !status.ok()) return status;
+    EndTransfers();
+    if (absl::Status status = TakeArrivals(); !status.ok()) return status;
+    if (absl::Status status = HandOver(); !status.ok()) return status;
+    if (absl::Status status = ReportProgress(); !status.ok()) return status;
+    if (absl::Status status = Iterate(); !status.ok()) return status;
+    const auto next = NextInstant();
+    if (!next.ok()) return next.status();
+    if (!*next) return NoProgress();
+    now_ = std::max(now_, **next);
+  }
+}
+
+// --- One instant ---
+
+absl::Status SplitFleet::FinishSteps() {
+  for (size_t r = 0; r < replicas_.size(); ++r) {
+    if (next_[r] > now_ || !replicas_[r]->is_step_over(now_)) continue;
+    if (absl::Status status = replicas_[r]->FinishStep(); !status.ok()) return OfReplica(r, status);
+  }
+  return absl::OkStatus();
+}
+
+void SplitFleet::StartTransfer(size_t decode, const KvLoad& load, SimTime now) {
+  // The scheduler's own view is const; it is our request.
+  Client& client = ClientOf(*load.request);
+  const int64_t num_tokens =
+      options_.charges_hits ? load.num_hit_tokens + load.num_tokens : load.num_tokens;
+  client.life.load_start = now;
+  client.life.num_loaded_tokens = load.num_tokens;
+  client.life.num_bytes = num_tokens * options_.bytes_per_token;
+  const size_t link = options_.scope == LinkScope::kShared ? 0 : decode - num_prefill_;
+  const int64_t id = links_[link].Start(now, client.life.num_bytes);
+  transfers_[{link, id}] = {.decode = decode,
+                            .load = load.load,
+                            .num_tokens = load.num_tokens,
+                            .prefill = static_cast<size_t>(client.life.prefill_replica),
+                            .hold = std::exchange(client.hold, -1),
+                            .request = const_cast<SimRequest*>(load.request),
+                            .row = load.request->spec.row};
+}
+
+void SplitFleet::EndTransfers() {
+  for (size_t link = 0; link < links_.size(); ++link) {
+    ended_.clear();
+    links_[link].Advance(now_, &ended_);
+    for (const Link::Ended& end : ended_) {
+      const auto found = transfers_.find({link, end.id});
+      const Transfer& transfer = found->second;
+      if (transfer.request->slot >= 0 && transfer.request->spec.row == transfer.row) {
+        SplitLife& life = ClientOf(*transfer.request).life;
+        life.load_end = end.time;
+        life.link_queue = end.queue_time;
+      }
+      sides_[transfer.decode]->Tell({transfer.load, transfer.num_tokens});
+      next_[transfer.decode] = std::min(next_[transfer.decode], now_);
+      ReleaseHold(transfer.prefill, transfer.hold);
+      transfers_.erase(found);
+    }
+  }
+}
+
+void SplitFleet::ReleaseHold(size_t prefill, int64_t hold) {
+  sides_[prefill]->TellOver(hold);
+  next_[prefill] = std::min(next_[prefill], now_);
+}
+
+absl::Status SplitFleet::TakeArrivals() {
+  while (true) {
+    const auto taken = arrivals_.TakeDue(now_);
+    if (!taken.ok()) return taken.status();
+    for (SimRequest* turn : arrivals_.TakeGivenUp()) {
+      ClientOf(*turn) = Client();
+      ++result_.num_arrived;
+      if (absl::Status status = GiveUp(turn, AbortCause::kSession, now_); !status.ok()) {
+        return status;
+      }
+    }
+    if (*taken == nullptr) return absl::OkStatus();
+    if (absl::Status status = Receive(*taken); !status.ok()) return status;
+  }
+}
+
+absl::Status SplitFleet::Receive(SimRequest* request) {
+  ClientOf(*request) = Client();
+  if (request->max_output == 0) {
+    if (config_.zero_output == ZeroOutput::kSkip) {
+      ++result_.num_skipped;
+      absl::Status status = arrivals_.Resolve(*request, now_);
+      store_.Remove(request);
+      return status;
+    }
+    if (config_.zero_output == ZeroOutput::kOne) request->max_output = 1;
+  }
+  ++result_.num_arrived;
+  if (options_.max_local_tokens > 0) {
+    SplitLife& life = ClientOf(*request).life;
+    life.decode_replica = Choose(*decode_router_, *request, num_prefill_, sides_.size() - num_prefill_);
+    const size_t decode = num_prefill_ + static_cast<size_t>(life.decode_replica);
+    if (MissingOn(decode, *request) <= options_.max_local_tokens) {
+      life.is_local = true;
+      ++result_.num_local;
+      return SendToDecode(request);
+    }
+  }
+  return SendToPrefill(request);
+}
+
+// What the replica would have to compute of the prompt.
+int64_t SplitFleet::MissingOn(size_t replica, const SimRequest& request) const {
+  const KvCacheManager& manager = replicas_[replica]->manager();
+  if (manager.hashing() == nullptr || request.num_prompt <= 0) return request.num_prompt;
+  ContentKeys keys(reader_->info(), request.spec, manager.hash_block_size(), std::string_view(),
+                   manager.hashing()->num_lookahead_tokens);
+  std::vector<BlockHash> hashes;
+  keys.AppendBlocks(request.spec, request.num_prompt, &hashes);
+  const auto probe =
+      manager.NewRequestFromHashes("probe", request.num_prompt, std::move(hashes));
+  KVBLOCKS_CHECK(probe.ok(), probe.status().ToString());
+  const auto hits = manager.GetComputedBlocks(**probe);
+  KVBLOCKS_CHECK(hits.ok(), hits.status().ToString());
+  return request.num_prompt - hits->num_tokens();
+}
+
+int32_t SplitFleet::Choose(Router& router, const SimRequest& request, size_t first, size_t count) {
+  loads_now_.assign(loads_.begin() + static_cast<int64_t>(first),
+                    loads_.begin() + static_cast<int64_t>(first + count));
+  for (size_t i = 0; i < count; ++i) {
+    loads_now_[i].num_tokens += replicas_[first + i]->scheduler().totals().num_output_tokens -
+                                ended_outputs_[first + i];
+  }
+  return router.Route({.request = request, .loads = loads_now_}).replica;
+}
+
+absl::Status SplitFleet::Submit(size_t replica, SimRequest* request) {
+  ReplicaLoad& load = loads_[replica];
+  load.num_requests += 1;
+  load.num_tokens += request->num_prompt;
+  load.num_waiting_tokens += request->num_prompt;
+  next_[replica] = std::min(next_[replica], now_);
+  absl::Status status = replicas_[replica]->Submit(request, now_);
+  return status.ok() ? status : OfReplica(replica, status);
+}
+
+absl::Status SplitFleet::SendToPrefill(SimRequest* request) {
+  Client& client = ClientOf(*request);
+  client.life.prefill_replica = Choose(*prefill_router_, *request, 0, num_prefill_);
+  SimRequest* leg = legs_.Add(request->spec);
+  leg->max_output = std::min<int64_t>(request->max_output, 1);
+  leg->arrival = request->arrival;
+  client.leg = leg;
+  client_of_leg_[leg] = request;
+  return Submit(static_cast<size_t>(client.life.prefill_replica), leg);
+}
+
+absl::Status SplitFleet::SendToDecode(SimRequest* request) {
+  Client& client = ClientOf(*request);
+  client.is_ready = client.is_admitted = false;
+  if (client.life.decode_replica < 0) {
+    client.life.decode_replica =
+        Choose(*decode_router_, *request, num_prefill_, sides_.size() - num_prefill_);
+  }
+  return Submit(num_prefill_ + static_cast<size_t>(client.life.decode_replica), request);
+}
+
+absl::Status SplitFleet::HandOver() {
+  for (SimRequest*& entry : ready_) {
+    SimRequest* request = std::exchange(entry, nullptr);
+    if (request == nullptr) continue;
+    if (options_.first_token == FirstToken::kPrefill) {
+      ++request->num_known;
+      ClientOf(*request).life.first_token = now_;
+    }
+    if (absl::Status status = SendToDecode(request); !status.ok()) return status;
+  }
+  ready_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status SplitFleet::Iterate() {
+  for (size_t r = 0; r < replicas_.size(); ++r) {
+    if (next_[r] > now_) continue;
+    if (absl::Status status = replicas_[r]->DeliverAborts(now_); !status.ok()) {
+      return OfReplica(r, status);
+    }
+  }
+  for (size_t r = 0; r < replicas_.size(); ++r) {
+    if (next_[r] > now_) continue;
+    absl::Status status = replicas_[r]->DeliverAborts(now_);
+    if (status.ok() && replicas_[r]->wants_schedule()) status = replicas_[r]->Schedule(now_);
+    if (!status.ok()) return OfReplica(r, status);
+    next_[r] = replicas_[r]->NextTime().value_or(kNever);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<SimTime>> SplitFleet::NextInstant() {
+  SimTime next = *std::min_element(next_.begin(), next_.end());
+  const auto arrival = arrivals_.NextTime(now_);
+  if (!arrival.ok()) return arrival.status();
+  if (*arrival) next = std::min(next, **arrival);
+  for (const Link& link : links_) next = std::min(next, link.NextEnd().value_or(kNever));
+  return next == kNever ? std::nullopt : std::optional<SimTime>(next);
+}
+
+absl::Status SplitFleet::NoProgress() const {
+  for (size_t r = 0; r < replicas_.size(); ++r) {
+    if (!replicas_[r]->has_work()) continue;
+    return OfReplica(r, FailedPrecondition(replicas_[r]->scheduler().DescribeNoProgress()));
+  }
+  return absl::OkStatus();
+}
+
+// --- Requests that are over ---
+
+SplitFleet::Client& SplitFleet::ClientOf(const SimRequest& request) {
+  const auto slot = static_cast<size_t>(request.slot);
+  if (slot >= clients_.size()) clients_.resize(slot + 1);
+  return clients_[slot];
+}
+
+// Whether something is left to do when its prompt is computed.
+bool SplitFleet::GoesOn(const SimRequest& request) const {
+  if (options_.first_token == FirstToken::kDecode) return request.max_output > 0;
+  return request.num_prompt + 1 < std::min(request.num_prompt + request.max_output, longest_);
+}
+
+void SplitFleet::CountAway(size_t replica, const SimRequest& request, bool is_admitted,
+                           int64_t num_outputs) {
+  ReplicaLoad& load = loads_[replica];
+  load.num_requests -= 1;
+  load.num_tokens -= request.num_prompt;
+  if (!is_admitted) load.num_waiting_tokens -= request.num_prompt;
+  ended_outputs_[replica] += num_outputs;
+}
+
+absl::Status SplitFleet::OnEnded(SimRequest* request, SimTime now) {
+  if (client_of_leg_.contains(request)) return EndLeg(request, now);
+  const Client& client = ClientOf(*request);
+  const int64_t brought =
+      !client.life.is_local && options_.first_token == FirstToken::kPrefill ? 1 : 0;
+  CountAway(num_prefill_ + static_cast<size_t>(client.life.decode_replica), *request,
+            client.is_admitted, request->num_outputs() - brought);
+  return EndClient(request, now);
+}
+
+absl::Status SplitFleet::EndLeg(SimRequest* leg, SimTime now) {
+  SimRequest* request = client_of_leg_.at(leg);
+  Client& client = ClientOf(*request);
+  CountAway(static_cast<size_t>(client.life.prefill_replica), *leg, client.is_admitted,
+            leg->num_outputs());
+  const FinishReason reason = leg->finish_reason;
+  const AbortCause cause = leg->abort_cause;
+  const std::string text = leg->finish_text;
+  const int64_t num_outputs = leg->num_outputs();
+  client_of_leg_.erase(leg);
+  client.leg = nullptr;
+  legs_.Remove(leg);
+  if (reason == FinishReason::kAbort) return GiveUp(request, cause, now);
+  if (reason == FinishReason::kLength) {
+    client.life.prefill_end = now;
+    if (GoesOn(*request)) {
+      client.is_ready = true;
+      ready_.push_back(request);
+      return absl::OkStatus();
+    }
+    client.life.first_token = now;
+    request->num_known += num_outputs;
+  }
+  request->state = RequestState::kFinished;
+  request->finish_reason = reason;
+  request->finish_text = text;
+  return EndClient(request, now);
+}
+
+// Ends a request that no replica has.
+absl::Status SplitFleet::GiveUp(SimRequest* request, AbortCause cause, SimTime now) {
+  if (ClientOf(*request).is_ready) {
+    std::replace(ready_.begin(), ready_.end(), request, static_cast<SimRequest*>(nullptr));
+  }
+  request->state = RequestState::kFinished;
+  request->finish_reason = FinishReason::kAbort;
+  request->abort_cause = cause;
+  return EndClient(request, now);
+}
+
+absl::Status SplitFleet::EndClient(SimRequest* request, SimTime now) {
+  Client& client = ClientOf(*request);
+  if (client.hold >= 0) {
+    ReleaseHold(static_cast<size_t>(client.life.prefill_replica), std::exchange(client.hold, -1));
+  }
+  observer_->OnEnded(*request, client.life, now);
+  result_.num_finished += request->finish_reason == FinishReason::kLength;
+  result_.num_rejected += request->finish_reason == FinishReason::kRejected;
+  const bool is_aborted = request->finish_reason == FinishReason::kAbort;
+  result_.num_aborted += is_aborted;
+  const uint64_t session = request->spec.session;
+  client = Client();
+  if (is_aborted && session != 0 && request->abort_cause != AbortCause::kSession) {
+    // The others must not arrive by this request's end.
+    if (absl::Status status = EndSession(session, now); !status.ok()) return status;
+  }
+  absl::Status status = arrivals_.Resolve(*request, now);
+  store_.Remove(request);
+  return status;
+}
+
+absl::Status SplitFleet::EndSession(uint64_t session, SimTime now) {
+  for (SimRequest* turn : arrivals_.GiveUpSession(session)) {
+    const Client& client = ClientOf(*turn);
+    const bool has_arrived = client.life.prefill_replica >= 0 || client.life.decode_replica >= 0;
+    if (!has_arrived || client.is_ready) {
+      result_.num_arrived += !has_arrived;
+      if (absl::Status status = GiveUp(turn, AbortCause::kSession, now); !status.ok()) {
+        return status;
+      }
+      continue;
+    }
+    const size_t replica = client.leg != nullptr
+                               ? static_cast<size_t>(client.life.prefill_replica)
+                               : num_prefill_ + static_cast<size_t>(client.life.decode_replica);
+    replicas_[replica]->PlanAbort(client.leg != nullptr ? client.leg : turn, AbortCause::kSession,
+                                  now);
+    next_[replica] = std::min(next_[replica], now);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SplitFleet::ReportProgress() {
+  ++num_instants_;
+  if (!progress_ || num_instants_ % config_.progress_interval != 0) return absl::OkStatus();
+  SimulationProgress progress = {
+      .now = now_,
+      .num_arrived = result_.num_arrived,
+      .num_done = result_.num_finished + result_.num_rejected + result_.num_aborted +
+                  result_.num_skipped,
+      .read = reader_->progress()};
+  for (const auto& replica : replicas_) {
+    progress.num_output_tokens += replica->scheduler().totals().num_output_tokens;
+    progress.num_running += replica->scheduler().num_running();
+    progress.num_waiting += replica->scheduler().num_waiting();
+  }
+  if (progress_(progress)) return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat("stopped at ", FormatDuration(now_)));
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,212 @@
+// SplitFleet: a trace replayed through replicas that compute prompts and replicas that decode, with the
+// KV travelling between them (SM-103), all on one simulated clock.
+//
+//   auto fleet = SplitFleet::Create(options, prefill, decode, reader.get(), &observer);
+//   absl::Status status = (*fleet)->Run();
+//
+// A request first runs on a prefill replica, for its prompt and one token. The blocks stay there when it is
+// done. It is then handed to a decode replica, whose scheduler takes blocks for what the prompt lacks in
+// its pool and starts the transfer: the request is LOADING there (SM-4) and obeys what holds for
+// asynchronous loads (SM-17). When the transfer ends, the prefill replica's blocks are free, and the
+// request decodes. The prefill's token can be the client's first one; else the last prompt token is
+// computed again and the decode replica makes the first. Requests of which the decode replica lacks
+// little can be computed there as a whole.
+//
+// At each instant: all steps that end, in replica order, prefill replicas first; transfers that end;
+// arrivals; requests handed over; then all aborts, then all schedulers.
+//
+// Always: deterministic; each request that is not skipped ends once, in the observer; blocks are held in two
+// places only during a transfer. Cost: that of the replicas, and per request one more hashing of its
+// prompt. Single-threaded.
+
+#ifndef KVBLOCKS_SIM_SPLIT_SPLIT_FLEET_H_
+#define KVBLOCKS_SIM_SPLIT_SPLIT_FLEET_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvblocks/sim/arrivals.h"
+#include "kvblocks/sim/cost/link.h"
+#include "kvblocks/sim/fleet/router.h"
+#include "kvblocks/sim/replica.h"
+#include "kvblocks/sim/simulation.h"
+
+namespace kvblocks::sim {
+
+enum class FirstToken { kPrefill, kDecode };
+enum class LinkScope { kShared, kPerDecodeReplica };
+
+struct SplitOptions {
+  // Kinds that do not look at contents.
+  RouterOptions prefill_router = {.kind = RouterKind::kLeastTokens};
+  RouterOptions decode_router = {.kind = RouterKind::kLeastTokens};
+  LinkOptions link;
+  LinkScope scope = LinkScope::kShared;  // one for all transfers, or one into each decode replica
+  int64_t bytes_per_token = 0;           // of KV, as a link carries them
+  // Also the bytes travel that the decode replica has already.
+  bool charges_hits = false;
+  FirstToken first_token = FirstToken::kPrefill;
+  // A request of whose prompt the decode replica lacks at most so many tokens when it arrives is computed
+  // there as a whole; 0: none.
+  int64_t max_local_tokens = 0;
+};
+
+struct SplitReplica {
+  SimulationConfig config;
+  const StepTimeModel* step_time = nullptr;
+  std::vector<EngineObserver*> observers;
+};
+
+// What became of a request, and when; -1: it did not come to that.
+struct SplitLife {
+  int32_t prefill_replica = -1;
+  int32_t decode_replica = -1;
+  bool is_local = false;
+  SimTime prefill_start = -1;  // first step of the prompt scheduled, wherever
+  SimTime prefill_end = -1;    // on the prefill replica
+  SimTime load_start = -1;     // the decode replica has blocks for it
+  SimTime load_end = -1;
+  SimTime link_queue = 0;  // of the transfer: what others on the link cost it
+  int64_t num_loaded_tokens = 0;
+  int64_t num_bytes = 0;
+  SimTime first_token = -1;
+};
+
+class SplitObserver {
+ public:
+  virtual ~SplitObserver() = default;
+  // finish_reason and abort_cause of the request say how.
+  virtual void OnEnded(const SimRequest& request, const SplitLife& life, SimTime now) = 0;
+};
+
+struct SplitResult {
+  SimTime end_time = 0;
+  int64_t num_arrived = 0;  // those given up with their session before they could are among them
+  int64_t num_finished = 0;
+  int64_t num_aborted = 0;
+  int64_t num_rejected = 0;
+  int64_t num_skipped = 0;
+  int64_t num_local = 0;  // computed where they decode, of all that arrived
+  std::vector<SimulationResult> prefill, decode;  // of replicas
+  std::vector<LinkTotals> links;
+
+  friend bool operator==(const SplitResult&, const SplitResult&) = default;
+};
+
+class SplitFleet final : private Replica::Owner {
+ public:
+  static constexpr size_t kMostReplicas = 1024;  // of each kind
+
+  // InvalidArgument for bad options or configurations, and for models that do not keep all blocks, whose
+  // bytes are no multiple of the tokens. What concerns the trace is the first prefill replica's.
+  // Nothing is owned.
+  static absl::StatusOr<std::unique_ptr<SplitFleet>> Create(const SplitOptions& options,
+                                                            std::vector<SplitReplica> prefill,
+                                                            std::vector<SplitReplica> decode,
+                                                            TraceReader* reader,
+                                                            SplitObserver* observer);
+  ~SplitFleet() override;
+  SplitFleet(const SplitFleet&) = delete;
+  SplitFleet& operator=(const SplitFleet&) = delete;
+
+  // As Simulation::Run. Call it once.
+  absl::Status Run();
+  void set_progress(std::function<bool(const SimulationProgress&)> progress) {
+    progress_ = std::move(progress);
+  }
+
+  const SplitResult& result() const { return result_; }
+  const Replica& prefill_replica(size_t index) const { return *replicas_[index]; }
+  const Replica& decode_replica(size_t index) const { return *replicas_[num_prefill_ + index]; }
+
+ private:
+  class Side;
+  struct Client {
+    SplitLife life;
+    SimRequest* leg = nullptr;  // its part on a prefill replica, while it is there
+    int64_t hold = -1;          // of its blocks there; -1: none, or the transfer's
+    bool is_admitted = false;   // where it was sent last
+    bool is_ready = false;      // its prompt is computed, and it was not handed over yet
+  };
+  struct Transfer {
+    size_t decode = 0;  // replica
+    int64_t load = 0;
+    int64_t num_tokens = 0;
+    size_t prefill = 0;
+    int64_t hold = 0;
+    SimRequest* request = nullptr;  // may be gone
+    int64_t row = 0;
+  };
+
+  SplitFleet(const SplitOptions& options, const SimulationConfig& config, TraceReader* reader,
+             SplitObserver* observer, size_t num_prefill);
+
+  absl::Status RunLoop();
+  absl::Status FinishSteps();
+  void EndTransfers();
+  absl::Status TakeArrivals();
+  absl::Status Receive(SimRequest* request);
+  absl::Status SendToPrefill(SimRequest* request);
+  absl::Status SendToDecode(SimRequest* request);
+  absl::Status HandOver();
+  absl::Status Iterate();
+  absl::StatusOr<std::optional<SimTime>> NextInstant();
+  absl::Status NoProgress() const;
+  absl::Status ReportProgress();
+
+  absl::Status OnEnded(SimRequest* request, SimTime now) override;
+  absl::Status EndLeg(SimRequest* leg, SimTime now);
+  absl::Status GiveUp(SimRequest* request, AbortCause cause, SimTime now);
+  absl::Status EndClient(SimRequest* request, SimTime now);
+  absl::Status EndSession(uint64_t session, SimTime now);
+
+  bool GoesOn(const SimRequest& request) const;
+  int64_t MissingOn(size_t replica, const SimRequest& request) const;
+  int32_t Choose(Router& router, const SimRequest& request, size_t first, size_t count);
+  void ReleaseHold(size_t prefill, int64_t hold);
+  Client& ClientOf(const SimRequest& request);
+  void StartTransfer(size_t decode, const KvLoad& load, SimTime now);
+  void CountAway(size_t replica, const SimRequest& request, bool is_admitted, int64_t num_outputs);
+  absl::Status Submit(size_t replica, SimRequest* request);
+  absl::Status OfReplica(size_t index, const absl::Status& status) const;
+
+  const SplitOptions options_;
+  const SimulationConfig config_;
+  TraceReader* const reader_;
+  SplitObserver* const observer_;
+  const size_t num_prefill_;
+  int64_t longest_ = 0;  // sequence on a decode replica
+  std::function<bool(const SimulationProgress&)> progress_;
+
+  std::vector<std::unique_ptr<Side>> sides_;
+  std::vector<std::unique_ptr<Replica>> replicas_;  // prefill, then decode
+  RequestStore store_, legs_;  // after the replicas: requests give blocks back when destroyed
+  Arrivals arrivals_;
+  std::unique_ptr<Router> prefill_router_, decode_router_;
+  std::vector<Link> links_;
+
+  SimTime now_ = 0;
+  int64_t num_instants_ = 0;
+  std::vector<SimTime> next_;           // when each replica is to be called
+  std::vector<ReplicaLoad> loads_;      // num_tokens without output
+  std::vector<ReplicaLoad> loads_now_;  // scratch
+  std::vector<int64_t> ended_outputs_;  // output tokens of requests that are over
+  std::vector<Client> clients_;         // by slot
+  absl::flat_hash_map<const SimRequest*, SimRequest*> client_of_leg_;
+  std::vector<SimRequest*> ready_;
+  std::map<std::pair<size_t, int64_t>, Transfer> transfers_;  // by link and number there
+  std::vector<Link::Ended> ended_;                            // scratch
+  SplitResult result_;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_SPLIT_SPLIT_FLEET_H_

@@ -1,0 +1,300 @@
+// Prefill and decode apart (SM-103, SM-104): runs worked out by hand, and random ones in which every request
+// ends once and every block comes back.
+
+#include "kvblocks/sim/split/split_fleet.h"
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kvblocks/sim/testing/draw.h"
+#include "kvblocks/sim/testing/replay.h"
+
+namespace kvblocks::sim {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+double Seconds(SimTime time) {
+  return time < 0 ? -1 : static_cast<double>(time) / static_cast<double>(kSecond);
+}
+
+// Steps of 1 s, blocks of 4, a byte per token and 4 bytes per second.
+struct SplitReplay : SplitObserver {
+  struct Ended {
+    SplitLife life;
+    std::string reason;
+    double at = 0;
+    int64_t num_outputs = 0;
+  };
+
+  SplitReplay() {
+    options.bytes_per_token = 1;
+    options.link.bytes_per_second = 4;
+    config = lines.config;
+    config.kv_cache.num_blocks = 100;
+  }
+
+  void OnEnded(const SimRequest& request, const SplitLife& life, SimTime now) override {
+    EXPECT_TRUE(ended.emplace(request.spec.id,
+                              Ended{life, std::string(FinishReasonName(request.finish_reason)),
+                                    Seconds(now), request.num_outputs()})
+                    .second)
+        << request.spec.id;
+  }
+
+  absl::Status Run() {
+    const auto step_time = MakeFixedStepTime(kSecond);
+    EXPECT_TRUE(step_time.ok());
+    reader = lines.MakeReader();
+    std::vector<SplitReplica> prefill(num_prefill,
+                                      {.config = config, .step_time = step_time->get(), .observers = {}});
+    std::vector<SplitReplica> decode = prefill;
+    decode.resize(num_decode, prefill.front());
+    decode.front().observers = {&lines};
+    if (decode_blocks > 0) {
+      for (SplitReplica& replica : decode) replica.config.kv_cache.num_blocks = decode_blocks;
+    }
+    auto fleet = SplitFleet::Create(options, prefill, decode, reader.get(), this);
+    if (!fleet.ok()) return fleet.status();
+    const absl::Status status = (*fleet)->Run();
+    result = (*fleet)->result();
+    for (size_t i = 0; i < num_prefill + num_decode; ++i) {
+      const BlockPool& pool = (i < num_prefill ? (*fleet)->prefill_replica(i)
+                                               : (*fleet)->decode_replica(i - num_prefill))
+                                  .manager()
+                                  .pool();
+      num_blocks_away += pool.num_blocks() - 1 - pool.num_free();
+    }
+    return status;
+  }
+
+  SplitOptions options;
+  SimulationConfig config;
+  size_t num_prefill = 1, num_decode = 1;
+  int64_t decode_blocks = 0;  // 0: as config
+  Replay lines;               // of the first decode replica
+  std::unique_ptr<VectorTraceReader> reader;
+  std::map<std::string, Ended> ended;
+  SplitResult result;
+  int64_t num_blocks_away = 0;
+};
+
+std::vector<int64_t> Document(int64_t length) {
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < length; ++i) ids.push_back(i);
+  return ids;
+}
+
+// The prompt takes the step [0,1], 8 bytes [1,3]; the client has the prefill's token at 1.
+TEST(SplitFleetTest, ThePrefillsTokenCanBeTheFirst) {
+  SplitReplay replay;
+  replay.lines.Add({.id = "A", .prompt = 8, .output = 3});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines.lines, ElementsAre("1: load A +8", "3: A:1 [3]", "4: A:1 [] fin A"));
+  const auto& a = replay.ended.at("A");
+  EXPECT_EQ(a.reason, "length");
+  EXPECT_EQ(a.at, 5);
+  EXPECT_EQ(a.num_outputs, 3);
+  EXPECT_EQ(Seconds(a.life.prefill_end), 1);
+  EXPECT_EQ(Seconds(a.life.first_token), 1);
+  EXPECT_EQ(Seconds(a.life.load_start), 1);
+  EXPECT_EQ(Seconds(a.life.load_end), 3);
+  EXPECT_EQ(replay.num_blocks_away, 0);
+}
+
+// The decode replica computes the last prompt token again.
+TEST(SplitFleetTest, OrTheDecodeReplicaMakesIt) {
+  SplitReplay replay;
+  replay.options.first_token = FirstToken::kDecode;
+  replay.lines.Add({.id = "A", .prompt = 8, .output = 3});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines.lines,
+              ElementsAre("1: load A +8", "3: A:1 []", "4: A:1 [3]", "5: A:1 [] fin A"));
+  EXPECT_EQ(Seconds(replay.ended.at("A").life.first_token), 4);
+  EXPECT_EQ(replay.ended.at("A").num_outputs, 3);
+}
+
+// Both are computed in one step; then 8 bytes each, of 4 per second.
+TEST(SplitFleetTest, TransfersShareTheLink) {
+  for (const bool fifo : {false, true}) {
+    SplitReplay replay;
+    if (fifo) replay.options.link.sharing = LinkSharing::kFifo;
+    replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
+    replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
+    ASSERT_TRUE(replay.Run().ok());
+    EXPECT_EQ(Seconds(replay.ended.at("A").life.load_end), fifo ? 3 : 5);
+    EXPECT_EQ(Seconds(replay.ended.at("A").life.link_queue), fifo ? 0 : 2);
+    EXPECT_EQ(Seconds(replay.ended.at("B").life.load_end), 5);
+    EXPECT_EQ(Seconds(replay.ended.at("B").life.link_queue), 2);
+  }
+}
+
+TEST(SplitFleetTest, EachDecodeReplicaCanHaveItsOwnLink) {
+  SplitReplay replay;
+  replay.num_decode = 2;
+  replay.options.scope = LinkScope::kPerDecodeReplica;
+  replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
+  replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(Seconds(replay.ended.at("B").life.load_end), 3);
+  EXPECT_EQ(replay.result.links.size(), 2u);
+}
+
+// B's first 8 tokens are in the decode replica's pool; only the ninth travels, or all of them.
+TEST(SplitFleetTest, WhatTheDestinationHasNeedNotTravel) {
+  for (const bool charges : {false, true}) {
+    SplitReplay replay;
+    replay.options.charges_hits = charges;
+    replay.lines.Add({.id = "A", .prompt = 9, .output = 2, .content = Document(9)});
+    replay.lines.Add({.id = "B", .prompt = 9, .output = 2, .at = 20, .content = Document(9)});
+    ASSERT_TRUE(replay.Run().ok());
+    EXPECT_THAT(replay.lines.lines[2], HasSubstr("load B h8+1"));
+    EXPECT_EQ(replay.ended.at("B").life.num_bytes, charges ? 9 : 1);
+    EXPECT_EQ(replay.ended.at("B").life.load_end - replay.ended.at("B").life.load_start,
+              charges ? kSecond * 9 / 4 : kSecond / 4);
+  }
+}
+
+// C lacks 4 tokens, B 8.
+TEST(SplitFleetTest, ShortAndWellHitPromptsAreComputedWhereTheyDecode) {
+  SplitReplay replay;
+  replay.options.max_local_tokens = 4;
+  replay.lines.Add({.id = "A", .prompt = 4, .output = 2});
+  replay.lines.Add({.id = "B", .prompt = 8, .output = 2, .at = 1, .content = Document(8)});
+  replay.lines.Add({.id = "C", .prompt = 12, .output = 2, .at = 20, .content = Document(12)});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_TRUE(replay.ended.at("A").life.is_local);
+  EXPECT_FALSE(replay.ended.at("B").life.is_local);
+  EXPECT_TRUE(replay.ended.at("C").life.is_local);
+  EXPECT_EQ(replay.result.num_local, 2);
+  EXPECT_EQ(Seconds(replay.ended.at("C").life.first_token), 21);
+  EXPECT_EQ(replay.ended.at("C").num_outputs, 2);
+}
+
+// One output token, and the prefill has it.
+TEST(SplitFleetTest, WhatIsOverAfterThePromptGoesNowhere) {
+  SplitReplay replay;
+  replay.lines.Add({.id = "A", .prompt = 8, .output = 1});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(replay.ended.at("A").at, 1);
+  EXPECT_EQ(replay.ended.at("A").num_outputs, 1);
+  EXPECT_EQ(replay.result.links.front().num_started, 0);
+}
+
+// A's blocks stay on the prefill replica until 3, so B finds no room before.
+TEST(SplitFleetTest, BlocksAreHeldUntilTheyAreFetched) {
+  SplitReplay replay;
+  replay.config.kv_cache.num_blocks = 4;
+  replay.decode_blocks = 100;
+  replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
+  replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_EQ(Seconds(replay.ended.at("B").life.prefill_start), 3);
+}
+
+// The decode replica has room for one: B's blocks wait on the prefill replica until A is done at 4.
+TEST(SplitFleetTest, TheTransferWaitsForBlocksAtItsDestination) {
+  SplitReplay replay;
+  replay.decode_blocks = 4;
+  replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
+  replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
+  ASSERT_TRUE(replay.Run().ok());
+  EXPECT_THAT(replay.lines.lines, ElementsAre("1: load A +8", "3: A:1 [3] fin A", "4: load B +8",
+                                              "6: B:1 [1] fin B"));
+}
+
+TEST(SplitFleetTest, AbortsAtAnyTimeLeaveNothingBehind) {
+  for (double after = 0.25; after < 7; after += 0.5) {
+    SplitReplay replay;
+    replay.lines.Add({.id = "A", .prompt = 8, .output = 3, .abort_after = after});
+    replay.lines.Add({.id = "B", .prompt = 8, .output = 3, .content = Document(8)});
+    ASSERT_TRUE(replay.Run().ok());
+    EXPECT_EQ(replay.ended.size(), 2u);
+    EXPECT_EQ(replay.ended.at("B").reason, "length");
+    EXPECT_EQ(replay.num_blocks_away, 0) << after;
+  }
+}
+
+TEST(SplitFleetTest, BadOptionsAreRefused) {
+  SplitReplay replay;
+  replay.options.prefill_router.kind = RouterKind::kOracle;
+  EXPECT_THAT(std::string(replay.Run().message()), HasSubstr("router oracle looks at contents"));
+  SplitReplay windows;
+  windows.config.kv_cache.groups.push_back(WindowGroup(4, 8));
+  EXPECT_THAT(std::string(windows.Run().message()),
+              HasSubstr("prefill replica 0: KV-cache group 1 does not keep all blocks"));
+  SplitReplay bytes;
+  bytes.options.bytes_per_token = 0;
+  EXPECT_THAT(std::string(bytes.Run().message()), HasSubstr("bytes_per_token: got 0"));
+}
+
+void Fill(SplitReplay& replay, uint64_t seed) {
+  Draw draw(seed);
+  replay.num_prefill = static_cast<size_t>(draw(1, 3));
+  replay.num_decode = static_cast<size_t>(draw(1, 3));
+  replay.config.kv_cache.num_blocks = draw(9, 30);
+  replay.decode_blocks = draw(9, 30);
+  replay.config.scheduler.async = draw.OneIn(2);
+  replay.config.scheduler.max_num_batched_tokens = draw(8, 40);
+  replay.config.scheduler.max_num_seqs = draw(1, 6);
+  if (draw.OneIn(3)) replay.config.max_queue_time = draw(3, 20) * kSecond;
+  SplitOptions& options = replay.options;
+  if (draw.OneIn(2)) options.first_token = FirstToken::kDecode;
+  if (draw.OneIn(2)) options.scope = LinkScope::kPerDecodeReplica;
+  if (draw.OneIn(2)) options.link.sharing = LinkSharing::kFifo;
+  options.link.bytes_per_second = draw(1, 40);
+  options.link.latency = draw(0, 2) * kSecond / 4;
+  options.charges_hits = draw.OneIn(2);
+  options.max_local_tokens = draw(0, 1) * draw(1, 8);
+  options.decode_router.kind = static_cast<RouterKind>(draw(0, 5));
+  options.prefill_router.kind = static_cast<RouterKind>(draw(0, 5));
+  for (int64_t i = draw(1, 16); i > 0; --i) {
+    const int64_t prompt = draw(1, 24);
+    std::vector<int64_t> content;
+    if (draw.OneIn(2)) content = Document(prompt);
+    replay.lines.Add({.id = std::to_string(i),
+                      .prompt = prompt,
+                      .output = draw(0, 8),
+                      .at = static_cast<double>(draw(0, 24)) / 4,
+                      .content = content,
+                      .abort_after = draw.OneIn(4) ? static_cast<double>(draw(1, 60)) / 4 : 0,
+                      .session = static_cast<uint64_t>(draw(0, 2))});
+  }
+}
+
+TEST(SplitFleetTest, RandomRunsEndEachRequestOnceAndReturnAllBlocks) {
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    SplitReplay replay, again;
+    Fill(replay, seed);
+    Fill(again, seed);
+    const absl::Status status = replay.Run();
+    ASSERT_TRUE(status.ok()) << seed << ": " << status;
+    ASSERT_TRUE(again.Run().ok());
+    EXPECT_EQ(replay.result, again.result) << seed;
+    const SplitResult& result = replay.result;
+    EXPECT_EQ(static_cast<int64_t>(replay.ended.size()), result.num_arrived) << seed;
+    EXPECT_EQ(result.num_arrived, result.num_finished + result.num_aborted + result.num_rejected);
+    EXPECT_EQ(replay.num_blocks_away, 0) << seed;
+    int64_t bytes = 0, moved = 0;
+    for (const LinkTotals& link : result.links) {
+      EXPECT_EQ(link.num_started, link.num_ended) << seed;
+      moved += link.bytes;
+    }
+    for (const auto& [id, end] : replay.ended) {
+      bytes += end.life.num_bytes;
+      if (end.reason != "length") continue;
+      EXPECT_GE(end.life.first_token, 0) << seed << " " << id;
+      EXPECT_LE(end.life.prefill_start, end.life.first_token);
+    }
+    EXPECT_EQ(bytes, moved) << seed;
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace kvblocks::sim
