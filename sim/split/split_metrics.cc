@@ -183,7 +183,7 @@ std::string FormatSplit(const pb::SplitReport& report, bool color) {
   const pb::SplitTotals& totals = report.totals();
   const pb::SplitLatency& latency = report.latency();
   const pb::Transfers& transfers = report.transfers();
-  page.Line("replicas", absl::StrCat(Plural(report.prefill_size(), "prefill replica"), " (",
+  page.Text("replicas", absl::StrCat(Plural(report.prefill_size(), "prefill replica"), " (",
                                      setup.prefill_router(), "), ",
                                      Plural(report.decode_size(), "decode replica"), " (",
                                      setup.decode_router(), "); the first token is the ",

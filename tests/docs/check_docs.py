@@ -9,7 +9,7 @@ programs and the values of those that take one of a few, configurations of .baze
 string literals and comments of the sources: labels, flags of kvsim, documents, rule numbers. A rule number exists if some
 page below docs/ defines it by a list entry that begins with the number in bold.
 
-The flags of kvsim are those of its --help, if the binary is given, else those of the tables in sim/commands/ and sim/sweep/.
+The flags of kvsim are those of its --help, if the binary is given, else those of the tables in sim/commands/, sim/split/ and sim/sweep/.
 Exit status: 0 all exist, 1 some do not; each is one line FILE:LINE: what.
 """
 
@@ -103,7 +103,7 @@ class Checker:
         """Command -> flag -> its few values, or None. One entry for all commands."""
         flags = {"help": None}
         for f in self.files:
-            if not re.match(r"sim/(commands/.*|sweep/.*|kvsim_main)\.cc$", f) or f.endswith("_test.cc"):
+            if not re.match(r"sim/(commands/.*|split/.*|sweep/.*|kvsim_main)\.cc$", f) or f.endswith("_test.cc"):
                 continue
             text = self.text(f)
             for field, unit in re.findall(r'\{"([a-z][a-z_0-9]*)",\s*"([^"]*)",\s*(?:k\w+|""),', text):
