@@ -82,7 +82,7 @@ class Consumer {
 
     uint32_t stage = step_ % kKeyStages, parity = step_ / kKeyStages & 1;
     WaitAtBarrier(barriers_.KeysFull(stage), parity);
-    bool bad = IsSet(BadKeys());
+    bool bad = LoadShared4(base_ + Shared::kAnyBad) != 0;
     FenceForAsyncProxy();  // queries were gathered
     BeginProducts();
     MultiplyQueries(scores, stage);
@@ -90,9 +90,9 @@ class Consumer {
     WaitProducts<0>();
     PinAccumulators(scores);
     if (!Shared::kOutInQueries && num_tiles == 1) Release(barriers_.QueriesEmpty());
-    FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), __any_sync(kFullWarp, bad));
+    FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), bad);
     float shrink[2];
-    MakeWeights(scores, shrink, log2_scale);
+    ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
     PackWeights(scores, weights);
 
     for (int n = 1; n < num_tiles; ++n) {
@@ -101,7 +101,7 @@ class Consumer {
       ++step_;
       stage = step_ % kKeyStages, parity = step_ / kKeyStages & 1;
       WaitAtBarrier(barriers_.KeysFull(stage), parity);
-      bad = IsSet(BadKeys());
+      bad = LoadShared4(base_ + Shared::kAnyBad) != 0;
       WaitAtBarrier(barriers_.ValuesFull(last_stage), last_parity);
       if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
       key0 += kKeys;
@@ -113,12 +113,11 @@ class Consumer {
       MultiplyValues(weights, last_stage);
       CommitProducts();
       NamedBarrierArrive(kTurnBarrier + (group_ ^ 1), 2 * kGroupThreads);
-      bad = __any_sync(kFullWarp, bad);  // while there is nothing else to do
       WaitProducts<1>();
       PinAccumulators(scores);
       if (!Shared::kOutInQueries && n + 1 == num_tiles) Release(barriers_.QueriesEmpty());
       FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), bad);
-      const bool grown = MakeWeights(scores, shrink, log2_scale);
+      const bool grown = ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
       WaitProducts<0>();
       PinAccumulators(out_);
       Release(barriers_.ValuesEmpty(last_stage));
@@ -176,10 +175,6 @@ class Consumer {
     }
   }
 
-  // Whether a maximum grew, and so earlier values shrink.
-  KVB_DEVICE bool MakeWeights(float (&scores)[kKeys / 8][4], float (&shrink)[2], float log2_scale) {
-    return ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
-  }
   KVB_DEVICE static void PackWeights(const float (&scores)[kKeys / 8][4],
                                      uint32_t (&weights)[kKeys / 16][4]) {
 #pragma unroll
@@ -189,18 +184,17 @@ class Consumer {
     }
   }
 
-  // Of a word by each producing warp, one of them for this lane.
-  KVB_DEVICE bool IsSet(const uint32_t* words) const { return words[lane_ % kProducerWarps] != 0; }
+  // A bit per key of this step's tile.
   KVB_DEVICE const uint32_t* BadKeys() const {
     return reinterpret_cast<const uint32_t*>(shared_ + Shared::kBadKeys) +
            step_ % kBadSlots * kProducerWarps;
   }
 
-
   // By both consumers, V being there.
   KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0) {
     const uint32_t* words = reinterpret_cast<const uint32_t*>(shared_ + Shared::kNonFinite);
-    if (!__any_sync(kFullWarp, IsSet(words + stage * kProducerWarps))) [[likely]]
+    words += stage * kProducerWarps;
+    if (!__any_sync(kFullWarp, words[lane_ % kProducerWarps] != 0)) [[likely]]
       return;
     unsigned char* values = shared_ + Shared::kValueTiles + stage * Shared::kValueBytes;
     constexpr int kConsumerThreads = kConsumers * kGroupThreads;
@@ -292,7 +286,10 @@ __global__ void __launch_bounds__(kThreads, 1)
                         const __grid_constant__ TileOrder order,
                         const __grid_constant__ KeyBoxes boxes, uint32_t* error_flags) {
   const Barriers barriers{SharedAddress(DynamicSharedMemory()) + SharedLayout<kD, kDv>::kBarriers};
-  if (threadIdx.x == 0) barriers.Init();
+  if (threadIdx.x == 0) {
+    barriers.Init();
+    *reinterpret_cast<uint32_t*>(DynamicSharedMemory() + SharedLayout<kD, kDv>::kAnyBad) = 0;
+  }
   if (!params.overlaps_previous) WaitForPreviousKernel();
   AllowNextKernel();
   __syncthreads();

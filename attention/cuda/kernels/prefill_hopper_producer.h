@@ -69,8 +69,10 @@ struct SharedLayout {
   // uint32 [kValueStages][kProducerWarps]: whether rows of V that somebody sees have infinities or
   // NaN, in tiles at an edge
   static constexpr int kNonFinite = kBadKeys + kBadSlots * 4 * kProducerWarps;
+  // uint32: not 0 once some key's block was none, for consumers to look at the bits from then on
+  static constexpr int kAnyBad = kNonFinite + kValueStages * 4 * kProducerWarps;
   // RowTile [kTileSlots]
-  static constexpr int kTiles = kNonFinite + kValueStages * 4 * kProducerWarps;
+  static constexpr int kTiles = kAnyBad + 16;
   static constexpr int kTileBytes = (sizeof(RowTile) + 15) / 16 * 16;
   static constexpr int kBarriers = kTiles + kTileSlots * kTileBytes;
   static constexpr int kBytes = kBarriers + 20 * 8;
@@ -282,7 +284,10 @@ class Producer {
     const uint32_t bad = __ballot_sync(kFullWarp, IsBad(params_, place));
     if (lane_ == 0) {
       WordOf(Shared::kBadKeys, step % kBadSlots) = bad;
-      if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlock);
+      if (bad != 0) [[unlikely]] {
+        atomicOr(reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad), 1u);
+        if (error_flags_ != nullptr) atomicOr(error_flags_, kBadBlock);
+      }
     }
     __syncwarp();
     WaitAtBarrier(barriers_.KeysEmpty(stage), (step / kKeyStages & 1) ^ 1);
