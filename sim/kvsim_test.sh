@@ -84,7 +84,7 @@ for policy in lru priority ttl; do
     fail "the report does not tell what $policy retained: $(grep -A2 retained out)"
 done
 expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s,disk:9GiB:read=3GB/s:store=on-evict
-grep -q '^tiers .* loaded (async, always)' out && grep -q '^host .* tokens loaded; ' out &&
+grep -q '^tiers .* of prompt tokens hit with them: .* loaded' out && grep -q '^host .* tokens loaded; ' out &&
   grep -q '^disk ' out || fail "the report does not tell of tiers: $(grep -A3 '^tiers' out)"
 # What SM-97 promises: requests one after the other, and a tier that everything is written to for nothing. Blocks
 # at the ends of prompts take room in a pool, but not in a tier, so that is a pool of one block more.

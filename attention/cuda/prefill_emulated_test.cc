@@ -1,6 +1,8 @@
 // Both prefill kernels, emulated, against the dense oracle.
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -11,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kvblocks/attention/cuda/kernel_params.h"
 #include "kvblocks/attention/cuda/kernels/prefill.h"
+#include "kvblocks/attention/cuda/kernels/prefill_hopper.h"
 #include "kvblocks/attention/cuda/testing/prefill_fixture.h"
 #include "kvblocks/attention/testing/paged_case.h"
 #include "kvblocks/attention/testing/tolerance.h"
@@ -80,6 +83,46 @@ TEST_P(PrefillTest, T1LayoutsTypesHeadSizesAndGroups) {
     PagedCase paged(options);
     ExpectPrefillIsExact(paged);
   }
+}
+
+// Boxes of 8, 16 and 32 keys, whole blocks and parts of them, and blocks that cannot be made of boxes.
+TEST_P(PrefillTest, T1BlockSizes) {
+  for (const int64_t block_size : {8, 16, 20, 32, 40, 48, 64, 256}) {
+    for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd}) {
+      PagedCaseOptions options = Options();
+      options.block_size = block_size;
+      options.layout = layout;
+      options.interleave_kv = layout == KvLayout::kHnd;
+      options.num_heads = 2;
+      options.lengths = {270, 0, 37};
+      options.q_lens = {30, 0, 37};
+      SCOPED_TRACE(absl::StrCat("BS ", block_size, ", ", layout == KvLayout::kNhd ? "NHD" : "HND"));
+      PagedCase paged(options);
+      const PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
+      EXPECT_EQ(TakesPrefillHopper(params), block_size != 20);
+      ExpectPrefillIsExact(paged);
+    }
+  }
+}
+
+TEST_P(PrefillTest, WhatTheCopyEngineDoesNotTakeIsTakenElsewhere) {
+  PagedCaseOptions options = Options();
+  PagedCase paged(options);
+  const PrefillParams good{DenseAttentionOf(paged.PrefillArgs())};
+  EXPECT_TRUE(TakesPrefillHopper(good));
+  const auto takes = [&](auto change) {
+    PrefillParams params = good;
+    change(params.keys.cache);
+    EXPECT_TRUE(TakesPrefill(params));
+    return TakesPrefillHopper(params);
+  };
+  EXPECT_FALSE(takes([](Cache& cache) { cache.k.block_stride = int64_t{1} << 39; }));
+  EXPECT_FALSE(takes([](Cache& cache) { cache.v.block_stride = int64_t{1} << 39; }));
+  EXPECT_FALSE(takes([](Cache& cache) { cache.v.token_stride = 0; }));
+  EXPECT_FALSE(takes([](Cache& cache) { cache.k.head_stride = -64; }));
+  EXPECT_FALSE(takes([](Cache& cache) { cache.num_blocks = 0; }));
+  // Nobody looks at the stride of one.
+  EXPECT_TRUE(takes([](Cache& cache) { cache.num_blocks = 1, cache.k.block_stride = 0; }));
 }
 
 TEST_P(PrefillTest, T1ManyRowTilesOfOneRequest) {
@@ -179,6 +222,30 @@ TEST_P(PrefillTest, T5NothingOutsideOfWindowsIsRead) {
   }
 }
 
+// Windows that begin within boxes: the rest of these is read, as are the rows behind a length, and all
+// of them hold NaN.
+TEST_P(PrefillTest, T5HiddenKeysOfPagesThatAreReadDoNotCount) {
+  for (const int64_t block_size : {32, 64}) {
+    for (const int32_t window : {77, 150}) {
+      PagedCaseOptions options = Options();
+      options.block_size = block_size;
+      options.num_heads = 2, options.num_kv_heads = 1;
+      options.lengths = {301, 90};
+      options.q_lens = {3, 9};
+      PagedCase paged(options);
+      paged.params.window_left = window;
+      // What no row sees.
+      const std::vector<double> nan(64, std::numeric_limits<double>::quiet_NaN());
+      for (int64_t j = 0; j < 298 - window; ++j) {
+        paged.SetKey(0, j, 0, nan);
+        paged.SetValue(0, j, 0, nan);
+      }
+      ExpectPrefillIsExact(paged);
+      ExpectVarlenIsExact(paged);
+    }
+  }
+}
+
 TEST_P(PrefillTest, NonFiniteValuesReachRowsThatSeeThemAlone) {
   for (const DType type : {DType::kBF16, DType::kF16}) {
     PagedCaseOptions options = Options(type);
@@ -221,6 +288,25 @@ TEST_P(PrefillTest, BadBlocksAreInvisibleAndFlagged) {
     // Keys 48 to 63 of the first request.
     paged.block_table.view.as<int32_t>()[3] = bad;
     paged.hide = [](int64_t b, int64_t, int64_t j, int64_t) { return b == 0 && j / 16 == 3; };
+    ExpectPrefillIsExact(paged, kBadBlock);
+  }
+}
+
+TEST_P(PrefillTest, BadBlocksOfAllSizesAreInvisible) {
+  for (const int64_t block_size : {8, 16, 24, 64, 128}) {
+    SCOPED_TRACE(block_size);
+    PagedCaseOptions options = Options();
+    options.block_size = block_size;
+    options.num_heads = 2, options.num_kv_heads = 1;
+    options.lengths = {400, 20};
+    options.q_lens = {140, 20};
+    PagedCase paged(options);
+    // Keys that all rows see, some see, and the next row tiles see, too.
+    const int64_t bad[] = {0, 130 / block_size, 399 / block_size};
+    for (const int64_t column : bad) paged.block_table.view.as<int32_t>()[column] = -7;
+    paged.hide = [&](int64_t b, int64_t, int64_t j, int64_t) {
+      return b == 0 && std::find(std::begin(bad), std::end(bad), j / block_size) != std::end(bad);
+    };
     ExpectPrefillIsExact(paged, kBadBlock);
   }
 }

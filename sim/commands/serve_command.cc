@@ -74,85 +74,170 @@ class ServeCommand final : public Command {
 
 ServeCommand::ServeCommand(OptionParser* program)
     : options_(program->AddCommand("serve", "Serve the OpenAI API, simulating the engine")) {
-  const auto add = [&](const char* group, const char* name, const char* unit, const char* help,
-                       std::string* value) {
-    options_->Add({.name = name, .unit = unit, .help = help, .group = group}, value);
-  };
-  const auto add_number = [&](const char* group, const char* name, const char* unit,
-                              const char* help, int64_t low, int64_t high, int64_t* value) {
-    options_->Add({.name = name, .unit = unit, .help = help, .group = group}, low, high, value);
-  };
   constexpr int64_t kMaxBytes = int64_t{1} << 40;
   const char* kServer = "Server";
-  add(kServer, "--host", "ADDRESS", "to listen on; 0.0.0.0 is all of them [127.0.0.1]", &asked_.host);
-  add_number(kServer, "--port", "PORT", "of the first replica; 0: the system chooses [8000]", 0, 65535,
-             &asked_.port);
-  add_number(kServer, "--replicas", "N", "servers, each with its own port and cache [1]", 1, 256,
-             &asked_.num_replicas);
-  add(kServer, "--speed", "FACTOR", "simulated seconds per second [1]", &asked_.speed);
-  add(kServer, "--served-model-name", "NAME", "that clients ask for [that of --model]", &asked_.name);
+  options_->Add({.name = "--host",
+                 .unit = "ADDRESS",
+                 .help = "to listen on; 0.0.0.0 is all of them [127.0.0.1]",
+                 .group = kServer},
+                &asked_.host);
+  options_->Add({.name = "--port",
+                 .unit = "PORT",
+                 .help = "of the first replica; 0: the system chooses [8000]",
+                 .group = kServer},
+                0, 65535, &asked_.port);
+  options_->Add({.name = "--replicas",
+                 .unit = "N",
+                 .help = "servers, each with its own port and cache [1]",
+                 .group = kServer},
+                1, 256, &asked_.num_replicas);
+  options_->Add({.name = "--speed",
+                 .unit = "FACTOR",
+                 .help = "simulated seconds per second [1]",
+                 .group = kServer},
+                &asked_.speed);
+  options_->Add({.name = "--served-model-name",
+                 .unit = "NAME",
+                 .help = "that clients ask for [that of --model]",
+                 .group = kServer},
+                &asked_.name);
   options_->AddRepeated({.name = "--lora",
                          .unit = "NAME=PATH",
                          .help = "an adapter that clients may ask for; may be given again",
                          .group = kServer},
                         &asked_.loras);
-  add(kServer, "--api-key", "KEY", "that clients must send [environment: KVSIM_API_KEY]",
-      &asked_.api_key);
-  add(kServer, "--tokenizer", "FILE", "a Hugging Face tokenizer.json; without it a byte is a token",
-      &asked_.tokenizer);
-  add(kServer, "--python", "PROGRAM", "that has the package tokenizers [python3]", &asked_.python);
-  add(kServer, "--answer", "pseudo|echo", "pseudo words, or the prompt again [pseudo]",
-      &asked_.answer);
-  add(kServer, "--output-tokens", "N|LEAST-MOST",
-      "after which answers end by themselves; without it at max_tokens, or after 128", 
-      &asked_.output_tokens);
-  add(kServer, "--drain", "TIME", "for which requests may go on after SIGTERM [30s]", &asked_.drain);
+  options_->Add({.name = "--api-key",
+                 .unit = "KEY",
+                 .help = "that clients must send [environment: KVSIM_API_KEY]",
+                 .group = kServer},
+                &asked_.api_key);
+  options_->Add({.name = "--tokenizer",
+                 .unit = "FILE",
+                 .help = "a Hugging Face tokenizer.json; without it a byte is a token",
+                 .group = kServer},
+                &asked_.tokenizer);
+  options_->Add({.name = "--python",
+                 .unit = "PROGRAM",
+                 .help = "that has the package tokenizers [python3]",
+                 .group = kServer},
+                &asked_.python);
+  options_->Add({.name = "--answer",
+                 .unit = "pseudo|echo",
+                 .help = "pseudo words, or the prompt again [pseudo]",
+                 .group = kServer},
+                &asked_.answer);
+  options_->Add({.name = "--output-tokens",
+                 .unit = "N|LEAST-MOST",
+                 .help = "after which answers end by themselves; without it at max_tokens, or after 128",
+                 .group = kServer},
+                &asked_.output_tokens);
+  options_->Add({.name = "--drain",
+                 .unit = "TIME",
+                 .help = "for which requests may go on after SIGTERM [30s]",
+                 .group = kServer},
+                &asked_.drain);
   const char* kEvents = "KV events";
-  add(kEvents, "--kv-events", "ENDPOINT", "publish them on this ZeroMQ endpoint, as tcp://*:5557",
-      &asked_.events);
-  add(kEvents, "--kv-events-replay", "ENDPOINT", "where subscribers ask for batches again",
-      &asked_.replay);
-  add(kEvents, "--kv-events-topic", "TOPIC", "of the messages [none]", &asked_.topic);
+  options_->Add({.name = "--kv-events",
+                 .unit = "ENDPOINT",
+                 .help = "publish them on this ZeroMQ endpoint, as tcp://*:5557",
+                 .group = kEvents},
+                &asked_.events);
+  options_->Add({.name = "--kv-events-replay",
+                 .unit = "ENDPOINT",
+                 .help = "where subscribers ask for batches again",
+                 .group = kEvents},
+                &asked_.replay);
+  options_->Add({.name = "--kv-events-topic",
+                 .unit = "TOPIC",
+                 .help = "of the messages [none]",
+                 .group = kEvents},
+                &asked_.topic);
   options_->AddFlag({.name = "--kv-events-bytes",
                      .help = "hashes as all of their bytes, not as 64-bit integers",
                      .group = kEvents},
                     &asked_.byte_hashes);
-  add(kEvents, "--hash", "NAME",
-      "of blocks: sha256_cbor and xxhash_cbor as vLLM's, sha256, xxh3_128 [sha256_cbor]",
-      &asked_.hash);
+  options_->Add({.name = "--hash",
+                 .unit = "NAME",
+                 .help = "of blocks: sha256_cbor and xxhash_cbor as vLLM's, sha256, xxh3_128 [sha256_cbor]",
+                 .group = kEvents},
+                &asked_.hash);
   options_->Add({.name = "--hash-seed",
                  .unit = "TEXT",
                  .help = "what vLLM reads from PYTHONHASHSEED [as vLLM without it]",
                  .group = kEvents},
                 &asked_.hash_seed);
   const char* kLimits = "Limits";
-  add_number(kLimits, "--max-head-bytes", "BYTES", "of a request's head [16384]", 1024, 1 << 20,
-             &asked_.max_head);
-  add_number(kLimits, "--max-body-bytes", "BYTES", "of a request's body [33554432]", 1024,
-             int64_t{1} << 31, &asked_.max_body);
-  add_number(kLimits, "--max-held-bytes", "BYTES", "of all bodies together [1073741824]", 1024,
-             kMaxBytes, &asked_.max_held);
-  add_number(kLimits, "--max-connections", "N", "of all replicas together [4096]", 1, 1 << 20,
-             &asked_.max_connections);
-  add_number(kLimits, "--max-prompts", "N", "prompts and answers of one request [128]", 1, 1 << 16,
-             &asked_.max_prompts);
-  add(kLimits, "--head-timeout", "TIME", "to send a head [10s]", &asked_.head_timeout);
-  add(kLimits, "--body-timeout", "TIME", "to send a body [30s]", &asked_.body_timeout);
-  add(kLimits, "--idle-timeout", "TIME", "between two requests of a connection [75s]",
-      &asked_.idle_timeout);
-  add(kLimits, "--write-timeout", "TIME", "for a client to take a piece of an answer [30s]",
-      &asked_.write_timeout);
+  options_->Add({.name = "--max-head-bytes",
+                 .unit = "BYTES",
+                 .help = "of a request's head [16384]",
+                 .group = kLimits},
+                1024, 1 << 20, &asked_.max_head);
+  options_->Add({.name = "--max-body-bytes",
+                 .unit = "BYTES",
+                 .help = "of a request's body [33554432]",
+                 .group = kLimits},
+                1024, int64_t{1} << 31, &asked_.max_body);
+  options_->Add({.name = "--max-held-bytes",
+                 .unit = "BYTES",
+                 .help = "of all bodies together [1073741824]",
+                 .group = kLimits},
+                1024, kMaxBytes, &asked_.max_held);
+  options_->Add({.name = "--max-connections",
+                 .unit = "N",
+                 .help = "of all replicas together [4096]",
+                 .group = kLimits},
+                1, 1 << 20, &asked_.max_connections);
+  options_->Add({.name = "--max-prompts",
+                 .unit = "N",
+                 .help = "prompts and answers of one request [128]",
+                 .group = kLimits},
+                1, 1 << 16, &asked_.max_prompts);
+  options_->Add({.name = "--head-timeout",
+                 .unit = "TIME",
+                 .help = "to send a head [10s]",
+                 .group = kLimits},
+                &asked_.head_timeout);
+  options_->Add({.name = "--body-timeout",
+                 .unit = "TIME",
+                 .help = "to send a body [30s]",
+                 .group = kLimits},
+                &asked_.body_timeout);
+  options_->Add({.name = "--idle-timeout",
+                 .unit = "TIME",
+                 .help = "between two requests of a connection [75s]",
+                 .group = kLimits},
+                &asked_.idle_timeout);
+  options_->Add({.name = "--write-timeout",
+                 .unit = "TIME",
+                 .help = "for a client to take a piece of an answer [30s]",
+                 .group = kLimits},
+                &asked_.write_timeout);
   const char* kFaults = "Faults";
-  add(kFaults, "--fault-delay", "TIME", "before each request is looked at [0s]", &asked_.fault_delay);
-  add(kFaults, "--fault-errors", "SHARE", "of requests that get an error 500 [0]",
-      &asked_.fault_errors);
-  add(kFaults, "--fault-cuts", "SHARE", "of requests whose connection is cut in the answer [0]",
-      &asked_.fault_cuts);
-  add_number(kFaults, "--fault-seed", "N", "of these draws [0]", 0, INT64_MAX, &asked_.fault_seed);
+  options_->Add({.name = "--fault-delay",
+                 .unit = "TIME",
+                 .help = "before each request is looked at [0s]",
+                 .group = kFaults},
+                &asked_.fault_delay);
+  options_->Add({.name = "--fault-errors",
+                 .unit = "SHARE",
+                 .help = "of requests that get an error 500 [0]",
+                 .group = kFaults},
+                &asked_.fault_errors);
+  options_->Add({.name = "--fault-cuts",
+                 .unit = "SHARE",
+                 .help = "of requests whose connection is cut in the answer [0]",
+                 .group = kFaults},
+                &asked_.fault_cuts);
+  options_->Add({.name = "--fault-seed",
+                 .unit = "N",
+                 .help = "of these draws [0]",
+                 .group = kFaults},
+                0, INT64_MAX, &asked_.fault_seed);
   for (const char* group : {"Pool and prefix cache", "Scheduler", "Speculative decoding",
                             "Model, device and time"}) {
     BindOptions(group, options_, &asked_.config);
   }
+  BindOption("check_invariants", options_, &asked_.config);
   options_->set_footer(kServeFooter);
 }
 

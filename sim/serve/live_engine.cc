@@ -10,6 +10,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/block_pool/check.h"
 #include "kvblocks/sim/engine/request_store.h"
 #include "kvblocks/sim/replica.h"
 #include "kvblocks/sim/serve/live_metrics.h"
@@ -170,6 +171,7 @@ class LiveEngine::Impl final : public Replica::Owner, public EngineObserver {
       if (next && *next <= time) {
         clock_ = std::max(clock_, *next);
         const absl::Status status = replica_->Advance(*next);
+        KVBLOCKS_CHECK(!absl::IsInternal(status), status.ToString());
         if (!status.ok()) EndStuck(status.ToString());
         continue;
       }

@@ -58,7 +58,7 @@ class Service final : public HttpHandler {
     int64_t least_answer_tokens = 0;
     int64_t most_answer_tokens = 0;
     int64_t max_prompts = 128;
-    int64_t created = 0;     // Unix time
+    int64_t created = 0;     // Unix time of the models
     Faults faults;
     uint64_t seed = 0;       // of faults
   };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -231,7 +232,7 @@ std::optional<ApiError> Service::Plan(Pending& pending) {
     }
   }
   pending.answer.emplace(request, pending.id, request.model.empty() ? options_.model : request.model,
-                         options_.created);
+                         static_cast<int64_t>(std::time(nullptr)));
   for (size_t p = 0; p < pending.prompts.size(); ++p) {
     std::string echo;
     if (request.echo) {

@@ -59,15 +59,15 @@ absl::StatusOr<PseudoText> PseudoText::Make(Tokenizer& tokenizer) {
   if (out.tokens.empty() || out.tokens.size() != out.pieces.size()) {
     return absl::InternalError("the tokenizer makes no tokens of a plain text");
   }
-  // A space may belong to the word behind it: then the sentence begins with the token that has it.
+  // A sentence begins with the token that has its first letter, and maybe the space before it.
   size_t end = 0, sentence = 0;
   for (size_t i = 0; i < out.tokens.size(); ++i) {
-    if (sentence < sentences.size() && end + 1 >= sentences[sentence]) {
-      out.starts.push_back(i);
-      while (sentence < sentences.size() && end + 1 >= sentences[sentence]) ++sentence;
-    }
     end += out.pieces[i].size();
+    if (sentence == sentences.size() || end <= sentences[sentence]) continue;
+    out.starts.push_back(i);
+    while (sentence < sentences.size() && end > sentences[sentence]) ++sentence;
   }
+  if (out.starts.empty()) return absl::InternalError("the tokenizer's pieces are not its text");
   return out;
 }
 

@@ -35,7 +35,7 @@ LABEL_IN_CODE = re.compile(r"(?<![\w:/])//([a-z_]\w*(?:/\w+)*:[a-z_]\w+)(?![\w/:
 # What other programs take; ours are read from where they are defined.
 BAZEL_FLAGS = {"config", "copt", "define", "test_env", "build_tests_only", "jobs", "disk_cache", "linkopt", "cxxopt", "action_env"}
 FOREIGN_PREFIXES = ("gtest_", "benchmark_")
-FOREIGN_FLAGS = {"static", "save-detailed"}  # of pkg-config; of vLLM's benchmark
+FOREIGN_FLAGS = {"static", "save-detailed", "prefix-caching-hash-algo"}  # of pkg-config; of vLLM's benchmark and server
 FOREIGN_NAMES = {"add_subdirectory"}  # of CMake
 
 

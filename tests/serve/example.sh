@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# What docs/serve.md shows: a server, a request that comes twice, a stream, and some of its metrics.
+# What docs/serve.md shows: a server, a request that comes twice, a stream, and some of its metrics. Ports and times are left out.
 #   tests/serve/example.sh ./kvsim
 set -u
-"$1" serve --port=0 --num-blocks=2000 --max-model-len=8192 >/tmp/kvsim-serve.$$ &
+"$1" serve --port=0 --num-blocks=2000 --max-model-len=8192 >/tmp/kvsim-serve.$$ 2>/dev/null &
 server=$!
 trap 'kill "$server"; wait "$server"; rm -f /tmp/kvsim-serve.$$' EXIT
-until grep -q '^http' /tmp/kvsim-serve.$$; do sleep 0.05; done
-cat /tmp/kvsim-serve.$$
+until grep -qs '^http' /tmp/kvsim-serve.$$; do sleep 0.05; done
+sed 's/127.0.0.1:[0-9]*/127.0.0.1:8000/' /tmp/kvsim-serve.$$
 url=$(grep -o '^http[^ ]*' /tmp/kvsim-serve.$$)
 ask() {
   echo "$ curl $1 -d '$2'"
-  curl -s "$url$1" -d "$2" | fold -w 128
-  echo
+  curl -s "$url$1" -d "$2" | sed 's/"created":[0-9]*/"created":0/' | grep . | fold -w 128
 }
-prompt='Which blocks does a prompt of one hundred and thirty bytes fill, if each of them holds sixteen, and which of them will be found again?'
+prompt='How many blocks does a prompt of ninety bytes fill, and how many of them are found again?'
 ask /v1/completions "{\"prompt\": \"$prompt\", \"max_tokens\": 24}"
 ask /v1/completions "{\"prompt\": \"$prompt\", \"max_tokens\": 24}"
 ask /v1/completions '{"prompt": "Hello", "max_tokens": 2, "stream": true}'

@@ -132,6 +132,18 @@ KVB_DEVICE int32_t LoadFromOthers4(const int32_t* from) {
   return value;
 #endif
 }
+// A word of shared memory that others change meanwhile by atomic functions.
+KVB_DEVICE uint32_t LoadShared4(uint32_t from) {
+#ifdef KVBLOCKS_CUDA_EMULATION
+  return __atomic_load_n(reinterpret_cast<const uint32_t*>(internal::SharedPointer(from)),
+                         __ATOMIC_RELAXED);
+#else
+  uint32_t value;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+  return value;
+#endif
+}
+
 // What a word may become once WaitForPreviousKernel() is behind: good for a guess, which what is
 // read behind it by LoadFromOthers4 must confirm. Leaves nothing in L1. The emulation is wrong now
 // and then.

@@ -80,6 +80,38 @@ WatchedPool& WatchedThreads() {
   return pool;
 }
 
+// One row of the innermost dimension at a time.
+void CopyBox(const Box& box, unsigned char* to) {
+  const auto bits = reinterpret_cast<uintptr_t>(to);
+  unsigned char row[128];
+  size_t done = 0;
+  for (int32_t z = 0; z < box.box[3]; ++z) {
+    for (int32_t y = 0; y < box.box[2]; ++y) {
+      for (int32_t x = 0; x < box.box[1]; ++x) {
+        const int64_t place[3] = {int64_t{box.at[1]} + x, int64_t{box.at[2]} + y,
+                                  int64_t{box.at[3]} + z};
+        std::memset(row, 0, sizeof(row));
+        const int64_t begin = std::max<int64_t>(0, -int64_t{box.at[0]});
+        const int64_t end = std::min<int64_t>(box.box[0], box.extents[0] - box.at[0]);
+        bool inside = end > begin;
+        int64_t from = box.at[0] + begin;
+        for (int i = 0; i < 3; ++i) {
+          inside = inside && place[i] >= 0 && place[i] < box.extents[i + 1];
+          from += place[i] * box.strides[i];
+        }
+        if (inside) {
+          std::memcpy(row + 2 * begin, static_cast<const unsigned char*>(box.data) + 2 * from,
+                      static_cast<size_t>(2 * (end - begin)));
+        }
+        for (int32_t piece = 0; piece < box.box[0] / 8; ++piece, done += 16) {
+          const uintptr_t at = bits + done;
+          std::memcpy(to + done + ((at ^ (at >> 7 & 7) << 4) - at), row + 16 * piece, 16);
+        }
+      }
+    }
+  }
+}
+
 size_t Padded(size_t bytes) { return (bytes + 1023) / 1024 * 1024; }
 
 }  // namespace
@@ -117,6 +149,7 @@ void Block::Start(Cluster* cluster, dim3 index, absl::FunctionRef<void()> body) 
   cluster_ = cluster;
   if (shared_ != nullptr) std::memset(shared_, 0xff, shared_bytes_);
   barriers_ = {};
+  deliveries_.clear();
   num_running_ = num_threads_;
   for (Warp& warp : warps_) {
     warp.running = 0;
@@ -131,6 +164,8 @@ void Block::Start(Cluster* cluster, dim3 index, absl::FunctionRef<void()> body) 
     thread.ready = nullptr;
     thread.copies.clear();
     thread.groups.clear();
+    thread.stores.clear();
+    thread.committed_stores = 0;
     thread.products.clear();
     thread.product_groups.clear();
     warps_[i / 32].running |= 1u << i % 32;
@@ -251,9 +286,42 @@ void Block::Arrive(int id, unsigned threads) {
   if (barrier.arrived >= (threads == 0 ? num_running_ : threads)) ReleaseFullBarrier(barrier);
 }
 
+Delivery& Block::DeliveryAt(const Phases* at) {
+  for (Delivery& delivery : deliveries_) {
+    if (delivery.at == at) return delivery;
+  }
+  deliveries_.emplace_back().at = at;
+  return deliveries_.back();
+}
+
+void Block::EndPhase(Phases* at) {
+  if (at->pending > 0) return;
+  Delivery& delivery = DeliveryAt(at);
+  if (delivery.queued > delivery.expected) {
+    Fail("a barrier expects " + std::to_string(delivery.expected) + " bytes and gets " +
+         std::to_string(delivery.queued));
+  }
+  if (delivery.queued < delivery.expected) return;
+  {
+    // Who asked for the boxes has written them, as far as races go.
+    const races::Unwatched unwatched;
+    for (const auto& [box, to] : delivery.boxes) CopyBox(box, to);
+  }
+  delivery.boxes.clear();
+  delivery.expected = delivery.queued = 0;
+  at->pending = at->expected;
+  ++at->phase;
+}
+
 void Block::OnExit(Thread& thread) {
   if (!thread.products.empty()) Fail("a thread ended with products that it did not wait for");
+  if (!thread.stores.empty()) Fail("a thread ended with stores that it did not wait for");
   --num_running_;
+  for (const Delivery& delivery : deliveries_) {
+    if (num_running_ == 0 && !delivery.boxes.empty()) {
+      Fail("a block ended with boxes that nobody waited for");
+    }
+  }
   Warp& warp = warps_[thread.linear / 32];
   warp.running &= ~(1u << thread.linear % 32);
   // Who returned is waited for by nobody.

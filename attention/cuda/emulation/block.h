@@ -12,6 +12,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -60,6 +61,19 @@ struct Copy {
   size_t copied, zeroed;
 };
 
+struct Store {
+  void* to;
+  const unsigned char* from;
+  size_t bytes;
+};
+
+// What the running phase of a barrier expects beside arrivals.
+struct Delivery {
+  const Phases* at = nullptr;
+  size_t expected = 0, queued = 0;  // bytes
+  std::vector<std::pair<Box, unsigned char*>> boxes;
+};
+
 // Accumulators of products under way, and how many there are.
 struct Accumulators {
   float* at;
@@ -83,6 +97,8 @@ struct Thread {
   const char* waits_for = "";
   std::vector<Copy> copies;
   std::vector<size_t> groups;  // ends in `copies`, of committed groups
+  std::vector<Store> stores;
+  size_t committed_stores = 0;
   std::vector<Product> products;
   std::vector<size_t> product_groups;
 };
@@ -124,6 +140,9 @@ class Block {
   Meeting& group(unsigned linear) { return groups_[linear / 128]; }
   void Arrive(int id, unsigned threads);
   const Barrier& barrier(int id) const { return barriers_[id]; }
+  Delivery& DeliveryAt(const Phases* at);
+  // Unless something is still missing.
+  void EndPhase(Phases* at);
   void Wait(const char* what, absl::FunctionRef<bool()> condition);
   [[noreturn]] void Fail(const std::string& why);
   void Report() const;
@@ -143,6 +162,7 @@ class Block {
   std::vector<unsigned> order_;  // of warps
   std::vector<Meeting> groups_;
   std::array<Barrier, 16> barriers_;
+  std::vector<Delivery> deliveries_;
   unsigned num_running_ = 0;
   Thread* current_ = nullptr;
   context::fiber scheduler_;  // where a suspending fiber goes back to

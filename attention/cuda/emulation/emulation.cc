@@ -127,6 +127,9 @@ void InitPhases(Phases* at, unsigned arrivals) {
   races::Write8(at);
   const uint16_t count = static_cast<uint16_t>(arrivals);
   *at = {count, count, 0};
+  Delivery& delivery = running_block->DeliveryAt(at);
+  if (!delivery.boxes.empty()) running_block->Fail("a barrier made anew while boxes are under way");
+  delivery.expected = 0;
 }
 
 namespace {
@@ -136,10 +139,52 @@ const char* OrderOf(const Phases* at, uint32_t phase) {
 }
 }  // namespace
 
-void ArriveAtPhase(Phases* at) {
+void ArriveAtPhase(Phases* at) { ArriveExpecting(at, 0); }
+
+void ArriveExpecting(Phases* at, unsigned bytes) {
   races::Read8(at);
   races::Release(OrderOf(at, at->phase));
-  if (--at->pending == 0) at->pending = at->expected, ++at->phase;
+  if (at->pending == 0) running_block->Fail("more arrivals than the phase of a barrier has");
+  if (bytes > 0) running_block->DeliveryAt(at).expected += bytes;
+  --at->pending;
+  running_block->EndPhase(at);
+}
+
+void QueueBox(const Box& box, unsigned char* to, Phases* barrier) {
+  size_t bytes = 2;
+  for (const int32_t extent : box.box) bytes *= static_cast<size_t>(extent);
+  const size_t offset = static_cast<size_t>(to - running_block->shared());
+  if (offset % 128 != 0) running_block->Fail("a box at no multiple of 128 bytes");
+  if (offset + bytes > running_block->shared_bytes()) {
+    running_block->Fail("a box that ends behind shared memory");
+  }
+  std::memset(to, 0xff, bytes);
+  races::Release(OrderOf(barrier, barrier->phase));
+  Delivery& delivery = running_block->DeliveryAt(barrier);
+  delivery.boxes.emplace_back(box, to);
+  delivery.queued += bytes;
+  running_block->EndPhase(barrier);
+}
+
+void QueueStore(void* to, const unsigned char* from, size_t bytes) {
+  const auto misfit = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes;
+  if (misfit % 16 != 0) running_block->Fail("a bulk store of no multiples of 16 bytes");
+  running_block->current().stores.push_back({to, from, bytes});
+}
+
+void CommitStores() {
+  Thread& thread = running_block->current();
+  thread.committed_stores = thread.stores.size();
+}
+
+void FinishStores() {
+  Thread& thread = running_block->current();
+  const auto end = thread.stores.begin() + static_cast<ptrdiff_t>(thread.committed_stores);
+  for (auto store = thread.stores.begin(); store != end; ++store) {
+    std::memcpy(store->to, store->from, store->bytes);
+  }
+  thread.stores.erase(thread.stores.begin(), end);
+  thread.committed_stores = 0;
 }
 
 bool PhaseIsOver(const Phases* at, uint32_t parity) {

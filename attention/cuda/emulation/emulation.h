@@ -3,7 +3,7 @@
 // What it is for: every kernel's logic is tested where there is no GPU, under AddressSanitizer, and
 // deterministically. What it finds beyond wrong results: reads and writes outside of allocations and
 // of dynamic shared memory, asynchronous copies and products that are used before they were waited
-// for (they happen at the wait), lanes that meet in different operations, deadlocks (reported with
+// for (they happen at the wait), boxes whose bytes are not what their barrier expects, lanes that meet in different operations, deadlocks (reported with
 // where each warp waits), and, with KVBLOCKS_EMULATION_SEED=n in the environment, missing barriers: warps then
 // run in random order. Dynamic shared memory starts as 0xFF bytes, NaN in every floating type.
 //
@@ -22,6 +22,7 @@
 #define KVBLOCKS_ATTENTION_CUDA_EMULATION_EMULATION_H_
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstddef>
@@ -127,13 +128,15 @@ void ClusterSync();
 // Dynamic shared memory of block `rank` of the cluster, which must not have ended.
 const unsigned char* ClusterShared(int rank, size_t offset, size_t bytes);
 
-// A barrier in 8 bytes of shared memory: phases of a fixed number of arrivals.
+// A barrier in 8 bytes of shared memory: phases of a fixed number of arrivals, each of which may let
+// its phase last until so many more bytes of boxes have come.
 struct Phases {
   uint16_t expected, pending;
   uint32_t phase;
 };
 void InitPhases(Phases* at, unsigned arrivals);
 void ArriveAtPhase(Phases* at);
+void ArriveExpecting(Phases* at, unsigned bytes);
 // Whether phase number n is over, given n's lowest bit; the other waits until it is.
 bool PhaseIsOver(const Phases* at, uint32_t parity);
 void WaitForPhase(const Phases* at, uint32_t parity);
@@ -147,6 +150,26 @@ void QueueCopy(unsigned char* to, const void* from, size_t copied, size_t zeroed
 void CommitCopies();
 // Until at most `pending` groups are left.
 void FinishCopies(unsigned pending);
+
+// --- Boxes of tensors: they are copied when the phase ends that waits for their bytes ---
+
+// Of a tensor of 16-bit elements, the first of its four dimensions contiguous; coordinates of the
+// first element, which may be outside.
+struct Box {
+  const void* data;
+  std::array<int64_t, 4> extents;
+  std::array<int64_t, 3> strides;
+  std::array<int32_t, 4> box, at;
+};
+// To shared memory, 16-byte pieces permuted by bits 7 to 9 of their addresses; until the phase is
+// over there are 0xFF bytes. It ends once all arrivals and as many bytes as they expect have come.
+void QueueBox(const Box& box, unsigned char* to, Phases* barrier);
+
+// --- Stores of this thread by the copy engine: shared memory is read when they are waited for ---
+
+void QueueStore(void* to, const unsigned char* from, size_t bytes);
+void CommitStores();
+void FinishStores();  // of all groups
 
 // --- Products of this thread's warpgroup: they happen when they are waited for ---
 

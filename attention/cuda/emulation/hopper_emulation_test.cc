@@ -1,10 +1,12 @@
-// What the emulation of compute capability 9.0 finds: products that nobody waited for.
+// What the emulation of compute capability 9.0 finds: products, boxes and stores that nobody waited
+// for; and what boxes are.
 
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kvblocks/attention/cuda/device/bulk.h"
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/hopper.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
@@ -108,6 +110,154 @@ TEST(HopperEmulationTest, PairsOfBfloat16AreMultipliedEach) {
 
 TEST(HopperEmulationDeathTest, AThreadThatNeverWaitsIsReported) {
   EXPECT_DEATH(Multiply(Mistake::kNeverWaits), "ended with products that it did not wait for");
+}
+
+// --- Boxes ---
+
+enum class BoxMistake { kNone, kReadsEarly, kExpectsMore, kExpectsLess, kArrivesAgain };
+
+// A warp copies the box at (x0, x1, x2, x3) of a tensor, 64 x 1 x 8 x 1 elements, and leaves its
+// rows in `out`. The barrier waits for its bytes and for two arrivals.
+__global__ void BoxKernel(const TensorMap map, int x0, int x1, int x2, int x3, BoxMistake mistake,
+                          uint16_t* out) {
+  unsigned char* const shared = DynamicSharedMemory();
+  const uint32_t barrier = SharedAddress(shared) + 1024;
+  const auto read = [&] {
+    for (int i = static_cast<int>(threadIdx.x); i < 512; i += 32) {
+      std::memcpy(out + i, shared + Permuted(i / 64, i % 64), 2);
+    }
+    __syncwarp();
+  };
+  if (threadIdx.x == 0) InitBarrier(barrier, 2);
+  __syncwarp();
+  if (ElectOne()) {
+    const bool more = mistake == BoxMistake::kExpectsMore || mistake == BoxMistake::kArrivesAgain;
+    const uint32_t bytes = more                                  ? 1040
+                           : mistake == BoxMistake::kExpectsLess ? 1008
+                                                                 : 1024;
+    ArriveExpecting(barrier, bytes);
+    CopyBox(SharedAddress(shared), map, x0, x1, x2, x3, barrier);
+  }
+  __syncwarp();
+  if (mistake == BoxMistake::kReadsEarly) read();
+  if (threadIdx.x == 0) {
+    ArriveAtBarrier(barrier);
+    if (mistake == BoxMistake::kArrivesAgain) ArriveAtBarrier(barrier);
+  }
+  if (mistake == BoxMistake::kReadsEarly) return;
+  WaitAtBarrier(barrier, 0);
+  read();
+}
+
+// 3 blocks of 16 rows of 2 heads of 72 elements, rows and blocks with gaps.
+struct Boxes {
+  std::vector<uint16_t> data;
+  BoxedTensor tensor;
+  Boxes() : data(3 * 3000) {
+    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint16_t>(i + 1);
+    tensor.data = data.data();
+    tensor.extents = {72, 2, 16, 3};
+    tensor.strides = {80, 176, 3000};
+    tensor.box = {64, 1, 8, 1};
+  }
+  std::vector<uint16_t> Copy(int x0, int x1, int x2, int x3,
+                             BoxMistake mistake = BoxMistake::kNone) const {
+    std::vector<uint16_t> out(512, 7);
+    EXPECT_TRUE(FitsTensorMap(tensor));
+    TensorMap map;
+    std::memcpy(map.opaque, &tensor, sizeof(tensor));
+    EXPECT_EQ(Launch({.block = dim3(32), .shared_bytes = 2048}, BoxKernel, map, x0, x1, x2, x3,
+                     mistake, out.data()),
+              cudaSuccess);
+    return out;
+  }
+  uint16_t At(int x0, int x1, int x2, int x3) const {
+    const bool inside = x0 >= 0 && x0 < 72 && x1 >= 0 && x1 < 2 && x2 >= 0 && x2 < 16 && x3 >= 0 &&
+                        x3 < 3;
+    return inside ? data[x0 + 80 * x1 + 176 * x2 + 3000 * x3] : 0;
+  }
+};
+
+TEST(HopperEmulationTest, BoxesAreCopiedWithZerosForWhatIsOutside) {
+  const Boxes boxes;
+  const int places[][4] = {{0, 0, 0, 0},  {64, 1, 8, 2}, {-8, 1, 12, 1}, {0, 2, 0, 0},
+                           {0, -1, 0, 0}, {0, 0, 0, 3},  {0, 0, 0, -1},  {0, 1, -3, 2}};
+  for (const auto& [x0, x1, x2, x3] : places) {
+    const std::vector<uint16_t> rows = boxes.Copy(x0, x1, x2, x3);
+    for (int i = 0; i < 512; ++i) {
+      ASSERT_EQ(rows[i], boxes.At(x0 + i % 64, x1, x2 + i / 64, x3)) << x0 << " " << x3 << " " << i;
+    }
+  }
+}
+
+TEST(HopperEmulationTest, ABoxIsNotThereBeforeItsPhaseIsOver) {
+  const Boxes boxes;
+  EXPECT_EQ(boxes.Copy(0, 0, 0, 0, BoxMistake::kReadsEarly), std::vector<uint16_t>(512, 0xffff));
+}
+
+TEST(HopperEmulationDeathTest, BytesAreAsManyAsBarriersExpect) {
+  const Boxes boxes;
+  const auto copy = [&](BoxMistake mistake) { boxes.Copy(0, 0, 0, 0, mistake); };
+  EXPECT_DEATH(copy(BoxMistake::kExpectsMore), "deadlock");
+  EXPECT_DEATH(copy(BoxMistake::kExpectsLess), "expects 1008 bytes and gets 1024");
+  EXPECT_DEATH(copy(BoxMistake::kArrivesAgain), "more arrivals than the phase of a barrier has");
+}
+
+TEST(HopperEmulationTest, WhatTheCopyEngineDoesNotTake) {
+  const auto fits = [](auto change) {
+    Boxes boxes;
+    change(boxes.tensor);
+    return FitsTensorMap(boxes.tensor);
+  };
+  EXPECT_TRUE(fits([](BoxedTensor&) {}));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.data = nullptr; }));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.data = static_cast<const char*>(t.data) + 8; }));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.extents[3] = 0; }));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.extents[2] = int64_t{1} << 31; }));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.strides[0] = 0; }));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.strides[1] = -176; }));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.strides[1] = 4; }));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.strides[2] = int64_t{1} << 39; }));
+  EXPECT_TRUE(fits([](BoxedTensor& t) { t.strides[2] = (int64_t{1} << 39) - 8; }));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.box[0] = 72; }));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.box[2] = 0; }));
+}
+
+// --- Bulk stores ---
+
+enum class StoreMistake { kNone, kOverwritesEarly, kNeverWaits, kNeverCommits };
+
+__global__ void StoreKernel(StoreMistake mistake, int* out) {
+  int* const shared = reinterpret_cast<int*>(DynamicSharedMemory());
+  for (int i = 0; i < 4; ++i) shared[4 * threadIdx.x + i] = static_cast<int>(threadIdx.x);
+  FenceForAsyncProxy();
+  StoreBulk(out + 4 * threadIdx.x, SharedAddress(shared + 4 * threadIdx.x), 16);
+  if (mistake != StoreMistake::kNeverCommits) CommitStores();
+  if (mistake == StoreMistake::kOverwritesEarly) shared[4 * threadIdx.x] = -1;
+  if (mistake != StoreMistake::kNeverWaits) WaitStoresHaveRead();
+  shared[4 * threadIdx.x + 1] = -2;
+}
+
+std::vector<int> Store(StoreMistake mistake) {
+  std::vector<int> out(128, 7);
+  EXPECT_EQ(Launch({.block = dim3(32), .shared_bytes = 512}, StoreKernel, mistake, out.data()),
+            cudaSuccess);
+  return out;
+}
+
+TEST(HopperEmulationTest, BulkStoresReadWhatIsThereUntilTheyAreWaitedFor) {
+  const std::vector<int> out = Store(StoreMistake::kNone);
+  const std::vector<int> early = Store(StoreMistake::kOverwritesEarly);
+  for (int i = 0; i < 128; ++i) {
+    EXPECT_EQ(out[i], i / 4);
+    EXPECT_EQ(early[i], i % 4 == 0 ? -1 : i / 4);
+  }
+}
+
+TEST(HopperEmulationDeathTest, StoresThatNobodyWaitsForAreReported) {
+  for (const StoreMistake mistake : {StoreMistake::kNeverWaits, StoreMistake::kNeverCommits}) {
+    EXPECT_DEATH(Store(mistake), "ended with stores that it did not wait for");
+  }
 }
 
 }  // namespace

@@ -33,10 +33,9 @@ struct SharedLayout {
   static constexpr int kValueTile = kKeyTile + kD / 64 * kKeys * kColumnBytes;
   // int64 [2 tiles][K, V][64 keys]
   static constexpr int kOffsets = kValueTile + kDv / 64 * kKeys * kColumnBytes;
-  // uint8 [2 tiles][64 keys]: whether the key's block is none; uint32 [2][2]: whether one in 32 is
+  // uint32 [2 tiles][2]: a bit per key, set if its block is none
   static constexpr int kBadKeys = kOffsets + 2 * 2 * kKeys * 8;
-  static constexpr int kAnyBad = kBadKeys + 2 * kKeys;
-  static constexpr int kNonFinite = kAnyBad + 2 * 2 * 4;  // uint32 [8 warps]
+  static constexpr int kNonFinite = kBadKeys + 2 * 2 * 4;  // uint32 [8 warps]
   // What is known of the block's rows: here rather than in registers, which are all taken.
   static constexpr int kTile = kNonFinite + 8 * 4;
   // Codes of K or V: uint8 [64 keys][kD].
@@ -146,15 +145,14 @@ class Prefill {
       CommitCopies();
 
       const int32_t key0 = first_key_ + n * kKeys;
-      const uint32_t* any_bad = AnyBad(n);
-      const bool bad = (any_bad[0] | any_bad[1]) != 0;
+      const uint32_t* bad_keys = BadKeys(n);
+      const bool bad = (bad_keys[0] | bad_keys[1]) != 0;
       const bool edge = key0 < tile_.seen_by_all.begin || key0 + kKeys > tile_.seen_by_all.end;
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m) {
         if (rich) ModifyScores(params_, tile_, scores[m], RowOf(m), key0);
         if (edge || bad) {
-          HideScores(params_, tile_, scores[m], RowOf(m), key0,
-                     bad ? shared_ + Shared::kBadKeys + n % 2 * kKeys : nullptr);
+          HideScores(params_, tile_, scores[m], RowOf(m), key0, bad ? bad_keys : nullptr);
         }
       }
 
@@ -184,8 +182,8 @@ class Prefill {
  private:
   // Row of the tile that this lane's accumulators [m][.][0] belong to.
   KVB_DEVICE int RowOf(int m) const { return (warp_ * kMTiles + m) * 16 + lane_ / 4; }
-  KVB_DEVICE const uint32_t* AnyBad(int n) const {
-    return reinterpret_cast<const uint32_t*>(shared_ + Shared::kAnyBad) + n % 2 * 2;
+  KVB_DEVICE uint32_t* BadKeys(int n) const {
+    return reinterpret_cast<uint32_t*>(shared_ + Shared::kBadKeys) + n % 2 * 2;
   }
 
   // Threads of the first two warps are keys of K, those of the next two of V.
@@ -200,11 +198,9 @@ class Prefill {
     reinterpret_cast<int64_t*>(shared_ + Shared::kOffsets)[n % 2 * 2 * kKeys + thread_] =
         OffsetOf < kCodes ? 1 : 2 > (params_, tensor, tile_, place);
     if (values) return;
-    const bool is_bad = IsBad(params_, place);
-    shared_[Shared::kBadKeys + n % 2 * kKeys + thread_] = is_bad;
-    const uint32_t bad = __ballot_sync(kFullWarp, is_bad);
+    const uint32_t bad = __ballot_sync(kFullWarp, IsBad(params_, place));
     if (lane_ == 0) {
-      reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad)[n % 2 * 2 + warp_] = bad;
+      BadKeys(n)[warp_] = bad;
       if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlock);
     }
   }
@@ -297,9 +293,7 @@ class Prefill {
     bool grown = false;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-      const float before[2] = {maximum_[m][0], maximum_[m][1]};
-      ExponentiateRows(scores[m], log2_scale, maximum_[m], sum_[m], shrink[m]);
-      grown |= maximum_[m][0] != before[0] || maximum_[m][1] != before[1];
+      grown |= ExponentiateRows(scores[m], log2_scale, maximum_[m], sum_[m], shrink[m]);
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
         weights[m][j / 2][j % 2 * 2] = T::Pack(scores[m][j][0], scores[m][j][1]);
@@ -307,7 +301,7 @@ class Prefill {
       }
     }
     // Once maxima stand, most tiles leave them.
-    if (!__any_sync(kFullWarp, grown)) return;
+    if (!grown) return;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll

@@ -1,12 +1,14 @@
 // Prefill with wgmma, for compute capability 9.0.
 //
 // A block stays on its multiprocessor and does one row tile after another. Of its three warpgroups
-// one produces: it finds row tiles, gathers queries, and gathers K and V, 128 keys at a time, by
-// 16-byte asynchronous copies whose completion arrives at barriers in shared memory. Two consume,
+// one produces: it finds row tiles, gathers queries by 16-byte asynchronous copies, and has the bulk
+// copy engine bring K and V, 128 keys at a time; completion arrives at barriers in shared memory.
+// Two consume,
 // 64 rows each. While a consumer makes weights of tile n, its product with V(n-1) still runs, and
 // the other consumer multiplies: they take turns at issuing products. Weights stay in registers as
 // the left operand. The producer gives registers to the consumers.
 
+#include "kvblocks/attention/cuda/device/bulk.h"
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/hopper.h"
 #include "kvblocks/attention/cuda/device/numbers.h"
@@ -51,6 +53,7 @@ class Consumer {
       Attend(tile, rich, log2_scale);
       WriteOutputs(tile, log2_scale);
     }
+    WaitStoresHaveRead();
   }
 
  private:
@@ -79,17 +82,17 @@ class Consumer {
 
     uint32_t stage = step_ % kKeyStages, parity = step_ / kKeyStages & 1;
     WaitAtBarrier(barriers_.KeysFull(stage), parity);
-    bool bad = HasFlag(Shared::kAnyBad + stage * 16);
-    FenceForAsyncProxy();
+    bool bad = LoadShared4(base_ + Shared::kAnyBad) != 0;
+    FenceForAsyncProxy();  // queries were gathered
     BeginProducts();
     MultiplyQueries(scores, stage);
     CommitProducts();
     WaitProducts<0>();
     PinAccumulators(scores);
     if (!Shared::kOutInQueries && num_tiles == 1) Release(barriers_.QueriesEmpty());
-    FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), __any_sync(kFullWarp, bad));
+    FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), bad);
     float shrink[2];
-    MakeWeights(scores, shrink, log2_scale);
+    ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
     PackWeights(scores, weights);
 
     for (int n = 1; n < num_tiles; ++n) {
@@ -98,11 +101,10 @@ class Consumer {
       ++step_;
       stage = step_ % kKeyStages, parity = step_ / kKeyStages & 1;
       WaitAtBarrier(barriers_.KeysFull(stage), parity);
-      bad = HasFlag(Shared::kAnyBad + stage * 16);
+      bad = LoadShared4(base_ + Shared::kAnyBad) != 0;
       WaitAtBarrier(barriers_.ValuesFull(last_stage), last_parity);
       if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
       key0 += kKeys;
-      FenceForAsyncProxy();
       NamedBarrierSync(kTurnBarrier + group_, 2 * kGroupThreads);
       PinAccumulators(out_);
       BeginProducts();
@@ -114,9 +116,8 @@ class Consumer {
       WaitProducts<1>();
       PinAccumulators(scores);
       if (!Shared::kOutInQueries && n + 1 == num_tiles) Release(barriers_.QueriesEmpty());
-      FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0),
-                   __any_sync(kFullWarp, bad));
-      const bool grown = MakeWeights(scores, shrink, log2_scale);
+      FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), bad);
+      const bool grown = ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
       WaitProducts<0>();
       PinAccumulators(out_);
       Release(barriers_.ValuesEmpty(last_stage));
@@ -132,7 +133,6 @@ class Consumer {
     const uint32_t last_stage = step_ % Shared::kValueStages;
     WaitAtBarrier(barriers_.ValuesFull(last_stage), step_ / Shared::kValueStages & 1);
     if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
-    FenceForAsyncProxy();
     PinAccumulators(out_);
     BeginProducts();
     MultiplyValues(weights, last_stage);
@@ -166,23 +166,15 @@ class Consumer {
   // Scores as softmax wants them; the stage of K is free after.
   KVB_DEVICE void FinishScores(const RowTile& tile, float (&scores)[kKeys / 8][4], int32_t key0,
                                uint32_t stage, bool rich, bool edge, bool bad) const {
-    if (!bad) Release(barriers_.KeysEmpty(stage));
+    Release(barriers_.KeysEmpty(stage));
     // Out of the way of what is always executed.
     if (rich) [[unlikely]]
       ModifyScores(params_, tile, scores, row_, key0);
     if (edge || bad) [[unlikely]] {
-      HideScores(params_, tile, scores, row_, key0,
-                 bad ? shared_ + Shared::kBadKeys + stage * kKeys : nullptr);
+      HideScores(params_, tile, scores, row_, key0, bad ? BadKeys() : nullptr);
     }
-    if (bad) Release(barriers_.KeysEmpty(stage));
   }
 
-  // Whether a maximum grew, and so earlier values shrink.
-  KVB_DEVICE bool MakeWeights(float (&scores)[kKeys / 8][4], float (&shrink)[2], float log2_scale) {
-    const float before[2] = {maximum_[0], maximum_[1]};
-    ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
-    return __any_sync(kFullWarp, maximum_[0] != before[0] || maximum_[1] != before[1]);
-  }
   KVB_DEVICE static void PackWeights(const float (&scores)[kKeys / 8][4],
                                      uint32_t (&weights)[kKeys / 16][4]) {
 #pragma unroll
@@ -192,14 +184,17 @@ class Consumer {
     }
   }
 
-  // Of four words, one of them for this lane.
-  KVB_DEVICE bool HasFlag(int at) const {
-    return reinterpret_cast<const uint32_t*>(shared_ + at)[lane_ % 4] != 0;
+  // A bit per key of this step's tile.
+  KVB_DEVICE const uint32_t* BadKeys() const {
+    return reinterpret_cast<const uint32_t*>(shared_ + Shared::kBadKeys) +
+           step_ % kBadSlots * kProducerWarps;
   }
 
   // By both consumers, V being there.
   KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0) {
-    if (!__any_sync(kFullWarp, HasFlag(Shared::kNonFinite + stage * 16))) [[likely]]
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(shared_ + Shared::kNonFinite);
+    words += stage * kProducerWarps;
+    if (!__any_sync(kFullWarp, words[lane_ % kProducerWarps] != 0)) [[likely]]
       return;
     unsigned char* values = shared_ + Shared::kValueTiles + stage * Shared::kValueBytes;
     constexpr int kConsumerThreads = kConsumers * kGroupThreads;
@@ -211,23 +206,68 @@ class Consumer {
   }
 
   KVB_DEVICE void WriteOutputs(const RowTile& tile, float log2_scale) {
-    unsigned char* staged = shared_ + Shared::kOut;
-    const bool is_piece = params_.pieces.outs != nullptr;
     if constexpr (Shared::kOutInQueries) {
-      // The other warps of this group still multiplied with this warp's queries.
+      // The other warps still multiplied with the queries there.
       NamedBarrierSync(kConsumersBarrier, kConsumers * kGroupThreads);
     }
-    __syncwarp();
-    if (is_piece) {
+    if (params_.pieces.outs != nullptr) {
       LeaveStates<false>(params_, tile, out_, row_, maximum_, sum_, log2_scale);
+    } else if (params_.out_scale > 0) {
+      FinishRows<T, kRows>(params_, tile, out_, row_, maximum_, sum_, log2_scale, nullptr);
     } else {
-      FinishRows<T, kRows>(params_, tile, out_, row_, maximum_, sum_, log2_scale, staged);
-    }
-    __syncwarp();
-    if (params_.out_scale <= 0 && !is_piece) {
-      StoreStagedRows<kRows, kDv / 64>(params_, tile, staged, thread_ / 32 * 16, 16);
+      StoreRows(tile, log2_scale);
+      if constexpr (Shared::kOutInQueries) WaitStoresHaveRead();
     }
     if constexpr (Shared::kOutInQueries) Release(barriers_.QueriesEmpty());
+  }
+
+  // Rows of 16-bit outputs: staged by this warp, then a copy of the bulk engine each.
+  KVB_DEVICE void StoreRows(const RowTile& tile, float log2_scale) {
+    float factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = sum_[half];
+      sum += __shfl_xor_sync(kFullWarp, sum, 1);
+      sum += __shfl_xor_sync(kFullWarp, sum, 2);
+      const int mine = row_ + 8 * half;
+      factor[half] = sum == 0 ? 0 : __fdividef(1, sum);
+      if (params_.lse != nullptr || params_.scoring.sinks != nullptr) [[unlikely]] {
+        if (mine >= tile.num_rows) continue;
+        const RowEnd end = EndRow(params_, tile, mine, maximum_[half], sum, log2_scale);
+        if (lane_ % 4 == 0 && params_.lse != nullptr) {
+          const int64_t token = tile.query_start + tile.TokenOf(mine);
+          params_.lse[token * params_.lse_row_stride + tile.HeadOf(mine) * params_.lse_head_stride] =
+              end.lse;
+        }
+        factor[half] = end.factor;
+      }
+      if (factor[half] == 0) [[unlikely]] {
+        // +0, whatever was accumulated.
+#pragma unroll
+        for (int d = 0; d < kDv / 8; ++d) out_[d][2 * half] = out_[d][2 * half + 1] = 0;
+      }
+    }
+    WaitStoresHaveRead();  // of the row tile before
+    __syncwarp();
+    unsigned char* const to = shared_ + Shared::kOut + row_ * Shared::kOutPitch + lane_ % 4 * 4;
+#pragma unroll
+    for (int d = 0; d < kDv / 8; ++d) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        *reinterpret_cast<uint32_t*>(to + 8 * half * Shared::kOutPitch + 16 * d) =
+            T::Pack(out_[d][2 * half] * factor[half], out_[d][2 * half + 1] * factor[half]);
+      }
+    }
+    FenceForAsyncProxy();
+    __syncwarp();
+    const int row = thread_ / 32 * 16 + lane_;
+    if (lane_ >= 16 || row >= tile.num_rows) return;
+    uint16_t* const out = static_cast<uint16_t*>(params_.out.data) +
+                          (tile.query_start + tile.TokenOf(row)) * params_.out.row_stride +
+                          tile.HeadOf(row) * params_.out.head_stride;
+    StoreBulk(out, base_ + Shared::kOut + row * Shared::kOutPitch,
+              static_cast<uint32_t>(params_.value_dim) * 2);
+    CommitStores();
   }
 
   const PrefillParams& params_;
@@ -242,16 +282,20 @@ class Consumer {
 
 template <typename T, int kD, int kDv>
 __global__ void __launch_bounds__(kThreads, 1)
-    PrefillHopperKernel(const __grid_constant__ PrefillParams params, const TileOrder order,
-                        uint32_t* error_flags) {
+    PrefillHopperKernel(const __grid_constant__ PrefillParams params,
+                        const __grid_constant__ TileOrder order,
+                        const __grid_constant__ KeyBoxes boxes, uint32_t* error_flags) {
   const Barriers barriers{SharedAddress(DynamicSharedMemory()) + SharedLayout<kD, kDv>::kBarriers};
-  if (threadIdx.x == 0) barriers.Init();
+  if (threadIdx.x == 0) {
+    barriers.Init();
+    *reinterpret_cast<uint32_t*>(DynamicSharedMemory() + SharedLayout<kD, kDv>::kAnyBad) = 0;
+  }
   if (!params.overlaps_previous) WaitForPreviousKernel();
   AllowNextKernel();
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     ShrinkRegisters<kProducerRegisters>();
-    Producer<kD, kDv>(params, error_flags, barriers).Run(order);
+    Producer<kD, kDv>(params, boxes, error_flags, barriers, order).Run(order);
     if (params.overlaps_previous) WaitForPreviousKernel();
   } else {
     GrowRegisters<kConsumerRegisters>();
@@ -259,8 +303,41 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
+// Keys that a box has: of contiguous ones as many as a producing warp copies; 0 if blocks cannot be
+// made of boxes.
+int32_t RowsOfBoxes(const PrefillParams& params) {
+  if (params.keys.block_table == nullptr) return kWarpKeys;
+  int32_t rows = kWarpKeys;
+  while (params.keys.cache.block_size % rows != 0) rows /= 2;
+  return rows >= 8 ? rows : 0;
+}
+
+// K or V as it is to be copied.
+BoxedTensor BoxedKeys(const PrefillParams& params, const CacheTensor& tensor, int32_t dim) {
+  const Cache& cache = params.keys.cache;
+  BoxedTensor boxed;
+  boxed.data = tensor.data;
+  boxed.extents = {dim, params.num_kv_heads, cache.block_size, cache.num_blocks};
+  boxed.strides = {tensor.head_stride, tensor.token_stride, tensor.block_stride};
+  if (params.keys.block_table == nullptr) {
+    boxed.extents[2] = params.num_key_rows, boxed.extents[3] = 1;
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (boxed.extents[i + 1] == 1) boxed.strides[i] = 8;  // nobody looks at it
+  }
+  boxed.box = {64, 1, RowsOfBoxes(params), 1};
+  return boxed;
+}
+
 template <typename T, int kD, int kDv>
 Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
+  KeyBoxes boxes;
+  const Cache& cache = params.keys.cache;
+  boxes.rows = RowsOfBoxes(params);
+  boxes.whole = params.keys.block_table != nullptr && boxes.rows == cache.block_size;
+  Error error = MakeTensorMap(BoxedKeys(params, cache.k, params.key_dim), &boxes.keys);
+  if (error == 0) error = MakeTensorMap(BoxedKeys(params, cache.v, params.value_dim), &boxes.values);
+  if (error != 0) return error;
   const TileOrder order = OrderTiles(params, kRows);
   const int64_t blocks =
       order.items < context.num_multiprocessors ? order.items : context.num_multiprocessors;
@@ -269,7 +346,7 @@ Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
                  .shared_bytes = SharedLayout<kD, kDv>::kBytes,
                  .stream = context.stream,
                  .overlap_previous = context.can_overlap()},
-                PrefillHopperKernel<T, kD, kDv>, params, order, context.error_flags);
+                PrefillHopperKernel<T, kD, kDv>, params, order, boxes, context.error_flags);
 }
 
 template <typename T>
@@ -284,7 +361,10 @@ Error LaunchOfType(const LaunchContext& context, const PrefillParams& params) {
 }  // namespace prefill_hopper
 
 bool TakesPrefillHopper(const PrefillParams& params) {
-  return params.key_dim <= 192 && params.value_dim <= 128 && !HoldsCodes(params.keys.cache);
+  const Cache& cache = params.keys.cache;
+  return params.key_dim <= 192 && params.value_dim <= 128 && !HoldsCodes(cache) &&
+         FitsTensorMap(prefill_hopper::BoxedKeys(params, cache.k, params.key_dim)) &&
+         FitsTensorMap(prefill_hopper::BoxedKeys(params, cache.v, params.value_dim));
 }
 
 Error LaunchPrefillHopper(const LaunchContext& context, const PrefillParams& params) {

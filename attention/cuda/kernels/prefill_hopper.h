@@ -7,7 +7,9 @@
 
 namespace kvblocks::attention::cuda {
 
-// Of what TakesPrefill takes: 16-bit keys, head sizes up to 128, or 192 with values of at most 128.
+// Of what TakesPrefill takes: 16-bit keys, head sizes up to 128, or 192 with values of at most 128;
+// K and V as the bulk copy engine can copy them: blocks of a multiple of 8 tokens, strides that are
+// positive and below 2^40 bytes.
 bool TakesPrefillHopper(const PrefillParams& params);
 
 // REQUIRES: both, and a device of compute capability 9.0.

@@ -2,11 +2,13 @@
 // the barriers in it.
 //
 // The producer finds row tiles and copies queries, K and V to shared memory, two tiles of K and up
-// to three of V ahead of the consumers (prefill_hopper.cu). Device code of that one source.
+// to three of V ahead of the consumers (prefill_hopper.cu). K and V come as boxes of tensors: keys
+// of one block, 64 of their elements. Device code of that one source.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_PRODUCER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_PRODUCER_H_
 
+#include "kvblocks/attention/cuda/device/bulk.h"
 #include "kvblocks/attention/cuda/device/gpu.h"
 #include "kvblocks/attention/cuda/device/hopper.h"
 #include "kvblocks/attention/cuda/device/ptx.h"
@@ -19,6 +21,8 @@ inline constexpr int kRows = 128;  // of queries
 inline constexpr int kKeys = 128;
 inline constexpr int kKeyStages = 2;
 inline constexpr int kMostValueStages = 3;
+// Of what is known of keys: the producer writes it before the stage is free.
+inline constexpr int kBadSlots = 4;
 inline constexpr int kMostSharedBytes = 227 * 1024;
 // Row tiles known: what is computed, what comes next, and what consumers may not have left yet.
 inline constexpr int kTileSlots = 3;
@@ -27,6 +31,7 @@ inline constexpr int kGroupThreads = 128;  // of a warpgroup
 inline constexpr int kConsumers = 2;
 inline constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
 inline constexpr int kConsumerWarps = 4 * kConsumers;
+inline constexpr int kProducerWarps = 4, kWarpKeys = kKeys / kProducerWarps;
 inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
 // Named barriers.
@@ -39,8 +44,11 @@ struct SharedLayout {
   static constexpr int kKeyBytes = kD / 64 * kColumnOfTile;
   static constexpr int kValueBytes = kDv / 64 * kColumnOfTile;
   static constexpr int kQueryBytes = kD / 64 * kRows * kColumnBytes;
-  static constexpr int kOutBytes = kDv / 64 * kRows * kColumnBytes;
-  static constexpr int kSmallBytes = 2 * 1024;  // at most, of what is not a tile
+  // Rows of outputs, padded so that the eight rows that a warp writes at a time have banks of their
+  // own.
+  static constexpr int kOutPitch = 2 * kDv + 16;
+  static constexpr int kOutBytes = kRows * kOutPitch;
+  static constexpr int kSmallBytes = 1024;  // at most, of what is not a tile
   static constexpr int Room(int value_stages, bool out) {
     return kQueryBytes + kKeyStages * kKeyBytes + value_stages * kValueBytes +
            (out ? kOutBytes : 0) + kSmallBytes;
@@ -56,18 +64,19 @@ struct SharedLayout {
   static constexpr int kValueTiles = kKeyTiles + kKeyStages * kKeyBytes;
   static constexpr int kValuesEnd = kValueTiles + kValueStages * kValueBytes;
   static constexpr int kOut = kOutInQueries ? kQueries : kValuesEnd;
-  // uint8 [kKeyStages][kKeys]: whether the key's block is none
+  // uint32 [kBadSlots][kProducerWarps]: a bit per key, set if its block is none
   static constexpr int kBadKeys = kValuesEnd + (kOutInQueries ? 0 : kOutBytes);
-  // uint32 [kKeyStages][4], by producing warps: whether one of their keys is
-  static constexpr int kAnyBad = kBadKeys + kKeyStages * kKeys;
-  // uint32 [kValueStages][4]: whether V has infinities or NaN, in tiles at an edge, by producing
-  // warps
-  static constexpr int kNonFinite = kAnyBad + kKeyStages * 4 * 4;
-  static constexpr int kTiles = kNonFinite + kValueStages * 4 * 4;  // RowTile [kTileSlots]
+  // uint32 [kValueStages][kProducerWarps]: whether rows of V that somebody sees have infinities or
+  // NaN, in tiles at an edge
+  static constexpr int kNonFinite = kBadKeys + kBadSlots * 4 * kProducerWarps;
+  // uint32: not 0 once some key's block was none, for consumers to look at the bits from then on
+  static constexpr int kAnyBad = kNonFinite + kValueStages * 4 * kProducerWarps;
+  // RowTile [kTileSlots]
+  static constexpr int kTiles = kAnyBad + 16;
   static constexpr int kTileBytes = (sizeof(RowTile) + 15) / 16 * 16;
   static constexpr int kBarriers = kTiles + kTileSlots * kTileBytes;
-  static constexpr int kBytes = kBarriers + 16 * 8;
-  static_assert(kBytes <= kMostSharedBytes);
+  static constexpr int kBytes = kBarriers + 20 * 8;
+  static_assert(kBytes - kBadKeys <= kSmallBytes && kBytes <= kMostSharedBytes);
 };
 
 // Barriers in shared memory: something is there (full), nobody needs it any more (empty).
@@ -80,20 +89,23 @@ struct Barriers {
   KVB_DEVICE uint32_t ValuesEmpty(int stage) const { return base + 80 + 8 * stage; }
   KVB_DEVICE uint32_t QueriesFull() const { return base + 104; }
   KVB_DEVICE uint32_t QueriesEmpty() const { return base + 112; }
+  // Of a producing warp: its boxes of V are there, and it is to look at them first.
+  KVB_DEVICE uint32_t ValuesLanded(int warp) const { return base + 120 + 8 * warp; }
 
   KVB_DEVICE void Init() const {
     for (int i = 0; i < kTileSlots; ++i) InitBarrier(TileFull(i), 1);
-    // Each producing thread's copies, and what its warp wrote about them.
     for (int i = 0; i < kKeyStages; ++i) {
-      InitBarrier(KeysFull(i), kGroupThreads + 4);
+      InitBarrier(KeysFull(i), kProducerWarps);
       InitBarrier(KeysEmpty(i), kConsumerWarps);
     }
     for (int i = 0; i < kMostValueStages; ++i) {
-      InitBarrier(ValuesFull(i), kGroupThreads + 4);
+      InitBarrier(ValuesFull(i), kProducerWarps);
       InitBarrier(ValuesEmpty(i), kConsumerWarps);
     }
+    for (int i = 0; i < kProducerWarps; ++i) InitBarrier(ValuesLanded(i), 1);
     InitBarrier(QueriesFull(), kGroupThreads);
     InitBarrier(QueriesEmpty(), kConsumerWarps);
+    FenceForAsyncProxy();
   }
 };
 
@@ -108,6 +120,15 @@ KVB_DEVICE bool IsEdge(const KeyRange& whole, int32_t key0) {
   return key0 < whole.begin || key0 + kKeys > whole.end;
 }
 
+// K and V as boxes of `rows` keys: a power of two that divides the block size, so that a box is in
+// one block; at most what one producing warp copies.
+struct KeyBoxes {
+  TensorMap keys, values;
+  int32_t rows = 0;
+  bool whole = false;  // boxes are blocks
+};
+inline constexpr int kMostBoxes = kWarpKeys / 8;  // of a warp and a tile
+
 // --- The producer ---
 
 template <int kD, int kDv>
@@ -115,47 +136,51 @@ class Producer {
  public:
   using Shared = SharedLayout<kD, kDv>;
 
-  KVB_DEVICE Producer(const PrefillParams& params, uint32_t* error_flags, const Barriers& barriers)
+  KVB_DEVICE Producer(const PrefillParams& params, const KeyBoxes& boxes, uint32_t* error_flags,
+                      const Barriers& barriers, const TileOrder& order)
       : params_(params),
+        boxes_(boxes),
         error_flags_(error_flags),
         barriers_(barriers),
         shared_(DynamicSharedMemory()),
         base_(SharedAddress(shared_)),
+        by_block_size_(order.by_block_size),
         thread_(static_cast<int>(threadIdx.x)),
-        row_(thread_ / 8),
-        piece_(thread_ % 8) {}
+        lane_(thread_ % 32),
+        warp_(__shfl_sync(kFullWarp, thread_ / 32, 0)) {}
 
   // One loop for all steps of all row tiles: code that stands in several places is fetched, cold,
   // in each. Step n of a row tile copies K of tile n + 1 and V of n; what consumers wait for first
   // comes first.
   KVB_DEVICE void Run(const TileOrder& order) {
-    const Cache& cache = params_.keys.cache;
-    const RowTile* tile = nullptr;
+    if (thread_ == 0) {
+      PrefetchMap(boxes_.keys);
+      PrefetchMap(boxes_.values);
+    }
     int num_tiles = 0;
     KeyPlace next;
-    int64_t value = -1;
+    Boxes keys, values;
     // Begins at the end of a row tile without keys.
     for (int n = 0;; ++n) {
-      const int64_t value_now = value;
+      values = keys;
       if (n + 1 < num_tiles) {
         const KeyPlace place = next;
-        value = OffsetOf(params_, cache.v, *tile, place);
-        next = PlaceOf(params_, *tile, KeyOf(*tile, n + 2));
-        CopyKeys(OffsetOf(params_, cache.k, *tile, place), IsBad(params_, place), step_ + n + 1);
+        next = PlaceOfLane(now_, n + 2);
+        keys = Spread(place);
+        CopyKeys(keys, place, step_ + n + 1);
       }
       if (n < 0) {
-        CopyQueries(*tile, published_ - 1);
+        CopyQueries(*tile_, published_ - 1);
         continue;
       }
-      if (n < num_tiles) {
-        CopyValues(value_now, step_ + n, IsEdge(tile->seen_by_all, FirstKeyOf(*tile) + n * kKeys));
-      }
+      if (n < num_tiles) CopyValues(values, n);
       if (n == 0) PublishNext(order);
       if (n + 1 < num_tiles) continue;
       step_ += num_tiles;
-      tile = &SlotOf(published_ - 1);
-      if (!tile->valid) return;
-      num_tiles = NumKeyTilesOf(*tile);
+      tile_ = &SlotOf(published_ - 1);
+      if (!tile_->valid) return;
+      now_ = SourceOf(*tile_);
+      num_tiles = NumKeyTilesOf(*tile_);
       next = first_;
       n = -2;
     }
@@ -188,13 +213,13 @@ class Producer {
     }
     WaitAtBarrier(barriers_.TileFull(n % kTileSlots), n / kTileSlots & 1);
     // Block ids are there when the tile's turn comes.
-    if (!SlotOf(n).valid) return;
-    first_ = PlaceOf(params_, SlotOf(n), KeyOf(SlotOf(n), 0));
+    if (SlotOf(n).valid) first_ = PlaceOfLane(SourceOf(SlotOf(n)), 0);
   }
 
   KVB_DEVICE void CopyQueries(const RowTile& tile, uint32_t n) const {
     WaitAtBarrier(barriers_.QueriesEmpty(), (n & 1) ^ 1);
-    for (int row = row_; row < kRows; row += kGroupThreads / 8) {
+    const int piece = thread_ % 8;
+    for (int row = thread_ / 8; row < kRows; row += kGroupThreads / 8) {
       const unsigned char* source = static_cast<const unsigned char*>(params_.q.data);
       const bool exists = row < tile.num_rows;
       if (exists) {
@@ -203,107 +228,150 @@ class Producer {
       }
 #pragma unroll
       for (int column = 0; column < kD / 64; ++column) {
-        const bool valid = exists && column * 64 + piece_ * 8 < params_.key_dim;
+        const bool valid = exists && column * 64 + piece * 8 < params_.key_dim;
         CopyAsync16(base_ + Shared::kQueries + (column * kRows + row) * kColumnBytes +
-                        ((piece_ ^ (row & 7)) << 4),
-                    valid ? source + column * 128 + piece_ * 16 : source, valid);
+                        ((piece ^ (row & 7)) << 4),
+                    valid ? source + column * 128 + piece * 16 : source, valid);
       }
     }
     ArriveAfterCopies(barriers_.QueriesFull());
   }
 
-  // This thread looks up the key of its eight threads' pass `piece_`; they tell each other.
-  KVB_DEVICE int32_t KeyOf(const RowTile& tile, int n) const {
-    return FirstKeyOf(tile) + n * kKeys + row_ + kGroupThreads / 8 * piece_;
+  // What copies of K and V take of a row tile, in registers.
+  struct Source {
+    const int32_t* blocks = nullptr;  // the request's row of the table
+    int32_t kv_head = 0, kv_start = 0;
+    KeyRange seen;
+
+    KVB_DEVICE int32_t TileKey(int n) const { return (seen.begin / kKeys + n) * kKeys; }
+  };
+  KVB_DEVICE Source SourceOf(const RowTile& tile) const {
+    const int32_t* blocks = params_.keys.block_table;
+    if (blocks != nullptr) blocks += tile.request * params_.keys.table_stride;
+    return {blocks, tile.kv_head, static_cast<int32_t>(tile.kv_start), tile.seen};
+  }
+  // Of the box that this lane's key of tile n is in; loads the block's id, and does not look at it:
+  // the load may take its time. -1, outside of the tensor, where no key is seen.
+  KVB_DEVICE KeyPlace PlaceOfLane(const Source& source, int n) const {
+    const int32_t first = (source.TileKey(n) + thread_) & -boxes_.rows;
+    if (first + boxes_.rows <= source.seen.begin || first >= source.seen.end) return {-1, -1};
+    if (source.blocks == nullptr) return {0, source.kv_start + first};
+    const uint32_t column = by_block_size_.Quotient(static_cast<uint32_t>(first));
+    return {source.blocks[column],
+            static_cast<int32_t>(static_cast<uint32_t>(first) - column * by_block_size_.divisor())};
   }
 
-  KVB_DEVICE void CopyKeys(int64_t offset, bool is_bad, uint32_t step) const {
+  // What one lane has to know to copy this warp's boxes.
+  struct Boxes {
+    int32_t block[kMostBoxes], offset[kMostBoxes];
+  };
+  // Exponentials wait in line with shuffles: offsets are not told where they all are 0.
+  KVB_DEVICE Boxes Spread(const KeyPlace& place) const {
+    Boxes boxes;
+#pragma unroll
+    for (int i = 0; i < kMostBoxes; ++i) {
+      if (i * boxes_.rows >= kWarpKeys) break;
+      boxes.block[i] = __shfl_sync(kFullWarp, place.block, i * boxes_.rows);
+      boxes.offset[i] = 0;
+      if (!boxes_.whole) boxes.offset[i] = __shfl_sync(kFullWarp, place.offset, i * boxes_.rows);
+    }
+    return boxes;
+  }
+
+  // Once a stage is free little time is left to fill it: all else comes before.
+  KVB_DEVICE void CopyKeys(const Boxes& boxes, const KeyPlace& place, uint32_t step) const {
     const uint32_t stage = step % kKeyStages;
-    WaitAtBarrier(barriers_.KeysEmpty(stage), (step / kKeyStages & 1) ^ 1);
-    shared_[Shared::kBadKeys + stage * kKeys + row_ + kGroupThreads / 8 * piece_] = is_bad;
-    const uint32_t bad = __ballot_sync(kFullWarp, is_bad);
-    Copy<kD>(base_ + Shared::kKeyTiles + stage * Shared::kKeyBytes, params_.keys.cache.k.data,
-             offset, params_.key_dim);
-    ArriveAfterCopies(barriers_.KeysFull(stage));
+    const uint32_t bad = __ballot_sync(kFullWarp, IsBad(params_, place));
+    if (lane_ == 0) {
+      WordOf(Shared::kBadKeys, step % kBadSlots) = bad;
+      if (bad != 0) [[unlikely]] {
+        atomicOr(reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad), 1u);
+        if (error_flags_ != nullptr) atomicOr(error_flags_, kBadBlock);
+      }
+    }
     __syncwarp();
-    if (thread_ % 32 == 0) {
-      reinterpret_cast<uint32_t*>(shared_ + Shared::kAnyBad)[stage * 4 + thread_ / 32] = bad;
-      if (bad != 0 && error_flags_ != nullptr) atomicOr(error_flags_, kBadBlock);
-      ArriveAtBarrier(barriers_.KeysFull(stage));
-    }
+    WaitAtBarrier(barriers_.KeysEmpty(stage), (step / kKeyStages & 1) ^ 1);
+    CopyBoxes<kD>(boxes_.keys, Shared::kKeyTiles + stage * Shared::kKeyBytes, boxes,
+                  barriers_.KeysFull(stage));
   }
 
-  KVB_DEVICE void CopyValues(int64_t offset, uint32_t step, bool edge) const {
-    const uint32_t stage = step % Shared::kValueStages;
-    WaitAtBarrier(barriers_.ValuesEmpty(stage), (step / Shared::kValueStages & 1) ^ 1);
+  KVB_DEVICE void CopyValues(const Boxes& boxes, int n) {
+    const uint32_t step = step_ + n, stage = step % Shared::kValueStages;
+    const uint32_t full = barriers_.ValuesFull(stage), landed = barriers_.ValuesLanded(warp_);
     const uint32_t to = Shared::kValueTiles + stage * Shared::kValueBytes;
-    Copy<kDv>(base_ + to, params_.keys.cache.v.data, offset, params_.value_dim);
-    ArriveAfterCopies(barriers_.ValuesFull(stage));
+    const bool edge = IsEdge(tile_->seen_by_all, now_.TileKey(n));
+    WaitAtBarrier(barriers_.ValuesEmpty(stage), (step / Shared::kValueStages & 1) ^ 1);
+    CopyBoxes<kDv>(boxes_.values, to, boxes, edge ? landed : full);
+    if (!edge) return;
+
+    WaitAtBarrier(landed, edges_++ & 1);
+    const int32_t key = now_.TileKey(n) + thread_;
+    const bool bf16 = params_.keys.cache.element == Element::kBF16;
+    // A row of V, its pieces in an order in which eight lanes have all banks.
+    unsigned char* const row = shared_ + to + thread_ * kColumnBytes;
+    const auto piece = [&](int i) -> uint4& {
+      return *reinterpret_cast<uint4*>(row + i / 8 * Shared::kColumnOfTile +
+                                       ((i ^ thread_) % 8 << 4));
+    };
     uint32_t found = 0;
-    if (edge) {
-      // Each thread looks at what it copied itself.
-      CommitCopies();
-      WaitCopies<0>();
-      const bool bf16 = params_.keys.cache.element == Element::kBF16;
-      const unsigned char* at = shared_ + to + row_ * kColumnBytes + ((piece_ ^ (row_ & 7)) << 4);
 #pragma unroll 4
-      for (int i = 0; i < 8 * (kDv / 64); ++i) {
-        found |= NonFiniteCarries(
-            *reinterpret_cast<const uint4*>(at + i / 8 * Shared::kColumnOfTile +
-                                            i % 8 * (kGroupThreads / 8) * kColumnBytes),
-            bf16);
-      }
+    for (int i = 0; i < kDv / 8; ++i) found |= NonFiniteCarries(piece(i), bf16);
+    const bool seen = key >= now_.seen.begin && key < now_.seen.end;
+    if (found != 0 && !seen) {
+      // What a page holds behind a length, say. No row has to be told.
+#pragma unroll 1
+      for (int i = 0; i < kDv / 8; ++i) piece(i) = make_uint4(0, 0, 0, 0);
+      FenceForAsyncProxy();
     }
-    const uint32_t any = __ballot_sync(kFullWarp, found != 0);
-    if (thread_ % 32 == 0) {
-      reinterpret_cast<uint32_t*>(shared_ + Shared::kNonFinite)[stage * 4 + thread_ / 32] = any;
-      ArriveAtBarrier(barriers_.ValuesFull(stage));
+    const uint32_t any = __ballot_sync(kFullWarp, found != 0 && seen);
+    __syncwarp();
+    if (lane_ == 0) {
+      WordOf(Shared::kNonFinite, stage) = any;
+      ArriveAtBarrier(full);
     }
   }
 
-  // offset: of the row that this thread looked up. Few instructions count here: the consumers' own
-  // leave little time.
-  template <int kDim>
-  KVB_DEVICE void Copy(uint32_t to, const void* from, int64_t offset, int dim) const {
-    if (dim == kDim) {
-      CopyPieces<kDim, true>(to, from, offset, dim);
-    } else {
-      CopyPieces<kDim, false>(to, from, offset, dim);
-    }
+  // This warp's, of arrays by slot and warp.
+  KVB_DEVICE uint32_t& WordOf(int array, uint32_t slot) const {
+    return reinterpret_cast<uint32_t*>(shared_ + array)[slot * kProducerWarps + warp_];
   }
-  template <int kDim, bool kWhole>
-  KVB_DEVICE void CopyPieces(uint32_t to, const void* from, int64_t offset, int dim) const {
-    const uint32_t at = to + row_ * kColumnBytes + ((piece_ ^ (row_ & 7)) << 4);
-    // Rows that are not read have the sign bit.
-    constexpr uint64_t kNone = uint64_t{1} << 63;
-    const uint64_t looked_up =
-        reinterpret_cast<uintptr_t>(from) + (offset < 0 ? kNone : static_cast<uint64_t>(offset));
+
+  // This warp's keys of a tile at `to`. Each warp copies a quarter: what one lane has to do for all
+  // boxes takes longer than there is time for a tile.
+  template <int kDim>
+  KVB_DEVICE void CopyBoxes(const TensorMap& map, uint32_t to, const Boxes& boxes,
+                            uint32_t barrier) const {
+    if (ElectOne()) {
+      ArriveExpecting(barrier, kDim / 64 * kWarpKeys * kColumnBytes);
 #pragma unroll
-    for (int pass = 0; pass < 8; ++pass) {
-      const uint32_t low = __shfl_sync(kFullWarp, static_cast<uint32_t>(looked_up), pass, 8);
-      const uint32_t high = __shfl_sync(kFullWarp, static_cast<uint32_t>(looked_up >> 32), pass, 8);
-      const bool exists = static_cast<int32_t>(high) >= 0;
-      const unsigned char* row =
-          reinterpret_cast<const unsigned char*>(uint64_t{high & 0x7fffffffu} << 32 | low) +
-          piece_ * 16;
+      for (int i = 0; i < kMostBoxes; ++i) {
+        if (i * boxes_.rows >= kWarpKeys) break;
+        const uint32_t at = base_ + to + (warp_ * kWarpKeys + i * boxes_.rows) * kColumnBytes;
 #pragma unroll
-      for (int column = 0; column < kDim / 64; ++column) {
-        CopyAsync16(at + column * Shared::kColumnOfTile + pass * (kGroupThreads / 8) * kColumnBytes,
-                    row + column * 128, exists && (kWhole || column * 64 + piece_ * 8 < dim));
+        for (int column = 0; column < kDim / 64; ++column) {
+          CopyBox(at + column * Shared::kColumnOfTile, map, column * 64, now_.kv_head,
+                  boxes.offset[i], boxes.block[i], barrier);
+        }
       }
     }
+    __syncwarp();
   }
 
   const PrefillParams& params_;
+  const KeyBoxes& boxes_;
   uint32_t* const error_flags_;
   const Barriers barriers_;
   unsigned char* const shared_;
   const uint32_t base_;
-  const int thread_, row_, piece_;
+  const FastDivisor& by_block_size_;
+  const int thread_, lane_, warp_;
   uint32_t step_ = 0;       // tiles of keys so far
+  uint32_t edges_ = 0;      // of them, those at an edge
   uint32_t round_ = 0;      // of items
   uint32_t published_ = 0;  // row tiles
-  KeyPlace first_;          // of the row tile published last
+  const RowTile* tile_ = nullptr;  // whose keys are copied
+  Source now_;                     // the same
+  KeyPlace first_;                 // of the row tile published last
 };
 
 }  // namespace kvblocks::attention::cuda::prefill_hopper

@@ -60,10 +60,11 @@ KVB_DEVICE KeyRange RangeOfRow(const PrefillParams& params, const RowTile& tile,
   return {keys.begin - key0, keys.end - key0};
 }
 
-// -infinity for hidden keys. bad: by key, not 0 for keys of bad blocks; null for none.
+// -infinity for hidden keys, whatever their scores are. bad: a bit per key, set for keys of bad
+// blocks; null for none.
 template <int kTiles>
 KVB_DEVICE void HideScores(const PrefillParams& params, const RowTile& tile,
-                           float (&scores)[kTiles][4], int row, int32_t key0, const uint8_t* bad) {
+                           float (&scores)[kTiles][4], int row, int32_t key0, const uint32_t* bad) {
   const int t2 = static_cast<int>(threadIdx.x % 4 * 2);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -80,9 +81,10 @@ KVB_DEVICE void HideScores(const PrefillParams& params, const RowTile& tile,
   if (bad == nullptr) return;
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
+    const uint32_t bits = bad[j / 4] >> (8 * (j % 4) + t2);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (bad[8 * j + t2 + i % 2] != 0) scores[j][i] = -Infinity();
+      if ((bits >> i % 2 & 1) != 0) scores[j][i] = -Infinity();
     }
   }
 }
@@ -91,33 +93,54 @@ KVB_DEVICE void HideScores(const PrefillParams& params, const RowTile& tile,
 // to 2^8 are as exact, and what was accumulated seldom has to shrink.
 inline constexpr float kHeadroom = 8;
 
-// Maxima of the lane's two rows follow their scores, and scores become weights. shrink: what sums
-// and values so far are to be multiplied by; sums are those of this lane alone.
+// Scores become weights; by the whole warp. Maxima of the lane's two rows follow their scores if one
+// in the warp is so far above: only then do the four lanes of a row, which keep the same maximum,
+// tell each other what they have, and true comes back. shrink: then what values so far are to be
+// multiplied by. Sums are those of this lane alone.
 template <int kTiles>
-KVB_DEVICE void ExponentiateRows(float (&scores)[kTiles][4], float log2_scale, float (&maximum)[2],
+KVB_DEVICE bool ExponentiateRows(float (&scores)[kTiles][4], float log2_scale, float (&maximum)[2],
                                  float (&sums)[2], float (&shrink)[2]) {
-  float highest[2] = {maximum[0], maximum[1]};
+  constexpr int kParts = 4;  // so that maxima do not wait for each other
+  float part[2][kParts];
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      highest[half] = fmaxf(highest[half], fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
+      const float both = fmaxf(scores[j][2 * half], scores[j][2 * half + 1]);
+      part[half][j % kParts] = j < kParts ? both : fmaxf(part[half][j % kParts], both);
     }
   }
+  float highest[2];
+  bool above = false;
+  const float headroom = log2_scale > 0 ? kHeadroom / log2_scale : Infinity();
 #pragma unroll
-  for (int lanes = 1; lanes <= 2; ++lanes) {
-    const float other[2] = {__shfl_xor_sync(kFullWarp, highest[0], lanes),
-                            __shfl_xor_sync(kFullWarp, highest[1], lanes)};
-    highest[0] = fmaxf(highest[0], other[0]);
-    highest[1] = fmaxf(highest[1], other[1]);
+  for (int half = 0; half < 2; ++half) {
+    highest[half] =
+        fmaxf(fmaxf(part[half][0], part[half][1]), fmaxf(part[half][2], part[half][3]));
+    above |= highest[half] > maximum[half] + headroom;
+    shrink[half] = 1;
+  }
+  const bool grown = __any_sync(kFullWarp, above) != 0;
+  if (grown) [[unlikely]] {
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; ++lanes) {
+      const float other[2] = {__shfl_xor_sync(kFullWarp, highest[0], lanes),
+                              __shfl_xor_sync(kFullWarp, highest[1], lanes)};
+      highest[0] = fmaxf(highest[0], other[0]);
+      highest[1] = fmaxf(highest[1], other[1]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (!(highest[half] > maximum[half] + headroom)) continue;
+      shrink[half] = Exp2(maximum[half] * log2_scale - highest[half] * log2_scale);
+      maximum[half] = highest[half];
+      sums[half] *= shrink[half];
+    }
   }
   float subtracted[2], added[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (!((highest[half] - maximum[half]) * log2_scale > kHeadroom)) highest[half] = maximum[half];
-    subtracted[half] = highest[half] == -Infinity() ? 0 : highest[half] * log2_scale;
-    shrink[half] = Exp2(maximum[half] * log2_scale - subtracted[half]);
-    maximum[half] = highest[half];
+    subtracted[half] = maximum[half] == -Infinity() ? 0 : maximum[half] * log2_scale;
   }
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
@@ -129,9 +152,8 @@ KVB_DEVICE void ExponentiateRows(float (&scores)[kTiles][4], float log2_scale, f
     }
   }
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sums[half] = sums[half] * shrink[half] + (added[half][0] + added[half][1]);
-  }
+  for (int half = 0; half < 2; ++half) sums[half] += added[half][0] + added[half][1];
+  return grown;
 }
 
 // --- Values that are not finite ---

@@ -7,6 +7,10 @@
 #include <cstring>
 #include <mutex>
 
+#ifndef KVBLOCKS_CUDA_EMULATION
+#include <cuda.h>
+#endif
+
 #include "kvblocks/attention/cuda/device/gpu.h"
 
 namespace kvblocks::attention::cuda {
@@ -87,6 +91,11 @@ Error DestroyEvent(void*) { return 0; }
 Error RecordEvent(void*, void*) { return 0; }
 Error WaitForEvent(void*) { return 0; }
 Error ElapsedMs(void*, void*, float*) { return kNotSupported; }
+Error MakeTensorMap(const BoxedTensor& tensor, TensorMap* map) {
+  if (!FitsTensorMap(tensor)) return 1;
+  std::memcpy(map->opaque, &tensor, sizeof(tensor));
+  return 0;
+}
 Error BeginCapture(void*) { return kNotSupported; }
 Error EndCapture(void*, void**) { return kNotSupported; }
 Error LaunchGraph(void*, void*) { return kNotSupported; }
@@ -107,6 +116,22 @@ constexpr bool HasCodeFor90() {
 }
 cudaStream_t StreamOf(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t EventOf(void* event) { return static_cast<cudaEvent_t>(event); }
+
+// The driver's own, found once: programs do not link the driver, which may be missing.
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+EncodeTiled FindEncodeTiled() {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
+                                                             12000, cudaEnableDefault, &result);
+#else
+  const cudaError_t error =
+      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
+#endif
+  const bool usable = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
+  return usable ? reinterpret_cast<EncodeTiled>(found) : nullptr;
+}
 }  // namespace
 
 const char* ErrorName(Error error) { return cudaGetErrorName(static_cast<cudaError_t>(error)); }
@@ -181,6 +206,26 @@ Error RecordEvent(void* event, void* stream) {
 Error WaitForEvent(void* event) { return cudaEventSynchronize(EventOf(event)); }
 Error ElapsedMs(void* begin, void* end, float* ms) {
   return cudaEventElapsedTime(ms, EventOf(begin), EventOf(end));
+}
+Error MakeTensorMap(const BoxedTensor& tensor, TensorMap* map) {
+  static const EncodeTiled encode = FindEncodeTiled();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  static_assert(sizeof(CUtensorMap) == sizeof(TensorMap));
+  cuuint64_t extents[4], strides[3];
+  cuuint32_t box[4], steps[4];
+  for (int i = 0; i < 4; ++i) {
+    extents[i] = static_cast<cuuint64_t>(tensor.extents[i]);
+    box[i] = static_cast<cuuint32_t>(tensor.box[i]);
+    steps[i] = 1;
+  }
+  for (int i = 0; i < 3; ++i) strides[i] = static_cast<cuuint64_t>(tensor.strides[i]) * 2;
+  // Zeros have the same bits in both types of 16 bits.
+  const CUresult result = encode(
+      reinterpret_cast<CUtensorMap*>(map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+      const_cast<void*>(tensor.data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 Error BeginCapture(void* stream) {
   return cudaStreamBeginCapture(StreamOf(stream), cudaStreamCaptureModeThreadLocal);

@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvblocks/attention/cuda/device/tensor_map.h"
+
 namespace kvblocks::attention::cuda {
 
 // A cudaError_t; 0 is success.
@@ -46,6 +48,10 @@ Error FreePinned(void* memory);
 Error RegisterHost(void* memory, size_t bytes, void** device);
 Error UnregisterHost(void* memory);
 Error Synchronize(void* stream);
+
+// What a kernel gets of a tensor to copy boxes of it (device/bulk.h): zeros for what is outside, rows
+// permuted for wgmma. REQUIRES: FitsTensorMap(tensor). Host work of about a microsecond.
+Error MakeTensorMap(const BoxedTensor& tensor, TensorMap* map);
 
 // Non-blocking streams, events, graphs.
 Error CreateStream(void** stream);

@@ -1,0 +1,411 @@
+// Session: one connection of HttpServer. Included by http_server.cc alone: what it includes takes long
+// to compile.
+
+#ifndef KVBLOCKS_SIM_SERVE_HTTP_SESSION_H_
+#define KVBLOCKS_SIM_SERVE_HTTP_SESSION_H_
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "kvblocks/sim/serve/answer.h"
+#include "kvblocks/sim/serve/http_server.h"
+
+namespace kvblocks::sim::http_session {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using tcp = asio::ip::tcp;
+using Code = beast::error_code;
+
+inline constexpr size_t kPieceBytes = 64 << 10;  // of a stream per write
+inline constexpr size_t kMaxRequestId = 128;
+
+inline std::chrono::nanoseconds AsDuration(double seconds) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+}
+
+inline std::string TextOf(beast::string_view text) { return std::string(text.data(), text.size()); }
+
+class Session;
+
+// What connections share.
+struct Shared {
+  explicit Shared(const HttpLimits& all_limits) : limits(all_limits) {}
+  const HttpLimits limits;
+  std::set<Session*> sessions;
+  int64_t held_bytes = 0;
+  int64_t num_refused = 0;
+  bool is_closing = false;
+  asio::io_context io{1};  // goes first, with the operations that hold sessions
+};
+
+// One connection. Operations under way hold it; whoever answers does, too.
+class Session final : public Exchange, public std::enable_shared_from_this<Session> {
+ public:
+  Session(tcp::socket socket, Shared* shared, int entry, HttpHandler* handler)
+      : shared_(shared), entry_(entry), handler_(handler), stream_(std::move(socket)) {
+    shared_->sessions.insert(this);
+    beast::error_code ignored;
+    stream_.socket().set_option(tcp::no_delay(true), ignored);
+  }
+  ~Session() override {
+    Hold(0);
+    shared_->sessions.erase(this);
+  }
+
+  int entry() const { return entry_; }
+  bool is_waiting() const { return state_ == State::kReading && !has_begun_; }
+
+  void Start() { ReadHead(shared_->limits.head_seconds); }
+
+  void Close() {
+    Code ignored;
+    stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
+    stream_.close();
+    Gone();
+  }
+
+  // --- Exchange ---
+
+  void Reply(HttpReply reply) override {
+    if (state_ != State::kHandling) return;
+    state_ = State::kReplying;
+    gone_ = nullptr;
+    Hold(0);
+    reply_ = {};
+    reply_.version(version_);
+    reply_.result(static_cast<unsigned>(reply.status));
+    reply_.set(http::field::server, "kvsim");
+    reply_.set(http::field::content_type, reply.content_type);
+    for (const auto& [name, value] : reply.headers) reply_.set(name, value);
+    if (shared_->is_closing) keep_alive_ = false;
+    reply_.keep_alive(keep_alive_);
+    reply_.body() = std::move(reply.body);
+    reply_.prepare_payload();
+    ExpiresAfter(shared_->limits.write_seconds);
+    http::async_write(stream_, reply_, [self = shared_from_this()](Code code, size_t) {
+      self->OnReplied(code);
+    });
+  }
+
+  void Stream(std::shared_ptr<BodySource> source) override {
+    if (state_ != State::kHandling) return;
+    state_ = State::kStreaming;
+    Hold(0);
+    source_ = std::move(source);
+    head_ = {};
+    head_.version(version_);
+    head_.result(http::status::ok);
+    head_.set(http::field::server, "kvsim");
+    head_.set(http::field::content_type, "text/event-stream; charset=utf-8");
+    head_.set(http::field::cache_control, "no-cache");
+    // Without chunks the end of the connection is the end of the answer.
+    is_chunked_ = version_ >= 11;
+    if (!is_chunked_ || shared_->is_closing) keep_alive_ = false;
+    head_.keep_alive(keep_alive_);
+    head_.chunked(is_chunked_);
+    head_writer_.emplace(head_);
+    is_writing_ = true;
+    ExpiresAfter(shared_->limits.write_seconds);
+    http::async_write_header(stream_, *head_writer_,
+                             [self = shared_from_this()](Code code, size_t) {
+                               self->OnPieceWritten(code);
+                             });
+  }
+
+  void Wake() override {
+    if (state_ == State::kStreaming && !is_writing_) WritePiece();
+  }
+
+  void Cut() override {
+    gone_ = nullptr;
+    Code ignored;
+    stream_.socket().set_option(asio::socket_base::linger(true, 0), ignored);
+    stream_.close();
+    state_ = State::kOver;
+    source_ = nullptr;
+  }
+
+  void set_gone(std::function<void()> gone) override {
+    if (state_ == State::kOver) {
+      gone();
+      return;
+    }
+    gone_ = std::move(gone);
+  }
+
+ private:
+  enum class State { kReading, kHandling, kReplying, kStreaming, kOver };
+
+  void ExpiresAfter(double seconds) { stream_.expires_after(AsDuration(seconds)); }
+
+  // Counts the bytes that this connection's body takes.
+  void Hold(int64_t bytes) {
+    shared_->held_bytes += bytes - held_bytes_;
+    held_bytes_ = bytes;
+  }
+
+  // The client went, or time did.
+  void Gone() {
+    state_ = State::kOver;
+    source_ = nullptr;
+    if (auto gone = std::exchange(gone_, nullptr)) gone();
+  }
+
+  // --- Reading ---
+
+  void ReadHead(double seconds) {
+    state_ = State::kReading;
+    has_begun_ = buffer_.size() > 0;
+    parser_.emplace();
+    parser_->header_limit(static_cast<uint32_t>(shared_->limits.max_head_bytes));
+    parser_->body_limit(static_cast<uint64_t>(shared_->limits.max_body_bytes));
+    if (has_begun_) return ReadRestOfHead();
+    ExpiresAfter(seconds);
+    // The head's own time begins with its first byte.
+    stream_.async_read_some(buffer_.prepare(4096),
+                            [self = shared_from_this()](Code code, size_t count) {
+                              if (code) return self->Close();
+                              self->buffer_.commit(count);
+                              self->has_begun_ = true;
+                              self->ReadRestOfHead();
+                            });
+  }
+
+  void ReadRestOfHead() {
+    ExpiresAfter(shared_->limits.head_seconds);
+    http::async_read_header(stream_, buffer_, *parser_,
+                            [self = shared_from_this()](Code code, size_t) { self->OnHead(code); });
+  }
+
+  // Refuses what was not read to its end; so the connection ends with it.
+  void Refuse(const ApiError& error) { RefuseWith({.status = error.status, .body = ErrorJson(error)}); }
+  void RefuseWith(HttpReply reply) {
+    state_ = State::kHandling;
+    keep_alive_ = false;
+    Reply(std::move(reply));
+  }
+
+  void OnHead(Code code) {
+    if (code == http::error::header_limit) {
+      return Refuse({.status = 431,
+                     .message = absl::StrCat("the head of the request has more than ",
+                                             shared_->limits.max_head_bytes, " bytes"),
+                     .type = "RequestHeaderFieldsTooLarge"});
+    }
+    if (code == http::error::body_limit) return RefuseBody();
+    if (code == beast::error::timeout) return Close();
+    if (code) {
+      // A parser's error deserves an answer; a connection's has nobody to read it.
+      if (code.category() != http::make_error_code(http::error::bad_method).category() ||
+          code == http::error::end_of_stream || code == http::error::partial_message) {
+        return Close();
+      }
+      return Refuse({.message = absl::StrCat("this is no HTTP request: ", code.message())});
+    }
+    const auto& head = parser_->get();
+    version_ = head.version();
+    keep_alive_ = head.keep_alive();
+    request_ = {};
+    request_.method = TextOf(head.method_string());
+    const std::string target = TextOf(head.target());
+    request_.path = target.substr(0, target.find('?'));
+    request_.authorization = TextOf(head[http::field::authorization]);
+    request_.accept = TextOf(head[http::field::accept]);
+    request_.request_id = TextOf(head["X-Request-Id"]);
+    const auto is_plain = [](char c) { return c > ' ' && c < 0x7F; };
+    if (request_.request_id.size() > kMaxRequestId ||
+        !std::all_of(request_.request_id.begin(), request_.request_id.end(), is_plain)) {
+      request_.request_id.clear();
+    }
+    if (auto refusal = handler_->CheckHead(request_)) return RefuseWith(*std::move(refusal));
+    const auto length = parser_->content_length();
+    if (length && *length > static_cast<uint64_t>(shared_->limits.max_body_bytes)) {
+      return RefuseBody();
+    }
+    // A chunked body does not say how long it is.
+    const int64_t expected = length              ? static_cast<int64_t>(*length)
+                             : parser_->chunked() ? shared_->limits.max_body_bytes
+                                                  : 0;
+    if (shared_->held_bytes + expected > shared_->limits.max_held_bytes) {
+      return Refuse({.status = 503,
+                     .message = "the server holds too many request bodies; try again",
+                     .type = "ServiceUnavailableError"});
+    }
+    Hold(expected);
+    ExpiresAfter(shared_->limits.body_seconds);
+    if (beast::iequals(head[http::field::expect], "100-continue")) {
+      continue_ = {http::status::continue_, version_};
+      http::async_write(stream_, continue_, [self = shared_from_this()](Code failed, size_t) {
+        if (failed) return self->Close();
+        self->ReadBody();
+      });
+    } else {
+      ReadBody();
+    }
+  }
+
+  void RefuseBody() {
+    Refuse({.status = 413,
+            .message = absl::StrCat("the body of the request has more than ",
+                                    shared_->limits.max_body_bytes, " bytes"),
+            .type = "RequestEntityTooLarge"});
+  }
+
+  void ReadBody() {
+    http::async_read(stream_, buffer_, *parser_,
+                     [self = shared_from_this()](Code code, size_t) { self->OnBody(code); });
+  }
+
+  void OnBody(Code code) {
+    if (code == http::error::body_limit) return RefuseBody();
+    if (code) {
+      if (code.category() != http::make_error_code(http::error::bad_method).category() ||
+          code == http::error::end_of_stream || code == http::error::partial_message) {
+        return Close();
+      }
+      return Refuse({.message = absl::StrCat("this is no HTTP request: ", code.message())});
+    }
+    request_.body = std::move(parser_->get().body());
+    parser_.reset();
+    Hold(static_cast<int64_t>(request_.body.size()));
+    stream_.expires_never();
+    state_ = State::kHandling;
+    ++exchange_;
+    WatchForEnd(exchange_);
+    handler_->Handle(std::move(request_), shared_from_this());
+  }
+
+  // Notices that the client goes while it waits for its answer.
+  void WatchForEnd(uint64_t exchange) {
+    if (buffer_.size() > 0) return;  // it sent its next request already
+    stream_.socket().async_wait(
+        tcp::socket::wait_read, [self = shared_from_this(), exchange](Code code) {
+          const bool waits = self->state_ == State::kHandling || self->state_ == State::kStreaming;
+          if (self->exchange_ != exchange || !waits) return;
+          if (code) return self->Close();
+          char byte;
+          const ssize_t count = recv(self->stream_.socket().native_handle(), &byte, 1,
+                                     MSG_PEEK | MSG_DONTWAIT);
+          if (count > 0) return;  // its next request
+          if (count < 0 && (errno == EAGAIN || errno == EINTR)) return self->WatchForEnd(exchange);
+          self->Close();
+        });
+  }
+
+  // --- Writing ---
+
+  void OnReplied(Code code) {
+    if (code || !keep_alive_) return EndConnection(code);
+    reply_ = {};
+    ReadHead(shared_->limits.idle_seconds);
+  }
+
+  // Lets the client read what was written, also if it still sends.
+  void EndConnection(Code code) {
+    Code ignored;
+    if (!code) {
+      stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+      state_ = State::kOver;
+      Discard(1 << 20);
+      return;
+    }
+    Close();
+  }
+
+  // Closing a socket with unread bytes would reset the connection before the answer is read.
+  void Discard(size_t budget) {
+    ExpiresAfter(1);
+    buffer_.clear();
+    stream_.async_read_some(buffer_.prepare(16384),
+                            [self = shared_from_this(), budget](Code code, size_t count) {
+                              if (code || count >= budget) return self->Close();
+                              self->Discard(budget - count);
+                            });
+  }
+
+  void WritePiece() {
+    piece_.clear();
+    const BodySource::State state = source_->Append(kPieceBytes, &piece_);
+    is_last_ = state == BodySource::State::kEnd;
+    if (piece_.empty() && !is_last_) {
+      stream_.expires_never();
+      return;
+    }
+    is_writing_ = true;
+    ExpiresAfter(shared_->limits.write_seconds);
+    const auto done = [self = shared_from_this()](Code code, size_t) {
+      self->OnPieceWritten(code);
+    };
+    if (!is_chunked_) {
+      asio::async_write(stream_, asio::buffer(piece_), done);
+      return;
+    }
+    // The chunk's own frame, written here so that a piece and the end are one write.
+    frame_ = absl::StrCat(absl::Hex(piece_.size()), "\r\n");
+    const std::array<asio::const_buffer, 3> buffers = {
+        asio::buffer(piece_.empty() ? std::string_view() : std::string_view(frame_)),
+        asio::buffer(piece_),
+        asio::buffer(std::string_view(is_last_ ? (piece_.empty() ? "0\r\n\r\n" : "\r\n0\r\n\r\n")
+                                               : "\r\n"))};
+    asio::async_write(stream_, buffers, done);
+  }
+
+  void OnPieceWritten(Code code) {
+    is_writing_ = false;
+    if (state_ != State::kStreaming) return;
+    if (code) return Close();
+    if (!is_last_) return WritePiece();
+    is_last_ = false;
+    gone_ = nullptr;
+    source_ = nullptr;
+    head_writer_.reset();
+    OnReplied({});
+  }
+
+  Shared* const shared_;
+  const int entry_;
+  HttpHandler* const handler_;
+  beast::tcp_stream stream_;
+  beast::flat_buffer buffer_;
+  State state_ = State::kReading;
+  bool has_begun_ = false;  // bytes of the next request are there
+  uint64_t exchange_ = 0;
+  int64_t held_bytes_ = 0;
+  std::optional<http::request_parser<http::string_body>> parser_;
+  HttpRequest request_;
+  unsigned version_ = 11;
+  bool keep_alive_ = true;
+  std::function<void()> gone_;
+
+  http::response<http::empty_body> continue_;
+  http::response<http::string_body> reply_;
+  http::response<http::empty_body> head_;
+  std::optional<http::response_serializer<http::empty_body>> head_writer_;
+  std::shared_ptr<BodySource> source_;
+  std::string piece_, frame_;
+  bool is_chunked_ = true, is_writing_ = false, is_last_ = false;
+};
+
+}  // namespace kvblocks::sim::http_session
+
+#endif  // KVBLOCKS_SIM_SERVE_HTTP_SESSION_H_
