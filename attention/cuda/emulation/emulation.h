@@ -3,9 +3,10 @@
 // What it is for: every kernel's logic is tested where there is no GPU, under AddressSanitizer, and
 // deterministically. What it finds beyond wrong results: reads and writes outside of allocations and
 // of dynamic shared memory, asynchronous copies and products that are used before they were waited
-// for (they happen at the wait), boxes whose bytes are not what their barrier expects, lanes that meet in different operations, deadlocks (reported with
-// where each warp waits), and, with KVBLOCKS_EMULATION_SEED=n in the environment, missing barriers: warps then
-// run in random order. Dynamic shared memory starts as 0xFF bytes, NaN in every floating type.
+// for (they happen at the wait), boxes whose bytes are not what their barrier expects, lanes that meet in
+// different operations, deadlocks (reported with where each warp waits), and, with
+// KVBLOCKS_EMULATION_SEED=n in the environment, missing barriers: warps then run in random order. Dynamic
+// shared memory starts as 0xFF bytes, NaN in every floating type.
 //
 // Races: under ThreadSanitizer (--config=tsan) each thread of a cluster is a thread to it, ordered with
 // others by barriers, __syncwarp and barriers in shared memory alone, so that it reports two threads that use

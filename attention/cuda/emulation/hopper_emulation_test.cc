@@ -132,9 +132,7 @@ __global__ void BoxKernel(const TensorMap map, int x0, int x1, int x2, int x3, B
   __syncwarp();
   if (ElectOne()) {
     const bool more = mistake == BoxMistake::kExpectsMore || mistake == BoxMistake::kArrivesAgain;
-    const uint32_t bytes = more                                  ? 1040
-                           : mistake == BoxMistake::kExpectsLess ? 1008
-                                                                 : 1024;
+    const uint32_t bytes = more ? 1040 : mistake == BoxMistake::kExpectsLess ? 1008 : 1024;
     ArriveExpecting(barrier, bytes);
     CopyBox(SharedAddress(shared), map, x0, x1, x2, x3, barrier);
   }
@@ -172,8 +170,8 @@ struct Boxes {
     return out;
   }
   uint16_t At(int x0, int x1, int x2, int x3) const {
-    const bool inside = x0 >= 0 && x0 < 72 && x1 >= 0 && x1 < 2 && x2 >= 0 && x2 < 16 && x3 >= 0 &&
-                        x3 < 3;
+    const bool inside =
+        x0 >= 0 && x0 < 72 && x1 >= 0 && x1 < 2 && x2 >= 0 && x2 < 16 && x3 >= 0 && x3 < 3;
     return inside ? data[x0 + 80 * x1 + 176 * x2 + 3000 * x3] : 0;
   }
 };

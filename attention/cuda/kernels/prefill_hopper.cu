@@ -236,8 +236,8 @@ class Consumer {
         const RowEnd end = EndRow(params_, tile, mine, maximum_[half], sum, log2_scale);
         if (lane_ % 4 == 0 && params_.lse != nullptr) {
           const int64_t token = tile.query_start + tile.TokenOf(mine);
-          params_.lse[token * params_.lse_row_stride + tile.HeadOf(mine) * params_.lse_head_stride] =
-              end.lse;
+          const int64_t head = tile.HeadOf(mine);
+          params_.lse[token * params_.lse_row_stride + head * params_.lse_head_stride] = end.lse;
         }
         factor[half] = end.factor;
       }
@@ -336,7 +336,8 @@ Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
   boxes.rows = RowsOfBoxes(params);
   boxes.whole = params.keys.block_table != nullptr && boxes.rows == cache.block_size;
   Error error = MakeTensorMap(BoxedKeys(params, cache.k, params.key_dim), &boxes.keys);
-  if (error == 0) error = MakeTensorMap(BoxedKeys(params, cache.v, params.value_dim), &boxes.values);
+  if (error != 0) return error;
+  error = MakeTensorMap(BoxedKeys(params, cache.v, params.value_dim), &boxes.values);
   if (error != 0) return error;
   const TileOrder order = OrderTiles(params, kRows);
   const int64_t blocks =

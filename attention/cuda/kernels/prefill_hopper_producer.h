@@ -365,10 +365,10 @@ class Producer {
   const uint32_t base_;
   const FastDivisor& by_block_size_;
   const int thread_, lane_, warp_;
-  uint32_t step_ = 0;       // tiles of keys so far
-  uint32_t edges_ = 0;      // of them, those at an edge
-  uint32_t round_ = 0;      // of items
-  uint32_t published_ = 0;  // row tiles
+  uint32_t step_ = 0;              // tiles of keys so far
+  uint32_t edges_ = 0;             // of them, those at an edge
+  uint32_t round_ = 0;             // of items
+  uint32_t published_ = 0;         // row tiles
   const RowTile* tile_ = nullptr;  // whose keys are copied
   Source now_;                     // the same
   KeyPlace first_;                 // of the row tile published last

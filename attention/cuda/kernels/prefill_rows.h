@@ -115,8 +115,7 @@ KVB_DEVICE bool ExponentiateRows(float (&scores)[kTiles][4], float log2_scale, f
   const float headroom = log2_scale > 0 ? kHeadroom / log2_scale : Infinity();
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    highest[half] =
-        fmaxf(fmaxf(part[half][0], part[half][1]), fmaxf(part[half][2], part[half][3]));
+    highest[half] = fmaxf(fmaxf(part[half][0], part[half][1]), fmaxf(part[half][2], part[half][3]));
     above |= highest[half] > maximum[half] + headroom;
     shrink[half] = 1;
   }
