@@ -10,7 +10,7 @@ folder=$(mktemp -d)
 "$kvsim" serve --port=21400 --replicas=2 --num-blocks=1500 --max-model-len=8192 --time=fixed --step-time=2ms --check-invariants \
   --fault-errors=0.01 --fault-cuts=0.01 --policy=priority >"$folder/out" 2>"$folder/err" &
 server=$!
-until grep -q 21401 "$folder/out"; do sleep 0.1; done
+until grep -qs 21401 "$folder/out"; do sleep 0.1; done
 resident() { awk '/VmRSS/ {print $2}' "/proc/$server/status"; }
 end=$((SECONDS + seconds)) round=0 bad=0 total=0
 while [ "$SECONDS" -lt "$end" ]; do
