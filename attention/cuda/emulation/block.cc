@@ -290,6 +290,7 @@ Delivery& Block::DeliveryAt(const Phases* at) {
   for (Delivery& delivery : deliveries_) {
     if (delivery.at == at) return delivery;
   }
+  const races::Unwatched unwatched;
   deliveries_.emplace_back().at = at;
   return deliveries_.back();
 }

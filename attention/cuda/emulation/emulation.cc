@@ -161,7 +161,10 @@ void QueueBox(const Box& box, unsigned char* to, Phases* barrier) {
   std::memset(to, 0xff, bytes);
   races::Release(OrderOf(barrier, barrier->phase));
   Delivery& delivery = running_block->DeliveryAt(barrier);
-  delivery.boxes.emplace_back(box, to);
+  {
+    const races::Unwatched unwatched;
+    delivery.boxes.emplace_back(box, to);
+  }
   delivery.queued += bytes;
   running_block->EndPhase(barrier);
 }
