@@ -105,7 +105,8 @@ void CopyBox(const Box& box, unsigned char* to) {
         }
         for (int32_t piece = 0; piece < box.box[0] / 8; ++piece, done += 16) {
           const uintptr_t at = bits + done;
-          std::memcpy(to + done + ((at ^ (at >> 7 & 7) << 4) - at), row + 16 * piece, 16);
+          const uintptr_t permuted = at ^ (at >> 7 & 7) << 4;
+          std::memcpy(to + static_cast<ptrdiff_t>(permuted - bits), row + 16 * piece, 16);
         }
       }
     }
