@@ -85,7 +85,7 @@ def kv_cc_library(
         copts = [],
         generated = [],
         separate = [],
-        sources_per_unit = 6,
+        sources_per_unit = 10,
         testonly = False,
         **kwargs):
     """A library whose headers are included as kvblocks/<folder>/<header>.h.

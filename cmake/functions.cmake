@@ -81,7 +81,7 @@ function(kvblocks_proto_sources out)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
-# With CMAKE_UNITY_BUILD six sources of a folder are compiled as one, as Bazel does: half of the time that a small one
+# With CMAKE_UNITY_BUILD six sources of a folder are compiled as one (Bazel takes more): half of the time that a small one
 # takes are its headers. What a folder's BUILD.bazel names as separate stays alone, and all of attention/, whose sources
 # are large.
 function(kvblocks_unity_groups)

@@ -9,7 +9,7 @@
 namespace kvblocks::sim {
 namespace {
 
-constexpr int kSecondsToNs = 9;
+constexpr int kNsDigits = 9;
 // Fields that are not read: how many different ones are reported.
 constexpr size_t kMostUnknownFields = 50;
 
@@ -173,11 +173,11 @@ absl::Status CodingSessionParser::ReadEntry(JsonValue& value, const std::string&
       case kType:
         return Note(what, field.ReadString(&type));
       case kT:
-        return Note(what, field.ReadDecimal(kSecondsToNs, &entry->t_ns));
+        return Note(what, field.ReadDecimal(kNsDigits, &entry->t_ns));
       case kApiTime:
-        return Note(what, field.ReadDecimal(kSecondsToNs, &entry->api_ns));
+        return Note(what, field.ReadDecimal(kNsDigits, &entry->api_ns));
       case kThinkTime:
-        return Note(what, field.ReadDecimal(kSecondsToNs, &entry->think_ns));
+        return Note(what, field.ReadDecimal(kNsDigits, &entry->think_ns));
       case kIn:
         return Note(what, field.ReadInteger(0, kMaxTraceLength, &entry->input));
       case kOut:
