@@ -152,6 +152,7 @@ class ServerMetrics final : public EngineObserver,
   SimTime tick_;
   SimTime next_tick_;
   int64_t prompt_tokens_at_last_step_ = 0;
+  SimTime device_until_ = 0;
   int64_t usable_blocks_ = 0;
 };
 

@@ -25,7 +25,8 @@ namespace {
 using Value = std::optional<double>;
 
 double NumDevices(const Report& report) {
-  return static_cast<double>(std::max<int64_t>(report.config().tensor_parallel(), 1));
+  return static_cast<double>(std::max<int64_t>(report.config().tensor_parallel(), 1) *
+                             std::max<int64_t>(report.config().pipeline_parallel(), 1));
 }
 
 // No latency where all steps take the same time.
