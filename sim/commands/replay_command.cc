@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,8 @@
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/report_output.h"
+#include "kvblocks/sim/commands/split_input.h"
+#include "kvblocks/sim/commands/split_replay.h"
 #include "kvblocks/sim/curve/possible_pools.h"
 #include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/human_table.h"
@@ -25,6 +28,7 @@
 #include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
+#include "kvblocks/sim/split/split_metrics.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
@@ -43,6 +47,8 @@ Examples
                                                    cache behaviour only
   kvsim replay trace.jsonl.gz --replicas=4 --router=prefix
                                                    four of them behind a router
+  kvsim replay trace.jsonl.gz --prefill-replicas=2 --decode-replicas=2
+                                                   prompts computed apart from decodes
   kvsim replay trace.jsonl.gz --slo=ttft:2s:p99,tpot:50ms --json > report.json
   zcat trace.jsonl.gz | kvsim replay - --csv=requests.csv --quiet
 
@@ -74,6 +80,7 @@ class ReplayCommand final : public Command {
     events_.AddOptions(options_, kOutput);
     output_.AddTerminal(options_, kOutput, "neither table nor progress");
     fleet_.AddOptions(options_);
+    split_.AddOptions(options_, /*with_replicas=*/true);
     input_.AddOptions();
     options_->set_footer(kReplayFooter);
   }
@@ -84,6 +91,7 @@ class ReplayCommand final : public Command {
  private:
   absl::Status CheckOutputs(const ReplayConfig& config);
   absl::Status CheckFleetOutputs() const;
+  ExitStatus RunSplit(const ReplayConfig& config, const ReplaySetup& setup);
   ExitStatus RunFleet(const ReplayConfig& config, ReplaySetup& setup);
   absl::Status Replay(const ReplayConfig& config, ReplaySetup& setup,
                       ::kvblocks::report::v1::Report* report);
@@ -92,6 +100,7 @@ class ReplayCommand final : public Command {
   OptionParser* options_;
   ReplayInput input_;
   FleetInput fleet_;
+  SplitInput split_;
   ReplayExports exports_;
   EventExport events_;
   ReportOutput output_;
@@ -141,6 +150,29 @@ ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config, ReplaySetup& setu
     if (one.has_goodput() && !one.goodput().met()) return kMissed;
   }
   return kDone;
+}
+
+ExitStatus ReplayCommand::RunSplit(const ReplayConfig& config, const ReplaySetup& setup) {
+  if (fleet_.is_fleet()) {
+    return Fail("replay", absl::InvalidArgumentError(absl::StrCat(
+                              "--replicas: got ", fleet_.num_replicas(),
+                              ", expected none next to --prefill-replicas and --decode-replicas")));
+  }
+  const auto asked = input_.Asked();
+  if (!asked.ok()) return Fail("replay", asked.status());
+  for (const absl::Status& status :
+       {CheckSplitReport(*asked), CheckFleetOutputs(), CheckOutputs(config)}) {
+    if (!status.ok()) return Fail("replay", status);
+  }
+  const auto plan = split_.Configure(setup);
+  if (!plan.ok()) return Fail("replay", plan.status());
+  ::kvblocks::split::v1::SplitReport report;
+  absl::Status status = ReplaySplit(config, setup, *plan, output_.quiet(), &report);
+  if (!status.ok()) return Fail("replay", status);
+  const ExitStatus printed = output_.Print(
+      "replay", report, {.table = [&](bool color) { return FormatSplit(report, color); }});
+  if (printed != kDone) return printed;
+  return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }
 
 absl::Status ReplayCommand::Replay(const ReplayConfig& config, ReplaySetup& setup,
@@ -215,11 +247,14 @@ ExitStatus ReplayCommand::Print(const ::kvblocks::report::v1::Report& report) {
 }
 
 ExitStatus ReplayCommand::Run() {
-  const auto config = input_.Configure();
+  auto config = input_.Configure();
   if (!config.ok()) return Fail("replay", config.status());
+  if (split_.is_split()) *config = OfSplitReplica(*std::move(config));
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("replay", setup.status());
   if (const auto fleet = fleet_.Configure(); !fleet.ok()) return Fail("replay", fleet.status());
+  if (absl::Status status = split_.Check(); !status.ok()) return Fail("replay", status);
+  if (split_.is_split()) return RunSplit(*config, *setup);
   if (fleet_.is_fleet()) return RunFleet(*config, *setup);
   if (print_config_) {
     std::string text;
