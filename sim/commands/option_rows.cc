@@ -123,7 +123,9 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "most tokens of a step without those slots; 0: --max-num-batched-tokens"},
       {"max_model_len", "TOKENS", kScheduler, "1048576", 2, kMaxInt32,
        "longest sequence; longer prompts are rejected"},
-      {"policy", "fcfs|priority", kScheduler, "fcfs", 0, 0, "who goes first"},
+      {"policy", "fcfs|priority|sjf|lof|random|lpm|dfs-weight|max-no-evict", kScheduler, "fcfs", 0, 0,
+       "who is admitted first: by arrival, priority, prompt, output, chance or cached prefix; or fcfs "
+       "that never preempts"},
       {"chunked_prefill", "", kScheduler, "true", 0, 0, "split prompts over steps"},
       {"long_prefill_threshold", "TOKENS", kScheduler, "0", 0, kMaxInt32,
        "longest part of one prompt per step while others are there; 0: no limit"},
@@ -153,7 +155,7 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "slots that the drafter writes ahead; -1: as its kind does"},
       {"acceptance", "MODEL", kDrafts, "iid:0.7", 0, 0,
        "fixed:A, iid:P or table:P1,P2,...; a trace's own list comes first"},
-      {"seed", "N", kDrafts, "0", 0, 1.8e19, "of the acceptance draws"},
+      {"seed", "N", kDrafts, "0", 0, 1.8e19, "of the acceptance draws, and of --policy=random"},
       // --- Model, device and time ---
       {"model", "NAME", kTime, "llama-3.1-8b", 0, 0,
        "model of the catalogue, or path of its config.json"},

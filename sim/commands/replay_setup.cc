@@ -338,8 +338,10 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   scheduler.prefill_schedule_interval = config.prefill_schedule_interval();
   scheduler.long_prefill_token_threshold = config.long_prefill_threshold();
   scheduler.enable_chunked_prefill = config.chunked_prefill();
-  scheduler.policy =
-      config.policy() == "priority" ? SchedulingPolicy::kPriority : SchedulingPolicy::kFcfs;
+  const auto policy = ParseSchedulingPolicy(config.policy());
+  if (!policy) return Bad("--policy", config.policy(), "one of those in --help");
+  scheduler.policy = *policy;
+  scheduler.policy_seed = config.seed();
   scheduler.reserve_full_isl = config.reserve_full_isl();
   scheduler.async = config.async();
   scheduler.too_big = config.too_big() == "run" ? TooBigRequest::kRun : TooBigRequest::kReject;

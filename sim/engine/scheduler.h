@@ -192,6 +192,16 @@ class Scheduler {
   void Preempt(SimRequest& victim, const SimRequest& cause, SimTime now);
   void ScheduleWaiting(SimTime now);
   void AdmitWaiting(SimTime now);
+
+  // scheduler_order.cc
+  void OrderWaiting();
+  void LookUpWaiting(absl::Span<SimRequest* const> requests);
+  void KeysByLongestPrefix(absl::Span<SimRequest* const> requests);
+  void KeysByPrefixTree(absl::Span<SimRequest* const> requests);
+  bool HasReserve(const SimRequest& request) const;
+  void Reserve(SimRequest& request);
+  void Unreserve(SimRequest& request);
+
   void TellAdmission(const AdmissionRecord& admission, SimTime now);
   bool SizeAdmission(const SimRequest& request, ScheduledRecord& record) const;
   void Enter(SimRequest& request, const ScheduledRecord& record);
@@ -315,8 +325,11 @@ class Scheduler {
   };
   Blocked blocked_;
 
+  int64_t num_reserved_ = 0;  // blocks, of running requests at their longest; kNoEvict
+
   // Scratch.
   ComputedBlocks hits_;
+  std::vector<absl::Span<const BlockHash>> paths_;  // cached blocks of waiting requests
   std::vector<BlockHash> hashes_;
   std::vector<TokenId> tokens_;
   std::vector<SimRequest*> woken_;

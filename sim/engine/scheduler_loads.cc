@@ -49,9 +49,10 @@ bool Scheduler::StartLoading(SimRequest& request, const AdmissionRecord& admissi
   if (!slots->has_value()) return false;
   manager_->RecordPrefixCacheStats(*request.kv, admission.num_hit_tokens);
   waiting_.PopFront();
-  const auto place = options_.policy == SchedulingPolicy::kFcfs
-                         ? holding_.end()
-                         : std::upper_bound(holding_.begin(), holding_.end(), &request, MoreUrgent());
+  Reserve(request);
+  const auto place = options_.policy == SchedulingPolicy::kPriority
+                         ? std::upper_bound(holding_.begin(), holding_.end(), &request, MoreUrgent())
+                         : holding_.end();
   holding_.insert(place, &request);
   request.state = RequestState::kLoading;
   request.num_computed = request.num_settled =
@@ -215,6 +216,7 @@ bool Scheduler::AdmitLoaded() {
     if (request.num_arrived >= 0 && !SettleLoad(request)) {
       // It waits as if it had never been loaded, behind all that hold blocks.
       holding_.erase(holding_.begin() + static_cast<int64_t>(i));
+      Unreserve(request);
       waiting_.AddPreempted(&request);
       continue;
     }

@@ -90,6 +90,8 @@ struct SimRequest {
   // Preemptions by itself while it ran alone, since its last token.
   int32_t num_lonely_preemptions = 0;
   SimTime arrival = 0;       // when it was delivered to the engine, dependencies included
+  int64_t queue_key = 0;     // the smallest is admitted first, unless the policy is FCFS
+  int64_t num_reserved = 0;  // blocks that kNoEvict counts for it while it runs
   uint64_t session_key = 0;  // for counting active sessions; 0: belongs to none
   std::optional<ContentKeys> keys;
   TraceRequest spec;

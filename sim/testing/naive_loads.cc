@@ -72,7 +72,7 @@ bool NaiveEngine::Load(NaiveRequest* r, const std::vector<int>& hits, const Offe
   r->load_arrived = offer.load.arrived < 0 ? offer.tokens : std::min(offer.load.arrived, offer.tokens);
   num_external_ += offer.tokens;
   holding_.push_back(r);
-  if (o_.priority) {
+  if (by_priority()) {
     std::stable_sort(holding_.begin(), holding_.end(),
                      [](const NaiveRequest* a, const NaiveRequest* b) {
                        return std::tie(a->priority, a->arrival, a->row) <
