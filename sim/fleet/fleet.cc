@@ -390,7 +390,7 @@ absl::Status Fleet::OnEnded(SimRequest* request, SimTime now) {
     if (!routed.is_admitted) loads_[r].num_waiting_tokens -= request->num_prompt;
     ended_outputs_[r] += request->num_outputs();
   }
-  if (request->finish_reason == FinishReason::kAbort && request->spec.session != 0 &&
+  if (request->was_cut_short() && request->spec.session != 0 &&
       request->abort_cause != AbortCause::kSession) {
     // The others must not arrive by this request's end.
     if (absl::Status status = EndSession(*request, now); !status.ok()) return status;
