@@ -296,7 +296,7 @@ absl::Status ReplicaSet::OnEnded(SimRequest* request, SimTime now) {
 
 absl::Status ReplicaSet::End(SimRequest* request, SimTime now) {
   const uint64_t session = request->spec.session;
-  if (request->finish_reason == FinishReason::kAbort && session != 0 &&
+  if (request->was_cut_short() && session != 0 &&
       request->abort_cause != AbortCause::kSession) {
     // The others must not arrive by this request's end.
     for (SimRequest* turn : arrivals_.GiveUpSession(session)) {

@@ -146,6 +146,8 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
                                .arrived = draw(0, 2) == 0 ? draw(0, 12) : -1});
     }
   }
+  o.fails_lost = loads == Loads::kSome && draw(0, 2) == 0;
+  if (o.fails_lost) s.load_failure_policy = LoadFailurePolicy::kFail;
   ScriptedConnector connector(o.script);
   if (loads == Loads::kSome) replay.connector = &connector;
   const absl::Status status = replay.Run();

@@ -137,6 +137,7 @@ bool Scheduler::IsHolding(const SimRequest& request) const {
 void Scheduler::TakeConnectorEvents(SimTime now) {
   if (connector_ == nullptr) return;
   now_ = now;
+  failed_.clear();
   events_.clear();
   connector_->TakeEvents(now, &events_);
   for (const LoadEnd& end : events_.loads) {
@@ -150,6 +151,7 @@ void Scheduler::TakeConnectorEvents(SimTime now) {
       request.state = request.was_preempted() ? RequestState::kPreempted : RequestState::kWaiting;
       loads_.erase(load);
       observer_->OnLoadFinished(request, end.num_tokens, now);
+      FailIfLost(request);
       continue;
     }
     const auto orphan = orphans_.find(end.load);
@@ -164,6 +166,19 @@ void Scheduler::TakeConnectorEvents(SimTime now) {
     FreeHeld(held->second);
     holds_.erase(held);
   }
+}
+
+// Ends a request whose load failed, if such requests are not computed.
+void Scheduler::FailIfLost(SimRequest& request) {
+  if (options_.load_failure_policy != LoadFailurePolicy::kFail ||
+      request.num_arrived == request.num_load_tokens) {
+    return;
+  }
+  ++totals_.num_failed_loads;
+  totals_.num_lost += request.num_load_tokens;
+  holding_.erase(std::find(holding_.begin(), holding_.end(), &request));
+  failed_.push_back(&request);
+  Leave(request, FinishReason::kError);
 }
 
 // The deepest first, as if they were still in a block table.
@@ -252,8 +267,8 @@ bool Scheduler::AdmitLoaded() {
 void Scheduler::GiveBack(SimRequest& request, FinishReason reason) {
   if (!manager_->HoldsBlocks(*request.kv)) return;
   const bool is_loading = request.state == RequestState::kLoading;
-  const LeaveCause cause =
-      reason == FinishReason::kAbort ? LeaveCause::kAborted : LeaveCause::kFinished;
+  const bool is_cut = reason == FinishReason::kAbort || reason == FinishReason::kError;
+  const LeaveCause cause = is_cut ? LeaveCause::kAborted : LeaveCause::kFinished;
   const int64_t hold = num_holds_;
   const bool is_held = connector_->OnLeave(request, *manager_, cause, hold, now_);
   if (!is_loading && !is_held) return;

@@ -51,6 +51,12 @@ constexpr bool OrdersByPrefix(SchedulingPolicy policy) {
 
 enum class TooBigRequest { kReject, kRun };
 
+// What becomes of a request of which an asynchronous load brought less than asked for.
+enum class LoadFailurePolicy {
+  kRecompute,  // the rest is computed
+  kFail,       // it ends with an error, and its blocks are free
+};
+
 struct SchedulerOptions {
   SchedulerRules rules;
 
@@ -83,6 +89,8 @@ struct SchedulerOptions {
 
   // A request that the whole pool could not hold when it is longest.
   TooBigRequest too_big = TooBigRequest::kReject;
+
+  LoadFailurePolicy load_failure_policy = LoadFailurePolicy::kRecompute;
 
   // What is retained when a request ends with all its output. Needs a manager whose
   // max_retained_share is above 0.

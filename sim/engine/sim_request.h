@@ -99,6 +99,10 @@ struct SimRequest {
 
   int64_t num_outputs() const { return num_known - num_prompt; }
   bool was_preempted() const { return num_preemptions > 0; }
+  // Ended between steps, before it had all its output: given up, or its load failed.
+  bool was_cut_short() const {
+    return finish_reason == FinishReason::kAbort || finish_reason == FinishReason::kError;
+  }
   // Ended with all its output.
   bool is_completed() const {
     return finish_reason == FinishReason::kLength || finish_reason == FinishReason::kStop;

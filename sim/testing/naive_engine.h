@@ -34,6 +34,7 @@ struct NaiveOptions {
   std::vector<RetentionRule> retention = {};
   int64_t most_retained = 0;
   ConnectorScript script = {};  // what comes from elsewhere
+  bool fails_lost = false;      // who misses some of it ends
 };
 
 struct NaiveRequest {
