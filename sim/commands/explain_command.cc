@@ -73,7 +73,7 @@ class ExplainCommand final : public Command {
  public:
   explicit ExplainCommand(OptionParser* program)
       : options_(program->AddCommand("explain", "Say why requests missed the prefix cache")),
-        input_(options_) {
+        input_(options_, ReplayInput::Fleets::kTaken) {
     options_->Add({.name = "--request",
                    .unit = "ID",
                    .help = "one request: its id, row:N (from 0) or line:N (from 1)"},
@@ -83,7 +83,6 @@ class ExplainCommand final : public Command {
         kMaxTop, &top_);
     output_.AddJson(options_, "Output");
     output_.AddTerminal(options_, "Output", "no progress line");
-    fleet_.AddOptions(options_);
     input_.AddOptions();
     options_->set_footer(kExplainFooter);
   }
@@ -97,7 +96,6 @@ class ExplainCommand final : public Command {
 
   OptionParser* options_;
   ReplayInput input_;
-  FleetInput fleet_;
   std::optional<std::string> request_;
   int64_t top_ = 10;
   ReportOutput output_;
@@ -194,16 +192,16 @@ ExitStatus ExplainCommand::Run() {
     }
     selector = *parsed;
   }
-  if (const auto fleet = fleet_.Configure(); !fleet.ok()) return Fail("explain", fleet.status());
-  if (fleet_.is_fleet()) {
-    if (absl::Status status = RefuseTiers(*setup); !status.ok()) return Fail("explain", status);
+  if (const auto fleet = MakeFleetOptions(*config); !fleet.ok()) {
+    return Fail("explain", fleet.status());
+  }
+  if (IsFleet(*config)) {
     if (!selector) {
       return Fail("explain", absl::InvalidArgumentError(
                                  "--replicas above 1 needs --request, the one whose way is explained"));
     }
     ::kvblocks::fleet::v1::RoutingExplanation routing;
-    const absl::Status status =
-        ExplainRouting(*config, *setup, fleet_, *selector, output_.quiet(), &routing);
+    const absl::Status status = ExplainRouting(*config, *selector, output_.quiet(), &routing);
     if (!status.ok()) return Fail("explain", status);
     return output_.Print("explain", routing,
                          {.table = [&](bool color) { return FormatRouting(routing, color); }});

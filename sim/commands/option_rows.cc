@@ -9,7 +9,7 @@ constexpr const char* kPool = "Pool and prefix cache";
 constexpr const char* kScheduler = "Scheduler";
 constexpr const char* kDrafts = "Speculative decoding";
 constexpr const char* kTime = "Model, device and time";
-constexpr const char* kReport = "Measurements";
+constexpr const char* kReport = kReportGroup;
 
 constexpr double kMaxInt32 = 2147483647;
 constexpr double kMaxSeconds = 1e12;
@@ -227,6 +227,39 @@ const std::vector<OptionRow>& ReplayOptionRows() {
       {"top_prefixes", "N", kReport, "0", 0, 1000,
        "show the prompt beginnings with most hit tokens; JSON has at least 10"},
       {"check_invariants", "", kReport, "false", 0, 0, "check all state after every step (slow)"},
+      // --- Several replicas ---
+      {"replicas", "N", kFleetGroup, "1", 1, 4096, "engines behind a router"},
+      {"replica", "N:OPTION=VALUE:...", kFleetGroup, "", 0, 0,
+       "N replicas that differ in these options; give it once for each kind, or part kinds by ;"},
+      {"router", "NAME", kFleetGroup, "", 0, 0,
+       "round-robin, random, least-requests, least-tokens, two-choices, session, prefix, "
+       "prefix-approximate or oracle [round-robin]"},
+      {"router_seed", "N", kFleetGroup, "", 0, 0,
+       "of what routers draw at random, and of lost events [0]"},
+      {"hit_weight", "W", kFleetGroup, "", 0, 0, "of a block of the prompt that a replica holds [1]"},
+      {"load_weight", "W", kFleetGroup, "", 0, 0,
+       "of a block of tokens that its requests have [1]"},
+      {"queue_weight", "W", kFleetGroup, "", 0, 0, "of a block of prompts that wait there [0]"},
+      {"router_temperature", "BLOCKS", kFleetGroup, "", 0, 0,
+       "draw the replica, with odds e^(score / BLOCKS) [0: the best]"},
+      {"session_factor", "F", kFleetGroup, "", 0, 0,
+       "a session leaves a replica with more than F times the mean number of requests; 0: never "
+       "[1.25]"},
+      {"router_tree_blocks", "N", kFleetGroup, "", 0, 0,
+       "blocks that prefix-approximate remembers per replica [100000]"},
+      {"router_queue", "LIMITS", kFleetGroup, "", 0, 0,
+       "requests:N,tokens:N or one of them: who finds no replica below these limits waits at the "
+       "router"},
+      {"router_queue_order", "ORDER", kFleetGroup, "", 0, 0,
+       "of those that wait: fcfs, or by the trace's priority, smaller first [fcfs]"},
+      {"router_queue_limit", "N", kFleetGroup, "", 0, 0,
+       "requests that may wait there; of more the last is rejected [any number]"},
+      {"router_delay", "TIME", kFleetGroup, "", 0, 0,
+       "from a request's arrival until it is sent on [0s]"},
+      {"event_delay", "TIME", kFleetGroup, "", 0, 0,
+       "from a step's end until the router knows of its blocks [0s]"},
+      {"event_loss", "SHARE", kFleetGroup, "", 0, 0,
+       "of the replicas' event batches that never arrive [0]"},
   };
   return *rows;
 }

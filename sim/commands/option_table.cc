@@ -87,6 +87,14 @@ void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
     });
     return;
   }
+  if (std::string_view(row.field) == "replica") {
+    options->AddRepeated(option, [given](const std::string& text) {
+      given->set_replica(
+          absl::StrCat(given->replica(), given->replica().empty() ? "" : ";", text));
+      return std::string();
+    });
+    return;
+  }
   const std::string_view alias = AliasOf(row.field);
   if (!alias.empty()) absl::StrAppend(&option.name, ",", std::string(alias));
   options->Add(option, [field, given](const std::string& text) -> std::string {
@@ -125,7 +133,8 @@ absl::Status SetOption(std::string_view name, const std::string& value, ReplayCo
 void BindOptions(std::string_view group, OptionParser* options, ReplayConfig* given) {
   for (const OptionRow& row : ReplayOptionRows()) {
     // The trace is positional.
-    if (std::string_view(row.group).empty() || (!group.empty() && row.group != group)) continue;
+    const std::string_view of_row = row.group;
+    if (of_row.empty() || (group.empty() ? of_row == kFleetGroup : of_row != group)) continue;
     Bind(row, options, given);
   }
 }
