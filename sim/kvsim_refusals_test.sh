@@ -94,7 +94,7 @@ unknown option --eagle|replay --eagle
 --load-if: got "faster", expected --tier beside it|replay --load-if=faster
 --tier: got host:1GiB:read=free, expected nothing: --tiers|curve --tier=host:1GiB:read=free
 --tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|explain --tier=host:1GiB:read=free --request=1
---tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|serve --tier=host:1GiB:read=free
+--tier: tier "host": capacity_bytes is 1, but a chunk|serve --tier=host:1B:read=free
 --tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|disaggregate --tier=host:1GiB:read=free
 --prefill-router: got oracle, expected one of round-robin|disaggregate --prefill-router=oracle
 --link-latency: .*unit|disaggregate --link-latency=5

@@ -18,6 +18,7 @@ struct LiveMetrics::Parts {
 LiveMetrics::LiveMetrics(ServerMetrics::Options options) {
   options.tick = 0;
   options.leave_out_misses = true;
+  options.is_told_parameters = true;
   parts_ = std::make_unique<Parts>(std::move(options));
 }
 LiveMetrics::~LiveMetrics() = default;
@@ -42,6 +43,7 @@ void LiveMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
     progress.first_scheduled = now;
     progress.num_queried_tokens = record.num_queried_tokens;
     progress.num_hit_tokens = record.num_hit_tokens;
+    progress.num_external_tokens = record.num_external_tokens;
   }
   parts_->server.OnAdmission(record, now);
 }
@@ -67,6 +69,14 @@ void LiveMetrics::OnFinish(const SimRequest& request, SimTime now) {
   }
   parts_->server.OnRow(
       {.request = &request, .progress = progress, .latency = facts.latency, .end = now});
+}
+
+void LiveMetrics::ReadPool() { parts_->server.ReadPool(); }
+void LiveMetrics::OnMaxTokens(int64_t max_tokens, SimTime now) {
+  parts_->server.OnMaxTokens(max_tokens, now);
+}
+void LiveMetrics::OnAnswers(int64_t count, int64_t most_tokens, SimTime now) {
+  parts_->server.OnAnswers(count, most_tokens, now);
 }
 
 std::string LiveMetrics::Text() const { return parts_->server.Text(); }

@@ -30,6 +30,11 @@ class LiveMetrics final : public EngineObserver {
   void OnStepFinished(const StepRecord& step) override;
   void OnFinish(const SimRequest& request, SimTime now) override;
 
+  // See ServerMetrics.
+  void ReadPool();
+  void OnMaxTokens(int64_t max_tokens, SimTime now);
+  void OnAnswers(int64_t count, int64_t most_tokens, SimTime now);
+
   // As OpenMetrics, now.
   std::string Text() const;
 

@@ -289,7 +289,9 @@ void TierConnector::Write(const offload::StorePlan& plan, SimTime now) {
     if (write.from_tier != offload::kDevice) {
       read[static_cast<size_t>(write.from_tier)] += write.bytes;
     }
-    tier_totals_[t].num_distinct += written_[t].insert(write.key.Mixed()).second;
+    if (!options_.leave_out_misses) {
+      tier_totals_[t].num_distinct += written_[t].insert(write.key.Mixed()).second;
+    }
   }
   Begin({.ticket = plan.ticket}, read, written, now);
 }
@@ -339,7 +341,7 @@ void TierConnector::OnAdmission(const AdmissionRecord& record, SimTime) {
   load_totals_.num_known_tokens += record.num_queried_tokens;
   load_totals_.num_device_tokens += record.num_hit_tokens;
   load_totals_.num_loaded_tokens += record.num_external_tokens;
-  CountMisses(content, found, record.num_queried_tokens - 1);
+  if (!options_.leave_out_misses) CountMisses(content, found, record.num_queried_tokens - 1);
 }
 
 void TierConnector::CountMisses(const PrefixContent& content, int64_t begin, int64_t end) {

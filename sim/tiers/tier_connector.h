@@ -75,6 +75,9 @@ class TierConnector final : public KvConnector, public EngineObserver {
     // Of a block on one device, per group.
     std::vector<int64_t> group_block_bytes;
     const StepTimeModel* step_time = nullptr;  // not owned
+    // For what never ends: what was written is not remembered, and num_distinct and missed_tokens
+    // stay 0. Memory is bounded by the tiers then.
+    bool leave_out_misses = false;
   };
 
   // InvalidArgument names the tier.
