@@ -93,7 +93,16 @@ unknown option --eagle|replay --eagle
 --load: got "sync", expected --tier beside it|replay --load=sync
 --load-if: got "faster", expected --tier beside it|replay --load-if=faster
 --tier: got host:1GiB:read=free, expected nothing: --tiers|curve --tier=host:1GiB:read=free
---tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|explain --tier=host:1GiB:read=free --request=1
+--load-failures: got 0.1, expected 0 with --load=sync|replay --tier=host:1GiB:read=free --load=sync --load-failures=0.1
+--load-failures: got 0.1, expected --tier beside it|replay --load-failures=0.1
+--load-failure-policy: got "recompute", expected --load-failures|replay --tier=host:1GiB:read=free --load-failure-policy=recompute
+--lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers|replay --tier=host:1GiB:read=free --lookahead-hashes
+policy is "ttl", expected arc.fifo.gdsf.hazard.lfu.lirs.lru.s3fifo|replay --tier=host:1GiB:read=free:policy=ttl
+--tier: none given|break-even
+--of: not given, expected the tier whose bandwidth is sought: a, b|break-even --tier=a:1GiB:read=free,b:1GiB:read=free
+--of: got "c", expected a tier of --tier: a|break-even --tier=a:1GiB:read=free --of=c
+--time: got fixed|break-even --tier=a:1GiB:read=free --time=fixed
+--metric: |break-even --tier=a:1GiB:read=free --metric=speed
 --tier: tier "host": capacity_bytes is 1, but a chunk|serve --tier=host:1B:read=free
 --tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|disaggregate --tier=host:1GiB:read=free
 --prefill-router: got oracle, expected one of round-robin|disaggregate --prefill-router=oracle

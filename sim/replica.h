@@ -151,7 +151,7 @@ class Replica {
   absl::StatusOr<SimTime> StepTime();
   absl::StatusOr<SimTime> CopyTime();
   std::optional<SimTime> WithLoads(SimTime compute);
-  void TakeConnectorEvents(SimTime now);
+  absl::Status TakeConnectorEvents(SimTime now);
   absl::Status StartStep();
   void PublishEvents();
 

@@ -22,6 +22,7 @@
 #include "kvblocks/sim/fleet/fleet_table.h"
 #include "kvblocks/sim/report/explanation_text.h"
 #include "kvblocks/sim/report/request_life.h"
+#include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/report/worst_misses.h"
 #include "kvblocks/sim/simulation.h"
 
@@ -53,6 +54,9 @@ each look-up what became of every block:
   salt/adapter      cached under another salt or adapter only
   draft drop        cached, but dropped for the drafter
   group veto        cached in some KV-cache groups only; which group lacks which block
+
+With --tier these are the fates on the device, and beside them stands what was loaded from each tier
+and why it had no more.
 
 Examples
   kvsim explain trace.jsonl.gz --num-blocks=10000 --top=20
@@ -120,15 +124,17 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   WorstMisses worst(static_cast<size_t>(top_));
   std::optional<RequestLife> life;
   setup.metrics.admissions = &worst;
+  const auto tiers = MakeTiers(setup);
+  if (!tiers.ok()) return tiers.status();
   if (selector) {
-    setup.metrics.admissions = &life.emplace(*selector);
+    setup.metrics.admissions = &life.emplace(*selector, tiers->get());
     setup.simulation.manager.lookup_history_blocks =
         std::clamp(kHistoryPools * setup.simulation.kv_cache.num_blocks, kMinHistory, kMaxHistory);
   }
   ReplayMetrics metrics(setup.metrics);
   std::vector<EngineObserver*> observers = {&metrics};
   if (life) observers.push_back(&*life);
-  auto simulation = MakeSimulation(setup, reader->get(), observers);
+  auto simulation = MakeSimulation(setup, reader->get(), observers, tiers->get());
   if (!simulation.ok()) return simulation.status();
   ProgressLine progress(output_.quiet());
   if (progress.is_shown()) {
@@ -164,6 +170,7 @@ absl::Status ExplainCommand::Explain(const ReplayConfig& config, ReplaySetup& se
   *replay->mutable_first_admission_misses() = report.first_admission_misses();
   *replay->mutable_resume_misses() = report.resume_misses();
   *replay->mutable_groups() = report.groups();
+  if (*tiers != nullptr) FillTiers(**tiers, replay->mutable_tiers());
   *replay->mutable_notes() = report.notes();
   if (life) {
     life->Fill(out);
@@ -187,9 +194,9 @@ ExitStatus ExplainCommand::Run() {
     }
     selector = *parsed;
   }
-  if (absl::Status status = RefuseTiers(*setup); !status.ok()) return Fail("explain", status);
   if (const auto fleet = fleet_.Configure(); !fleet.ok()) return Fail("explain", fleet.status());
   if (fleet_.is_fleet()) {
+    if (absl::Status status = RefuseTiers(*setup); !status.ok()) return Fail("explain", status);
     if (!selector) {
       return Fail("explain", absl::InvalidArgumentError(
                                  "--replicas above 1 needs --request, the one whose way is explained"));

@@ -106,6 +106,10 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "a request waits for what --tier loads, or its step does, or the step computes meanwhile"},
       {"load_if", "always|faster", kPool, "always", 0, 0,
        "load from tiers whatever is there, or only what takes less time than computing it"},
+      {"load_failures", "SHARE", kPool, "0", 0, 1,
+       "of asynchronous loads, of which one chunk cannot be read and leaves its tier; seeded"},
+      {"load_failure_policy", "fail|recompute", kPool, "fail", 0, 0,
+       "a request whose load failed ends with an error, as in vLLM, or computes the rest"},
       {"watermark", "SHARE", kPool, "0", 0, 1, "of the pool, left free by admissions"},
       // --- Scheduler ---
       {"engine", "vllm-0.10|vllm-0.19|vllm-0.25|vllm-0.33|vllm-main", kScheduler, "vllm-main", 0, 0,
@@ -123,7 +127,9 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "most tokens of a step without those slots; 0: --max-num-batched-tokens"},
       {"max_model_len", "TOKENS", kScheduler, "1048576", 2, kMaxInt32,
        "longest sequence; longer prompts are rejected"},
-      {"policy", "fcfs|priority", kScheduler, "fcfs", 0, 0, "who goes first"},
+      {"policy", "fcfs|priority|sjf|lof|random|lpm|dfs-weight|max-no-evict", kScheduler, "fcfs", 0, 0,
+       "who is admitted first: by arrival, priority, prompt, output, chance or cached prefix; or fcfs "
+       "that never preempts"},
       {"chunked_prefill", "", kScheduler, "true", 0, 0, "split prompts over steps"},
       {"long_prefill_threshold", "TOKENS", kScheduler, "0", 0, kMaxInt32,
        "longest part of one prompt per step while others are there; 0: no limit"},
@@ -153,7 +159,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "slots that the drafter writes ahead; -1: as its kind does"},
       {"acceptance", "MODEL", kDrafts, "iid:0.7", 0, 0,
        "fixed:A, iid:P or table:P1,P2,...; a trace's own list comes first"},
-      {"seed", "N", kDrafts, "0", 0, 1.8e19, "of the acceptance draws"},
+      {"seed", "N", kDrafts, "0", 0, 1.8e19,
+       "of the draws of --acceptance, --load-failures and --policy=random"},
       // --- Model, device and time ---
       {"model", "NAME", kTime, "llama-3.1-8b", 0, 0,
        "model of the catalogue, or path of its config.json"},

@@ -241,6 +241,14 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
       config->drafter() == "ngram" && version < EngineVersion::kVllm033) {
     config->set_async(false);  // not both at once then (V-78)
   }
+  if (!config->tier().empty()) {
+    // With KV from elsewhere engines have none (V-10).
+    if (given.lookahead_hashes() || (file.lookahead_hashes() && !given.has_lookahead_hashes())) {
+      return absl::InvalidArgumentError(
+          "--lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers have none");
+    }
+    config->set_lookahead_hashes(false);
+  }
   if (absl::Status status = CheckOptionRanges(*config); !status.ok()) return status;
   return config;
 }

@@ -291,7 +291,8 @@ void ServerMetrics::OnRow(const RequestRow& row) {
       break;
     default:
       Count(kErrors, 1);
-      break;
+      ReadPool();
+      return;
   }
   if (!row.latency) return;
   const RequestProgress& progress = *row.progress;

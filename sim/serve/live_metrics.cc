@@ -1,5 +1,6 @@
 #include "kvblocks/sim/serve/live_metrics.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kvblocks/sim/report/latency_metrics.h"
@@ -46,6 +47,13 @@ void LiveMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
     progress.num_external_tokens = record.num_external_tokens;
   }
   parts_->server.OnAdmission(record, now);
+}
+
+// What did not arrive is computed.
+void LiveMetrics::OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime) {
+  RequestProgress* progress = parts_->facts.Find(request);
+  if (progress == nullptr || request.was_preempted()) return;
+  progress->num_external_tokens = std::min(progress->num_external_tokens, num_tokens);
 }
 
 void LiveMetrics::OnPreemption(const PreemptionRecord& record, SimTime now) {

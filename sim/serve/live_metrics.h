@@ -25,6 +25,7 @@ class LiveMetrics final : public EngineObserver {
   void OnRejection(const SimRequest& request, SimTime now) override;
   void OnAdmissionAttempt(const AdmissionRecord& record, SimTime now) override;
   void OnAdmission(const AdmissionRecord& record, SimTime now) override;
+  void OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime now) override;
   void OnPreemption(const PreemptionRecord& record, SimTime now) override;
   void OnStepScheduled(const StepRecord& step) override;
   void OnStepFinished(const StepRecord& step) override;
