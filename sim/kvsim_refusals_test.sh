@@ -103,7 +103,7 @@ policy is "ttl", expected arc.fifo.gdsf.hazard.lfu.lirs.lru.s3fifo|replay --tier
 --of: got "c", expected a tier of --tier: a|break-even --tier=a:1GiB:read=free --of=c
 --time: got fixed|break-even --tier=a:1GiB:read=free --time=fixed
 --metric: |break-even --tier=a:1GiB:read=free --metric=speed
---tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|serve --tier=host:1GiB:read=free
+--tier: tier "host": capacity_bytes is 1, but a chunk|serve --tier=host:1B:read=free
 --tier: got "host:1GiB:read=free", expected nothing: only kvsim replay|disaggregate --tier=host:1GiB:read=free
 --prefill-router: got oracle, expected one of round-robin|disaggregate --prefill-router=oracle
 --link-latency: .*unit|disaggregate --link-latency=5

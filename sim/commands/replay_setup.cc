@@ -550,7 +550,7 @@ SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) 
 absl::Status RefuseTiers(const ReplaySetup& setup) {
   if (!setup.tiers) return absl::OkStatus();
   return Bad("--tier", setup.config.tier(),
-             "nothing: only kvsim replay and explain of one replica, and sweeps, have tiers");
+             "nothing: only kvsim replay and explain of one replica, sweeps and serve have tiers");
 }
 
 absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup) {

@@ -314,7 +314,9 @@ void TierConnector::Write(const offload::StorePlan& plan, SimTime now) {
     if (write.from_tier != offload::kDevice) {
       read[static_cast<size_t>(write.from_tier)] += write.bytes;
     }
-    tier_totals_[t].num_distinct += written_[t].insert(write.key.Mixed()).second;
+    if (!options_.leave_out_misses) {
+      tier_totals_[t].num_distinct += written_[t].insert(write.key.Mixed()).second;
+    }
   }
   Begin({.ticket = plan.ticket}, read, written, now);
 }
@@ -399,6 +401,7 @@ void TierConnector::OnLoadFinished(const SimRequest& request, int64_t num_tokens
 }
 
 void TierConnector::CountMisses(const AdmissionRecord& record) {
+  if (options_.leave_out_misses) return;
   const PrefixContent& content = record.request->kv->content();
   const int64_t begin = record.num_hit_tokens + record.num_external_tokens;
   const int64_t end = record.num_queried_tokens - 1;

@@ -88,6 +88,9 @@ class TierConnector final : public KvConnector, public EngineObserver {
     const StepTimeModel* step_time = nullptr;  // not owned
     double load_failures = 0;  // share of asynchronous loads
     uint64_t seed = 0;         // of the draws
+    // For what never ends: what was written is not remembered, and num_distinct and missed_tokens
+    // stay 0. Memory is bounded by the tiers then.
+    bool leave_out_misses = false;
   };
 
   // InvalidArgument names the tier.
