@@ -60,6 +60,9 @@ class Arrivals {
   // store: requests that wait for it may arrive.
   absl::Status Resolve(const SimRequest& request, SimTime now);
 
+  // Whether a request that was read waits for the end of others.
+  bool has_waiting() const { return !dependents_.empty(); }
+
   // Marks a session as given up and returns its turns that were read and have not begun to run, in
   // submission order. The caller ends them, and Resolves each.
   std::vector<SimRequest*> GiveUpSession(uint64_t session);

@@ -9,15 +9,6 @@
 #include "kvblocks/sim/gen/philox.h"
 
 namespace kvblocks::sim {
-namespace {
-
-constexpr SimTime kNever = std::numeric_limits<SimTime>::max();
-
-absl::Status OfReplica(size_t index, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat("replica ", index, ": ", status.message()));
-}
-
-}  // namespace
 
 // What the fleet itself must see of a replica.
 class Fleet::Watcher final : public EngineObserver {
@@ -26,36 +17,41 @@ class Fleet::Watcher final : public EngineObserver {
 
   bool NeedsEveryRecord() const override { return false; }
 
-  void OnAdmission(const AdmissionRecord& record, SimTime now) override {
-    Routed& routed = fleet_->RoutedOf(*record.request);
-    if (routed.is_admitted) return;
-    routed.is_admitted = true;
-    fleet_->loads_[static_cast<size_t>(replica_)].num_waiting_tokens -= record.request->num_prompt;
-    for (FleetObserver* observer : fleet_->observers_) {
-      observer->OnFound(*record.request, replica_, routed.claim, record.num_hit_tokens, now);
-    }
-  }
-
   void OnKvEvents(absl::Span<const KvEvent> events, SimTime now) override {
-    if (fleet_->options_.router.kind != RouterKind::kPrefix) return;
+    const FleetOptions& options = fleet_->options_;
+    if (options.router.kind != RouterKind::kPrefix) return;
     const int64_t number = num_batches_++;
     ++fleet_->result_.num_event_batches;
-    if (fleet_->options_.event_loss > 0) {
+    if (options.event_loss > 0) {
       const uint64_t stream = MixBits(static_cast<uint64_t>(replica_)) + static_cast<uint64_t>(number);
-      Draws draws(fleet_->options_.router.seed, "event loss", stream);
-      if (draws.Below(kMillion) < fleet_->options_.event_loss) {
+      Draws draws(options.router.seed, "event loss", stream);
+      if (draws.Below(kMillion) < options.event_loss) {
         ++fleet_->result_.num_lost_batches;
         return;
       }
     }
-    const SimTime time = CheckedAdd(now, fleet_->options_.event_delay).value_or(kNever);
-    fleet_->batches_.push_back({time, replica_, {events.begin(), events.end()}});
+    // Nobody asks the router before this instant's steps have ended.
+    if (options.event_delay == 0) return fleet_->router_->OnKvEvents(replica_, events);
+    const SimTime time = CheckedAdd(now, options.event_delay).value_or(ReplicaSet::kNever);
+    batches_.push_back({time, {events.begin(), events.end()}});
+  }
+
+  void DeliverEvents(SimTime now) {
+    for (; !batches_.empty() && batches_.front().time <= now; batches_.pop_front()) {
+      fleet_->router_->OnKvEvents(replica_, batches_.front().events);
+    }
   }
 
  private:
+  struct Batch {
+    SimTime time;
+    std::vector<KvEvent> events;
+  };
+
   Fleet* const fleet_;
   const int32_t replica_;
   int64_t num_batches_ = 0;
+  std::deque<Batch> batches_;  // on their way to the router
 };
 
 absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options,
@@ -90,17 +86,11 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     fleet->watchers_.push_back(
         std::make_unique<Watcher>(fleet.get(), static_cast<int32_t>(r)));
     setup.observers.push_back(fleet->watchers_.back().get());
-    auto replica = Replica::Create(setup.config, reader->info(), setup.step_time, setup.observers,
-                                   fleet.get());
-    if (!replica.ok()) return OfReplica(r, replica.status());
-    fleet->replicas_.push_back(*std::move(replica));
+    absl::Status status = fleet->set_.Add(setup.config, setup.step_time, setup.observers);
+    if (!status.ok()) return status;
   }
   const size_t count = replicas.size();
-  fleet->next_.assign(count, kNever);
-  fleet->loads_.resize(count);
-  fleet->loads_now_.resize(count);
-  fleet->ended_outputs_.resize(count);
-  const KvCacheManager& manager = fleet->replicas_.front()->manager();
+  const KvCacheManager& manager = fleet->set_.replica(0).manager();
   fleet->caches_ = manager.hashing() != nullptr;
   for (GroupId g = manager.num_groups() - 1; g >= 0; --g) {
     if (manager.group(g).keeps_all_blocks()) fleet->group_ = g;
@@ -114,17 +104,15 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
 Fleet::Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
              std::vector<FleetObserver*> observers)
     : options_(options),
-      config_(config),
       reader_(reader),
       observers_(std::move(observers)),
-      arrivals_(reader, &store_, config.concurrency,
-                {.jitter = config.start_jitter, .delay = config.start_delay}) {}
+      set_(config, reader, this) {}
 
 Fleet::~Fleet() = default;
 
 // Contents are hashed once per request, for all replicas.
 absl::Status Fleet::CheckContents() const {
-  const KvCacheManager& first = replicas_.front()->manager();
+  const KvCacheManager& first = set_.replica(0).manager();
   const auto block_tokens = [&](const KvCacheManager& manager) {
     return group_ < manager.num_groups() ? manager.group(group_).block_size() : 0;
   };
@@ -133,8 +121,8 @@ absl::Status Fleet::CheckContents() const {
         absl::StrCat("router ", std::string(RouterName(options_.router.kind)),
                      " compares cached blocks, but prefix caching is off"));
   }
-  for (size_t r = 1; r < replicas_.size(); ++r) {
-    const KvCacheManager& manager = replicas_[r]->manager();
+  for (size_t r = 1; r < set_.size(); ++r) {
+    const KvCacheManager& manager = set_.replica(r).manager();
     const bool is_alike =
         (manager.hashing() != nullptr) == caches_ &&
         (!caches_ || (manager.hash_block_size() == first.hash_block_size() &&
@@ -153,94 +141,26 @@ absl::Status Fleet::CheckContents() const {
 }
 
 absl::Status Fleet::Run() {
-  for (const auto& replica : replicas_) replica->Start();
-  const absl::Status status = RunLoop();
-  for (const auto& replica : replicas_) {
-    replica->End(now_);
-    result_.replicas.push_back(replica->result());
-  }
-  result_.end_time = now_;
-  result_.peak_live_requests = store_.peak_live();
+  const absl::Status status = set_.Run();
+  for (size_t r = 0; r < set_.size(); ++r) result_.replicas.push_back(set_.replica(r).result());
+  result_.end_time = set_.now();
+  result_.num_skipped = set_.num_skipped();
+  result_.peak_live_requests = set_.peak_live_requests();
   return status;
 }
 
-absl::Status Fleet::RunLoop() {
-  while (true) {
-    if (absl::Status status = FinishSteps(); !status.ok()) return status;
-    DeliverEvents();
-    if (absl::Status status = TakeArrivals(); !status.ok()) return status;
-    if (absl::Status status = ReportProgress(); !status.ok()) return status;
-    if (absl::Status status = Iterate(); !status.ok()) return status;
-    const auto next = NextInstant();
-    if (!next.ok()) return next.status();
-    if (!*next) return NoProgress();
-    now_ = std::max(now_, **next);
-  }
-}
+// --- Requests on their way ---
 
-// --- One instant ---
-
-absl::Status Fleet::FinishSteps() {
-  // A session that ends may make others due.
-  for (size_t i = 0; i < due_.size(); ++i) {
-    const auto r = static_cast<size_t>(due_[i]);
-    if (!replicas_[r]->is_step_over(now_)) continue;
-    if (absl::Status status = replicas_[r]->FinishStep(); !status.ok()) {
-      return OfReplica(r, status);
-    }
-  }
+absl::Status Fleet::OnArrived(SimRequest* request) {
+  if (options_.router_delay == 0) return Send(request);
+  const auto time = CheckedAdd(request->arrival, options_.router_delay);
+  if (!time) return absl::OutOfRangeError("the clock would pass its 106 days: router_delay");
+  on_its_way_.push_back({*time, request->spec.row, request});
   return absl::OkStatus();
 }
 
-void Fleet::CallNow(int32_t replica) {
-  SimTime& next = next_[static_cast<size_t>(replica)];
-  if (next <= now_) return;
-  next = now_;
-  due_.insert(std::upper_bound(due_.begin(), due_.end(), replica), replica);
-}
-
-void Fleet::DeliverEvents() {
-  for (; !batches_.empty() && batches_.front().time <= now_; batches_.pop_front()) {
-    router_->OnKvEvents(batches_.front().replica, batches_.front().events);
-  }
-}
-
-absl::Status Fleet::TakeArrivals() {
-  if (is_arrival_known_ && (!next_arrival_ || *next_arrival_ > now_)) return SendDue();
-  is_arrival_known_ = false;
-  while (true) {
-    const auto taken = arrivals_.TakeDue(now_);
-    if (!taken.ok()) return taken.status();
-    for (SimRequest* turn : arrivals_.TakeGivenUp()) {
-      // Nobody was sent it; its end is told by the first.
-      absl::Status status = replicas_.front()->AbortNow(turn, AbortCause::kSession, now_);
-      if (!status.ok()) return status;
-    }
-    SimRequest* request = *taken;
-    if (request == nullptr) return SendDue();
-    absl::Status status;
-    if (request->max_output == 0 && config_.zero_output == ZeroOutput::kSkip) {
-      ++result_.num_skipped;
-      status = OnEnded(request, now_);
-    } else {
-      if (request->max_output == 0 && config_.zero_output == ZeroOutput::kOne) {
-        request->max_output = 1;
-      }
-      RoutedOf(*request) = Routed();
-      if (options_.router_delay == 0) {
-        status = Send(request);
-      } else {
-        const auto time = CheckedAdd(request->arrival, options_.router_delay);
-        if (!time) return absl::OutOfRangeError("the clock would pass its 106 days: router_delay");
-        on_its_way_.push_back({*time, request->spec.row, request});
-      }
-    }
-    if (!status.ok()) return status;
-  }
-}
-
-absl::Status Fleet::SendDue() {
-  while (!on_its_way_.empty() && on_its_way_.front().time <= now_) {
+absl::Status Fleet::AfterArrivals() {
+  while (!on_its_way_.empty() && on_its_way_.front().time <= set_.now()) {
     const OnItsWay next = on_its_way_.front();
     on_its_way_.pop_front();
     if (next.request->slot < 0 || next.request->spec.row != next.row) continue;  // given up
@@ -249,15 +169,16 @@ absl::Status Fleet::SendDue() {
   return absl::OkStatus();
 }
 
+SimTime Fleet::NextTime() {
+  return on_its_way_.empty() ? ReplicaSet::kNever : on_its_way_.front().time;
+}
+
 absl::Status Fleet::Send(SimRequest* request) {
-  for (size_t r = 0; r < loads_.size(); ++r) {
-    loads_now_[r] = loads_[r];
-    loads_now_[r].num_tokens +=
-        replicas_[r]->scheduler().totals().num_output_tokens - ended_outputs_[r];
-  }
+  for (const auto& watcher : watchers_) watcher->DeliverEvents(set_.now());
+  set_.GetLoads(0, set_.size(), &loads_now_);
   FindHeld(*request);
   const bool shows_content = UsesContent(options_.router.kind);
-  const int64_t block_tokens = replicas_.front()->manager().group(group_).block_size();
+  const int64_t block_tokens = set_.replica(0).manager().group(group_).block_size();
   RouteQuestion question = {.request = *request,
                             .loads = loads_now_,
                             .block_tokens = shows_content ? block_tokens : 1};
@@ -266,22 +187,17 @@ absl::Status Fleet::Send(SimRequest* request) {
   const RouteAnswer answer = router_->Route(question);
 
   const auto chosen = static_cast<size_t>(answer.replica);
-  Routed& routed = RoutedOf(*request);
-  routed.replica = answer.replica;
-  if (!answer.claimed_tokens.empty()) routed.claim = answer.claimed_tokens[chosen];
+  const auto slot = static_cast<size_t>(request->slot);
+  if (slot >= claims_.size()) claims_.resize(slot + 1);
+  claims_[slot] = answer.claimed_tokens.empty() ? -1 : answer.claimed_tokens[chosen];
   const RoutingRecord record = {.request = *request,
                                 .replica = answer.replica,
                                 .loads = loads_now_,
                                 .claimed_tokens = answer.claimed_tokens,
                                 .scores = answer.scores,
                                 .held_tokens = held_};
-  for (FleetObserver* observer : observers_) observer->OnRouted(record, now_);
-  loads_[chosen].num_requests += 1;
-  loads_[chosen].num_tokens += request->num_prompt;
-  loads_[chosen].num_waiting_tokens += request->num_prompt;
-  CallNow(answer.replica);
-  absl::Status status = replicas_[chosen]->Submit(request, now_);
-  return status.ok() ? status : OfReplica(chosen, status);
+  for (FleetObserver* observer : observers_) observer->OnRouted(record, set_.now());
+  return set_.Submit(request, answer.replica);
 }
 
 // What each pool holds of the prompt, and the blocks to compare. The last token is always computed.
@@ -289,10 +205,10 @@ void Fleet::FindHeld(const SimRequest& request) {
   blocks_.clear();
   held_.clear();
   if (!caches_ || request.num_prompt <= 0) {
-    if (caches_) held_.resize(replicas_.size());
+    if (caches_) held_.resize(set_.size());
     return;
   }
-  const KvCacheManager& first = replicas_.front()->manager();
+  const KvCacheManager& first = set_.replica(0).manager();
   ContentKeys keys(reader_->info(), request.spec, first.hash_block_size(), std::string_view(),
                    first.hashing()->num_lookahead_tokens);
   std::vector<BlockHash> hashes;
@@ -309,8 +225,8 @@ void Fleet::FindHeld(const SimRequest& request) {
   // keeps all of its blocks.
   const bool needs_first = first.group(group_).keeps_all_blocks();
   ComputedBlocks found;
-  for (const auto& replica : replicas_) {
-    const KvCacheManager& manager = replica->manager();
+  for (size_t r = 0; r < set_.size(); ++r) {
+    const KvCacheManager& manager = set_.replica(r).manager();
     if (needs_first && !manager.options().partial_hits &&
         (blocks_.empty() || manager.pool().FindCached(blocks_.front(), group_) == kNullBlockId)) {
       held_.push_back(0);
@@ -324,114 +240,29 @@ void Fleet::FindHeld(const SimRequest& request) {
   }
 }
 
-absl::Status Fleet::Iterate() {
-  // All aborts first: a session that ends takes turns along that others would admit.
-  if (due_.size() > 1) {
-    for (size_t i = 0; i < due_.size(); ++i) {
-      const auto r = static_cast<size_t>(due_[i]);
-      if (absl::Status status = replicas_[r]->DeliverAborts(now_); !status.ok()) {
-        return OfReplica(r, status);
-      }
-    }
+void Fleet::OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_first,
+                        SimTime now) {
+  if (!is_first) return;
+  const int64_t claim = claims_[static_cast<size_t>(record.request->slot)];
+  for (FleetObserver* observer : observers_) {
+    observer->OnFound(*record.request, replica, claim, record.num_hit_tokens, now);
   }
-  for (size_t i = 0; i < due_.size(); ++i) {
-    const auto r = static_cast<size_t>(due_[i]);
-    absl::Status status = replicas_[r]->DeliverAborts(now_);
-    if (status.ok() && replicas_[r]->wants_schedule()) status = replicas_[r]->Schedule(now_);
-    if (!status.ok()) return OfReplica(r, status);
-    next_[r] = replicas_[r]->NextTime().value_or(kNever);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::optional<SimTime>> Fleet::NextInstant() {
-  if (!is_arrival_known_) {
-    const auto arrival = arrivals_.NextTime(now_);
-    if (!arrival.ok()) return arrival.status();
-    next_arrival_ = *arrival;
-    is_arrival_known_ = true;
-  }
-  SimTime next = next_arrival_.value_or(kNever);
-  if (!on_its_way_.empty()) next = std::min(next, on_its_way_.front().time);
-  due_.clear();
-  for (size_t r = 0; r < next_.size(); ++r) {
-    if (next_[r] > next || next_[r] == kNever) continue;
-    if (next_[r] < next) due_.clear();
-    next = next_[r];
-    due_.push_back(static_cast<int32_t>(r));
-  }
-  return next == kNever ? std::nullopt : std::optional<SimTime>(next);
-}
-
-// Nothing will ever happen by itself: the end, unless someone still has work.
-absl::Status Fleet::NoProgress() const {
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    if (!replicas_[r]->has_work()) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("replica ", r, ": ", replicas_[r]->scheduler().DescribeNoProgress()));
-  }
-  return absl::OkStatus();
 }
 
 // --- Requests that are over ---
 
-Fleet::Routed& Fleet::RoutedOf(const SimRequest& request) {
-  const auto slot = static_cast<size_t>(request.slot);
-  if (slot >= routed_.size()) routed_.resize(slot + 1);
-  return routed_[slot];
-}
-
-absl::Status Fleet::OnEnded(SimRequest* request, SimTime now) {
-  Routed& routed = RoutedOf(*request);
-  if (routed.replica >= 0) {
-    const auto r = static_cast<size_t>(routed.replica);
-    loads_[r].num_requests -= 1;
-    loads_[r].num_tokens -= request->num_prompt;
-    if (!routed.is_admitted) loads_[r].num_waiting_tokens -= request->num_prompt;
-    ended_outputs_[r] += request->num_outputs();
+absl::Status Fleet::OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime now) {
+  const int32_t here = ended == nullptr ? 0 : std::max(set_.replica_of(*ended), 0);
+  const int32_t there = set_.replica_of(*turn);
+  if (there < 0 || there == here) {
+    // What nobody was sent ends where its session did.
+    return set_.replica(static_cast<size_t>(here)).AbortNow(turn, AbortCause::kSession, now);
   }
-  if (request->was_cut_short() && request->spec.session != 0 &&
-      request->abort_cause != AbortCause::kSession) {
-    // The others must not arrive by this request's end.
-    if (absl::Status status = EndSession(*request, now); !status.ok()) return status;
-  }
-  RoutedOf(*request) = Routed();
-  is_arrival_known_ = false;
-  absl::Status status = arrivals_.Resolve(*request, now);
-  store_.Remove(request);
-  return status;
-}
-
-absl::Status Fleet::EndSession(const SimRequest& request, SimTime now) {
-  const int32_t here = std::max(RoutedOf(request).replica, 0);
-  for (SimRequest* turn : arrivals_.GiveUpSession(request.spec.session)) {
-    const int32_t there = RoutedOf(*turn).replica;
-    if (there < 0 || there == here) {
-      absl::Status status =
-          replicas_[static_cast<size_t>(here)]->AbortNow(turn, AbortCause::kSession, now);
-      if (!status.ok()) return status;
-    } else {
-      replicas_[static_cast<size_t>(there)]->PlanAbort(turn, AbortCause::kSession, now);
-      CallNow(there);
-    }
-  }
+  set_.replica(static_cast<size_t>(there)).PlanAbort(turn, AbortCause::kSession, now);
+  set_.CallNow(there);
   return absl::OkStatus();
 }
 
-absl::Status Fleet::ReportProgress() {
-  ++num_instants_;
-  if (!progress_ || num_instants_ % config_.progress_interval != 0) return absl::OkStatus();
-  SimulationProgress progress = {
-      .now = now_, .num_done = result_.num_skipped, .read = reader_->progress()};
-  for (const auto& replica : replicas_) {
-    progress.num_arrived += replica->result().num_arrived;
-    progress.num_done += replica->result().num_done();
-    progress.num_output_tokens += replica->scheduler().totals().num_output_tokens;
-    progress.num_running += replica->scheduler().num_running();
-    progress.num_waiting += replica->scheduler().num_waiting();
-  }
-  if (progress_(progress)) return absl::OkStatus();
-  return absl::CancelledError(absl::StrCat("stopped at ", FormatDuration(now_)));
-}
+absl::Status Fleet::OnEnded(SimRequest* request, SimTime now) { return set_.End(request, now); }
 
 }  // namespace kvblocks::sim

@@ -3,18 +3,16 @@
 //   auto fleet = Fleet::Create(options, replicas, reader.get(), {&metrics});
 //   absl::Status status = (*fleet)->Run();
 //
-// At each instant: all steps that end, in replica order; the KV events that reach the router; the
-// requests that reach it, in order of arrival, each handed to its replica; then all aborts, then all
-// schedulers, in replica order. So events are ordered by (time, kind, replica), and what happens at
-// one instant does not depend on how the replicas are numbered, but for a router's ties.
+// The clock is a ReplicaSet's, which says what happens at one instant in which order. The router
+// learns of KV events before it is asked, of those that reach it at that instant, too.
 //
 // A session's turns may run on several replicas. When one is aborted, its turns elsewhere that have
 // not begun to run are aborted at the next iteration boundary there; those that were not sent
 // anywhere yet end where the aborted one was.
 //
 // Always: deterministic, as Simulation; each request that is not skipped ends exactly once, in the
-// observers of one replica. Cost: that of the replicas, some 20 ns and 1 ns per replica for each
-// instant, and per request what the router asks. Single-threaded.
+// observers of one replica. Cost: that of the ReplicaSet, and per request what the router asks.
+// Single-threaded.
 
 #ifndef KVBLOCKS_SIM_FLEET_FLEET_H_
 #define KVBLOCKS_SIM_FLEET_FLEET_H_
@@ -23,15 +21,13 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kvblocks/sim/arrivals.h"
 #include "kvblocks/sim/fleet/router.h"
-#include "kvblocks/sim/replica.h"
+#include "kvblocks/sim/replica_set.h"
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {
@@ -88,7 +84,7 @@ struct FleetResult {
   friend bool operator==(const FleetResult&, const FleetResult&) = default;
 };
 
-class Fleet final : private Replica::Owner {
+class Fleet final : private ReplicaSet::Owner {
  public:
   static constexpr size_t kMostReplicas = 4096;
 
@@ -106,78 +102,47 @@ class Fleet final : private Replica::Owner {
   // As Simulation::Run. Call it once.
   absl::Status Run();
   void set_progress(std::function<bool(const SimulationProgress&)> progress) {
-    progress_ = std::move(progress);
+    set_.set_progress(std::move(progress));
   }
 
   const FleetResult& result() const { return result_; }
-  const Replica& replica(size_t index) const { return *replicas_[index]; }
-  size_t num_replicas() const { return replicas_.size(); }
+  const Replica& replica(size_t index) const { return set_.replica(index); }
+  size_t num_replicas() const { return set_.size(); }
 
  private:
   class Watcher;
-  // Of a live request, by slot.
-  struct Routed {
-    int32_t replica = -1;  // -1: not yet
-    int64_t claim = -1;
-    bool is_admitted = false;
-  };
   struct OnItsWay {
     SimTime time;
     int64_t row;
     SimRequest* request;  // may be gone
   };
-  struct Batch {
-    SimTime time;
-    int32_t replica;
-    std::vector<KvEvent> events;
-  };
 
   Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
         std::vector<FleetObserver*> observers);
   absl::Status CheckContents() const;
-
-  absl::Status RunLoop();
-  absl::Status FinishSteps();
-  void DeliverEvents();
-  absl::Status TakeArrivals();
-  absl::Status SendDue();
   absl::Status Send(SimRequest* request);
-  absl::Status Iterate();
-  absl::StatusOr<std::optional<SimTime>> NextInstant();
-  void CallNow(int32_t replica);
-  absl::Status NoProgress() const;
-  absl::Status ReportProgress();
-
-  absl::Status OnEnded(SimRequest* request, SimTime now) override;
-  absl::Status EndSession(const SimRequest& request, SimTime now);
-  Routed& RoutedOf(const SimRequest& request);
   void FindHeld(const SimRequest& request);
 
+  // Of a ReplicaSet.
+  absl::Status OnArrived(SimRequest* request) override;
+  absl::Status OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime now) override;
+  absl::Status OnEnded(SimRequest* request, SimTime now) override;
+  absl::Status AfterArrivals() override;
+  SimTime NextTime() override;
+  bool RunsApart() const override { return true; }
+  void OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_first,
+                   SimTime now) override;
+
   const FleetOptions options_;
-  const SimulationConfig config_;  // of the first
   TraceReader* const reader_;
   const std::vector<FleetObserver*> observers_;
-  std::function<bool(const SimulationProgress&)> progress_;
 
   std::vector<std::unique_ptr<Watcher>> watchers_;
-  std::vector<std::unique_ptr<Replica>> replicas_;
-  RequestStore store_;  // after the replicas: its requests give blocks back when destroyed
-  Arrivals arrivals_;
+  ReplicaSet set_;
   std::unique_ptr<Router> router_;
-
-  SimTime now_ = 0;
-  int64_t num_instants_ = 0;
-  std::vector<SimTime> next_;        // when each replica is to be called
-  std::vector<int32_t> due_;         // those whose time has come, ascending
-  // Of requests that are known; read anew after one that ended.
-  std::optional<SimTime> next_arrival_;
-  bool is_arrival_known_ = false;
-  std::vector<ReplicaLoad> loads_;   // num_tokens without output
-  std::vector<int64_t> ended_outputs_;  // output tokens of requests that are over
-  std::vector<Routed> routed_;
   std::deque<OnItsWay> on_its_way_;
-  std::deque<Batch> batches_;
-  GroupId group_ = 0;  // whose blocks are compared
+  std::vector<int64_t> claims_;  // by slot: of the router for the replica it chose; -1: none
+  GroupId group_ = 0;            // whose blocks are compared
   bool caches_ = false;
 
   // Of the request that is being sent.

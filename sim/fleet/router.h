@@ -36,6 +36,7 @@
 #include "kvblocks/block_pool/block_hash.h"
 #include "kvblocks/block_pool/kv_event.h"
 #include "kvblocks/sim/engine/sim_request.h"
+#include "kvblocks/sim/replica_load.h"
 
 namespace kvblocks::sim {
 
@@ -80,13 +81,6 @@ inline bool UsesContent(RouterKind kind) {
   return kind == RouterKind::kPrefix || kind == RouterKind::kPrefixApproximate ||
          kind == RouterKind::kOracle;
 }
-
-// What a router knows of a replica's work.
-struct ReplicaLoad {
-  int64_t num_requests = 0;        // sent there and not over
-  int64_t num_tokens = 0;          // prompt and output tokens of these so far
-  int64_t num_waiting_tokens = 0;  // prompt tokens of those that were not admitted yet
-};
 
 struct RouteQuestion {
   const SimRequest& request;

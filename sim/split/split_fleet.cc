@@ -1,7 +1,6 @@
 #include "kvblocks/sim/split/split_fleet.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -10,8 +9,6 @@
 
 namespace kvblocks::sim {
 namespace {
-
-constexpr SimTime kNever = std::numeric_limits<SimTime>::max();
 
 absl::Status Check(const SplitOptions& options) {
   for (const RouterOptions* router : {&options.prefill_router, &options.decode_router}) {
@@ -54,7 +51,7 @@ class SplitFleet::Side final : public KvConnector, public EngineObserver {
   StepLoadTimes StepLoads(SimTime) override { return {}; }
   std::optional<SimTime> NextEvent() const override {
     if (events_.loads.empty() && events_.holds.empty()) return std::nullopt;
-    return fleet_->now_;
+    return fleet_->set_.now();
   }
   void TakeEvents(SimTime, ConnectorEvents* events) override {
     events->loads.insert(events->loads.end(), events_.loads.begin(), events_.loads.end());
@@ -75,10 +72,6 @@ class SplitFleet::Side final : public KvConnector, public EngineObserver {
   bool NeedsEveryRecord() const override { return false; }
   void OnAdmission(const AdmissionRecord& record, SimTime now) override {
     Client& client = ClientOf(*record.request);
-    if (!client.is_admitted) {
-      client.is_admitted = true;
-      fleet_->loads_[replica_].num_waiting_tokens -= record.request->num_prompt;
-    }
     if (client.life.prefill_start < 0) client.life.prefill_start = now;
     // All of it is here already.
     if (!is_prefill() && !record.is_load && client.hold >= 0) {
@@ -130,22 +123,19 @@ absl::StatusOr<std::unique_ptr<SplitFleet>> SplitFleet::Create(const SplitOption
     SplitReplica& setup = r < prefill.size() ? prefill[r] : decode[r - prefill.size()];
     fleet->sides_.push_back(std::make_unique<Side>(fleet.get(), r));
     setup.observers.push_back(fleet->sides_.back().get());
-    auto replica = Replica::Create(setup.config, reader->info(), setup.step_time, setup.observers,
-                                   fleet.get());
-    if (!replica.ok()) return fleet->OfReplica(r, replica.status());
-    (*replica)->set_connector(fleet->sides_.back().get());
-    const KvCacheManager& manager = (*replica)->manager();
+    absl::Status status = fleet->set_.Add(setup.config, setup.step_time, setup.observers);
+    if (!status.ok()) return status;
+    fleet->set_.replica(r).set_connector(fleet->sides_.back().get());
+    const KvCacheManager& manager = fleet->set_.replica(r).manager();
     for (GroupId g = 0; g < manager.num_groups(); ++g) {
       if (manager.group(g).keeps_all_blocks()) continue;
-      return fleet->OfReplica(r, InvalidArgument("KV-cache group ", g, " does not keep all blocks of a "
-                                                 "request, expected full attention only"));
+      return fleet->set_.OfReplica(
+          static_cast<int32_t>(r),
+          InvalidArgument("KV-cache group ", g,
+                          " does not keep all blocks of a request, expected full attention only"));
     }
-    fleet->replicas_.push_back(*std::move(replica));
   }
-  fleet->longest_ = fleet->replicas_.back()->manager().options().max_model_len;
-  fleet->next_.assign(count, kNever);
-  fleet->loads_.resize(count);
-  fleet->ended_outputs_.resize(count);
+  fleet->longest_ = fleet->set_.replica(count - 1).manager().options().max_model_len;
   fleet->prefill_router_ =
       MakeRouter(options.prefill_router, static_cast<int32_t>(prefill.size()), /*group=*/0);
   fleet->decode_router_ =
@@ -156,59 +146,31 @@ absl::StatusOr<std::unique_ptr<SplitFleet>> SplitFleet::Create(const SplitOption
 SplitFleet::SplitFleet(const SplitOptions& options, const SimulationConfig& config,
                        TraceReader* reader, SplitObserver* observer, size_t num_prefill)
     : options_(options),
-      config_(config),
       reader_(reader),
       observer_(observer),
       num_prefill_(num_prefill),
-      arrivals_(reader, &store_, config.concurrency,
-                {.jitter = config.start_jitter, .delay = config.start_delay}) {}
+      set_(config, reader, this) {}
 
 SplitFleet::~SplitFleet() = default;
 
-absl::Status SplitFleet::OfReplica(size_t index, const absl::Status& status) const {
-  const bool is_prefill = index < num_prefill_;
-  return absl::Status(
-      status.code(), absl::StrCat(is_prefill ? "prefill replica " : "decode replica ",
-                                  is_prefill ? index : index - num_prefill_, ": ",
-                                  status.message()));
+std::string SplitFleet::NameOf(int32_t replica) const {
+  const auto index = static_cast<size_t>(replica);
+  return index < num_prefill_ ? absl::StrCat("prefill replica ", index)
+                              : absl::StrCat("decode replica ", index - num_prefill_);
 }
 
 absl::Status SplitFleet::Run() {
-  for (const auto& replica : replicas_) replica->Start();
-  const absl::Status status = RunLoop();
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    replicas_[r]->End(now_);
-    (r < num_prefill_ ? result_.prefill : result_.decode).push_back(replicas_[r]->result());
+  const absl::Status status = set_.Run();
+  for (size_t r = 0; r < set_.size(); ++r) {
+    (r < num_prefill_ ? result_.prefill : result_.decode).push_back(set_.replica(r).result());
   }
   for (const Link& link : links_) result_.links.push_back(link.totals());
-  result_.end_time = now_;
+  result_.end_time = set_.now();
+  result_.num_skipped = set_.num_skipped();
   return status;
 }
 
-absl::Status SplitFleet::RunLoop() {
-  while (true) {
-    if (absl::Status status = FinishSteps(); !status.ok()) return status;
-    EndTransfers();
-    if (absl::Status status = TakeArrivals(); !status.ok()) return status;
-    if (absl::Status status = HandOver(); !status.ok()) return status;
-    if (absl::Status status = ReportProgress(); !status.ok()) return status;
-    if (absl::Status status = Iterate(); !status.ok()) return status;
-    const auto next = NextInstant();
-    if (!next.ok()) return next.status();
-    if (!*next) return NoProgress();
-    now_ = std::max(now_, **next);
-  }
-}
-
-// --- One instant ---
-
-absl::Status SplitFleet::FinishSteps() {
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    if (next_[r] > now_ || !replicas_[r]->is_step_over(now_)) continue;
-    if (absl::Status status = replicas_[r]->FinishStep(); !status.ok()) return OfReplica(r, status);
-  }
-  return absl::OkStatus();
-}
+// --- Transfers ---
 
 void SplitFleet::StartTransfer(size_t decode, const KvLoad& load, SimTime now) {
   // The scheduler's own view is const; it is our request.
@@ -229,10 +191,10 @@ void SplitFleet::StartTransfer(size_t decode, const KvLoad& load, SimTime now) {
                             .row = load.request->spec.row};
 }
 
-void SplitFleet::EndTransfers() {
+absl::Status SplitFleet::BeforeArrivals() {
   for (size_t link = 0; link < links_.size(); ++link) {
     ended_.clear();
-    links_[link].Advance(now_, &ended_);
+    links_[link].Advance(set_.now(), &ended_);
     for (const Link::Ended& end : ended_) {
       const auto found = transfers_.find({link, end.id});
       const Transfer& transfer = found->second;
@@ -242,49 +204,33 @@ void SplitFleet::EndTransfers() {
         life.link_queue = end.queue_time;
       }
       sides_[transfer.decode]->Tell({transfer.load, transfer.num_tokens});
-      next_[transfer.decode] = std::min(next_[transfer.decode], now_);
+      set_.CallNow(static_cast<int32_t>(transfer.decode));
       ReleaseHold(transfer.prefill, transfer.hold);
       transfers_.erase(found);
     }
   }
+  return absl::OkStatus();
+}
+
+SimTime SplitFleet::NextTime() {
+  SimTime next = ReplicaSet::kNever;
+  for (const Link& link : links_) next = std::min(next, link.NextEnd().value_or(next));
+  return next;
 }
 
 void SplitFleet::ReleaseHold(size_t prefill, int64_t hold) {
   sides_[prefill]->TellOver(hold);
-  next_[prefill] = std::min(next_[prefill], now_);
+  set_.CallNow(static_cast<int32_t>(prefill));
 }
 
-absl::Status SplitFleet::TakeArrivals() {
-  while (true) {
-    const auto taken = arrivals_.TakeDue(now_);
-    if (!taken.ok()) return taken.status();
-    for (SimRequest* turn : arrivals_.TakeGivenUp()) {
-      ClientOf(*turn) = Client();
-      ++result_.num_arrived;
-      if (absl::Status status = GiveUp(turn, AbortCause::kSession, now_); !status.ok()) {
-        return status;
-      }
-    }
-    if (*taken == nullptr) return absl::OkStatus();
-    if (absl::Status status = Receive(*taken); !status.ok()) return status;
-  }
-}
+// --- Requests on their way ---
 
-absl::Status SplitFleet::Receive(SimRequest* request) {
+absl::Status SplitFleet::OnArrived(SimRequest* request) {
   ClientOf(*request) = Client();
-  if (request->max_output == 0) {
-    if (config_.zero_output == ZeroOutput::kSkip) {
-      ++result_.num_skipped;
-      absl::Status status = arrivals_.Resolve(*request, now_);
-      store_.Remove(request);
-      return status;
-    }
-    if (config_.zero_output == ZeroOutput::kOne) request->max_output = 1;
-  }
   ++result_.num_arrived;
   if (options_.max_local_tokens > 0) {
     SplitLife& life = ClientOf(*request).life;
-    life.decode_replica = Choose(*decode_router_, *request, num_prefill_, sides_.size() - num_prefill_);
+    life.decode_replica = Choose(*decode_router_, *request, num_prefill_, set_.size() - num_prefill_);
     const size_t decode = num_prefill_ + static_cast<size_t>(life.decode_replica);
     if (MissingOn(decode, *request) <= options_.max_local_tokens) {
       life.is_local = true;
@@ -297,7 +243,7 @@ absl::Status SplitFleet::Receive(SimRequest* request) {
 
 // What the replica would have to compute of the prompt.
 int64_t SplitFleet::MissingOn(size_t replica, const SimRequest& request) const {
-  const KvCacheManager& manager = replicas_[replica]->manager();
+  const KvCacheManager& manager = set_.replica(replica).manager();
   if (manager.hashing() == nullptr || request.num_prompt <= 0) return request.num_prompt;
   ContentKeys keys(reader_->info(), request.spec, manager.hash_block_size(), std::string_view(),
                    manager.hashing()->num_lookahead_tokens);
@@ -312,91 +258,42 @@ int64_t SplitFleet::MissingOn(size_t replica, const SimRequest& request) const {
 }
 
 int32_t SplitFleet::Choose(Router& router, const SimRequest& request, size_t first, size_t count) {
-  loads_now_.assign(loads_.begin() + static_cast<int64_t>(first),
-                    loads_.begin() + static_cast<int64_t>(first + count));
-  for (size_t i = 0; i < count; ++i) {
-    loads_now_[i].num_tokens += replicas_[first + i]->scheduler().totals().num_output_tokens -
-                                ended_outputs_[first + i];
-  }
+  set_.GetLoads(first, count, &loads_now_);
   return router.Route({.request = request, .loads = loads_now_}).replica;
-}
-
-absl::Status SplitFleet::Submit(size_t replica, SimRequest* request) {
-  ReplicaLoad& load = loads_[replica];
-  load.num_requests += 1;
-  load.num_tokens += request->num_prompt;
-  load.num_waiting_tokens += request->num_prompt;
-  next_[replica] = std::min(next_[replica], now_);
-  absl::Status status = replicas_[replica]->Submit(request, now_);
-  return status.ok() ? status : OfReplica(replica, status);
 }
 
 absl::Status SplitFleet::SendToPrefill(SimRequest* request) {
   Client& client = ClientOf(*request);
   client.life.prefill_replica = Choose(*prefill_router_, *request, 0, num_prefill_);
-  SimRequest* leg = legs_.Add(request->spec);
+  SimRequest* leg = set_.AddPart(request->spec);
   leg->max_output = std::min<int64_t>(request->max_output, 1);
   leg->arrival = request->arrival;
   client.leg = leg;
   client_of_leg_[leg] = request;
-  return Submit(static_cast<size_t>(client.life.prefill_replica), leg);
+  return set_.Submit(leg, client.life.prefill_replica);
 }
 
 absl::Status SplitFleet::SendToDecode(SimRequest* request) {
   Client& client = ClientOf(*request);
-  client.is_ready = client.is_admitted = false;
+  client.is_ready = false;
   if (client.life.decode_replica < 0) {
     client.life.decode_replica =
-        Choose(*decode_router_, *request, num_prefill_, sides_.size() - num_prefill_);
+        Choose(*decode_router_, *request, num_prefill_, set_.size() - num_prefill_);
   }
-  return Submit(num_prefill_ + static_cast<size_t>(client.life.decode_replica), request);
+  return set_.Submit(request, static_cast<int32_t>(num_prefill_) + client.life.decode_replica);
 }
 
-absl::Status SplitFleet::HandOver() {
+absl::Status SplitFleet::AfterArrivals() {
   for (SimRequest*& entry : ready_) {
     SimRequest* request = std::exchange(entry, nullptr);
     if (request == nullptr) continue;
     if (options_.first_token == FirstToken::kPrefill) {
       ++request->num_known;
-      ClientOf(*request).life.first_token = now_;
+      ClientOf(*request).life.first_token = set_.now();
     }
     if (absl::Status status = SendToDecode(request); !status.ok()) return status;
   }
   ready_.clear();
-  return absl::OkStatus();
-}
-
-absl::Status SplitFleet::Iterate() {
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    if (next_[r] > now_) continue;
-    if (absl::Status status = replicas_[r]->DeliverAborts(now_); !status.ok()) {
-      return OfReplica(r, status);
-    }
-  }
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    if (next_[r] > now_) continue;
-    absl::Status status = replicas_[r]->DeliverAborts(now_);
-    if (status.ok() && replicas_[r]->wants_schedule()) status = replicas_[r]->Schedule(now_);
-    if (!status.ok()) return OfReplica(r, status);
-    next_[r] = replicas_[r]->NextTime().value_or(kNever);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::optional<SimTime>> SplitFleet::NextInstant() {
-  SimTime next = *std::min_element(next_.begin(), next_.end());
-  const auto arrival = arrivals_.NextTime(now_);
-  if (!arrival.ok()) return arrival.status();
-  if (*arrival) next = std::min(next, **arrival);
-  for (const Link& link : links_) next = std::min(next, link.NextEnd().value_or(kNever));
-  return next == kNever ? std::nullopt : std::optional<SimTime>(next);
-}
-
-absl::Status SplitFleet::NoProgress() const {
-  for (size_t r = 0; r < replicas_.size(); ++r) {
-    if (!replicas_[r]->has_work()) continue;
-    return OfReplica(r, FailedPrecondition(replicas_[r]->scheduler().DescribeNoProgress()));
-  }
   return absl::OkStatus();
 }
 
@@ -414,37 +311,20 @@ bool SplitFleet::GoesOn(const SimRequest& request) const {
   return request.num_prompt + 1 < std::min(request.num_prompt + request.max_output, longest_);
 }
 
-void SplitFleet::CountAway(size_t replica, const SimRequest& request, bool is_admitted,
-                           int64_t num_outputs) {
-  ReplicaLoad& load = loads_[replica];
-  load.num_requests -= 1;
-  load.num_tokens -= request.num_prompt;
-  if (!is_admitted) load.num_waiting_tokens -= request.num_prompt;
-  ended_outputs_[replica] += num_outputs;
-}
-
 absl::Status SplitFleet::OnEnded(SimRequest* request, SimTime now) {
-  if (client_of_leg_.contains(request)) return EndLeg(request, now);
-  const Client& client = ClientOf(*request);
-  const int64_t brought =
-      !client.life.is_local && options_.first_token == FirstToken::kPrefill ? 1 : 0;
-  CountAway(num_prefill_ + static_cast<size_t>(client.life.decode_replica), *request,
-            client.is_admitted, request->num_outputs() - brought);
-  return EndClient(request, now);
+  return client_of_leg_.contains(request) ? EndLeg(request, now) : EndClient(request, now);
 }
 
 absl::Status SplitFleet::EndLeg(SimRequest* leg, SimTime now) {
   SimRequest* request = client_of_leg_.at(leg);
   Client& client = ClientOf(*request);
-  CountAway(static_cast<size_t>(client.life.prefill_replica), *leg, client.is_admitted,
-            leg->num_outputs());
   const FinishReason reason = leg->finish_reason;
   const AbortCause cause = leg->abort_cause;
   const std::string text = leg->finish_text;
   const int64_t num_outputs = leg->num_outputs();
   client_of_leg_.erase(leg);
   client.leg = nullptr;
-  legs_.Remove(leg);
+  set_.RemovePart(leg);
   if (reason == FinishReason::kAbort) return GiveUp(request, cause, now);
   if (reason == FinishReason::kLength) {
     client.life.prefill_end = now;
@@ -481,56 +361,23 @@ absl::Status SplitFleet::EndClient(SimRequest* request, SimTime now) {
   observer_->OnEnded(*request, client.life, now);
   result_.num_finished += request->finish_reason == FinishReason::kLength;
   result_.num_rejected += request->finish_reason == FinishReason::kRejected;
-  const bool is_aborted = request->finish_reason == FinishReason::kAbort;
-  result_.num_aborted += is_aborted;
-  const uint64_t session = request->spec.session;
+  result_.num_aborted += request->finish_reason == FinishReason::kAbort;
   client = Client();
-  if (is_aborted && session != 0 && request->abort_cause != AbortCause::kSession) {
-    // The others must not arrive by this request's end.
-    if (absl::Status status = EndSession(session, now); !status.ok()) return status;
-  }
-  absl::Status status = arrivals_.Resolve(*request, now);
-  store_.Remove(request);
-  return status;
+  return set_.End(request, now);
 }
 
-absl::Status SplitFleet::EndSession(uint64_t session, SimTime now) {
-  for (SimRequest* turn : arrivals_.GiveUpSession(session)) {
-    const Client& client = ClientOf(*turn);
-    const bool has_arrived = client.life.prefill_replica >= 0 || client.life.decode_replica >= 0;
-    if (!has_arrived || client.is_ready) {
-      result_.num_arrived += !has_arrived;
-      if (absl::Status status = GiveUp(turn, AbortCause::kSession, now); !status.ok()) {
-        return status;
-      }
-      continue;
-    }
-    const size_t replica = client.leg != nullptr
-                               ? static_cast<size_t>(client.life.prefill_replica)
-                               : num_prefill_ + static_cast<size_t>(client.life.decode_replica);
-    replicas_[replica]->PlanAbort(client.leg != nullptr ? client.leg : turn, AbortCause::kSession,
-                                  now);
-    next_[replica] = std::min(next_[replica], now);
+absl::Status SplitFleet::OnGivenUp(SimRequest* turn, const SimRequest*, SimTime now) {
+  const Client& client = ClientOf(*turn);
+  const bool has_arrived = client.life.prefill_replica >= 0 || client.life.decode_replica >= 0;
+  if (!has_arrived || client.is_ready) {
+    result_.num_arrived += !has_arrived;
+    return GiveUp(turn, AbortCause::kSession, now);
   }
+  SimRequest* part = client.leg != nullptr ? client.leg : turn;
+  const int32_t replica = set_.replica_of(*part);
+  set_.replica(static_cast<size_t>(replica)).PlanAbort(part, AbortCause::kSession, now);
+  set_.CallNow(replica);
   return absl::OkStatus();
-}
-
-absl::Status SplitFleet::ReportProgress() {
-  ++num_instants_;
-  if (!progress_ || num_instants_ % config_.progress_interval != 0) return absl::OkStatus();
-  SimulationProgress progress = {
-      .now = now_,
-      .num_arrived = result_.num_arrived,
-      .num_done = result_.num_finished + result_.num_rejected + result_.num_aborted +
-                  result_.num_skipped,
-      .read = reader_->progress()};
-  for (const auto& replica : replicas_) {
-    progress.num_output_tokens += replica->scheduler().totals().num_output_tokens;
-    progress.num_running += replica->scheduler().num_running();
-    progress.num_waiting += replica->scheduler().num_waiting();
-  }
-  if (progress_(progress)) return absl::OkStatus();
-  return absl::CancelledError(absl::StrCat("stopped at ", FormatDuration(now_)));
 }
 
 }  // namespace kvblocks::sim

@@ -12,8 +12,8 @@
 // computed again and the decode replica makes the first. Requests of which the decode replica lacks
 // little can be computed there as a whole.
 //
-// At each instant: all steps that end, in replica order, prefill replicas first; transfers that end;
-// arrivals; requests handed over; then all aborts, then all schedulers.
+// The clock is a ReplicaSet's, with prefill replicas first. Before the arrivals of an instant transfers
+// end, behind them requests are handed over.
 //
 // Always: deterministic; each request that is not skipped ends once, in the observer; blocks are held in two
 // places only during a transfer. Cost: that of the replicas, and per request one more hashing of its
@@ -26,17 +26,16 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvblocks/sim/arrivals.h"
 #include "kvblocks/sim/cost/link.h"
 #include "kvblocks/sim/fleet/router.h"
-#include "kvblocks/sim/replica.h"
+#include "kvblocks/sim/replica_set.h"
 #include "kvblocks/sim/simulation.h"
 
 namespace kvblocks::sim {
@@ -101,7 +100,7 @@ struct SplitResult {
   friend bool operator==(const SplitResult&, const SplitResult&) = default;
 };
 
-class SplitFleet final : private Replica::Owner {
+class SplitFleet final : private ReplicaSet::Owner {
  public:
   static constexpr size_t kMostReplicas = 1024;  // of each kind
 
@@ -120,12 +119,12 @@ class SplitFleet final : private Replica::Owner {
   // As Simulation::Run. Call it once.
   absl::Status Run();
   void set_progress(std::function<bool(const SimulationProgress&)> progress) {
-    progress_ = std::move(progress);
+    set_.set_progress(std::move(progress));
   }
 
   const SplitResult& result() const { return result_; }
-  const Replica& prefill_replica(size_t index) const { return *replicas_[index]; }
-  const Replica& decode_replica(size_t index) const { return *replicas_[num_prefill_ + index]; }
+  const Replica& prefill_replica(size_t index) const { return set_.replica(index); }
+  const Replica& decode_replica(size_t index) const { return set_.replica(num_prefill_ + index); }
 
  private:
   class Side;
@@ -133,7 +132,6 @@ class SplitFleet final : private Replica::Owner {
     SplitLife life;
     SimRequest* leg = nullptr;  // its part on a prefill replica, while it is there
     int64_t hold = -1;          // of its blocks there; -1: none, or the transfer's
-    bool is_admitted = false;   // where it was sent last
     bool is_ready = false;      // its prompt is computed, and it was not handed over yet
   };
   struct Transfer {
@@ -149,24 +147,21 @@ class SplitFleet final : private Replica::Owner {
   SplitFleet(const SplitOptions& options, const SimulationConfig& config, TraceReader* reader,
              SplitObserver* observer, size_t num_prefill);
 
-  absl::Status RunLoop();
-  absl::Status FinishSteps();
-  void EndTransfers();
-  absl::Status TakeArrivals();
-  absl::Status Receive(SimRequest* request);
   absl::Status SendToPrefill(SimRequest* request);
   absl::Status SendToDecode(SimRequest* request);
-  absl::Status HandOver();
-  absl::Status Iterate();
-  absl::StatusOr<std::optional<SimTime>> NextInstant();
-  absl::Status NoProgress() const;
-  absl::Status ReportProgress();
 
+  // Of a ReplicaSet.
+  absl::Status BeforeArrivals() override;
+  absl::Status OnArrived(SimRequest* request) override;
+  absl::Status AfterArrivals() override;
+  SimTime NextTime() override;
   absl::Status OnEnded(SimRequest* request, SimTime now) override;
+  absl::Status OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime now) override;
+  std::string NameOf(int32_t replica) const override;
+
   absl::Status EndLeg(SimRequest* leg, SimTime now);
   absl::Status GiveUp(SimRequest* request, AbortCause cause, SimTime now);
   absl::Status EndClient(SimRequest* request, SimTime now);
-  absl::Status EndSession(uint64_t session, SimTime now);
 
   bool GoesOn(const SimRequest& request) const;
   int64_t MissingOn(size_t replica, const SimRequest& request) const;
@@ -174,31 +169,19 @@ class SplitFleet final : private Replica::Owner {
   void ReleaseHold(size_t prefill, int64_t hold);
   Client& ClientOf(const SimRequest& request);
   void StartTransfer(size_t decode, const KvLoad& load, SimTime now);
-  void CountAway(size_t replica, const SimRequest& request, bool is_admitted, int64_t num_outputs);
-  absl::Status Submit(size_t replica, SimRequest* request);
-  absl::Status OfReplica(size_t index, const absl::Status& status) const;
 
   const SplitOptions options_;
-  const SimulationConfig config_;
   TraceReader* const reader_;
   SplitObserver* const observer_;
   const size_t num_prefill_;
   int64_t longest_ = 0;  // sequence on a decode replica
-  std::function<bool(const SimulationProgress&)> progress_;
 
   std::vector<std::unique_ptr<Side>> sides_;
-  std::vector<std::unique_ptr<Replica>> replicas_;  // prefill, then decode
-  RequestStore store_, legs_;  // after the replicas: requests give blocks back when destroyed
-  Arrivals arrivals_;
+  ReplicaSet set_;  // prefill, then decode
   std::unique_ptr<Router> prefill_router_, decode_router_;
   std::vector<Link> links_;
 
-  SimTime now_ = 0;
-  int64_t num_instants_ = 0;
-  std::vector<SimTime> next_;           // when each replica is to be called
-  std::vector<ReplicaLoad> loads_;      // num_tokens without output
   std::vector<ReplicaLoad> loads_now_;  // scratch
-  std::vector<int64_t> ended_outputs_;  // output tokens of requests that are over
   std::vector<Client> clients_;         // by slot
   absl::flat_hash_map<const SimRequest*, SimRequest*> client_of_leg_;
   std::vector<SimRequest*> ready_;

@@ -1,0 +1,321 @@
+#include "kvblocks/sim/replica_set.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvblocks::sim {
+namespace {
+
+// So many instants of one replica before the others get their turn: enough to fill the cache with what
+// it needs, and few enough for progress to be told.
+constexpr int64_t kInstantsPerTurn = 4096;
+
+}  // namespace
+
+std::string ReplicaSet::Owner::NameOf(int32_t replica) const {
+  return absl::StrCat("replica ", replica);
+}
+
+// What the set itself must see of a replica.
+class ReplicaSet::Watcher final : public EngineObserver {
+ public:
+  Watcher(ReplicaSet* set, int32_t replica) : set_(set), replica_(replica) {}
+
+  bool NeedsEveryRecord() const override { return false; }
+
+  void OnAdmission(const AdmissionRecord& record, SimTime now) override {
+    Sent& sent = set_->SentOf(*record.request);
+    const bool is_first = !std::exchange(sent.is_admitted, true);
+    if (is_first) {
+      set_->loads_[static_cast<size_t>(replica_)].num_waiting_tokens -= record.request->num_prompt;
+    }
+    set_->owner_->OnAdmission(replica_, record, is_first, now);
+  }
+
+ private:
+  ReplicaSet* const set_;
+  const int32_t replica_;
+};
+
+ReplicaSet::ReplicaSet(const SimulationConfig& config, TraceReader* reader, Owner* owner)
+    : config_(config),
+      reader_(reader),
+      owner_(owner),
+      arrivals_(reader, &store_, config.concurrency,
+                {.jitter = config.start_jitter, .delay = config.start_delay}) {}
+
+ReplicaSet::~ReplicaSet() = default;
+
+absl::Status ReplicaSet::Add(const SimulationConfig& config, const StepTimeModel* step_time,
+                             std::vector<EngineObserver*> observers) {
+  const auto index = static_cast<int32_t>(replicas_.size());
+  watchers_.push_back(std::make_unique<Watcher>(this, index));
+  observers.push_back(watchers_.back().get());
+  auto replica = Replica::Create(config, reader_->info(), step_time, observers, this);
+  if (!replica.ok()) return OfReplica(index, replica.status());
+  replicas_.push_back(*std::move(replica));
+  next_.push_back(kNever);
+  loads_.emplace_back();
+  ended_outputs_.push_back(0);
+  may_be_cut_short_ |= config.max_queue_time > 0 ||
+                       config.scheduler.load_failure_policy == LoadFailurePolicy::kFail;
+  return absl::OkStatus();
+}
+
+absl::Status ReplicaSet::OfReplica(int32_t replica, const absl::Status& status) const {
+  return absl::Status(status.code(), absl::StrCat(owner_->NameOf(replica), ": ", status.message()));
+}
+
+absl::Status ReplicaSet::Run() {
+  for (const auto& replica : replicas_) replica->Start();
+  const absl::Status status = RunLoop();
+  for (const auto& replica : replicas_) replica->End(now_);
+  return status;
+}
+
+absl::Status ReplicaSet::RunLoop() {
+  next_report_ = config_.progress_interval;
+  while (true) {
+    if (absl::Status status = FinishSteps(); !status.ok()) return status;
+    if (absl::Status status = owner_->BeforeArrivals(); !status.ok()) return status;
+    if (absl::Status status = TakeArrivals(); !status.ok()) return status;
+    if (absl::Status status = owner_->AfterArrivals(); !status.ok()) return status;
+    ++num_instants_;
+    if (absl::Status status = ReportProgress(); !status.ok()) return status;
+    if (absl::Status status = Iterate(); !status.ok()) return status;
+
+    if (absl::Status status = ReadNextArrival(); !status.ok()) return status;
+    const SimTime events = std::min(next_arrival_, owner_->NextTime());
+    if (config_.concurrency == 0 && !sessions_may_end_ && !arrivals_.has_waiting() &&
+        owner_->RunsApart()) {
+      if (absl::Status status = RunApart(events); !status.ok()) return status;
+    }
+    const SimTime next = NextInstant(events);
+    if (next == kNever) return NoProgress();
+    now_ = std::max(now_, next);
+  }
+}
+
+// --- One instant ---
+
+absl::Status ReplicaSet::FinishSteps() {
+  for (at_ = 0; at_ < due_.size(); ++at_) {
+    const int32_t r = due_[at_];
+    Replica& replica = *replicas_[static_cast<size_t>(r)];
+    if (!replica.is_step_over(now_)) continue;
+    if (absl::Status status = replica.FinishStep(); !status.ok()) return OfReplica(r, status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReplicaSet::TakeArrivals() {
+  if (is_arrival_known_ && next_arrival_ > now_) return absl::OkStatus();
+  is_arrival_known_ = false;
+  while (true) {
+    const auto taken = arrivals_.TakeDue(now_);
+    if (!taken.ok()) return taken.status();
+    for (SimRequest* turn : arrivals_.TakeGivenUp()) {
+      ++num_arrived_;
+      if (absl::Status status = owner_->OnGivenUp(turn, nullptr, now_); !status.ok()) return status;
+    }
+    SimRequest* request = *taken;
+    if (request == nullptr) return absl::OkStatus();
+    ++num_arrived_;
+    if (request->max_output == 0 && config_.zero_output == ZeroOutput::kSkip) {
+      ++num_skipped_;
+      if (absl::Status status = End(request, now_); !status.ok()) return status;
+      continue;
+    }
+    if (request->max_output == 0 && config_.zero_output == ZeroOutput::kOne) {
+      request->max_output = 1;
+    }
+    sessions_may_end_ |= request->spec.session != 0 &&
+                         (may_be_cut_short_ || request->spec.abort_after_ns > 0);
+    if (absl::Status status = owner_->OnArrived(request); !status.ok()) return status;
+  }
+}
+
+absl::Status ReplicaSet::Iterate() {
+  // All aborts first: a session that ends takes turns along that others would admit.
+  if (due_.size() > 1) {
+    for (at_ = 0; at_ < due_.size(); ++at_) {
+      const auto r = static_cast<size_t>(due_[at_]);
+      absl::Status status = replicas_[r]->DeliverAborts(now_);
+      if (!status.ok()) return OfReplica(static_cast<int32_t>(r), status);
+    }
+  }
+  for (at_ = 0; at_ < due_.size(); ++at_) {
+    const auto r = static_cast<size_t>(due_[at_]);
+    absl::Status status = replicas_[r]->DeliverAborts(now_);
+    if (status.ok() && replicas_[r]->wants_schedule()) status = replicas_[r]->Schedule(now_);
+    if (!status.ok()) return OfReplica(static_cast<int32_t>(r), status);
+    next_[r] = replicas_[r]->NextTime().value_or(kNever);
+  }
+  return absl::OkStatus();
+}
+
+// --- From one to the next ---
+
+absl::Status ReplicaSet::ReadNextArrival() {
+  if (is_arrival_known_) return absl::OkStatus();
+  const auto arrival = arrivals_.NextTime(now_);
+  if (!arrival.ok()) return arrival.status();
+  next_arrival_ = arrival->value_or(kNever);
+  is_arrival_known_ = true;
+  return absl::OkStatus();
+}
+
+// All instants before `limit`, one replica after the other. Of several errors the earliest is told.
+absl::Status ReplicaSet::RunApart(SimTime limit) {
+  absl::Status error;
+  for (bool is_more = true; is_more;) {
+    is_more = false;
+    for (size_t r = 0; r < replicas_.size(); ++r) {
+      if (next_[r] >= limit) continue;
+      if (absl::Status status = RunAlone(r, limit); !status.ok()) {
+        error = OfReplica(static_cast<int32_t>(r), status);
+        limit = next_[r];
+      }
+      is_more |= next_[r] < limit;
+    }
+    if (absl::Status status = ReportProgress(); !status.ok()) return status;
+  }
+  return error;
+}
+
+absl::Status ReplicaSet::RunAlone(size_t index, SimTime limit) {
+  Replica& replica = *replicas_[index];
+  SimTime& next = next_[index];
+  int64_t num_instants = 0;
+  absl::Status status;
+  while (next < limit && num_instants++ < kInstantsPerTurn) {
+    now_ = std::max(now_, next);
+    if (replica.is_step_over(next)) status = replica.FinishStep();
+    if (status.ok()) status = replica.DeliverAborts(next);
+    if (status.ok() && replica.wants_schedule()) status = replica.Schedule(next);
+    if (!status.ok()) break;
+    next = replica.NextTime().value_or(kNever);
+  }
+  num_instants_ += num_instants;
+  return status;
+}
+
+// Of replicas, and of what else happens at `events`.
+SimTime ReplicaSet::NextInstant(SimTime events) {
+  SimTime next = events;
+  due_.clear();
+  for (size_t r = 0; r < next_.size(); ++r) {
+    if (next_[r] > next || next_[r] == kNever) continue;
+    if (next_[r] < next) due_.clear();
+    next = next_[r];
+    due_.push_back(static_cast<int32_t>(r));
+  }
+  return next;
+}
+
+// Nothing will ever happen by itself: the end, unless someone still has work.
+absl::Status ReplicaSet::NoProgress() const {
+  for (size_t r = 0; r < replicas_.size(); ++r) {
+    if (!replicas_[r]->has_work()) continue;
+    return OfReplica(static_cast<int32_t>(r), absl::FailedPreconditionError(
+                                                  replicas_[r]->scheduler().DescribeNoProgress()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReplicaSet::ReportProgress() {
+  if (!progress_ || num_instants_ < next_report_) return absl::OkStatus();
+  next_report_ = num_instants_ + config_.progress_interval;
+  SimulationProgress progress = {.now = now_,
+                                 .num_arrived = num_arrived_,
+                                 .num_done = num_ended_,
+                                 .read = reader_->progress()};
+  for (const auto& replica : replicas_) {
+    progress.num_output_tokens += replica->scheduler().totals().num_output_tokens;
+    progress.num_running += replica->scheduler().num_running();
+    progress.num_waiting += replica->scheduler().num_waiting();
+  }
+  if (progress_(progress)) return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat("stopped at ", FormatDuration(now_)));
+}
+
+// --- Requests ---
+
+ReplicaSet::Sent& ReplicaSet::SentOf(const SimRequest& request) {
+  const auto slot = static_cast<size_t>(request.slot);
+  if (slot >= sent_.size()) sent_.resize(slot + 1);
+  return sent_[slot];
+}
+
+int32_t ReplicaSet::replica_of(const SimRequest& request) const {
+  const auto slot = static_cast<size_t>(request.slot);
+  return slot < sent_.size() ? sent_[slot].replica : -1;
+}
+
+void ReplicaSet::GetLoads(size_t first, size_t count, std::vector<ReplicaLoad>* loads) const {
+  loads->assign(loads_.begin() + static_cast<int64_t>(first),
+                loads_.begin() + static_cast<int64_t>(first + count));
+  for (size_t i = 0; i < count; ++i) {
+    (*loads)[i].num_tokens += replicas_[first + i]->scheduler().totals().num_output_tokens -
+                              ended_outputs_[first + i];
+  }
+}
+
+void ReplicaSet::CallNow(int32_t replica) {
+  SimTime& next = next_[static_cast<size_t>(replica)];
+  if (next <= now_) return;
+  next = now_;
+  // One before the place that a pass over them has reached is called in the next round.
+  const auto place = due_.insert(std::upper_bound(due_.begin(), due_.end(), replica), replica);
+  if (static_cast<size_t>(place - due_.begin()) <= at_) ++at_;
+}
+
+absl::Status ReplicaSet::Submit(SimRequest* request, int32_t replica) {
+  SentOf(*request) = {.replica = replica, .num_outputs = request->num_outputs()};
+  ReplicaLoad& load = loads_[static_cast<size_t>(replica)];
+  load.num_requests += 1;
+  load.num_tokens += request->num_prompt;
+  load.num_waiting_tokens += request->num_prompt;
+  CallNow(replica);
+  absl::Status status = replicas_[static_cast<size_t>(replica)]->Submit(request, now_);
+  return status.ok() ? status : OfReplica(replica, status);
+}
+
+absl::Status ReplicaSet::OnEnded(SimRequest* request, SimTime now) {
+  const Sent& sent = SentOf(*request);
+  if (sent.replica >= 0) {
+    const auto r = static_cast<size_t>(sent.replica);
+    loads_[r].num_requests -= 1;
+    loads_[r].num_tokens -= request->num_prompt;
+    if (!sent.is_admitted) loads_[r].num_waiting_tokens -= request->num_prompt;
+    ended_outputs_[r] += request->num_outputs() - sent.num_outputs;
+  }
+  return owner_->OnEnded(request, now);
+}
+
+absl::Status ReplicaSet::End(SimRequest* request, SimTime now) {
+  const uint64_t session = request->spec.session;
+  if (request->was_cut_short() && session != 0 &&
+      request->abort_cause != AbortCause::kSession) {
+    // The others must not arrive by this request's end.
+    for (SimRequest* turn : arrivals_.GiveUpSession(session)) {
+      absl::Status status = owner_->OnGivenUp(turn, request, now);
+      if (!status.ok()) return status;
+    }
+  }
+  ++num_ended_;
+  SentOf(*request) = Sent();
+  is_arrival_known_ = false;
+  absl::Status status = arrivals_.Resolve(*request, now);
+  store_.Remove(request);
+  return status;
+}
+
+void ReplicaSet::RemovePart(SimRequest* part) {
+  SentOf(*part) = Sent();
+  store_.Remove(part);
+}
+
+}  // namespace kvblocks::sim

@@ -1,0 +1,176 @@
+// ReplicaSet: several replicas, and the requests of one trace, on one simulated clock.
+//
+// It owns the replicas, the clock and the live requests. Its owner says where each request goes, and
+// may have events of its own: messages on their way, transfers, starts of replicas. At each instant
+//
+//   1. all steps that end, in replica order
+//   2. Owner::BeforeArrivals
+//   3. Owner::OnArrived for each request whose time has come, in order of arrival
+//   4. Owner::AfterArrivals
+//   5. all aborts, then all schedulers, in replica order
+//
+// So what happens at one instant does not depend on how the replicas are numbered, but for what the
+// owner makes of the numbers.
+//
+// Where nothing that a replica does concerns the others before the next arrival or event of the owner
+// (Owner::RunsApart, and no request waits for the end of another), each runs up to there by itself: its
+// instants keep their order, and its memory stays in the cache. Then calls of the owner go back in
+// time from one replica to the next.
+//
+// Always: deterministic; a request has one slot among all live ones, and ends exactly once. Cost: that
+// of the replicas, 20 ns per instant that is common to all, and 1 ns per replica in it. Single-threaded.
+
+#ifndef KVBLOCKS_SIM_REPLICA_SET_H_
+#define KVBLOCKS_SIM_REPLICA_SET_H_
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvblocks/sim/arrivals.h"
+#include "kvblocks/sim/replica.h"
+#include "kvblocks/sim/replica_load.h"
+#include "kvblocks/sim/simulation.h"
+
+namespace kvblocks::sim {
+
+class ReplicaSet final : private Replica::Owner {
+ public:
+  static constexpr SimTime kNever = std::numeric_limits<SimTime>::max();
+
+  class Owner {
+   public:
+    virtual ~Owner() = default;
+
+    // A request of the trace, its zero_output settled: to be given to Submit, now or later, or to End.
+    virtual absl::Status OnArrived(SimRequest* request) = 0;
+    // A turn of a session that was given up, which has not begun to run; where it is, if anywhere, it is
+    // to be ended. `ended`: the request that took the session along, before it is gone; null if that
+    // was before this turn was read.
+    virtual absl::Status OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime now) = 0;
+    // A replica is done with the request, whatever its end. To be given to End, or sent again.
+    virtual absl::Status OnEnded(SimRequest* request, SimTime now) = 0;
+
+    // See above. The clock stands at now().
+    virtual absl::Status BeforeArrivals() { return absl::OkStatus(); }
+    virtual absl::Status AfterArrivals() { return absl::OkStatus(); }
+    // When the two want to be called next, whatever else happens; kNever: not yet known.
+    virtual SimTime NextTime() { return kNever; }
+    // Until then, no end or step of a replica makes the owner do anything that others could notice.
+    virtual bool RunsApart() const { return false; }
+
+    // An admission there; `is_first` since the request was sent.
+    virtual void OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_first,
+                             SimTime now) {
+      (void)replica, (void)record, (void)is_first, (void)now;
+    }
+    // For messages: "replica 3".
+    virtual std::string NameOf(int32_t replica) const;
+  };
+
+  // `config` is for what concerns the trace (concurrency, zero_output, progress_interval). Nothing is
+  // owned.
+  ReplicaSet(const SimulationConfig& config, TraceReader* reader, Owner* owner);
+  ~ReplicaSet() override;
+  ReplicaSet(const ReplicaSet&) = delete;
+  ReplicaSet& operator=(const ReplicaSet&) = delete;
+
+  // Before Run; numbers count up. Errors are Replica::Create's, with the name.
+  absl::Status Add(const SimulationConfig& config, const StepTimeModel* step_time,
+                   std::vector<EngineObserver*> observers);
+  void set_progress(std::function<bool(const SimulationProgress&)> progress) {
+    progress_ = std::move(progress);
+  }
+
+  // As Simulation::Run; messages name the replica. Once.
+  absl::Status Run();
+
+  // --- For the owner, while it runs ---
+
+  SimTime now() const { return now_; }
+  // Hands the request to a replica, which OnEnded will tell about.
+  absl::Status Submit(SimRequest* request, int32_t replica);
+  // The replica is called at this instant, too. REQUIRES: not while replicas run apart.
+  void CallNow(int32_t replica);
+  // The client's request is over; finish_reason and abort_cause say how. Ends its session's turns if it
+  // was aborted, lets those arrive that waited for it, and forgets it.
+  absl::Status End(SimRequest* request, SimTime now);
+
+  // A request that is no client's own but a part of one; RemovePart instead of End.
+  SimRequest* AddPart(const TraceRequest& spec) { return store_.Add(spec); }
+  void RemovePart(SimRequest* part);
+
+  // Where it was sent last; -1: nowhere.
+  int32_t replica_of(const SimRequest& request) const;
+  // Those of `count` replicas from `first` on.
+  void GetLoads(size_t first, size_t count, std::vector<ReplicaLoad>* loads) const;
+
+  size_t size() const { return replicas_.size(); }
+  Replica& replica(size_t index) { return *replicas_[index]; }
+  const Replica& replica(size_t index) const { return *replicas_[index]; }
+
+  int64_t num_skipped() const { return num_skipped_; }
+  int64_t peak_live_requests() const { return store_.peak_live(); }
+  // With the name of the replica before the message.
+  absl::Status OfReplica(int32_t replica, const absl::Status& status) const;
+
+ private:
+  class Watcher;
+  // Of a live request, by slot.
+  struct Sent {
+    int32_t replica = -1;
+    bool is_admitted = false;
+    int64_t num_outputs = 0;  // when it was sent
+  };
+
+  absl::Status RunLoop();
+  absl::Status FinishSteps();
+  absl::Status TakeArrivals();
+  absl::Status Iterate();
+  absl::Status ReadNextArrival();
+  absl::Status RunApart(SimTime limit);
+  absl::Status RunAlone(size_t replica, SimTime limit);
+  SimTime NextInstant(SimTime events);
+  absl::Status NoProgress() const;
+  absl::Status ReportProgress();
+  absl::Status OnEnded(SimRequest* request, SimTime now) override;
+  Sent& SentOf(const SimRequest& request);
+
+  const SimulationConfig config_;
+  TraceReader* const reader_;
+  ReplicaSet::Owner* const owner_;
+  std::function<bool(const SimulationProgress&)> progress_;
+
+  std::vector<std::unique_ptr<Watcher>> watchers_;
+  std::vector<std::unique_ptr<Replica>> replicas_;
+  RequestStore store_;  // after the replicas: its requests give blocks back when destroyed
+  Arrivals arrivals_;
+
+  SimTime now_ = 0;
+  std::vector<SimTime> next_;  // when each replica is to be called
+  std::vector<int32_t> due_;   // those whose time has come, ascending
+  size_t at_ = 0;              // the place in it that a pass has reached
+  // Of requests that are known; read anew after one that ended.
+  SimTime next_arrival_ = kNever;
+  bool is_arrival_known_ = false;
+  // Whether a request may have come whose abort takes its session's turns along, wherever they are.
+  bool sessions_may_end_ = false;
+  bool may_be_cut_short_ = false;  // whoever it is: waits for too long, or its load fails
+
+  std::vector<ReplicaLoad> loads_;      // num_tokens without output
+  std::vector<int64_t> ended_outputs_;  // output tokens of requests that are over
+  std::vector<Sent> sent_;
+
+  int64_t num_instants_ = 0;
+  int64_t next_report_ = 0;
+  int64_t num_arrived_ = 0, num_ended_ = 0, num_skipped_ = 0;
+};
+
+}  // namespace kvblocks::sim
+
+#endif  // KVBLOCKS_SIM_REPLICA_SET_H_
