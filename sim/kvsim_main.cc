@@ -28,6 +28,7 @@ constexpr const char* kFooter = R"(Start here
   kvsim plan --model=NAME           what its layers store and how many requests a device holds
   kvsim sweep trace.jsonl.gz        many combinations of options, on all cores
   kvsim capacity trace.jsonl.gz --slo=ttft:2s@p99    the highest rate within limits; how many GPUs
+  kvsim break-even trace.jsonl.gz --tier=host:64GiB:read=50GB/s    how fast a tier must be
   kvsim explain trace.jsonl.gz      why prompts missed the cache; --request=ID for one of them
   kvsim verify trace.jsonl.gz       the same with real tensors: every wrong number is a bug
   kvsim compare a.json b.json       what differs between two runs, and from which step on
@@ -85,6 +86,7 @@ int Main(int argc, char** argv) {
   commands.push_back(AddSweepCommand(&program));
   commands.push_back(AddTuneCommand(&program));
   commands.push_back(AddCapacityCommand(&program));
+  commands.push_back(AddBreakEvenCommand(&program));
   commands.push_back(AddExplainCommand(&program));
   commands.push_back(AddGenCommand(&program));
   commands.push_back(AddStatsCommand(&program));

@@ -86,6 +86,31 @@ done
 expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s,disk:9GiB:read=3GB/s:store=on-evict
 grep -q '^tiers .* of prompt tokens hit with them: .* loaded' out && grep -q '^host .* tokens loaded; ' out &&
   grep -q '^disk ' out || fail "the report does not tell of tiers: $(grep -A3 '^tiers' out)"
+expect 0 '' explain --num-blocks=400 --tier=host:2GiB:read=20GB/s
+grep -q '^tiers .* loaded' out || fail "explain does not tell of tiers"
+expect 0 '' explain --num-blocks=400 --tier=host:9GiB:read=20GB/s --request=row:300
+loaded=$(sed -n 's/^ *\([0-9,]*\) tokens loaded from tiers by .*/\1/p' out)
+[ -n "$loaded" ] && grep -q "^ *host: $loaded loaded; of the rest" out ||
+  fail "the tokens of a load are not those of its only tier: $(grep -A1 'from tiers' out)"
+# V-10: with tiers there are no look-ahead hashes.
+expect 0 '' replay --print-config --tier=host:2GiB:read=20GB/s --drafter=eagle --num-draft-tokens=1
+grep -q '^lookahead_hashes: false$' out || fail "hashes look ahead beside a tier"
+# Some loads fail: the same requests do in each run, and every request ends.
+for policy in fail recompute; do
+  expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s --load-failures=0.3 --json --check-invariants \
+    --load-failure-policy=$policy
+  cp out first.json
+  expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s --load-failures=0.3 --json --check-invariants \
+    --load-failure-policy=$policy
+  cmp out first.json || fail "loads fail in another way the second time"
+  failed=$(sed -n 's/.*"requests_failed": "\([0-9]*\)".*/\1/p' out)
+  loads=$(sed -n 's/.*"failed_loads": "\([0-9]*\)".*/\1/p' out)
+  finished=$(sed -n 's/.*"requests_finished": "\([0-9]*\)".*/\1/p' out)
+  aborted=$(sed -n 's/.*"requests_aborted_with_session": "\([0-9]*\)".*/\1/p' out)
+  [ "$loads" -gt 10 ] && [ "$((failed + aborted + finished))" = 396 ] &&
+    [ "$failed" = "$([ $policy = fail ] && echo $loads || echo 0)" ] ||
+    fail "$loads loads failed ($policy), $failed requests did, $finished ended"
+done
 # What SM-97 promises: requests one after the other, and a tier that everything is written to for nothing. Blocks
 # at the ends of prompts take room in a pool, but not in a tier, so that is a pool of one block more.
 expect 0 '' curve --mode=order --sizes 400 --tiers 2001 --json

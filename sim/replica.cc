@@ -185,15 +185,20 @@ absl::Status Replica::DeliverAborts(SimTime now) {
   if (!IsAtBoundary(now)) return absl::OkStatus();
   if (absl::Status status = DeliverInbox(now); !status.ok()) return status;
   if (absl::Status status = TakeAborts(now); !status.ok()) return status;
-  TakeConnectorEvents(now);
-  return absl::OkStatus();
+  return TakeConnectorEvents(now);
 }
 
-void Replica::TakeConnectorEvents(SimTime now) {
-  if (connector_ == nullptr) return;
+absl::Status Replica::TakeConnectorEvents(SimTime now) {
+  if (connector_ == nullptr) return absl::OkStatus();
   const std::optional<SimTime> event = connector_->NextEvent();
   if (event && *event <= now) wants_schedule_ = true;
   scheduler_->TakeConnectorEvents(now);
+  for (SimRequest* request : scheduler_->failed()) {
+    ++result_.num_failed;
+    observers_.OnFinish(*request, now);
+    if (absl::Status status = owner_->OnEnded(request, now); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Replica::TakeAborts(SimTime now) {

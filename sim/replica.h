@@ -154,7 +154,7 @@ class Replica {
   absl::StatusOr<SimTime> CopyTime();
   std::optional<SimTime> WithLoads(SimTime compute);
   absl::Status AddHostTime(SimTime* stage);
-  void TakeConnectorEvents(SimTime now);
+  absl::Status TakeConnectorEvents(SimTime now);
   absl::Status StartStep();
   void PublishEvents();
 

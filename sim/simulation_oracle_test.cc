@@ -39,7 +39,16 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   o.accepted = draw(0, o.drafts);
   o.chunked = draw(0, 3) != 0;
   if (!o.chunked) o.budget = o.max_len;
-  o.priority = draw(0, 1) == 0;
+  o.policy = static_cast<SchedulingPolicy>(
+      draw(0, 2) == 0 ? draw(2, static_cast<int64_t>(SchedulingPolicy::kNoEvict)) : draw(0, 1));
+  o.policy_seed = seed;
+  // Long enough to share what lpm takes for much.
+  const bool is_long = OrdersByPrefix(o.policy) && draw(0, 1) == 0;
+  if (is_long) {
+    o.num_blocks = draw(30, 120);
+    o.max_len = draw(40, 80);
+    o.budget = o.chunked ? draw(8, 90) : o.max_len;
+  }
   o.gate = draw(0, 1) == 0;
   o.append_all = draw(0, 2) == 0;
   o.watermark_blocks = draw(0, 1) * draw(0, 2);
@@ -96,7 +105,8 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   s.max_num_seqs = o.max_seqs;
   s.long_prefill_token_threshold = o.threshold;
   s.enable_chunked_prefill = o.chunked;
-  s.policy = o.priority ? SchedulingPolicy::kPriority : SchedulingPolicy::kFcfs;
+  s.policy = o.policy;
+  s.policy_seed = o.policy_seed;
   s.reserve_full_isl = o.gate;
   s.num_draft_tokens = o.drafts;
   s.num_lookahead_tokens = o.lookahead;
@@ -110,7 +120,7 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
     NaiveRequest r;
     r.id = std::to_string(i);
     r.row = i;
-    r.prompt = draw(1, 24);
+    r.prompt = is_long ? draw(25, 50) : draw(1, 24);
     r.output = draw(1, 10);
     r.arrival = at;
     r.priority = draw(0, 2);
@@ -144,6 +154,8 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
                                .arrived = draw(0, 2) == 0 ? draw(0, 12) : -1});
     }
   }
+  o.fails_lost = loads == Loads::kSome && draw(0, 2) == 0;
+  if (o.fails_lost) s.load_failure_policy = LoadFailurePolicy::kFail;
   std::unique_ptr<StepTimeModel> pipeline;
   if (stages == Stages::kSome) {
     std::vector<std::unique_ptr<StepTimeModel>> clocks;

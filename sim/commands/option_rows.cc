@@ -9,7 +9,7 @@ constexpr const char* kPool = "Pool and prefix cache";
 constexpr const char* kScheduler = "Scheduler";
 constexpr const char* kDrafts = "Speculative decoding";
 constexpr const char* kTime = "Model, device and time";
-constexpr const char* kReport = "Measurements";
+constexpr const char* kReport = kReportGroup;
 
 constexpr double kMaxInt32 = 2147483647;
 constexpr double kMaxSeconds = 1e12;
@@ -106,6 +106,10 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "a request waits for what --tier loads, or its step does, or the step computes meanwhile"},
       {"load_if", "always|faster", kPool, "always", 0, 0,
        "load from tiers whatever is there, or only what takes less time than computing it"},
+      {"load_failures", "SHARE", kPool, "0", 0, 1,
+       "of asynchronous loads, of which one chunk cannot be read and leaves its tier; seeded"},
+      {"load_failure_policy", "fail|recompute", kPool, "fail", 0, 0,
+       "a request whose load failed ends with an error, as in vLLM, or computes the rest"},
       {"watermark", "SHARE", kPool, "0", 0, 1, "of the pool, left free by admissions"},
       // --- Scheduler ---
       {"engine", "vllm-0.10|vllm-0.19|vllm-0.25|vllm-0.33|vllm-main", kScheduler, "vllm-main", 0, 0,
@@ -123,7 +127,9 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "most tokens of a step without those slots; 0: --max-num-batched-tokens"},
       {"max_model_len", "TOKENS", kScheduler, "1048576", 2, kMaxInt32,
        "longest sequence; longer prompts are rejected"},
-      {"policy", "fcfs|priority", kScheduler, "fcfs", 0, 0, "who goes first"},
+      {"policy", "fcfs|priority|sjf|lof|random|lpm|dfs-weight|max-no-evict", kScheduler, "fcfs", 0, 0,
+       "who is admitted first: by arrival, priority, prompt, output, chance or cached prefix; or fcfs "
+       "that never preempts"},
       {"chunked_prefill", "", kScheduler, "true", 0, 0, "split prompts over steps"},
       {"long_prefill_threshold", "TOKENS", kScheduler, "0", 0, kMaxInt32,
        "longest part of one prompt per step while others are there; 0: no limit"},
@@ -153,7 +159,8 @@ const std::vector<OptionRow>& ReplayOptionRows() {
        "slots that the drafter writes ahead; -1: as its kind does"},
       {"acceptance", "MODEL", kDrafts, "iid:0.7", 0, 0,
        "fixed:A, iid:P or table:P1,P2,...; a trace's own list comes first"},
-      {"seed", "N", kDrafts, "0", 0, 1.8e19, "of the acceptance draws"},
+      {"seed", "N", kDrafts, "0", 0, 1.8e19,
+       "of the draws of --acceptance, --load-failures and --policy=random"},
       // --- Model, device and time ---
       {"model", "NAME", kTime, "llama-3.1-8b", 0, 0,
        "model of the catalogue, or path of its config.json"},
@@ -222,6 +229,39 @@ const std::vector<OptionRow>& ReplayOptionRows() {
       {"top_prefixes", "N", kReport, "0", 0, 1000,
        "show the prompt beginnings with most hit tokens; JSON has at least 10"},
       {"check_invariants", "", kReport, "false", 0, 0, "check all state after every step (slow)"},
+      // --- Several replicas ---
+      {"replicas", "N", kFleetGroup, "1", 1, 4096, "engines behind a router"},
+      {"replica", "N:OPTION=VALUE:...", kFleetGroup, "", 0, 0,
+       "N replicas that differ in these options; give it once for each kind, or part kinds by ;"},
+      {"router", "NAME", kFleetGroup, "", 0, 0,
+       "round-robin, random, least-requests, least-tokens, two-choices, session, prefix, "
+       "prefix-approximate or oracle [round-robin]"},
+      {"router_seed", "N", kFleetGroup, "", 0, 0,
+       "of what routers draw at random, and of lost events [0]"},
+      {"hit_weight", "W", kFleetGroup, "", 0, 0, "of a block of the prompt that a replica holds [1]"},
+      {"load_weight", "W", kFleetGroup, "", 0, 0,
+       "of a block of tokens that its requests have [1]"},
+      {"queue_weight", "W", kFleetGroup, "", 0, 0, "of a block of prompts that wait there [0]"},
+      {"router_temperature", "BLOCKS", kFleetGroup, "", 0, 0,
+       "draw the replica, with odds e^(score / BLOCKS) [0: the best]"},
+      {"session_factor", "F", kFleetGroup, "", 0, 0,
+       "a session leaves a replica with more than F times the mean number of requests; 0: never "
+       "[1.25]"},
+      {"router_tree_blocks", "N", kFleetGroup, "", 0, 0,
+       "blocks that prefix-approximate remembers per replica [100000]"},
+      {"router_queue", "LIMITS", kFleetGroup, "", 0, 0,
+       "requests:N,tokens:N or one of them: who finds no replica below these limits waits at the "
+       "router"},
+      {"router_queue_order", "ORDER", kFleetGroup, "", 0, 0,
+       "of those that wait: fcfs, or by the trace's priority, smaller first [fcfs]"},
+      {"router_queue_limit", "N", kFleetGroup, "", 0, 0,
+       "requests that may wait there; of more the last is rejected [any number]"},
+      {"router_delay", "TIME", kFleetGroup, "", 0, 0,
+       "from a request's arrival until it is sent on [0s]"},
+      {"event_delay", "TIME", kFleetGroup, "", 0, 0,
+       "from a step's end until the router knows of its blocks [0s]"},
+      {"event_loss", "SHARE", kFleetGroup, "", 0, 0,
+       "of the replicas' event batches that never arrive [0]"},
   };
   return *rows;
 }

@@ -344,8 +344,10 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   scheduler.prefill_schedule_interval = config.prefill_schedule_interval();
   scheduler.long_prefill_token_threshold = config.long_prefill_threshold();
   scheduler.enable_chunked_prefill = config.chunked_prefill();
-  scheduler.policy =
-      config.policy() == "priority" ? SchedulingPolicy::kPriority : SchedulingPolicy::kFcfs;
+  const auto policy = ParseSchedulingPolicy(config.policy());
+  if (!policy) return Bad("--policy", config.policy(), "one of those in --help");
+  scheduler.policy = *policy;
+  scheduler.policy_seed = config.seed();
   scheduler.reserve_full_isl = config.reserve_full_isl();
   scheduler.async = config.async();
   scheduler.pipeline_stages = config.pipeline_parallel();
@@ -414,7 +416,11 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
   if (tiers->empty()) {
     for (const auto& [flag, value, is_default] :
          {std::tuple("--load", config.load(), config.load() == "async"),
-          std::tuple("--load-if", config.load_if(), config.load_if() == "always")}) {
+          std::tuple("--load-if", config.load_if(), config.load_if() == "always"),
+          std::tuple("--load-failures", absl::StrCat(config.load_failures()),
+                     config.load_failures() == 0),
+          std::tuple("--load-failure-policy", config.load_failure_policy(),
+                     config.load_failure_policy() == "fail")}) {
       if (!is_default) return Bad(flag, value, "--tier beside it, which it is about");
     }
     return absl::OkStatus();
@@ -432,6 +438,20 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
                  : config.load() == "layerwise" ? LoadMode::kLayerwise
                                                 : LoadMode::kAsync;
   options.load_if_faster = config.load_if() == "faster";
+  options.load_failures = config.load_failures();
+  options.seed = config.seed();
+  if (options.load_failures > 0 && options.mode != LoadMode::kAsync) {
+    return Bad("--load-failures", absl::StrCat(config.load_failures()),
+               absl::StrCat("0 with --load=", config.load(),
+                            ": only asynchronous loads can fail here"));
+  }
+  if (options.load_failures == 0 && config.load_failure_policy() != "fail") {
+    return Bad("--load-failure-policy", config.load_failure_policy(),
+               "--load-failures=SHARE beside it, which it is about");
+  }
+  if (options.load_failures > 0 && config.load_failure_policy() == "fail") {
+    setup->simulation.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
+  }
   options.step_time = setup->step_time.get();
   for (const KvCacheGroup& group : simulation.kv_cache.groups) {
     const auto num_layers = static_cast<int64_t>(std::max<size_t>(group.layer_names.size(), 1));
@@ -540,7 +560,7 @@ SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) 
 absl::Status RefuseTiers(const ReplaySetup& setup) {
   if (!setup.tiers) return absl::OkStatus();
   return Bad("--tier", setup.config.tier(),
-             "nothing: only kvsim replay of one replica and sweeps have tiers");
+             "nothing: only kvsim replay and explain of one replica, sweeps and serve have tiers");
 }
 
 absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup) {
@@ -557,7 +577,8 @@ absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(
     if (absl::Status status = RefuseTiers(setup); !status.ok()) return status;
   }
   std::vector<EngineObserver*> observers = given;
-  if (tiers != nullptr) observers.push_back(tiers);
+  // First, so that the others can ask it what it found.
+  if (tiers != nullptr) observers.insert(observers.begin(), tiers);
   const SimulationConfig config = ConfigFor(setup, *reader);
   auto simulation = Simulation::Create(config, reader, setup.step_time.get(), observers);
   if (!simulation.ok()) return InOptionWords(simulation.status());

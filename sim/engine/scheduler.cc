@@ -16,6 +16,11 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(const SchedulerOpti
                                                              const TraceInfo& trace,
                                                              EngineObserver* observer) {
   if (absl::Status status = Validate(options); !status.ok()) return status;
+  if (OrdersByPrefix(options.policy) && manager->hashing() == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("scheduler.policy is ", std::string(SchedulingPolicyName(options.policy)),
+                     ", which orders requests by their cached prefixes, but prefix caching is off"));
+  }
   return std::unique_ptr<Scheduler>(new Scheduler(options, manager, trace, observer));
 }
 
@@ -27,7 +32,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
       observer_(observer),
       sampler_(options.acceptance, options.num_draft_tokens),
       max_model_len_(manager->options().max_model_len),
-      waiting_(options.policy),
+      waiting_(options.policy, options.policy_seed),
       steps_(static_cast<size_t>(options.pipeline_stages + (options.async ? 1 : 0))),
       step_(&steps_[0]) {
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
@@ -202,6 +207,7 @@ void Scheduler::Leave(SimRequest& request, FinishReason reason) {
     }
   }
   request.num_drafts = 0;
+  Unreserve(request);
   request.state = RequestState::kFinished;
   request.finish_reason = reason;
   blocked_.head = nullptr;

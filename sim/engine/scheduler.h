@@ -77,7 +77,8 @@ struct SchedulerTotals {
   // Rejected because the pool is too small, and the smallest num_blocks that takes them all.
   int64_t num_too_big = 0;
   int64_t num_blocks_for_too_big = 0;
-  // From elsewhere, in tokens of loads of all modes; num_lost of them did not arrive whole.
+  // From elsewhere, in tokens of loads of all modes; num_lost of them did not arrive whole, or were of
+  // no use since their request failed.
   int64_t num_loads = 0;
   int64_t num_external = 0;
   int64_t num_failed_loads = 0;
@@ -136,6 +137,8 @@ class Scheduler {
   bool step_is_empty() const { return step_->scheduled.empty() && step_->record.num_quiet == 0; }
   // In the order in which their blocks were freed, by the last ProcessOutputs.
   absl::Span<SimRequest* const> finished() const { return finished_; }
+  // Those whose load failed and that ended by it, by the last TakeConnectorEvents.
+  absl::Span<SimRequest* const> failed() const { return failed_; }
   // A request that ran alone preempted itself twice without a token in between, or null: it can
   // never finish.
   const SimRequest* stuck() const { return stuck_; }
@@ -199,6 +202,16 @@ class Scheduler {
   void Preempt(SimRequest& victim, const SimRequest& cause, SimTime now);
   void ScheduleWaiting(SimTime now);
   void AdmitWaiting(SimTime now);
+
+  // scheduler_order.cc
+  void OrderWaiting();
+  void LookUpWaiting(absl::Span<SimRequest* const> requests);
+  void KeysByLongestPrefix(absl::Span<SimRequest* const> requests);
+  void KeysByPrefixTree(absl::Span<SimRequest* const> requests);
+  bool HasReserve(const SimRequest& request) const;
+  void Reserve(SimRequest& request);
+  void Unreserve(SimRequest& request);
+
   void TellAdmission(const AdmissionRecord& admission, SimTime now);
   bool SizeAdmission(const SimRequest& request, ScheduledRecord& record) const;
   void Enter(SimRequest& request, const ScheduledRecord& record);
@@ -217,6 +230,7 @@ class Scheduler {
   void TellConnector(SimRequest& request, int64_t num_external, LoadMode mode, SimTime now);
   int64_t BlocksStillNeeded(const SimRequest& request) const;
   int64_t BlocksReservedForLoads() const;
+  void FailIfLost(SimRequest& request);
   bool SettleLoad(SimRequest& request);
   bool AdmitLoaded();
   void SetAside(SimRequest& request);
@@ -275,6 +289,7 @@ class Scheduler {
   std::map<int64_t, std::vector<BlockId>> orphans_, holds_;
   int64_t num_loads_ = 0, num_holds_ = 0;
   size_t first_admitted_ = 0;  // of awake_, in this step
+  std::vector<SimRequest*> failed_;
   ConnectorEvents events_;     // scratch
   SimTime now_ = 0;
   // The running list: those a step looks at, in admission order, and the others.
@@ -325,8 +340,11 @@ class Scheduler {
   };
   Blocked blocked_;
 
+  int64_t num_reserved_ = 0;  // blocks, of running requests at their longest; kNoEvict
+
   // Scratch.
   ComputedBlocks hits_;
+  std::vector<absl::Span<const BlockHash>> paths_;  // cached blocks of waiting requests
   std::vector<BlockHash> hashes_;
   std::vector<TokenId> tokens_;
   std::vector<SimRequest*> woken_;

@@ -1,9 +1,16 @@
 #include "kvblocks/sim/engine/scheduler_options.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "absl/strings/str_cat.h"
 
 namespace kvblocks::sim {
 namespace {
+
+// In the order of SchedulingPolicy.
+constexpr std::string_view kPolicyNames[] = {"fcfs",   "priority", "sjf",        "lof",
+                                             "random", "lpm",      "dfs-weight", "max-no-evict"};
 
 // Far beyond any engine, and small enough that sums of a few never leave 64 bits.
 constexpr int64_t kMaxBatchedTokens = int64_t{1} << 31;
@@ -17,6 +24,16 @@ absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int
 }
 
 }  // namespace
+
+std::string_view SchedulingPolicyName(SchedulingPolicy policy) {
+  return kPolicyNames[static_cast<size_t>(policy)];
+}
+
+std::optional<SchedulingPolicy> ParseSchedulingPolicy(std::string_view name) {
+  const auto found = std::find(std::begin(kPolicyNames), std::end(kPolicyNames), name);
+  if (found == std::end(kPolicyNames)) return std::nullopt;
+  return static_cast<SchedulingPolicy>(found - std::begin(kPolicyNames));
+}
 
 absl::Status Validate(const SchedulerOptions& options) {
   struct {

@@ -189,7 +189,7 @@ void Scheduler::ScheduleRunning(SimTime now) {
       if (!AllocateRunning(request, num_tokens, i, now)) {
         if (waits_alone_) return;
         // FCFS takes the last one, so none is left.
-        if (options_.policy == SchedulingPolicy::kFcfs ||
+        if (options_.policy != SchedulingPolicy::kPriority ||
             !options_.rules.walks_on_after_self_preemption) {
           return;
         }
@@ -315,7 +315,7 @@ bool Scheduler::AllocateRunning(SimRequest& request, int64_t num_tokens, size_t&
 // Takes the least deserving request off the running list; `index`, the walk's position, goes on
 // naming the same request.
 SimRequest* Scheduler::TakeVictim(size_t& index) {
-  if (options_.policy == SchedulingPolicy::kFcfs) {
+  if (options_.policy != SchedulingPolicy::kPriority) {
     SimRequest* victim = awake_.back();
     awake_.pop_back();
     return victim;
@@ -361,6 +361,7 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
   victim.quiet_slots = 0;
   ++victim.num_preemptions;
   victim.state = RequestState::kPreempted;
+  Unreserve(victim);
   waiting_.AddPreempted(&victim);
   blocked_.head = nullptr;
   ++step_->record.num_preempted;
@@ -400,6 +401,7 @@ bool Scheduler::SizeAdmission(const SimRequest& request, ScheduledRecord& record
 
 // A request with blocks enters the running list.
 void Scheduler::Enter(SimRequest& request, const ScheduledRecord& record) {
+  Reserve(request);
   awake_.push_back(&request);
   request.admission = num_admissions_++;
   request.state = RequestState::kRunning;
@@ -421,6 +423,7 @@ void Scheduler::AdmitWaiting(SimTime now) {
   const int64_t draft_slots = options_.num_draft_slots;
   bool forgoes_hits = false;
   bool forgoes_load = false;
+  OrderWaiting();
   while (!waiting_.empty() && budget_ > 0 && slot_budget_ > draft_slots &&
          num_running() < max_active_) {
     SimRequest& request = *waiting_.front();
@@ -451,6 +454,7 @@ void Scheduler::AdmitWaiting(SimTime now) {
         continue;
       }
     }
+    if (!HasReserve(request)) return;
     const int64_t num_hits = hits_.num_tokens();
     const AdmissionRecord admission{.request = &request,
                                     .hits = &hits_,

@@ -94,6 +94,8 @@ struct SimRequest {
   // Preemptions by itself while it ran alone, since its last token.
   int32_t num_lonely_preemptions = 0;
   SimTime arrival = 0;       // when it was delivered to the engine, dependencies included
+  int64_t queue_key = 0;     // the smallest is admitted first, unless the policy is FCFS
+  int64_t num_reserved = 0;  // blocks that kNoEvict counts for it while it runs
   uint64_t session_key = 0;  // for counting active sessions; 0: belongs to none
   std::optional<ContentKeys> keys;
   TraceRequest spec;
@@ -101,6 +103,10 @@ struct SimRequest {
 
   int64_t num_outputs() const { return num_known - num_prompt; }
   bool was_preempted() const { return num_preemptions > 0; }
+  // Ended between steps, before it had all its output: given up, or its load failed.
+  bool was_cut_short() const {
+    return finish_reason == FinishReason::kAbort || finish_reason == FinishReason::kError;
+  }
   // Ended with all its output.
   bool is_completed() const {
     return finish_reason == FinishReason::kLength || finish_reason == FinishReason::kStop;

@@ -1,7 +1,7 @@
 #include "kvblocks/sim/fleet/fleet.h"
 
 #include <algorithm>
-#include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +9,16 @@
 #include "kvblocks/sim/gen/philox.h"
 
 namespace kvblocks::sim {
+namespace {
+
+// When the trace's client gives it up, whatever has become of it.
+std::optional<SimTime> AbortTimeOf(const SimRequest& request) {
+  if (request.spec.abort_after_ns <= 0) return std::nullopt;
+  const std::optional<SimTime> after = FromNanoseconds(request.spec.abort_after_ns);
+  return after ? CheckedAdd(request.arrival, *after) : std::nullopt;
+}
+
+}  // namespace
 
 // What the fleet itself must see of a replica.
 class Fleet::Watcher final : public EngineObserver {
@@ -67,6 +77,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
                                                    " entries, expected 1 to ", kMostReplicas));
   }
   if (absl::Status status = Validate(options.router); !status.ok()) return status;
+  if (absl::Status status = Validate(options.queue); !status.ok()) return status;
   if (options.router_delay < 0 || options.event_delay < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(options.router_delay < 0 ? "router_delay is " : "event_delay is ",
@@ -104,7 +115,9 @@ Fleet::Fleet(const FleetOptions& options, const SimulationConfig& config, TraceR
     : options_(options),
       reader_(reader),
       observers_(std::move(observers)),
-      set_(config, reader, this) {}
+      set_(config, reader, this),
+      queue_(options.queue),
+      max_queue_time_(config.max_queue_time) {}
 
 Fleet::~Fleet() = default;
 
@@ -145,7 +158,7 @@ absl::Status Fleet::Run() {
 // --- Requests on their way ---
 
 absl::Status Fleet::OnArrived(SimRequest* request) {
-  if (options_.router_delay == 0) return Send(request);
+  if (options_.router_delay == 0) return Reach(request);
   const auto time = CheckedAdd(request->arrival, options_.router_delay);
   if (!time) return absl::OutOfRangeError("the clock would pass its 106 days: router_delay");
   on_its_way_.push_back({*time, request->spec.row, request});
@@ -157,14 +170,95 @@ absl::Status Fleet::AfterArrivals() {
     const OnItsWay next = on_its_way_.front();
     on_its_way_.pop_front();
     if (next.request->slot < 0 || next.request->spec.row != next.row) continue;  // given up
-    if (absl::Status status = Send(next.request); !status.ok()) return status;
+    if (absl::Status status = Reach(next.request); !status.ok()) return status;
+  }
+  return Drain();
+}
+
+SimTime Fleet::NextTime() {
+  SimTime next = on_its_way_.empty() ? ReplicaSet::kNever : on_its_way_.front().time;
+  if (queue_.empty()) return next;
+  // Room that aborts of this instant made.
+  if (may_have_room_) return set_.now();
+  return std::min(next, queue_.NextDeadline().value_or(ReplicaSet::kNever));
+}
+
+// --- The router's queue ---
+
+absl::Status Fleet::Reach(SimRequest* request) {
+  if (!options_.queue.is_on()) return Send(request);
+  const auto slot = static_cast<size_t>(request->slot);
+  if (slot >= reached_.size()) reached_.resize(slot + 1);
+  reached_[slot] = set_.now();
+  may_have_room_ = true;  // for this one
+  queue_.Push(request, DeadlineOf(*request));
+  if (absl::Status status = Drain(); !status.ok()) return status;
+  if (!queue_.is_too_long()) {
+    result_.most_waiting = std::max(result_.most_waiting, queue_.size());
+    return absl::OkStatus();
+  }
+  SimRequest* last = queue_.last();
+  last->finish_reason = FinishReason::kRejected;
+  last->finish_text = absl::StrCat("the router's queue is full: ", options_.queue.max_waiting,
+                                   " requests wait");
+  ++result_.num_rejected;
+  return EndAtRouter(last);
+}
+
+absl::Status Fleet::Drain() {
+  if (!may_have_room_) return absl::OkStatus();
+  while (!queue_.empty() && FindRoom(queue_.first()->num_prompt)) {
+    SimRequest* request = queue_.first();
+    queue_.Remove(*request);
+    if (absl::Status status = Send(request); !status.ok()) return status;
+  }
+  may_have_room_ = false;
+  return absl::OkStatus();
+}
+
+bool Fleet::FindRoom(int64_t num_prompt) {
+  set_.GetLoads(0, set_.size(), &loads_now_);
+  has_room_.clear();
+  bool is_some = false;
+  for (const ReplicaLoad& load : loads_now_) {
+    has_room_.push_back(HasRoom(options_.queue, load, num_prompt));
+    is_some |= has_room_.back() != 0;
+  }
+  return is_some;
+}
+
+// When it gives up, if it is not sent by then.
+std::optional<SimTime> Fleet::DeadlineOf(const SimRequest& request) const {
+  const std::optional<SimTime> abort = AbortTimeOf(request);
+  if (max_queue_time_ == 0) return abort;
+  const std::optional<SimTime> patience = CheckedAdd(request.arrival, max_queue_time_);
+  if (!abort || !patience) return abort ? abort : patience;
+  return std::min(*abort, *patience);
+}
+
+// Before anybody is sent on: as an engine, which admits nobody whose time is over.
+absl::Status Fleet::BeforeArrivals() {
+  while (SimRequest* request = queue_.FirstExpired(set_.now())) {
+    const std::optional<SimTime> abort = AbortTimeOf(*request);
+    request->finish_reason = FinishReason::kAbort;
+    request->abort_cause =
+        abort && *abort <= set_.now() ? AbortCause::kAbortTime : AbortCause::kQueueTime;
+    ++result_.num_aborted;
+    if (absl::Status status = EndAtRouter(request); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-SimTime Fleet::NextTime() {
-  return on_its_way_.empty() ? ReplicaSet::kNever : on_its_way_.front().time;
+absl::Status Fleet::EndAtRouter(SimRequest* request) {
+  queue_.Remove(*request);
+  request->state = RequestState::kFinished;
+  // The next in line may fit where it did not.
+  may_have_room_ = true;
+  for (FleetObserver* observer : observers_) observer->OnEndedAtRouter(*request, set_.now());
+  return set_.End(request, set_.now());
 }
+
+// --- Where they go ---
 
 absl::Status Fleet::Send(SimRequest* request) {
   for (const auto& watcher : watchers_) watcher->DeliverEvents(set_.now());
@@ -174,6 +268,7 @@ absl::Status Fleet::Send(SimRequest* request) {
   const int64_t block_tokens = set_.replica(0).manager().group(group_).block_size();
   RouteQuestion question = {.request = *request,
                             .loads = loads_now_,
+                            .has_room = has_room_,
                             .block_tokens = shows_content ? block_tokens : 1};
   if (shows_content) question.blocks = contents_.blocks();
   if (options_.router.kind == RouterKind::kOracle) question.tokens_held = held_;
@@ -188,7 +283,9 @@ absl::Status Fleet::Send(SimRequest* request) {
                                 .loads = loads_now_,
                                 .claimed_tokens = answer.claimed_tokens,
                                 .scores = answer.scores,
-                                .held_tokens = held_};
+                                .held_tokens = held_,
+                                .has_room = has_room_,
+                                .waited = options_.queue.is_on() ? set_.now() - reached_[slot] : 0};
   for (FleetObserver* observer : observers_) observer->OnRouted(record, set_.now());
   return set_.Submit(request, answer.replica);
 }
@@ -217,7 +314,8 @@ void Fleet::OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_
 absl::Status Fleet::OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime now) {
   const int32_t here = ended == nullptr ? 0 : std::max(set_.replica_of(*ended), 0);
   const int32_t there = set_.replica_of(*turn);
-  if (there < 0 || there == here) {
+  const bool is_where_it_ended = ended != nullptr && set_.replica_of(*ended) == there;
+  if (there < 0 || is_where_it_ended) {
     // What nobody was sent ends where its session did.
     return set_.replica(static_cast<size_t>(here)).AbortNow(turn, AbortCause::kSession, now);
   }
@@ -226,6 +324,11 @@ absl::Status Fleet::OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime
   return absl::OkStatus();
 }
 
-absl::Status Fleet::OnEnded(SimRequest* request, SimTime now) { return set_.End(request, now); }
+absl::Status Fleet::OnEnded(SimRequest* request, SimTime now) {
+  // A turn that its session took along while it waited at the router.
+  if (queue_.Has(*request)) queue_.Remove(*request);
+  may_have_room_ = true;
+  return set_.End(request, now);
+}
 
 }  // namespace kvblocks::sim

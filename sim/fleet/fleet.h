@@ -28,6 +28,7 @@
 #include "absl/types/span.h"
 #include "kvblocks/sim/fleet/prompt_contents.h"
 #include "kvblocks/sim/fleet/router.h"
+#include "kvblocks/sim/fleet/router_queue.h"
 #include "kvblocks/sim/replica_set.h"
 #include "kvblocks/sim/simulation.h"
 
@@ -44,12 +45,17 @@ struct RoutingRecord {
   // By replica: tokens of the prompt that a look-up would find at this instant; empty without prefix
   // caching.
   absl::Span<const int64_t> held_tokens;
+  absl::Span<const uint8_t> has_room = {};  // as RouteQuestion
+  SimTime waited = 0;  // in the router's queue
 };
 
 class FleetObserver {
  public:
   virtual ~FleetObserver() = default;
   virtual void OnRouted(const RoutingRecord& record, SimTime now) { (void)record, (void)now; }
+  // Rejected since the router's queue was full, or given up in it. Of no replica; finish_reason and
+  // abort_cause say which.
+  virtual void OnEndedAtRouter(const SimRequest& request, SimTime now) { (void)request, (void)now; }
   // At its first admission; `routed_claim` is what the router claimed for the replica it chose, -1
   // if it claims nothing.
   virtual void OnFound(const SimRequest& request, int32_t replica, int64_t routed_claim,
@@ -60,6 +66,7 @@ class FleetObserver {
 
 struct FleetOptions {
   RouterOptions router;
+  RouterQueueOptions queue = {};
   // From a request's arrival until the router sends it on; part of its latencies.
   SimTime router_delay = 0;
   // From the end of a step until the router knows of the blocks that it stored and removed. The step
@@ -80,6 +87,10 @@ struct FleetResult {
   int64_t peak_live_requests = 0;
   int64_t num_event_batches = 0;  // published to a router that wants them
   int64_t num_lost_batches = 0;
+  // At the router, and of no replica.
+  int64_t num_rejected = 0;
+  int64_t num_aborted = 0;
+  int64_t most_waiting = 0;
   std::vector<SimulationResult> replicas;
 
   friend bool operator==(const FleetResult&, const FleetResult&) = default;
@@ -121,6 +132,11 @@ class Fleet final : private ReplicaSet::Owner {
   Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
         std::vector<FleetObserver*> observers);
   absl::Status CheckContents() const;
+  absl::Status Reach(SimRequest* request);
+  absl::Status Drain();
+  bool FindRoom(int64_t num_prompt);
+  absl::Status EndAtRouter(SimRequest* request);
+  std::optional<SimTime> DeadlineOf(const SimRequest& request) const;
   absl::Status Send(SimRequest* request);
   void FindHeld(const SimRequest& request);
 
@@ -128,9 +144,11 @@ class Fleet final : private ReplicaSet::Owner {
   absl::Status OnArrived(SimRequest* request) override;
   absl::Status OnGivenUp(SimRequest* turn, const SimRequest* ended, SimTime now) override;
   absl::Status OnEnded(SimRequest* request, SimTime now) override;
+  absl::Status BeforeArrivals() override;
   absl::Status AfterArrivals() override;
   SimTime NextTime() override;
-  bool RunsApart() const override { return true; }
+  // While somebody waits, each end may make room.
+  bool RunsApart() const override { return queue_.empty(); }
   void OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_first,
                    SimTime now) override;
 
@@ -142,6 +160,11 @@ class Fleet final : private ReplicaSet::Owner {
   ReplicaSet set_;
   std::unique_ptr<Router> router_;
   std::deque<OnItsWay> on_its_way_;
+  RouterQueue queue_;
+  std::vector<SimTime> reached_;   // by slot: when it came to the queue
+  std::vector<uint8_t> has_room_;  // by replica, for the request that is sent; empty without a queue
+  bool may_have_room_ = false;     // more than when it was looked for
+  const SimTime max_queue_time_;
   std::vector<int64_t> claims_;  // by slot: of the router for the replica it chose; -1: none
   GroupId group_ = 0;            // whose blocks are compared
   bool caches_ = false;

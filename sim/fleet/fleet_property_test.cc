@@ -45,9 +45,11 @@ class NaiveFleet {
         engines[e].EndStep(now);
         Publish(e, now);
       }
+      GiveUp(now);
       while (next_request < requests.size() && Due(requests[next_request]) <= now) {
-        Send(&requests[next_request++], now);
+        Reach(&requests[next_request++], now);
       }
+      Drain(now);
       for (size_t e = 0; e < engines.size(); ++e) {
         engines[e].Go(now);
         if (engines[e].idles()) Publish(e, now);
@@ -57,6 +59,10 @@ class NaiveFleet {
         const int64_t wanted = engine.Next(now);
         if (wanted >= 0 && (next < 0 || wanted < next)) next = wanted;
       }
+      for (const NaiveRequest* r : queue_) {
+        if (r->abort_at >= 0 && (next < 0 || r->abort_at < next)) next = r->abort_at;
+      }
+      if (!queue_.empty() && !Open(*queue_.front()).empty()) next = now;  // an abort made room
       if (next < 0) return;
       now = std::max(now, next);
     }
@@ -98,39 +104,87 @@ class NaiveFleet {
     return sum;
   }
 
-  template <typename Measure>
-  size_t Least(Measure measure) const {
-    size_t best = 0;
-    for (size_t e = 1; e < engines.size(); ++e) {
-      if (measure(e) < measure(best)) best = e;
+  // Those that may be sent it.
+  std::vector<size_t> Open(const NaiveRequest& r) const {
+    const RouterQueueOptions& q = fleet_.queue;
+    std::vector<size_t> open;
+    for (size_t e = 0; e < engines.size(); ++e) {
+      const bool is_full = (q.max_requests > 0 && Requests(e) + 1 > q.max_requests) ||
+                           (q.max_tokens > 0 && Tokens(e) + r.prompt > q.max_tokens);
+      if (!is_full || Requests(e) == 0) open.push_back(e);
     }
-    return best;
+    return open;
+  }
+
+  // --- Those that wait ---
+
+  void Reach(NaiveRequest* r, int64_t now) {
+    if (fleet_.queue.max_requests == 0 && fleet_.queue.max_tokens == 0) return Send(r, now);
+    queue_.push_back(r);
+    if (fleet_.queue.by_priority) {
+      std::stable_sort(queue_.begin(), queue_.end(), [](const NaiveRequest* a, const NaiveRequest* b) {
+        return a->priority < b->priority;
+      });
+    }
+    Drain(now);
+    if (static_cast<int64_t>(queue_.size()) <= fleet_.queue.max_waiting) return;
+    decisions.push_back(absl::StrCat(now, " ", queue_.back()->id, " rejected"));
+    queue_.pop_back();
+  }
+  void Drain(int64_t now) {
+    while (!queue_.empty() && !Open(*queue_.front()).empty()) {
+      NaiveRequest* r = queue_.front();
+      queue_.erase(queue_.begin());
+      Send(r, now);
+    }
+  }
+  void GiveUp(int64_t now) {
+    std::vector<NaiveRequest*> gone;
+    for (NaiveRequest* r : queue_) {
+      if (r->abort_at >= 0 && r->abort_at <= now) gone.push_back(r);
+    }
+    std::stable_sort(gone.begin(), gone.end(), [](const NaiveRequest* a, const NaiveRequest* b) {
+      return a->abort_at < b->abort_at;
+    });
+    for (NaiveRequest* r : gone) {
+      decisions.push_back(absl::StrCat(now, " ", r->id, " gave up"));
+      queue_.erase(std::find(queue_.begin(), queue_.end(), r));
+    }
+  }
+
+  template <typename Measure>
+  size_t Least(const std::vector<size_t>& open, Measure measure) const {
+    return *std::min_element(open.begin(), open.end(),
+                             [&](size_t a, size_t b) { return measure(a) < measure(b); });
   }
 
   size_t Choose(const NaiveRequest& r, const std::vector<int64_t>& claims) {
     const auto count = static_cast<int64_t>(engines.size());
     const auto by_requests = [&](size_t e) { return Requests(e); };
+    const std::vector<size_t> open = Open(r);
+    const auto is_open = [&](size_t e) { return std::count(open.begin(), open.end(), e) > 0; };
+    const auto num_open = static_cast<int64_t>(open.size());
     switch (fleet_.router.kind) {
       case RouterKind::kRoundRobin:
-        return static_cast<size_t>(num_sent_ % count);
+        while (!is_open(turn_ % engines.size())) ++turn_;
+        return turn_++ % engines.size();
       case RouterKind::kRandom:
       case RouterKind::kTwoChoices: {
         Draws draws(fleet_.router.seed, "router", static_cast<uint64_t>(r.row));
-        const int64_t first = draws.Below(count);
-        if (fleet_.router.kind == RouterKind::kRandom || count == 1) return static_cast<size_t>(first);
-        int64_t second = draws.Below(count - 1);
+        const int64_t first = draws.Below(num_open);
+        const size_t a = open[static_cast<size_t>(first)];
+        if (fleet_.router.kind == RouterKind::kRandom || num_open == 1) return a;
+        int64_t second = draws.Below(num_open - 1);
         second += second >= first;
-        return static_cast<size_t>(Requests(static_cast<size_t>(second)) <
-                                           Requests(static_cast<size_t>(first))
-                                       ? second
-                                       : first);
+        const size_t b = open[static_cast<size_t>(second)];
+        return Requests(b) < Requests(a) ? b : a;
       }
       case RouterKind::kLeastRequests:
-        return Least(by_requests);
+        return Least(open, by_requests);
       case RouterKind::kLeastTokens:
-        return Least([&](size_t e) { return Tokens(e); });
+        return Least(open, [&](size_t e) { return Tokens(e); });
       case RouterKind::kSession: {
-        if (r.session == 0) return Least(by_requests);
+        if (r.session == 0) return Least(open, by_requests);
         if (!homes_.count(r.session)) {
           homes_[r.session] = static_cast<size_t>(
               Draws(fleet_.router.seed, "session", r.session).Below(count));
@@ -139,20 +193,21 @@ class NaiveFleet {
         for (size_t e = 0; e < engines.size(); ++e) all += Requests(e);
         const int64_t limit = CeilOf(fleet_.router.session_factor * all, kMillion * count);
         size_t& home = homes_[r.session];
-        if (fleet_.router.session_factor > 0 && Requests(home) + 1 > limit) home = Least(by_requests);
+        if (fleet_.router.session_factor == 0) return is_open(home) ? home : Least(open, by_requests);
+        if (Requests(home) + 1 > limit || !is_open(home)) home = Least(open, by_requests);
         return home;
       }
       default:
         break;
     }
     std::vector<std::pair<int64_t, int64_t>> order;  // smaller is better
-    for (size_t e = 0; e < engines.size(); ++e) {
+    for (const size_t e : open) {
       const int64_t score = fleet_.router.hit_weight * (claims[e] / o_.block_size) -
                             fleet_.router.load_weight * CeilOf(Tokens(e), o_.block_size) -
                             fleet_.router.queue_weight * CeilOf(Waiting(e), o_.block_size);
       order.push_back({-score, Tokens(e)});
     }
-    return static_cast<size_t>(std::min_element(order.begin(), order.end()) - order.begin());
+    return open[static_cast<size_t>(std::min_element(order.begin(), order.end()) - order.begin())];
   }
 
   void Send(NaiveRequest* r, int64_t now) {
@@ -167,7 +222,6 @@ class NaiveFleet {
     }
     const size_t chosen = Choose(*r, claims);
     if (fleet_.router.kind == RouterKind::kPrefixApproximate) Remember(*r, recent_[chosen]);
-    ++num_sent_;
     decisions.push_back(absl::StrCat(now, " ", r->id, " to ", chosen, " held ",
                                      absl::StrJoin(held, ",")));
     if (UsesContent(fleet_.router.kind)) {
@@ -194,7 +248,8 @@ class NaiveFleet {
   std::vector<std::vector<std::pair<int64_t, std::set<Key>>>> published_;
   std::vector<std::vector<Key>> recent_;
   std::map<uint64_t, size_t> homes_;
-  int64_t num_sent_ = 0;
+  size_t turn_ = 0;
+  std::vector<NaiveRequest*> queue_;
 };
 
 // --- The real one, watched ---
@@ -208,7 +263,14 @@ class Decisions : public FleetObserver {
       absl::StrAppend(&lines.back(), " claimed ", absl::StrJoin(record.claimed_tokens, ","));
     }
   }
+  void OnEndedAtRouter(const SimRequest& request, SimTime now) override {
+    const bool is_rejected = request.finish_reason == FinishReason::kRejected;
+    lines.push_back(absl::StrCat(now / kSecond, " ", request.spec.id,
+                                 is_rejected ? " rejected" : " gave up"));
+    ++num_ended[request.spec.id];
+  }
   std::vector<std::string> lines;
+  std::map<std::string, int> num_ended;  // at the router
 };
 
 struct RealFleet {
@@ -245,6 +307,16 @@ RouterOptions DrawRouter(Draw& draw) {
   return router;
 }
 
+RouterQueueOptions DrawQueue(Draw& draw) {
+  RouterQueueOptions queue;
+  if (draw.OneIn(2)) return queue;
+  if (draw.OneIn(2)) queue.max_requests = draw(1, 4);
+  if (draw.OneIn(2)) queue.max_tokens = draw(1, 60);
+  if (draw.OneIn(2)) queue.max_waiting = draw(0, 5);
+  queue.by_priority = draw.OneIn(2);
+  return queue;
+}
+
 void CompareWithNaive(uint64_t seed) {
   Draw draw(seed);
   NaiveOptions o{};
@@ -274,7 +346,7 @@ void CompareWithNaive(uint64_t seed) {
   s.max_num_seqs = o.max_seqs;
   s.reserve_full_isl = o.gate;
 
-  FleetOptions options{.router = DrawRouter(draw)};
+  FleetOptions options{.router = DrawRouter(draw), .queue = DrawQueue(draw)};
   if (draw.OneIn(2)) options.router_delay = draw(0, 3) * kSecond;
   if (draw.OneIn(2)) options.event_delay = draw(0, 4) * kSecond;
 
@@ -291,6 +363,7 @@ void CompareWithNaive(uint64_t seed) {
     r.output = draw(1, 10);
     r.arrival = at;
     r.session = static_cast<uint64_t>(draw(0, 3));
+    r.priority = draw(-1, 1);  // of the router's queue; the engine has one class
     // An abort ends its session: then nothing but that session's requests may be aborted.
     r.abort_at = -1;
     if (r.session == 0 && draw.OneIn(4)) r.abort_at = at + draw(1, 15);
@@ -302,6 +375,7 @@ void CompareWithNaive(uint64_t seed) {
                   .prompt = r.prompt,
                   .output = r.output,
                   .at = static_cast<double>(at),
+                  .priority = static_cast<int32_t>(r.priority),
                   .content = r.tokens,
                   .abort_after = r.abort_at < 0 ? 0 : static_cast<double>(r.abort_at - at),
                   .session = r.session});
@@ -323,7 +397,7 @@ void CompareWithNaive(uint64_t seed) {
   }
 }
 
-// SM-98 to SM-100: which replica each request goes to and why, and every schedule to the last
+// SM-98 to SM-101: who waits at the router, is turned away or gives up there, which replica each request goes to and why, and every schedule to the last
 // block id.
 RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesOnOneEventList, (uint64_t first_seed)) {
   for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed);
@@ -342,7 +416,9 @@ void FillSessions(Draw& draw, Replay& workload, Ends ends) {
     for (int64_t t = 0; t < request.prompt; ++t) {
       request.content.push_back(t < 5 ? t : 1000 * document + t);
     }
-    if (ends != Ends::kSessionsLast && draw.OneIn(3)) request.abort_after = static_cast<double>(draw(1, 60)) / 4.0;
+    if (ends != Ends::kSessionsLast && draw.OneIn(3)) {
+      request.abort_after = static_cast<double>(draw(1, 60)) / 4.0;
+    }
     if (i > 0 && draw.OneIn(2)) {
       request.waits_for = {draw(0, i - 1)};
       request.think = static_cast<double>(draw(0, 8)) / 4.0;
@@ -416,7 +492,7 @@ RC_GTEST_PROP(FleetProperty, EveryRequestEndsOnce, (uint64_t first_seed)) {
     Replay workload;
     FillSessions(draw, workload, Ends::kAny);
     const SimulationConfig config = DrawConfig(draw);
-    FleetOptions options{.router = DrawRouter(draw)};
+    FleetOptions options{.router = DrawRouter(draw), .queue = DrawQueue(draw)};
     options.router.temperature = draw(0, 1) * draw(1, 3'000'000);
     options.event_loss = draw(0, 1) * draw(0, kMillion);
     if (draw.OneIn(2)) options.router_delay = draw(0, 6) * kSecond / 2;
@@ -425,7 +501,7 @@ RC_GTEST_PROP(FleetProperty, EveryRequestEndsOnce, (uint64_t first_seed)) {
     const absl::Status status = fleet.Run(options, config, reader.get());
     if (!status.ok()) RC_LOG() << status.ToString() << "\n";
     RC_ASSERT(status.ok());
-    std::map<std::string, int> ends;
+    std::map<std::string, int> ends = fleet.decisions.num_ended;
     for (const Replay& watch : fleet.watches) {
       for (const auto& [id, reason] : watch.ends) ++ends[id];
       for (const auto& [id, reason] : watch.rejections) ++ends[id];

@@ -7,57 +7,65 @@
 namespace kvblocks::sim {
 namespace {
 
-using Loads = absl::Span<const ReplicaLoad>;
-
-int32_t LeastBy(Loads loads, int64_t ReplicaLoad::* measure) {
-  const auto least =
-      std::min_element(loads.begin(), loads.end(), [&](const ReplicaLoad& a, const ReplicaLoad& b) {
-        return a.*measure < b.*measure;
-      });
-  return static_cast<int32_t>(least - loads.begin());
+int32_t LeastBy(const RouteQuestion& question, absl::Span<const int32_t> open,
+                int64_t ReplicaLoad::* measure) {
+  return *std::min_element(open.begin(), open.end(), [&](int32_t a, int32_t b) {
+    return question.loads[static_cast<size_t>(a)].*measure <
+           question.loads[static_cast<size_t>(b)].*measure;
+  });
 }
 
-int32_t OfTwo(Loads loads, Draws draws) {
-  const auto count = static_cast<int64_t>(loads.size());
+int32_t OfTwo(const RouteQuestion& question, absl::Span<const int32_t> open, Draws draws) {
+  const auto count = static_cast<int64_t>(open.size());
   const int64_t first = draws.Below(count);
-  if (count == 1) return 0;
+  if (count == 1) return open.front();
   int64_t second = draws.Below(count - 1);
   if (second >= first) ++second;
-  const bool is_second_better = loads[static_cast<size_t>(second)].num_requests <
-                                loads[static_cast<size_t>(first)].num_requests;
-  return static_cast<int32_t>(is_second_better ? second : first);
+  const int32_t a = open[static_cast<size_t>(first)], b = open[static_cast<size_t>(second)];
+  const bool is_second_better = question.loads[static_cast<size_t>(b)].num_requests <
+                                question.loads[static_cast<size_t>(a)].num_requests;
+  return is_second_better ? b : a;
 }
 
 }  // namespace
 
 RouteAnswer LoadRouter::Route(const RouteQuestion& question) {
-  const RouteAnswer answer = {.replica = Choose(question)};
-  ++num_routed_;
-  return answer;
+  open_.clear();
+  for (size_t r = 0; r < question.loads.size(); ++r) {
+    if (MayHave(question, r)) open_.push_back(static_cast<int32_t>(r));
+  }
+  return {.replica = Choose(question)};
 }
 
 int32_t LoadRouter::Choose(const RouteQuestion& question) {
-  const auto count = static_cast<int64_t>(question.loads.size());
   const Draws draws(options_.seed, "router", static_cast<uint64_t>(question.request.spec.row));
   switch (options_.kind) {
     case RouterKind::kRandom:
-      return static_cast<int32_t>(Draws(draws).Below(count));
+      return open_[static_cast<size_t>(
+          Draws(draws).Below(static_cast<int64_t>(open_.size())))];
     case RouterKind::kLeastRequests:
-      return LeastBy(question.loads, &ReplicaLoad::num_requests);
+      return LeastBy(question, open_, &ReplicaLoad::num_requests);
     case RouterKind::kLeastTokens:
-      return LeastBy(question.loads, &ReplicaLoad::num_tokens);
+      return LeastBy(question, open_, &ReplicaLoad::num_tokens);
     case RouterKind::kTwoChoices:
-      return OfTwo(question.loads, draws);
+      return OfTwo(question, open_, draws);
     case RouterKind::kSession:
       return OfSession(question);
     default:
-      return static_cast<int32_t>(num_routed_ % count);
+      return InTurn();
   }
+}
+
+int32_t LoadRouter::InTurn() {
+  const auto next = std::lower_bound(open_.begin(), open_.end(), turn_);
+  const int32_t replica = next == open_.end() ? open_.front() : *next;
+  turn_ = replica + 1;
+  return replica;
 }
 
 int32_t LoadRouter::OfSession(const RouteQuestion& question) {
   const uint64_t session = question.request.spec.session;
-  if (session == 0) return LeastBy(question.loads, &ReplicaLoad::num_requests);
+  if (session == 0) return LeastBy(question, open_, &ReplicaLoad::num_requests);
   const auto count = static_cast<int64_t>(question.loads.size());
   const auto [home, is_new] = homes_.try_emplace(session, 0);
   if (is_new) home->second = static_cast<int32_t>(Draws(options_.seed, "session", session).Below(count));
@@ -69,9 +77,13 @@ int32_t LoadRouter::OfSession(const RouteQuestion& question) {
     const __int128 limit =
         (static_cast<__int128>(options_.session_factor) * sum + kMillion * count - 1) /
         (kMillion * count);
-    if (there > limit) home->second = LeastBy(question.loads, &ReplicaLoad::num_requests);
+    if (there > limit || !MayHave(question, static_cast<size_t>(home->second))) {
+      home->second = LeastBy(question, open_, &ReplicaLoad::num_requests);
+    }
   }
-  return home->second;
+  if (MayHave(question, static_cast<size_t>(home->second))) return home->second;
+  // One that never moves only visits.
+  return LeastBy(question, open_, &ReplicaLoad::num_requests);
 }
 
 }  // namespace kvblocks::sim

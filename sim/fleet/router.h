@@ -5,12 +5,13 @@
 // submission index, so a request's luck depends on no other request.
 //
 // Kinds (see docs/fleet.md):
-//   round-robin         in turn
+//   round-robin         in turn; who has no room is passed over
 //   random
 //   least-requests      fewest requests sent there and not over
 //   least-tokens        fewest known tokens of these
 //   two-choices         of two replicas drawn at random the one with fewer requests
-//   session             where the session's last turn went, unless that replica has too much to do
+//   session             where the session's last turn went, unless that replica has too much to do or
+//                       no room
 //   prefix              highest score; an index of blocks is fed by the replicas' KV events
 //   prefix-approximate  highest score; a tree of what was sent where takes the index' place
 //   oracle              highest score; what the replicas' pools hold now takes the index' place
@@ -85,11 +86,17 @@ inline bool UsesContent(RouterKind kind) {
 struct RouteQuestion {
   const SimRequest& request;
   absl::Span<const ReplicaLoad> loads;  // by replica
+  // By replica: whether it may be sent the request; empty: all may. At least one may.
+  absl::Span<const uint8_t> has_room = {};
   // The rest is empty unless the router UsesContent.
   int64_t block_tokens = 1;
   absl::Span<const BlockHash> blocks = {};   // of the prompt that a hit can consist of
   absl::Span<const int64_t> tokens_held = {};  // by replica: what a look-up finds now; of oracle only
 };
+
+inline bool MayHave(const RouteQuestion& question, size_t replica) {
+  return question.has_room.empty() || question.has_room[replica] != 0;
+}
 
 struct RouteAnswer {
   int32_t replica = 0;

@@ -397,6 +397,10 @@ void AddNotes(const pb::Report& report, TextPage& page) {
   if (totals.requests_aborted() > 0) {
     page.Line("aborted", Plural(totals.requests_aborted(), "request"));
   }
+  if (totals.requests_failed() > 0) {
+    page.Line("failed", absl::StrCat(Plural(totals.requests_failed(), "request"),
+                                     " by a failed load (--load-failure-policy=fail)"));
+  }
   for (int i = 0; i < report.notes_size() && i < kMaxNotes; ++i) {
     page.Text(i == 0 ? "note" : "", report.notes(i));
   }

@@ -26,8 +26,6 @@ void FillLink(const LinkTotals& totals, pb::LinkUse* out) {
 }
 
 void FillTier(const TierConnector& tiers, size_t t, pb::Tier* out) {
-  constexpr const char* kCauses[kNumTierMisses] = {"never stored", "evicted", "being written",
-                                                   "not loaded"};
   const offload::Tier& tier = tiers.offload().tier(static_cast<offload::TierId>(t));
   const offload::TierStats& stats = tier.stats();
   const TierTotals& totals = tiers.tier_totals()[t];
@@ -50,12 +48,7 @@ void FillTier(const TierConnector& tiers, size_t t, pb::Tier* out) {
   out->set_useful_share(Ratio(stats.num_useful, stats.num_written));
   if (const LinkTotals* link = tiers.read_totals(t)) FillLink(*link, out->mutable_read_link());
   if (const LinkTotals* link = tiers.write_totals(t)) FillLink(*link, out->mutable_write_link());
-  for (size_t i = 0; i < kNumTierMisses; ++i) {
-    if (totals.missed_tokens[i] == 0) continue;
-    pb::TierMiss* miss = out->add_misses();
-    miss->set_cause(kCauses[i]);
-    miss->set_tokens(totals.missed_tokens[i]);
-  }
+  FillTierMisses(totals.missed_tokens, out->mutable_misses());
 }
 
 std::string Percent(double share) { return absl::StrFormat("%.2f %%", 100.0 * share); }
@@ -67,6 +60,27 @@ std::string Bytes(double bytes) {
 }
 
 }  // namespace
+
+void FillTierMisses(absl::Span<const int64_t> missed_tokens,
+                    google::protobuf::RepeatedPtrField<pb::TierMiss>* out) {
+  constexpr const char* kCauses[kNumTierMisses] = {"never stored", "evicted", "being written",
+                                                   "not loaded"};
+  for (size_t i = 0; i < kNumTierMisses; ++i) {
+    if (missed_tokens[i] == 0) continue;
+    pb::TierMiss* miss = out->Add();
+    miss->set_cause(kCauses[i]);
+    miss->set_tokens(missed_tokens[i]);
+  }
+}
+
+std::string DescribeTierMisses(const google::protobuf::RepeatedPtrField<pb::TierMiss>& misses) {
+  std::string text;
+  for (const pb::TierMiss& miss : misses) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", WithThousands(miss.tokens()), " ",
+                    miss.cause());
+  }
+  return text;
+}
 
 void FillTiers(const TierConnector& tiers, pb::Tiers* out) {
   const TierConnector::Options& options = tiers.options();
@@ -89,6 +103,11 @@ void FillTiers(const TierConnector& tiers, pb::Tiers* out) {
     out->set_break_even_bytes_per_s(static_cast<double>(totals.num_bytes) /
                                     (Milliseconds(totals.compute_time) / 1e3));
   }
+  if (options.load_failures > 0) {
+    out->set_load_failure_policy(tiers.fails_lost() ? "fail" : "recompute");
+    out->set_failed_loads(totals.num_failed);
+    out->set_lost_tokens(totals.num_lost_tokens);
+  }
   for (size_t t = 0; t < options.tiers.size(); ++t) FillTier(tiers, t, out->add_tiers());
 }
 
@@ -107,6 +126,11 @@ void AddTiers(const pb::Tiers& tiers, TextPage& page) {
                                   tiers.mean_load_ms(), tiers.mean_compute_ms(),
                                   Bytes(tiers.break_even_bytes_per_s())));
   }
+  if (!tiers.load_failure_policy().empty()) {
+    page.Text("", absl::StrCat(Plural(tiers.failed_loads(), "load"), " failed, and ",
+                               WithThousands(tiers.lost_tokens()), " tokens of them were of no use (",
+                               tiers.load_failure_policy(), ")"));
+  }
   for (const pb::Tier& tier : tiers.tiers()) {
     page.Text(tier.name(),
               absl::StrCat(WithThousands(tier.hit_tokens()), " tokens loaded; ",
@@ -114,12 +138,8 @@ void AddTiers(const pb::Tiers& tiers, TextPage& page) {
                            Bytes(static_cast<double>(tier.written_bytes())), "), ",
                            WithThousands(tier.evicted_chunks()), " evicted, ",
                            Percent(tier.useful_share()), " were read"));
-    std::string misses;
-    for (const pb::TierMiss& miss : tier.misses()) {
-      absl::StrAppend(&misses, misses.empty() ? "tokens missed: " : ", ",
-                      WithThousands(miss.tokens()), " ", miss.cause());
-    }
-    if (!misses.empty()) page.Text("", misses);
+    const std::string misses = DescribeTierMisses(tier.misses());
+    if (!misses.empty()) page.Text("", absl::StrCat("tokens missed: ", misses));
     if (tier.has_read_link() && tier.read_link().transfers() > 0) {
       page.Text("", absl::StrFormat("a read took %.3g ms, %.3g of them behind others; busy %.4g s",
                                     tier.read_link().mean_transfer_ms(),

@@ -239,8 +239,11 @@ void Timeline::EndDecode(const SimRequest& request, Life& life) {
 
 void Timeline::OnFinish(const SimRequest& request, SimTime now) {
   last_event_ = now;
-  const bool is_aborted = request.finish_reason == FinishReason::kAbort;
-  if (is_aborted) WriteInstant("aborted", request, now);
+  const bool is_aborted = request.was_cut_short();
+  if (is_aborted) {
+    const bool failed = request.finish_reason == FinishReason::kError;
+    WriteInstant(failed ? "load failed" : "aborted", request, now);
+  }
   Life* life = Find(request);
   if (life == nullptr) return;
   EndDecode(request, *life);

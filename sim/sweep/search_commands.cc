@@ -46,7 +46,7 @@ class TuneCommand final : public Command {
  public:
   explicit TuneCommand(OptionParser* program)
       : options_(program->AddCommand("tune", "Search options for the best value of a metric")),
-        input_(options_) {
+        input_(options_, ReplayInput::Fleets::kTaken) {
     options_->AddRepeated({.name = "--over",
                            .unit = "OPTION=VALUE,...",
                            .help = "option to choose, and its values; 64:512:*2 is a range"},
@@ -182,7 +182,7 @@ class CapacityCommand final : public Command {
  public:
   explicit CapacityCommand(OptionParser* program)
       : options_(program->AddCommand("capacity", "Find the highest rate within limits on latency")),
-        input_(options_) {
+        input_(options_, ReplayInput::Fleets::kTaken) {
     options_->Add({.name = "--rate",
                    .unit = "REQUESTS/S",
                    .help = "rate to serve: find the fewest replicas for it"},

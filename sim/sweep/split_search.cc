@@ -14,13 +14,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kvblocks/sim/commands/fleet_input.h"
+#include "kvblocks/sim/commands/fleet_replay.h"
 #include "kvblocks/sim/commands/progress_line.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/split_replay.h"
 #include "kvblocks/sim/curve/order_run.h"
-#include "kvblocks/sim/fleet/fleet.h"
+#include "kvblocks/sim/fleet/router.h"
 #include "kvblocks/sim/report/human_table.h"
-#include "kvblocks/sim/report/metrics.h"
 #include "kvblocks/sim/report/text_page.h"
 
 namespace kvblocks::sim {
@@ -43,7 +44,7 @@ double MeanBusy(const google::protobuf::RepeatedPtrField<::kvblocks::split::v1::
 class SplitSearch {
  public:
   // `alike` is as replicas are that do both.
-  SplitSearch(const ReplaySetup& setup, const ReplaySetup& alike, SplitPlan plan,
+  SplitSearch(const ReplaySetup& setup, const ::kvblocks::config::v1::ReplayConfig& alike, SplitPlan plan,
               std::shared_ptr<const DecodedTrace> trace, int num_threads, bool quiet)
       : setup_(setup),
         alike_(alike),
@@ -68,7 +69,7 @@ class SplitSearch {
   absl::Status ReplayAlike(int64_t num_replicas, Row* row) const;
 
   const ReplaySetup& setup_;
-  const ReplaySetup& alike_;
+  const ::kvblocks::config::v1::ReplayConfig& alike_;
   const SplitPlan plan_;
   const std::shared_ptr<const DecodedTrace> trace_;
   const int num_threads_;
@@ -95,33 +96,27 @@ absl::Status SplitSearch::ReplayDivided(const Division& division, Row* row) cons
 
 // Behind the router that the prefill replicas have.
 absl::Status SplitSearch::ReplayAlike(int64_t num_replicas, Row* row) const {
-  DecodedReader reader(trace_.get(), alike_.reader.speedup);
-  std::vector<std::unique_ptr<ReplayMetrics>> metrics;
-  std::vector<ReplicaSetup> replicas;
-  for (int64_t r = 0; r < num_replicas; ++r) {
-    metrics.push_back(std::make_unique<ReplayMetrics>(alike_.metrics));
-    replicas.push_back({ConfigFor(alike_, reader), alike_.step_time.get(), {metrics.back().get()}});
+  ::kvblocks::config::v1::ReplayConfig config = alike_;
+  config.set_replicas(num_replicas);
+  if (num_replicas > 1) {
+    config.set_router(std::string(RouterName(plan_.options.prefill_router.kind)));
   }
-  auto fleet = Fleet::Create({.router = plan_.options.prefill_router}, std::move(replicas), &reader, {});
+  const auto fleet = FleetReplay::Create(config);
   if (!fleet.ok()) return fleet.status();
-  if (absl::Status status = (*fleet)->Run(); !status.ok()) return status;
-  const auto longest = [](double now, double one) { return std::max(now, one); };
-  int64_t good = 0, total = 0;
-  for (size_t r = 0; r < metrics.size(); ++r) {
-    ::kvblocks::report::v1::Report report;
-    metrics[r]->Fill((*fleet)->result().replicas[r], &report);
-    good += report.goodput().requests_good();
-    total += report.goodput().requests_total();
-    const auto& latency = report.latency();
-    row->set_ttft_p50_ms(longest(row->ttft_p50_ms(), latency.ttft().p50_ms()));
-    row->set_ttft_p99_ms(longest(row->ttft_p99_ms(), latency.ttft().p99_ms()));
-    row->set_tpot_p50_ms(longest(row->tpot_p50_ms(), latency.tpot().p50_ms()));
-    row->set_tpot_p99_ms(longest(row->tpot_p99_ms(), latency.tpot().p99_ms()));
-    const double busy = report.throughput().busy_share() / static_cast<double>(num_replicas);
-    row->set_prefill_busy_share(row->prefill_busy_share() + busy);
-    row->set_decode_busy_share(row->prefill_busy_share());
+  DecodedReader reader(trace_.get(), setup_.reader.speedup);
+  if (absl::Status status = (*fleet)->Run(&reader, {}); !status.ok()) return status;
+  ::kvblocks::fleet::v1::FleetReport report;
+  (*fleet)->Fill(reader, &report);
+  row->set_good_share(report.goodput().good_share());
+  row->set_ttft_p50_ms(report.latency().ttft().p50_ms());
+  row->set_ttft_p99_ms(report.latency().ttft().p99_ms());
+  row->set_tpot_p50_ms(report.latency().tpot().p50_ms());
+  row->set_tpot_p99_ms(report.latency().tpot().p99_ms());
+  for (const auto& replica : report.replicas()) {
+    row->set_prefill_busy_share(row->prefill_busy_share() +
+                                replica.busy_share() / static_cast<double>(num_replicas));
   }
-  if (total > 0) row->set_good_share(static_cast<double>(good) / static_cast<double>(total));
+  row->set_decode_busy_share(row->prefill_busy_share());
   return absl::OkStatus();
 }
 
@@ -213,8 +208,11 @@ absl::StatusOr<pb::SplitSearchReport> FindSplit(const SplitSearchOptions& option
         "--time: got fixed: with steps of one length no latency means anything; expected another "
         "clock");
   }
-  const auto alike = MakeReplaySetup(config);
-  if (!alike.ok()) return alike.status();
+  if (IsFleet(config) || AsksForRouter(config)) {
+    return absl::InvalidArgumentError(
+        "--split-replicas: set next to --replicas, --replica or an option of --router, expected one or "
+        "the other");
+  }
   const auto setup = MakeReplaySetup(OfSplitReplica(config));
   if (!setup.ok()) return setup.status();
   if (absl::Status status = RefuseTiers(*setup); !status.ok()) return status;
@@ -234,7 +232,7 @@ absl::StatusOr<pb::SplitSearchReport> FindSplit(const SplitSearchOptions& option
   report.set_goodput(options.goodput);
   report.set_replicas(options.most_replicas);
   report.set_devices_each(config.tensor_parallel() * config.pipeline_parallel());
-  SplitSearch search(*setup, *alike, *std::move(plan), *std::move(trace), num_threads, quiet);
+  SplitSearch search(*setup, config, *std::move(plan), *std::move(trace), num_threads, quiet);
   const int64_t most = options.most_replicas;
   if (options.goodput == 0) {
     std::vector<Division> all = {{0, most}};
@@ -327,7 +325,6 @@ std::string FormatSplitSearch(const pb::SplitSearchReport& report, bool color) {
               "more replicas are taken to keep no fewer requests, and the divisions of one number to "
               "have one peak");
   }
-  page.Text("note", "latencies of replicas that do both are of the one where they are longest");
   return page.Take();
 }
 

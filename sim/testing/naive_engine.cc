@@ -148,11 +148,7 @@ void NaiveEngine::Abort(std::vector<NaiveRequest*>& aborts, int64_t now) {
 
 void NaiveEngine::Arrive(NaiveRequest* r) {
   r->arrived = true;
-  const int64_t longest = r->prompt + r->output;
-  const int64_t reach =
-      std::max(longest, longest - 1 + (o_.async ? 2 : 1) * o_.drafts + o_.lookahead);
-  if (r->prompt >= o_.max_len ||
-      Ceil(std::min(reach, o_.max_len), o_.block_size) > o_.num_blocks - 1) {
+  if (r->prompt >= o_.max_len || LongestBlocks(*r) > o_.num_blocks - 1) {
     r->ended = true;
     return;
   }
@@ -175,10 +171,6 @@ void NaiveEngine::Leave(NaiveRequest* r) {
   } else {
     FreeAll(r);
   }
-}
-
-void NaiveEngine::Sort() {
-  if (o_.priority) std::sort(waiting_.begin(), waiting_.end(), Before);
 }
 
 // Also one that was preempted since.
@@ -283,7 +275,7 @@ void NaiveEngine::WalkRunning() {
     bool is_victim = false;
     while (!is_victim && Ceil(slots, o_.block_size) - static_cast<int64_t>(r->table.size()) >
                              static_cast<int64_t>(free_.size())) {
-      const auto victim = o_.priority ? std::max_element(running_.begin(), running_.end(), Before)
+      const auto victim = by_priority() ? std::max_element(running_.begin(), running_.end(), Before)
                                       : running_.end() - 1;
       is_victim = *victim == r;
       const bool had_part = std::any_of(step_.begin(), step_.end(),
@@ -293,7 +285,7 @@ void NaiveEngine::WalkRunning() {
       Preempt(*victim);
     }
     if (is_victim) {
-      if (!o_.priority || !o_.as_in_033) return;
+      if (!by_priority() || !o_.as_in_033) return;
       --i;
       continue;
     }
@@ -345,6 +337,9 @@ void NaiveEngine::Admit(size_t num_walked) {
     waiting_.insert(waiting_.begin(), aside.begin(), aside.end());
     Sort();
   };
+  if (budget_ > 0 && slots_ > o_.draft_slots && static_cast<int64_t>(running_.size()) < most) {
+    SortByHits();
+  }
   while (!waiting_.empty() && budget_ > 0 && slots_ > o_.draft_slots &&
          static_cast<int64_t>(running_.size()) < most) {
     NaiveRequest* r = waiting_.front();
@@ -367,6 +362,7 @@ void NaiveEngine::Admit(size_t num_walked) {
       waiting_.pop_front();
       continue;
     }
+    if (!HasReserve(*r)) break;
     int64_t idle_hits = 0;
     for (int id : hits) idle_hits += references_[id] == 0;
     if (offer.tokens > 0 && offer.load.mode == LoadMode::kAsync) {

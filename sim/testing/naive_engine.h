@@ -16,20 +16,25 @@
 #include <vector>
 
 #include "kvblocks/sim/engine/retention_rules.h"
+#include "kvblocks/sim/engine/scheduler_options.h"
 #include "kvblocks/sim/testing/scripted_connector.h"
 
 namespace kvblocks::sim {
 
 struct NaiveOptions {
   int64_t block_size, num_blocks, budget, max_seqs, max_len, threshold, drafts, lookahead, accepted;
-  bool chunked, priority, gate, append_all, async;
+  bool chunked;
+  SchedulingPolicy policy;
+  bool gate, append_all, async;
   int64_t watermark_blocks;
   bool as_in_033;  // or as in 0.25
   bool adaptive;
   int64_t scheduled_budget = 0, draft_slots = 0, max_active = 0, interval = 1;  // 0: no limit
+  uint64_t policy_seed = 0;
   std::vector<RetentionRule> retention = {};
   int64_t most_retained = 0;
   ConnectorScript script = {};  // what comes from elsewhere
+  bool fails_lost = false;      // who misses some of it ends
   std::vector<int64_t> stages = {1};  // of a pipeline: seconds that each takes for a step
 };
 
@@ -109,6 +114,7 @@ class NaiveEngine {
 
   void Arrive(NaiveRequest* r);
   void Leave(NaiveRequest* r);
+  bool by_priority() const { return o_.policy == SchedulingPolicy::kPriority; }
   void Sort();
   bool IsUnderWay(const NaiveRequest& r) const;
   int64_t Computed(const NaiveRequest& r) const;
@@ -133,6 +139,14 @@ class NaiveEngine {
   bool Pads(size_t num_walked, int64_t hit_tokens) const;
   void Admit(size_t num_walked);
   int64_t Part(const NaiveRequest& r, int64_t computed, size_t num_walked, bool* padded) const;
+
+  // naive_order.cc
+  void SortByHits();
+  size_t BlocksHit(const NaiveRequest& r) const;
+  void SortByLongestPrefix();
+  void SortByPrefixTree();
+  int64_t LongestBlocks(const NaiveRequest& r) const;
+  bool HasReserve(const NaiveRequest& r) const;
 
   // naive_loads.cc
   struct Offer {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvblocks/block_pool/check.h"
 #include "kvblocks/checks/status_text.h"
+#include "kvblocks/sim/engine/scheduler_options.h"
 
 namespace kvblocks::sim {
 
@@ -34,6 +35,7 @@ absl::StatusOr<std::unique_ptr<TierConnector>> TierConnector::Create(Options opt
   connector->job_of_.resize(num_tiers);
   connector->written_.resize(num_tiers);
   connector->tier_totals_.resize(num_tiers);
+  connector->last_lookup_.resize(num_tiers);
   return connector;
 }
 
@@ -55,10 +57,12 @@ absl::Status TierConnector::Attach(const KvCacheManager& manager) {
     }
     has_lead = has_lead || group.is_cacheable();
   }
+  keeps_parts_ = manager.num_groups() == 1 && manager.group(0).is_full_type();
   return absl::OkStatus();
 }
 
 void TierConnector::OnRunStart(const RunInfo& info) {
+  fails_lost_ = info.scheduler->load_failure_policy == LoadFailurePolicy::kFail;
   if (manager_ == info.manager) return;
   const absl::Status status = Attach(*info.manager);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
@@ -122,9 +126,14 @@ void TierConnector::Begin(Job job, absl::Span<const int64_t> read_bytes,
 }
 
 void TierConnector::End(const Job& job, SimTime now) {
+  const bool fails = job.bad_tier != offload::kDevice;
   const absl::Status status =
-      job.is_load ? offload_->CompleteLoad(job.ticket) : offload_->CompleteStore(job.ticket);
+      !job.is_load ? offload_->CompleteStore(job.ticket)
+      : fails      ? offload_->FailLoad(job.ticket, OffloadManager::AfterFailure::kKeep)
+                   : offload_->CompleteLoad(job.ticket);
   KVBLOCKS_CHECK(status.ok(), status.ToString());
+  // It may have been evicted since the load began.
+  if (fails) offload_->Evict(job.bad_tier, job.bad_key).IgnoreError();
   if (!job.is_load) return;
   load_totals_.load_time += now - job.start;
   if (job.load < 0) return;
@@ -200,6 +209,18 @@ ExternalMatch TierConnector::Match(const SimRequest& request, int64_t num_hit_to
   return match;
 }
 
+// One chunk of the load, so that what stands before it in the prompt arrives.
+void TierConnector::DrawFailure(const offload::LoadPlan& plan, const KvLoad& load, Job* job) {
+  if (options_.load_failures <= 0 || plan.reads.empty()) return;
+  if (static_cast<double>(failures_() >> 11) * 0x1p-53 >= options_.load_failures) return;
+  const offload::ChunkRead& bad = plan.reads[failures_() % plan.reads.size()];
+  job->bad_tier = bad.tier;
+  job->bad_key = offload_->tier(bad.tier).chunk(bad.slot).key;
+  const int64_t begin = bad.first_block * manager_->group(bad.group).block_size();
+  job->num_tokens =
+      std::clamp<int64_t>(begin - load.num_hit_tokens, 0, load.num_tokens - 1);
+}
+
 void TierConnector::StartLoad(const KvLoad& load, const KvCacheManager& manager, SimTime now) {
   Advance(now);
   const PrefixContent& content = load.request->kv->content();
@@ -208,6 +229,7 @@ void TierConnector::StartLoad(const KvLoad& load, const KvCacheManager& manager,
   KVBLOCKS_CHECK(plan.ok(), plan.status().ToString());
   std::vector<int64_t> bytes(reads_.size()), none(reads_.size());
   std::vector<bool> is_read(reads_.size());
+  for (TierLookup& lookup : last_lookup_) lookup.loaded_tokens = 0;
   for (const offload::ChunkRead& read : plan->reads) {
     const auto t = static_cast<size_t>(read.tier);
     bytes[t] += read.bytes;
@@ -215,7 +237,9 @@ void TierConnector::StartLoad(const KvLoad& load, const KvCacheManager& manager,
     if (!is_read[t]) ++tier_totals_[t].num_loads;
     is_read[t] = true;
     if (read.group == lead_group_) {
-      tier_totals_[t].num_hit_tokens += read.num_blocks * manager.group(lead_group_).block_size();
+      const int64_t tokens = read.num_blocks * manager.group(lead_group_).block_size();
+      tier_totals_[t].num_hit_tokens += tokens;
+      last_lookup_[t].loaded_tokens += tokens;
     }
   }
   ++load_totals_.num_loads;
@@ -224,6 +248,7 @@ void TierConnector::StartLoad(const KvLoad& load, const KvCacheManager& manager,
   Job job{.ticket = plan->ticket, .is_load = true, .num_tokens = load.num_tokens};
   if (load.mode == LoadMode::kAsync) {
     job.load = load.load;
+    DrawFailure(*plan, load, &job);
     ++num_async_loads_;
   } else {
     for (size_t t = 0; t < bytes.size(); ++t) {
@@ -289,7 +314,9 @@ void TierConnector::Write(const offload::StorePlan& plan, SimTime now) {
     if (write.from_tier != offload::kDevice) {
       read[static_cast<size_t>(write.from_tier)] += write.bytes;
     }
-    tier_totals_[t].num_distinct += written_[t].insert(write.key.Mixed()).second;
+    if (!options_.leave_out_misses) {
+      tier_totals_[t].num_distinct += written_[t].insert(write.key.Mixed()).second;
+    }
   }
   Begin({.ticket = plan.ticket}, read, written, now);
 }
@@ -297,8 +324,11 @@ void TierConnector::Write(const offload::StorePlan& plan, SimTime now) {
 bool TierConnector::OnLeave(const SimRequest& request, const KvCacheManager& manager, LeaveCause,
                             int64_t, SimTime now) {
   Advance(now);
-  if (request.state != RequestState::kLoading) Store(request, manager, request.num_settled, now);
-  offload_->RequestFinished(request.kv->content(), request.num_settled);
+  int64_t end = request.num_settled;
+  // Of a load that failed the scheduler may not have taken note yet.
+  if (request.num_arrived >= 0) end = std::min(end, request.num_load_hits + request.num_arrived);
+  if (request.state != RequestState::kLoading) Store(request, manager, end, now);
+  offload_->RequestFinished(request.kv->content(), end);
   return false;
 }
 
@@ -334,21 +364,55 @@ void TierConnector::OnAdmission(const AdmissionRecord& record, SimTime) {
   stored_[&request] = record.num_hit_tokens;
   load_totals_.num_not_worth_it += static_cast<int64_t>(declined_.erase(&request));
   offload_->Touch(content, found);
+  CountMisses(record);
   if (record.is_resume) return;
+  for (size_t t = 0; t < last_lookup_.size(); ++t) {
+    for (size_t i = 0; i < kNumTierMisses; ++i) {
+      tier_totals_[t].missed_tokens[i] += last_lookup_[t].missed_tokens[i];
+    }
+  }
   ++load_totals_.num_admissions;
   load_totals_.num_known_tokens += record.num_queried_tokens;
   load_totals_.num_device_tokens += record.num_hit_tokens;
   load_totals_.num_loaded_tokens += record.num_external_tokens;
-  CountMisses(content, found, record.num_queried_tokens - 1);
 }
 
-void TierConnector::CountMisses(const PrefixContent& content, int64_t begin, int64_t end) {
+// After a load that brought nothing.
+void TierConnector::OnReadmission(const AdmissionRecord& record, SimTime) {
+  const SimRequest& request = *record.request;
+  stored_[&request] = record.num_hit_tokens;
+  declined_.erase(&request);
+  offload_->Touch(request.kv->content(), record.num_hit_tokens + record.num_external_tokens);
+  CountMisses(record);
+  if (!record.is_resume) load_totals_.num_loaded_tokens += record.num_external_tokens;
+}
+
+void TierConnector::OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime) {
+  if (num_tokens == request.num_load_tokens) return;
+  int64_t kept = 0;
+  if (keeps_parts_ && !fails_lost_) {
+    const int64_t end = request.num_load_hits + num_tokens;
+    kept = std::max<int64_t>(end - end % manager_->group(0).block_size() - request.num_load_hits, 0);
+  }
+  const int64_t lost = request.num_load_tokens - kept;
+  ++load_totals_.num_failed;
+  load_totals_.num_lost_tokens += lost;
+  if (!request.was_preempted()) load_totals_.num_loaded_tokens -= lost;
+}
+
+void TierConnector::CountMisses(const AdmissionRecord& record) {
+  if (options_.leave_out_misses) return;
+  const PrefixContent& content = record.request->kv->content();
+  const int64_t begin = record.num_hit_tokens + record.num_external_tokens;
+  const int64_t end = record.num_queried_tokens - 1;
   const int64_t block_size = manager_->group(lead_group_).block_size();
   const int64_t per_block = block_size / manager_->hash_block_size();
   for (TierId t = 0; t < offload_->num_tiers(); ++t) {
     const offload::Tier& tier = offload_->tier(t);
     const int64_t per_chunk = tier.options().blocks_per_chunk;
-    auto& missed = tier_totals_[static_cast<size_t>(t)].missed_tokens;
+    TierLookup& lookup = last_lookup_[static_cast<size_t>(t)];
+    if (record.num_external_tokens == 0) lookup.loaded_tokens = 0;
+    lookup.missed_tokens = {};
     for (int64_t p = begin / block_size; (p + 1) * block_size <= end; ++p) {
       const int64_t chunk = p / per_chunk;
       TierMiss miss = TierMiss::kNeverStored;
@@ -362,7 +426,7 @@ void TierConnector::CountMisses(const PrefixContent& content, int64_t begin, int
           miss = TierMiss::kEvicted;
         }
       }
-      missed[static_cast<size_t>(miss)] += block_size;
+      lookup.missed_tokens[static_cast<size_t>(miss)] += block_size;
     }
   }
 }

@@ -8,7 +8,8 @@
 //
 // Stores begin at the end of the step that completed a block of a prompt, and when a request leaves
 // for those of its output. Nothing waits for them: blocks that the device reuses are taken to have
-// been read before. Tiers that take what the device evicts need the manager's events.
+// been read before. A share of the asynchronous loads can fail: one chunk, drawn among those that are
+// read, cannot be read, which is noticed when the load ends; the chunk leaves its tier. Tiers that take what the device evicts need the manager's events.
 //
 // Always: deterministic; every ticket of the index belongs to a job here, and every job ends when its
 // transfers do, whatever became of the request. Cost: per admission and per store a hash look-up per
@@ -21,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <random>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -53,6 +55,13 @@ struct TierTotals {
   std::array<int64_t, kNumTierMisses> missed_tokens = {};  // of first admissions
 };
 
+// One look-up, in one tier.
+struct TierLookup {
+  int64_t loaded_tokens = 0;
+  // Full blocks of the prompt that neither the pool nor a load had.
+  std::array<int64_t, kNumTierMisses> missed_tokens = {};
+};
+
 struct LoadTotals {
   int64_t num_admissions = 0;  // first ones
   int64_t num_known_tokens = 0;   // theirs
@@ -64,6 +73,8 @@ struct LoadTotals {
   // What computing the loaded tokens would have taken, each load alone in a step.
   SimTime compute_time = 0;
   SimTime load_time = 0;  // start to end, of loads that ended
+  int64_t num_failed = 0;       // loads
+  int64_t num_lost_tokens = 0;  // of them, of no use; num_loaded_tokens is without those of its admissions
 };
 
 class TierConnector final : public KvConnector, public EngineObserver {
@@ -75,6 +86,11 @@ class TierConnector final : public KvConnector, public EngineObserver {
     // Of a block on one device, per group.
     std::vector<int64_t> group_block_bytes;
     const StepTimeModel* step_time = nullptr;  // not owned
+    double load_failures = 0;  // share of asynchronous loads
+    uint64_t seed = 0;         // of the draws
+    // For what never ends: what was written is not remembered, and num_distinct and missed_tokens
+    // stay 0. Memory is bounded by the tiers then.
+    bool leave_out_misses = false;
   };
 
   // InvalidArgument names the tier.
@@ -96,12 +112,17 @@ class TierConnector final : public KvConnector, public EngineObserver {
   bool NeedsEveryRecord() const override { return false; }
   void OnRunStart(const RunInfo& info) override;
   void OnAdmission(const AdmissionRecord& record, SimTime now) override;
+  void OnReadmission(const AdmissionRecord& record, SimTime now) override;
+  void OnLoadFinished(const SimRequest& request, int64_t num_tokens, SimTime now) override;
   void OnStepFinished(const StepRecord& step) override;
   void OnFinish(const SimRequest& request, SimTime now) override;
   void OnKvEvents(absl::Span<const KvEvent> events, SimTime now) override;
 
   const Options& options() const { return options_; }
+  bool fails_lost() const { return fails_lost_; }  // of the scheduler's options
   const offload::OffloadManager& offload() const { return *offload_; }
+  // Of the latest admission, per tier.
+  const std::vector<TierLookup>& last_lookup() const { return last_lookup_; }
   const std::vector<TierTotals>& tier_totals() const { return tier_totals_; }
   const LoadTotals& load_totals() const { return load_totals_; }
   // Null: free.
@@ -117,9 +138,12 @@ class TierConnector final : public KvConnector, public EngineObserver {
     offload::TicketId ticket = 0;
     bool is_load = false;
     int64_t load = -1;  // asynchronous: its number
-    int64_t num_tokens = 0;
+    int64_t num_tokens = 0;  // that arrive
     SimTime start = 0;
     int num_open = 0;  // transfers
+    // What cannot be read; no tier: all can.
+    offload::TierId bad_tier = offload::kDevice;
+    offload::ChunkKey bad_key = {};
   };
   struct Wire {
     size_t tier = 0;
@@ -127,7 +151,8 @@ class TierConnector final : public KvConnector, public EngineObserver {
     int64_t transfer = 0;
   };
 
-  explicit TierConnector(Options options) : options_(std::move(options)) {}
+  explicit TierConnector(Options options)
+      : options_(std::move(options)), failures_(options_.seed) {}
   static const LinkTotals* TotalsOf(const std::optional<Link>& link) {
     return link ? &link->totals() : nullptr;
   }
@@ -143,14 +168,18 @@ class TierConnector final : public KvConnector, public EngineObserver {
   void Store(const SimRequest& request, const KvCacheManager& manager, int64_t end, SimTime now);
   void Write(const offload::StorePlan& plan, SimTime now);
   SimTime ComputeTime(int64_t num_context, int64_t num_tokens) const;
+  void DrawFailure(const offload::LoadPlan& plan, const KvLoad& load, Job* job);
   SimTime TransferTime(absl::Span<const int64_t> bytes, SimTime now) const;
-  void CountMisses(const PrefixContent& content, int64_t begin, int64_t end);
+  void CountMisses(const AdmissionRecord& record);
 
   Options options_;
+  std::mt19937_64 failures_;
   const KvCacheManager* manager_ = nullptr;
   std::unique_ptr<offload::OffloadManager> offload_;
   GroupId lead_group_ = 0;        // whose tokens are counted
   bool has_all_blocks_ = true;    // of what is computed, in all groups
+  bool keeps_parts_ = false;      // of failed loads, as the scheduler does
+  bool fails_lost_ = false;       // nothing of them is of use: their requests end
   std::vector<std::optional<Link>> reads_, writes_;  // per tier
   absl::flat_hash_map<int64_t, Job> jobs_;
   // Per tier, reads and writes apart: transfer to job.
@@ -165,6 +194,7 @@ class TierConnector final : public KvConnector, public EngineObserver {
   absl::flat_hash_set<const SimRequest*> declined_;  // at their last look-up: computing is faster
   std::vector<absl::flat_hash_set<uint64_t>> written_;  // per tier, every chunk ever
   std::vector<TierTotals> tier_totals_;
+  std::vector<TierLookup> last_lookup_;
   LoadTotals load_totals_;
   SimTime now_ = 0;
 };
