@@ -93,8 +93,8 @@ unknown option --eagle|replay --eagle
 --load: got "sync", expected --tier beside it|replay --load=sync
 --load-if: got "faster", expected --tier beside it|replay --load-if=faster
 --tier: got host:1GiB:read=free, expected nothing: --tiers|curve --tier=host:1GiB:read=free
---load-failures: got 0.1, expected 0 with --load=sync|replay --tier=host:1GiB:read=free --load=sync --load-failures=0.1
---load-failures: got 0.1, expected --tier beside it|replay --load-failures=0.1
+--load-failures: got "0.1", expected 0 with --load=sync|replay --tier=host:1GiB:read=free --load=sync --load-failures=0.1
+--load-failures: got "0.1", expected --tier beside it|replay --load-failures=0.1
 --load-failure-policy: got "recompute", expected --load-failures|replay --tier=host:1GiB:read=free --load-failure-policy=recompute
 --lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers|replay --tier=host:1GiB:read=free --lookahead-hashes
 policy is "ttl", expected arc.fifo.gdsf.hazard.lfu.lirs.lru.s3fifo|replay --tier=host:1GiB:read=free:policy=ttl

@@ -59,7 +59,8 @@ absl::Status ReplicaSet::Add(const SimulationConfig& config, const StepTimeModel
   next_.push_back(kNever);
   loads_.emplace_back();
   ended_outputs_.push_back(0);
-  may_wait_too_long_ |= config.max_queue_time > 0;
+  may_be_cut_short_ |= config.max_queue_time > 0 ||
+                       config.scheduler.load_failure_policy == LoadFailurePolicy::kFail;
   return absl::OkStatus();
 }
 
@@ -131,7 +132,7 @@ absl::Status ReplicaSet::TakeArrivals() {
       request->max_output = 1;
     }
     sessions_may_end_ |= request->spec.session != 0 &&
-                         (may_wait_too_long_ || request->spec.abort_after_ns > 0);
+                         (may_be_cut_short_ || request->spec.abort_after_ns > 0);
     if (absl::Status status = owner_->OnArrived(request); !status.ok()) return status;
   }
 }

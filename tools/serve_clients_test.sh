@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# kvsim serve with clients that others wrote: the openai package, vLLM's benchmark and its event decoder and block hashes,
-# and list of metrics, AIPerf, vllm-router with KV-aware routing in front of four servers, Prometheus' own parser, Hugging Face's
+# kvsim serve with clients that others wrote: the openai package, vLLM's benchmark, event decoder, block hashes and list
+# of metrics, AIPerf, vllm-router with KV-aware routing in front of four servers, Prometheus' own parser, Hugging Face's
 # tokenizers.
 #   tools/serve_clients_test.sh [FOLDER]
 # FOLDER: a virtual environment that has vLLM 0.33.0 already, or where to make one. Without it one is made in

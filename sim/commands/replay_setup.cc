@@ -439,9 +439,9 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
     return Bad("--load-failure-policy", config.load_failure_policy(),
                "--load-failures=SHARE beside it, which it is about");
   }
-  setup->simulation.scheduler.load_failure_policy = config.load_failure_policy() == "recompute"
-                                                        ? LoadFailurePolicy::kRecompute
-                                                        : LoadFailurePolicy::kFail;
+  if (options.load_failures > 0 && config.load_failure_policy() == "fail") {
+    setup->simulation.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
+  }
   options.step_time = setup->step_time.get();
   for (const KvCacheGroup& group : simulation.kv_cache.groups) {
     const auto num_layers = static_cast<int64_t>(std::max<size_t>(group.layer_names.size(), 1));

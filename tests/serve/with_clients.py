@@ -267,7 +267,7 @@ def with_aiperf():
         ttft, itl = average("time_to_first_token"), average("inter_token_latency")
         here_ttft, here_itl = mean("vllm:time_to_first_token_seconds"), mean("vllm:inter_token_latency_seconds")
         print(f"   AIPerf: TTFT {ttft:.2f} ms, ITL {itl:.2f} ms; the server: {here_ttft:.2f} ms, {here_itl:.2f} ms")
-        check("aiperf: TTFT is the server's, and at most 25 ms of HTTP and client", here_ttft - 1 < ttft < here_ttft + 25)
+        check("aiperf: TTFT is the server's, and at most 40 ms of tokenizer, HTTP and client", here_ttft - 1 < ttft < here_ttft + 40)
         check("aiperf: ITL is the server's to 5 %", abs(itl - here_itl) < 0.05 * here_itl)
         scraped = os.path.join(folder, "server_metrics_export.json")
         check("aiperf: it takes the server's metrics", os.path.exists(scraped), os.listdir(folder))
