@@ -13,7 +13,8 @@ namespace kvblocks::sim {
 
 struct SimulationResult {
   SimTime end_time = 0;   // the clock when the run ended
-  SimTime busy_time = 0;  // sum of the steps' durations
+  SimTime busy_time = 0;  // in which steps were on the device
+  SimTime stage_time = 0;  // sum over pipeline stages of the time that they compute
   SimTime copy_time = 0;  // the part of it that copies of blocks took
   SimTime load_time = 0;  // and that steps waited for KV from elsewhere
   int64_t copied_bytes = 0;  // on one device

@@ -74,7 +74,7 @@ namespace {
 
 // The name that engines' users type.
 std::string_view AliasOf(std::string_view field) {
-  return field == "tensor_parallel" ? "--tp" : "";
+  return field == "tensor_parallel" ? "--tp" : field == "pipeline_parallel" ? "--pp" : "";
 }
 
 void Bind(const OptionRow& row, OptionParser* options, ReplayConfig* given) {
@@ -246,8 +246,9 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
       config->cache_all_blocks()) {
     config->set_retention_interval(-1);
   }
-  if (!file.has_async() && !given.has_async() && config->num_draft_tokens() > 0 &&
-      config->drafter() == "ngram" && version < EngineVersion::kVllm033) {
+  const bool drafts_in_turn = config->num_draft_tokens() > 0 && config->drafter() == "ngram";
+  if (!file.has_async() && !given.has_async() && version < EngineVersion::kVllm033 &&
+      (drafts_in_turn || config->pipeline_parallel() > 1)) {
     config->set_async(false);  // not both at once then (V-78)
   }
   if (!config->tier().empty()) {

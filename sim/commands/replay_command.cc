@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,8 @@
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/commands/replay_setup.h"
 #include "kvblocks/sim/commands/report_output.h"
+#include "kvblocks/sim/commands/split_input.h"
+#include "kvblocks/sim/commands/split_replay.h"
 #include "kvblocks/sim/curve/possible_pools.h"
 #include "kvblocks/sim/fleet/fleet_page.h"
 #include "kvblocks/sim/fleet/fleet_table.h"
@@ -25,6 +28,7 @@
 #include "kvblocks/sim/report/step_rows.h"
 #include "kvblocks/sim/report/tier_section.h"
 #include "kvblocks/sim/simulation.h"
+#include "kvblocks/sim/split/split_metrics.h"
 #include "kvblocks/sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
@@ -43,6 +47,8 @@ Examples
                                                    cache behaviour only
   kvsim replay trace.jsonl.gz --replicas=4 --router=prefix
                                                    four of them behind a router
+  kvsim replay trace.jsonl.gz --prefill-replicas=2 --decode-replicas=2
+                                                   prompts computed apart from decodes
   kvsim replay trace.jsonl.gz --slo=ttft:2s:p99,tpot:50ms --json > report.json
   zcat trace.jsonl.gz | kvsim replay - --csv=requests.csv --quiet
 
@@ -73,6 +79,7 @@ class ReplayCommand final : public Command {
     exports_.AddOptions(options_, kOutput);
     events_.AddOptions(options_, kOutput);
     output_.AddTerminal(options_, kOutput, "neither table nor progress");
+    split_.AddOptions(options_, /*with_replicas=*/true);
     input_.AddOptions();
     options_->set_footer(kReplayFooter);
   }
@@ -83,6 +90,8 @@ class ReplayCommand final : public Command {
  private:
   absl::Status CheckOutputs(const ReplayConfig& config);
   absl::Status CheckFleetOutputs() const;
+  absl::Status CheckSplitOutputs() const;
+  ExitStatus RunSplit(const ReplayConfig& config, const ReplaySetup& setup);
   absl::Status ReplayFleet(const ReplayConfig& config, FleetReplay& fleet,
                            ::kvblocks::fleet::v1::FleetReport* report);
   ExitStatus RunFleet(const ReplayConfig& config);
@@ -93,6 +102,7 @@ class ReplayCommand final : public Command {
 
   OptionParser* options_;
   ReplayInput input_;
+  SplitInput split_;
   ReplayExports exports_;
   EventExport events_;
   ReportOutput output_;
@@ -122,6 +132,20 @@ absl::Status ReplayCommand::CheckFleetOutputs() const {
         absl::StrCat(option, " works with one replica only; --json has all that several report"));
   }
   return absl::OkStatus();
+}
+
+// Those that say nothing of replicas of two kinds.
+absl::Status ReplayCommand::CheckSplitOutputs() const {
+  const ReportOutput::File others[] = {{"--csv", output_.csv()},
+                                       {"--html", output_.html()},
+                                       {"--events", events_.is_asked_for() ? "asked for" : ""},
+                                       {"--print-config", print_config_ ? "asked for" : ""}};
+  for (const auto& [option, value] : others) {
+    if (value.empty()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(option, " has no use with --prefill-replicas and --decode-replicas"));
+  }
+  return CheckFleetOutputs();
 }
 
 absl::Status ReplayCommand::ReplayFleet(const ReplayConfig& config, FleetReplay& fleet,
@@ -167,6 +191,24 @@ ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config) {
       output_.Print("replay", report,
                     {.table = [&](bool color) { return FormatFleet(report, color); },
                      .page = [&] { return FleetPage(report); }});
+  if (printed != kDone) return printed;
+  return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
+}
+
+ExitStatus ReplayCommand::RunSplit(const ReplayConfig& config, const ReplaySetup& setup) {
+  const auto asked = input_.Asked();
+  if (!asked.ok()) return Fail("replay", asked.status());
+  for (const absl::Status& status :
+       {CheckSplitReport(*asked), CheckSplitOutputs(), CheckOutputs(config)}) {
+    if (!status.ok()) return Fail("replay", status);
+  }
+  const auto plan = split_.Configure(setup);
+  if (!plan.ok()) return Fail("replay", plan.status());
+  ::kvblocks::split::v1::SplitReport report;
+  absl::Status status = ReplaySplit(config, setup, *plan, output_.quiet(), &report);
+  if (!status.ok()) return Fail("replay", status);
+  const ExitStatus printed = output_.Print(
+      "replay", report, {.table = [&](bool color) { return FormatSplit(report, color); }});
   if (printed != kDone) return printed;
   return report.has_goodput() && !report.goodput().met() ? kMissed : kDone;
 }
@@ -257,11 +299,21 @@ ExitStatus ReplayCommand::PrintConfig(const ReplayConfig& config) const {
 }
 
 ExitStatus ReplayCommand::Run() {
-  const auto config = input_.Configure();
+  auto config = input_.Configure();
   if (!config.ok()) return Fail("replay", config.status());
+  if (absl::Status status = split_.Check(); !status.ok()) return Fail("replay", status);
+  if (split_.is_split()) {
+    if (IsFleet(*config) || AsksForRouter(*config)) {
+      return Fail("replay", absl::InvalidArgumentError(
+                                "--prefill-replicas and --decode-replicas: set next to --replicas, "
+                                "--replica or an option of --router, expected one or the other"));
+    }
+    *config = OfSplitReplica(*std::move(config));
+  }
   if (IsFleet(*config)) return RunFleet(*config);
   auto setup = MakeReplaySetup(*config);
   if (!setup.ok()) return Fail("replay", setup.status());
+  if (split_.is_split()) return RunSplit(*config, *setup);
   if (const auto fleet = MakeFleetOptions(*config); !fleet.ok()) {
     return Fail("replay", fleet.status());
   }

@@ -39,7 +39,7 @@ struct ReplaySetup {
   std::string num_blocks_source;  // "given", or the sum
   std::string plan;               // policy: "upstream", "exact"; "given" for listed groups
   std::string layout;             // of the pool, if it was planned
-  int64_t block_bytes = 0;        // on one device; 0 in the native layout
+  int64_t block_bytes = 0;        // on one device, of the largest stage; 0 in the native layout
   int64_t chunk_bytes = 0;        // likewise, in the native layout only
   // What a device has beside the model, if the pool was not sized by it; negative: nothing.
   std::optional<int64_t> beside_model_bytes;

@@ -32,7 +32,9 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
       observer_(observer),
       sampler_(options.acceptance, options.num_draft_tokens),
       max_model_len_(manager->options().max_model_len),
-      waiting_(options.policy, options.policy_seed) {
+      waiting_(options.policy, options.policy_seed),
+      steps_(static_cast<size_t>(options.pipeline_stages + (options.async ? 1 : 0))),
+      step_(&steps_[0]) {
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     const SingleTypeManager& group = manager_->group(g);
     is_all_full_attention_ = is_all_full_attention_ && group.keeps_all_blocks();
@@ -84,7 +86,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvCacheManager* manager,
 void Scheduler::LeaveOutQuiet() {
   leaves_out_quiet_ = !options_.exact_steps && is_all_full_attention_ &&
                       manager_->pool().chunks() == nullptr && options_.num_draft_tokens == 0 &&
-                      options_.num_lookahead_tokens == 0;
+                      options_.num_lookahead_tokens == 0 && options_.pipeline_stages == 1;
 }
 
 // --- Requests coming and going ---
@@ -123,11 +125,12 @@ int64_t Scheduler::NumBlocksFor(const SimRequest& request, int64_t num_tokens) c
 }
 
 int64_t Scheduler::LongestNumSlots(const SimRequest& request) const {
-  // The last output token is never computed; the drafts of all steps under way and the lookahead
-  // reach beyond it.
+  // The last output token is never computed; the drafts of a request's steps under way and the
+  // lookahead reach beyond it.
   const int64_t longest = request.num_prompt + request.max_output;
   const int64_t reach =
-      longest - 1 + max_in_flight() * options_.num_draft_tokens + options_.num_lookahead_tokens;
+      longest - 1 + (options_.async ? 2 : 1) * options_.num_draft_tokens +
+      options_.num_lookahead_tokens;
   return std::min(std::max(longest, reach), max_model_len_);
 }
 

@@ -10,7 +10,11 @@
 // has placeholders for the tokens that are still to come, and computed tokens count drafts as if
 // they will be accepted, until ProcessOutputs puts both right. Only known tokens are registered in
 // the prefix table. A request that ends while a later step of it is under way wastes that step's
-// tokens; one that is preempted keeps the token that arrives later.
+// tokens; one that is preempted keeps the token that arrives later, and waits for it.
+//
+// With p pipeline stages p steps are under way, and one more with options.async. Then a request whose
+// token is in the pipeline is passed over until that comes back: its tokens are p calls apart. Calls
+// that schedule nothing while steps are under way count, as they do in the engine (V-78).
 //
 // With partial hits a step begins with copies of blocks. They hold their blocks until the step's
 // outputs are processed. Who runs alone and finds no block because of that waits for it; where groups
@@ -36,7 +40,6 @@
 #ifndef KVBLOCKS_SIM_ENGINE_SCHEDULER_H_
 #define KVBLOCKS_SIM_ENGINE_SCHEDULER_H_
 
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -113,7 +116,7 @@ class Scheduler {
   void Abort(SimRequest& request, AbortCause cause, SimTime now);
 
   // Decides the next step. step().scheduled is empty if nothing can run; otherwise the step is
-  // under way from now on. REQUIRES: num_in_flight() < max_in_flight().
+  // under way from now on. REQUIRES: has_room().
   void Schedule(SimTime now);
 
   // Emits the tokens of the oldest step under way and ends requests; returns its record, completed,
@@ -123,7 +126,11 @@ class Scheduler {
   int64_t num_in_flight() const { return num_in_flight_; }
   // The step that ProcessOutputs takes next. REQUIRES: num_in_flight() > 0.
   const StepRecord& oldest_step() { return InFlight(0).record; }
-  int64_t max_in_flight() const { return options_.async ? kMaxInFlight : 1; }
+  int64_t max_in_flight() const { return static_cast<int64_t>(steps_.size()); }
+  // Whether one more call comes before the oldest step's end.
+  bool has_room() const { return queue_length_ < max_in_flight(); }
+  // When the device has the tokens that the step just scheduled goes on from; 0: at once.
+  SimTime InputsReady();
 
   // Of the last Schedule; device_start and end are the caller's to fill.
   StepRecord& step() { return step_->record; }
@@ -169,14 +176,14 @@ class Scheduler {
   void TellTime(SimTime now);
   void Retain(const SimRequest& request);
 
-  static constexpr int64_t kMaxInFlight = 2;
   struct Step {
     StepRecord record;
     std::vector<ScheduledRecord> scheduled;
     std::vector<OutputRecord> outputs;
     std::vector<BlockCopy> copies;
+    int64_t num_empty_behind = 0;  // calls behind it, before the next step
   };
-  Step& InFlight(int64_t i) { return steps_[static_cast<size_t>((oldest_ + i) % kMaxInFlight)]; }
+  Step& InFlight(int64_t i) { return steps_[static_cast<size_t>((oldest_ + i) % max_in_flight())]; }
 
   // scheduler_step.cc: one step.
   bool has_copies() const {
@@ -293,13 +300,16 @@ class Scheduler {
   int64_t wakeful_until_ = 0;  // step
 
   // Steps under way, the oldest first, then the next one to be scheduled.
-  std::array<Step, kMaxInFlight> steps_;
+  std::vector<Step> steps_;
   int64_t oldest_ = 0;
   int64_t num_in_flight_ = 0;
+  int64_t queue_length_ = 0;  // calls since that of the oldest step, with it
+  int64_t num_calls_ = 0;
+  int64_t needed_step_ = -1;  // the last one whose tokens the step just scheduled goes on from
   int64_t num_scheduled_steps_ = 0;  // not empty
 
   // The step that is being scheduled.
-  Step* step_ = &steps_[0];
+  Step* step_ = nullptr;
   int64_t budget_ = 0;
   int64_t slot_budget_ = 0;   // of which draft slots take a part, too
   int64_t longest_part_ = 0;  // of one request, in tokens

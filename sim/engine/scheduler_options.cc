@@ -48,6 +48,7 @@ absl::Status Validate(const SchedulerOptions& options) {
       {"max_num_active_seqs", options.max_num_active_seqs, 0, options.max_num_seqs},
       {"prefill_schedule_interval", options.prefill_schedule_interval, 1, kMaxBatchedTokens},
       {"long_prefill_token_threshold", options.long_prefill_token_threshold, 0, kMaxBatchedTokens},
+      {"pipeline_stages", options.pipeline_stages, 1, kMostPipelineStages},
       {"num_draft_tokens", options.num_draft_tokens, 0, kMaxDraftTokens},
       {"num_lookahead_tokens", options.num_lookahead_tokens, 0, kMaxDraftTokens},
   };

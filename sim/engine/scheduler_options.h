@@ -57,6 +57,8 @@ enum class LoadFailurePolicy {
   kFail,       // it ends with an error, and its blocks are free
 };
 
+inline constexpr int64_t kMostPipelineStages = 64;
+
 struct SchedulerOptions {
   SchedulerRules rules;
 
@@ -82,6 +84,9 @@ struct SchedulerOptions {
   bool reserve_full_isl = true;
   // A step is scheduled while the one before it runs, without knowing its outputs.
   bool async = true;
+  // p, each with a part of the layers. So many steps are under way at once, and one more with async
+  // (SM-28, V-78).
+  int64_t pipeline_stages = 1;
 
   int64_t num_draft_tokens = 0;      // K, proposed after each step that emits a token
   int64_t num_lookahead_tokens = 0;  // LA, slots the drafter writes ahead

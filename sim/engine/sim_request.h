@@ -64,6 +64,10 @@ struct SimRequest {
   // synchronous.
   int32_t num_placeholders = 0;
   int32_t num_steps_in_flight = 0;
+  // Asynchronously: its last step that yields a token, and the first call of the scheduler that may
+  // give it the next one.
+  int64_t token_step = -1;
+  int64_t next_call = 0;
   bool is_chunk = false;  // known tokens remained behind its last step
   int64_t admission = -1;    // counts admissions of all requests: the order of the running list
   int64_t quiet_since = -1;  // the last step that had a record of it; -1: not quiet

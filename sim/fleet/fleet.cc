@@ -103,9 +103,7 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
   const size_t count = replicas.size();
   const KvCacheManager& manager = fleet->set_.replica(0).manager();
   fleet->caches_ = manager.hashing() != nullptr;
-  for (GroupId g = manager.num_groups() - 1; g >= 0; --g) {
-    if (manager.group(g).keeps_all_blocks()) fleet->group_ = g;
-  }
+  fleet->group_ = PromptContents::GroupOf(manager);
   if (absl::Status status = fleet->CheckContents(); !status.ok()) return status;
   fleet->router_ =
       MakeRouter(options.router, static_cast<int32_t>(count), fleet->group_);
@@ -136,12 +134,7 @@ absl::Status Fleet::CheckContents() const {
   }
   for (size_t r = 1; r < set_.size(); ++r) {
     const KvCacheManager& manager = set_.replica(r).manager();
-    const bool is_alike =
-        (manager.hashing() != nullptr) == caches_ &&
-        (!caches_ || (manager.hash_block_size() == first.hash_block_size() &&
-                      block_tokens(manager) == block_tokens(first) &&
-                      manager.hashing()->num_lookahead_tokens ==
-                          first.hashing()->num_lookahead_tokens));
+    const bool is_alike = PromptContents::AreAlike(manager, first, group_);
     if (!is_alike) {
       return absl::InvalidArgumentError(
           absl::StrCat("replica ", r, " has blocks of ", block_tokens(manager),
@@ -277,7 +270,7 @@ absl::Status Fleet::Send(SimRequest* request) {
                             .loads = loads_now_,
                             .has_room = has_room_,
                             .block_tokens = shows_content ? block_tokens : 1};
-  if (shows_content) question.blocks = blocks_;
+  if (shows_content) question.blocks = contents_.blocks();
   if (options_.router.kind == RouterKind::kOracle) question.tokens_held = held_;
   const RouteAnswer answer = router_->Route(question);
 
@@ -299,41 +292,11 @@ absl::Status Fleet::Send(SimRequest* request) {
 
 // What each pool holds of the prompt, and the blocks to compare. The last token is always computed.
 void Fleet::FindHeld(const SimRequest& request) {
-  blocks_.clear();
   held_.clear();
-  if (!caches_ || request.num_prompt <= 0) {
-    if (caches_) held_.resize(set_.size());
-    return;
-  }
-  const KvCacheManager& first = set_.replica(0).manager();
-  ContentKeys keys(reader_->info(), request.spec, first.hash_block_size(), std::string_view(),
-                   first.hashing()->num_lookahead_tokens);
-  std::vector<BlockHash> hashes;
-  keys.AppendBlocks(request.spec, request.num_prompt, &hashes);
-  const int64_t block_tokens = first.group(group_).block_size();
-  const int64_t per_block = block_tokens / first.hash_block_size();
-  const int64_t most = (request.num_prompt - 1) / block_tokens;
-  for (int64_t i = 0; i < most; ++i) {
-    const auto last = static_cast<size_t>((i + 1) * per_block - 1);
-    if (last >= hashes.size()) break;
-    blocks_.push_back(hashes[last]);
-  }
-  // Without its first block nothing of a prompt is found, unless hits end inside blocks or no group
-  // keeps all of its blocks.
-  const bool needs_first = first.group(group_).keeps_all_blocks();
-  ComputedBlocks found;
+  if (!caches_) return;
+  contents_.Hash(reader_->info(), request, set_.replica(0).manager(), group_);
   for (size_t r = 0; r < set_.size(); ++r) {
-    const KvCacheManager& manager = set_.replica(r).manager();
-    if (needs_first && !manager.options().partial_hits &&
-        (blocks_.empty() || manager.pool().FindCached(blocks_.front(), group_) == kNullBlockId)) {
-      held_.push_back(0);
-      continue;
-    }
-    const auto probe = manager.NewRequestFromHashes("probe", request.num_prompt, hashes);
-    KVBLOCKS_CHECK(probe.ok(), probe.status().ToString());
-    const absl::Status status = manager.GetComputedBlocks(**probe, found);
-    KVBLOCKS_CHECK(status.ok(), status.ToString());
-    held_.push_back(found.num_tokens());
+    held_.push_back(contents_.HeldBy(set_.replica(r).manager()));
   }
 }
 

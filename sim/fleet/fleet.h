@@ -26,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kvblocks/sim/fleet/prompt_contents.h"
 #include "kvblocks/sim/fleet/router.h"
 #include "kvblocks/sim/fleet/router_queue.h"
 #include "kvblocks/sim/replica_set.h"
@@ -171,7 +172,7 @@ class Fleet final : private ReplicaSet::Owner {
   // Of the request that is being sent.
   std::vector<ReplicaLoad> loads_now_;
   std::vector<int64_t> held_;
-  std::vector<BlockHash> blocks_;
+  PromptContents contents_;
   FleetResult result_;
 };
 

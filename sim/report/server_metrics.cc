@@ -259,7 +259,9 @@ void ServerMetrics::OnStepFinished(const StepRecord& step) {
   }
   Count(kGenerationTokens, emitted);
   Count(kSteps, 1);
-  Count(kBusyPicoseconds, step.end - step.device_start);
+  // In a pipeline steps run side by side.
+  Count(kBusyPicoseconds, step.end - std::max(step.device_start, device_until_));
+  device_until_ = step.end;
   Count(kPrefillTokens, step.num_prefill_tokens);
   Count(kDecodeTokens, step.num_decode_tokens);
   const int64_t prompts = state_.counters[kPromptTokens] - state_.counters[kPromptTokensCached] -

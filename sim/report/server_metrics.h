@@ -173,6 +173,7 @@ class ServerMetrics final : public EngineObserver,
   SimTime tick_;
   SimTime next_tick_;
   int64_t computed_prompts_at_last_step_ = 0;  // tokens
+  SimTime device_until_ = 0;
   int64_t usable_blocks_ = 0;
 };
 

@@ -102,6 +102,10 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
         "--concurrency: a closed loop has no rate to raise, expected 0; sweep over --concurrency "
         "instead");
   }
+  if (config.pipeline_parallel() > 1) {
+    return absl::InvalidArgumentError(
+        "--pipeline-parallel: the search counts devices by tensor parallel ranks, expected 1");
+  }
   if (config.time() == "fixed") {
     return absl::InvalidArgumentError(
         "--time: got fixed: with steps of one length no latency means anything; expected another "

@@ -24,7 +24,8 @@ void Drop(List& list, NaiveRequest* r) {
 
 }  // namespace
 
-NaiveEngine::NaiveEngine(const NaiveOptions& options) : o_(options) {
+NaiveEngine::NaiveEngine(const NaiveOptions& options)
+    : o_(options), stage_free_(options.stages.size()) {
   for (int id = 1; id < o_.num_blocks; ++id) free_.push_back(id);
 }
 
@@ -50,15 +51,18 @@ void NaiveEngine::Run(std::vector<NaiveRequest> requests) {
     loaded_.clear();
     step_sync_ = step_layerwise_ = 0;
     Tell(now);
-    if (!running_.empty() || !waiting_.empty() || !holding_.empty()) Schedule();
+    const bool has_requests = !running_.empty() || !waiting_.empty() || !holding_.empty();
+    if (has_requests) Schedule();
     if (!step_.empty() || !preempted_.empty() || !loaded_.empty()) Start(now);
-    const size_t depth = o_.async ? 2 : 1;
-    if (!step_.empty() && under_way_.size() < depth) continue;
+    if (step_.empty() && has_requests && !under_way_.empty()) under_way_.push_back({});
+    const size_t depth = o_.stages.size() + (o_.async ? 1 : 0);
+    if (has_requests && !under_way_.empty() && under_way_.size() < depth) continue;
     if (!under_way_.empty()) {
       now = under_way_.front().end;
       Abort(aborts, now);
       Tell(now);
       Finish();
+      while (!under_way_.empty() && under_way_.front().entries.empty()) under_way_.pop_front();
       continue;
     }
     if (!preempted_.empty()) continue;
@@ -169,6 +173,14 @@ void NaiveEngine::Leave(NaiveRequest* r) {
   }
 }
 
+// Also one that was preempted since.
+bool NaiveEngine::IsUnderWay(const NaiveRequest& r) const {
+  return std::any_of(under_way_.begin(), under_way_.end(), [&](const Step& step) {
+    return std::any_of(step.entries.begin(), step.entries.end(),
+                       [&](const Entry& e) { return e.request == &r; });
+  });
+}
+
 // With what steps under way compute, as if all their drafts will be accepted.
 int64_t NaiveEngine::Computed(const NaiveRequest& r) const {
   int64_t sum = r.settled;
@@ -210,6 +222,7 @@ bool NaiveEngine::HoldsPrompts() const {
 }
 
 void NaiveEngine::Schedule() {
+  ++num_calls_;
   budget_ = o_.scheduled_budget > 0 ? o_.scheduled_budget : o_.budget;
   slots_ = o_.budget;
   longest_part_ = LongestPart();
@@ -252,6 +265,7 @@ void NaiveEngine::WalkRunning() {
     const int64_t computed = Computed(*r);
     const int64_t to_come = ToCome(*r);
     if (to_come > 0 && computed + 2 - to_come >= r->prompt + r->output) continue;
+    if (num_calls_ < r->next_call) continue;
     int64_t tokens = n + r->drafts + to_come - computed;
     const bool prefill = n - computed > 1;
     tokens = std::min({tokens, longest_part_, budget_, slots_ - o_.draft_slots,
@@ -329,6 +343,11 @@ void NaiveEngine::Admit(size_t num_walked) {
   while (!waiting_.empty() && budget_ > 0 && slots_ > o_.draft_slots &&
          static_cast<int64_t>(running_.size()) < most) {
     NaiveRequest* r = waiting_.front();
+    if (IsUnderWay(*r)) {
+      aside.push_back(r);
+      waiting_.pop_front();
+      continue;
+    }
     const int64_t n = static_cast<int64_t>(r->tokens.size());
     std::vector<int> hits;
     for (int64_t b = 0; b < (n - 1) / o_.block_size; ++b) {
@@ -416,10 +435,27 @@ void NaiveEngine::Start(int64_t now) {
     NaiveRequest* r = e.request;
     e.chunk = r->chunk = Computed(*r) + e.tokens < static_cast<int64_t>(r->tokens.size()) + ToCome(*r);
     if (!e.chunk) r->prefilling = false;
-    if (o_.async && !e.chunk) r->drafts = o_.drafts;
+    if (o_.async && !e.chunk) {
+      r->drafts = o_.drafts;
+      r->next_call = num_calls_ + static_cast<int64_t>(o_.stages.size());
+    }
   }
-  device_free_ = std::max(device_free_, now) + step_sync_ + std::max<int64_t>(1, step_layerwise_);
-  under_way_.push_back({step_, device_free_, lines_.size() - 1});
+  // Not before the tokens that it goes on from are there.
+  int64_t at = now;
+  for (const Step& before : under_way_) {
+    for (const Entry& e : before.entries) {
+      const bool goes_on = std::any_of(step_.begin(), step_.end(),
+                                       [&](const Entry& mine) { return mine.request == e.request; });
+      if (o_.async && !e.chunk && goes_on) at = std::max(at, before.end);
+    }
+  }
+  for (size_t s = 0; s < o_.stages.size(); ++s) {
+    const int64_t loads = s == 0 ? step_sync_ : 0;
+    const int64_t seconds = s == 0 ? std::max(o_.stages[s], step_layerwise_) : o_.stages[s];
+    at = std::max(at, stage_free_[s]) + loads + seconds;
+    stage_free_[s] = at;
+  }
+  under_way_.push_back({step_, at, lines_.size() - 1});
 }
 
 // Takes in what the oldest step brought.
@@ -448,7 +484,7 @@ void NaiveEngine::Finish() {
       token_times_[r->id].push_back(static_cast<double>(step.end));
       over = static_cast<int64_t>(r->tokens.size()) >= o_.max_len || index + 1 >= r->output;
     }
-    if (!o_.async) r->drafts = o_.drafts;
+    if (!o_.async && !e.lost) r->drafts = o_.drafts;
     // All known tokens but the last one are computed.
     const bool registers = o_.async || (o_.drafts > 0 && o_.as_in_033);
     if (registers && !e.lost) Register(r, static_cast<int64_t>(r->tokens.size()) - 1);

@@ -35,6 +35,7 @@ struct NaiveOptions {
   int64_t most_retained = 0;
   ConnectorScript script = {};  // what comes from elsewhere
   bool fails_lost = false;      // who misses some of it ends
+  std::vector<int64_t> stages = {1};  // of a pipeline: seconds that each takes for a step
 };
 
 struct NaiveRequest {
@@ -50,6 +51,7 @@ struct NaiveRequest {
   bool ended = false;
   bool chunk = false;  // after its last step
   bool admitted = false;  // at least once
+  int64_t next_call = 0;  // with stages: of the scheduler, that may give it a token
   // Of its latest load: until when, from where, and how much comes.
   size_t loads = 0;  // so far
   bool loading = false, unsettled = false;
@@ -114,6 +116,7 @@ class NaiveEngine {
   void Leave(NaiveRequest* r);
   bool by_priority() const { return o_.policy == SchedulingPolicy::kPriority; }
   void Sort();
+  bool IsUnderWay(const NaiveRequest& r) const;
   int64_t Computed(const NaiveRequest& r) const;
   int64_t ToCome(const NaiveRequest& r) const;
 
@@ -178,7 +181,8 @@ class NaiveEngine {
   std::vector<Entry> step_;  // being scheduled
   std::vector<std::string> preempted_;
   std::deque<Step> under_way_;  // oldest first
-  int64_t device_free_ = 0;
+  std::vector<int64_t> stage_free_;
+  int64_t num_calls_ = 0;
   // On a clock of several.
   std::vector<NaiveRequest*> inbox_, aborts_;
   bool waits_ = false;  // for the end of the oldest step
