@@ -196,7 +196,6 @@ ExitStatus ExplainCommand::Run() {
   }
   if (const auto fleet = fleet_.Configure(); !fleet.ok()) return Fail("explain", fleet.status());
   if (fleet_.is_fleet()) {
-    if (absl::Status status = RefuseTiers(*setup); !status.ok()) return Fail("explain", status);
     if (!selector) {
       return Fail("explain", absl::InvalidArgumentError(
                                  "--replicas above 1 needs --request, the one whose way is explained"));

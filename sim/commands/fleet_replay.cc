@@ -13,6 +13,7 @@
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/fleet/fleet_metrics.h"
 #include "kvblocks/sim/report/metrics.h"
+#include "kvblocks/sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -25,7 +26,6 @@ struct FleetRun {
                    std::vector<FleetObserver*> observers, bool quiet) {
     const auto configured = input.Configure();
     if (!configured.ok()) return configured.status();
-    if (absl::Status status = RefuseTiers(setup); !status.ok()) return status;
     options = *configured;
     auto opened = OpenReplayTrace(config, setup.reader);
     if (!opened.ok()) return opened.status();
@@ -40,9 +40,22 @@ struct FleetRun {
       replicas.push_back({simulation,
                           setup.step_time.get(),
                           {of_replicas.back().get(), metrics->of_replica(r)}});
+      if (!setup.tiers) continue;
+      auto made = MakeTiers(setup, static_cast<int64_t>(r), r == 0 ? nullptr : tiers.front().get());
+      if (!made.ok()) return made.status();
+      tiers.push_back(*std::move(made));
+      ReplicaSetup& replica = replicas.back();
+      replica.observers.insert(replica.observers.begin(), tiers.back().get());
+      replica.connector = tiers.back().get();
+      replica.shares_connector = setup.tiers->tiers.back().is_shared;
     }
     auto fleet = Fleet::Create(options, std::move(replicas), reader.get(), std::move(observers));
     if (!fleet.ok()) return InOptionWords(fleet.status());
+    for (size_t r = 0; r < tiers.size(); ++r) {
+      if (absl::Status status = tiers[r]->Attach((*fleet)->replica(r).manager()); !status.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat("--tier: ", status.message()));
+      }
+    }
     ProgressLine progress(quiet);
     if (progress.is_shown()) {
       (*fleet)->set_progress([&](const SimulationProgress& p) {
@@ -53,6 +66,11 @@ struct FleetRun {
     if (absl::Status status = (*fleet)->Run(); !status.ok()) return status;
     progress.Clear();
     result = (*fleet)->result();
+    for (const auto& one : tiers) {
+      if (setup.config.check_invariants()) {
+        if (absl::Status status = one->CheckInvariants(); !status.ok()) return status;
+      }
+    }
     for (const std::string& warning : reader->warnings()) {
       std::fprintf(stderr, "%s\n", warning.c_str());
     }
@@ -72,6 +90,7 @@ struct FleetRun {
   std::unique_ptr<TraceReader> reader;
   std::unique_ptr<FleetMetrics> metrics;
   std::vector<std::unique_ptr<ReplayMetrics>> of_replicas;
+  std::vector<std::unique_ptr<TierConnector>> tiers;  // of each replica, or none
   FleetResult result;
 };
 
@@ -124,9 +143,15 @@ absl::Status ReplayFleet(const ReplayConfig& config, ReplaySetup& setup, const F
   if (absl::Status status = run.Run(config, setup, input, {}, quiet); !status.ok()) return status;
   report->set_outcome("complete");
   run.metrics->Fill(run.options, run.result, report);
+  if (!run.tiers.empty()) {
+    std::vector<const TierConnector*> of_replicas;
+    for (const auto& tiers : run.tiers) of_replicas.push_back(tiers.get());
+    FillTiers(of_replicas, report->mutable_tiers());
+  }
   for (size_t r = 0; r < run.of_replicas.size(); ++r) {
     auto* one = report->add_reports();
     run.of_replicas[r]->Fill(run.result.replicas[r], one);
+    if (!run.tiers.empty()) FillTiers(*run.tiers[r], one->mutable_tiers());
     DescribeReplay(config, setup, *run.reader, one);
     if (r == 0) *report->mutable_config() = one->config();
     one->clear_config();

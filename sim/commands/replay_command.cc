@@ -128,7 +128,6 @@ absl::Status ReplayCommand::CheckFleetOutputs() const {
 }
 
 ExitStatus ReplayCommand::RunFleet(const ReplayConfig& config, ReplaySetup& setup) {
-  if (absl::Status status = RefuseTiers(setup); !status.ok()) return Fail("replay", status);
   if (absl::Status status = CheckFleetOutputs(); !status.ok()) return Fail("replay", status);
   if (absl::Status status = CheckOutputs(config); !status.ok()) return Fail("replay", status);
   ::kvblocks::fleet::v1::FleetReport report;

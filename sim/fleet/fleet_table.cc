@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -83,6 +84,9 @@ std::string FormatFleet(const pb::FleetReport& report, bool color) {
   if (totals.requests_aborted() > 0) {
     absl::StrAppend(&requests, ", ", WithThousands(totals.requests_aborted()), " aborted");
   }
+  if (totals.requests_failed() > 0) {
+    absl::StrAppend(&requests, ", ", WithThousands(totals.requests_failed()), " failed");
+  }
   if (totals.requests_skipped() > 0) {
     absl::StrAppend(&requests, ", ", WithThousands(totals.requests_skipped()), " left out");
   }
@@ -104,6 +108,7 @@ std::string FormatFleet(const pb::FleetReport& report, bool color) {
                             imbalance.output_tokens(), imbalance.busy_time()));
   AddDecisions(report, page);
   page.Blank();
+  AddTiers(report.tiers(), page);
   page.Line("replica", absl::StrFormat("%10s %14s %9s %13s %8s %9s %13s", "requests",
                                        "prompt tokens", "hit rate", "output tokens", "busy",
                                        "preempted", "missed hits"));
