@@ -111,6 +111,10 @@ expect 0 '' sweep $fleet --grid router=random,prefix --grid load-weight=0.1,1 --
   --metrics=hit-rate,imbalance,missed-hits,replicas --csv=points.csv
 [ "$(wc -l <points.jsonl)" -eq 3 ] || fail "points that differ in unused options are not one"
 expect 0 '' replay $fleet --router=prefix --load-weight=0.1 --json-file=one.json
+expect 0 '' sweep $fleet --grid router=random,prefix --grid load-weight=0.1,1 --results=points.jsonl
+grep -q '^note  *1 point is the replay of another' out || fail "a sweep does not say which points are one: $(cat out)"
+expect 0 '' tune $fleet --over router=random,prefix --over load-weight=0.1,1 --objective=missed-hits
+grep -q '^best  *--router=prefix --load-weight=0.1' out || fail "tune finds another router: $(cat out)"
 rate=$(tr -d ' \n' <one.json | sed 's/.*"hit_rate":{"numerator":"[0-9]*","denominator":"[0-9]*","value":\([0-9.]*\)}.*/\1/')
 grep -q "prefix,0.1,${rate:0:14}" points.csv || fail "a sweep's hit rate is not the replay's: $rate, $(cat points.csv)"
 expect 0 '' sweep --num-blocks=2000 --router=prefix --grid replicas=1,2 --metrics=hit-rate
@@ -129,5 +133,24 @@ expect 2 'replicas: got 2, expected none with --rate' capacity --slo=ttft:1s@p99
 expect 2 'means nothing to --router=random' capacity --slo=ttft:1s@p99 --rate=9 --router=random --event-loss=0.1
 expect 2 '^kvsim replay: --steps works with one replica only' replay $fleet --steps=steps.csv
 expect 2 'compares cached blocks, but prefix caching is off' replay $fleet --router=prefix --no-prefix-caching
+
+# --- Tiers behind replicas: one behind one replica is the same, shared or not; a fleet shares what it stored ---
+tier=host:9GiB:read=20GB/s
+expect 0 '' replay --num-blocks=400 --json --tier=$tier
+grep -v '"tier": "' out >alone.json
+expect 0 '' replay --num-blocks=400 --json --tier=$tier:shared
+grep -v '"tier": "\|"is_shared"\|"isShared"' out | cmp - alone.json || fail "sharing with nobody changes something"
+loaded() { sed -n 's/.*"loaded_tokens": "\([0-9]*\)".*/\1/p' out | head -1; }
+expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier
+own=$(loaded)
+expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier:shared
+cp out shared.json
+[ "$(loaded)" -gt "$((2 * own))" ] || fail "a shared tier gives $(loaded) tokens, tiers of their own $own"
+expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier:shared
+cmp out shared.json || fail "two runs over a shared tier differ"
+expect 2 'two have the name' replay --num-blocks=400 --replicas=3 --tier=host:1GiB:read=20GB/s,$tier:shared
+expect 0 '' replay --num-blocks=400 --replicas=3 --tier=near:1GiB:read=20GB/s,$tier:shared
+grep -q '^tiers .* loaded' out && grep -q '^host  *shared; ' out || fail "no tiers of a fleet: $(cat out)"
+expect 2 'expected shared in it, as "host" before it is' replay --tier=$tier:shared,disk:9GiB:read=1GB/s
 
 finish

@@ -92,6 +92,10 @@ expect 0 '' explain --num-blocks=400 --tier=host:9GiB:read=20GB/s --request=row:
 loaded=$(sed -n 's/^ *\([0-9,]*\) tokens loaded from tiers by .*/\1/p' out)
 [ -n "$loaded" ] && grep -q "^ *host: $loaded loaded; of the rest" out ||
   fail "the tokens of a load are not those of its only tier: $(grep -A1 'from tiers' out)"
+expect 0 '' verify --limit=100 --num-blocks=400 --load-failures=0.2 --load-failure-policy=recompute \
+  --tier=host:600chunks:read=20GB/s,disk:3000chunks:read=3GB/s:store=on-evict
+grep -q '^verified  *no wrong number' out && grep -q '^loaded  *[1-9]' out || fail "verify loads nothing: $(cat out)"
+expect 2 'got store=on-evict in the first tier' verify --tier=host:1GiB:read=20GB/s:store=on-evict
 # V-10: with tiers there are no look-ahead hashes.
 expect 0 '' replay --print-config --tier=host:2GiB:read=20GB/s --drafter=eagle --num-draft-tokens=1
 grep -q '^lookahead_hashes: false$' out || fail "hashes look ahead beside a tier"

@@ -10,6 +10,7 @@
 #include "kvblocks/sim/commands/replay_input.h"
 #include "kvblocks/sim/commands/replay_notes.h"
 #include "kvblocks/sim/report/metrics.h"
+#include "kvblocks/sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 
@@ -55,18 +56,50 @@ absl::StatusOr<std::unique_ptr<FleetReplay>> FleetReplay::Create(const ReplayCon
   if (!kinds.ok()) return kinds.status();
   for (ReplicaKind& kind : *kinds) {
     auto setup = MakeReplaySetup(kind.config);
-    absl::Status status = setup.ok() ? RefuseTiers(*setup) : setup.status();
-    if (!status.ok()) {
-      if (kind.options.empty()) return status;
-      return absl::Status(status.code(),
-                          absl::StrCat("--replica, ", kind.options, ": ", status.message()));
+    if (!setup.ok()) {
+      if (kind.options.empty()) return setup.status();
+      return absl::Status(setup.status().code(), absl::StrCat("--replica, ", kind.options, ": ",
+                                                              setup.status().message()));
     }
     const auto count = static_cast<size_t>(kind.count);
     fleet->kind_of_.insert(fleet->kind_of_.end(), count, fleet->kinds_.size());
     fleet->kinds_.push_back({std::move(kind), *std::move(setup)});
   }
   fleet->num_replicas_ = fleet->kind_of_.size();
+  if (absl::Status status = fleet->CheckSharedTiers(); !status.ok()) return status;
   return fleet;
+}
+
+// Who shares a tier must have the same tiers, with chunks of the same bytes.
+absl::Status FleetReplay::CheckSharedTiers() const {
+  const bool shares = std::any_of(kinds_.begin(), kinds_.end(), [](const Kind& kind) {
+    return kind.setup.tiers && kind.setup.tiers->tiers.back().is_shared;
+  });
+  const ReplaySetup& first = kinds_.front().setup;
+  for (const Kind& kind : kinds_) {
+    const ReplaySetup& own = kind.setup;
+    const bool is_alike = own.config.tier() == first.config.tier() && own.tiers && first.tiers &&
+                          own.tiers->group_block_bytes == first.tiers->group_block_bytes;
+    if (!shares || is_alike) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tier: got \"", own.config.tier(), "\" for replicas with ", kind.asked.options, ", and \"",
+        first.config.tier(), "\" for the first: a shared tier takes the same tiers, and blocks of the "
+        "same bytes, for all replicas"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FleetReplay::AddTiersTo(size_t replica, ReplicaSetup* setup) {
+  const ReplaySetup& own = kinds_[kind_of_[replica]].setup;
+  const TierConnector* with = replica == 0 ? nullptr : tiers_.front().get();
+  auto made = MakeTiers(own, static_cast<int64_t>(replica), with);
+  if (!made.ok()) return made.status();
+  tiers_.push_back(*std::move(made));
+  if (tiers_.back() == nullptr) return absl::OkStatus();
+  setup->observers.insert(setup->observers.begin(), tiers_.back().get());
+  setup->connector = tiers_.back().get();
+  setup->shares_connector = own.tiers->tiers.back().is_shared;
+  return absl::OkStatus();
 }
 
 absl::Status FleetReplay::Run(TraceReader* reader, const Listeners& listeners) {
@@ -92,12 +125,19 @@ absl::Status FleetReplay::Run(TraceReader* reader, const Listeners& listeners) {
     replica = {ConfigFor(own, *reader),
                own.step_time.get(),
                {of_replicas_.back().get(), metrics_->of_replica(r)}};
+    if (absl::Status status = AddTiersTo(r, &replica); !status.ok()) return status;
     if (listeners.events == nullptr) continue;
     replica.config.manager.enable_events = true;
     replica.observers.push_back(listeners.events->of_replica(r));
   }
   auto fleet = Fleet::Create(options_, std::move(replicas), reader, std::move(observers));
   if (!fleet.ok()) return InOptionWords(fleet.status());
+  for (size_t r = 0; r < num_replicas_; ++r) {
+    if (tiers_[r] == nullptr) continue;
+    if (absl::Status status = tiers_[r]->Attach((*fleet)->replica(r).manager()); !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("--tier: ", status.message()));
+    }
+  }
   ProgressLine* progress = listeners.progress;
   if (progress != nullptr && progress->is_shown()) {
     (*fleet)->set_progress([&](const SimulationProgress& p) {
@@ -108,6 +148,10 @@ absl::Status FleetReplay::Run(TraceReader* reader, const Listeners& listeners) {
   if (absl::Status status = (*fleet)->Run(); !status.ok()) return status;
   if (progress != nullptr) progress->Clear();
   result_ = (*fleet)->result();
+  for (const auto& tiers : tiers_) {
+    if (tiers == nullptr || !config_.check_invariants()) continue;
+    if (absl::Status status = tiers->CheckInvariants(); !status.ok()) return status;
+  }
   // Of all together: nothing ran if no replica ran anything.
   SimulationResult all;
   for (const SimulationResult& one : result_.replicas) {
@@ -139,9 +183,15 @@ void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::fleet::v1::FleetRe
   report->set_outcome("complete");
   metrics_->Fill(options_, result_, report);
   if (!config_.replica().empty()) FillKinds(report);
+  std::vector<const TierConnector*> tiers;
+  for (const auto& one : tiers_) {
+    if (one != nullptr) tiers.push_back(one.get());
+  }
+  if (!tiers.empty()) FillTiers(tiers, report->mutable_tiers());
   for (size_t r = 0; r < num_replicas_; ++r) {
     auto* one = report->add_reports();
     of_replicas_[r]->Fill(result_.replicas[r], one);
+    if (tiers_[r] != nullptr) FillTiers(*tiers_[r], one->mutable_tiers());
     const Kind& kind = kinds_[kind_of_[r]];
     DescribeReplay(kind.asked.config, kind.setup, reader, one);
     if (config_.replica().empty()) {

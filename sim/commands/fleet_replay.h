@@ -53,6 +53,8 @@ class FleetReplay {
  private:
   class Rows;
   class RouterRows;
+  absl::Status CheckSharedTiers() const;
+  absl::Status AddTiersTo(size_t replica, ReplicaSetup* setup);
   void FillKinds(::kvblocks::fleet::v1::FleetReport* report) const;
   explicit FleetReplay(const ::kvblocks::config::v1::ReplayConfig& config);
 
@@ -70,6 +72,7 @@ class FleetReplay {
   std::vector<std::unique_ptr<Rows>> rows_;
   std::unique_ptr<RouterRows> router_rows_;
   std::vector<std::unique_ptr<ReplayMetrics>> of_replicas_;
+  std::vector<std::unique_ptr<TierConnector>> tiers_;  // of each replica; null: it has none
   FleetResult result_;
 };
 

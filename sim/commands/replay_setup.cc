@@ -560,12 +560,15 @@ SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader) 
 absl::Status RefuseTiers(const ReplaySetup& setup) {
   if (!setup.tiers) return absl::OkStatus();
   return Bad("--tier", setup.config.tier(),
-             "nothing: only kvsim replay and explain of one replica, sweeps and serve have tiers");
+             "nothing: only kvsim replay, explain, verify, break-even, serve and sweeps have tiers");
 }
 
-absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup) {
+absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup, int64_t replica,
+                                                         const TierConnector* with) {
   if (!setup.tiers) return nullptr;
-  auto tiers = TierConnector::Create(*setup.tiers);
+  TierConnector::Options options = *setup.tiers;
+  options.seed += static_cast<uint64_t>(replica);  // each draws failures of its own
+  auto tiers = TierConnector::Create(std::move(options), with);
   if (!tiers.ok()) return absl::InvalidArgumentError(absl::StrCat("--", tiers.status().message()));
   return tiers;
 }

@@ -56,8 +56,11 @@ SimulationConfig ConfigFor(const ReplaySetup& setup, const TraceReader& reader);
 // For commands that do not follow tiers: InvalidArgument if there are some.
 absl::Status RefuseTiers(const ReplaySetup& setup);
 
-// The tiers behind the device; null if there are none.
-absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup);
+// The tiers behind the device; null if there are none. Of a replica of a fleet, with what the first one
+// shares.
+absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setup,
+                                                         int64_t replica = 0,
+                                                         const TierConnector* with = nullptr);
 
 // A replay of `reader`, which like `setup`, the observers and the tiers must outlive it.
 // InvalidArgument if there are tiers and the caller does not follow them (null).

@@ -99,6 +99,8 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
     setup.observers.push_back(fleet->watchers_.back().get());
     absl::Status status = fleet->set_.Add(setup.config, setup.step_time, setup.observers);
     if (!status.ok()) return status;
+    if (setup.connector != nullptr) fleet->set_.replica(r).set_connector(setup.connector);
+    fleet->shares_connectors_ |= setup.shares_connector;
   }
   const size_t count = replicas.size();
   const KvCacheManager& manager = fleet->set_.replica(0).manager();

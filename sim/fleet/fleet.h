@@ -79,6 +79,10 @@ struct ReplicaSetup {
   SimulationConfig config;
   const StepTimeModel* step_time = nullptr;
   std::vector<EngineObserver*> observers;
+  // Where it gets KV from that its pool does not hold; null: nowhere.
+  KvConnector* connector = nullptr;
+  // What the connector does concerns those of other replicas.
+  bool shares_connector = false;
 };
 
 struct FleetResult {
@@ -147,8 +151,8 @@ class Fleet final : private ReplicaSet::Owner {
   absl::Status BeforeArrivals() override;
   absl::Status AfterArrivals() override;
   SimTime NextTime() override;
-  // While somebody waits, each end may make room.
-  bool RunsApart() const override { return queue_.empty(); }
+  // While somebody waits, each end may make room; what one stores in a shared tier, another loads.
+  bool RunsApart() const override { return queue_.empty() && !shares_connectors_; }
   void OnAdmission(int32_t replica, const AdmissionRecord& record, bool is_first,
                    SimTime now) override;
 
@@ -168,6 +172,7 @@ class Fleet final : private ReplicaSet::Owner {
   std::vector<int64_t> claims_;  // by slot: of the router for the replica it chose; -1: none
   GroupId group_ = 0;            // whose blocks are compared
   bool caches_ = false;
+  bool shares_connectors_ = false;
 
   // Of the request that is being sent.
   std::vector<ReplicaLoad> loads_now_;

@@ -183,6 +183,7 @@ void FleetMetrics::Fill(const FleetOptions& options, const FleetResult& result,
     totals->set_requests_finished(totals->requests_finished() + one.num_finished);
     totals->set_requests_rejected(totals->requests_rejected() + one.num_rejected);
     totals->set_requests_aborted(totals->requests_aborted() + NumAborted(one));
+    totals->set_requests_failed(totals->requests_failed() + one.num_failed);
     totals->set_output_tokens(totals->output_tokens() + one.scheduler.num_output_tokens);
     totals->set_preemptions(totals->preemptions() + one.scheduler.num_preemptions);
     pb::ReplicaRow* row = out->add_replicas();

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
+#include "kvblocks/sim/report/tier_section.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -87,6 +88,9 @@ std::string RequestsText(const pb::FleetTotals& totals) {
   }
   if (totals.requests_aborted() > 0) {
     absl::StrAppend(&requests, ", ", WithThousands(totals.requests_aborted()), " aborted");
+  }
+  if (totals.requests_failed() > 0) {
+    absl::StrAppend(&requests, ", ", WithThousands(totals.requests_failed()), " failed");
   }
   if (totals.requests_skipped() > 0) {
     absl::StrAppend(&requests, ", ", WithThousands(totals.requests_skipped()), " left out");
@@ -177,6 +181,7 @@ std::string FormatFleet(const pb::FleetReport& report, bool color) {
   TextPage page(color);
   for (const auto& [name, text] : FleetFigures(report)) page.Text(name, text);
   page.Blank();
+  AddTiers(report.tiers(), page);
   const auto line = [&](const std::string& label, const std::vector<std::string>& cells) {
     std::string text;
     constexpr size_t kWidths[] = {10, 14, 9, 13, 8, 9, 13};

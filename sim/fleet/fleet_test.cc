@@ -13,6 +13,14 @@
 namespace kvblocks::sim {
 namespace {
 
+struct EndTimes final : public EngineObserver {
+  bool NeedsEveryRecord() const override { return false; }
+  void OnFinish(const SimRequest& request, SimTime now) override {
+    seconds[request.spec.id] = static_cast<double>(now) / static_cast<double>(kSecond);
+  }
+  std::map<std::string, double> seconds;
+};
+
 // Two replicas unless said otherwise, steps of 1 s, blocks of 4 tokens.
 class FleetTest : public testing::Test, public FleetObserver {
  protected:
@@ -29,9 +37,10 @@ class FleetTest : public testing::Test, public FleetObserver {
     watches_.clear();
     watches_.resize(count);
     for (size_t r = 0; r < count; ++r) {
-      setups.push_back({workload_.config, one_second->get(), {&watches_[r]}});
+      setups.push_back({workload_.config, one_second->get(), {&watches_[r], &ended_}});
     }
     sent_.clear();
+    ended_.seconds.clear();
     claimed_.clear();
     found_.clear();
     sent_at_.clear();
@@ -80,6 +89,7 @@ class FleetTest : public testing::Test, public FleetObserver {
   FleetOptions options_;
   Replay workload_;
   std::vector<Replay> watches_;
+  EndTimes ended_;
   std::map<std::string, int32_t> sent_;
   std::map<std::string, double> sent_at_;
   std::map<std::string, std::string> ended_at_router_;
@@ -297,11 +307,13 @@ TEST_F(FleetTest, SessionsEndAtTheRouterToo) {
   workload_.config.scheduler.max_num_seqs = 1;
   workload_.Add({.id = "A", .prompt = 4, .output = 9, .at = 0});
   workload_.Add({.id = "B", .prompt = 4, .output = 5, .at = 0, .session = 1});  // waits for A
-  workload_.Add({.id = "C", .prompt = 4, .output = 5, .at = 0, .abort_after = 2, .session = 1});
+  workload_.Add({.id = "C", .prompt = 4, .output = 5, .at = 0, .abort_after = 2.5, .session = 1});
   workload_.Add({.id = "D", .prompt = 4, .output = 5, .at = 1, .session = 1});
   ASSERT_TRUE(Run(1).ok());
   EXPECT_EQ(ended_at_router_["C"], "abort_time 2");
   EXPECT_EQ(watches_[0].ends["B"], "abort");
+  EXPECT_EQ(ended_.seconds["B"], 3) << "the boundary of its replica's iterations";
+  EXPECT_EQ(ended_.seconds["D"], 2.5) << "of no replica yet";
   EXPECT_EQ(watches_[0].ends["D"], "abort");
   EXPECT_EQ(watches_[0].ends["A"], "length");
   EXPECT_EQ(sent_.count("D"), 0);

@@ -22,8 +22,13 @@ void FillTierMisses(absl::Span<const int64_t> missed_tokens,
 std::string DescribeTierMisses(
     const google::protobuf::RepeatedPtrField<::kvblocks::report::v1::TierMiss>& misses);
 
-// After the run.
-void FillTiers(const TierConnector& tiers, ::kvblocks::report::v1::Tiers* out);
+// After the run. Of several replicas: sums, with what is shared once.
+void FillTiers(absl::Span<const TierConnector* const> of_replicas,
+               ::kvblocks::report::v1::Tiers* out);
+inline void FillTiers(const TierConnector& tiers, ::kvblocks::report::v1::Tiers* out) {
+  const TierConnector* const one = &tiers;
+  FillTiers(absl::MakeConstSpan(&one, 1), out);
+}
 
 // A few lines per tier; nothing if there are none.
 void AddTiers(const ::kvblocks::report::v1::Tiers& tiers, TextPage& page);

@@ -18,6 +18,7 @@
 #include "kvblocks/sim/report/slo.h"
 #include "kvblocks/sim/sweep/capacity_binding.h"
 #include "kvblocks/sim/sweep/capacity_notes.h"
+#include "kvblocks/sim/sweep/probe_sums.h"
 #include "kvblocks/specs/catalogue/catalogue.h"
 
 namespace kvblocks::sim {
@@ -65,23 +66,11 @@ class CapacitySearch {
     bool is_spread = false;  // arrivals at one time, over the time to the next ones
   };
 
-  // What the replicas of one probe add up to.
-  struct Sums {
-    std::vector<int64_t> good;
-    std::vector<double> observed;
-    int64_t all_good = 0, total = 0, arrived = 0;
-    double first_arrival = std::numeric_limits<double>::infinity(), last_arrival = 0;
-    double worst_use = -1;
-    pb::PointResult worst;
-  };
-
   absl::Status Check(const ReplayConfig& config);
   absl::Status ReadRate(const ReplayConfig& config, pb::CapacityReport* report);
   absl::StatusOr<std::vector<Probed>> ProbeAll(const pb::CapacityReport::Candidate& candidate,
                                                const std::vector<Wanted>& wanted);
   bool IsOneReplay(const Wanted& wanted) const;
-  void Add(const pb::PointResult& result, Sums* sums) const;
-  void AddFleet(const pb::PointResult& result, Sums* sums) const;
   Probed Sum(const Wanted& wanted, const pb::PointResult* results, int64_t count) const;
   absl::Status FindHighestRate(pb::CapacityReport::Candidate* candidate);
   absl::StatusOr<Probed> ProbeTarget(const pb::CapacityReport::Candidate& candidate,
@@ -204,45 +193,6 @@ bool CapacitySearch::IsOneReplay(const Wanted& wanted) const {
   return wanted.replicas > 1 && (has_router_ || fleet_ > 1);
 }
 
-void CapacitySearch::Add(const pb::PointResult& result, Sums* sums) const {
-  const auto& goodput = result.report().goodput();
-  const auto& workload = result.report().workload();
-  if (workload.requests_arrived() > 0) {
-    sums->arrived += workload.requests_arrived();
-    sums->first_arrival = std::min(sums->first_arrival, workload.first_arrival_s());
-    sums->last_arrival = std::max(sums->last_arrival, workload.last_arrival_s());
-  }
-  sums->total += goodput.requests_total();
-  sums->all_good += goodput.requests_good();
-  double use = 0;
-  for (size_t o = 0; o < objectives_.size(); ++o) {
-    const auto& objective = goodput.objectives(static_cast<int>(o));
-    sums->good[o] += objective.requests_good();
-    sums->observed[o] = std::max(sums->observed[o], objective.observed_ms());
-    use = std::max(use, objective.observed_ms() / objective.limit_ms());
-  }
-  if (use > sums->worst_use) {
-    sums->worst_use = use;
-    sums->worst = result;
-  }
-}
-
-// Counts of its replicas; percentiles of all requests together.
-void CapacitySearch::AddFleet(const pb::PointResult& result, Sums* sums) const {
-  const auto& fleet = result.fleet();
-  for (int r = 0; r < fleet.reports_size(); ++r) {
-    pb::PointResult one;
-    *one.mutable_report() = fleet.reports(r);
-    if (!one.report().has_config()) *one.mutable_report()->mutable_config() = fleet.config();
-    *one.mutable_pressure() = result.pressures(r);
-    Add(one, sums);
-  }
-  sums->total = fleet.goodput().requests_total();
-  for (size_t o = 0; o < objectives_.size(); ++o) {
-    sums->observed[o] = fleet.goodput().objectives(static_cast<int>(o)).observed_ms();
-  }
-}
-
 CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::PointResult* results,
                                            int64_t count) const {
   Probed probed;
@@ -250,20 +200,14 @@ CapacitySearch::Probed CapacitySearch::Sum(const Wanted& wanted, const pb::Point
   probe.set_speedup(SpeedupText(wanted.speedup));
   probe.set_requests_per_s(trace_rate_ * wanted.speedup);
   probe.set_replicas(wanted.replicas);
-  Sums sums;
-  sums.good.assign(objectives_.size(), 0);
-  sums.observed.assign(objectives_.size(), 0);
+  ProbeSums sums(objectives_.size());
   for (int64_t i = 0; i < count; ++i) {
     const pb::PointResult& result = results[i];
     if (!result.problem().empty()) {
       probe.set_problem(result.problem());
       return probed;
     }
-    if (result.has_fleet()) {
-      AddFleet(result, &sums);
-    } else {
-      Add(result, &sums);
-    }
+    sums.Add(result);
   }
   probed.worst = std::move(sums.worst);
   const auto share = [&](int64_t part) {

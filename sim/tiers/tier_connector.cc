@@ -15,9 +15,15 @@ using offload::TierId;
 
 // --- Setting up ---
 
-absl::StatusOr<std::unique_ptr<TierConnector>> TierConnector::Create(Options options) {
+absl::StatusOr<std::unique_ptr<TierConnector>> TierConnector::Create(Options options,
+                                                                     const TierConnector* with) {
   auto connector = std::unique_ptr<TierConnector>(new TierConnector(std::move(options)));
   for (const SimTier& tier : connector->options_.tiers) {
+    if (tier.is_shared && with != nullptr) {
+      connector->states_.push_back(with->states_[connector->states_.size()]);
+      continue;
+    }
+    TierState& state = *connector->states_.emplace_back(std::make_shared<TierState>());
     for (const bool is_read : {true, false}) {
       const std::optional<LinkOptions>& wanted = is_read ? tier.read : tier.write;
       std::optional<Link> link;
@@ -28,14 +34,14 @@ absl::StatusOr<std::unique_ptr<TierConnector>> TierConnector::Create(Options opt
         }
         link = *std::move(made);
       }
-      (is_read ? connector->reads_ : connector->writes_).push_back(std::move(link));
+      state.links[is_read] = std::move(link);
     }
   }
-  const size_t num_tiers = connector->options_.tiers.size();
-  connector->job_of_.resize(num_tiers);
-  connector->written_.resize(num_tiers);
-  connector->tier_totals_.resize(num_tiers);
-  connector->last_lookup_.resize(num_tiers);
+  connector->last_lookup_.resize(connector->states_.size());
+  const bool shares = with != nullptr && !connector->options_.tiers.empty() &&
+                      connector->options_.tiers.back().is_shared;
+  connector->group_ = shares ? with->group_ : std::make_shared<Group>();
+  connector->group_->members.push_back(connector.get());
   return connector;
 }
 
@@ -43,10 +49,16 @@ absl::Status TierConnector::Attach(const KvCacheManager& manager) {
   manager_ = &manager;
   std::vector<offload::TierOptions> tiers;
   for (const SimTier& tier : options_.tiers) tiers.push_back(tier.options);
-  auto offload = OffloadManager::Create(
-      manager, {.tiers = std::move(tiers), .group_block_bytes = options_.group_block_bytes});
+  std::vector<std::shared_ptr<offload::Tier>> shared;
+  for (const auto& state : states_) shared.push_back(state->tier);
+  auto offload = OffloadManager::Create(manager, {.tiers = std::move(tiers),
+                                                  .group_block_bytes = options_.group_block_bytes,
+                                                  .shared = std::move(shared)});
   if (!offload.ok()) return offload.status();
   offload_ = *std::move(offload);
+  for (size_t t = 0; t < states_.size(); ++t) {
+    if (options_.tiers[t].is_shared) states_[t]->tier = offload_->shared_tier(static_cast<TierId>(t));
+  }
   bool has_lead = false;
   for (GroupId g = 0; g < manager.num_groups(); ++g) {
     const SingleTypeManager& group = manager.group(g);
@@ -78,51 +90,62 @@ void TierConnector::Advance(SimTime now) {
   now_ = std::max(now_, now);
   struct Ended {
     SimTime time;
-    size_t tier;
+    TierState* state;
     bool is_read;
     int64_t transfer;
   };
   std::vector<Ended> ended;
   std::vector<Link::Ended> of_link;
-  for (size_t t = 0; t < reads_.size(); ++t) {
-    for (const bool is_read : {true, false}) {
-      std::optional<Link>& link = LinkOf(t, is_read);
-      if (!link || link->num_under_way() == 0) continue;
-      of_link.clear();
-      link->Advance(now_, &of_link);
-      for (const Link::Ended& end : of_link) ended.push_back({end.time, t, is_read, end.id});
+  for (const TierConnector* member : group_->members) {
+    for (const auto& state : member->states_) {
+      for (const bool is_read : {true, false}) {
+        std::optional<Link>& link = state->links[is_read];
+        if (!link || link->num_under_way() == 0) continue;
+        of_link.clear();
+        link->Advance(now_, &of_link);
+        for (const Link::Ended& end : of_link) {
+          ended.push_back({end.time, state.get(), is_read, end.id});
+        }
+      }
     }
   }
+  group_->num_ended += static_cast<int64_t>(ended.size());
   std::stable_sort(ended.begin(), ended.end(),
                    [](const Ended& a, const Ended& b) { return a.time < b.time; });
   for (const Ended& end : ended) {
-    auto& jobs = job_of_[end.tier][end.is_read];
+    auto& jobs = end.state->job_of[end.is_read];
     const auto of = jobs.find(end.transfer);
-    const auto job = jobs_.find(of->second);
+    const auto [connector, job] = of->second;
     jobs.erase(of);
-    if (--job->second.num_open > 0) continue;
-    const Job done = job->second;
-    jobs_.erase(job);
-    End(done, end.time);
+    connector->EndTransfer(job, end.time);
   }
+}
+
+void TierConnector::EndTransfer(int64_t number, SimTime now) {
+  const auto job = jobs_.find(number);
+  if (--job->second.num_open > 0) return;
+  const Job done = std::move(job->second);
+  jobs_.erase(job);
+  now_ = std::max(now_, now);
+  End(done, now);
 }
 
 void TierConnector::Begin(Job job, absl::Span<const int64_t> read_bytes,
                           absl::Span<const int64_t> write_bytes, SimTime now) {
   job.start = now;
   const int64_t number = num_jobs_++;
-  for (size_t t = 0; t < reads_.size(); ++t) {
+  for (size_t t = 0; t < states_.size(); ++t) {
     for (const bool is_read : {true, false}) {
       const int64_t bytes = is_read ? read_bytes[t] : write_bytes[t];
       std::optional<Link>& link = LinkOf(t, is_read);
       if (bytes == 0 || !link) continue;
       const int64_t transfer = link->Start(now, bytes);
-      job_of_[t][is_read].emplace(transfer, number);
+      states_[t]->job_of[is_read].emplace(transfer, std::pair(this, number));
       ++job.num_open;
     }
   }
   if (job.num_open == 0) return End(job, now);
-  jobs_.emplace(number, job);
+  jobs_.emplace(number, std::move(job));
 }
 
 void TierConnector::End(const Job& job, SimTime now) {
@@ -135,6 +158,7 @@ void TierConnector::End(const Job& job, SimTime now) {
   // It may have been evicted since the load began.
   if (fails) offload_->Evict(job.bad_tier, job.bad_key).IgnoreError();
   if (!job.is_load) return;
+  if (!job.copies.empty()) on_copies_(job.copies);
   load_totals_.load_time += now - job.start;
   if (job.load < 0) return;
   --num_async_loads_;
@@ -145,12 +169,15 @@ std::optional<SimTime> TierConnector::NextEvent() const {
   if (!ended_.empty()) return now_;
   // Stores alone are nothing to wait for.
   if (num_async_loads_ == 0 && !has_waiters_) return std::nullopt;
+  if (has_waiters_ && group_->num_ended != num_ended_before_) return now_;
   std::optional<SimTime> next;
-  for (const auto* links : {&reads_, &writes_}) {
-    for (const std::optional<Link>& link : *links) {
-      if (!link) continue;
-      const std::optional<SimTime> end = link->NextEnd();
-      if (end && (!next || *end < *next)) next = end;
+  for (const TierConnector* member : group_->members) {
+    for (const auto& state : member->states_) {
+      for (const std::optional<Link>& link : state->links) {
+        if (!link) continue;
+        const std::optional<SimTime> end = link->NextEnd();
+        if (end && (!next || *end < *next)) next = end;
+      }
     }
   }
   return next;
@@ -158,7 +185,8 @@ std::optional<SimTime> TierConnector::NextEvent() const {
 
 void TierConnector::TakeEvents(SimTime now, ConnectorEvents* events) {
   Advance(now);
-  has_waiters_ = false;
+  // Whoever is called without news does not ask again.
+  if (group_->num_ended != num_ended_before_) has_waiters_ = false;
   events->loads.insert(events->loads.end(), ended_.begin(), ended_.end());
   ended_.clear();
 }
@@ -174,10 +202,17 @@ SimTime TierConnector::ComputeTime(int64_t num_context, int64_t num_tokens) cons
 SimTime TierConnector::TransferTime(absl::Span<const int64_t> bytes, SimTime now) const {
   SimTime longest = 0;
   for (size_t t = 0; t < bytes.size(); ++t) {
-    if (bytes[t] == 0 || !reads_[t]) continue;
-    longest = std::max(longest, reads_[t]->EndIfStarted(now, bytes[t]) - now);
+    const std::optional<Link>& link = LinkOf(t, true);
+    if (bytes[t] == 0 || !link) continue;
+    longest = std::max(longest, link->EndIfStarted(now, bytes[t]) - now);
   }
   return longest;
+}
+
+ExternalMatch TierConnector::Pending(ExternalMatch match) {
+  match.is_pending = has_waiters_ = true;
+  num_ended_before_ = group_->num_ended;
+  return match;
 }
 
 ExternalMatch TierConnector::Match(const SimRequest& request, int64_t num_hit_tokens, SimTime now) {
@@ -189,15 +224,13 @@ ExternalMatch TierConnector::Match(const SimRequest& request, int64_t num_hit_to
       offload_->Lookup(content, num_hit_tokens, request.num_known - 1);
   // Who loads only what saves time does not wait for what may not.
   if (found.num_tokens_with_pending > found.num_tokens && !options_.load_if_faster) {
-    match.is_pending = has_waiters_ = true;
-    return match;
+    return Pending(match);
   }
   if (found.num_tokens <= num_hit_tokens) return match;
   const OffloadManager::LoadCost cost =
       offload_->CostOfLoad(content, num_hit_tokens, found.num_tokens);
   if (cost.is_being_read && options_.mode == LoadMode::kAsync) {
-    match.is_pending = has_waiters_ = true;
-    return match;
+    return Pending(match);
   }
   const int64_t num_tokens = found.num_tokens - num_hit_tokens;
   if (options_.load_if_faster &&
@@ -227,18 +260,19 @@ void TierConnector::StartLoad(const KvLoad& load, const KvCacheManager& manager,
   auto plan = offload_->PrepareLoad(load.load, content, load.num_hit_tokens,
                                     load.num_hit_tokens + load.num_tokens);
   KVBLOCKS_CHECK(plan.ok(), plan.status().ToString());
-  std::vector<int64_t> bytes(reads_.size()), none(reads_.size());
-  std::vector<bool> is_read(reads_.size());
+  std::vector<int64_t> bytes(states_.size()), none(states_.size());
+  std::vector<bool> is_read(states_.size());
   for (TierLookup& lookup : last_lookup_) lookup.loaded_tokens = 0;
   for (const offload::ChunkRead& read : plan->reads) {
     const auto t = static_cast<size_t>(read.tier);
     bytes[t] += read.bytes;
     load_totals_.num_bytes += read.bytes;
-    if (!is_read[t]) ++tier_totals_[t].num_loads;
+    TierTotals& totals = states_[t]->totals;
+    if (!is_read[t]) ++totals.num_loads;
     is_read[t] = true;
     if (read.group == lead_group_) {
       const int64_t tokens = read.num_blocks * manager.group(lead_group_).block_size();
-      tier_totals_[t].num_hit_tokens += tokens;
+      totals.num_hit_tokens += tokens;
       last_lookup_[t].loaded_tokens += tokens;
     }
   }
@@ -252,21 +286,44 @@ void TierConnector::StartLoad(const KvLoad& load, const KvCacheManager& manager,
     ++num_async_loads_;
   } else {
     for (size_t t = 0; t < bytes.size(); ++t) {
-      if (bytes[t] == 0 || !reads_[t]) continue;
+      const std::optional<Link>& link = LinkOf(t, true);
+      if (bytes[t] == 0 || !link) continue;
       step_loads_.push_back(
-          {{.tier = t, .is_read = true, .transfer = reads_[t]->totals().num_started}, load.mode});
+          {{.tier = t, .is_read = true, .transfer = link->totals().num_started}, load.mode});
     }
   }
-  Begin(job, bytes, none, now);
+  if (on_copies_) {
+    job.copies = CopiesOf(*plan, load, job, manager);
+    if (load.mode != LoadMode::kAsync) on_copies_(std::exchange(job.copies, {}));
+  }
+  Begin(std::move(job), bytes, none, now);
+}
+
+std::vector<KvCopy> TierConnector::CopiesOf(const offload::LoadPlan& plan, const KvLoad& load,
+                                            const Job& job, const KvCacheManager& manager) const {
+  std::vector<KvCopy> copies;
+  for (const offload::ChunkRead& read : plan.reads) {
+    const offload::Tier& tier = offload_->tier(read.tier);
+    if (read.tier == job.bad_tier && tier.key(read.slot) == job.bad_key) continue;
+    const absl::Span<const BlockId> table = manager.GetBlocks(*load.request->kv, read.group);
+    const int64_t first = read.slot * tier.options().blocks_per_chunk + read.block_in_chunk;
+    for (int64_t i = 0; i < read.num_blocks; ++i) {
+      copies.push_back({.from_tier = read.tier,
+                        .from = first + i,
+                        .to = table[static_cast<size_t>(read.first_block + i)]});
+    }
+  }
+  return copies;
 }
 
 // As long as nothing else starts on these links, this is when the loads end.
 StepLoadTimes TierConnector::StepLoads(SimTime device_start) {
   StepLoadTimes times;
   std::vector<Link::Ended> ended;
-  for (size_t t = 0; t < reads_.size() && !step_loads_.empty(); ++t) {
-    if (!reads_[t] || reads_[t]->num_under_way() == 0) continue;
-    Link ahead = *reads_[t];
+  for (size_t t = 0; t < states_.size() && !step_loads_.empty(); ++t) {
+    const std::optional<Link>& link = LinkOf(t, true);
+    if (!link || link->num_under_way() == 0) continue;
+    Link ahead = *link;
     ended.clear();
     while (const std::optional<SimTime> next = ahead.NextEnd()) ahead.Advance(*next, &ended);
     for (const auto& [wire, mode] : step_loads_) {
@@ -302,21 +359,42 @@ void TierConnector::Store(const SimRequest& request, const KvCacheManager& manag
   stored->second = end;
   const auto plan = offload_->PrepareStore(-1, content, range);
   KVBLOCKS_CHECK(plan.ok(), plan.status().ToString());
+  if (on_copies_) TellStore(*plan, request, manager);
   Write(*plan, now);
+}
+
+void TierConnector::TellStore(const offload::StorePlan& plan, const SimRequest& request,
+                              const KvCacheManager& manager) {
+  std::vector<KvCopy> copies;
+  for (const offload::ChunkWrite& write : plan.writes) {
+    const bool from_device = write.from_tier == offload::kDevice;
+    const int64_t per_chunk = offload_->tier(write.tier).options().blocks_per_chunk;
+    for (int64_t i = 0; i < write.num_blocks; ++i) {
+      const int64_t from =
+          from_device ? manager.GetBlocks(*request.kv, write.key.group)[static_cast<size_t>(
+                            write.first_block + i)]
+                      : write.from_slot * per_chunk + i;
+      copies.push_back({.from_tier = write.from_tier,
+                        .to_tier = write.tier,
+                        .from = from,
+                        .to = write.slot * per_chunk + i});
+    }
+  }
+  on_copies_(copies);
 }
 
 void TierConnector::Write(const offload::StorePlan& plan, SimTime now) {
   if (plan.ticket == 0) return;
-  std::vector<int64_t> read(reads_.size()), written(reads_.size());
+  std::vector<int64_t> read(states_.size()), written(states_.size());
   for (const offload::ChunkWrite& write : plan.writes) {
     const auto t = static_cast<size_t>(write.tier);
     written[t] += write.bytes;
     if (write.from_tier != offload::kDevice) {
       read[static_cast<size_t>(write.from_tier)] += write.bytes;
     }
-    if (!options_.leave_out_misses) {
-      tier_totals_[t].num_distinct += written_[t].insert(write.key.Mixed()).second;
-    }
+    if (options_.leave_out_misses) continue;
+    TierState& state = *states_[t];
+    state.totals.num_distinct += state.written.insert(write.key.Mixed()).second;
   }
   Begin({.ticket = plan.ticket}, read, written, now);
 }
@@ -368,7 +446,7 @@ void TierConnector::OnAdmission(const AdmissionRecord& record, SimTime) {
   if (record.is_resume) return;
   for (size_t t = 0; t < last_lookup_.size(); ++t) {
     for (size_t i = 0; i < kNumTierMisses; ++i) {
-      tier_totals_[t].missed_tokens[i] += last_lookup_[t].missed_tokens[i];
+      states_[t]->totals.missed_tokens[i] += last_lookup_[t].missed_tokens[i];
     }
   }
   ++load_totals_.num_admissions;
@@ -422,7 +500,7 @@ void TierConnector::CountMisses(const AdmissionRecord& record) {
         const offload::SlotId slot = tier.Find(key);
         if (slot != offload::kNoSlot) {
           miss = tier.IsReadable(slot) ? TierMiss::kNotLoaded : TierMiss::kBeingWritten;
-        } else if (written_[static_cast<size_t>(t)].contains(key.Mixed())) {
+        } else if (states_[static_cast<size_t>(t)]->written.contains(key.Mixed())) {
           miss = TierMiss::kEvicted;
         }
       }

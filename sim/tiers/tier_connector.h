@@ -1,5 +1,6 @@
 // TierConnector: tiers of memory behind one replica's device (SM-105), as the KvConnector that its
-// scheduler asks and as an observer of what it computes.
+// scheduler asks and as an observer of what it computes. Connectors of several replicas on one clock can
+// share tiers, with what lies in them and their links.
 //
 // What lies where is the library's (offload/offload_manager.h); here are the times. Each tier has a
 // link for reads and one for writes (see Link). A load is one transfer per tier that it reads, and
@@ -20,6 +21,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -62,6 +64,15 @@ struct TierLookup {
   std::array<int64_t, kNumTierMisses> missed_tokens = {};
 };
 
+// One block of KV from a place to another: of the device (offload::kDevice) a block id, of a tier the
+// number of its slot times blocks per chunk, plus the block in the chunk.
+struct KvCopy {
+  offload::TierId from_tier = offload::kDevice;
+  offload::TierId to_tier = offload::kDevice;
+  int64_t from = 0;
+  int64_t to = 0;
+};
+
 struct LoadTotals {
   int64_t num_admissions = 0;  // first ones
   int64_t num_known_tokens = 0;   // theirs
@@ -93,13 +104,23 @@ class TierConnector final : public KvConnector, public EngineObserver {
     bool leave_out_misses = false;
   };
 
+  // `with`: a connector of the same options, whose tiers that are shared this one uses; null: none.
   // InvalidArgument names the tier.
-  static absl::StatusOr<std::unique_ptr<TierConnector>> Create(Options options);
+  static absl::StatusOr<std::unique_ptr<TierConnector>> Create(Options options,
+                                                               const TierConnector* with = nullptr);
   // The pool in front; the manager must outlive the connector. InvalidArgument if its model and the
   // tiers do not go together. OnRunStart does it otherwise, and stops at an error.
   absl::Status Attach(const KvCacheManager& manager);
   // Whether some tier takes what the device evicts: the manager must record events, then.
   bool NeedsEvents() const;
+
+  // Told of all copies, in an order in which they can be made: of stores when they begin, whose blocks
+  // may be reused before they end; of loads when they end, or begin, if their step waits for them.
+  // Chunks that cannot be read are left out. Not for tiers that NeedsEvents: what the device evicts is
+  // told when it is gone.
+  void set_on_copies(std::function<void(absl::Span<const KvCopy>)> on_copies) {
+    on_copies_ = std::move(on_copies);
+  }
 
   ExternalMatch Match(const SimRequest& request, int64_t num_hit_tokens, SimTime now) override;
   void StartLoad(const KvLoad& load, const KvCacheManager& manager, SimTime now) override;
@@ -123,11 +144,12 @@ class TierConnector final : public KvConnector, public EngineObserver {
   const offload::OffloadManager& offload() const { return *offload_; }
   // Of the latest admission, per tier.
   const std::vector<TierLookup>& last_lookup() const { return last_lookup_; }
-  const std::vector<TierTotals>& tier_totals() const { return tier_totals_; }
+  // Of all who share the tier.
+  const TierTotals& tier_totals(size_t tier) const { return states_[tier]->totals; }
   const LoadTotals& load_totals() const { return load_totals_; }
   // Null: free.
-  const LinkTotals* read_totals(size_t tier) const { return TotalsOf(reads_[tier]); }
-  const LinkTotals* write_totals(size_t tier) const { return TotalsOf(writes_[tier]); }
+  const LinkTotals* read_totals(size_t tier) const { return TotalsOf(LinkOf(tier, true)); }
+  const LinkTotals* write_totals(size_t tier) const { return TotalsOf(LinkOf(tier, false)); }
 
   // Index and jobs agree.
   absl::Status CheckInvariants() const;
@@ -144,11 +166,28 @@ class TierConnector final : public KvConnector, public EngineObserver {
     // What cannot be read; no tier: all can.
     offload::TierId bad_tier = offload::kDevice;
     offload::ChunkKey bad_key = {};
+    std::vector<KvCopy> copies = {};  // if somebody is told of them
   };
   struct Wire {
     size_t tier = 0;
     bool is_read = false;
     int64_t transfer = 0;
+  };
+  // A tier and its links, for writes and reads: of one connector, or of several.
+  struct TierState {
+    std::array<std::optional<Link>, 2> links;
+    // By transfer.
+    std::array<absl::flat_hash_map<int64_t, std::pair<TierConnector*, int64_t>>, 2> job_of;
+    std::shared_ptr<offload::Tier> tier;      // from the first Attach on
+    absl::flat_hash_set<uint64_t> written;    // every chunk ever
+    TierTotals totals;
+  };
+
+  // Those who share tiers. Where one waits for what another stores, the transfers of all count, also
+  // those on links that are not shared.
+  struct Group {
+    std::vector<TierConnector*> members;
+    int64_t num_ended = 0;  // transfers
   };
 
   explicit TierConnector(Options options)
@@ -156,9 +195,12 @@ class TierConnector final : public KvConnector, public EngineObserver {
   static const LinkTotals* TotalsOf(const std::optional<Link>& link) {
     return link ? &link->totals() : nullptr;
   }
-  std::optional<Link>& LinkOf(size_t tier, bool is_read) {
-    return is_read ? reads_[tier] : writes_[tier];
+  std::optional<Link>& LinkOf(size_t tier, bool is_read) { return states_[tier]->links[is_read]; }
+  const std::optional<Link>& LinkOf(size_t tier, bool is_read) const {
+    return states_[tier]->links[is_read];
   }
+  void EndTransfer(int64_t job, SimTime now);
+  ExternalMatch Pending(ExternalMatch match);
   // Takes note of all transfers that ended by then.
   void Advance(SimTime now);
   // One transfer per link with bytes; a job without any ends at once.
@@ -167,6 +209,10 @@ class TierConnector final : public KvConnector, public EngineObserver {
   void End(const Job& job, SimTime now);
   void Store(const SimRequest& request, const KvCacheManager& manager, int64_t end, SimTime now);
   void Write(const offload::StorePlan& plan, SimTime now);
+  void TellStore(const offload::StorePlan& plan, const SimRequest& request,
+                 const KvCacheManager& manager);
+  std::vector<KvCopy> CopiesOf(const offload::LoadPlan& plan, const KvLoad& load, const Job& job,
+                               const KvCacheManager& manager) const;
   SimTime ComputeTime(int64_t num_context, int64_t num_tokens) const;
   void DrawFailure(const offload::LoadPlan& plan, const KvLoad& load, Job* job);
   SimTime TransferTime(absl::Span<const int64_t> bytes, SimTime now) const;
@@ -174,26 +220,25 @@ class TierConnector final : public KvConnector, public EngineObserver {
 
   Options options_;
   std::mt19937_64 failures_;
+  std::function<void(absl::Span<const KvCopy>)> on_copies_;
   const KvCacheManager* manager_ = nullptr;
   std::unique_ptr<offload::OffloadManager> offload_;
   GroupId lead_group_ = 0;        // whose tokens are counted
   bool has_all_blocks_ = true;    // of what is computed, in all groups
   bool keeps_parts_ = false;      // of failed loads, as the scheduler does
   bool fails_lost_ = false;       // nothing of them is of use: their requests end
-  std::vector<std::optional<Link>> reads_, writes_;  // per tier
+  std::vector<std::shared_ptr<TierState>> states_;  // per tier
+  std::shared_ptr<Group> group_;
   absl::flat_hash_map<int64_t, Job> jobs_;
-  // Per tier, reads and writes apart: transfer to job.
-  std::vector<std::array<absl::flat_hash_map<int64_t, int64_t>, 2>> job_of_;
   int64_t num_jobs_ = 0;
   int64_t num_async_loads_ = 0;   // under way
   std::vector<LoadEnd> ended_;    // not taken yet
-  bool has_waiters_ = false;      // Match said so since the last TakeEvents
+  bool has_waiters_ = false;      // Match said so, and no transfer has ended since
+  int64_t num_ended_before_ = 0;  // of the group, at that time
   std::vector<std::pair<Wire, LoadMode>> step_loads_;  // started since the last StepLoads
   // Tokens of requests in the engine that need not be offered any more.
   absl::flat_hash_map<const SimRequest*, int64_t> stored_;
   absl::flat_hash_set<const SimRequest*> declined_;  // at their last look-up: computing is faster
-  std::vector<absl::flat_hash_set<uint64_t>> written_;  // per tier, every chunk ever
-  std::vector<TierTotals> tier_totals_;
   std::vector<TierLookup> last_lookup_;
   LoadTotals load_totals_;
   SimTime now_ = 0;

@@ -121,9 +121,9 @@ TEST(TierConnectorTest, WhatTheDeviceLostIsLoaded) {
   EXPECT_EQ(replay.tiers->load_totals().num_loaded_tokens, 8);
   EXPECT_EQ(replay.tiers->load_totals().num_bytes, 256);
   EXPECT_EQ(replay.tiers->load_totals().load_time, 2 * kSecond);
-  EXPECT_EQ(replay.tiers->tier_totals()[0].num_hit_tokens, 8);
+  EXPECT_EQ(replay.tiers->tier_totals(0).num_hit_tokens, 8);
   // A and C miss 8 and 12 tokens that nobody had stored.
-  EXPECT_THAT(replay.tiers->tier_totals()[0].missed_tokens, ElementsAre(20, 0, 0, 0));
+  EXPECT_THAT(replay.tiers->tier_totals(0).missed_tokens, ElementsAre(20, 0, 0, 0));
   EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_useful, 2);
   EXPECT_EQ(replay.tiers->write_totals(0)->bytes, 5 * 128);
   EXPECT_TRUE(replay.tiers->CheckInvariants().ok());
@@ -186,7 +186,7 @@ TEST(TierConnectorTest, LoadIfFasterComputesWhereLoadingTakesAsLong) {
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_EQ(replay.tiers->load_totals().num_loads, num_loads) << speed;
     EXPECT_EQ(replay.tiers->load_totals().num_not_worth_it, 1 - num_loads) << speed;
-    EXPECT_EQ(replay.tiers->tier_totals()[0].missed_tokens[3], 8 * (1 - num_loads)) << speed;
+    EXPECT_EQ(replay.tiers->tier_totals(0).missed_tokens[3], 8 * (1 - num_loads)) << speed;
   }
 }
 
@@ -199,7 +199,7 @@ TEST(TierConnectorTest, WhatTheHostEvictsIsReadFromTheDisk) {
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_THAT(replay.lines, Contains("20: load D +8"));
   EXPECT_THAT(replay.lines, Contains(HasSubstr("24: D:1 ")));  // two blocks at 64 bytes a second
-  EXPECT_EQ(replay.tiers->tier_totals()[1].num_hit_tokens, 8);
+  EXPECT_EQ(replay.tiers->tier_totals(1).num_hit_tokens, 8);
   EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_moved_down, 2 + 2);
 }
 
@@ -218,8 +218,8 @@ TEST(TierConnectorTest, EvictedChunksAreMissesOfTheirOwn) {
   replay.AddAThenC(3);
   replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = TierReplay::Document(9, 0)});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.tiers->tier_totals()[0].missed_tokens, ElementsAre(20, 8, 0, 0));
-  EXPECT_EQ(replay.tiers->tier_totals()[0].num_distinct, 5);
+  EXPECT_THAT(replay.tiers->tier_totals(0).missed_tokens, ElementsAre(20, 8, 0, 0));
+  EXPECT_EQ(replay.tiers->tier_totals(0).num_distinct, 5);
   EXPECT_EQ(replay.tiers->offload().tier(0).stats().num_written, 7);
 }
 

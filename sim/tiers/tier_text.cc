@@ -16,7 +16,7 @@ namespace {
 
 constexpr char kSettings[] =
     "read=SPEED, write=SPEED, latency=TIME, fifo, chunk=BLOCKS, policy=NAME, store=NAME, "
-    "layout=NAME, exclusive or prompt-only";
+    "layout=NAME, exclusive, prompt-only or shared";
 
 absl::Status Bad(const std::string& tier, const std::string& what) {
   return InvalidArgument("tier: got \"", tier, "\", expected ", what);
@@ -102,6 +102,8 @@ absl::Status TakeSetting(const std::string& text, const std::string& setting, Dr
     options.exclusive = true;
   } else if (setting == "prompt-only") {
     options.prompt_only = true;
+  } else if (setting == "shared") {
+    draft->tier.is_shared = true;
   } else {
     return Bad(text, absl::StrCat(kSettings, " instead of \"", setting, "\""));
   }
@@ -148,6 +150,10 @@ absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text) {
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
     auto tier = ParseTier(part);
     if (!tier.ok()) return tier.status();
+    if (!tier->is_shared && !tiers.empty() && tiers.back().is_shared) {
+      return Bad(part, absl::StrCat("shared in it, as \"", tiers.back().options.name,
+                                    "\" before it is"));
+    }
     tiers.push_back(*std::move(tier));
   }
   return tiers;

@@ -16,6 +16,7 @@
 //   layout=NAME    packed, largest-group, all-groups
 //   exclusive      what was loaded leaves the tier
 //   prompt-only    outputs are not stored
+//   shared         one for all replicas of a fleet, with one link each way; behind those of one replica
 
 #ifndef KVBLOCKS_SIM_TIERS_TIER_TEXT_H_
 #define KVBLOCKS_SIM_TIERS_TIER_TEXT_H_
@@ -36,6 +37,7 @@ struct SimTier {
   // Empty: free.
   std::optional<LinkOptions> read;
   std::optional<LinkOptions> write;
+  bool is_shared = false;
 };
 
 // Empty for an empty text. InvalidArgument quotes the tier and says what is expected.
