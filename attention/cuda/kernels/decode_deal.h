@@ -45,12 +45,13 @@ KVB_DEVICE DealAt SkipParts(int num_requests, int num_parts, int last, const int
   int before = 0, next = sums[1], whole = 0;  // requests of the part before, if it had no others
   while (at.part < last && at.request < num_requests) {
     if (whole > 0) {
-      // Parts of as many whole requests, 32 at a look.
+      // Parts of as many whole requests, 32 at a look: less room than an overhead is left in them, so
+      // that no other request begins there.
       const int b = at.request + lane * whole;
       const int first = sums[Min(b, num_requests)], end = sums[Min(b + whole, num_requests)];
-      const bool is_same = at.part + lane < last && b + whole < num_requests &&
-                           end - first <= payload && payload - (end - first) <= overhead &&
-                           sums[Min(b + whole + 1, num_requests)] - first > payload;
+      const int room = payload - (end - first);
+      const bool is_same =
+          at.part + lane < last && b + whole < num_requests && room >= 0 && room <= overhead;
       const unsigned others = ~__ballot_sync(kFullWarp, is_same);
       const int count = others == 0 ? 32 : __ffs(static_cast<int>(others)) - 1;
       if (count > 0) {
