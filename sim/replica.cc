@@ -153,7 +153,8 @@ void Replica::PlanAborts(SimRequest* request) {
     if (time) PlanAbort(request, AbortCause::kAbortTime, *time);
   }
   if (config_.max_queue_time > 0) {
-    const std::optional<SimTime> time = CheckedAdd(request->arrival, config_.max_queue_time);
+    const std::optional<SimTime> time =
+        CheckedAdd(std::max(request->arrival, request->resent), config_.max_queue_time);
     if (time) PlanAbort(request, AbortCause::kQueueTime, *time);
   }
 }
@@ -205,6 +206,9 @@ absl::Status Replica::AbortNow(SimRequest* request, AbortCause cause, SimTime no
     case AbortCause::kQueueTime:
       ++result_.num_aborted_queue;
       break;
+    case AbortCause::kCrash:
+      ++result_.num_lost;
+      break;
     case AbortCause::kSession:
     case AbortCause::kNone:
       ++result_.num_aborted_session;
@@ -217,6 +221,44 @@ absl::Status Replica::AbortNow(SimRequest* request, AbortCause cause, SimTime no
   wants_schedule_ = true;
   observers_.OnFinish(*request, now);
   return owner_->OnEnded(request, now);
+}
+
+absl::Status Replica::Crash(SimTime now) {
+  if (connector_ != nullptr) {
+    return absl::FailedPreconditionError("an engine with a connector cannot crash: its loads go on");
+  }
+  clock_ = now;
+  if (absl::Status status = TakeAborts(now); !status.ok()) return status;
+  for (size_t i = 0; i < inbox_.size(); ++i) {
+    SimRequest* request = inbox_[i];
+    if (request == nullptr) continue;
+    // It has reached the engine, which had no time for it.
+    ++result_.num_arrived;
+    observers_.OnArrival(*request, now);
+    absl::Status status = AbortNow(request, AbortCause::kCrash, now);
+    if (!status.ok()) return status;
+  }
+  inbox_.clear();
+  while (SimRequest* request = scheduler_->AnyRequest()) {
+    absl::Status status = AbortNow(request, AbortCause::kCrash, now);
+    if (!status.ok()) return status;
+  }
+  while (scheduler_->num_in_flight() > 0) {
+    StepRecord& step = scheduler_->oldest_step();
+    step.device_start = std::min(step.device_start, now);
+    step.end = std::min(step.end, now);
+    result_.busy_time += step.end - step.device_start;
+    observers_.OnStepFinished(scheduler_->ProcessOutputs());
+  }
+  aborts_ = {};
+  in_step_ = wants_schedule_ = false;
+  retry_time_ = 0;
+  device_free_ = now;
+  if (!manager_->ResetPrefixCache()) {
+    return absl::InternalError("blocks are held of requests that a crashed engine had");
+  }
+  if (manager_->options().enable_events) (void)manager_->TakeEvents();
+  return absl::OkStatus();
 }
 
 // --- One step ---

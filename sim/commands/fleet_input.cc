@@ -81,6 +81,7 @@ void FleetInput::AddOptions(OptionParser* options) {
                   .group = kFleetGroup},
                  &texts_[i]);
   }
+  scale_.AddOptions(options, kFleetGroup);
 }
 
 absl::StatusOr<FleetOptions> FleetInput::Configure() const {
@@ -149,6 +150,10 @@ absl::StatusOr<FleetOptions> FleetInput::Configure() const {
     }
     *out = *time;
   }
+  auto scaling = scale_.Configure(num_replicas_);
+  if (!scaling.ok()) return scaling.status();
+  options.scaling = *std::move(scaling);
+  options.num_live = static_cast<int32_t>(num_replicas_);
   return options;
 }
 

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvblocks/sim/commands/option_parser.h"
+#include "kvblocks/sim/commands/scale_input.h"
 #include "kvblocks/sim/fleet/fleet.h"
 
 namespace kvblocks::sim {
@@ -24,7 +25,7 @@ class FleetInput {
   void AddOptions(OptionParser* options);
 
   int64_t num_replicas() const { return num_replicas_; }
-  bool is_fleet() const { return num_replicas_ > 1; }
+  bool is_fleet() const { return num_replicas_ > 1 || scale_.is_used(); }
   // InvalidArgument names option, value and what is expected; also if a router's option is given to
   // one replica, or to a router that does not look at it.
   absl::StatusOr<FleetOptions> Configure() const;
@@ -47,6 +48,7 @@ class FleetInput {
 
   int64_t num_replicas_ = 1;
   std::array<std::optional<std::string>, kNumOptions> texts_;
+  ScaleInput scale_;
 };
 
 }  // namespace kvblocks::sim

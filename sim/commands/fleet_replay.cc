@@ -30,7 +30,10 @@ struct FleetRun {
     auto opened = OpenReplayTrace(config, setup.reader);
     if (!opened.ok()) return opened.status();
     reader = *std::move(opened);
-    const auto count = static_cast<size_t>(input.num_replicas());
+    // Those that start later are made beforehand, too.
+    const auto needed = Scaler::NumReplicas(options.scaling, options.num_live);
+    if (!needed.ok()) return needed.status();
+    const auto count = static_cast<size_t>(*needed);
     metrics = std::make_unique<FleetMetrics>(count);
     observers.push_back(metrics.get());
     std::vector<ReplicaSetup> replicas;
@@ -124,12 +127,14 @@ absl::Status ReplayFleet(const ReplayConfig& config, ReplaySetup& setup, const F
   if (absl::Status status = run.Run(config, setup, input, {}, quiet); !status.ok()) return status;
   report->set_outcome("complete");
   run.metrics->Fill(run.options, run.result, report);
-  for (size_t r = 0; r < run.of_replicas.size(); ++r) {
+  for (size_t r = 0; r < run.result.replicas.size(); ++r) {
     auto* one = report->add_reports();
     run.of_replicas[r]->Fill(run.result.replicas[r], one);
     DescribeReplay(config, setup, *run.reader, one);
     if (r == 0) *report->mutable_config() = one->config();
     one->clear_config();
+    // One that got nothing has nothing to say of the trace.
+    if (r > 0 && run.result.replicas[r].num_arrived == 0) continue;
     // What holds for one replica and what holds for the trace; said once.
     for (const std::string& note : one->notes()) {
       if (std::find(report->notes().begin(), report->notes().end(), note) == report->notes().end()) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -30,7 +31,11 @@ class NaiveFleet {
  public:
   NaiveFleet(const NaiveOptions& engine, const FleetOptions& fleet, int64_t count)
       : o_(engine), fleet_(fleet), sent_(static_cast<size_t>(count)) {
-    for (int64_t i = 0; i < count; ++i) engines.emplace_back(engine);
+    for (int64_t i = 0; i < count; ++i) {
+      engines.emplace_back(engine);
+      states_.push_back(i < fleet.num_live ? "live" : "off");
+    }
+    ups_.resize(engines.size());
     published_.resize(engines.size());
     recent_.resize(engines.size());
   }
@@ -45,18 +50,24 @@ class NaiveFleet {
         engines[e].EndStep(now);
         Publish(e, now);
       }
+      for (size_t e = 0; e < engines.size(); ++e) SwitchOff(e);
+      Scale(now);
       while (next_request < requests.size() && Due(requests[next_request]) <= now) {
         Send(&requests[next_request++], now);
       }
       for (size_t e = 0; e < engines.size(); ++e) {
         engines[e].Go(now);
         if (engines[e].idles()) Publish(e, now);
+        SwitchOff(e);
       }
       int64_t next = next_request < requests.size() ? Due(requests[next_request]) : -1;
       for (const NaiveEngine& engine : engines) {
         const int64_t wanted = engine.Next(now);
         if (wanted >= 0 && (next < 0 || wanted < next)) next = wanted;
       }
+      if (next < 0 && held_.empty()) return;
+      const int64_t change = NextChange(now);
+      if (change >= 0 && (next < 0 || change < next)) next = change;
       if (next < 0) return;
       now = std::max(now, next);
     }
@@ -64,6 +75,8 @@ class NaiveFleet {
 
   std::vector<NaiveEngine> engines;
   std::vector<std::string> decisions;
+  int64_t num_lost = 0;
+  bool has_held() const { return !held_.empty(); }
 
  private:
   using Key = NaiveEngine::Key;
@@ -71,7 +84,99 @@ class NaiveFleet {
   int64_t Due(const NaiveRequest& r) const {
     return r.arrival + fleet_.router_delay / kSecond;
   }
+
+  // --- Replicas that come and go ---
+
+  void SwitchOff(size_t e) {
+    if (states_[e] == "draining" && Requests(e) == 0) states_[e] = "off";
+  }
+  int64_t NextChange(int64_t now) const {
+    int64_t next = -1;
+    const auto consider = [&](int64_t time) {
+      if (time >= now && (next < 0 || time < next)) next = time;
+    };
+    for (const ScaleEntry& entry : fleet_.scaling.schedule) {
+      if (!done_.count(&entry)) consider(entry.time / kSecond);
+    }
+    for (size_t e = 0; e < engines.size(); ++e) {
+      if (states_[e] == "starting") consider(ups_[e]);
+    }
+    return next;
+  }
+  std::vector<size_t> Live() const {
+    std::vector<size_t> live;
+    for (size_t e = 0; e < engines.size(); ++e) {
+      if (states_[e] == "live") live.push_back(e);
+    }
+    return live;
+  }
+  void Forget(size_t e) {
+    published_[e].clear();
+    recent_[e].clear();
+    std::erase_if(homes_, [&](const auto& home) { return home.second == e; });
+  }
+  std::optional<size_t> Pick(const ScaleEntry& entry) const {
+    const auto suits = [&](size_t e) {
+      if (entry.action == ScaleAction::kStart) return states_[e] == "off";
+      const bool may_drain = entry.action == ScaleAction::kCrash && entry.replica >= 0;
+      return states_[e] == "live" || states_[e] == "starting" ||
+             (may_drain && states_[e] == "draining");
+    };
+    if (entry.replica >= 0) {
+      const auto e = static_cast<size_t>(entry.replica);
+      return e < engines.size() && suits(e) ? std::optional<size_t>(e) : std::nullopt;
+    }
+    std::optional<size_t> picked;
+    for (size_t e = 0; e < engines.size(); ++e) {
+      if (suits(e) && (!picked || entry.action != ScaleAction::kStart)) picked = e;
+    }
+    return picked;
+  }
+  void Change(const ScaleEntry& entry, int64_t now, std::vector<NaiveRequest*>& lost) {
+    for (int32_t i = 0; i < entry.count; ++i) {
+      const std::optional<size_t> e = Pick(entry);
+      if (!e) return;
+      if (entry.action == ScaleAction::kStop) {
+        states_[*e] = "draining";
+        Forget(*e);
+        SwitchOff(*e);
+        continue;
+      }
+      const auto taken = engines[*e].Crash(now);
+      lost.insert(lost.end(), taken.begin(), taken.end());
+      for (NaiveRequest* r : taken) std::erase(sent_[*e], r);
+      Forget(*e);
+      states_[*e] = "off";
+      if (entry.action == ScaleAction::kCrash) continue;
+      ups_[*e] = now + fleet_.scaling.start_time / kSecond;
+      states_[*e] = ups_[*e] > now ? "starting" : "live";
+    }
+  }
+  void Scale(int64_t now) {
+    std::vector<NaiveRequest*> lost;
+    for (size_t e = 0; e < engines.size(); ++e) {
+      if (states_[e] == "starting" && ups_[e] <= now) states_[e] = "live";
+    }
+    for (const ScaleEntry& entry : fleet_.scaling.schedule) {
+      if (entry.time / kSecond <= now && done_.insert(&entry).second) Change(entry, now, lost);
+    }
+    num_lost += static_cast<int64_t>(lost.size());
+    if (fleet_.scaling.fails_lost) lost.clear();
+    std::sort(lost.begin(), lost.end(), [](const NaiveRequest* a, const NaiveRequest* b) {
+      return std::pair(a->arrival, a->row) < std::pair(b->arrival, b->row);
+    });
+    for (NaiveRequest* r : std::exchange(held_, {})) Send(r, now);
+    for (NaiveRequest* r : lost) {
+      r->tokens.resize(static_cast<size_t>(r->prompt));
+      r->settled = r->drafts = 0;
+      r->table.clear();
+      r->arrived = r->ended = r->chunk = r->admitted = r->prefilling = false;
+      Send(r, now);
+    }
+  }
+
   void Publish(size_t e, int64_t now) {
+    if (states_[e] != "live") return;
     published_[e].push_back({now + fleet_.event_delay / kSecond, engines[e].cached()});
   }
   // What the router has been told by now.
@@ -100,30 +205,31 @@ class NaiveFleet {
 
   template <typename Measure>
   size_t Least(Measure measure) const {
-    size_t best = 0;
-    for (size_t e = 1; e < engines.size(); ++e) {
+    size_t best = Live().front();
+    for (const size_t e : Live()) {
       if (measure(e) < measure(best)) best = e;
     }
     return best;
   }
 
   size_t Choose(const NaiveRequest& r, const std::vector<int64_t>& claims) {
-    const auto count = static_cast<int64_t>(engines.size());
+    const std::vector<size_t> live = Live();
+    const auto count = static_cast<int64_t>(live.size());
     const auto by_requests = [&](size_t e) { return Requests(e); };
     switch (fleet_.router.kind) {
       case RouterKind::kRoundRobin:
-        return static_cast<size_t>(num_sent_ % count);
+        do last_ = (last_ + 1) % engines.size();
+        while (states_[last_] != "live");
+        return last_;
       case RouterKind::kRandom:
       case RouterKind::kTwoChoices: {
         Draws draws(fleet_.router.seed, "router", static_cast<uint64_t>(r.row));
         const int64_t first = draws.Below(count);
-        if (fleet_.router.kind == RouterKind::kRandom || count == 1) return static_cast<size_t>(first);
+        const auto at = [&](int64_t i) { return live[static_cast<size_t>(i)]; };
+        if (fleet_.router.kind == RouterKind::kRandom || count == 1) return at(first);
         int64_t second = draws.Below(count - 1);
         second += second >= first;
-        return static_cast<size_t>(Requests(static_cast<size_t>(second)) <
-                                           Requests(static_cast<size_t>(first))
-                                       ? second
-                                       : first);
+        return Requests(at(second)) < Requests(at(first)) ? at(second) : at(first);
       }
       case RouterKind::kLeastRequests:
         return Least(by_requests);
@@ -132,11 +238,11 @@ class NaiveFleet {
       case RouterKind::kSession: {
         if (r.session == 0) return Least(by_requests);
         if (!homes_.count(r.session)) {
-          homes_[r.session] = static_cast<size_t>(
-              Draws(fleet_.router.seed, "session", r.session).Below(count));
+          homes_[r.session] = live[static_cast<size_t>(
+              Draws(fleet_.router.seed, "session", r.session).Below(count))];
         }
         int64_t all = 1;
-        for (size_t e = 0; e < engines.size(); ++e) all += Requests(e);
+        for (const size_t e : live) all += Requests(e);
         const int64_t limit = CeilOf(fleet_.router.session_factor * all, kMillion * count);
         size_t& home = homes_[r.session];
         if (fleet_.router.session_factor > 0 && Requests(home) + 1 > limit) home = Least(by_requests);
@@ -146,19 +252,23 @@ class NaiveFleet {
         break;
     }
     std::vector<std::pair<int64_t, int64_t>> order;  // smaller is better
-    for (size_t e = 0; e < engines.size(); ++e) {
+    for (const size_t e : live) {
       const int64_t score = fleet_.router.hit_weight * (claims[e] / o_.block_size) -
                             fleet_.router.load_weight * CeilOf(Tokens(e), o_.block_size) -
                             fleet_.router.queue_weight * CeilOf(Waiting(e), o_.block_size);
       order.push_back({-score, Tokens(e)});
     }
-    return static_cast<size_t>(std::min_element(order.begin(), order.end()) - order.begin());
+    return live[static_cast<size_t>(std::min_element(order.begin(), order.end()) - order.begin())];
   }
 
   void Send(NaiveRequest* r, int64_t now) {
+    if (Live().empty()) {
+      held_.push_back(r);
+      return;
+    }
     std::vector<int64_t> held, claims;
     for (size_t e = 0; e < engines.size(); ++e) {
-      held.push_back(engines[e].Leading(*r, engines[e].cached()));
+      held.push_back(states_[e] == "live" ? engines[e].Leading(*r, engines[e].cached()) : 0);
       std::set<Key> known = fleet_.router.kind == RouterKind::kPrefixApproximate
                                 ? std::set<Key>(recent_[e].begin(), recent_[e].end())
                                 : Known(e, now);
@@ -167,7 +277,6 @@ class NaiveFleet {
     }
     const size_t chosen = Choose(*r, claims);
     if (fleet_.router.kind == RouterKind::kPrefixApproximate) Remember(*r, recent_[chosen]);
-    ++num_sent_;
     decisions.push_back(absl::StrCat(now, " ", r->id, " to ", chosen, " held ",
                                      absl::StrJoin(held, ",")));
     if (UsesContent(fleet_.router.kind)) {
@@ -194,7 +303,11 @@ class NaiveFleet {
   std::vector<std::vector<std::pair<int64_t, std::set<Key>>>> published_;
   std::vector<std::vector<Key>> recent_;
   std::map<uint64_t, size_t> homes_;
-  int64_t num_sent_ = 0;
+  size_t last_ = static_cast<size_t>(-1);  // in turn
+  std::vector<std::string> states_;
+  std::vector<int64_t> ups_;  // when those that start are live
+  std::set<const ScaleEntry*> done_;
+  std::vector<NaiveRequest*> held_;
 };
 
 // --- The real one, watched ---
@@ -211,6 +324,19 @@ class Decisions : public FleetObserver {
   std::vector<std::string> lines;
 };
 
+// How often each request ended or was rejected; what a crash ended goes on elsewhere.
+struct EndCounts : EngineObserver {
+  void OnFinish(const SimRequest& request, SimTime) override {
+    if (request.abort_cause == AbortCause::kCrash) ++num_lost;
+    if (request.abort_cause != AbortCause::kCrash || counts_lost) ++of[request.spec.id];
+  }
+  void OnRejection(const SimRequest& request, SimTime) override { ++of[request.spec.id]; }
+
+  bool counts_lost = false;
+  int64_t num_lost = 0;
+  std::map<std::string, int> of;
+};
+
 struct RealFleet {
   explicit RealFleet(size_t count) : watches(count) {}
 
@@ -218,7 +344,8 @@ struct RealFleet {
                    TraceReader* reader) {
     const auto one_second = MakeFixedStepTime(kSecond);
     std::vector<ReplicaSetup> setups;
-    for (Replay& watch : watches) setups.push_back({config, one_second->get(), {&watch}});
+    ends.counts_lost = options.scaling.fails_lost;
+    for (Replay& watch : watches) setups.push_back({config, one_second->get(), {&watch, &ends}});
     auto fleet = Fleet::Create(options, std::move(setups), reader, {&decisions});
     if (!fleet.ok()) return fleet.status();
     const absl::Status status = (*fleet)->Run();
@@ -230,6 +357,7 @@ struct RealFleet {
   }
 
   std::vector<Replay> watches;
+  EndCounts ends;
   Decisions decisions;
   FleetResult result;
 };
@@ -245,7 +373,28 @@ RouterOptions DrawRouter(Draw& draw) {
   return router;
 }
 
-void CompareWithNaive(uint64_t seed) {
+// By count and by number.
+ScalingOptions DrawScaling(Draw& draw, int64_t num_live, int64_t horizon) {
+  ScalingOptions scaling;
+  const int64_t count = draw(1, 6);
+  for (int64_t i = 0; i < count; ++i) {
+    ScaleEntry entry = {.time = draw(0, horizon) * kSecond,
+                        .action = static_cast<ScaleAction>(draw(0, 2))};
+    if (draw.OneIn(2)) {
+      entry.replica = static_cast<int32_t>(draw(0, num_live + 1));
+    } else {
+      entry.count = static_cast<int32_t>(draw(1, 2));
+    }
+    scaling.schedule.push_back(entry);
+  }
+  std::stable_sort(scaling.schedule.begin(), scaling.schedule.end(),
+                   [](const ScaleEntry& a, const ScaleEntry& b) { return a.time < b.time; });
+  scaling.start_time = draw(0, 1) * draw(0, 5) * kSecond;
+  scaling.fails_lost = draw.OneIn(3);
+  return scaling;
+}
+
+void CompareWithNaive(uint64_t seed, bool scales) {
   Draw draw(seed);
   NaiveOptions o{};
   o.async = draw.OneIn(2);
@@ -278,6 +427,13 @@ void CompareWithNaive(uint64_t seed) {
   if (draw.OneIn(2)) options.router_delay = draw(0, 3) * kSecond;
   if (draw.OneIn(2)) options.event_delay = draw(0, 4) * kSecond;
 
+  int64_t num_replicas = draw(1, 4);
+  options.num_live = static_cast<int32_t>(num_replicas);
+  if (scales) {
+    options.scaling = DrawScaling(draw, num_replicas, draw(5, 50));
+    num_replicas = *Scaler::NumReplicas(options.scaling, options.num_live);
+  }
+
   Replay workload;
   std::vector<NaiveRequest> naive;
   int64_t at = 0;
@@ -290,7 +446,8 @@ void CompareWithNaive(uint64_t seed) {
     r.prompt = draw(1, 24);
     r.output = draw(1, 10);
     r.arrival = at;
-    r.session = static_cast<uint64_t>(draw(0, 3));
+    // A request that fails takes its session along, too.
+    r.session = static_cast<uint64_t>(options.scaling.fails_lost ? 0 : draw(0, 3));
     // An abort ends its session: then nothing but that session's requests may be aborted.
     r.abort_at = -1;
     if (r.session == 0 && draw.OneIn(4)) r.abort_at = at + draw(1, 15);
@@ -307,14 +464,14 @@ void CompareWithNaive(uint64_t seed) {
                   .session = r.session});
     naive.push_back(r);
   }
-  const int64_t num_replicas = draw(1, 4);
   RealFleet real(static_cast<size_t>(num_replicas));
   const auto reader = workload.MakeReader();
   const absl::Status status = real.Run(options, config, reader.get());
   if (!status.ok()) RC_LOG() << status.ToString() << "\n";
-  RC_ASSERT(status.ok());
   NaiveFleet expected(o, options, num_replicas);
   expected.Run(std::move(naive));
+  RC_ASSERT(status.ok() == !expected.has_held());
+  RC_ASSERT(real.result.scaling.num_lost == expected.num_lost);
   RC_ASSERT(real.decisions.lines == expected.decisions);
   for (size_t r = 0; r < real.watches.size(); ++r) {
     RC_ASSERT(real.watches[r].lines == expected.engines[r].lines());
@@ -326,7 +483,12 @@ void CompareWithNaive(uint64_t seed) {
 // SM-98 to SM-100: which replica each request goes to and why, and every schedule to the last
 // block id.
 RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesOnOneEventList, (uint64_t first_seed)) {
-  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed);
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, false);
+}
+
+// SM-102: the same with replicas that start, stop and crash.
+RC_GTEST_PROP(FleetProperty, AgreesWithNaiveEnginesThatComeAndGo, (uint64_t first_seed)) {
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareWithNaive(seed, true);
 }
 
 // --- Workloads with sessions, dependencies and aborts ---
@@ -421,18 +583,24 @@ RC_GTEST_PROP(FleetProperty, EveryRequestEndsOnce, (uint64_t first_seed)) {
     options.event_loss = draw(0, 1) * draw(0, kMillion);
     if (draw.OneIn(2)) options.router_delay = draw(0, 6) * kSecond / 2;
     const auto reader = workload.MakeReader();
-    RealFleet fleet(static_cast<size_t>(draw(2, 4)));
+    options.num_live = static_cast<int32_t>(draw(2, 4));
+    auto num_replicas = static_cast<size_t>(options.num_live);
+    if (draw.OneIn(2)) {
+      options.scaling = DrawScaling(draw, options.num_live, 20);
+      // Whatever crashes and stops, there is one more.
+      options.scaling.schedule.push_back({.time = 21 * kSecond});
+      num_replicas = static_cast<size_t>(*Scaler::NumReplicas(options.scaling, options.num_live));
+    }
+    RealFleet fleet(num_replicas);
     const absl::Status status = fleet.Run(options, config, reader.get());
     if (!status.ok()) RC_LOG() << status.ToString() << "\n";
     RC_ASSERT(status.ok());
-    std::map<std::string, int> ends;
     for (const Replay& watch : fleet.watches) {
-      for (const auto& [id, reason] : watch.ends) ++ends[id];
-      for (const auto& [id, reason] : watch.rejections) ++ends[id];
       RC_ASSERT(static_cast<int64_t>(watch.free_queue.size()) == config.kv_cache.num_blocks - 1);
     }
-    for (const auto& [id, times] : ends) RC_ASSERT(times == 1);
-    RC_ASSERT(static_cast<int64_t>(ends.size()) + fleet.result.num_skipped ==
+    for (const auto& [id, times] : fleet.ends.of) RC_ASSERT(times == 1);
+    RC_ASSERT(fleet.ends.num_lost == fleet.result.scaling.num_lost);
+    RC_ASSERT(static_cast<int64_t>(fleet.ends.of.size()) + fleet.result.num_skipped ==
               static_cast<int64_t>(reader->num_read()));
 
     // The same bytes again.

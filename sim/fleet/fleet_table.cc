@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kvblocks/sim/fleet/scaling_report.h"
 #include "kvblocks/sim/report/human_table.h"
 #include "kvblocks/sim/report/text_page.h"
 
@@ -103,6 +104,7 @@ std::string FormatFleet(const pb::FleetReport& report, bool color) {
                             imbalance.requests(), imbalance.prompt_tokens(),
                             imbalance.output_tokens(), imbalance.busy_time()));
   AddDecisions(report, page);
+  if (report.has_scaling()) AddScaling(report.scaling(), page);
   page.Blank();
   page.Line("replica", absl::StrFormat("%10s %14s %9s %13s %8s %9s %13s", "requests",
                                        "prompt tokens", "hit rate", "output tokens", "busy",

@@ -14,13 +14,15 @@ class LoadRouter final : public Router {
   explicit LoadRouter(const RouterOptions& options) : options_(options) {}
 
   RouteAnswer Route(const RouteQuestion& question) override;
+  void OnGone(int32_t replica) override;
 
  private:
   int32_t Choose(const RouteQuestion& question);
+  int32_t InTurn(absl::Span<const int32_t> live);
   int32_t OfSession(const RouteQuestion& question);
 
   const RouterOptions options_;
-  int64_t num_routed_ = 0;
+  int32_t next_ = 0;  // of round-robin: it, or the next one that is live
   absl::flat_hash_map<uint64_t, int32_t> homes_;  // of sessions
 };
 

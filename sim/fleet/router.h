@@ -20,6 +20,8 @@
 // block size. Ties go to the replica with fewer tokens, then to the lower number. With a temperature
 // the replica is drawn, with odds e^(score / temperature).
 //
+// Only live replicas are chosen. Who counts or draws does so among these.
+//
 // Scores are integers, in millionths of a block; exponentials are FixedExp's: the same everywhere.
 
 #ifndef KVBLOCKS_SIM_FLEET_ROUTER_H_
@@ -85,6 +87,7 @@ inline bool UsesContent(RouterKind kind) {
 struct RouteQuestion {
   const SimRequest& request;
   absl::Span<const ReplicaLoad> loads;  // by replica
+  absl::Span<const int32_t> live;       // replicas to choose from, ascending; at least one
   // The rest is empty unless the router UsesContent.
   int64_t block_tokens = 1;
   absl::Span<const BlockHash> blocks = {};   // of the prompt that a hit can consist of
@@ -107,6 +110,9 @@ class Router {
   virtual void OnKvEvents(int32_t replica, absl::Span<const KvEvent> events) {
     (void)replica, (void)events;
   }
+  // A replica takes no more requests, and if it does so again it is a new one: what it held, and who
+  // was at home there, is to be forgotten.
+  virtual void OnGone(int32_t replica) { (void)replica; }
 };
 
 // `group` is the one whose blocks are counted. REQUIRES: valid options, num_replicas >= 1.

@@ -23,6 +23,11 @@ void ScoreRouter::OnKvEvents(int32_t replica, absl::Span<const KvEvent> events) 
   if (options_.kind == RouterKind::kPrefix) index_.Apply(replica, events);
 }
 
+void ScoreRouter::OnGone(int32_t replica) {
+  index_.Forget(replica);
+  if (!sent_.empty()) sent_[static_cast<size_t>(replica)] = SentBlocks(options_.tree_blocks);
+}
+
 void ScoreRouter::Claim(const RouteQuestion& question) {
   std::fill(claimed_.begin(), claimed_.end(), 0);
   switch (options_.kind) {
@@ -58,8 +63,9 @@ RouteAnswer ScoreRouter::Route(const RouteQuestion& question) {
 }
 
 int32_t ScoreRouter::Best(const RouteQuestion& question) const {
-  size_t best = 0;
-  for (size_t r = 1; r < scores_.size(); ++r) {
+  auto best = static_cast<size_t>(question.live.front());
+  for (const int32_t live : question.live) {
+    const auto r = static_cast<size_t>(live);
     if (scores_[r] > scores_[best] ||
         (scores_[r] == scores_[best] &&
          question.loads[r].num_tokens < question.loads[best].num_tokens)) {
@@ -70,18 +76,19 @@ int32_t ScoreRouter::Best(const RouteQuestion& question) const {
 }
 
 int32_t ScoreRouter::Drawn(const RouteQuestion& question) {
-  const int64_t highest = *std::max_element(scores_.begin(), scores_.end());
+  int64_t highest = INT64_MIN;
+  for (const int32_t r : question.live) highest = std::max(highest, scores_[static_cast<size_t>(r)]);
   odds_.clear();
   double sum = 0;
-  for (const int64_t score : scores_) {
-    sum += FixedExp(static_cast<double>(score - highest) /
+  for (const int32_t r : question.live) {
+    sum += FixedExp(static_cast<double>(scores_[static_cast<size_t>(r)] - highest) /
                     static_cast<double>(options_.temperature));
     odds_.push_back(sum);
   }
   Draws draws(options_.seed, "router", static_cast<uint64_t>(question.request.spec.row));
   const double drawn = draws.Uniform() * sum;
   const auto place = std::upper_bound(odds_.begin(), odds_.end() - 1, drawn);
-  return static_cast<int32_t>(place - odds_.begin());
+  return question.live[static_cast<size_t>(place - odds_.begin())];
 }
 
 }  // namespace kvblocks::sim

@@ -259,7 +259,9 @@ int64_t SplitFleet::MissingOn(size_t replica, const SimRequest& request) const {
 
 int32_t SplitFleet::Choose(Router& router, const SimRequest& request, size_t first, size_t count) {
   set_.GetLoads(first, count, &loads_now_);
-  return router.Route({.request = request, .loads = loads_now_}).replica;
+  while (numbers_.size() < count) numbers_.push_back(static_cast<int32_t>(numbers_.size()));
+  const auto all = absl::MakeConstSpan(numbers_).first(count);
+  return router.Route({.request = request, .loads = loads_now_, .live = all}).replica;
 }
 
 absl::Status SplitFleet::SendToPrefill(SimRequest* request) {

@@ -182,6 +182,7 @@ class SplitFleet final : private ReplicaSet::Owner {
   std::vector<Link> links_;
 
   std::vector<ReplicaLoad> loads_now_;  // scratch
+  std::vector<int32_t> numbers_;        // 0, 1, and so on
   std::vector<Client> clients_;         // by slot
   absl::flat_hash_map<const SimRequest*, SimRequest*> client_of_leg_;
   std::vector<SimRequest*> ready_;
